@@ -1,4 +1,4 @@
-//! What the pieces cost: zero scan, bitmaps, packets. `cargo xtask bench micro`.
+//! Microbenchmarks of the zero scan, bitmaps, packets and checkpoints. Run with `cargo xtask bench micro`.
 
 use divan::counter::{BytesCount, ItemsCount};
 use divan::{Bencher, black_box};
@@ -12,9 +12,9 @@ fn main() {
     divan::main();
 }
 
-/// 64 MiB: more than the second-level cache holds, so that memory is what is measured.
+/// 64 MiB. This is more than the second-level cache holds, so that the speed of memory is measured.
 const RAM_BYTES: u64 = 64 << 20;
-/// A guest of 16 GiB.
+/// Pages of a guest of 16 GiB.
 const PAGES: u64 = 4 << 20;
 
 #[divan::bench(args = ScanMethod::available())]
@@ -30,8 +30,8 @@ fn zero_scan(bencher: Bencher<'_, '_>, method: ScanMethod) {
     });
 }
 
-/// Zero pages that arrive for memory of the VMM that is populated, reads as zero, and must not be given back: to be held
-/// against `zero_scan`. Runs of that many pages.
+/// Zero pages that arrive for VMM memory. It is populated, reads as zero, and must not be released. Compare
+/// with `zero_scan`. `length` is the length of the runs in pages.
 #[divan::bench(args = [1, 8, 128, 16384])]
 fn zero_pages_compared(bencher: Bencher<'_, '_>, length: u64) {
     let memory: GuestMemoryMmap =
@@ -46,7 +46,7 @@ fn zero_pages_compared(bencher: Bencher<'_, '_>, length: u64) {
     });
 }
 
-/// What a checkpoint's 64 MiB of dirty pages cost while the guest stands: a plain copy, by that many threads.
+/// Pause for 64 MiB of dirty pages of a checkpoint: a plain copy with `threads` threads.
 #[divan::bench(args = [1, 2])]
 fn checkpoint_copied(bencher: Bencher<'_, '_>, threads: u64) {
     let [from, to] = checkpoint_blocks([Backing::Memfd, Backing::Anonymous]);
@@ -62,14 +62,15 @@ fn checkpoint_copied(bencher: Bencher<'_, '_>, threads: u64) {
     });
 }
 
-/// The same pages write-protected instead, in runs of that many pages with as many between, as in a guest of 128 MiB.
+/// The same pages, write-protected instead of copied. Runs of `length` pages alternate with gaps of that
+/// length, in a guest of 128 MiB.
 #[divan::bench(args = [1, 4, 16, 64, 16384])]
 fn checkpoint_protected(bencher: Bencher<'_, '_>, length: u64) {
     let pages = RAM_BYTES / PAGE_SIZE as u64;
     let block = RamBlock::new("ram", 2 * RAM_BYTES, Backing::Memfd).expect("memory");
     block.populate(0, block.pages()).expect("memory");
     let ram = GuestRam::new(vec![block]).expect("a guest");
-    // Where the host does not permit it, there is nothing to measure.
+    // Without the permission for write protection on this host, nothing can be measured.
     let Ok(protection) = WriteProtection::new(&ram) else { return };
     bencher
         .counter(BytesCount::new(RAM_BYTES))
@@ -81,7 +82,7 @@ fn checkpoint_protected(bencher: Bencher<'_, '_>, length: u64) {
         });
 }
 
-/// A write to each of 1,024 protected pages, which a thread lets through one by one.
+/// A write to each of 1,024 protected pages. A thread releases the pages one by one.
 #[divan::bench]
 fn checkpoint_held_writes(bencher: Bencher<'_, '_>) {
     const WRITES: u64 = 1024;
@@ -118,7 +119,7 @@ fn bitmap_merge(bencher: Bencher<'_, '_>, offset: u64) {
     bencher.counter(ItemsCount::new(PAGES)).bench_local(|| bitmap.merge_words(offset, black_box(&words)));
 }
 
-/// Runs of that many pages, as many clear ones between.
+/// Runs of `length` set pages that alternate with as many clear ones.
 #[divan::bench(args = [1, 8, 128])]
 fn bitmap_take_runs(bencher: Bencher<'_, '_>, length: u64) {
     bencher

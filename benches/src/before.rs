@@ -1,4 +1,5 @@
-//! What new features cost a migration that uses none: an earlier `sterna` beside this one, in turns.
+//! Measures the cost of new features for a migration that uses none of them. It compares an earlier `sterna`
+//! with this one.
 
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -13,19 +14,20 @@ use serde_json::{Value, json};
 const PIECE_BYTES: usize = 1 << 20;
 const CHANNELS: u8 = 2;
 
-/// One program's migrations.
+/// Results of one program's migrations.
 pub struct Migrations {
-    /// Sorted.
+    /// Durations, sorted.
     pub times: Vec<Duration>,
-    /// Bytes of RAM that the last one sent.
+    /// Bytes of RAM that the last migration sent.
     pub bytes: u64,
 }
 
-/// So many migrations of each program, in turns: the earlier one's, this one's.
+/// Runs `tries` migrations of each program, alternating. Returns the results of the earlier program, then of
+/// this one.
 pub fn measure(before: &Path, now: &Path, bytes: u64, tries: u32) -> Result<[Migrations; 2], Failure> {
     let (mut times, mut sent) = ([Vec::new(), Vec::new()], [0, 0]);
     for turn in 0..tries {
-        // The first of a pair is not always the same.
+        // The order within a pair alternates, so that neither program always runs first.
         let order = if turn % 2 == 0 { [0, 1] } else { [1, 0] };
         for which in order {
             let (took, bytes) = migrate([before, now][which], bytes)?;
@@ -41,14 +43,14 @@ pub fn measure(before: &Path, now: &Path, bytes: u64, tries: u32) -> Result<[Mig
 }
 
 impl Migrations {
-    /// The median, in ms.
+    /// Median duration in ms.
     fn median_ms(&self) -> f64 {
         let middle = self.times.get(self.times.len().saturating_sub(1).div_ceil(2));
         middle.map_or(f64::NAN, |time| time.as_secs_f64() * 1e3)
     }
 }
 
-/// Lines about `what`: an earlier program's, this one's.
+/// Goals that compare both programs in `what`.
 pub fn goals([before, now]: &[Migrations; 2], what: &str) -> Vec<Goal> {
     let (earlier, later) = (before.median_ms(), now.median_ms());
     vec![
@@ -70,7 +72,7 @@ pub fn goals([before, now]: &[Migrations; 2], what: &str) -> Vec<Goal> {
     ]
 }
 
-/// A guest that stands, whose memory nothing shrinks.
+/// Migrates a stopped guest whose memory does not compress.
 fn migrate(sterna: &Path, bytes: u64) -> Result<(Duration, u64), Failure> {
     let lab = Lab { root: None, sterna: sterna.to_owned(), kvm: false, namespace: None };
     let mut source = lab.start(Side::Sterna, Role::Source, bytes)?;

@@ -1,14 +1,14 @@
-//! CPU time of processes, exact to the nanosecond where the kernel counts so.
+//! CPU time of processes, in nanoseconds if the kernel counts that precisely.
 
 use std::time::Duration;
 
 use crate::Failure;
 
-/// CPU time of one process: all its threads, also those that have ended.
+/// Clock of one process's CPU time: all its threads, including threads that have ended.
 pub struct CpuClock(libc::clockid_t);
 
 impl CpuClock {
-    /// The clock of process `pid`, which lives.
+    /// The clock of process `pid`, which must be running.
     pub fn of(pid: u32) -> Result<Self, Failure> {
         let mut clock = 0;
         // SAFETY: the pointer is to a local that lives through the call.
@@ -16,12 +16,12 @@ impl CpuClock {
         if failed == 0 { Ok(Self(clock)) } else { Err(format!("process {pid} has no CPU clock")) }
     }
 
-    /// The clock of this process.
+    /// The CPU clock of this process.
     pub fn own() -> Self {
         Self(libc::CLOCK_PROCESS_CPUTIME_ID)
     }
 
-    /// User and system time so far; zero of a process that is gone.
+    /// User and system time so far. Zero if the process has ended.
     pub fn read(&self) -> Duration {
         // SAFETY: all zero is a valid `timespec`.
         let mut time: libc::timespec = unsafe { std::mem::zeroed() };
@@ -34,7 +34,7 @@ impl CpuClock {
     }
 }
 
-/// CPU time of all children that have ended and been waited for.
+/// CPU time of all children that have ended and were waited for.
 pub fn ended_children() -> Duration {
     // SAFETY: all zero is a valid `rusage`.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
@@ -45,7 +45,8 @@ pub fn ended_children() -> Duration {
     duration(usage.ru_utime) + duration(usage.ru_stime)
 }
 
-/// Ticks of this machine's time-stamp counter in a second, measured once. A guest's runs at the same speed.
+/// Ticks per second of this machine's time-stamp counter, measured once. The guest's counter runs at the same
+/// speed.
 pub fn ticks_per_second() -> u64 {
     static TICKS: std::sync::OnceLock<u64> = std::sync::OnceLock::new();
     *TICKS.get_or_init(|| {

@@ -1,33 +1,33 @@
-//! What was measured beside what is wanted.
+//! Compares measured values with goals.
 
 use std::fmt::Write as _;
 
 /// A line of a table of goals.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Goal {
-    /// What of.
+    /// Name of the measured value.
     pub what: String,
-    /// What came of it.
+    /// The result, as text.
     pub measured: String,
-    /// What is wanted.
+    /// The goal, as text.
     pub goal: String,
-    /// Whether it is not reached.
+    /// Whether the goal is missed.
     pub is_short: bool,
 }
 
-/// What is wanted of a number.
+/// The goal for a number.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Bound {
-    /// No more than that.
+    /// At most this number.
     AtMost(f64),
-    /// No less than that.
+    /// At least this number.
     AtLeast(f64),
-    /// Nobody has set one.
+    /// No goal is set; the value is only reported.
     Stated,
 }
 
 impl Bound {
-    /// Whether that number is not what is wanted. What is no number never is.
+    /// Whether `value` misses the goal. NaN always misses it.
     pub fn is_missed_by(self, value: f64) -> bool {
         match self {
             Self::AtMost(limit) => value.is_nan() || value > limit,
@@ -36,7 +36,7 @@ impl Bound {
         }
     }
 
-    /// As it stands in a table.
+    /// The bound as text for a table.
     pub fn text(self) -> String {
         match self {
             Self::AtMost(limit) => format!("≤ {limit}"),
@@ -47,7 +47,7 @@ impl Bound {
 }
 
 impl Goal {
-    /// Of one number; `beside` says what it was made of.
+    /// A goal for one number. `beside` lists the values that it was computed from.
     pub fn of(what: &str, value: f64, beside: &str, bound: Bound) -> Self {
         let beside = if beside.is_empty() { String::new() } else { format!(" ({beside})") };
         Self {
@@ -59,7 +59,7 @@ impl Goal {
     }
 }
 
-/// A number with as many digits as are of use.
+/// Formats a number with a useful number of digits.
 pub fn figure(value: f64) -> String {
     if value >= 10.0 { format!("{value:.0}") } else { format!("{value:.2}") }
 }
@@ -69,7 +69,7 @@ pub fn table(goals: &[Goal]) -> String {
     let mut text = "| what | measured | goal |\n| --- | --- | --- |\n".to_owned();
     for goal in goals {
         let short = if goal.is_short { ", **short**" } else { "" };
-        // Into a string nothing fails.
+        // Writing to a string never fails.
         let _ = writeln!(text, "| {} | {}{short} | {} |", goal.what, goal.measured, goal.goal);
     }
     text

@@ -1,16 +1,16 @@
-//! A link of known speed: the loopback of a network namespace, behind a token bucket.
+//! A link of known speed: the loopback of a network namespace with a token bucket.
 
 use std::process::Command;
 
 use crate::Failure;
 
-/// Removed when dropped.
+/// The namespace, which is removed when this is dropped.
 pub struct Link {
     name: String,
 }
 
 impl Link {
-    /// A link of `megabytes` MB/s.
+    /// Makes a link of `megabytes` MB/s.
     pub fn new(megabytes: u64) -> Result<Self, Failure> {
         let name = format!("sterna-bench-{}", std::process::id());
         ip(&["netns", "add", &name])?;
@@ -21,13 +21,13 @@ impl Link {
         let shape =
             ["qdisc", "add", "dev", "lo", "root", "tbf", "rate", &rate, "burst", "512kb", "latency", "20ms"];
         run("ip", &[&["netns", "exec", &link.name, "tc"], &shape[..]].concat())?;
-        // The same for both: Sterna takes reno within one machine, QEMU what the system has.
+        // Both programs get reno. On loopback, Sterna selects reno, but QEMU uses the system's default.
         let reno = "echo reno > /proc/sys/net/ipv4/tcp_congestion_control";
         ip(&["netns", "exec", &link.name, "sh", "-c", reno])?;
         Ok(link)
     }
 
-    /// The namespace's name.
+    /// Name of the namespace.
     pub fn name(&self) -> &str {
         &self.name
     }

@@ -1,4 +1,4 @@
-//! How the machines of both kinds are started: the same RAM, no devices that nobody asked for, stopped.
+//! Starts stopped machines of QEMU and Sterna with the same RAM. They have no unrequested devices.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,20 +9,20 @@ use tempfile::TempDir;
 use crate::Failure;
 use crate::peer::Peer;
 
-/// A size that every disk controller takes.
+/// A size that every disk controller accepts.
 const DISK_BYTES: u64 = 1 << 20;
 
-/// Whose machine.
+/// The program that runs a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
-    /// QEMU's.
+    /// The QEMU of the root.
     Qemu,
-    /// `sterna run`.
+    /// The command `sterna run`.
     Sterna,
 }
 
 impl Side {
-    /// As it is called in tables.
+    /// Name of the program in tables.
     pub fn word(self) -> &'static str {
         match self {
             Self::Qemu => "QEMU",
@@ -31,16 +31,16 @@ impl Side {
     }
 }
 
-/// Which part of a migration a machine plays.
+/// The part that a machine plays in a migration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     /// It has the guest, and its RAM is allocated.
     Source,
-    /// It has the guest; its RAM is allocated as it is touched.
+    /// It has the guest; its RAM is allocated when it is touched.
     SparseSource,
-    /// Its RAM is allocated before anything comes, as a source's is (`prealloc=on`, `--prealloc`).
+    /// Its RAM is allocated before the migration, as a source's is (`prealloc=on`, `--prealloc`).
     Destination,
-    /// Its RAM is allocated as pages come.
+    /// Its RAM is allocated when pages arrive.
     FreshDestination,
 }
 
@@ -54,35 +54,35 @@ impl Role {
     }
 }
 
-/// What machines are made with.
+/// Programs and settings for making machines.
 pub struct Lab {
-    /// Where QEMU is; none: its rows are skipped.
+    /// Directory of QEMU. `None`: its rows are skipped.
     pub root: Option<Root>,
     /// The `sterna` command.
     pub sterna: PathBuf,
     /// Whether machines run on KVM.
     pub kvm: bool,
-    /// The network namespace in which machines run; none: this process's own.
+    /// The network namespace in which machines run. `None`: this process's own.
     pub namespace: Option<String>,
 }
 
 impl Lab {
-    /// A stopped machine with that much RAM in memory files, running nothing.
+    /// A stopped machine with `bytes` of RAM in memory files, without a guest program.
     pub fn start(&self, side: Side, role: Role, bytes: u64) -> Result<Peer, Failure> {
         self.start_with(side, role, bytes, None)
     }
 
-    /// As [`start`](Self::start), but with the boot sector that writes its memory, on KVM.
+    /// Like [`start`](Self::start), but on KVM with the boot sector that writes its memory.
     pub fn start_writer(&self, side: Side, role: Role, bytes: u64, sector: &Path) -> Result<Peer, Failure> {
         self.start_with(side, role, bytes, Some(sector))
     }
 
-    /// The boot sector that [`start_writer`](Self::start_writer) takes, written to `file`.
+    /// Writes the boot sector for [`start_writer`](Self::start_writer) to `file`.
     pub fn boot_sector(&self, bytes: u64, file: &Path) -> Result<(), Failure> {
         self.boot_sector_of(Guest::Boot, bytes, file)
     }
 
-    /// As [`boot_sector`](Self::boot_sector), of another guest that is one.
+    /// Like [`boot_sector`](Self::boot_sector), for another guest that is a boot sector.
     pub fn boot_sector_of(&self, guest: Guest, bytes: u64, file: &Path) -> Result<(), Failure> {
         let place = directory()?;
         self.builder(bytes)?.guest(guest).command_in(place.path())?;
@@ -92,7 +92,8 @@ impl Lab {
         std::fs::write(file, sector).map_err(|error| format!("{}: {error}", file.display()))
     }
 
-    /// A stopped VM of Sterna's with the boot sector that writes its memory, on KVM, with more arguments of `sterna run`.
+    /// A stopped VM of Sterna on KVM, with the boot sector that writes its memory. `more` is added to the
+    /// arguments of `sterna run`.
     pub fn start_protected(
         &self,
         role: Role,
@@ -106,7 +107,7 @@ impl Lab {
         Peer::start("Sterna", self.in_namespace(command), place)
     }
 
-    /// A stopped machine with that guest, a boot sector, built for `sector_bytes` of RAM, on KVM.
+    /// A stopped machine on KVM with that guest. The guest is a boot sector built for `sector_bytes` of RAM.
     pub fn start_guest(
         &self,
         side: Side,
@@ -117,7 +118,7 @@ impl Lab {
         let place = directory()?;
         let command = match side {
             Side::Qemu => {
-                // A guest of the builder's own would be built for all of the RAM.
+                // The builder would build the guest for all of the RAM.
                 let disk = place.path().join("boot.disk");
                 self.boot_sector_of(guest, sector_bytes, &disk)?;
                 let file = std::fs::OpenOptions::new().write(true).open(&disk);
@@ -145,7 +146,7 @@ impl Lab {
         Peer::start(side.word(), self.in_namespace(command), place)
     }
 
-    /// Sterna's VM with the guest that `arguments` of `sterna run` describe; it runs.
+    /// A running VM of Sterna, with the guest that `arguments` of `sterna run` describe.
     pub fn start_tide(&self, arguments: Vec<String>) -> Result<Peer, Failure> {
         let place = directory()?;
         let mut command = Command::new(&self.sterna);
@@ -155,7 +156,7 @@ impl Lab {
         Peer::start("Sterna", self.in_namespace(command), place)
     }
 
-    /// `ip` becomes the program, so the process is the same.
+    /// `ip` executes the program in its own process, so the process number stays the same.
     fn in_namespace(&self, command: Command) -> Command {
         let Some(name) = &self.namespace else { return command };
         let mut inside = Command::new("ip");
@@ -184,7 +185,7 @@ impl Lab {
     }
 
     fn qemu_builder(&self, role: Role, bytes: u64) -> Result<Builder, Failure> {
-        // `Ram::Memfd` would do, but for prealloc.
+        // `Ram::Memfd` has no setting for `prealloc`.
         let prealloc = if role.is_allocated() { "on" } else { "off" };
         let memory = format!("memory-backend-memfd,id=ram0,share=on,prealloc={prealloc},size={bytes}");
         let mut builder = self.builder(bytes)?.machine("pc,memory-backend=ram0").args(&["-object", &memory]);

@@ -1,4 +1,4 @@
-//! A machine's process, QEMU or `sterna run`, driven over QMP: both take the same commands.
+//! A machine's process, QEMU or `sterna run`, driven over QMP. Both accept the same commands.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::MetadataExt;
@@ -14,15 +14,15 @@ use tempfile::TempDir;
 use crate::Failure;
 use crate::clock::CpuClock;
 
-/// How long a start, an answer or a whole migration may take.
+/// Time limit of a start, an answer, or a complete migration.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// What is smaller is no guest RAM.
+/// Smaller memory files are not guest RAM.
 const LEAST_RAM_BYTES: u64 = 1 << 20;
 
-/// How a migration is made; the names are QEMU's.
+/// Settings of a migration; the names are QEMU's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Settings {
-    /// Capability `multifd` with so many channels.
+    /// Capability `multifd` with this number of channels.
     pub channels: Option<u8>,
     /// Capability `mapped-ram`.
     pub mapped: bool,
@@ -37,7 +37,7 @@ pub struct Peer {
     directory: TempDir,
     monitor: Client,
     clock: CpuClock,
-    /// As they were set last.
+    /// The settings that were applied last.
     settings: Settings,
 }
 
@@ -56,7 +56,7 @@ impl Peer {
                 Ok(Self { name, process, directory, monitor, clock, settings: Settings::default() })
             }
             Err(why) => {
-                // An error means that it has ended by itself.
+                // An error means that the process has ended by itself.
                 let _ = process.kill();
                 let _ = process.wait();
                 let log = std::fs::read_to_string(directory.path().join("log")).unwrap_or_default();
@@ -65,17 +65,17 @@ impl Peer {
         }
     }
 
-    /// The directory of its sockets.
+    /// The directory of the machine's sockets.
     pub fn directory(&self) -> &Path {
         self.directory.path()
     }
 
-    /// Its monitor for another client.
+    /// Socket of a second monitor, for another client.
     pub fn socket(&self) -> PathBuf {
         self.directory.path().join("operator")
     }
 
-    /// Its process.
+    /// Number of the machine's process.
     pub fn id(&self) -> u32 {
         self.process.id()
     }
@@ -91,9 +91,9 @@ impl Peer {
         self.monitor.execute(command, arguments).map_err(|error| format!("{name}: {error}"))
     }
 
-    /// Makes the machine ready for a migration of that kind, without a limit on bandwidth.
+    /// Prepares the machine for a migration with these settings, without a bandwidth limit.
     pub fn prepare(&mut self, settings: &Settings) -> Result<(), Failure> {
-        // What was never on need not be known there.
+        // A capability that was never on is not set, because the machine may not know it.
         let had = std::mem::replace(&mut self.settings, *settings);
         let switches = [
             ("events", true, true),
@@ -115,7 +115,8 @@ impl Peer {
         self.forget_events()
     }
 
-    /// Events of a migration that another client drove would pass for those of the next.
+    /// Discards events. Otherwise, events of another client's migration would be taken for events of the next
+    /// one.
     pub fn forget_events(&mut self) -> Result<(), Failure> {
         let name = self.name;
         while self.monitor.next_event(Duration::ZERO).map_err(|error| format!("{name}: {error}"))?.is_some() {
@@ -123,13 +124,13 @@ impl Peer {
         Ok(())
     }
 
-    /// The next event, if there is one within that time.
+    /// The next event. `None` if there is no event within `wait`.
     pub fn next_event(&mut self, wait: Duration) -> Result<Option<QmpEvent>, Failure> {
         let name = self.name;
         self.monitor.next_event(wait).map_err(|error| format!("{name}: {error}"))
     }
 
-    /// Waits for a guest on a free port of loopback; gives back the address.
+    /// Waits for a guest on a free port of loopback. Returns the address.
     pub fn listen(&mut self) -> Result<String, Failure> {
         self.execute("migrate-incoming", json!({"uri": "tcp:127.0.0.1:0"}))?;
         let query = self.execute("query-migrate", Value::Null)?;
@@ -139,12 +140,12 @@ impl Peer {
         }
     }
 
-    /// Waits for the event that says that the migration is over. After [`prepare`](Self::prepare) only.
+    /// Waits for the event that reports the end of the migration. Call [`prepare`](Self::prepare) first.
     pub fn wait_until_completed(&mut self) -> Result<(), Failure> {
         self.wait_until_over(PATIENCE)
     }
 
-    /// As [`wait_until_completed`](Self::wait_until_completed), no longer than `limit`.
+    /// Like [`wait_until_completed`](Self::wait_until_completed), but waits at most `limit`.
     pub fn wait_until_over(&mut self, limit: Duration) -> Result<(), Failure> {
         let deadline = Instant::now() + limit;
         loop {
@@ -163,7 +164,7 @@ impl Peer {
         }
     }
 
-    /// Waits for so many lines of the guest on the serial port, all of them good.
+    /// Waits for `lines` lines of the guest on the serial port. All of them must be good.
     pub fn wait_for_ticks(&self, lines: usize) -> Result<(), Failure> {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -182,12 +183,12 @@ impl Peer {
         }
     }
 
-    /// The memory files behind guest RAM.
+    /// The memory files of guest RAM.
     pub fn ram(&self) -> Result<Vec<File>, Failure> {
         ram_of(self.process.id())
     }
 
-    /// `why`, and the end of what the machine said.
+    /// `why`, with the end of the machine's log.
     fn explain(&self, why: &str) -> Failure {
         let log = std::fs::read_to_string(self.directory.path().join("log")).unwrap_or_default();
         let said: Vec<&str> = log.lines().rev().take(3).collect();
@@ -203,20 +204,20 @@ impl Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // Errors mean that it has ended by itself.
+        // Errors mean that the process has ended by itself.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
 
-/// The memory files behind the guest RAM of process `pid`, in the order in which they were made.
+/// The memory files that are guest RAM of process `pid`, in order of creation.
 pub fn ram_of(pid: u32) -> Result<Vec<File>, Failure> {
     let place = PathBuf::from(format!("/proc/{}/fd", pid));
     let failed = |error: std::io::Error| format!("{}: {error}", place.display());
     let mut found: Vec<(u32, PathBuf)> = Vec::new();
     for entry in std::fs::read_dir(&place).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
-        // A descriptor may be closed while we look.
+        // The process may close a descriptor during the scan.
         let is_memory = std::fs::read_link(&path).is_ok_and(|to| to.to_string_lossy().starts_with("/memfd:"));
         let number = path.file_name().and_then(|name| name.to_str()?.parse().ok());
         found.extend(number.filter(|_| is_memory).map(|number| (number, path)));

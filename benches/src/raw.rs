@@ -1,4 +1,5 @@
-//! What a link can do by itself: bytes from one socket to another, and a page for a short question.
+//! The limits of a link: the rate of a plain copy between sockets, and the time from a short request to a
+//! page.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -12,25 +13,25 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::Failure;
 
-/// As a packet's payload.
+/// Size of a write in bytes, the same as a packet's payload.
 const PIECE_BYTES: usize = 512 << 10;
 const QUESTION_BYTES: usize = 16;
 const PAGE_BYTES: usize = 4096;
 const QUESTIONS: usize = 500;
 
-/// What was measured of a link.
+/// Measurements of a link.
 #[derive(Debug, Clone, Copy)]
 pub struct Raw {
-    /// Of a copy through one connection.
+    /// Rate of a copy through one connection.
     pub bytes_per_second: f64,
-    /// From a question to the last byte of a page, on a link that carries nothing else: the median.
+    /// Median time from a request to the last byte of a page. The link is idle.
     pub round_trip: Duration,
 }
 
-/// Measures the loopback of that network namespace, or of this process's own, with so many bytes.
+/// Measures with `bytes` bytes the loopback of that network namespace, or of this process's own.
 pub fn measure(namespace: Option<&str>, bytes: u64) -> Result<Raw, Failure> {
     let namespace = namespace.map(str::to_owned);
-    // The namespace is one of a thread, and sockets keep it.
+    // A namespace applies to one thread, and sockets stay in the namespace of their creation.
     let made = thread::spawn(move || connection(namespace.as_deref())).join();
     let pair = made.map_err(|_| "the raw link panicked".to_owned())?;
     let (mut here, mut there) = pair.map_err(|error| format!("the raw link: {error}"))?;
@@ -84,7 +85,7 @@ fn copy(here: &mut TcpStream, there: &mut TcpStream, bytes: u64) -> io::Result<D
     thread::scope(|scope| {
         let sends = scope.spawn(|| {
             let mut piece = vec![0; PIECE_BYTES];
-            // Equal bytes may be equal memory, somewhere below this machine.
+            // Random bytes, because a hypervisor below this machine may merge equal pages.
             fastrand::Rng::with_seed(1).fill(&mut piece);
             (0..pieces).try_for_each(|_| here.write_all(&piece))
         });

@@ -1,4 +1,5 @@
-//! The boot sector's words in a guest's memory, read alike from QEMU and Sterna: what it is asked for and what it did.
+//! The boot sector's words in a guest's memory: its orders and its counts. They are read in the same way from
+//! QEMU and Sterna.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -11,52 +12,52 @@ use crate::Failure;
 use crate::clock::ticks_per_second;
 use crate::peer::ram_of;
 
-/// The memory whose first byte is physical address 0.
+/// The memory file whose first byte is physical address 0.
 pub struct GuestWords(File);
 
-/// How often there was a time of each length between two pages.
+/// Number of times between two pages, by length.
 #[derive(Debug, Clone, Default)]
 pub struct Gaps(Vec<u32>);
 
 impl GuestWords {
-    /// Those of the guest in that process.
+    /// The words of the guest in that process.
     pub fn of_process(id: u32) -> Result<Self, Failure> {
         ram_of(id)?.into_iter().next().map(Self).ok_or_else(|| "a machine without memory files".to_owned())
     }
 
-    /// Those in that file.
+    /// The words in that file.
     pub fn open(ram: &Path) -> Result<Self, Failure> {
         let file = OpenOptions::new().read(true).write(true).open(ram);
         file.map(Self).map_err(|error| format!("{}: {error}", ram.display()))
     }
 
-    /// It writes so many pages a second, and counts the times between them.
+    /// Makes the guest write `pages_per_second`, and count the times between pages.
     pub fn set_pace(&self, pages_per_second: u64) -> Result<(), Failure> {
         let ticks = u32::try_from(ticks_per_second() / pages_per_second.max(1)).unwrap_or(u32::MAX);
         self.write(PACE_ADDRESS, &ticks.to_le_bytes())
     }
 
-    /// As fast as it can, and it counts the times between them.
+    /// Makes the guest write at full speed, and count the times between pages.
     pub fn set_full_speed(&self) -> Result<(), Failure> {
         self.write(PACE_ADDRESS, &1_u32.to_le_bytes())
     }
 
-    /// It says something with each page.
+    /// Makes the guest print with each page.
     pub fn say(&self) -> Result<(), Failure> {
         self.write(SAYS_ADDRESS, &[1])
     }
 
-    /// What was there before the guest wrote to it means nothing.
+    /// Clears the counts. Content from before the guest first wrote them has no meaning.
     pub fn clear_gaps(&self) -> Result<(), Failure> {
         self.write(GAPS_ADDRESS, &[0; GAPS * 4])
     }
 
-    /// What was longest so far is forgotten.
+    /// Clears the longest time.
     pub fn clear_longest_gap(&self) -> Result<(), Failure> {
         self.write(LONGEST_GAP_ADDRESS, &[0; 4])
     }
 
-    /// The longest time between two pages since then.
+    /// The longest time between two pages since it was cleared.
     pub fn longest_gap(&self) -> Result<Duration, Failure> {
         let mut word = [0; 4];
         self.0
@@ -78,20 +79,21 @@ impl GuestWords {
 }
 
 impl Gaps {
-    /// What was counted after `before`.
+    /// The counts after `before`.
     pub fn since(&self, before: &Self) -> Self {
         Self(self.0.iter().zip(&before.0).map(|(now, before)| now.wrapping_sub(*before)).collect())
     }
 
-    /// Those of both.
+    /// The sum of both counts.
     pub fn with(&self, other: &Self) -> Self {
         let longest = self.0.len().max(other.0.len());
         let at = |gaps: &Self, index: usize| gaps.0.get(index).copied().unwrap_or_default();
         Self((0..longest).map(|index| at(self, index).wrapping_add(at(other, index))).collect())
     }
 
-    /// The time that such a share of the `count` longest does not exceed, without the `skipped` longest of all: between the bounds of its
-    /// length, as if all of that length were spread evenly. Not a number if there are not so many.
+    /// The time that the given share of the `count` longest times does not exceed. The `skipped` longest of
+    /// all are ignored. Interpolates between the bounds of a length, as if its times were evenly distributed.
+    /// NaN if there are fewer times.
     pub fn share_of_longest(&self, skipped: u64, count: u64, share: f64) -> f64 {
         let from_top = skipped as f64 + (1.0 - share) * count as f64;
         let mut above = 0.0;
@@ -107,12 +109,12 @@ impl Gaps {
         f64::NAN
     }
 
-    /// Pages that were written.
+    /// Number of pages that were written.
     pub fn pages(&self) -> u64 {
         self.0.iter().map(|count| u64::from(*count)).sum()
     }
 
-    /// The longest but so many, which is exact to a quarter.
+    /// The longest time except the `others` longest; exact to a quarter.
     pub fn longest_but(&self, others: u64) -> Duration {
         let mut left = others;
         for (index, count) in self.0.iter().enumerate().rev() {
@@ -132,7 +134,7 @@ mod tests {
 
     #[test]
     fn shares_of_the_longest_lie_between_the_bounds_of_their_length() {
-        // 1000 short ones, 100 of a length, 10 of another, and the longest.
+        // 1000 short times, 100 of one length, 10 of another, and one longest.
         let mut counts = vec![0; GAPS];
         (counts[40], counts[60], counts[70], counts[90]) = (1000, 100, 10, 1);
         let gaps = Gaps(counts);

@@ -1,4 +1,5 @@
-//! Writes seeds for the fuzz target `replica_epoch`: checkpoints of a primary that keeps the rules.
+//! Writes seeds for the fuzz target `replica_epoch`: the checkpoints of a primary that follows the
+//! protocol.
 //!
 //! `cargo run -p sterna-fuzz --example replica-seeds -- fuzz/seeds` (the directory is the argument).
 #![forbid(unsafe_code)]

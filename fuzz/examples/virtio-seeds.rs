@@ -1,4 +1,5 @@
-//! Writes seeds for the fuzz target `virtio_queues`: of each device what a driver asks of it by the rules.
+//! Writes seeds for the fuzz target `virtio_queues`: for each device, the requests of a driver that follows the
+//! specification.
 //!
 //! `cargo run -p sterna-fuzz --example virtio-seeds -- fuzz/seeds` (the directory is the argument).
 #![forbid(unsafe_code)]
@@ -28,12 +29,14 @@ fn main() -> std::io::Result<()> {
     Ok(())
 }
 
-/// What a driver asks of this device.
+/// The requests that a driver sends to a device of this kind.
 fn requests(kind: Kind) -> Vec<Action<'static>> {
     match kind {
         Kind::Disk | Kind::ReadOnlyDisk => {
             let mut actions = Vec::new();
-            // Types, with what they read and write: in, out, flush, identify, discard, write zeroes, one that does not exist.
+            // Request types, each with the bytes that the device reads and writes: in, out, flush, identify,
+            // discard,
+            // write zeroes, and a type that does not exist.
             let all =
                 [(0, 16, 513), (1, 528, 1), (4, 16, 1), (8, 16, 21), (11, 32, 1), (13, 32, 1), (7, 16, 1)];
             for (kind, read, written) in all {
@@ -51,7 +54,7 @@ fn requests(kind: Kind) -> Vec<Action<'static>> {
             Action::Run(false),
             Action::Run(true),
             Action::Outside(b"another one, which is longer"),
-            // Class 4 is several queues, 3 is announcing.
+            // Control class 4 sets the number of queue pairs, class 3 acknowledges the announcement.
             Action::Header(4, 0, 2),
             Action::Request(4, 4, 1),
             Action::Header(3, 0, 0),
@@ -79,32 +82,32 @@ fn requests(kind: Kind) -> Vec<Action<'static>> {
     }
 }
 
-/// Requests to a device that is ready; in between it moves.
+/// Requests to a device that is ready. Then its state is saved and loaded.
 fn ready(kind: Kind) -> Vec<Action<'static>> {
     let set_up = Action::SetUp(ALL, 8, 4);
     [vec![set_up], requests(kind), vec![Action::Move, Action::Run(true), Action::Read(0x40, 8)]].concat()
 }
 
-/// Requests that wait when the device becomes ready, without all that it offers.
+/// Requests that wait when the device becomes ready. The driver accepts only `VERSION_1`.
 fn before(kind: Kind) -> Vec<Action<'static>> {
     let state = Action::Change(9, 1);
     let ready = Action::Register(0x70 / 4, 12);
     [vec![Action::SetUp(VERSION_1, 8, 8), Action::Run(false)], requests(kind), vec![ready, state]].concat()
 }
 
-/// Chains that are as long as they can be, or wrong.
+/// Chains of the maximum length, and chains that break the specification.
 fn broken(kind: Kind) -> Vec<Action<'static>> {
     let mut actions = vec![Action::SetUp(ALL, 8, 4)];
     actions.extend(requests(kind));
     for queue in 0..4 {
         actions.extend([
-            // A table of its own with one descriptor.
+            // An indirect table with one descriptor.
             Action::Memory(0x3000, &[0, 0, 1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 2, 0, 0, 0]),
             Action::Descriptor(queue, 0, 0x1800, 16, INDIRECT, 0),
             Action::Offer(queue, 0),
             Action::Run(false),
             Action::Run(true),
-            // Over the gap in RAM, in a ring.
+            // A descriptor that crosses the gap in RAM, in a chain that loops.
             Action::Descriptor(queue, 1, 0x3ff0, 0x400, WRITE | NEXT, 1),
             Action::Offer(queue, 1),
             Action::Run(false),

@@ -1,9 +1,9 @@
-//! A fixed number of inputs, the same ones on every machine and every day.
+//! Runs a fixed number of inputs of a target. The inputs are the same on every machine and every day.
 //!
-//! A child runs them, one after the other: stored inputs first, then the mutated ones. In front of each it writes down
-//! which one it is, in memory that it shares with its parent. So whatever ends the child (a panic, an abort, a
-//! signal, its memory's ceiling, the parent when an input takes too long) the parent knows the input, makes it
-//! again and writes it to a file.
+//! A child process runs the inputs in order: first the stored inputs, then the mutated ones. Before each input,
+//! the child writes its number into memory that it shares with the parent. The parent therefore knows the input
+//! whatever ends the child: a panic, an abort, a signal, the memory limit, or the parent itself after a time
+//! limit. The parent then generates the input again and writes it to a file.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -19,38 +19,38 @@ use rustix::process::{Resource, Rlimit};
 use crate::targets::Target;
 use crate::{corpus, mutate};
 
-/// What a child may allocate.
+/// Limit of a child's data segment, in bytes.
 const MOST_MEMORY: u64 = 1 << 30;
-/// What a child may take until it begins with the first input, at least: it reads all that are stored.
+/// Minimum time that a child may take until its first input. It reads all stored inputs first.
 const BEGINNING: Duration = Duration::from_secs(300);
-/// How often a parent looks at its child.
+/// Interval at which the parent reads the child's progress.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Which inputs, and what happens to those that fail.
+/// Selects the inputs, and the directory for inputs that fail.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Mutated inputs are drawn from it.
+    /// Seed from which mutated inputs are drawn.
     pub seed: u64,
-    /// Mutated inputs; the target's own number if none.
+    /// Number of mutated inputs. `None`: the target's own number.
     pub count: Option<u64>,
-    /// More inputs to begin with, in a directory for each target.
+    /// Directory of more inputs to start with; it has a directory for each target.
     pub seeds: Option<PathBuf>,
-    /// Where inputs that fail are written, in a directory for each target.
+    /// Directory to which inputs that fail are written; it has a directory for each target.
     pub artifacts: PathBuf,
-    /// What one input may take. Generous: only an endless loop is meant.
+    /// Time limit of one input. It is generous, because it only has to detect endless loops.
     pub limit: Duration,
 }
 
-/// What passed.
+/// Numbers of inputs that passed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Passed {
-    /// Stored inputs and seeds.
+    /// Number of stored inputs and seeds.
     pub stored: u64,
-    /// Mutated ones.
+    /// Number of mutated inputs.
     pub mutated: u64,
 }
 
-/// Inputs of a target: `0..stored`, then the mutated ones.
+/// Inputs of a target. Numbers `0..stored.len()` are the stored inputs; the mutated ones follow.
 struct Inputs<'a> {
     target: &'a Target,
     stored: Vec<Vec<u8>>,
@@ -80,7 +80,7 @@ impl<'a> Inputs<'a> {
         }
     }
 
-    /// How an input is called, in words and as a file.
+    /// Name of an input in messages, and its file name.
     fn name(&self, at: u64) -> (String, String) {
         match at.checked_sub(self.stored.len() as u64) {
             Some(number) => (
@@ -92,10 +92,11 @@ impl<'a> Inputs<'a> {
     }
 }
 
-/// Runs the inputs of `target` in a child, which is this program with `arguments` and calls [`child`].
+/// Runs the inputs of `target` in a child process: this program with `arguments`, which must call [`child`].
 ///
 /// # Errors
-/// What was found, with the input's name, its file and how to run it again; or why nothing could be run.
+/// The bug that was found, with the input's name, its file and the command that runs it again. Or the reason
+/// why no input could be run.
 pub fn run(target: &Target, options: &Options, arguments: &[OsString]) -> Result<Passed, String> {
     let failed = |error: io::Error| format!("{}: {error}", target.name);
     let inputs = Inputs::of(target, options).map_err(failed)?;
@@ -132,12 +133,12 @@ pub fn run(target: &Target, options: &Options, arguments: &[OsString]) -> Result
 
 struct Ended {
     status: ExitStatus,
-    /// The last input that was begun.
+    /// Number of the last input that the child started.
     at: Option<u64>,
     is_stuck: bool,
 }
 
-/// Waits for the child, and ends it when it is at one input for longer than `limit`.
+/// Waits for the child, and kills it if one input takes longer than `limit`.
 fn watch(child: &mut Child, progress: &File, limit: Duration) -> io::Result<Ended> {
     let mut last = (None, Instant::now());
     loop {
@@ -163,10 +164,11 @@ fn read_progress(progress: &File) -> io::Result<Option<u64>> {
     Ok((read == 8).then(|| u64::from_le_bytes(bytes)))
 }
 
-/// The child's side: runs all inputs. Standard input is where it writes down which one it is at.
+/// The child's side of [`run`]: runs all inputs. Standard input is the file to which it writes the current
+/// input's number.
 ///
 /// # Errors
-/// The system's; what the inputs find ends the process.
+/// An error of the operating system. A bug in the target ends the process instead.
 pub fn child(target: &Target, options: &Options) -> io::Result<()> {
     use std::os::fd::AsFd;
     let inputs = Inputs::of(target, options)?;
@@ -180,10 +182,10 @@ pub fn child(target: &Target, options: &Options) -> io::Result<()> {
     Ok(())
 }
 
-/// Takes single inputs, as a child would.
+/// Runs single inputs from files, under the same limits as a child.
 ///
 /// # Errors
-/// The system's.
+/// An error of the operating system.
 pub fn replay(target: &Target, files: &[PathBuf]) -> io::Result<()> {
     alone()?;
     for file in files {
@@ -193,7 +195,7 @@ pub fn replay(target: &Target, files: &[PathBuf]) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes a panic in any thread the end of this process, and gives its memory a ceiling.
+/// Makes a panic in any thread abort this process, and limits its memory.
 fn alone() -> io::Result<()> {
     let say = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {

@@ -1,36 +1,37 @@
-//! Stored inputs: `fuzz/stored/TARGET.zst` for what exploring found, `fuzz/regressions/TARGET/` for bugs that are mended.
+//! Stored inputs: `fuzz/stored/TARGET.zst` for inputs found by exploring, `fuzz/regressions/TARGET/` for
+//! inputs that found bugs, now fixed.
 //!
-//! A file of stored inputs is one zstd frame of records: length (4 bytes, big endian), bytes. Inputs of a target
-//! resemble each other, so together they take a small part of what they would take one by one.
+//! A file of stored inputs is one zstd frame of records: length (4 bytes, big endian), then the bytes. Inputs
+//! of a target resemble each other. One frame is therefore much smaller than separately compressed inputs.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-/// What a file of stored inputs may take in bytes.
+/// Size limit of a file of stored inputs, in bytes.
 pub const MOST_STORED_BYTES: usize = 256 << 10;
-/// Bytes of all inputs of a target, unpacked.
+/// Limit of all unpacked inputs of a target, in bytes.
 const MOST_BYTES: u64 = 256 << 20;
-/// Strong, since it is done once; the window holds all inputs of most targets.
+/// A slow level, because packing is rare. The window covers all inputs of most targets.
 const LEVEL: i32 = 19;
 const WINDOW_LOG: u32 = 26;
 
-/// The directory with `stored`, `regressions`, `artifacts`.
+/// The directory that contains `stored`, `regressions` and `artifacts`.
 pub fn directory() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Where the stored inputs of `target` are.
+/// Path of the file with the stored inputs of `target`.
 pub fn stored_file(target: &str) -> PathBuf {
     directory().join("stored").join(format!("{target}.zst"))
 }
 
-/// Everything that is kept for `target`: stored inputs, inputs of mended bugs, and those in `seeds/TARGET`.
-/// The order is that of lengths and bytes, and does not depend on names.
+/// Reads every input of `target`: stored inputs, regressions, and the files in `seeds/TARGET`. They are sorted
+/// by length and bytes, so that the order does not depend on file names.
 ///
 /// # Errors
-/// The system's; a file of stored inputs that is damaged.
+/// An error of the operating system, or a damaged file of stored inputs.
 pub fn all(target: &str, seeds: Option<&Path>) -> io::Result<Vec<Vec<u8>>> {
     let mut inputs = match fs::read(stored_file(target)) {
         Ok(bytes) => unpack(&bytes)?,
@@ -44,10 +45,10 @@ pub fn all(target: &str, seeds: Option<&Path>) -> io::Result<Vec<Vec<u8>>> {
     Ok(sorted(inputs))
 }
 
-/// The files of a directory; none if there is no directory.
+/// Reads the files of a directory. A missing directory has none.
 ///
 /// # Errors
-/// The system's.
+/// An error of the operating system.
 pub fn read(directory: &Path) -> io::Result<Vec<Vec<u8>>> {
     let entries = match fs::read_dir(directory) {
         Ok(entries) => entries,
@@ -62,7 +63,7 @@ fn sorted(inputs: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
     unique.into_iter().map(|(_, input)| input).collect()
 }
 
-/// Packs `inputs` into at most `most` bytes; how many of the longest had to be left out for that.
+/// Packs `inputs` into at most `most` bytes. Also returns how many of the longest inputs were left out.
 ///
 /// # Errors
 /// If zstd fails.
@@ -83,7 +84,8 @@ pub fn pack(inputs: Vec<Vec<u8>>, most: usize) -> io::Result<(Vec<u8>, usize)> {
         if packed.len() <= most || kept == 0 {
             return Ok((packed, inputs.len() - kept));
         }
-        // By the share of what is too much, and a little more, so that few rounds do.
+        // Estimates the room from the ratio of the limit to the packed size, less 3 %, so that few repetitions
+        // suffice.
         let mut room = (records.len() as f64 * 0.97 * most as f64 / packed.len() as f64) as usize;
         let fits = |input: &&Vec<u8>| {
             room = room.saturating_sub(input.len() + 4);
@@ -93,10 +95,10 @@ pub fn pack(inputs: Vec<Vec<u8>>, most: usize) -> io::Result<(Vec<u8>, usize)> {
     }
 }
 
-/// What [`pack`] packed.
+/// Returns the inputs that [`pack`] packed.
 ///
 /// # Errors
-/// If it is damaged.
+/// If the bytes are damaged.
 pub fn unpack(packed: &[u8]) -> io::Result<Vec<Vec<u8>>> {
     let mut decoder = zstd::stream::read::Decoder::with_buffer(packed)?;
     decoder.window_log_max(WINDOW_LOG + 1)?;

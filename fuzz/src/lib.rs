@@ -1,8 +1,9 @@
-//! The decoders of Sterna, fed with bytes that nobody vouches for.
+//! Fuzz targets: the decoders of Sterna, fed with untrusted bytes.
 //!
-//! [`targets`] holds what is fuzzed. Two programs feed it: libFuzzer's binaries (`fuzz/libfuzzer`), which explore, and
-//! `sterna-fuzz`, which runs the stored inputs and a fixed number of inputs mutated from them, by a fixed seed.
-//! [`corpus`] keeps the stored inputs, [`mutate`] changes them, [`check`] runs them and catches what fails.
+//! [`targets`] contains the fuzz targets. Two programs run them: libFuzzer's binaries (`fuzz/libfuzzer`), which
+//! explore, and `sterna-fuzz`. The latter runs the stored inputs and a fixed number of inputs that it mutates
+//! from them with a fixed seed. [`corpus`] stores inputs, [`mutate`] changes them, [`check`] runs them and
+//! reports failures.
 #![forbid(unsafe_code)]
 
 pub mod check;

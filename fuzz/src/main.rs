@@ -1,4 +1,4 @@
-//! `sterna-fuzz`: fuzz targets without libFuzzer, for the tests; see fuzz/README.md.
+//! `sterna-fuzz`: runs the fuzz targets without libFuzzer, as the tests do; see fuzz/README.md.
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command speaks to its user")]
 
@@ -26,7 +26,7 @@ usage: sterna-fuzz COMMAND
   unpack TARGET DIR           write the stored inputs of a target, and those of its mended bugs, to DIR
   list                        name the targets, each with the length of its longest input";
 
-/// What the tests draw from. Another number is another sample, no better and no worse.
+/// Seed of the tests' inputs. Another seed gives another sample of the same quality.
 const SEED: u64 = 1;
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -102,7 +102,7 @@ fn parse(words: &[&str]) -> Result<(Vec<&'static Target>, Options), String> {
     Ok((targets, options))
 }
 
-/// The command line of a child that runs one target with these options.
+/// Command line of a child that runs one target with these options.
 fn child_of(target: &Target, options: &Options) -> Vec<OsString> {
     let Options { seed, count, seeds, artifacts, limit } = options;
     let mut line: Vec<OsString> = vec!["child".into(), target.name.into()];

@@ -1,10 +1,10 @@
-//! Inputs made of other inputs: input `number` of a seed is always the same, whatever came before it.
+//! Makes inputs from other inputs. Input `number` of a seed does not depend on the inputs before it.
 
-/// Most changes to one input.
+/// Limit of changes to one input.
 const MOST_CHANGES: u64 = 6;
-/// Most bytes that one change adds or moves.
+/// Limit of bytes that one change adds or moves.
 const MOST_BYTES: u64 = 64;
-/// Numbers at which decoders change their mind.
+/// Boundary values at which decoders take another branch.
 const EDGES: [u64; 16] = [
     0,
     1,
@@ -24,11 +24,11 @@ const EDGES: [u64; 16] = [
     u64::MAX,
 ];
 
-/// Numbers drawn from a seed.
+/// Random numbers that depend only on a seed and an input number.
 pub struct Draw(fastrand::Rng);
 
 impl Draw {
-    /// The numbers of input `number` of `seed`.
+    /// The random numbers for input `number` of `seed`.
     pub fn new(seed: u64, number: u64) -> Self {
         let other = fastrand::Rng::with_seed(seed).u64(..) ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         Self(fastrand::Rng::with_seed(other))
@@ -38,7 +38,7 @@ impl Draw {
         self.0.u64(..)
     }
 
-    /// A number below `bound`, 0 if that is 0.
+    /// A number below `bound`; 0 if `bound` is 0.
     fn below(&mut self, bound: u64) -> u64 {
         if bound == 0 { 0 } else { self.0.u64(..bound) }
     }
@@ -48,7 +48,7 @@ impl Draw {
     }
 }
 
-/// Input `number` of `seed`: one of `corpus`, changed at one to six places, and at most `longest` bytes long.
+/// Makes input `number` of `seed`: one of `corpus`, changed in one to six places, at most `longest` bytes.
 pub fn input(corpus: &[Vec<u8>], seed: u64, number: u64, longest: usize) -> Vec<u8> {
     let mut draw = Draw::new(seed, number);
     let mut bytes = pick(corpus, &mut draw).to_vec();
@@ -81,14 +81,14 @@ fn change(bytes: &mut Vec<u8>, corpus: &[Vec<u8>], draw: &mut Draw) {
             bytes.splice(to..to, copy);
         }
         8 => bytes.truncate(at),
-        // The end of another input, at the same place or any.
+        // Appends the end of another input, from the same position or from any.
         9 => {
             let other = pick(corpus, draw);
             let from = if draw.below(2) == 0 { at.min(other.len()) } else { draw.index(other.len() + 1) };
             bytes.truncate(at);
             bytes.extend_from_slice(&other[from..]);
         }
-        // A piece of another input over what is there.
+        // Overwrites bytes with a piece of another input.
         _ => {
             let other = pick(corpus, draw);
             let from = draw.index(other.len() + 1);
@@ -104,7 +104,8 @@ fn overwrite(bytes: &mut [u8], at: usize, with: impl Fn(u8, &mut Draw) -> u8, dr
     }
 }
 
-/// Puts an edge at `at`, or adds a little to the number there: 1, 2, 4 or 8 bytes, either end first.
+/// Writes a boundary value at `at`, or adds a small number to the number there: 1, 2, 4 or 8 bytes, either
+/// endianness.
 fn number(bytes: &mut [u8], at: usize, draw: &mut Draw) {
     let width = 1 << draw.below(4);
     let Some(place) = bytes.get_mut(at..at + width) else { return };

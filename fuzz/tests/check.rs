@@ -1,4 +1,4 @@
-//! `sterna-fuzz check`, on a target that fails when it is told to.
+//! Tests of `sterna-fuzz check`, with a target that fails on demand.
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +14,7 @@ fn sterna_fuzz(arguments: &[&str], directory: &Path) -> Output {
     command.output().unwrap()
 }
 
-/// A directory with one seed for the target.
+/// Makes a directory with one seed for the self test.
 fn with_seed(seed: &[u8]) -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
     let seeds = directory.path().join("seeds/self_test");
@@ -23,7 +23,8 @@ fn with_seed(seed: &[u8]) -> tempfile::TempDir {
     directory
 }
 
-/// What the run says of the failure, after a look at the input that it left.
+/// Runs the check. Returns its report of the failure, and compares the stored artifact with the
+/// input.
 fn failure_of(seed: &[u8], more: &[&str]) -> String {
     let directory = with_seed(seed);
     let arguments = [&["check", "self_test", "--count", "0"], more].concat();

@@ -1,12 +1,12 @@
-//! What a stopped guest's RAM is filled with, so that each page that is lost or late shows.
+//! Fills a stopped guest's RAM. A check afterwards detects each lost or stale page.
 
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
 use crate::Failure;
 
-/// Fills guest RAM that lies in a file: noise, text that compresses, a page with one byte, and zero, a quarter of the pages each.
-/// In place, as the machine maps this very file.
+/// Fills guest RAM in a file with four kinds of pages, a quarter each: noise, text that compresses, one
+/// non-zero byte, zeros. Writes in place, because the machine maps this file.
 ///
 /// # Errors
 /// The file could not be written.

@@ -1,4 +1,4 @@
-//! etcd out of its root: one member or several, on loopback, with a directory of their own.
+//! etcd from its root: one or several members on loopback, with a temporary directory.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -11,7 +11,12 @@ use tempfile::TempDir;
 use crate::qemu::PATIENCE;
 use crate::{Failure, Root};
 
-/// A cluster that runs.
+/// How often a cluster is started with other ports.
+const ATTEMPTS: u32 = 5;
+/// etcd's words for a port that another program has.
+const IN_USE: &str = "address already in use";
+
+/// A running cluster of etcd members.
 pub struct Etcd {
     root: Root,
     directory: TempDir,
@@ -21,22 +26,35 @@ pub struct Etcd {
 
 struct Member {
     process: Option<Child>,
-    /// For clients without TLS, with TLS, and for other members.
+    /// Ports for clients without TLS, for clients with TLS, and for other members.
     ports: [u16; 3],
 }
 
 impl Etcd {
-    /// Starts a cluster; if there is no root, `test` is said to be skipped. Each member listens without TLS, and with
-    /// `certificates` also with TLS: then clients must show a certificate. That directory has
-    /// QEMU's names for its files, and `gateway-cert.pem` with its key for etcd's gateway, which is a client of etcd.
+    /// Starts a cluster. Without the root, reports `test` as skipped. Each member listens without TLS. With
+    /// `certificates`, it also listens with TLS and requires a client certificate. That directory has QEMU's
+    /// names for its files, and `gateway-cert.pem` with its key for etcd's gateway, which is a client of
+    /// etcd.
     ///
     /// # Errors
-    /// etcd does not run.
+    /// If etcd does not start.
     pub fn start_for(
         test: &str,
         members: usize,
         certificates: Option<&Path>,
     ) -> Result<Option<Self>, Failure> {
+        // Between the choice of a port and etcd's use of it, another program may take the port.
+        let mut tried = Self::try_start(test, members, certificates);
+        for _ in 1..ATTEMPTS {
+            match &tried {
+                Err(why) if why.contains(IN_USE) => tried = Self::try_start(test, members, certificates),
+                _ => break,
+            }
+        }
+        tried
+    }
+
+    fn try_start(test: &str, members: usize, certificates: Option<&Path>) -> Result<Option<Self>, Failure> {
         let Some(root) = Root::etcd_for(test) else { return Ok(None) };
         let directory = tempfile::Builder::new().prefix("sterna-").tempdir().map_err(|e| e.to_string())?;
         let ports = free_ports(members * 3).map_err(|error| error.to_string())?;
@@ -49,17 +67,17 @@ impl Etcd {
         Ok(Some(etcd))
     }
 
-    /// The address of a member.
+    /// The URL of a member without TLS.
     pub fn url(&self, at: usize) -> String {
         format!("http://127.0.0.1:{}", self.members[at].ports[0])
     }
 
-    /// The address of a member for TLS.
+    /// The URL of a member with TLS.
     pub fn tls_url(&self, at: usize) -> String {
         format!("https://127.0.0.1:{}", self.members[at].ports[1])
     }
 
-    /// Kills a member at once.
+    /// Kills a member immediately.
     pub fn kill(&mut self, at: usize) {
         if let Some(mut process) = self.members[at].process.take() {
             let _ = process.kill();
@@ -67,19 +85,19 @@ impl Etcd {
         }
     }
 
-    /// Starts a member again that was killed.
+    /// Restarts a member that was killed.
     ///
     /// # Errors
-    /// It does not run.
+    /// If the member does not start.
     pub fn start_again(&mut self, at: usize) -> Result<(), Failure> {
         self.spawn(at)?;
         self.wait_until_it_answers(at)
     }
 
-    /// Posts JSON to the first member, without TLS, and gives back the answer's body.
+    /// Posts JSON to the first member, without TLS, and returns the body of the answer.
     ///
     /// # Errors
-    /// Another answer than success.
+    /// If the answer is not a success.
     pub fn post(&self, path: &str, body: &str) -> Result<String, Failure> {
         post(self.members[0].ports[0], path, body)
     }
@@ -98,7 +116,7 @@ impl Etcd {
         if let Some(certificates) = &self.certificates {
             clients = format!("{clients},https://127.0.0.1:{tls}");
             command.arg("--client-cert-auth");
-            // etcd's gateway is a client of etcd.
+            // etcd's gateway is a client of etcd, so it needs a client certificate.
             for (option, file) in [
                 ("--cert-file", "server-cert.pem"),
                 ("--key-file", "server-key.pem"),
@@ -126,11 +144,11 @@ impl Etcd {
 
     fn wait_until_it_answers(&mut self, at: usize) -> Result<(), Failure> {
         let begin = Instant::now();
-        // A majority has to agree before it reads.
+        // A read succeeds only after a majority of the members has agreed.
         while let Err(why) = post(self.members[at].ports[0], "/v3/kv/range", r#"{"key":"AA=="}"#) {
             let ended =
                 self.members[at].process.as_mut().and_then(|process| process.try_wait().ok().flatten());
-            // A cluster that demands users is there, too.
+            // A cluster that requires users also answers, but refuses this request.
             if why.contains("user name is empty") {
                 break;
             }
@@ -144,10 +162,19 @@ impl Etcd {
     }
 }
 
-/// Taken all at once, so that no two are the same, and free again.
+/// Allocates all ports at the same time, so that they differ, and then frees them. A member that is killed and started again uses its
+/// ports again; therefore they are none that the kernel gives to outgoing connections meanwhile.
 fn free_ports(count: usize) -> std::io::Result<Vec<u16>> {
-    let bound: Vec<_> =
-        (0..count).map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0))).collect::<Result<_, _>>()?;
+    /// Below `net.ipv4.ip_local_port_range`, which begins at 32768.
+    const PORTS: std::ops::Range<u16> = 15_000..32_000;
+    let mut bound = Vec::with_capacity(count);
+    while bound.len() < count {
+        match TcpListener::bind((Ipv4Addr::LOCALHOST, fastrand::u16(PORTS))) {
+            Ok(socket) => bound.push(socket),
+            Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {}
+            Err(error) => return Err(error),
+        }
+    }
     bound.iter().map(|socket| Ok(socket.local_addr()?.port())).collect()
 }
 

@@ -1,53 +1,53 @@
-//! Guests that hold state which must survive: timers, clocks, registers.
+//! Guests with state that must survive a move: timers, clocks, registers.
 //!
-//! Flat 64-bit code (`sterna_vmm::layout`); each keeps its findings in the words at [`BOARD`].
+//! Each is flat 64-bit code (`sterna_vmm::layout`) that stores its results in the words at [`BOARD`].
 
 use std::arch::global_asm;
 
-/// Where guests keep their findings.
+/// Physical address of the words in which guests store their results.
 pub const BOARD: u64 = 0x20_0000;
 
-/// Words of the timer guest's board.
+/// Offsets of words on the timer guest's board, and values of its parameter 0.
 pub mod timer {
-    /// Interrupts of the LAPIC's timer.
+    /// Number of interrupts of the LAPIC's timer.
     pub const LAPIC_TICKS: u64 = 0;
-    /// Interrupts of the PIT, by way of the IOAPIC.
+    /// Number of interrupts of the PIT, through the IOAPIC.
     pub const PIT_TICKS: u64 = 8;
-    /// 1 once all is armed.
+    /// 1 after all timers are armed.
     pub const ARMED: u64 = 16;
-    /// The TSC at which the deadline timer is to fire.
+    /// TSC value at which the deadline timer must fire.
     pub const DEADLINE: u64 = 24;
-    /// The TSC at the last interrupt of the LAPIC's timer.
+    /// TSC value at the last interrupt of the LAPIC's timer.
     pub const FIRED: u64 = 32;
-    /// How often the guest woke up.
+    /// Number of times that the guest woke up.
     pub const HEARTBEAT: u64 = 40;
-    /// Parameter 0: the LAPIC timer is periodic.
+    /// Value of parameter 0: the LAPIC timer is periodic.
     pub const PERIODIC: u64 = 0;
-    /// Parameter 0: it fires once.
+    /// Value of parameter 0: the LAPIC timer fires once.
     pub const ONE_SHOT: u64 = 1;
-    /// Parameter 0: it fires at a TSC value.
+    /// Value of parameter 0: the LAPIC timer fires at a TSC value.
     pub const TSC_DEADLINE: u64 = 2;
 }
 
-/// Words of the clock guest's board.
+/// Offsets of words on the clock guest's board.
 pub mod clock {
-    /// The TSC as read last.
+    /// The last reading of the TSC.
     pub const TSC: u64 = 0;
     /// The longest step between two readings of the TSC, in ticks.
     pub const TSC_GAP: u64 = 8;
-    /// kvmclock as read last, ns.
+    /// The last reading of kvmclock, in ns.
     pub const NANOSECONDS: u64 = 16;
-    /// The longest step between two readings of kvmclock, ns.
+    /// The longest step between two readings of kvmclock, in ns.
     pub const NANOSECONDS_GAP: u64 = 24;
-    /// Rounds so far.
+    /// Number of rounds so far.
     pub const HEARTBEAT: u64 = 32;
 }
 
-/// Word of the register guest's board: 1 once XCR0 is set.
+/// Offset on the register guest's board: 1 after XCR0 is set.
 pub const REGISTERS_READY: u64 = 48;
-/// Word of the register guest's board: to be set to 1.
+/// Offset on the register guest's board: the test sets this word to 1.
 pub const REGISTERS_GO: u64 = 56;
-/// Word of the register guest's board: rounds so far.
+/// Offset on the register guest's board: number of rounds so far.
 pub const REGISTERS_HEARTBEAT: u64 = 40;
 
 macro_rules! blob {
@@ -68,21 +68,23 @@ macro_rules! blob {
 }
 
 blob!(
-    /// Parameters: kind of LAPIC timer, its count (or TSC ticks). The PIT ticks at 100 Hz all the while.
+    /// Runs timers. Parameters: kind of LAPIC timer, and its count (or TSC ticks). The PIT ticks at 100 Hz in
+    /// parallel.
     timer_guest,
     interop_timer_start,
     interop_timer_end
 );
 blob!(
-    /// Reads TSC and kvmclock in a loop; ends with 0xe1 or 0xe2 if the one or the other goes back.
+    /// Reads TSC and kvmclock in a loop. Ends with 0xe1 if the TSC goes back, with 0xe2 if kvmclock does.
     clock_guest,
     interop_clock_start,
     interop_clock_end
 );
 blob!(
-    /// Enables x87, SSE and AVX in XCR0, says so ([`REGISTERS_READY`]) and waits for [`REGISTERS_GO`].
-    /// Then fills ymm (by xrstor, read back by xsave), x87, mxcsr, debug and model-specific registers once and compares them for ever; ends
-    /// with 0xe3 (ymm), 0xe4 (mxcsr), 0xe5 (x87), 0xe6 (debug) or 0xe7 (MSR) if one changes.
+    /// Enables x87, SSE and AVX in XCR0, sets [`REGISTERS_READY`] and waits for [`REGISTERS_GO`]. Then fills
+    /// these registers once and compares them in an endless loop: ymm (by xrstor, read back by xsave), x87,
+    /// mxcsr, debug and model-specific. If one changes, ends with 0xe3 (ymm), 0xe4 (mxcsr), 0xe5 (x87), 0xe6
+    /// (debug) or 0xe7 (MSR).
     register_guest,
     interop_registers_start,
     interop_registers_end

@@ -1,4 +1,4 @@
-//! Debian's stock kernel: its package downloaded once by the host's apt and unpacked, not installed.
+//! Debian's stock kernel. The host's apt downloads its package once; it is unpacked and not installed.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -8,17 +8,17 @@ use crate::Failure;
 
 const PACKAGE: &str = "linux-image-6.12-amd64";
 
-/// The kernel's image under `lab`.
+/// Path of the kernel's image under `lab`.
 pub(crate) fn image(lab: &Path) -> Result<PathBuf, Failure> {
     let root = unpacked(lab)?;
     find(&root.join("boot"), |name| name.starts_with("vmlinuz")).ok_or("no vmlinuz in the package".into())
 }
 
-/// The unpacked package under `lab`, downloaded now if it is not there.
+/// The unpacked package under `lab`. Downloads it if it is missing.
 pub(crate) fn unpacked(lab: &Path) -> Result<PathBuf, Failure> {
     let root = lab.join("root");
     std::fs::create_dir_all(lab).map_err(|error| format!("{}: {error}", lab.display()))?;
-    // Tests run side by side, in several programs.
+    // The lock is needed because tests run in parallel, in several programs.
     let lock = lab.join("lock");
     let file = File::create(&lock).map_err(|error| format!("{}: {error}", lock.display()))?;
     file.lock().map_err(|error| format!("{}: {error}", lock.display()))?;
@@ -39,7 +39,8 @@ fn fetch(lab: &Path, root: &Path) -> Result<(), Failure> {
         output(Command::new("apt-get").args(["-q", "download", &name]).current_dir(&debs))?;
     }
     let package = package().ok_or("apt-get downloaded no package")?;
-    // Unpacked aside and renamed: an interrupted run leaves no half of a root.
+    // The package is unpacked into another directory that is then renamed. An interrupted run therefore
+    // leaves no partial root.
     let aside = lab.join(format!("root.{}", std::process::id()));
     output(Command::new("dpkg-deb").arg("-x").arg(package).arg(&aside))?;
     std::fs::rename(&aside, root).map_err(|error| format!("{}: {error}", root.display()))
@@ -53,7 +54,7 @@ pub(crate) fn find(directory: &Path, matches: impl Fn(&str) -> bool) -> Option<P
         .find(|path| path.file_name().is_some_and(|name| matches(&name.to_string_lossy())))
 }
 
-/// Runs `command` and gives back its standard output.
+/// Runs `command` and returns its standard output.
 pub(crate) fn output(command: &mut Command) -> Result<String, Failure> {
     let output = command.output().map_err(|error| format!("{command:?}: {error}"))?;
     if !output.status.success() {

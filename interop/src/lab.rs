@@ -1,13 +1,14 @@
-//! The lab VM: QEMU's TCG boots Debian's stock kernel, whose only program is this one, as init. So things are had where the
-//! host has none: with emulated SVM and nested paging real KVM ([`Kind::Kvm`]), with soft-RoCE RDMA ([`Kind::Rdma`]), also
-//! between two VMs ([`Kind::RdmaPair`]).
+//! The lab VM provides devices that the host may lack. QEMU's TCG boots Debian's stock kernel with this
+//! program as init. [`Kind::Kvm`] has real KVM on emulated SVM with nested paging. [`Kind::Rdma`] has RDMA
+//! with soft-RoCE, [`Kind::RdmaPair`] also between two VMs.
 //!
-//! Needs `qemu-system-x86_64`, `apt-get`, `dpkg-deb`, `xz`, `ldd` and `strip`. The kernel's package is downloaded
-//! once into `target/lab`. One vCPU: with two, nested guests under QEMU 7.2 sometimes bring the kernel down.
+//! It needs `qemu-system-x86_64`, `apt-get`, `dpkg-deb`, `xz`, `ldd` and `strip`. The kernel's package is
+//! downloaded once into `target/lab`. The VM has one vCPU: with two, nested guests under QEMU 7.2 sometimes
+//! crash the kernel.
 //!
-//! For RDMA and Linux the host shares two directories over 9p, neither of which the VM can write: the root `qemu`, which has QEMU, the
-//! RDMA libraries, iproute2 and the like, and the target directory with this program. For Linux there is also a disk with a root of
-//! Debian packages, which the VM's guests boot.
+//! For RDMA and Linux, the host shares two directories over 9p, and the VM can write neither. The root `qemu`
+//! contains QEMU, the RDMA libraries, iproute2 and other tools. The target directory contains this program.
+//! For Linux there is also a disk with a root of Debian packages, which the VM's guests boot.
 
 mod inside;
 mod modules;
@@ -18,7 +19,7 @@ mod vm;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::mpsc::RecvTimeoutError;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::kernel::output;
 use crate::scenarios::Failure;
@@ -27,57 +28,62 @@ pub(crate) use inside::mount;
 pub use inside::{run_as_init, run_in_tree_as_asked};
 pub use selection::Selection;
 use sterna_cli::cpio;
+use sterna_testing::CoreTime;
 use vm::Vm;
 
-/// Before a line of JSON that holds the bench's results.
+/// Prefix of a line of JSON with the bench's results.
 pub const RESULTS: &str = "LAB-JSON ";
-/// The line that ends a run, before the number of failures.
+/// Prefix of the line that ends a run; the number of failures follows.
 const DONE: &str = "LAB-DONE";
-/// The line that says that init runs, and how often it comes whatever the scenarios do.
+/// The line that shows that init is alive, and the interval between these lines.
 const ALIVE: &str = "LAB-ALIVE";
 const ALIVE_EVERY: Duration = Duration::from_secs(20);
-/// After so long without any line the VM stands still. QEMU 7.2's TCG can go round for ever with a halted CPU that runs a nested guest
-/// (seen once in forty runs): its own timers stand still, too.
+/// Without any line for this time, the VM counts as hung. All limits are in time of a quiet machine. QEMU
+/// 7.2's TCG can spin with a halted CPU that runs a nested guest (seen once in forty runs). Its own timers
+/// then stop, too.
 const SILENCE: Duration = Duration::from_secs(150);
-/// How often it is booted at most.
+/// Interval at which the VM's time is compared with the limits.
+const STEP: Duration = Duration::from_secs(1);
+/// Limit of the number of boots.
 const BOOTS: u32 = 2;
-/// How long the VM may take, boot and all; shorter than the suite's limits.
+/// Time limit of a run, including the boot. It is shorter than the suite's limits.
 const LIMIT: Duration = Duration::from_secs(500);
-/// On a busy host a guest's ten moves take longer than everything else.
+/// Time limit of a run with Linux guests. On a busy host, a guest's ten moves take longer than everything
+/// else.
 const LINUX_LIMIT: Duration = Duration::from_secs(1000);
 const CHOSEN_LIMIT: Duration = Duration::from_secs(1700);
 const LONG_LIMIT: Duration = Duration::from_secs(5400);
 
-/// How a run of the lab ended.
+/// Result of a run of the lab.
 #[derive(Debug)]
 pub enum Outcome {
     /// All scenarios passed.
     Passed,
-    /// So many failed, or the VM did not get to the end (-1).
+    /// Number of failed scenarios, or -1 if the VM did not finish.
     Failed(i32),
-    /// The lab cannot be built here.
+    /// The lab cannot be built here, for this reason.
     Skipped(String),
 }
 
-/// What a lab has.
+/// The devices and programs of a lab.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Real KVM.
+    /// Real KVM with emulated SVM.
     Kvm,
     /// Real KVM, and a kernel for its guests.
     Linux,
-    /// An RDMA device.
+    /// An RDMA device in one VM.
     Rdma,
     /// Two VMs, each with an RDMA device, joined by a wire.
     RdmaPair,
 }
 
 impl Kind {
-    /// The variable of init's environment that names it. The kernel takes it from its command line.
+    /// Variable of init's environment that names the kind. The kernel takes it from its command line.
     const VARIABLE: &str = "LAB";
     const ALL: [Kind; 4] = [Kind::Kvm, Kind::Linux, Kind::Rdma, Kind::RdmaPair];
 
-    /// The name of it in commands.
+    /// Name of the kind in commands.
     pub fn name(self) -> &'static str {
         match self {
             Kind::Kvm => "kvm",
@@ -87,12 +93,12 @@ impl Kind {
         }
     }
 
-    /// What the kernel's command line says.
+    /// The kind on the kernel's command line.
     fn of_environment() -> Self {
         std::env::var(Self::VARIABLE).ok().and_then(|name| Self::named(&name)).unwrap_or(Self::Kvm)
     }
 
-    /// The kind of that name.
+    /// Finds the kind with this name.
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.name() == name)
     }
@@ -100,8 +106,10 @@ impl Kind {
     fn modules(self) -> &'static [&'static str] {
         match self {
             Kind::Kvm => &["kvm-amd"],
-            Kind::Linux => &["kvm-amd", "tun", "bridge", "virtio_pci", "virtio_blk", "9pnet_virtio", "9p"],
-            // rxe asks for the checksums by name, not as modules it depends on.
+            Kind::Linux => {
+                &["kvm-amd", "tun", "bridge", "virtio_pci", "virtio_blk", "9pnet_virtio", "9p", "softdog"]
+            }
+            // rxe requests the checksums by name; they are not in its list of dependencies.
             Kind::Rdma | Kind::RdmaPair => &[
                 "virtio_pci",
                 "virtio_net",
@@ -123,7 +131,7 @@ impl Kind {
     fn memory_mib(self, is_bench: bool) -> u32 {
         match self {
             Kind::Kvm => 1024,
-            // Two disks of 2 GiB are in it.
+            // The VM's memory contains two disks of 2 GiB.
             Kind::Linux if is_bench => 8192,
             Kind::Linux => 3072,
             Kind::Rdma | Kind::RdmaPair => 3072,
@@ -131,24 +139,24 @@ impl Kind {
     }
 }
 
-/// The variable of init's environment that names this program in the target directory.
+/// Variable of init's environment that names this program in the target directory.
 const PROGRAM_VARIABLE: &str = "LAB_PROGRAM";
 const TREE_TAG: &str = "tree";
 const TARGET_TAG: &str = "target";
 
-/// What a VM is booted with.
+/// Files and settings with which a VM is booted.
 struct Prepared {
     kind: Kind,
     kernel: PathBuf,
     initramfs: PathBuf,
     exe: PathBuf,
-    /// Tags and directories that are shared.
+    /// Tags and directories that are shared with the VM.
     shares: Vec<(&'static str, PathBuf)>,
-    /// A disk; what the VM writes to it is forgotten.
+    /// A disk. The VM's writes to it are discarded.
     disk: Option<PathBuf>,
 }
 
-/// Boots the lab and runs the scenarios of that kind that are chosen in it; `report` gets each line that it prints.
+/// Boots the lab and runs the selected scenarios of this kind. `report` is called with each line of output.
 pub fn run(kind: Kind, selection: &Selection, report: impl FnMut(&str)) -> Outcome {
     match prepare(kind) {
         Ok(prepared) => boot(&prepared, selection, report).unwrap_or_else(Outcome::Skipped),
@@ -188,7 +196,8 @@ fn prepare(kind: Kind) -> Result<Prepared, Failure> {
     Ok(Prepared { kind, kernel, initramfs, shares, disk, exe: exe.clone() })
 }
 
-/// This program as an init, with its libraries. Without what debuggers read it is a fifth as long, and VMs boot sooner.
+/// Packs this program as an init, with its libraries. Without debug information it is a fifth as long, so VMs
+/// boot sooner.
 fn program(exe: &Path) -> Result<cpio::Archive, Failure> {
     let stripped = tempfile::NamedTempFile::new().map_err(|error| error.to_string())?;
     output(Command::new("strip").arg("-o").arg(stripped.path()).arg(exe))?;
@@ -203,7 +212,7 @@ fn program(exe: &Path) -> Result<cpio::Archive, Failure> {
     Ok(archive)
 }
 
-/// The Debian root that the VM sees as its own.
+/// Path of the Debian root that the VM mounts as its own.
 fn tree() -> Result<PathBuf, Failure> {
     let rebuild = "`cargo xtask roots qemu` builds it, as root";
     let root = Root::qemu().ok_or_else(|| format!("there is no root `qemu`: {rebuild}"))?;
@@ -215,51 +224,59 @@ fn tree() -> Result<PathBuf, Failure> {
     root.path().canonicalize().map_err(|error| format!("{}: {error}", root.path().display()))
 }
 
-/// What the dynamic linker will ask for.
+/// Libraries that the dynamic linker will load.
 fn libraries(exe: &Path) -> Result<Vec<String>, Failure> {
     let listing = output(Command::new("ldd").arg(exe))?;
     let path = |line: &str| line.split_whitespace().find(|word| word.starts_with('/')).map(str::to_owned);
     Ok(listing.lines().filter_map(path).collect())
 }
 
-/// Boots the VM, or both, and reports until the first has run everything. A VM that stands still is ended and booted once more.
+/// Boots the VM, or both, and reports until the first one has run everything. A hung VM is killed and booted
+/// once more.
 fn boot(
     prepared: &Prepared,
     selection: &Selection,
     mut report: impl FnMut(&str),
 ) -> Result<Outcome, Failure> {
-    let until = Instant::now()
-        + match selection {
-            Selection { is_bench: true, .. } | Selection { reliability: Some(_), .. } => LONG_LIMIT,
-            _ if selection.is_all_short() && prepared.kind == Kind::Linux => LINUX_LIMIT,
-            _ if selection.is_all_short() => LIMIT,
-            _ => CHOSEN_LIMIT,
-        };
+    let limit = match selection {
+        Selection { is_bench: true, .. } | Selection { reliability: Some(_), .. } => LONG_LIMIT,
+        _ if selection.is_all_short() && prepared.kind == Kind::Linux => LINUX_LIMIT,
+        _ if selection.is_all_short() => LIMIT,
+        _ => CHOSEN_LIMIT,
+    };
+    let mut time = CoreTime::default();
     for _ in 1..BOOTS {
-        if let Some(outcome) = boot_once(prepared, selection, until, &mut report)? {
+        if let Some(outcome) = boot_once(prepared, selection, (&mut time, limit), &mut report)? {
             return Ok(outcome);
         }
         report(&format!(
             "LAB the VM said nothing for {SILENCE:?}: its emulator stands still, and it is booted again"
         ));
     }
-    Ok(boot_once(prepared, selection, until, &mut report)?.unwrap_or(Outcome::Failed(-1)))
+    Ok(boot_once(prepared, selection, (&mut time, limit), &mut report)?.unwrap_or(Outcome::Failed(-1)))
 }
 
-/// Nothing if the VM stands still.
+/// Boots once. `None` if the VM hangs.
 fn boot_once(
     prepared: &Prepared,
     selection: &Selection,
-    until: Instant,
+    (time, limit): (&mut CoreTime, Duration),
     report: &mut impl FnMut(&str),
 ) -> Result<Option<Outcome>, Failure> {
     let directory = tempfile::tempdir().map_err(|error| error.to_string())?;
     let (socket, is_pair) = (directory.path().join("wire"), prepared.kind == Kind::RdmaPair);
     let start = |side| Vm::start(prepared, selection, is_pair.then_some((socket.as_path(), side)));
     let (vm, other) = (start(0)?, is_pair.then(|| start(1)).transpose()?);
+    let mut silent = CoreTime::default();
     let outcome = loop {
-        let left = until.saturating_duration_since(Instant::now());
-        match vm.line(SILENCE.min(left)) {
+        let line = vm.line(STEP);
+        if time.look() >= limit {
+            break Outcome::Failed(-1);
+        }
+        if line.is_ok() {
+            silent = CoreTime::default();
+        }
+        match line {
             Ok(line) if line == ALIVE => {}
             Ok(line) => {
                 report(&line);
@@ -270,8 +287,9 @@ fn boot_once(
                     None => {}
                 }
             }
-            Err(RecvTimeoutError::Timeout) if left > SILENCE => return Ok(None),
-            Err(_) => break Outcome::Failed(-1),
+            Err(RecvTimeoutError::Timeout) if silent.look() >= SILENCE => return Ok(None),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => break Outcome::Failed(-1),
         }
     };
     if !matches!(outcome, Outcome::Passed) {

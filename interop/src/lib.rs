@@ -1,8 +1,9 @@
-//! Sterna before foreign judges: real QEMU, real libvirt, and real KVM where the host has none.
+//! Tests Sterna against independent programs: real QEMU, real libvirt, and real KVM in a VM if the host has
+//! none.
 //!
-//! A test of interoperation asks for a root ([`Root::qemu_for`]), starts QEMU in it with a guest that keeps
-//! checking its own memory ([`Qemu::builder`], [`Guest`]), lets Sterna do something with it, and asks whether
-//! the guest's count goes on ([`unbroken`]):
+//! A test of interoperation gets a root ([`Root::qemu_for`]) and starts QEMU from it, with a guest that keeps
+//! checking its own memory ([`Qemu::builder`], [`Guest`]). Then Sterna acts on that QEMU. At the end, the
+//! test checks that the guest's count continues ([`unbroken`]):
 //!
 //! ```no_run
 //! # use sterna_interop::{Guest, Qemu, Root, unbroken};
@@ -21,8 +22,8 @@
 //! # }
 //! ```
 //!
-//! What cannot run here says `SKIPPED test: reason` on standard error and returns ([`skip`]); xtask repeats
-//! those lines at the end. The roots are built by `cargo xtask roots`; the tests look for them in
+//! A test that cannot run here prints `SKIPPED test: reason` to standard error and returns ([`skip`]). xtask
+//! repeats these lines at the end. `cargo xtask roots` builds the roots. The tests look for them in
 //! `$STERNA_ROOTS`, then in `roots` of the target directory.
 //!
 //! The other half of the crate is the lab VM with real KVM: [`lab`], [`scenarios`], [`guests`].
@@ -45,7 +46,7 @@ mod workload;
 
 pub use content::fill;
 pub use etcd::Etcd;
-pub use libvirt::{Libvirt, SAVE_FORMATS};
+pub use libvirt::{Libvirt, save_formats};
 pub use listening::is_listening;
 pub use machines::{Machine, machines_for};
 pub use qemu::{Accelerator, Builder, Qemu, Ram};

@@ -1,14 +1,16 @@
-//! libvirt's daemon with its QEMU driver, in the root of its own, cut off from the host.
+//! libvirt's daemon with its QEMU driver, in its own root, isolated from the host.
 //!
-//! It runs in private mount, process and network namespaces: the root is entered there, everything that the
-//! daemon writes lies in memory or in the test's directory, which is seen under the same path on both sides.
-//! A shell is the first process and reaps what daemons leave behind. It ends when its standard input does, and
-//! all others with it; so nothing is left even when the test is killed. Domains run under TCG.
+//! It runs in private mount, process and network namespaces. The root is entered there. All files that the
+//! daemon writes are in memory or in the test's directory, which has the same path on both sides. A shell is
+//! the first process and reaps processes that daemons leave behind. It ends at the end of its standard input,
+//! and all other processes end with it. Therefore no process remains even if the test is killed. Domains run
+//! under TCG.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
+use sterna_image::Format;
 use tempfile::TempDir;
 
 use crate::qemu::PATIENCE;
@@ -16,7 +18,9 @@ use crate::ticks::{Tick, ticks};
 use crate::{Failure, Root, boot_disk, skip};
 
 /// What `virsh save --image-format` takes, in the order of their numbers in the header.
-pub const SAVE_FORMATS: [&str; 7] = ["raw", "gzip", "bzip2", "xz", "lzop", "zstd", "sparse"];
+pub fn save_formats() -> Vec<&'static str> {
+    Format::ALL.iter().filter(|format| format.is_libvirt()).map(|format| format.word()).collect()
+}
 
 /// Sets up the namespaces and runs the daemon. $1: the root; $2: the test's directory.
 const START: &str = r#"
@@ -38,11 +42,12 @@ cat >/dev/null
 "#;
 const DAEMON: &str = "auth_unix_ro = \"none\"\nauth_unix_rw = \"none\"\nunix_sock_rw_perms = \"0700\"\n\
                       host_uuid = \"8d5c0a5e-4f0b-4d9a-9a4f-2f1a5f1e0a11\"\n";
-/// No other user, no control groups, no log daemon: the namespaces keep it apart.
+/// Configuration of the driver. The namespaces isolate the daemon, so it needs no other user, control groups
+/// or log daemon.
 const DRIVER: &str = "user = \"root\"\ngroup = \"root\"\nsecurity_driver = \"none\"\ndynamic_ownership = 0\n\
                       remember_owner = 0\nnamespaces = [ ]\ncgroup_controllers = [ ]\nstdio_handler = \"file\"\n";
 
-/// A running daemon.
+/// A running daemon, ended when dropped.
 pub struct Libvirt {
     root: Root,
     process: Child,
@@ -50,10 +55,10 @@ pub struct Libvirt {
 }
 
 impl Libvirt {
-    /// Starts the daemon; if that cannot be done here, `test` is said to be skipped.
+    /// Starts the daemon. If that is impossible here, reports `test` as skipped.
     ///
     /// # Errors
-    /// It can be done here, but the daemon does not answer.
+    /// If the root exists, but the daemon does not answer.
     pub fn start_for(test: &str) -> Result<Option<Self>, Failure> {
         let Some(root) = Root::libvirt_for(test) else { return Ok(None) };
         let probe = Command::new("unshare").args(["--mount", "--pid", "--net", "--fork", "true"]).output();
@@ -114,15 +119,15 @@ impl Libvirt {
         }
     }
 
-    /// The test's directory, under the same path for the daemon.
+    /// The test's directory, which has the same path for the daemon.
     pub fn directory(&self) -> &Path {
         self.directory.path()
     }
 
-    /// Runs virsh and gives back what it printed.
+    /// Runs virsh and returns its output.
     ///
     /// # Errors
-    /// What it complained about.
+    /// The message of virsh.
     pub fn virsh(&self, arguments: &[&str]) -> Result<String, Failure> {
         let socket = self.directory().join("run/libvirt-sock");
         let mut command = self.root.command("virsh");
@@ -136,11 +141,11 @@ impl Libvirt {
         }
     }
 
-    /// Creates a transient domain that runs the boot guest ([`crate::Guest::Boot`]); `machine` is `pc` or
-    /// `q35`. Beside libvirt's monitor its QEMU has [one more](Self::operator_socket).
+    /// Creates a transient domain that runs the boot guest ([`crate::Guest::Boot`]). `machine` is `pc` or
+    /// `q35`. Its QEMU has a [second monitor](Self::operator_socket) in addition to libvirt's.
     ///
     /// # Errors
-    /// libvirt's refusal.
+    /// The refusal of libvirt.
     pub fn create(&self, name: &str, machine: &str, memory_mib: u64) -> Result<(), Failure> {
         let disk = self.directory().join(format!("{name}.img"));
         boot_disk(&disk, memory_mib)?;
@@ -165,20 +170,20 @@ impl Libvirt {
         self.virsh(&["create", &file.to_string_lossy()]).map(drop)
     }
 
-    /// A monitor of the domain's QEMU that nobody is connected to: for `sterna save`.
+    /// Socket of a second monitor of the domain's QEMU, without a client: for `sterna save`.
     pub fn operator_socket(&self, name: &str) -> std::path::PathBuf {
         self.directory().join(format!("{name}.operator"))
     }
 
-    /// All that the domain has said on its serial port, in every machine that it ran in.
+    /// The complete serial output of the domain, in every machine in which it ran.
     pub fn serial(&self, name: &str) -> String {
         String::from_utf8_lossy(&std::fs::read(self.serial_file(name)).unwrap_or_default()).into_owned()
     }
 
-    /// Waits until the domain's guest has ticked `more` times than it has now.
+    /// Waits until the domain's guest has ticked `more` times from now.
     ///
     /// # Errors
-    /// A tick was BAD, or nothing came for [`PATIENCE`].
+    /// A tick was BAD, or no line arrived within [`PATIENCE`].
     pub fn wait_for_ticks(&self, name: &str, more: usize) -> Result<Tick, Failure> {
         let wanted = ticks(&self.serial(name)).len() + more;
         let begin = Instant::now();
@@ -201,7 +206,7 @@ impl Libvirt {
         }
     }
 
-    /// What the daemon printed.
+    /// Output of the daemon.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.directory().join("log")).unwrap_or_default()
     }
@@ -213,7 +218,7 @@ impl Libvirt {
 
 impl Drop for Libvirt {
     fn drop(&mut self) {
-        // The shell's input ends, the shell with it, and so every process of the namespace.
+        // The shell ends at the end of its input, and with it every process of the namespace.
         drop(self.process.stdin.take());
         let _ = self.process.wait();
     }

@@ -13,6 +13,7 @@ mod machine;
 mod network;
 mod processes;
 mod protected;
+mod watchdog;
 mod ways;
 
 use std::path::Path;
@@ -29,27 +30,32 @@ use self::ways::{Way, move_guest};
 use crate::scenarios::{Failure, ensure};
 use crate::sterna_does;
 
-/// How much further a clock of the guest may have gone between two ticks than this host's.
+/// Limit of the clock error between two ticks. A guest's clock may advance by this much more than this host's
+/// time.
 const LONGEST_GAP: Duration = Duration::from_secs(20);
 
-/// How long the guest may be away beyond the pause: on a busy host one core does everything for it.
+/// Limit of the guest's absence in addition to the pause. On a busy host, one core does all the work.
 const LATE: Duration = Duration::from_secs(2);
 
-/// A scenario.
+/// A scenario with Linux guests.
 pub(crate) struct Scenario {
     pub(crate) name: &'static str,
-    /// It runs only when it is chosen.
+    /// Whether it runs only if it is selected.
     pub(crate) is_long: bool,
     pub(crate) run: fn() -> Result<(), Failure>,
 }
 
-/// All of them. The short ones have between them everything that a guest may use.
+/// All scenarios. Together, the short ones use every feature that a guest can use.
 pub(crate) fn scenarios() -> Vec<Scenario> {
     let short = |name, run| Scenario { name, is_long: false, run };
     let long = |name, run| Scenario { name, is_long: true, run };
     vec![
         short("linux boots with 2 vCPUs and switches itself off", || boots(2)),
         short("linux works and moves in each way", || moves(&Setup::working(1), 6)),
+        short(
+            "the host's watchdog ends a primary that stands still",
+            watchdog::ends_a_primary_that_stands_still,
+        ),
         long("linux works and moves ten times", || moves(&Setup::working(1), 10)),
         long("linux boots with 1 vCPU", || boots(1)),
         long("linux boots with 4 vCPUs", || boots(4)),
@@ -75,7 +81,8 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
         long("linux lies in an image for days", days::sleeps_for_days),
         long("linux moves while processes are killed", killed::is_killed),
         long("linux outlives its host by a standby", protected::outlives_its_host),
-        // It does not move: two passts on one host cannot both have the guest's sockets, and a connection may end.
+        // The guest does not move: two passts on one host cannot both own the guest's sockets, and a
+        // connection may end.
         long("linux talks over a network that is another process", || {
             moves(&Setup { has_passt: true, ..Setup::default() }, 0)
         }),
@@ -87,7 +94,8 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
     ]
 }
 
-/// So many moves in a row of one guest that works, in every way. With a seed other moves come between that are disturbed.
+/// Moves one working guest `count` times, in every way. With a seed, disturbed moves occur between the
+/// others.
 pub(crate) fn many_moves(count: u64, seed: u64) -> Scenario {
     static CHOICE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
     CHOICE.iter().zip([count, seed]).for_each(|(choice, value)| choice.store(value, Ordering::Relaxed));
@@ -112,7 +120,7 @@ fn ends(how: &'static str, reason: &EndReason) -> Result<(), Failure> {
 }
 
 fn moves(setup: &Setup, count: u64) -> Result<(), Failure> {
-    /// Of the guest between two moves.
+    /// Number of the guest's ticks between two moves.
     const TICKS: u64 = 5;
     let peer = (setup.has_network || setup.has_passt).then(network::Peer::start).transpose()?;
     let mut disk = setup.disk.map(|_| disk_image(setup)).transpose()?;
@@ -150,7 +158,7 @@ fn moves(setup: &Setup, count: u64) -> Result<(), Failure> {
         arrived.map_err(|why| format!("move {round}, {way:?}: {why}"))?;
     }
     let pings = pings.map(network::Pings::finish).transpose()?;
-    // It reads its console, wherever it is.
+    // The guest reads its console in every machine.
     ensure(here.type_in(guest::END.as_bytes()) == guest::END.len(), || {
         "the console takes nothing".to_owned()
     })?;
@@ -187,7 +195,7 @@ fn path(image: Option<&Image>) -> Option<&Path> {
     image.map(|image| &***image)
 }
 
-/// The disk of a machine that the guest moves to: the same one, or an empty one if the content travels.
+/// The disk of the next machine: the same disk, or an empty one if the content is copied.
 fn disk_there(setup: &Setup, here: Option<&Image>) -> Result<Option<Image>, Failure> {
     match setup.disk {
         Some(DiskMigration::Copy) => disk_image(setup).map(Some),
@@ -195,7 +203,7 @@ fn disk_there(setup: &Setup, here: Option<&Image>) -> Result<Option<Image>, Fail
     }
 }
 
-/// What the guest has freed is neither here any more nor there after a move.
+/// Memory that the guest has freed is returned to the host. It is not sent in a move.
 fn gives_back() -> Result<(), Failure> {
     const TICKS: u64 = 150;
     let setup = Setup { reports: true, ..Setup::default() };
@@ -216,17 +224,19 @@ fn gives_back() -> Result<(), Failure> {
     console.check(&setup, Some(TICKS), LONGEST_GAP).map(drop)
 }
 
-/// What the guest has freed is still here, and not there after a move. Then it uses its memory again.
+/// Memory that the guest has freed stays allocated here and is not sent. Afterwards, the guest uses its
+/// memory again.
 fn says_what_is_free() -> Result<(), Failure> {
     let freed = guest::FREED_BYTES as u64;
     let [before, moved, sent] = frees(&Setup { hints: true, ..Setup::default() })?;
-    // Linux names free memory in pieces of 4 MiB, the largest that it has. On the lab's processor it is slow to do so: lanes do not
-    // wait for all.
+    // Linux reports free memory in pieces of 4 MiB, its largest size. On the lab's processor this is slow,
+    // and lanes do not wait for all of it.
     ensure(moved + freed / 2 < before, || format!("{before} bytes were resident, {moved} arrived"))?;
     ensure(sent + freed / 2 < before, || format!("{before} bytes were resident, {sent} were sent"))
 }
 
-/// Moves a guest that has freed memory, there and on. Bytes that were resident before the first move and after it, and sent.
+/// Moves a guest that has freed memory twice. Returns the resident bytes before and after the first move, and
+/// the bytes sent.
 fn frees(setup: &Setup) -> Result<[u64; 3], Failure> {
     const TICKS: u64 = 200;
     const FIRST: u64 = 60;
@@ -244,7 +254,7 @@ fn frees(setup: &Setup) -> Result<[u64; 3], Failure> {
         moved >> 20,
         first.free_bytes >> 20
     );
-    // The driver has got its memory back, so that it can name it again.
+    // By then, the driver has got its memory back and can report it again.
     console.wait_for_tick(&there, FIRST + 40)?;
     let last = machine(setup, None, None, Some(1024), &console)?;
     let second = move_guest(&there, &last, Way::MappedRam)?;
@@ -261,7 +271,7 @@ fn frees(setup: &Setup) -> Result<[u64; 3], Failure> {
     Ok([before, moved, first.sent_bytes])
 }
 
-/// As an operator sees it, in programs of their own.
+/// Runs the demo as an operator does, in separate programs.
 fn demo() -> Result<(), Failure> {
     let kernel = Files::new()?.kernel();
     network::up("lo", None)?;

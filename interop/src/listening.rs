@@ -1,13 +1,15 @@
-//! Whether somebody listens at a socket's file. The file is there from `bind` on, and a connection before `listen` is refused.
+//! Checks whether a server listens at a Unix socket. The socket's file exists from `bind` on, and a
+//! connection before `listen` is refused.
 
 use std::path::Path;
 
-/// The flag of a socket that listens, as the kernel lists it.
+/// Flag of a listening socket in the kernel's list.
 const ACCEPTS: u32 = 1 << 16;
 
-/// Whether a process of this network namespace listens at this Unix socket. Nothing is connected: some servers take one connection.
+/// Whether a process of this network namespace listens at this Unix socket. Makes no connection, because some
+/// servers accept only one.
 pub fn is_listening(at: &Path) -> bool {
-    // Number, references, protocol, flags, type, state, inode, path.
+    // Columns: number, references, protocol, flags, type, state, inode, path.
     let sockets = std::fs::read_to_string("/proc/net/unix").unwrap_or_default();
     sockets.lines().any(|line| {
         let mut words = line.split_whitespace();

@@ -1,35 +1,35 @@
-//! Machines that differ in what their streams hold: the rows of every table of tests.
+//! Machines whose streams differ: the rows of the tests' tables.
 //!
-//! All run [`Guest::Boot`]. What each row is for stands beside it, with the paragraphs of
-//! specs/mapped-ram.md that it touches.
+//! All run [`Guest::Boot`]. A comment at each row names its purpose: the features of specs/mapped-ram.md that
+//! it touches.
 
 use crate::{Builder, Guest, Qemu, Ram, Root};
 
-/// A machine and what it is called in a test's words.
+/// A machine, and its name in a test's messages.
 #[derive(Debug, Clone)]
 pub struct Machine {
-    /// For messages.
+    /// Name of the machine in messages.
     pub name: &'static str,
-    /// How to start it; a clone of it can take over its state.
+    /// Builder that starts it. A clone of the builder makes a machine that can take over its state.
     pub builder: Builder,
 }
 
-/// Every kind of machine that can be had here, and the names and reasons of those that cannot.
+/// Every kind of machine that is available here; and the names of the others, with the reasons.
 pub fn machines(root: &Root) -> (Vec<Machine>, Vec<(&'static str, String)>) {
     let base = || Qemu::builder(root).memory_mib(32).guest(Guest::Boot);
     let mut machines = vec![
         Machine { name: "pc", builder: base() },
         // Another id of RAM's section, and PCI Express.
         Machine { name: "q35", builder: base().machine("q35") },
-        // Unversioned, no PCI, RAM under another name.
+        // An unversioned machine without PCI, whose RAM has another name.
         Machine { name: "microvm", builder: base().machine("microvm") },
-        // Before 10.0 there is no command 11.
+        // Before 10.0, command 11 does not exist.
         Machine { name: "pc-i440fx-9.2", builder: base().machine("pc-i440fx-9.2") },
-        // Other devices, other versions of their sections.
+        // Other devices, and other versions of their sections.
         Machine { name: "pc-q35-6.2", builder: base().machine("pc-q35-6.2") },
-        // RAM's block is called after the object.
+        // The block of RAM has the name of the object.
         Machine { name: "pc, an object", builder: base().ram(Ram::Object) },
-        // Shared memory: what x-ignore-shared leaves out.
+        // Shared memory, which x-ignore-shared leaves out.
         Machine { name: "q35, a memfd", builder: base().machine("q35").ram(Ram::Memfd) },
         Machine { name: "pc, a file", builder: base().ram(Ram::File) },
         // A second block for video memory, several for option ROMs, vmdesc with many devices.
@@ -52,7 +52,7 @@ pub fn machines(root: &Root) -> (Vec<Machine>, Vec<(&'static str, String)>) {
                 "usb-tablet",
             ]),
         },
-        // A block that was plugged beside the first one.
+        // A second block of RAM that was plugged.
         Machine {
             name: "pc with a DIMM",
             builder: base().args(&[
@@ -76,13 +76,13 @@ pub fn machines(root: &Root) -> (Vec<Machine>, Vec<(&'static str, String)>) {
                 "virtio-mem-pci,memdev=plug,requested-size=16M",
             ]),
         },
-        // No description behind EOF.
+        // No description after EOF.
         Machine { name: "pc without vmdesc", builder: base().machine("pc,suppress-vmdesc=on") },
     ];
     let mut missing = Vec::new();
     let free = std::fs::read_to_string("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages");
     match free.map(|text| text.trim().parse::<u64>().unwrap_or(0)) {
-        // Source and target at once.
+        // Huge pages for source and target at the same time.
         Ok(pages) if pages >= 32 => {
             machines.push(Machine { name: "pc, huge pages", builder: base().ram(Ram::Hugetlb) });
         }
@@ -92,7 +92,7 @@ pub fn machines(root: &Root) -> (Vec<Machine>, Vec<(&'static str, String)>) {
     (machines, missing)
 }
 
-/// [`machines`]; each that cannot be had is said to be skipped as a row of `test`.
+/// Returns [`machines`], and reports each unavailable one as a skipped row of `test`.
 pub fn machines_for(root: &Root, test: &str) -> Vec<Machine> {
     let (machines, missing) = machines(root);
     for (name, why) in missing {

@@ -1,7 +1,8 @@
-//! A QEMU of the root as a child process, with two monitors, a serial port in a file and its own directory.
+//! A QEMU of the root as a child process. It has two monitors, a serial port in a file, and a directory of
+//! its own.
 //!
-//! Everything it names lies in a temporary directory that goes when it is dropped; the process is killed then.
-//! When a test panics, the end of what QEMU and the guest said goes to standard error first.
+//! All of its files are in a temporary directory. Dropping it kills the process and removes the directory. If
+//! a test panics, the end of the output of QEMU and of the guest is printed to standard error first.
 
 mod builder;
 mod migration;
@@ -20,12 +21,12 @@ use crate::ticks::{Tick, ticks};
 
 pub use builder::{Accelerator, Builder, Ram};
 
-/// How long anything may take that should take seconds, on a machine that is busy.
+/// Time limit of every wait. Each wait takes only seconds on an idle machine.
 pub const PATIENCE: Duration = Duration::from_secs(300);
-/// How often what has no event is looked at.
+/// Interval of polling for states without an event.
 const STEP: Duration = Duration::from_millis(10);
 
-/// A running QEMU.
+/// A running QEMU, killed when dropped.
 pub struct Qemu {
     process: Child,
     directory: TempDir,
@@ -43,7 +44,7 @@ impl Qemu {
         match connect(&mut process, &directory.path().join("qmp")) {
             Ok(monitor) => Ok(Self { process, directory, monitor }),
             Err(why) => {
-                // An error means that it has ended by itself.
+                // An error means that the process has ended by itself.
                 let _ = process.kill();
                 let _ = process.wait();
                 let log = std::fs::read_to_string(&log).unwrap_or_default();
@@ -52,63 +53,63 @@ impl Qemu {
         }
     }
 
-    /// The harness's own monitor.
+    /// The monitor that the harness uses.
     pub fn qmp(&mut self) -> &mut Client {
         &mut self.monitor
     }
 
-    /// A second monitor that nobody is connected to: for `sterna save`, `restore` and `migrate`.
+    /// Socket of a second monitor without a client: for `sterna save`, `restore` and `migrate`.
     pub fn operator_socket(&self) -> PathBuf {
         self.directory.path().join("operator")
     }
 
-    /// A directory that goes with this process: for sockets, images, certificates.
+    /// A directory for sockets, images and certificates, removed with this process.
     pub fn directory(&self) -> &Path {
         self.directory.path()
     }
 
-    /// The process's id.
+    /// Number of the process.
     pub fn pid(&self) -> u32 {
         self.process.id()
     }
 
-    /// Executes a QMP command on the harness's monitor; `arguments` is an object or null.
+    /// Executes a QMP command on the harness's monitor. `arguments` is an object or null.
     ///
     /// # Errors
-    /// QEMU's refusal, or how the monitor failed and what QEMU said last.
+    /// QEMU's refusal; or the failure of the monitor, with the end of QEMU's output.
     pub fn execute(&mut self, command: &str, arguments: Value) -> Result<Value, Failure> {
         self.monitor.execute(command, arguments).map_err(|error| self.explain(&error.to_string()))
     }
 
-    /// Stops the guest.
+    /// Stops the guest with `stop`.
     ///
     /// # Errors
-    /// As of [`execute`](Self::execute).
+    /// As for [`execute`](Self::execute).
     pub fn stop(&mut self) -> Result<(), Failure> {
         self.execute("stop", Value::Null).map(drop)
     }
 
-    /// Lets the guest run.
+    /// Resumes the guest with `cont`.
     ///
     /// # Errors
-    /// As of [`execute`](Self::execute).
+    /// As for [`execute`](Self::execute).
     pub fn resume(&mut self) -> Result<(), Failure> {
         self.execute("cont", Value::Null).map(drop)
     }
 
-    /// `query-status`: `running`, `paused`, `postmigrate`, `inmigrate`…
+    /// The status in `query-status`: `running`, `paused`, `postmigrate`, `inmigrate`…
     ///
     /// # Errors
-    /// As of [`execute`](Self::execute).
+    /// As for [`execute`](Self::execute).
     pub fn status(&mut self) -> Result<String, Failure> {
         let status = self.execute("query-status", Value::Null)?;
         Ok(status["status"].as_str().unwrap_or_default().to_owned())
     }
 
-    /// Waits until `query-status` says `wanted`.
+    /// Waits until `query-status` reports `wanted`.
     ///
     /// # Errors
-    /// What it said last, after [`PATIENCE`].
+    /// The last status, after [`PATIENCE`].
     pub fn wait_for_status(&mut self, wanted: &str) -> Result<(), Failure> {
         let begin = Instant::now();
         loop {
@@ -123,26 +124,26 @@ impl Qemu {
         }
     }
 
-    /// All that came over the serial port so far.
+    /// The complete output on the serial port so far.
     pub fn serial(&self) -> String {
         let bytes = std::fs::read(self.directory.path().join("serial")).unwrap_or_default();
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// The lines of [`serial`](Self::serial), the last perhaps unfinished.
+    /// The lines of [`serial`](Self::serial). The last one may be incomplete.
     pub fn serial_lines(&self) -> Vec<String> {
         self.serial().lines().map(str::to_owned).collect()
     }
 
-    /// What the guest said of itself so far, in this machine.
+    /// The guest's ticks so far, in this machine.
     pub fn ticks(&self) -> Vec<Tick> {
         ticks(&self.serial())
     }
 
-    /// Waits until the guest has ticked `more` times than it has now, in this machine.
+    /// Waits until the guest has ticked `more` times from now, in this machine.
     ///
     /// # Errors
-    /// A tick was BAD, QEMU ended, or nothing came for [`PATIENCE`].
+    /// A tick was BAD, QEMU ended, or no line arrived within [`PATIENCE`].
     pub fn wait_for_ticks(&mut self, more: usize) -> Result<Tick, Failure> {
         let wanted = self.ticks().len() + more;
         let begin = Instant::now();
@@ -168,15 +169,15 @@ impl Qemu {
         }
     }
 
-    /// How it ended, if it has.
+    /// Exit status of the process, if it has ended.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         self.process.try_wait().ok().flatten()
     }
 
-    /// Quits it and waits for its end.
+    /// Quits QEMU and waits for its end.
     ///
     /// # Errors
-    /// It ended otherwise, or not within [`PATIENCE`].
+    /// QEMU ended with a failure, or not within [`PATIENCE`].
     pub fn quit(mut self) -> Result<(), Failure> {
         self.execute("quit", json!({}))?;
         let begin = Instant::now();
@@ -193,19 +194,19 @@ impl Qemu {
         Err(self.explain("it did not quit"))
     }
 
-    /// Kills it with SIGKILL: the peer that dies half-way.
+    /// Kills the process with SIGKILL. This simulates a peer that dies in the middle of a migration.
     pub fn kill(&mut self) {
-        // An error means that it has ended by itself.
+        // An error means that the process has ended by itself.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 
-    /// What QEMU printed.
+    /// Output of QEMU.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.directory.path().join("log")).unwrap_or_default()
     }
 
-    /// `why` with what QEMU said.
+    /// `why`, with the end of QEMU's output.
     fn explain(&self, why: &str) -> Failure {
         let log = self.log();
         if log.trim().is_empty() { why.to_owned() } else { format!("{why}; QEMU said: {}", log.trim()) }
@@ -228,7 +229,7 @@ impl Drop for Qemu {
     }
 }
 
-/// Connects as soon as it listens; a process that ends before is an error.
+/// Connects as soon as QEMU listens. It is an error if the process ends before.
 fn connect(process: &mut Child, socket: &Path) -> Result<Client, Failure> {
     let begin = Instant::now();
     loop {

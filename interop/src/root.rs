@@ -1,13 +1,13 @@
-//! The roots that `cargo xtask roots` builds, and how a program of one is run without entering it.
+//! The roots that `cargo xtask roots` builds. Their programs run without a chroot.
 //!
-//! Programs run in the host's own file namespace through the root's dynamic loader, so that every path means
-//! the same to a test, to Sterna and to QEMU.
+//! Programs run in the host's own file namespace through the root's dynamic loader. Every path is therefore
+//! the same for a test, for Sterna and for QEMU.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Where Debian puts libraries of this architecture.
+/// Debian's directory of libraries for this architecture.
 const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
 /// A Debian tree with programs to test against.
 #[derive(Debug, Clone)]
@@ -16,42 +16,42 @@ pub struct Root {
 }
 
 impl Root {
-    /// xtask writes this file when the root is whole.
+    /// File that xtask writes when the root is complete.
     pub(crate) const STAMP: &str = "sterna-root";
-    /// The directory of the root with QEMU.
+    /// Directory of the root with QEMU.
     pub(crate) const QEMU: &str = "qemu";
 
-    /// The root with QEMU; if there is none, `test` is said to be skipped.
+    /// The root with QEMU. Without it, reports `test` as skipped.
     pub fn qemu_for(test: &str) -> Option<Self> {
         Self::named_for(Self::QEMU, test)
     }
 
-    /// The root with QEMU, if there is one.
+    /// The root with QEMU, if it exists.
     pub(crate) fn qemu() -> Option<Self> {
         Self::found(Self::QEMU)
     }
 
-    /// The root of the lab's Linux guests, if there is one.
+    /// The root of the lab's Linux guests, if it exists.
     pub(crate) fn guest() -> Option<Self> {
         Self::found("guest")
     }
 
-    /// The root with Debian 12's QEMU, 7.2; if there is none, `test` is said to be skipped.
+    /// The root with Debian 12's QEMU, 7.2. Without it, reports `test` as skipped.
     pub fn qemu_bookworm_for(test: &str) -> Option<Self> {
         Self::named_for("qemu-bookworm", test)
     }
 
-    /// The root with Debian 13's QEMU, 10.0; if there is none, `test` is said to be skipped.
+    /// The root with Debian 13's QEMU, 10.0. Without it, reports `test` as skipped.
     pub fn qemu_trixie_for(test: &str) -> Option<Self> {
         Self::named_for("qemu-trixie", test)
     }
 
-    /// The root with libvirt; if there is none, `test` is said to be skipped.
+    /// The root with libvirt. Without it, reports `test` as skipped.
     pub fn libvirt_for(test: &str) -> Option<Self> {
         Self::named_for("libvirt", test)
     }
 
-    /// The root with etcd; if there is none, `test` is said to be skipped.
+    /// The root with etcd. Without it, reports `test` as skipped.
     pub fn etcd_for(test: &str) -> Option<Self> {
         Self::named_for("etcd", test)
     }
@@ -70,7 +70,7 @@ impl Root {
         found.map(|path| Self { path })
     }
 
-    /// Its directory.
+    /// Path of the root.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -87,7 +87,7 @@ impl Root {
         command
     }
 
-    /// Its QEMU for x86-64, which finds its firmware there.
+    /// The root's QEMU for x86-64, with the root's firmware.
     pub(crate) fn qemu_system(&self) -> Command {
         let mut command = self.command("qemu-system-x86_64");
         for firmware in ["qemu", "seabios"] {
@@ -96,7 +96,7 @@ impl Root {
         command
     }
 
-    /// The version of a Debian package in it, if it is there.
+    /// The version of a Debian package in the root, if it is installed.
     pub fn version(&self, package: &str) -> Option<String> {
         let stamp = std::fs::read_to_string(self.path.join(Self::STAMP)).ok()?;
         stamp
@@ -108,7 +108,7 @@ impl Root {
     }
 }
 
-/// Whether guests can have `/dev/kvm`; if not, `test` is said to be skipped.
+/// Whether guests can use `/dev/kvm`. If not, reports `test` as skipped.
 pub fn kvm_for(test: &str) -> bool {
     let opened = open_kvm();
     if let Err(error) = &opened {
@@ -117,7 +117,7 @@ pub fn kvm_for(test: &str) -> bool {
     opened.is_ok()
 }
 
-/// Whether guests can have `/dev/kvm`.
+/// Whether guests can use `/dev/kvm`.
 pub(crate) fn has_kvm() -> bool {
     open_kvm().is_ok()
 }
@@ -126,9 +126,10 @@ fn open_kvm() -> std::io::Result<std::fs::File> {
     std::fs::OpenOptions::new().read(true).write(true).open("/dev/kvm")
 }
 
-/// Says that a test cannot run here, and why; it returns then. xtask collects these lines.
+/// Prints that a test cannot run here, with the reason. xtask collects these lines. The test must return
+/// afterwards.
 pub fn skip(test: &str, reason: &str) {
-    // Past libtest's capture, which would keep it from xtask. Nothing can be done if nobody listens.
+    // Written directly, because libtest's capture would hide it from xtask. A write error is ignored.
     let _ = writeln!(std::io::stderr(), "SKIPPED {test}: {reason}");
 }
 
@@ -139,7 +140,7 @@ fn places() -> Vec<PathBuf> {
     places
 }
 
-/// The target directory that this program lies in.
+/// The target directory that contains this program.
 pub(crate) fn target_directory() -> Option<PathBuf> {
     let exe = std::env::current_exe().ok()?;
     let directory = exe.parent()?;

@@ -1,4 +1,4 @@
-//! What a guest must not notice: each scenario moves one between two machines of this process.
+//! Scenarios that move a guest between two machines of this process. The guest must not notice the move.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,21 +9,21 @@ use sterna_vmm::{GuestImage, KvmMachine, MachineConfig};
 
 use crate::guests::{self, BOARD, clock, timer};
 
-/// Why a scenario failed.
+/// A description of a scenario's failure.
 pub type Failure = String;
 
-/// A guest, its moves, and what must hold afterwards.
+/// A guest, its moves, and the checks afterwards.
 #[derive(Clone, Copy)]
 pub struct Scenario {
-    /// For reports.
+    /// Name of the scenario in reports.
     pub name: &'static str,
     /// Whether it runs on a KVM that only emulates integer instructions.
     pub plain: bool,
-    /// Runs it.
+    /// Function that runs the scenario.
     pub run: fn() -> Result<(), Failure>,
 }
 
-/// All of them.
+/// All scenarios.
 pub const ALL: &[Scenario] = &[
     Scenario { name: "periodic_timers_go_on", plain: true, run: periodic_timers },
     Scenario { name: "pending_one_shot_fires_once", plain: true, run: one_shot },
@@ -37,12 +37,12 @@ pub const ALL: &[Scenario] = &[
     Scenario { name: "registers_keep_their_values", plain: false, run: registers },
 ];
 
-/// How long a guest stands still where a scenario wants it to notice.
+/// Time for which a guest is stopped in scenarios in which it must notice.
 const PAUSE: Duration = Duration::from_millis(300);
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn periodic_timers() -> Result<(), Failure> {
-    // 1 GHz / 16 / 625,000: 100 Hz, as the PIT.
+    // 1 GHz / 16 / 625,000 is 100 Hz, the same as the PIT.
     let mut here = started(guests::timer_guest(), vec![timer::PERIODIC, 625_000])?;
     for _ in 0..5 {
         grows(&here, timer::LAPIC_TICKS, 3)?;
@@ -55,21 +55,22 @@ fn periodic_timers() -> Result<(), Failure> {
 }
 
 fn one_shot() -> Result<(), Failure> {
-    // 1 GHz / 16: 2 s, far longer than it takes to stop the guest.
+    // 1 GHz / 16: 2 s, much longer than the time to stop the guest.
     pending(vec![timer::ONE_SHOT, 125_000_000], Duration::ZERO).map(|_| ())
 }
 
-/// `stopped`: the guest stands still for so long, with a deadline 2/3 of that away if it is not zero.
+/// Tests a deadline. The guest is stopped for `stopped`; if that is not zero, the deadline is after 2/3 of
+/// it.
 fn deadline(stopped: Duration) -> Result<(), Failure> {
     let ahead = if stopped.is_zero() { Duration::from_secs(2) } else { stopped * 2 / 3 };
     let khz = tsc_khz()?;
     let machine = pending(vec![timer::TSC_DEADLINE, khz * ahead.as_millis() as u64], stopped)?;
     let (wanted, fired) = (board(&machine, timer::DEADLINE)?, board(&machine, timer::FIRED)?);
-    // A kernel may inject up to some µs early, to meet the deadline on entry.
+    // A kernel may inject the interrupt some µs early, to meet the deadline on entry.
     ensure(fired + khz > wanted, || format!("it fired {} ticks early", wanted - fired))
 }
 
-/// Moves a guest whose timer has not fired yet; it must fire there, and only once.
+/// Moves a guest whose timer has not fired yet. The timer must fire at the destination, and only once.
 fn pending(parameters: Vec<u64>, stopped: Duration) -> Result<Arc<KvmMachine>, Failure> {
     let here = started(guests::timer_guest(), parameters)?;
     reaches(&here, timer::ARMED, 1)?;
@@ -86,7 +87,8 @@ fn pending(parameters: Vec<u64>, stopped: Duration) -> Result<Arc<KvmMachine>, F
 fn clocks() -> Result<(), Failure> {
     let here = started(guests::clock_guest(), vec![])?;
     grows(&here, clock::HEARTBEAT, 100)?;
-    // Far longer than the target's own clocks will have run: were they not set, they would go back.
+    // This is much longer than the run time of the target's own clocks. Clocks that are not set would go
+    // back.
     std::thread::sleep(PAUSE * 4);
     let before = Instant::now();
     let there = moved(&here, PAUSE)?;
@@ -94,7 +96,8 @@ fn clocks() -> Result<(), Failure> {
     let most = before.elapsed();
     let tsc_gap = Duration::from_micros(board(&there, clock::TSC_GAP)? * 1000 / tsc_khz()?);
     let clock_gap = Duration::from_nanos(board(&there, clock::NANOSECONDS_GAP)?);
-    // What the guest saw lies between how long it certainly stood still and how long all of it took.
+    // The gap that the guest sees is between the certain time of its stop and the duration of the complete
+    // move.
     for (name, gap) in [("TSC", tsc_gap), ("kvmclock", clock_gap)] {
         ensure(gap >= PAUSE * 95 / 100, || format!("{name} jumped {gap:?} while {PAUSE:?} passed and more"))?;
         ensure(gap <= most * 105 / 100, || format!("{name} jumped {gap:?} while at most {most:?} passed"))?;
@@ -108,8 +111,8 @@ fn registers() -> Result<(), Failure> {
     here.stop();
     let go = here.ram().block(0).write_u64(BOARD + guests::REGISTERS_GO, 1);
     go.map_err(|error| error.to_string())?;
-    // QEMU 7.2's TCG lets a nested guest's XSETBV pass its hypervisor by, so that KVM does not know what the
-    // guest set: say it in the state. On other hosts this changes nothing.
+    // Under QEMU 7.2's TCG, a nested guest's XSETBV bypasses KVM, so KVM does not know the guest's value. It
+    // is set in the state. On other hosts this changes nothing.
     let mut here = moved_with(&here, Duration::ZERO, set_xcr0)?;
     for _ in 0..10 {
         grows(&here, guests::REGISTERS_HEARTBEAT, 100)?;
@@ -131,7 +134,7 @@ fn tsc_khz() -> Result<u64, Failure> {
     machine.ram().block(0).read_u64(at).map_err(|error| error.to_string())
 }
 
-/// With a guest, stopped; or one that waits for a guest.
+/// A machine with a stopped guest, or one that waits for a guest.
 fn machine(guest: Option<GuestImage>) -> Result<Arc<KvmMachine>, Failure> {
     let config = MachineConfig { incoming: guest.is_none(), guest, ..MachineConfig::new("scenario") };
     KvmMachine::new(config).map_err(|error| error.to_string())
@@ -143,12 +146,12 @@ fn started(code: Vec<u8>, parameters: Vec<u64>) -> Result<Arc<KvmMachine>, Failu
     Ok(machine)
 }
 
-/// The guest in a new machine, after it stood still for `stopped` between saving and loading.
+/// Moves the guest to a new machine. It is stopped for `stopped` between saving and loading.
 fn moved(from: &KvmMachine, stopped: Duration) -> Result<Arc<KvmMachine>, Failure> {
     moved_with(from, stopped, |_| ())
 }
 
-/// The same, with every body changed on the way.
+/// Like [`moved`], and changes every body on the way.
 fn moved_with(from: &KvmMachine, stopped: Duration, edit: fn(&mut [u8])) -> Result<Arc<KvmMachine>, Failure> {
     let move_it = || -> Result<Arc<KvmMachine>, sterna::VmError> {
         let to = machine(None).map_err(|error| sterna::VmError::new("target", error))?;
@@ -189,7 +192,7 @@ fn grows(machine: &KvmMachine, word: u64, by: u64) -> Result<(), Failure> {
     reaches(machine, word, board(machine, word)? + by)
 }
 
-/// Waits until a word of the board is at least `value`; a guest that ended or hangs fails here.
+/// Waits until a word of the board is at least `value`. Fails if the guest has ended or hangs.
 fn reaches(machine: &KvmMachine, word: u64, value: u64) -> Result<(), Failure> {
     let begin = Instant::now();
     while board(machine, word)? < value {

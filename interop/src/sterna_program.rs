@@ -1,14 +1,14 @@
-//! The `sterna` command as these tests build it.
+//! The `sterna` command that these tests run.
 
 use std::ffi::OsStr;
 use std::process::Command;
 
 use crate::Failure;
 
-/// The `sterna` command (as the program `sterna-under-test`, which cargo builds before this crate's tests).
+/// The `sterna` command (the program `sterna-under-test`, which cargo builds before this crate's tests).
 ///
 /// # Panics
-/// If it lies nowhere near the test.
+/// If the program is not in the test's directory or its parent.
 pub fn sterna() -> Command {
     let exe = std::env::current_exe().expect("a running program has a path");
     let program = exe
@@ -21,10 +21,10 @@ pub fn sterna() -> Command {
     Command::new(program)
 }
 
-/// Runs the `sterna` command and gives back what it printed on standard output.
+/// Runs the `sterna` command and returns its standard output.
 ///
 /// # Errors
-/// Its exit status and what it complained about.
+/// The exit status and the error message of the command.
 pub fn sterna_does<S: AsRef<OsStr>>(arguments: &[S]) -> Result<String, Failure> {
     let output = sterna().args(arguments).output().map_err(|error| format!("sterna: {error}"))?;
     if output.status.success() {

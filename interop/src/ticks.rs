@@ -1,20 +1,20 @@
-//! What guests say of themselves: `tick N checksum OK`, one line after another, on the serial port.
+//! The output of guests on the serial port: lines `tick N checksum OK`.
 //!
-//! N counts lines, from 1, in the guest's memory. A guest that was moved or restored goes on with the next
-//! number, and says BAD for ever from the first time that its memory was not what it had written.
+//! N counts lines from 1, in the guest's memory. A guest that was moved or restored continues with the next
+//! number. After its memory once had wrong content, it prints BAD in every line.
 
 use crate::{Failure, Qemu};
 
-/// One whole line of a guest.
+/// One complete line of a guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tick {
-    /// Its number.
+    /// Number of the line, from 1.
     pub number: u64,
-    /// Whether all that the guest has read was what it had written.
+    /// Whether all memory that the guest has read had the content that it had written.
     pub ok: bool,
 }
 
-/// The whole lines in `serial`, which may hold anything else besides.
+/// The complete lines in `serial`. Other text is ignored.
 pub fn ticks(serial: &str) -> Vec<Tick> {
     serial.split_inclusive('\n').filter(|line| line.ends_with('\n')).filter_map(tick).collect()
 }
@@ -26,25 +26,25 @@ fn tick(line: &str) -> Option<Tick> {
     matches!(verdict, "OK" | "BAD").then_some(Tick { number, ok: verdict == "OK" })
 }
 
-/// Checks that one guest ran in these machines, one after the other, and lost nothing: every checksum OK, no
-/// number missing or twice, and each machine but the first had a tick of its own. Gives back the last number.
+/// Checks that one guest ran in these machines in order and lost nothing: every checksum is OK, and no number
+/// is missing or repeated. Each machine but the first must have a tick of its own. Returns the last number.
 ///
 /// # Errors
-/// What is wrong.
+/// A description of the fault.
 pub fn unbroken(machines: &[&Qemu]) -> Result<u64, Failure> {
     let serials: Vec<String> = machines.iter().map(|machine| machine.serial()).collect();
     unbroken_serials(&serials.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
-/// [`unbroken`], of what came over the machines' serial ports.
+/// Like [`unbroken`], for the output of the machines' serial ports.
 ///
 /// # Errors
-/// What is wrong.
+/// A description of the fault.
 pub fn unbroken_serials(serials: &[&str]) -> Result<u64, Failure> {
     if let Some(silent) = serials.iter().position(|serial| ticks(serial).is_empty()) {
         return Err(format!("the guest did not tick in machine {silent}"));
     }
-    // A line may have begun in one machine and ended in the next.
+    // A line may begin in one machine and end in the next.
     let all = ticks(&serials.concat());
     for pair in all.windows(2) {
         if pair[1].number != pair[0].number + 1 {

@@ -1,4 +1,4 @@
-//! Guests for QEMU that check their own memory and count aloud ([`crate::ticks`]).
+//! Guests for QEMU that check their own memory and print their count ([`crate::ticks`]).
 
 mod boot;
 mod linux;
@@ -18,31 +18,32 @@ pub use talker::{NUMBER_ADDRESS, NUMBER_IN_FRAME};
 
 use crate::{Failure, Root, skip};
 
-/// What a machine runs.
+/// The guest program of a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Guest {
-    /// Nothing: the firmware finds no disk.
+    /// No guest: the firmware finds no disk.
     #[default]
     None,
-    /// A boot sector that rewrites half of RAM, pass after pass, and compares each page with what it wrote
-    /// the pass before. Plain integer instructions, so that any KVM runs it; up in a second. 16 MiB or more.
+    /// A boot sector that rewrites half of RAM in passes. It compares each page with the content from the
+    /// previous pass. It uses only plain integer instructions, so it runs on any KVM. It starts within a
+    /// second. 16 MiB or more.
     Boot,
-    /// The same, but that neighbours in time are far apart in memory.
+    /// Like [`Boot`](Self::Boot), but consecutive pages are far apart in memory.
     Scattered,
-    /// The same over a ring of 64 MiB, in order, as what is received is written to. 256 MiB or more.
+    /// Like [`Boot`](Self::Boot), over a ring of 64 MiB in order, like a receive buffer. 256 MiB or more.
     Ring,
-    /// Debian's stock kernel with a busybox that rewrites files in a tmpfs and compares their digests. Some
-    /// seconds to boot under TCG. 128 MiB or more.
+    /// Debian's stock kernel with a busybox. The busybox rewrites files in a tmpfs and compares their
+    /// digests. It boots in some seconds under TCG. 128 MiB or more.
     Linux,
-    /// A boot sector that says numbered frames through an NE2000, whose netdev is `n0`. `pc` alone.
+    /// A boot sector that sends numbered frames through an NE2000, whose netdev is `n0`. Only for `pc`.
     Talker,
-    /// A boot sector that writes numbered sectors to the quorum `q0`. `pc` alone.
+    /// A boot sector that writes numbered sectors to the quorum `q0`. Only for `pc`.
     Scribe,
 }
 
 impl Guest {
-    /// Whether it can be had here; if not, `test` is said to be skipped. Only Linux needs anything: apt, to
-    /// download the kernel's package.
+    /// Whether the guest is available here. If not, reports `test` as skipped. Only Linux has a requirement:
+    /// apt, to download the kernel's package.
     pub fn available_for(self, root: &Root, test: &str) -> bool {
         if self != Self::Linux {
             return true;
@@ -54,7 +55,7 @@ impl Guest {
         checked.is_ok()
     }
 
-    /// Arguments that make QEMU boot it; what they name is put into `directory`.
+    /// Arguments with which QEMU boots the guest. The files that they name are made in `directory`.
     pub(crate) fn arguments(
         self,
         root: &Root,
@@ -74,10 +75,10 @@ impl Guest {
     }
 }
 
-/// Writes the disk that [`Guest::Boot`] is booted from, for machines that something else starts.
+/// Writes the boot disk of [`Guest::Boot`], for machines that this crate does not start.
 ///
 /// # Errors
-/// The file could not be written.
+/// If the file cannot be written.
 pub fn boot_disk(path: &Path, memory_mib: u64) -> Result<(), Failure> {
     boot::disk(path, Sweep::in_order(memory_mib))
 }

@@ -1,5 +1,5 @@
-//! Devices with large state, which prove that nothing of it was lost, reordered or torn; every call passes the
-//! [`Stage`].
+//! Devices with large state. They detect a state that arrives incomplete, reordered or torn. Every call
+//! passes the [`Stage`].
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use sterna_devices::vfio::{MigState, VfioDevice};
 use crate::stage::Stage;
 use crate::stop::Stop;
 
-/// A side's device. Stays with the guest when it migrates again.
+/// A device of one side. It stays with the guest for the next migration.
 pub struct Bank {
     number: u32,
     bank: Arc<StateBank>,
@@ -18,10 +18,11 @@ pub struct Bank {
 }
 
 impl Bank {
-    /// One for each of `configs`; those of a guest that runs, or of a place for one.
+    /// Makes one bank for each of `configs`. With `has_guest` the side has the guest, otherwise it waits for
+    /// a guest.
     pub fn all(configs: &[StateBankConfig], has_guest: bool) -> Result<Vec<Arc<Self>>, String> {
         let make = |(number, config): (usize, &StateBankConfig)| {
-            // A place's devices have another state, until theirs comes.
+            // A waiting destination starts with another state, so that a lost transfer is detected.
             let seed = if has_guest { config.seed } else { !config.seed };
             let dirty_rate = if has_guest { config.dirty_rate } else { 0 };
             let bank = StateBank::new(StateBankConfig { seed, dirty_rate, ..config.clone() })?;
@@ -31,18 +32,18 @@ impl Bank {
         configs.iter().enumerate().map(make).collect()
     }
 
-    /// Runs, as it must where the guest does.
+    /// Whether the device is running. It must be running exactly where the guest runs.
     pub fn runs(&self) -> bool {
         self.bank.status().state == MigState::Running
     }
 
-    /// What it says of the state that it was loaded with.
+    /// The device's check of the state that it loaded.
     pub fn arrived(&self) -> Verdict {
         self.bank.status().loaded
     }
 }
 
-/// A bank among a VM's devices.
+/// A bank as a device of a VM, with the stops that its calls pass.
 pub struct StagedBank {
     pub bank: Arc<Bank>,
     pub stage: Arc<Stage>,

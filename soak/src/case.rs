@@ -1,13 +1,14 @@
-//! One case: a migration comes to its stop, suffers its blow, and is watched until both sides have settled.
+//! One case: a migration reaches its stop, the blow is applied, and both sides are watched until they settle.
 
 use std::net::TcpStream;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use sterna::outgoing::Refusal;
 use sterna::{Address, Arrival, Decision, Incoming, Migration, Outcome, SourceVm, Status, TargetVm};
 use sterna_guests::ProcessGuest;
+use sterna_testing::CoreTime;
 
 use crate::bank::Bank;
 use crate::child::Process;
@@ -22,10 +23,10 @@ use crate::staged::Staged;
 use crate::stop::{Prelude, Side, Stop};
 use crate::strangers;
 
-/// Longer than any wait of a case; what takes longer hangs.
+/// Limit of every wait of a case, in time of a quiet machine. A longer wait counts as a hang.
 const PATIENCE: Duration = Duration::from_secs(25);
 
-/// One side of the migration, here or in a process of its own that is to be killed.
+/// One side of the migration: in this process, or in a child process that is to be killed.
 pub(crate) enum Actor<M> {
     Here { vm: Arc<Staged>, migration: M },
     Away(Process),
@@ -40,7 +41,7 @@ impl<M> Actor<M> {
     }
 }
 
-/// Everything of a case that runs.
+/// The running parts of a case.
 pub(crate) struct Play {
     pub case: Case,
     pub settings: Settings,
@@ -49,21 +50,21 @@ pub(crate) struct Play {
     pub target: Actor<Incoming>,
     stage: Arc<Stage>,
     network: Network,
-    /// Connections are cut and new ones impossible.
+    /// Connections are cut, and new ones fail.
     down: bool,
-    /// Connections of strangers to the destination; open until the case is over.
+    /// Connections that belong to no migration. They stay open until the case is over.
     strangers: Vec<TcpStream>,
 }
 
-/// Plays `case` and judges it; `program` is run for sides that are killed.
+/// Plays `case` and judges it. `program` is run for sides that are killed.
 ///
 /// # Errors
-/// What must not be.
+/// A description of the violated property.
 pub fn run(case: Case, program: &Path) -> Result<(), String> {
     let before = Belongings::now();
     let played = Play::new(case, program).and_then(|mut play| {
         let done = play.disturb().and_then(|()| play.settle()).and_then(|()| judge::judge(&play));
-        // Whatever came of it, nobody may stay at a stop.
+        // Opens the stage also after an error, so that no thread keeps waiting at a stop.
         play.stage.open();
         done.map_err(|error| format!("{error}; {}", play.describe()))
     });
@@ -78,7 +79,7 @@ impl Play {
             settings = settings.impatient();
         }
         if case.blow == Blow::Panic && case.stop == Stop::GivingBack {
-            // As long as the source tries to take back what the destination never gives.
+            // The source tries to get the lease back for this long, and the destination never releases it.
             settings.params.limits.prepare = Duration::from_secs(2);
         }
         let wanted = case.stop.prelude().map(|(before, _)| before).into_iter().chain([case.stop]);
@@ -126,7 +127,7 @@ impl Play {
         })
     }
 
-    /// Brings the migration to its stop and strikes.
+    /// Waits until the migration reaches its stop, then applies the blow.
     fn disturb(&mut self) -> Result<(), String> {
         if let Some((stop, prelude)) = self.case.stop.prelude() {
             self.reach(stop)?;
@@ -179,7 +180,7 @@ impl Play {
             }
             (Blow::ForkSource, ..) => Ok(()),
             (Blow::Panic, ..) => {
-                // The network is no callback of a VMM.
+                // A stop of the network is in the proxy and not in a callback of the VMM, so it cannot panic.
                 if self.case.stop.side() != Side::Network {
                     self.stage.panic(self.case.stop);
                 }
@@ -194,9 +195,9 @@ impl Play {
         }
     }
 
-    /// Waits until both sides that live have settled. Undecided is not settled: it is resolved.
+    /// Waits until all living sides have settled. An undecided source is not settled: it is resolved.
     fn settle(&mut self) -> Result<(), String> {
-        let until = Instant::now() + PATIENCE;
+        let mut time = CoreTime::default();
         let mut resolved = false;
         loop {
             let arrival = self.target.here().map(|(_, incoming)| incoming.arrival());
@@ -216,8 +217,8 @@ impl Play {
                     }
                     let answer = migration.cancel();
                     let is_refused = matches!(answer, Err(Refusal::CancelUndecided));
-                    // Where the network is up, the destination may have answered since the look; the machine knows of it
-                    // before the status says so.
+                    // If the network is up, the destination may have answered after the status was read. The
+                    // state machine knows the answer before the status shows it.
                     let is_answered = !self.down && matches!(answer, Err(Refusal::NothingToCancel { .. }));
                     if !is_refused && !is_answered {
                         return Err(format!("cancel of an undecided migration was answered with {answer:?}"));
@@ -228,22 +229,22 @@ impl Play {
                     }
                 }
             }
-            // No whole migration reached the destination: it still waits for one. A source that forked lives on in a
-            // process of its own, and its migration comes.
+            // The destination still waits because no complete migration reached it. A forked source is the
+            // exception: it continues in its child process, and its migration will arrive.
             let comes = self.case.blow == Blow::ForkSource;
             if let (true, Some((_, incoming))) = (source_over && !comes, self.target.here())
                 && incoming.status() == Status::Setup
             {
                 let _ = incoming.cancel();
             }
-            if Instant::now() > until {
+            if time.look() > PATIENCE {
                 return Err("not settled".into());
             }
             std::thread::sleep(Duration::from_millis(1));
         }
     }
 
-    /// Ends an undecided migration: the destination answers again, or an operator looks there and decides.
+    /// Ends an undecided migration: the destination answers again, or an operator decides after a look at it.
     fn resolve(&mut self, arrival: Option<&Arrival>) -> Result<(), String> {
         let Some((_, migration)) = self.source.here() else { return Ok(()) };
         let is_there = matches!(arrival, Some(Arrival::Completed(_)));
@@ -254,14 +255,18 @@ impl Play {
         let decision = if is_there { Decision::DestinationRuns } else { Decision::SourceRuns };
         match migration.decide(decision) {
             Ok(()) => Ok(()),
-            // The destination's answer was quicker.
+            // The destination's answer arrived before the decision.
             Err(Refusal::NotUndecided { .. }) if !self.down => Ok(()),
             Err(refusal) => Err(format!("an operator's decision was refused: {refusal}")),
         }
     }
 
     fn reach(&self, stop: Stop) -> Result<(), String> {
-        let reached = self.stage.wait_reached(PATIENCE);
+        let mut time = CoreTime::default();
+        let mut reached = false;
+        while !reached && time.look() < PATIENCE {
+            reached = self.stage.wait_reached(PATIENCE / 50);
+        }
         if reached { Ok(()) } else { Err(format!("the migration never came to {}", stop.label())) }
     }
 
@@ -308,7 +313,7 @@ impl Drop for Play {
     fn drop(&mut self) {
         self.stage.open();
         if let Some((_, migration)) = self.source.here() {
-            // A case that failed may leave one that never ends by itself.
+            // After a failed case, a migration may remain that never ends by itself.
             if migration.outcome().is_none() {
                 let _ = migration.cancel();
                 let _ = migration.decide(Decision::DestinationRuns);
@@ -317,7 +322,7 @@ impl Drop for Play {
     }
 }
 
-/// Whether the source's guest is back as it was.
+/// Whether the guest at the source is in its state before the migration.
 pub(crate) fn is_back(outcome: &Outcome) -> bool {
     matches!(outcome, Outcome::Cancelled | Outcome::Failed { held: false, .. })
 }

@@ -1,7 +1,7 @@
-//! A side in a process of its own, so that it can be killed.
+//! A side in a child process, so that it can be killed.
 //!
-//! Commands come on its standard input, one a line; `reached` and `listening ADDRESS` go out. When its
-//! input ends it ends, so that nothing outlives the soak.
+//! Commands arrive on standard input, one per line. The child prints `reached` and `listening ADDRESS`. It
+//! exits at the end of its input, so that no process outlives the soak.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
@@ -27,10 +27,10 @@ use crate::stage::Stage;
 use crate::staged::Staged;
 use crate::stop::{Side, Stop};
 
-/// The first argument of a child.
+/// First command-line argument of a child process.
 pub const ROLE: &str = "--child";
 
-/// A child as its parent sees it.
+/// The parent's handle to a child process.
 pub struct Process {
     child: Mutex<Child>,
     input: Mutex<ChildStdin>,
@@ -38,8 +38,8 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts `program` as `side` of `case`. Stops that it reaches count on `stage`. For a destination,
-    /// also gives where it listens.
+    /// Starts `program` as `side` of `case`. Stops that the child reaches count on `stage`. For a
+    /// destination, also returns its listening address.
     pub fn spawn(
         program: &Path,
         case: &Case,
@@ -50,7 +50,8 @@ impl Process {
         let mut command = Command::new(program);
         command.args([ROLE, case.stop.label(), case.blow.label(), &case.seed.to_string()]);
         command.args(to.map(ToString::to_string));
-        // A group of its own: Ctrl-C is for the parent, which ends its children.
+        // The child gets a process group of its own, so that Ctrl-C reaches only the parent, which ends its
+        // children.
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
         let mut child = command.spawn().map_err(|error| format!("a child: {error}"))?;
         let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
@@ -72,20 +73,20 @@ impl Process {
         Ok((process, address))
     }
 
-    /// Lets it go on from its stop.
+    /// Lets the child continue from its stop.
     pub fn release(&self) {
         self.say("go");
     }
 
-    /// Cancels its migration.
+    /// Cancels the child's migration.
     pub fn cancel(&self) {
         self.say("cancel");
     }
 
-    /// Kills it, and what it forked, and waits until the kernel has taken everything back.
+    /// Kills the child and the processes that it forked. Waits until the kernel has released their resources.
     pub fn kill(&self) {
         let mut child = self.child.lock();
-        // Its group has its number as long as nobody has waited for it.
+        // The group's number cannot be reused until the child has been waited for.
         if let (Ok(None), Some(group)) = (child.try_wait(), Pid::from_raw(child.id() as i32)) {
             let _ = kill_process_group(group, Signal::KILL);
         }
@@ -93,7 +94,7 @@ impl Process {
     }
 
     fn say(&self, what: &str) {
-        // One that was killed hears nothing.
+        // A killed child has closed its input, so the write may fail.
         let _ = writeln!(self.input.lock(), "{what}");
     }
 }
@@ -114,10 +115,10 @@ fn address_from(heard: &Receiver<String>) -> Result<Address, String> {
     text.parse().map_err(|error| format!("{text:?}: {error}"))
 }
 
-/// What a child does. `arguments` follow [`ROLE`].
+/// Runs a child process. `arguments` are the arguments after [`ROLE`].
 ///
 /// # Errors
-/// Why it cannot take part.
+/// The reason why the child cannot take part.
 pub fn main(arguments: &[String]) -> Result<(), String> {
     let [stop, blow, seed, rest @ ..] = arguments else {
         return Err("a child needs a stop, a blow and a seed".into());
@@ -170,7 +171,8 @@ pub fn main(arguments: &[String]) -> Result<(), String> {
     for line in std::io::stdin().lines().map_while(Result::ok) {
         match (line.as_str(), &migration) {
             ("go", migration) => {
-                // One that is not killed goes on to its end: what stops it there is an operator's to say.
+                // A child that is not killed continues to the end. At this stop, an operator's setting ends
+                // the migration.
                 if let (Stop::LaterPass, Some(migration)) = (stop, migration) {
                     migration
                         .set_live(|params| params.downtime_limit = Duration::from_secs(1))
@@ -194,14 +196,14 @@ pub fn main(arguments: &[String]) -> Result<(), String> {
     Ok(())
 }
 
-/// Looks what this process can track with, as a VMM does when it starts, and forks. True in the child; in the
-/// parent false, when the child has ended.
+/// Probes the tracking methods, as a VMM does at its start, and forks. Returns true in the child. Returns
+/// false in the parent, after the child has ended.
 fn become_daemon() -> Result<bool, String> {
-    // What this opens must not be used by the child for its own memory.
+    // The fork must not use the descriptors opened here for its own memory.
     let _ = Tracking::available();
     match fork::fork().map_err(|error| format!("fork: {error}"))? {
         Fork::Child => Ok(true),
-        // It stays so that whoever kills its group finds the child there.
+        // The parent stays, so that a kill of the process group also finds the child.
         Fork::Parent(child) => {
             fork::waitpid(child).map_err(|error| format!("the forked child: {error}"))?;
             Ok(false)

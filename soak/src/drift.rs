@@ -1,40 +1,40 @@
-//! Whether something grows from case to case.
+//! Detects growth of the process from case to case.
 
 use std::fmt;
 use std::time::Duration;
 
 use crate::leaks::{Belongings, resident_bytes};
 
-/// The most that resident memory may grow after the first tenth of the cases where all threads share one heap, bytes. It keeps free pieces
-/// below what is still used: up to 13 MiB.
+/// Limit of growth of resident memory, in bytes, if all threads share one heap. It counts from the end of the
+/// first tenth of the cases. Such a heap keeps free pieces below used ones: up to 13 MiB.
 const MOST_OF_ONE_HEAP: u64 = 16 << 20;
-/// The same where the C library makes a heap for each of many threads. Each keeps such pieces, and which thread allocates what hangs on chance:
-/// 200 cases that leave 0.04 MiB in use grow by 27 MiB.
+/// The same limit if the C library makes a heap for each of many threads. Each heap keeps free pieces, and
+/// chance decides which thread allocates. 200 cases that leave 0.04 MiB in use grow by 27 MiB.
 const MOST_OF_MANY_HEAPS: u64 = 48 << 20;
-/// The C library's limit of heaps.
+/// Environment variable that limits the C library's heaps.
 pub const HEAPS: &str = "MALLOC_ARENA_MAX";
-/// No thread that was told to end takes longer.
+/// Limit of the time that a thread needs to end after its order.
 pub const LIMIT: Duration = Duration::from_secs(5);
 
-/// What the process has after the first tenth of its cases, when it is warm, and at their end.
+/// State of the process when it is warm, and at the end. It is warm after the first tenth of its cases.
 #[derive(Debug, Default)]
 pub struct Drift {
     most_bytes: u64,
-    /// Cases until it is warm.
+    /// Number of cases until the process is warm.
     left: u64,
     early: Option<(Belongings, u64)>,
     late: Option<(Belongings, u64)>,
 }
 
 impl Drift {
-    /// Of so many cases.
+    /// Measures a run of `cases` cases.
     pub fn over(cases: u64) -> Self {
         let has_one_heap = std::env::var(HEAPS).is_ok_and(|heaps| heaps == "1");
         let most_bytes = if has_one_heap { MOST_OF_ONE_HEAP } else { MOST_OF_MANY_HEAPS };
         Self { most_bytes, left: cases.div_ceil(10), early: None, late: None }
     }
 
-    /// A case was played.
+    /// Counts a case as played.
     pub fn played(&mut self) {
         self.left = self.left.saturating_sub(1);
         if self.left == 0 && self.early.is_none() {
@@ -42,16 +42,16 @@ impl Drift {
         }
     }
 
-    /// No other case comes. What was told to end has so long.
+    /// Takes the final measurement, after the last case. Threads get up to `limit` to end.
     pub fn end(&mut self, limit: Duration) {
         if let Some((early, _)) = self.early {
-            // What is left is seen in what is counted now.
+            // The result is ignored, because the measurement below shows everything that remains.
             let _ = early.wait_restored(limit);
         }
         self.late = Some((Belongings::now(), resident_bytes()));
     }
 
-    /// What has grown, one word each.
+    /// The kinds of resources that have grown, one word each.
     pub fn grown(&self) -> Vec<&'static str> {
         let (Some((early, early_bytes)), Some((late, late_bytes))) = (self.early, self.late) else {
             return Vec::new();

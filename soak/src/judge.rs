@@ -1,5 +1,5 @@
-//! What must be true of a case, whatever the blow: one side may run the guest, its memory is whole, and it
-//! migrates again.
+//! Properties that every case must have, whatever the blow: one side may run the guest, its memory is whole,
+//! and it can migrate again.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +23,7 @@ use crate::stop::{Side, Stop};
 
 type Judgement = Result<(), String>;
 
-/// What the source answered to a cancel at `stop`.
+/// Checks the source's answer to a cancel at `stop`.
 pub(crate) fn cancelled(stop: Stop, answer: Result<(), Refusal>) -> Judgement {
     let right = match (stop, &answer) {
         (Stop::Undecided, answer) => matches!(answer, Err(Refusal::CancelUndecided)),
@@ -34,9 +34,10 @@ pub(crate) fn cancelled(stop: Stop, answer: Result<(), Refusal>) -> Judgement {
     if right { Ok(()) } else { Err(format!("cancel was answered with {answer:?}")) }
 }
 
-/// What the destination answered to being given up at `stop`.
+/// Checks the destination's answer to being given up at `stop`.
 pub(crate) fn abandoned<E: std::fmt::Debug>(stop: Stop, answer: Result<(), E>) -> Judgement {
-    // From EOF on the guest is its. While it undoes, it may have failed already.
+    // After EOF, the guest is the destination's. While the migration is being undone, it may have failed
+    // already.
     if answer.is_err() == stop.is_handed_over() || stop.is_undoing() {
         Ok(())
     } else {
@@ -89,13 +90,13 @@ pub(crate) fn judge(play: &Play) -> Judgement {
     }
     devices(source.as_ref().map(|(vm, ..)| *vm), source_runs, Side::Source)?;
     devices(target.as_ref().map(|(vm, _)| *vm), target_runs, Side::Destination)?;
-    // A destination that failed waits again; one that has the guest does not.
+    // A destination that failed waits for another migration. One that has the guest does not.
     let again = target.as_ref().filter(|_| target_runs == Some(false)).map(|(vm, _)| *vm);
     next_migration(play, owner.map(|(vm, _)| vm), again)
         .map_err(|error| format!("the next migration: {error}"))
 }
 
-/// Whether the guest runs at the source.
+/// Checks the source's outcome; returns whether the guest runs there.
 fn at_source(case: Case, vm: &Staged, outcome: &Outcome, may_run: bool) -> Result<bool, String> {
     let runs = vm.run_state() == RunState::Running;
     let should = match outcome {
@@ -114,7 +115,7 @@ fn at_source(case: Case, vm: &Staged, outcome: &Outcome, may_run: bool) -> Resul
     Ok(runs)
 }
 
-/// Whether the guest runs at the destination.
+/// Checks the destination's outcome; returns whether the guest runs there.
 fn at_target(vm: &Staged, arrival: &Arrival) -> Result<bool, String> {
     let runs = vm.run_state() == RunState::Running;
     match arrival {
@@ -124,7 +125,7 @@ fn at_target(vm: &Staged, arrival: &Arrival) -> Result<bool, String> {
     }
 }
 
-/// A destination that failed has neither the guest's state nor its memory.
+/// Checks that a failed destination has neither the guest's state nor its memory.
 pub(crate) fn forgotten(vm: &Staged) -> Judgement {
     if !matches!(vm.guest.cut(), Err(CheckError::NoGuest)) {
         return Err("the destination failed and still has the guest's state".into());
@@ -138,11 +139,11 @@ pub(crate) fn forgotten(vm: &Staged) -> Judgement {
     Ok(())
 }
 
-/// Devices with large state run where the guest does, with all that they had.
+/// Checks that devices with large state run where the guest runs. Their state must be complete.
 pub(crate) fn devices(vm: Option<&Arc<Staged>>, guest_runs: Option<bool>, side: Side) -> Judgement {
     let (Some(vm), Some(guest_runs)) = (vm, guest_runs) else { return Ok(()) };
     for (number, bank) in vm.banks.iter().enumerate() {
-        // A place that waits for a guest has devices that were never told to stop.
+        // The devices of a waiting destination were never stopped, so they may be running.
         let is_right = if guest_runs { bank.runs() } else { side == Side::Destination || !bank.runs() };
         if !is_right {
             return Err(format!("bank {number} at {side:?} runs: {}, its guest: {guest_runs}", bank.runs()));
@@ -154,29 +155,29 @@ pub(crate) fn devices(vm: Option<&Arc<Staged>>, guest_runs: Option<bool>, side: 
     Ok(())
 }
 
-/// Where the guest must run now: at the source, at the destination; `None` for a side that was killed.
+/// Whether the guest must run now: at the source, at the destination. `None` for a side that was killed.
 fn expected(play: &Play) -> (Option<bool>, Option<bool>) {
     let stop = play.case.stop;
-    // The source gives the guest up only to a destination that has read EOF.
+    // The source gives up the guest only after the destination has read EOF.
     let arrives = match play.case.blow {
-        // Refused from the commit on; the migration goes through.
+        // After the commit, cancel is refused and the migration completes.
         Blow::Cancel => stop.is_committed(),
         Blow::Panic => panics::effect(stop) == panics::Effect::Nothing,
-        // There is no connection yet that could be cut.
+        // At this stop, no connection exists that could be cut.
         Blow::Cut if stop == Stop::Setup => true,
         blow if blow.is_harmless() => !stop.is_undoing(),
         _ => stop.is_handed_over(),
     };
     match play.case.blow {
         Blow::KillSource | Blow::ForkSource => (None, Some(arrives)),
-        // Killed with the guest. What the source knows is that it was given up, or it asks in vain and an
-        // operator decides.
+        // The guest died with the destination. If the source received the acknowledgement, it has given up
+        // the guest. Otherwise it asks without an answer, and an operator decides.
         Blow::KillDestination => (Some(!stop.is_acknowledged()), None),
         _ => (Some(!arrives), Some(arrives)),
     }
 }
 
-/// The guest lives, and its memory is one consistent cut.
+/// Checks that the guest runs and its memory is one consistent cut.
 pub(crate) fn whole(guest: &ProcessGuest) -> Judgement {
     if !guest.wait_progress(1, Duration::from_secs(60)) {
         return Err("the guest stands still".into());
@@ -189,7 +190,7 @@ pub(crate) fn whole(guest: &ProcessGuest) -> Judgement {
     guest.cont().map_err(|error| error.to_string())
 }
 
-/// Migrates `owner`'s guest (a new one, if nobody is left) to `again`, or to a new place.
+/// Migrates `owner`'s guest to `again` or to a new place. Without an owner, it migrates a new guest.
 fn next_migration(play: &Play, owner: Option<&Arc<Staged>>, again: Option<&Arc<Staged>>) -> Judgement {
     let settings = Settings::new(play.case.seed, play.case.stop).undisturbed();
     let (stage, ledger) = (Arc::new(Stage::default()), Arc::new(Ledger::with_owner(Side::Source)));

@@ -1,4 +1,4 @@
-//! What a migration may leave behind in its process: nothing.
+//! Counts the resources of this process, because a migration must leave nothing behind.
 
 use std::time::{Duration, Instant};
 
@@ -7,16 +7,16 @@ use crate::mappings::Mappings;
 /// Descriptors, threads and mappings of this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Belongings {
-    /// Open descriptors.
+    /// Number of open descriptors.
     pub descriptors: usize,
-    /// Threads.
+    /// Number of threads.
     pub threads: usize,
-    /// Memory that is mapped, without what the C library keeps for later.
+    /// Mapped memory, without the memory that the C library keeps for reuse.
     pub mappings: Mappings,
 }
 
 impl Belongings {
-    /// Those of now.
+    /// Counts the resources now.
     pub fn now() -> Self {
         let count = |path| std::fs::read_dir(path).map_or(0, |entries| entries.count());
         Self {
@@ -26,15 +26,15 @@ impl Belongings {
         }
     }
 
-    /// The same, and any mappings: what is at work has buffers that come and go.
+    /// The same counts without a limit of mappings, because running threads allocate and free buffers.
     pub fn and_any_mappings(self) -> Self {
         Self { mappings: Mappings::ANY, ..self }
     }
 
-    /// Waits until there are no more of them than at `self`: threads that were told to end take a moment.
+    /// Waits until the process has no more resources than `self`. Threads need a moment to end.
     ///
     /// # Errors
-    /// What is still there after `limit`.
+    /// The resources that remain after `limit`.
     pub fn wait_restored(self, limit: Duration) -> Result<(), String> {
         let until = Instant::now() + limit;
         loop {
@@ -73,7 +73,7 @@ impl Belongings {
     }
 }
 
-/// Resident memory of this process, bytes.
+/// Resident memory of this process, in bytes.
 pub fn resident_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));

@@ -1,40 +1,41 @@
-//! What both sides do to the guest, in one place: at most one runs it, at most one holds its lease.
+//! Records the actions of both sides on the guest. At most one side may run it, and at most one may hold its
+//! lease.
 
 use parking_lot::Mutex;
 use sterna::VmError;
 
 use crate::stop::Side;
 
-/// Watches two sides of one process. A side in a process of its own is watched there, alone.
+/// Watches two sides in one process. A side in another process has a ledger there, for itself.
 #[derive(Default)]
 pub struct Ledger {
     state: Mutex<State>,
     tell: Option<Tell>,
 }
 
-/// Hears of a start before it happens, and of a stop after.
+/// Called before a start and after a stop.
 type Tell = Box<dyn Fn(Entry) + Send + Sync>;
 
-/// What is written into the ledger.
+/// An entry of the ledger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Entry {
     /// The guest is about to run.
     Starts,
-    /// It does not run any more.
+    /// The guest has stopped running.
     Stopped,
 }
 
 #[derive(Default)]
 struct State {
     runs: Vec<Side>,
-    /// Sides that have ever run it.
+    /// Sides that have ever run the guest.
     have_run: Vec<Side>,
     holds: Option<Side>,
     violations: Vec<String>,
 }
 
 impl Entry {
-    /// For lines of text.
+    /// Name of the entry in lines of text.
     pub fn label(self) -> &'static str {
         match self {
             Self::Starts => "starts",
@@ -42,26 +43,26 @@ impl Entry {
         }
     }
 
-    /// The entry with that label.
+    /// Finds the entry with this label.
     pub fn of_label(label: &str) -> Option<Self> {
         [Self::Starts, Self::Stopped].into_iter().find(|entry| entry.label() == label)
     }
 }
 
 impl Ledger {
-    /// The guest runs at `side`, which holds its lease.
+    /// A ledger in which the guest runs at `side`, which holds its lease.
     pub fn with_owner(side: Side) -> Self {
         let (runs, have_run) = (vec![side], vec![side]);
         let state = State { runs, have_run, holds: Some(side), violations: Vec::new() };
         Self { state: Mutex::new(state), tell: None }
     }
 
-    /// The same, of a side in a process of its own: `tell` hands its entries on to the ledger of both.
+    /// A ledger of a side in its own process. `tell` forwards its entries to the ledger of both sides.
     pub fn telling(side: Side, tell: impl Fn(Entry) + Send + Sync + 'static) -> Self {
         Self { tell: Some(Box::new(tell)), ..Self::with_owner(side) }
     }
 
-    /// An entry that a side in another process has told. The lease is each process's own then.
+    /// Adds an entry of a side in another process. Each process has its own lease then.
     pub fn enter(&self, side: Side, entry: Entry) {
         match entry {
             Entry::Starts => {
@@ -78,7 +79,7 @@ impl Ledger {
         }
     }
 
-    /// `side` is about to let the guest run.
+    /// Records that `side` is about to run the guest.
     pub fn starts(&self, side: Side) {
         self.tell(Entry::Starts);
         let mut state = self.state.lock();
@@ -97,13 +98,13 @@ impl Ledger {
         }
     }
 
-    /// The guest does not run at `side` any more.
+    /// Records that the guest does not run at `side` any more.
     pub fn stopped(&self, side: Side) {
         self.state.lock().runs.retain(|&runs| runs != side);
         self.tell(Entry::Stopped);
     }
 
-    /// `side` wants the lease.
+    /// Gives `side` the lease, or fails if the other side holds it.
     pub fn acquire(&self, side: Side) -> Result<(), VmError> {
         let mut state = self.state.lock();
         match state.holds {
@@ -117,7 +118,7 @@ impl Ledger {
         }
     }
 
-    /// `side` lets the lease go.
+    /// Releases the lease of `side`.
     pub fn release(&self, side: Side) {
         let mut state = self.state.lock();
         if state.holds == Some(side) {
@@ -125,17 +126,17 @@ impl Ledger {
         }
     }
 
-    /// Whether the guest has ever been told to run at `side`.
+    /// Whether the guest has ever run at `side`.
     pub fn has_run(&self, side: Side) -> bool {
         self.state.lock().have_run.contains(&side)
     }
 
-    /// Who holds the lease.
+    /// The side that holds the lease.
     pub fn holder(&self) -> Option<Side> {
         self.state.lock().holds
     }
 
-    /// What must never be.
+    /// Descriptions of all violations so far.
     pub fn violations(&self) -> Vec<String> {
         self.state.lock().violations.clone()
     }

@@ -1,15 +1,23 @@
-//! The soak: migrations that are cancelled, cut off or killed in every state, or whose callbacks panic there, and what they
-//! leave behind.
+//! The soak: migrations that are cancelled, cut off or killed in every state, or whose callbacks panic there.
+//! It checks the guest and the resources that remain.
 //!
-//! A case is a [`Stop`] and a [`Blow`]. Two VMs of the process guest migrate over a network that is a
-//! proxy of this process. Whatever the engine calls (observers, hooks, devices, the dirty log) passes a
-//! [`stage`], where the migration stands still in a known state of both handover machines; there the blow
-//! falls. A side that is to be killed lives in a process of its own ([`child`]).
+//! A case is a [`Stop`] and a [`Blow`]. Two VMs of the process guest migrate over a network that is a proxy
+//! of this process. All calls of the engine (observers, hooks, devices, the dirty log) pass a [`stage`].
+//! There the migration waits in a known state of both handover machines while the blow is applied. A side
+//! that is to be killed lives in a process of its own ([`child`]).
 //!
-//! Each case is judged ([`judge`]): exactly one side may run the guest (a killed one is gone; an undecided
-//! one runs it nowhere until it is told), its memory is one consistent cut, its devices with large state are whole
-//! and run with it, its lease is where it runs, cancels after the commit were refused, the next migration works, and no descriptor, thread or
-//! mapping is left. Over all cases resident memory must not grow.
+//! The judge checks each case ([`judge`]):
+//!
+//! - Exactly one side may run the guest. A killed guest is gone. An undecided guest runs on neither side
+//!   until a decision.
+//! - Its memory is one consistent cut.
+//! - Its devices with large state are whole and run with it.
+//! - Its lease is held by the side that runs it.
+//! - Cancels after the commit were refused.
+//! - The next migration works.
+//! - No descriptor, thread or mapping is left.
+//!
+//! Over all cases, resident memory must not grow.
 #![forbid(unsafe_code)]
 
 mod bank;
@@ -43,21 +51,22 @@ pub use report::Report;
 pub use schedule::{Blow, Case, schedule, silences};
 pub use stop::Stop;
 
-/// A soak to be run.
+/// A soak that is ready to run.
 pub struct Soak {
-    /// The program that plays sides that are killed: this crate's binary.
+    /// The program for sides that are killed: this crate's binary.
     pub program: PathBuf,
-    /// The cases.
+    /// The cases, in their order.
     pub cases: Vec<Case>,
-    /// Ends the soak after the running case.
+    /// Ends the soak after the current case.
     pub interrupted: Arc<AtomicBool>,
 }
 
 impl Soak {
-    /// Plays every case, one after the other; `tell` hears of each.
+    /// Plays all cases in order. `tell` is called after each.
     pub fn run(&self, mut tell: impl FnMut(&Case, &Result<(), String>)) -> Report {
         let mut report = Report::of(self.cases.len() as u64);
-        // What a process opens once and keeps (/proc/self/pagemap) is open before anything is counted.
+        // A first migration opens everything that a process opens once and keeps (/proc/self/pagemap) before
+        // resources are counted.
         if let Err(why) = round_trips::run(1, 0, |_, _| {}) {
             tracing::error!(why, "a migration that nobody disturbs");
         }

@@ -1,18 +1,24 @@
 //! `soak [--count N] [--seed S]`: N migrations cancelled, cut or killed in every state.
 //! `soak --round-trips N [--seed S]`: N migrations of a guest at full speed, each one checked.
-//! `soak --rdma N [--seed S]`: N migrations over RDMA, most of them disturbed, on adapters inside the process.
-//! `soak --rdma-case NUMBER --seed S`: one of them again, as a failure names it.
-//! `soak --colo N [--seed S]`: N protections that are disturbed: network, VMM, operators, standby, arbiter.
+//! `soak --rdma N [--seed S]`: N migrations over RDMA, most of them disturbed, on adapters inside the
+//! process.
+//! `soak --rdma-case NUMBER --seed S`: plays one of them again; a failure prints its number.
+//! `soak --colo N [--seed S]`: N disturbed protections: network, VMM, operators, standby, arbiter.
 //! `soak --colo-long N [--seed S]`: one protection with N checkpoints, in which nothing may grow.
-//! `soak --colo-case NUMBER --seed S`: one of them again, as a failure names it.
-//! `soak --kills N [--planted FAULT] [--seed S]`: N protections whose primary, a process, is killed or frozen.
-//! `soak --kills-case NUMBER [--planted FAULT] --seed S`: one of them again, as a failure names it.
-//! `soak --postcopy N [--seed S]`: N migrations in postcopy whose connections are cut, and whose sides are killed.
-//! `soak --resumed N [--seed S]`: the same of precopies that survive a lost connection.
+//! `soak --colo-case NUMBER --seed S`: plays one of them again; a failure prints its number.
+//! `soak --kills N [--planted FAULT] [--seed S]`: N protections whose primary, a process, is killed or
+//! frozen.
+//! `soak --kills-case NUMBER [--planted FAULT] --seed S`: plays one of them again; a failure prints its
+//! number.
+//! `soak --postcopy N [--seed S]`: N postcopy migrations whose connections are cut or whose sides are killed.
+//! `soak --resumed N [--seed S]`: the same for precopies that survive a lost connection.
 //! `soak --cuts N [--seed S]`: N precopies that are cut once before they commit, and arrive.
-//! `soak --postcopy-case NUMBER --seed S`, `--resumed-case`, `--cuts-case`: one of them again, as a failure names it.
-//! `soak --silence [--seed S]`: at every stop a network that swallows all bytes and closes nothing.
-//! `soak --only STOP BLOW [--seed S]`: one case again, as a failure names it.
+//! `soak --handover N [--seed S]`: N migrations, each cut before, within or after one message of the
+//! handover.
+//! `soak --postcopy-case NUMBER --seed S`, `--resumed-case`, `--cuts-case`, `--handover-case`: plays one
+//! again.
+//! `soak --silence [--seed S]`: at every stop, the network swallows all bytes and closes no connection.
+//! `soak --only STOP BLOW [--seed S]`: plays one case again; a failure prints its stop and blow.
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command speaks to its user")]
 
@@ -26,14 +32,13 @@ use sterna_soak::colo::kills;
 use sterna_soak::drift::{Drift, HEAPS, LIMIT};
 use sterna_soak::{Blow, Case, Soak, Stop, child, colo, outages, rdma, round_trips, schedule, silences};
 
-const USAGE: &str = "usage: soak [--count N | --round-trips N | --silence | --only STOP BLOW | --rdma N | --rdma-case NUMBER | --colo N | --colo-long N | --colo-case NUMBER | --kills N | --kills-case NUMBER | --postcopy N | --postcopy-case NUMBER | --resumed N | --resumed-case NUMBER | --cuts N | --cuts-case NUMBER] [--planted FAULT] [--seed S]";
+const USAGE: &str = "usage: soak [--count N | --round-trips N | --silence | --only STOP BLOW | --rdma N | --rdma-case NUMBER | --colo N | --colo-long N | --colo-case NUMBER | --kills N | --kills-case NUMBER | --postcopy N | --postcopy-case NUMBER | --resumed N | --resumed-case NUMBER | --cuts N | --cuts-case NUMBER | --handover N | --handover-case NUMBER] [--planted FAULT] [--seed S]";
 
-/// What a shell expects of a program that Ctrl-C ended.
+/// Exit status that a shell expects of a program that Ctrl-C ended.
 const INTERRUPTED: u8 = 130;
 
 fn main() -> ExitCode {
-    let filter = tracing_subscriber::EnvFilter::from_default_env();
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    sterna_testing::log_from_env();
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     if let Some((_, rest)) = arguments.split_first().filter(|(role, _)| *role == child::ROLE) {
         return exit(child::main(rest).map(|()| ExitCode::SUCCESS));
@@ -49,7 +54,7 @@ fn main() -> ExitCode {
     }
     let interrupted = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        // The second time it ends at once.
+        // A second signal ends the process immediately.
         let at_once = signal_hook::flag::register_conditional_shutdown(
             signal,
             INTERRUPTED.into(),
@@ -64,8 +69,9 @@ fn main() -> ExitCode {
     exit(Wish::parse(&arguments).and_then(|wish| wish.fulfil(interrupted)))
 }
 
-/// With one heap for all threads: what is resident then is what is used, and not what chance left free in many. And without backtraces of
-/// callbacks that are to panic, for which the library keeps the program's symbols.
+/// Starts the program again with one heap for all threads. Resident memory then equals used memory, without
+/// free pieces in many heaps. It also disables backtraces of planned panics, because printing one keeps the
+/// program's symbols in memory.
 fn share_one_heap() -> Result<(), String> {
     if std::env::var_os(HEAPS).is_some() {
         return Ok(());
@@ -90,11 +96,11 @@ fn passed(all: bool) -> ExitCode {
     if all { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// What the user wants.
+/// The parsed command line.
 struct Wish {
     seed: u64,
     what: What,
-    /// A fault that is to be found.
+    /// A fault that the soak must find.
     planted: Option<kills::Planted>,
 }
 
@@ -244,7 +250,7 @@ fn over_rdma(numbers: std::ops::Range<u64>, seed: u64, interrupted: &AtomicBool)
 fn protections(numbers: std::ops::Range<u64>, seed: u64, interrupted: &AtomicBool) -> bool {
     let (mut ends, mut bad) = (BTreeMap::<(String, String), u64>::new(), 0);
     let mut drift = Drift::over(numbers.end - numbers.start);
-    // What a process opens once and keeps is open before anything is counted.
+    // A first migration opens everything that a process opens once and keeps, before resources are counted.
     if let Err(why) = round_trips::run(1, 0, |_, _| {}) {
         eprintln!("soak: {why}");
         return false;
@@ -282,7 +288,7 @@ fn lost_connections(
     interrupted: &AtomicBool,
 ) -> Result<bool, String> {
     let program = std::env::current_exe().map_err(|error| format!("where am I? {error}"))?;
-    // What a process opens once and keeps is open before anything is counted.
+    // A first migration opens everything that a process opens once and keeps, before resources are counted.
     round_trips::run(1, 0, |_, _| {})?;
     let report =
         outages::several(kind, seed, numbers, &program, interrupted, |number, played| match played {

@@ -1,22 +1,23 @@
-//! Mapped memory, as `/proc/self/maps` lists it.
+//! Counts mapped memory, from `/proc/self/maps`.
 
 use std::fmt;
 
-/// Where the C library's heaps begin and end, all but the first: `HEAP_MAX_SIZE`.
+/// Alignment and size of the C library's heaps, except the first: `HEAP_MAX_SIZE`.
 const HEAP_BYTES: u64 = 64 << 20;
-/// A thread's stack lies above a guard of one page.
+/// Size of the guard page below a thread's stack.
 const GUARD_BYTES: u64 = 4096;
 
-/// Mappings that can be read or written, without the C library's heaps, the stacks of threads, and programs' files that are only read: the first
-/// backtrace maps those once more, and keeps them.
+/// Mappings that can be read or written. Not counted: the C library's heaps, the stacks of threads, and
+/// programs' files that are only read. The first backtrace maps those files again and keeps them.
 ///
-/// It keeps both when they are free: heaps of as many threads as have allocated at once, 40 MiB of stacks. So their number says nothing of a
-/// leak. A thread that is left is counted among threads, and what is left on a heap is resident.
+/// The C library keeps free heaps and stacks: heaps for as many threads as have allocated in parallel, and 40
+/// MiB of stacks. Their number therefore does not show a leak. A leaked thread is counted among threads, and
+/// leaked heap memory is resident.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Mappings {
-    /// How many.
+    /// Number of mappings.
     pub count: usize,
-    /// How long they are in all. Neighbours may be one mapping.
+    /// Total length in bytes. It is counted because the kernel merges neighbours into one mapping.
     pub bytes: u64,
 }
 
@@ -24,12 +25,12 @@ impl Mappings {
     /// More than a process can have.
     pub(crate) const ANY: Self = Self { count: usize::MAX, bytes: u64::MAX };
 
-    /// Those of this process, now.
+    /// Counts the mappings of this process now.
     pub fn now() -> Self {
         Self::of(&std::fs::read_to_string("/proc/self/maps").unwrap_or_default())
     }
 
-    /// Whether nothing is there that was not there then.
+    /// Whether neither number nor length has grown since `before`.
     pub(crate) fn is_within(&self, before: &Self) -> bool {
         self.count <= before.count && self.bytes <= before.bytes
     }
@@ -55,14 +56,14 @@ impl fmt::Display for Mappings {
     }
 }
 
-/// A line of it.
+/// A line of `/proc/self/maps`.
 struct Line<'a> {
     start: u64,
     end: u64,
     is_accessible: bool,
-    /// Of a file, private, and only read.
+    /// A private mapping of a file that is only readable.
     is_text: bool,
-    /// Empty: anonymous.
+    /// Name of the mapping. Empty if it is anonymous.
     name: &'a str,
 }
 
@@ -81,7 +82,8 @@ impl<'a> Line<'a> {
         })
     }
 
-    /// The first one's name is `[heap]`. The others begin at multiples of their size, and what is not used yet follows.
+    /// The first heap's name is `[heap]`. The others start at multiples of their size, and their unused rest
+    /// follows.
     fn is_heap(&self, next: Option<&Self>) -> bool {
         let is_other = self.name.is_empty() && self.start.is_multiple_of(HEAP_BYTES);
         let has_rest = next.is_some_and(|next| {
@@ -117,7 +119,7 @@ mod tests {
 
     #[test]
     fn heaps_stacks_guards_and_programs_are_left_out() {
-        // A file of memory, and anonymous memory at a heap's boundary with nothing behind it.
+        // A file of memory, and anonymous memory at a heap's boundary without a heap's unused rest after it.
         let bytes = (6 << 20) + (2 << 20);
         assert_eq!(Mappings::of(MAPS), Mappings { count: 2, bytes });
     }

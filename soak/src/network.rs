@@ -1,4 +1,4 @@
-//! The network between the two sides: a proxy whose connections can be cut, and which can be down.
+//! The network between the two sides: a proxy that can cut connections and can be down.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
@@ -31,7 +31,7 @@ struct Inner {
 }
 
 impl Network {
-    /// A network behind whose address lies `to`.
+    /// Makes a network that forwards to `to`.
     pub fn new(to: Address, stage: Arc<Stage>) -> std::io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let port = listener.local_addr()?.port();
@@ -50,28 +50,28 @@ impl Network {
         Ok(Self { inner, port, listener: Some(listener) })
     }
 
-    /// Where the source connects.
+    /// The address to which the source connects.
     pub fn address(&self) -> Address {
         Address::Tcp { host: "127.0.0.1".into(), port: self.port }
     }
 
-    /// The destination itself, past this network.
+    /// The destination's own address, without this network.
     pub fn destination(&self) -> &Address {
         &self.inner.to
     }
 
-    /// Cuts every connection; what is under way is lost. With `down`, new ones are cut at once.
+    /// Cuts every connection; bytes in transit are lost. With `down`, new connections are cut immediately.
     pub fn cut(&self, down: bool) {
         self.inner.down.store(down, Ordering::SeqCst);
         self.inner.cut();
     }
 
-    /// Swallows every byte from now on, on new connections too, and closes nothing.
+    /// Swallows every byte from now on, also on new connections, and closes no connection.
     pub fn silence(&self) {
         self.inner.silent.store(true, Ordering::SeqCst);
     }
 
-    /// New connections are possible again, and carry bytes.
+    /// Accepts and forwards new connections again.
     pub fn heal(&self) {
         if self.inner.silent.load(Ordering::SeqCst) {
             self.inner.cut();
@@ -84,7 +84,7 @@ impl Network {
 impl Drop for Network {
     fn drop(&mut self) {
         self.inner.closing.store(true, Ordering::SeqCst);
-        // Wakes the listener.
+        // This connection wakes the listener.
         drop(TcpStream::connect((Ipv4Addr::LOCALHOST, self.port)));
         if let Some(listener) = self.listener.take() {
             drop(listener.join());
@@ -134,7 +134,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Forwards bytes; the first of them pass `stop`.
+    /// Forwards bytes. The first bytes pass `stop`.
     fn pump(&self, mut from: TcpStream, mut to: TcpStream, mut stop: Option<Stop>) {
         let mut bytes = vec![0; 64 << 10];
         loop {
@@ -143,7 +143,7 @@ impl Inner {
                 self.stage.at(stop);
             }
             match read {
-                // The end of a connection is no more seen than its bytes.
+                // A silent network forwards neither bytes nor the end of a connection.
                 Ok(0) if self.silent.load(Ordering::SeqCst) => return,
                 Ok(_) if self.silent.load(Ordering::SeqCst) => {}
                 Ok(0) => {

@@ -1,4 +1,4 @@
-//! The blow of a callback that panics: what must come of it hangs on the callback that stands at the stop.
+//! The blow of a callback that panics. The expected effect depends on the callback at the stop.
 
 use std::sync::Arc;
 
@@ -8,16 +8,18 @@ use crate::ledger::Ledger;
 use crate::staged::Staged;
 use crate::stop::{Side, Stop};
 
-/// What a panic at a stop leads to.
+/// The effect of a panic at a stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Effect {
-    /// It is an observer's, or comes too late to matter, or no callback stands there: the migration goes on.
+    /// The migration continues: the panic is an observer's, is too late to matter, or the stop is in no
+    /// callback.
     Nothing,
-    /// It is that callback's error: the migration fails, the guest runs on at the source.
+    /// The panic counts as an error of the callback: the migration fails, and the guest keeps running at the
+    /// source.
     Fails,
-    /// The migration is being undone, and goes on being undone.
+    /// The migration is being undone, and the undoing continues.
     Undone,
-    /// The destination never lets go of the lease: the source holds the guest until somebody else does.
+    /// The destination never releases the lease: the source holds the guest until the lease is taken from it.
     Holds,
 }
 
@@ -59,13 +61,13 @@ pub(crate) fn effect(stop: Stop) -> Effect {
     }
 }
 
-/// Whether the callback that panics is the one that would end the tracking of writes.
+/// Whether the panic is in the callback that would end the tracking of writes.
 pub(crate) fn leaves_tracking(stop: Stop) -> bool {
     stop == Stop::AfterShut
 }
 
-/// The guest must be held now, without its lease. Then somebody takes the lease from the destination, and the guest is
-/// brought back.
+/// Checks that the guest is held without its lease. Then takes the lease from the destination and retries,
+/// which returns the guest to the source.
 pub(crate) fn free_held(vm: &Arc<Staged>, migration: &Migration, ledger: &Ledger) -> Result<(), String> {
     let outcome = migration.outcome();
     if !matches!(outcome, Some(Outcome::Failed { held: true, .. })) {

@@ -1,4 +1,4 @@
-//! What came of all cases: how often each state was hit by what, and what failed.
+//! Results of all cases: how often each state suffered each blow, and the failures.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,30 +8,30 @@ use crate::drift::Drift;
 use crate::schedule::{Blow, Case};
 use crate::stop::Stop;
 
-/// A soak's result.
+/// The result of a soak.
 #[derive(Debug, Default)]
 pub struct Report {
-    /// Cases by stop and blow.
+    /// Number of cases by stop and blow.
     hits: BTreeMap<(Stop, Blow), u64>,
-    /// Cases that failed, and why.
+    /// Cases that failed, each with the reason.
     pub failures: Vec<(Case, String)>,
-    /// Cases that were played.
+    /// Number of cases that were played.
     pub played: u64,
-    /// From the first case to the last.
+    /// Time from the first case to the last.
     pub took: Duration,
-    /// What the process has early on and at the end.
+    /// Resources of the process early on and at the end.
     pub drift: Drift,
-    /// Ctrl-C came.
+    /// Ctrl-C ended the soak.
     pub interrupted: bool,
 }
 
 impl Report {
-    /// Of so many cases.
+    /// An empty report of a soak with `cases` cases.
     pub fn of(cases: u64) -> Self {
         Self { drift: Drift::over(cases), ..Self::default() }
     }
 
-    /// Notes a case.
+    /// Adds the result of a case.
     pub fn add(&mut self, case: Case, result: Result<(), String>) {
         self.played += 1;
         *self.hits.entry((case.stop, case.blow)).or_default() += 1;
@@ -40,12 +40,12 @@ impl Report {
         }
     }
 
-    /// Cases that passed.
+    /// Number of cases that passed.
     pub fn passed(&self) -> u64 {
         self.played - self.failures.len() as u64
     }
 
-    /// How often each state was hit: the source's, then the destination's.
+    /// How often each state was reached: the source's states, then the destination's.
     pub fn states(&self) -> [BTreeMap<&'static str, u64>; 2] {
         [0, 1].map(|side| {
             let mut states = BTreeMap::new();

@@ -1,34 +1,35 @@
-//! A guest that writes as fast as it can goes there and back, again and again, and is checked each time.
+//! A guest that writes at full speed migrates there and back many times. It is checked each time.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use sterna::{Address, Arrival, Capabilities, Incoming, Migration, Outcome, Parameters, SourceVm, TargetVm};
+use sterna_guests::model::Acts;
 use sterna_guests::process::{ProcessConfig, StopPoint, Tracking};
 use sterna_guests::{Fill, Pattern, ProcessGuest};
 
-/// How long no downtime is allowed in each migration.
+/// Time for which each migration runs with a downtime limit of zero.
 const ROUNDS_FOR: Duration = Duration::from_millis(100);
 
-/// What the migrations had in common.
+/// Totals over all migrations.
 #[derive(Debug, Default)]
 pub struct Figures {
-    /// Migrations that were checked and whole.
+    /// Number of migrations that were checked and whole.
     pub migrations: u64,
-    /// Steps that the guest took in all.
+    /// Total number of steps of the guest.
     pub steps: u64,
-    /// Rounds in all.
+    /// Total number of rounds.
     pub rounds: u64,
-    /// Bytes moved in all.
+    /// Total number of bytes moved.
     pub bytes: u64,
-    /// The longest pause.
+    /// The longest downtime of a migration.
     pub longest_downtime: Duration,
 }
 
-/// Migrates a guest at full speed `count` times; `seed` decides about lanes, patterns and tracking.
+/// Migrates a guest at full speed `count` times. `seed` decides about lanes, patterns and tracking.
 ///
 /// # Errors
-/// What was wrong with which migration.
+/// The number of the migration that failed, and the reason.
 pub fn run(count: u64, seed: u64, mut tell: impl FnMut(u64, &Figures)) -> Result<Figures, String> {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut config = config(seed);
@@ -59,6 +60,7 @@ fn config(seed: u64) -> ProcessConfig {
         blocks: vec![("ram.low".into(), 24 << 20), ("ram.high".into(), 8 << 20)],
         pattern: Pattern::Mixed,
         stop_point: StopPoint::MidPage,
+        acts: Acts::MIXED,
         fill: Fill::Random(seed),
         rate: 0,
         seed,
@@ -75,7 +77,7 @@ fn once(
     let params = Parameters {
         max_bandwidth_bytes: 0,
         multifd_channels: lanes.max(1),
-        // Nothing fits, so round follows round, until it is changed below.
+        // With a limit of zero, the migration keeps sending rounds until the limit is changed below.
         downtime_limit: Duration::ZERO,
         ..Parameters::default()
     };
@@ -87,7 +89,8 @@ fn once(
     let source = Arc::clone(here) as Arc<dyn SourceVm>;
     let migration = Migration::start(source, &incoming.address(), params, capabilities, Arc::new(()))
         .map_err(|error| error.to_string())?;
-    // No link outruns a guest that writes at the speed of memory: the rounds end by the operator's wish.
+    // No link is faster than a guest that writes at the speed of memory, so an operator's setting ends the
+    // rounds.
     std::thread::sleep(ROUNDS_FOR);
     migration.set_live(|params| params.downtime_limit = Duration::from_secs(2)).expect("a live setting");
     match (migration.wait(), incoming.wait()) {

@@ -1,17 +1,17 @@
-//! Which case comes when: every stop as often as its weight says, every blow at every stop in turn.
+//! Schedules the cases: every stop as often as its weight demands, with every blow at every stop in turn.
 
 use fastrand::Rng;
 
 use crate::stop::Stop;
 
-/// What is done to a migration that stands at a stop.
+/// The disturbance of a migration that waits at a stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Blow {
-    /// Cancelled at the source.
+    /// The source's operator cancels.
     Cancel,
-    /// Given up at the destination.
+    /// The destination's operator gives up.
     Abandon,
-    /// Every connection is cut; new ones are possible at once.
+    /// Every connection is cut; new ones are possible immediately.
     Cut,
     /// Every connection is cut and the network stays down until both sides have settled.
     Outage,
@@ -19,21 +19,21 @@ pub enum Blow {
     KillSource,
     /// The destination's process is killed.
     KillDestination,
-    /// Strangers connect to the destination: they are silent, say nonsense, or pretend to be channels of a
-    /// migration. The migration goes on as if they were not there.
+    /// Unrelated clients connect to the destination. They are silent, send random bytes, or pretend to be
+    /// channels of a migration. The migration continues as if they were not there.
     Strangers,
-    /// Nothing is done, but the source is a process that looked what it can track with, forked, and migrates
-    /// in the child, as a VMM that becomes a daemon does.
+    /// No disturbance. The source is a process that probes its tracking methods and forks, and migrates in
+    /// the child, as a VMM that becomes a daemon does.
     ForkSource,
-    /// The callback that stands at the stop panics.
+    /// The callback at the stop panics.
     Panic,
-    /// The network swallows every byte and closes nothing: only limits end the wait. Takes seconds, so not
-    /// among [`Blow::ALL`].
+    /// The network swallows every byte and closes no connection, so only limits end the wait. It takes
+    /// seconds, and is therefore not in [`Blow::ALL`].
     Silence,
 }
 
 impl Blow {
-    /// Those of a soak.
+    /// The blows of a soak, without [`Blow::Silence`].
     pub const ALL: [Self; 9] = [
         Self::Cancel,
         Self::Abandon,
@@ -46,7 +46,7 @@ impl Blow {
         Self::Panic,
     ];
 
-    /// For tables.
+    /// Name of the blow in tables.
     pub fn label(self) -> &'static str {
         match self {
             Self::Cancel => "cancel",
@@ -62,12 +62,12 @@ impl Blow {
         }
     }
 
-    /// The blow of that label.
+    /// Finds the blow with this label.
     pub fn of_label(label: &str) -> Option<Self> {
         Self::ALL.into_iter().chain([Self::Silence]).find(|blow| blow.label() == label)
     }
 
-    /// Whether a migration that suffers it goes on as one that nobody disturbs.
+    /// Whether the migration continues as if it were not disturbed.
     pub fn is_harmless(self) -> bool {
         matches!(self, Self::Strangers | Self::ForkSource)
     }
@@ -76,28 +76,28 @@ impl Blow {
 /// One disturbed migration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Case {
-    /// From 0.
+    /// Number of the case, from 0.
     pub number: u64,
-    /// Where it is disturbed.
+    /// The place at which it is disturbed.
     pub stop: Stop,
-    /// How.
+    /// The disturbance at that place.
     pub blow: Blow,
-    /// Decides what is left to chance: lanes, tracking, stop point.
+    /// Seed of the random choices: lanes, tracking, stop point.
     pub seed: u64,
 }
 
-/// `count` cases in an order that `seed` decides.
+/// Makes `count` cases in an order that `seed` decides.
 pub fn schedule(count: u64, seed: u64) -> Vec<Case> {
     let mut stops = Vec::new();
     for &stop in Stop::ALL {
-        // Rounded up, so that no state falls short.
+        // Rounded up, so that every state gets at least its share.
         let times = (u64::from(stop.weight()) * count).div_ceil(1000).max(1);
         let blow = |nth| Blow::ALL[((nth + stop as u64) % Blow::ALL.len() as u64) as usize];
         stops.extend((0..times).map(|nth| (stop, blow(nth))));
     }
     let mut random = Rng::with_seed(seed);
     random.shuffle(&mut stops);
-    // A small count takes each stop before it takes one twice.
+    // A small count covers each stop before it repeats one.
     let mut seen = std::collections::HashMap::new();
     let mut order: Vec<_> = stops
         .into_iter()
@@ -119,7 +119,7 @@ pub fn schedule(count: u64, seed: u64) -> Vec<Case> {
     cases
 }
 
-/// Silence at every stop.
+/// Cases with [`Blow::Silence`] at every stop.
 pub fn silences(seed: u64) -> Vec<Case> {
     let mut random = Rng::with_seed(seed);
     let case = |(&stop, number)| Case { number, stop, blow: Blow::Silence, seed: random.u64(..) };

@@ -1,15 +1,16 @@
-//! What a case leaves to chance, the same in every process that takes part.
+//! The random choices of a case. They are the same in every process that takes part.
 
 use std::time::Duration;
 
 use sterna::{Capabilities, Parameters, WaitLimits};
 use sterna_devices::statebank::StateBankConfig;
+use sterna_guests::model::Acts;
 use sterna_guests::process::{ProcessConfig, StopPoint, Tracking};
 use sterna_guests::{Fill, Pattern};
 
 use crate::stop::Stop;
 
-/// Short where a case may have to wait one out.
+/// Time limits, short where a case may wait until they end.
 const LIMITS: WaitLimits = WaitLimits {
     setup: Duration::from_secs(10),
     stall: Duration::from_secs(10),
@@ -21,19 +22,19 @@ const LIMITS: WaitLimits = WaitLimits {
 
 /// Guest, parameters and capabilities of a case.
 pub struct Settings {
-    /// Of both sides.
+    /// The guest's configuration, the same on both sides.
     pub guest: ProcessConfig,
-    /// Of both sides: devices with large state, in half of the cases.
+    /// Devices with large state, the same on both sides. Half of the cases have them.
     pub banks: Vec<StateBankConfig>,
-    /// Of both sides.
+    /// Parameters of both sides.
     pub params: Parameters,
-    /// Of both sides.
+    /// Capabilities of both sides.
     pub capabilities: Capabilities,
-    /// Whether an undecided migration is ended by an operator rather than by the destination's answer.
+    /// Whether an operator ends an undecided migration, and not the destination's answer.
     pub operator_decides: bool,
 }
 
-/// What a case of silence waits out.
+/// Time limits of a case of silence, which waits until they end.
 const SHORT_LIMITS: WaitLimits = WaitLimits {
     setup: Duration::from_millis(800),
     stall: Duration::from_millis(400),
@@ -44,20 +45,20 @@ const SHORT_LIMITS: WaitLimits = WaitLimits {
 };
 
 impl Settings {
-    /// The same with limits that a test can wait for.
+    /// The same settings with limits that a test can wait for.
     pub fn impatient(mut self) -> Self {
         self.params.limits = SHORT_LIMITS;
         self
     }
 
-    /// The same for a migration that nobody disturbs.
+    /// The same settings for a migration that is not disturbed.
     pub fn undisturbed(mut self) -> Self {
         self.params.downtime_limit = Duration::from_secs(1);
         self.capabilities.pause_before_switchover = false;
         self
     }
 
-    /// Those of a case with `seed` that is disturbed at `stop`.
+    /// The settings of a case with `seed` that is disturbed at `stop`.
     pub fn new(seed: u64, stop: Stop) -> Self {
         let mut random = fastrand::Rng::with_seed(seed);
         let tracking = Tracking::available();
@@ -68,6 +69,7 @@ impl Settings {
             stop_point: [StopPoint::StepBoundary, StopPoint::MidPage][random.usize(..2)],
             pattern: [Pattern::Sequential, Pattern::Random, Pattern::HotSet, Pattern::Mixed]
                 [random.usize(..4)],
+            acts: [Acts::WRITES, Acts::MIXED, Acts::MIXED][random.usize(..3)],
             fill: [Fill::Zero, Fill::Half(seed), Fill::Random(seed)][random.usize(..3)],
             workers: 1 + random.usize(..3),
             rate: 3_000,
@@ -76,7 +78,7 @@ impl Settings {
         };
         let params = Parameters {
             max_bandwidth_bytes: 0,
-            // A third round must come: nothing fits until it has.
+            // The stop is in the third round. With a limit of zero, the migration does not complete earlier.
             downtime_limit: if stop == Stop::LaterPass { Duration::ZERO } else { Duration::from_secs(1) },
             multifd_channels: lanes.max(1),
             limits: LIMITS,
@@ -90,14 +92,14 @@ impl Settings {
         let operator_decides = random.u64(..2) == 0;
         let count = if stop.needs_banks() { 1 + random.u64(..3) } else { random.u64(..2) * random.u64(..4) };
         let banks = banks(&mut random, count);
-        // From room for one chunk on.
+        // The smallest value has room for one chunk.
         let max_queued_stream_bytes = [1, 1 << 20, 16 << 20][random.usize(..3)];
         let params = Parameters { max_queued_stream_bytes, ..params };
         Self { guest, banks, params, capabilities, operator_decides }
     }
 }
 
-/// So many devices with state of every kind.
+/// Makes `count` devices, with state of every kind.
 pub(crate) fn banks(random: &mut fastrand::Rng, count: u64) -> Vec<StateBankConfig> {
     let bank = |number| StateBankConfig {
         name: format!("bank {number}"),

@@ -1,5 +1,5 @@
-//! Where a migration stands still: the engine's calls into the VM pass here, and one that is a wanted
-//! stop waits until it is let go.
+//! A place where migrations wait: the engine's calls into the VM pass the stage. A call at a wanted stop
+//! waits until it is released.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::stop::Stop;
 use parking_lot::{Condvar, Mutex};
 
-/// Knows which stops are wanted, in their order.
+/// The wanted stops in their order, and the progress of the migration.
 #[derive(Default)]
 pub struct Stage {
     state: Mutex<State>,
@@ -17,29 +17,30 @@ pub struct Stage {
 #[derive(Default)]
 struct State {
     wanted: VecDeque<Stop>,
-    /// The migration stands at the first of them.
+    /// The migration waits at the first wanted stop.
     reached: bool,
-    /// A child stands at the second of them already.
+    /// A child process already waits at the second wanted stop.
     next_reached: bool,
-    /// How often it was let go.
+    /// Number of releases so far.
     released: u32,
-    /// Nobody stops any more.
+    /// The stage is open: no call waits any more.
     open: bool,
-    /// Whoever is let go from there panics. Another may be let go with it, from the stop before.
+    /// The call that waits at this stop panics when it is released. A call at the stop before may be released
+    /// with it.
     panics: Option<Stop>,
 }
 
 impl Stage {
-    /// A stage at which a migration stops in these places.
+    /// A stage at which a migration waits at these stops.
     pub fn new(wanted: impl IntoIterator<Item = Stop>) -> Self {
         let state = State { wanted: wanted.into_iter().collect(), ..State::default() };
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// The migration passes `stop`: stays here if it is the one that is wanted next.
+    /// Called when the migration passes `stop`. Blocks if it is the next wanted stop.
     pub fn at(&self, stop: Stop) {
         let mut state = self.state.lock();
-        // The other side still stands at the stop before.
+        // Blocks while the other side still waits at the stop before.
         while state.reached && !state.open && state.wanted.get(1) == Some(&stop) {
             self.changed.wait(&mut state);
         }
@@ -54,24 +55,24 @@ impl Stage {
         let panics = state.panics.take_if(|at| *at == stop).is_some();
         drop(state);
         if panics {
-            // Not by `panic!`: to print a backtrace, the process would load its debug information, and its resident memory
-            // would grow by that.
+            // `resume_unwind` prints no backtrace. A backtrace would load the debug information, and resident
+            // memory would grow.
             std::panic::resume_unwind(Box::new(format!("told to panic at {}", stop.label())));
         }
     }
 
-    /// Whoever stands at `stop` panics when it is let go.
+    /// Makes the call at `stop` panic when it is released.
     pub fn panic(&self, stop: Stop) {
         self.state.lock().panics = Some(stop);
     }
 
-    /// Whether the migration has not yet come to `stop`, and shall.
+    /// Whether `stop` is wanted and the migration has not reached it yet.
     pub fn wants(&self, stop: Stop) -> bool {
         let state = self.state.lock();
         !state.open && state.wanted.contains(&stop)
     }
 
-    /// A child process says that it stands at the stop that is wanted next.
+    /// Records that a child process waits at the next wanted stop.
     pub fn reached_elsewhere(&self) {
         let mut state = self.state.lock();
         if state.reached {
@@ -82,8 +83,8 @@ impl Stage {
         self.changed.notify_all();
     }
 
-    /// Waits until the migration stands at the next stop; false if that takes longer than `limit`, or the
-    /// stage was opened.
+    /// Waits until the migration reaches the next stop. Returns false after `limit`, or if the stage was
+    /// opened.
     pub fn wait_reached(&self, limit: Duration) -> bool {
         let mut state = self.state.lock();
         let due = |state: &mut State| !state.reached && !state.open;
@@ -91,7 +92,7 @@ impl Stage {
         state.reached
     }
 
-    /// Waits until the migration was let go `times` times in all.
+    /// Waits until the migration was released `times` times in total.
     pub fn wait_released(&self, times: u32) {
         let mut state = self.state.lock();
         while state.released < times {
@@ -99,7 +100,7 @@ impl Stage {
         }
     }
 
-    /// Lets the migration go on to the next stop.
+    /// Releases the migration, which continues to the next stop.
     pub fn release(&self) {
         let mut state = self.state.lock();
         state.reached = std::mem::take(&mut state.next_reached);
@@ -109,7 +110,7 @@ impl Stage {
         self.changed.notify_all();
     }
 
-    /// Lets everybody go, for good.
+    /// Releases all waiting calls; no later call waits.
     pub fn open(&self) {
         self.state.lock().open = true;
         self.changed.notify_all();

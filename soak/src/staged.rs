@@ -1,4 +1,4 @@
-//! A process guest whose every call from the engine passes the [`Stage`].
+//! A process guest whose calls from the engine all pass the [`Stage`].
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,9 +14,9 @@ use crate::ledger::Ledger;
 use crate::stage::Stage;
 use crate::stop::{Side, Stop};
 
-/// One side's VM.
+/// The VM of one side.
 pub struct Staged {
-    /// The guest, or the place for one.
+    /// The guest, or a place that waits for one.
     pub guest: Arc<ProcessGuest>,
     /// Its devices with large state.
     pub banks: Vec<Arc<Bank>>,
@@ -27,7 +27,7 @@ pub struct Staged {
 }
 
 impl Staged {
-    /// `guest` and `banks` as `side`'s VM.
+    /// Makes the VM of `side` from `guest` and `banks`.
     pub fn new(
         guest: Arc<ProcessGuest>,
         banks: Vec<Arc<Bank>>,
@@ -39,7 +39,7 @@ impl Staged {
         Arc::new(Self { guest, banks, stage, ledger, side, dirty })
     }
 
-    /// An observer that stops where events say that a stop is passed.
+    /// An observer that passes the stops that events mark.
     pub fn observer(&self) -> Arc<dyn Observer> {
         let (stage, side) = (Arc::clone(&self.stage), self.side);
         Arc::new(move |event: &Event| {
@@ -108,7 +108,7 @@ impl Vm for Staged {
         self.guest.ram()
     }
     fn devices(&self) -> Vec<Arc<dyn Device>> {
-        // The destination's control thread asks once: when it looks whether all came.
+        // The destination's control thread calls this once, when it checks whether everything has arrived.
         if thread_is("incoming") {
             self.stage.at(Stop::Completing);
         }
@@ -143,6 +143,9 @@ impl SourceVm for Staged {
 }
 
 impl TargetVm for Staged {
+    fn prepare_start(&self) -> Result<(), VmError> {
+        self.guest.prepare_start()
+    }
     fn start(&self) -> Result<(), VmError> {
         self.stage.at(Stop::AwaitingAck);
         self.ledger.starts(self.side);
@@ -170,7 +173,7 @@ impl DirtySource for StagedDirty {
         self.guest.dirty_source().stop()
     }
     fn sync(&self, into: &mut DirtyBitmaps) -> Result<SyncReport, DirtyError> {
-        // There is a further round only if something was written.
+        // Waits for a write, because a further round occurs only if the guest has written.
         if self.stage.wants(Stop::LaterPass) && self.guest.run_state() == RunState::Running {
             self.guest.wait_progress(1, Duration::from_secs(5));
         }
@@ -190,7 +193,7 @@ impl DirtySource for StagedDirty {
     }
 }
 
-/// A device whose only state is that it was saved and loaded.
+/// A device without content, whose save and load pass stops.
 struct Marker(Arc<Stage>);
 
 impl Device for Marker {
@@ -213,7 +216,7 @@ impl Device for Marker {
     }
 }
 
-/// The guest's compatibility record.
+/// The guest's compatibility record, whose calls pass stops.
 struct Compared {
     device: Arc<dyn Device>,
     stage: Arc<Stage>,
@@ -235,7 +238,7 @@ impl Device for Compared {
     }
 }
 
-/// What only one side may hold.
+/// The lease, a hook that only one side may hold.
 struct Lease {
     stage: Arc<Stage>,
     ledger: Arc<Ledger>,

@@ -1,6 +1,6 @@
-//! Where a migration is disturbed: places that it passes in a known state.
+//! The places at which a migration is disturbed. At each one, both sides are in a known state.
 
-/// Whose code passes a stop.
+/// The side whose code passes a stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Side {
     /// The source's engine.
@@ -13,7 +13,7 @@ pub enum Side {
 
 macro_rules! stops {
     ($($name:ident, $label:literal, $side:ident, $source:literal, $destination:literal, $weight:literal;)*) => {
-        /// A place at which a migration stands still until it has been disturbed.
+        /// A place at which a migration waits until it has been disturbed.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[allow(missing_docs, reason = "the table says what they are")]
         pub enum Stop { $($name),* }
@@ -22,19 +22,19 @@ macro_rules! stops {
             /// Every stop, in the order in which a migration passes them.
             pub const ALL: &[Self] = &[$(Self::$name),*];
 
-            /// For tables and the child's command line.
+            /// Name of the stop in tables and on the child's command line.
             pub fn label(self) -> &'static str {
                 match self { $(Self::$name => $label),* }
             }
-            /// Whose code passes it.
+            /// The side whose code passes the stop.
             pub fn side(self) -> Side {
                 match self { $(Self::$name => Side::$side),* }
             }
-            /// The states of both handover machines at this stop (`-`: no migration there yet).
+            /// The states of both handover machines at this stop. `-`: that side has no migration yet.
             pub fn states(self) -> (&'static str, &'static str) {
                 match self { $(Self::$name => ($source, $destination)),* }
             }
-            /// How often it comes, in relation to the others. A state that has one stop gets 50 of 1,000.
+            /// Relative frequency of the stop. A state that has one stop gets 50 of 1,000.
             pub fn weight(self) -> u32 {
                 match self { $(Self::$name => $weight),* }
             }
@@ -42,7 +42,7 @@ macro_rules! stops {
     };
 }
 
-// Name, label, passed by, source's state, destination's state, weight.
+// Name, label, side that passes it, source's state, destination's state, weight.
 stops! {
     Setup, "setup", Source, "Setup", "-", 18;
     Arrival, "arrival", Destination, "Setup", "Setup", 50;
@@ -81,12 +81,12 @@ stops! {
 }
 
 impl Stop {
-    /// The stop of that label.
+    /// Finds the stop with this label.
     pub fn of_label(label: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|stop| stop.label() == label)
     }
 
-    /// What must have happened before so that the migration comes here: another stop and its blow.
+    /// An earlier stop and its blow, without which the migration does not reach this stop.
     pub fn prelude(self) -> Option<(Self, Prelude)> {
         match self {
             Self::Undecided => Some((Self::AwaitingAck, Prelude::Outage)),
@@ -102,17 +102,17 @@ impl Stop {
         matches!(self, Self::Quiescing | Self::ReadingStream | Self::LoadingStream | Self::StepStreams)
     }
 
-    /// Whether the source has committed when it is reached: cancel is refused from here on.
+    /// Whether the source has committed when it is reached. From here on, cancel is refused.
     pub fn is_committed(self) -> bool {
         (Self::AfterCommit..=Self::Undecided).contains(&self)
     }
 
-    /// Whether the destination has read EOF when it is reached: the guest is its.
+    /// Whether the destination has read EOF when it is reached. The guest is then the destination's.
     pub fn is_handed_over(self) -> bool {
         (Self::AwaitingAck..=Self::Undecided).contains(&self)
     }
 
-    /// Whether the source has learnt, when it is reached, that the guest is the destination's.
+    /// Whether the source has received the acknowledgement when it is reached.
     pub fn is_acknowledged(self) -> bool {
         matches!(self, Self::AfterShut | Self::StepStart)
     }
@@ -123,7 +123,7 @@ impl Stop {
     }
 }
 
-/// What brings a migration to the stop that follows.
+/// The blow that makes a migration reach the following stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Prelude {
     /// The source is cancelled.

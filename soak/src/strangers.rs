@@ -5,8 +5,9 @@ use std::net::TcpStream;
 
 use sterna::Address;
 
-/// The first bytes of strangers: none, a port scanner's, TLS, a main channel that never goes on, and multifd
-/// channels (magic, version, UUID, id: 64 bytes in all) that are cut off, or whole and of another migration.
+/// First bytes of strangers: none, a port scanner's, TLS, a main channel that stops, and multifd channels
+/// (magic, version, UUID, id: 64 bytes in total). The latter are cut off, or complete and of another
+/// migration.
 const GREETINGS: [&[u8]; 7] = [
     b"",
     b"GET / HTTP/1.0\r\n\r\n",
@@ -17,7 +18,7 @@ const GREETINGS: [&[u8]; 7] = [
     &FOREIGN_CHANNEL,
 ];
 
-/// A multifd channel's whole first packet, with a UUID that no guest of the soak has, and id 0.
+/// The complete first packet of a multifd channel. It has id 0 and a UUID that no guest of the soak has.
 const FOREIGN_CHANNEL: [u8; 64] = {
     let mut packet = [0; 64];
     let (magic, mut at) = ([0x11, 0x22, 0x33, 0x44, 0, 0, 0, 1], 0);
@@ -28,10 +29,11 @@ const FOREIGN_CHANNEL: [u8; 64] = {
     packet
 };
 
-/// Connects several strangers to `to`, in an order that `seed` decides. They stay as long as what is returned.
+/// Connects several strangers to `to`, in an order that `seed` decides. They stay until the returned list is
+/// dropped.
 ///
 /// # Errors
-/// If the address is none of TCP. A destination that listens no more has no strangers.
+/// If the address is not a TCP address. A destination that does not listen any more gets no strangers.
 pub(crate) fn connect(to: &Address, seed: u64) -> Result<Vec<TcpStream>, String> {
     let Address::Tcp { host, port } = to else { return Err(format!("strangers cannot come to {to}")) };
     let mut random = fastrand::Rng::with_seed(seed);
@@ -39,7 +41,7 @@ pub(crate) fn connect(to: &Address, seed: u64) -> Result<Vec<TcpStream>, String>
     for _ in 0..2 * GREETINGS.len() {
         let greeting = GREETINGS[random.usize(..GREETINGS.len())];
         let Ok(mut stranger) = TcpStream::connect((host.as_str(), *port)) else { break };
-        // Turned away while it speaks, perhaps.
+        // The destination may close the connection during the write.
         let _ = stranger.write_all(greeting);
         strangers.push(stranger);
     }

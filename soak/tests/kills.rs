@@ -1,4 +1,4 @@
-//! A sample of the primaries that are killed as processes; `cargo xtask soak --kills` plays more.
+//! A sample of primaries that are killed as processes; `cargo xtask soak --kills` plays more.
 #![allow(clippy::print_stdout, reason = "a randomised test says its seed")]
 
 use std::path::Path;
@@ -7,7 +7,7 @@ use sterna_soak::colo::kills::{self, Planted};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_soak");
 
-/// Of the planted faults' cases.
+/// Seed of the cases with planted faults.
 const SEED: u64 = 16;
 
 #[test]
@@ -23,7 +23,8 @@ fn guest_whose_primary_is_killed_goes_on_from_a_held_checkpoint_and_runs_once() 
 
 #[test]
 fn primary_that_lets_output_go_before_its_checkpoint_is_held_is_found() {
-    // They are killed in a pause, or before a resume: what the pause has let out is behind no held checkpoint.
+    // In these cases the primary is killed in a pause or before a resume. Output that it releases in the
+    // pause belongs to a checkpoint that is not held.
     found(Planted::ReleasesOnTaken, &[0, 1, 3, 12], "the primary was heard ahead");
     found(Planted::SendsOnTaken, &[0, 1, 3, 12, 23, 24], "packet");
 }
@@ -33,7 +34,8 @@ fn primary_that_wakes_and_runs_its_guest_is_found() {
     found(Planted::BelievesItWon, &[2, 4, 7, 13], "its guest runs at the standby");
 }
 
-/// One of these cases finds it. Most do, but none can where the guest said nothing between two checkpoints.
+/// At least one of these cases finds the fault. A case finds nothing if the guest sends no output between two
+/// checkpoints.
 fn found(planted: Planted, numbers: &[u64], how: &str) {
     let play = |number: &u64| kills::one(Path::new(PROGRAM), SEED, *number, Some(planted)).err();
     let failures: Vec<_> = numbers.iter().filter_map(play).collect();

@@ -1,14 +1,15 @@
-//! What grows over many cases is found. One test in this binary: it counts what the process has.
+//! Tests that growth over many cases is found. This binary has one test, because the test counts the
+//! resources of the process.
 
 use std::time::Duration;
 
 use sterna::ram::{Backing, RamBlock};
 use sterna_soak::drift::Drift;
 
-/// Cases of which the first tenth warms the process.
+/// Number of cases; the first tenth warms the process.
 const CASES: u64 = 20;
 
-/// What is found to have grown over cases of which the later half leaves `leak` behind.
+/// Reports the growth over cases if the later half leaves `leak` behind.
 fn grown(leak: fn()) -> Vec<&'static str> {
     let mut drift = Drift::over(CASES);
     for case in 0..CASES {
@@ -17,7 +18,7 @@ fn grown(leak: fn()) -> Vec<&'static str> {
         }
         drift.played();
     }
-    // Nothing here takes a moment to end.
+    // The limit is zero, because no thread needs time to end here.
     drift.end(Duration::ZERO);
     let said = drift.to_string();
     assert_eq!(said.contains("GROWN"), !drift.grown().is_empty(), "{said}");
@@ -30,7 +31,7 @@ fn what_cases_leave_behind_is_found_and_named() {
     assert_eq!(grown(|| drop(std::thread::spawn(forever))), ["threads"]);
     assert_eq!(grown(|| std::mem::forget(std::fs::File::open("/dev/null"))), ["descriptors"]);
     assert_eq!(grown(|| std::mem::forget(RamBlock::new("left", 1 << 20, Backing::Anonymous))), ["mappings"]);
-    // 80 MiB in all, in pieces that are too small to be mappings.
+    // 80 MiB in total, in pieces that are too small to be mappings.
     let pieces = || {
         for _ in 0..128 {
             std::mem::forget(vec![1_u8; 64 << 10]);

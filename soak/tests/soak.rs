@@ -1,5 +1,5 @@
-//! A sample of the soak; `cargo xtask soak` is the whole. One test in this binary: it counts what the
-//! process has.
+//! A sample of the soak; `cargo xtask soak` plays all of it. This binary has one test, because the test
+//! counts the resources of the process.
 #![allow(clippy::print_stdout, reason = "a randomised test says its seed")]
 
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 
 use sterna_soak::{Soak, Stop, schedule, silences};
 
-/// Where the network falls silent in the sample: each limit is waited out once.
+/// Stops at which the network is silent in the sample. The sample waits for each time limit once.
 const SILENT: [Stop; 7] = [
     Stop::Setup,
     Stop::Identifying,

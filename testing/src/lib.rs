@@ -1,7 +1,19 @@
-//! Seeds of tests that draw at random. A test that fails is run again with the seed that it printed.
+//! Helpers for tests of several crates: seeds of random tests, the messages of a handover, time
+//! limits that allow for a busy machine, and the log.
+//!
+//! A failed test is repeated with the seed that it printed.
 #![forbid(unsafe_code)]
 
-/// The seed of `test`: `STERNA_SEED`, or else one that the operating system gives; printed in both cases.
+mod core_time;
+pub mod handover;
+mod log;
+mod small_disk;
+
+pub use core_time::CoreTime;
+pub use log::log_from_env;
+pub use small_disk::SmallDisk;
+
+/// The seed of `test`: `STERNA_SEED` if set, otherwise random. Printed in both cases.
 ///
 /// # Panics
 /// `STERNA_SEED` is set and is not a number.
@@ -15,7 +27,7 @@ pub fn seed(test: &str) -> u64 {
     seed
 }
 
-/// How many rounds a test plays: `STERNA_ROUNDS`, or as many as are usual.
+/// How many rounds a test runs: `STERNA_ROUNDS` if set, otherwise `usual`.
 ///
 /// # Panics
 /// `STERNA_ROUNDS` is set and is not a number.
@@ -23,7 +35,7 @@ pub fn rounds(usual: u32) -> u32 {
     std::env::var("STERNA_ROUNDS").map_or(usual, |text| text.parse().expect("STERNA_ROUNDS is a number"))
 }
 
-/// A generator whose numbers follow from the [`seed`] of `test` alone.
+/// A random generator with the [`seed`] of `test`.
 pub fn random(test: &str) -> fastrand::Rng {
     fastrand::Rng::with_seed(seed(test))
 }

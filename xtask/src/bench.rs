@@ -1,9 +1,20 @@
-//! The benches: `micro` (scan, bitmap, packets), `sync` (syncing dirty bitmaps, beside what the machine can do),
-//! `e2e` (whole migrations on loopback against a plain copy), `disk` (a local disk that travels, against a plain copy of its data), `converge` (forecasts, pauses and dirty rates of guests
-//! that write), `qemu` (Sterna's programs beside QEMU's, in one run), `colo` (protected guests, QEMU's beside Sterna's), `lazy` (the time
-//! to a guest's first instruction out of an image), `postcopy` (a guest that runs before its memory is there, QEMU's beside Sterna's), `same-host`
-//! (moves to another process of the same host, likewise), `cuts` (what is sent again after a network was away), `rdma` (Sterna and QEMU
-//! over soft-RoCE, in the lab VM) and `linux` (a Linux guest in the reference machine and in QEMU's microvm, there as well).
+//! Runs the benches:
+//!
+//! * `micro`: scan, bitmap, packets.
+//! * `sync`: syncing dirty bitmaps, compared with the machine's own speed.
+//! * `e2e`: whole migrations on loopback, compared with a plain copy.
+//! * `disk`: a local disk that is migrated, compared with a plain copy of its data.
+//! * `converge`: forecasts, pauses and dirty rates of guests that write.
+//! * `qemu`: Sterna's programs and QEMU's, in one run.
+//! * `colo`: protected guests, QEMU's and Sterna's.
+//! * `lazy`: the time to a guest's first instruction from an image.
+//! * `postcopy`: a guest that runs before its memory has arrived, QEMU's and Sterna's.
+//! * `same-host`: moves to another process of the same host, QEMU's and Sterna's.
+//! * `cuts`: the data that is sent again after a network outage.
+//! * `network`: the rate of postcopy on a path with jitter, and the time until pages resume after a
+//!   silence.
+//! * `rdma`: Sterna and QEMU over soft-RoCE, in the lab VM.
+//! * `linux`: a Linux guest in the reference machine and in QEMU's microvm, in the lab VM.
 
 use crate::parts::{Outcome, Parts};
 use crate::process::{self, Failure, Result};
@@ -12,7 +23,9 @@ use crate::{lab, roots};
 
 const BENCHES: [&str; 4] = ["micro", "sync", "e2e", "disk"];
 
-/// `cargo xtask bench [micro|sync|e2e|disk|converge|qemu|colo|lazy|postcopy|same-host|cuts|rdma|linux] [-- ARGS]`; those after `disk` only if they are named.
+/// Runs the default benches, or one bench by its name.
+///
+/// `cargo xtask bench [BENCH] [-- ARGS]`. Without BENCH, the benches up to `disk` run.
 pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
     let (ours, theirs) = crate::demo::split_at_dashes(arguments);
     let wanted: Vec<&str> = match ours {
@@ -23,12 +36,13 @@ pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
         [one] if one == "postcopy" => return with_qemu("postcopy-bench", theirs),
         [one] if one == "same-host" => return with_qemu("same-host-bench", theirs),
         [one] if one == "cuts" => return with_sterna("cuts-bench", theirs),
+        [one] if one == "network" => vec!["network-bench"],
         [one] if one == "converge" => return with_qemu("converge", theirs),
         [one] if one == "rdma" || one == "linux" => return in_lab(one, theirs),
         [one] if BENCHES.contains(&one.as_str()) => vec![one],
         [other, ..] => {
             return Err(Failure::Usage(format!(
-                "there is no bench `{other}`: micro, sync, e2e, disk, converge, qemu, colo, lazy, postcopy, same-host, cuts, rdma or linux"
+                "there is no bench `{other}`: micro, sync, e2e, disk, converge, qemu, colo, lazy, postcopy, same-host, cuts, network, rdma or linux"
             )));
         }
     };
@@ -39,13 +53,13 @@ pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
     parts.finish()
 }
 
-/// Builds the root with QEMU, the `sterna` command and a bench that runs both, and runs it.
+/// Builds the QEMU root, `sterna` and a bench that uses both, and runs the bench.
 fn with_qemu(program: &str, arguments: &[String]) -> std::result::Result<(), Failure> {
     roots::command(&["qemu".to_owned()])?;
     with_sterna(program, arguments)
 }
 
-/// Builds the `sterna` command and a bench that runs it, and runs it.
+/// Builds the `sterna` command and a bench that uses it, and runs the bench.
 fn with_sterna(program: &str, arguments: &[String]) -> std::result::Result<(), Failure> {
     let mut parts = Parts::default();
     parts.part(program, || {
@@ -78,7 +92,7 @@ fn in_lab(kind: &str, arguments: &[String]) -> std::result::Result<(), Failure> 
     parts.finish()
 }
 
-/// Runs one bench, always optimised.
+/// Runs one bench, always in the release profile.
 fn run(name: &str, arguments: &[String]) -> Result<Outcome> {
     let Some(target) = Metadata::of_members(None)?.target(name) else {
         return Ok(Outcome::Skipped(format!("no target is called `{name}`")));

@@ -1,4 +1,4 @@
-//! Demo migrations in a row, every one checked.
+//! Repeated demo migrations, each of which is checked.
 
 use std::process::Command;
 use std::time::Instant;
@@ -10,7 +10,8 @@ use crate::process::{self, Failure, Result};
 use crate::suite;
 use crate::workspace::target_directory;
 
-/// `cargo xtask demo-loop N [--built] [-- ARGS]`; ARGS go to `sterna demo`. `--built`: the program of the tests, as it is.
+/// `cargo xtask demo-loop N [--built] [-- ARGS]`. ARGS are passed to `sterna demo`. `--built` uses
+/// the tests' program without a new build.
 pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
     let (ours, theirs) = split_at_dashes(arguments);
     let (count, built) = match ours {
@@ -24,7 +25,7 @@ pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
     parts.finish()
 }
 
-/// Runs the demo `count` times. Each must end well and say that its guest was checked.
+/// Runs the demo `count` times. Each run must succeed and report that its guest was checked.
 fn run(count: u64, arguments: &[String], built: bool) -> Result<Outcome> {
     let program = if built {
         suite::built_program("sterna")
@@ -76,7 +77,7 @@ fn one(program: &mut Command, arguments: &[String]) -> Result<Demo> {
     })
 }
 
-/// What stands before a `--` and what stands behind it.
+/// The arguments before the first `--`, and the arguments after it.
 pub fn split_at_dashes(arguments: &[String]) -> (&[String], &[String]) {
     match arguments.iter().position(|argument| argument == "--") {
         Some(at) => (&arguments[..at], &arguments[at + 1..]),

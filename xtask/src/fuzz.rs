@@ -1,9 +1,12 @@
 //! Fuzzing: a fixed number of inputs as part of the tests, and exploring with libFuzzer.
 //!
-//! The targets are functions of the package `sterna-fuzz`. [`check`] runs its program, built like all tests, over the
-//! stored inputs and inputs mutated from them by a fixed seed: what it decides does not hang on chance.
-//! `cargo xtask fuzz` explores ([`explore`]): on the stable toolchain, with LLVM's coverage instrumentation asked for by
-//! hand. What it finds goes into the stored inputs, and how long it ran into a ledger ([`ledger`]).
+//! The targets are functions of the package `sterna-fuzz`. [`check`] runs its program, which is
+//! built like all tests, over the stored inputs and over mutations from a fixed seed. Its result
+//! therefore does not depend on chance.
+//!
+//! `cargo xtask fuzz` explores ([`explore`]) on the stable toolchain, with explicit flags for
+//! LLVM's coverage instrumentation. New inputs are added to the stored ones, and the run time is
+//! added to a ledger ([`ledger`]).
 
 mod explore;
 mod ledger;
@@ -16,7 +19,8 @@ use crate::process::{self, Failure, Result};
 use crate::suite::built_program;
 use crate::workspace::root;
 
-/// Programs that make the first inputs, most of them out of the golden vectors; they are examples of these packages.
+/// Programs that create the first inputs, most of them from the golden vectors. They are examples
+/// of these packages.
 const SEEDS: [(&str, &str); 5] = [
     ("fuzz-seeds", "sterna-wire"),
     ("image-seeds", "sterna-image"),
@@ -25,7 +29,7 @@ const SEEDS: [(&str, &str); 5] = [
     ("replica-seeds", "sterna-fuzz"),
 ];
 
-/// What `cargo xtask fuzz` was asked for.
+/// The parsed arguments of `cargo xtask fuzz`.
 struct Request {
     only: Vec<String>,
     seconds: u64,
@@ -69,7 +73,9 @@ pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
     parts.finish()
 }
 
-/// Runs the stored inputs of each target and a fixed number of mutated ones, with the programs that the tests' build made.
+/// Runs each target's stored inputs and a fixed number of mutations.
+///
+/// Uses the programs that the tests' build created.
 fn check() -> Result<Outcome> {
     let directory = root().join("fuzz/seeds");
     for (example, _) in SEEDS {
@@ -80,7 +86,7 @@ fn check() -> Result<Outcome> {
     process::run(runner.arg("check").arg("--seeds").arg(directory)).map(|()| Outcome::Passed)
 }
 
-/// `fuzz/NAME/TARGET`.
+/// The directory `fuzz/NAME/TARGET` in the workspace.
 fn directory(name: &str, target: &str) -> PathBuf {
     root().join("fuzz").join(name).join(target)
 }

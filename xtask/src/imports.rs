@@ -1,7 +1,8 @@
-//! Imports inside a crate: no circle, so that each module can be read with what it imports alone.
+//! Checks that imports inside a crate form no circle, so that a reader needs only a module and its
+//! imports.
 //!
-//! Reads the modules' text: `use` declarations and paths that begin with `crate::` or `super::`. Tests and documentation do not
-//! count.
+//! The check reads the modules' text: `use` declarations and paths that begin with `crate::` or
+//! `super::`. Tests and documentation do not count.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -9,12 +10,14 @@ use std::path::Path;
 use crate::parts::Outcome;
 use crate::process::Result;
 
-/// Crates without circles, by their folders.
+/// Folders of the crates that must have no circles.
 const CRATES: &[&str] = &[
     "crates/sterna",
     "crates/sterna-arbiter",
     "crates/sterna-devices",
     "crates/sterna-disk",
+    "crates/sterna-drive",
+    "crates/sterna-forecast",
     "crates/sterna-proto",
     "crates/sterna-qmp",
     "crates/sterna-vmm",
@@ -63,7 +66,7 @@ fn read(folder: &Path) -> std::io::Result<BTreeMap<Module, String>> {
     Ok(modules)
 }
 
-/// Sets of modules of which each imports, over others, each.
+/// Sets of modules that import each other, directly or through other modules.
 fn circles(modules: &BTreeMap<Module, String>) -> Vec<Vec<Module>> {
     let imports: BTreeMap<&Module, BTreeSet<Module>> =
         modules.iter().map(|(module, text)| (module, imports_of(module, text, modules))).collect();
@@ -79,7 +82,7 @@ fn circles(modules: &BTreeMap<Module, String>) -> Vec<Vec<Module>> {
     found
 }
 
-/// All modules that `from` imports, and those that they import.
+/// All modules that `from` imports, directly or through other modules.
 fn reach(from: &Module, imports: &BTreeMap<&Module, BTreeSet<Module>>) -> BTreeSet<Module> {
     let (mut reached, mut open) = (BTreeSet::new(), vec![from.clone()]);
     while let Some(module) = open.pop() {
@@ -108,7 +111,7 @@ fn imports_of(module: &Module, text: &str, modules: &BTreeMap<Module, String>) -
     paths.iter().filter_map(|path| resolve(module, path, modules)).filter(|found| found != module).collect()
 }
 
-/// Without comments, unit tests and the places that only say who may see something.
+/// The text without comments, unit tests and the paths in `pub(in …)`.
 fn code(text: &str) -> String {
     let text = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
     let lines = text.lines().map(|line| line.split("//").next().unwrap_or_default());
@@ -120,7 +123,7 @@ fn code(text: &str) -> String {
     code
 }
 
-/// Where `word` stands as a word of its own, and what follows it.
+/// Each place where `word` occurs as a separate word, with the text after it.
 fn after<'a>(text: &'a str, word: &'a str) -> impl Iterator<Item = (usize, &'a str)> {
     text.match_indices(word).filter_map(move |(at, _)| {
         let is_word = !text[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == ':');

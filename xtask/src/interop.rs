@@ -1,7 +1,8 @@
-//! The part `interop`: tests in which real QEMU and real libvirt judge what Sterna writes and reads.
+//! The part `interop`: tests in which real QEMU and real libvirt check the data that Sterna writes
+//! and reads.
 //!
-//! The tests live in `interop/` (crate sterna-interop) and find the roots by themselves; a test that cannot
-//! run here says `SKIPPED name: reason`, and is named in the closing lines.
+//! The tests are in `interop/` (crate sterna-interop) and find the roots by themselves. A test that
+//! cannot run here prints `SKIPPED name: reason`, and the closing lines name it.
 
 use crate::parts::Parts;
 use crate::process::{Failure, Result};
@@ -9,10 +10,10 @@ use crate::roots;
 use crate::suite::{Binary, Build, Job, Runner};
 use crate::workspace::Metadata;
 
-/// The crate of the tests.
+/// The package that contains the tests.
 pub const PACKAGE: &str = "sterna-interop";
 
-/// `cargo xtask interop [SUBJECT…]`.
+/// Runs all tests, or the named subjects: `cargo xtask interop [SUBJECT…]`.
 pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
     if let Some(option) = arguments.iter().find(|argument| argument.starts_with('-')) {
         return Err(Failure::Usage(format!(

@@ -1,7 +1,10 @@
-//! The lab: a VM under QEMU's TCG that has real (nested) KVM, where also Linux boots in the reference machine, or an RDMA device, for
-//! tests that need them; or two VMs that are joined, each with an RDMA device.
+//! The lab: VMs for tests that need hardware which the host lacks.
 //!
-//! The tests and the VM's recipe live in `interop/` (crate sterna-interop); here stands only what they need.
+//! One kind runs under QEMU's TCG with real (nested) KVM, where the reference machine also boots
+//! Linux. Another has an RDMA device. A pair of joined VMs has an RDMA device in each.
+//!
+//! The tests and the VM's recipe are in `interop/` (crate sterna-interop). This file installs the
+//! recipe's tools and starts it.
 
 use std::process::Command;
 use std::time::Duration;
@@ -12,7 +15,8 @@ use crate::roots;
 use crate::setup::{self, Tool};
 use crate::suite::{Build, Job, Runner, built_program};
 
-/// What the recipe calls. Debian's kernel itself is downloaded and unpacked by the recipe, not installed.
+/// Programs that the recipe calls. The recipe itself downloads and unpacks Debian's kernel, which
+/// is not installed.
 pub const TOOLS: &[Tool] = &[
     Tool { program: "qemu-system-x86_64", package: "qemu-system-x86" },
     Tool { program: "cpio", package: "cpio" },
@@ -20,23 +24,26 @@ pub const TOOLS: &[Tool] = &[
     Tool { program: "xz", package: "xz-utils" },
 ];
 
-/// The kernel that the lab boots.
+/// The Debian package of the kernel that the lab boots.
 const KERNEL: &str = "linux-image-6.12-amd64";
 
-/// What a lab may have; the program of the recipe takes the name.
+/// The kinds of labs; the recipe's program takes the name as an argument.
 const KINDS: [&str; 4] = ["kvm", "linux", "rdma", "rdma-pair"];
-/// Those among the tests.
+/// The kinds that belong to the tests.
 const TESTED_KINDS: [&str; 3] = ["kvm", "linux", "rdma"];
 
-/// On a busy host a Linux guest's moves take longer than any other program of the tests.
+/// Time limit of the Linux lab. On a busy host the guest's migrations take longer than any other
+/// program of the tests.
 const LINUX_LIMIT: Duration = Duration::from_secs(1100);
-/// How long a run of chosen scenarios may take: among them are those that take long.
+/// Time limit of a run of chosen scenarios, some of which take long.
 const CHOSEN_LIMIT: Duration = Duration::from_secs(1800);
-/// Disturbed migrations take much longer.
+/// Time limit of a run of disturbed migrations, which take much longer.
 const RELIABILITY_LIMIT: Duration = Duration::from_secs(5500);
 const RELIABILITY: &str = "--reliability";
 
-/// `cargo xtask lab [KIND [--all | --only=TEXT | --reliability[=COUNT] [--seed=NUMBER] [--from=NUMBER]]]`.
+/// Runs a VM of each tested kind, or of one kind: `cargo xtask lab [KIND [OPTION…]]`.
+///
+/// Options: `--all`, `--only=TEXT`, or `--reliability[=COUNT] [--seed=NUMBER] [--from=NUMBER]`.
 pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
     let (kinds, chosen): (Vec<&str>, _) = match arguments {
         [] => (TESTED_KINDS.to_vec(), arguments),
@@ -67,7 +74,7 @@ pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
     parts.finish()
 }
 
-/// `cargo xtask linux [--count N] [--seed S]`.
+/// `cargo xtask linux [--count N] [--seed S]`: disturbed migrations of a Linux guest.
 pub fn linux_command(arguments: &[String]) -> std::result::Result<(), Failure> {
     let (mut chosen, mut words) = (vec!["linux".to_owned()], arguments.iter());
     while let Some(word) = words.next() {
@@ -88,7 +95,7 @@ pub fn linux_command(arguments: &[String]) -> std::result::Result<(), Failure> {
     command(&chosen)
 }
 
-/// A VM of each kind, or the reason for which none can run here.
+/// Adds a VM of each tested kind, or the reason why none can run here.
 pub fn add_all(runner: &mut Runner, parts: &mut Parts) {
     add(runner, parts, &TESTED_KINDS, &[]);
 }
@@ -100,13 +107,13 @@ fn add(runner: &mut Runner, parts: &mut Parts, kinds: &[&str], chosen: &[String]
     }
 }
 
-/// Installs what the lab's recipe needs.
+/// Installs the programs that the lab's recipe needs.
 pub fn ensure() -> Result<()> {
     setup::ensure(TOOLS)?;
     setup::package_lists(KERNEL)
 }
 
-/// Whether it sees a Debian root as its own.
+/// Whether a lab of this kind uses a Debian root as its own file system.
 fn needs_root(kind: &str) -> bool {
     kind.starts_with("rdma") || kind == "linux"
 }

@@ -1,4 +1,4 @@
-//! The licences of everything that we build with, against the list of deny.toml.
+//! Checks the licences of all packages in the build against the list of deny.toml.
 
 use std::path::Path;
 
@@ -29,8 +29,8 @@ fn check_workspace(manifest: Option<&Path>, allow: &[&str]) -> Result<usize> {
         let name = format!("{} {}", package["name"], package["version"]).replace('"', "");
         match package["license"].as_str() {
             None => refused.push(format!("{name} names no licence")),
-            // rust-lang's libfuzzer binding carries LLVM's runtime, which is under the permissive NCSA; it is
-            // a tool that runs here, never a part of what is shipped.
+            // rust-lang's libfuzzer binding contains LLVM's runtime under the permissive NCSA
+            // licence. It is a tool that runs here, and no part of it is distributed.
             Some(licence) if manifest.is_some() && licence.ends_with(" AND NCSA") => {
                 if !spdx::allowed(licence.trim_end_matches(" AND NCSA"), allow)? {
                     refused.push(format!("{name}: {licence}"));
@@ -46,7 +46,8 @@ fn check_workspace(manifest: Option<&Path>, allow: &[&str]) -> Result<usize> {
     if refused.is_empty() { Ok(count) } else { Err(format!("not allowed: {}", refused.join("; "))) }
 }
 
-/// The strings of `allow = [ … ]` in deny.toml. Only that one array is read, so no TOML parser is needed.
+/// The strings of `allow = [ … ]` in deny.toml. Only that array is read, so no TOML parser is
+/// needed.
 fn allow_list(deny: &str) -> Result<Vec<&str>> {
     let start = deny.find("\nallow = [").ok_or("deny.toml has no `allow = [`")?;
     let array = &deny[start..];

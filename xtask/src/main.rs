@@ -1,9 +1,9 @@
-//! Developer and CI commands: `cargo xtask test` is the one that passes the tests.
+//! Commands for developers and CI. `cargo xtask test` runs the tests.
 //!
-//! Each command is a list of *parts*. A part runs, prints one line with its time, and passes, fails or is
-//! skipped with a reason; the list goes on after a failure, and the last lines say what came of all parts.
-//! Only the standard library and serde_json are used, so that this program builds in seconds on a fresh
-//! machine and can set up what the rest needs.
+//! Each command is a list of *parts*. A part runs, prints one line with its time, and passes, fails
+//! or is skipped with a reason. The list continues after a failure, and the last lines report the
+//! results of all parts. Only the standard library and serde_json are used. This program therefore
+//! builds in seconds on a fresh machine and can install everything else.
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command speaks to its user")]
 
@@ -15,6 +15,7 @@ mod interop;
 mod lab;
 mod layering;
 mod licences;
+mod machines;
 mod parts;
 mod process;
 mod quick;

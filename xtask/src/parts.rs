@@ -1,21 +1,22 @@
-//! Parts of a command: each prints its name, runs, prints its time, and is remembered for the closing table.
+//! Parts of a command: each prints its name, runs, prints its time, and is recorded for the closing
+//! table.
 
 use std::time::{Duration, Instant};
 
 use crate::process::{Failure, Result};
 
-/// How a part ended.
+/// The result of a part that did not fail.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// All of it passed.
+    /// Every step of the part passed.
     Passed,
-    /// What ran of it passed; the text says what did not run.
+    /// The steps that ran passed; the text names the steps that did not run.
     Partly(String),
-    /// It could not run here; the text says why.
+    /// The part could not run here; the text gives the reason.
     Skipped(String),
 }
 
-/// The parts that ran so far.
+/// The results of the parts so far, and the user's selection.
 pub struct Parts {
     began: Instant,
     only: Vec<String>,
@@ -30,17 +31,17 @@ impl Default for Parts {
 }
 
 impl Parts {
-    /// Parts, of which only those named in `only` will run; all, if it names none.
+    /// A list that runs only the parts named in `only`; all if it is empty.
     pub fn only(only: &[String]) -> Self {
         Self { only: only.to_vec(), ..Self::default() }
     }
 
-    /// Whether that part was asked for.
+    /// Whether the user selected this part.
     pub fn wants(&self, name: &str) -> bool {
         self.only.is_empty() || self.only.iter().any(|wanted| wanted == name)
     }
 
-    /// Runs one part, unless it was not asked for.
+    /// Runs one part, unless the user did not select it.
     pub fn part(&mut self, name: &str, body: impl FnOnce() -> Result<Outcome>) {
         if !self.wants(name) {
             return;
@@ -53,17 +54,17 @@ impl Parts {
         self.done.push((name.to_owned(), took, result));
     }
 
-    /// A part that ran elsewhere has ended; its jobs had lines of their own.
+    /// Records a part that ran elsewhere and printed its own lines.
     pub fn ended(&mut self, name: &str, took: Duration, result: Result<Outcome>) {
         self.done.push((name.to_owned(), took, result));
     }
 
-    /// Adds a line to the closing words: a single test that was skipped, say.
+    /// Adds a line to the closing table, for example a single test that was skipped.
     pub fn note(&mut self, text: String) {
         self.notes.push(text);
     }
 
-    /// Prints what came of all parts; an error if one failed.
+    /// Prints the results of all parts; returns an error if one failed.
     pub fn finish(self) -> std::result::Result<(), Failure> {
         println!();
         for (name, took, result) in &self.done {

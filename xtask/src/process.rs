@@ -1,19 +1,19 @@
-//! Running other programs: inherited output, one clear sentence when one fails.
+//! Runs other programs with inherited output, and reports a failure in one sentence.
 
 use std::ffi::OsStr;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Why a command of xtask did not succeed.
+/// The reason why a command of xtask failed.
 #[derive(Debug)]
 pub enum Failure {
-    /// It was called wrongly.
+    /// The arguments were wrong.
     Usage(String),
-    /// What it did went wrong.
+    /// A step of the command failed.
     Failed(String),
 }
 
-/// What a step gives back; the text says what failed.
+/// The result of a step; the error text names what failed.
 pub type Result<T> = std::result::Result<T, String>;
 
 impl From<String> for Failure {
@@ -22,22 +22,23 @@ impl From<String> for Failure {
     }
 }
 
-/// The cargo that runs us.
+/// The cargo that runs this program.
 pub fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(crate::workspace::root());
-    // Set by the outer `cargo run` for this package alone.
+    // The outer `cargo run` sets these variables, and they are wrong for another package.
     command.env_remove("CARGO_MANIFEST_DIR").env_remove("CARGO_PKG_NAME");
     command
 }
 
-/// Runs `command` with our own standard output and error; an exit status other than 0 is an error.
+/// Runs `command` with inherited standard output and error. An exit status other than 0 is an
+/// error.
 pub fn run(command: &mut Command) -> Result<()> {
     let status = command.status().map_err(|error| format!("cannot start {}: {error}", name(command)))?;
     if status.success() { Ok(()) } else { Err(format!("`{}` ended with {status}", line(command))) }
 }
 
-/// Runs `command` and gives back its standard output.
+/// Runs `command` and returns its standard output.
 pub fn output(command: &mut Command) -> Result<String> {
     let output = command
         .stderr(Stdio::inherit())
@@ -49,7 +50,7 @@ pub fn output(command: &mut Command) -> Result<String> {
     String::from_utf8(output.stdout).map_err(|_| format!("`{}` printed no UTF-8", line(command)))
 }
 
-/// Whether `command` runs and succeeds; its output goes nowhere.
+/// Whether `command` runs and succeeds; its output is discarded.
 pub fn succeeds(command: &mut Command) -> bool {
     command
         .stdin(Stdio::null())
@@ -59,7 +60,7 @@ pub fn succeeds(command: &mut Command) -> bool {
         .is_ok_and(|status| status.success())
 }
 
-/// Whether a program of that name is on the PATH (or in a directory that root's PATH usually has).
+/// Whether a program of that name is installed, in the PATH or in root's usual PATH.
 pub fn installed(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path)

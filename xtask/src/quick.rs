@@ -1,12 +1,12 @@
-//! `cargo xtask test --quick`: what says within a minute or so whether a change is sound: format, rules, lints, and the
-//! tests that need neither a VM nor a program of others.
+//! `cargo xtask test --quick`: a check of a change that takes about a minute. It runs format,
+//! rules, lints, and the tests that need neither a VM nor a program of another project.
 
 use crate::parts::Parts;
 use crate::process::{Failure, Result};
 use crate::suite::{Binary, Build, Job, Runner};
 use crate::test;
 
-/// Crates of which the integration tests run too: formats, the protocol's machines and the engine.
+/// Crates whose integration tests run too: formats, the protocol's machines and the engine.
 const WITH_INTEGRATION: [&str; 7] = [
     "sterna-wire",
     "sterna-proto",
@@ -16,10 +16,12 @@ const WITH_INTEGRATION: [&str; 7] = [
     "sterna-image",
     "sterna",
 ];
-/// Their jobs that run a VM, or take about a minute of a processor by themselves.
+/// Jobs of these crates that are left out.
+///
+/// They run a VM, or use a processor for about a minute.
 pub const NOT: [&str; 3] = ["sterna-ram it kvm", "sterna-ram it ring", "sterna cases streams"];
 
-/// The command.
+/// Runs the quick selection.
 pub fn command() -> std::result::Result<(), Failure> {
     let mut parts = Parts::default();
     test::rules(&mut parts);

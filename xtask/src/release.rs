@@ -1,5 +1,5 @@
-//! `cargo xtask release-check`: what must hold before crates are published. Apart from the tests, because it installs
-//! tools and another toolchain, and takes long.
+//! `cargo xtask release-check`: checks that must pass before crates are published. It is separate
+//! from the tests, because it installs tools and another toolchain, and takes long.
 
 mod api;
 mod manifests;
@@ -17,11 +17,13 @@ use crate::process::{self, Failure, Result};
 use crate::workspace::{Metadata, target_directory};
 
 const PARTS: [&str; 8] = ["manifests", "package", "msrv", "features", "docs", "api", "deny", "mutants"];
-/// Features of which a crate that does TLS needs one.
+/// Features of which a crate with TLS needs one.
 const TLS_LIBRARIES: [&str; 2] = ["aws-lc-rs", "ring"];
-/// What cargo-deny says when it has no network.
+/// Text that cargo-deny prints when it has no network.
 const NO_NETWORK: &str = "failed to fetch advisory database";
 
+/// Runs all parts or the named ones, or stores the interfaces.
+///
 /// `cargo xtask release-check [--update-api | PART…]`.
 pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
     match arguments {
@@ -49,23 +51,24 @@ pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
     parts.finish()
 }
 
-/// A crate that is published.
+/// A crate that is published on crates.io.
 pub struct Published {
-    /// Its name.
+    /// The name of the crate.
     pub name: String,
-    /// What cargo says of it.
+    /// The package in cargo's metadata.
     pub package: Value,
 }
 
 impl Published {
-    /// Its features, without `default`.
+    /// The features of the crate, without `default`.
     fn features(&self) -> Vec<String> {
         let features = self.package["features"].as_object();
         features.into_iter().flat_map(|map| map.keys()).filter(|name| *name != "default").cloned().collect()
     }
 }
 
-/// Every member of the workspace whose `publish` does not forbid it, each after those that it uses.
+/// Every member of the workspace whose `publish` permits it. Each crate follows the crates that it
+/// uses.
 fn published() -> Result<Vec<Published>> {
     let metadata = Metadata::of_members(None)?;
     let mut left: Vec<Published> = metadata
@@ -92,7 +95,7 @@ fn published() -> Result<Vec<Published>> {
 
 /// Packs each crate, unpacks it elsewhere and builds it from the packages alone.
 fn package(crates: &[Published], names: &[String]) -> Result<Outcome> {
-    // Of its own, as cargo does not compile sources of the same name and version again.
+    // A separate directory, because cargo does not recompile sources of the same name and version.
     let target = target_directory().join("release-package");
     match std::fs::remove_dir_all(&target) {
         Err(error) if error.kind() != ErrorKind::NotFound => {
@@ -108,7 +111,9 @@ fn package(crates: &[Published], names: &[String]) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// Removes what an earlier run has unpacked: cargo does not unpack the same name and version again.
+/// Removes the packages that an earlier run has unpacked.
+///
+/// Cargo does not unpack the same name and version again.
 fn forget_unpacked(crates: &[Published]) -> Result<()> {
     let of_user = || std::env::home_dir().map(|home| home.join(".cargo"));
     let Some(home) = std::env::var_os("CARGO_HOME").map(PathBuf::from).or_else(of_user) else {
@@ -153,7 +158,8 @@ fn msrv(crates: &[Published]) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// Checks each crate without features, and with each feature alone. One that does TLS needs a library for it in every set.
+/// Checks each crate without features, and with each feature alone. A crate with TLS needs a TLS
+/// library in every set.
 fn features(crates: &[Published]) -> Result<Outcome> {
     let mut count = 0;
     for each in crates {
@@ -170,7 +176,7 @@ fn features(crates: &[Published]) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// The smallest sets that a crate with these features can be built with, and each with one feature more.
+/// The smallest sets of features that build, and each set with one more feature.
 fn sets(features: &[String]) -> Vec<Vec<&str>> {
     let (libraries, others): (Vec<&str>, Vec<&str>) =
         features.iter().map(String::as_str).partition(|name| TLS_LIBRARIES.contains(name));
@@ -194,7 +200,8 @@ fn docs(names: &[String]) -> Result<Outcome> {
     process::run(&mut command).map(|()| Outcome::Passed)
 }
 
-/// Licences, sources and duplicates by cargo-deny, and advisories where the database can be fetched.
+/// Checks licences, sources and duplicates with cargo-deny, and advisories if the database can be
+/// fetched.
 fn deny() -> Result<Outcome> {
     let deny = match tools::installed(&tools::DENY) {
         Ok(deny) => deny,

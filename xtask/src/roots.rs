@@ -1,10 +1,12 @@
-//! Roots: small Debian trees under `target/roots`, so that the newest QEMU and libvirt can be asked without
-//! touching the host's own packages, the QEMUs of Debian's last two releases, which users' fleets run, and etcd.
+//! Roots: small Debian trees under `target/roots`, which tests use without changes to the host's
+//! own packages. They contain the newest QEMU and libvirt, the QEMUs of Debian's last two releases
+//! (which users run), and etcd.
 //!
-//! mmdebstrap fills a directory from the mirror that the host's own apt is set up for. It is built aside and
-//! renamed when complete, so that a root that is there is whole, and it is kept between runs. A stamp in it
-//! says from which list it was built and which versions came: sid moves, and what the tests have been
-//! judged by must be known. A QEMU that is not the one of the specs is reported, never passed in silence.
+//! mmdebstrap fills a directory from the mirror that the host's own apt uses. The directory is
+//! built under another name and renamed when complete, so that a root that exists is complete.
+//! Roots are kept between runs. A stamp in the root records its list of packages and their
+//! versions: sid changes, and a test report must name the versions. A QEMU of another version than
+//! the specs is reported, never used silently.
 
 mod mirror;
 
@@ -17,28 +19,30 @@ use crate::setup::{self, Tool};
 use crate::suite::{self, Job};
 use crate::workspace::target_directory;
 
-/// What builds a root.
+/// The program that builds a root.
 pub const BUILDER: Tool = Tool { program: "mmdebstrap", package: "mmdebstrap" };
-/// The QEMU from which specs/ were written.
+/// The version of QEMU from which specs/ were written.
 const QEMU_OF_THE_SPECS: &str = "11.1";
-/// Debian's unreleased suite, with the newest of everything.
+/// Debian's unreleased suite, which has the newest packages.
 const SID: &str = "sid";
-/// In a root: its list of packages, then each package's version.
+/// A file in the root: its list of packages, then each package's version.
 const STAMP: &str = "sterna-root";
 
-/// A root that can be built.
+/// The description of a root that can be built.
 #[derive(Debug)]
 pub struct Plan {
-    /// Directory under `target/roots`.
+    /// Name of the directory under `target/roots`.
     pub name: &'static str,
     /// Debian's name of the release.
     suite: &'static str,
     packages: &'static [&'static str],
-    /// Whose versions are told in the closing lines.
+    /// Packages whose versions the closing lines report.
     judges: &'static [&'static str],
 }
 
-/// QEMU, the programs around it, a busybox for its guests, and what the lab VM needs: for RDMA, and beside a Linux guest.
+/// QEMU, a busybox for its guests, and the lab VM's programs.
+///
+/// The lab needs programs for RDMA and for its Linux guest.
 pub const QEMU: Plan = Plan {
     name: "qemu",
     suite: SID,
@@ -57,14 +61,14 @@ pub const QEMU: Plan = Plan {
     ],
     judges: &["qemu-system-x86"],
 };
-/// What is on the disk of the lab's Linux guest, and what it works with there.
+/// The programs on the disk of the lab's Linux guest.
 pub const GUEST: Plan = Plan {
     name: "guest",
     suite: "trixie",
     packages: &["busybox-static", "e2fsprogs", "fio", "iperf3", "stress-ng"],
     judges: &[],
 };
-/// libvirt's QEMU driver with everything that its save images can be packed with.
+/// libvirt's QEMU driver, with every compressor that its save images can use.
 pub const LIBVIRT: Plan = Plan {
     name: "libvirt",
     suite: SID,
@@ -81,26 +85,27 @@ pub const LIBVIRT: Plan = Plan {
     ],
     judges: &["libvirt-daemon-driver-qemu", "qemu-system-x86"],
 };
-/// Debian 12's QEMU, 7.2: before `file:` and mapped-ram, with multifd as it was before 8.
+/// Debian 12's QEMU, 7.2: without `file:` and mapped-ram, and with the multifd of versions before
+/// 8.
 pub const QEMU_BOOKWORM: Plan = Plan {
     name: "qemu-bookworm",
     suite: "bookworm",
     packages: &["qemu-system-x86"],
     judges: &["qemu-system-x86"],
 };
-/// Debian 13's QEMU, 10.0.
+/// Debian 13's QEMU, version 10.0.
 pub const QEMU_TRIXIE: Plan = Plan {
     name: "qemu-trixie",
     suite: "trixie",
     packages: &["qemu-system-x86"],
     judges: &["qemu-system-x86"],
 };
-/// etcd, as an arbiter of claims.
+/// etcd, which the tests use as an arbiter of claims.
 pub const ETCD: Plan =
     Plan { name: "etcd", suite: "trixie", packages: &["etcd-server"], judges: &["etcd-server"] };
 const ALL: [&Plan; 6] = [&QEMU, &LIBVIRT, &QEMU_BOOKWORM, &QEMU_TRIXIE, &GUEST, &ETCD];
 
-/// `cargo xtask roots [NAME]`.
+/// Builds all roots, or the named one: `cargo xtask roots [NAME]`.
 pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
     let chosen: Vec<&Plan> = match arguments {
         [] => ALL.to_vec(),
@@ -120,22 +125,23 @@ pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
     parts.finish()
 }
 
-/// The command for all roots, beside others: as it may have to download all of them, it may take long.
+/// The job that builds all roots, in parallel with other jobs. It has a long limit, because it may
+/// download every root.
 pub fn job() -> Job {
     Job { limit: suite::DOWNLOAD_LIMIT, ..Job::of_ours("roots", &["roots"]) }
 }
 
-/// The command for one root.
+/// The job that builds one root.
 pub fn job_of(plan: &Plan) -> Job {
     Job { limit: suite::DOWNLOAD_LIMIT, ..Job::of_ours("roots", &["roots", plan.name]) }
 }
 
-/// Where the roots are: ours, unless the caller has others.
+/// The directory of the roots: `STERNA_ROOTS` if set, otherwise under the target directory.
 pub fn directory() -> PathBuf {
     std::env::var_os("STERNA_ROOTS").map_or_else(|| target_directory().join("roots"), PathBuf::from)
 }
 
-/// A root that is there.
+/// A complete root, with its packages' versions.
 #[derive(Debug)]
 pub struct Root {
     plan: &'static Plan,
@@ -173,14 +179,15 @@ impl Root {
     }
 }
 
-/// `11.1` of `1:11.1.3+ds-1`.
+/// Major and minor version, for example `11.1` of `1:11.1.3+ds-1`.
 fn minor(version: &str) -> String {
     let upstream = version.split_once(':').map_or(version, |(_, rest)| rest);
     let numbers = upstream.split(|c: char| !c.is_ascii_digit() && c != '.').next().unwrap_or_default();
     numbers.split('.').take(2).collect::<Vec<_>>().join(".")
 }
 
-/// Gives back the root, built now if it is not there; the text says why it cannot be had.
+/// Returns the root, and builds it first if necessary. The error text explains why it is
+/// unavailable.
 fn build(plan: &'static Plan) -> Result<Root> {
     let place = target_directory().join("roots").join(plan.name);
     if let Some(root) = stamped(plan, &place) {
@@ -192,7 +199,7 @@ fn build(plan: &'static Plan) -> Result<Root> {
     let aside = Aside::beside(&place)?;
     fill(plan, &mirror, &aside.0)?;
     write_stamp(plan, &aside.0)?;
-    // What stands there is an unfinished root, or one of another list.
+    // An existing directory here is an unfinished root, or a root with another list of packages.
     if place.exists() {
         std::fs::remove_dir_all(&place).map_err(|e| said(&place, &e))?;
     }
@@ -234,7 +241,7 @@ fn write_stamp(plan: &Plan, directory: &Path) -> Result<()> {
     std::fs::write(&path, text).map_err(|e| said(&path, &e))
 }
 
-/// The root at that place, if its stamp is of this list of packages.
+/// The root at that place, if its stamp has this list of packages.
 fn stamped(plan: &'static Plan, place: &Path) -> Option<Root> {
     let text = std::fs::read_to_string(place.join(STAMP)).ok()?;
     let (packages, versions) = text.split_once('\n')?;
@@ -243,11 +250,11 @@ fn stamped(plan: &'static Plan, place: &Path) -> Option<Root> {
         .then(|| Root { plan, versions: versions.lines().filter_map(pair).collect() })
 }
 
-/// A directory that is being filled; gone when dropped, unless it was renamed.
+/// A directory that is being filled. A drop removes it, unless it was renamed.
 struct Aside(PathBuf);
 
 impl Aside {
-    /// Also takes away what runs that were killed have left.
+    /// Creates the directory. Also removes directories that killed runs have left.
     fn beside(place: &Path) -> Result<Self> {
         let name = place.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let parent = place.parent().unwrap_or(Path::new("."));

@@ -1,32 +1,34 @@
-//! What a fresh Debian 12 machine with Rust lacks: installed when needed, and only as root with apt-get.
+//! Installs the packages that a fresh Debian 12 machine with Rust lacks, if this runs as root and
+//! apt-get exists.
 
 use std::process::Command;
 
 use crate::parts::{Outcome, Parts};
 use crate::process::{self, Failure, Result};
 
-/// A program that some part needs and the Debian package that brings it.
+/// A program that a part needs, and the Debian package that contains it.
 #[derive(Debug, Clone, Copy)]
 pub struct Tool {
-    /// Looked for on the PATH, or an absolute path.
+    /// The name on the PATH, or an absolute path.
     pub program: &'static str,
-    /// Installed if it is not there.
+    /// The package that is installed if the program is missing.
     pub package: &'static str,
 }
 
-/// For building: zstd is C.
+/// Needed to build zstd, which is C.
 pub const C_COMPILER: Tool = Tool { program: "cc", package: "gcc" };
-/// For libFuzzer's runtime.
+/// Needed to build libFuzzer's runtime.
 pub const CXX_COMPILER: Tool = Tool { program: "c++", package: "g++" };
-/// For a test that drives our control socket with PyPI's qemu.qmp.
+/// Needed for a test that drives the control socket with PyPI's qemu.qmp.
 pub const PYTHON: Tool = Tool { program: "python3", package: "python3-venv" };
-/// For the test that compares Rust's structures of RDMA with C's. Nothing that is built needs them.
+/// Needed for the test that compares Rust's RDMA structures with those in C. The build does not
+/// need them.
 pub const RDMA_HEADERS: [Tool; 2] = [
     Tool { program: "/usr/include/infiniband/verbs.h", package: "libibverbs-dev" },
     Tool { program: "/usr/include/rdma/rdma_cma.h", package: "librdmacm-dev" },
 ];
 
-/// `cargo xtask setup`.
+/// Installs everything: `cargo xtask setup`.
 pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
     if let Some(extra) = arguments.first() {
         return Err(Failure::Usage(format!("setup takes no `{extra}`")));
@@ -36,7 +38,8 @@ pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
     parts.finish()
 }
 
-/// Installs what any part of the tests needs; what cannot be installed is said and left to the parts.
+/// Installs the programs that any part of the tests needs. Reports missing ones; the parts that
+/// need them are skipped.
 pub fn everything() -> Result<Outcome> {
     rust_components()?;
     let mut lacking = Vec::new();
@@ -51,7 +54,7 @@ pub fn everything() -> Result<Outcome> {
     if process::installed(C_COMPILER.program) { Ok(Outcome::Passed) } else { Err(lacking.join("; ")) }
 }
 
-/// Makes all of `tools` available, or says which are not and why.
+/// Makes all of `tools` available, or returns which are missing and why.
 pub fn ensure(tools: &[Tool]) -> Result<()> {
     let missing: Vec<&Tool> = tools.iter().filter(|tool| !process::installed(tool.program)).collect();
     if missing.is_empty() {
@@ -68,7 +71,7 @@ pub fn ensure(tools: &[Tool]) -> Result<()> {
     println!("installing {packages_text}");
     let mut install = vec!["install", "--no-install-recommends"];
     install.extend(&packages);
-    // A fresh image has no package lists; fetch them only if it is so.
+    // A fresh image has no package lists. They are fetched only if the first attempt fails.
     if apt(&install).is_err() {
         apt(&["update"])?;
         apt(&install)?;
@@ -79,7 +82,8 @@ pub fn ensure(tools: &[Tool]) -> Result<()> {
     }
 }
 
-/// Fetches apt's package lists if they do not know `package`; without root or apt-get nothing is done.
+/// Fetches apt's package lists if they do not contain `package`. Does nothing without root or
+/// apt-get.
 pub fn package_lists(package: &str) -> Result<()> {
     let known = process::succeeds(Command::new("apt-cache").args(["show", package]));
     if known || !is_root() || !process::installed("apt-get") { Ok(()) } else { apt(&["update"]) }
@@ -92,7 +96,9 @@ fn apt(arguments: &[&str]) -> Result<()> {
     process::output(&mut command).map(drop)
 }
 
-/// Formatter and linter; rust-toolchain.toml names them, but an installation without rustup may lack them.
+/// Installs the formatter and the linter.
+///
+/// rust-toolchain.toml names them, but an installation without rustup may lack them.
 fn rust_components() -> Result<()> {
     for component in ["fmt", "clippy"] {
         if !process::succeeds(process::cargo().args([component, "--version"])) {
@@ -106,7 +112,8 @@ fn rust_components() -> Result<()> {
 }
 
 fn is_root() -> bool {
-    // No libc here: the kernel says it. Second number of `Uid:` is the effective one.
+    // No libc is available here, so the kernel's text is read. The second number of `Uid:` is the
+    // effective id.
     std::fs::read_to_string("/proc/self/status").is_ok_and(|status| {
         status
             .lines()

@@ -1,6 +1,7 @@
-//! The soak: migrations cancelled, cut and killed in every state, and what they leave behind.
+//! The soak: migrations that are cancelled, cut and killed in every state. Afterwards it checks for
+//! leftovers.
 //!
-//! The work is done by the target called `soak`; this file finds it, runs it and hands on how many.
+//! The target `soak` does the work; this file finds it, runs it and passes the number of runs.
 
 use std::process::Command;
 
@@ -8,13 +9,13 @@ use crate::parts::{Outcome, Parts};
 use crate::process::{self, Failure, Result};
 use crate::workspace::Metadata;
 
-/// What the issue asks for.
+/// Number of runs of a full soak.
 const FULL: u64 = 1000;
-/// Migrations over RDMA.
+/// Number of migrations over RDMA.
 const OVER_RDMA: &str = "500";
-/// What can be played alone: its option, how many of it then, and how many where the soak plays all kinds.
-const KINDS: [(&str, u64, u64); 5] = [
-    // Protections whose primary is killed as a process.
+/// Kinds of runs: the option, the count alone, and the count among all kinds.
+const KINDS: [(&str, u64, u64); 6] = [
+    // Protections whose primary is a process that is killed.
     ("--kills", FULL, 300),
     // Protections that are disturbed.
     ("--colo", FULL, 300),
@@ -22,15 +23,17 @@ const KINDS: [(&str, u64, u64); 5] = [
     ("--postcopy", FULL, FULL),
     // Precopies that survive a lost connection.
     ("--resumed", 500, 500),
-    // Precopies that are cut once and arrive.
+    // Precopies that are cut once and complete.
     ("--cuts", 200, 200),
+    // Migrations that are cut at each message of the handover.
+    ("--handover", FULL, FULL),
 ];
-/// Of a protection in which nothing may grow.
+/// Number of checkpoints of a protection during which no resource may grow.
 const CHECKPOINTS: u64 = 10_000;
-/// A test of the suite that plays fewer rounds there, and its rounds here.
+/// A test that runs fewer rounds in the suite, and its number of rounds here.
 const CEILING: (&str, &str) = ("one_chunk_ceiling_with_stalled_loaders_never_blocks_over_rdma", "1000");
 
-/// `cargo xtask soak [--kills | --colo | --postcopy | --resumed | --cuts] [--count N] [--seed S]`.
+/// `cargo xtask soak [--kills | --colo | --postcopy | --resumed | --cuts | --handover] [--count N] [--seed S]`.
 pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
     let (mut wanted, mut seed) = (None, None);
     let (arguments, alone) = match arguments.split_first() {
@@ -91,7 +94,7 @@ fn play(arguments: &[String], seed: Option<u64>) -> Result<Outcome> {
     process::run(&mut command).map(|()| Outcome::Passed)
 }
 
-/// 8 devices, 4 lanes and room for one chunk, over RDMA.
+/// A migration with 8 devices, 4 lanes and memory for one chunk, over RDMA.
 fn stalled_loaders(seed: Option<u64>) -> Result<Outcome> {
     let (test, rounds) = CEILING;
     let mut command = process::cargo();

@@ -1,10 +1,14 @@
-//! Rules for sources that no lint knows: where unsafe may stand, what may not do I/O, how long a file is.
+//! Rules for sources that no lint checks: where `unsafe` is permitted, which crates do no I/O, how
+//! long a file may be.
 
 mod combinations;
+mod names;
+mod promises;
 mod unsafety;
 mod untested;
+mod words;
 
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use crate::parts::Outcome;
@@ -12,17 +16,19 @@ use crate::process::Result;
 use crate::workspace::root;
 use unsafety::Unsafety;
 
-/// No file may be longer.
+/// Largest number of lines in a file.
 const MOST_LINES: usize = 600;
 
-/// Crate roots and the attribute that must stand in them.
+/// Crate roots, each with the attributes of which one must be present.
 const ATTRIBUTES: &[(&str, &[&str])] = &[
     ("crates/sterna-wire/src/lib.rs", &["#![forbid(unsafe_code)]"]),
     ("crates/sterna-proto/src/lib.rs", &["#![forbid(unsafe_code)]"]),
+    ("crates/sterna-forecast/src/lib.rs", &["#![forbid(unsafe_code)]"]),
     ("crates/sterna-arbiter/src/lib.rs", &["#![forbid(unsafe_code)]"]),
     ("crates/sterna-image/src/lib.rs", &["#![forbid(unsafe_code)]"]),
     ("crates/sterna/src/lib.rs", &["#![forbid(unsafe_code)]", "#![deny(unsafe_code)]"]),
     ("crates/sterna-qmp/src/lib.rs", &["#![forbid(unsafe_code)]"]),
+    ("crates/sterna-drive/src/lib.rs", &["#![forbid(unsafe_code)]"]),
     ("crates/sterna-cli/src/lib.rs", &["#![forbid(unsafe_code)]"]),
     ("crates/sterna-cli/src/main.rs", &["#![forbid(unsafe_code)]"]),
     ("fuzz/src/lib.rs", &["#![forbid(unsafe_code)]"]),
@@ -32,10 +38,43 @@ const ATTRIBUTES: &[(&str, &[&str])] = &[
     ("xtask/src/main.rs", &["#![forbid(unsafe_code)]"]),
 ];
 
-/// Directories whose code does no I/O and reads no clock, and the words that would.
-const PURE: &[&str] = &["crates/sterna-wire/src", "crates/sterna-proto/src"];
+/// Directories whose code does no I/O and reads no clock. `IMPURE` lists the words that would do
+/// either.
+const PURE: &[&str] = &["crates/sterna-wire/src", "crates/sterna-proto/src", "crates/sterna-forecast/src"];
 const IMPURE: &[&str] =
     &["std::fs", "std::net", "std::process", "std::thread", "std::os", "Instant", "SystemTime", "std::env"];
+
+/// Documents whose words are checked. CONTRIBUTING.md names the banned ones.
+const DOCUMENTS: &[&str] = &[
+    "README.md",
+    "ARCHITECTURE.md",
+    "PROMISES.md",
+    "CHANGELOG.md",
+    "SECURITY.md",
+    "docs/cli.md",
+    "docs/combinations.md",
+    "docs/compatibility.md",
+    "docs/embedding.md",
+    "docs/glossary.md",
+    "docs/lazy-restore.md",
+    "docs/limitations.md",
+    "docs/machines.md",
+    "docs/postcopy.md",
+    "docs/protection.md",
+    "docs/qmp.md",
+    "docs/rdma.md",
+    "docs/reference-machine.md",
+    "docs/same-host.md",
+    "docs/design/convergence.md",
+    "docs/design/decisions.md",
+    "docs/design/devices.md",
+    "docs/design/engine.md",
+    "docs/design/handover.md",
+    "docs/design/images.md",
+    "docs/design/pages.md",
+    "docs/design/protection.md",
+    "docs/design/threads.md",
+];
 
 /// Fails with every file that breaks a rule.
 pub fn check() -> Result<Outcome> {
@@ -52,10 +91,11 @@ pub fn check() -> Result<Outcome> {
     {
         rust_files(&root().join(directory), &mut files)?;
     }
-    let mut names = HashSet::new();
+    let (mut names, mut own) = (BTreeSet::new(), BTreeSet::new());
     for file in &files {
         let text = read(file)?;
         names.extend(file.file_stem().map(|name| name.to_string_lossy().into_owned()));
+        names.extend(file.parent().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned()));
         names.extend(functions(&text));
         let name = file.strip_prefix(root()).unwrap_or(file).display().to_string();
         let lines = text.lines().count();
@@ -63,6 +103,10 @@ pub fn check() -> Result<Outcome> {
             wrong.push(format!("{name} has {lines} lines, more than {MOST_LINES}: split it"));
         }
         unsafety.look(&name, &text);
+        wrong.extend(words::in_comments(&name, &text));
+        if name.starts_with("crates/") && name.contains("/src/") {
+            own.extend(names::own_names(&text));
+        }
         let is_test = file.file_name().is_some_and(|name| name == "tests.rs");
         if !is_test && PURE.iter().any(|directory| name.starts_with(directory)) {
             wrong.extend(impurities(&text).map(|(line, word)| {
@@ -72,19 +116,24 @@ pub fn check() -> Result<Outcome> {
     }
     wrong.extend(unsafety::wrong(&unsafety)?);
     wrong.extend(untested::wrong()?);
+    for name in DOCUMENTS {
+        wrong.extend(words::in_document(name, &read(&root().join(name))?));
+    }
     let document = read(&root().join("docs/combinations.md"))?;
+    wrong.extend(promises::wrong(&read(&root().join("PROMISES.md"))?, &names));
     wrong.extend(combinations::wrong(&document, |name| names.contains(name)));
+    wrong.extend(names::wrong(&read(&root().join("docs/qmp.md"))?, &own));
     println!("{} files of Rust, {} of them with unsafe outside of tests", files.len(), unsafety.files());
     if wrong.is_empty() { Ok(Outcome::Passed) } else { Err(wrong.join("; ")) }
 }
 
-/// Names of functions.
+/// The names of the functions in a source text.
 fn functions(text: &str) -> impl Iterator<Item = String> {
     let named = text.lines().filter_map(|line| line.split_once("fn ")?.1.split(['(', '<']).next());
     named.map(str::to_owned)
 }
 
-/// Lines of code before the tests that use a word of [`IMPURE`].
+/// Lines of code before the unit tests that contain a word of [`IMPURE`].
 fn impurities(text: &str) -> impl Iterator<Item = (usize, &'static str)> {
     text.lines()
         .enumerate()

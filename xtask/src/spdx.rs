@@ -1,11 +1,12 @@
-//! SPDX licence expressions: may a program that is under this expression be used?
+//! SPDX licence expressions: decides whether a program under an expression may be used.
 //!
-//! Grammar (SPDX 2.3, annex D), as far as crates use it: identifiers, `WITH exception`, `AND`, `OR`,
-//! parentheses; AND binds closer than OR. Old crates write `/` for OR. An exception only permits more, so
-//! `X WITH Y` is allowed where X is.
+//! Grammar (SPDX 2.3, annex D), as far as crates use it: identifiers, `WITH exception`, `AND`,
+//! `OR`, parentheses. AND binds closer than OR. Old crates write `/` for OR. An exception only adds
+//! permissions, so `X WITH Y` is allowed where X is allowed.
 
-/// Whether some choice of the licences that `expression` offers is allowed throughout. An expression that
-/// cannot be read is an error with the reason.
+/// Whether `expression` offers a choice of licences that are all in `allow`.
+///
+/// An expression that cannot be parsed is an error with the reason.
 pub fn allowed(expression: &str, allow: &[&str]) -> Result<bool, String> {
     let tokens = tokens(expression)?;
     let mut parser = Parser { tokens: &tokens, allow };

@@ -1,29 +1,29 @@
-//! `cargo xtask test`: everything that must pass.
+//! `cargo xtask test`: runs everything that must pass before a commit is merged.
 //!
-//! What takes seconds comes first, one after the other. The rest is handed to the scheduler: one build of all
-//! programs, in one profile (`dev`, which is optimised and keeps every check), each of which runs as soon as it is
-//! there; lints and doctests while tests wait.
+//! Steps that take seconds run first, one after the other. The scheduler runs the rest. One build
+//! creates all programs in one profile (`dev`, which is optimised and keeps every check). Each
+//! program runs as soon as it is linked. Lints and doctests run while tests wait.
 
 use std::process::Command;
 
 use crate::parts::{Outcome, Parts};
 use crate::process::{self, Failure};
 use crate::suite::{Binary, Build, Job, Runner, built_program};
-use crate::{imports, interop, lab, layering, licences, quick, roots, setup, sources};
+use crate::{imports, interop, lab, layering, licences, machines, quick, roots, setup, sources};
 
-const PARTS: [&str; 16] = [
-    "setup", "format", "licences", "layers", "imports", "sources", "build", "tests", "doctests", "lints",
-    "roots", "interop", "soak", "demo", "fuzz", "lab",
+const PARTS: [&str; 17] = [
+    "setup", "format", "licences", "layers", "imports", "machines", "sources", "build", "tests", "doctests",
+    "lints", "roots", "interop", "soak", "demo", "fuzz", "lab",
 ];
 
-/// How much of what takes hours elsewhere is taken as a sample here.
+/// Sizes of the samples from commands that take hours in full.
 const SOAK_SAMPLE: &str = "60";
 const DEMO_SAMPLE: &str = "2";
 
 /// Parts that run programs of the build.
 const BUILT: [&str; 6] = ["tests", "interop", "soak", "demo", "fuzz", "lab"];
 
-/// `cargo xtask test [--quick | PART…]`.
+/// Runs all parts, a quick selection, or the named parts: `cargo xtask test [--quick | PART…]`.
 pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
     match arguments.first().map(String::as_str) {
         Some("--list") => {
@@ -74,7 +74,7 @@ pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
     parts.finish()
 }
 
-/// `cargo xtask check`.
+/// Runs the rules alone: `cargo xtask check`.
 pub fn check_command(arguments: &[String]) -> std::result::Result<(), Failure> {
     if let Some(extra) = arguments.first() {
         return Err(Failure::Usage(format!("check takes no `{extra}`")));
@@ -85,7 +85,7 @@ pub fn check_command(arguments: &[String]) -> std::result::Result<(), Failure> {
     parts.finish()
 }
 
-/// What is judged by reading: seconds in all.
+/// Rules that only read files; they take seconds in total.
 pub fn rules(parts: &mut Parts) {
     parts.part("format", || {
         process::run(process::cargo().args(["fmt", "--all", "--check"])).map(|()| Outcome::Passed)
@@ -93,10 +93,11 @@ pub fn rules(parts: &mut Parts) {
     parts.part("licences", licences::check);
     parts.part("layers", layering::check);
     parts.part("imports", imports::check);
+    parts.part("machines", machines::check);
     parts.part("sources", sources::check);
 }
 
-/// Clippy over everything, warnings forbidden.
+/// Clippy over everything; a warning is an error.
 pub fn lints() -> Job {
     Job::new("lints", "lints", clippy()).calls_cargo()
 }

@@ -1,4 +1,4 @@
-//! What `cargo metadata` says about the workspace.
+//! Facts about the workspace, read from `cargo metadata`.
 
 use std::path::{Path, PathBuf};
 
@@ -6,39 +6,39 @@ use serde_json::Value;
 
 use crate::process::{self, Result};
 
-/// The workspace's directory.
+/// The directory of the workspace.
 pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace").to_path_buf()
 }
 
-/// Where cargo puts what it builds, for files of our own beside it.
+/// The directory of cargo's output, where xtask also keeps its own files.
 pub fn target_directory() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)
 }
 
-/// The parsed answer of `cargo metadata`.
+/// The parsed output of `cargo metadata`.
 pub struct Metadata(Value);
 
-/// Something that cargo can build and run.
+/// A target that cargo can build and run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Target {
-    /// The package it belongs to.
+    /// The package that contains the target.
     pub package: String,
-    /// Its name.
+    /// The name of the target.
     pub name: String,
     /// `bin`, `example`, `test` or `bench`.
     pub kind: String,
-    /// Its first source file.
+    /// The first source file of the target.
     pub file: PathBuf,
 }
 
 impl Metadata {
-    /// Of the workspace alone, which needs no network; of the manifest given, if one is.
+    /// Metadata of the workspace alone, or of `manifest`. This needs no network.
     pub fn of_members(manifest: Option<&Path>) -> Result<Self> {
         Self::read(manifest, &["--no-deps"])
     }
 
-    /// Of the workspace and everything that it depends on, on Linux and x86-64.
+    /// Metadata of the workspace and of all its dependencies on Linux and x86-64.
     pub fn of_everything(manifest: Option<&Path>) -> Result<Self> {
         Self::read(manifest, &["--all-features", "--filter-platform", "x86_64-unknown-linux-gnu"])
     }
@@ -74,7 +74,8 @@ impl Metadata {
         targets
     }
 
-    /// The runnable target of that name; tests count only if nothing else has it.
+    /// The runnable target of that name. A test counts only if no other kind of target has the
+    /// name.
     pub fn target(&self, name: &str) -> Option<Target> {
         let rank = |kind: &str| ["bin", "example", "bench", "test"].iter().position(|k| *k == kind);
         self.targets()
@@ -85,7 +86,7 @@ impl Metadata {
 }
 
 impl Target {
-    /// Whether a file or directory beside its first source file is named like that module.
+    /// Whether the directory of the first source file contains a module of that name.
     pub fn has_module(&self, name: &str) -> bool {
         let path = self.file.with_file_name(name);
         path.is_dir() || path.with_extension("rs").is_file()

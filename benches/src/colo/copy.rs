@@ -1,13 +1,13 @@
-//! The limit of a pause in which pages are copied: a plain copy of as many.
+//! The lower limit of a pause in which pages are copied: a plain copy of the same number of pages.
 
 use std::time::{Duration, Instant};
 
 const PAGE_SIZE: usize = 4096;
-/// As the engine: from so many pages on a second thread is worth its start.
+/// From this number of pages on, a further thread is worth its start. The engine uses the same number.
 const PAGES_PER_THREAD: u64 = 1024;
 const ROUNDS: usize = 15;
 
-/// The median time of a copy of so many pages that lie apart.
+/// Median time to copy `pages` pages that are not adjacent.
 pub(crate) fn median(pages: u64) -> Duration {
     let processors = std::thread::available_parallelism().map_or(1, |count| count.get() as u64);
     let threads = (pages / PAGES_PER_THREAD).clamp(1, processors) as usize;
@@ -19,7 +19,7 @@ pub(crate) fn median(pages: u64) -> Duration {
     times[ROUNDS / 2]
 }
 
-/// Every other page.
+/// Copies every second page of `from`.
 fn copy(from: &[u8], to: &mut [u8], threads: usize) -> Duration {
     let share = (to.len() / PAGE_SIZE).div_ceil(threads) * PAGE_SIZE;
     let began = Instant::now();

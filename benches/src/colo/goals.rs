@@ -1,25 +1,25 @@
-//! What was measured beside what is wanted, all of it out of the rows of one run.
+//! Compares measured values with the goals. All values are from the rows of one run.
 
 use sterna_benches::goal::{Bound, Goal, figure};
 
 use crate::plan::{COPY, Load, Pair};
 use crate::row::{Figures, Row};
 
-/// A standby's journal takes so much at most where nobody says otherwise.
+/// Default limit of a standby's journal, in bytes.
 const JOURNAL_BYTES: u64 = 1 << 30;
 const MORE_BYTES: u64 = 64 << 20;
-/// From so many bytes on a pause is compared with a plain copy: below, it is devices and threads.
+/// Minimum of bytes at which a pause is compared with a plain copy. Below, devices and threads dominate.
 const LARGE_BYTES: f64 = 16.0 * 1048576.0;
-/// Milliseconds.
+/// Goals of takeovers, in milliseconds.
 const STERNA_TAKEOVER: f64 = 100.0;
 const QEMU_TAKEOVER: f64 = 300.0;
 
 type Figure = fn(&Figures) -> f64;
 
-/// A value, and of which row it is.
+/// A value, and the row that it is from.
 type Value<'a> = (f64, &'a Row);
 
-/// All of them that these rows say something of.
+/// All goals that these rows can decide.
 pub(crate) fn goals(rows: &[Row]) -> Vec<Goal> {
     let all = Rows(rows);
     let goals = [
@@ -125,7 +125,7 @@ impl<'a> Rows<'a> {
 
     fn amounts(&self) -> Vec<Option<Goal>> {
         let bytes = |pair, which: fn(&Row) -> bool| {
-            // In the shortest interval what is sent is devices and not pages.
+            // In the shortest interval, most of the sent bytes are devices and not pages.
             let which = move |row: &Row| row.delay_ms >= 10.0 && which(row);
             self.ratios(pair, which, |_, of| Some(of.bytes_per_checkpoint? / of.dirty_bytes?))
         };
@@ -231,7 +231,7 @@ impl<'a> Rows<'a> {
         ]
     }
 
-    /// A figure of each row of that pair.
+    /// A value computed from each row of that pair.
     fn ratios(
         &self,
         pair: Pair,
@@ -242,7 +242,7 @@ impl<'a> Rows<'a> {
         rows.filter_map(|row| Some((figure(row, row.cell.as_ref()?)?, row))).collect()
     }
 
-    /// QEMU's own rows of the same load and delay.
+    /// QEMU's own rows with the same load and delay.
     fn qemus(&self, like: &Row) -> impl Iterator<Item = (&'a Row, &'a Figures)> {
         let (load, delay) = (like.load, like.delay_ms);
         let rows = self.0.iter();
@@ -274,7 +274,7 @@ fn most<'a>(
     rows.filter_map(|(_, of)| figure(of)).max_by(f64::total_cmp)
 }
 
-/// The line of these values; none without any. The worst decides.
+/// The goal for these values; `None` without values. The worst value decides.
 fn goal(what: &str, mut values: Vec<Value<'_>>, bound: Bound) -> Option<Goal> {
     values.sort_by(|(one, _), (other, _)| one.total_cmp(other));
     let ((low, _), (high, _)) = (values.first()?, values.last()?);

@@ -1,15 +1,20 @@
-//! What protecting a guest costs it: pauses, checkpoints, output and takeovers, QEMU's own (COLO) beside Sterna's.
+//! Measures the cost of protecting a guest: pauses, checkpoints, output and takeovers. It compares Sterna
+//! with QEMU's own protection (COLO).
 //!
-//! - QEMU's machine is the same in all rows: `pc`, one vCPU, no network card but a talker's, no replicated disk. The clock of pauses is the
-//!   machine's own: from its event STOP to its event RESUME, in microseconds. The seeding's pause is left out. All machines run on KVM, if there
-//!   is one; Sterna's need it.
-//! - `qemu-qemu`: QEMU with `-incoming` and `x-colo`, whose guest runs, too. `qemu-sterna`: `sterna protect` and `sterna standby` beside the same
-//!   QEMU. `sterna-sterna`: two VMs of `sterna run` and `sterna protect`. `qemu-standby`, if asked for: `sterna standby` alone.
-//! - Every side is a process of its own, so CPU time and memory are its own. The primary's is QEMU and `sterna protect`.
-//! - All are connected by Unix sockets on this host, so the cores are shared by everybody.
-//! - The guest is a boot sector that is paced and counts the times between two of its pages (`interop/src/workload/boot.rs`).
-//! - Beside the pauses of Sterna's VM stands what a plain copy of as many pages takes, with as many threads.
-//! - Pairs take turns with each setting, so that a machine that is slower for a while is slower for all.
+//! - QEMU's machine is the same in all rows: `pc`, one vCPU, a network card only for a talker, no replicated
+//!   disk. Pauses are measured by the machine's own clock: from its event STOP to its event RESUME, in
+//!   microseconds. The seeding's pause is left out. All machines run on KVM if it is available; Sterna's need
+//!   it.
+//! - `qemu-qemu`: QEMU with `-incoming` and `x-colo`, whose guest also runs. `qemu-sterna`: the same QEMU
+//!   with `sterna protect` and `sterna standby`. `sterna-sterna`: two VMs of `sterna run` and
+//!   `sterna protect`. `qemu-standby`, only on request: `sterna standby` alone.
+//! - Every side is a process of its own, so its CPU time and memory can be measured. The primary's CPU time
+//!   is the sum of QEMU and `sterna protect`.
+//! - All sides are connected by Unix sockets on this host and share its cores.
+//! - The guest is a boot sector with a set pace. It counts the times between two of its pages
+//!   (`interop/src/workload/boot.rs`).
+//! - A plain copy of as many pages with as many threads is listed next to the pauses of Sterna's VM.
+//! - The pairs alternate within each setting, so that a machine that is slower for a while is slower for all.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a bench prints its figures")]
 
 mod copy;
@@ -37,50 +42,51 @@ use plan::{Cell, Load, Pair};
 use recovery::Cause;
 use row::Row;
 
-/// Measures protected guests. Without --pairs, --loads, --delays and --channels: the whole matrix, and takeovers.
+/// Measures protected guests. Without --pairs, --loads, --delays and --channels: the whole matrix, and
+/// takeovers.
 #[derive(Parser)]
 struct Args {
     /// RAM of the guest, MiB; 256 or more.
     #[arg(long, default_value_t = 512)]
     ram: u64,
-    /// Who protects whom [default of a part: qemu-qemu, qemu-sterna, sterna-sterna].
+    /// Which programs protect the guest [default of a part: qemu-qemu, qemu-sterna, sterna-sterna].
     #[arg(long, value_enum, value_delimiter = ',')]
     pairs: Vec<Pair>,
-    /// What the guest does [default of a part: idle, middle].
+    /// Work of the guest [default of a part: idle, middle].
     #[arg(long, value_enum, value_delimiter = ',')]
     loads: Vec<Load>,
-    /// Milliseconds from checkpoint to checkpoint [default of a part: 100].
+    /// Milliseconds between checkpoints [default of a part: 100].
     #[arg(long, value_delimiter = ',')]
     delays: Vec<u64>,
-    /// Multifd channels; 0: the main channel alone [default of a part: 0].
+    /// Multifd channels; 0: only the main channel [default of a part: 0].
     #[arg(long, value_delimiter = ',')]
     channels: Vec<u8>,
-    /// How Sterna's primary takes pages: `x-sterna-checkpoint-copy`. In the whole matrix, others than the first
-    /// only at 100 ms over the main channel.
+    /// How Sterna's primary takes pages: `x-sterna-checkpoint-copy`. In the whole matrix, modes other than
+    /// the first run only at 100 ms over the main channel.
     #[arg(long, value_delimiter = ',', default_value = plan::MODES)]
     modes: Vec<String>,
-    /// Checkpoints on their way at Sterna's primary (`x-sterna-checkpoints-in-flight`).
+    /// Limit of checkpoints in flight at Sterna's primary (`x-sterna-checkpoints-in-flight`).
     #[arg(long, default_value_t = 1)]
     in_flight: u8,
-    /// Seconds for each row; 15 checkpoints, at least.
+    /// Seconds for each row; extended to at least 15 checkpoints.
     #[arg(long, default_value_t = 4.0)]
     seconds: f64,
-    /// Takeovers of each kind, of which the median counts; 0: none.
+    /// Takeovers of each kind, reported as a median; 0: none.
     #[arg(long, default_value_t = 3)]
     takeovers: u32,
-    /// An earlier `sterna` command: migrations that are not protected are compared with its.
+    /// An earlier `sterna` command, to compare migrations without protection.
     #[arg(long, value_name = "FILE")]
     before: Option<PathBuf>,
-    /// Migrations of each of the two.
+    /// Migrations of each of the two `sterna` commands.
     #[arg(long, default_value_t = 15)]
     migrations: u32,
-    /// The `sterna` command.
+    /// The `sterna` command to measure.
     #[arg(long, default_value = "sterna")]
     sterna: PathBuf,
-    /// Write the rows as JSON.
+    /// Write the rows as JSON to this file.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Write goals and rows as `benches/RESULTS.md` has them.
+    /// Write goals and rows to this file, in the form of `benches/RESULTS.md`.
     #[arg(long, value_name = "FILE")]
     markdown: Option<PathBuf>,
 }
@@ -123,7 +129,7 @@ fn measure(root: &Root, args: &Args, cell: &Cell) -> Result<Row, Failure> {
     measured.map(|measured| Row::of(cell, &measured))
 }
 
-/// One row that could not be measured is said, and does not cost the others.
+/// Adds a row. A failed measurement is printed, and the bench continues.
 fn note(cell: &Cell, row: Result<Row, Failure>, rows: &mut Vec<Row>, failures: &mut Vec<Failure>) {
     match row {
         Ok(row) => {
@@ -138,7 +144,7 @@ fn note(cell: &Cell, row: Result<Row, Failure>, rows: &mut Vec<Row>, failures: &
     }
 }
 
-/// Of each pair and cause once, if there are to be any.
+/// One cell for each pair and cause, if takeovers are to be measured.
 fn takeovers(args: &Args) -> Vec<(Cell, Cause)> {
     let mut taken: Vec<Cell> = Vec::new();
     for cell in plan::cells(args).into_iter().filter(|_| args.takeovers > 0) {

@@ -1,4 +1,4 @@
-//! A QEMU as primary, and one other end.
+//! A QEMU as primary, with QEMU or Sterna as the standby.
 
 use std::io::Read as _;
 use std::os::unix::net::UnixListener;
@@ -20,27 +20,27 @@ use crate::pauses::{Costs, Measured, Watched, follow};
 use crate::plan::{Cell, Load, Pair};
 use crate::process::{PATIENCE, Program, ask, monitor, number, seconds, wait};
 
-/// What the firmware takes until it has found no disk.
+/// Time until the firmware has found no disk.
 const FIRMWARE: Duration = Duration::from_millis(1500);
 
-/// A QEMU whose guest is protected, and what protects it.
+/// A QEMU with a protected guest, and the processes that protect it.
 pub(crate) struct Protected {
     pub(crate) primary: Qemu,
     clock: CpuClock,
     words: Option<GuestWords>,
     pub(crate) other: Other,
-    /// Of `sterna protect`.
+    /// Process and monitor of `sterna protect`.
     guard: Option<(Program, Client)>,
     pub(crate) place: TempDir,
 }
 
-/// The other end.
+/// The standby's side.
 pub(crate) enum Other {
     Qemu { secondary: Box<Qemu>, clock: CpuClock },
-    Standby { program: Program, monitor: Client },
+    Standby { program: Program, monitor: Box<Client> },
 }
 
-/// Follows a primary for the cell's time.
+/// Measures a primary for the cell's time.
 pub(crate) fn measure(root: &Root, sterna: &Path, cell: &Cell) -> Result<Measured, Failure> {
     let mut protected = Protected::begin(root, sterna, cell, &[])?;
     let measured = follow(cell.time, &mut protected);
@@ -58,7 +58,7 @@ pub(crate) fn builder(root: &Root, cell: &Cell) -> Builder {
 }
 
 impl Protected {
-    /// Protected, or about to be. `more`: arguments of `sterna standby`.
+    /// Starts a protection, which may still be seeding. `more`: additional arguments of `sterna standby`.
     pub(crate) fn begin(
         root: &Root,
         sterna: &Path,
@@ -76,13 +76,13 @@ impl Protected {
         Ok(Self { primary, clock, words, other, guard, place })
     }
 
-    /// What Sterna's programs said.
+    /// Log output of Sterna's programs.
     fn said(&self) -> String {
         let read = |name: &str| std::fs::read_to_string(self.place.path().join(name)).unwrap_or_default();
         ["standby.log", "protect.log"].map(read).join(" ").trim().to_owned()
     }
 
-    /// The primary's host is lost, with all that ran there.
+    /// Simulates the loss of the primary's host: kills all processes of the primary.
     pub(crate) fn lose_primary(&mut self) {
         self.primary.kill();
         if let Some((program, _)) = &mut self.guard {
@@ -108,7 +108,7 @@ impl Watched for Protected {
         let guards = self.guard.as_ref().map(|(program, _)| program.clock.read()).unwrap_or_default();
         let primary_cpu = self.clock.read() + guards;
         let (sent, standby_cpu) = match &mut self.other {
-            // It counts neither after the seeding.
+            // QEMU counts neither pages nor bytes after the seeding.
             Other::Qemu { clock, .. } => (None, clock.read()),
             Other::Standby { program, monitor } => {
                 let report = ask(monitor, "x-sterna-query-protection")?;
@@ -141,7 +141,7 @@ impl Watched for Protected {
     }
 }
 
-/// A primary whose guest does what it is to do.
+/// Starts a primary and waits until its guest does the work of `load`.
 fn begun(builder: &Builder, place: &Path, load: Load) -> Result<(Qemu, Option<GuestWords>), Failure> {
     if load == Load::Talker {
         let (netdev, talks) = network(place)?;
@@ -161,7 +161,8 @@ fn begun(builder: &Builder, place: &Path, load: Load) -> Result<(Qemu, Option<Gu
     Ok((primary, Some(words)))
 }
 
-/// A network behind the card that takes all: the netdev, and who tells when the guest has said something.
+/// A network that receives all packets of the card. Returns the netdev option, and a channel that reports
+/// packets of the guest.
 fn network(place: &Path) -> Result<(String, Receiver<()>), Failure> {
     let path = place.join("network");
     let listener = UnixListener::bind(&path).map_err(|error| format!("{}: {error}", path.display()))?;
@@ -170,7 +171,7 @@ fn network(place: &Path) -> Result<(String, Receiver<()>), Failure> {
         let Ok((mut stream, _)) = listener.accept() else { return };
         let mut piece = [0; 1 << 16];
         while stream.read(&mut piece).is_ok_and(|length| length > 0) {
-            // Nobody need listen any more.
+            // The receiver may have been dropped.
             let _ = tells.send(());
         }
     });
@@ -222,7 +223,7 @@ fn standby(
     }
     command.args(&channels).args(more);
     let program = Program::start(&mut command, &place.join("standby.log"))?;
-    let standby = Other::Standby { program, monitor: monitor(&place.join("standby"))? };
+    let standby = Other::Standby { program, monitor: Box::new(monitor(&place.join("standby"))?) };
     if !is_guarded {
         let (capabilities, parameters) = settings(cell);
         primary.capabilities(&capabilities)?;

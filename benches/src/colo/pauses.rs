@@ -1,4 +1,4 @@
-//! The pauses of a guest, from its machine's events, and what checkpoints cost.
+//! Measures a guest's pauses from its machine's events, and the costs of checkpoints.
 
 use std::time::{Duration, Instant};
 
@@ -7,52 +7,52 @@ use sterna_qmp::QmpEvent;
 
 use crate::Failure;
 
-/// Checkpoints before any is counted.
+/// Number of checkpoints before the first one that counts.
 const WARM_UP: usize = 3;
-/// There are no checkpoints if they do not come by then.
+/// Time limit of a cell. A timeout means that no checkpoints are taken.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What came of a cell.
+/// Results of a cell.
 pub(crate) struct Measured {
     pub(crate) pauses: Times,
-    /// From the end of the pause until the checkpoint was held; a QEMU's guest stands meanwhile, and it is from the request on. None where nobody
-    /// says so.
+    /// From the end of the pause until the checkpoint was held. With QEMU, the guest stays paused meanwhile,
+    /// and the time starts at the request. `None` if no program reports it.
     pub(crate) transfers: Option<Times>,
     /// From the first pause that counts to the last, by the machine's clock.
     span: Duration,
-    /// In that time.
+    /// Costs in that time.
     pub(crate) costs: Costs,
-    /// Of the standby's process, the guest's memory included.
+    /// Resident memory of the standby's process, including the guest's.
     pub(crate) standby_resident_bytes: u64,
-    /// Half, and 99 of a hundred, of what the guest said waited no longer.
+    /// Delay of the guest's output: median and 99th percentile.
     pub(crate) output_delay: Option<[Duration; 2]>,
 }
 
-/// Times, sorted.
+/// Durations, in ascending order.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Times(Vec<Duration>);
 
-/// What checkpoints have cost so far.
+/// Costs of the checkpoints so far.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Costs {
-    /// Pages that were sent, and all bytes; none where nobody counts them.
+    /// Pages and total bytes that were sent. `None` if no program counts them.
     pub(crate) sent: Option<(u64, u64)>,
-    /// CPU time of the primary's processes, the guest included.
+    /// CPU time of the primary's processes, including the guest.
     pub(crate) primary_cpu: Duration,
     /// CPU time of the standby's process.
     pub(crate) standby_cpu: Duration,
-    /// What the guest did; none of a guest that counts nothing.
+    /// Work of the guest. `None` for a guest that does not count.
     pub(crate) gaps: Option<Gaps>,
 }
 
-/// What is looked at while a primary is followed.
+/// The measured values of a primary that is followed.
 pub(crate) trait Watched {
     fn next_event(&mut self) -> Result<Option<QmpEvent>, Failure>;
     fn costs(&mut self) -> Result<Costs, Failure>;
-    /// Of the last checkpoint that is held, where somebody knows.
+    /// Transfer time of the last held checkpoint, if a program reports it.
     fn transfer(&mut self) -> Result<Option<Duration>, Failure>;
     fn output_delay(&mut self) -> Result<Option<[Duration; 2]>, Failure>;
-    /// The standby's process.
+    /// Process number of the standby.
     fn standby(&self) -> u32;
 }
 
@@ -82,7 +82,7 @@ impl Times {
         self.0.iter().sum::<Duration>() / self.count().max(1) as u32
     }
 
-    /// The time that so many of a thousand do not exceed.
+    /// The percentile, in thousandths.
     pub(crate) fn at_most(&self, per_mille: usize) -> Duration {
         let index = (self.count().saturating_sub(1) * per_mille).div_ceil(1000);
         self.0.get(index).copied().unwrap_or_default()
@@ -98,14 +98,14 @@ impl Measured {
         self.checkpoints().saturating_sub(1) as f64 / self.span.as_secs_f64().max(1e-9)
     }
 
-    /// Pages a second that the guest has written.
+    /// Pages per second that the guest has written.
     pub(crate) fn guest_rate(&self) -> Option<f64> {
         let gaps = self.costs.gaps.as_ref()?;
         Some(gaps.pages() as f64 / self.span.as_secs_f64().max(1e-9))
     }
 }
 
-/// Follows a machine's events until that time is over, pauses from STOP to RESUME.
+/// Follows a machine's events for `time`. A pause lasts from STOP to RESUME.
 pub(crate) fn follow(time: Duration, watched: &mut impl Watched) -> Result<Measured, Failure> {
     let began = Instant::now();
     let (mut stopped, mut pauses, mut transfers, mut first, mut count) =
@@ -122,7 +122,7 @@ pub(crate) fn follow(time: Duration, watched: &mut impl Watched) -> Result<Measu
             "RESUME" => {
                 let Some(stopped) = stopped.take() else { continue };
                 count += 1;
-                // The first is the seeding's.
+                // The first pause is the seeding's.
                 if count <= WARM_UP + 1 {
                     continue;
                 }
@@ -148,7 +148,7 @@ pub(crate) fn follow(time: Duration, watched: &mut impl Watched) -> Result<Measu
     }
 }
 
-/// Memory of the process, shared memory included.
+/// Resident memory of the process in bytes, including shared memory.
 fn resident_bytes(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));

@@ -1,4 +1,4 @@
-//! Which cells are measured.
+//! Chooses the cells that are measured.
 
 use std::time::Duration;
 
@@ -6,13 +6,13 @@ use clap::ValueEnum;
 
 use crate::Args;
 
-/// Who protects whom.
+/// The programs of primary and standby.
 #[derive(Debug, Clone, Copy, ValueEnum, PartialEq, Eq)]
 pub(crate) enum Pair {
     /// QEMU's own secondary.
     #[value(name = "qemu-qemu")]
     QemuQemu,
-    /// A QEMU that migrates to `sterna standby` by itself; its output is not held back.
+    /// A QEMU that migrates directly to `sterna standby`. Its output is not gated.
     #[value(name = "qemu-standby")]
     QemuStandby,
     /// A QEMU with `sterna protect`, and `sterna standby`.
@@ -23,50 +23,51 @@ pub(crate) enum Pair {
     SternaSterna,
 }
 
-/// What the guest does.
+/// The work of the guest.
 #[derive(Debug, Clone, Copy, ValueEnum, PartialEq, Eq)]
 pub(crate) enum Load {
-    /// A QEMU's firmware waits for a disk; Sterna's guest writes a page a second.
+    /// A QEMU's firmware waits for a disk. Sterna's guest writes a page per second.
     Idle,
-    /// 2,500 pages a second, far apart.
+    /// 2,500 pages per second, far apart.
     Light,
-    /// 25,000 pages a second, far apart.
+    /// 25,000 pages per second, far apart.
     Middle,
-    /// 100,000 pages a second, far apart.
+    /// 100,000 pages per second, far apart.
     Heavy,
     /// A ring of 64 MiB, in order, at 110 MB/s.
     Upload,
-    /// 12 bytes in each page of a ring of 64 MiB, 10,000 pages a second, with `xbzrle`.
+    /// Differences: 12 bytes in each page of a ring of 64 MiB, 10,000 pages per second, with `xbzrle`.
     Sparse,
-    /// It talks: a QEMU's through a network card, Sterna's on its console 500 times a second.
+    /// Output: a QEMU's guest sends packets, Sterna's writes to its console 500 times per second.
     Talker,
 }
 
-/// A row's setting.
+/// The setting of a row.
 #[derive(Debug, Clone)]
 pub(crate) struct Cell {
     pub(crate) pair: Pair,
-    /// Sterna's primary: how pages are taken while the guest stands. QEMU has one way.
+    /// How Sterna's primary takes pages while the guest is paused. QEMU has one way.
     pub(crate) mode: String,
     pub(crate) load: Load,
     pub(crate) delay: Duration,
-    /// 0: the main channel alone.
+    /// Number of multifd channels; 0: only the main channel.
     pub(crate) channels: u8,
     pub(crate) time: Duration,
     pub(crate) ram_mib: u64,
-    /// Checkpoints on their way, at Sterna's primary.
+    /// Limit of checkpoints in flight at Sterna's primary.
     pub(crate) in_flight: u8,
 }
 
-/// Pages are copied while the guest stands; QEMU's guest stands until they are sent.
+/// Pages are copied while the guest is paused. QEMU's guest stays paused until they are sent.
 pub(crate) const COPY: &str = "copy";
-/// Sterna's: the first for all cells of the matrix, the others where [`compares_modes`].
+/// Sterna's modes. The first runs in all cells of the matrix, the others where [`compares_modes`].
 pub(crate) const MODES: &str = "auto,copy,copy-on-write";
 
-/// Loads, delays, channels and pairs, each with each.
+/// Loads, delays, channels and pairs, in all combinations.
 type Group<'a> = (&'a [Load], &'a [u64], &'a [u8], &'a [Pair]);
 
-/// Pairs with the same load, delay and channels stand together and are measured one after the other.
+/// The cells in groups. Pairs with the same load, delay and channels are adjacent, so that they are measured
+/// one after another.
 const GROUPS: [Group<'_>; 8] = {
     use Load::{Heavy, Idle, Light, Middle, Sparse, Talker, Upload};
     use Pair::{QemuQemu, QemuSterna, SternaSterna};
@@ -77,14 +78,14 @@ const GROUPS: [Group<'_>; 8] = {
         (&[Middle], &[50], &[0, 2], all),
         (&[Light, Heavy, Upload], &[100], &[0], all),
         (&[Idle, Middle], &[600], &[0], all),
-        // `sterna protect` takes no shorter delay than 10 ms.
+        // The minimum delay of `sterna protect` is 10 ms.
         (&[Middle], &[1], &[0], &[QemuQemu, SternaSterna]),
         (&[Talker], &[50], &[0], &[QemuSterna, SternaSterna]),
         (&[Sparse], &[100], &[0], &[SternaSterna]),
     ]
 };
 
-/// The whole matrix, or what was asked for.
+/// The whole matrix, or the requested cells.
 pub(crate) fn cells(args: &Args) -> Vec<Cell> {
     let mut cells = Vec::new();
     if args.pairs.is_empty() && args.loads.is_empty() && args.delays.is_empty() && args.channels.is_empty() {
@@ -110,7 +111,7 @@ pub(crate) fn cells(args: &Args) -> Vec<Cell> {
     cells
 }
 
-/// Whether ways to take pages stand beside each other in the whole matrix.
+/// Whether the whole matrix compares the modes for this cell.
 fn compares_modes(cell: &Cell) -> bool {
     matches!(cell.load, Load::Middle | Load::Heavy | Load::Upload)
         && cell.channels == 0
@@ -132,7 +133,7 @@ fn product(args: &Args, (loads, delays, channels, pairs): Group<'_>, cells: &mut
                             load,
                             delay: Duration::from_millis(delay),
                             channels,
-                            // Some checkpoints, at least.
+                            // The time is extended to at least 15 checkpoints.
                             time: Duration::from_secs_f64(args.seconds)
                                 .max(Duration::from_millis(delay * 15)),
                             ram_mib: args.ram,
@@ -169,7 +170,7 @@ impl Load {
         }
     }
 
-    /// What the boot sector is asked for. As a QEMU's guest that is idle has none, 0 is no rate.
+    /// The pace that the boot sector gets. 0 is no pace: an idle QEMU has no boot sector.
     pub(crate) fn pages_per_second(self) -> u64 {
         match self {
             Self::Idle => 0,

@@ -1,4 +1,4 @@
-//! Programs beside the machines, and patience.
+//! Processes of Sterna's programs, and waiting with a time limit.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -10,10 +10,10 @@ use sterna_qmp::{Client, Endpoint};
 
 use crate::Failure;
 
-/// How long anything may take.
+/// Time limit of every wait.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A program of Sterna's; it ends with this.
+/// A process of a Sterna program, which is killed when dropped.
 pub(crate) struct Program {
     process: Child,
     pub(crate) clock: CpuClock,
@@ -28,7 +28,7 @@ impl Program {
         match CpuClock::of(process.id()) {
             Ok(clock) => Ok(Self { process, clock }),
             Err(why) => {
-                // An error means that it has ended by itself.
+                // An error means that the process has ended by itself.
                 let _ = process.kill();
                 let _ = process.wait();
                 Err(why)
@@ -41,7 +41,7 @@ impl Program {
     }
 
     pub(crate) fn kill(&mut self) {
-        // Errors mean that it has ended by itself.
+        // Errors mean that the process has ended by itself.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
@@ -53,7 +53,7 @@ impl Drop for Program {
     }
 }
 
-/// Waits until there is something.
+/// Calls a function until it returns a value, or until the time limit.
 pub(crate) fn wait<T>(
     what: &str,
     between: Duration,
@@ -71,7 +71,7 @@ pub(crate) fn wait<T>(
     }
 }
 
-/// The monitor at that socket, once it is there.
+/// Connects to the monitor at that socket when it exists.
 pub(crate) fn monitor(socket: &Path) -> Result<Client, Failure> {
     wait("a monitor", Duration::from_millis(2), || {
         Ok(Client::connect(&Endpoint::Unix(socket.to_owned()), PATIENCE).ok())

@@ -1,11 +1,13 @@
-//! Takeovers: from the decision to the guest's first step at the other side.
+//! Measures takeovers, from the decision to the guest's first step at the standby.
 //!
-//! - [`Cause::Loss`]: the primary's host is lost at the moment at which a large checkpoint has become held. A standby decides when lease and margin
-//!   are over, which stands beside. What it holds was copied to RAM long before.
-//! - [`Cause::Plan`]: an operator hands the guest over. The guest runs until most of it has come, then the last checkpoint becomes held, and the standby
-//!   decides at once: what its journal has is still to be copied.
-//! - The time counts from the last look at which the standby had not decided. QEMU's secondary leaves the decision to a human: from
-//!   `x-colo-lost-heartbeat` on.
+//! - [`Cause::Loss`]: the primary's host is lost when a large checkpoint has just become held. The standby
+//!   decides after lease and margin, which are listed separately. It has copied the held checkpoint to RAM
+//!   long before.
+//! - [`Cause::Plan`]: an operator requests a planned takeover. The guest runs until most of its state has
+//!   arrived, then the last checkpoint becomes held. The standby decides immediately, and must still copy the
+//!   content of its journal.
+//! - The time starts at the last poll in which the standby had not decided. QEMU's secondary leaves the
+//!   decision to an operator: there the time starts at `x-colo-lost-heartbeat`.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -23,16 +25,18 @@ use crate::plan::{Cell, Load, Pair};
 use crate::process::{ask, number, seconds, wait};
 use crate::sterna;
 
-/// Different counts until the guest is known to write them: the last checkpoint's copy changes them, too.
+/// Number of different counts that prove that the guest runs. The copy of the last checkpoint also changes
+/// them.
 const STEPS: usize = 5;
 const LOOK: Duration = Duration::from_micros(20);
-/// So much of the time until the next checkpoint has passed when a takeover is planned, so that there is much to come.
+/// Share of the checkpoint interval after which a planned takeover is requested. It is large, so that much
+/// data must be sent.
 const PLANNED: f64 = 0.8;
 const PAGE: u64 = 4096;
 const REPORT: &str = "x-sterna-query-protection";
 const TAKE_OVER: &str = "x-sterna-takeover";
 
-/// Why the guest goes on at the other side.
+/// Why the guest moves to the other side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Cause {
     Loss,
@@ -42,13 +46,13 @@ pub(crate) enum Cause {
 /// Takeovers of one kind.
 pub(crate) struct Takeovers {
     pub(crate) times: Times,
-    /// What the standby waits for before it decides; none of QEMU, where a human does.
+    /// The condition for the standby's decision. `None` for QEMU, where an operator decides.
     pub(crate) decision: Option<Decision>,
-    /// The median of what came between the wish and the decision; 0 where the primary was lost.
+    /// Median of the bytes that arrived between request and decision. 0 if the primary was lost.
     pub(crate) came_bytes: u64,
 }
 
-/// What a standby waits for before it decides.
+/// The condition that a standby waits for before it decides.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Decision {
     /// The end of lease and margin.
@@ -63,7 +67,7 @@ struct Takeover {
     came_bytes: u64,
 }
 
-/// So many of a cell's kind. `None`: QEMU has nothing that is planned.
+/// Measures several takeovers of a cell's kind. `None`: QEMU has no planned takeover.
 pub(crate) fn measure(
     root: &Root,
     sterna: &Path,
@@ -88,7 +92,7 @@ pub(crate) fn measure(
     Ok(Some(Takeovers { times: Times::new(times), decision, came_bytes }))
 }
 
-/// What is taken over: much that is written, and seldom a checkpoint.
+/// The cell of a takeover: many writes, and a long interval between checkpoints.
 pub(crate) fn cell(pair: Pair, mut like: Cell) -> Cell {
     (like.pair, like.load, like.delay, like.channels) = (pair, Load::Heavy, Duration::from_millis(600), 0);
     like
@@ -141,7 +145,7 @@ fn into_waiting_qemu(root: &Root, sterna: &Path, cell: &Cell, cause: Cause) -> R
     Ok(Takeover { took: took?, decision: Some(cause.decision(patience)), came_bytes: decided.bytes })
 }
 
-/// QEMU's own: its guest has run there all the time, and may run on when it says so.
+/// A takeover by QEMU's secondary. Its guest has run all the time, and may continue after the command.
 fn into_secondary(root: &Root, sterna: &Path, cell: &Cell) -> Result<Takeover, Failure> {
     let mut protected = pair::Protected::begin(root, sterna, cell, &[])?;
     let mut resumes = 0;
@@ -158,7 +162,7 @@ fn into_secondary(root: &Root, sterna: &Path, cell: &Cell) -> Result<Takeover, F
     Ok(Takeover { took: first_step(&words, began)?, decision: None, came_bytes: 0 })
 }
 
-/// When a standby decided, and what had come since the takeover was asked for.
+/// Time of a standby's decision, and the bytes that arrived since the takeover was requested.
 struct Decided {
     at: Instant,
     bytes: u64,
@@ -173,7 +177,7 @@ impl Cause {
     }
 }
 
-/// Waits until another checkpoint has become held after some; how long the standby waits until it decides by itself.
+/// Waits until a further checkpoint is held. Returns the time after which the standby decides by itself.
 fn await_checkpoint(mut report: impl FnMut() -> Result<Value, Failure>) -> Result<Duration, Failure> {
     let mut held = None;
     wait("checkpoints", Duration::from_micros(200), || {
@@ -186,7 +190,7 @@ fn await_checkpoint(mut report: impl FnMut() -> Result<Value, Failure>) -> Resul
     })
 }
 
-/// The last moment at which the standby was seen waiting for the primary.
+/// The last time at which the standby was seen waiting for the primary.
 fn await_decision(mut report: impl FnMut() -> Result<Value, Failure>) -> Result<Decided, Failure> {
     let mut last = Decided { at: Instant::now(), bytes: 0 };
     let mut first = None;
@@ -220,14 +224,14 @@ fn kill(process: u32) -> Result<(), Failure> {
     kill_process(pid, Signal::KILL).map_err(|error| format!("killing process {process}: {error}"))
 }
 
-/// The QEMU that runs the guest, which outlives `sterna standby`; it ends with this.
+/// The QEMU that runs the guest. It outlives `sterna standby`, and is killed when this is dropped.
 struct Survivor {
     process: u32,
     directory: Option<PathBuf>,
 }
 
 impl Survivor {
-    /// By the standby's last line.
+    /// Reads the QEMU's process number from the standby's last line.
     fn of(log: &Path) -> Result<Self, Failure> {
         wait("the end of sterna standby", Duration::from_millis(20), || {
             let said = std::fs::read_to_string(log).unwrap_or_default();
@@ -243,7 +247,7 @@ impl Survivor {
 
 impl Drop for Survivor {
     fn drop(&mut self) {
-        // It may have ended; its directory is a temporary one.
+        // The process may have ended. Only a temporary directory is removed.
         let _ = kill(self.process);
         if let Some(directory) =
             self.directory.as_ref().filter(|place| place.starts_with(std::env::temp_dir()))

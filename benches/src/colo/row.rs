@@ -1,4 +1,4 @@
-//! Rows: of a cell, or of takeovers.
+//! The rows of results: of a cell, or of takeovers.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::pauses::{Measured, Times};
 use crate::plan::{Cell, Load, Pair};
 use crate::recovery::{Decision, Takeovers};
 
-/// A row; times in ms. None: not measured, or not said by anybody.
+/// A row of results; times in ms. `None`: not measured, or not reported by any program.
 #[derive(Debug, Clone)]
 pub(crate) struct Row {
     pub(crate) pair: Pair,
@@ -21,11 +21,11 @@ pub(crate) struct Row {
     pub(crate) cell: Option<Figures>,
     pub(crate) recovery: Option<Spread>,
     pub(crate) decision: Option<Decision>,
-    /// Of a planned takeover: what came between the wish and the decision.
+    /// Of a planned takeover: bytes that arrived between request and decision.
     pub(crate) came_bytes: Option<u64>,
 }
 
-/// What a cell gave.
+/// Results of a cell.
 #[derive(Debug, Clone)]
 pub(crate) struct Figures {
     pub(crate) checkpoints: usize,
@@ -35,16 +35,17 @@ pub(crate) struct Figures {
     pub(crate) bytes_per_checkpoint: Option<f64>,
     /// Pages of a checkpoint, in bytes.
     pub(crate) dirty_bytes: Option<f64>,
-    /// p50, p99.
+    /// Percentiles p50 and p99, in ms.
     pub(crate) output_delay: Option<[f64; 2]>,
     pub(crate) guest_rate: Option<f64>,
-    /// The pause as the guest sees it: of as many longest times between two pages as there were checkpoints, the median and the longest.
+    /// The pause as the guest measures it: median and maximum of its longest times between two pages. As many
+    /// times count as there were checkpoints.
     pub(crate) guest_gap: Option<[f64; 2]>,
     pub(crate) standby_resident_bytes: u64,
-    /// In the time of these checkpoints.
+    /// CPU time in the time of these checkpoints.
     pub(crate) primary_cpu_s: f64,
     pub(crate) standby_cpu_s: f64,
-    /// A plain copy of as many pages takes so long.
+    /// Time of a plain copy of as many pages.
     pub(crate) copy_ms: Option<f64>,
 }
 
@@ -101,7 +102,7 @@ impl Row {
         }
     }
 
-    /// Until the standby decides by itself: lease and margin.
+    /// Time until the standby decides by itself: lease plus margin.
     pub(crate) fn patience_ms(&self) -> Option<f64> {
         match self.decision {
             Some(Decision::Patience(patience)) => Some(ms(patience)),
@@ -113,7 +114,7 @@ impl Row {
         matches!(self.decision, Some(Decision::LastCheckpoint))
     }
 
-    /// For `--json`.
+    /// The row as a value for `--json`.
     pub(crate) fn value(&self) -> Value {
         let cell = self.cell.as_ref();
         let delays = cell.and_then(|cell| cell.output_delay);

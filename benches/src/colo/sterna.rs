@@ -1,4 +1,4 @@
-//! `sterna run` as primary and as standby, protected as an operator does it.
+//! `sterna run` as primary and as standby. They are protected with the same commands that an operator uses.
 
 use std::path::Path;
 use std::process::Command;
@@ -18,7 +18,7 @@ use crate::pauses::{Costs, Measured, Watched, follow};
 use crate::plan::{Cell, Load};
 use crate::process::{Program, number, seconds, wait};
 
-/// Two VMs and the command.
+/// Two VMs, and the command that protects one.
 pub(crate) struct Protected {
     pub(crate) primary: Peer,
     pub(crate) standby: Peer,
@@ -28,13 +28,13 @@ pub(crate) struct Protected {
     _place: TempDir,
 }
 
-/// Follows a primary for the cell's time.
+/// Measures a primary for the cell's time.
 pub(crate) fn measure(root: &Root, sterna: &Path, cell: &Cell) -> Result<Measured, Failure> {
     follow(cell.time, &mut Protected::begin(root, sterna, cell)?)
 }
 
 impl Protected {
-    /// Protected.
+    /// Starts a protection and waits until a checkpoint is held.
     pub(crate) fn begin(root: &Root, sterna: &Path, cell: &Cell) -> Result<Self, Failure> {
         let lab = Lab { root: Some(root.clone()), sterna: sterna.to_owned(), kvm: true, namespace: None };
         let place = tempfile::tempdir().map_err(|error| format!("no temporary directory: {error}"))?;
@@ -73,20 +73,21 @@ impl Protected {
             let delay = cell.delay.as_millis() as u64;
             this.primary.execute("migrate-set-parameters", json!({ "x-checkpoint-delay": delay }))?;
         }
-        // Of checkpoints that came meanwhile.
+        // Discards the events of checkpoints during the setup.
         this.primary.forget_events()?;
         Ok(this)
     }
 
     fn await_protection(&mut self) -> Result<(), Failure> {
         wait("the first checkpoint", Duration::from_millis(20), || {
-            // Before it begins there is nothing to ask for.
+            // Before the protection starts, the report does not exist.
             let report = self.report().unwrap_or_default();
             Ok((report["held"].as_u64() > Some(0)).then_some(()))
         })
     }
 
-    /// A page is a difference when it has been in a checkpoint before.
+    /// Waits until checkpoints contain differences. A page is sent as a difference if an earlier checkpoint
+    /// contained it.
     fn await_differences(&mut self) -> Result<(), Failure> {
         wait("differences", Duration::from_millis(20), || {
             Ok((number(&self.report()?, "xbzrle-pages")? > 1000).then_some(()))
@@ -98,7 +99,7 @@ impl Protected {
     }
 }
 
-/// The command takes no shorter one.
+/// Minimum delay that the command accepts.
 const LEAST_DELAY: Duration = Duration::from_millis(10);
 
 fn protect(sterna: &Path, primary: &Peer, standby: &Peer, place: &Path, cell: &Cell) -> Command {

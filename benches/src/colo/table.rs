@@ -1,4 +1,4 @@
-//! The tables, as `benches/RESULTS.md` has them.
+//! The tables for `benches/RESULTS.md`.
 
 use crate::row::{Figures, Row, Spread};
 
@@ -24,15 +24,15 @@ const HEAD: [&str; 18] = [
     "takeover, ms (decision)",
 ];
 
-/// Of less, what is sent is devices and not pages.
+/// With fewer bytes, most of the sent data is devices and not pages.
 const LEAST_BYTES: f64 = 65536.0;
 
-/// The head of the rows.
+/// Heading lines of the table.
 pub(crate) fn head() -> String {
     format!("{}\n{}\n", line(&HEAD.map(str::to_owned)), line(&HEAD.map(|_| "---".to_owned())))
 }
 
-/// A row.
+/// One line of the table.
 pub(crate) fn row(row: &Row) -> String {
     let mut cells = vec![
         row.pair.word().to_owned(),

@@ -1,4 +1,4 @@
-//! What is foretold, and what then happens.
+//! Compares forecasts with the migrations that follow.
 
 use std::io::Write;
 use std::process::Command;
@@ -13,18 +13,19 @@ use crate::record::Record;
 use crate::tide::{Load, Pair};
 use crate::{Args, pages_per_second};
 
-/// Under which forecasts are stored.
+/// Name under which forecasts are stored.
 const NAME: &str = "forecast";
 const PATTERNS: [&str; 4] = ["sequential", "random", "hot-set", "mixed"];
-/// Pages written per second, in percent of what the link carries.
+/// Pages written per second, in percent of the pages that the link carries.
 const RATES: [u64; 5] = [20, 50, 75, 150, 400];
-/// A guest that writes less must be called convergent.
+/// Below this rate, in percent, a forecast must be convergent.
 const SURE_PERCENT: u64 = 80;
 const LIMIT_MS: u64 = 300;
-/// A downtime that is foretold this well is foretold well, however short it is.
+/// A forecast downtime with at most this error, in ms, counts as right. This applies however short the
+/// downtime is.
 const NEAR_MS: f64 = 5.0;
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Over which times the guest's writing is measured beforehand.
+/// Intervals over which the guest's writes are measured before the migration.
 const INTERVALS: &str = "--intervals=50ms,200ms,800ms";
 
 pub fn all(lab: &Lab, args: &Args, record: &mut Record) -> Result<Value, Failure> {
@@ -71,7 +72,7 @@ pub fn all(lab: &Lab, args: &Args, record: &mut Record) -> Result<Value, Failure
     Ok(rows.into())
 }
 
-/// A guest that writes, and what is foretold of its migration, which has not begun.
+/// Starts a guest that writes, and makes the forecast. Its migration is not started.
 fn foretell(
     lab: &Lab,
     args: &Args,
@@ -82,7 +83,7 @@ fn foretell(
     let rate = pages_per_second(args, percent);
     let load = Load { process: true, pattern, rate, ram_mib: args.ram, working_set_mib: args.ram };
     let mut pair = Pair::new(lab, load)?;
-    // The guest sweeps for a while first, so that what it does is what it will do.
+    // The guest first sweeps for a while, so that its writes during the forecast are representative.
     std::thread::sleep(Duration::from_millis(500));
     let parameters = json!({
         "max-bandwidth": 0, "downtime-limit": LIMIT_MS, "multifd-channels": 2, "x-sterna-non-convergence": "fail",
@@ -100,7 +101,7 @@ fn foretell(
     Ok((pair, foretold))
 }
 
-/// Migrates, and puts what came beside what was foretold.
+/// Migrates, and adds the result to the forecast's row.
 fn come_true(mut pair: Pair, row: &mut Value) -> Result<(), Failure> {
     let (ends, total, pause) = gist(&row["forecast"]);
     let came = pair.migrate_if_it_converges(PATIENCE)?;
@@ -132,20 +133,20 @@ fn come_true(mut pair: Pair, row: &mut Value) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Of a forecast: whether the migration ends, and the expected total time and pause, seconds.
+/// From a forecast: whether the migration ends, and the expected total time and downtime in seconds.
 fn gist(forecast: &Value) -> (bool, Option<f64>, Option<f64>) {
     let expected = |name: &str| forecast[name]["expected"].as_f64();
     (forecast["convergent"] == true, expected("total_time"), expected("downtime"))
 }
 
-/// Whether a forecast's range, of which either end may be open, holds what came.
+/// Whether a forecast's range, which may be open at either end, contains the measured value.
 fn in_range(range: &Value, came: f64) -> bool {
     let low = range["low"].as_f64().unwrap_or(0.0);
     let high = range["high"].as_f64().unwrap_or(f64::INFINITY);
     (low..=high).contains(&came)
 }
 
-/// What `sterna plan` says of the guest in `peer`.
+/// The output of `sterna plan` for the guest in `peer`.
 pub fn of(lab: &Lab, peer: &Peer, bandwidth: u64) -> Result<Value, Failure> {
     let socket = peer.directory().join("qmp");
     let mut plan = Command::new(&lab.sterna);
@@ -159,7 +160,8 @@ pub fn of(lab: &Lab, peer: &Peer, bandwidth: u64) -> Result<Value, Failure> {
     Ok(plan["forecast"].clone())
 }
 
-/// What an idle guest's migration moves on this link, bytes per second: an operator knows that of his.
+/// Bandwidth of an idle guest's migration on this link, in bytes per second. Operators know this value of
+/// their networks.
 pub fn usual_bandwidth(lab: &Lab, args: &Args) -> Result<u64, Failure> {
     let load = Load { process: true, pattern: "idle", rate: 0, ram_mib: args.ram, working_set_mib: args.ram };
     let mut pair = Pair::new(lab, load)?;

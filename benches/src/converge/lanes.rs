@@ -1,7 +1,8 @@
-//! What lanes do with their time while the guest writes all that it can: how long they stand idle because of syncs.
+//! Measures the idle time of lanes because of syncs. The guest writes at full speed.
 //!
-//! Lanes cannot send more than the guest writes: where that is less than they carry, rounds shrink until they are as long
-//! as a look, and idle time is what is left over. The guest's share of what lanes carry stands beside it.
+//! Lanes cannot send more than the guest writes. If the guest writes less than the lanes can carry, rounds
+//! shrink to the length of a sync. The rest is idle time. The guest's share of the lanes' capacity is
+//! therefore printed as well.
 
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use crate::tide::{Load, Pair};
 use crate::{Args, median};
 
 const REPETITIONS: usize = 7;
-/// Rounds go on for so long: the limit of the pause is 0.
+/// Duration of the rounds. The downtime limit is 0, so the migration does not end earlier.
 const ROUNDS: Duration = Duration::from_secs(2);
 
 pub fn all(lab: &Lab, args: &Args) -> Result<Value, Failure> {
@@ -69,7 +70,7 @@ fn sum(rounds: &[&Value], time: impl Fn(&Value) -> f64) -> f64 {
     rounds.iter().map(|round| time(round)).sum()
 }
 
-/// A time as the engine's statistics write it.
+/// Reads a duration from the engine's statistics.
 fn seconds(time: &Value) -> f64 {
     let parts = time["secs"].as_f64().zip(time["nanos"].as_f64());
     parts.map_or_else(|| time.as_f64().unwrap_or(0.0), |(whole, nanos)| whole + nanos / 1e9)

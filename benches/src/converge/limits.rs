@@ -1,4 +1,5 @@
-//! The pause that the guest saw, against the limit, over many migrations that were foretold to converge.
+//! Compares the downtime that the guest measured with the limit. It runs many migrations with a convergent
+//! forecast.
 
 use std::time::Duration;
 
@@ -10,9 +11,9 @@ use crate::forecast;
 use crate::tide::{Load, Pair};
 use crate::{Args, median, pages_per_second, quantile};
 
-/// A new forecast after so many migrations: the guest does what it did.
+/// Number of migrations with one forecast. The guest's writes do not change between them.
 const FORECAST_EVERY: usize = 20;
-/// For how long it is measured what the guest really writes.
+/// Time for which the guest's actual write rate is measured.
 const MEASURED: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -53,7 +54,7 @@ fn one(lab: &Lab, args: &Args, load: Load, limit: u64) -> Result<Value, Failure>
     let mut pair = Pair::new(lab, load)?;
     let (mut guest, mut source) = (Vec::new(), Vec::new());
     let written_percent = pair.written_bytes_per_second(MEASURED)? / (args.link as f64 * 1e4);
-    // One that was foretold to end, and did not, has not kept its limit either.
+    // A migration that was forecast to end, but does not, also counts as a missed limit.
     let (mut foretold, mut endless, mut is_foretold) = (0, 0, false);
     for run in 0..args.runs {
         std::thread::sleep(Duration::from_millis(100));

@@ -1,16 +1,18 @@
-//! Does a migration end, when, and with which pause: foretold, then done.
+//! Measures whether, when, and with which downtime migrations end. The results are compared with the
+//! forecasts.
 //!
-//! - `forecast`: four patterns of writing at five rates each, under and above what converges, over a link of known speed.
-//!   The forecast is printed, and with `--json` stored, before the first byte moves.
-//! - `limits`: the pause that a guest sees against `downtime-limit`, over many migrations that were foretold to converge.
-//!   `--rate` says how fast it writes.
-//! - `qemu`: the same boot-sector guest on the same KVM, in QEMU and in Sterna, over the same link: the largest dirty
-//!   rate that still converges, the largest at which the limit is kept (`--rival-limit`), and the pause that the guest saw.
-//! - `lanes`: what lanes do with their time under full load, without a limit.
+//! - `forecast`: four patterns of writing at five rates each, below and above the rate that converges, over a
+//!   link of known speed. The forecast is printed, and with `--json` stored, before the first byte is sent.
+//! - `limits`: the downtime that a guest measures against `downtime-limit`, over many migrations with a
+//!   convergent forecast. `--rate` sets the guest's write rate.
+//! - `qemu`: the same boot-sector guest on the same KVM, in QEMU and in Sterna, over the same link. It finds
+//!   the largest dirty rate that converges, the largest at which the limit is kept (`--rival-limit`), and the
+//!   guest's downtime.
+//! - `lanes`: how lanes spend their time under full load, without a limit.
 //!
-//! The link is the loopback of a network namespace of its own with a token bucket, so that it is as slow for the last
-//! pages as for the first, as real links are; `max-bandwidth` would only hold back the rounds. All machines are
-//! processes, driven over QMP as an operator drives them.
+//! The link is the loopback of a separate network namespace with a token bucket. It has the same speed for
+//! the last pages as for the first, as real links have; `max-bandwidth` would limit only the rounds. All
+//! machines are processes, driven over QMP as an operator drives them.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a bench prints its figures")]
 
 mod forecast;
@@ -36,7 +38,7 @@ const PAGE_BYTES: u64 = 4096;
 /// Times migrations of guests that write.
 #[derive(Debug, Parser)]
 pub struct Args {
-    /// Which parts to run.
+    /// Parts to run.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "forecast,limits,qemu,lanes")]
     only: Vec<Part>,
     /// Migrations for each limit.
@@ -45,7 +47,7 @@ pub struct Args {
     /// Downtime limits, ms.
     #[arg(long, value_delimiter = ',', default_value = "300,100,50")]
     limits: Vec<u64>,
-    /// What the guest of `limits` writes, in per cent of the link's bandwidth.
+    /// Write rate of the guest of `limits`, in percent of the link's bandwidth.
     #[arg(long, value_name = "PERCENT", default_value_t = 12, value_parser = clap::value_parser!(u64).range(1..=1000))]
     rate: u64,
     /// RAM of the guests, MiB.
@@ -54,19 +56,19 @@ pub struct Args {
     /// Bandwidth of the link, MB/s.
     #[arg(long, default_value_t = 200)]
     link: u64,
-    /// Tries at each rate beside QEMU.
+    /// Tries at each rate in the comparison with QEMU.
     #[arg(long, default_value_t = 3)]
     tries: usize,
-    /// Downtime limit beside QEMU, ms.
+    /// Downtime limit in the comparison with QEMU, ms.
     #[arg(long, value_name = "MS", default_value_t = 100)]
     rival_limit: u64,
-    /// The `sterna` to be timed [default: beside this program].
+    /// The `sterna` to be timed [default: in the directory of this program].
     #[arg(long, overrides_with = "sterna")]
     sterna: Option<PathBuf>,
-    /// Write all results to a file as they come; forecasts are written before their migrations begin.
+    /// Write all results to this file after each part; forecasts are written before their migrations start.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Write rows as benches/RESULTS.md has them to a file as they come.
+    /// Write rows to this file after each part, in the form of benches/RESULTS.md.
     #[arg(long, value_name = "FILE")]
     markdown: Option<PathBuf>,
 }
@@ -132,17 +134,17 @@ fn beside() -> Result<PathBuf, Failure> {
     if path.exists() { Ok(path) } else { Err(format!("no {}: build it, or give --sterna", path.display())) }
 }
 
-/// Pages per second that are this part, in percent, of what the link carries.
+/// Pages per second that correspond to `percent` percent of the link's bandwidth.
 fn pages_per_second(args: &Args, percent: u64) -> u64 {
     args.link * 1_000_000 * percent / 100 / PAGE_BYTES
 }
 
-/// The middle one; not a number of nothing.
+/// Median of the values; NaN without values.
 fn median(values: &[f64]) -> f64 {
     quantile(values, 0.5)
 }
 
-/// The value below which this share lies.
+/// The quantile at `share`.
 fn quantile(values: &[f64], share: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

@@ -1,4 +1,4 @@
-//! The figures in a file, which is whole and up to date whenever something was put there.
+//! Stores the results in a file that is complete and current after each write.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use sterna_benches::Failure;
 use sterna_benches::markdown::{self, Measured};
 
-/// Figures by name.
+/// Results by name.
 pub struct Record {
     file: Option<PathBuf>,
     markdown: Option<PathBuf>,
@@ -14,12 +14,12 @@ pub struct Record {
 }
 
 impl Record {
-    /// Nothing is stored without a file. `markdown` has the same as rows for `benches/RESULTS.md`.
+    /// Without a file, nothing is stored. `markdown` gets the same as rows for `benches/RESULTS.md`.
     pub fn new(file: Option<PathBuf>, markdown: Option<PathBuf>) -> Self {
         Self { file, markdown, figures: Map::new() }
     }
 
-    /// Stores `figures` in place of what had that name, and is back when it is on the disk.
+    /// Replaces the results of that name, and returns when they are on the disk.
     pub fn put(&mut self, name: &str, figures: Value) -> Result<(), Failure> {
         self.figures.insert(name.to_owned(), figures);
         if let Some(path) = &self.file {

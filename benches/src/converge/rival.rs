@@ -1,4 +1,5 @@
-//! QEMU and Sterna, the same guest, the same KVM, the same link: up to which dirty rate they come to an end.
+//! Compares QEMU and Sterna with the same guest, KVM and link: the largest dirty rate at which their
+//! migrations end.
 
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -13,9 +14,9 @@ use sterna_interop::{LONGEST_GAP_ADDRESS, PACE_ADDRESS};
 
 use crate::{Args, median, pages_per_second};
 
-/// Dirty rates, in percent of what the link carries.
+/// Dirty rates, in percent of the pages that the link carries.
 const RATES: [u64; 9] = [40, 60, 70, 80, 85, 90, 95, 100, 110];
-/// What has not ended then does not end.
+/// A migration that has not ended after this time counts as endless.
 const PATIENCE: Duration = Duration::from_secs(12);
 
 pub fn all(lab: &Lab, args: &Args) -> Result<Value, Failure> {
@@ -75,7 +76,7 @@ pub fn all(lab: &Lab, args: &Args) -> Result<Value, Failure> {
     Ok(json!({ "limit_ms": limit, "link_mb": args.link, "ram_mib": args.ram, "sides": sides, "rows": rows }))
 }
 
-/// One migration: seconds and the guest's pause in ms; None if it did not end.
+/// One migration: seconds, and the guest's downtime in ms. `None` if it did not end.
 fn once(
     lab: &Lab,
     args: &Args,
@@ -95,7 +96,7 @@ fn once(
     }
     destination.execute("cont", Value::Null)?;
     source.execute("cont", Value::Null)?;
-    // At full speed at first.
+    // The guest first writes at full speed.
     source.wait_for_ticks(2)?;
     let pace = (ticks_per_second() / pages_per_second(args, percent)).max(1) as u32;
     write_word(&source, PACE_ADDRESS, pace)?;

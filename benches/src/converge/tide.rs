@@ -1,4 +1,4 @@
-//! Sterna's VM with the tide guest, which writes its memory by rules and says how long it stood still.
+//! Sterna's VM with the tide guest. The guest writes its memory by rules and reports its longest pause.
 
 use std::time::{Duration, Instant};
 
@@ -7,18 +7,18 @@ use sterna_benches::Failure;
 use sterna_benches::machines::Lab;
 use sterna_benches::peer::Peer;
 
-/// How long a cancelled migration may take to be undone.
+/// Time limit for undoing a cancelled migration.
 const CANCELLED: Duration = Duration::from_secs(10);
 
 const PAGE_BYTES: f64 = 4096.0;
 
-/// How the guest writes.
+/// The write load of the guest.
 #[derive(Debug, Clone, Copy)]
 pub struct Load {
-    /// Threads of a process rather than KVM, which emulates each instruction on some machines.
+    /// The guest is threads of a process and not KVM. Some machines emulate each guest instruction under KVM.
     pub process: bool,
     pub pattern: &'static str,
-    /// Pages per second; 0: as many as it can.
+    /// Pages per second; 0: as many as the guest can.
     pub rate: u64,
     pub ram_mib: u64,
     pub working_set_mib: u64,
@@ -38,17 +38,17 @@ impl Load {
     }
 }
 
-/// What was read of a migration that took its time.
+/// Readings of a migration that kept running.
 pub struct Readings {
-    /// `mbps`, ten a second.
+    /// Values of `mbps`, ten per second.
     pub megabits: Vec<f64>,
-    /// What the guest wrote meanwhile, bytes per second: each page counts as often as it was written.
+    /// Bytes per second that the guest wrote meanwhile. A page counts each time it is written.
     pub written_bytes: f64,
-    /// The engine's own figures at the end.
+    /// The engine's own statistics at the end.
     pub statistics: Value,
 }
 
-/// A guest that runs, and a machine that waits for it.
+/// A machine with a running guest, and a machine that waits for it.
 pub struct Pair {
     pub source: Peer,
     pub destination: Peer,
@@ -60,14 +60,14 @@ impl Pair {
         Ok(Self { source, destination: waiting(lab, load)? })
     }
 
-    /// The guest has moved: it goes on from where it is.
+    /// Prepares the next migration, from the machine to which the guest has moved.
     pub fn again(self, lab: &Lab, load: Load) -> Result<Self, Failure> {
         let Self { source, destination } = self;
         drop(source);
         Ok(Self { source: destination, destination: waiting(lab, load)? })
     }
 
-    /// Sets both sides up alike.
+    /// Sets the same parameters and capabilities on both sides.
     pub fn set(&mut self, parameters: &Value, capabilities: &[&str]) -> Result<(), Failure> {
         for peer in [&mut self.source, &mut self.destination] {
             let on = ["events"].iter().chain(capabilities);
@@ -79,8 +79,8 @@ impl Pair {
         Ok(())
     }
 
-    /// Migrates; gives what the source says, and how long it took. An error: it did not come to an end in time, and was
-    /// cancelled, or failed.
+    /// Migrates. Returns the source's `query-migrate` and the duration in seconds. It is an error if the
+    /// migration failed, or exceeded `limit` and was cancelled.
     pub fn migrate(&mut self, limit: Duration) -> Result<(Value, f64), Failure> {
         let address = self.destination.listen()?;
         self.source.execute("x-sterna-set-guest", json!({ "reset-gap": true }))?;
@@ -89,7 +89,7 @@ impl Pair {
         let ended = self.source.wait_until_over(limit);
         let took = began.elapsed().as_secs_f64();
         if let Err(why) = ended {
-            // One that has ended already cannot be cancelled, which is as well.
+            // Cancel is refused if the migration has already ended, which is no problem.
             let _ = self.source.execute("migrate_cancel", Value::Null);
             return Err(why);
         }
@@ -97,8 +97,8 @@ impl Pair {
         Ok((self.source.execute("query-migrate", Value::Null)?, took))
     }
 
-    /// As [`Self::migrate`]; none if the engine found that it does not converge, or it went on for as long as `limit`. Any
-    /// other failure says nothing of convergence, and is an error.
+    /// Like [`Self::migrate`], but `None` if the migration does not converge. The engine decides that, or
+    /// `limit` has passed. Any other failure shows nothing about convergence and is an error.
     pub fn migrate_if_it_converges(&mut self, limit: Duration) -> Result<Option<(Value, f64)>, Failure> {
         let why = match self.migrate(limit) {
             Ok(came) => return Ok(Some(came)),
@@ -119,11 +119,11 @@ impl Pair {
         }
     }
 
-    /// Lets it go round and round for a while, reading the bandwidth ten times a second, and then end.
+    /// Runs a migration for `rounds`, and then lets it end. Reads the bandwidth ten times per second.
     pub fn migrate_without_end(&mut self, rounds: Duration, limit: Duration) -> Result<Readings, Failure> {
         let address = self.destination.listen()?;
         self.source.execute("migrate", json!({ "uri": address }))?;
-        // The first readings are of the first round and its beginning.
+        // The first quarter is skipped, because its readings are from the first round.
         std::thread::sleep(rounds / 4);
         let before = self.steps()?;
         let (began, mut megabits) = (Instant::now(), Vec::new());
@@ -139,8 +139,8 @@ impl Pair {
         Ok(Readings { megabits, written_bytes, statistics: self.statistics()? })
     }
 
-    /// What the guest at the source writes, bytes per second, measured for so long: each page counts as often as it is
-    /// written.
+    /// Bytes per second that the guest at the source writes, measured for `time`. A page counts each time it
+    /// is written.
     pub fn written_bytes_per_second(&mut self, time: Duration) -> Result<f64, Failure> {
         let before = self.steps()?;
         let began = Instant::now();
@@ -155,13 +155,13 @@ impl Pair {
         Ok(steps.iter().filter_map(Value::as_f64).sum())
     }
 
-    /// The engine's own figures of the migration, at the source.
+    /// The engine's own statistics of the migration at the source.
     pub fn statistics(&mut self) -> Result<Value, Failure> {
         let mut said = self.source.execute("x-sterna-migration-statistics", Value::Null)?;
         Ok(said["outgoing"].take())
     }
 
-    /// The longest time that the guest stood still since the migration began, seconds.
+    /// The guest's longest pause since the migration started, in seconds.
     pub fn pause_of_the_guest(&mut self) -> Result<f64, Failure> {
         let progress = self.destination.execute("x-sterna-query-guest", Value::Null)?;
         progress["longest_gap_seconds"]

@@ -1,11 +1,15 @@
-//! What is sent again when the network is away for some seconds in a precopy that survives it (`x-sterna-reconnect-window`).
+//! Measures the data that is sent again after an outage of some seconds. The precopy survives the outage with
+//! `x-sterna-reconnect-window`.
 //!
-//! - Two VMs of `sterna run` with threads as the guest, all of whose RAM is random bytes and which writes random pages at a known rate.
-//! - All connections go through a relay. When so much of RAM has been sent, it closes them and takes none for some seconds.
-//! - **Sent again** is what the source counts: pages that were sent before and had not arrived ([`sterna::stats::Reconnection`]). Beside it
-//!   stands what the relay carried in all, RAM once, and what the guest has written since the migration began.
-//! - At the end the guest checks all of its memory.
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a bench prints its figures")]
+//! - The guest is threads in two VMs of `sterna run`. All of its RAM is random bytes, and it writes random
+//!   pages at a known rate.
+//! - All connections go through a relay. After a given share of RAM, the relay closes them and accepts none
+//!   for some seconds.
+//! - **Sent again** is the source's count of pages that were sent before and had not arrived
+//!   ([`sterna::stats::Reconnection`]). The table also shows all bytes that the relay carried, RAM once, and
+//!   the guest's writes since the start of the migration.
+//! - At the end, the guest checks all of its memory.
+#![allow(clippy::print_stdout, reason = "a bench prints its figures")]
 
 mod relay;
 
@@ -24,38 +28,38 @@ use relay::Relay;
 
 const PAGE_BYTES: u64 = 4096;
 const MIB: f64 = 1048576.0;
-/// What may be sent again beside what was written meanwhile, MiB.
+/// Limit of data that is sent again, in addition to the pages written meanwhile, MiB.
 const AGAIN: f64 = 64.0;
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// Measures what is sent again after a cut.
+/// Measures the data that is sent again after a cut.
 #[derive(Parser)]
 struct Args {
     /// RAM of the guests, MiB.
     #[arg(long, default_value_t = 4096)]
     ram: u64,
-    /// When the network is cut: percent of RAM that was sent.
+    /// Times of the cut, in percent of RAM that was sent.
     #[arg(long, value_delimiter = ',', default_value = "10,50,90")]
     at: Vec<u64>,
-    /// For how many seconds.
+    /// Length of the outage, seconds.
     #[arg(long, default_value_t = 5.0)]
     seconds: f64,
-    /// Multifd channels; 0: the main channel alone.
+    /// Multifd channels; 0: only the main channel.
     #[arg(long, value_delimiter = ',', default_value = "0,4")]
     channels: Vec<u64>,
-    /// Pages that the guest writes in a second.
+    /// Pages that the guest writes per second.
     #[arg(long, default_value_t = 2000)]
     rate: u64,
     /// `max-bandwidth`, MB/s.
     #[arg(long, default_value_t = 400)]
     bandwidth: u64,
-    /// The `sterna` command.
+    /// The `sterna` command to measure.
     #[arg(long, default_value = "sterna")]
     sterna: PathBuf,
-    /// Write the rows as JSON.
+    /// Write the rows as JSON to this file.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Write goals and rows as `benches/RESULTS.md` has them.
+    /// Write goals and rows to this file, in the form of `benches/RESULTS.md`.
     #[arg(long, value_name = "FILE")]
     markdown: Option<PathBuf>,
 }
@@ -65,7 +69,7 @@ struct Row {
     channels: u64,
     /// Seconds without a connection.
     away: f64,
-    /// MiB.
+    /// Bytes that were sent again, in MiB.
     again: f64,
     written_meanwhile: f64,
     carried: f64,
@@ -74,13 +78,7 @@ struct Row {
 }
 
 fn main() -> std::process::ExitCode {
-    match run(&Args::parse()) {
-        Ok(()) => std::process::ExitCode::SUCCESS,
-        Err(why) => {
-            eprintln!("{why}");
-            std::process::ExitCode::FAILURE
-        }
-    }
+    sterna_benches::exit(run(&Args::parse()))
 }
 
 fn run(args: &Args) -> Result<(), Failure> {

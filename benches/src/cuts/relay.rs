@@ -1,4 +1,4 @@
-//! A network that can be cut: it carries connections to a port of the loopback.
+//! A network that can be cut: it forwards connections to a port of the loopback.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use sterna_benches::Failure;
 
-/// What is read at once.
+/// Size of a read, in bytes.
 const PIECE: usize = 256 << 10;
 
-/// Its threads end with their connections; the one that accepts ends with the process.
+/// Its pump threads end with their connections. The accepting thread ends with the process.
 pub(crate) struct Relay {
     port: u16,
     shared: Arc<Shared>,
@@ -20,7 +20,7 @@ pub(crate) struct Relay {
 
 #[derive(Default)]
 struct Shared {
-    /// From the source to the destination.
+    /// Bytes forwarded from the source to the destination.
     carried: AtomicU64,
     state: Mutex<State>,
 }
@@ -32,7 +32,7 @@ struct State {
 }
 
 impl Relay {
-    /// To that port.
+    /// Makes a relay to that port.
     pub(crate) fn to(port: u16) -> Result<Self, Failure> {
         let failed = |error: std::io::Error| format!("the relay: {error}");
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(failed)?;
@@ -41,29 +41,29 @@ impl Relay {
         let accepting = Arc::clone(&shared);
         std::thread::spawn(move || {
             for source in listener.incoming().flatten() {
-                // One that cannot be carried is closed.
+                // A connection that cannot be forwarded is closed.
                 let _ = accepting.carry(source, port);
             }
         });
         Ok(Self { port: own, shared })
     }
 
-    /// Where the source connects.
+    /// The address to which the source connects.
     pub(crate) fn address(&self) -> String {
         format!("tcp:127.0.0.1:{}", self.port)
     }
 
-    /// Bytes from the source so far.
+    /// Bytes received from the source so far.
     pub(crate) fn carried(&self) -> u64 {
         self.shared.carried.load(Ordering::Relaxed)
     }
 
-    /// Every connection is lost, and none is made for so long.
+    /// Closes every connection, and refuses new ones for this time.
     pub(crate) fn cut(&self, away: Duration) {
         let mut state = self.shared.state.lock();
         state.away_until = Some(Instant::now() + away);
         for connection in state.connections.drain(..) {
-            // It may be closed already.
+            // The connection may be closed already.
             let _ = connection.shutdown(Shutdown::Both);
         }
     }
@@ -93,7 +93,7 @@ impl Shared {
     }
 }
 
-/// Until either end closes.
+/// Forwards bytes until either end closes.
 fn pump(mut from: TcpStream, mut to: TcpStream, mut note: impl FnMut(u64)) {
     let mut piece = vec![0; PIECE];
     while let Ok(count @ 1..) = from.read(&mut piece) {
@@ -102,6 +102,6 @@ fn pump(mut from: TcpStream, mut to: TcpStream, mut note: impl FnMut(u64)) {
         }
         note(count as u64);
     }
-    // What is closed already stays so.
+    // An error means that the other end is closed already.
     let _ = to.shutdown(Shutdown::Write);
 }

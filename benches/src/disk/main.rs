@@ -1,7 +1,9 @@
-//! A local disk that travels with its guest, beside a plain copy of its data over as many sockets.
+//! Times a local disk that migrates with its guest. It is compared with a plain copy of the disk's data over
+//! as many sockets.
 //!
-//! The disk is sparse: data in every second piece of 64 MiB. While it is copied something writes to it, at random places, as the
-//! guest's requests do. Plain copy and migration take turns; both end when the data is durable at the destination.
+//! The disk is sparse: every second piece of 64 MiB has data. During the copy, a thread writes to the disk at
+//! random positions, as the guest's requests do. Plain copy and migration alternate. Both end when the data
+//! is durable at the destination.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a bench prints its figures")]
 
 mod plain;
@@ -23,28 +25,28 @@ use sterna_vmm::{DiskMigration, DiskOptions, GuestImage, KvmMachine, MachineConf
 
 const MIB: u64 = 1 << 20;
 const RAM_BYTES: u64 = 64 * MIB;
-/// Of it is data, in pieces with holes between.
+/// Length of the pieces with data, and of the holes between them.
 const PIECE_BYTES: u64 = 64 * MIB;
-/// `hlt; jmp` to it: a guest that takes no processor from the copy.
+/// `hlt` and a jump back to it: a guest that uses no CPU time.
 const HALTS: [u8; 3] = [0xf4, 0xeb, 0xfd];
 const REQUEST_BYTES: u64 = 64 << 10;
 
-/// Times the copy of a disk that travels with its guest.
+/// Times the copy of a disk that migrates with its guest.
 #[derive(Parser)]
 struct Args {
-    /// Length of the disk, MiB; half of it is data.
+    /// Length of the disk, MiB; half of it has data.
     #[arg(long, default_value_t = 2048, value_parser = clap::value_parser!(u64).range(128..))]
     disk: u64,
-    /// What is written to it meanwhile, MB/s.
+    /// Rate of writes to the disk during the copy, MB/s.
     #[arg(long, default_value_t = 20)]
     rate: u64,
     /// Multifd channels, and sockets of the plain copy.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=16))]
     channels: u8,
-    /// Repetitions.
+    /// Repetitions of each measurement.
     #[arg(long, default_value_t = 5)]
     runs: usize,
-    /// Where the disks are made.
+    /// Directory for the disks.
     #[arg(long, default_value = "/tmp")]
     dir: PathBuf,
 }
@@ -92,7 +94,7 @@ fn run(args: &Args) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A migration that ended.
+/// Results of a completed migration.
 struct Moved {
     total: Duration,
     pause: Duration,
@@ -135,7 +137,7 @@ fn migrate(from: &Path, to: &Path, args: &Args) -> Result<Moved, Failure> {
     })
 }
 
-/// Writes at the rate until the guest stands. Bytes that were written.
+/// Writes at the given rate until the guest is stopped. Returns the bytes written.
 fn write(machine: &KvmMachine, args: &Args, is_over: &AtomicBool) -> io::Result<u64> {
     let mut random = fastrand::Rng::with_seed(args.disk);
     let (began, mut written) = (Instant::now(), 0);
@@ -156,7 +158,7 @@ fn write(machine: &KvmMachine, args: &Args, is_over: &AtomicBool) -> io::Result<
     Ok(written)
 }
 
-/// A machine with this disk and a guest that does nothing.
+/// A machine with this disk and an idle guest.
 fn machine(disk: &Path, incoming: bool) -> Result<Arc<KvmMachine>, Failure> {
     let mut options = DiskOptions::new(disk);
     options.migration = DiskMigration::Copy;
@@ -170,7 +172,7 @@ fn machine(disk: &Path, incoming: bool) -> Result<Arc<KvmMachine>, Failure> {
     .map_err(said)
 }
 
-/// A file of that length with random data in every second piece, durable.
+/// Makes a durable file of that length, with random data in every second piece.
 fn fill(path: &Path, bytes: u64, seed: u64) -> Result<(), Failure> {
     let file = File::create(path).map_err(said)?;
     file.set_len(bytes).map_err(said)?;
@@ -184,7 +186,7 @@ fn fill(path: &Path, bytes: u64, seed: u64) -> Result<(), Failure> {
 }
 
 fn empty(path: &Path, bytes: u64) -> Result<(), Failure> {
-    // Giving the old blocks back takes a while, and is nobody's part.
+    // The old file is removed first, because freeing its blocks takes time that must not be measured.
     let _ = std::fs::remove_file(path);
     let file = File::create(path).map_err(said)?;
     file.set_len(bytes).map_err(said)?;

@@ -1,4 +1,4 @@
-//! What the machine can do: the disk's data over sockets into another file, and nothing else.
+//! The machine's limit: a plain copy of the disk's data over sockets into another file.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 
 use crate::{MIB, PIECE_BYTES};
 
-/// Each MiB that has data.
+/// Offsets of each MiB that has data.
 pub fn data_pieces(bytes: u64) -> impl Iterator<Item = u64> {
     (0..bytes).step_by(MIB as usize).filter(|at| (at / PIECE_BYTES).is_multiple_of(2))
 }
 
-/// Copies over so many connections, and waits until the copy is durable.
+/// Copies over `sockets` connections, and waits until the copy is durable.
 pub fn copy(from: &Path, to: &Path, bytes: u64, sockets: usize) -> io::Result<Duration> {
     let (from, to) = (File::open(from)?, File::options().write(true).open(to)?);
     let listener = TcpListener::bind("127.0.0.1:0")?;

@@ -1,4 +1,4 @@
-//! The guest that is migrated there and back, and its settings.
+//! The guest that migrates there and back, and its settings.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::{Args, Codec, Dirty, Fill, Memory};
 
 type Failure = Box<dyn std::error::Error>;
 
-/// A guest, and memory for it to move to. The guest that was left behind is migrated again.
+/// A guest, and the memory that it migrates to. After each migration, the remaining copy is migrated again.
 pub struct Pair {
     config: ProcessConfig,
     here: Arc<ProcessGuest>,
@@ -42,7 +42,7 @@ impl Pair {
         &self.there
     }
 
-    /// One migration, timed from its start until both sides say that it is over.
+    /// Runs one migration. The time ends when both sides report the end.
     pub fn migrate(&self, args: &Args) -> Result<Sample, Failure> {
         let source = &self.here;
         let may_discard = self.there.blocks().iter().all(|block| block.permissions().discard);
@@ -62,7 +62,8 @@ impl Pair {
         if args.dirty > 0 {
             source.cont()?;
         }
-        // It has left before, as far as the engine knows: each migration begins with a new one.
+        // In the engine's view, the guest has left this memory. Each migration therefore starts with a new
+        // guest.
         if let Err(custody) = source.ram().has_new_guest() {
             return Err(format!("the guest is {custody:?}").into());
         }
@@ -85,7 +86,7 @@ impl Pair {
     }
 }
 
-/// One block, of what the arguments say.
+/// One block of RAM, of the size, content and kind in the arguments.
 fn ram(args: &Args) -> Result<GuestRam, Failure> {
     const NAME: &str = "ram.low";
     let bytes = args.ram << 20;
@@ -121,7 +122,7 @@ fn config(args: &Args) -> ProcessConfig {
             Memory::Memfd | Memory::VmmMemfd => Backing::Memfd,
             Memory::Anonymous | Memory::VmmAnonymous => Backing::Anonymous,
         },
-        // An idle guest's writes need no tracking that costs: KVM's log, too, is all but free there.
+        // Tracking must not cost anything with an idle guest. KVM's log also costs almost nothing there.
         tracking: if args.dirty == 0 { Tracking::Software } else { Tracking::Automatic },
         rate: args.dirty,
         pattern: match args.pattern {

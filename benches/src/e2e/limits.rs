@@ -1,4 +1,4 @@
-//! What the machine can do: plain copies over loopback, a plain scan for zero pages.
+//! The machine's limits: plain copies over loopback, and a plain scan for zero pages.
 
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -11,17 +11,17 @@ use sterna_transport::{CancelFlag, Channel, IoPart, Listener, TransportError};
 
 use crate::sample::{Sample, time};
 
-/// As a packet's payload.
+/// Size of a write in bytes, the same as a packet's payload.
 const WRITE_BYTES: usize = 512 * 1024;
 
-/// Pre-touched memory for plain copies: one part for each socket.
+/// Touched memory for plain copies, one part for each socket.
 pub struct CopyBuffers {
     parts: Vec<(Vec<u8>, parking_lot::Mutex<Vec<u8>>)>,
 }
 
 impl CopyBuffers {
     pub fn new(bytes_per_socket: u64, sockets: usize) -> Self {
-        // Noise, as the guest's RAM: equal bytes may be equal memory, somewhere below this machine.
+        // Random bytes, like the guest's RAM. A hypervisor below this machine may merge equal pages.
         let buffer = |seed: u64| {
             let mut buffer = vec![0; bytes_per_socket as usize];
             fastrand::Rng::with_seed(seed).fill(&mut buffer);
@@ -30,7 +30,7 @@ impl CopyBuffers {
         Self { parts: (0..sockets).map(|_| (buffer(3), buffer(5).into())).collect() }
     }
 
-    /// Copies every part through a TCP connection of its own: 512 KiB vectored writes, received in place.
+    /// Copies every part over its own TCP connection: vectored writes of 512 KiB, received in place.
     pub fn run(&self) -> io::Result<Sample> {
         let bytes: usize = self.parts.iter().map(|(from, _)| from.len()).sum();
         let listener = TcpListener::bind("127.0.0.1:0")?;
@@ -67,7 +67,7 @@ fn send(to: &mut TcpStream, from: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Copies RAM to RAM, 512 KiB at a time, and nothing else.
+/// Copies RAM to RAM over sockets, 512 KiB at a time, without any other work.
 pub fn plain_copy(from: &GuestRam, to: &GuestRam, sockets: usize) -> Result<Sample, TransportError> {
     let listener = Listener::bind(&Address::Tcp { host: "127.0.0.1".to_owned(), port: 0 })?;
     let (limit, never) = (Duration::from_secs(10), CancelFlag::new());
@@ -89,7 +89,7 @@ pub fn plain_copy(from: &GuestRam, to: &GuestRam, sockets: usize) -> Result<Samp
     })
 }
 
-/// Every `sockets`th window of 512 KiB, from number `socket` on.
+/// Every `sockets`th window of 512 KiB, starting with number `socket`.
 fn windows(ram: &GuestRam, socket: usize, sockets: usize) -> impl Iterator<Item = RamSlice<'_>> {
     let bytes = ram.block(0).len_bytes();
     (0..bytes / WRITE_BYTES as u64)
@@ -98,7 +98,7 @@ fn windows(ram: &GuestRam, socket: usize, sockets: usize) -> impl Iterator<Item 
         .filter_map(|n| ram.block(0).slice(n * WRITE_BYTES as u64, WRITE_BYTES).ok())
 }
 
-/// Looks at every page with `threads` threads, as lanes do.
+/// Scans every page with `threads` threads, as lanes do.
 pub fn zero_scan(ram: &GuestRam, threads: usize) -> Sample {
     let scanned = time(ram.total_bytes(), || -> Result<(), std::convert::Infallible> {
         thread::scope(|scope| {

@@ -1,14 +1,14 @@
-//! End to end on loopback: whole migrations of a guest in this process, and in the same run what the machine
-//! can do over the same number of sockets.
+//! End to end on loopback: complete migrations of a guest in this process, compared with the machine's limits
+//! over the same number of sockets.
 //!
-//! - *plain copy*: the same pages from and to the same memory, 512 KiB vectored writes, received in place,
-//!   nothing else.
-//! - *other memory*: the same between two ordinary anonymous buffers with the standard library's sockets.
-//!   The kernel copies from and to a memfd, which most VMMs use for guest RAM, somewhat more slowly.
-//! - *zero scan*: looking at every page, without sending.
+//! - *plain copy*: the same pages from and to the same memory, vectored writes of 512 KiB, received in place,
+//!   without any other work.
+//! - *other memory*: the same between two ordinary anonymous buffers with the standard library's sockets. The
+//!   kernel copies somewhat slower from and to a memfd, which most VMMs use for guest RAM.
+//! - *zero scan*: a scan of every page, without sending.
 //!
-//! Each repetition times all of them one after the other, so that a noisy neighbour hits all alike; what is
-//! printed are medians, and the ratio repetition by repetition.
+//! Each repetition times all of them in order, so that other load on the host affects all of them equally.
+//! The output is medians, and the ratios of each repetition.
 #![allow(clippy::print_stdout, reason = "a bench prints its figures")]
 
 mod guest;
@@ -18,34 +18,34 @@ mod sample;
 use clap::{Parser, ValueEnum};
 use sample::Series;
 
-/// Times migrations over loopback against this machine's limits.
+/// Times migrations over loopback and compares them with this machine's limits.
 #[derive(Parser)]
 struct Args {
     /// RAM of the guest, MiB.
     #[arg(long, default_value_t = 4096)]
     ram: u64,
-    /// Multifd channels; 0: the main channel alone.
+    /// Multifd channels; 0: only the main channel.
     #[arg(long, default_value_t = 2)]
     channels: u8,
-    /// What RAM contains.
+    /// Content of RAM.
     #[arg(long, value_enum, default_value_t = Fill::Random)]
     fill: Fill,
     /// Pages per second that each of two workers writes; 0: an idle guest.
     #[arg(long, default_value_t = 0)]
     dirty: u64,
-    /// The order in which they write.
+    /// Order of the writes.
     #[arg(long, value_enum, default_value_t = Dirty::Sequential)]
     pattern: Dirty,
-    /// Repetitions.
+    /// Repetitions of each measurement.
     #[arg(long, default_value_t = 5)]
     runs: usize,
-    /// Do not touch the destination's memory before, so that first touches are measured, too.
+    /// Do not touch the destination's memory first, so that first touches are measured as well.
     #[arg(long)]
     fresh: bool,
     /// Compression of the pages.
     #[arg(long, value_enum, default_value_t = Codec::None)]
     compression: Codec,
-    /// What kind of memory RAM is.
+    /// Kind of memory that backs RAM.
     #[arg(long, value_enum, default_value_t = Memory::Memfd)]
     backing: Memory,
     /// Print each migration's rounds and switchover.
@@ -74,9 +74,9 @@ enum Dirty {
 enum Memory {
     Memfd,
     Anonymous,
-    /// As `memfd`, but mapped by the VMM, which permits the engine nothing but to read and write it.
+    /// Like `memfd`, but mapped by the VMM: the engine may only read and write it.
     VmmMemfd,
-    /// As `anonymous`, but mapped by the VMM, which permits the engine nothing but to read and write it.
+    /// Like `anonymous`, but mapped by the VMM: the engine may only read and write it.
     VmmAnonymous,
 }
 
@@ -102,7 +102,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let copied = copy.run()?;
         let channelled = limits::plain_copy(&pair.source_ram(), pair.target_ram(), sockets)?;
         let scanned = limits::zero_scan(&pair.source_ram(), sockets);
-        // The first repetition warms up.
+        // The first repetition is a warm-up and does not count.
         if run > 0 {
             migrations.push(migration);
             other.push(copied);

@@ -1,16 +1,16 @@
-//! Timings of one thing, and what is said about them.
+//! Timings of one measurement, and their summary.
 
 use std::fmt;
 use std::time::{Duration, Instant};
 
 use sterna_benches::clock::CpuClock;
 
-/// One timing.
+/// One timing of a piece of work.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
     pub bytes: u64,
     pub took: Duration,
-    /// CPU time of the whole process meanwhile.
+    /// CPU time of the whole process in that time.
     pub cpu: Duration,
 }
 
@@ -35,7 +35,7 @@ impl Series {
         self.samples.push(sample);
     }
 
-    /// The median of this series' speed over the other's, pair by pair.
+    /// Median of the ratios of this series' speed to the other's, pair by pair.
     pub fn speed_ratio(&self, other: &Self) -> f64 {
         let pairs = self.samples.iter().zip(&other.samples);
         median(pairs.map(|(a, b)| speed(a) / speed(b)).collect())

@@ -1,12 +1,16 @@
-//! How long a guest in an image takes until its first instruction, and until all of its memory is there: `sterna restore --lazy`,
-//! `sterna restore`, and QEMU's own load (mapped-ram, multifd 8), beside each other.
+//! Measures the time until a guest from an image runs, and until its memory is complete. It compares
+//! `sterna restore --lazy`, `sterna restore`, and QEMU's own load (mapped-ram, multifd 8).
 //!
-//! - The clock begins when a QEMU has come up and waits with `-incoming defer`, so its own start-up is in no figure. It ends at QEMU's
-//!   event RESUME; both are of this host's clock. What the commands do before (their own start, examining the image) counts.
-//! - The guest is a boot sector in a sparse machine: it writes and checks 32 MiB, whatever the machine's size.
-//! - The image is mapped-ram, as QEMU wrote it, and `sterna convert` makes the other forms of it (`--forms`). Images are in the page cache, so
-//!   the figures are those of the work and not of a disk. QEMU's own load is of mapped-ram.
-//! - The ways take turns, so that a machine that is slower for a while is slower for all. Medians.
+//! - The time starts when a QEMU waits with `-incoming defer`, so QEMU's start is not measured. It ends at
+//!   QEMU's event RESUME. Both times are of this host's clock. The commands' own work before (start,
+//!   examination of the image) counts.
+//! - The guest is a boot sector in a sparse machine. It writes and checks 32 MiB, whatever the machine's
+//!   size.
+//! - The image is mapped-ram, written by QEMU. `sterna convert` makes the other forms from it (`--forms`).
+//!   Images are in the page cache, so that the results do not depend on a disk. QEMU's own load reads
+//!   mapped-ram.
+//! - The variants alternate, so that a machine that is slower for a while is slower for all. The results are
+//!   medians.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a bench prints its figures")]
 
 use std::path::{Path, PathBuf};
@@ -20,11 +24,11 @@ use sterna_benches::markdown::{self, Measured};
 use sterna_benches::{Failure, goal};
 use sterna_interop::{Builder, Qemu, Root, boot_disk};
 
-/// How long anything may take.
+/// Time limit of every wait.
 const PATIENCE: Duration = Duration::from_secs(300);
-/// Memory that the guest touches, MiB: half of what its sector is built for.
+/// Memory for which the boot sector is built, MiB. The guest touches half of it.
 const SECTOR_MIB: u64 = 64;
-/// Until the first instruction, with `restore --lazy`, milliseconds.
+/// Goal for the first instruction with `restore --lazy`, milliseconds.
 const FIRST: f64 = 150.0;
 const MAPPED: &str = "mapped-ram";
 const HEAD: &str =
@@ -36,19 +40,19 @@ struct Args {
     /// RAM of the machine, GiB.
     #[arg(long, value_delimiter = ',', default_value = "1,4,16")]
     gib: Vec<u64>,
-    /// Runs of each way.
+    /// Runs of each variant.
     #[arg(long, default_value_t = 5)]
     runs: u32,
-    /// Forms of the image for `restore --lazy`: those of `sterna convert --format`.
+    /// Forms of the image for `restore --lazy`, as `sterna convert --format` names them.
     #[arg(long, value_delimiter = ',', default_value = "mapped-ram,libvirt-sparse")]
     forms: Vec<String>,
-    /// The `sterna` command.
+    /// The `sterna` command to measure.
     #[arg(long, default_value = "sterna")]
     sterna: PathBuf,
-    /// Write the rows as JSON.
+    /// Write the rows as JSON to this file.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Write goals and rows as `benches/RESULTS.md` has them.
+    /// Write goals and rows to this file, in the form of `benches/RESULTS.md`.
     #[arg(long, value_name = "FILE")]
     markdown: Option<PathBuf>,
 }
@@ -68,7 +72,7 @@ struct Row {
     all: f64,
 }
 
-/// Seconds until the first instruction, and until all memory was there.
+/// Seconds until the first instruction, and until all memory is loaded.
 type Times = (f64, f64);
 
 fn main() {
@@ -173,7 +177,7 @@ fn save(builder: &Builder, directory: &Path) -> Result<PathBuf, Failure> {
     Ok(image)
 }
 
-/// The image in that form.
+/// The image in that form, converted if necessary.
 fn converted(sterna: &Path, image: &Path, form: &str) -> Result<PathBuf, Failure> {
     if form == MAPPED {
         return Ok(image.to_owned());
@@ -209,12 +213,12 @@ fn measure(way: Way, sterna: &Path, builder: &Builder, image: &Path) -> Result<T
     }
     let all = began.elapsed().as_secs_f64();
     let first = resumed(&mut target)?.saturating_sub(clock).as_secs_f64();
-    // What runs has its memory.
+    // A line of the guest proves that it runs and has checked its memory.
     target.wait_for_ticks(1)?;
     Ok((first, all))
 }
 
-/// When the guest began to run, by the host's clock.
+/// Time at which the guest started to run, by the host's clock.
 fn resumed(target: &mut Qemu) -> Result<Duration, Failure> {
     loop {
         let event = target.qmp().next_event(PATIENCE).map_err(|error| error.to_string())?;

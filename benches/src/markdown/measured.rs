@@ -1,24 +1,24 @@
-//! When, of what, where and how something was measured.
+//! Time, commit, machine and command of a measurement.
 
 use std::fmt;
 use std::process::Command;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// What stands above a table.
+/// The line above a table.
 #[derive(Debug, Clone)]
 pub struct Measured {
-    /// `2026-11-21 18:26`, UTC.
+    /// Date and time, such as `2026-11-21 18:26`, UTC.
     pub date: String,
-    /// The newest commit; with `+` if files differ from it.
+    /// The newest commit, with `+` if files differ from it.
     pub commit: String,
-    /// Processors, memory, kernel.
+    /// Processors, memory and kernel.
     pub machine: String,
-    /// What measures it again.
+    /// The command that repeats the measurement.
     pub command: String,
 }
 
 impl Measured {
-    /// Now, here, by this program, which is the bench `name`.
+    /// Describes a measurement by this program, the bench `name`, at this time on this machine.
     pub fn now(name: &str) -> Self {
         let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         Self {
@@ -37,10 +37,10 @@ impl fmt::Display for Measured {
     }
 }
 
-/// A moment in the calendar.
+/// Formats a Unix time as date and time.
 fn date(unix_seconds: u64) -> String {
     let (day, second) = (unix_seconds / 86_400, unix_seconds % 86_400);
-    // Days since the 1st of March of year 0, in eras of 400 years, which all have the same calendar.
+    // Days since the 1st of March of year 0. All eras of 400 years have the same calendar.
     let day = day + 719_468;
     let (era, day) = (day / 146_097, day % 146_097);
     let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
@@ -78,7 +78,7 @@ fn machine() -> String {
     format!("{cores} cores of {processor}, {:.0} GiB RAM, Linux {}", kib / 1048576.0, kernel.trim())
 }
 
-/// Without what says where results go, and which `sterna` the developer's command has built.
+/// The command line without the options for output files and without `--sterna`.
 fn command(name: &str, arguments: impl Iterator<Item = String>) -> String {
     const LEFT_OUT: [&str; 3] = ["--json", "--markdown", "--sterna"];
     let (mut words, mut arguments) = (Vec::new(), arguments);

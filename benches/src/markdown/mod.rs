@@ -1,6 +1,6 @@
-//! Tables in Markdown as `benches/RESULTS.md` has them, out of what `--json` stores.
+//! Makes Markdown tables for `benches/RESULTS.md` from the results that `--json` stores.
 //!
-//! A table's goals are for whoever puts it there: the column is empty.
+//! The column for goals is empty. The author of `RESULTS.md` fills it.
 
 mod measured;
 mod rows;
@@ -8,7 +8,7 @@ mod rows;
 pub use measured::Measured;
 pub use rows::{converge, qemu};
 
-/// The tables with the line that says when, of what, where and how they were measured.
+/// The tables, after a line with time, commit, machine and command of the measurement.
 pub fn document(measured: &Measured, tables: &str) -> String {
     format!("{measured}\n\n{tables}")
 }

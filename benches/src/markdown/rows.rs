@@ -1,8 +1,8 @@
-//! Rows out of stored results.
+//! Makes rows from stored results.
 
 use serde_json::Value;
 
-/// What `qemu-bench --json` stored: for each of its tables a row that compares the best of both sides.
+/// Rows from the output of `qemu-bench --json`: for each table, a comparison of the best of both sides.
 pub fn qemu(all: &Value) -> String {
     let mut text = "| what | Sterna | QEMU's best | limit | Sterna against QEMU | goal |\n\
                     | --- | --- | --- | --- | --- | --- |\n"
@@ -29,7 +29,7 @@ pub fn qemu(all: &Value) -> String {
     text
 }
 
-/// What `converge --json` stored: a row for each finding.
+/// Rows from the output of `converge --json`: one for each finding.
 pub fn converge(all: &Value) -> String {
     let mut text = "| what | measured | goal | arguments |\n| --- | --- | --- | --- |\n".to_owned();
     let mut add = |what: String, measured: String, part: &str| {
@@ -100,14 +100,14 @@ fn row(cells: &[String]) -> String {
     format!("| {} |\n", cells.join(" | "))
 }
 
-/// `multifd 2: 0.19 (0.37), 13 ms`: seconds, CPU seconds, downtime.
+/// Text such as `multifd 2: 0.19 (0.37), 13 ms`: seconds, CPU seconds, downtime.
 fn side(time: f64, row: &Value) -> String {
     let cpu = middle(&numbers(&row["cpu_seconds"])).map_or(String::new(), |cpu| format!(" ({cpu:.2})"));
     let downtime = middle(&numbers(&row["downtime_ms"])).map_or(String::new(), |ms| format!(", {ms:.0} ms"));
     format!("{}: {time:.2}{cpu}{downtime}", row["name"].as_str().unwrap_or_default())
 }
 
-/// Speed against QEMU, part of its CPU time, part of the limit's speed: medians of the repetitions' ratios.
+/// Speed against QEMU, share of its CPU time, share of the limit's speed: medians of the repetitions' ratios.
 fn against(ours: &Value, qemu: Option<&Value>, limit: Option<&Value>) -> String {
     let speed = |other: &Value| {
         let ratios =
@@ -123,7 +123,7 @@ fn against(ours: &Value, qemu: Option<&Value>, limit: Option<&Value>) -> String 
     parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
-/// What counts of each repetition: until data was durable, where that was measured.
+/// Seconds of each repetition, until the data was durable if that was measured.
 fn seconds(row: &Value) -> Vec<f64> {
     let pairs = list(&row["seconds_reported"]).iter().enumerate();
     let durable = |index: usize| row["seconds_durable"].get(index).and_then(Value::as_f64);

@@ -1,4 +1,4 @@
-//! Page faults while everything else fills the link.
+//! Measures page faults while background pages fill the link.
 
 use std::time::Duration;
 
@@ -12,31 +12,31 @@ use sterna_benches::words::Gaps;
 use crate::pair::{Moved, Pair};
 use crate::{Args, SIDES, lab, median};
 
-/// For how long it is looked what the guest does before it moves.
+/// Time for which the guest's work is measured before it moves.
 const BEFORE: Duration = Duration::from_millis(500);
 
-/// What all moves of one side over one link have given.
+/// Results of all moves of one side over one link.
 #[derive(Debug, Clone)]
 pub(crate) struct Row {
     pub(crate) side: Side,
-    /// MB/s; none: the loopback as it is.
+    /// Bandwidth in MB/s. `None`: the loopback without a limit.
     pub(crate) link: Option<u64>,
-    /// 0: the main channel, and that of requested pages.
+    /// Number of multifd channels. 0: the main channel and the preempt channel.
     pub(crate) channels: u8,
-    /// Pages that were asked for, of all moves.
+    /// Pages that were requested, total of all moves.
     pub(crate) faults: u64,
-    /// Half of their faults, and 99 of a hundred, took the guest no longer, in seconds.
+    /// Median and 99th percentile of the faults' duration, in seconds, as the guest measured it.
     pub(crate) p50: f64,
     pub(crate) p99: f64,
-    /// What the destination says: the mean, in seconds, if it says so.
+    /// Mean duration as the destination reports it, in seconds, if it does.
     pub(crate) said: Option<f64>,
-    /// Medians of the moves from here on. Seconds.
+    /// The values from here on are medians of the moves. In seconds.
     pub(crate) downtime: f64,
     pub(crate) until_last_page: f64,
-    /// Bytes a second from the guest's stop to the last page, and those of a plain copy.
+    /// Bytes per second from the guest's stop to the last page. `raw` has the rate of a plain copy.
     pub(crate) rate: f64,
     pub(crate) raw: Raw,
-    /// Pages that the guest wrote in a second, until the last page and before the move.
+    /// Pages per second that the guest wrote until the last page, and before the move.
     pub(crate) work: f64,
     pub(crate) work_before: f64,
 }
@@ -48,7 +48,7 @@ struct Move {
     bytes: u64,
 }
 
-/// The sides take turns.
+/// Measures both sides, which alternate.
 pub(crate) fn measure(args: &Args, link: Option<u64>, channels: u8) -> Result<Vec<Row>, Failure> {
     let made = link.map(Link::new).transpose()?;
     let namespace = made.as_ref().map(Link::name);
@@ -76,7 +76,7 @@ fn once(lab: &Lab, side: Side, bytes: u64, channels: u8) -> Result<Move, Failure
     let before = pair.words.gaps()?.since(&first).pages() as f64 / BEFORE.as_secs_f64();
     pair.migrate()?;
     let moved = pair.switch()?;
-    // Until it has checked every page.
+    // The guest prints a line after it has checked every page.
     pair.destination.wait_for_ticks(1)?;
     let (requests, bytes) = (moved.counted("postcopy-requests")?, moved.counted("postcopy-bytes")?);
     Ok(Move { moved, before, requests, bytes })
@@ -85,7 +85,7 @@ fn once(lab: &Lab, side: Side, bytes: u64, channels: u8) -> Result<Move, Failure
 fn row(side: Side, link: Option<u64>, channels: u8, moves: &[Move], raw: Raw) -> Row {
     let gaps = moves.iter().fold(Gaps::default(), |gaps, one| gaps.with(&one.moved.gaps()));
     let faults = moves.iter().map(|one| one.requests).sum();
-    // The longest of each move is its downtime.
+    // The longest time of each move is its downtime, so it is left out.
     let share = |share| gaps.share_of_longest(moves.len() as u64, faults, share);
     let said = moves.iter().filter_map(|one| one.moved.destination["postcopy-latency"].as_f64());
     let said: Vec<f64> = said.map(|nanoseconds| nanoseconds / 1e9).collect();
@@ -108,7 +108,7 @@ fn row(side: Side, link: Option<u64>, channels: u8, moves: &[Move], raw: Raw) ->
 }
 
 impl Row {
-    /// For `--json`.
+    /// The row as a value for `--json`.
     pub(crate) fn value(&self) -> Value {
         json!({
             "side": self.side.word(),

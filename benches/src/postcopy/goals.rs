@@ -1,4 +1,4 @@
-//! What was measured beside what is wanted, all of it out of the rows of one run.
+//! Compares measured values with the goals. All values are from the rows of one run.
 
 use sterna_benches::goal::{Bound, Goal};
 use sterna_benches::machines::Side;
@@ -6,10 +6,10 @@ use sterna_benches::machines::Side;
 use crate::faults::Row;
 use crate::writer;
 
-/// As much as the link carries, so many times: what counts as four.
+/// Minimum write rate that counts as four times the bandwidth. In multiples of the link's bandwidth.
 const LEAST_WRITTEN: f64 = 3.6;
 
-/// Of page faults and of what fills the link.
+/// Goals for page faults and for the background pages.
 pub(crate) fn of_faults(rows: &[Row]) -> Vec<Goal> {
     let ours = rows.iter().filter(|row| row.side == Side::Sterna);
     ours.flat_map(|row| {
@@ -58,7 +58,7 @@ fn beside(row: &Row, qemu: &Row) -> Vec<Goal> {
     ]
 }
 
-/// Of a guest that writes faster than the link carries.
+/// Goals for a guest that writes faster than the link carries.
 pub(crate) fn of_writers(rows: &[writer::Row]) -> Vec<Goal> {
     let mut goals = Vec::new();
     for row in rows {
@@ -71,7 +71,7 @@ pub(crate) fn of_writers(rows: &[writer::Row]) -> Vec<Goal> {
                 row.precopies_ended, row.moves, row.until_last_page
             ),
             goal: "at 4 × the link: precopy does not end, postcopy does".to_owned(),
-            // On a machine that is busy the guest may not get so far: then this says nothing.
+            // On a busy machine, the guest may not reach this rate. The run then proves nothing.
             is_short: is_wanted
                 && (row.precopies_ended > 0
                     || row.until_last_page.is_nan()

@@ -1,18 +1,23 @@
-//! A guest that runs before its memory is there, Sterna to Sterna beside QEMU to QEMU, both with `postcopy-preempt`.
+//! Measures a guest that runs before its memory has arrived: Sterna to Sterna and QEMU to QEMU, both with
+//! `postcopy-preempt`.
 //!
-//! - The guest is a boot sector, the same for both, on the same KVM: it writes half of its RAM, page after page far apart, at full speed,
-//!   checks each page, and counts the times between two pages by length (`interop/src/workload/boot.rs`). The other half is random bytes.
-//! - `faults`: the migration is switched as soon as it has begun, so nearly all of the memory follows the guest. **A fault is what the guest
-//!   saw of it**: the time from one page to the next. Of all such times after the switch as many of the longest count as pages were
-//!   asked for (`postcopy-requests`), without the longest of each move, which is its downtime. What the destination says of itself
-//!   (`postcopy-latency`) stands beside.
-//! - From the switch to the last page: from the source's event STOP until the destination's migration has completed. Beside it a plain copy
-//!   through one socket over the same link in the same run, and a page for a short question over the link when it carries nothing else.
-//! - The link is the loopback of a network namespace with a token bucket, or the loopback as it is.
-//! - `writer`: a guest that writes four times what a link carries (a slower one, since KVM here may emulate each instruction) is left
-//!   to precopy first, then switched. Its downtime stands beside that of a guest that writes one page a second.
-//! - The sides take turns, so that a machine that is slower for a while is slower for both.
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a bench prints its figures")]
+//! - The guest is a boot sector, the same for both, on the same KVM. It writes half of its RAM at full speed,
+//!   in pages that are far apart, and checks each page. It counts the times between two pages by length
+//!   (`interop/src/workload/boot.rs`). The other half is random bytes.
+//! - `faults`: the migration switches to postcopy as soon as it has started, so nearly all of the memory is
+//!   sent after the guest. **The duration of a fault is the time that the guest measures**: from one page to
+//!   the next. After the switch, as many of the longest times count as pages were requested
+//!   (`postcopy-requests`). The longest time of each move is its downtime and does not count. The table also
+//!   shows the destination's own value (`postcopy-latency`).
+//! - The time from the switch to the last page starts at the source's event STOP and ends when the
+//!   destination's migration has completed. The table also shows a plain copy through one socket over the
+//!   same link in the same run. It also shows the time of a short request for a page on an idle link.
+//! - The link is the loopback of a network namespace with a token bucket, or the loopback without a limit.
+//! - `writer`: a guest that writes four times the link's bandwidth. Its link is slower, because KVM may
+//!   emulate each instruction here. It first gets a precopy, and is then switched. Its downtime is compared
+//!   with a guest that writes one page per second.
+//! - The sides alternate, so that a machine that is slower for a while is slower for both.
+#![allow(clippy::print_stdout, reason = "a bench prints its figures")]
 
 mod faults;
 mod goals;
@@ -36,16 +41,16 @@ const SIDES: [Side; 2] = [Side::Qemu, Side::Sterna];
 /// Measures postcopy.
 #[derive(Parser)]
 struct Args {
-    /// Which parts to run.
+    /// Parts to run.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "faults,writer")]
     only: Vec<Part>,
     /// RAM of the guests, MiB.
     #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u64).range(64..=2048))]
     ram: u64,
-    /// Bandwidths of links, MB/s; 0: the loopback as it is.
+    /// Bandwidths of links, MB/s; 0: the loopback without a limit.
     #[arg(long, value_delimiter = ',', default_value = "200,0")]
     link: Vec<u64>,
-    /// Multifd channels; 0: the main channel, and that of requested pages.
+    /// Multifd channels; 0: the main channel and the preempt channel.
     #[arg(long, value_delimiter = ',', default_value = "0,2")]
     channels: Vec<u8>,
     /// Moves of each side for each row.
@@ -54,25 +59,25 @@ struct Args {
     /// RAM of the guest of `writer`, MiB.
     #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u64).range(64..=2048))]
     writer_ram: u64,
-    /// Bandwidth of its link, MB/s.
+    /// Bandwidth of the link of `writer`, MB/s.
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..))]
     writer_link: u64,
-    /// Seconds that its precopy has to end.
+    /// Time limit of the precopy of `writer`, seconds.
     #[arg(long, default_value_t = 30)]
     patience: u64,
-    /// An earlier `sterna` command: plain precopies are compared with its.
+    /// An earlier `sterna` command, to compare plain precopies.
     #[arg(long, value_name = "FILE")]
     before: Option<PathBuf>,
-    /// Precopies of each of the two.
+    /// Precopies of each of the two `sterna` commands.
     #[arg(long, default_value_t = 31)]
     migrations: u32,
-    /// The `sterna` command.
+    /// The `sterna` command to measure.
     #[arg(long, default_value = "sterna")]
     sterna: PathBuf,
-    /// Write the rows as JSON.
+    /// Write the rows as JSON to this file.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Write goals and rows as `benches/RESULTS.md` has them.
+    /// Write goals and rows to this file, in the form of `benches/RESULTS.md`.
     #[arg(long, value_name = "FILE")]
     markdown: Option<PathBuf>,
 }
@@ -84,13 +89,7 @@ enum Part {
 }
 
 fn main() -> std::process::ExitCode {
-    match run(&Args::parse()) {
-        Ok(()) => std::process::ExitCode::SUCCESS,
-        Err(why) => {
-            eprintln!("{why}");
-            std::process::ExitCode::FAILURE
-        }
-    }
+    sterna_benches::exit(run(&Args::parse()))
 }
 
 fn run(args: &Args) -> Result<(), Failure> {
@@ -107,7 +106,7 @@ fn run(args: &Args) -> Result<(), Failure> {
                         measured.iter().for_each(|row| println!("{}", table::row(row)));
                         rows.extend(measured);
                     }
-                    // It does not cost the others.
+                    // A failed row does not stop the other rows.
                     Err(why) => failures.push(format!("link {link:?}, {channels} channels: {why}")),
                 }
             }
@@ -151,7 +150,7 @@ fn lab(args: &Args, namespace: Option<&str>) -> Result<Lab, Failure> {
     Ok(Lab { root, sterna: args.sterna.clone(), kvm: true, namespace: namespace.map(str::to_owned) })
 }
 
-/// The middle one; not a number of nothing.
+/// Median of the values; NaN without values.
 fn median(values: impl Iterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);

@@ -1,4 +1,4 @@
-//! A guest and the machine that it moves to, both of one side, and what was seen of the move.
+//! A guest and the machine that it moves to, both of one side. Also the measurements of the move.
 
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -10,15 +10,15 @@ use sterna_benches::peer::Peer;
 use sterna_benches::words::{Gaps, GuestWords};
 use sterna_interop::Guest;
 
-/// How long a whole move may take.
+/// Time limit of a complete move.
 const PATIENCE: Duration = Duration::from_secs(180);
-/// How long a migration may take until it can be switched.
+/// Time limit until a migration can be switched.
 const SETUP: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_millis(2);
 const PIECE_BYTES: u64 = 1 << 20;
-/// At the end of RAM, where firmware has its tables.
+/// Bytes at the end of RAM, where firmware has its tables.
 const FIRMWARE_BYTES: u64 = 16 << 20;
-/// The first page that the guest sweeps.
+/// Address of the first page that the guest sweeps.
 const SWEPT_FROM: u64 = 1 << 20;
 
 /// Two machines of one side.
@@ -28,23 +28,24 @@ pub(crate) struct Pair {
     pub(crate) words: GuestWords,
 }
 
-/// What was seen of a guest that has moved.
+/// Measurements of a guest that has moved.
 pub(crate) struct Moved {
-    /// By the host's clock, from the machines' events.
+    /// Times of the machines' events, by the host's clock.
     stopped: Duration,
     resumed: Duration,
     completed: Duration,
-    /// What the guest has counted when it stopped, when it had all of its memory, and when the latter was read.
+    /// The guest's counts when it stopped, and when it had all of its memory; and the time of the latter
+    /// reading.
     at_stop: Gaps,
     at_end: Gaps,
     read: Duration,
-    /// `query-migrate`.
+    /// The sides' answers to `query-migrate`.
     pub(crate) source: Value,
     pub(crate) destination: Value,
 }
 
 impl Pair {
-    /// A guest that writes half of its memory, page after page far apart, in a machine whose other half is random bytes.
+    /// A guest that writes half of its memory, in pages that are far apart. The other half is random bytes.
     pub(crate) fn begin(lab: &Lab, side: Side, bytes: u64, channels: u8) -> Result<Self, Failure> {
         let guest = (Guest::Scattered, bytes);
         let mut source = lab.start_guest(side, Role::Source, bytes, guest)?;
@@ -53,7 +54,7 @@ impl Pair {
         set(&mut destination, channels, &["postcopy-blocktime"])?;
         destination.execute("cont", Value::Null)?;
         source.execute("cont", Value::Null)?;
-        // After its first pass every page that it sweeps has content.
+        // After its first pass, every page that the guest sweeps has content.
         source.wait_for_ticks(1)?;
         fill(&source, bytes)?;
         let words = GuestWords::of_process(source.id())?;
@@ -61,7 +62,7 @@ impl Pair {
         Ok(Self { source, destination, words })
     }
 
-    /// Begins a precopy.
+    /// Starts a precopy.
     pub(crate) fn migrate(&mut self) -> Result<(), Failure> {
         let address = self.destination.listen()?;
         self.source.forget_events()?;
@@ -69,7 +70,7 @@ impl Pair {
         self.source.execute("migrate", json!({ "uri": address })).map(drop)
     }
 
-    /// Whether the migration ends within that time.
+    /// Whether the migration ends within `limit`.
     pub(crate) fn ends_within(&mut self, limit: Duration) -> Result<bool, Failure> {
         let until = Instant::now() + limit;
         while Instant::now() < until {
@@ -87,7 +88,7 @@ impl Pair {
     pub(crate) fn switch(&mut self) -> Result<Moved, Failure> {
         let until = Instant::now() + SETUP;
         while let Err(why) = self.source.execute("migrate-start-postcopy", Value::Null) {
-            // QEMU refuses it until the migration has begun.
+            // QEMU refuses the switch until the migration has started.
             if Instant::now() > until {
                 return Err(why);
             }
@@ -141,22 +142,22 @@ impl Moved {
         self.resumed.saturating_sub(self.stopped).as_secs_f64()
     }
 
-    /// Seconds from the guest's stop until the last page was there.
+    /// Seconds from the guest's stop until the last page arrived.
     pub(crate) fn until_last_page(&self) -> f64 {
         self.completed.saturating_sub(self.stopped).as_secs_f64()
     }
 
-    /// What the guest has counted in that time.
+    /// The guest's counts from its stop until it had all of its memory.
     pub(crate) fn gaps(&self) -> Gaps {
         self.at_end.since(&self.at_stop)
     }
 
-    /// Pages that the guest wrote in a second of that time.
+    /// Pages per second that the guest wrote in that time.
     pub(crate) fn pages_per_second(&self) -> f64 {
         self.gaps().pages() as f64 / self.read.saturating_sub(self.stopped).as_secs_f64().max(1e-9)
     }
 
-    /// A number of `ram` in the source's `query-migrate`.
+    /// A number in `ram` of the source's `query-migrate`.
     pub(crate) fn counted(&self, name: &str) -> Result<u64, Failure> {
         self.source["ram"][name].as_u64().ok_or_else(|| format!("{name} is missing: {}", self.source))
     }
@@ -172,7 +173,7 @@ fn set(peer: &mut Peer, channels: u8, more: &[&str]) -> Result<(), Failure> {
     peer.forget_events()
 }
 
-/// What the guest does not sweep gets random bytes.
+/// Fills the memory that the guest does not sweep with random bytes.
 fn fill(peer: &Peer, bytes: u64) -> Result<(), Failure> {
     let ram = peer.ram()?.into_iter().next().ok_or("a machine without memory files")?;
     let mut random = fastrand::Rng::with_seed(1);

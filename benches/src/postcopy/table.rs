@@ -1,4 +1,4 @@
-//! The tables, as `benches/RESULTS.md` has them.
+//! The tables for `benches/RESULTS.md`.
 
 use crate::faults::Row;
 
@@ -18,12 +18,12 @@ const HEAD: [&str; 13] = [
     "before the move",
 ];
 
-/// The head of the rows.
+/// Heading lines of the table.
 pub(crate) fn head() -> String {
     format!("{}\n{}\n", line(&HEAD.map(str::to_owned)), line(&HEAD.map(|_| "---".to_owned())))
 }
 
-/// A row.
+/// One line of the table.
 pub(crate) fn row(row: &Row) -> String {
     line(&[
         row.side.word().to_owned(),

@@ -1,4 +1,4 @@
-//! A guest that writes faster than the link carries, and the same guest when it stands.
+//! Compares a guest that writes faster than the link carries with a nearly idle one.
 
 use std::time::Duration;
 
@@ -10,30 +10,30 @@ use sterna_benches::machines::{Lab, Side};
 use crate::pair::{Moved, Pair};
 use crate::{Args, PAGE_BYTES, SIDES, lab, median};
 
-/// For how long it is looked what the guest does before it moves.
+/// Time for which the guest's work is measured before it moves.
 const BEFORE: Duration = Duration::from_secs(1);
-/// As much as the link carries, so many times.
+/// Write rate of the guest, in multiples of the link's bandwidth.
 const TIMES: u64 = 4;
 
-/// What one side has done with both guests.
+/// Results of one side with both guests.
 #[derive(Debug, Clone)]
 pub(crate) struct Row {
     pub(crate) side: Side,
-    /// MB/s.
+    /// Bandwidth of the link in MB/s.
     pub(crate) link: u64,
-    /// What the guest wrote before the move, in bytes a second.
+    /// Bytes per second that the guest wrote before the move.
     pub(crate) written: f64,
-    /// Precopies of how many ended within the time that they had.
+    /// Number of precopies that ended within their time limit.
     pub(crate) precopies_ended: usize,
     pub(crate) moves: usize,
-    /// Medians, seconds.
+    /// Medians, in seconds.
     pub(crate) downtime: f64,
     pub(crate) until_last_page: f64,
-    /// Of the guest that stands.
+    /// Median downtime of the nearly idle guest, in seconds.
     pub(crate) idle_downtime: f64,
 }
 
-/// The sides take turns.
+/// Measures both sides, which alternate.
 pub(crate) fn measure(args: &Args) -> Result<Vec<Row>, Failure> {
     let link = Link::new(args.writer_link)?;
     let lab = lab(args, Some(link.name()))?;
@@ -65,11 +65,11 @@ pub(crate) fn measure(args: &Args) -> Result<Vec<Row>, Failure> {
 
 struct Writer {
     written: f64,
-    /// None: precopy ended.
+    /// `None`: the precopy ended, so there was no switch.
     moved: Option<Moved>,
 }
 
-/// First it is left to precopy.
+/// Moves the writing guest: precopy first, then the switch to postcopy.
 fn writer(lab: &Lab, args: &Args, side: Side) -> Result<Writer, Failure> {
     let mut pair = Pair::begin(lab, side, args.writer_ram << 20, 0)?;
     pair.words.set_pace(TIMES * args.writer_link * 1_000_000 / PAGE_BYTES)?;
@@ -94,7 +94,7 @@ fn idler(lab: &Lab, args: &Args, side: Side) -> Result<Moved, Failure> {
 }
 
 impl Row {
-    /// For `--json`.
+    /// The row as a value for `--json`.
     pub(crate) fn value(&self) -> Value {
         json!({
             "side": self.side.word(),

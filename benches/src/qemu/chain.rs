@@ -1,4 +1,4 @@
-//! Machines that come one after the other, so that RAM is filled once.
+//! A chain of machines: each destination is the next source, so RAM is filled only once.
 
 use std::cell::RefCell;
 
@@ -8,12 +8,13 @@ use sterna_benches::peer::Peer;
 use crate::Failure;
 use crate::content::Content;
 
-/// Machines of one side with one content. Who arrives is the next source, so that RAM is filled once.
+/// Machines of one side with one content. The machine that received the guest is the next source.
 pub struct Chain<'a> {
     pub lab: &'a Lab,
     pub side: Side,
     pub content: &'a Content,
-    /// Whether there is memory for a machine of each side besides those that are timed.
+    /// Whether memory suffices for one more machine of each side. These are in addition to the timed
+    /// machines.
     keeps: bool,
     ready: RefCell<Option<Peer>>,
 }
@@ -23,7 +24,7 @@ impl<'a> Chain<'a> {
         Self { lab, side, content, keeps: may_keep(content.bytes), ready: RefCell::new(None) }
     }
 
-    /// A stopped machine that holds the content.
+    /// A stopped machine that contains the content.
     pub fn source(&self) -> Result<Peer, Failure> {
         if let Some(peer) = self.ready.borrow_mut().take() {
             return Ok(peer);
@@ -33,12 +34,12 @@ impl<'a> Chain<'a> {
         Ok(peer)
     }
 
-    /// A machine that waits.
+    /// A machine that waits for a migration.
     pub fn destination(&self, role: Role) -> Result<Peer, Failure> {
         self.lab.start(self.side, role, self.content.bytes)
     }
 
-    /// Takes over a machine to which the content has come; looks first whether it has, if `check`.
+    /// Keeps a machine that has received the content. With `check`, verifies the content first.
     pub fn arrived(&self, peer: Peer, check: bool) -> Result<(), Failure> {
         if check {
             self.content.check(&peer.ram()?)?;
@@ -48,7 +49,8 @@ impl<'a> Chain<'a> {
     }
 }
 
-/// Two machines that wait, one that comes up, an image on a tmpfs, and something for the rest.
+/// Whether memory suffices to keep a machine. It must hold two waiting machines, one that starts, an image on
+/// a tmpfs, and a reserve.
 fn may_keep(bytes: u64) -> bool {
     let about = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = about.lines().find_map(|line| line.strip_prefix("MemAvailable:"));

@@ -1,4 +1,4 @@
-//! What guest RAM holds: put into the memory files of any machine, and recognised again.
+//! The content of guest RAM. It is written into the memory files of any machine, and verified later.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -11,38 +11,38 @@ use xxhash_rust::xxh3::Xxh3;
 use crate::Failure;
 
 const PAGE_BYTES: usize = 4096;
-/// RAM is read and written in such pieces.
+/// RAM is read and written in pieces of this size.
 const PIECE_BYTES: usize = 1 << 20;
 /// Length of the runs of equal kind in [`Kind::Half`].
 const HALF_RUN_BYTES: usize = 256 << 10;
-/// So often the Linux guest has checked its files before its RAM is taken.
+/// Number of checks that the Linux guest completes before its RAM is copied.
 const LINUX_TICKS: usize = 20;
 
-/// A content's kind.
+/// The kind of content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Kind {
-    /// Words that nothing shrinks.
+    /// Random words that do not compress.
     Random,
-    /// In turn 256 KiB of random words and of zeros.
+    /// Runs of 256 KiB, alternating random words and zeros.
     Half,
     /// Zero pages, all of them allocated.
     Zero,
-    /// RAM of a Linux that QEMU ran (Debian's kernel, a busybox that writes files in a tmpfs).
+    /// RAM of a Linux that QEMU ran. Debian's kernel runs a busybox that writes files in a tmpfs.
     Linux,
 }
 
-/// A content of so many bytes.
+/// A content of `bytes` bytes.
 pub struct Content {
     pub kind: Kind,
     pub bytes: u64,
     template: Option<PathBuf>,
-    /// Of all bytes in their order, and how many of them are in pages that are not zero; known when it has
-    /// been put somewhere.
+    /// Hash of all bytes in order, and the number of bytes in non-zero pages. Known after the content was
+    /// written once.
     known: Cell<Option<(u64, u64)>>,
 }
 
 impl Content {
-    /// Plans it. A Linux guest is booted now; its RAM is kept as a file in `directory`.
+    /// Prepares the content. A Linux guest is booted now, and its RAM is stored as a file in `directory`.
     pub fn new(kind: Kind, bytes: u64, root: Option<&Root>, directory: &Path) -> Result<Self, Failure> {
         let template = match kind {
             Kind::Linux => Some(linux(bytes, root.ok_or("no QEMU to boot a Linux guest in")?, directory)?),
@@ -51,7 +51,7 @@ impl Content {
         Ok(Self { kind, bytes, template, known: Cell::new(None) })
     }
 
-    /// Puts it into RAM, which is allocated by that.
+    /// Writes the content into RAM, which allocates it.
     pub fn put(&self, ram: &[File]) -> Result<(), Failure> {
         check_size(ram, self.bytes)?;
         let template =
@@ -71,7 +71,7 @@ impl Content {
         Ok(())
     }
 
-    /// Fails unless it is what RAM holds.
+    /// Fails unless RAM has this content.
     pub fn check(&self, ram: &[File]) -> Result<(), Failure> {
         check_size(ram, self.bytes)?;
         let mut digest = Xxh3::new();
@@ -86,7 +86,7 @@ impl Content {
         }
     }
 
-    /// Bytes in pages that are not zero; all of them before it was put anywhere.
+    /// Bytes in pages that are not zero. Before the first `put`, the length of the content.
     pub fn used_bytes(&self) -> u64 {
         self.known.get().map_or(self.bytes, |(_, used)| used)
     }
@@ -95,7 +95,7 @@ impl Content {
 impl Drop for Content {
     fn drop(&mut self) {
         if let Some(template) = &self.template {
-            // What cannot be removed lies in the target directory.
+            // A file that cannot be removed stays in the target directory.
             let _ = std::fs::remove_file(template);
         }
     }
@@ -110,7 +110,8 @@ fn fill(kind: Kind, random: &mut fastrand::Rng, piece: &mut [u8]) {
     }
 }
 
-/// Calls `act` with file, offset in all of RAM, offset in the file, and a buffer for those bytes.
+/// Calls `act` for each piece of RAM. Its arguments: file, offset in all of RAM, offset in the file, and a
+/// buffer for the bytes.
 fn for_each_piece(
     ram: &[File],
     mut act: impl FnMut(&File, u64, u64, &mut [u8]) -> std::io::Result<()>,

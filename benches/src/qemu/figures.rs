@@ -1,4 +1,4 @@
-//! Timings, and what is said about them.
+//! Timings, and their summary.
 
 use std::time::Duration;
 
@@ -7,47 +7,47 @@ use serde_json::{Value, json};
 /// One timing.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Sample {
-    /// From the operator's command until the machines say that it is done.
+    /// From the operator's command until the machines report the end.
     pub took: Duration,
-    /// Until what was written is on the disk, too: Sterna says that it is done no sooner.
+    /// Until the written data is also on the disk. Sterna reports the end only then.
     pub durable: Option<Duration>,
     /// CPU time of all processes that took part.
     pub cpu: Duration,
-    /// How long the guest stood still, as the source says.
+    /// The guest's downtime, as the source reports it.
     pub downtime: Option<Duration>,
-    /// What the image occupies.
+    /// Space that the image occupies, in bytes.
     pub image_bytes: Option<u64>,
 }
 
 impl Sample {
-    /// The time that is compared.
+    /// The time that is compared, in seconds.
     fn whole(&self) -> f64 {
         self.durable.unwrap_or(self.took).as_secs_f64()
     }
 }
 
-/// What a row of a table stands for.
+/// The program or limit that a row measures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     Qemu,
     Sterna,
     /// Sterna's command together with a QEMU.
     Tool,
-    /// What the machine can do at all.
+    /// A limit of the machine.
     Limit,
-    /// Reported beside: neither compared with the best nor the best itself.
+    /// Only reported: not compared with the best, and not itself the best.
     Aside,
 }
 
-/// Repetitions of one thing.
+/// Repetitions of one measurement.
 #[derive(Debug, Clone)]
 pub struct Row {
     pub name: String,
     pub kind: Kind,
-    /// It is compared with the best of QEMU's rows in whose name this stands.
+    /// The row is compared with the best of QEMU's rows whose name contains this.
     pub rival: &'static str,
     pub samples: Vec<Sample>,
-    /// Why there are none, or no more.
+    /// The reason why there are no samples, or no more.
     pub stopped: Option<String>,
 }
 
@@ -57,7 +57,7 @@ pub struct Table {
     pub rows: Vec<Row>,
 }
 
-/// Least, median, most.
+/// Minimum, median, maximum.
 #[derive(Debug, Clone, Copy)]
 pub struct Spread {
     pub least: f64,
@@ -70,18 +70,18 @@ impl Row {
         Self { name: name.into(), kind, rival: "", samples: Vec::new(), stopped: None }
     }
 
-    /// The same, compared with QEMU's rows of one form alone.
+    /// The same row, compared only with QEMU's rows of one form.
     pub fn against(mut self, rival: &'static str) -> Self {
         self.rival = rival;
         self
     }
 
-    /// Seconds that are compared.
+    /// The seconds that are compared.
     pub fn seconds(&self) -> Option<Spread> {
         spread(self.samples.iter().map(Sample::whole))
     }
 
-    /// Seconds until the machine said that it is done.
+    /// Seconds until the machine reported the end.
     pub fn reported_seconds(&self) -> Option<Spread> {
         spread(self.samples.iter().map(|sample| sample.took.as_secs_f64()))
     }
@@ -114,7 +114,7 @@ impl Row {
 }
 
 impl Table {
-    /// QEMU's fastest row among those in whose name `form` stands.
+    /// QEMU's fastest row among those whose name contains `form`.
     pub fn best_of_qemu(&self, form: &str) -> Option<&Row> {
         self.fastest(|row| row.kind == Kind::Qemu && row.name.contains(form))
     }
@@ -140,7 +140,7 @@ impl Table {
     }
 }
 
-/// How many times as fast `row` is as `other`: the median of the repetitions' ratios.
+/// Speed of `row` as a multiple of `other`'s: the median of the repetitions' ratios.
 pub fn times_as_fast(row: &Row, other: &Row) -> Option<f64> {
     let pairs = row.samples.iter().zip(&other.samples);
     spread(pairs.map(|(row, other)| other.whole() / row.whole())).map(|ratio| ratio.median)

@@ -1,29 +1,31 @@
-//! Things that are timed together: one repetition times each of them once, in turn, so that a noisy
-//! neighbour hits all alike. The first repetition only warms up, and checks that what arrives is what left.
+//! Measurements that are timed together. One repetition times each of them once, so that other load on the
+//! host affects all of them equally. The first repetition only warms up, and checks that the received content
+//! equals the sent one.
 
 use std::time::{Duration, Instant};
 
 use crate::Failure;
 use crate::figures::{Row, Sample, Table};
 
-/// Times one thing; true: look whether it was done right, too. Gives a sample for each of the tables.
+/// Takes one timing and returns a sample for each table. The argument `true` also requests a check of the
+/// result.
 type Run<'a> = Box<dyn Fn(bool) -> Result<Vec<Sample>, Failure> + 'a>;
 
-/// Tables that have the same rows, each filled by one function.
+/// Tables that have the same rows. One function fills a row of each.
 pub struct Group<'a> {
     tables: Vec<Table>,
     runs: Vec<Run<'a>>,
 }
 
-/// How long a group may take.
+/// Time limits and repetitions of a group.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
     pub repetitions: usize,
-    /// Whether one more repetition comes first, which does not count and looks at what arrived.
+    /// Whether an additional first repetition runs, which does not count and checks the received content.
     pub warms_up: bool,
-    /// No further repetition begins after it, once there is one.
+    /// No further repetition starts after this time, if there is one already.
     pub until: Instant,
-    /// Nothing at all begins after it.
+    /// No measurement starts after this time.
     pub end: Instant,
 }
 
@@ -51,11 +53,11 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// Times everything.
+    /// Runs all timings.
     pub fn run(mut self, limits: Limits) -> Vec<Table> {
         let began = Instant::now();
         for repetition in usize::from(!limits.warms_up)..=limits.repetitions {
-            // The warm-up and one repetition make figures, if not good ones.
+            // The warm-up and one repetition are the minimum for a result.
             if repetition > 1 && Instant::now() > limits.until {
                 break;
             }
@@ -86,7 +88,7 @@ impl<'a> Group<'a> {
     }
 }
 
-/// A row that is not timed any more.
+/// Marks a row that is not timed any more.
 fn stop(tables: &mut [Table], number: usize, why: &str) {
     skipped(&tables[0].rows[number].name, why);
     for table in tables {
@@ -94,7 +96,7 @@ fn stop(tables: &mut [Table], number: usize, why: &str) {
     }
 }
 
-/// Says that something cannot be timed, and why.
+/// Reports a measurement that cannot be timed, with the reason.
 #[allow(clippy::print_stderr, reason = "xtask collects these lines")]
 pub fn skipped(what: &str, why: &str) {
     progress_ends();

@@ -17,7 +17,7 @@ use sterna_benches::clock;
 use sterna_benches::machines::Role;
 use sterna_benches::peer::{Peer, Settings};
 
-/// A save, and the restore of what it wrote, of the machine's own: `migrate` to `file:`, `migrate-incoming` from it.
+/// A machine's own save, and the restore of that image: `migrate` to `file:`, `migrate-incoming` from it.
 pub fn own(
     chain: &Chain<'_>,
     settings: &Settings,
@@ -48,8 +48,8 @@ pub fn own(
     Ok(vec![saved, restored])
 }
 
-/// `sterna save` of a QEMU, and `sterna restore` into another; from the start of the
-/// command to its end, its CPU time and QEMU's together.
+/// `sterna save` of a QEMU, and `sterna restore` into another. Times are from the start of the command to its
+/// end; CPU times include QEMU's.
 pub fn tool(chain: &Chain<'_>, tool: &Tool, place: &Path, check: bool) -> Result<Vec<Sample>, Failure> {
     let image = Image::new(place)?;
     let source = chain.source()?;
@@ -85,8 +85,8 @@ fn run(command: &mut Command, peer: &Peer) -> Result<(Duration, Duration), Failu
     Err(said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("sterna has failed").to_owned())
 }
 
-/// Takes memory from the machine below us and gives it back: what the page cache is made of next is not new
-/// to this machine, whoever is timed.
+/// Allocates memory and frees it. The page cache then gets memory that is not new to this virtual machine, in
+/// all measurements alike.
 fn recycle(bytes: u64) {
     let mut memory = vec![0u8; bytes as usize];
     memory.iter_mut().step_by(4096).for_each(|byte| *byte = 1);
@@ -107,8 +107,8 @@ impl Image {
         }
     }
 
-    /// The sample of a save that took `took`: makes what was written durable, and has it forgotten, so that
-    /// it will be read from the disk.
+    /// The sample of a save that took `took`. Makes the image durable and drops it from the page cache, so
+    /// that the restore reads the disk.
     fn settle(&self, took: Duration, cpu: Duration) -> Result<Sample, Failure> {
         let failed = |error: std::io::Error| format!("{}: {error}", self.0.display());
         let began = Instant::now();
@@ -123,7 +123,7 @@ impl Image {
 
 impl Drop for Image {
     fn drop(&mut self) {
-        // It may never have been written; what stays lies in a directory that goes.
+        // The image may never have been written. A remaining file is removed with its directory.
         let _ = std::fs::remove_file(&self.0);
     }
 }

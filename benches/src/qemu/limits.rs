@@ -1,4 +1,4 @@
-//! What the machine can do at all, in the same run: copy memory, copy it over loopback, write and read a file.
+//! The machine's limits in the same run: copies in memory and over loopback, writes and reads of a file.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -14,24 +14,24 @@ use crate::Failure;
 use crate::figures::Sample;
 use sterna_benches::clock::CpuClock;
 
-/// As a packet's payload.
+/// Size of a write in bytes, the same as a packet's payload.
 const WRITE_BYTES: usize = 512 << 10;
-/// A disk's block, and how many are under way.
+/// Size of a disk request in bytes, and number of requests in flight.
 const BLOCK_BYTES: usize = 1 << 20;
 const DEPTH: usize = 8;
-/// What O_DIRECT wants at most.
+/// The largest alignment that O_DIRECT requires.
 const ALIGNMENT: usize = 4096;
-/// More than any cache. Larger guests are copied in several rounds over it.
+/// Limit of the memory for copies, larger than any cache. For larger guests it is copied several times.
 const MOST_WINDOW_BYTES: u64 = 1 << 30;
 
-/// Memory for copies, as guest RAM is made, and touched.
+/// Touched memory for copies, made like guest RAM.
 pub struct Memory {
     from: GuestRam,
     to: GuestRam,
 }
 
 impl Memory {
-    /// For guests of `bytes`.
+    /// Makes memory for guests of `bytes`.
     pub fn new(bytes: u64) -> Result<Self, Failure> {
         let window = bytes.min(MOST_WINDOW_BYTES);
         let ram = |seed: u64| -> Result<GuestRam, Failure> {
@@ -44,7 +44,7 @@ impl Memory {
         Ok(Self { from: ram(1)?, to: ram(2)? })
     }
 
-    /// Copies `bytes` over so many TCP connections of loopback: vectored writes, received in place.
+    /// Copies `bytes` over `sockets` TCP connections of loopback: vectored writes, received in place.
     pub fn over_loopback(&self, bytes: u64, sockets: usize) -> Result<Sample, Failure> {
         let address = Address::Tcp { host: "127.0.0.1".to_owned(), port: 0 };
         let listener = Listener::bind(&address).map_err(|error| error.to_string())?;
@@ -71,7 +71,8 @@ impl Memory {
     }
 }
 
-/// Every `sockets`th window of RAM, from number `socket` on, round and round until it makes `bytes` in all.
+/// Every `sockets`th window of RAM, starting with number `socket`. They are repeated until `bytes` are
+/// reached in total.
 fn windows(ram: &GuestRam, bytes: u64, socket: usize, sockets: usize) -> impl Iterator<Item = RamSlice<'_>> {
     let in_ram = ram.block(0).len_bytes() / WRITE_BYTES as u64;
     (0..bytes / WRITE_BYTES as u64)
@@ -80,9 +81,10 @@ fn windows(ram: &GuestRam, bytes: u64, socket: usize, sockets: usize) -> impl It
         .filter_map(move |n| ram.block(0).slice(n % in_ram * WRITE_BYTES as u64, WRITE_BYTES).ok())
 }
 
-/// Writes a new file of `bytes` past the page cache, 1 MiB at a time, 8 under way, until it is durable.
+/// Writes a new file of `bytes` with direct I/O until it is durable. Requests have 1 MiB, and 8 are in
+/// flight.
 pub fn write_file(path: &Path, bytes: u64) -> Result<Sample, Failure> {
-    // What was there before is not written over: images are new files, too.
+    // An existing file is removed first, because images are also new files.
     let _ = std::fs::remove_file(path);
     let file = open(path, OpenOptions::new().write(true).create_new(true))?;
     let mut buffers = buffers(bytes);
@@ -93,7 +95,7 @@ pub fn write_file(path: &Path, bytes: u64) -> Result<Sample, Failure> {
     })
 }
 
-/// Reads them back likewise.
+/// Reads the file in the same way.
 pub fn read_file(path: &Path, bytes: u64) -> Result<Sample, Failure> {
     let file = open(path, OpenOptions::new().read(true))?;
     let mut buffers = buffers(bytes);
@@ -120,8 +122,8 @@ fn open(path: &Path, options: &mut OpenOptions) -> Result<File, Failure> {
     opened.map_err(|error| format!("{}: {error}", path.display()))
 }
 
-/// Touched memory for each block that is under way to come from or go to: in all as much as a guest has, since
-/// what stays in the CPU's cache would be faster than any guest.
+/// Touched memory for each request in flight. The total equals a guest's RAM, because data in the CPU's cache
+/// would be faster than any guest.
 fn buffers(bytes: u64) -> Vec<Vec<u8>> {
     let each = (bytes.min(MOST_WINDOW_BYTES) as usize / DEPTH).max(BLOCK_BYTES);
     (0..DEPTH as u64)
@@ -133,7 +135,8 @@ fn buffers(bytes: u64) -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// Calls `act` for every block of `bytes`, in a thread for each buffer, with a part of it.
+/// Calls `act` for every block of `bytes`. There is one thread for each buffer, which gets a part of the
+/// buffer.
 fn each_block(
     buffers: &mut [Vec<u8>],
     bytes: u64,
@@ -168,7 +171,7 @@ fn each_block(
     })
 }
 
-/// A block that nothing shrinks.
+/// A block of random bytes that do not compress.
 fn noise(seed: u64) -> Vec<u8> {
     let mut block = vec![0; BLOCK_BYTES];
     fastrand::Rng::with_seed(seed).fill(&mut block);

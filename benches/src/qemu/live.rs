@@ -10,7 +10,7 @@ use crate::figures::Sample;
 use sterna_benches::machines::{Lab, Role, Side};
 use sterna_benches::peer::{Peer, Settings};
 
-/// Moves a stopped guest; timed from the command until both sides say that it is over.
+/// Moves a stopped guest. The time is from the command until both sides report the end.
 pub fn idle(chain: &Chain<'_>, settings: &Settings, role: Role, check: bool) -> Result<Sample, Failure> {
     let mut source = chain.source()?;
     let mut destination = chain.destination(role)?;
@@ -20,7 +20,7 @@ pub fn idle(chain: &Chain<'_>, settings: &Settings, role: Role, check: bool) -> 
     Ok(sample)
 }
 
-/// Moves a guest that writes half of its RAM over and over, and sees to it that it goes on.
+/// Moves a guest that repeatedly writes half of its RAM. Checks that the guest keeps running.
 pub fn writing(
     lab: &Lab,
     side: Side,
@@ -30,7 +30,7 @@ pub fn writing(
 ) -> Result<Sample, Failure> {
     let mut source = lab.start_writer(side, Role::Source, bytes, sector)?;
     let mut destination = lab.start_writer(side, Role::Destination, bytes, sector)?;
-    // The destination goes on by itself, as operators have it.
+    // With `cont` in advance, the destination starts the guest by itself, as is usual in operation.
     destination.execute("cont", Value::Null)?;
     source.execute("cont", Value::Null)?;
     source.wait_for_ticks(2)?;

@@ -1,18 +1,18 @@
-//! Sterna beside QEMU in one run: save, restore and migration of the same RAM on the same machine.
+//! Compares Sterna with QEMU in one run: save, restore and migration of the same RAM on the same machine.
 //!
-//! - Both are processes that are driven over QMP by the same code: `sterna run`, and the QEMU of the root
-//!   that `cargo xtask roots qemu` builds. RAM is a memfd in both.
-//! - The clock is the operator's: from the command until the machines' events say that it is done. Saves are
-//!   compared by the time until the image is durable: QEMU does not sync, so the bench does it and adds the
-//!   time; Sterna says that it is done no sooner. Images are dropped from the page cache before the restore.
-//! - The guests stand still and their RAM is put into them from outside, so that both hold the same bytes.
-//!   Sources' RAM and destinations' RAM is allocated before (`prealloc=on` in QEMU, `--prealloc` in Sterna):
-//!   memory that is new to a virtual machine costs seconds per GiB, and would drown everything. So the page
-//!   cache, too, gets recycled memory. Destinations that were not touched are reported beside.
-//! - The machine that a guest has come to is the next repetition's source. In the warm-up the bytes that
-//!   arrived are compared with those that left.
-//! - CPU seconds are those of all processes that took part, all threads, the bench's own limits included.
-//! - Repetitions are interleaved; figures are medians with least and most, ratios are medians of the
+//! - The same code drives both processes over QMP: `sterna run`, and the QEMU of the root that
+//!   `cargo xtask roots qemu` builds. RAM is a memfd in both.
+//! - Times are an operator's: from the command until the machines' events report the end. Saves are compared
+//!   by the time until the image is durable. QEMU does not sync, so the bench syncs and adds that time;
+//!   Sterna reports the end only after its sync. Images are dropped from the page cache before the restore.
+//! - The guests are stopped, and the bench writes their RAM from outside, so that both contain the same
+//!   bytes. RAM of sources and destinations is allocated before (`prealloc=on` in QEMU, `--prealloc` in
+//!   Sterna). The reason: memory that is new to a virtual machine costs seconds per GiB. For the same reason,
+//!   the page cache gets recycled memory. Destinations with untouched RAM are reported separately.
+//! - The machine that received a guest is the next repetition's source. In the warm-up, the received bytes
+//!   are compared with the sent ones.
+//! - CPU seconds include all threads of all processes that took part, also for the bench's own limits.
+//! - Repetitions are interleaved. Results are medians with minimum and maximum; ratios are medians of the
 //!   repetitions' ratios.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a bench prints its figures")]
 
@@ -41,25 +41,25 @@ use sterna_benches::machines::Lab;
 use sterna_benches::markdown::{self, Measured};
 use sterna_interop::Root;
 
-/// What went wrong, in words.
+/// A description of what failed.
 type Failure = String;
 
-/// Times Sterna beside QEMU.
+/// Times Sterna against QEMU.
 #[derive(Parser)]
 struct Args {
     /// RAM of the guests, MiB.
     #[arg(long, default_value_t = 1024)]
     ram: u64,
-    /// What RAM contains; the first content is used in every setting, the others only in the important ones.
+    /// Content of RAM; the first content is used in every setting, the others only in the important ones.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "random,half,zero,linux")]
     contents: Vec<Fill>,
-    /// What is timed.
+    /// Parts to time.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "live,disk,tmpfs,load")]
     only: Vec<Part>,
-    /// Repetitions of the first content; of the others at most 3.
+    /// Repetitions of the first content; at most 3 for the others.
     #[arg(long, default_value_t = 5)]
     runs: usize,
-    /// Count the first repetition, too: for large guests, with which there is time for only one.
+    /// Count the first repetition as well: for large guests, with which there is time for only one.
     #[arg(long)]
     no_warm_up: bool,
     /// Approximate time limit; repetitions are left out to keep it.
@@ -77,16 +77,16 @@ struct Args {
     /// Directory on a tmpfs.
     #[arg(long, default_value = "/dev/shm")]
     tmpfs: PathBuf,
-    /// The `sterna` to be timed [default: beside this program].
+    /// The `sterna` to be timed [default: in the directory of this program].
     #[arg(long, overrides_with = "sterna")]
     sterna: Option<PathBuf>,
-    /// Without KVM even if it is available.
+    /// Run without KVM even if it is available.
     #[arg(long)]
     no_kvm: bool,
     /// Write all results, repetition by repetition.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Write the tables in Markdown: first rows as benches/RESULTS.md has them, then every row.
+    /// Write the tables in Markdown: first rows in the form of benches/RESULTS.md, then every row.
     #[arg(long, value_name = "FILE")]
     markdown: Option<PathBuf>,
 }
@@ -145,7 +145,7 @@ fn run(args: &Args) -> Result<(), Failure> {
             _ => Width::Few,
         };
         let chains = Chains::new(&lab, &content, width);
-        // Whoever is timed first would fill RAM otherwise; and then it is known what there is to copy.
+        // Fills RAM now, so that the first timing does not. It also determines the number of bytes to copy.
         chains.sterna.source().and_then(|peer| chains.sterna.arrived(peer, false))?;
         let about = format!("{} MiB, {}", args.ram, format!("{fill:?}").to_lowercase());
         if args.only.contains(&Part::Live) {
@@ -162,14 +162,14 @@ fn run(args: &Args) -> Result<(), Failure> {
     report(args, &lab, &tables)
 }
 
-/// The groups to come, in their order.
+/// Importance of the groups that will run, in their order.
 fn groups(args: &Args) -> Vec<Importance> {
     let of_content = args.only.iter().filter(|part| **part != Part::Load).count();
     let contents = (0..args.contents.len()).flat_map(|number| vec![importance(number); of_content]);
     args.only.contains(&Part::Load).then_some(Importance::Beside).into_iter().chain(contents).collect()
 }
 
-/// The first content is what matters most.
+/// The first content is the most important one.
 fn importance(number: usize) -> Importance {
     if number == 0 { Importance::Main } else { Importance::Beside }
 }

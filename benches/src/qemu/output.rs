@@ -1,4 +1,4 @@
-//! Tables for the terminal and for the README.
+//! Formats tables for the terminal and for Markdown.
 
 use std::fmt::Write as _;
 
@@ -75,7 +75,7 @@ fn line(table: &Table, row: &Row) -> Vec<String> {
     line
 }
 
-/// One sentence on what matters most.
+/// One sentence on the most important result.
 fn verdict(table: &Table) -> String {
     let (Some(ours), Some(theirs)) = (table.best_of_sterna(), table.best_of_qemu("")) else {
         return String::new();

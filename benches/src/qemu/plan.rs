@@ -1,4 +1,4 @@
-//! What is timed, in which settings.
+//! Chooses the measurements and their settings.
 
 use std::path::Path;
 
@@ -12,19 +12,19 @@ use crate::{Failure, image, live};
 use sterna_benches::machines::{Lab, Role, Side};
 use sterna_benches::peer::Settings;
 
-/// RAM of the guest that writes.
+/// RAM of the guest that writes, in bytes.
 pub const WRITER_BYTES: u64 = 512 << 20;
-/// Channels of the limits over loopback.
+/// Numbers of sockets for the limits over loopback.
 const SOCKETS: [usize; 4] = [1, 2, 4, 8];
 
-/// Every setting, or those that win elsewhere.
+/// All settings, or only the settings that are fastest elsewhere.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Width {
     All,
     Few,
 }
 
-/// What both sides of every group need.
+/// The chains of both sides, which every group uses.
 pub struct Chains<'a> {
     pub qemu: Chain<'a>,
     pub sterna: Chain<'a>,
@@ -103,7 +103,7 @@ pub fn images<'a>(chains: &'a Chains<'_>, about: &str, place: &'a Path, tools: &
         let (path, bytes) = (place.join("limit"), content.used_bytes());
         let done = limits::write_file(&path, bytes)
             .and_then(|written| Ok(vec![written, limits::read_file(&path, bytes)?]));
-        // It may never have been written.
+        // The file may never have been written.
         let _ = std::fs::remove_file(&path);
         done
     });

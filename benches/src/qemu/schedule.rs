@@ -1,4 +1,4 @@
-//! How the time that there is is divided.
+//! Divides the available time among the groups.
 
 use std::time::{Duration, Instant};
 
@@ -6,10 +6,10 @@ use crate::figures::Table;
 use crate::group::{Group, Limits};
 use crate::output;
 
-/// Repetitions of what is timed beside.
+/// Limit of repetitions of a less important group.
 const BESIDE: usize = 3;
 
-/// How much time and how many repetitions a group gets.
+/// Share of time and repetitions that a group gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Importance {
     /// Every setting, all repetitions.
@@ -19,7 +19,7 @@ pub enum Importance {
 }
 
 impl Importance {
-    /// Its share in the time, in relation to the others'.
+    /// Weight of the group when the time is divided.
     fn weight(self) -> u32 {
         match self {
             Self::Main => 4,
@@ -28,7 +28,7 @@ impl Importance {
     }
 }
 
-/// Divides the time that there is among the groups that are left.
+/// Divides the remaining time among the remaining groups.
 pub struct Schedule {
     end: Instant,
     weight_left: u32,
@@ -39,13 +39,13 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// `groups` are to be run within `limit`.
+    /// Plans to run `groups` within `limit`.
     pub fn new(limit: Duration, repetitions: usize, warms_up: bool, groups: &[Importance]) -> Self {
         let weight_left = groups.iter().map(|group| group.weight()).sum();
         Self { end: Instant::now() + limit, weight_left, repetitions, warms_up, rows: Vec::new() }
     }
 
-    /// Of all rows only those whose name contains one of `rows`, if there is any.
+    /// Restricts the run to rows whose name contains one of `rows`. An empty list has no effect.
     pub fn only(self, rows: &[String]) -> Self {
         Self { rows: rows.to_vec(), ..self }
     }
@@ -63,7 +63,8 @@ impl Schedule {
             Importance::Main => self.repetitions,
             Importance::Beside => self.repetitions.min(BESIDE),
         };
-        // What is the last must not be late; before it, there is time to be made up.
+        // The last group must end in time. An earlier group may use up to twice its share, because later
+        // groups can make up for it.
         let end = (now + 2 * share).min(self.end.max(now + share));
         let tables = group.run(Limits { repetitions, warms_up: self.warms_up, until: now + share, end });
         self.weight_left = self.weight_left.saturating_sub(weight);

@@ -1,4 +1,4 @@
-//! `sterna save` and `sterna restore` of a QEMU: the ways to call them that are timed.
+//! The timed ways to call `sterna save` and `sterna restore` of a QEMU.
 
 use std::path::Path;
 use std::process::Command;
@@ -13,9 +13,9 @@ pub struct Tool {
     pub arguments: Vec<String>,
     /// QEMU's rows that it is compared with.
     pub form: &'static str,
-    /// It is timed with every content.
+    /// Whether it is timed with every content.
     pub matters: bool,
-    /// This `sterna` knows `restore`.
+    /// Whether this `sterna` has the command `restore`.
     pub can_restore: bool,
 }
 

@@ -1,13 +1,16 @@
-//! A guest that goes on in another process of the same host, without a copy of its memory (`cpr-transfer`), Sterna's beside QEMU's.
+//! Measures a move to another process of the same host without a copy of memory. Sterna and QEMU both do it
+//! with `cpr-transfer`.
 //!
-//! - The guest is a boot sector, the same for both, on the same KVM; it writes and checks 32 MiB, whatever the machine's size. All other
-//!   memory is never touched.
-//! - **The downtime is what the guest saw**: the longest time between two of its pages, which it writes every 100 µs.
-//! - The new process waits before the move begins: its start is in no figure. QEMU's does nothing before it has the descriptors, which
-//!   come first, so its machine is made while the guest still runs.
-//! - Pages copied are those that the source counts (`normal` and `duplicate` in `query-migrate`).
-//! - The sides take turns. Medians.
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a bench prints its figures")]
+//! - The guest is a boot sector, the same for both, on the same KVM. It writes and checks 32 MiB, whatever
+//!   the machine's size. All other memory is never touched.
+//! - **The downtime is measured by the guest**: the longest time between two of its pages, which it writes
+//!   every 100 µs.
+//! - The new process waits before the move starts, so its start is not measured. QEMU's process does nothing
+//!   before it has the descriptors, which it receives first. Its machine is therefore made while the guest
+//!   still runs.
+//! - Pages copied are the source's counts (`normal` and `duplicate` in `query-migrate`).
+//! - The sides alternate. The results are medians.
+#![allow(clippy::print_stdout, reason = "a bench prints its figures")]
 
 mod qemu;
 mod sterna;
@@ -29,9 +32,9 @@ use sterna_interop::{Guest, Root};
 const SECTOR_BYTES: u64 = 64 << 20;
 const PAGES_PER_SECOND: u64 = 10_000;
 const SIDES: [Side; 2] = [Side::Qemu, Side::Sterna];
-/// Milliseconds.
+/// Goal of the downtime, milliseconds.
 const DOWNTIME: f64 = 20.0;
-/// How long the guest does its work before it moves.
+/// Time for which the guest works before it moves.
 const BEFORE: Duration = Duration::from_millis(200);
 
 /// Measures moves to another process of the same host.
@@ -43,23 +46,23 @@ struct Args {
     /// Moves of each side.
     #[arg(long, default_value_t = 7)]
     runs: u32,
-    /// The `sterna` command.
+    /// The `sterna` command to measure.
     #[arg(long, default_value = "sterna")]
     sterna: PathBuf,
-    /// Write the rows as JSON.
+    /// Write the rows as JSON to this file.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Write goals and rows as `benches/RESULTS.md` has them.
+    /// Write goals and rows to this file, in the form of `benches/RESULTS.md`.
     #[arg(long, value_name = "FILE")]
     markdown: Option<PathBuf>,
 }
 
-/// What one move has given.
+/// Results of one move.
 #[derive(Debug, Clone, Copy)]
 struct Move {
-    /// What the guest saw, in seconds.
+    /// Downtime that the guest measured, in seconds.
     downtime: f64,
-    /// From the command until the source says that it is over, in seconds.
+    /// From the command until the source reports the end, in seconds.
     took: f64,
     pages: u64,
 }
@@ -69,18 +72,12 @@ struct Row {
     gib: u64,
     downtimes: Vec<f64>,
     took: f64,
-    /// The most of all moves.
+    /// The maximum of all moves.
     pages: u64,
 }
 
 fn main() -> std::process::ExitCode {
-    match run(&Args::parse()) {
-        Ok(()) => std::process::ExitCode::SUCCESS,
-        Err(why) => {
-            eprintln!("{why}");
-            std::process::ExitCode::FAILURE
-        }
-    }
+    sterna_benches::exit(run(&Args::parse()))
 }
 
 fn run(args: &Args) -> Result<(), Failure> {
@@ -196,7 +193,7 @@ impl Row {
     }
 }
 
-/// The guest runs, and writes its pages when they are due.
+/// Runs the guest, which writes its pages at the set pace.
 fn begin(source: &mut Peer) -> Result<GuestWords, Failure> {
     source.execute("cont", Value::Null)?;
     source.wait_for_ticks(1)?;
@@ -211,7 +208,8 @@ fn begin(source: &mut Peer) -> Result<GuestWords, Failure> {
     Ok(words)
 }
 
-/// Waits for the end of what has begun. The memory is the same in both processes, so the source's words are the guest's.
+/// Waits for the end of a move. Both processes share the memory, so the source's file still shows the guest's
+/// words.
 fn end(
     began: Instant,
     source: &mut Peer,
@@ -221,7 +219,7 @@ fn end(
     source.wait_until_completed()?;
     let took = began.elapsed().as_secs_f64();
     let destination = destination()?;
-    // It goes on there, and has every byte.
+    // The guest runs in the new process and has checked every byte.
     destination.wait_for_ticks(1)?;
     let downtime = words.longest_gap()?.as_secs_f64();
     let query = source.execute("query-migrate", Value::Null)?;

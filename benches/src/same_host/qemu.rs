@@ -1,4 +1,5 @@
-//! Two QEMUs. The new one gets descriptors over a channel of its own (`cpr`) before it has a monitor; everything else follows over `main`.
+//! Two QEMUs. The new one receives descriptors over a separate channel (`cpr`) before it has a monitor. All
+//! other data uses `main`.
 
 use std::path::Path;
 use std::thread;
@@ -11,9 +12,9 @@ use sterna_interop::{Accelerator, Builder, Qemu, Root, is_listening};
 
 use crate::{Move, begin, end};
 
-/// A size that every disk controller takes.
+/// A size that every disk controller accepts.
 const DISK_BYTES: u64 = 1 << 20;
-/// How long the new one may take until it waits.
+/// Time limit until the new process waits.
 const START: Duration = Duration::from_secs(30);
 
 pub(crate) fn once(root: &Root, bytes: u64, sector: &Path) -> Result<Move, Failure> {
@@ -55,7 +56,7 @@ pub(crate) fn once(root: &Root, bytes: u64, sector: &Path) -> Result<Move, Failu
 }
 
 fn builder(root: &Root, bytes: u64) -> Builder {
-    // Descriptors of all memory, that of the devices, too.
+    // QEMU must pass descriptors of all memory, including the devices' memory.
     let memory = format!("memory-backend-memfd,id=ram0,share=on,size={bytes}");
     Qemu::builder(root)
         .accelerator(Accelerator::Kvm)

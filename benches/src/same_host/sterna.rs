@@ -1,4 +1,4 @@
-//! `sterna run` and `sterna run --same-host`.
+//! A move from `sterna run` to `sterna run --same-host`.
 
 use std::path::Path;
 use std::time::Instant;

@@ -1,8 +1,8 @@
-//! KVM's dirty log, under a guest that writes random pages.
+//! Measures KVM's dirty log with a guest that writes random pages.
 //!
-//! The guest is ten instructions in long mode. What it runs on (page tables for pages of 2 MiB) lies in a small
-//! block behind the memory that it writes, which is one slot, or several of 8 GiB. The slots are made by
-//! [`KvmDirtyLog`] itself, when it starts.
+//! The guest is ten instructions in long mode. Its code and its page tables (for pages of 2 MiB) are in a
+//! small block after the memory that it writes. That memory is one slot, or several of 8 GiB. [`KvmDirtyLog`]
+//! makes the slots when it starts.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
@@ -22,8 +22,8 @@ const REARM: &str = "re-arming (CLEAR_DIRTY_LOG and all)";
 const CYCLE: &str = "sync and re-arming";
 const CYCLE_ALONE: &str = "the same without the merging";
 
-/// Writes the state of a generator into `count` (rsi) random pages: state rdi, its factor rbx, mask of the
-/// page numbers r8.
+/// Writes the state of a generator into `count` (rsi) random pages. Registers: state rdi, its factor rbx,
+/// mask of the page numbers r8.
 const GUEST: &[u8] = &[
     0x48, 0x0f, 0xaf, 0xfb, // imul rdi, rbx
     0x48, 0xff, 0xc7, // inc rdi
@@ -37,11 +37,12 @@ const GUEST: &[u8] = &[
     0xf4, // hlt
 ];
 
-/// Pages of the block with what the guest runs on, besides a table for each GiB: two tables and the code.
+/// Pages of the block for two tables and the code. One more table for each GiB is added.
 const BOOT_PAGES: u64 = 3;
 /// Pages in a GiB.
 const GIB_PAGES: u64 = 1 << 18;
-/// What one table of 512 entries, one for each GiB, can name with the guest's own GiB behind its memory.
+/// Number of GiB that one table of 512 entries can address. Each entry is one GiB. One entry is the guest's
+/// own block after its memory. Each entry is one GiB.
 const MOST_GIB: u64 = 256;
 const SLOT_PAGES: u64 = (8 << 30) / PAGE_SIZE as u64;
 
@@ -83,7 +84,7 @@ fn table(
     log.start()?;
     let mode = log.mode();
     if mode == Some(KvmLogMode::Automatic) {
-        // GET would clear: the system calls alone would leave nothing to sync.
+        // GET would clear the log, so the system calls alone would leave nothing to sync.
         skipped("kvm", "this kernel's dirty log has no manual protection");
         return Ok(None);
     }
@@ -96,7 +97,7 @@ fn table(
         machine.write(args.written, pages - 1)?;
         let log = &machine.log;
         dirty.clear_all();
-        // GET changes nothing while protection is manual, so both see the same log.
+        // With manual protection, GET changes nothing, so both measurements read the same log.
         let mut times = [Duration::ZERO; 2];
         let mut newly = 0;
         for part in [run % 2, (run + 1) % 2] {
@@ -126,7 +127,7 @@ fn table(
     Ok(Some(table))
 }
 
-/// Re-arms everything that was synced, in slices as lanes do.
+/// Re-arms all synced pages, in slices as lanes do.
 fn rearm(log: &KvmDirtyLog, ram: &GuestRam, synced: &DirtyBitmaps) -> Result<(), Failed> {
     const SLICE: u64 = 1 << 18;
     for (index, block) in ram.blocks().iter().enumerate() {
@@ -142,7 +143,7 @@ struct Machine {
     ram: GuestRam,
     vcpu: VcpuFd,
     log: KvmDirtyLog,
-    /// Where the code is.
+    /// Address of the guest's code.
     code: u64,
     state: u64,
     _vm: VmFd,
@@ -151,13 +152,13 @@ struct Machine {
 impl Machine {
     fn new(kvm: &Kvm, pages: u64, slot_pages: u64, first_page: u64) -> Result<Self, Failed> {
         let page = PAGE_SIZE as u64;
-        // One more GiB, for itself.
+        // One more GiB, for the block itself.
         let boot_pages = (BOOT_PAGES + pages / GIB_PAGES + 1).next_multiple_of(64);
         let blocks = vec![
             RamBlock::new("ram", (pages + 64) * page, Backing::Anonymous)?,
             RamBlock::new("boot", boot_pages * page, Backing::Anonymous)?,
         ];
-        // Or a page that is written would cost 2 MiB.
+        // With huge pages, each written page would allocate 2 MiB.
         blocks[0].advise_huge_pages(false)?;
         let ram = GuestRam::new(blocks)?;
         let mut slots: Vec<KvmSlot> = (0..pages / slot_pages)
@@ -189,7 +190,7 @@ impl Machine {
         Ok(Machine { ram, vcpu, log, code, state: 1, _vm: vm })
     }
 
-    /// Lets the guest write so many pages (some twice).
+    /// Lets the guest write `count` pages; some are written twice.
     fn write(&mut self, count: u64, mask: u64) -> Result<(), Failed> {
         let regs = kvm_regs {
             rip: self.code,
@@ -210,11 +211,11 @@ impl Machine {
     }
 }
 
-/// Tables that map all memory to itself, and the code; gives the code's address.
+/// Writes page tables that map all memory to itself, and the code. Returns the code's address.
 fn write_boot(ram: &GuestRam, boot: u64) -> Result<u64, Failed> {
     let block = ram.block(1);
     let page = PAGE_SIZE as u64;
-    // Present, writable; in the last level also: a page of 2 MiB.
+    // Flags: present and writable; in the last level also: a page of 2 MiB.
     block.write_u64(0, (boot + page) | 3)?;
     for gib in 0..=boot >> 30 {
         let table = (BOOT_PAGES + gib) * page;

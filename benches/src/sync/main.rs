@@ -1,13 +1,14 @@
-//! What a sync of dirty bitmaps costs, beside what the machine can do at best. `cargo xtask bench sync`.
+//! Measures the cost of a sync of dirty bitmaps. It is compared with the machine's limits. Run with
+//! `cargo xtask bench sync`.
 //!
-//! - *merge*: a guest's words into its bitmaps, with blocks that begin with a word and blocks that do not,
-//!   beside a plain copy of the same words and beside going page by page.
-//! - *sync*: a whole sync of a guest with vhost devices, random pages dirty; the devices share one log, or
-//!   have one each.
-//! - *pagemap*, *kvm*: the kernel's logs, beside the same system calls with nobody who merges.
+//! - *merge*: merges a guest's words into its bitmaps, with blocks that are aligned to a word and blocks that
+//!   are not. It is compared with a plain copy of the same words, and with a loop over single pages.
+//! - *sync*: a complete sync of a guest with vhost devices and random dirty pages. The devices share one log,
+//!   or have one each.
+//! - *pagemap*, *kvm*: the kernel's logs, compared with the same system calls without merging.
 //!
-//! The variants of a part are timed one after the other in each repetition, so that a noisy neighbour hits all
-//! alike; what is printed are medians, and medians of the ratios repetition by repetition.
+//! The variants of a part are timed one after another in each repetition, so that other load on the host
+//! affects all of them equally. The output is medians, and medians of the repetitions' ratios.
 #![allow(clippy::print_stdout, reason = "a bench prints its figures")]
 
 mod kvm;
@@ -26,13 +27,13 @@ struct Args {
     /// RAM of the guest, GiB.
     #[arg(long, default_value_t = 256)]
     guest: u64,
-    /// Pages that are dirty at a sync: those of 10 GB/s in 100 ms.
+    /// Pages that are dirty at a sync; the default is 10 GB/s for 100 ms.
     #[arg(long, default_value_t = 250_000)]
     dirty: u64,
-    /// Blocks that the merged guest consists of.
+    /// Blocks of the merged guest.
     #[arg(long, default_value_t = 8)]
     blocks: u64,
-    /// vhost devices.
+    /// Number of vhost devices.
     #[arg(long, default_value_t = 24)]
     devices: u64,
     /// Memory under userfaultfd, MiB.
@@ -41,10 +42,10 @@ struct Args {
     /// Pages that a KVM guest writes between two syncs.
     #[arg(long, default_value_t = 50_000)]
     written: u64,
-    /// Repetitions.
+    /// Repetitions of each measurement.
     #[arg(long, default_value_t = 7)]
     runs: usize,
-    /// Only these parts.
+    /// Run only these parts.
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<Part>,
     /// Print results as JSON.
@@ -86,7 +87,7 @@ fn main() -> Result<(), Failed> {
     Ok(())
 }
 
-/// Says that a part cannot run here.
+/// Reports a part that cannot run here.
 fn skipped(part: &str, reason: impl std::fmt::Display) {
     use std::io::Write;
     let _ = writeln!(std::io::stderr(), "SKIPPED {part}: {reason}");

@@ -1,4 +1,4 @@
-//! Merging alone. Blocks of less than 512 GiB are merged on one thread.
+//! Measures merging alone. Blocks of less than 512 GiB are merged on one thread.
 
 use std::hint::black_box;
 
@@ -14,8 +14,8 @@ const COPY: &str = "plain copy of the words";
 const COPY_THREADS: &str = "plain copy on two threads";
 const PAGES: &str = "page by page, misaligned";
 
-/// Two tables: all words full of random bits, the most that memory has to do; and as many dirty pages as a
-/// busy guest has.
+/// Two tables: one with random bits in all words, the maximum of memory traffic; one with as many dirty pages
+/// as a busy guest has.
 pub fn measure(args: &Args) -> Result<Vec<Table>, Failed> {
     let pages = (args.guest << 30) / PAGE_SIZE as u64 / args.blocks;
     let blocks = (0..args.blocks)
@@ -46,12 +46,12 @@ fn table(title: String, args: &Args, ram: &GuestRam, words: &[Vec<u64>]) -> Tabl
     let mut plain: Vec<Vec<u64>> = words.iter().map(|words| vec![1; words.len() + 1]).collect();
     for run in 0..=args.runs {
         let mut push = |name, took| {
-            // The first repetition warms up.
+            // The first repetition is a warm-up and does not count.
             if run > 0 {
                 table.push(name, took);
             }
         };
-        // In turn: who comes later finds the words in the caches.
+        // The order rotates, because a later variant finds the words in the caches.
         let mut order = [ALIGNED, MISALIGNED, COPY, COPY_THREADS];
         order.rotate_left(run % 4);
         for name in order {
@@ -78,7 +78,7 @@ fn table(title: String, args: &Args, ram: &GuestRam, words: &[Vec<u64>]) -> Tabl
     table
 }
 
-/// The first page of a block's words: a different bit of a word for each block, or its beginning.
+/// The first page of a block's words: a different bit of a word for each block, or bit 0.
 fn offset(block: usize, crooked: bool) -> u64 {
     if crooked { 1 + block as u64 * 7 % 63 } else { 0 }
 }
@@ -106,7 +106,7 @@ fn copy_on_two_threads(words: &[Vec<u64>], to: &mut [Vec<u64>]) {
     });
 }
 
-/// As if there were no other way: each page's bit is looked at, and set if it is set.
+/// The simple method: tests each page's bit and sets it in the bitmap.
 fn by_pages(bitmaps: &DirtyBitmaps, words: &[Vec<u64>]) {
     for (block, words) in words.iter().enumerate() {
         let (bitmap, first) = (bitmaps.block(block), offset(block, true));

@@ -1,4 +1,4 @@
-//! userfaultfd and PAGEMAP_SCAN.
+//! Measures userfaultfd with PAGEMAP_SCAN.
 
 use sterna_ram::dirty::UffdDirtyLog;
 use sterna_ram::{Backing, DirtyBitmaps, DirtySource, GuestRam, PAGE_SIZE, RamBlock};
@@ -6,7 +6,7 @@ use sterna_ram::{Backing, DirtyBitmaps, DirtySource, GuestRam, PAGE_SIZE, RamBlo
 use super::table::{Table, time};
 use super::{Args, Failed, skipped};
 
-/// How the pages lie that are written between two syncs.
+/// Patterns of the pages that are written between two syncs.
 const PATTERNS: [(&str, &str, Pattern); 3] = [
     ("sync, every 8th page", "system calls alone, every 8th page", Pattern::Every(8)),
     ("sync, a random quarter", "system calls alone, a random quarter", Pattern::Random(4)),
@@ -35,7 +35,8 @@ pub fn measure(args: &Args) -> Result<Option<Table>, Failed> {
     let mut table = Table::new(format!("pagemap: {} MiB under userfaultfd", args.pagemap));
     for run in 0..=args.runs {
         for (ours, alone, pattern) in PATTERNS {
-            // The same pages for both, and the order changes: who comes second finds the caches warmer.
+            // Both variants scan the same pages. The order alternates, because the second variant finds
+            // warmer caches.
             let order = if run % 2 == 0 { [ours, alone] } else { [alone, ours] };
             for name in order {
                 let written = write(&ram, pattern, run as u64)?;
@@ -61,7 +62,7 @@ pub fn measure(args: &Args) -> Result<Option<Table>, Failed> {
     Ok(Some(table))
 }
 
-/// Writes pages; gives how many.
+/// Writes pages, and returns their number.
 fn write(ram: &GuestRam, pattern: Pattern, seed: u64) -> Result<u64, Failed> {
     let block = ram.block(0);
     let mut random = fastrand::Rng::with_seed(seed);

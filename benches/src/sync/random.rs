@@ -1,6 +1,6 @@
-//! Random bits.
+//! Sets random bits in a bitmap.
 
-/// Sets so many random bits of the first `bits`.
+/// Sets `count` random bits among the first `bits`.
 pub fn set_bits(random: &mut fastrand::Rng, words: &mut [u64], bits: u64, count: u64) {
     for _ in 0..count {
         let bit = random.u64(..bits);

@@ -1,4 +1,4 @@
-//! Timings of several ways to do one thing, repetition by repetition.
+//! Timings of several ways to do the same work, repetition by repetition.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 pub struct Table {
     title: String,
     rows: Vec<(&'static str, Vec<Duration>)>,
-    /// Ratios to be told: of which row to which.
+    /// Ratios to print: name of the row, and of the row that it is divided by.
     ratios: Vec<(&'static str, &'static str)>,
 }
 
@@ -24,7 +24,7 @@ impl Table {
         }
     }
 
-    /// Has the median of `of / to` told.
+    /// Prints the median of `of / to` with the table.
     pub fn tell(&mut self, of: &'static str, to: &'static str) {
         self.ratios.push((of, to));
     }
@@ -72,7 +72,7 @@ impl fmt::Display for Table {
     }
 }
 
-/// How long `work` takes, and what it gives.
+/// Duration of `work`, and its result.
 pub fn time<T>(work: impl FnOnce() -> T) -> (Duration, T) {
     let began = Instant::now();
     let result = work();

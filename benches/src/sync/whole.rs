@@ -1,7 +1,7 @@
-//! A whole sync of a large guest with vhost devices.
+//! A complete sync of a large guest with vhost devices.
 //!
-//! What KVM has is stood in for by words that are copied to a kept buffer, as GET_DIRTY_LOG does (*kvm* times
-//! the real one). The logs are real: shared memory, filled from outside through the descriptor.
+//! KVM's log is simulated: words are copied to a reused buffer, as GET_DIRTY_LOG does (*kvm* times the real
+//! log). The vhost logs are real: shared memory that is filled from outside through the descriptor.
 
 use std::fs::File;
 use std::hint::black_box;
@@ -26,17 +26,17 @@ const READING: &str = "plainly reading the separate logs";
 const READING_THREADS: &str = "plainly reading them on two threads";
 const DROPPING: &str = "dropping what is still to be sent";
 
-/// Where the guest sees memory again behind the hole for devices.
+/// Guest address at which memory continues after the hole for devices.
 const ABOVE: u64 = 4 << 30;
-/// Where the hole begins.
+/// Guest address at which the hole starts.
 const BELOW: u64 = 3 << 30;
 
-/// Two tables: a guest whose memory begins with a word of the bitmap, and one whose does not.
+/// Two tables: a guest whose memory starts at a word of the bitmap, and one whose memory does not.
 pub fn measure(args: &Args) -> Result<Vec<Table>, Failed> {
     Ok(vec![table(args, 0)?, table(args, 13)?])
 }
 
-/// A guest of one block, the pages from `first_page` on of which it sees.
+/// A guest of one block, which sees the block's pages from `first_page` on.
 fn table(args: &Args, first_page: u64) -> Result<Table, Failed> {
     let page = PAGE_SIZE as u64;
     let pages = (args.guest << 30) / page;
@@ -75,7 +75,7 @@ fn table(args: &Args, first_page: u64) -> Result<Table, Failed> {
                 table.push(name, took);
             }
         };
-        // A round that is half sent.
+        // The state of a round of which half has been sent.
         sent.clear_all();
         for _ in 0..args.dirty / 2 {
             sent.block(0).set(random.u64(..pages));
@@ -137,7 +137,7 @@ fn sum(logs: &[Vec<u64>]) -> u64 {
     logs.iter().map(|words| words.iter().fold(0u64, |sum, word| sum ^ word)).fold(0, |sum, one| sum ^ one)
 }
 
-/// Does what back ends do, all at once: the log is clear, and nobody else writes it.
+/// Writes a log as back ends do, but in one call. The log is clear, and no other writer uses it.
 fn log_pages(
     log: &VhostLog,
     ranges: &[LoggedRange],
@@ -161,13 +161,13 @@ fn duplicate(file: BorrowedFd<'_>) -> std::io::Result<File> {
     file.try_clone_to_owned().map(File::from)
 }
 
-/// Stands in for KVM's slots: one for each range.
+/// Simulates KVM's slots: one for each range.
 struct Slots(Mutex<Kept>);
 
 struct Kept {
-    /// What the kernel has.
+    /// The kernel's log of each slot.
     logs: Vec<(LoggedRange, Vec<u64>)>,
-    /// Where it copies it to.
+    /// The buffer to which a log is copied.
     buffer: Vec<u64>,
 }
 
@@ -179,7 +179,7 @@ impl Slots {
         Slots(Mutex::new(Kept { logs, buffer }))
     }
 
-    /// Has new random pages dirty, and no others.
+    /// Makes `count` new random pages dirty, and no others.
     fn dirty(&self, random: &mut fastrand::Rng, count: u64) {
         let mut kept = self.0.lock();
         let all: u64 = kept.logs.iter().map(|(range, _)| range.pages).sum();

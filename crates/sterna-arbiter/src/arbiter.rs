@@ -1,57 +1,63 @@
-//! What an arbiter is asked, and what it answers.
+//! The interface of an arbiter: the trait [`Arbiter`], its rulings and its identity.
+//!
+//! Both sides of a protected guest use the same arbiter, so that at most one of them may run the guest.
 
 use std::fmt;
 
 use crate::claim::{Claim, Claimant, Generation, GuestName};
 use crate::error::ClaimError;
 
-/// Decides who has the claim of a generation.
+/// Gives the exclusive right to run a guest to one claimant per generation.
 ///
-/// In a generation the first one wins, for ever. The winner gets [`Ruling::Won`] whenever it asks again.
+/// The first claim of a generation wins, and no later claim of that generation can win. The winner gets
+/// [`Ruling::Won`] each time it asks again.
 pub trait Arbiter: Send + Sync + fmt::Debug {
-    /// Asks for the claim. Several threads may ask at once.
+    /// Requests the claim of a generation. Several threads may call this in parallel.
     ///
-    /// Whoever has asked once goes on until there is a ruling: a claim whose answer was lost may have won, and then nobody else
-    /// can win in that generation.
+    /// A claimant that has called this once must repeat the call until it gets a ruling. If the answer to a
+    /// winning claim was lost, no other claimant can win in that generation.
     ///
     /// # Errors
-    /// There is no ruling, and nobody may start. Whether the claim took effect is unknown: the next answer may be
-    /// [`Ruling::Won`] or [`Ruling::Lost`].
+    /// The arbiter gave no ruling, so the caller must not start the guest. The error does not tell whether the
+    /// claim took effect: the next answer may be [`Ruling::Won`] or [`Ruling::Lost`].
     fn claim(&self, claim: &Claim) -> Result<Ruling, ClaimError>;
 
-    /// What two sides have in common if they ask one arbiter, as far as it can be known: whoever asks first leaves a random token
-    /// there, and the other one reads it. So a copy of a directory is another arbiter, and so are two clusters that were set up
-    /// alike. Claims nothing; also says whether the arbiter can be asked now.
+    /// Returns a value by which two sides check that they use the same arbiter.
+    ///
+    /// The first caller stores a random token at the arbiter, and the other side reads the same token. A copy
+    /// of a directory therefore counts as another arbiter, and so do two clusters with the same configuration.
+    /// The call claims nothing. It also shows whether the arbiter is reachable now.
     ///
     /// # Errors
-    /// The arbiter cannot be asked now.
+    /// The arbiter did not answer now.
     fn identity(&self, guest: &GuestName, generation: Generation) -> Result<Identity, ClaimError>;
 
-    /// Takes away what [`Arbiter::identity`] has left there, once both sides have read it. What cannot be taken away stays, and
-    /// means nothing.
+    /// Removes the token that [`Arbiter::identity`] stored. Call it after both sides have read the token.
+    ///
+    /// A token that cannot be removed has no effect on claims.
     fn forget_identity(&self, guest: &GuestName, generation: Generation) {
         let _ = (guest, generation);
     }
 }
 
-/// An arbiter's answer. It is final.
+/// The final answer of an arbiter to a claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ruling {
-    /// Whoever asked has the claim.
+    /// The caller has the claim.
     Won,
-    /// Another one has it.
+    /// Another claimant has the claim.
     Lost {
-        /// Who has it, if the arbiter says that.
+        /// The winner, if the arbiter reports it.
         winner: Option<Claimant>,
     },
 }
 
-/// Which arbiter it is.
+/// The result of [`Arbiter::identity`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Identity {
-    /// Two sides that see the same text ask one arbiter.
+    /// The arbiter's token. Two sides that read equal texts use the same arbiter.
     Is(String),
-    /// This kind of arbiter does not say.
+    /// This kind of arbiter has no identity that can be compared.
     Unknown,
 }

@@ -1,4 +1,4 @@
-//! `ask`: an operator decides.
+//! The arbiter `ask`: an operator decides each claim.
 
 use std::sync::Arc;
 
@@ -8,22 +8,22 @@ use crate::arbiter::{Arbiter, Identity, Ruling};
 use crate::claim::{Claim, Generation, GuestName};
 use crate::error::ClaimError;
 
-/// The operator's side: which claim waits, and the decision.
+/// The operator's interface to the arbiter `ask`: shows the waiting claim and takes the decision.
 ///
-/// Each side of a protection has its own. Whoever decides must not let both win.
+/// Each side of a protection has its own `Operator`. The operator must not let both sides win.
 #[derive(Debug, Clone, Default)]
 pub struct Operator(Arc<Mutex<State>>);
 
-/// An operator's decision could not be taken.
+/// The reason why an operator's decision was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NotDecided {
-    /// No claim waits.
+    /// No claim waits for a decision.
     #[error(
         "no claim waits for a decision: this side has not lost the other one, or the claim was decided before"
     )]
     NothingWaits,
-    /// The claim was decided otherwise, which is final.
+    /// The claim already has the opposite decision. A decision is final.
     #[error(
         "this claim was decided otherwise before, and a decision is final: protect the guest again for a new one"
     )]
@@ -33,21 +33,21 @@ pub enum NotDecided {
 #[derive(Debug, Default)]
 struct State {
     waiting: Option<Claim>,
-    /// A claim's decision is never changed.
+    /// One entry for each decided claim, with `true` for won. Entries never change.
     decided: Vec<(Claim, bool)>,
 }
 
-/// Waits for its operator.
+/// The arbiter `ask`: gives no ruling until its operator has decided.
 #[derive(Debug)]
 pub(crate) struct Ask(pub(crate) Operator);
 
 impl Operator {
-    /// The claim that waits, if one does: the one that was asked for last.
+    /// Returns the claim that waits for a decision; if there were several, the latest one.
     pub fn waiting(&self) -> Option<Claim> {
         self.0.lock().waiting.clone()
     }
 
-    /// Decides the claim that waits: whether it has won. The decision is final.
+    /// Decides the waiting claim; `won` tells whether it has won. The decision is final.
     ///
     /// # Errors
     /// No claim waits.
@@ -57,10 +57,10 @@ impl Operator {
         Ok(waiting)
     }
 
-    /// Decides a claim, whether it waits already or not. The decision is final.
+    /// Decides `claim`, also before the arbiter has received it. The decision is final.
     ///
     /// # Errors
-    /// The claim was decided otherwise.
+    /// The claim already has the opposite decision.
     pub fn decide_claim(&self, claim: &Claim, won: bool) -> Result<(), NotDecided> {
         let mut state = self.0.lock();
         match state.decision(claim) {
@@ -82,7 +82,7 @@ impl State {
 }
 
 impl Arbiter for Ask {
-    /// Does not wait: the caller asks again.
+    /// Returns immediately, also without a decision: the caller repeats the call.
     fn claim(&self, claim: &Claim) -> Result<Ruling, ClaimError> {
         let mut state = self.0.0.lock();
         match state.decision(claim) {

@@ -1,29 +1,33 @@
-//! What is claimed, and by whom.
+//! A claim and its parts: guest, generation and claimant. Both sides and every kind of arbiter use these types.
 
 use std::fmt;
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::OnceLock;
 
-/// One side asks for the right to run a guest, exclusively, in one generation of its protection.
+/// A request for the exclusive right to run a guest in one generation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Claim {
-    /// The guest, or its protection, by a name that both sides use.
+    /// The name of the guest or of its protection. Both sides must use the same name.
     pub guest: GuestName,
-    /// The generation. A new protection of the same guest needs a new one.
+    /// The generation of the protection. A new protection of the same guest needs a new generation.
     pub generation: Generation,
-    /// Who asks.
+    /// The side and the process that request the claim.
     pub claimant: Claimant,
 }
 
-/// The name of a guest or of its protection: 1 to 64 bytes without control characters.
+/// The name of a guest or of its protection.
+///
+/// It has 1 to 64 bytes without control characters.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct GuestName(String);
 
-/// The number of a protection: no other protection of the guest, by that name, has the same.
+/// The number of a protection. Two protections with the same guest name have different generations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Generation(u64);
 
-/// Who asks. Equal claimants are the same one, who may ask again.
+/// The side and the process that request a claim.
+///
+/// Equal values are the same claimant, which may repeat its claim.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Claimant {
     role: Role,
@@ -39,7 +43,7 @@ pub enum Role {
     Standby,
 }
 
-/// A text that cannot be a name.
+/// A text that cannot be a [`GuestName`] or the process of a [`Claimant`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what} cannot be {text:?}: use 1 to {most} bytes without control characters")]
 pub struct NameError {
@@ -49,45 +53,51 @@ pub struct NameError {
 }
 
 impl GuestName {
+    /// Checks the length and the characters of a guest's name.
+    ///
     /// # Errors
-    /// The text is empty, too long, or has control characters.
+    /// The text is empty, longer than 64 bytes, or contains control characters.
     pub fn new(name: impl Into<String>) -> Result<Self, NameError> {
         checked("a guest's name", name.into(), 64).map(Self)
     }
 
-    /// The 32 hexadecimal digits of an id of 16 bytes.
+    /// Makes a name from the 32 hexadecimal digits of a 16-byte id, such as a UUID.
     pub fn of_id(id: [u8; 16]) -> Self {
         Self(format!("{:032x}", u128::from_be_bytes(id)))
     }
 
-    /// The name.
+    /// Returns the name as text, as it appears in stored claims and variables.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 }
 
 impl Generation {
-    /// The generation of that number.
+    /// Makes a generation from its number.
     pub const fn new(number: u64) -> Self {
         Self(number)
     }
 
-    /// Its number.
+    /// Returns the number of the generation.
     pub const fn number(self) -> u64 {
         self.0
     }
 }
 
 impl Claimant {
-    /// `process` names the process that asks: a process that is started again is another one, unless it keeps the name.
+    /// Makes a claimant from its side and the name of its process.
+    ///
+    /// A restarted process is another claimant unless it uses the same `process` name.
     ///
     /// # Errors
-    /// `process` is empty, longer than 128 bytes, or has control characters.
+    /// `process` is empty, longer than 128 bytes, or contains control characters.
     pub fn new(role: Role, process: impl Into<String>) -> Result<Self, NameError> {
         Ok(Self { role, process: checked("a process's name", process.into(), 128)? })
     }
 
-    /// This process: host, process id, and a random number that stays while the process lives.
+    /// Makes a claimant that names this process.
+    ///
+    /// The name consists of the host, the process id, and a random number that is drawn once per process.
     pub fn of_this_process(role: Role) -> Self {
         static NAME: OnceLock<String> = OnceLock::new();
         let name = NAME.get_or_init(|| {
@@ -98,19 +108,19 @@ impl Claimant {
         Self { role, process: name.clone() }
     }
 
-    /// The side.
+    /// Returns the side that claims: primary or standby.
     pub fn role(&self) -> Role {
         self.role
     }
 
-    /// The process.
+    /// Returns the name of the process that claims.
     pub fn process(&self) -> &str {
         &self.process
     }
 }
 
 impl Role {
-    /// `primary` or `standby`.
+    /// Returns the word for the role in stored claims and variables: `primary` or `standby`.
     pub fn word(self) -> &'static str {
         match self {
             Role::Primary => "primary",
@@ -123,7 +133,7 @@ impl Role {
     }
 }
 
-/// A number that is most likely no other's: the standard library draws keys of its hash tables from the kernel.
+/// Returns a random 64-bit number. The standard library seeds the keys of its hash tables from the kernel.
 pub(crate) fn random_number() -> u64 {
     RandomState::new().hash_one(std::process::id())
 }

@@ -1,4 +1,4 @@
-//! Commands of the operator: a list of words without a shell, run under a time limit.
+//! Runs commands that an operator configures, without a shell and under a time limit.
 
 mod line;
 mod run;
@@ -8,7 +8,7 @@ pub(crate) use run::{End, run};
 
 use crate::claim::Claim;
 
-/// The variables that name a claim for a command.
+/// Returns the environment variables by which a command learns the claim.
 pub(crate) fn variables(claim: &Claim) -> [(&'static str, String); 4] {
     [
         ("STERNA_CLAIM_GUEST", claim.guest.to_string()),

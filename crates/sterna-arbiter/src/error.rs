@@ -1,35 +1,37 @@
-//! Why there is no ruling.
+//! Errors of an arbiter that gave no ruling.
 
-/// There is no ruling: nobody may start.
+/// The arbiter gave no ruling, so the caller must not start the guest.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClaimError {
-    /// The arbiter was not reached, did not answer in time, or could not decide. Ask again.
+    /// The arbiter was not reached, did not answer in time, or could not decide. The caller should repeat the
+    /// claim.
     #[error(
         "{arbiter} gives no ruling: {problem}; whether the claim took effect is unknown, so nobody may start: {remedy}"
     )]
     Unreachable {
-        /// The arbiter.
+        /// The name of the arbiter, with its kind.
         arbiter: String,
-        /// What failed.
+        /// The failed step and its cause.
         problem: String,
-        /// What to do next.
+        /// The next step for the operator.
         remedy: String,
     },
-    /// The arbiter contradicts itself, or holds a claim that cannot be understood. Asking again does not help.
+    /// The arbiter contradicts itself, or stores a claim that cannot be decoded. Repeating the claim does not
+    /// help.
     #[error("{arbiter} cannot be trusted: {problem}; nobody may start: {remedy}")]
     Contradictory {
-        /// The arbiter.
+        /// The name of the arbiter, with its kind.
         arbiter: String,
-        /// What it said or holds.
+        /// The contradictory answer or the stored content.
         problem: String,
-        /// What to do next.
+        /// The next step for the operator.
         remedy: String,
     },
 }
 
 impl ClaimError {
-    /// For an arbiter that could not be asked. `remedy` says what to do next.
+    /// Makes the error for an arbiter that could not be asked. `remedy` is the next step for the operator.
     pub fn unreachable(
         arbiter: impl Into<String>,
         problem: impl Into<String>,
@@ -38,7 +40,7 @@ impl ClaimError {
         Self::Unreachable { arbiter: arbiter.into(), problem: problem.into(), remedy: remedy.into() }
     }
 
-    /// For an arbiter that contradicts itself. `remedy` says what to do next.
+    /// Makes the error for an arbiter that contradicts itself. `remedy` is the next step for the operator.
     pub fn contradictory(
         arbiter: impl Into<String>,
         problem: impl Into<String>,
@@ -47,7 +49,7 @@ impl ClaimError {
         Self::Contradictory { arbiter: arbiter.into(), problem: problem.into(), remedy: remedy.into() }
     }
 
-    /// Whether asking again cannot help.
+    /// Whether a repeated claim cannot succeed.
     pub fn is_contradictory(&self) -> bool {
         matches!(self, Self::Contradictory { .. })
     }

@@ -1,16 +1,23 @@
-//! `etcd:URL,...`: a key of the generation, which a transaction creates if it is not there.
+//! The arbiter `etcd:URL,...`: a transaction creates one key per generation.
 //!
-//! Compare: the key's create revision is 0, so there is none. Then: put. Else: read. etcd does all of it at one moment, so the
-//! answer is final, and a claimant that asks again reads itself. The endpoints are asked in their order until one answers: an
-//! endpoint that took the claim and whose answer was lost does no harm.
+//! The transaction compares the key's create revision with 0, which means that the key does not exist. If so,
+//! it stores the claim; otherwise it reads the stored one. etcd does both atomically, so the answer is final. A
+//! claimant that asks again reads its own claim.
 //!
-//! etcd's JSON gateway is spoken (`POST /v3/kv/txn`, keys and values in Base64), as etcd's documentation describes it.
+//! The endpoints are asked in order until one answers. After a short delay, the next endpoint is asked while a
+//! silent one is still pending. It does no harm if an endpoint stored the claim but its answer was lost: all
+//! endpoints share one store.
+//!
+//! The protocol is etcd's JSON gateway (`POST /v3/kv/txn`, keys and values in Base64), as etcd's documentation
+//! describes it.
 
 mod http;
 mod messages;
 mod options;
 mod tls;
 
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -29,85 +36,49 @@ use messages::Stored;
 const REMEDY: &str = "see that etcd runs with a majority of its members, that this host reaches it, and that it accepts this side's \
      certificate, user and password; then ask again";
 
-/// Claims are keys of an etcd.
+/// Time without an answer after which the next endpoint is asked in addition.
+const STAGGER: Duration = Duration::from_millis(200);
+/// Time for the remaining endpoints after the first answer, where all are asked.
+const GRACE: Duration = Duration::from_secs(1);
+/// Time by which a request may exceed its limit to return its own error.
+const LAST_WORDS: Duration = Duration::from_millis(200);
+
+/// An arbiter that stores each claim as a key in etcd.
 #[derive(Debug)]
 pub(crate) struct Etcd {
     name: String,
     endpoints: Vec<String>,
     prefix: String,
-    user: Option<User>,
-    http: Http,
+    client: Arc<Client>,
     limit: Duration,
-    /// The cluster that answered first.
+    /// The id of the cluster that answered first.
     cluster: Mutex<Option<String>>,
 }
 
-/// Which endpoints are asked.
+/// How many endpoints must answer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Whom {
     FirstThatAnswers,
     All,
 }
 
+/// The credentials and the HTTP client for requests to an endpoint.
+#[derive(Debug)]
+struct Client {
+    user: Option<User>,
+    http: Http,
+}
+
+/// An endpoint and its answer.
+type Asked = (String, Result<Vec<u8>, String>);
+
 struct User {
     name: String,
     password: Zeroizing<String>,
 }
 
-impl Etcd {
-    /// Reads the files; the text says which one cannot be used.
-    pub(crate) fn open(options: &EtcdOptions, name: String, limit: Duration) -> Result<Self, String> {
-        let user = match &options.user {
-            Some((name, file)) => Some(User { name: name.clone(), password: options::password(file)? }),
-            None => None,
-        };
-        Ok(Self {
-            name,
-            endpoints: options.endpoints.clone(),
-            prefix: options.prefix.clone(),
-            user,
-            http: Http::new(options.tls.as_ref())?,
-            limit,
-            cluster: Mutex::new(None),
-        })
-    }
-
-    fn key(&self, guest: &GuestName, generation: Generation) -> String {
-        format!("{}{}/{generation}", self.prefix, encoded(guest.as_str()))
-    }
-
-    fn token_key(&self, guest: &GuestName, generation: Generation) -> String {
-        format!("{}/token", self.key(guest, generation))
-    }
-
-    /// Posts to the endpoints in their order until one answers, or to all; each gets its part of the time that is left.
-    fn ask<T>(
-        &self,
-        whom: Whom,
-        path: &str,
-        body: &str,
-        read: impl Fn(&[u8]) -> Result<(String, T), String>,
-    ) -> Result<T, ClaimError> {
-        let deadline = Instant::now() + self.limit;
-        let (mut problems, mut answered) = (Vec::new(), None);
-        for (at, endpoint) in self.endpoints.iter().enumerate() {
-            let left = u32::try_from(self.endpoints.len() - at).unwrap_or(u32::MAX);
-            let part = deadline.saturating_duration_since(Instant::now()) / left;
-            match self.ask_one(endpoint, path, body, part).and_then(|bytes| read(&bytes)) {
-                Ok((cluster, answer)) => {
-                    self.of_one_cluster(endpoint, cluster)?;
-                    answered = Some(answer);
-                    if whom == Whom::FirstThatAnswers {
-                        break;
-                    }
-                }
-                Err(problem) => problems.push(format!("{endpoint}: {problem}")),
-            }
-        }
-        answered.ok_or_else(|| ClaimError::unreachable(&self.name, problems.join("; "), REMEDY))
-    }
-
-    fn ask_one(&self, endpoint: &str, path: &str, body: &str, limit: Duration) -> Result<Vec<u8>, String> {
+impl Client {
+    fn ask(&self, endpoint: &str, path: &str, body: &str, limit: Duration) -> Result<Vec<u8>, String> {
         let deadline = Instant::now() + limit;
         let token = match &self.user {
             Some(user) => {
@@ -123,8 +94,110 @@ impl Etcd {
         let left = deadline.saturating_duration_since(Instant::now());
         self.http.post(&format!("{endpoint}{path}"), token.as_ref().map(|token| token.as_str()), body, left)
     }
+}
 
-    /// Endpoints of two clusters would be two arbiters.
+impl Etcd {
+    /// Reads the certificates and the password. The error names the file that cannot be used.
+    pub(crate) fn open(options: &EtcdOptions, name: String, limit: Duration) -> Result<Self, String> {
+        let user = match &options.user {
+            Some((name, file)) => Some(User { name: name.clone(), password: options::password(file)? }),
+            None => None,
+        };
+        Ok(Self {
+            name,
+            endpoints: options.endpoints.clone(),
+            prefix: options.prefix.clone(),
+            client: Arc::new(Client { user, http: Http::new(options.tls.as_ref())? }),
+            limit,
+            cluster: Mutex::new(None),
+        })
+    }
+
+    fn key(&self, guest: &GuestName, generation: Generation) -> String {
+        format!("{}{}/{generation}", self.prefix, encoded(guest.as_str()))
+    }
+
+    fn token_key(&self, guest: &GuestName, generation: Generation) -> String {
+        format!("{}/token", self.key(guest, generation))
+    }
+
+    /// Posts to the endpoints until one answers, or to all.
+    ///
+    /// A silent endpoint does not delay the next one, which is asked after [`STAGGER`]. All endpoints use one
+    /// store, so several endpoints that store the same claim store it once.
+    fn ask<T>(
+        &self,
+        whom: Whom,
+        path: &'static str,
+        body: &str,
+        read: impl Fn(&[u8]) -> Result<(String, T), String>,
+    ) -> Result<T, ClaimError> {
+        // The last tenth of the limit lets a request return its own error message.
+        let mut deadline = Instant::now() + self.limit * 9 / 10;
+        let (sender, answers) = channel();
+        let (mut next, mut next_at, mut running) = (self.endpoints.iter(), Instant::now(), 0);
+        let (mut problems, mut answered) = (Vec::new(), None);
+        loop {
+            let now = Instant::now();
+            let is_due = running == 0 || whom == Whom::All || now >= next_at;
+            if is_due
+                && now < deadline
+                && let Some(endpoint) = next.next()
+            {
+                match self.ask_beside(endpoint, path, body, deadline - now, &sender) {
+                    Ok(()) => running += 1,
+                    Err(error) => problems.push(format!("{endpoint}: the host refuses a thread: {error}")),
+                }
+                next_at = now + STAGGER;
+                continue;
+            }
+            let until = if next.len() > 0 { next_at.min(deadline) } else { deadline + LAST_WORDS };
+            if running == 0 || now >= deadline + LAST_WORDS {
+                break;
+            }
+            let Ok((endpoint, answer)) = answers.recv_timeout(until.saturating_duration_since(now)) else {
+                continue;
+            };
+            running -= 1;
+            match answer.and_then(|bytes| read(&bytes)) {
+                Ok((cluster, answer)) => {
+                    self.of_one_cluster(&endpoint, cluster)?;
+                    answered = Some(answer);
+                    if whom == Whom::FirstThatAnswers {
+                        break;
+                    }
+                    // A dead endpoint must not delay the result by the full limit.
+                    deadline = deadline.min(now + GRACE);
+                }
+                Err(problem) => {
+                    problems.push(format!("{endpoint}: {problem}"));
+                    next_at = now;
+                }
+            }
+        }
+        answered.ok_or_else(|| ClaimError::unreachable(&self.name, problems.join("; "), REMEDY))
+    }
+
+    /// Asks one endpoint in a new thread, which ends within `limit`.
+    fn ask_beside(
+        &self,
+        endpoint: &str,
+        path: &'static str,
+        body: &str,
+        limit: Duration,
+        sender: &Sender<Asked>,
+    ) -> std::io::Result<()> {
+        let (client, endpoint, body) = (Arc::clone(&self.client), endpoint.to_owned(), body.to_owned());
+        let sender = sender.clone();
+        let ask = move || {
+            let answer = client.ask(&endpoint, path, &body, limit);
+            // A send error means that another endpoint was faster and the receiver is dropped.
+            let _ = sender.send((endpoint, answer));
+        };
+        std::thread::Builder::new().name("etcd".to_owned()).spawn(ask).map(drop)
+    }
+
+    /// Fails if an endpoint belongs to another cluster, which would be a second arbiter.
     fn of_one_cluster(&self, endpoint: &str, cluster: String) -> Result<(), ClaimError> {
         let mut known = self.cluster.lock();
         let known = known.get_or_insert_with(|| cluster.clone());
@@ -164,12 +237,13 @@ impl Arbiter for Etcd {
         self.ruling(claim, &key, stored)
     }
 
-    /// A random token of the guest's generation. Also compares the clusters of all endpoints that answer.
+    /// Returns a random token of the guest's generation. Also compares the clusters of all endpoints that
+    /// answer.
     fn identity(&self, guest: &GuestName, generation: Generation) -> Result<Identity, ClaimError> {
         let key = self.key(guest, generation);
         let body = messages::count(&key);
         self.ask(Whom::All, "/v3/kv/range", &body, |bytes| Ok((messages::read_cluster(bytes)?, ())))?;
-        // Clusters that were set up alike have one number, so that says little.
+        // Clusters with the same configuration have the same cluster id, so the id alone proves nothing.
         let (key, wanted) = (self.token_key(guest, generation), token());
         let body = messages::claim(&key, &wanted);
         let found = match self.ask(Whom::FirstThatAnswers, "/v3/kv/txn", &body, messages::read_claim)? {
@@ -189,7 +263,7 @@ impl Arbiter for Etcd {
 
     fn forget_identity(&self, guest: &GuestName, generation: Generation) {
         let body = messages::delete(&self.token_key(guest, generation));
-        // What stays decides nothing.
+        // A token that remains has no effect on claims.
         let _ = self.ask(Whom::FirstThatAnswers, "/v3/kv/deleterange", &body, |bytes| {
             Ok((messages::read_cluster(bytes)?, ()))
         });
@@ -198,7 +272,7 @@ impl Arbiter for Etcd {
 
 impl std::fmt::Debug for User {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // Never the password.
+        // The password is left out, so that it never reaches a log.
         f.debug_struct("User").field("name", &self.name).finish()
     }
 }

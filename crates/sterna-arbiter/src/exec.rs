@@ -1,4 +1,4 @@
-//! `exec:COMMAND`: a program decides.
+//! The arbiter `exec:COMMAND`: a program decides each claim.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use crate::claim::{Claim, Generation, GuestName};
 use crate::command::{CommandLine, End, run, variables};
 use crate::error::ClaimError;
 
-/// Asks by running a command: 0 says won, 1 says lost.
+/// Runs a command for each claim. Exit code 0 means won, 1 means lost.
 #[derive(Debug)]
 pub(crate) struct Exec {
     line: CommandLine,

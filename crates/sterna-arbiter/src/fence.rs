@@ -1,44 +1,45 @@
-//! Making sure that the other side does not run.
+//! Fences: commands that make sure that the other side does not run the guest.
 
 use std::time::Duration;
 
 use crate::claim::Claim;
 use crate::command::{CommandLine, End, run, variables};
 
-/// A command that makes sure that the other side does not run, for example by switching its host off.
+/// A command that makes sure that the other side does not run the guest.
 ///
-/// It gets the same variables as the command of an `exec:` arbiter; the role and process are those of the side that fences.
+/// For example, it powers the other host off. The command gets the same variables as the command of an `exec:`
+/// arbiter. The role and process in them name the side that fences.
 #[derive(Debug, Clone)]
 pub struct Fence {
     line: CommandLine,
     limit: Duration,
 }
 
-/// The other side may still run: nobody starts.
+/// The fence failed. The other side may still run, so this side must not start the guest.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the fence {command} {problem}; the other side may still run, so nobody may start: mend the command or its target, then fence \
-     again, or stop the other side by hand and decide"
+    "the fence {command} {problem}; the other side may still run, so nobody may start until the command or its target is mended and the \
+     fence succeeds"
 )]
 #[non_exhaustive]
 pub struct FenceError {
-    /// The command.
+    /// The command line of the fence, as text.
     pub command: String,
-    /// How it failed, and what it said.
+    /// How the command failed, and the end of its standard error.
     pub problem: String,
 }
 
 impl Fence {
-    /// `limit` is how long the command may take.
+    /// Makes a fence. `limit` is the time after which the command is killed.
     pub fn new(line: CommandLine, limit: Duration) -> Self {
         Self { line, limit }
     }
 
-    /// Runs the command. Only the exit code 0 is a success.
+    /// Runs the command. Only exit code 0 is a success.
     ///
     /// # Errors
-    /// The command was not started, exited with another code, was ended by a signal, or took longer than the limit and was
-    /// killed with its process group.
+    /// The command did not start, exited with another code, was ended by a signal, or exceeded the limit. At
+    /// the limit it is killed with its process group.
     pub fn run(&self, claim: &Claim) -> Result<(), FenceError> {
         let (end, said) = run(&self.line, &variables(claim), self.limit);
         let problem = match end {

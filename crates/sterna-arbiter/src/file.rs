@@ -1,11 +1,13 @@
-//! `file:DIR`: a file in a directory that both sides see.
+//! The arbiter `file:DIR`: one file per generation in a directory that both sides share.
 //!
-//! A claim is written to a temporary file, synced, and linked to its name, which the file system does only if that name is free.
-//! What lies under the name then decides, whatever the link's own answer was: over a network file system that answer may be
-//! lost. Before a ruling is believed, the file and the directory are synced, so that no crash of the storage takes it back.
+//! A claim is written to a temporary file, synced, and hard-linked to its final name. The file system creates
+//! the link only if the name is free. The content under that name decides, not the result of the link call,
+//! because a network file system may lose that result. Before a ruling is returned, the file and the directory
+//! are synced, so that a crash of the storage cannot undo the claim.
 //!
-//! A process that is killed leaves the claim untouched or made. It may leave a temporary file (`.*.tmp`), which decides nothing
-//! and can be deleted. So can a token (`*.token`) that was not taken away after both sides had read it.
+//! If the process is killed, the claim is either complete or absent. A temporary file (`.*.tmp`) may remain; it
+//! has no effect and can be deleted. A token (`*.token`) that was not removed after both sides had read it can
+//! be deleted, too.
 
 mod exclusive;
 
@@ -19,10 +21,10 @@ use crate::names::{encoded, is_token, quoted, token};
 use crate::record;
 use exclusive::Obstacle;
 
-/// How the token of a generation begins.
+/// First bytes of a token file.
 const TOKEN_PREFIX: &str = "sterna-arbiter 1 ";
 
-/// Claims are files of a directory.
+/// An arbiter that stores each claim as a file in a directory.
 #[derive(Debug)]
 pub(crate) struct FileArbiter {
     directory: PathBuf,
@@ -81,7 +83,9 @@ impl Arbiter for FileArbiter {
         self.ruling(&bytes, claim, &path)
     }
 
-    /// A random token of the guest's generation: two directories of one name on two hosts have two, and so has a copy.
+    /// Returns a random token of the guest's generation.
+    ///
+    /// Two directories with the same name on two hosts have different tokens, and so has a copy of a directory.
     fn identity(&self, guest: &GuestName, generation: Generation) -> Result<Identity, ClaimError> {
         let path = self.token_path(guest, generation);
         let wanted = format!("{TOKEN_PREFIX}{}\n", token());
@@ -96,7 +100,7 @@ impl Arbiter for FileArbiter {
     }
 
     fn forget_identity(&self, guest: &GuestName, generation: Generation) {
-        // What stays decides nothing.
+        // A token that remains has no effect on claims.
         let _ = std::fs::remove_file(self.token_path(guest, generation));
     }
 }

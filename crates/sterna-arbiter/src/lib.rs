@@ -1,8 +1,11 @@
-//! Which of two sides may run a protected guest when they cannot reach each other.
+//! Decides which of two sides may run a protected guest.
 //!
-//! A protection of a guest has *generations*. In each, the primary and the standby may ask an [`Arbiter`] for the exclusive
-//! [`Claim`]. The first one wins, for ever. Every other answer than [`Ruling::Won`] starts nothing: [`Ruling::Lost`] is
-//! final, and after a [`ClaimError`] nobody may start.
+//! The decision is needed when the two sides cannot reach each other.
+//!
+//! A protection of a guest has *generations*. In each generation, the primary and the standby may ask an
+//! [`Arbiter`] for the exclusive [`Claim`]. The first claim wins, and this never changes. Only [`Ruling::Won`]
+//! permits a side to start the guest. [`Ruling::Lost`] is final. A side that got a [`ClaimError`] must not
+//! start the guest.
 //!
 //! ```
 //! use std::time::Duration;
@@ -27,12 +30,14 @@
 //! ```
 //!
 //! # Kinds
-//! [`Spec`] is the text by which an operator chooses: `etcd:`, `file:`, `exec:` or `ask`. [`Spec::open`] puts each kind behind a
-//! [`Watched`], which keeps the time limit and remembers rulings: an arbiter that contradicts itself is believed no more.
+//! [`Spec`] is the text by which an operator selects the arbiter: `etcd:`, `file:`, `exec:` or `ask`.
+//! [`Spec::open`] wraps each kind in a [`Watched`], which applies the time limit and remembers rulings. Once an
+//! arbiter has contradicted itself, its later answers are errors.
 //!
 //! # One arbiter
-//! Two sides that ask two arbiters could both win: two directories of one name on two hosts, say, or two clusters. At the start
-//! of a protection the two sides compare [`Arbiter::identity`].
+//! If the two sides asked different arbiters, both could win. Examples are two directories with the same name
+//! on two hosts, or two clusters. Therefore, the two sides compare [`Arbiter::identity`] when a protection
+//! starts.
 //!
 //! # Fences
 //! A [`Fence`] runs a command that makes sure that the other side does not run.
@@ -63,5 +68,5 @@ pub use fence::{Fence, FenceError};
 pub use spec::{Opened, Spec, SpecError};
 pub use watched::Watched;
 
-/// How long a call of an arbiter, or a fence, may take if nothing else is wanted.
+/// Default limit for a call of an arbiter or a fence: 10 s.
 pub const DEFAULT_LIMIT: std::time::Duration = std::time::Duration::from_secs(10);

@@ -1,8 +1,10 @@
-//! Names of guests as names of files and keys.
+//! Encodes guest names as names of files and keys, and makes tokens.
 
 use crate::claim::random_number;
 
-/// The name with every byte as `%XX` that is no ASCII letter, digit, `-` or `_`: also the point and the slash.
+/// Encodes every byte except ASCII letters, digits, `-` and `_` as `%XX`.
+///
+/// The dot and the slash are encoded, too, so a name cannot leave its directory.
 pub(crate) fn encoded(name: &str) -> String {
     let mut text = String::with_capacity(name.len());
     for byte in name.bytes() {
@@ -15,17 +17,17 @@ pub(crate) fn encoded(name: &str) -> String {
     text
 }
 
-/// A random token that no other one equals: 32 hexadecimal digits.
+/// Returns a random, unique token of 32 hexadecimal digits.
 pub(crate) fn token() -> String {
     format!("{:016x}{:016x}", random_number(), random_number())
 }
 
-/// Whether it can be one.
+/// Whether a text has the form of [`token`].
 pub(crate) fn is_token(text: &str) -> bool {
     text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// The beginning of what somebody else wrote, safe to print.
+/// Quotes the first 400 characters of foreign text so that they are safe to print.
 pub(crate) fn quoted(bytes: &[u8]) -> String {
     const MOST: usize = 400;
     let text = String::from_utf8_lossy(bytes);

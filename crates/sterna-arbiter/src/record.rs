@@ -1,4 +1,6 @@
-//! A claim as it is stored: lines of text with a checksum, so that what is torn or of somebody else is noticed.
+//! The stored form of a claim: lines of text with a checksum.
+//!
+//! The checksum detects records that are incomplete or written by another program.
 //!
 //! ```text
 //! sterna-claim 1
@@ -13,15 +15,15 @@ use crate::names::quoted;
 
 const MAGIC: &str = "sterna-claim ";
 const VERSION: &str = "1";
-/// No record is longer.
+/// Limit of a record's length; the longest valid record is shorter.
 pub(crate) const MOST_BYTES: usize = 1024;
 
-/// What is stored for a claim that wins.
+/// Encodes the record of a winning claim.
 pub(crate) fn encode(claim: &Claim) -> String {
     text(&claim.guest, claim.generation, &claim.claimant)
 }
 
-/// Who has won; the text says what is wrong with the record.
+/// Decodes the winner. The error text says what is wrong with the record.
 pub(crate) fn decode(bytes: &[u8], guest: &GuestName, generation: Generation) -> Result<Claimant, String> {
     let told = || quoted(bytes);
     if bytes.is_empty() {

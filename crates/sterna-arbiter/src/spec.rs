@@ -1,4 +1,4 @@
-//! The text by which an operator chooses an arbiter.
+//! The text by which an operator selects an arbiter.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -14,17 +14,19 @@ use crate::exec::Exec;
 use crate::file::FileArbiter;
 use crate::watched::Watched;
 
-/// What a call may take beyond the limit that the arbiter keeps by itself: a killed command has to die, for example.
+/// Time by which a call may exceed the arbiter's own limit.
+///
+/// A killed command may need it to end, for example.
 const GRACE: Duration = Duration::from_secs(2);
 const KINDS: &str = "etcd:URL[,URL...][,OPTION=VALUE...], file:DIR, exec:COMMAND or ask";
 
-/// Which arbiter is to be asked.
+/// The arbiter that an operator selected, as parsed from text.
 ///
 /// | text | decides by |
 /// | --- | --- |
 /// | `etcd:URL[,URL...][,OPTION=VALUE...]` | a transaction in etcd; `ca=`, `cert=`, `key=`, `user=`, `password-file=`, `prefix=` |
 /// | `file:DIR` | a file in a directory that both sides see |
-/// | `exec:COMMAND` | a [command](CommandLine): exit code 0 says won, 1 says lost |
+/// | `exec:COMMAND` | a [command](CommandLine): exit code 0 means won, 1 means lost |
 /// | `ask` | an operator, through [`Operator`] |
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Spec {
@@ -32,24 +34,24 @@ pub struct Spec {
     kind: Kind,
 }
 
-/// A text that names no arbiter, or one that cannot be used.
+/// A text that names no arbiter, or an arbiter that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the arbiter {spec:?} cannot be used: {problem}")]
 #[non_exhaustive]
 pub struct SpecError {
-    /// What was given.
+    /// The text that was parsed.
     pub spec: String,
-    /// What is wrong with it, and what to do.
+    /// The mistake in it, and how to correct it.
     pub problem: String,
 }
 
-/// An arbiter that can be asked.
+/// An arbiter that is ready for claims.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Opened {
-    /// The arbiter, [watched](Watched).
+    /// The arbiter, wrapped in [`Watched`].
     pub arbiter: Arc<dyn Arbiter>,
-    /// Who decides, where the arbiter is `ask`.
+    /// The operator's interface, if the arbiter is `ask`.
     pub operator: Option<Operator>,
 }
 
@@ -62,8 +64,10 @@ enum Kind {
 }
 
 impl Spec {
-    /// Reads the files that it names, and makes the arbiter; asks nothing. `limit` is how long a call may take; commands and
-    /// network connections that are cut off there may take two seconds more.
+    /// Reads the files that the text names and makes the arbiter, without asking it.
+    ///
+    /// `limit` is the time for one call. A command or a network connection that is cut off at the limit may
+    /// take 2 s more.
     ///
     /// # Errors
     /// A file with certificates or a password cannot be used.
@@ -104,7 +108,7 @@ fn kind(text: &str) -> Result<Kind, String> {
     match word {
         "etcd" => EtcdOptions::parse(rest).map(Kind::Etcd),
         "file" if rest.contains('\0') => Err("the directory's name has a NUL character".to_owned()),
-        // A relative one would depend on where each side was started.
+        // A relative path would depend on the directory in which each side was started.
         "file" if !Path::new(rest).is_absolute() => {
             Err("file: needs an absolute directory, which both sides see: file:/mnt/shared/claims".to_owned())
         }

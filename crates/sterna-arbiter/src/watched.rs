@@ -1,4 +1,4 @@
-//! Any arbiter under a time limit, and under watch for contradictions.
+//! Wraps an arbiter with a time limit and a check for contradictory rulings.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,13 +12,13 @@ use crate::arbiter::{Arbiter, Identity, Ruling};
 use crate::claim::{Claim, Claimant, Generation, GuestName};
 use crate::error::ClaimError;
 
-/// Calls that hang are left behind in their threads; no call is made beside so many.
+/// Limit of calls that have not returned: a further call is refused. A hanging call cannot be cancelled.
 const MOST_HANGING: usize = 32;
 
-/// An arbiter with a time limit and a memory.
+/// An arbiter with a time limit that remembers the rulings of the wrapped arbiter.
 ///
-/// A call that takes longer has no ruling; it is left behind, and may still take effect. A ruling that contradicts an earlier one
-/// is an error, and so is every later answer in that generation.
+/// A call that exceeds the limit returns an error. Its thread continues, so the claim may still take effect. A
+/// ruling that contradicts an earlier one is an error, and so is every later answer in that generation.
 #[derive(Debug)]
 pub struct Watched {
     inner: Arc<dyn Arbiter>,
@@ -28,7 +28,7 @@ pub struct Watched {
     known: Mutex<HashMap<(GuestName, Generation), Known>>,
 }
 
-/// What the arbiter has said of a generation.
+/// The rulings of the arbiter in one generation.
 #[derive(Debug, Default)]
 struct Known {
     winner: Option<Claimant>,
@@ -37,12 +37,12 @@ struct Known {
 }
 
 impl Watched {
-    /// `name` is what errors call it.
+    /// Wraps `inner`. `name` is its name in errors, and `limit` is the time for one call.
     pub fn new(inner: Arc<dyn Arbiter>, name: impl Into<String>, limit: Duration) -> Self {
         Self { inner, name: name.into(), limit, hanging: Arc::default(), known: Mutex::default() }
     }
 
-    /// Makes a call in a thread of its own and waits as long as the limit permits.
+    /// Makes a call in a new thread and waits for its result, up to the limit.
     fn limited<T: Send + 'static>(
         &self,
         call: impl FnOnce(&dyn Arbiter) -> Result<T, ClaimError> + Send + 'static,
@@ -58,7 +58,7 @@ impl Watched {
         let inner = Arc::clone(&self.inner);
         let body = move || {
             let _guard = guard;
-            // Nobody listens any more if the limit has passed.
+            // The receiver is dropped if the limit has passed.
             let _ = answer.send(call(&*inner));
         };
         std::thread::Builder::new().name("arbiter".to_owned()).spawn(body).map_err(|error| {
@@ -83,7 +83,7 @@ impl Watched {
         ClaimError::unreachable(&self.name, problem, remedy)
     }
 
-    /// Compares a ruling with those before.
+    /// Compares a ruling with the earlier rulings of its generation.
     fn judge(&self, claim: &Claim, ruling: Ruling) -> Result<Ruling, ClaimError> {
         let mut known = self.known.lock();
         let known = known.entry((claim.guest.clone(), claim.generation)).or_default();
@@ -131,7 +131,7 @@ impl Arbiter for Watched {
 
     fn forget_identity(&self, guest: &GuestName, generation: Generation) {
         let guest = guest.clone();
-        // It decides nothing.
+        // A token that remains has no effect on claims.
         let _ = self.limited(move |arbiter| {
             arbiter.forget_identity(&guest, generation);
             Ok(())
@@ -140,7 +140,7 @@ impl Arbiter for Watched {
 }
 
 impl Known {
-    /// The text says what the ruling contradicts.
+    /// Records a ruling. The error text names the contradiction.
     fn add(&mut self, asker: &Claimant, ruling: &Ruling) -> Result<(), String> {
         let winner = match ruling {
             Ruling::Won => Some(asker),
@@ -169,7 +169,7 @@ impl Known {
     }
 }
 
-/// Counts a call as long as it lives.
+/// Counts a call until it has returned.
 struct Hanging(Arc<AtomicUsize>);
 
 impl Hanging {

@@ -1,8 +1,8 @@
-//! VM processes that a command starts: found again by their monitor, and gone with the command.
+//! VM processes that a command starts, controls through their monitors, and ends before it exits.
 //!
-//! A child is in a process group of its own, so that Ctrl-C reaches only the command; it is quit over QMP,
-//! killed if that does not help, killed when dropped (also by a panic), and killed by the kernel if the
-//! command itself is killed (`--exit-with-parent`).
+//! A child has its own process group, so that Ctrl-C reaches only the command. The command sends `quit` over
+//! QMP, and kills the child if it does not exit in time. Dropping a [`VmProcess`] kills it, also during a
+//! panic. If the command itself is killed, the kernel kills the child (`--exit-with-parent`).
 
 use std::fs::File;
 use std::os::unix::process::CommandExt;
@@ -13,14 +13,14 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use sterna_qmp::Endpoint;
 
-use crate::exit::Stop;
+use crate::exit::{Status, Stop};
 use crate::monitor::Monitor;
 
-/// Making RAM takes a while: it is filled.
+/// `sterna run` fills the RAM of its guest before it opens its monitor, which takes time.
 const START_LIMIT: Duration = Duration::from_secs(120);
 const QUIT_LIMIT: Duration = Duration::from_secs(10);
 
-/// A running `sterna run`.
+/// A child process that executes `sterna run`. Dropping it kills the process.
 pub struct VmProcess {
     name: &'static str,
     child: Child,
@@ -29,7 +29,8 @@ pub struct VmProcess {
 }
 
 impl VmProcess {
-    /// Starts this very program as `sterna run` with `arguments`; socket and log go into `directory`.
+    /// Starts the executable of this process as `sterna run` with `arguments`. Socket and log file are
+    /// created in `directory`.
     pub fn start(name: &'static str, directory: &Path, arguments: &[String]) -> Result<Self, Stop> {
         let failed = |error: std::io::Error| Stop::failed(format!("cannot start the {name} VM: {error}"));
         let (socket, log) = (directory.join(format!("{name}.qmp")), directory.join(format!("{name}.log")));
@@ -48,15 +49,18 @@ impl VmProcess {
         Ok(Self { name, child, socket, log })
     }
 
-    /// Connects to its monitor as soon as there is one.
+    /// Connects to the child's monitor as soon as the socket exists, within `START_LIMIT`.
     pub fn monitor(&mut self) -> Result<Monitor, Stop> {
         let endpoint = Endpoint::Unix(self.socket.clone());
         let deadline = Instant::now() + START_LIMIT;
         loop {
-            if self.socket.exists()
-                && let Ok(monitor) = Monitor::connect(&endpoint)
-            {
-                return Ok(monitor);
+            if self.socket.exists() {
+                match Monitor::connect(&endpoint) {
+                    Ok(monitor) => return Ok(monitor),
+                    Err(stop) if stop.status == Status::Cancelled => return Err(stop),
+                    // The socket exists, but the child does not accept connections yet.
+                    Err(_) => {}
+                }
             }
             self.check_alive()?;
             if Instant::now() > deadline {
@@ -69,15 +73,15 @@ impl VmProcess {
         }
     }
 
-    /// CPU seconds of the process so far, user and system, all threads.
+    /// CPU seconds of the process so far: user and system time of all threads.
     pub fn cpu_seconds(&self) -> Option<f64> {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).ok()?;
         cpu_seconds(&stat, rustix::param::clock_ticks_per_second())
     }
 
-    /// Asks it to end, and sees to it.
+    /// Sends `quit`, waits for the exit, and kills the process after `QUIT_LIMIT`.
     pub fn quit(mut self, monitor: &mut Monitor) -> Result<(), Stop> {
-        // Its answer may be lost: it ends.
+        // The process may exit before its answer is sent. Its exit status tells whether `quit` worked.
         let _ = monitor.try_execute("quit", Value::Null);
         let deadline = Instant::now() + QUIT_LIMIT;
         loop {
@@ -108,7 +112,7 @@ impl VmProcess {
         }
     }
 
-    /// What it wrote to its standard error, as the end of a sentence.
+    /// The child's standard error, as the end of an error message.
     fn said(&self) -> String {
         match std::fs::read_to_string(&self.log) {
             Ok(text) if !text.trim().is_empty() => format!("; its messages: {}", text.trim()),
@@ -119,13 +123,14 @@ impl VmProcess {
 
 impl Drop for VmProcess {
     fn drop(&mut self) {
-        // Both fail if it has ended, which is what they are for.
+        // Both calls fail if the process has already exited, which is fine.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Fields 14 and 15 of proc_pid_stat(5): the name, field 2, may hold anything, so count behind it.
+/// Fields 14 and 15 of proc_pid_stat(5). Field 2, the name, may contain spaces and parentheses, so fields are
+/// counted after its last `)`.
 fn cpu_seconds(stat: &str, ticks_per_second: u64) -> Option<f64> {
     let rest = &stat[stat.rfind(')')? + 1..];
     let mut fields = rest.split_whitespace().skip(11);

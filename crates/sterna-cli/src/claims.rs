@@ -1,4 +1,4 @@
-//! Claims of a protection's generation, by either of its sides.
+//! Claims of a protection's generation, for the primary and for the standby.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use sterna::replica::machines::Ruling;
 use sterna::replica::{ArbiterIdentity, ArbiterStore, Claims, Protection};
 use sterna_arbiter::{Arbiter, Claim, Claimant, Generation, GuestName, Identity, Role};
 
-/// The claim of a protection for `role`. The other side's has the same name and generation.
+/// The claim of `protection` by `role`. The claims of both sides have the same guest name and generation.
 pub fn claim(role: Role, protection: Protection) -> Claim {
     Claim {
         guest: GuestName::of_id(protection.id),
@@ -15,7 +15,7 @@ pub fn claim(role: Role, protection: Protection) -> Claim {
     }
 }
 
-/// Asks `arbiter` for it, which its operator calls `name`.
+/// Connects the protection's claim to `arbiter`. `name` is the arbiter as the operator wrote it.
 pub fn claims(
     name: impl Into<String>,
     arbiter: &Arc<dyn Arbiter>,
@@ -47,7 +47,8 @@ impl Claims for ArbitersClaims {
             Identity::Is(token) => ArbiterStore::Token(token),
             _ => ArbiterStore::Nothing,
         };
-        // The wire takes no more; a name is for people.
+        // The wire format limits the length of the name and allows no NUL. The name is only shown to people,
+        // so cutting it is safe.
         let name = self.name.chars().filter(|character| *character != '\0');
         let mut room = ArbiterIdentity::MOST_NAME_BYTES;
         let name = name.take_while(|character| {

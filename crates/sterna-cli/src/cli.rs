@@ -1,4 +1,4 @@
-//! The command line.
+//! The command line: its subcommands, the dispatch to them, and parsers that several of them share.
 
 use clap::{Parser, Subcommand};
 
@@ -10,7 +10,7 @@ use crate::exit;
 
 /// Migrate, save and restore running virtual machines, in QEMU's formats.
 #[derive(Debug, Parser)]
-#[command(name = "sterna", version, about, after_help = exit::HELP, max_term_width = 110)]
+#[command(name = "sterna", version, after_help = exit::HELP, max_term_width = 110)]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]
@@ -73,7 +73,7 @@ pub enum Command {
 }
 
 impl Command {
-    /// Does it.
+    /// Executes the subcommand and returns its exit status.
     pub fn execute(&self) -> exit::Done {
         match self {
             Self::Demo(arguments) => demo::execute(arguments),
@@ -105,6 +105,24 @@ impl Command {
     }
 }
 
+impl Command {
+    /// The exit status if standard output cannot be written.
+    /// None if the command has another result, such as a migrated guest or a file.
+    pub fn status_without_output(&self) -> Option<exit::Status> {
+        match self {
+            // For these commands, 1 means that the images are damaged or differ.
+            Self::Verify(_) | Self::Diff(_) => Some(exit::Status::Unreadable),
+            Self::Plan(_)
+            | Self::Info(_)
+            | Self::Inspect(_)
+            | Self::Bench(_)
+            | Self::Rdma(_)
+            | Self::Demo(_) => Some(exit::Status::Failed),
+            _ => None,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
@@ -117,12 +135,49 @@ mod tests {
     }
 
     #[test]
+    fn help_begins_with_what_the_command_does() {
+        let help = Cli::command().render_help().to_string();
+
+        assert!(help.starts_with("Migrate, save and restore"), "{help}");
+    }
+
+    #[test]
+    fn options_of_another_direction_are_not_shown() {
+        let save = Cli::command().find_subcommand_mut("save").unwrap().render_long_help().to_string();
+
+        assert!(
+            save.contains("--tls-dir") && !save.contains("--uuid") && !save.contains("--tls-hostname"),
+            "{save}"
+        );
+    }
+
+    #[test]
     fn migrate_takes_settings_as_pairs() {
         let line = ["sterna", "migrate", "/s", "tcp:h:1", "--set", "max-bandwidth=1G", "--cap", "multifd"];
 
         let Command::Migrate(arguments) = Cli::try_parse_from(line).unwrap().command else { panic!() };
 
         assert_eq!(arguments.set, [("max-bandwidth".to_owned(), "1G".to_owned())]);
+        assert_eq!(arguments.cap, [("multifd".to_owned(), true)]);
         assert!(Cli::try_parse_from(["sterna", "migrate", "/s", "tcp:h:1", "--set", "novalue"]).is_err());
+    }
+
+    #[test]
+    fn capabilities_are_switched_on_or_off() {
+        let caps = |caps: &[&str]| {
+            let line = ["sterna", "migrate", "/s", "tcp:h:1"].into_iter();
+            Cli::try_parse_from(line.chain(caps.iter().flat_map(|cap| ["--cap", cap])))
+        };
+        let Ok(Cli { command: Command::Migrate(arguments), .. }) =
+            caps(&["xbzrle=off", "multifd=on", "events"])
+        else {
+            panic!()
+        };
+
+        let wanted = [("xbzrle", false), ("multifd", true), ("events", true)];
+        assert_eq!(arguments.cap, wanted.map(|(name, is_on)| (name.to_owned(), is_on)));
+        for wrong in ["multifd=yes", "=on", "multifd="] {
+            assert!(caps(&[wrong]).is_err(), "{wrong}");
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! The commands, one file each: its arguments, and what it does with them.
+//! The subcommands. Each has a file with its arguments and its execution.
 
 pub mod bench;
 pub mod cancel;
@@ -27,7 +27,19 @@ pub mod unprotect;
 pub mod upgrade;
 pub mod verify;
 
-/// `NAME=VALUE`.
+/// A capability from the command line and whether it is switched on.
+type CapabilityState = (String, bool);
+
+/// Parses `NAME`, `NAME=on` or `NAME=off`.
+fn capability(text: &str) -> Result<CapabilityState, String> {
+    let (name, state) = text.split_once('=').unwrap_or((text, "on"));
+    match state {
+        "on" | "off" if !name.is_empty() => Ok((name.to_owned(), state == "on")),
+        _ => Err(format!("`{text}` is not NAME, NAME=on or NAME=off")),
+    }
+}
+
+/// Parses `NAME=VALUE`; both parts must not be empty.
 fn pair(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() && !value.is_empty() => Ok((name.into(), value.into())),

@@ -1,9 +1,9 @@
-//! An initramfs: a cpio archive in the kernel's "newc" format, not compressed.
+//! Writes an initramfs: an uncompressed cpio archive in the kernel's "newc" format.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-/// It, being made.
+/// An archive under construction.
 #[derive(Debug, Default)]
 pub struct Archive {
     bytes: Vec<u8>,
@@ -11,7 +11,7 @@ pub struct Archive {
 }
 
 impl Archive {
-    /// Adds a directory and those above it, once.
+    /// Adds a directory and its parents, unless they exist.
     pub fn directory(&mut self, path: &str) {
         for (end, _) in path.match_indices('/').chain([(path.len(), "")]) {
             if end > 0 && self.directories.insert(path[..end].to_owned()) {
@@ -28,7 +28,7 @@ impl Archive {
         self.entry(path, 0o100755, content);
     }
 
-    /// All of it.
+    /// Ends the archive and returns its bytes.
     pub fn finish(mut self) -> Vec<u8> {
         self.entry("TRAILER!!!", 0, &[]);
         self.bytes
@@ -37,7 +37,7 @@ impl Archive {
     fn entry(&mut self, path: &str, mode: u32, content: &[u8]) {
         let inode = self.bytes.len() as u32; // any number that no other entry has
         let mut header = String::from("070701");
-        // inode, mode, uid, gid, links, mtime, size, device ×4, name's length with its NUL, checksum
+        // inode, mode, uid, gid, links, mtime, size, device ×4, length of the name with its NUL, checksum
         for word in [inode, mode, 0, 0, 1, 0, content.len() as u32, 0, 0, 0, 0, path.len() as u32 + 1, 0] {
             let _ = write!(header, "{word:08x}");
         }

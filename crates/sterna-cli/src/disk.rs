@@ -1,11 +1,12 @@
-//! A disk on the command line: `FILE[,format=raw|qcow2][,backing=FILE,backing-format=raw|qcow2][,data-file=FILE]`
+//! A disk on the command line:
+//! `FILE[,format=raw|qcow2][,backing=FILE,backing-format=raw|qcow2][,data-file=FILE]`
 //! `[,read-only=on][,direct=on][,queues=N][,migrate=shared|copy|none]`.
 
 use sterna_vmm::{DiskFormat, DiskMigration, DiskOptions};
 
-/// Reads it. A comma in the file's name is written twice.
+/// Parses the argument. A comma in a file's name is written twice.
 pub fn parse(text: &str) -> Result<DiskOptions, String> {
-    // No file name contains it.
+    // A NUL byte is used as a placeholder, because no file name contains one.
     const COMMA: &str = "\0";
     let text = text.replace(",,", COMMA);
     let mut words = text.split(',').map(|word| word.replace(COMMA, ","));

@@ -1,50 +1,52 @@
-//! How the command ends: one clear sentence on standard error and a documented exit status.
+//! How a command ends: a clear message on standard error and a documented exit status.
 //!
-//! Only this module turns errors into statuses, by one rule for all commands:
+//! Only this module converts errors to statuses, by one rule for all commands:
 //!
-//! * **2**: refused before anything was tried. The command line is wrong or incomplete ([`Status::Usage`], with
-//!   `usage:`), which includes names and values that the VM does not know, and a target that exists without
-//!   `--force`; or an input file cannot be read or has the wrong content ([`Status::Unreadable`]).
-//! * **1**: tried and failed, at a VM, a monitor, a peer, or writing.
+//! * **2**: refused before anything was tried. [`Status::Usage`], with `usage:`: the command line is wrong or
+//!   incomplete, has a name or value that the VM does not know, or names a target that exists without
+//!   `--force`. [`Status::Unreadable`]: an input file cannot be read or has the wrong content.
+//! * **1**: tried and failed, at a VM, a monitor, a peer, or while writing.
 //!
-//! Commands that judge (`verify`, `diff`) return their verdict as 0 or 1, and 2 if they cannot judge.
+//! Commands that judge images (`verify`, `diff`) return 0 or 1 as their result, and 2 if they cannot judge.
 
 use std::path::Path;
 use std::process::ExitCode;
 
+use sterna_drive::DriveError;
 use sterna_image::ImageError;
 use sterna_qmp::ClientError;
-use sterna_qmp::drive::DriveError;
 use sterna_transport::TransportError;
 
-/// Exit statuses. They are part of the command's promise; scripts may rely on them.
+/// Exit statuses. They are a stable interface for scripts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Status {
-    /// All went well.
+    /// The command has succeeded.
     Done,
-    /// It failed. If it was a migration, the guest runs on at the source.
+    /// The command has failed. After a failed migration, the guest continues to run at the source.
     Failed,
-    /// The command line cannot be understood, or asks for something impossible.
+    /// The command line cannot be parsed, or it requests something impossible.
     Usage,
-    /// A file that the command line names cannot be read, or has the wrong content.
+    /// A file of the command line cannot be read, or has the wrong content.
     Unreadable,
-    /// Committed without an acknowledgement, or stopped on both sides: the source stays stopped until it learns
-    /// where the guest is, or an operator decides.
+    /// Committed without an acknowledgement, or stopped on both sides.
+    /// The source stays stopped until it learns where the guest is, or an operator decides.
     Undecided,
-    /// The guest that arrived differs from the guest that left: memory is damaged.
+    /// The guest that arrived differs from the guest that left: its memory is damaged.
     Damaged,
-    /// A second Ctrl-C: the migration goes on without this command.
+    /// A second Ctrl-C: the migration continues without this command.
     Detached,
-    /// A protected guest's standby has it: it was ended here.
+    /// The standby has the protected guest, so the guest was ended here.
     Lost,
-    /// A protection ended with the guest at the other side; what was held here is discarded.
+    /// A protection ended with the guest at the other side. The checkpoint that was held here is discarded.
     Discarded,
-    /// Cancelled by Ctrl-C; the guest runs on at the source.
+    /// The source has sent everything and stopped its guest, and nothing confirms that the guest has arrived.
+    Unconfirmed,
+    /// Cancelled by Ctrl-C; the guest continues to run at the source.
     Cancelled,
 }
 
 impl Status {
-    /// The number that the process ends with.
+    /// The exit status of the process.
     pub fn code(self) -> u8 {
         match self {
             Self::Done => 0,
@@ -55,16 +57,22 @@ impl Status {
             Self::Detached => 5,
             Self::Lost => 6,
             Self::Discarded => 6,
+            Self::Unconfirmed => 7,
             Self::Cancelled => 130,
         }
     }
 
-    /// The prefix of the sentence.
+    /// The prefix of the message.
     pub fn head(self) -> &'static str {
         match self {
             Self::Usage => "sterna: usage",
             Self::Done | Self::Cancelled | Self::Detached | Self::Discarded => "sterna",
-            Self::Failed | Self::Unreadable | Self::Undecided | Self::Damaged | Self::Lost => "sterna: error",
+            Self::Failed
+            | Self::Unreadable
+            | Self::Undecided
+            | Self::Unconfirmed
+            | Self::Damaged
+            | Self::Lost => "sterna: error",
         }
     }
 }
@@ -79,7 +87,7 @@ impl From<Status> for ExitCode {
 pub const HELP: &str = "\
 Exit status:
   0    done
-  1    failed; if a migration was running, the guest runs on at the source. verify: damaged; diff: different
+  1    failed; if a migration was running, the guest stays at the source. verify: damaged; diff: different
   2    the command line cannot be understood, a target exists and --force is not given, or a file that the command
        line names cannot be read or has the wrong content. verify, diff: cannot tell
   3    undecided: committed but not acknowledged; the source stays stopped. protect: left without its end
@@ -87,49 +95,54 @@ Exit status:
   5    detached by a second Ctrl-C; the migration goes on
   6    the other side of a protection has the guest. protect, unprotect, run: it was ended here; standby: what was held is
        discarded
-  130  cancelled by Ctrl-C; the guest runs on at the source";
+  7    unconfirmed: the source has sent everything and stopped its guest, and nothing confirms that the guest has arrived
+  130  cancelled by Ctrl-C; the guest stays at the source
 
-/// The hint where damage is refused.
+Environment:
+  STERNA_LOG  what the engine logs to standard error, such as warn or debug; reasons then name the byte at which a
+              connection ended, too";
+
+/// The hint when a damaged image is refused.
 pub const FORCE_DAMAGED: &str = "; use `--force-damaged` to accept it as it is";
 
-/// Why a command ends early: what happened and what to do next, in one sentence or two.
+/// Why a command ends early: the cause and the next step, in one or two sentences.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct Stop {
-    /// What the process ends with.
+    /// The exit status of the process.
     pub status: Status,
-    /// What the user reads.
+    /// The message for the user.
     pub message: String,
 }
 
 impl Stop {
-    /// Ends with [`Status::Failed`].
+    /// A stop with [`Status::Failed`].
     pub fn failed(message: impl Into<String>) -> Self {
         Self { status: Status::Failed, message: message.into() }
     }
 
-    /// Ends with [`Status::Usage`].
+    /// A stop with [`Status::Usage`].
     pub fn usage(message: impl Into<String>) -> Self {
         Self { status: Status::Usage, message: message.into() }
     }
 
-    /// Ends with [`Status::Unreadable`].
+    /// A stop with [`Status::Unreadable`].
     pub fn unreadable(message: impl Into<String>) -> Self {
         Self { status: Status::Unreadable, message: message.into() }
     }
 
-    /// Why the file at `path`, which is to be read, could not be.
+    /// The error for an input file at `path` that cannot be read.
     pub fn cannot_read(path: &Path, error: &std::io::Error) -> Self {
         Self::unreadable(format!("cannot read {}: {error}", path.display()))
     }
 
-    /// What became of a command that reads the images `from` and may write something else.
+    /// The stop for an error of a command that reads the images `from` and may write another file.
     pub fn of_image(error: &ImageError, from: &[&Path]) -> Self {
         let is_source = |file: &str| from.iter().any(|path| path.display().to_string() == file);
         let status = match error {
             ImageError::Request(_) | ImageError::Exists { .. } | ImageError::SameFile { .. } => Status::Usage,
             ImageError::File(error) => of_file(error),
-            // An image may be repaired in its place.
+            // A repair in place writes to an image of `from`. An error of that write is no unreadable input.
             ImageError::Io { file, call, .. } if is_source(file) && !matches!(*call, "write" | "fsync") => {
                 Status::Unreadable
             }
@@ -144,7 +157,8 @@ impl Stop {
         }
     }
 
-    /// What a monitor's answer to settings from the command line means: a refusal is of the line.
+    /// The stop for an error of a monitor when settings of the command line were applied. A refusal is a
+    /// usage error.
     pub fn of_settings(at: &str, error: ClientError) -> Self {
         let status = match &error {
             ClientError::Refused { .. } => Status::Usage,
@@ -153,13 +167,13 @@ impl Stop {
         Self { status, message: DriveError::Monitor { at: at.to_owned(), error }.to_string() }
     }
 
-    /// The same with more behind it.
+    /// Appends `more` to the message.
     pub fn with_more(mut self, more: &str) -> Self {
         self.message += more;
         self
     }
 
-    /// Ends with `status`.
+    /// A stop with `status`.
     pub fn with(status: Status, message: impl Into<String>) -> Self {
         Self { status, message: message.into() }
     }
@@ -179,7 +193,7 @@ impl From<DriveError> for Stop {
     }
 }
 
-/// What a file that is to be written says before anything is written into it.
+/// The status for an output file that was refused before any write.
 fn of_file(error: &TransportError) -> Status {
     match error {
         TransportError::FileExists { .. } | TransportError::NotAFile { .. } => Status::Usage,
@@ -187,5 +201,5 @@ fn of_file(error: &TransportError) -> Status {
     }
 }
 
-/// What every command gives back.
+/// The result of a command.
 pub type Done = Result<Status, Stop>;

@@ -1,9 +1,8 @@
 //! A VM in this process, as `sterna run` hosts it: machine, monitor, guest.
 //!
-//! - [`Machine`]: what hosting needs of a machine besides what the engine and the monitor need; [`kvm`] and
-//!   [`process`] are the two.
-//! - [`Hosted`]: any machine with its `quit` made known to the command that waits for it.
-//! - [`GuestMonitor`]: the monitor's commands and three of our own, about the guest inside.
+//! - [`Machine`]: functions of a machine that only hosting needs; [`kvm`] and [`process`] implement it.
+//! - [`Hosted`]: any machine, with its `quit` reported to the command that waits for it.
+//! - [`GuestMonitor`]: the monitor's commands, and three of Sterna's own for the guest.
 
 mod kvm;
 mod meter;
@@ -25,7 +24,7 @@ use sterna_qmp::migration::ProtectionMeans;
 use sterna_qmp::{Announcing, BlockDevice, MonitoredVm};
 
 pub use kvm::{GuestChoice, kvm_machine, kvm_usable};
-pub use monitor::GuestMonitor;
+pub use monitor::{GUEST_COMMANDS, GuestMonitor};
 pub use process::process_machine;
 pub use protection::{Console, Protection};
 
@@ -34,70 +33,71 @@ use meter::Meter;
 use crate::exit::Stop;
 use crate::interrupts::Interrupts;
 
-/// What to host.
+/// The configuration of a hosted VM.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// For people.
+    /// The name of the VM, for people.
     pub name: String,
     /// Must be equal on both sides of a migration.
     pub uuid: Option<[u8; 16]>,
     /// Bytes of guest RAM.
     pub ram_bytes: u64,
-    /// vCPUs, or threads of the process guest.
+    /// Number of vCPUs, or of threads of the process guest.
     pub vcpus: u8,
-    /// What RAM is made of.
+    /// The kind of memory that backs guest RAM.
     pub backing: Backing,
-    /// Entries of each vCPU's dirty ring; none: writes are found by the dirty log.
+    /// Entries of each vCPU's dirty ring; none: the dirty log tracks writes.
     pub dirty_ring_size: Option<u32>,
     /// Sockets of vfio-user devices.
     pub vfio_user: Vec<std::path::PathBuf>,
     /// Virtio devices in other processes.
     pub vhost_user: Vec<crate::vhost_user::VhostUser>,
-    /// Virtio disks.
+    /// Virtio disks of the guest.
     pub disks: Vec<sterna_vmm::DiskOptions>,
-    /// Virtio network cards.
+    /// Virtio network cards of the guest.
     pub nets: Vec<sterna_vmm::NetOptions>,
-    /// The guest says which memory it does not use.
+    /// Whether the guest can report unused memory at any time (free page reporting).
     pub free_page_reporting: bool,
-    /// The guest says, when it is migrated, which memory it does not use.
+    /// Whether the guest can report unused memory during a migration (free page hints).
     pub free_page_hinting: bool,
-    /// The guest gets random bytes by virtio.
+    /// Whether the guest has a virtio entropy device.
     pub entropy: bool,
-    /// It has a virtio console.
+    /// Whether the guest has a virtio console.
     pub virtio_console: bool,
-    /// The guest comes from another process on this host, with its memory and its taps.
+    /// Whether the guest arrives from another process on this host, with its memory and its taps.
     pub takes_over: bool,
-    /// Wait for a guest instead of booting one.
+    /// Whether the VM waits for a guest instead of booting one.
     pub incoming: bool,
-    /// What the guest does to its memory.
+    /// How the guest writes its memory.
     pub load: Load,
-    /// The rate at which a guest goes on that arrives; none: as before.
+    /// The rate of a guest after its arrival; none: unchanged.
     pub arrival_rate: Option<u64>,
 }
 
-/// What the guest does to its memory.
+/// How the guest writes its memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Load {
     /// The order in which pages are written.
     pub pattern: sterna_guests::Pattern,
-    /// What RAM holds before.
+    /// The content of RAM before the first write.
     pub fill: sterna_guests::Fill,
-    /// Pages per second and vCPU; 0: as fast as it can.
+    /// Pages per second and vCPU; 0: as fast as possible.
     pub rate: u64,
-    /// Bytes that are written over and over, over all vCPUs; none: all RAM.
+    /// Bytes that the guest writes repeatedly, over all vCPUs; none: all RAM.
     pub working_set_bytes: Option<u64>,
 }
 
-/// How far a guest has come.
+/// Counters that show the progress of a guest.
 #[derive(Debug, Clone, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct GuestProgress {
     /// Pages that each vCPU or thread has written.
     pub steps: Vec<u64>,
-    /// Signs of life of each.
+    /// Beats (signs of life) of each vCPU or thread.
     pub beats: Vec<u64>,
-    /// The longest time between two beats of one, seconds; none where the guest has no clock.
+    /// The longest time between two beats of a vCPU, seconds; none if the guest has no clock.
     pub longest_gap_seconds: Option<f64>,
-    /// Pages per second and vCPU that it has written over the last 2 s: what `--rate` asked for, if it can.
+    /// Pages per second and vCPU that the guest has written over the last 2 s. Equals `--rate` if the guest
+    /// can keep it.
     #[serde(default)]
     pub pages_per_second: Option<f64>,
 }
@@ -105,80 +105,82 @@ pub struct GuestProgress {
 /// How a guest ended by itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GuestEnd {
-    /// For people.
+    /// The reason, for people.
     pub why: String,
-    /// QEMU's word in the event SHUTDOWN.
+    /// QEMU's name of the cause, in the event SHUTDOWN.
     pub cause: &'static str,
 }
 
 impl GuestEnd {
-    /// The cause of a guest that switched its machine off: nothing went wrong.
+    /// The cause of a guest that switched its machine off, which is no failure.
     pub const POWERED_OFF: &'static str = "guest-shutdown";
 }
 
-/// What hosting needs of a machine.
+/// Functions of a machine that only hosting needs.
 pub trait Machine: SourceVm + TargetVm + 'static {
-    /// See [`MonitoredVm::pause`].
+    /// Pauses the guest; see [`MonitoredVm::pause`].
     fn pause(&self) -> Result<(), VmError>;
-    /// See [`MonitoredVm::cont`].
+    /// Lets the guest run; see [`MonitoredVm::cont`].
     fn cont(&self) -> Result<(), VmError>;
-    /// Ends the guest.
+    /// Ends the guest; called when the VM quits.
     fn end(&self);
-    /// Why the guest ended by itself, if it did.
+    /// Why the guest ended by itself; none if it did not.
     fn ended(&self) -> Option<GuestEnd> {
         None
     }
-    /// See [`MonitoredVm::has_guest`].
+    /// Whether the VM has its guest; see [`MonitoredVm::has_guest`].
     fn has_guest(&self) -> bool;
-    /// See [`MonitoredVm::name`].
+    /// The VM's name; see [`MonitoredVm::name`].
     fn name(&self) -> String;
-    /// See [`MonitoredVm::vcpu_threads`].
+    /// Ids of the vCPUs' threads; see [`MonitoredVm::vcpu_threads`].
     fn vcpu_threads(&self) -> Vec<i32> {
         Vec::new()
     }
-    /// Types into its console, if it has one. How many of the bytes it took; the others may be tried again.
+    /// Types `bytes` into the guest's console, if it has one. Returns the number of accepted bytes; the
+    /// caller may retry the others.
     fn type_in(&self, bytes: &[u8]) -> usize {
         bytes.len()
     }
-    /// Holds what its network cards send while the guest is protected, if it has any.
+    /// The gate that holds packets of the network cards while the guest is protected; none without cards.
     fn packet_gate(&self) -> Option<Arc<dyn EpochGate>> {
         None
     }
-    /// Whether KVM runs it.
+    /// Whether KVM runs the guest.
     fn uses_kvm(&self) -> bool;
-    /// See [`MonitoredVm::disks`].
+    /// The guest's disks; see [`MonitoredVm::disks`].
     fn disks(&self) -> Vec<BlockDevice> {
         Vec::new()
     }
-    /// See [`MonitoredVm::resize_disk`].
+    /// Changes the length of a disk; see [`MonitoredVm::resize_disk`].
     fn resize_disk(&self, index: usize, _len_bytes: u64) -> Result<(), VmError> {
         Err(VmError::new("block_resize", format!("this machine has no disk {index}")))
     }
-    /// See [`MonitoredVm::set_announcing`].
+    /// Sets how arriving guests are announced; see [`MonitoredVm::set_announcing`].
     fn set_announcing(&self, _announcing: Announcing) {}
-    /// See [`MonitoredVm::announce`].
+    /// Announces network cards now; see [`MonitoredVm::announce`].
     fn announce(&self, _announcing: Announcing, _cards: &[usize], _id: &str) -> Result<(), VmError> {
         Ok(())
     }
 }
 
-/// A guest that writes its memory by rules, so that it can be checked.
+/// A guest that writes its memory by rules, so that the host can check it.
 pub trait Guest: Send + Sync {
-    /// Whether RAM is one consistent cut; the guest stands still. The error says why that cannot be known.
+    /// Whether RAM is one consistent cut. The guest must be paused. The error tells why RAM cannot be
+    /// checked.
     fn check(&self) -> Result<sterna_guests::Verdict, String>;
-    /// How far it has come; the error says why that cannot be known.
+    /// The guest's counters. The error tells why they are not available.
     fn progress(&self) -> Result<GuestProgress, String>;
     /// Changes the rate, pages per second and vCPU.
     fn set_rate(&self, pages_per_second: u64) -> Result<(), String>;
-    /// Forgets the longest gap so far.
+    /// Resets the longest gap between beats.
     fn reset_gap(&self) -> Result<(), String>;
 }
 
 /// A machine and, if it can be checked, the guest in it.
 pub struct Parts {
-    /// The machine.
+    /// The machine, which runs the guest.
     pub machine: Arc<dyn Machine>,
-    /// Its guest.
+    /// Access to the guest's counters and its check; none if its writes follow no known rule.
     pub guest: Option<Arc<dyn Guest>>,
 }
 
@@ -190,13 +192,13 @@ pub struct Hosted {
     meter: Meter,
     quit: Interrupts,
     protection: Protection,
-    /// The guest that was here was protected, and its standby has it.
+    /// The guest was protected, and its standby has taken it over.
     is_lost: AtomicBool,
 }
 
 impl Hosted {
-    /// Hosts `parts`; `quit` is where its end will be asked for. A guest that arrives is given
-    /// `arrival_rate`, if there is one, before it runs.
+    /// Hosts `parts`. `quit` counts requests to end the VM.
+    /// A guest that arrives gets `arrival_rate`, if set, before it runs.
     pub fn new(
         parts: Parts,
         arrival_rate: Option<u64>,
@@ -214,18 +216,18 @@ impl Hosted {
         })
     }
 
-    /// Whether the guest that was here was protected, and its standby has it.
+    /// Whether the guest was protected and its standby has taken it over.
     pub fn is_lost(&self) -> bool {
         self.is_lost.load(Ordering::Acquire)
     }
 
-    /// The machine.
+    /// The machine, without the counting of `quit`.
     pub fn machine(&self) -> &dyn Machine {
         &*self.machine
     }
 
-    /// Notes how far the guest has come; to be called every now and then, for [`Hosted::progress`]. Waits for a guest in postcopy
-    /// whose pages are not there.
+    /// Samples the guest's progress for [`Hosted::progress`]; call it regularly.
+    /// Blocks in postcopy until the pages with the counters have arrived.
     pub fn note_progress(&self) {
         if let Some(guest) = self.guest.as_deref().filter(|_| self.machine.has_guest())
             && let Ok(progress) = guest.progress()
@@ -234,7 +236,7 @@ impl Hosted {
         }
     }
 
-    /// How far the guest has come, and how fast it goes.
+    /// The guest's counters and its current rate.
     pub fn progress(&self) -> Result<GuestProgress, String> {
         let progress = self.guest()?.progress()?;
         let vcpus = progress.steps.len().max(1) as f64;
@@ -242,7 +244,7 @@ impl Hosted {
         Ok(GuestProgress { pages_per_second, ..progress })
     }
 
-    /// The guest, or why it cannot be asked.
+    /// The guest, or the reason why it cannot be asked.
     pub fn guest(&self) -> Result<&dyn Guest, String> {
         self.guest.as_deref().ok_or_else(|| {
             "this guest's writes follow no rule that can be checked; use `--guest tide`".into()
@@ -308,6 +310,9 @@ impl TargetVm for Hosted {
     fn may_hold_bytes(&self, block: usize) -> bool {
         self.machine.may_hold_bytes(block)
     }
+    fn prepare_start(&self) -> Result<(), VmError> {
+        self.machine.prepare_start()
+    }
     fn start(&self) -> Result<(), VmError> {
         if let (Some(rate), Some(guest)) = (self.arrival_rate, &self.guest) {
             guest.set_rate(rate).map_err(|why| VmError::new("set the guest's rate", why))?;
@@ -368,7 +373,7 @@ impl MonitoredVm for Hosted {
     }
 }
 
-/// RAM as the machines lay it out: what lies below the hole under 4 GiB, and the rest.
+/// The blocks of guest RAM: memory below the hole under 4 GiB, and the rest.
 fn blocks(ram_bytes: u64) -> Vec<(String, u64)> {
     sterna_vmm::layout::ranges(ram_bytes)
         .iter()

@@ -1,46 +1,92 @@
-//! Ctrl-C (and SIGTERM, SIGHUP) as a count that loops look at, so that a command can end in order.
+//! Counts Ctrl-C (and SIGTERM, SIGHUP, SIGXCPU). Loops read the count, so that a command can clean up before
+//! it ends.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use parking_lot::Mutex;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXCPU};
 use signal_hook::iterator::Signals;
 
-use sterna_transport::PageFile;
+use sterna_transport::{CancelFlag, PageFile};
 
 use crate::exit::{Status, Stop};
 use crate::terminal;
 
-/// How often we were asked to end.
+/// Flags of the running [`until_interrupted`] calls. The next signal cancels them.
+static WAITS: Mutex<Vec<(usize, CancelFlag)>> = Mutex::new(Vec::new());
+
+/// Calls `act`, which waits. A signal during the call cancels the flag; an earlier signal does not.
+pub fn until_interrupted<T>(act: impl FnOnce(&CancelFlag) -> T) -> T {
+    static NUMBERS: AtomicUsize = AtomicUsize::new(0);
+    let (number, flag) = (NUMBERS.fetch_add(1, Ordering::Relaxed), CancelFlag::new());
+    WAITS.lock().push((number, flag.clone()));
+    let done = act(&flag);
+    WAITS.lock().retain(|(other, _)| *other != number);
+    done
+}
+
+/// Signals that ask a process to end. SIGHUP is left out if it is ignored (`nohup`).
+fn ending() -> Vec<i32> {
+    let hangup = (!is_ignored(SIGHUP)).then_some(SIGHUP);
+    [SIGINT, SIGTERM, SIGXCPU].into_iter().chain(hangup).collect()
+}
+
+/// Whether this process was started with the signal ignored.
+fn is_ignored(signal: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    ignores(&status, signal)
+}
+
+/// As [`is_ignored`], from the text of `/proc/PID/status`.
+fn ignores(status: &str, signal: i32) -> bool {
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
+}
+
+/// Number of requests to end, shared by all clones.
 #[derive(Debug, Clone, Default)]
-pub struct Interrupts(Arc<AtomicUsize>);
+pub struct Interrupts {
+    count: Arc<AtomicUsize>,
+    /// A signal other than Ctrl-C was among them.
+    must_end: Arc<AtomicBool>,
+}
 
 impl Interrupts {
-    /// From now on signals are counted instead of ending the process.
+    /// From now on, signals are counted instead of ending the process.
     pub fn catch() -> Result<Self, Stop> {
         let count = Self::default();
         let counted = count.clone();
-        let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])
-            .map_err(|error| Stop::failed(format!("cannot catch Ctrl-C: {error}")))?;
+        let mut signals =
+            Signals::new(ending()).map_err(|error| Stop::failed(format!("cannot catch Ctrl-C: {error}")))?;
         std::thread::Builder::new()
             .name("signals".into())
             .spawn(move || {
+                let mut was_cpu_time = false;
                 loop {
-                    // Those that came at once are counted at once: nobody sees the first alone.
-                    counted.0.fetch_add(signals.wait().count(), Ordering::AcqRel);
+                    // The kernel repeats SIGXCPU every second. Only the first one counts as a request of the
+                    // operator.
+                    let is_new =
+                        |signal: &i32| *signal != SIGXCPU || !std::mem::replace(&mut was_cpu_time, true);
+                    // Signals that arrived together are counted in one step, so that no loop sees an
+                    // intermediate count.
+                    let new: Vec<_> = signals.wait().filter(is_new).collect();
+                    counted.must_end.fetch_or(new.iter().any(|signal| *signal != SIGINT), Ordering::AcqRel);
+                    counted.count.fetch_add(new.len(), Ordering::AcqRel);
+                    WAITS.lock().iter().for_each(|(_, flag)| flag.cancel());
                 }
             })
             .map_err(|error| Stop::failed(format!("cannot start a thread for Ctrl-C: {error}")))?;
         Ok(count)
     }
 
-    /// For commands that do nothing but make files: from now on a signal removes those that lie aside and ends the
-    /// process, so that no guest's memory stays behind on a disk.
+    /// For commands that only create files. From now on, a signal removes staging files and ends the process.
+    /// Otherwise a guest's memory would stay on a disk.
     pub fn remove_files() -> Result<(), Stop> {
-        // A hangup ends what is not under nohup by itself; its files are told of by the next run.
-        let mut signals = Signals::new([SIGINT, SIGTERM])
-            .map_err(|error| Stop::failed(format!("cannot catch Ctrl-C: {error}")))?;
+        let mut signals =
+            Signals::new(ending()).map_err(|error| Stop::failed(format!("cannot catch Ctrl-C: {error}")))?;
         let end = move || {
             if signals.forever().next().is_some() {
                 PageFile::remove_staging_files();
@@ -55,17 +101,22 @@ impl Interrupts {
         thread.map(drop).map_err(|error| Stop::failed(format!("cannot start a thread for Ctrl-C: {error}")))
     }
 
-    /// How many so far.
+    /// The number of requests so far.
     pub fn count(&self) -> usize {
-        self.0.load(Ordering::Acquire)
+        self.count.load(Ordering::Acquire)
     }
 
-    /// Counts one: what a signal does, and what `quit` over QMP does.
+    /// Whether SIGTERM, SIGHUP or SIGXCPU was received. An operator's Ctrl-C may answer a question; these signals only ask to end.
+    pub fn must_end(&self) -> bool {
+        self.must_end.load(Ordering::Acquire)
+    }
+
+    /// Adds one request. Signals and `quit` over QMP do this.
     pub fn add(&self) {
-        self.0.fetch_add(1, Ordering::AcqRel);
+        self.count.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Waits that long, or until there are more than `seen`.
+    /// Waits for `time`, or until the count exceeds `seen`.
     pub fn sleep(&self, time: Duration, seen: usize) {
         let end = Instant::now() + time;
         while self.count() <= seen {
@@ -75,5 +126,32 @@ impl Interrupts {
             }
             std::thread::sleep(left.min(Duration::from_millis(20)));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn signal_is_ignored_if_the_status_says_so() {
+        let status = "Name:\tsterna\nSigBlk:\t0000000000000000\nSigIgn:\t0000000000001001\nSigCgt:\t0000000000000002\n";
+
+        assert!(ignores(status, SIGHUP));
+        assert!(!ignores(status, SIGINT));
+        assert!(!ignores("", SIGHUP));
+    }
+
+    #[test]
+    fn wait_that_is_over_is_not_cancelled_by_a_later_signal() {
+        let flag = until_interrupted(|flag| {
+            WAITS.lock().iter().for_each(|(_, flag)| flag.cancel());
+            assert!(flag.is_cancelled(), "a signal during the wait");
+            CancelFlag::clone(flag)
+        });
+
+        assert!(flag.is_cancelled());
+        assert!(until_interrupted(|flag| !flag.is_cancelled()), "a signal before the wait");
+        assert!(WAITS.lock().is_empty());
     }
 }

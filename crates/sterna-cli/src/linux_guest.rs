@@ -1,33 +1,35 @@
-//! `sterna demo --linux` from inside: this program as the only one of a Linux guest. It writes memory, checks it, and counts.
+//! The init process of the guest of `sterna demo --linux`.
+//! This executable writes memory, checks it, and counts its steps.
 
 use std::path::Path;
 use std::time::Duration;
 
-/// The variable of init's environment, out of the kernel's command line, that says so.
+/// The environment variable that marks the guest's init. The kernel passes it from its command line.
 const VARIABLE: &str = "STERNA_DEMO_GUEST";
-/// The word before a number and how many words of memory were wrong so far.
+/// The word before a step's number and the number of wrong words of memory so far.
 const TICK: &str = "STERNA-TICK";
-/// How long the guest rests between two steps.
+/// Pause between two steps.
 const REST: Duration = Duration::from_millis(20);
-/// What it writes in turns: 32 MiB, an eighth of them at each step.
+/// Memory that the guest writes repeatedly: 32 MiB, an eighth per step.
 const WORDS: usize = 4 << 20;
 const PARTS: usize = 8;
 
-/// Whether this program is the guest's init.
+/// Whether this process is the guest's init.
 pub fn is_init() -> bool {
     std::process::id() == 1 && std::env::var_os(VARIABLE).is_some()
 }
 
-/// What the kernel's command line says for it.
+/// The kernel command line that starts this executable as the guest's init.
 pub fn command_line() -> String {
-    // The loader of shared libraries reads the second word: all of them lie in one directory, whatever distribution they are of.
+    // `LD_LIBRARY_PATH` makes the loader find all shared libraries in one directory, independent of the
+    // distribution.
     format!("console=ttyS0 quiet panic=-1 {VARIABLE}=1 LD_LIBRARY_PATH={LIBRARIES}")
 }
 
-/// Where the archive has shared libraries.
+/// Directory of the shared libraries in the initrd.
 pub const LIBRARIES: &str = "/lib64";
 
-/// Writes and checks memory as long as the machine runs.
+/// Writes and checks memory until the machine stops.
 pub fn run() -> ! {
     let mut memory = vec![0u64; WORDS];
     let value = |step: u64, index: usize| (step << 32 | index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -47,7 +49,7 @@ pub fn run() -> ! {
     unreachable!("it would have counted for ages")
 }
 
-/// Numbers of steps and of wrong words, out of the whole lines of a console.
+/// Numbers of steps and of wrong words, from the complete lines of a console.
 pub fn ticks(console: &Path) -> Vec<(u64, u64)> {
     let bytes = std::fs::read(console).unwrap_or_default();
     let text = String::from_utf8_lossy(&bytes);

@@ -1,4 +1,4 @@
-//! The `sterna` command. Everything is in the library part, so that tests can call it.
+//! The `sterna` command. Its code is in the library, so that tests can call it.
 #![forbid(unsafe_code)]
 
 fn main() -> std::process::ExitCode {

@@ -2,7 +2,7 @@
 
 use sterna_vmm::NetOptions;
 
-/// Reads it.
+/// Parses the argument of `--net`.
 pub fn parse(text: &str) -> Result<NetOptions, String> {
     let mut words = text.split(',');
     let tap = words.next().and_then(|word| word.strip_prefix("tap:")).filter(|name| !name.is_empty());

@@ -1,11 +1,11 @@
-//! A plan: what a forecast was made from, what the rules say, and how the migration will go.
+//! A plan: the inputs of a forecast, the rules for a constant dirty rate, and the expected course.
 //!
-//! - [`live`]: asks a VM for the figures, its own or QEMU's.
+//! - [`live`]: reads the values from a VM, Sterna's or QEMU's.
 //! - [`table`]: the plan for a terminal.
 //! - [`picture`]: the plan as a picture.
 //!
-//! The plan is one JSON object like a migration's record ([`crate::record`]): `schema` and `version` say what it
-//! is, times are seconds, rates bytes per second.
+//! The plan is one JSON object, like a migration's record ([`crate::record`]). `schema` and `version`
+//! identify it, times are seconds, rates bytes per second.
 
 pub mod live;
 mod picture;
@@ -20,38 +20,38 @@ pub use live::Measured;
 pub use picture::picture;
 pub use table::table;
 
-/// What `schema` says.
+/// Value of the field `schema`.
 pub const SCHEMA: &str = "sterna-plan";
 /// The version that is written.
 pub const VERSION: u32 = 1;
 
-/// A plan.
+/// A plan for one migration.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
-    /// [`SCHEMA`].
+    /// The constant [`SCHEMA`], which identifies the format.
     pub schema: String,
-    /// [`VERSION`].
+    /// Version of the format; [`VERSION`] when it is written.
     pub version: u32,
-    /// The figures.
+    /// The values from which the forecast was computed.
     pub inputs: Inputs,
-    /// Where figures come from that nobody stated.
+    /// Explanations of values that were not stated, but assumed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub assumed: Vec<String>,
-    /// What was measured at a VM.
+    /// Values that were measured at a VM.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured: Option<Measured>,
-    /// The rules for a constant dirty rate, side by side.
+    /// Results of the rules for a constant dirty rate.
     pub rules: Comparison,
-    /// Pass by pass; none if the size of RAM is not known.
+    /// The expected rounds; none if the size of RAM is not known.
     pub forecast: Option<Forecast>,
-    /// What to change, in sentences; empty if nothing has to change.
+    /// Advice on what to change, as sentences; empty if the migration should converge.
     pub advice: Vec<String>,
 }
 
 impl Plan {
-    /// Computes it. `inputs` without RAM are for the rules alone.
+    /// Computes a plan. `inputs` without RAM give only the rules.
     pub fn new(inputs: Inputs, assumed: Vec<String>, measured: Option<Measured>) -> Self {
-        // Rules reckon with a rate, which no RAM's size bounds.
+        // The rules use a dirty rate that the size of RAM does not bound.
         let endless = Inputs { ram_bytes: u64::MAX, ..inputs.clone() };
         let rules = Comparison::new(&Load::of(if inputs.ram_bytes == 0 { &endless } else { &inputs }));
         let forecast = (inputs.ram_bytes > 0).then(|| Forecast::new(&inputs));
@@ -59,14 +59,14 @@ impl Plan {
         Self { schema: SCHEMA.into(), version: VERSION, inputs, assumed, measured, rules, forecast, advice }
     }
 
-    /// As JSON, indented.
+    /// The plan as indented JSON, with a newline at the end.
     pub fn to_json(&self) -> String {
         let mut text = serde_json::to_string_pretty(self).expect("plain data is always JSON");
         text.push('\n');
         text
     }
 
-    /// Whether the migration is expected to end.
+    /// Whether the migration is expected to converge.
     pub fn converges(&self) -> bool {
         self.forecast.as_ref().map_or(self.rules.engine.converges, |forecast| forecast.convergent)
     }

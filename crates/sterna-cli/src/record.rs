@@ -1,7 +1,8 @@
-//! The record of a migration: what `--json` prints, `--report` writes and `sterna report` reads.
+//! The record of a migration: `--json` prints it, `--report` writes it and `sterna report` reads it.
 //!
-//! A record is one JSON object. `schema` and `version` say what it is; a reader takes any version up to its
-//! own, and ignores fields that it does not know. `units` stands in every record so that it explains itself.
+//! A record is one JSON object. `schema` and `version` identify it. A reader accepts any version up to its
+//! own and ignores unknown fields. Every record contains its `units`, so that it can be read without the
+//! documentation.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -15,46 +16,49 @@ use tempfile::NamedTempFile;
 use crate::exit::Stop;
 use crate::plan::Plan;
 
-/// What `schema` says.
+/// Value of the field `schema`.
 pub const SCHEMA: &str = "sterna-migration";
 /// The newest version of the record, and the one that is written.
 pub const VERSION: u32 = 1;
 
-/// One migration, from the source's point of view, and what is known of the guest besides.
+/// One migration, from the source's point of view, with observations of the guest.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Record {
-    /// [`SCHEMA`].
+    /// The constant [`SCHEMA`], which identifies the format.
     pub schema: String,
-    /// [`VERSION`].
+    /// Version of the format; [`VERSION`] when it is written.
     pub version: u32,
-    /// Which unit a figure has, by the end of its name.
+    /// Units of the values, by the ending of their names.
     #[serde(default = "units")]
     pub units: BTreeMap<String, String>,
-    /// Where the guest came from: a control socket.
+    /// The source's control socket.
     #[serde(default)]
     pub source: String,
-    /// Where it went: an address as in `migrate`.
+    /// The destination's address, as in `migrate`.
     #[serde(default)]
     pub destination: String,
-    /// `kvm` or `process`, if that is known.
+    /// `kvm` or `process`, if it is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine: Option<String>,
-    /// How it was expected to go, stored before the first byte moved.
+    /// The forecast, made before the first byte was sent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub forecast: Option<Plan>,
-    /// The engine's figures.
+    /// The engine's statistics of the migration.
     #[serde(serialize_with = "crate::seconds::serialize")]
     pub statistics: Statistics,
-    /// What the destination saw of a guest that went on there before its pages were there, where its monitor was given.
+    /// Why the arrival of the guest is uncertain: the source reported `completed`, and nothing confirmed it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unconfirmed: Option<String>,
+    /// The destination's statistics of a postcopy, if its monitor was given.
     #[serde(default, skip_serializing_if = "Option::is_none", serialize_with = "crate::seconds::serialize")]
     pub arrival: Option<IncomingPostcopy>,
-    /// What the precopy policy was told, for `sterna::Recording::replay`: JSON in a string, in one line.
+    /// Input of the precopy policy for `sterna::Recording::replay`: a JSON text in one line.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub precopy: Option<String>,
-    /// What the guest itself saw.
+    /// The downtime that the guest itself observed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guest: Option<Guest>,
-    /// Whether what arrived is what left.
+    /// Whether the memory that arrived equals the memory that left.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub check: Option<Check>,
     /// CPU time of the two VM processes during the migration.
@@ -62,31 +66,31 @@ pub struct Record {
     pub cpu: Option<Cpu>,
 }
 
-/// The pause as the guest's own clock has it.
+/// The downtime by the guest's own clock.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Guest {
     /// The longest gap between two heartbeats, seconds.
     pub downtime_seconds: f64,
-    /// The gap's lower bound is known to this, seconds: the usual distance of two heartbeats.
+    /// Resolution of the gap, seconds: the usual interval of two heartbeats.
     #[serde(default)]
     pub resolution_seconds: f64,
 }
 
-/// The checker's verdict.
+/// Result of a check of the guest's memory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Check {
-    /// Whether memory is one consistent cut and the guest went on.
+    /// Whether memory is one consistent cut and the guest made progress.
     pub passed: bool,
-    /// The verdict in words, with counts.
+    /// The result as a sentence, with counts.
     pub summary: String,
 }
 
 /// CPU seconds, user and system together.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Cpu {
-    /// Of the source's process, the guest's own time included.
+    /// CPU seconds of the source's process, including the guest's own time.
     pub source_seconds: f64,
-    /// Of the destination's process.
+    /// CPU seconds of the destination's process.
     pub destination_seconds: f64,
 }
 
@@ -105,7 +109,7 @@ fn units() -> BTreeMap<String, String> {
 }
 
 impl Record {
-    /// A record of these figures; the rest is filled in by who knows it.
+    /// A record with these statistics. The caller fills in the optional fields.
     pub fn new(source: &str, destination: &str, statistics: Statistics) -> Self {
         let mut units = units();
         if statistics.postcopy.is_some() {
@@ -121,6 +125,7 @@ impl Record {
             machine: None,
             forecast: None,
             statistics,
+            unconfirmed: None,
             arrival: None,
             precopy: None,
             guest: None,
@@ -129,51 +134,55 @@ impl Record {
         }
     }
 
-    /// The record as JSON, indented, with a newline at the end.
+    /// The record as indented JSON, with a newline at the end.
     pub fn to_json(&self) -> String {
-        let mut text = serde_json::to_string_pretty(self).expect("plain data is always JSON");
-        text.push('\n');
-        text
+        json_of(self)
     }
 
-    /// Reads a record. The error says what is wrong with the text, as part of a sentence.
+    /// Parses a record. The error describes the problem as part of a sentence.
     pub fn from_json(text: &str) -> Result<Self, String> {
-        let value: serde_json::Value =
-            serde_json::from_str(text).map_err(|error| format!("is not JSON ({error})"))?;
+        let value = value_of(text)?;
         if value["schema"] != SCHEMA {
             return Err(format!("is not a record of a migration (its `schema` is not \"{SCHEMA}\")"));
         }
-        match value["version"].as_u64() {
-            Some(version) if (1..=u64::from(VERSION)).contains(&version) => {}
-            Some(version) if version > u64::from(VERSION) => {
-                return Err(format!("has version {version}; this program reads up to {VERSION}: update it"));
-            }
-            _ => return Err("has no `version`".into()),
-        }
+        check_version(&value, VERSION)?;
         serde_json::from_value(value).map_err(|error| format!("is damaged ({error})"))
-    }
-
-    /// Reads the record in `file`.
-    pub fn read(file: &Path) -> Result<Self, Stop> {
-        let name = file.display();
-        let text = std::fs::read_to_string(file).map_err(|error| {
-            Stop::unreadable(format!("cannot read {name}: {error}. Name a file that `--report` wrote."))
-        })?;
-        Self::from_json(&text)
-            .map_err(|why| Stop::unreadable(format!("{name} {why}. Name a file that `--report` wrote.")))
     }
 }
 
-/// A place for a text that is still to be written, whole or not at all: that nothing can be written there shows before
-/// anything else is done.
+/// A record as indented JSON, with a newline at the end.
+pub(crate) fn json_of(record: &impl Serialize) -> String {
+    let mut text = serde_json::to_string_pretty(record).expect("plain data is always JSON");
+    text.push('\n');
+    text
+}
+
+/// Parses a text as JSON. The error is part of a sentence.
+pub(crate) fn value_of(text: &str) -> Result<serde_json::Value, String> {
+    serde_json::from_str(text).map_err(|error| format!("is not JSON ({error})"))
+}
+
+/// Refuses a record without a version, or with a version above `newest`. The error is part of a sentence.
+pub(crate) fn check_version(value: &serde_json::Value, newest: u32) -> Result<(), String> {
+    match value["version"].as_u64() {
+        Some(version) if (1..=u64::from(newest)).contains(&version) => Ok(()),
+        Some(version) if version > u64::from(newest) => {
+            Err(format!("has version {version}; this program reads up to {newest}: update it"))
+        }
+        _ => Err("has no `version`".into()),
+    }
+}
+
+/// An output file that is written whole or not at all.
+/// It is opened early, so that a problem shows before the command does anything else.
 pub struct Report {
     file: PathBuf,
-    /// Beside the place; none for devices and pipes, which cannot be renamed over.
+    /// A temporary file in the same directory; none for devices and pipes, which a rename cannot replace.
     aside: Option<NamedTempFile>,
 }
 
 impl Report {
-    /// Begins a file beside `file`.
+    /// Creates a temporary file in the directory of `file`.
     pub fn begin(file: &Path) -> Result<Self, Stop> {
         let aside = match file.exists() && !file.is_file() {
             true => None,
@@ -182,12 +191,13 @@ impl Report {
         Ok(Self { file: file.to_owned(), aside })
     }
 
-    /// Writes `record` and puts the file into its place.
+    /// Writes `record` and renames the file to its final name.
     pub fn write(self, record: &Record) -> Result<(), Stop> {
         self.write_text(&record.to_json())
     }
 
-    fn write_text(self, text: &str) -> Result<(), Stop> {
+    /// Writes `text` and renames the file to its final name.
+    pub fn write_text(self, text: &str) -> Result<(), Stop> {
         let file = self.file;
         let written = match self.aside {
             None => std::fs::write(&file, text),
@@ -200,7 +210,7 @@ impl Report {
     }
 }
 
-/// Writes `text` beside `file` and renames it there, so that nobody sees half of it.
+/// Writes `text` to a temporary file and renames it to `file`, so that no reader sees a part.
 pub fn write_whole(file: &Path, text: &str) -> Result<(), Stop> {
     Report::begin(file)?.write_text(text)
 }
@@ -227,7 +237,7 @@ mod tests {
         assert_eq!(Record::from_json(&record.to_json()), Ok(record));
     }
 
-    /// Written by version 0.1.
+    /// A record that version 0.1 wrote.
     const OF_0_1: &str = include_str!("golden/record-0.1.json");
 
     #[test]
@@ -235,7 +245,7 @@ mod tests {
         let read = Record::from_json(OF_0_1).unwrap();
 
         assert_eq!(read.to_json(), OF_0_1);
-        // What this version would forecast for the sample may differ from what 0.1 did.
+        // This version may forecast other values for the sample than 0.1 did.
         let without_forecast = |record: Record| Record { forecast: None, ..record };
         assert_eq!(without_forecast(read), without_forecast(samples::record()));
     }
@@ -316,7 +326,7 @@ mod tests {
 
         Report::begin(&file).unwrap().write(&samples::record()).unwrap();
 
-        assert_eq!(Record::read(&file), Ok(samples::record()));
+        assert_eq!(Record::from_json(&std::fs::read_to_string(&file).unwrap()), Ok(samples::record()));
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
     }
 

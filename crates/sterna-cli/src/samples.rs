@@ -1,8 +1,9 @@
-//! Figures for tests, made up but consistent.
+//! Invented but consistent records for tests.
 
 use std::time::Duration;
 
 use crate::plan::Plan;
+use crate::protection_record::{Change, GuestAt, Part, ProtectionRecord};
 use crate::record::{Check, Cpu, Guest, Record};
 use sterna::forecast::{DirtyModel, Fixed, Inputs, Point, PostcopyInputs};
 use sterna::stats::{
@@ -11,7 +12,7 @@ use sterna::stats::{
 };
 use sterna::{LaneTimes, RdmaStatistics, Round, Sample, Statistics, Status, SwitchoverStep, SyncParts};
 
-/// A migration of 4 GiB in three rounds and a switchover of 48 ms.
+/// A migration of 4 GiB in three rounds with a downtime of 48 ms.
 pub fn engine_statistics() -> Statistics {
     let ms = Duration::from_millis;
     let round = |number, began, took, pages, dirtied_pages, sync, stopped| Round {
@@ -25,6 +26,7 @@ pub fn engine_statistics() -> Statistics {
         sync_parts: SyncParts { kernel: ms(sync), ..SyncParts::default() },
         dirtied_pages,
         stopped,
+        ..Round::default()
     };
     let samples = (0..=22u64).map(|tenth| Sample {
         at: ms(80 + tenth * 100),
@@ -93,7 +95,7 @@ pub fn engine_statistics() -> Statistics {
     }
 }
 
-/// What the source of a postcopy did that was paused twice.
+/// A record of a postcopy that was paused twice.
 pub fn record_of_postcopy() -> Record {
     let (ms, us) = (Duration::from_millis, Duration::from_micros);
     let channel = |name: &str, background_pages, requested_pages| PostcopyChannel {
@@ -155,7 +157,66 @@ pub fn record_of_postcopy() -> Record {
     Record { arrival: Some(arrival), forecast: None, statistics, ..record() }
 }
 
-/// What RDMA did, had it been used.
+/// A protection of 60 s with a checkpoint every 50 ms from 2 s on. The standby is lost after 55 s.
+pub fn protection_record() -> ProtectionRecord {
+    let parts = (0..600u32).map(|tenth| {
+        let at_seconds = f64::from(tenth) / 10.0;
+        let (is_seeding, is_lost) = (tenth < 20, tenth >= 550);
+        let has = |value: f64| (!is_seeding && !is_lost).then_some(value);
+        Part {
+            at_seconds,
+            took_seconds: 0.1,
+            checkpoints: if is_seeding || is_lost { 0 } else { 2 },
+            pause_seconds: has(if tenth.is_multiple_of(50) { 0.0061 } else { 0.0018 }),
+            age_seconds: (!is_seeding).then_some(if is_lost { f64::from(tenth - 550) / 10.0 } else { 0.05 }),
+            output_delay_seconds: has(0.031),
+            waiting_bytes: if is_lost { 2 << 20 } else { 12_000 },
+            dropped: u64::from(is_lost),
+            sent_bytes: if is_lost { 0 } else { 3 << 20 },
+        }
+    });
+    let change = |at_seconds, state: &str, checkpoint, why: Option<&str>| Change {
+        at_seconds,
+        state: state.into(),
+        checkpoint,
+        why: why.map(str::to_owned),
+    };
+    ProtectionRecord {
+        state: "alone".into(),
+        guest_at: Some(GuestAt::Primary),
+        end: Some("the standby was lost (no echo for 2 s), and the claim is won: the guest runs on here, unprotected".into()),
+        total_seconds: 60.0,
+        seeding_seconds: Some(2.0),
+        checkpoints: 1060,
+        pause_p50_seconds: Some(0.0018),
+        pause_p99_seconds: Some(0.0061),
+        pause_longest_seconds: Some(0.0061),
+        output_delay_p50_seconds: Some(0.028),
+        output_delay_p99_seconds: Some(0.044),
+        output_released: 40_000,
+        output_dropped: 50,
+        transferred_bytes: 550 * (3 << 20),
+        parts: parts.collect(),
+        changes: vec![
+            change(0.0, "seeding", 0, None),
+            change(2.0, "protected", 1, None),
+            change(57.0, "asking the arbiter", 1060, Some("no echo for 2 s")),
+            change(60.0, "alone", 1060, None),
+        ],
+        ..ProtectionRecord::new("unix:/run/a.qmp", "tcp:b:4444", 0.05)
+    }
+}
+
+/// The cells of all tables of a page: one row per line, with `|` between cells.
+pub fn cells(html: &str) -> String {
+    let row = |row: &str| -> String {
+        let cells = row.split("</td>").filter_map(|cell| Some(&cell[cell.find("<td")?..]));
+        cells.map(|cell| format!("|{}", &cell[cell.find('>').map_or(0, |at| at + 1)..])).collect()
+    };
+    html.split("</tr>").map(|text| row(text) + "|\n").collect()
+}
+
+/// RDMA statistics, which the sample migration does not have.
 pub fn rdma() -> RdmaStatistics {
     RdmaStatistics {
         writes: 4_500,
@@ -170,9 +231,10 @@ pub fn rdma() -> RdmaStatistics {
     }
 }
 
-/// A record with everything in it.
+/// A record with all optional fields.
 pub fn record() -> Record {
     Record {
+        unconfirmed: None,
         machine: Some("kvm".into()),
         forecast: Some(plan()),
         guest: Some(Guest { downtime_seconds: 0.0512, resolution_seconds: 0.001 }),
@@ -182,7 +244,7 @@ pub fn record() -> Record {
     }
 }
 
-/// The plan that was made for it.
+/// The plan of the sample record.
 fn plan() -> Plan {
     let point = |milliseconds, distinct_bytes| Point {
         interval: Duration::from_millis(milliseconds),
@@ -201,6 +263,6 @@ fn plan() -> Plan {
         postcopy: PostcopyInputs::default(),
         uncertainty: 0.1,
     };
-    // As it comes back from a file: times are rounded there.
+    // The plan is written and read again, because the file format rounds times.
     serde_json::from_str(&Plan::new(inputs, Vec::new(), None).to_json()).expect("a plan is read again")
 }

@@ -1,5 +1,6 @@
-//! Writes a value with each [`Duration`](std::time::Duration) in it as a number of seconds, where serde's own form is
-//! an object of seconds and nanoseconds. Which fields are durations, their types say.
+//! Serialises a value with each [`Duration`](std::time::Duration) in it as a number of seconds.
+//! Serde's own form is an object of seconds and nanoseconds. Durations are recognised by their type, so no
+//! field needs an annotation.
 
 use serde::ser::{
     SerializeMap, SerializeSeq, SerializeStruct, SerializeStructVariant, SerializeTuple,
@@ -7,16 +8,16 @@ use serde::ser::{
 };
 use serde::{Serialize, Serializer};
 
-/// For `#[serde(serialize_with)]`.
+/// The function for `#[serde(serialize_with)]`.
 pub fn serialize<T: Serialize, S: Serializer>(value: &T, to: S) -> Result<S::Ok, S::Error> {
     value.serialize(Seconds(to))
 }
 
-/// Serialises into the serializer that it wraps.
+/// A serializer that writes durations as seconds to the wrapped serializer.
 struct Seconds<S>(S);
-/// A value inside another one: its durations are seconds, too.
+/// A value inside another one. Its durations become seconds, too.
 struct Inner<'a, T: ?Sized>(&'a T);
-/// A value of several parts.
+/// A value of several parts, such as a sequence or a map.
 struct Parts<P>(P);
 /// A struct, which may be a duration.
 enum Fields<S: Serializer> {
@@ -53,13 +54,13 @@ impl<S: Serializer> SerializeStruct for Fields<S> {
     fn end(self) -> Result<S::Ok, S::Error> {
         match self {
             Self::Struct(fields) => fields.end(),
-            // The nearest whole nanosecond: what is written and read again is then equal.
+            // Rounded to the nearest whole nanosecond, so that a value is equal after it is written and read.
             Self::Duration { to, seconds } => to.serialize_f64((seconds * 1e9).round() / 1e9),
         }
     }
 }
 
-/// Values without parts.
+/// Forwards values without parts unchanged.
 macro_rules! forward {
     ($($method:ident($($name:ident: $kind:ty),*)),* $(,)?) => {
         $(fn $method(self, $($name: $kind),*) -> Result<S::Ok, S::Error> { self.0.$method($($name),*) })*

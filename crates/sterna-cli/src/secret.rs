@@ -1,4 +1,4 @@
-//! `--secret FILE`: what both sides of a protection know and nobody else does.
+//! `--secret FILE`: the key that only the two sides of a protection know.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Where a guest's console goes.
+//! `--serial`: where a guest's console output goes, and keyboard input for it.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -12,14 +12,14 @@ use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcgetpgrp
 use crate::exit::Stop;
 use crate::host::Hosted;
 
-/// `FILE`, `stdio` or `none`.
+/// The argument `FILE`, `stdio` or `none`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Serial {
-    /// Thrown away.
+    /// No destination: output is discarded.
     None,
-    /// Our standard output.
+    /// Standard output of this process.
     Stdio,
-    /// A file, emptied first.
+    /// A file, which is truncated first.
     File(PathBuf),
 }
 
@@ -37,7 +37,7 @@ impl std::str::FromStr for Serial {
 }
 
 impl Serial {
-    /// Opens it.
+    /// Opens the destination of the output.
     pub fn open(&self) -> Result<Box<dyn Write + Send>, Stop> {
         Ok(match self {
             Self::None => Box::new(io::sink()),
@@ -53,8 +53,9 @@ impl Serial {
 }
 
 impl Serial {
-    /// Gives what is typed to the guest. A terminal hands over each key at once as long as the result lives; Ctrl-C still ends the
-    /// program. To a program in the background nobody types.
+    /// Sends keyboard input to the guest.
+    /// As long as the result lives, a terminal delivers each key immediately; Ctrl-C still ends the program.
+    /// A program in the background gets no keyboard input.
     pub fn keyboard(&self, vm: Arc<Hosted>) -> Result<Option<Keyboard>, Stop> {
         let is_in_background = tcgetpgrp(io::stdin()).is_ok_and(|group| group != getpgrp());
         if *self != Self::Stdio || is_in_background {
@@ -64,7 +65,7 @@ impl Serial {
         if let Some(before) = &before {
             let mut each_key = before.clone();
             each_key.local_modes -= LocalModes::ICANON | LocalModes::ECHO;
-            // A terminal that refuses hands over lines.
+            // A terminal that refuses this mode delivers whole lines.
             let _ = tcsetattr(io::stdin(), OptionalActions::Now, &each_key);
         }
         let keyboard = Keyboard { before };
@@ -76,7 +77,7 @@ impl Serial {
     }
 }
 
-/// A terminal as it was before is restored at the end.
+/// Restores the terminal's former mode when it is dropped.
 #[derive(Debug)]
 pub struct Keyboard {
     before: Option<Termios>,
@@ -90,9 +91,9 @@ impl Drop for Keyboard {
     }
 }
 
-/// Until the end of what is typed, or of the program.
+/// Runs until the end of the input, or of the program.
 fn type_all(mut keys: impl Read, type_in: impl Fn(&[u8]) -> usize) {
-    /// The guest reads its UART as fast as it can.
+    /// Interval between two attempts. The guest reads its UART as fast as it can.
     const PATIENCE: Duration = Duration::from_millis(10);
     let mut bytes = [0; 64];
     while let Ok(length @ 1..) = keys.read(&mut bytes) {
@@ -106,7 +107,7 @@ fn type_all(mut keys: impl Read, type_in: impl Fn(&[u8]) -> usize) {
     }
 }
 
-/// A console is read while it is written.
+/// Flushes every write, because an operator reads the console while it is written.
 struct Flushed<W>(W);
 
 impl<W: Write> Write for Flushed<W> {

@@ -1,15 +1,15 @@
-//! Sizes, rates and times: read from the command line, written for people.
+//! Sizes, rates and times: parsers for the command line, and formats for people.
 //!
-//! Sizes and rates are binary (1 MiB = 1024 KiB) and say so; times choose the unit that leaves two to four
-//! digits. Rates of links are decimal, as their makers have it ([`decimal_rate`]).
+//! Sizes and rates are binary (1 MiB = 1024 KiB) and shown with binary units. Times use the unit that leaves
+//! two to four digits. Rates of links are decimal, as vendors state them ([`decimal_rate`]).
 
 use std::time::Duration;
 
 /// Bytes of a guest page, as on the wire (specs/stream.md §1.2).
 pub const PAGE_BYTES: u64 = 4096;
 
-/// Reads `64M`, `4G`, `1.5GiB`, `0.5t`. A number without a unit is refused, for QEMU reads it as MiB in some
-/// places and as bytes in others.
+/// Parses `64M`, `4G`, `1.5GiB`, `0.5t`.
+/// A number without a unit is refused, because QEMU reads it as MiB in some places and as bytes in others.
 pub fn parse_size(text: &str) -> Result<u64, String> {
     let split = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
     let (number, unit) = text.split_at(split);
@@ -30,8 +30,8 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     Ok(bytes.round() as u64)
 }
 
-/// Reads `15GB/s`, `1.5GiB/s`, `10Gbit/s`: bytes per second. kB, MB, GB and TB are powers of 1000; bits are eight
-/// to the byte.
+/// Parses `15GB/s`, `1.5GiB/s`, `10Gbit/s` to bytes per second.
+/// kB, MB, GB and TB are powers of 1000. A byte has eight bits.
 pub fn parse_rate(text: &str) -> Result<u64, String> {
     let hint = "write GB/s or MB/s (powers of 1000), GiB/s or MiB/s (powers of 1024), or Gbit/s or Mbit/s";
     let (number, unit) = split(text);
@@ -66,7 +66,7 @@ pub fn parse_rate(text: &str) -> Result<u64, String> {
     Ok(rate.round() as u64)
 }
 
-/// A rate that is not 0.
+/// Parses a rate that is not 0.
 pub fn parse_bandwidth(text: &str) -> Result<u64, String> {
     match parse_rate(text)? {
         0 => Err(format!("`{text}` is no bandwidth: it must be above 0")),
@@ -74,7 +74,7 @@ pub fn parse_bandwidth(text: &str) -> Result<u64, String> {
     }
 }
 
-/// Reads `73ms`, `500us`, `1.5s`.
+/// Parses `73ms`, `500us`, `1.5s`.
 pub fn parse_time(text: &str) -> Result<Duration, String> {
     let (number, unit) = split(text);
     let factor = match unit {
@@ -102,7 +102,7 @@ fn number(text: &str) -> Result<f64, String> {
     text.parse().ok().filter(|_| digits).ok_or_else(|| format!("`{text}` is not a number"))
 }
 
-/// `--ram`: a whole number of pages and not nothing.
+/// Parses `--ram`: a whole number of pages above 0.
 pub fn parse_ram(text: &str) -> Result<u64, String> {
     let bytes = parse_size(text)?;
     if bytes == 0 || bytes % PAGE_BYTES != 0 {
@@ -111,17 +111,17 @@ pub fn parse_ram(text: &str) -> Result<u64, String> {
     Ok(bytes)
 }
 
-/// `1.50 GiB`, `312 MiB`, `17 bytes`.
+/// Formats a size: `1.50 GiB`, `312 MiB`, `17 bytes`.
 pub fn bytes(count: u64) -> String {
     scaled(count as f64, &["bytes", "KiB", "MiB", "GiB", "TiB", "PiB"])
 }
 
-/// `1.50 GiB/s`.
+/// Formats a binary rate: `1.50 GiB/s`.
 pub fn rate(bytes_per_second: f64) -> String {
     scaled(bytes_per_second, &["bytes/s", "KiB/s", "MiB/s", "GiB/s", "TiB/s"])
 }
 
-/// `15.0 GB/s`: powers of 1000, as links are sold.
+/// Formats a link's rate in powers of 1000: `15.0 GB/s`.
 pub fn decimal_rate(bytes_per_second: f64) -> String {
     let units = ["bytes/s", "kB/s", "MB/s", "GB/s", "TB/s", "PB/s"];
     let mut value = if bytes_per_second.is_finite() { bytes_per_second.max(0.0) } else { 0.0 };
@@ -133,12 +133,12 @@ pub fn decimal_rate(bytes_per_second: f64) -> String {
     if unit == 0 { format!("{value:.0} {}", units[0]) } else { format!("{} {}", digits(value), units[unit]) }
 }
 
-/// As [`seconds`].
+/// As [`seconds`], for a `Duration`.
 pub fn time(time: Duration) -> String {
     seconds(time.as_secs_f64())
 }
 
-/// `12.3 ms`, `4.56 s`, `3 min 20 s`.
+/// Formats a time: `12.3 ms`, `4.56 s`, `3 min 20 s`.
 pub fn seconds(value: f64) -> String {
     match value {
         v if !v.is_finite() => "–".into(),
@@ -150,7 +150,7 @@ pub fn seconds(value: f64) -> String {
     }
 }
 
-/// `1 234 567`: thousands apart by a thin space that does not break.
+/// Formats a count: `1 234 567`, with narrow no-break spaces.
 pub fn count(value: u64) -> String {
     let plain = value.to_string();
     let mut grouped = String::with_capacity(plain.len() * 2);
@@ -163,7 +163,7 @@ pub fn count(value: u64) -> String {
     grouped
 }
 
-/// At least three significant digits, no false precision.
+/// Formats with at least three significant digits, and without digits that were not measured.
 fn digits(value: f64) -> String {
     match value {
         v if v < 9.995 => format!("{v:.2}"),

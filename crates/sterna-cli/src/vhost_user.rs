@@ -1,24 +1,25 @@
-//! A virtio device in another process on the command line: `SOCKET[,kind=fs|blk|net][,tag=NAME][,queues=N][,mac=ADDRESS]`.
+//! A virtio device in another process on the command line:
+//! `SOCKET[,kind=fs|blk|net][,tag=NAME][,queues=N][,mac=ADDRESS]`.
 
 use std::path::PathBuf;
 
 use sterna_vmm::{DeviceKind, MacAddress, VhostUserOptions};
 
-/// The most queues for requests: as many as a disk of the machine's own may have.
+/// Maximum number of request queues: the same as for a disk of the machine.
 const QUEUES_MAX: usize = 8;
 
-/// A device that has no number yet.
+/// A parsed device, which has no index in the machine yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VhostUser {
     socket: PathBuf,
-    /// Without it the guest does not see the device.
+    /// The kind of device; without it, the guest does not see the device.
     kind: Option<DeviceKind>,
-    /// For requests.
+    /// Number of request queues.
     queues: usize,
 }
 
 impl VhostUser {
-    /// For the machine, as its device `index`.
+    /// The machine's options for this device with number `index`.
     pub fn options(&self, index: usize) -> VhostUserOptions {
         let mut options = VhostUserOptions::new(format!("vhost-user/{index}"), &self.socket);
         options.queues = self.kind.as_ref().map_or(1, |kind| kind.queues(self.queues));
@@ -27,9 +28,9 @@ impl VhostUser {
     }
 }
 
-/// Reads it. A comma in the socket's name is written twice.
+/// Parses the argument. A comma in the socket's name is written twice.
 pub fn parse(text: &str) -> Result<VhostUser, String> {
-    // No file name contains it.
+    // A NUL byte is used as a placeholder, because no file name contains one.
     const COMMA: &str = "\0";
     let text = text.replace(",,", COMMA);
     let mut words = text.split(',').map(|word| word.replace(COMMA, ","));

@@ -1,11 +1,13 @@
-//! How fast a statebank's state moves through vfio-user, alone on the machine: out of one process into another.
+//! Measures how fast a statebank's state moves from one process to another. The processes run on the same
+//! host and use vfio-user.
 //!
 //! ```text
 //! cargo build --release -p sterna-devices
 //! cargo run --release -p sterna-devices --example statebank-speed -- target/release/sterna-statebank 100M 400M
 //! ```
 //!
-//! Arguments: the program, bytes of state, bytes per second of reading and loading (0: no limit).
+//! Arguments: the program, bytes of state, and the rate of reading and loading in bytes per second (0: no
+//! limit).
 #![allow(clippy::print_stdout)]
 
 use std::path::Path;

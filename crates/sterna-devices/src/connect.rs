@@ -1,5 +1,5 @@
-//! Connecting to a device's process within a limit. A Unix socket refuses while its queue is full instead of letting
-//! one wait, if one asks it not to block.
+//! Connects to a device's process within a time limit. A blocking connect could wait without a limit while
+//! the listener's queue is full. A non-blocking one fails with EAGAIN and is repeated here.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
-/// How long a socket may refuse: one that starts binds first and listens then.
+/// Time for which a socket may refuse connections. A server that starts binds first and listens later.
 const GRACE: Duration = Duration::from_secs(1);
-/// How often a socket that nobody accepts at is tried.
+/// Interval between two attempts.
 const STEP: Duration = Duration::from_millis(10);
 
-/// A connected, blocking socket.
+/// Connects to the socket at `path` and returns a blocking stream.
 pub(crate) fn within(limit: Duration, path: &Path) -> io::Result<UnixStream> {
     let address = SocketAddrUnix::new(path)?;
     let begin = Instant::now();

@@ -1,4 +1,5 @@
-//! Migrations that go well or wrong leave no descriptor behind. A program of its own, so that it alone opens any.
+//! Tests that successful and failed migrations leak no descriptor. A separate program, so that no other test
+//! opens descriptors.
 
 #[path = "support/back_end.rs"]
 mod back_end;
@@ -51,7 +52,8 @@ fn bad(directory: &Path, fault: Fault) {
     assert!(told(failed.expect_err("a fault")).contains("fs0"));
 }
 
-/// The back end goes to another front end, or back from there, or dies on the way.
+/// Hands the back end over to another front end. Depending on `end`, the back end is returned or dies on the
+/// way.
 fn handed_over(directory: &Path, name: &str, end: &str) {
     let mut source = Machine::running(directory, name, 1 << 20, Fault::None);
     source.serve(0..5);

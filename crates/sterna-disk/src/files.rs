@@ -1,4 +1,4 @@
-//! Files of a disk, and the locks on them.
+//! Opens the files of a disk, and locks them with `fcntl`.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -8,7 +8,7 @@ use std::path::Path;
 
 use crate::options::ImageOptions;
 
-/// Opens a file of a disk. What went wrong, without the path.
+/// Opens a file of a disk. The error text does not contain the path.
 pub(crate) fn open_file(path: &Path, options: &ImageOptions, is_written: bool) -> Result<File, String> {
     let mut open = OpenOptions::new();
     open.read(true).write(is_written);
@@ -28,7 +28,9 @@ pub(crate) fn open_file(path: &Path, options: &ImageOptions, is_written: bool) -
     Ok(file)
 }
 
-/// On all of it. The lock belongs to the open file: it ends with it.
+/// Locks or unlocks the whole file.
+///
+/// The lock belongs to the open file description: closing the last descriptor releases it.
 pub(crate) fn set_lock(file: &File, kind: i32) -> io::Result<()> {
     let lock = libc::flock {
         l_type: kind as libc::c_short,

@@ -1,4 +1,4 @@
-//! A disk's file or block device, and the content in it.
+//! The content and the length of a disk, in any supported format.
 
 use std::fs::File;
 use std::io;
@@ -12,22 +12,22 @@ use crate::files::open_file;
 use crate::options::{Format, ImageOptions, SECTOR};
 use crate::qcow2::Qcow2;
 
-/// An open disk.
+/// An open disk: its file or block device, its length, and its format.
 pub struct Image {
     file: File,
     path: String,
     len_bytes: AtomicU64,
     is_read_only: bool,
     is_direct: bool,
-    /// If it is not raw.
+    /// The qcow2 format; `None` for a raw disk.
     pub(crate) qcow2: Option<Qcow2>,
 }
 
 impl Image {
-    /// Opens it, without its lock.
+    /// Opens the disk without locking it.
     ///
     /// # Errors
-    /// What is wrong with the file or the options, in words, without the path.
+    /// The file or the options cannot be used. The text gives the reason without the path.
     pub fn open(options: &ImageOptions) -> Result<Self, String> {
         let file = open_file(&options.path, options, !options.is_read_only)?;
         let qcow2 = match options.format {
@@ -53,14 +53,14 @@ impl Image {
         Ok(image)
     }
 
-    /// Looks how long the disk is now: another program may have made it longer.
+    /// Updates the length: another program may have extended the disk.
     ///
     /// # Errors
-    /// In words, without the path.
+    /// The length cannot be read or is no multiple of [`SECTOR`]. The text does not contain the path.
     pub fn find_length(&self) -> Result<(), String> {
         let length = match &self.qcow2 {
             Some(qcow2) => qcow2.find_length()?,
-            // Of a block device, too.
+            // `seek` also returns the length of a block device.
             None => {
                 io::Seek::seek(&mut &self.file, io::SeekFrom::End(0)).map_err(|error| error.to_string())?
             }
@@ -72,10 +72,10 @@ impl Image {
         Ok(())
     }
 
-    /// Makes the disk longer while it is used. A block device must have become so before.
+    /// Extends the disk to `len_bytes` while it is in use. A block device must have been extended before.
     ///
     /// # Errors
-    /// It is read-only, would become shorter, or the host refuses; in words, without the path.
+    /// The disk is read-only, would become shorter, or the host refuses. The text does not contain the path.
     pub fn grow(&self, len_bytes: u64) -> Result<(), String> {
         let text = |error: io::Error| error.to_string();
         if self.is_read_only {
@@ -101,46 +101,49 @@ impl Image {
                 Err(io::Error::other(format!("the device has {now} bytes: make it longer on the host first")))
             }
         };
-        // The guest is told only of a length that stays.
+        // The new length is synced first, because the guest must not see a length that a crash undoes.
         let grown = grown.and_then(|()| if len_bytes == now { Ok(()) } else { self.sync() });
         self.len_bytes.store(if grown.is_ok() { len_bytes } else { before }, Ordering::SeqCst);
         grown.map_err(text)
     }
 
-    /// The disk's length.
+    /// Returns the disk's length in bytes.
     pub fn len_bytes(&self) -> u64 {
         self.len_bytes.load(Ordering::SeqCst)
     }
 
-    /// Nothing may be written.
+    /// Whether writes to the disk are refused.
     pub fn is_read_only(&self) -> bool {
         self.is_read_only
     }
 
-    /// Reads and writes pass by the host's page cache: they are quickest from and to aligned memory, and a raw file takes no other.
+    /// Whether reads and writes bypass the host's page cache (`O_DIRECT`).
+    ///
+    /// Aligned buffers are fastest then, and a raw file refuses others.
     pub fn is_direct(&self) -> bool {
         self.is_direct
     }
 
-    /// The file's bytes are the disk's.
+    /// Whether the bytes of the file are the bytes of the disk.
     pub fn is_raw(&self) -> bool {
         self.qcow2.is_none()
     }
 
-    /// For messages.
+    /// Returns the path, for messages.
     pub fn path(&self) -> &str {
         &self.path
     }
 
-    /// The file itself. Its bytes are the disk's only if it is raw.
+    /// Returns the file. Its bytes are the disk's only if [`Image::is_raw`].
     pub fn file(&self) -> &File {
         &self.file
     }
 
-    /// Reads from byte `at` on.
+    /// Fills `to` from byte `at` on.
     ///
     /// # Errors
-    /// The host's; of a qcow2 file also, that this machine has not the lock, or that a table lies.
+    /// The host's error. For a qcow2 file also: this machine does not have the lock, or a table of the file is
+    /// invalid.
     pub fn read_at(&self, to: &mut [u8], at: u64) -> io::Result<()> {
         match &self.qcow2 {
             Some(qcow2) => qcow2.with(|content| content.read(to, at)),
@@ -148,10 +151,10 @@ impl Image {
         }
     }
 
-    /// Writes from byte `at` on.
+    /// Writes `from` at byte `at`.
     ///
     /// # Errors
-    /// As [`Image::read_at`].
+    /// The errors of [`Image::read_at`].
     pub fn write_at(&self, from: &[u8], at: u64) -> io::Result<()> {
         match &self.qcow2 {
             Some(qcow2) => qcow2.with(|content| content.write(from, at)),
@@ -159,10 +162,10 @@ impl Image {
         }
     }
 
-    /// What was written is on the disk.
+    /// Makes all completed writes durable.
     ///
     /// # Errors
-    /// As [`Image::read_at`].
+    /// The errors of [`Image::read_at`].
     pub fn sync(&self) -> io::Result<()> {
         match &self.qcow2 {
             Some(qcow2) => qcow2.with(|content| content.flush().and_then(|()| content.sync())),
@@ -170,18 +173,18 @@ impl Image {
         }
     }
 
-    /// Nothing is left to be written that other programs do not see, though it may be in the host's page cache.
+    /// Makes all completed writes visible to other programs, possibly only in the host's page cache.
     ///
     /// # Errors
-    /// As [`Image::read_at`].
+    /// The errors of [`Image::read_at`].
     pub fn write_back(&self) -> io::Result<()> {
         self.qcow2.as_ref().map_or(Ok(()), Qcow2::write_back)
     }
 
-    /// Gives these bytes up, which may be zero from now on.
+    /// Discards bytes, which may read as zero afterwards.
     ///
     /// # Errors
-    /// As [`Image::read_at`]; `Unsupported` if the file cannot.
+    /// The errors of [`Image::read_at`]; `Unsupported` if the file does not support it.
     pub fn discard(&self, start: u64, length: u64) -> io::Result<()> {
         match &self.qcow2 {
             Some(qcow2) => qcow2.discard(start, length),
@@ -189,10 +192,10 @@ impl Image {
         }
     }
 
-    /// Makes these bytes zero, as a hole where that is possible.
+    /// Makes bytes read as zero, by a hole if possible.
     ///
     /// # Errors
-    /// As [`Image::read_at`].
+    /// The errors of [`Image::read_at`].
     pub fn make_zero(&self, start: u64, length: u64) -> io::Result<()> {
         let made = match &self.qcow2 {
             Some(qcow2) => qcow2.make_zero(start, length),
@@ -206,9 +209,9 @@ impl Image {
         Ok(rustix::fs::fallocate(&self.file, flags, start, length)?)
     }
 
-    /// The slow way.
+    /// Writes zeros, for files that support no holes.
     fn write_zeros(&self, start: u64, length: u64) -> io::Result<()> {
-        /// A page of direct I/O, and as many as make a long write.
+        /// Aligned to a page for direct I/O, and large enough for long writes.
         #[repr(align(4096))]
         struct Zeros([u8; 64 << 10]);
         static ZEROS: Zeros = Zeros([0; 64 << 10]);
@@ -222,10 +225,12 @@ impl Image {
         Ok(())
     }
 
-    /// Says where there may be something else than zeros: first byte, and number of bytes.
+    /// Finds the ranges that may contain non-zero data.
+    ///
+    /// `found` gets the start and the length of each range, in bytes.
     ///
     /// # Errors
-    /// As [`Image::read_at`].
+    /// The errors of [`Image::read_at`].
     pub fn find_data(&self, mut found: impl FnMut(u64, u64)) -> io::Result<()> {
         let end = self.len_bytes();
         if let Some(qcow2) = &self.qcow2 {
@@ -235,9 +240,9 @@ impl Image {
         while at < end {
             let data = match rustix::fs::seek(&self.file, SeekFrom::Data(at)) {
                 Ok(data) => data,
-                // Nothing but a hole from here on.
+                // From here on the file has only a hole.
                 Err(Errno::NXIO) => return Ok(()),
-                // A block device: the file system does not say.
+                // A block device does not support SEEK_DATA.
                 Err(Errno::INVAL) => {
                     found(at, end - at);
                     return Ok(());
@@ -252,7 +257,7 @@ impl Image {
     }
 }
 
-/// Whether a sector can be read alone, with direct I/O.
+/// Whether the file permits a read of one sector. Direct I/O may need larger reads.
 fn takes_sectors(file: &File) -> bool {
     let mut buffer = vec![0; 4096 + SECTOR as usize];
     let from = buffer.as_ptr().align_offset(4096);

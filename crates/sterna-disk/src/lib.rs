@@ -1,14 +1,15 @@
-//! Disks in files and block devices: what they contain, and who may use them.
+//! Disks in files and block devices: their content and their locks.
 //!
-//! An [`Image`] is a disk in a raw file, in a block device, or in a qcow2 file. It is opened when a machine is made, and used
-//! while this machine has its [lock](Image::lock): a machine that waits for a guest opens it without.
+//! An [`Image`] is a disk in a raw file, a block device or a qcow2 file. A machine opens it when the machine is
+//! made, and uses it while the machine has its [lock](Image::lock). A machine that waits for a guest opens the
+//! disk without the lock.
 //!
 //! | module | contains |
 //! | --- | --- |
 //! | [`image`] | a disk and its content |
-//! | [`lock`] | who may use it, and how that is handed over |
+//! | [`lock`] | the lock of a disk, and its handover |
 //! | [`qcow2`] | qcow2 files, which the crate `imago` reads and writes |
-//! | [`files`], [`options`] | what these share |
+//! | [`files`], [`options`] | functions and types that the other modules share |
 #![warn(unreachable_pub)]
 
 mod files;

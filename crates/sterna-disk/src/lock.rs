@@ -1,4 +1,4 @@
-//! Who may use a disk's file, and how that is handed over.
+//! Acquires and releases the locks of a disk's files when a guest changes hands.
 
 use std::fs::File;
 use std::io;
@@ -10,18 +10,20 @@ use crate::image::Image;
 use crate::qcow2::Qcow2;
 
 impl Image {
-    /// No other program may write it from now on, or read it if this one writes. Other programs have to ask, as QEMU does.
+    /// Locks the disk: exclusively for a writable disk, shared for a read-only one.
+    ///
+    /// The lock is advisory. Other programs must request it too, as QEMU does.
     ///
     /// # Errors
-    /// Another program has it; of a qcow2 file also, its tables cannot be read.
+    /// Another program has the lock. For a qcow2 file also: its tables cannot be read.
     pub fn lock(&self) -> io::Result<()> {
         self.take(false)
     }
 
-    /// The same of a disk that another host may have written.
+    /// Locks a disk that another host may have written, and drops this host's cached pages.
     ///
     /// # Errors
-    /// As [`Image::lock`].
+    /// The errors of [`Image::lock`].
     pub fn acquire(&self) -> io::Result<()> {
         self.take(true)
     }
@@ -29,29 +31,30 @@ impl Image {
     fn take(&self, forgets: bool) -> io::Result<()> {
         let kind = if self.is_read_only() { libc::F_RDLCK } else { libc::F_WRLCK };
         if self.is_loaded() {
-            // A release has failed. What it could not write is in these tables alone, and nobody else had the lock.
+            // A release failed before. The tables in memory contain unwritten changes, and the lock was kept,
+            // so they are still valid.
             return self.files().try_for_each(|file| set_lock(file, kind));
         }
         let taken = self.files().try_for_each(|file| set_lock(file, kind)).and_then(|()| {
             if forgets {
-                // What this host has read of it before may be older than what another host has written. It is advice: a kernel that
-                // does not take it reads on.
+                // Pages that this host cached may be older than the data that another host wrote. A kernel that
+                // ignores this advice keeps using its cache.
                 for file in self.files() {
                     let _ = rustix::fs::fadvise(file, 0, None, Advice::DontNeed);
                 }
             }
             self.qcow2.as_ref().map_or(Ok(()), |qcow2| qcow2.load())
         });
-        // It may have one of two files.
+        // With two files, the first may be locked although the second failed.
         taken.inspect_err(|_| drop(self.let_go()))
     }
 
-    /// Everything that was written is on the disk, and other programs may use it.
+    /// Makes all writes durable and releases the lock for other programs.
     ///
     /// # Errors
-    /// It could not be written. Then the lock stays.
+    /// The writes could not be made durable. The lock is kept then.
     pub fn release(&self) -> io::Result<()> {
-        // Without its tables a qcow2 file has nothing to be written.
+        // A qcow2 file without loaded tables has no unwritten data.
         if !self.is_read_only() && (self.qcow2.is_none() || self.is_loaded()) {
             self.sync()?;
         }
@@ -61,7 +64,7 @@ impl Image {
         self.let_go()
     }
 
-    /// Whether it is a qcow2 file whose tables are here.
+    /// Whether the disk is a qcow2 file whose tables are loaded.
     fn is_loaded(&self) -> bool {
         self.qcow2.as_ref().is_some_and(Qcow2::is_loaded)
     }
@@ -98,7 +101,7 @@ mod tests {
         image.lock().unwrap();
         image.write_at(&[7; 512], 4096).unwrap();
 
-        // As after a release that has failed.
+        // The same state as after a release that failed.
         image.lock().unwrap();
 
         let mut bytes = [0; 512];

@@ -1,30 +1,30 @@
-//! What a disk is, as an operator says it.
+//! The settings with which an operator describes a disk.
 
 use std::path::PathBuf;
 
-/// In what a disk counts, bytes.
+/// Bytes per sector: the unit of a disk's length.
 pub const SECTOR: u64 = 512;
 
-/// A disk to be opened.
+/// The settings to open a disk with [`Image::open`](crate::Image::open).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImageOptions {
-    /// The file or device.
+    /// Path of the file or block device.
     pub path: PathBuf,
-    /// How the disk lies in it. It is never found out from the bytes, which a guest may have written.
+    /// Format of the file. It is never detected from the content, because a guest may have written that.
     pub format: Format,
-    /// Of a qcow2 file: where that content is which the file itself does not have. It is only read. The name in the file's header
-    /// is not followed, since a guest may have written that, too.
+    /// For a qcow2 file: the backing file, which is only read. The name in the file's header is ignored,
+    /// because a guest may have written it.
     pub backing: Option<(PathBuf, Format)>,
-    /// Of a qcow2 file whose content is in another one: the other one. The name in the header is not followed.
+    /// For a qcow2 file with an external data file: that file. The name in the header is ignored.
     pub data_file: Option<PathBuf>,
-    /// Nothing is written.
+    /// Refuse every write, and open the file for reading only.
     pub is_read_only: bool,
-    /// Reads and writes pass by the host's page cache (`O_DIRECT`).
+    /// Bypass the host's page cache (`O_DIRECT`).
     pub is_direct: bool,
 }
 
 impl ImageOptions {
-    /// A raw disk that is read and written.
+    /// Returns the settings of a writable raw disk that uses the page cache.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         let format = Format::Raw;
         Self {
@@ -38,18 +38,18 @@ impl ImageOptions {
     }
 }
 
-/// How a disk lies in its file.
+/// The format of a disk's file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Format {
-    /// The file's bytes are the disk's, whatever they look like.
+    /// The bytes of the file are the bytes of the disk, whatever they contain.
     Raw,
-    /// QEMU's format, which grows as it is written. Requests are carried out one after the other.
+    /// QEMU's qcow2 format; the file grows on writes. Requests are carried out one after the other.
     Qcow2,
 }
 
 impl Format {
-    /// As command lines and QEMU's monitor call it.
+    /// Returns the format's name on command lines and in QEMU's monitor.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Raw => "raw",

@@ -1,7 +1,8 @@
-//! A disk in a qcow2 file, which the crate `imago` reads and writes: one request after the other, in the caller's thread.
+//! A disk in a qcow2 file, which the crate `imago` reads and writes.
 //!
-//! It is open only while this machine has the disk's lock. What `imago` keeps of the file's tables is written back when the lock
-//! goes, and read anew when it comes: the other side may have changed them.
+//! Requests run one after the other, in the caller's thread. The tables are loaded only while this machine has
+//! the disk's lock. They are written back before the lock is released, and read again after it is acquired,
+//! because the other side may have changed them.
 
 use std::fs::File;
 use std::io;
@@ -18,12 +19,12 @@ use crate::options::{Format, ImageOptions};
 type Content = FormatAccess<Storage>;
 type Tables = imago::qcow2::Qcow2<Storage>;
 
-/// The first bytes of every qcow2 file. What has others is refused by name when it is opened.
+/// The first four bytes of a qcow2 file. `imago` refuses other files with an error.
 const MAGIC: &[u8] = b"QFI\xfb";
-/// Entries of the table that says where clusters are counted, at most.
+/// Limit for the entries of the refcount table.
 const COUNTS_MAX: u64 = 4 << 20;
 
-/// The file, and the other ones that the command line names.
+/// The qcow2 file and the additional files that the command line names.
 pub(crate) struct Qcow2 {
     file: File,
     data_file: Option<File>,
@@ -34,7 +35,9 @@ pub(crate) struct Qcow2 {
 }
 
 impl Qcow2 {
-    /// Not read yet. Nobody may write its backing file any more. What went wrong, without the path.
+    /// Opens the files without reading the tables, and locks the backing file against writes.
+    ///
+    /// The error text does not contain the path.
     pub(crate) fn new(file: &File, options: &ImageOptions) -> Result<Self, String> {
         let open = |what, path, is_written| {
             open_file(path, options, is_written).map_err(|why| format!("its {what}: {why}"))
@@ -57,7 +60,7 @@ impl Qcow2 {
         Ok(qcow2)
     }
 
-    /// As the header says it, in bytes.
+    /// Returns the disk's length in bytes from the header.
     pub(crate) fn find_length(&self) -> Result<u64, String> {
         match &*self.content.read() {
             Some(content) => Ok(content.size()),
@@ -69,7 +72,7 @@ impl Qcow2 {
         self.data_file.as_ref()
     }
 
-    /// Reads its tables: this machine has the lock.
+    /// Reads the tables. This machine must have the lock.
     pub(crate) fn load(&self) -> io::Result<()> {
         let content = self.open(!self.is_read_only)?;
         *self.content.write() = Some(content);
@@ -80,34 +83,34 @@ impl Qcow2 {
         self.content.read().is_some()
     }
 
-    /// Forgets its tables, once they are written.
+    /// Drops the tables, which must have been written before.
     pub(crate) fn unload(&self) {
         *self.content.write() = None;
     }
 
-    /// What other programs see of it is whole: nothing is left to be written, though it may be in the host's page cache.
+    /// Writes all cached changes to the file, possibly only into the host's page cache.
     pub(crate) fn write_back(&self) -> io::Result<()> {
         self.content.read().as_ref().map_or(Ok(()), Content::flush)
     }
 
-    /// Does something with the content.
+    /// Calls `work` with the content; fails if the tables are not loaded.
     pub(crate) fn with<T>(&self, work: impl FnOnce(&Content) -> io::Result<T>) -> io::Result<T> {
         work(self.content.read().as_ref().ok_or_else(not_here)?)
     }
 
-    /// Makes the disk longer, by zeros.
+    /// Extends the disk with zeros.
     pub(crate) fn grow(&self, len_bytes: u64) -> io::Result<()> {
-        // A backing file may be longer than the disk was.
+        // A backing file may be longer than the disk was. Its data must not appear in the new part.
         let zeros = if self.backing.is_some() { PreallocateMode::Zero } else { PreallocateMode::None };
         self.with(|content| content.resize_grow(len_bytes, zeros))
     }
 
-    /// Gives these bytes up: they may be zero from now on.
+    /// Discards bytes, which may read as zero afterwards.
     pub(crate) fn discard(&self, start: u64, length: u64) -> io::Result<()> {
         self.content.write().as_mut().ok_or_else(not_here)?.discard_to_any(start, length)
     }
 
-    /// Makes these bytes zero, and gives up the room that they have. What is zero already is left alone.
+    /// Makes bytes read as zero and frees their clusters. Ranges that are already zero are skipped.
     pub(crate) fn make_zero(&self, start: u64, length: u64) -> io::Result<()> {
         let mut pieces = Vec::new();
         self.find_data(start, start + length, |start, length| pieces.push((start, length)))?;
@@ -116,7 +119,7 @@ impl Qcow2 {
         pieces.into_iter().try_for_each(|(start, length)| content.discard_to_zero(start, length))
     }
 
-    /// Says where there may be something else than zeros.
+    /// Finds the ranges that may contain non-zero data, and passes start and length to `found`.
     pub(crate) fn find_data(&self, mut at: u64, end: u64, mut found: impl FnMut(u64, u64)) -> io::Result<()> {
         while at < end {
             let step = self.with(|content| {
@@ -183,9 +186,10 @@ impl Qcow2 {
     }
 }
 
-/// Opens a file, and checks what `imago` takes for granted: the disk's first table reaches to the disk's end (it would go through the
-/// rest for longer than anybody waits), and of a file that is written every cluster is counted (it would look for one that is for
-/// ever).
+/// Opens a file and checks two assumptions of `imago`.
+///
+/// - The L1 table covers the whole disk. Otherwise `imago` would walk the rest for an unacceptably long time.
+/// - In a file that is written, every cluster has a refcount. Otherwise `imago` would search without end.
 fn open_checked(storage: Storage, is_written: bool) -> io::Result<Tables> {
     let mut header = [0; 104];
     storage.read(&mut header[..], 0)?;
@@ -203,7 +207,7 @@ fn open_checked(storage: Storage, is_written: bool) -> io::Result<Tables> {
         || io::Error::other("its counts do not cover all of it: repair it by `qemu-img check -r all`");
     let mut counts = Vec::new();
     if is_written && header.starts_with(MAGIC) {
-        // Of a table that counts, each entry has 8 bytes, for a cluster of counts.
+        // Each refcount table entry has 8 bytes and refers to one cluster of refcounts.
         let entry_clusters = (1_u64 << (cluster_bits + 3).min(32)) >> count_order.min(6);
         let needed = clusters.div_ceil(entry_clusters);
         if needed > u64::from(counts_clusters) << cluster_bits.min(21) >> 3 || needed > COUNTS_MAX {
@@ -216,7 +220,7 @@ fn open_checked(storage: Storage, is_written: bool) -> io::Result<Tables> {
     if counts.as_chunks().0.contains(&[0; 8]) {
         return Err(uncounted());
     }
-    // Of a table of the second level each entry has 8 bytes.
+    // Each L2 table entry has 8 bytes.
     let reach = u128::from(entries) << (2 * cluster_bits - 3);
     if u128::from(format.size()) > reach {
         let why = format!(

@@ -1,25 +1,27 @@
-//! Writes seeds for the fuzz targets `image`, `image_tools`, `libvirt_header` and `unpack`, out of a real QEMU's file.
+//! Writes seeds for four fuzz targets, from a file of a real QEMU.
 //!
-//! `cargo run -p sterna-image --example image-seeds -- fuzz/seeds` (the directory is the argument). The file is that of
-//! the golden vectors, its RAM cut to a few pages so that a seed stays short; libvirt's containers are without the room
-//! for longer texts, which would be most of a seed.
+//! The targets are `image`, `image_tools`, `libvirt_header` and `unpack`.
+//!
+//! `cargo run -p sterna-image --example image-seeds -- fuzz/seeds` (the directory is the argument). The file is from
+//! the golden vectors. Its RAM is cut to a few pages, so that a seed is short. libvirt's containers lack the room for
+//! longer texts, because it would be most of a seed.
 
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use sterna_image::convert::{ConvertOptions, Input, Output, Target, convert};
-use sterna_image::{Image, ImageError, LegacyWriter, PageVisitor};
+use sterna_image::convert::{ConvertOptions, Input, Output, convert};
+use sterna_image::{Compression, Format, Image, ImageError, LegacyWriter, PageVisitor};
 use sterna_wire::PAGE_SIZE;
 use sterna_wire::libvirt::{ByteOrder, SaveHeader, VERSION};
 use sterna_wire::main::{SectionHeader, encode_footer, encode_section_part};
 
 type Failure = Box<dyn std::error::Error>;
 
-/// Pages that a seed keeps.
+/// Pages that a seed contains.
 const PAGES: u64 = 3;
-/// Bits of the first byte of a seed of `unpack` whose bytes are to be compressed, and how many bytes.
+/// Selects compression in the first byte of an `unpack` seed; number of bytes to compress.
 const COMPRESSES: u8 = 0b0011_1000;
 const PLAIN_BYTES: usize = 600;
 const XML: &[u8] = b"<domain type='qemu'></domain>\0";
@@ -35,7 +37,7 @@ fn main() -> Result<(), Failure> {
     put(&directory, "image", "beside-ram", &beside)?;
     put(&directory, "image_tools", "beside-ram", &beside)?;
     fs::write(&contained, in_container(&legacy))?;
-    for target in Target::all() {
+    for &target in Format::ALL {
         let options = ConvertOptions {
             target: Some(target),
             alignment: PAGE_SIZE as u64,
@@ -43,17 +45,17 @@ fn main() -> Result<(), Failure> {
             ..ConvertOptions::default()
         };
         let file = scratch.path().join(target.name());
-        // A container keeps its texts, and the room for them.
+        // A conversion keeps the texts of a container, and their room. The contained source has no such room.
         let input = if target.is_libvirt() { &contained } else { &small };
         convert(Input::File(input.clone()), Output::File(file.clone()), &options)?;
         let bytes = fs::read(&file)?;
-        put(&directory, "image", &target.name(), &bytes)?;
-        put(&directory, "image_tools", &target.name(), &bytes)?;
+        put(&directory, "image", target.name(), &bytes)?;
+        put(&directory, "image_tools", target.name(), &bytes)?;
         if target.is_libvirt() {
-            put(&directory, "libvirt_header", &target.name(), &bytes[..92])?;
+            put(&directory, "libvirt_header", target.name(), &bytes[..92])?;
         }
         if let Some(choice) = choice(target) {
-            put(&directory, "unpack", &target.name(), &[&[choice], &bytes[..]].concat())?;
+            put(&directory, "unpack", target.name(), &[&[choice], &bytes[..]].concat())?;
             let plain = [&[choice | COMPRESSES], &legacy[..PLAIN_BYTES]].concat();
             put(&directory, "unpack", &format!("{}-plain", target.name()), &plain)?;
         }
@@ -66,7 +68,9 @@ fn put(directory: &Path, target: &str, name: &str, bytes: &[u8]) -> std::io::Res
     fs::write(directory.join(target).join(name), bytes)
 }
 
-/// The machine of `stream` with sections of other devices beside its RAM, as QEMU 10.0's virtio-mem and dirty bitmaps have.
+/// The machine of `stream` with sections of other live devices.
+///
+/// virtio-mem in QEMU 10.0 and dirty bitmaps have such sections.
 fn beside_ram(stream: &[u8]) -> Result<Vec<u8>, Failure> {
     let mut shape = Image::open_source(Arc::new(stream.to_vec()), "beside RAM")?.shape().clone();
     let (live, early) = (900, 901);
@@ -87,7 +91,7 @@ fn beside_ram(stream: &[u8]) -> Result<Vec<u8>, Failure> {
     };
     shape.between = [part(false, 1), shape.between].concat();
     shape.devices = [part(true, 2), shape.devices].concat();
-    // Without its first device the description is that of another machine.
+    // The description does not match the devices any more.
     shape.description = None;
     let mut writer = LegacyWriter::new(Vec::new(), "beside RAM", &shape)?;
     for (index, block) in shape.ram.blocks.iter().enumerate() {
@@ -96,7 +100,7 @@ fn beside_ram(stream: &[u8]) -> Result<Vec<u8>, Failure> {
     Ok(writer.finish(&shape)?)
 }
 
-/// A libvirt save image without room behind its texts.
+/// A libvirt save image without room after its texts.
 fn in_container(stream: &[u8]) -> Vec<u8> {
     let header = SaveHeader {
         is_complete: true,
@@ -112,10 +116,10 @@ fn in_container(stream: &[u8]) -> Vec<u8> {
     [&out, XML, COOKIE, stream].concat()
 }
 
-/// The first byte of a seed of `unpack`.
-fn choice(target: Target) -> Option<u8> {
-    let names = ["legacy-gzip", "legacy-bzip2", "legacy-xz", "legacy-lzop", "legacy-zstd"];
-    names.iter().position(|name| *name == target.name()).map(|at| at as u8)
+/// The first byte of a seed of `unpack`; none for other formats.
+fn choice(target: Format) -> Option<u8> {
+    let is_bare = !target.is_libvirt();
+    Compression::all().position(|packed| is_bare && packed == target.compression()).map(|at| at as u8)
 }
 
 /// The golden file's machine with a few pages of RAM.
@@ -131,7 +135,7 @@ fn small_legacy() -> Result<Vec<u8>, Failure> {
     Ok(writer.finish(&shape)?)
 }
 
-/// Lets only the first pages through.
+/// Passes only the first pages of each block.
 struct First<'a>(&'a mut dyn PageVisitor);
 
 impl PageVisitor for First<'_> {

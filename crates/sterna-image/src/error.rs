@@ -1,4 +1,4 @@
-//! What can go wrong with an image: which file, which byte, which rule, whose fault, and what to do next.
+//! The errors of images. They name the file, the byte, the broken rule and the next step.
 
 use std::io;
 
@@ -6,74 +6,80 @@ use sterna_ram::RamError;
 use sterna_transport::TransportError;
 use sterna_wire::WireError;
 
-/// Why an image could not be read or written.
+/// The reason why an image could not be read or written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ImageError {
-    /// The image breaks a rule of its format. No setting helps: take another copy, or ask `sterna repair`.
+    /// The image breaks a rule of its format. No setting helps: take another copy, or run `sterna repair`.
     #[error("{file}, byte {offset}: {rule} ({paragraph})")]
     Broken {
-        /// The image.
+        /// Path or name of the image.
         file: String,
-        /// Offset of the offending byte: in the file, or in the decompressed stream of a compressed image.
+        /// Offset of the byte that breaks the rule.
+        ///
+        /// In a compressed image, it counts in the decompressed stream, otherwise in the file.
         offset: u64,
-        /// The rule that is broken.
+        /// The broken rule of the format, as a clause.
         rule: String,
         /// Where the rule is written down, such as `specs/mapped-ram.md §4.3`.
         paragraph: &'static str,
     },
-    /// The image ends too early: it was cut, or is still being written.
+    /// The image ends too early: it is truncated, or still being written.
     #[error("{file} ends at byte {offset}, inside {what}: it is truncated, or still being written")]
     Torn {
-        /// The image.
+        /// Path or name of the image.
         file: String,
-        /// Where it ends.
+        /// Byte at which the file ends, or the decompressed stream of a compressed image.
         offset: u64,
-        /// What is not whole.
+        /// The part that is incomplete.
         what: &'static str,
     },
-    /// The image can be read, and is damaged: devices, texts, or what describes them. `sterna verify` says all of it;
-    /// [`ConvertOptions::force_damaged`](crate::convert::ConvertOptions::force_damaged) takes it as it is.
+    /// The image can be read, but its devices, texts or description are damaged.
+    ///
+    /// `sterna verify` lists all damage.
+    /// [`ConvertOptions::force_damaged`](crate::convert::ConvertOptions::force_damaged) accepts the image unchanged.
     #[error("{file} is damaged and was not changed: {first}{}. `sterna verify` shows more", more_findings(*.more))]
     Damaged {
-        /// The image.
+        /// Path or name of the image.
         file: String,
-        /// The worst of it, with its place.
+        /// The most severe finding, with its place.
         first: String,
-        /// How much more there is.
+        /// Number of further findings.
         more: usize,
     },
-    /// The file is no image that Sterna knows.
+    /// The file has no image format that Sterna knows.
     #[error("{file} is not an image of a virtual machine: it starts with {magic}")]
     Unknown {
-        /// The file.
+        /// Path or name of the file.
         file: String,
-        /// Its first bytes, as text.
+        /// The first bytes of the file, as text.
         magic: String,
     },
-    /// The image is sound, but of a kind that Sterna does not read.
+    /// The image is valid, but has a property that Sterna does not read.
     #[error("{file}: {rule} ({paragraph})")]
     Unsupported {
-        /// The image.
+        /// Path or name of the image.
         file: String,
-        /// What it is.
+        /// The property that is not supported.
         rule: String,
-        /// Where that is written down.
+        /// Where the property is specified, such as `specs/mapped-ram.md §1.6`.
         paragraph: &'static str,
     },
     /// libvirt began to save into this file and did not finish (`LibvirtQemudPart`).
     #[error("{file}: libvirt never finished this save image (LibvirtQemudPart, specs/libvirt-save.md §4.1)")]
     Unfinished {
-        /// The image.
+        /// Path or name of the image.
         file: String,
     },
-    /// A background snapshot whose bitmaps QEMU never wrote (`specs/mapped-ram.md §4.9`): all of RAM would be zero.
+    /// A background snapshot whose bitmaps QEMU never wrote (`specs/mapped-ram.md §4.9`).
+    ///
+    /// It would load with all of RAM zero.
     #[error(
         "{file} is a background snapshot whose page bitmaps QEMU never wrote; it would load as empty memory: `sterna \
          repair` mends it (specs/mapped-ram.md §4.9)"
     )]
     NoBitmaps {
-        /// The image.
+        /// Path or name of the image.
         file: String,
     },
     /// A repair in place was interrupted: some bitmaps are written, others are not.
@@ -82,38 +88,38 @@ pub enum ImageError {
          (specs/mapped-ram.md §7.5)"
     )]
     HalfRepaired {
-        /// The image.
+        /// Path or name of the image.
         file: String,
     },
-    /// More opaque bytes than are kept in memory.
+    /// The image has more opaque bytes than Sterna keeps in memory.
     #[error("{file}: {what} takes more than {limit_bytes} bytes, which is more than Sterna keeps in memory")]
     TooLarge {
-        /// The image.
+        /// Path or name of the image.
         file: String,
-        /// What is so large.
+        /// The part that is too large.
         what: &'static str,
-        /// The ceiling in bytes.
+        /// The limit in bytes.
         limit_bytes: u64,
     },
     /// The file changed while it was read.
     #[error("{file} changed while it was read; wait for its writer to finish and try again")]
     Changed {
-        /// The image.
+        /// Path or name of the image.
         file: String,
     },
-    /// The target is there already.
+    /// The target exists, and replacing was not requested.
     #[error("{file} exists; remove it, name another file, or use --force")]
     Exists {
-        /// The target.
+        /// Path of the target.
         file: String,
     },
     /// Source and target are the same file.
     #[error("{file} is both source and target; name another target")]
     SameFile {
-        /// The file.
+        /// Path of the file.
         file: String,
     },
-    /// What was asked for makes no sense for this image; the text says why and what to do.
+    /// The request is not possible for this image. The text contains the reason and the next step.
     #[error("{0}")]
     Request(String),
     /// A compressed stream is damaged, or a compressor failed.
@@ -121,31 +127,32 @@ pub enum ImageError {
         "{file}: {compression}: {reason}, in or before byte {compressed} of the file ({decompressed} bytes were decompressed by then)"
     )]
     Compression {
-        /// The image.
+        /// Path or name of the image.
         file: String,
-        /// The format, such as `zstd`.
+        /// The compression format, such as `zstd`.
         compression: &'static str,
-        /// What the codec says.
+        /// The codec's message about the damage.
         reason: String,
-        /// Bytes of the stream that were decompressed before.
+        /// Bytes of the stream that were decompressed before the error.
         decompressed: u64,
-        /// Byte of the file up to which the codec had read: the damage is in the block that holds it, or ends there.
+        /// Byte of the file up to which the codec had read. The damage is in the block that contains this byte, or
+        /// that ends there.
         compressed: u64,
     },
     /// The system refused a call on a file.
     #[error("{file}: {call} failed: {source}")]
     Io {
-        /// The file.
+        /// Path or name of the file.
         file: String,
-        /// What was tried.
+        /// The system call or operation that failed.
         call: &'static str,
-        /// Why not.
+        /// The system's error for that call.
         source: io::Error,
     },
-    /// The format cannot express what is to be written.
+    /// The wire format cannot express the content to be written.
     #[error("image: {0}")]
     Wire(#[from] WireError),
-    /// The file system refused.
+    /// The page file could not be created, read or written.
     #[error("image: {0}")]
     File(#[from] TransportError),
     /// Guest RAM could not be reached.
@@ -158,7 +165,7 @@ fn more_findings(more: usize) -> String {
 }
 
 impl ImageError {
-    /// Whether the image itself is damaged or no image; else this side, or the request, is at fault.
+    /// Whether the image itself is damaged or not an image. False if this host or the request is the cause.
     pub fn is_image_at_fault(&self) -> bool {
         matches!(
             self,

@@ -1,12 +1,12 @@
-//! Runs the handover simulator for as long as one likes:
+//! Runs the handover simulator for a chosen number of schedules:
 //!
 //! ```text
 //! STERNA_SEED=1 STERNA_SCHEDULES=10000000 \
 //!     cargo run --release -p sterna-proto --features sim --example handover-sim
 //! ```
 //!
-//! Prints the histogram of states and faults, and schedules a second; on a
-//! violation prints the shrunk schedule with its trace and exits with 1.
+//! Prints the histogram of states and faults, and the schedules per second. After a violation it
+//! prints the shrunk schedule with its trace and exits with status 1.
 
 #![allow(clippy::print_stdout)]
 

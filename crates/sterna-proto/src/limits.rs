@@ -1,25 +1,26 @@
-//! How long each wait may last.
+//! Time limits of a handover's waits, so that a peer that stops responding cannot hang this side.
 
 use std::time::Duration;
 
-/// The limit of every wait; [`Duration::MAX`] stands for none.
+/// The limit of every wait; [`Duration::MAX`] means no limit.
 ///
-/// QEMU waits without limit in most of these places (spec §5.1); a peer that
-/// stops must not hang us. Waits for an operator (pre-switchover, a held
-/// guest) have no limit. Nor have local effects that are being undone: half
-/// an effect cannot be taken back, so the machine waits for its end.
+/// QEMU waits without limit in most of these places (spec §5.1). Two kinds of wait have no limit
+/// here either. One is a wait for an operator (pre-switchover, a held guest). The other is a wait
+/// for a local effect that is being undone: half an effect cannot be taken back, so the machine
+/// waits for its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Both sides: from the start until all channels are up; at the source
-    /// again until the peer is identified, and again until it has accepted
-    /// the compatibility record.
+    /// Both sides: from the start until all channels are connected. The source waits as long again
+    /// until the peer is identified, and again until the peer has accepted the compatibility
+    /// record.
     pub setup: Duration,
-    /// Source: stopping the guest, and again releasing the hooks.
+    /// Source: stopping the guest. The same limit applies again to releasing the hooks.
     pub stop: Duration,
     /// Source: sending the last RAM and the devices' state.
     pub switchover: Duration,
-    /// Source: from the PREPARE ping until its PONG, within which the
-    /// destination finishes loading and acquires its hooks.
+    /// Source: from the PREPARE ping until its PONG.
+    ///
+    /// Within this time the destination finishes loading and acquires its hooks.
     pub prepare: Duration,
     /// Source: handing EOF and the description to the transport.
     pub commit: Duration,
@@ -30,21 +31,21 @@ pub struct Limits {
     /// Source, undecided: from an answer that decides nothing until the next
     /// question.
     pub ask_interval: Duration,
-    /// Source, undoing: how long to keep trying to re-acquire hooks, which
-    /// the destination may still hold until it notices the end. Should be
-    /// longer than the destination's `prepared`.
+    /// Source, undoing: how long to retry the re-acquisition of hooks. The destination may still
+    /// own them until it notices the end, so this should be longer than the destination's
+    /// `prepared`.
     pub reacquire: Duration,
-    /// Source, undoing: from one such attempt to the next.
+    /// Source, undoing: from one attempt to re-acquire hooks until the next.
     pub reacquire_interval: Duration,
-    /// Both sides: from the loss of a connection, once everything is taken back that the switchover had begun, until another
-    /// one must be there. Zero: a lost connection ends the migration.
+    /// Both sides: how long to wait for another connection after a loss. The wait begins when the
+    /// switchover's effects are undone. Zero: a lost connection ends the migration.
     pub reconnect: Duration,
-    /// Source: from an attempt to connect again until the next one.
+    /// Source: from one attempt to reconnect until the next.
     pub reconnect_interval: Duration,
-    /// Destination: finishing the load once the last element was read.
+    /// Destination: finishing the load after the last element was read.
     pub load: Duration,
-    /// Destination: from PONG until EOF. When it is over, the destination
-    /// gives the guest up for good.
+    /// Destination: from PONG until EOF. After that time the destination gives the guest up and
+    /// never runs it.
     pub prepared: Duration,
 }
 
@@ -54,8 +55,8 @@ impl Default for Limits {
         Self {
             setup: seconds(30),
             stop: seconds(30),
-            // downtime-limit goes up to 2,000 s; the transport's stall limit
-            // is what catches a peer that stops reading.
+            // `downtime-limit` can be up to 2,000 s. The transport's stall limit detects a peer
+            // that stops reading earlier.
             switchover: seconds(2_400),
             prepare: seconds(60),
             commit: seconds(30),
@@ -72,7 +73,7 @@ impl Default for Limits {
     }
 }
 
-/// The moment at which a wait that begins now is over; none if it has no limit.
+/// The end of a wait that begins now; `None` if the wait has no limit.
 pub(crate) fn after(now: Duration, limit: Duration) -> Option<Duration> {
     now.checked_add(limit).filter(|end| *end != Duration::MAX)
 }

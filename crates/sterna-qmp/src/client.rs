@@ -1,91 +1,108 @@
 //! A QMP client for Sterna's monitors and for QEMU's.
 //!
-//! One command at a time, every wait limited. Events that arrive between answers are kept, up to
-//! [`MAX_KEPT_EVENTS`]; the oldest go first when nobody fetches them.
+//! Executes one command at a time, with a limit on every wait. Events that arrive meanwhile are kept, up to
+//! [`MAX_KEPT_EVENTS`]. If the caller does not fetch them, the oldest are dropped.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
-use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recv, sendmsg};
+use rustix::net::{
+    RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, recv, sendmsg, shutdown,
+    sockopt,
+};
 use serde_json::{Map, Value, json};
+use sterna_transport::{Address, CancelFlag, TransportError, connect_socket};
 
 use crate::framing::{Frame, Framer, to_line};
 pub use crate::server::Endpoint;
 
-/// Events kept for [`Client::next_event`].
+/// Maximum number of events that are kept for [`Client::next_event`].
 pub const MAX_KEPT_EVENTS: usize = 10_000;
-/// The longest answer that is taken; QEMU's schema is the longest that it gives, under 1 MiB.
+/// Maximum size of an answer, in bytes. QEMU's longest answer is its schema, below 1 MiB.
 const MAX_ANSWER_BYTES: usize = 64 << 20;
+/// Interval at which a wait checks whether it was cancelled.
+const LOOK: Duration = Duration::from_millis(50);
 
-/// Why a command was not executed, or why it is not known whether it was.
+/// The reason why a command was not executed, or why it is unknown whether it was.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {
-    /// Nobody listens, or the system refused.
+    /// No program listens at the endpoint, or the operating system refused.
     #[error("cannot connect to the monitor at {endpoint}: {error}")]
     Connect {
-        /// Where to.
+        /// The address of the monitor.
         endpoint: Endpoint,
-        /// The system's reason.
+        /// The reason from the operating system.
         error: io::Error,
     },
-    /// The connection broke.
+    /// Connecting was cancelled. No command was sent.
+    #[error("interrupted while connecting to the monitor at {endpoint}")]
+    Cancelled {
+        /// The address of the monitor.
+        endpoint: Endpoint,
+    },
+    /// The connection broke with an error.
     #[error("the monitor's connection broke during {during}: {error}")]
     Io {
-        /// What was being done.
+        /// The command or step during which it broke.
         during: String,
-        /// The system's reason.
+        /// The reason from the operating system.
         error: io::Error,
     },
-    /// The other side closed the connection: it was quit, or has crashed.
+    /// The other side closed the connection, because it was ended or has crashed.
     #[error("the monitor closed the connection during {during}")]
     Closed {
-        /// What was being done.
+        /// The command or step during which it was closed.
         during: String,
     },
-    /// No answer in time; the command may still be executed.
+    /// No answer arrived within the limit. The command may still be executed.
     #[error("no answer from the monitor to {during} within {limit:?}")]
     TimedOut {
-        /// What was being done.
+        /// The command or step that was not answered.
         during: String,
-        /// How long was waited.
+        /// The limit of the wait.
         limit: Duration,
     },
-    /// The other side refused the command. Nothing has changed there.
+    /// The other side refused the command and has changed nothing.
     #[error("{command}: {desc}")]
     Refused {
-        /// Which command.
+        /// Name of the command.
         command: String,
         /// QEMU's error class.
         class: String,
-        /// The reason, for people.
+        /// The reason, as text for people.
         desc: String,
     },
-    /// What came is no QMP: the peer misbehaves, or is no monitor.
+    /// The received data is not QMP: the peer is defective, or not a monitor.
     #[error("the peer does not speak QMP: {0}")]
     Protocol(String),
 }
 
-/// An event.
+/// An event of a monitor.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct QmpEvent {
-    /// Such as `STOP`.
+    /// Name of the event, such as `STOP`.
     pub name: String,
-    /// Its `data`, or null.
+    /// The member `data`, or null.
     pub data: Value,
-    /// When it happened, by the sender's clock, since the Unix epoch.
+    /// Time of the event by the sender's clock, since the Unix epoch.
     pub timestamp: Duration,
 }
 
-/// A connection to a monitor, negotiated.
+impl QmpEvent {
+    /// An event as a monitor would send it, for tests of programs that handle events.
+    pub fn new(name: impl Into<String>, data: Value, timestamp: Duration) -> Self {
+        Self { name: name.into(), data, timestamp }
+    }
+}
+
+/// A negotiated connection to a monitor.
 pub struct Client {
     socket: OwnedFd,
     framer: Framer,
@@ -94,40 +111,80 @@ pub struct Client {
     version: Value,
     limit: Duration,
     next_id: u64,
-    /// Commands can be executed while others wait for the machine.
+    /// Whether commands can be executed out of band, while others wait for the machine.
     has_oob: bool,
+    /// A command was sent in part, so the other side would misread the next one.
+    is_cut: bool,
+    /// While connecting: the address, and the flag that cancels it.
+    connecting: Option<(Endpoint, CancelFlag)>,
 }
 
 impl Client {
-    /// Connects and negotiates. `limit` bounds this and every later wait.
+    /// Connects and negotiates. `limit` applies to connecting, to the negotiation and to every later wait.
     pub fn connect(endpoint: &Endpoint, limit: Duration) -> Result<Self, ClientError> {
-        Self::negotiated(Self::socket_to(endpoint, limit)?, limit, false)
+        Self::connect_unless(endpoint, limit, &CancelFlag::new())
     }
 
-    /// As [`connect`](Self::connect), with out-of-band execution where the other side has it
+    /// Does the same as [`connect`](Self::connect), until `cancel` is cancelled.
+    ///
+    /// # Errors
+    /// [`ClientError::Cancelled`], and those of [`connect`](Self::connect).
+    pub fn connect_unless(
+        endpoint: &Endpoint,
+        limit: Duration,
+        cancel: &CancelFlag,
+    ) -> Result<Self, ClientError> {
+        let socket = Self::socket_to(endpoint, limit, cancel)?;
+        Self::negotiated(socket, limit, false, Some((endpoint.clone(), cancel.clone())))
+    }
+
+    /// Does the same as [`connect`](Self::connect), with out-of-band execution if the other side supports it
     /// ([`execute_oob`](Self::execute_oob)).
     pub fn connect_oob(endpoint: &Endpoint, limit: Duration) -> Result<Self, ClientError> {
-        Self::negotiated(Self::socket_to(endpoint, limit)?, limit, true)
+        Self::connect_oob_unless(endpoint, limit, &CancelFlag::new())
     }
 
-    fn socket_to(endpoint: &Endpoint, limit: Duration) -> Result<OwnedFd, ClientError> {
+    /// Does the same as [`connect_oob`](Self::connect_oob), until `cancel` is cancelled.
+    ///
+    /// # Errors
+    /// [`ClientError::Cancelled`], and those of [`connect_oob`](Self::connect_oob).
+    pub fn connect_oob_unless(
+        endpoint: &Endpoint,
+        limit: Duration,
+        cancel: &CancelFlag,
+    ) -> Result<Self, ClientError> {
+        let socket = Self::socket_to(endpoint, limit, cancel)?;
+        Self::negotiated(socket, limit, true, Some((endpoint.clone(), cancel.clone())))
+    }
+
+    fn socket_to(endpoint: &Endpoint, limit: Duration, cancel: &CancelFlag) -> Result<OwnedFd, ClientError> {
         let failed = |error| ClientError::Connect { endpoint: endpoint.clone(), error };
-        Ok(match endpoint {
-            Endpoint::Unix(path) => UnixStream::connect(path).map_err(failed)?.into(),
-            Endpoint::Tcp(address) => {
-                let stream = TcpStream::connect_timeout(address, limit).map_err(failed)?;
-                stream.set_nodelay(true).map_err(failed)?;
-                stream.into()
-            }
-        })
+        let address = match endpoint {
+            Endpoint::Unix(path) => Address::Unix(path.clone()),
+            Endpoint::Tcp(address) => Address::Tcp { host: address.ip().to_string(), port: address.port() },
+        };
+        let socket = connect_socket(&address, limit, cancel).map_err(|error| match error {
+            TransportError::Cancelled { .. } => ClientError::Cancelled { endpoint: endpoint.clone() },
+            TransportError::Connect { source, .. } => failed(source),
+            error => failed(io::Error::other(error)),
+        })?;
+        if matches!(endpoint, Endpoint::Tcp(_)) {
+            sockopt::set_tcp_nodelay(&socket, true).map_err(|error| failed(error.into()))?;
+        }
+        Ok(socket)
     }
 
-    /// Negotiates over a socket that is connected already.
+    /// Negotiates over a connected socket.
     pub fn from_socket(socket: OwnedFd, limit: Duration) -> Result<Self, ClientError> {
-        Self::negotiated(socket, limit, false)
+        Self::negotiated(socket, limit, false, None)
     }
 
-    fn negotiated(socket: OwnedFd, limit: Duration, wants_oob: bool) -> Result<Self, ClientError> {
+    fn negotiated(
+        socket: OwnedFd,
+        limit: Duration,
+        wants_oob: bool,
+        connecting: Option<(Endpoint, CancelFlag)>,
+    ) -> Result<Self, ClientError> {
         let mut client = Self {
             socket,
             framer: Framer::new(MAX_ANSWER_BYTES),
@@ -137,6 +194,8 @@ impl Client {
             limit,
             next_id: 1,
             has_oob: false,
+            is_cut: false,
+            connecting,
         };
         let deadline = deadline_after(limit);
         let greeting = client.next_message("the greeting", deadline)?;
@@ -148,6 +207,7 @@ impl Client {
         let arguments = if wants_oob && offered { json!({"enable": ["oob"]}) } else { json!({}) };
         client.execute("qmp_capabilities", arguments)?;
         client.has_oob = wants_oob && offered;
+        client.connecting = None;
         Ok(client)
     }
 
@@ -161,9 +221,25 @@ impl Client {
         self.version["package"].as_str().is_some_and(|package| package.starts_with("Sterna "))
     }
 
-    /// The connection, to be asked about and not to be read or written.
-    pub(crate) fn socket(&self) -> BorrowedFd<'_> {
+    /// Whether commands can be executed out of band ([`execute_oob`](Self::execute_oob)).
+    pub fn has_oob(&self) -> bool {
+        self.has_oob
+    }
+
+    /// Closes the connection. Every later command fails.
+    pub fn close(&mut self) {
+        // An error means that the connection is broken, so it needs no closing.
+        let _ = shutdown(&self.socket, Shutdown::Both);
+    }
+
+    /// The socket, for `poll`. Do not read from it or write to it.
+    pub fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
+    }
+
+    /// The limit on every wait for an answer.
+    pub fn limit(&self) -> Duration {
+        self.limit
     }
 
     /// Changes the limit on every wait for an answer.
@@ -176,19 +252,20 @@ impl Client {
         self.execute_with(command, arguments, &[])
     }
 
-    /// As [`execute`](Self::execute), and at once even if the machine answers nothing else, because it waits for memory
-    /// (`exec-oob`). Only few commands can be executed so. Without out-of-band execution, as any other.
+    /// Does the same as [`execute`](Self::execute), but out of band (`exec-oob`). The command is executed
+    /// immediately, even if the machine waits for memory and answers no other command. Only few commands support
+    /// this. Without out-of-band execution, it is sent as any other command.
     pub fn execute_oob(&mut self, command: &str, arguments: Value) -> Result<Value, ClientError> {
         let verb = if self.has_oob { "exec-oob" } else { "execute" };
         self.execute_as(verb, command, arguments, &[])
     }
 
-    /// Gives `fd` to the other side under `name`, for `fd:NAME` addresses. Unix sockets only.
+    /// Passes `fd` to the other side under `name`, for `fd:NAME` addresses. Unix sockets only.
     pub fn send_fd(&mut self, name: &str, fd: BorrowedFd<'_>) -> Result<(), ClientError> {
         self.execute_with("getfd", json!({"fdname": name}), &[fd]).map(drop)
     }
 
-    /// Executes `command` and passes `fd` beside it, as `add-fd` wants. Unix sockets only.
+    /// Executes `command` and passes `fd` with it, as `add-fd` requires. Unix sockets only.
     pub fn execute_with_fd(
         &mut self,
         command: &str,
@@ -198,7 +275,7 @@ impl Client {
         self.execute_with(command, arguments, &[fd])
     }
 
-    /// A line of the human monitor, and what it prints.
+    /// Executes a line of the human monitor and returns its output.
     pub fn human(&mut self, line: &str) -> Result<String, ClientError> {
         match self.execute("human-monitor-command", json!({"command-line": line}))? {
             Value::String(text) => Ok(text),
@@ -206,7 +283,7 @@ impl Client {
         }
     }
 
-    /// The next event, waiting at most `limit` for one; None if none came.
+    /// The next event, after waiting at most `limit`. None if no event arrived.
     pub fn next_event(&mut self, limit: Duration) -> Result<Option<QmpEvent>, ClientError> {
         let deadline = deadline_after(limit);
         loop {
@@ -251,7 +328,8 @@ impl Client {
                 self.keep_event(&message);
                 continue;
             }
-            // Answers to commands that timed out earlier carry an older id; unparsable ones carry none.
+            // An answer to an earlier command, which has timed out, has an older id. The answer to unparsable text
+            // has none.
             match message.get("id").and_then(Value::as_u64) {
                 Some(answered) if answered < id => continue,
                 Some(answered) if answered == id => {}
@@ -277,7 +355,7 @@ impl Client {
         let timestamp = Duration::from_secs(part("seconds").unwrap_or(0))
             .saturating_add(Duration::from_micros(part("microseconds").unwrap_or(0)));
         let data = message.get("data").cloned().unwrap_or(Value::Null);
-        self.events.push_back(QmpEvent { name: name.to_owned(), data, timestamp });
+        self.events.push_back(QmpEvent::new(name, data, timestamp));
     }
 
     fn next_message(&mut self, during: &str, deadline: Instant) -> Result<Map<String, Value>, ClientError> {
@@ -314,6 +392,12 @@ impl Client {
         during: &str,
         deadline: Instant,
     ) -> Result<(), ClientError> {
+        if self.is_cut {
+            let error = io::Error::other("an earlier command was sent only in part: connect again");
+            return Err(ClientError::Io { during: during.to_owned(), error });
+        }
+        // True while only a part of the command is sent.
+        let mut is_cut = false;
         while !bytes.is_empty() {
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
             let mut control = SendAncillaryBuffer::new(&mut space);
@@ -325,8 +409,11 @@ impl Client {
                 Ok(count) => {
                     bytes = &bytes[count..];
                     fds = &[];
+                    is_cut = true;
                 }
-                Err(Errno::AGAIN) => self.wait(PollFlags::OUT, during, deadline)?,
+                Err(Errno::AGAIN) => {
+                    self.wait(PollFlags::OUT, during, deadline).inspect_err(|_| self.is_cut = is_cut)?;
+                }
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(broken(during, error)),
             }
@@ -336,12 +423,19 @@ impl Client {
 
     fn wait(&self, interest: PollFlags, during: &str, deadline: Instant) -> Result<(), ClientError> {
         loop {
+            if let Some((endpoint, cancel)) = &self.connecting
+                && cancel.is_cancelled()
+            {
+                return Err(ClientError::Cancelled { endpoint: endpoint.clone() });
+            }
             let left = deadline.saturating_duration_since(Instant::now());
+            let slice = if self.connecting.is_some() { left.min(LOOK) } else { left };
             let timeout = Timespec {
-                tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
-                tv_nsec: left.subsec_nanos().into(),
+                tv_sec: i64::try_from(slice.as_secs()).unwrap_or(i64::MAX),
+                tv_nsec: slice.subsec_nanos().into(),
             };
             match poll(&mut [PollFd::from_borrowed_fd(self.socket.as_fd(), interest)], Some(&timeout)) {
+                Ok(0) if slice < left => {}
                 Ok(0) => {
                     return Err(ClientError::TimedOut { during: during.to_owned(), limit: self.limit });
                 }
@@ -353,7 +447,7 @@ impl Client {
     }
 }
 
-/// A limit too long to be an instant counts as a year.
+/// Converts a limit into a deadline. A limit that is too long for `Instant` counts as one year.
 fn deadline_after(limit: Duration) -> Instant {
     let now = Instant::now();
     now.checked_add(limit).unwrap_or(now + Duration::from_secs(365 * 24 * 3600))

@@ -1,28 +1,28 @@
-//! Bytes to JSON values: where one value of the stream ends and the next begins.
+//! Splits a byte stream into JSON values.
 //!
-//! QMP has no framing: values follow each other with or without white space. As QEMU's parser does, this one
-//! takes strings in apostrophes too, reports malformed input and goes on: after an error it drops bytes up
-//! to the next control character (a newline, mostly) or to the start of an object or array. A byte 0xFF
-//! resets it at any time. What QEMU bounds loosely is bounded tightly here: the bytes of one value, and its
-//! depth. Nothing is allocated by a length that the peer said.
+//! QMP has no framing: values follow each other, with or without white space. Like QEMU's parser, this one accepts
+//! strings in apostrophes, reports malformed input and continues. After an error it drops bytes up to the next control
+//! character (usually a newline) or to the start of an object or array. A byte 0xFF resets it at any time. Its limits
+//! are stricter than QEMU's: the bytes of one value, and its depth. It allocates no memory by a length that the peer
+//! states.
 
 use std::collections::VecDeque;
 
 use serde_json::Value;
 
-/// The deepest nesting that is parsed; QEMU's own messages stay far below.
+/// Maximum depth of nested values. QEMU's own messages have much less.
 pub const MAX_DEPTH: usize = 64;
 
 /// One element of the stream.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Frame {
-    /// A whole value. At the top level only objects and arrays are recognised.
+    /// A complete value. At the top level only objects and arrays are recognised.
     Value(Value),
-    /// Input that is no JSON; says what is wrong with it. The stream goes on.
+    /// Input that is not JSON, with the reason. Parsing continues after it.
     Malformed(String),
 }
 
-/// Cuts a byte stream into [`Frame`]s.
+/// Splits a byte stream into [`Frame`]s.
 #[derive(Debug)]
 pub struct Framer {
     max_bytes: usize,
@@ -43,7 +43,7 @@ enum Recovery {
 }
 
 impl Framer {
-    /// A framer that refuses values of more than `max_bytes`.
+    /// A framer that refuses values of more than `max_bytes` bytes.
     pub fn new(max_bytes: usize) -> Self {
         Self {
             max_bytes,
@@ -55,7 +55,7 @@ impl Framer {
         }
     }
 
-    /// Takes the next bytes of the stream and appends what they complete to `frames`.
+    /// Parses the next bytes of the stream, and appends the completed frames to `frames`.
     pub fn push(&mut self, bytes: &[u8], frames: &mut VecDeque<Frame>) {
         for &byte in bytes {
             if let Some(frame) = self.byte(byte) {
@@ -162,7 +162,7 @@ impl Framer {
     }
 }
 
-/// `value` as QMP puts it on the wire: one line, ASCII only, ended by CR LF.
+/// Encodes `value` for QMP: one line, ASCII only, ended by CR LF.
 pub fn to_line(value: &Value) -> Vec<u8> {
     let text = value.to_string();
     let mut line = String::with_capacity(text.len() + 2);
@@ -170,7 +170,7 @@ pub fn to_line(value: &Value) -> Vec<u8> {
         if character.is_ascii() {
             line.push(character);
         } else {
-            // Only strings hold non-ASCII characters, so an escape is always in place.
+            // Only strings contain non-ASCII characters, so an escape is valid at every such place.
             let mut units = [0; 2];
             for unit in character.encode_utf16(&mut units) {
                 line.push_str(&format!("\\u{unit:04x}"));

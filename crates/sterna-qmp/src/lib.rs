@@ -1,26 +1,23 @@
-//! QMP, QEMU's monitor protocol: a server that a VMM puts on a socket, a client that drives Sterna's VMMs
-//! and QEMU alike, and the migration commands under QEMU's own names, units, ranges and refusals.
+//! QMP, QEMU's monitor protocol. This crate contains a server for VMMs, a client for Sterna's VMMs and QEMU, and the
+//! migration commands with QEMU's names, units, ranges and refusals.
 //!
-//! Three layers, each usable without the ones below it in this list:
+//! It has three layers, each usable without the ones below it in this list:
 //!
-//! * [`framing`]: bytes of a connection to JSON values and back, tolerant as QEMU's parser is, bounded where
-//!   QEMU's is not;
-//! * [`server`] and [`client`]: greeting, negotiation, `id` echo, errors, events, descriptors passed beside
-//!   the bytes;
-//! * [`migration`]: [`MigrationControl`] holds what an operator has set and the migrations of one VM, and
-//!   answers the commands, over QMP and as the human monitor does.
-//!
-//! Beside them [`drive`] has the jobs of a program at the other end of the socket: migrations of VMs, QEMU's
-//! or Sterna's, driven through their monitors.
+//! * [`framing`]: converts the bytes of a connection to JSON values and back. It is as tolerant as QEMU's parser, and
+//!   has limits that QEMU's parser lacks;
+//! * [`server`] and [`client`]: greeting, negotiation, `id` echo, errors, events, and descriptors that are passed
+//!   with the bytes;
+//! * [`migration`]: [`MigrationControl`] stores an operator's settings and the migrations of one VM, and executes the
+//!   commands, over QMP and as the human monitor.
 //!
 //! [`standby`] is the monitor of a standby, which runs no VM.
 //!
-//! Nothing here moves RAM: `sterna` does, behind [`migration::Engine`].
+//! This crate moves no RAM: `sterna` does, through [`migration::Engine`]. The jobs of a program that controls
+//! migrations of such VMs and of QEMUs through their monitors are in `sterna-drive`.
 #![forbid(unsafe_code)]
 #![warn(unreachable_pub)]
 
 pub mod client;
-pub mod drive;
 pub mod error;
 pub mod framing;
 pub mod migration;

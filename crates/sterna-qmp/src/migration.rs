@@ -1,27 +1,28 @@
 //! The migration commands of a monitor, for any VMM.
 //!
-//! A VMM implements [`MonitoredVm`], makes one [`MigrationControl`] per VM, and gives it to a
-//! [`Server`](crate::Server) as its handler; several servers may share it. The control holds what operators
-//! set, starts migrations, and tells every client what happens to them.
+//! A VMM implements [`MonitoredVm`], creates one [`MigrationControl`] per VM, and passes it to a
+//! [`Server`](crate::Server) as its handler. Several servers may share it. The control stores the operators' settings,
+//! starts migrations, and sends their events to every client.
 //!
-//! Where Sterna says more than QEMU has words for, QEMU's word is kept and a member beside it tells the
-//! rest, so that programs written for QEMU go on working:
+//! If QEMU has no name for a state of Sterna, QEMU's nearest name is used, and an additional member has the rest. So
+//! programs that are written for QEMU continue to work:
 //!
-//! * *undecided* (specs/stream.md §5, ARCHITECTURE.md *Handover*): `status` stays `device`,
-//!   `x-sterna-undecided` is true, `error-desc` says what to do, and the event `X_STERNA_UNDECIDED` is sent;
+//! * *undecided* (specs/stream.md §5, docs/design/handover.md): `status` stays `device`,
+//!   `x-sterna-undecided` is true, `error-desc` contains advice, and the event `X_STERNA_UNDECIDED` is sent;
 //!   [`x-sterna-decide`](GuestAt) ends it.
 //! * *held*: `status` is `completed`, the run state `paused`, `x-sterna-held` true; `cont` starts the guest.
-//!   `migrate_cancel` discards it only with `"x-sterna-force": true`, as it may be the only copy; `quit` ends the VM with
-//!   whatever guest it has.
+//!   `migrate_cancel` discards it only with `"x-sterna-force": true`, because it may be the only copy. `quit` ends
+//!   the VM together with its guest.
 //!
-//! * *RDMA*: `x-sterna-rdma` has what it did (specs/stream.md §8.3). A destination that listens at `rdma:` says where in
-//!   `x-sterna-address`, since QEMU's `socket-address` has no RDMA.
+//! * *RDMA*: `x-sterna-rdma` contains the statistics (specs/stream.md §8.3). A destination that listens at `rdma:`
+//!   reports the address in `x-sterna-address`, because QEMU's `socket-address` has no RDMA.
 //!
-//! * *protection*: with the capability `x-colo`, `migrate` protects the guest by a standby, and `migrate-incoming` makes this VM the standby of
-//!   another's guest ([`ProtectionMeans`]). `x-colo-lost-heartbeat` forces nothing: the standby's word or the arbiter decides.
+//! * *protection*: with the capability `x-colo`, `migrate` protects the guest by a standby, and `migrate-incoming`
+//!   makes this VM the standby of another VM's guest ([`ProtectionMeans`]). `x-colo-lost-heartbeat` forces nothing:
+//!   the standby's answer or the arbiter decides.
 //!
-//! Where QEMU does nothing without saying so, Sterna refuses and says what to do: `cont` of a guest that has left. The
-//! capability `return-path` is on unless an operator switches it off; QEMU has it off.
+//! If QEMU ignores a command silently, Sterna refuses it and gives advice, for example for `cont` of a guest that has
+//! left. The capability `return-path` is on unless an operator switches it off. In QEMU it is off by default.
 
 mod address;
 mod announcing;
@@ -30,10 +31,12 @@ mod colo;
 mod commands;
 mod control;
 mod custody;
+pub(crate) mod declared;
 mod devices;
 mod dirty_limit;
 mod dirty_rate;
 mod engine;
+pub mod events;
 mod hmp;
 mod objects;
 mod parameters;
@@ -41,7 +44,7 @@ mod protected;
 mod protection;
 mod qom;
 mod query;
-pub(crate) mod rdma;
+pub mod rdma;
 mod real;
 mod refusal;
 mod relay;
@@ -49,10 +52,11 @@ mod vm;
 
 pub use address::{from_channels, from_uri};
 pub use announcing::Announcing;
-pub use capabilities::{CAPABILITIES, CapabilitySet, Support};
+pub use capabilities::{CAPABILITIES, CapabilitySet, CapabilitySpec, Support};
 pub use control::MigrationControl;
+pub use declared::COMMANDS;
 pub use engine::{Engine, GuestAt, Outgoing, Receiving};
-pub use hmp::{parse_number, parse_size};
+pub use hmp::{HUMAN_COMMANDS, HumanCommand, parse_number, parse_size};
 pub use parameters::{Change, PARAMETERS, ParameterSet, ParameterSpec, Range, Unit, parameter};
 pub use protection::{ClaimsOf, Decide, Protection, ProtectionEnd, ProtectionMeans, SayAgain, Side};
 pub use query::status_word;

@@ -1,4 +1,4 @@
-//! How fast pages are scanned, and bitmaps merged and walked.
+//! Measures the speed of scanning pages, and of merging and walking bitmaps.
 
 use divan::counter::{BytesCount, ItemsCount};
 use divan::{Bencher, black_box};
@@ -9,7 +9,7 @@ fn main() {
     divan::main();
 }
 
-/// Populated zero pages, so that the whole page is read.
+/// Makes a block of populated zero pages, so that a scan reads every byte.
 fn block(bytes: u64) -> RamBlock {
     let block = RamBlock::new("bench", bytes, Backing::Memfd).expect("memory for the bench");
     block.populate(0, block.pages()).expect("memory for the bench");
@@ -31,7 +31,7 @@ fn zero_scan_512_mib(bencher: Bencher, method: &Method) {
     bencher.counter(BytesCount::new(512usize << 20)).bench_local(|| method.zero_page_bits(all, &mut bits));
 }
 
-/// The log of 16 GiB, all set, merged into a clear bitmap at an offset.
+/// Merges the log of 16 GiB, all set, into a clear bitmap at an offset.
 #[divan::bench(args = [0, 13])]
 fn merge_16_gib(bencher: Bencher, first: u64) {
     const PAGES: u64 = 4 << 20;
@@ -42,7 +42,7 @@ fn merge_16_gib(bencher: Bencher, first: u64) {
         .bench_local_refs(|map| map.merge_words(first, &words));
 }
 
-/// Every page of 16 GiB in runs of 128; and the worst case, every other page.
+/// Takes every page of 16 GiB in runs of at most 128, and in the worst case every second page.
 #[divan::bench(args = [u64::MAX, 0x5555_5555_5555_5555])]
 fn take_runs_16_gib(bencher: Bencher, pattern: u64) {
     const PAGES: u64 = 4 << 20;

@@ -1,12 +1,18 @@
-//! Finding pages that were never populated, without reading one. A page that may hold bytes is never called absent.
+//! Finds pages that were never populated, without reading them.
 //!
-//! - shared file on tmpfs (memfds are): the page cache is the truth (another process may have written through its own
-//!   mapping), and SEEK_DATA / SEEK_HOLE ask it.
-//! - shared file on hugetlbfs: cannot seek. Our own page table is asked, and believed only if the guest's blocks over
-//!   this file account for every byte that it holds; otherwise nothing is called absent.
-//! - private anonymous memory: the page table is the truth. Swapped pages are there; the shared zero page is not.
-//! - private mapping of a file on tmpfs: what the page table does not have reads as the file, so both are asked.
-//! - all others (files on disks, shared memory without a file, memory that is filled on demand): nothing is called absent.
+//! A page that may have content is never reported as absent. The method depends on the kind of memory:
+//!
+//! - Shared file on tmpfs (memfds are): the page cache decides, because another process may have written
+//!   through its own mapping. SEEK_DATA / SEEK_HOLE query it.
+//! - Shared file on hugetlbfs: seeking is not supported. The result of this process's page table is used only
+//!   if the guest's blocks over this file account for every allocated byte of the file. Otherwise no page is
+//!   reported.
+//! - Private anonymous memory: the page table decides. Swapped pages are populated; the shared zero page is
+//!   absent.
+//! - Private mapping of a file on tmpfs: a page that is missing in the page table reads as the file, so both
+//!   are queried.
+//! - All others (files on disks, shared memory without a file, memory that is filled on demand): no page is
+//!   reported.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -19,11 +25,12 @@ use crate::mapping::{FileRange, Kind, Mapping, Under};
 use crate::sys::{self, Scan, check};
 use crate::{PAGE_BYTES, PAGE_SHIFT, RamBlock};
 
-/// A system call that failed, and how.
+/// The name of a failed system call, and its error.
 type Failed = (&'static str, io::Error);
 
-/// Calls `hole(first page, pages)` for the absent parts of `[first, first + count)` in ascending order.
-/// The range must lie inside the block.
+/// Calls `hole(first page, pages)` for the absent parts of `[first, first + count)`, in ascending order.
+///
+/// The range must be inside the block.
 pub(crate) fn holes(
     block: &RamBlock,
     first: u64,
@@ -40,7 +47,7 @@ pub(crate) fn holes(
     match (kind, &file) {
         (Kind::Anonymous, _) => ours(hole),
         (Kind::Tmpfs, Some(range)) => {
-            // Seeking walks every page that is there: where none is missing, one question saves it.
+            // Seeking walks every populated page. If none is absent, one fstat replaces the walk.
             match whole_file_bytes(block).map_err(|error| ("fstat", error))? {
                 Some(bytes) if bytes >= block.len_bytes() => Ok(()),
                 _ => seek_holes(range, first, count, hole),
@@ -56,21 +63,22 @@ pub(crate) fn holes(
             failed
         }
         (Kind::Hugetlbfs, Some(_)) => {
-            // Pages that only another process touched are in the file but not in our page table.
+            // A page that only another process touched is in the file but not in this process's page table.
             if is_all_mapped(&block.mapping)? { ours(hole) } else { Ok(()) }
         }
         _ => Ok(()),
     }
 }
 
-/// Whether our page tables have every page that the file on hugetlbfs of a mapping holds, in this mapping and its
-/// siblings.
+/// Whether the page table has every allocated page of a hugetlbfs file.
+///
+/// The pages may be in this mapping or in its siblings.
 fn is_all_mapped(mapping: &Arc<Mapping>) -> Result<bool, Failed> {
     let mut parts = mapping.siblings();
     parts.push(Arc::clone(mapping));
     let begin = |part: &Mapping| part.file().map_or(0, |range| range.offset);
     parts.sort_by_key(|part| begin(part));
-    // A page that two of them have would be counted twice.
+    // A page in two overlapping mappings would be counted twice.
     let overlap = |pair: &[Arc<Mapping>]| begin(&pair[0]) + pair[0].len() as u64 > begin(&pair[1]);
     let Some(range) = mapping.file().filter(|_| !parts.windows(2).any(overlap)) else { return Ok(false) };
     let mut mapped = 0;
@@ -85,8 +93,9 @@ fn is_all_mapped(mapping: &Arc<Mapping>) -> Result<bool, Failed> {
     Ok(held == mapped * PAGE_BYTES)
 }
 
-/// Bytes that a block's file holds, if they are the block's: the file is one that counts them right, and the block is
-/// all of it.
+/// Returns the bytes that a block's file occupies.
+///
+/// `None` unless the file system counts them exactly and the block covers the whole file.
 pub(crate) fn whole_file_bytes(block: &RamBlock) -> io::Result<Option<u64>> {
     let Under { kind: Kind::Tmpfs | Kind::Hugetlbfs, file: Some(range) } = block.mapping.under() else {
         return Ok(None);
@@ -96,7 +105,7 @@ pub(crate) fn whole_file_bytes(block: &RamBlock) -> io::Result<Option<u64>> {
     Ok(is_whole.then(|| status.blocks() * 512))
 }
 
-/// Whether a block is a file, or a part of one, that is known to have no holes.
+/// Whether the file, or the part of a file, of a block is known to have no holes.
 pub(crate) fn is_file_full(block: &RamBlock) -> bool {
     match (whole_file_bytes(block), block.mapping.kind(), block.mapping.file()) {
         (Ok(Some(bytes)), ..) => bytes >= block.len_bytes(),
@@ -108,7 +117,7 @@ pub(crate) fn is_file_full(block: &RamBlock) -> bool {
     }
 }
 
-/// Turns ascending ranges of data (which may overlap) into the gaps between them.
+/// Converts ascending ranges of data, which may overlap, into the gaps between them.
 fn gaps(
     first: u64,
     count: u64,
@@ -145,7 +154,7 @@ fn seek_holes(
             Err(error) if error.raw_os_error() == Some(libc::ENXIO) => end,
             Err(error) => return Err(("lseek(SEEK_DATA)", error)),
         };
-        // Rounded inwards: a page is a hole only if all of it is. (shmem answers in whole pages.)
+        // Rounded inwards: a page is absent only if the hole covers it completely. (shmem returns whole pages.)
         let (from, to) = ((at - begin).div_ceil(PAGE_BYTES), (data - begin) / PAGE_BYTES);
         if to > from {
             hole(from, to - from);
@@ -155,7 +164,7 @@ fn seek_holes(
         }
         at = match seek(file, data, libc::SEEK_HOLE) {
             Ok(next) => next.max(data + 1),
-            // The page was given back meanwhile; look again from here.
+            // The page was given back meanwhile; the loop continues after it.
             Err(error) if error.raw_os_error() == Some(libc::ENXIO) => data + PAGE_BYTES,
             Err(error) => return Err(("lseek(SEEK_HOLE)", error)),
         };
@@ -163,14 +172,14 @@ fn seek_holes(
     Ok(())
 }
 
-/// The answer depends on `at` alone, not on the file's position, so threads may ask at once.
+/// Seeks without regard to the file's position, so threads may seek in parallel.
 fn seek(file: BorrowedFd<'_>, at: u64, whence: libc::c_int) -> io::Result<u64> {
     // SAFETY: no pointers are passed.
     let found = unsafe { libc::lseek(file.as_raw_fd(), at as libc::off_t, whence) };
     check(found).map(|found| found as u64)
 }
 
-/// Calls `data` for the populated parts of the range, ascending.
+/// Calls `data` for the populated parts of the range, in ascending order.
 fn page_table(
     mapping: &Mapping,
     first: u64,
@@ -190,7 +199,7 @@ fn page_table(
         }
     });
     match scanned {
-        // Linux before 6.7 does not know the ioctl.
+        // Linux before 6.7 does not support the ioctl.
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENOTTY | libc::EINVAL)) => {
             pagemap_entries(start, first, count, data)
         }
@@ -198,7 +207,7 @@ fn page_table(
     }
 }
 
-/// The same by reading `/proc/self/pagemap`, eight bytes a page.
+/// Does the same by reading `/proc/self/pagemap`, eight bytes per page.
 fn pagemap_entries(start: u64, first: u64, count: u64, data: &mut dyn FnMut(u64, u64)) -> Result<(), Failed> {
     /// Bit 63 of an entry: present; bit 62: swapped.
     const POPULATED: u64 = 3 << 62;

@@ -1,9 +1,9 @@
-//! One bit per page, in atomic words, so that bits are added while lanes take them.
+//! A bitmap of pages in atomic words: dirty sources set bits while lanes take them.
 //!
-//! Every change through a shared reference is one read-modify-write of a word with acquire and release
-//! order: who takes a bit sees all that was done before the bit was set. Only [`PageBitmap::set_all`] and
-//! [`PageBitmap::clear_all`] are plain stores: they are for moments in which no other thread changes the bitmap. Who has a
-//! bitmap for himself (`exclusive`) changes it with plain vector instructions.
+//! Every change through a shared reference is one read-modify-write of a word with acquire and release order. A
+//! thread that takes a bit therefore sees all writes that preceded the setting of that bit. Only
+//! [`PageBitmap::set_all`] and [`PageBitmap::clear_all`] use plain stores, so no other thread may change the
+//! bitmap meanwhile. An exclusive reference (`exclusive`) permits plain vector instructions.
 
 mod exclusive;
 
@@ -16,94 +16,112 @@ use loom::sync::atomic::{AtomicU64, Ordering};
 #[cfg(not(loom))]
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Neighbouring pages of one block.
+/// A range of neighbouring pages of one block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Run {
-    /// The first page.
+    /// Index of the first page.
     pub first: u64,
-    /// How many; at least 1.
+    /// Number of pages; at least 1.
     pub count: u64,
 }
 
 impl Run {
-    /// The page after the last.
+    /// Returns the index after the last page.
     pub fn end(&self) -> u64 {
         self.first + self.count
     }
 }
 
-/// One bit for each page of a block.
+/// A set of pages of one block, one bit for each page.
 ///
-/// Bits after the last page are never set. Methods that take a page number panic if it is not in the
-/// bitmap: page numbers that a peer sent must have been checked against the block before.
+/// Bits after the last page are never set. Methods that take a page number panic if the bitmap does not contain
+/// it. A peer's page numbers must therefore be checked against the block first.
 pub struct PageBitmap {
     words: Box<[AtomicU64]>,
     pages: u64,
 }
 
+/// Returns zero words. The kernel allocates their memory on the first write.
+///
+/// This matters because a peer may name a block of many TiB of which no page ever arrives.
+#[cfg(not(loom))]
+fn zeroed(words: usize) -> Box<[AtomicU64]> {
+    const { assert!(align_of::<u64>() == align_of::<AtomicU64>()) };
+    let words = Box::into_raw(vec![0u64; words].into_boxed_slice());
+    // SAFETY: the pointer comes from a box and is used once. `AtomicU64` has the size and the valid values of
+    // `u64`, and its alignment as asserted above. The box is therefore freed with the layout of its allocation.
+    unsafe { Box::from_raw(words as *mut [AtomicU64]) }
+}
+
+#[cfg(loom)]
+fn zeroed(words: usize) -> Box<[AtomicU64]> {
+    (0..words).map(|_| AtomicU64::new(0)).collect()
+}
+
 impl PageBitmap {
-    /// A bitmap for `pages` pages, all clear.
+    /// Makes a bitmap of `pages` clear bits.
     pub fn new(pages: u64) -> Self {
-        let words = (0..pages.div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
-        PageBitmap { words, pages }
+        PageBitmap { words: zeroed(pages.div_ceil(64) as usize), pages }
     }
 
-    /// Number of pages.
+    /// Returns the number of pages.
     pub fn pages(&self) -> u64 {
         self.pages
     }
 
-    /// The words: page `p` is bit `p % 64` of word `p / 64`.
+    /// Returns the words: page `p` is bit `p % 64` of word `p / 64`.
     pub fn words(&self) -> &[AtomicU64] {
         &self.words
     }
 
-    /// Whether the page's bit is set.
+    /// Whether the bit of `page` is set. Panics if the bitmap does not contain the page.
     pub fn get(&self, page: u64) -> bool {
         let (word, bit) = self.locate(page);
         word.load(Ordering::Acquire) & bit != 0
     }
 
-    /// Sets the page's bit; gives whether it was set before.
+    /// Sets the page's bit and returns whether it was set before.
     pub fn set(&self, page: u64) -> bool {
         let (word, bit) = self.locate(page);
         word.fetch_or(bit, Ordering::AcqRel) & bit != 0
     }
 
-    /// Clears the page's bit; gives whether it was set before.
+    /// Clears the page's bit and returns whether it was set before.
     pub fn clear(&self, page: u64) -> bool {
         let (word, bit) = self.locate(page);
         word.fetch_and(!bit, Ordering::AcqRel) & bit != 0
     }
 
-    /// Sets every page's bit. Bits that others clear at the same time may be set again.
+    /// Sets the bits of all pages. A bit that another thread clears meanwhile may be set again.
     pub fn set_all(&self) {
         for (index, word) in self.words.iter().enumerate() {
             word.store(self.valid(index), Ordering::Release);
         }
     }
 
-    /// Clears every bit. Bits that others set at the same time may be lost, and whoever clears one at the same time may
-    /// be told that it was set.
+    /// Clears the bits of all pages.
+    ///
+    /// A bit that another thread sets meanwhile may be lost. A thread that clears a bit meanwhile may still see
+    /// it as set.
     pub fn clear_all(&self) {
         for word in &self.words {
             word.store(0, Ordering::Release);
         }
     }
 
-    /// How many bits are set.
+    /// Returns the number of set bits.
     pub fn count(&self) -> u64 {
         staged(&self.words, |_, bits| Method::best().count(bits))
     }
 
-    /// How many bits are set in `[first, first + count)`.
+    /// Returns the number of set bits in `[first, first + count)`.
     pub fn count_range(&self, first: u64, count: u64) -> u64 {
         self.masks(first, count)
             .map(|(index, mask)| u64::from((self.words[index].load(Ordering::Acquire) & mask).count_ones()))
             .sum()
     }
 
-    /// Sets the bits of `[first, first + count)`; gives how many were clear.
+    /// Sets the bits of `[first, first + count)` and returns how many were clear.
     pub fn set_range(&self, first: u64, count: u64) -> u64 {
         self.masks(first, count)
             .map(|(index, mask)| {
@@ -113,7 +131,7 @@ impl PageBitmap {
             .sum()
     }
 
-    /// Clears the bits of `[first, first + count)`; gives how many were set.
+    /// Clears the bits of `[first, first + count)` and returns how many were set.
     pub fn clear_range(&self, first: u64, count: u64) -> u64 {
         self.masks(first, count)
             .map(|(index, mask)| {
@@ -123,8 +141,9 @@ impl PageBitmap {
             .sum()
     }
 
-    /// Reads the bits from page `first` on into `out`, whose bit 0 is page `first`, at any alignment.
-    /// Bits after the last page read as clear.
+    /// Copies the bits from page `first` on into `out`, whose bit 0 is page `first`.
+    ///
+    /// `first` needs no alignment. Bits after the last page read as clear.
     pub fn copy_words(&self, first: u64, out: &mut [u64]) {
         let base = (first / 64) as usize;
         let shift = (first % 64) as u32;
@@ -137,7 +156,7 @@ impl PageBitmap {
         }
     }
 
-    /// The first run of set bits in `[from, end)`, no longer than `max`, without taking it.
+    /// Finds the first run of set bits in `[from, end)`, at most `max` pages. It clears no bit.
     pub fn next_run(&self, from: u64, end: u64, max: u64) -> Option<Run> {
         let end = end.min(self.pages);
         let first = self.next_set(from, end)?;
@@ -155,8 +174,9 @@ impl PageBitmap {
         (count > 0).then_some(Run { first, count })
     }
 
-    /// Takes (clears) the first run of set bits in `[from, end)`, no longer than `max`, and gives it.
-    /// Every bit of the run was taken by this call and by no one else. `None` if no bit was set.
+    /// Takes (clears) the first run of set bits in `[from, end)`, at most `max` pages.
+    ///
+    /// Only this call cleared the bits of the returned run. `None` if no bit was set.
     pub fn take_run(&self, from: u64, end: u64, max: u64) -> Option<Run> {
         let end = end.min(self.pages);
         let mut from = from;
@@ -177,12 +197,12 @@ impl PageBitmap {
             if max == 0 {
                 return None;
             }
-            // Another thread took the bit between the search and the taking.
+            // Another thread cleared the bit between the search and the compare-exchange.
             from = first;
         }
     }
 
-    /// Takes the run that begins exactly at `page`, within its word and before `limit`.
+    /// Takes the run that begins exactly at `page`, within its word and below `limit`. Returns its length.
     fn take_in_word(&self, page: u64, limit: u64) -> u64 {
         let word = &self.words[(page / 64) as usize];
         let bit = (page % 64) as u32;
@@ -201,7 +221,9 @@ impl PageBitmap {
         }
     }
 
-    /// The first page in `[from, end)` whose bit is set; `end` must not be after the last page.
+    /// Returns the first page in `[from, end)` whose bit is set.
+    ///
+    /// `end` must not exceed the number of pages.
     fn next_set(&self, from: u64, end: u64) -> Option<u64> {
         if from >= end {
             return None;
@@ -221,7 +243,7 @@ impl PageBitmap {
         None
     }
 
-    /// The words that `[first, first + count)` touches, with the bits it covers in each.
+    /// Returns the words that `[first, first + count)` covers, each with a mask of the covered bits.
     fn masks(&self, first: u64, count: u64) -> impl Iterator<Item = (usize, u64)> + use<> {
         let end = first.checked_add(count).filter(|end| *end <= self.pages);
         let end = end
@@ -234,7 +256,7 @@ impl PageBitmap {
         })
     }
 
-    /// The bits of a word that stand for pages.
+    /// Returns a mask of the bits of a word that belong to pages.
     fn valid(&self, index: usize) -> u64 {
         match self.pages - index as u64 * 64 {
             rest @ 1..64 => u64::MAX >> (64 - rest),
@@ -254,8 +276,10 @@ impl fmt::Debug for PageBitmap {
     }
 }
 
-/// Loads words that others may be changing, and gives them to `each` in pieces, with the place of the first;
-/// adds up what it gives. The pieces are plain words, which vector instructions may have.
+/// Passes copies of words that other threads may change to `each`, piece by piece.
+///
+/// `each` gets the index of the first word of a piece, and the piece. The function returns the sum of the
+/// results. Vector instructions may read the copies, because they are plain words.
 fn staged(words: &[AtomicU64], mut each: impl FnMut(usize, &[u64]) -> u64) -> u64 {
     let mut buffer = [0; 512];
     let mut sum = 0;

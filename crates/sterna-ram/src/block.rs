@@ -1,4 +1,4 @@
-//! A block of guest RAM.
+//! A block of guest RAM: one named mapping, with checked access to its bytes.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -12,33 +12,34 @@ use crate::poison::Poison;
 use crate::slice::RamSlice;
 use crate::{MemoryPermissions, PAGE_BYTES, PAGE_SHIFT, PAGE_SIZE, PageBitmap, RamError, sys};
 
-/// The file that the memory of a block is, for another process that maps it, too.
+/// The file of a block's memory, which another process can map, too.
 #[derive(Debug, Clone)]
 pub struct SharedFile {
-    /// The file.
+    /// The open file that contains the memory.
     pub file: Arc<File>,
-    /// Where in it the block begins, in bytes.
+    /// Offset in the file at which the block begins, in bytes.
     pub offset: u64,
 }
 
-/// A named piece of guest RAM: memory that the engine mapped ([`RamBlock::new`]) and unmaps, or memory of the VMM
-/// ([`RamBlock::from_external`]), which it leaves mapped. Cloning shares the memory.
+/// A named part of guest RAM. Cloning a block shares its memory.
 ///
-/// The guest may write it at any time; all access is volatile, atomic, or the kernel's.
+/// The engine maps and unmaps the memory ([`RamBlock::new`]), or the VMM owns it ([`RamBlock::from_external`])
+/// and the engine leaves it mapped. The guest may write it at any time, so every access is volatile, atomic, or
+/// done by the kernel.
 #[derive(Debug, Clone)]
 pub struct RamBlock {
     name: Arc<str>,
     len_bytes: u64,
     pub(crate) mapping: Arc<Mapping>,
-    /// Where the guest sees it, if that was told.
+    /// The guest-physical address of the block, if the VMM stated it.
     pub(crate) guest_address: Option<u64>,
     pub(crate) poison: Arc<Poison>,
-    /// Its owner says that it reads as zero, and no migration has used that yet.
+    /// Whether the owner stated that the memory reads as zero. The next migration uses and clears this.
     is_fresh: Arc<AtomicBool>,
 }
 
 impl RamBlock {
-    /// Maps a block of `len_bytes`, all zero and not populated.
+    /// Maps a block of `len_bytes` that reads as zero and is not populated.
     ///
     /// # Errors
     /// [`RamError::Name`], [`RamError::Length`] (a multiple of [`Backing::unit_bytes`] is needed), or
@@ -52,11 +53,13 @@ impl RamBlock {
         }
     }
 
-    /// Maps the first `len_bytes` of a file, shared: whoever else maps it sees what is written. The file may lie on tmpfs, on hugetlbfs
-    /// or on a disk. It must not be shortened while the block lives.
+    /// Maps the first `len_bytes` of a file, shared with every other process that maps it.
+    ///
+    /// The file may be on tmpfs, on hugetlbfs or on a disk. It must not be shortened while the block lives.
     ///
     /// # Errors
-    /// As [`new`](Self::new), for the pages of the file's memory, and [`RamError::External`] for a file that is too short.
+    /// The errors of [`new`](Self::new), with the page size of the file's memory, and [`RamError::External`] if
+    /// the file is too short.
     pub fn of_file(name: impl Into<String>, len_bytes: u64, file: File) -> Result<Self, RamError> {
         let name = Self::checked_name(name.into())?;
         let failed = |(call, source)| RamError::System { block: name.clone(), call, source };
@@ -76,11 +79,14 @@ impl RamBlock {
         Ok(RamBlock::of(name, len_bytes, mapping))
     }
 
-    /// A block whose memory another process has and will hand over ([`take_memory`](Self::take_memory)): it has addresses, and until
-    /// then no memory ([`RamError::Gone`]). So huge pages need not be there twice.
+    /// Reserves the addresses of a block whose memory another process will hand over
+    /// ([`take_memory`](Self::take_memory)).
+    ///
+    /// Until then the block has no memory ([`RamError::Gone`]). Huge pages are therefore needed only once.
     ///
     /// # Errors
-    /// As [`new`](Self::new); private memory cannot be handed over ([`RamError::NotReplaceable`]).
+    /// The errors of [`new`](Self::new); [`RamError::NotReplaceable`] for private memory, which cannot be
+    /// handed over.
     pub fn awaiting(name: impl Into<String>, len_bytes: u64, backing: Backing) -> Result<Self, RamError> {
         let name = Self::checked_name(name.into())?;
         Self::check_length(&name, len_bytes, backing.unit_bytes())?;
@@ -94,8 +100,9 @@ impl RamBlock {
         }
     }
 
-    /// A block whose bytes are elsewhere, in an image: it has a name and a length, and every access to its
-    /// bytes is refused.
+    /// Makes a block that has a name and a length but no memory.
+    ///
+    /// Its bytes are in an image, so every access to them is refused.
     ///
     /// # Errors
     /// [`RamError::Name`], [`RamError::Length`] (a multiple of the page size is needed).
@@ -130,22 +137,22 @@ impl RamBlock {
         Ok(())
     }
 
-    /// The block's name, as the migration stream knows it.
+    /// Returns the block's name in the migration stream.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its length in bytes.
+    /// Returns the length in bytes.
     pub fn len_bytes(&self) -> u64 {
         self.len_bytes
     }
 
-    /// Its length in pages of [`PAGE_SIZE`].
+    /// Returns the length in pages of [`PAGE_SIZE`].
     pub fn pages(&self) -> u64 {
         self.len_bytes >> PAGE_SHIFT
     }
 
-    /// Bytes in a page of the memory below: [`PAGE_SIZE`], or the size of the huge pages on which the block lies.
+    /// Returns the page size of the backing: [`PAGE_SIZE`], or the size of its huge pages.
     pub fn page_bytes(&self) -> u64 {
         self.mapping.page_bytes()
     }
@@ -160,49 +167,54 @@ impl RamBlock {
         self.mapping.kind().is_shared()
     }
 
-    /// Whether the memory cannot be written. A window onto it ([`RamBlock::slice`]) can be read alone: who stores there
-    /// gets SIGSEGV.
+    /// Whether the memory is mapped read-only.
+    ///
+    /// A store through a window onto it ([`RamBlock::slice`]) raises SIGSEGV.
     pub fn is_read_only(&self) -> bool {
         self.mapping.is_read_only()
     }
 
-    /// What the engine may do to the memory.
+    /// Returns the operations that the engine may do on the memory.
     pub fn permissions(&self) -> MemoryPermissions {
         self.mapping.permissions()
     }
 
-    /// States that every byte reads as zero now, and that nobody writes until the next migration arrives: memory that
-    /// the VMM has just mapped, even if it is populated (pinned for a device). The next migration into it takes that for
-    /// true and neither reads nor writes a page that arrives as zero. Without it the kernel is asked which pages
-    /// are there, and each of those is compared before zeros are stored.
+    /// States that every byte reads as zero until the next migration arrives.
     ///
-    /// It holds for one migration, and no longer once a guest was there that the engine knows of.
+    /// No thread may write before that. Call it for memory that the VMM has just mapped, even if it is
+    /// populated (pinned for a device). The next migration into it trusts this statement: it neither reads nor
+    /// writes a page that arrives as zero. Without the statement, the engine asks the kernel which pages are
+    /// populated, and compares each of those before it stores zeros.
+    ///
+    /// The statement is valid for one migration, and ends when the engine learns of a guest in this memory.
     pub fn declare_fresh(&self) {
         self.is_fresh.store(true, Ordering::Release);
     }
 
-    /// Whether the block was [declared fresh](RamBlock::declare_fresh); from now on it is not.
+    /// Whether the block was [declared fresh](RamBlock::declare_fresh). The call also ends that statement.
     pub fn take_fresh(&self) -> bool {
         self.is_fresh.swap(false, Ordering::AcqRel)
     }
 
-    /// Where it is mapped in this process: for KVM memory slots and the like.
+    /// Returns the address of the mapping in this process, for example for KVM memory slots.
     ///
-    /// Whoever hands this address to the kernel or to a thread of the guest must keep the block alive
-    /// for as long as the address is used.
+    /// A caller that gives this address to the kernel or to a vCPU thread must keep the block alive while the
+    /// address is in use.
     pub fn host_address(&self) -> *mut u8 {
         self.mapping.address()
     }
 
-    /// The file and the offset in it at which the memory is, to be shared with another process. None for memory that
-    /// has no file, or a private copy of one.
+    /// Returns file and offset of the memory, so that another process can map it.
+    ///
+    /// `None` for memory without a file, and for a private mapping of a file.
     pub fn shared_file(&self) -> Option<SharedFile> {
         let Under { kind, file } = self.mapping.under();
         let range = file.filter(|_| kind.is_shared())?;
         Some(SharedFile { file: range.file, offset: range.offset })
     }
 
-    /// Copies bytes out. Each byte is read once; bytes that the guest writes meanwhile may be old or new.
+    /// Copies bytes into `to`. Each byte is read once; a byte that the guest writes meanwhile may be old or
+    /// new.
     ///
     /// # Errors
     /// [`RamError::OutOfRange`], [`RamError::Poisoned`].
@@ -210,7 +222,7 @@ impl RamBlock {
         self.slice(offset, to.len())?.copy_to(to).map_err(|fault| self.failed(fault, offset >> PAGE_SHIFT))
     }
 
-    /// Copies bytes in.
+    /// Copies bytes from `from` into the block.
     ///
     /// # Errors
     /// [`RamError::OutOfRange`], [`RamError::Poisoned`].
@@ -239,10 +251,10 @@ impl RamBlock {
         Ok(())
     }
 
-    /// A window onto `[offset, offset + len)`.
+    /// Returns a window onto `[offset, offset + len)`.
     ///
     /// # Errors
-    /// [`RamError::OutOfRange`]; [`RamError::Poisoned`] if a page of it is known to have failed.
+    /// [`RamError::OutOfRange`]; [`RamError::Poisoned`] if one of its pages is known to have failed.
     pub fn slice(&self, offset: u64, len: usize) -> Result<RamSlice<'_>, RamError> {
         self.check(offset, len as u64)?;
         self.check_sound(offset, len as u64)?;
@@ -250,10 +262,10 @@ impl RamBlock {
         Ok(unsafe { RamSlice::from_raw(self.mapping.address().wrapping_add(offset as usize), len) })
     }
 
-    /// The page's bytes as a window.
+    /// Returns a window onto one page.
     ///
     /// # Errors
-    /// [`RamError::OutOfRange`].
+    /// The errors of [`slice`](Self::slice).
     pub fn page(&self, page: u64) -> Result<RamSlice<'_>, RamError> {
         self.slice(page.saturating_mul(PAGE_BYTES), PAGE_SIZE)
     }
@@ -271,7 +283,7 @@ impl RamBlock {
         let (offset, len) = (first * PAGE_BYTES, count * PAGE_BYTES);
         match self.mapping.advise(offset, len, libc::MADV_POPULATE_WRITE) {
             Ok(()) => Ok(()),
-            // Linux before 5.14 does not know the advice: touch the pages instead.
+            // Linux before 5.14 does not support the advice, so the pages are touched instead.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
                 for page in first..first + count {
                     self.atomic(page * PAGE_BYTES)?.fetch_or(0, Ordering::Relaxed);
@@ -282,11 +294,13 @@ impl RamBlock {
         }
     }
 
-    /// Makes all pages readable without a page fault, as if a byte of each had been read. Takes no memory where nothing was written.
+    /// Makes all pages readable without a page fault, like reading a byte of each.
+    ///
+    /// Pages that were never written take no memory.
     pub(crate) fn populate_to_read(&self) -> Result<(), RamError> {
         match self.mapping.advise(0, self.len_bytes, libc::MADV_POPULATE_READ) {
             Ok(()) => Ok(()),
-            // As above.
+            // Linux before 5.14, as in [`RamBlock::populate`].
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
                 (0..self.pages()).try_for_each(|page| {
                     let _ = self.atomic(page * PAGE_BYTES)?.load(Ordering::Relaxed);
@@ -297,10 +311,10 @@ impl RamBlock {
         }
     }
 
-    /// Why MADV_POPULATE_WRITE failed.
+    /// Returns the error for a failed MADV_POPULATE_WRITE.
     fn not_populated(&self, first: u64, count: u64, source: std::io::Error) -> RamError {
-        // EHWPOISON is a page that has failed, EFAULT any other reason for which an access would raise SIGBUS. On huge
-        // pages that is the lack of one, and a probe would meet the same lack.
+        // EHWPOISON means a failed page. EFAULT means any other reason for which an access would raise SIGBUS.
+        // On huge pages that reason is a lack of huge pages, and a probe would fail for the same reason.
         if self.mapping.is_huge() && source.raw_os_error() == Some(libc::EFAULT) {
             let (offset, len) = (first * PAGE_BYTES, count * PAGE_BYTES);
             return RamError::NoHugePage { block: self.name().to_owned(), offset, len };
@@ -309,11 +323,13 @@ impl RamBlock {
         failed.unwrap_or_else(|| self.system("madvise(MADV_POPULATE_WRITE)", source))
     }
 
-    /// Sets in `absent` (a bitmap over the whole block) the bits of those pages of
-    /// `[first, first + count)` that were never populated, or are known to be the kernel's shared zero
-    /// page: they read as zero. No page is read or populated by this. Other bits stay as they are.
+    /// Finds the absent pages of `[first, first + count)` and sets their bits in `absent`.
     ///
-    /// A page may be populated right after it was looked at: start a dirty source first.
+    /// `absent` covers the whole block. A page is absent if it was never populated, or is known to be the
+    /// kernel's shared zero page: it reads as zero. The call reads and populates no page, and leaves other bits
+    /// unchanged.
+    ///
+    /// A page may be populated right after the check. The caller must therefore start a dirty source first.
     ///
     /// # Errors
     /// [`RamError::OutOfRange`], [`RamError::BitmapSize`], [`RamError::System`].
@@ -332,8 +348,9 @@ impl RamBlock {
         .map_err(|(call, source)| self.system(call, source))
     }
 
-    /// Bytes of memory that the block occupies (shared memory in whichever process they were written). Where the kernel
-    /// cannot tell which pages are there, all are counted.
+    /// Returns the bytes of memory that the block occupies; for shared memory, by all processes.
+    ///
+    /// If the kernel cannot tell which pages are populated, all pages count.
     ///
     /// # Errors
     /// [`RamError::System`].
@@ -350,14 +367,17 @@ impl RamBlock {
         Ok((self.pages() - holes) * PAGE_BYTES)
     }
 
-    /// Whether every page is known to be populated, so that [`RamBlock::populate`] has nothing to do. Cheap,
-    /// and may say no where it cannot be told cheaply (anonymous memory).
+    /// Whether every page is known to be populated, so that [`RamBlock::populate`] is unnecessary.
+    ///
+    /// The check is cheap. It returns `false` if a cheap check is impossible (anonymous memory).
     pub fn is_fully_populated(&self) -> bool {
         absent::is_file_full(self)
     }
 
-    /// Asks the kernel for transparent huge pages (faster to populate, coarser to keep sparse) or
-    /// against them. No effect on memory that lies on reserved huge pages.
+    /// Advises the kernel to use transparent huge pages, or not to use them.
+    ///
+    /// They are faster to populate, but a sparse block takes more memory. The advice has no effect on reserved
+    /// huge pages.
     ///
     /// # Errors
     /// [`RamError::NotPermitted`] for memory of a VMM that does not permit it, [`RamError::System`].
@@ -387,16 +407,14 @@ impl RamBlock {
         Ok(unsafe { AtomicU64::from_ptr(pointer.cast()) })
     }
 
-    /// Bytes that are mapped: all of the block's, or none.
+    /// Returns the number of mapped bytes, which is 0 for a block without memory.
     pub(crate) fn mapped_bytes(&self) -> u64 {
         self.mapping.len() as u64
     }
 
-    /// A page failed under an access that began in page `first`: from now on it is known.
+    /// Returns the error for a failed access that began in page `first`.
     pub(crate) fn failed(&self, fault: RamFault, first: u64) -> RamError {
-        let page = self.page_at(fault.address).unwrap_or(first);
-        let _ = self.mark_poisoned(page, 1);
-        RamError::Poisoned { page: self.poisoned_page(page) }
+        self.why_failed(self.page_at(fault.address).unwrap_or(first))
     }
 
     fn check_sound(&self, offset: u64, len: u64) -> Result<(), RamError> {
@@ -410,7 +428,7 @@ impl RamBlock {
         if self.mapping.is_gone() {
             return Err(RamError::Gone { block: self.name().to_owned() });
         }
-        // What is not mapped (a block without memory) has no bytes.
+        // A block without memory has a mapped length of 0, so every access is out of range.
         match offset.checked_add(len) {
             Some(end) if end <= self.mapping.len() as u64 => Ok(()),
             _ => Err(RamError::OutOfRange {
@@ -459,11 +477,11 @@ mod tests {
     #[test]
     fn huge_page_that_cannot_be_had_is_not_memory_that_has_failed() {
         let block = |backing: Backing| {
-            // No machine need have huge pages for this.
+            // The test works on machines without huge pages: only the page size is changed.
             let mut mapping = Mapping::new("ram", 4 << 20, Backing::Memfd).unwrap();
             mapping.page_bytes = backing.unit_bytes();
             let block = RamBlock::of("ram".to_owned(), 4 << 20, mapping);
-            // One page that nobody can read.
+            // One page without access rights.
             // SAFETY: the page is the block's own, and no reference to it exists.
             let result = unsafe { libc::mprotect(block.host_address().cast(), PAGE_SIZE, libc::PROT_NONE) };
             assert_eq!(result, 0);

@@ -1,57 +1,72 @@
-//! Who has the guest that lives in a [`GuestRam`]: its VMM, a migration, or nobody here.
+//! Records who has the guest in a [`GuestRam`]: its VMM, a migration, or another side.
 //!
-//! A guest's memory is what identifies a VM to everybody who works on it, so the answer is kept with it. There is one
-//! answer for a VM, whatever migrations were tried: a migration claims the guest, says where it stands, and what it
-//! said last stays when it has ended.
+//! All parts of a VM identify the guest by its memory, so custody is stored with the memory. A VM has one
+//! custody for all its migrations. A migration claims the guest and records its state; the last state remains
+//! after the migration has ended.
 //!
 //! ```text
 //! Free ─► Leaving ─► Free        undone: cancelled or failed
-//!            │  └──► Held        the undoing failed; a retry goes on
+//!            │  └──► Held        the undo failed; a retry can continue it
 //!            ├─────► Undecided ─► Gone, or undone
-//!            ├─────► Gone        the destination has it
-//!            └─────► Saved       to a file; it may be let run again
-//! Free, Gone, Saved, NoGuest ─► Arriving ─► Arrived, or NoGuest when it failed
+//!            ├─────► Gone        the destination has the guest
+//!            └─────► Saved       saved to a file; the guest may be resumed
+//! Free, Gone, Saved, NoGuest ─► Arriving ─► Arrived, or NoGuest after a failure
 //! ```
 //!
-//! Arrived is as Free, and what is undone returns to it, but nothing arrives in its place. When the guest's memory changes
-//! ([`GuestRam::with_blocks`]), its custody goes over to the new RAM, and the old one only says that it was replaced.
+//! An operator's act (`cont`, `stop`) runs without a lock: [`GuestRam::while_free`] marks that it runs. A
+//! migration may take the guest during the act, by one assignment that does not wait. It waits for the end of
+//! the act before it stops or changes the guest ([`CustodyClaim::wait_for_act`]). Pages that a vCPU needs can
+//! therefore be received even while the act waits for that vCPU.
+//!
+//! Arrived permits the same as Free, and an undone migration returns to it, but no other guest may arrive. When
+//! the guest's memory changes ([`GuestRam::with_blocks`]), custody moves to the new RAM, and the old RAM
+//! reports [`Custody::Replaced`].
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::ThreadId;
+
+use parking_lot::Condvar;
 
 use crate::GuestRam;
-use parking_lot::{Mutex, MutexGuard};
+use crate::engine_lock::{EngineGuard, EngineLock};
 
-/// Who has a guest.
+/// The side or the migration that has a guest, and the state of the handover.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Custody {
-    /// Its VMM. No migration has anything to say.
+    /// The VMM has the guest, and no migration restricts it.
     #[default]
     Free,
-    /// Its VMM, since a migration has brought it. As [`Custody::Free`], except that no other guest arrives in its place
-    /// until the VMM has discarded it ([`GuestRam::has_no_guest`]).
+    /// The VMM has the guest, which arrived by a migration.
+    ///
+    /// It differs from [`Custody::Free`] in one point: no other guest may arrive until the VMM has discarded
+    /// this one ([`GuestRam::has_no_guest`]).
     Arrived,
-    /// A migration moves it away.
+    /// A migration moves the guest away.
     Leaving {
-        /// It may still run and stop as its operator likes: the switchover has not begun, or is undone.
+        /// Whether the operator may still run and stop the guest.
+        ///
+        /// That is so before the switchover begins, and after it was undone.
         is_free: bool,
     },
-    /// It was handed over, and nobody here knows whether the destination runs it. It stays stopped.
+    /// The guest was handed over. This side does not know whether the destination runs it, so the guest stays
+    /// stopped.
     Undecided,
-    /// A migration could not give it back: it stays stopped, perhaps without its disks and locks.
+    /// A migration failed and could not return the guest. It stays stopped, possibly without its disks and
+    /// locks.
     Held,
-    /// It was saved to a file and stands here, without its disks and locks.
+    /// The guest was saved to a file. It is stopped here, without its disks and locks.
     Saved,
-    /// Another VM has it. Here it must not run again.
+    /// Another VM has the guest. It must not run here again.
     Gone,
-    /// A migration brings it.
+    /// A migration receives the guest on this side.
     Arriving {
-        /// It is here, and may run and stop as its operator likes.
+        /// Whether the guest is complete, so that the operator may run and stop it.
         is_free: bool,
     },
-    /// There is none: the migration that was to bring it has failed, or its VMM has discarded it.
+    /// This RAM has no guest: an incoming migration failed, or the VMM discarded the guest.
     NoGuest,
-    /// The guest has other memory now ([`GuestRam::with_blocks`]): ask that.
+    /// The guest has new memory ([`GuestRam::with_blocks`]). Query the custody of the new RAM.
     Replaced,
 }
 
@@ -69,54 +84,102 @@ impl Custody {
         matches!(self, Self::Free | Self::Arrived)
     }
 
-    /// Whether a migration may bring a guest: there is none that anybody else still has a claim to. Of a VM whose guest
-    /// is its own ([`Custody::Free`]) only the VMM knows whether there is one.
+    /// Whether a migration may receive a guest here.
+    ///
+    /// That is so if no other party has a claim to a guest. In [`Custody::Free`], only the VMM knows whether it
+    /// has a guest.
     pub fn may_arrive(self) -> bool {
         matches!(self, Self::Free | Self::Saved | Self::Gone | Self::NoGuest)
     }
 }
 
-/// What clones of one [`GuestRam`] share.
-#[derive(Debug, Default)]
-pub(crate) struct Slot(Mutex<Holder>);
+/// The custody state that all clones of one [`GuestRam`] share.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    holder: EngineLock<Holder>,
+    /// Notified when an act has ended.
+    act_ended: Condvar,
+}
+
+impl Default for Slot {
+    fn default() -> Self {
+        Self { holder: EngineLock::new("custody", Holder::default()), act_ended: Condvar::new() }
+    }
+}
 
 #[derive(Debug, Default)]
 struct Holder {
     custody: Custody,
-    /// Which claim is the last one; 0: none, or the VMM has spoken since.
+    /// Number of the latest claim. It is 0 if there was none, or if the VMM replaced the guest since.
     claim: u64,
     claims: u64,
-    /// Which RAM is the guest's: that of this generation.
+    /// Generation of the RAM that has the guest now.
     generation: u64,
+    /// The thread that runs an operator's act.
+    acting: Option<ThreadId>,
 }
 
 impl Holder {
-    /// Who has the guest, to one who asks the RAM of `generation`.
+    /// Returns the custody from the view of the RAM of `generation`.
     fn custody_of(&self, generation: u64) -> Custody {
         if generation == self.generation { self.custody } else { Custody::Replaced }
     }
 }
 
 impl Slot {
-    fn lock(&self) -> MutexGuard<'_, Holder> {
-        // Each change is one assignment, so what a panic leaves is whole.
-        self.0.lock()
+    fn lock(&self) -> EngineGuard<'_, Holder> {
+        // Each change is one assignment, so the state is consistent after a panic.
+        self.holder.lock()
+    }
+
+    /// Locks the state while no operator's act runs. `check` is repeated after each act, because the state may
+    /// have changed; its error ends the wait.
+    fn lock_between_acts<E>(
+        &self,
+        mut check: impl FnMut(&Holder) -> Result<(), E>,
+    ) -> Result<EngineGuard<'_, Holder>, E> {
+        let mut holder = self.lock();
+        loop {
+            check(&holder)?;
+            match holder.acting {
+                None => return Ok(holder),
+                Some(thread) => assert_ne!(
+                    thread,
+                    std::thread::current().id(),
+                    "an act of GuestRam::while_free would wait for its own end"
+                ),
+            }
+            holder.wait(&self.act_ended);
+        }
     }
 }
 
-/// A migration's claim to a guest. What it has said stays when it is dropped; one that has said nothing leaves the guest
-/// as it found it.
+/// Marks that an operator's act runs, until it is dropped.
+struct Acting<'a>(&'a Slot);
+
+impl Drop for Acting<'_> {
+    fn drop(&mut self) {
+        self.0.lock().acting = None;
+        self.0.act_ended.notify_all();
+    }
+}
+
+/// A migration's claim to a guest. The last state that it recorded remains after it is dropped.
+///
+/// A claim that recorded no state restores the state before it.
 #[derive(Debug)]
 pub struct CustodyClaim {
     slot: Arc<Slot>,
     number: u64,
-    /// Whose word counted before this claim, and what it was.
+    /// Number and custody of the previous claim.
     before: (u64, Custody),
     has_spoken: AtomicBool,
 }
 
 impl CustodyClaim {
-    /// Says who has the guest now. False, without an effect, where another claim has followed.
+    /// Records who has the guest now. Returns `false` without an effect if another claim has followed.
+    ///
+    /// The call does not wait for an operator's act: see [`CustodyClaim::wait_for_act`].
     pub fn set(&self, custody: Custody) -> bool {
         self.has_spoken.store(true, Ordering::Relaxed);
         let mut holder = self.slot.lock();
@@ -127,7 +190,7 @@ impl CustodyClaim {
         is_mine
     }
 
-    /// As [`CustodyClaim::set`], but only if the answer has been `from`.
+    /// Records `to` like [`CustodyClaim::set`], but only if the recorded custody is `from`.
     pub fn exchange(&self, from: Custody, to: Custody) -> bool {
         self.has_spoken.store(true, Ordering::Relaxed);
         let mut holder = self.slot.lock();
@@ -138,19 +201,33 @@ impl CustodyClaim {
         is_so
     }
 
-    /// Who has the guest, as this claim's word; `None` where another claim has followed.
+    /// Returns the recorded custody; `None` if another claim has followed.
     pub fn now(&self) -> Option<Custody> {
         let holder = self.slot.lock();
         (holder.claim == self.number).then_some(holder.custody)
     }
 
-    /// Who had the guest when it was claimed.
+    /// Waits until no operator's act ([`GuestRam::while_free`]) runs.
+    ///
+    /// Once custody is no longer free, no further act begins, so only this claim controls the guest afterwards.
+    /// The caller must not hold a lock that the guest's progress may need.
+    ///
+    /// # Panics
+    /// On the thread that runs the act.
+    pub fn wait_for_act(&self) {
+        crate::engine_lock::assert_none_held("the end of an operator's act");
+        let waited = self.slot.lock_between_acts(|_| Ok::<(), std::convert::Infallible>(()));
+        drop(waited);
+    }
+
+    /// Returns the custody before this claim.
     pub fn before(&self) -> Custody {
         self.before.1
     }
 
-    /// The migration never was: the guest is whose it was before, and whoever had a claim to it has it again. This one
-    /// says nothing more.
+    /// Restores the claim and the custody from before this claim.
+    ///
+    /// The state is as if the migration had not existed. Later calls on this claim have no effect.
     pub fn give_back(&self) {
         self.has_spoken.store(true, Ordering::Relaxed);
         let mut holder = self.slot.lock();
@@ -169,39 +246,43 @@ impl Drop for CustodyClaim {
 }
 
 impl GuestRam {
-    /// Who has the guest now. Unless a migration has claimed it, it may change at once.
+    /// Returns who has the guest now. Unless a migration has claimed it, the result may be outdated
+    /// immediately.
     pub fn custody(&self) -> Custody {
         self.custody.lock().custody_of(self.generation)
     }
 
-    /// Makes this RAM one that was replaced; gives the generation of the next one.
+    /// Marks this RAM as replaced and returns the generation of the next RAM.
     ///
     /// # Errors
-    /// Who has the guest, where its memory cannot be changed.
+    /// The current custody, if it does not permit a change of the memory.
     pub(crate) fn next_generation(&self) -> Result<u64, Custody> {
-        let mut holder = self.custody.lock();
-        let now = holder.custody_of(self.generation);
-        if !now.may_leave() && !now.may_arrive() {
-            return Err(now);
-        }
+        let mut holder =
+            self.custody.lock_between_acts(|holder| match holder.custody_of(self.generation) {
+                now if now.may_leave() || now.may_arrive() => Ok(()),
+                now => Err(now),
+            })?;
         holder.generation += 1;
         Ok(holder.generation)
     }
 
-    /// Claims the guest for a migration, which from now on says who has it, beginning with `custody`.
+    /// Claims the guest for a migration, with `custody` as its first state.
+    ///
+    /// Waits for the end of an operator's act ([`GuestRam::while_free`]).
     ///
     /// # Errors
-    /// Who has the guest, where `may` says that it cannot be claimed then.
+    /// The current custody, if `may` refuses it.
     pub fn claim_custody(
         &self,
         custody: Custody,
-        may: impl FnOnce(Custody) -> bool,
+        may: impl Fn(Custody) -> bool,
     ) -> Result<CustodyClaim, Custody> {
-        let mut holder = self.custody.lock();
+        let mut holder =
+            self.custody.lock_between_acts(|holder| match holder.custody_of(self.generation) {
+                now if may(now) && now != Custody::Replaced => Ok(()),
+                now => Err(now),
+            })?;
         let before = (holder.claim, holder.custody_of(self.generation));
-        if !may(before.1) || before.1 == Custody::Replaced {
-            return Err(before.1);
-        }
         if !matches!(custody, Custody::Arriving { .. }) {
             self.forget_fresh();
         }
@@ -218,34 +299,49 @@ impl GuestRam {
         })
     }
 
-    /// Runs `act`, an operator's `cont` or `stop`, if the guest may run ([`Custody::may_run`]). No migration takes it
-    /// before `act` has returned, so `act` must be short and must not ask who has the guest.
+    /// Runs `act`, an operator's `cont` or `stop`, if the guest may run ([`Custody::may_run`]).
+    ///
+    /// `act` runs under no lock of the engine. It may take as long as a vCPU needs to leave the guest, and may
+    /// query any migration of the guest. Acts of several threads run one after the other. No migration stops or
+    /// newly claims the guest before `act` has returned. Custody may change while `act` runs: a migration that
+    /// takes the guest then waits for `act` to end, and no further act begins.
     ///
     /// # Errors
-    /// Who has the guest, without running `act`, where it may not.
+    /// The current custody, without running `act`, if the guest may not run. This error does not wait for
+    /// another act that runs, because that act may wait for a page whose connection was lost.
+    ///
+    /// # Panics
+    /// Inside `act` of another call, because the call would wait for itself.
     pub fn while_free<T>(&self, act: impl FnOnce() -> T) -> Result<T, Custody> {
-        let holder = self.custody.lock();
-        let now = holder.custody_of(self.generation);
-        if now.may_run() { Ok(act()) } else { Err(now) }
+        crate::engine_lock::assert_none_held("an operator's act (GuestRam::while_free)");
+        let mut holder =
+            self.custody.lock_between_acts(|holder| match holder.custody_of(self.generation) {
+                now if now.may_run() => Ok(()),
+                now => Err(now),
+            })?;
+        holder.acting = Some(std::thread::current().id());
+        drop(holder);
+        let _acting = Acting(&self.custody);
+        Ok(act())
     }
 
-    /// The VMM has put a new guest here by itself: it booted one, or loaded one in a way of its own.
+    /// Records that the VMM itself created a new guest here: it booted or loaded one.
     ///
     /// # Errors
-    /// Who has the guest that is here, where a migration still has to do with it.
+    /// The current custody, if a migration still needs the present guest.
     pub fn has_new_guest(&self) -> Result<(), Custody> {
         self.replace(Custody::Free)
     }
 
-    /// The VMM has discarded the guest that was here: the VM is empty, and a migration may bring another.
+    /// Records that the VMM discarded the guest, so that a migration may receive another one.
     ///
     /// # Errors
-    /// Who has the guest that is here, where a migration still has to do with it.
+    /// The current custody, if a migration still needs the present guest.
     pub fn has_no_guest(&self) -> Result<(), Custody> {
         self.replace(Custody::NoGuest)
     }
 
-    /// There is a guest here, or was one.
+    /// Ends the statement that memory is fresh, because a guest is or was here.
     fn forget_fresh(&self) {
         for block in self.blocks() {
             block.take_fresh();
@@ -253,13 +349,13 @@ impl GuestRam {
     }
 
     fn replace(&self, now: Custody) -> Result<(), Custody> {
-        let mut holder = self.custody.lock();
-        let before = holder.custody_of(self.generation);
-        if !before.may_arrive() && before != Custody::Arrived {
-            return Err(before);
-        }
+        let mut holder =
+            self.custody.lock_between_acts(|holder| match holder.custody_of(self.generation) {
+                now if now.may_arrive() || now == Custody::Arrived => Ok(()),
+                now => Err(now),
+            })?;
         self.forget_fresh();
-        // Whoever had a claim to the guest before has none to what is here now.
+        // Earlier claims refer to the previous guest and must not change the custody of the new one.
         (holder.custody, holder.claim) = (now, 0);
         Ok(())
     }
@@ -371,6 +467,115 @@ mod tests {
         let at = ram.clone();
         let panicked = std::thread::spawn(move || at.while_free(|| panic!("told to"))).join();
         assert!(panicked.is_err());
+        assert_eq!(ram.while_free(|| 1), Ok(1));
+    }
+
+    /// Runs an act on a new thread until the returned sender is used.
+    fn acting(ram: &GuestRam) -> (std::sync::mpsc::Sender<()>, std::thread::JoinHandle<Result<(), Custody>>) {
+        let (began, begins) = std::sync::mpsc::channel();
+        let (end, ends) = std::sync::mpsc::channel();
+        let ram = ram.clone();
+        let thread = std::thread::spawn(move || {
+            ram.while_free(|| {
+                began.send(()).unwrap();
+                ends.recv().unwrap();
+            })
+        });
+        begins.recv().unwrap();
+        (end, thread)
+    }
+
+    #[test]
+    fn migration_takes_the_guest_while_an_act_runs_and_waits_for_its_end_afterwards() {
+        let ram = guest();
+        let claim = Arc::new(leave(&ram).unwrap());
+        let (end, act) = acting(&ram);
+
+        // None of these calls waits: the driver makes them under its own lock.
+        let taken = Custody::Leaving { is_free: false };
+        assert!(claim.set(taken));
+        assert_eq!((ram.custody(), claim.now()), (taken, Some(taken)));
+        assert_eq!(ram.while_free(|| ()), Err(taken), "refused at once, since this act could wait for long");
+
+        let (tell, waited) = std::sync::mpsc::channel();
+        let waits = Arc::clone(&claim);
+        let waiting = std::thread::spawn(move || {
+            waits.wait_for_act();
+            tell.send(()).unwrap();
+        });
+        let early = waited.recv_timeout(std::time::Duration::from_millis(50));
+        assert!(early.is_err(), "the act runs");
+        end.send(()).unwrap();
+        waited.recv().unwrap();
+        waiting.join().unwrap();
+        assert_eq!(act.join().unwrap(), Ok(()));
+    }
+
+    #[test]
+    fn claim_and_new_memory_wait_for_an_act_of_the_guest_that_is_here() {
+        type Waits = fn(&GuestRam);
+        let arrives: Waits =
+            |ram| drop(ram.claim_custody(Custody::Arriving { is_free: false }, Custody::may_arrive).unwrap());
+        let leaves: Waits = |ram| drop(leave(ram).unwrap());
+        let is_new: Waits = |ram| ram.has_new_guest().unwrap();
+        let changes: Waits = |ram| drop(ram.with_blocks(ram.blocks().to_vec()).unwrap());
+        for waits in [arrives, leaves, is_new, changes] {
+            let ram = guest();
+            let (end, act) = acting(&ram);
+            let (tell, done) = std::sync::mpsc::channel();
+            let theirs = ram.clone();
+            let waiting = std::thread::spawn(move || {
+                waits(&theirs);
+                tell.send(()).unwrap();
+            });
+            assert!(done.recv_timeout(std::time::Duration::from_millis(50)).is_err(), "the act runs");
+            end.send(()).unwrap();
+            done.recv().unwrap();
+            waiting.join().unwrap();
+            act.join().unwrap().unwrap();
+        }
+    }
+
+    #[test]
+    fn acts_run_one_after_the_other_and_may_ask_who_has_the_guest() {
+        let ram = guest();
+        let running = std::sync::atomic::AtomicU32::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..100 {
+                        ram.while_free(|| {
+                            assert_eq!(running.fetch_add(1, Ordering::SeqCst), 0);
+                            assert_eq!(ram.custody(), Custody::Free);
+                            running.fetch_sub(1, Ordering::SeqCst);
+                        })
+                        .unwrap();
+                    }
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn act_inside_an_act_panics_and_does_not_wait_for_itself() {
+        let ram = guest();
+        let at = ram.clone();
+        let nested = std::thread::spawn(move || at.while_free(|| at.while_free(|| ()))).join();
+        assert!(nested.is_err());
+        assert_eq!(ram.while_free(|| 1), Ok(1), "the outer act has ended");
+    }
+
+    #[test]
+    #[cfg(debug_assertions)]
+    fn act_under_a_lock_of_the_engine_panics() {
+        let ram = guest();
+        let at = ram.clone();
+        let under = std::thread::spawn(move || {
+            let lock = EngineLock::new("driver", ());
+            let _held = lock.lock();
+            at.while_free(|| ())
+        });
+        assert!(under.join().is_err());
         assert_eq!(ram.while_free(|| 1), Ok(1));
     }
 }

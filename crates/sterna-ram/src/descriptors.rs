@@ -1,7 +1,8 @@
-//! Guest RAM changes hands between two processes of one host without being copied: as descriptors of files.
+//! Hands guest RAM to another process of this host as file descriptors, without a copy.
 //!
-//! A block that takes memory ([`RamBlock::take_memory`]) maps it read-only and gives none of it back until it is told to
-//! [keep](TakenMemory::keep) it: until then the other process may take its guest back, and must find every byte as it was.
+//! A block that takes memory ([`RamBlock::take_memory`]) maps it read-only and gives none of it back to the
+//! kernel before [`TakenMemory::keep`]. Until then, the other process may resume its guest, and must find every
+//! byte unchanged.
 
 use std::fs::File;
 use std::io;
@@ -13,17 +14,17 @@ use crate::mapping::{FileRange, Kind, Under};
 use crate::sys;
 use crate::{RamBlock, RamError, SharedFile};
 
-/// Memory of another process in the place of a block's own. Dropped, it goes, and the block's own memory is there again as it was.
+/// Memory of another process in place of a block's own. Dropping it restores the block's own memory.
 #[derive(Debug)]
 pub struct TakenMemory {
     block: RamBlock,
     under: Under,
-    /// Unless it is over.
+    /// The block's own memory; `None` after `keep` or a restore.
     before: Option<Under>,
 }
 
 impl RamBlock {
-    /// The file of the memory, for a process that shall have it instead of this one.
+    /// Returns the file of the memory, for a process that takes it over.
     ///
     /// # Errors
     /// [`RamError::NotSharable`] for memory that is private to this process, or has no file; [`RamError::Gone`].
@@ -41,29 +42,36 @@ impl RamBlock {
         }
     }
 
-    /// Puts memory of another process in the place of the block's own: the bytes of `file` from `offset` on. It can be read, and not
-    /// written, populated or given back, before [`TakenMemory::keep`]. The block's address stays the same.
+    /// Maps `file` from byte `offset` on in place of the block's own memory.
+    ///
+    /// The file contains memory of another process. Before [`TakenMemory::keep`], it can be read but not
+    /// written, populated or given back. The block's address does not change.
     ///
     /// # Errors
-    /// [`RamError::NotReplaceable`] where this block's own memory must stay; [`RamError::Descriptor`] where `file` is not memory of
-    /// this block's length and page size that can be mapped shared and writable; [`RamError::System`]. Nothing has changed then.
+    /// - [`RamError::NotReplaceable`] if this block's own memory cannot be replaced.
+    /// - [`RamError::Descriptor`] if `file` does not match the block's length and page size, or cannot be
+    ///   mapped shared and writable.
+    /// - [`RamError::System`] if a system call fails.
+    ///
+    /// Nothing has changed then.
     pub fn take_memory(&self, file: File, offset: u64) -> Result<TakenMemory, RamError> {
         self.check_replaceable()?;
         let kind = self.checked(&file, offset)?;
         let range = FileRange { file: Arc::new(file), offset };
         let before = self.mapping.show(&range).map_err(|(call, source)| self.system(call, source))?;
-        // What the VMM said of its own memory is not true of this.
+        // The VMM's statement was about its own memory.
         self.take_fresh();
         let under = Under { kind, file: Some(range) };
         Ok(TakenMemory { block: self.clone(), under, before: Some(before) })
     }
 
-    /// Another process has the memory: this one keeps no mapping and no descriptor of it. A block that the engine made of a memfd goes on
-    /// with fresh memory, all zero. All other blocks have none from now on ([`RamError::Gone`]), and what the VMM mapped itself it
-    /// has to unmap.
+    /// Releases memory that another process has now: this process keeps no mapping and no descriptor.
+    ///
+    /// A block that the engine made of a memfd gets fresh memory that reads as zero. All other blocks have no
+    /// memory afterwards ([`RamError::Gone`]). The VMM must unmap the memory that it mapped itself.
     ///
     /// # Errors
-    /// [`RamError::System`]. Even then the block's memory is not accessed any more.
+    /// [`RamError::System`]. Even then, the engine does not access the block's memory any more.
     pub fn let_go(&self) -> Result<(), RamError> {
         self.mapping.let_go(self.name()).map_err(|(call, source)| self.system(call, source))
     }
@@ -93,7 +101,7 @@ impl RamBlock {
         Ok(())
     }
 
-    /// What kind of memory the file is.
+    /// Checks that the file can replace the block's memory, and returns its kind.
     fn checked(&self, file: &File, offset: u64) -> Result<Kind, RamError> {
         let refuse = |what: String| Err(RamError::Descriptor { block: self.name().to_owned(), what });
         let status = file.metadata().map_err(|error| self.system("fstat", error))?;
@@ -122,9 +130,11 @@ impl RamBlock {
         self.check_seals(file).map(|()| kind)
     }
 
-    /// Nobody may shorten it under the mapping, and nobody may have forbidden that the guest writes it.
+    /// Seals the file against shrinking, and refuses a file that is sealed against writing.
+    ///
+    /// Without the seal, another process could shorten the file under the mapping.
     fn check_seals(&self, file: &File) -> Result<(), RamError> {
-        // Only files in memory have seals.
+        // Only files on tmpfs or hugetlbfs have seals.
         let Ok(seals) = sys::seals(file.as_fd()) else { return Ok(()) };
         if seals & (libc::F_SEAL_WRITE | libc::F_SEAL_FUTURE_WRITE) != 0 {
             let what = "it is sealed against writing, so a guest cannot run in it".to_owned();
@@ -139,15 +149,17 @@ impl RamBlock {
 }
 
 impl TakenMemory {
-    /// The block.
+    /// Returns the block whose memory was replaced.
     pub fn block(&self) -> &RamBlock {
         &self.block
     }
 
-    /// The file that came, to find out whether two descriptors are the same memory: device, inode, and the bytes in it.
+    /// Returns device, inode and byte range of the file.
+    ///
+    /// They show whether two descriptors are the same memory.
     ///
     /// # Errors
-    /// The kernel does not say.
+    /// The kernel's error of `fstat`.
     pub fn place(&self) -> io::Result<(u64, u64, std::ops::Range<u64>)> {
         let Some(range) = &self.under.file else { return Err(io::ErrorKind::NotFound.into()) };
         let status = range.file.metadata()?;
@@ -155,15 +167,15 @@ impl TakenMemory {
         Ok((status.dev(), status.ino(), bytes))
     }
 
-    /// Whether the memory is the block's own ([`TakenMemory::keep`]).
+    /// Whether the memory is the block's own, after [`TakenMemory::keep`].
     pub fn is_kept(&self) -> bool {
         self.before.is_none()
     }
 
-    /// The memory is the block's own from now on, and writable: the other process has given it up.
+    /// Makes the memory the block's own and writable. The other process must have given it up.
     ///
     /// # Errors
-    /// [`RamError::System`]: it is still read-only, and this may be tried again.
+    /// [`RamError::System`]: the memory is still read-only, and the call may be repeated.
     pub fn keep(&mut self) -> Result<(), RamError> {
         if self.before.is_none() {
             return Ok(());
@@ -176,10 +188,10 @@ impl TakenMemory {
 }
 
 impl TakenMemory {
-    /// Puts the block's own memory back, as dropping this does, and says whether that worked.
+    /// Restores the block's own memory, like a drop, and returns whether that succeeded.
     ///
     /// # Errors
-    /// [`RamError::System`]: the other process's memory stays mapped, and read-only.
+    /// [`RamError::System`]: the other process's memory stays mapped read-only.
     pub fn give_back(mut self) -> Result<(), RamError> {
         self.restore()
     }
@@ -192,7 +204,7 @@ impl TakenMemory {
 
 impl Drop for TakenMemory {
     fn drop(&mut self) {
-        // If it fails, the memory stays read-only: the other process's guest loses nothing.
+        // After a failure the memory stays read-only, so the other process's guest loses no data.
         let _ = self.restore();
     }
 }

@@ -1,285 +1,304 @@
-//! What can go wrong with guest RAM. Every error here is local: either the caller asked for something
-//! outside a block, or this machine's kernel refused.
+//! Errors of guest RAM and of dirty sources. Every error is local: the caller's request was invalid, or this
+//! machine's kernel refused it.
 
 use std::io;
 
-/// A request to a block of guest RAM failed.
+/// The reason why a request to a block of guest RAM failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RamError {
-    /// A block's name must be 1 to 255 bytes (it is sent after one length byte).
+    /// A block's name is empty or longer than 255 bytes. The stream sends its length in one byte.
     #[error("RAM block name {name:?} has {} bytes; use 1 to 255", name.len())]
     Name {
-        /// The refused name.
+        /// The name that was refused.
         name: String,
     },
-    /// Two blocks of one guest share a name, and the peer could not tell them apart.
+    /// Two blocks of a guest have the same name, so the peer cannot distinguish them.
     #[error("two RAM blocks are named {name:?}; every block needs a unique name")]
     DuplicateName {
-        /// The name that occurs twice.
+        /// The name that two blocks have.
         name: String,
     },
-    /// A block's length is zero or no multiple of its page size.
+    /// A block's length is zero or not a multiple of its page size.
     #[error(
         "RAM block {block:?} cannot have {len_bytes} bytes: a multiple of {unit_bytes} above zero is needed"
     )]
     Length {
-        /// The block's name.
+        /// Name of the affected RAM block.
         block: String,
-        /// The refused length.
+        /// The refused length, in bytes.
         len_bytes: u64,
-        /// The backing's page size.
+        /// The page size of the backing.
         unit_bytes: u64,
     },
-    /// What was said of memory that the VMM mapped does not fit together.
+    /// The properties that were stated for memory of the VMM contradict each other.
     #[error("RAM block {block:?} cannot be made over this memory of the VMM: {rule}")]
     External {
-        /// The block's name.
+        /// Name of the affected RAM block.
         block: String,
-        /// What is wrong.
+        /// The rule that the request violates.
         rule: &'static str,
     },
-    /// The VMM does not permit this for memory of its own.
+    /// The VMM does not permit this operation on its own memory.
     #[error("the VMM does not permit the engine to {action} RAM block {block:?} (MemoryPermissions)")]
     NotPermitted {
-        /// The block's name.
+        /// Name of the affected RAM block.
         block: String,
-        /// What was to be done.
+        /// The operation that was refused, as part of the message.
         action: &'static str,
     },
-    /// Memory cannot be given back as long as an adapter uses its pages: see [`RamBlock::pin`](crate::RamBlock::pin).
+    /// Memory cannot be given back while an adapter uses its pages: see
+    /// [`RamBlock::pin`](crate::RamBlock::pin).
     #[error(
         "memory of RAM block {block:?} cannot be given back: {len} bytes from {offset:#x} on are registered with an adapter"
     )]
     Pinned {
-        /// The block's name.
+        /// Name of the affected RAM block.
         block: String,
-        /// The first byte that is pinned.
+        /// Offset of the first pinned byte.
         offset: u64,
-        /// How many from there on.
+        /// Number of pinned bytes from `offset` on.
         len: u64,
     },
-    /// The block's memory cannot be written.
+    /// The block's memory is read-only.
     #[error("RAM block {block:?} is mapped read-only and cannot be written")]
     ReadOnly {
-        /// The block's name.
+        /// Name of the affected RAM block.
         block: String,
     },
-    /// Another process has the memory: it was given away ([`RamBlock::let_go`](crate::RamBlock::let_go)), or has not come yet
-    /// ([`RamBlock::awaiting`](crate::RamBlock::awaiting)).
+    /// Another process has the memory.
+    ///
+    /// Either this process gave it away ([`RamBlock::let_go`](crate::RamBlock::let_go)), or it has not arrived
+    /// yet ([`RamBlock::awaiting`](crate::RamBlock::awaiting)).
     #[error("another process has the memory of RAM block {block:?}, and it cannot be accessed here")]
     Gone {
-        /// The block's name.
+        /// Name of the affected RAM block.
         block: String,
     },
-    /// The memory cannot be given to another process.
+    /// The memory cannot be handed to another process.
     #[error("RAM block {block:?} cannot be handed to another process: {rule}")]
     NotSharable {
-        /// The block's name.
+        /// Name of the affected RAM block.
         block: String,
-        /// What is wrong, and what to do.
+        /// The violated rule, and how to satisfy it.
         rule: &'static str,
     },
-    /// This side's block cannot take another process's memory.
+    /// This side's block cannot take over another process's memory.
     #[error("RAM block {block:?} cannot take memory from another process: {rule}")]
     NotReplaceable {
-        /// The block's name.
+        /// Name of the affected RAM block.
         block: String,
-        /// What is wrong, and what to do.
+        /// The violated rule, and how to satisfy it.
         rule: &'static str,
     },
-    /// A descriptor is not the memory that was promised for a block.
+    /// A descriptor does not contain the memory that was promised for a block.
     #[error("the descriptor for RAM block {block:?} is not the promised memory: {what}")]
     Descriptor {
-        /// The block's name.
+        /// Name of the affected RAM block.
         block: String,
-        /// What is wrong.
+        /// The difference between the descriptor and the promise.
         what: String,
     },
-    /// An access lies outside its block.
+    /// An access is outside of its block.
     #[error("bytes {offset}..+{len} are not inside RAM block {block:?} of {block_len_bytes} bytes")]
     OutOfRange {
-        /// The block's name.
+        /// Name of the affected RAM block.
         block: String,
-        /// First byte asked for.
+        /// Offset of the first requested byte.
         offset: u64,
-        /// Bytes asked for.
+        /// Number of requested bytes.
         len: u64,
-        /// The block's length.
+        /// Length of the block in bytes.
         block_len_bytes: u64,
     },
     /// An atomic access is not aligned to its size.
     #[error("offset {offset} of RAM block {block:?} is not aligned to {align} bytes")]
     Misaligned {
-        /// The block's name.
+        /// Name of the affected RAM block.
         block: String,
-        /// The refused offset.
+        /// The refused offset in the block, in bytes.
         offset: u64,
         /// The alignment that is needed.
         align: u64,
     },
-    /// A bitmap given for a block has another number of pages than the block.
+    /// The bitmap for a block has another number of pages than the block.
     #[error("a bitmap of {bitmap_pages} pages was given for RAM block {block:?} of {block_pages} pages")]
     BitmapSize {
-        /// The block's name.
+        /// Name of the affected RAM block.
         block: String,
         /// Pages in the bitmap.
         bitmap_pages: u64,
         /// Pages in the block.
         block_pages: u64,
     },
-    /// A page has failed (an uncorrectable error of this machine's memory), and its content is lost.
+    /// A page has failed (an uncorrectable error of this machine's memory). Its content is lost.
     #[error("{page} has failed (poisoned memory); its content is lost")]
     Poisoned {
-        /// Where it is.
+        /// The failed page, with its block and offset.
         page: crate::PoisonedPage,
     },
-    /// There is no huge page left for a part of a block on huge pages.
+    /// The file system of a block's file has no space for an accessed page.
+    #[error(
+        "RAM block {block:?}: the file system of its file has no space for the page at byte {offset} ({source}): make room \
+         there, or allocate the whole file when it is created (fallocate)"
+    )]
+    NoSpace {
+        /// Name of the affected RAM block.
+        block: String,
+        /// Offset of the first byte of the page.
+        offset: u64,
+        /// The error that the kernel returned.
+        source: io::Error,
+    },
+    /// No free huge page is left for a part of a block on huge pages.
     #[error(
         "RAM block {block:?}: no huge page is available for bytes {offset}..+{len}: reserve more of them \
          (vm.nr_hugepages), or look at the limit of this process's cgroup (hugetlb)"
     )]
     NoHugePage {
-        /// The block's name.
+        /// Name of the affected RAM block.
         block: String,
-        /// First byte that was to be populated.
+        /// Offset of the first byte that could not be populated.
         offset: u64,
-        /// Bytes that were to be populated.
+        /// Number of bytes that could not be populated.
         len: u64,
     },
-    /// The kernel refused.
+    /// A system call failed.
     #[error("RAM block {block:?}: {call} failed: {source}")]
     System {
-        /// The block's name.
+        /// Name of the affected RAM block.
         block: String,
-        /// The system call.
+        /// Name of the system call that failed.
         call: &'static str,
-        /// Why.
+        /// The error that the kernel returned.
         source: io::Error,
     },
 }
 
-/// A dirty source failed.
+/// The reason why a dirty source failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DirtyError {
-    /// This machine's kernel lacks what the source needs.
+    /// This machine's kernel lacks a feature that the source needs.
     #[error("dirty source {origin} cannot be used on this machine: {what} ({source}); choose another source")]
     Unsupported {
-        /// The source's name.
+        /// Name of the dirty source that failed.
         origin: &'static str,
-        /// What is missing.
+        /// The feature that the kernel lacks.
         what: &'static str,
-        /// The kernel's answer.
+        /// The error that the kernel returned.
         source: io::Error,
     },
-    /// The VMM does not permit this for memory of its own.
+    /// The VMM does not permit this operation on its own memory.
     #[error(
         "dirty source {origin}: the VMM does not permit the engine to {action} RAM block {block:?}; permit it \
          (MemoryPermissions), or choose another source"
     )]
     NotPermitted {
-        /// The source's name.
+        /// Name of the dirty source that failed.
         origin: &'static str,
-        /// What was to be done.
+        /// The operation that was refused, as part of the message.
         action: &'static str,
-        /// The block's name.
+        /// Name of the affected RAM block.
         block: String,
     },
-    /// What the source is over cannot be changed now.
+    /// The memory or the slots of the source cannot be changed while it tracks writes.
     #[error(
         "dirty source {origin}: {what} cannot be changed while writes are tracked; wait for the migration's end"
     )]
     Running {
-        /// The source's name.
+        /// Name of the dirty source that failed.
         origin: &'static str,
-        /// What was to be changed.
+        /// The part that cannot be changed.
         what: &'static str,
     },
-    /// A KVM memory slot does not fit the guest RAM that it was said to map.
+    /// A KVM memory slot does not match the guest RAM that it should map.
     #[error("KVM slot {slot}: {rule}")]
     Slot {
-        /// The slot's number.
+        /// Number of the KVM memory slot.
         slot: u32,
-        /// What is wrong with it.
+        /// The rule that the request violates.
         rule: &'static str,
     },
-    /// The kernel does not make dirty rings of this size. It says the same of a small ring as of one that comes too
-    /// late, when the VM has vCPUs or rings.
+    /// The kernel refuses dirty rings of this size.
+    ///
+    /// The kernel returns the same error if the rings are switched on too late, after the VM has vCPUs or
+    /// rings.
     #[error(
         "a dirty ring of {entries} entries is impossible: use a power of two from 1024 to {most} (some processors \
          do with 256), and switch the rings on once, before the VM's first vCPU"
     )]
     RingSize {
-        /// Entries asked for.
+        /// Requested number of entries.
         entries: u32,
-        /// The most that this kernel has.
+        /// Largest number of entries that this kernel supports.
         most: u32,
     },
-    /// An entry of a dirty ring names a page that the VM's slots do not have. What it stood for is unknown, so
-    /// tracking cannot be trusted any more until it is stopped and started.
+    /// An entry of a dirty ring names a page of no slot.
+    ///
+    /// The written page is unknown, so tracking cannot be trusted until it is stopped and started again.
     #[error(
         "the dirty ring of vcpu {vcpu} names page {offset} of slot {slot}, which this source does not know: the VMM \
          has made a slot since, or left one out, or the kernel is at fault. A page was written and nobody knows \
          which: stop tracking and start anew, with every slot that is logged"
     )]
     RingEntry {
-        /// Whose ring.
+        /// Index of the vCPU to which the ring belongs.
         vcpu: usize,
-        /// The slot's number.
+        /// Number of the KVM memory slot.
         slot: u32,
-        /// The page, counted inside the slot.
+        /// The page, counted from the begin of the slot.
         offset: u64,
     },
-    /// A range of guest-physical memory that a log was to be made for is not possible.
+    /// A range of guest-physical memory cannot be logged.
     #[error("range {index} of guest memory: {rule}")]
     GuestRange {
-        /// Its place in the list.
+        /// Index of the range in the list.
         index: usize,
-        /// What is wrong with it.
+        /// The rule that the request violates.
         rule: &'static str,
     },
-    /// A log has no room for the guest's highest address; back ends would write after its end.
+    /// A log is too small for the guest's highest address. Back ends would write past its end.
     #[error(
         "dirty source {origin}: a log of {log_bytes} bytes is too small, the guest's highest address needs \
          {needed_bytes}"
     )]
     LogTooSmall {
-        /// The source's name.
+        /// Name of the dirty source that failed.
         origin: &'static str,
-        /// The refused size.
+        /// The refused size, in bytes.
         log_bytes: u64,
-        /// The least that is needed.
+        /// Smallest size that is sufficient.
         needed_bytes: u64,
     },
-    /// The caller's range or bitmap does not fit the block.
+    /// The caller's range or bitmap does not match the block.
     #[error("dirty source {origin}: {rule} (block {block})")]
     Range {
-        /// The source's name.
+        /// Name of the dirty source that failed.
         origin: &'static str,
         /// Index of the block.
         block: usize,
-        /// What is wrong.
+        /// The rule that the request violates.
         rule: &'static str,
     },
-    /// The source was asked for dirty pages while it was not started.
+    /// The source was asked for dirty pages before it was started.
     #[error("dirty source {origin} is not started; call start() first")]
     NotStarted {
-        /// The source's name.
+        /// Name of the dirty source that failed.
         origin: &'static str,
     },
-    /// The kernel refused.
+    /// A system call or ioctl failed.
     #[error("dirty source {origin}: {call} failed on {what} {index}: {source}")]
     System {
-        /// The source's name.
+        /// Name of the dirty source that failed.
         origin: &'static str,
-        /// The system call or ioctl.
+        /// Name of the system call or ioctl.
         call: &'static str,
-        /// "block", "slot", "log", "vcpu" or "ring size": of what `index` is the number.
+        /// The kind of object that `index` numbers: "block", "slot", "log", "vcpu" or "ring size".
         what: &'static str,
-        /// Which of them.
+        /// The number of that object.
         index: u64,
-        /// Why.
+        /// The error that the kernel returned.
         source: io::Error,
     },
 }

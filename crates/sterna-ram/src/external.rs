@@ -1,4 +1,4 @@
-//! Memory that the VMM mapped, as a block of guest RAM.
+//! Blocks over memory that the VMM mapped, and the engine's permissions for it.
 
 use std::any::Any;
 use std::fmt;
@@ -13,11 +13,14 @@ use crate::mapping::{FileRange, Kind, Mapping, Owner, Under};
 use crate::sys::{self, FileSystem};
 use crate::{PAGE_BYTES, RamBlock, RamError};
 
-/// What the engine may do to the memory of a block. Nothing of it to memory that the VMM mapped, unless the VMM permits
-/// it; all of it to memory that the engine mapped itself.
+/// The operations that the engine may do on the memory of a block.
 ///
-/// Reading, writing, asking the kernel which pages are there, and populating pages right before bytes are stored into
-/// them (`MADV_POPULATE_WRITE`, which changes no byte and nothing of the mapping) need no permission.
+/// For memory that the VMM mapped, each operation needs the VMM's permission. Memory that the engine mapped
+/// permits all.
+///
+/// Some operations need no permission: reading, writing, and asking the kernel which pages are populated. The
+/// same holds for populating pages before bytes are stored into them (`MADV_POPULATE_WRITE`, which changes no
+/// byte and no mapping).
 ///
 /// ```
 /// use sterna_ram::MemoryPermissions;
@@ -28,42 +31,45 @@ use crate::{PAGE_BYTES, RamBlock, RamError};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub struct MemoryPermissions {
-    /// Give memory back to the kernel: `MADV_DONTNEED`, `MADV_REMOVE`, holes in the file. Never permit it for memory that
-    /// is pinned for a device (VFIO) or registered with an RDMA adapter: the device would go on using the old pages.
+    /// Give memory back to the kernel: `MADV_DONTNEED`, `MADV_REMOVE`, holes in the file.
+    ///
+    /// Never permit it for memory that is pinned for a device (VFIO) or registered with an RDMA adapter. The
+    /// device would continue to use the old pages.
     pub discard: bool,
-    /// Register the memory with a userfaultfd of the engine's own ([`UffdDirtyLog`](crate::dirty::UffdDirtyLog)).
-    /// It splits the mapping where a block covers a part of it.
+    /// Register the memory with a userfaultfd of the engine ([`UffdDirtyLog`](crate::dirty::UffdDirtyLog)).
+    ///
+    /// The registration splits a mapping of which the block covers only a part.
     pub userfaultfd: bool,
     /// Advise the kernel about huge pages ([`RamBlock::advise_huge_pages`]).
     pub advise: bool,
 }
 
 impl MemoryPermissions {
-    /// None of it: the default.
+    /// Permits no operation: the default for the VMM's memory.
     pub const fn none() -> Self {
         Self { discard: false, userfaultfd: false, advise: false }
     }
 
-    /// All of it.
+    /// Permits all operations: the value for memory that the engine mapped.
     pub const fn all() -> Self {
         Self { discard: true, userfaultfd: true, advise: true }
     }
 
-    /// With [`MemoryPermissions::discard`].
+    /// Adds the permission [`MemoryPermissions::discard`].
     #[must_use]
     pub const fn allow_discard(mut self) -> Self {
         self.discard = true;
         self
     }
 
-    /// With [`MemoryPermissions::userfaultfd`].
+    /// Adds the permission [`MemoryPermissions::userfaultfd`].
     #[must_use]
     pub const fn allow_userfaultfd(mut self) -> Self {
         self.userfaultfd = true;
         self
     }
 
-    /// With [`MemoryPermissions::advise`].
+    /// Adds the permission [`MemoryPermissions::advise`].
     #[must_use]
     pub const fn allow_advise(mut self) -> Self {
         self.advise = true;
@@ -71,8 +77,10 @@ impl MemoryPermissions {
     }
 }
 
-/// Memory that the VMM mapped, for [`RamBlock::from_external`]. As [`ExternalMemory::new`] makes it: private, without a
-/// file, on normal pages, writable, and with no permission for the engine.
+/// A description of memory that the VMM mapped, for [`RamBlock::from_external`].
+///
+/// [`ExternalMemory::new`] describes private, writable memory on normal pages, without a file and without
+/// permissions for the engine.
 #[derive(Clone)]
 pub struct ExternalMemory {
     address: *mut u8,
@@ -88,8 +96,10 @@ pub struct ExternalMemory {
 }
 
 impl ExternalMemory {
-    /// `len_bytes` bytes from `address` on, both multiples of 4 KiB. The block keeps `owner` until it is dropped with
-    /// all its clones; the memory must stay mapped for as long as the owner lives.
+    /// Describes `len_bytes` bytes from `address` on; both must be multiples of 4 KiB.
+    ///
+    /// The block keeps `owner` until the block and all its clones are dropped. The memory must stay mapped
+    /// while the owner lives.
     pub fn new(address: *mut u8, len_bytes: u64, owner: Arc<dyn Any + Send + Sync>) -> Self {
         Self {
             address,
@@ -105,53 +115,59 @@ impl ExternalMemory {
         }
     }
 
-    /// The memory is mapped `MAP_SHARED`.
+    /// States that the memory is mapped `MAP_SHARED`.
     #[must_use]
     pub fn shared(mut self) -> Self {
         self.is_shared = true;
         self
     }
 
-    /// The memory is that of `file` from byte `offset` on: a memfd, a file on tmpfs or hugetlbfs, or any other.
+    /// States that the memory is `file` from byte `offset` on.
+    ///
+    /// The file may be a memfd, a file on tmpfs or hugetlbfs, or any other file.
     #[must_use]
     pub fn file(mut self, file: Arc<File>, offset: u64) -> Self {
         self.file = Some(FileRange { file, offset });
         self
     }
 
-    /// The memory lies on huge pages of this size. To be stated for memory without a file (`MAP_HUGETLB`) only; for a
-    /// file the kernel is asked.
+    /// States that the memory is on huge pages of `bytes` bytes.
+    ///
+    /// Call it only for memory without a file (`MAP_HUGETLB`). For a file, the engine asks the kernel.
     #[must_use]
     pub fn huge_pages(mut self, bytes: u64) -> Self {
         self.huge_page_bytes = Some(bytes);
         self
     }
 
-    /// The mapping cannot be written (no `PROT_WRITE`). A source reads it. A destination compares it with what the
-    /// source sends, and fails the migration if they differ.
+    /// States that the mapping is read-only (no `PROT_WRITE`).
+    ///
+    /// A source reads it. A destination compares it with the received pages, and fails the migration if they
+    /// differ.
     #[must_use]
     pub fn read_only(mut self) -> Self {
         self.is_read_only = true;
         self
     }
 
-    /// A page that is not there is filled when it is touched first: the VMM has registered the memory with a userfaultfd
-    /// for missing pages (a snapshot that is restored lazily). The engine then reads every page that it sends, and asks
-    /// nobody which pages are absent.
+    /// States that a missing page is filled when it is first touched.
+    ///
+    /// That is the case if the VMM registered the memory with a userfaultfd for missing pages (a snapshot that
+    /// is restored lazily). The engine then reads every page that it sends, and does not look for absent pages.
     #[must_use]
     pub fn filled_on_demand(mut self) -> Self {
         self.is_filled_on_demand = true;
         self
     }
 
-    /// The memory is fresh: see [`RamBlock::declare_fresh`].
+    /// States that the memory is fresh: see [`RamBlock::declare_fresh`].
     #[must_use]
     pub fn fresh(mut self) -> Self {
         self.is_fresh = true;
         self
     }
 
-    /// What the engine may do to it.
+    /// Sets the operations that the engine may do on the memory.
     #[must_use]
     pub fn permit(mut self, permissions: MemoryPermissions) -> Self {
         self.permissions = permissions;
@@ -170,7 +186,7 @@ impl ExternalMemory {
         }
     }
 
-    /// What does not fit together, in words.
+    /// Returns the first contradiction in the description, as text.
     fn misfit(&self, kind: Kind, page_bytes: u64) -> Option<&'static str> {
         let address = self.address as u64;
         let offset = self.file.as_ref().map_or(address, |range| range.offset);
@@ -199,7 +215,7 @@ impl ExternalMemory {
     }
 }
 
-// SAFETY: the address is only a name for memory of the process; nothing here accesses it.
+// SAFETY: the address only names memory of the process; this type does not access it.
 unsafe impl Send for ExternalMemory {}
 // SAFETY: as above.
 unsafe impl Sync for ExternalMemory {}
@@ -219,9 +235,10 @@ impl fmt::Debug for ExternalMemory {
 }
 
 impl RamBlock {
-    /// A block over memory that the VMM mapped. The engine never maps, remaps, unmaps or frees it; the block holds the
-    /// memory's owner until it and all its clones are dropped. Any length in pages of 4 KiB will do, whatever the pages
-    /// below are.
+    /// Makes a block over memory that the VMM mapped.
+    ///
+    /// The engine never maps, remaps, unmaps or frees the memory. The block keeps the memory's owner until the
+    /// block and all its clones are dropped. The length may be any multiple of 4 KiB, also on huge pages.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -238,7 +255,7 @@ impl RamBlock {
     /// let region = Arc::new(Region::map(1 << 20));
     /// let memory = ExternalMemory::new(region.address(), 1 << 20, region.clone())
     ///     .permit(MemoryPermissions::none().allow_userfaultfd());
-    /// // SAFETY: `region` has mapped exactly this, writable, until it is dropped; nobody has a reference into it.
+    /// // SAFETY: `region` has mapped exactly this, writable, until it is dropped; no reference into it exists.
     /// let block = unsafe { RamBlock::from_external("ram", memory) }?.at_guest_address(0);
     /// let ram = GuestRam::new(vec![block])?;
     /// # assert_eq!(ram.total_bytes(), 1 << 20);
@@ -246,17 +263,19 @@ impl RamBlock {
     /// ```
     ///
     /// # Safety
-    /// For as long as the owner lives
-    /// - the whole range is mapped readable, and writable unless it was said to be [read-only](ExternalMemory::read_only);
-    /// - no Rust reference to any of its bytes exists, but for references to atomics;
-    /// - it is what was said of it: shared or private, of this file at this offset or of none, on pages of this size,
-    ///   and nobody maps other memory there.
+    /// While the owner lives
+    /// - the whole range is mapped readable, and writable unless it is described as
+    ///   [read-only](ExternalMemory::read_only);
+    /// - no Rust reference to any of its bytes exists, except references to atomics;
+    /// - it matches its description: shared or private, this file at this offset or no file, pages of this
+    ///   size;
+    /// - no other memory is mapped in its place.
     ///
-    /// What the memory reads as and who else writes it are no matter of safety.
+    /// The content of the memory and other writers do not matter for safety.
     ///
     /// # Errors
-    /// [`RamError::Name`], [`RamError::Length`] (a multiple of 4 KiB is needed), [`RamError::External`] where what was
-    /// said of the memory does not fit together, [`RamError::System`] if the file cannot be asked.
+    /// [`RamError::Name`], [`RamError::Length`] (a multiple of 4 KiB is needed), [`RamError::External`] if the
+    /// description contradicts itself, [`RamError::System`] if `fstatfs` fails.
     pub unsafe fn from_external(name: impl Into<String>, memory: ExternalMemory) -> Result<Self, RamError> {
         let name = Self::checked_name(name.into())?;
         let len_bytes = memory.len_bytes;

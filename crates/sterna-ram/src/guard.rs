@@ -1,13 +1,15 @@
-//! Reading and writing guest RAM whose pages may fail.
+//! Reads and writes guest RAM whose pages may fail.
 //!
-//! Memory of this machine can fail under a guest (an uncorrectable error, "poison"), and then whoever touches the page
-//! gets SIGBUS, which ends the process and with it the guest. So all instructions of this crate that copy or scan
-//! guest RAM are written in assembly and stand in one piece of text. They keep in a register where to go on if a page
-//! fails; [`handle_sigbus`] sends them there, and they report the address. Nothing else is touched: no mapping is
-//! replaced under the guest, no lock is taken, no state is kept, so the handler may run on any thread at any time.
+//! Memory can fail under a guest (an uncorrectable error, "poison"). A thread that touches the page gets
+//! SIGBUS, which ends the process and its guest. All instructions of this crate that copy or scan guest RAM are
+//! therefore assembly routines in one contiguous range of code. Each routine keeps in a register the address at
+//! which it continues after a fault. [`handle_sigbus`] sends the thread there, and the routine reports the
+//! failed address. The handler replaces no mapping, takes no lock and keeps no state, so it may run on any
+//! thread at any time.
 //!
-//! The handler of the signal belongs to the VMM, since a process has only one. Without it SIGBUS does what it did
-//! before. What the kernel reads and writes for us (`sendmsg`, `recvmsg`, io_uring) raises no signal: it says EFAULT.
+//! The VMM installs the signal handler, because a process has only one. Without it, SIGBUS has its previous
+//! effect. Reads and writes by the kernel (`sendmsg`, `recvmsg`, io_uring) raise no signal but fail with
+//! EFAULT.
 
 #[cfg(not(target_arch = "x86_64"))]
 #[path = "guard/portable.rs"]
@@ -18,41 +20,41 @@ mod routines;
 
 pub use routines::handle_sigbus;
 
-/// A page of guest RAM failed while it was read or written.
+/// A page of guest RAM failed during a read or a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the memory at host address {address:#x} has failed (poisoned)")]
 pub struct RamFault {
-    /// The address that was touched, in this process.
+    /// The accessed address, in this process.
     pub address: usize,
 }
 
-/// What a routine says: its result, and the address that failed if `result` says so.
+/// The return value of a routine: its result, and the failed address, if any.
 #[repr(C)]
 struct Done {
     result: u64,
     address: u64,
 }
 
-/// The result of a scan that failed; `ZERO` and 0 are the others.
+/// Results of a scan: `FAULT` for a failed page, `ZERO` if all bytes are zero, else 0.
 const FAULT: u64 = 2;
 const ZERO: u64 = 1;
 
-/// Copies `len` bytes.
+/// Copies `len` bytes. The error contains the address whose access failed.
 ///
 /// # Safety
-/// Both ranges must be valid for `len` bytes but for pages that fail, and must not overlap.
+/// Both ranges must be valid for `len` bytes, except for failed pages, and must not overlap.
 pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) -> Result<(), RamFault> {
-    // SAFETY: the caller's promise is what the routine asks for.
+    // SAFETY: the caller's promise is the requirement of the routine.
     let done = unsafe { routines::sterna_ram_copy(to, from, len) };
     moved(done)
 }
 
-/// Stores `len` zero bytes.
+/// Stores `len` zero bytes. The error contains the address whose access failed.
 ///
 /// # Safety
-/// The range must be valid for `len` bytes but for pages that fail.
+/// The range must be valid for `len` bytes, except for failed pages.
 pub(crate) unsafe fn fill_zero(to: *mut u8, len: usize) -> Result<(), RamFault> {
-    // SAFETY: the caller's promise is what the routine asks for.
+    // SAFETY: the caller's promise is the requirement of the routine.
     let done = unsafe { routines::sterna_ram_fill_zero(to, len) };
     moved(done)
 }
@@ -68,16 +70,16 @@ fn scanned(done: Done) -> Result<bool, RamFault> {
     }
 }
 
-/// Writes what calls one of the scans.
+/// Defines a function that calls one of the scan routines.
 macro_rules! scan {
     ($(#[$attribute:meta])* $name:ident, $routine:ident, $needs:literal) => {
-        /// Whether all of it is zero.
+        /// Whether all bytes of the range are zero.
         ///
         /// # Safety
         #[doc = $needs]
         $(#[$attribute])*
         pub(crate) unsafe fn $name(start: *const u8, count: usize) -> Result<bool, RamFault> {
-            // SAFETY: the caller's promise is what the routine asks for.
+            // SAFETY: the caller's promise is the requirement of the routine.
             scanned(unsafe { routines::$routine(start, count) })
         }
     };

@@ -1,4 +1,4 @@
-//! All blocks of a guest.
+//! The RAM of a guest: its blocks, with a common tracking claim and custody.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -8,41 +8,42 @@ use crate::custody::Slot;
 use crate::mapping::Mapping;
 use crate::{Custody, RamBlock, RamError};
 
-/// The RAM of one guest: blocks in the order in which the migration stream lists them. Cloning shares it.
+/// The RAM of one guest: its blocks, in the order of the migration stream. Cloning shares the memory.
 ///
-/// The blocks never change. When memory is plugged or unplugged, [`GuestRam::with_blocks`] makes the RAM that the guest
-/// has from then on.
+/// The list of blocks never changes. When memory is plugged or unplugged, [`GuestRam::with_blocks`] makes the
+/// guest's next RAM.
 #[derive(Debug, Clone)]
 pub struct GuestRam {
     blocks: Arc<[RamBlock]>,
     is_tracked: Arc<AtomicBool>,
     pub(crate) custody: Arc<Slot>,
-    /// How many RAMs the guest had before this one.
+    /// Number of RAMs that the guest had before this one.
     pub(crate) generation: u64,
 }
 
-/// Why a guest's memory cannot be changed.
+/// The reason why a guest's memory cannot be changed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ChangeError {
-    /// A migration has to do with the guest.
+    /// A migration involves the guest.
     #[error(
         "memory cannot be plugged or unplugged while a migration involves the guest (it is {0:?}): wait until \
          the migration has ended, or cancel it"
     )]
     Migrating(Custody),
-    /// Its writes are being tracked.
+    /// The guest's writes are tracked.
     #[error(
         "memory cannot be plugged or unplugged while the guest's writes are tracked (a dirty rate is measured)"
     )]
     Tracked,
-    /// The new list of blocks is not possible.
+    /// The new list of blocks is invalid.
     #[error(transparent)]
     Ram(#[from] RamError),
 }
 
-/// The right to track the writes of a guest, which only one may have: a sync takes bits that
-/// another would miss. Given back when dropped.
+/// The exclusive right to track the writes of a guest. Dropping it releases the right.
+///
+/// Two users cannot track at the same time, because a sync clears bits that the other one would miss.
 #[derive(Debug)]
 pub struct TrackingClaim {
     is_tracked: Arc<AtomicBool>,
@@ -55,7 +56,7 @@ impl Drop for TrackingClaim {
 }
 
 impl GuestRam {
-    /// Puts blocks together.
+    /// Makes the RAM of a new guest from its blocks.
     ///
     /// # Errors
     /// [`RamError::DuplicateName`].
@@ -70,9 +71,11 @@ impl GuestRam {
         })
     }
 
-    /// The RAM of the same guest after memory was plugged or unplugged: `blocks` are all that it has now. Custody of
-    /// the guest goes over to it; this one and its clones are [`Custody::Replaced`], and no migration begins with
-    /// them. From then on the VMM gives the new RAM to whoever asks, and makes its dirty source over it.
+    /// Makes the RAM of the same guest after memory was plugged or unplugged.
+    ///
+    /// `blocks` is the complete new list. Custody of the guest moves to the new RAM. This RAM and its clones
+    /// become [`Custody::Replaced`], and no migration can start with them. The VMM must use the new RAM for
+    /// later calls and for its dirty source.
     ///
     /// ```
     /// use sterna_ram::{Backing, Custody, GuestRam, RamBlock};
@@ -92,7 +95,7 @@ impl GuestRam {
     /// [`ChangeError`]; nothing has changed then.
     pub fn with_blocks(&self, blocks: Vec<RamBlock>) -> Result<Self, ChangeError> {
         check_names(&blocks)?;
-        // Nobody begins to track in between.
+        // The claim prevents another thread from starting to track meanwhile.
         let _tracking = self.claim_tracking().ok_or(ChangeError::Tracked)?;
         let generation = self.next_generation().map_err(ChangeError::Migrating)?;
         link(&blocks);
@@ -104,18 +107,18 @@ impl GuestRam {
         })
     }
 
-    /// The right to track this guest's writes; `None` while somebody has it.
+    /// Claims the right to track this guest's writes; `None` while another user has it.
     pub fn claim_tracking(&self) -> Option<TrackingClaim> {
         let free = !self.is_tracked.swap(true, Ordering::AcqRel);
         free.then(|| TrackingClaim { is_tracked: Arc::clone(&self.is_tracked) })
     }
 
-    /// The blocks.
+    /// Returns all blocks, in the order of the migration stream.
     pub fn blocks(&self) -> &[RamBlock] {
         &self.blocks
     }
 
-    /// One block.
+    /// Returns the block at `index`.
     ///
     /// # Panics
     /// If there is no block `index`; indices come from [`GuestRam::index_of`] or from a loop.
@@ -123,22 +126,22 @@ impl GuestRam {
         &self.blocks[index]
     }
 
-    /// Where the block of this name is in the list.
+    /// Returns the index of the block with this name.
     pub fn index_of(&self, name: &str) -> Option<usize> {
         self.blocks.iter().position(|block| block.name() == name)
     }
 
-    /// Sum of the blocks' lengths.
+    /// Returns the sum of the blocks' lengths, in bytes.
     pub fn total_bytes(&self) -> u64 {
         self.blocks.iter().map(RamBlock::len_bytes).sum()
     }
 
-    /// Sum of the blocks' pages.
+    /// Returns the sum of the blocks' pages of [`PAGE_SIZE`](crate::PAGE_SIZE).
     pub fn total_pages(&self) -> u64 {
         self.blocks.iter().map(RamBlock::pages).sum()
     }
 
-    /// Whether both are the same memory (clones of one another). False once [`GuestRam::with_blocks`] came between.
+    /// Whether both are clones of the same RAM. `false` if [`GuestRam::with_blocks`] made one from the other.
     pub fn same_as(&self, other: &GuestRam) -> bool {
         Arc::ptr_eq(&self.blocks, &other.blocks)
     }

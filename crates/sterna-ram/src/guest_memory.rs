@@ -1,4 +1,4 @@
-//! Guest memory of the `vm-memory` crate, as blocks of guest RAM.
+//! Makes blocks of guest RAM from the guest memory of the `vm-memory` crate.
 
 use std::fs;
 use std::sync::Arc;
@@ -7,7 +7,8 @@ use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestReg
 
 use crate::{ExternalMemory, GuestRam, MemoryPermissions, RamBlock, RamError};
 
-/// What a block over a region of guest memory is to be: see [`GuestRam::from_guest_memory`]. A name alone will do.
+/// The settings of a block over a region of guest memory: see [`GuestRam::from_guest_memory`]. Only the name is
+/// required.
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct RegionPlan {
@@ -18,7 +19,7 @@ pub struct RegionPlan {
 }
 
 impl RegionPlan {
-    /// A block of this name, 1 to 255 bytes. Source and destination must give the same names.
+    /// Names the block, with 1 to 255 bytes. Source and destination must use the same names.
     pub fn named(name: impl Into<String>) -> Self {
         Self {
             name: name.into(),
@@ -28,19 +29,20 @@ impl RegionPlan {
         }
     }
 
-    /// What the engine may do to the memory; nothing, if this is not said.
+    /// Sets the operations that the engine may do on the memory; the default is none.
     pub fn permit(mut self, permissions: MemoryPermissions) -> Self {
         self.permissions = permissions;
         self
     }
 
-    /// Pages that are not there are filled when they are touched first: see [`ExternalMemory::filled_on_demand`].
+    /// States that missing pages are filled when they are first touched: see
+    /// [`ExternalMemory::filled_on_demand`].
     pub fn filled_on_demand(mut self) -> Self {
         self.is_filled_on_demand = true;
         self
     }
 
-    /// The memory is fresh: see [`RamBlock::declare_fresh`].
+    /// States that the memory is fresh: see [`RamBlock::declare_fresh`].
     pub fn fresh(mut self) -> Self {
         self.is_fresh = true;
         self
@@ -60,9 +62,10 @@ impl From<&str> for RegionPlan {
 }
 
 impl GuestRam {
-    /// The memory of a VMM that uses the `vm-memory` crate: one block for each region, at its guest address. The blocks
-    /// keep the regions' mappings alive. `plan` is called for each region, with its place in the list, and says
-    /// the block's name and what the engine may do to the memory.
+    /// Makes guest RAM from `vm-memory`: one block per region, at its guest address.
+    ///
+    /// The blocks keep the regions' mappings alive. `plan` is called for each region with its index. It returns
+    /// the block's name and the operations that the engine may do on the memory.
     ///
     /// ```
     /// use sterna_ram::{GuestRam, MemoryPermissions, RegionPlan};
@@ -87,9 +90,9 @@ impl GuestRam {
     /// ```
     ///
     /// # Errors
-    /// As [`RamBlock::from_external`] and [`GuestRam::new`], and [`RamError::External`] for a region that does not own its
-    /// mapping (`MmapRegion::build_raw`): who knows how long that lives makes a block of it with
-    /// [`RamBlock::from_external`].
+    /// The errors of [`RamBlock::from_external`] and [`GuestRam::new`], and [`RamError::External`] for a region
+    /// that does not own its mapping (`MmapRegion::build_raw`). A caller that knows the lifetime of such a
+    /// mapping can use [`RamBlock::from_external`].
     pub fn from_guest_memory<B, P>(
         memory: &GuestMemoryMmap<B>,
         mut plan: impl FnMut(usize, &GuestRegionMmap<B>) -> P,
@@ -105,11 +108,12 @@ impl GuestRam {
 }
 
 impl RamBlock {
-    /// A block over one region of guest memory, at its guest address: for memory that is plugged. See
-    /// [`GuestRam::from_guest_memory`].
+    /// Makes a block over one plugged region of guest memory, at its guest address.
+    ///
+    /// See [`GuestRam::from_guest_memory`].
     ///
     /// # Errors
-    /// As [`GuestRam::from_guest_memory`].
+    /// The errors of [`GuestRam::from_guest_memory`].
     pub fn from_region<B>(region: &GuestRegionMmap<B>, plan: impl Into<RegionPlan>) -> Result<Self, RamError>
     where
         B: vm_memory::bitmap::Bitmap + Send + Sync + 'static,
@@ -143,14 +147,14 @@ impl RamBlock {
         if plan.is_fresh {
             external = external.fresh();
         }
-        // SAFETY: the region has mapped this memory itself, as its own fields say, and unmaps it when the last Arc of it,
-        // one of which the block holds, is dropped. It hands out raw pointers and references to atomics alone.
+        // SAFETY: the region mapped this memory itself, as its fields show. It unmaps the memory when the last
+        // Arc is dropped, and the block keeps one. It hands out only raw pointers and references to atomics.
         let block = unsafe { RamBlock::from_external(plan.name, external) }?;
         Ok(block.at_guest_address(region.start_addr().0))
     }
 }
 
-/// The size of the huge pages on which memory without a file was mapped with these flags.
+/// Returns the huge page size of a mapping without a file, from its flags.
 fn huge_page_bytes(flags: i32) -> Option<u64> {
     if flags & libc::MAP_HUGETLB == 0 {
         return None;

@@ -1,24 +1,29 @@
-//! Guest RAM: blocks, page bitmaps, dirty sources. Independent of any protocol.
+//! Guest RAM: memory blocks, page bitmaps and dirty sources. The crate knows no migration protocol.
 //!
 //! # The model
-//! A guest's memory ([`GuestRam`]) is a list of named *blocks* ([`RamBlock`]), each one mapping of
-//! this process. A VMM brings its own memory ([`RamBlock::from_external`]; with the feature `vm-memory` a whole
-//! `GuestMemoryMmap` by `GuestRam::from_guest_memory`) and says what the engine may do to it ([`MemoryPermissions`]), or has the engine map it ([`RamBlock::new`]). A page is
-//! [`PAGE_SIZE`] bytes whatever lies below, and has an index inside its block.
+//! A guest's memory ([`GuestRam`]) is a list of named *blocks* ([`RamBlock`]). Each block is one mapping of
+//! this process.
 //!
-//! The guest (and its devices) may write any byte at any instant, so nothing in this crate forms a
-//! Rust reference to RAM. A checked window is a [`RamSlice`]: a pointer and a length, read and
-//! written through volatile accesses or handed to the kernel.
+//! - The engine can map the memory itself ([`RamBlock::new`]).
+//! - A VMM can provide its own memory ([`RamBlock::from_external`]; with the feature `vm-memory`, a whole
+//!   `GuestMemoryMmap` by `GuestRam::from_guest_memory`). [`MemoryPermissions`] then states what the engine may
+//!   do to it.
 //!
-//! A [`PageBitmap`] has a bit per page, in atomic words, so that dirty sources set bits while lanes take runs of
-//! neighbouring pages. A [`dirty::DirtySource`] reports which pages were written.
+//! A page has [`PAGE_SIZE`] bytes, whatever the page size of the backing is, and an index inside its block.
 //!
-//! Host memory can fail. Pages that are known to have failed are never accessed ([`RamBlock::mark_poisoned`]). If a page
-//! fails under a copy or a scan, the result is a [`RamFault`], provided that the VMM forwards SIGBUS
+//! The guest and its devices may write any byte at any time, so this crate never forms a Rust reference to RAM.
+//! A checked window is a [`RamSlice`]: a pointer and a length. Its bytes are accessed by volatile operations or
+//! by the kernel.
+//!
+//! A [`PageBitmap`] has one bit per page, in atomic words, so that dirty sources set bits while lanes take runs
+//! of neighbouring pages. A [`dirty::DirtySource`] reports which pages were written.
+//!
+//! Host memory can fail. Pages that are known to have failed are never accessed ([`RamBlock::mark_poisoned`]).
+//! If a page fails during a copy or a scan, the result is a [`RamFault`], provided that the VMM forwards SIGBUS
 //! ([`guard::handle_sigbus`]).
 //!
-//! Pages that were never populated are found without reading them ([`RamBlock::mark_absent`]):
-//! reading a hole of a memfd would allocate it.
+//! Pages that were never populated are found without reading them ([`RamBlock::mark_absent`]), because reading
+//! a hole of a memfd would allocate it.
 #![warn(unreachable_pub)]
 
 mod absent;
@@ -27,6 +32,7 @@ mod block;
 mod custody;
 mod descriptors;
 pub mod dirty;
+pub mod engine_lock;
 mod error;
 mod external;
 pub mod guard;
@@ -63,15 +69,15 @@ pub use slice::RamSlice;
 pub use sys::is_failed_memory;
 pub use zeroing::Emptied;
 
-/// Bytes in a page: the migration format's page on x86-64 (specs/stream.md §2), whatever the backing.
+/// Bytes in a page of the migration format on x86-64 (specs/stream.md §2), also on huge pages.
 pub const PAGE_SIZE: usize = 4096;
-/// `PAGE_SIZE == 1 << PAGE_SHIFT`.
+/// Binary logarithm of [`PAGE_SIZE`].
 pub const PAGE_SHIFT: u32 = 12;
 
-/// `PAGE_SIZE` as the type in which offsets are counted.
+/// [`PAGE_SIZE`] in the integer type of offsets.
 pub(crate) const PAGE_BYTES: u64 = PAGE_SIZE as u64;
 
-/// Compiles the README's example.
+/// Compiles the example of the README as a doctest.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -1,15 +1,16 @@
-//! Pages that somebody uses by their place in physical memory: an adapter that has registered them.
+//! Pins pages that an adapter has registered and uses by their physical address.
 
 use std::sync::Arc;
 
 use crate::mapping::Mapping;
 use crate::{PAGE_BYTES, PAGE_SHIFT, RamBlock, RamError, Run};
 
-/// A part of a block whose pages stay while this lives: the engine gives none of them back to the kernel. Where a page is
-/// to be zero, zeros are stored.
+/// A part of a block whose pages the engine does not give back meanwhile.
 ///
-/// An adapter goes on using the pages that it found when they were registered. If one was given back, the block would
-/// have another page there, and what the adapter writes would be lost.
+/// The pin ends when the value is dropped. If a pinned page must become zero, zeros are stored.
+///
+/// An adapter continues to use the pages that it found at their registration. If a page were given back, the
+/// block would get a new page, and the adapter's writes to the old one would be lost.
 #[derive(Debug)]
 pub struct PinnedRam {
     mapping: Arc<Mapping>,
@@ -23,8 +24,9 @@ impl Drop for PinnedRam {
 }
 
 impl RamBlock {
-    /// Keeps the pages of `[offset, offset + len)` in place for as long as the result lives. Call it before the pages are
-    /// registered. The block's owner is not kept from giving them back.
+    /// Pins the pages of `[offset, offset + len)` while the result lives.
+    ///
+    /// Call it before the pages are registered. It does not prevent the block's owner from giving them back.
     ///
     /// # Errors
     /// [`RamError::OutOfRange`].
@@ -34,8 +36,9 @@ impl RamBlock {
         Ok(PinnedRam { mapping: self.mapping.clone(), key })
     }
 
-    /// The first of the pages `[first, first + count)` that are [pinned](RamBlock::pin), and those that follow it and are
-    /// covered by the same pin.
+    /// Returns the first [pinned](RamBlock::pin) pages of `[first, first + count)`.
+    ///
+    /// The run ends where the pin of its first page ends.
     pub fn pinned_in(&self, first: u64, count: u64) -> Option<Run> {
         let pages = first * PAGE_BYTES..(first + count) * PAGE_BYTES;
         let pinned = self.mapping.pins.lock().first_in(pages)?;

@@ -1,4 +1,4 @@
-//! Pages of guest RAM that have failed: which they are, so that everybody keeps off them.
+//! Records the pages of guest RAM that have failed, so that no code accesses them.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -7,14 +7,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::{GuestRam, PAGE_BYTES, PAGE_SHIFT, PageBitmap, RamBlock, RamError, sys};
 use parking_lot::Mutex;
 
-/// A page of guest RAM that has failed: where it is.
+/// The location of a page of guest RAM that has failed.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct PoisonedPage {
-    /// Its block's name.
+    /// Name of the page's block.
     pub block: String,
-    /// Its first byte, counted from the start of the block.
+    /// Offset of its first byte in the block.
     pub offset: u64,
-    /// Its guest-physical address, where the block was told its own ([`RamBlock::at_guest_address`]).
+    /// Its guest-physical address, if the VMM stated the block's ([`RamBlock::at_guest_address`]).
     pub guest_address: Option<u64>,
 }
 
@@ -31,13 +31,13 @@ impl fmt::Display for PoisonedPage {
 /// The pages of a block that are known to have failed.
 #[derive(Debug, Default)]
 pub(crate) struct Poison {
-    /// Whether there are any: nearly always not, which costs one load.
+    /// Whether there are any. Nearly always there are none, and the check is one load.
     any: AtomicBool,
     pages: Mutex<BTreeSet<u64>>,
 }
 
 impl Poison {
-    /// The first that is known in `[first, end)`.
+    /// Returns the first failed page of `[first, end)`.
     #[inline]
     pub(crate) fn first_in(&self, first: u64, end: u64) -> Option<u64> {
         if !self.any.load(Ordering::Acquire) {
@@ -62,7 +62,9 @@ impl Poison {
 }
 
 impl RamBlock {
-    /// States where the guest sees the block: for errors that name a page, and for dirty logs by guest addresses
+    /// States the guest-physical address of the block.
+    ///
+    /// Errors that name a page and dirty logs by guest addresses use it
     /// ([`ExternalLog`](crate::dirty::ExternalLog)).
     #[must_use]
     pub fn at_guest_address(mut self, address: u64) -> Self {
@@ -70,14 +72,16 @@ impl RamBlock {
         self
     }
 
-    /// Where the guest sees the block, if that was stated.
+    /// Returns the guest-physical address of the block, if the VMM stated it.
     pub fn guest_address(&self) -> Option<u64> {
         self.guest_address
     }
 
-    /// States that pages have failed: the VMM was told so by a signal, or its guest was. May be called at any time,
-    /// during a migration too. From now on every access to them through this crate is [`RamError::Poisoned`], and no
-    /// migration of this guest begins or completes.
+    /// States that pages have failed, for example after a signal to the VMM.
+    ///
+    /// The same applies if the guest was informed of the failure. The VMM may call this at any time, also
+    /// during a migration. Afterwards every access to these pages through this crate returns
+    /// [`RamError::Poisoned`], and no migration of this guest begins or completes.
     ///
     /// # Errors
     /// [`RamError::OutOfRange`].
@@ -87,7 +91,7 @@ impl RamBlock {
         Ok(())
     }
 
-    /// States that pages are sound (again): other memory lies there now.
+    /// States that pages are usable again, because they have other memory now.
     ///
     /// # Errors
     /// [`RamError::OutOfRange`].
@@ -97,12 +101,14 @@ impl RamBlock {
         Ok(())
     }
 
-    /// The pages that are known to have failed, ascending.
+    /// Returns the pages that are known to have failed, in ascending order.
     pub fn poisoned(&self) -> Vec<PoisonedPage> {
         self.poison.pages.lock().iter().map(|page| self.poisoned_page(*page)).collect()
     }
 
-    /// The page that lies at this address of this process, as a signal tells it.
+    /// Returns the page at a host address, such as the address in a SIGBUS.
+    ///
+    /// `None` if the address is outside of the block.
     pub fn page_at(&self, host_address: usize) -> Option<u64> {
         let offset = host_address.checked_sub(self.host_address() as usize)? as u64;
         (self.check(offset, 1).is_ok()).then_some(offset >> PAGE_SHIFT)
@@ -114,17 +120,38 @@ impl RamBlock {
         PoisonedPage { block: self.name().to_owned(), offset, guest_address }
     }
 
-    /// The first of these pages that the kernel cannot read, which is marked; `None` if it can read all.
+    /// Marks and returns the first of these pages that the kernel cannot read, if any.
     pub(crate) fn failed_in(&self, first: u64, count: u64) -> Option<RamError> {
         let probe = sys::Probe::new().ok()?;
         let address = |page: u64| self.host_address().wrapping_add((page * PAGE_BYTES) as usize).cast_const();
         let page =
             (first..first + count).find(|page| matches!(probe.can_read(&[address(*page)]), Ok(false)))?;
-        self.poison.mark(page, 1);
-        Some(RamError::Poisoned { page: self.poisoned_page(page) })
+        Some(self.why_failed(page))
     }
 
-    /// Marks the pages among those that are in memory which the kernel cannot read.
+    /// Returns the reason why an access to `page` failed.
+    ///
+    /// Either the file system has no space, or the page is poisoned. A poisoned page is marked.
+    pub(crate) fn why_failed(&self, page: u64) -> RamError {
+        let offset = page << PAGE_SHIFT;
+        if let Some(source) = self.mapping.lacks_space(offset) {
+            return RamError::NoSpace { block: self.name().to_owned(), offset, source };
+        }
+        self.poison.mark(page, 1);
+        RamError::Poisoned { page: self.poisoned_page(page) }
+    }
+
+    /// Returns an error if the file system has no space for the first absent page.
+    fn lacks_space(&self) -> Option<RamError> {
+        let pages = self.pages().min(self.mapped_bytes() >> PAGE_SHIFT);
+        let absent = PageBitmap::new(self.pages());
+        self.mark_absent(0, pages, &absent).ok()?;
+        let offset = absent.next_run(0, pages, 1)?.first << PAGE_SHIFT;
+        let source = self.mapping.lacks_space(offset)?;
+        Some(RamError::NoSpace { block: self.name().to_owned(), offset, source })
+    }
+
+    /// Marks the populated pages that the kernel cannot read.
     fn probe(&self) -> Result<(), RamError> {
         const BATCH: usize = sys::PROBED_AT_ONCE;
         let pages = self.pages().min(self.mapped_bytes() >> PAGE_SHIFT);
@@ -159,12 +186,12 @@ impl RamBlock {
 }
 
 impl GuestRam {
-    /// All pages that are known to have failed.
+    /// Returns all pages that are known to have failed.
     pub fn poisoned(&self) -> Vec<PoisonedPage> {
         self.blocks().iter().flat_map(RamBlock::poisoned).collect()
     }
 
-    /// The block (its index) and the page that lie at this address of this process, as a signal tells it.
+    /// Returns block index and page at a host address, such as the address in a SIGBUS.
     pub fn page_at(&self, host_address: usize) -> Option<(usize, u64)> {
         self.blocks()
             .iter()
@@ -172,22 +199,29 @@ impl GuestRam {
             .find_map(|(index, block)| Some((index, block.page_at(host_address)?)))
     }
 
-    /// As [`RamBlock::mark_poisoned`] for the page that lies at this address of this process, which it names; `None` if
-    /// no page of the guest's does.
-    pub fn mark_poisoned_at(&self, host_address: usize) -> Option<PoisonedPage> {
+    /// Returns the reason why an access to the page at `host_address` failed.
+    ///
+    /// With [`RamError::Poisoned`], the page is also marked, like by [`RamBlock::mark_poisoned`]. The other
+    /// reason is [`RamError::NoSpace`]. `None` if the guest has no page at that address.
+    pub fn why_failed_at(&self, host_address: usize) -> Option<RamError> {
         let (block, page) = self.page_at(host_address)?;
-        let block = self.block(block);
-        block.poison.mark(page, 1);
-        Some(block.poisoned_page(page))
+        Some(self.block(block).why_failed(page))
     }
 
-    /// Has the kernel check every page that is in memory, and marks those that have failed. Raises no signal, takes
-    /// some 0.2 µs a page; for when something has failed and the page is unknown.
+    /// Finds the poisoned pages after an access to an unknown page failed.
+    ///
+    /// The kernel reads a byte of every populated page, and the unreadable pages are marked. The check raises
+    /// no signal and takes about 0.2 µs per page.
     ///
     /// # Errors
+    /// [`RamError::NoSpace`] if no page is poisoned and a block's file system has no space for an absent page;
     /// [`RamError::System`].
     pub fn find_poisoned(&self) -> Result<Vec<PoisonedPage>, RamError> {
         self.blocks().iter().try_for_each(RamBlock::probe)?;
-        Ok(self.poisoned())
+        let poisoned = self.poisoned();
+        if !poisoned.is_empty() {
+            return Ok(poisoned);
+        }
+        self.blocks().iter().find_map(RamBlock::lacks_space).map_or(Ok(poisoned), Err)
     }
 }

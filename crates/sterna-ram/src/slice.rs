@@ -1,13 +1,14 @@
-//! A checked window onto live guest RAM.
+//! Checked windows onto live guest RAM, by which its bytes are copied, scanned and cleared.
 
 use std::marker::PhantomData;
 
 use crate::guard::{self, RamFault};
 use crate::{PAGE_SIZE, zero};
 
-/// A window onto guest RAM: a pointer and a length that were checked against a block which lives for
-/// `'a`. The bytes may change at any time, so they are only ever copied, scanned, or given to the
-/// kernel; there is no way to a `&[u8]`.
+/// A window onto guest RAM: a pointer and a length, checked against a block.
+///
+/// The block lives for `'a`. The bytes may change at any time. They are therefore only copied, scanned, or
+/// passed to the kernel. No method returns a `&[u8]`.
 #[derive(Debug, Clone, Copy)]
 pub struct RamSlice<'a> {
     pointer: *mut u8,
@@ -15,38 +16,38 @@ pub struct RamSlice<'a> {
     block: PhantomData<&'a ()>,
 }
 
-// SAFETY: the window names memory of the process (not of a thread) that lives for 'a, and every access
-// is volatile, by an opaque instruction, or the kernel's.
+// SAFETY: the window names memory of the process (not of a thread) that lives for 'a. Every access is volatile,
+// by an opaque instruction, or by the kernel.
 unsafe impl Send for RamSlice<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for RamSlice<'_> {}
 
 impl<'a> RamSlice<'a> {
-    /// A window onto memory that is not a [`crate::RamBlock`]'s.
+    /// Makes a window onto memory that does not belong to a [`crate::RamBlock`].
     ///
     /// # Safety
-    /// `[pointer, pointer + len)` must be mapped readable and writable for all of `'a`, and no Rust
-    /// reference to any of it may exist meanwhile.
+    /// `[pointer, pointer + len)` must be mapped readable and writable during `'a`, and no Rust reference to
+    /// any of its bytes may exist meanwhile.
     pub unsafe fn from_raw(pointer: *mut u8, len: usize) -> Self {
         RamSlice { pointer, len, block: PhantomData }
     }
 
-    /// Where the window begins; for system calls.
+    /// Returns the address of the first byte, for system calls.
     pub fn as_ptr(&self) -> *mut u8 {
         self.pointer
     }
 
-    /// Its length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it has no bytes at all.
+    /// Whether the window has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The part from `from` on, `len` bytes; `None` if that is not inside the window.
+    /// Returns `len` bytes from byte `from` on; `None` if they are not inside the window.
     pub fn part(&self, from: usize, len: usize) -> Option<RamSlice<'a>> {
         (from.checked_add(len)? <= self.len).then(|| RamSlice {
             pointer: self.pointer.wrapping_add(from),
@@ -55,54 +56,58 @@ impl<'a> RamSlice<'a> {
         })
     }
 
-    /// Whether every byte is zero, by the best instructions this machine has. Reading a hole of a
-    /// memfd populates it: see [`crate::RamBlock::mark_absent`].
+    /// Whether every byte is zero, checked with the best instructions that this machine has.
+    ///
+    /// Reading a hole of a memfd populates it: see [`crate::RamBlock::mark_absent`].
     ///
     /// # Errors
-    /// [`RamFault`] if a page of it has failed.
+    /// [`RamFault`] if one of its pages has failed.
     pub fn is_zero(&self) -> Result<bool, RamFault> {
         zero::Method::best().is_zero(*self)
     }
 
-    /// Scans the window's whole pages: bit `i % 64` of `bits[i / 64]` tells whether page `i` is zero.
-    /// Gives the number of zero pages. Pages for which `bits` has no room are not scanned.
+    /// Scans the whole pages of the window and returns the number of zero pages.
+    ///
+    /// Bit `i % 64` of `bits[i / 64]` is set if page `i` is zero. Pages for which `bits` has no room are not
+    /// scanned.
     ///
     /// # Errors
-    /// [`RamFault`] if a page of it has failed.
+    /// [`RamFault`] if one of its pages has failed.
     pub fn zero_page_bits(&self, bits: &mut [u64]) -> Result<u64, RamFault> {
         zero::Method::best().zero_page_bits(*self, bits)
     }
 
-    /// Copies the window out.
+    /// Copies the window into `to`.
     ///
     /// # Errors
-    /// [`RamFault`] if a page of it has failed; the bytes before it are copied.
+    /// [`RamFault`] if a page of the window has failed; the bytes before it are copied.
     ///
     /// # Panics
-    /// If the lengths differ, or memory of `to` has failed, which this process cannot do without.
+    /// If the lengths differ, or if memory of `to` has failed, because this process cannot continue without it.
     pub fn copy_to(&self, to: &mut [u8]) -> Result<(), RamFault> {
         assert_eq!(self.len, to.len(), "a window of RAM is copied whole");
-        // SAFETY: both ranges are valid for `len` bytes; `to` is a unique borrow of memory that is not
-        // guest RAM (no reference to that exists), so they do not overlap.
+        // SAFETY: both ranges are valid for `len` bytes. `to` is a unique borrow, and no reference to guest RAM
+        // exists, so the ranges do not overlap.
         let copied = unsafe { guard::copy(self.pointer, to.as_mut_ptr(), self.len) };
         copied.inspect_err(|fault| assert_not_in(to, *fault))
     }
 
-    /// Copies bytes into the window.
+    /// Copies `from` into the window.
     ///
     /// # Errors
-    /// [`RamFault`] if a page of it has failed; the bytes before it are written.
+    /// [`RamFault`] if a page of the window has failed; the bytes before it are written.
     ///
     /// # Panics
-    /// If the lengths differ, or memory of `from` has failed, which this process cannot do without.
+    /// If the lengths differ, or if memory of `from` has failed, because this process cannot continue without
+    /// it.
     pub fn copy_from(&self, from: &[u8]) -> Result<(), RamFault> {
         assert_eq!(self.len, from.len(), "a window of RAM is filled whole");
-        // SAFETY: as in `copy_to`, the other way round.
+        // SAFETY: as in `copy_to`, in the other direction.
         let copied = unsafe { guard::copy(from.as_ptr(), self.pointer, self.len) };
         copied.inspect_err(|fault| assert_not_in(from, *fault))
     }
 
-    /// Copies the window into another one, which may lie in the memory of another block but not in the same bytes.
+    /// Copies the window into another one, also of another block. The windows must not overlap.
     ///
     /// # Errors
     /// [`RamFault`] if a page of either has failed; the bytes before it are copied.
@@ -120,16 +125,19 @@ impl<'a> RamSlice<'a> {
     /// Stores zeros over the whole window.
     ///
     /// # Errors
-    /// [`RamFault`] if a page of it has failed; the bytes before it are zero.
+    /// [`RamFault`] if one of its pages has failed; the bytes before it are zero.
     pub fn fill_zero(&self) -> Result<(), RamFault> {
         // SAFETY: the window is mapped.
         unsafe { guard::fill_zero(self.pointer, self.len) }
     }
 }
 
-/// Panics if the fault lies in `own`, the other side of a copy: memory of this process, which it cannot do without. Any
-/// other fault is one of guest RAM, even where its address is outside of the window: the kernel may name the page that
-/// was touched, or the first byte of the huge page around it.
+/// Panics if the fault is in `own`, the buffer of a copy.
+///
+/// This process cannot continue without that memory.
+///
+/// Every other fault belongs to guest RAM, even if its address is outside of the window. The kernel may report
+/// the touched page, or the first byte of the huge page around it.
 fn assert_not_in(own: &[u8], fault: RamFault) {
     let start = own.as_ptr() as usize;
     let pages = start / PAGE_SIZE * PAGE_SIZE..(start + own.len()).next_multiple_of(PAGE_SIZE);

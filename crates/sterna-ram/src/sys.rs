@@ -1,5 +1,4 @@
-//! The few system calls that this crate makes, each wrapped so that its callers need no `unsafe`
-//! where that is possible.
+//! Wraps the system calls of this crate so that most callers need no `unsafe`.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -14,21 +13,21 @@ use crate::mapping::Kind;
 const PAGEMAP_SCAN: libc::c_ulong =
     (3 << 30) | ((size_of::<pm_scan_arg>() as libc::c_ulong) << 16) | (0x66 << 8) | 16;
 
-/// Turns a system call's `-1` into the errno.
+/// Converts the result `-1` of a system call into its errno.
 pub(crate) fn check(result: libc::c_long) -> io::Result<libc::c_long> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// Opens `/proc/self/pagemap`, for one question.
+/// Opens `/proc/self/pagemap` for one scan.
 ///
-/// The file shows the address space that opened it, for ever. So it is never kept: a process that forks would
-/// read its parent's page tables through it, and one that closes all descriptors (as daemons do) whatever has
-/// taken the number since. Opening costs some microseconds, less than most scans.
+/// The file always shows the address space of the process that opened it, so the descriptor must not be kept.
+/// After a fork, a child would read its parent's page tables. A daemon that closes all descriptors would read
+/// another file with the same number. Opening takes some microseconds, less than most scans.
 pub(crate) fn pagemap() -> io::Result<File> {
     File::open("/proc/self/pagemap")
 }
 
-/// What lies below a file, as far as finding holes in it depends on that.
+/// The file system of a file, as far as it matters for finding holes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FileSystem {
     Tmpfs,
@@ -37,7 +36,7 @@ pub(crate) enum FileSystem {
 }
 
 impl FileSystem {
-    /// What a shared mapping of a file there is, and bytes in its pages.
+    /// Returns the kind and the page size of a shared mapping of such a file.
     pub(crate) fn kind(self) -> (Kind, u64) {
         match self {
             Self::Tmpfs => (Kind::Tmpfs, PAGE_BYTES),
@@ -47,7 +46,7 @@ impl FileSystem {
     }
 }
 
-/// Asks on which file system a file is; memfds are on tmpfs or hugetlbfs.
+/// Returns the file system of a file; memfds are on tmpfs or hugetlbfs.
 pub(crate) fn file_system(file: BorrowedFd<'_>) -> io::Result<FileSystem> {
     let mut status = std::mem::MaybeUninit::<libc::statfs>::uninit();
     // SAFETY: the kernel fills a structure of exactly this type.
@@ -61,38 +60,68 @@ pub(crate) fn file_system(file: BorrowedFd<'_>) -> io::Result<FileSystem> {
     })
 }
 
-/// How the descriptor may be used: `O_RDONLY`, `O_WRONLY` or `O_RDWR`.
+/// Returns the access mode of a descriptor: `O_RDONLY`, `O_WRONLY` or `O_RDWR`.
 pub(crate) fn access_mode(file: BorrowedFd<'_>) -> io::Result<libc::c_int> {
     // SAFETY: no pointers are passed.
     let flags = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) };
     check(flags.into()).map(|flags| flags as libc::c_int & libc::O_ACCMODE)
 }
 
-/// The seals of a file in memory.
+/// Returns the seals of a memfd or a file on tmpfs or hugetlbfs.
 pub(crate) fn seals(file: BorrowedFd<'_>) -> io::Result<libc::c_int> {
     // SAFETY: no pointers are passed.
     let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
     check(seals.into()).map(|seals| seals as libc::c_int)
 }
 
-/// Adds seals to a file in memory.
+/// Adds seals to a memfd or a file on tmpfs or hugetlbfs.
 pub(crate) fn seal(file: BorrowedFd<'_>, seals: libc::c_int) -> io::Result<()> {
     // SAFETY: no pointers are passed.
     let result = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) };
     check(result.into()).map(drop)
 }
 
-/// Whether this is what the kernel says of memory that it cannot read or write: a page has failed.
+/// Whether the `len` bytes from `at` on are inside the file and have no memory or block of their own. Keeps the file's position.
+pub(crate) fn is_hole(file: &File, at: u64, len: u64) -> io::Result<bool> {
+    if at >= file.metadata()?.len() {
+        return Ok(false);
+    }
+    let seek = |to: libc::off_t, whence| {
+        // SAFETY: no pointers are passed.
+        check(unsafe { libc::lseek(file.as_raw_fd(), to, whence) })
+    };
+    let position = seek(0, libc::SEEK_CUR)?;
+    let data = seek(at as libc::off_t, libc::SEEK_DATA);
+    seek(position, libc::SEEK_SET)?;
+    match data {
+        Ok(data) => Ok(data as u64 >= at + len),
+        // No data follows.
+        Err(error) if error.raw_os_error() == Some(libc::ENXIO) => Ok(true),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether the file's file system has no free block for this process.
+pub(crate) fn is_full(file: &File) -> io::Result<bool> {
+    // SAFETY: the structure is plain data, for which zeros are valid.
+    let mut status: libc::statvfs = unsafe { std::mem::zeroed() };
+    // SAFETY: the descriptor is open, and the kernel fills the structure.
+    check(unsafe { libc::fstatvfs(file.as_raw_fd(), &raw mut status) }.into())?;
+    // A file system without a limit, such as a memfd's, has no blocks at all.
+    Ok(status.f_blocks > 0 && status.f_bavail == 0)
+}
+
+/// Whether the error means that memory of a system call has failed (EFAULT, EHWPOISON).
 pub fn is_failed_memory(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EFAULT | libc::EHWPOISON))
 }
 
-/// Pages that are probed in one call: what fits a pipe in one piece.
+/// Number of pages that one call probes; limited by the capacity of a pipe.
 pub(crate) const PROBED_AT_ONCE: usize = 512;
 
-/// Has the kernel read single bytes, so that memory that has failed is an error and no signal.
+/// Makes the kernel read bytes, so that failed memory is an error instead of a signal.
 pub(crate) struct Probe {
-    /// The bytes go in and come out again.
+    /// The reading end, which empties the pipe after each probe.
     from: io::PipeReader,
     to: io::PipeWriter,
 }
@@ -103,7 +132,7 @@ impl Probe {
         Ok(Probe { from, to })
     }
 
-    /// Whether a byte can be read at each of these addresses, at most [`PROBED_AT_ONCE`].
+    /// Whether one byte is readable at each of these addresses, at most [`PROBED_AT_ONCE`].
     pub(crate) fn can_read(&self, addresses: &[*const u8]) -> io::Result<bool> {
         if addresses.is_empty() {
             return Ok(true);
@@ -112,7 +141,7 @@ impl Probe {
         let vector = |address: &*const u8| libc::iovec { iov_base: address.cast_mut().cast(), iov_len: 1 };
         let vectors: Vec<libc::iovec> = addresses.iter().map(vector).collect();
         let written = loop {
-            // SAFETY: the list is live; what it names is read by the kernel alone, which checks it.
+            // SAFETY: the list is live; only the kernel reads the listed addresses, and it checks them.
             let written =
                 unsafe { libc::writev(self.to.as_raw_fd(), vectors.as_ptr(), vectors.len() as libc::c_int) };
             match check(written as libc::c_long) {
@@ -128,25 +157,24 @@ impl Probe {
     }
 }
 
-/// Which pages a scan reports and what it does to them.
+/// The pages that a scan reports, and its effect on them.
 #[derive(Clone, Copy)]
 pub(crate) struct Scan {
-    /// `PM_SCAN_*`.
+    /// A combination of `PM_SCAN_*`.
     pub flags: u32,
-    /// Every one of these categories is needed (`PAGE_IS_*`).
+    /// A page must have all of these categories (`PAGE_IS_*`).
     pub all_of: u32,
-    /// At least one of these is needed, unless it is 0.
+    /// A page must have at least one of these categories, unless the mask is 0.
     pub any_of: u32,
-    /// The categories to report.
+    /// The categories in the report.
     pub report: u32,
 }
 
-/// Runs PAGEMAP_SCAN over `[start, start + len)` of this process and hands every region that matches
-/// to `each(first byte relative to start, bytes, categories)`.
+/// Runs PAGEMAP_SCAN over `[start, start + len)` of this process.
 ///
-/// The kernel's `walk_end` may lie before the end of the last region that it reported, so a page can
-/// be handed out twice: callers must treat regions as sets (OR them into a bitmap), never add up
-/// their lengths.
+/// Every matching region is passed to `each(first byte relative to start, bytes, categories)`. The kernel's
+/// `walk_end` may be before the end of the last reported region, so a page can be reported twice. Callers must
+/// treat regions as sets (OR them into a bitmap) and never add up their lengths.
 pub(crate) fn pagemap_scan(
     start: u64,
     len: u64,
@@ -183,8 +211,8 @@ pub(crate) fn pagemap_scan(
         for region in &regions[..found.min(regions.len())] {
             each(region.start - start, region.end - region.start, region.categories as u32);
         }
-        // Never on from the last region's end: what lies between walk_end and there may have been
-        // reported without having been write-protected.
+        // Continuing at the last region's end would be wrong: pages between walk_end and there may have been
+        // reported but not write-protected.
         if arg.walk_end <= from {
             return Err(io::Error::other("PAGEMAP_SCAN made no progress"));
         }
@@ -193,18 +221,18 @@ pub(crate) fn pagemap_scan(
     Ok(())
 }
 
-/// `ioctl` with an argument that the kernel reads and writes.
+/// Calls `ioctl` with an argument that the kernel reads and writes.
 ///
 /// # Safety
-/// `request` must expect a pointer to a `T`, and everything that `argument` points to in turn must be
-/// valid for what the kernel does with it.
+/// `request` must expect a pointer to a `T`. All memory that `argument` points to must be valid for the
+/// kernel's accesses.
 pub(crate) unsafe fn ioctl<T>(fd: BorrowedFd<'_>, request: u32, argument: &mut T) -> io::Result<libc::c_int> {
     // SAFETY: `argument` is a live `T`; the caller vouches for the rest.
     let result = unsafe { libc::ioctl(fd.as_raw_fd(), libc::c_ulong::from(request), &raw mut *argument) };
     check(libc::c_long::from(result)).map(|value| value as libc::c_int)
 }
 
-/// `ioctl` whose argument is a plain number, not an address.
+/// Calls `ioctl` with a plain number as argument.
 pub(crate) fn ioctl_value(fd: BorrowedFd<'_>, request: u32, value: libc::c_ulong) -> io::Result<libc::c_int> {
     // SAFETY: KVM_CHECK_EXTENSION and its like take a number and touch no memory of ours.
     let result = unsafe { libc::ioctl(fd.as_raw_fd(), libc::c_ulong::from(request), value) };
@@ -213,8 +241,8 @@ pub(crate) fn ioctl_value(fd: BorrowedFd<'_>, request: u32, value: libc::c_ulong
 
 /// Opens a userfaultfd that needs no privilege.
 ///
-/// User mode only is enough: asynchronous write protection is resolved by the kernel itself and never
-/// reaches the descriptor, whoever wrote.
+/// User mode is enough: the kernel itself resolves asynchronous write protection, also for its own writes, and
+/// sends nothing to the descriptor.
 pub(crate) fn userfaultfd() -> io::Result<OwnedFd> {
     let flags =
         libc::O_CLOEXEC | libc::O_NONBLOCK | linux_raw_sys::general::UFFD_USER_MODE_ONLY as libc::c_int;

@@ -1,4 +1,4 @@
-//! userfaultfd: the calls of the kernel.
+//! Wraps the system calls of userfaultfd, for missing pages and for write protection.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -16,33 +16,33 @@ use linux_raw_sys::ioctl::{
 
 use crate::sys;
 
-/// `_IO(0xAA, 0)`, a request to `/dev/userfaultfd`: a new descriptor. The bindings miss it.
+/// `_IO(0xAA, 0)`: the request to `/dev/userfaultfd` for a new descriptor. linux-raw-sys lacks it.
 const USERFAULTFD_IOC_NEW: u32 = 0xaa00;
-/// `UFFDIO_WRITEPROTECT_MODE_WP`.
+/// `UFFDIO_WRITEPROTECT_MODE_WP`, whose definition in the headers the bindings miss.
 const MODE_WP: u64 = 1;
-/// Where a message names the address, and the thread that faulted.
+/// Offset of the address in a message; the offset of the thread id follows.
 const ADDRESS_AT: usize = 16;
 const THREAD_AT: usize = 24;
 const MESSAGE_BYTES: usize = size_of::<uffd_msg>();
-/// Faults that are heard of at once.
+/// Largest number of faults that one read returns.
 const MESSAGES: usize = 64;
 
-/// A userfaultfd that holds accesses of the kernel, too.
+/// A userfaultfd that also blocks accesses of the kernel.
 #[derive(Debug)]
 pub(crate) struct Userfault {
     file: File,
 }
 
-/// A thread waits.
+/// A blocked thread and the address that it accesses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Fault {
-    /// What it wants to access: an address in the page.
+    /// An address in the page of the access.
     pub(crate) address: u64,
-    /// The thread, with `UFFD_FEATURE_THREAD_ID`.
+    /// The thread id; set only with `UFFD_FEATURE_THREAD_ID`.
     pub(crate) thread: u32,
 }
 
-/// What this host does not have, or this process has no right to.
+/// The host lacks userfaultfd or a feature, or this process may not use it.
 #[derive(Debug)]
 pub(crate) struct Unsupported {
     pub(crate) is_feature: bool,
@@ -50,7 +50,7 @@ pub(crate) struct Unsupported {
 }
 
 impl Userfault {
-    /// One with these features, all of them.
+    /// Opens a userfaultfd with all of these features.
     pub(crate) fn open(features: u32) -> Result<Self, Unsupported> {
         let fd = new_descriptor().map_err(|source| Unsupported { is_feature: false, source })?;
         let mut api = uffdio_api { api: u64::from(UFFD_API), features: u64::from(features), ioctls: 0 };
@@ -60,7 +60,7 @@ impl Userfault {
         Ok(Self { file: File::from(fd) })
     }
 
-    /// Registers memory; `mode`: `UFFDIO_REGISTER_MODE_*`.
+    /// Registers memory with a `mode` of `UFFDIO_REGISTER_MODE_*`.
     pub(crate) fn register(&self, bytes: &Range<u64>, mode: u32) -> io::Result<()> {
         let mut register = uffdio_register { range: range(bytes), mode: u64::from(mode), ioctls: 0 };
         // SAFETY: the request expects this structure; registering changes no byte of the memory.
@@ -74,69 +74,62 @@ impl Userfault {
             // SAFETY: the request expects this structure; protecting changes no byte of the memory.
             match unsafe { sys::ioctl(self.file.as_fd(), UFFDIO_WRITEPROTECT, &mut protect) } {
                 Ok(_) => return Ok(()),
-                // The address space is just changing; it begins anew.
+                // The address space is changing; a repeated call starts again at the first byte.
                 Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR)) => {}
                 Err(error) => return Err(error),
             }
         }
     }
 
-    /// Copies `bytes` at `content` to `address`, where no page may be, and wakes who waits for it. Whole pages of the memory below.
-    /// False: a page was there.
-    pub(crate) fn copy(&self, address: u64, content: *const u8, bytes: u64) -> io::Result<bool> {
-        let mut done = 0;
-        while done < bytes {
+    /// Copies `bytes` bytes from `content` to missing pages at `address`, and wakes their waiting threads.
+    ///
+    /// The range must consist of whole pages of the backing.
+    pub(crate) fn copy(&self, address: u64, content: *const u8, bytes: u64) -> Filled {
+        filled(bytes, |done| {
             let (dst, src, len) = (address + done, content as u64 + done, bytes - done);
             let mut copy = uffdio_copy { dst, src, len, mode: 0, copy: 0 };
-            // SAFETY: the request expects this structure. The kernel reads `len` bytes at `src`, and says EFAULT where nothing is
-            // mapped. It fills memory at `dst` only where it was registered and no page was, so that no byte changes that anybody
-            // has seen.
+            // SAFETY: the request expects this structure. The kernel reads `len` bytes at `src`, and returns
+            // EFAULT where nothing is mapped. It fills memory at `dst` only where it is registered and a page
+            // is missing, so no byte changes that a thread has read.
             let result = unsafe { sys::ioctl(self.file.as_fd(), UFFDIO_COPY, &mut copy) };
-            match placed(result.map(drop), copy.copy, len)? {
-                Placed::Bytes(count) => done += count,
-                Placed::There => return Ok(false),
-            }
-        }
-        Ok(true)
+            (result.map(drop), copy.copy)
+        })
     }
 
-    /// Puts zero pages where no page may be, and wakes who waits for them. Not on huge pages. False: a page was there.
-    pub(crate) fn zero(&self, bytes: &Range<u64>) -> io::Result<bool> {
-        let mut start = bytes.start;
-        while start < bytes.end {
-            let left = start..bytes.end;
+    /// Fills missing pages with zero pages, and wakes the threads that wait for them. Not for huge pages.
+    pub(crate) fn zero(&self, bytes: &Range<u64>) -> Filled {
+        filled(bytes.end - bytes.start, |done| {
+            let left = bytes.start + done..bytes.end;
             let mut zero = uffdio_zeropage { range: range(&left), mode: 0, zeropage: 0 };
             // SAFETY: the request expects this structure; memory is filled only where it was registered and no page was.
             let result = unsafe { sys::ioctl(self.file.as_fd(), UFFDIO_ZEROPAGE, &mut zero) };
-            match placed(result.map(drop), zero.zeropage, left.end - left.start)? {
-                Placed::Bytes(count) => start += count,
-                Placed::There => return Ok(false),
-            }
-        }
-        Ok(true)
+            (result.map(drop), zero.zeropage)
+        })
     }
 
-    /// Has everybody who waits for these bytes try again.
+    /// Wakes all threads that wait for these bytes, so that they repeat their access.
     pub(crate) fn wake(&self, bytes: &Range<u64>) -> io::Result<()> {
         // SAFETY: the request expects this structure; waking changes no byte of the memory.
         unsafe { sys::ioctl(self.file.as_fd(), UFFDIO_WAKE, &mut range(bytes)) }.map(drop)
     }
 
-    /// Lets all writers of these bytes go on. Each call is made whatever becomes of the others.
+    /// Removes the protection and the registration of these bytes. Each call is made even if another fails.
     pub(crate) fn unprotect(&self, bytes: &Range<u64>) {
         let _ = self.set_protected(bytes, false);
         self.unregister(bytes);
     }
 
-    /// Lets go of these bytes, and of all who wait there. Each call is made whatever becomes of the other.
+    /// Removes the registration of these bytes and wakes their waiting threads. Each call is made even if the
+    /// other fails.
     pub(crate) fn unregister(&self, bytes: &Range<u64>) {
-        // Wakes nobody who waits (as seen with Linux 6.18); who comes now does not wait.
+        // Unregistering wakes no waiting thread (seen on Linux 6.18), so they are woken afterwards. New
+        // accesses do not block.
         // SAFETY: the request expects this structure, and changes no byte of the memory.
         let _ = unsafe { sys::ioctl(self.file.as_fd(), UFFDIO_UNREGISTER, &mut range(bytes)) };
         let _ = self.wake(bytes);
     }
 
-    /// Waits for faults, and adds them. False: to be stopped.
+    /// Waits for faults and appends them. Returns `false` once `stop` is set.
     pub(crate) fn wait(&self, stop: &Stop, faults: &mut Vec<Fault>) -> io::Result<bool> {
         let mut messages = [0u8; MESSAGES * MESSAGE_BYTES];
         loop {
@@ -157,7 +150,7 @@ impl Userfault {
                     faults.extend(messages[..length].chunks_exact(MESSAGE_BYTES).filter_map(fault));
                     return Ok(true);
                 }
-                // Nobody waits any more; or the message went elsewhere.
+                // The thread was woken meanwhile, or another reader took the message.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
@@ -166,35 +159,59 @@ impl Userfault {
     }
 }
 
-/// A page fault's message.
+/// Decodes the message of a page fault; `None` for other events.
 fn fault(message: &[u8]) -> Option<Fault> {
     let address = message.get(ADDRESS_AT..ADDRESS_AT + 8)?.try_into().ok().map(u64::from_ne_bytes)?;
     let thread = message.get(THREAD_AT..THREAD_AT + 4)?.try_into().ok().map(u32::from_ne_bytes)?;
     (u32::from(message[0]) == UFFD_EVENT_PAGEFAULT).then_some(Fault { address, thread })
 }
 
-/// What came of placing pages.
-enum Placed {
-    /// So many bytes more.
-    Bytes(u64),
-    /// There was a page.
-    There,
+/// The part of a range that the kernel filled. It fills page after page until one fails.
+#[derive(Debug)]
+pub(crate) struct Filled {
+    /// Number of filled bytes, from the first on.
+    pub(crate) bytes: u64,
+    /// The reason why the next byte was not filled. `None`: all bytes were filled.
+    pub(crate) end: Option<FillEnd>,
 }
 
-/// `count`: what the kernel says that it has done, or minus the reason why not.
-fn placed(result: io::Result<()>, count: i64, len: u64) -> io::Result<Placed> {
-    match result {
-        Ok(()) => Ok(Placed::Bytes(len)),
-        // Some of it, or nothing yet: the address space is just changing.
-        Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR)) => {
-            Ok(Placed::Bytes(u64::try_from(count).unwrap_or(0)))
-        }
-        Err(error) if error.raw_os_error() == Some(libc::EEXIST) => Ok(Placed::There),
-        Err(error) => Err(error),
+/// The reason why the kernel stopped to fill memory.
+#[derive(Debug)]
+pub(crate) enum FillEnd {
+    /// The page was not missing.
+    Occupied,
+    /// The kernel refused, for example because the host has no memory left.
+    Failed(io::Error),
+}
+
+/// Repeats a call that fills memory and may stop in the middle.
+///
+/// `call` gets the number of filled bytes. It returns the kernel's result and count: the newly filled bytes, or
+/// the negative error if none.
+fn filled(bytes: u64, mut call: impl FnMut(u64) -> (io::Result<()>, i64)) -> Filled {
+    let mut done = 0;
+    while done < bytes {
+        let (result, count) = call(done);
+        let end = match result {
+            Ok(()) => {
+                done = bytes;
+                continue;
+            }
+            // The kernel stopped after some pages, or before the first because the address space is changing.
+            // The next call continues, and returns the reason if the page cannot be filled.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR)) => {
+                done += u64::try_from(count).unwrap_or(0).min(bytes - done);
+                continue;
+            }
+            Err(error) if error.raw_os_error() == Some(libc::EEXIST) => FillEnd::Occupied,
+            Err(error) => FillEnd::Failed(error),
+        };
+        return Filled { bytes: done, end: Some(end) };
     }
+    Filled { bytes: done, end: None }
 }
 
-/// Ends the waiting for faults; once set, it stays so.
+/// Ends the waits for faults. It cannot be reset.
 #[derive(Debug)]
 pub(crate) struct Stop(OwnedFd);
 
@@ -208,7 +225,8 @@ impl Stop {
 
     pub(crate) fn set(&self) {
         let one = 1u64;
-        // SAFETY: eight bytes of a live number are read. It fails only where the count is at its end, and so set.
+        // SAFETY: eight bytes of a live number are read. The write fails only if the counter is at its maximum,
+        // so it is set.
         unsafe { libc::write(self.0.as_raw_fd(), (&raw const one).cast(), size_of::<u64>()) };
     }
 }
@@ -218,7 +236,7 @@ fn new_descriptor() -> io::Result<OwnedFd> {
     // SAFETY: no pointers are passed.
     let fd = match sys::check(unsafe { libc::syscall(libc::SYS_userfaultfd, flags) }) {
         Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
-            // Whoever may open this file may hold the kernel's writes.
+            // The permissions of this file decide who may block the kernel's writes.
             let device =
                 File::options().read(true).write(true).open("/dev/userfaultfd").map_err(|_| error)?;
             sys::ioctl_value(device.as_fd(), USERFAULTFD_IOC_NEW, flags as libc::c_ulong)?
@@ -231,4 +249,47 @@ fn new_descriptor() -> io::Result<OwnedFd> {
 
 fn range(bytes: &Range<u64>) -> uffdio_range {
     uffdio_range { start: bytes.start, len: bytes.end - bytes.start }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The kernel fills some bytes and stops; the next call returns the reason.
+    #[test]
+    fn bytes_filled_before_a_failure_are_counted() {
+        let failed = |code| Err(io::Error::from_raw_os_error(code));
+        let mut answers = vec![
+            (failed(libc::EAGAIN), 8192),
+            (failed(libc::EAGAIN), -i64::from(libc::EAGAIN)),
+            (failed(libc::EAGAIN), 4096),
+            (failed(libc::ENOMEM), -i64::from(libc::ENOMEM)),
+        ]
+        .into_iter();
+        let mut asked = Vec::new();
+
+        let filled = filled(20480, |done| {
+            asked.push(done);
+            answers.next().expect("no further call after a failure")
+        });
+
+        assert_eq!(filled.bytes, 12288);
+        assert_eq!(asked, [0, 8192, 8192, 12288]);
+        assert!(
+            matches!(filled.end, Some(FillEnd::Failed(error)) if error.raw_os_error() == Some(libc::ENOMEM))
+        );
+    }
+
+    #[test]
+    fn page_that_is_there_ends_filling_after_those_before_it() {
+        let mut answers = vec![
+            (Err(io::Error::from_raw_os_error(libc::EAGAIN)), 4096),
+            (Err(io::Error::from_raw_os_error(libc::EEXIST)), -i64::from(libc::EEXIST)),
+        ]
+        .into_iter();
+
+        let filled = filled(12288, |_| answers.next().expect("no further call after a page"));
+
+        assert!(matches!(filled, Filled { bytes: 4096, end: Some(FillEnd::Occupied) }));
+    }
 }

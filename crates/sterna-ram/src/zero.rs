@@ -1,32 +1,32 @@
-//! Telling whether a page is zero, by the best instructions the machine has.
+//! Checks whether pages are zero, with the best instructions that the machine has.
 //!
-//! Guest RAM is written meanwhile: each address is read once, as it comes, and the compiler assumes nothing
-//! about what is found. A page that is being written is reported either way; the dirty source reports it again.
-//! A page that fails under a scan ends it with its address ([`crate::guard`]).
+//! The guest may write meanwhile. Each address is therefore read once, and the compiler assumes nothing about
+//! the value. A page that is written during its scan may be reported as zero or not, and the dirty source
+//! reports it again. If a page fails during a scan, the scan ends with its address ([`crate::guard`]).
 
 use std::sync::OnceLock;
 
 use crate::guard::{self, RamFault};
 use crate::{PAGE_SIZE, RamSlice};
 
-/// The unit in which the scans go; the first one decides most pages that are not zero.
+/// Bytes per step of a scan. The first line decides most pages that are not zero.
 const LINE: usize = 64;
 
-/// How to scan.
+/// The instructions for a scan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Method {
-    /// Words of eight bytes; works everywhere.
+    /// 8 bytes per step; works on every machine.
     Scalar,
-    /// 16 bytes at once.
+    /// 16 bytes per step.
     Sse2,
-    /// 32 bytes at once.
+    /// 32 bytes per step.
     Avx2,
-    /// 64 bytes at once.
+    /// 64 bytes per step.
     Avx512,
 }
 
 impl Method {
-    /// The methods that this machine can do, the best last.
+    /// Returns the methods that this machine supports, the best last.
     pub fn available() -> &'static [Method] {
         static FOUND: OnceLock<Vec<Method>> = OnceLock::new();
         FOUND.get_or_init(|| {
@@ -45,19 +45,19 @@ impl Method {
         })
     }
 
-    /// The best of them.
+    /// Returns the best method that this machine supports.
     pub fn best() -> Method {
         static BEST: OnceLock<Method> = OnceLock::new();
         *BEST.get_or_init(|| Self::available().last().copied().unwrap_or(Method::Scalar))
     }
 
-    /// Whether all of the window's bytes are zero.
+    /// Whether all bytes of the window are zero.
     ///
     /// # Errors
-    /// [`RamFault`] if a page of it has failed.
+    /// [`RamFault`] if one of its pages has failed.
     ///
     /// # Panics
-    /// If this machine cannot do the method.
+    /// If this machine does not support the method.
     pub fn is_zero(self, window: RamSlice<'_>) -> Result<bool, RamFault> {
         assert!(self == Method::best() || Self::available().contains(&self));
         let (start, len) = (window.as_ptr().cast_const(), window.len());
@@ -76,13 +76,13 @@ impl Method {
         }
     }
 
-    /// Scans the window's whole pages, as [`RamSlice::zero_page_bits`].
+    /// Scans the whole pages of the window, like [`RamSlice::zero_page_bits`].
     ///
     /// # Errors
-    /// [`RamFault`] if a page of it has failed.
+    /// [`RamFault`] if one of its pages has failed.
     ///
     /// # Panics
-    /// If this machine cannot do the method.
+    /// If this machine does not support the method.
     pub fn zero_page_bits(self, window: RamSlice<'_>, bits: &mut [u64]) -> Result<u64, RamFault> {
         let pages = (window.len() / PAGE_SIZE).min(bits.len() * 64);
         let mut zero = 0;
@@ -105,7 +105,7 @@ impl Method {
 /// `start` must be aligned to LINE, `lines` lines from there must be mapped, and the machine must have
 /// the method's instructions.
 unsafe fn lines_zero(method: Method, start: *const u8, lines: usize) -> Result<bool, RamFault> {
-    // SAFETY: the caller's promises are what each of these asks for.
+    // SAFETY: the caller's promises are the requirements of each routine.
     unsafe {
         match method {
             Method::Scalar => guard::lines_scalar(start, lines),

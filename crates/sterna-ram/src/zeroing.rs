@@ -1,24 +1,25 @@
-//! Making pages zero, and giving memory back where that is permitted.
+//! Makes pages zero, and gives memory back where the VMM permits it.
 
 use crate::mapping::NotDiscarded;
 use crate::{PAGE_BYTES, PAGE_SHIFT, RamBlock, RamError, absent};
 
-/// From this many pages on, making a range zero gives its memory back instead of storing zeros.
+/// Minimum of pages (1 MiB) for which a range is given back instead of zeroed.
 const DISCARD_PAGES: u64 = 256;
 
-/// How a block became all zero.
+/// The way in which a block became zero.
 #[derive(Debug)]
 pub enum Emptied {
-    /// Its memory was given back.
+    /// The memory was given back to the kernel.
     Freed,
-    /// The memory could not be given back, for this reason; zeros were stored.
+    /// Zeros were stored, because the memory could not be given back for this reason.
     Zeroed(RamError),
 }
 
 impl RamBlock {
-    /// Makes pages read as zero. Long ranges give their memory back where that is permitted and no page is
-    /// [pinned](RamBlock::pin); otherwise each page that is
-    /// populated is compared, and written if it is not zero. Nothing is populated by this.
+    /// Makes pages read as zero without populating any page.
+    ///
+    /// Long ranges are given back to the kernel if that is permitted and no page is [pinned](RamBlock::pin).
+    /// Otherwise each populated page is compared, and written if it is not zero.
     ///
     /// # Errors
     /// [`RamError::OutOfRange`], [`RamError::ReadOnly`], [`RamError::System`].
@@ -26,20 +27,24 @@ impl RamBlock {
         self.zero(first, count, Self::store_zeros)
     }
 
-    /// As [`RamBlock::zero_pages`], of pages that are known to be in memory: the kernel is not asked which
-    /// are, and one that is not may be populated.
+    /// Makes pages zero that are known to be populated, like [`RamBlock::zero_pages`].
+    ///
+    /// The kernel is not asked which pages are populated, so an absent page may be populated.
     ///
     /// # Errors
-    /// As [`RamBlock::zero_pages`].
+    /// The errors of [`RamBlock::zero_pages`].
     pub fn zero_present_pages(&self, first: u64, count: u64) -> Result<(), RamError> {
         self.zero(first, count, |block, first, count| block.store_zeros_into(first..first + count))
     }
 
-    /// Gives all memory back: the block is as fresh as when it was made.
+    /// Gives all memory back to the kernel: the block is in its initial state afterwards.
+    ///
+    /// [`RamBlock::empty`] also works if the kernel refuses.
     ///
     /// # Errors
-    /// [`RamError::NotPermitted`] for memory of a VMM that does not permit it; nothing has changed then.
-    /// [`RamError::Pinned`]; nothing has changed then, either. [`RamError::System`]; the bytes are then anything. [`RamBlock::empty`] does not depend on the kernel's leave.
+    /// - [`RamError::NotPermitted`] for memory of a VMM that does not permit it; nothing has changed then.
+    /// - [`RamError::Pinned`]; nothing has changed then, either.
+    /// - [`RamError::System`]; the bytes are undefined then.
     pub fn discard_all(&self) -> Result<(), RamError> {
         let pages = self.mapped_bytes() >> PAGE_SHIFT;
         let (inner, end) = self.whole_units(0, pages);
@@ -48,11 +53,13 @@ impl RamBlock {
         self.store_zeros(end, pages - end)
     }
 
-    /// Makes all bytes zero: gives the memory back, or where that is not permitted, a page is [pinned](RamBlock::pin), or
-    /// the kernel refuses it (locked memory before Linux 5.18, a sandbox), stores zeros.
+    /// Makes all bytes zero, by giving the memory back or by storing zeros.
+    ///
+    /// Zeros are stored if discarding is not permitted or a page is [pinned](RamBlock::pin). They are also
+    /// stored if the kernel refuses to discard (locked memory before Linux 5.18, a sandbox).
     ///
     /// # Errors
-    /// [`RamError`], if zeros cannot be stored either; the bytes are then anything.
+    /// [`RamError`], if zeros cannot be stored either; the bytes are undefined then.
     pub fn empty(&self) -> Result<Emptied, RamError> {
         self.check_writable()?;
         match self.discard_all() {
@@ -64,8 +71,16 @@ impl RamBlock {
         }
     }
 
-    /// Gives the memory of pages back, whole pages of the memory below: no page is there afterwards.
-    pub(crate) fn discard_pages(&self, first: u64, count: u64) -> Result<(), RamError> {
+    /// Gives whole pages of the backing back to the kernel. They read as zero afterwards.
+    ///
+    /// A VMM calls it when its guest's balloon grows. No dirty source reports the change, so the caller must
+    /// report it to one afterwards, like a write.
+    ///
+    /// # Errors
+    /// - [`RamError::OutOfRange`], [`RamError::NotPermitted`], [`RamError::Pinned`], [`RamError::ReadOnly`];
+    ///   nothing has changed then.
+    /// - [`RamError::System`]; the bytes are undefined then.
+    pub fn discard_pages(&self, first: u64, count: u64) -> Result<(), RamError> {
         self.check_pages(first, count)?;
         self.discard(first, count)
     }
@@ -84,14 +99,15 @@ impl RamBlock {
         }
         store_zeros(self, first, inner - first)?;
         if self.discard(inner, inner_end - inner).is_err() {
-            // Then the memory stays, but what it holds must not.
+            // The kernel keeps the memory, so its content must be overwritten.
             store_zeros(self, inner, inner_end - inner)?;
         }
         store_zeros(self, inner_end, first + count - inner_end)
     }
 
-    /// The part of a range, first page and end, that is made of whole pages of the memory below; perhaps none. A block of
-    /// the VMM's may begin and end inside of a huge page.
+    /// Returns first page and end of the part made of whole pages of the backing.
+    ///
+    /// The part may be empty. A block of the VMM's memory may begin and end inside of a huge page.
     fn whole_units(&self, first: u64, count: u64) -> (u64, u64) {
         let unit = self.page_bytes() >> PAGE_SHIFT;
         let before = (self.host_address() as u64 >> PAGE_SHIFT) % unit;
@@ -100,11 +116,11 @@ impl RamBlock {
         if inner < end { (inner, end) } else { (first, first) }
     }
 
-    /// Stores zeros into the pages that are populated and not zero yet.
+    /// Stores zeros into the populated pages that are not zero yet.
     fn store_zeros(&self, first: u64, count: u64) -> Result<(), RamError> {
         let mut holes = Vec::new();
         if absent::holes(self, first, count, &mut |first, count| holes.push((first, count))).is_err() {
-            // It is unknown what is there, so every page is looked at.
+            // The populated pages are unknown, so every page is compared.
             holes.clear();
         }
         holes.push((first + count, 0));
@@ -116,7 +132,7 @@ impl RamBlock {
         Ok(())
     }
 
-    /// Compares each page and stores zeros where it is not zero.
+    /// Compares each page with zero, and stores zeros where it differs.
     fn store_zeros_into(&self, pages: std::ops::Range<u64>) -> Result<(), RamError> {
         for page in pages {
             let window = self.page(page)?;
@@ -142,7 +158,7 @@ impl RamBlock {
             NotDiscarded::ReadOnly => RamError::ReadOnly { block: self.name().to_owned() },
             NotDiscarded::System(call, source) => self.system(call, source),
         })?;
-        // Pages that have failed went with the rest; the kernel does not give them again.
+        // Discarding also frees failed pages, and the kernel does not allocate them again.
         self.poison.clear(first, count);
         Ok(())
     }

@@ -1,5 +1,6 @@
-//! Taking runs against setting bits, under every schedule and memory order that loom can think of.
-//! Runs with `RUSTFLAGS="--cfg loom" cargo test -p sterna-ram --test loom --release`.
+//! Tests of concurrent taking and setting of bits, under every schedule and memory order that loom explores.
+//!
+//! Run them with `RUSTFLAGS="--cfg loom" cargo test -p sterna-ram --test loom --release`.
 #![cfg(loom)]
 
 use loom::sync::Arc;
@@ -7,14 +8,14 @@ use loom::sync::atomic::{AtomicU64, Ordering};
 use sterna_ram::PageBitmap;
 use sterna_ram::dirty::drain_words;
 
-/// Every schedule with up to three forced switches: more make the number of schedules explode.
+/// Explores every schedule with up to three preemptions; with more, the number of schedules grows too large.
 fn model(test: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
     builder.check(test);
 }
 
-/// A taker and a setter on two words: each bit is taken once or is still there.
+/// A taker and a setter on two words: each bit is taken once or still set.
 #[test]
 fn take_run_against_a_setter_loses_nothing() {
     model(|| {
@@ -45,7 +46,7 @@ fn take_run_against_a_taker_doubles_nothing() {
     });
 }
 
-/// Who takes a bit sees what was written before it was set: the way of a dirty page.
+/// A thread that takes a bit sees all writes that preceded the setting of the bit.
 #[test]
 fn take_run_sees_what_was_written_before_the_bit_was_set() {
     model(|| {
@@ -66,7 +67,8 @@ fn take_run_sees_what_was_written_before_the_bit_was_set() {
 }
 
 /// A device writes a page and then sets its bit in the log, twice; another device's page shares the word.
-/// Whatever the syncs find is read after them; nothing that was written is missed.
+///
+/// Pages that the syncs find are read afterwards, and no write is missed.
 #[test]
 fn drain_against_devices_that_log_loses_no_write() {
     model(|| {

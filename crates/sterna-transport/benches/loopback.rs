@@ -1,8 +1,8 @@
-//! How fast pages move over loopback between two pre-touched blocks, over 1, 2 and 4 channels: 512 KiB a
-//! write, received in place.
+//! Speed of pages over loopback between two pre-touched blocks, with 1, 2 and 4 channels. Each write has 512 KiB
+//! and is received in place.
 //!
-//! The other columns are what was tried against the channel's own way (MSG_WAITALL, the kernel's own
-//! buffers): receiving without MSG_WAITALL, and socket buffers of 4 MiB.
+//! The first column is the channel's method (MSG_WAITALL, the kernel's default buffers). The other columns are
+//! alternatives: receiving without MSG_WAITALL, and socket buffers of 4 MiB.
 
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
@@ -43,7 +43,7 @@ fn main() {
     let _ = std::io::stdout().write_all(table.as_bytes());
 }
 
-/// GB/s for all of `from` into `to`.
+/// Sends all of `from` to `to`; returns GB/s.
 fn run(from: &RamBlock, to: &RamBlock, streams: u64, way: Way) -> f64 {
     let listener = Listener::bind(&"tcp:127.0.0.1:0".parse().expect("an address")).expect("a port");
     let flag = CancelFlag::new();

@@ -1,5 +1,7 @@
-//! TLS over loopback TCP: Sterna's channels, guest RAM at both ends, beside rustls's own stream and a plain
-//! channel, alternating in one run. `cargo bench -p sterna-transport --bench tls [-- STREAMS [MIB]]`.
+//! Speed of TLS over loopback TCP, compared with rustls's own stream and a plain channel. Sterna's channels use
+//! guest RAM at both ends.
+//!
+//! The three alternate in one run. `cargo bench -p sterna-transport --bench tls [-- STREAMS [MIB]]`.
 #![allow(clippy::print_stdout)]
 
 #[path = "../tests/support/certificates.rs"]
@@ -18,7 +20,7 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, Server
 use sterna_ram::{Backing, RamBlock};
 use sterna_transport::{CancelFlag, Channel, IoPart, Listener, Tls, TlsCredentials, TlsEndpoint};
 
-/// What a lane sends at once: 128 pages behind a header.
+/// Payload of one write of a lane: 128 pages. A header precedes it.
 const PACKET: usize = 128 * 4096;
 const HEADER: usize = 1344;
 const ROUNDS: usize = 7;
@@ -38,7 +40,7 @@ fn main() {
             raw(directory.path(), streams, packets),
             channels(directory.path(), true, streams, packets),
         ];
-        // The first round warms up.
+        // The first round only warms up, and is not counted.
         if round > 0 {
             let gigabytes = (packets * PACKET * streams) as f64 / 1e9;
             for (figure, spent) in figures.iter_mut().zip(took) {
@@ -68,7 +70,7 @@ fn main() {
     );
 }
 
-/// Time on the wall and on the processors, of both ends.
+/// Elapsed time and processor time of both ends.
 struct Spent {
     wall: Duration,
     processor: Duration,
@@ -150,7 +152,7 @@ fn raw(directory: &Path, streams: usize, packets: usize) -> Spent {
     let mut roots = RootCertStore::empty();
     roots.add(chain("ca-cert.pem").remove(0)).expect("an authority");
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    // The same cipher as the channels have.
+    // Use the same cipher as the channels.
     let mut provider = Arc::unwrap_or_clone(provider);
     provider
         .cipher_suites
@@ -167,7 +169,7 @@ fn raw(directory: &Path, streams: usize, packets: usize) -> Spent {
         .with_no_client_auth()
         .with_single_cert(chain("server-cert.pem"), key("server-key.pem"))
         .expect("a server");
-    // Tickets that the client never reads would turn its close into a reset.
+    // The client never reads tickets. Unread tickets would turn its close into a reset.
     server.send_tls13_tickets = 0;
     let (client, server) = (Arc::new(client), Arc::new(server));
     let listener = TcpListener::bind("127.0.0.1:0").expect("bound");

@@ -1,72 +1,77 @@
-//! Where a peer is, in QEMU's spelling.
+//! Addresses of a migration in QEMU's spelling, parsed and printed.
 //!
-//! A file is a place too: a guest is saved to it and restored from it. Channels do not lead there; see
+//! A file is an address too: a guest is saved to it and restored from it. Channels cannot connect to a file; see
 //! [`crate::PageFile`].
 
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use crate::unix_path::LONGEST_UNIX_PATH;
 use crate::{HandedFd, TransportError};
 
-/// An address, as QEMU writes it: `tcp:HOST:PORT`, `rdma:HOST:PORT`, `unix:PATH`, `fd:NAME-OR-NUMBER`,
-/// `file:PATH[,offset=N]`.
+/// A migration address as QEMU writes it.
+///
+/// The forms are `tcp:HOST:PORT`, `rdma:HOST:PORT`, `unix:PATH`, `fd:NAME-OR-NUMBER` and `file:PATH[,offset=N]`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Address {
-    /// A host name or number and a port. An empty host means every address when listening and this
-    /// machine when connecting; port 0 lets the kernel choose when listening.
+    /// A host name or IP address, and a port. An empty host means every address for listening and this machine for
+    /// connecting.
     Tcp {
-        /// Host name or number; IPv6 numbers without brackets.
+        /// Host name or IP address; IPv6 without brackets.
         host: String,
-        /// The port.
+        /// TCP port; 0 lets the kernel choose when listening.
         port: u16,
     },
     /// A host with an RDMA adapter, and a port of the connection manager (specs/rdma.md §1). [`crate::Channel`] and
-    /// [`crate::Listener`] do not lead there: see [`crate::rdma`].
+    /// [`crate::Listener`] refuse it: see [`crate::rdma`].
     Rdma {
-        /// Host name or number; IPv6 numbers without brackets. Empty for every address when listening.
+        /// Host name or IP address; IPv6 without brackets. Empty means every address when listening.
         host: String,
-        /// The port; 0 lets the system choose when listening.
+        /// Port of the connection manager; 0 lets the system choose when listening.
         port: u16,
     },
-    /// A Unix socket's path.
+    /// Path of a Unix socket.
     Unix(PathBuf),
-    /// A descriptor by its number, or by a name under which it was handed over elsewhere. Naming it gives nothing
-    /// away: a number is duplicated and left open, to its owner. Its flags are the duplicate's, too: it is made
-    /// blocking as a connection, and not blocking as a listener.
+    /// A descriptor's number, or a name under which the program received it elsewhere (QMP `getfd`).
+    ///
+    /// A number is duplicated, and the original stays open and with its owner. The two share their flags: a connection
+    /// is made blocking, a listener non-blocking.
     Fd(String),
-    /// A descriptor that goes with the address.
+    /// A descriptor that the address itself owns.
     Handed(HandedFd),
-    /// A file that holds, or will hold, a guest's state (specs/mapped-ram.md §4.11).
+    /// A file that contains, or will contain, a guest's state (specs/mapped-ram.md §4.11).
     File {
-        /// Its path.
+        /// Path of the file.
         path: PathBuf,
-        /// Where the state begins in it, in bytes: behind a container's header.
+        /// Start of the state in the file, in bytes: after a container's header, for example.
         offset: u64,
     },
 }
 
 impl Address {
-    /// Whether it is a descriptor: one channel, which cannot be dialled again.
+    /// Whether the address is a descriptor: a single channel, which cannot be connected again.
     pub fn is_descriptor(&self) -> bool {
         matches!(self, Address::Fd(_) | Address::Handed(_))
     }
 
-    /// Takes over the inherited descriptor that this address names by its number (`fd:7`), if it does; gives any other
-    /// address back as it is. For addresses that stood on the program's command line: who started it handed the
-    /// descriptor over. From then on it is closed when what uses it ends.
+    /// Takes ownership of the inherited descriptor that this address names by its number (`fd:7`).
+    ///
+    /// Other addresses are returned unchanged. The call is meant for addresses on the program's command line,
+    /// where the parent process handed the descriptor over. The descriptor is closed when its user ends.
     ///
     /// # Safety
-    /// If the address names a descriptor that is open, nobody in this process may own or use it, now or later: it came
-    /// with exec, nobody has taken it over before, and no other thread does so meanwhile. That it is close-on-exec, as all
-    /// that Rust's library opens, is refused; a C library's need not be.
+    /// If the address names an open descriptor, no other code in this process may own or use it, now or later. It was
+    /// inherited through exec, was not claimed before, and no other thread claims it meanwhile. A descriptor that is
+    /// close-on-exec, such as all those that Rust's library opens, is refused. Those of a C library may not be
+    /// close-on-exec.
     ///
     /// # Errors
-    /// [`TransportError::Connect`]: the number names no inherited descriptor, or it was taken over before.
+    /// [`TransportError::Connect`]: the number names no inherited descriptor, or the descriptor was already claimed.
     pub unsafe fn claim_inherited(self) -> Result<Address, TransportError> {
         let Address::Fd(name) = &self else { return Ok(self) };
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees the same conditions.
         match unsafe { HandedFd::inherited(name) } {
             Ok(fd) => Ok(Address::Handed(fd)),
             Err(source) => Err(TransportError::Connect { address: self.to_string(), source }),
@@ -89,8 +94,10 @@ impl FromStr for Address {
             "tcp" => host_and_port(rest).map(|(host, port)| Address::Tcp { host, port }).or_else(refuse),
             "rdma" => host_and_port(rest).map(|(host, port)| Address::Rdma { host, port }).or_else(refuse),
             "unix" if rest.is_empty() => refuse("a path must follow unix:"),
-            // sockaddr_un has room for 107 bytes and the end.
-            "unix" if rest.len() > 107 => refuse("the path of a Unix socket has at most 107 bytes"),
+            // The address may be sent to a QEMU, which cannot reach the socket by a shorter name.
+            "unix" if rest.len() > LONGEST_UNIX_PATH => {
+                refuse("the path of a Unix socket has at most 107 bytes: choose a shorter one")
+            }
             "unix" => Ok(Address::Unix(rest.into())),
             "fd" if rest.is_empty() => refuse("a number or name must follow fd:"),
             "fd" => Ok(Address::Fd(rest.to_owned())),
@@ -101,7 +108,7 @@ impl FromStr for Address {
     }
 }
 
-/// `HOST:PORT`, with IPv6 numbers in brackets.
+/// Parses `HOST:PORT`, with IPv6 addresses in brackets.
 fn host_and_port(rest: &str) -> Result<(String, u16), &'static str> {
     let (host, port) = match rest.strip_prefix('[') {
         Some(inner) => inner.split_once("]:").ok_or("an IPv6 number is written [NUMBER]:PORT")?,
@@ -113,6 +120,9 @@ fn host_and_port(rest: &str) -> Result<(String, u16), &'static str> {
     if !rest.starts_with('[') && host.contains(':') {
         return Err("an IPv6 number is written in brackets: [NUMBER]:PORT");
     }
+    if host.contains('/') {
+        return Err("a slash is not allowed: write HOST:PORT");
+    }
     let digits = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
     match port.parse() {
         Ok(port) if digits => Ok((host.to_owned(), port)),
@@ -120,7 +130,7 @@ fn host_and_port(rest: &str) -> Result<(String, u16), &'static str> {
     }
 }
 
-/// `PATH[,offset=N]`, cut at the first `,offset=` as QEMU does.
+/// Parses `PATH[,offset=N]`, split at the first `,offset=` as QEMU does.
 fn file(rest: &str) -> Result<Address, &'static str> {
     let (path, offset) = match rest.split_once(",offset=") {
         None => (rest, 0),
@@ -137,7 +147,9 @@ fn file(rest: &str) -> Result<Address, &'static str> {
     }
 }
 
-/// A number of bytes: decimal, hexadecimal behind `0x`, or decimal with one of the suffixes B, K, M, G, T, P, E.
+/// Parses a number of bytes.
+///
+/// Forms: decimal, hexadecimal after `0x`, or decimal with a suffix B, K, M, G, T, P or E.
 fn size(text: &str) -> Option<u64> {
     if let Some(digits) = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
         let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_hexdigit());

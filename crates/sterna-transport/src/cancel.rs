@@ -1,4 +1,4 @@
-//! Ending a wait from another thread.
+//! Cancels waits that have no channel to shut down yet, from another thread.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 
-/// Ends connects and accepts that wait under it, now and ever after. Cloning shares it.
+/// A flag that, once set, ends all connects and accepts that use it. Clones share the flag.
 #[derive(Debug, Clone, Default)]
 pub struct CancelFlag {
     inner: Arc<Inner>,
@@ -19,39 +19,59 @@ pub struct CancelFlag {
 #[derive(Debug, Default)]
 struct Inner {
     cancelled: AtomicBool,
-    /// One descriptor for each wait that is going on.
+    /// One eventfd for each wait in progress.
     waits: Mutex<Vec<Weak<OwnedFd>>>,
+    /// Flags that are cancelled with this one.
+    children: Mutex<Vec<Weak<Inner>>>,
 }
 
 impl CancelFlag {
-    /// A flag that is not cancelled.
+    /// A flag that is not set.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Ends every wait under this flag. From any thread, any number of times.
-    pub fn cancel(&self) {
-        self.inner.cancelled.store(true, Ordering::SeqCst);
-        let waits = self.inner.waits.lock();
-        for wait in waits.iter().filter_map(Weak::upgrade) {
-            // It cannot fail: the counter is far from full and the descriptor is open.
-            let _ = rustix::io::write(&*wait, &1u64.to_ne_bytes());
+    /// A flag that is cancelled together with this one, or alone.
+    ///
+    /// Waits with child flags of their own can end each other without ending the others.
+    pub fn child(&self) -> Self {
+        let child = Self::new();
+        let mut children = self.inner.children.lock();
+        children.retain(|child| child.strong_count() > 0);
+        children.push(Arc::downgrade(&child.inner));
+        drop(children);
+        // `cancel` sets the flag before it walks the list, so a child that the walk misses sees the flag here.
+        if self.is_cancelled() {
+            child.cancel();
         }
+        child
     }
 
-    /// Whether it was cancelled.
+    /// Ends every wait that uses this flag, now and later. Any thread may call it, more than once.
+    pub fn cancel(&self) {
+        self.inner.cancelled.store(true, Ordering::SeqCst);
+        for wait in self.inner.waits.lock().iter().filter_map(Weak::upgrade) {
+            // The write cannot fail: the counter is far from full and the descriptor is open.
+            let _ = rustix::io::write(&*wait, &1u64.to_ne_bytes());
+        }
+        let children: Vec<_> = self.inner.children.lock().iter().filter_map(Weak::upgrade).collect();
+        children.into_iter().for_each(|inner| Self { inner }.cancel());
+    }
+
+    /// Whether [`CancelFlag::cancel`] was called on this flag or a parent.
     pub fn is_cancelled(&self) -> bool {
         self.inner.cancelled.load(Ordering::SeqCst)
     }
 
-    /// A descriptor that becomes readable when the flag is cancelled (at once if it was).
+    /// A descriptor that becomes readable when the flag is cancelled; immediately if it already is.
     fn wake(&self) -> io::Result<Arc<OwnedFd>> {
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let mut waits = self.inner.waits.lock();
         waits.retain(|wait| wait.strong_count() > 0);
         waits.push(Arc::downgrade(&wake));
         drop(waits);
-        // `cancel` sets the flag before it walks the list: either it finds us or we see the flag.
+        // `cancel` sets the flag before it walks the list. So the walk finds this descriptor, or the check sees
+        // the flag.
         if self.is_cancelled() {
             rustix::io::write(&*wake, &1u64.to_ne_bytes())?;
         }
@@ -59,7 +79,7 @@ impl CancelFlag {
     }
 }
 
-/// How a wait ended.
+/// Outcome of a wait.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Waited {
     Ready,
@@ -67,7 +87,7 @@ pub(crate) enum Waited {
     TimedOut,
 }
 
-/// Waits until `fd` is ready for `what`, one of the flags is cancelled, or the deadline passes.
+/// Waits until `fd` is ready for `what`, a flag is cancelled, or the deadline passes.
 pub(crate) fn wait(
     fd: BorrowedFd<'_>,
     what: PollFlags,
@@ -77,7 +97,7 @@ pub(crate) fn wait(
     wait_any(&[(fd, what)], flags, deadline)
 }
 
-/// The same for several descriptors: until any of them is ready.
+/// As [`wait`], for several descriptors: returns when any of them is ready.
 pub(crate) fn wait_any(
     ready: &[(BorrowedFd<'_>, PollFlags)],
     flags: &[&CancelFlag],

@@ -1,8 +1,9 @@
-//! One connection: a socket, or a stream of bytes over something else.
+//! One connection of a migration, over a socket or over another transport such as RDMA.
 
 mod delivery;
 mod descriptors;
 mod medium;
+mod peeked;
 mod piece;
 mod silence;
 
@@ -31,10 +32,10 @@ use crate::{
 };
 use medium::{Medium, Unmoved};
 
-/// One connected stream socket, or a [`ByteStream`] that stands for one.
+/// One connected stream socket, or a [`ByteStream`] in its place.
 ///
-/// One thread may read while another writes and any third shuts it down. Calls of several threads in the
-/// same direction are each whole on the wire only if the callers take turns.
+/// One thread may read while another thread writes, and a third may shut the channel down. If several threads
+/// call in the same direction, they must take turns: otherwise the bytes of their calls can be interleaved.
 #[derive(Debug)]
 pub struct Channel {
     medium: Medium,
@@ -44,24 +45,23 @@ pub struct Channel {
     shut: AtomicBool,
     /// Nanoseconds; 0 for no limit.
     stall_limit: AtomicU64,
-    /// The channels by which silence on this one is judged.
+    /// The channels whose traffic counts when silence on this channel is measured.
     group: OnceLock<Arc<ChannelGroup>>,
-    /// Silence is judged by this channel alone, whatever its group does.
+    /// True if silence here counts even while other channels of the group receive bytes.
     is_alone: AtomicBool,
-    /// Bytes that were peeked at and not read yet; looked at only if `has_peeked`.
+    /// Bytes that were peeked at and not read yet. Readers look here only if `has_peeked` is true.
     peeked: Mutex<Vec<u8>>,
     has_peeked: AtomicBool,
-    /// From the handshake on.
+    /// Set by the handshake.
     tls: OnceLock<tls::Session>,
-    /// Held by whose turn it is to write.
+    /// Locked by the thread whose turn it is to write.
     turn: Mutex<()>,
-    /// Of the connection's own handshake, before anything queued; of TCP only.
+    /// Round trip of the TCP handshake, before any data was queued. `None` on other connections.
     first_round_trip: Option<Duration>,
 }
 
 impl Channel {
-    /// Connects to `address` within `limit`, over all numbers that a host name has. For `fd:N` duplicates
-    /// the descriptor.
+    /// Connects to `address` within `limit`, trying all addresses of a host name. `fd:N` duplicates the descriptor.
     ///
     /// # Errors
     /// [`TransportError::Connect`], [`TransportError::TimedOut`], [`TransportError::Cancelled`].
@@ -73,9 +73,10 @@ impl Channel {
         connect::connect(address, limit, cancel)
     }
 
-    /// As [`Channel::connect`], and with TLS if there are settings for it: the address's host is the name
-    /// that the server's certificate must bear, unless the settings name another. `adopt` gets the channel before the
-    /// handshake, to set it up and to let another thread shut it down.
+    /// Connects as [`Channel::connect`], then starts TLS if `tls` is given.
+    ///
+    /// The server's certificate must bear the host of the address, unless the settings name another. `adopt` gets the
+    /// channel before the handshake, so that it can set the channel up and let another thread shut it down.
     ///
     /// # Errors
     /// As [`Channel::connect`] and [`Channel::start_tls`].
@@ -95,13 +96,14 @@ impl Channel {
         Ok(channel)
     }
 
-    /// Speaks TLS from here on: does the handshake, within `limit`. `endpoint` says which end this is,
-    /// `host` (at a client) the name by which the peer was reached. Nothing may have been read or written.
+    /// Does the TLS handshake within `limit`; all later bytes are encrypted.
     ///
-    /// Another thread may end it by `cancel` or by [`Channel::shutdown`].
+    /// `endpoint` is the role of this side. `host` (clients only) is the name by which the peer was reached. The
+    /// channel must not have read or written a byte before. Another thread can end the handshake by `cancel` or by
+    /// [`Channel::shutdown`].
     ///
     /// # Errors
-    /// [`TransportError::Tls`] says what is wrong, whose fault it is and what to do;
+    /// [`TransportError::Tls`] with the problem, the responsible side and a remedy;
     /// [`TransportError::TimedOut`], [`TransportError::Cancelled`], [`TransportError::System`].
     pub fn start_tls(
         &self,
@@ -130,33 +132,38 @@ impl Channel {
         })
     }
 
-    /// Bytes that were written and did not leave this host: the network, or a peer that does not read, holds them
-    /// back. What is on its way does not count. Over a Unix socket somewhat more than the bytes that the peer has
-    /// not read, as its kernel counts the room that they take. 0 where it cannot be told.
+    /// Bytes that were written and have not left this host.
+    ///
+    /// The cause is the network, or a peer that does not read. Bytes in flight do not count. Over a Unix socket
+    /// the kernel counts the memory of its buffers, so the value is somewhat larger than the unread bytes. 0 if
+    /// the kernel does not report it.
     pub fn unsent_bytes(&self) -> u64 {
         self.medium.unsent_bytes()
     }
 
-    /// Whether the bytes go through TLS.
+    /// Whether the channel encrypts its bytes with TLS.
     pub fn is_tls(&self) -> bool {
         self.tls.get().is_some()
     }
 
-    /// The distinguished name in the peer's certificate, if it showed one.
+    /// The distinguished name in the peer's certificate; `None` if the peer sent no certificate.
     pub fn tls_peer(&self) -> Option<&str> {
         self.tls.get().and_then(tls::Session::peer_name)
     }
 
-    /// The value that names this TLS session and no other, alike at both ends (`tls-exporter` of RFC 9266). `None`
-    /// without TLS, and with TLS 1.2.
+    /// A value that identifies this TLS session at both ends (`tls-exporter` of RFC 9266).
+    ///
+    /// No other session has the same value.
+    ///
+    /// `None` without TLS, and with TLS 1.2.
     pub fn tls_binding(&self) -> Option<[u8; 32]> {
         self.tls.get().and_then(tls::Session::binding)
     }
 
-    /// Takes over a connected stream socket.
+    /// Makes a channel of a connected stream socket, which the channel then owns.
     ///
     /// # Errors
-    /// [`TransportError::System`] if the descriptor is no connected stream socket.
+    /// [`TransportError::System`] if the descriptor is not a connected stream socket.
     pub fn from_fd(socket: OwnedFd) -> Result<Channel, TransportError> {
         let peer = socket::describe(socket.as_fd());
         Self::adopt(socket, peer)
@@ -165,7 +172,7 @@ impl Channel {
     /// Two channels that are connected to each other inside this process.
     ///
     /// # Errors
-    /// [`TransportError::System`].
+    /// [`TransportError::System`] if the kernel refuses the socket pair.
     pub fn pair() -> Result<(Channel, Channel), TransportError> {
         let flags = SocketFlags::CLOEXEC;
         let (one, other) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)
@@ -186,7 +193,7 @@ impl Channel {
         Ok(Self::of(Medium::Socket(socket), peer))
     }
 
-    /// A channel over a connection that is not a socket. `peer` names it in messages. It carries no TLS.
+    /// Makes a channel over a connection that is not a socket. `peer` names it in messages. It cannot carry TLS.
     pub fn over(stream: Arc<dyn ByteStream>, peer: impl Into<String>) -> Channel {
         Self::of(Medium::Stream(stream), peer.into())
     }
@@ -210,42 +217,26 @@ impl Channel {
         }
     }
 
-    /// What an error of the stream that this channel goes over means for it: for those who use the stream beside the
-    /// channel.
+    /// Converts an error of the underlying stream into an error of this channel.
+    ///
+    /// Callers that use the stream directly, next to the channel, need it.
     pub fn stream_error(&self, direction: Direction, error: StreamError) -> TransportError {
         medium::explain(self, direction, error)
     }
 
-    /// Its socket, if it has one.
+    /// The underlying socket; `None` if the channel runs over a [`ByteStream`].
     pub fn socket(&self) -> Option<BorrowedFd<'_>> {
         self.medium.socket()
     }
 
-    /// Waits until it is the caller's turn to write, where several threads write whole messages: until what this
-    /// gives is dropped. Writing itself asks nobody.
+    /// Waits until it is the caller's turn to write. The turn ends when the returned guard is dropped.
+    ///
+    /// Threads that write whole messages take turns this way. The write calls themselves do not check it.
     pub fn turn(&self) -> MutexGuard<'_, ()> {
         self.turn.lock()
     }
 
-    /// The next `count` bytes, which later reads give again. Waits for all of them.
-    ///
-    /// # Errors
-    /// As [`Channel::read_exact`].
-    pub fn peek(&self, count: usize) -> Result<Vec<u8>, TransportError> {
-        let mut peeked = self.peeked();
-        let have = peeked.len();
-        if have < count {
-            let mut bytes = vec![0; count - have];
-            self.receive_all(&[own(&mut bytes)])?;
-            // They are not read yet as far as the caller is concerned.
-            self.read.fetch_sub(bytes.len() as u64, Ordering::Relaxed);
-            peeked.extend_from_slice(&bytes);
-            self.has_peeked.store(!peeked.is_empty(), Ordering::Release);
-        }
-        Ok(peeked[..count].to_vec())
-    }
-
-    /// Fills the buffer.
+    /// Reads until the buffer is full.
     ///
     /// # Errors
     /// [`TransportError::Closed`], [`TransportError::Reset`], [`TransportError::Stalled`],
@@ -255,7 +246,7 @@ impl Channel {
         self.receive_all(&[own(&mut to[got..])])
     }
 
-    /// Reads what is there, at least one byte, at most the buffer; 0 means that the peer closed.
+    /// Reads the available bytes: at least one, at most the size of the buffer. 0 means that the peer closed.
     ///
     /// # Errors
     /// As [`Channel::read_exact`], without `Closed`.
@@ -267,10 +258,10 @@ impl Channel {
         self.read_once(&Remaining::new(&[own(to)]), false)
     }
 
-    /// Fills windows of guest RAM, in order, straight from the socket.
+    /// Fills windows of guest RAM, in order, directly from the socket.
     ///
     /// # Errors
-    /// As [`Channel::read_exact`]. Bytes that came before the error are in RAM.
+    /// As [`Channel::read_exact`]. Bytes that arrived before the error are already in RAM.
     pub fn read_into_ram(&self, parts: &[RamSlice<'_>]) -> Result<(), TransportError> {
         if !self.has_peeked.load(Ordering::Acquire) {
             return self.receive_all(parts);
@@ -292,8 +283,10 @@ impl Channel {
         Ok(())
     }
 
-    /// Fills windows of guest RAM and then a buffer, in one go where the kernel allows: a payload and the
-    /// start of the message behind it. On an error, [`Channel::bytes_read`] says how far it came.
+    /// Fills windows of guest RAM and then a buffer, in one system call if possible.
+    ///
+    /// This reads a payload together with the start of the next message. After an error, [`Channel::bytes_read`] tells
+    /// how many bytes were read.
     ///
     /// # Errors
     /// As [`Channel::read_into_ram`].
@@ -308,7 +301,7 @@ impl Channel {
         self.receive_all(&all)
     }
 
-    /// Writes all bytes.
+    /// Writes all of `bytes`.
     ///
     /// # Errors
     /// [`TransportError::Reset`], [`TransportError::Stalled`], [`TransportError::Cancelled`],
@@ -330,31 +323,35 @@ impl Channel {
         Ok(())
     }
 
-    /// Ends the connection from any thread: every blocked or later call gives
-    /// [`TransportError::Cancelled`]. Bytes that were written before may still arrive.
+    /// Ends the connection, from any thread: blocked and later calls fail with [`TransportError::Cancelled`].
+    ///
+    /// Bytes that were written before may still arrive at the peer.
     pub fn shutdown(&self) {
         self.shut.store(true, Ordering::SeqCst);
         self.medium.shutdown();
     }
 
-    /// Ends reading, from any thread: a blocked or later read finds the end of the stream. Writing goes on.
+    /// Ends the reading direction, from any thread. Blocked and later reads find the end of the stream.
+    ///
+    /// Writing remains possible.
     pub fn finish_reading(&self) {
         self.medium.finish_reading();
     }
 
-    /// Says that we shall write no more; the peer reads to the end and then finds the channel closed.
+    /// Closes the writing direction. The peer reads all bytes and then the end of the stream.
     ///
     /// # Errors
-    /// [`TransportError::System`] if the connection is gone already; with TLS, which says it first, as
-    /// [`Channel::write_all`].
+    /// [`TransportError::System`] if the connection has already ended. With TLS, which first sends its closing alert,
+    /// also the errors of [`Channel::write_all`].
     pub fn finish_writing(&self) -> Result<(), TransportError> {
-        // Said or not, the peer must find the end.
+        // The peer must find the end of the stream even if the alert could not be sent.
         let said = self.say_goodbye();
         said.and(self.medium.finish_writing(self))
     }
 
-    /// With TLS, tells the peer that we shall write no more, so that it knows that nothing was truncated; a
-    /// QEMU demands that on multifd channels (specs/stream.md §3.7). Without TLS it does nothing.
+    /// Sends the closing alert of TLS. It proves to the peer that no data was cut off. Does nothing without TLS.
+    ///
+    /// QEMU requires the alert on multifd channels (specs/stream.md §3.7).
     ///
     /// # Errors
     /// As [`Channel::write_all`].
@@ -367,23 +364,23 @@ impl Channel {
         self.shut.load(Ordering::SeqCst)
     }
 
-    /// Bytes that reads have given so far.
+    /// Bytes that reads have returned so far.
     pub fn bytes_read(&self) -> u64 {
         self.read.load(Ordering::Relaxed)
     }
 
-    /// Bytes that the kernel has taken from writes so far.
+    /// Bytes of writes that the kernel has accepted so far.
     pub fn bytes_written(&self) -> u64 {
         self.written.load(Ordering::Relaxed)
     }
 
-    /// The host at the other end of a TCP connection. `None` of every other connection.
+    /// The host at the other end of a TCP connection. `None` on every other connection.
     pub fn peer_host(&self) -> Option<IpAddr> {
         let peer = rustix::net::getpeername(self.socket()?).ok()??;
         Some(SocketAddr::try_from(peer).ok()?.ip().to_canonical())
     }
 
-    /// Who is at the other end, for messages.
+    /// The name of the other end, for messages.
     pub fn peer(&self) -> &str {
         &self.peer
     }
@@ -404,7 +401,7 @@ impl Channel {
         Ok(())
     }
 
-    /// Reads something, or nothing at the end. `whole`: better wait for more.
+    /// Reads at least one byte, or 0 at the end of the stream. `whole`: the kernel should wait until all is there.
     fn read_once<P: Part>(&self, left: &Remaining<'_, P>, whole: bool) -> Result<usize, TransportError> {
         let moved = match self.tls.get() {
             Some(session) => session.read(self, left)?,
@@ -432,7 +429,7 @@ impl Channel {
         Ok(moved)
     }
 
-    /// Sends bytes beneath TLS.
+    /// Sends bytes on the socket itself: TLS records.
     pub(crate) fn send_raw(&self, bytes: &[u8]) -> Result<(), TransportError> {
         let parts = [IoPart::Bytes(bytes)];
         let mut left = Remaining::new(&parts);
@@ -443,13 +440,13 @@ impl Channel {
         Ok(())
     }
 
-    /// Receives bytes beneath TLS, without waiting.
+    /// Receives TLS records from the socket, without waiting.
     pub(crate) fn receive_now(&self, to: &mut [u8]) -> io::Result<usize> {
         let socket = self.socket().ok_or(rustix::io::Errno::NOTSOCK)?;
         Ok(rustix::net::recv(socket, to, rustix::net::RecvFlags::DONTWAIT)?.0)
     }
 
-    /// Waits until there is something to receive, the end included; no longer than the stall limit.
+    /// Waits until the socket is readable or at its end; at most the stall limit.
     pub(crate) fn wait_readable(&self) -> Result<(), TransportError> {
         let mut wait = Wait::default();
         let Some(socket) = self.socket() else { return Ok(()) };
@@ -470,7 +467,7 @@ impl Channel {
         TransportError::Tls { channel: self.peer.clone(), problem }
     }
 
-    /// One system call that moved something, or the end, or an error. `whole`: better wait for more.
+    /// Repeats the system call until bytes move, the stream ends or it fails. `whole`: the kernel should wait for all.
     fn once<P: Part>(
         &self,
         direction: Direction,
@@ -483,7 +480,7 @@ impl Channel {
                 return Err(self.cancelled());
             }
             let result = self.medium.once(self, direction, left, whole);
-            // Whatever is said after a shutdown of ours, it is that shutdown's doing.
+            // After a shutdown of this side, every result is a consequence of that shutdown.
             if self.is_shut_down() {
                 return Err(self.cancelled());
             }
@@ -495,7 +492,7 @@ impl Channel {
         }
     }
 
-    /// Tells errors that end the call from those after which to try again.
+    /// Returns an error if the call must end, and `Ok` if it may be repeated.
     pub(crate) fn judge(
         &self,
         direction: Direction,
@@ -506,14 +503,14 @@ impl Channel {
         let channel = || self.peer.clone();
         match error.raw_os_error() {
             Some(call @ (libc::EINTR | libc::EAGAIN)) => {
-                // The limit may have been lifted while we waited.
+                // Another thread may have removed the limit during the wait.
                 let Some(after) = self.stall_limit() else { return Ok(()) };
                 let silent = match self.company() {
                     Some(group) if direction == Direction::Read => {
                         wait.others.get_or_insert_with(|| group.watch()).silent_for()
                     }
                     _ if call == libc::EAGAIN => after,
-                    // The kernel's timer starts anew with each call; signals must not stretch the limit for ever.
+                    // The kernel's timer restarts with each call. Repeated signals must not extend the limit.
                     _ => wait.began.get_or_insert_with(Instant::now).elapsed(),
                 };
                 if silent < after {
@@ -541,7 +538,7 @@ impl Channel {
         }
     }
 
-    /// Bytes moved in a direction so far.
+    /// Bytes moved in one direction so far.
     fn offset(&self, direction: Direction) -> u64 {
         match direction {
             Direction::Read => self.bytes_read(),
@@ -549,32 +546,11 @@ impl Channel {
         }
     }
 
-    /// Gives up to `most` peeked bytes to `give`; says how many.
-    fn take_peeked(&self, most: usize, give: impl FnOnce(&[u8])) -> Result<usize, TransportError> {
-        if !self.has_peeked.load(Ordering::Acquire) {
-            return Ok(0);
-        }
-        if self.is_shut_down() {
-            return Err(self.cancelled());
-        }
-        let mut peeked = self.peeked();
-        let count = peeked.len().min(most);
-        give(&peeked[..count]);
-        peeked.drain(..count);
-        self.has_peeked.store(!peeked.is_empty(), Ordering::Release);
-        self.read.fetch_add(count as u64, Ordering::Relaxed);
-        Ok(count)
-    }
-
-    fn peeked(&self) -> MutexGuard<'_, Vec<u8>> {
-        self.peeked.lock()
-    }
-
     pub(crate) fn cancelled(&self) -> TransportError {
         TransportError::Cancelled { channel: self.peer.clone() }
     }
 
-    /// A page of guest RAM failed under a copy of ours.
+    /// The error for a page of guest RAM that failed while this process copied it.
     pub(crate) fn failed_memory(&self, fault: RamFault) -> TransportError {
         TransportError::FailedMemory { channel: self.peer.clone(), fault }
     }
@@ -586,8 +562,8 @@ impl Channel {
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        // A TLS server may have sent what nobody asked for (session tickets). The kernel answers a close on
-        // unread bytes with a reset, which could overtake our last words.
+        // A TLS server may have sent session tickets, which this side never reads. If unread bytes remain, the
+        // kernel answers the close with a reset, and the reset could overtake the last bytes that were written.
         if self.is_tls() {
             let mut scratch = [0; 4096];
             for _ in 0..64 {

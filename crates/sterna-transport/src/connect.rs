@@ -1,4 +1,4 @@
-//! Connecting, with a limit and cancellable.
+//! Connects sockets, with a time limit and a way to cancel from another thread.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
@@ -12,7 +12,52 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 
 use crate::cancel::{Waited, wait};
+use crate::socket;
+use crate::unix_path::UnixPath;
 use crate::{Address, CancelFlag, Channel, TransportError, handed};
+
+/// Pause between two attempts to connect to a Unix socket whose queue is full.
+const QUEUE_STEP: Duration = Duration::from_millis(5);
+
+/// Connects to a TCP or Unix address within `limit`, for other protocols than migration. The socket is blocking.
+///
+/// # Errors
+/// [`TransportError::Connect`], [`TransportError::TimedOut`], [`TransportError::Cancelled`].
+pub fn connect_socket(
+    address: &Address,
+    limit: Duration,
+    cancel: &CancelFlag,
+) -> Result<OwnedFd, TransportError> {
+    let attempt = Attempt { address, limit, deadline: Instant::now().checked_add(limit), cancel };
+    attempt.check()?;
+    let socket = match address {
+        Address::Tcp { host, port } => attempt.tcp(host, *port)?.0,
+        Address::Unix(path) => attempt.unix(path)?,
+        _ => return Err(attempt.failed(io::ErrorKind::Unsupported.into())),
+    };
+    rustix::io::ioctl_fionbio(&socket, false).map_err(|error| attempt.failed(error.into()))?;
+    Ok(socket)
+}
+
+/// Whether the process that listened at a Unix socket has ended.
+///
+/// Does not wait, and leaves no connection. A listener with a full queue counts as alive.
+///
+/// # Errors
+/// If connecting to the file fails for another reason, such as missing permission.
+pub fn is_abandoned(path: &Path) -> io::Result<bool> {
+    let path = UnixPath::new(path)?;
+    let address = SocketAddrUnix::new(path.as_path())?;
+    // A datagram socket cannot connect to a stream socket, but the error tells whether a listener exists. The listener
+    // would mistake a real connection for its peer.
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let probe = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
+    match rustix::net::connect(&probe, &address) {
+        Err(Errno::CONNREFUSED) => Ok(true),
+        Ok(()) | Err(Errno::PROTOTYPE | Errno::AGAIN) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
 
 pub(crate) fn connect(
     address: &Address,
@@ -21,7 +66,7 @@ pub(crate) fn connect(
 ) -> Result<Channel, TransportError> {
     let attempt = Attempt { address, limit, deadline: Instant::now().checked_add(limit), cancel };
     if let Address::Handed(fd) = address {
-        // Taken even if it is too late, so that it is closed: nobody else owns it.
+        // Taken even if it is too late, so that it is closed: it has no other owner.
         let socket = handed::take(fd).map_err(|error| attempt.failed(error))?;
         attempt.check()?;
         return Channel::adopt(socket, address.to_string());
@@ -32,20 +77,25 @@ pub(crate) fn connect(
             let socket = handed::duplicate(name).map_err(|error| attempt.failed(error))?;
             Channel::adopt(socket, address.to_string())
         }
-        Address::Tcp { host, port } => attempt.tcp(host, *port),
-        Address::Unix(path) => attempt.unix(path),
+        Address::Tcp { host, port } => {
+            let (socket, peer) = attempt.tcp(host, *port)?;
+            Channel::adopt(socket, format!("tcp:{peer}"))
+        }
+        Address::Unix(path) => Channel::adopt(attempt.unix(path)?, address.to_string()),
         Address::Handed(_) | Address::File { .. } | Address::Rdma { .. } => {
             Err(attempt.failed(io::ErrorKind::Unsupported.into()))
         }
     }
 }
 
-/// Numbers of a host for listening or connecting. Names are looked up on a thread of its own, as the
-/// resolver can neither be limited nor cancelled; a thread whose answer comes too late just ends.
+/// The IP addresses of a host, for listening or connecting.
+///
+/// A separate thread looks up names, because the resolver has no time limit and cannot be cancelled. If the answer
+/// arrives too late, the thread discards it and ends.
 ///
 /// # Errors
-/// `TimedOut` after the deadline and `Interrupted` after a cancel, both without a number of the system; what the resolver
-/// says.
+/// `TimedOut` after the deadline and `Interrupted` after a cancel, both without an OS error number; errors of the
+/// resolver.
 pub fn resolve(
     host: &str,
     port: u16,
@@ -84,16 +134,17 @@ struct Attempt<'a> {
     cancel: &'a CancelFlag,
 }
 
-/// Takes the plainest congestion control for a connection within this machine, where no network can be
-/// congested: a default that paces itself (bbr) costs a quarter of the speed and of the CPU time there. Has
-/// to be done before the connection is made; elsewhere the system's choice stands.
+/// Selects the simplest congestion control for a loopback connection, where no network can be congested.
+///
+/// A default that paces (bbr) costs a quarter of the speed and of the CPU time there. The option must be set before
+/// the connection is established. Other connections keep the system's choice.
 fn spare_pacing(socket: &OwnedFd) {
-    // Every Linux has it and lets anyone use it; where not, the default does.
+    // Every Linux has reno and allows it for all users. If it is refused, the default works too.
     let _ = sockopt::set_tcp_congestion(socket, "reno");
 }
 
 impl Attempt<'_> {
-    fn tcp(&self, host: &str, port: u16) -> Result<Channel, TransportError> {
+    fn tcp(&self, host: &str, port: u16) -> Result<(OwnedFd, SocketAddr), TransportError> {
         let host = if host.is_empty() { "localhost" } else { host };
         let addresses =
             resolve(host, port, self.deadline, self.cancel).map_err(|error| self.failed(error))?;
@@ -104,10 +155,12 @@ impl Attempt<'_> {
                 if address.ip().is_loopback() {
                     spare_pacing(socket);
                 }
+                // Set before connecting, because the packets of the TCP handshake are retransmitted too.
+                socket::retransmit_often(socket.as_fd());
                 rustix::net::connect(socket, &address)
             };
             match self.socket(family, connect) {
-                Ok(socket) => return Channel::adopt(socket, format!("tcp:{address}")),
+                Ok(socket) => return Ok((socket, address)),
                 Err(error) => last = error,
             }
             self.check()?;
@@ -115,14 +168,15 @@ impl Attempt<'_> {
         Err(self.failed(last))
     }
 
-    fn unix(&self, path: &Path) -> Result<Channel, TransportError> {
-        let socket = SocketAddrUnix::new(path).map_err(io::Error::from).and_then(|address| {
+    fn unix(&self, path: &Path) -> Result<OwnedFd, TransportError> {
+        let socket = UnixPath::new(path).and_then(|path| {
+            let address = SocketAddrUnix::new(path.as_path())?;
             self.socket(AddressFamily::UNIX, |socket| rustix::net::connect(socket, &address))
         });
-        Channel::adopt(socket.map_err(|error| self.failed(error))?, self.address.to_string())
+        socket.map_err(|error| self.failed(error))
     }
 
-    /// A connected socket. Interrupted, with the flag set, and timed out are told apart by `failed`.
+    /// A connected socket. `failed` later distinguishes an interruption with the flag set from a time-out.
     fn socket(
         &self,
         family: AddressFamily,
@@ -134,14 +188,20 @@ impl Attempt<'_> {
             match connect(&socket) {
                 Ok(()) => return Ok(socket),
                 Err(Errno::INPROGRESS | Errno::INTR) => break,
-                // A Unix listener's queue is full; there is nothing to poll for.
+                // A Unix listener's queue is full, and `poll` cannot wait for room in it.
                 Err(Errno::AGAIN) => {
-                    std::thread::sleep(Duration::from_millis(5));
+                    std::thread::sleep(QUEUE_STEP);
                     if self.cancel.is_cancelled() {
                         return Err(io::ErrorKind::Interrupted.into());
                     }
                     if self.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                        return Err(io::ErrorKind::TimedOut.into());
+                        return Err(io::Error::new(
+                            io::ErrorKind::TimedOut,
+                            format!(
+                                "its queue of connections has been full for {:?}: the process that listens there accepts none",
+                                self.limit
+                            ),
+                        ));
                     }
                 }
                 Err(error) => return Err(error.into()),
@@ -167,10 +227,13 @@ impl Attempt<'_> {
     }
 
     fn failed(&self, source: io::Error) -> TransportError {
-        // Errors of the kernel carry a number; ours (limit passed) do not.
+        // Errors of the kernel have a number; those of this file (limit passed) have none.
         if self.cancel.is_cancelled() {
             TransportError::Cancelled { channel: self.address.to_string() }
-        } else if source.kind() == io::ErrorKind::TimedOut && source.raw_os_error().is_none() {
+        } else if source.kind() == io::ErrorKind::TimedOut
+            && source.raw_os_error().is_none()
+            && source.get_ref().is_none()
+        {
             self.timed_out()
         } else {
             TransportError::Connect { address: self.address.to_string(), source }

@@ -1,4 +1,4 @@
-//! What can go wrong with a channel, and at which byte of it.
+//! Errors of channels, listeners and page files. Each names the object and, where one exists, the byte offset.
 
 use std::fmt;
 use std::io;
@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use sterna_ram::{RamFault, is_failed_memory};
 
-/// Which way bytes were moving.
+/// Direction of a transfer, for errors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
-    /// From the peer to us.
+    /// From the peer to this side.
     Read,
-    /// From us to the peer.
+    /// From this side to the peer.
     Write,
 }
 
@@ -24,185 +24,199 @@ impl fmt::Display for Direction {
     }
 }
 
-/// A channel, a listener or a page file failed.
+/// Advice for an operator whose file cannot grow.
+fn make_room(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::EFBIG) => {
+            "raise this process's limit on the size of files (`ulimit -f`, systemd's LimitFSIZE=), or choose a file system that \
+             takes larger ones"
+        }
+        Some(libc::EDQUOT) => "free space, raise the quota, or choose another place",
+        _ => "free space, or choose another place",
+    }
+}
+
+/// Failure of a channel, a listener or a page file.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TransportError {
-    /// The text is no address.
+    /// The given text is not a valid address.
     #[error("{text:?} is not an address: {rule}")]
     Address {
-        /// What was given.
+        /// The text that was given as an address.
         text: String,
-        /// What an address looks like.
+        /// The rule of addresses that the text breaks.
         rule: &'static str,
     },
-    /// No connection came about: refused, unreachable, unknown host.
+    /// No connection could be established: refused, unreachable, unknown host.
     #[error("cannot connect to {address}: {source}")]
     Connect {
-        /// Where to.
+        /// The address that was connected to.
         address: String,
-        /// Why not.
+        /// Error of the kernel or the resolver.
         source: io::Error,
     },
     /// The address cannot be listened on.
     #[error("cannot listen on {address}: {source}")]
     Bind {
-        /// Where.
+        /// The address to listen at.
         address: String,
-        /// Why not.
+        /// Error of the kernel or the resolver.
         source: io::Error,
     },
-    /// Nobody answered a connect, or came to a listener, within the limit.
+    /// No listener answered a connect, or no client connected to a listener, within the limit.
     #[error("{what} {address}: no progress for {after:?}")]
     TimedOut {
-        /// "connecting to" or "accepting on".
+        /// The operation: "connecting to", "accepting on" or "TLS handshake with".
         what: &'static str,
-        /// The address.
+        /// The address that was waited for.
         address: String,
-        /// The limit.
+        /// The limit that passed.
         after: Duration,
     },
-    /// The peer closed its side in an orderly way, before the bytes that were due.
+    /// The peer closed its side in an orderly way before all expected bytes arrived.
     #[error("{channel}: the peer closed at byte {offset}, {missing} bytes too early")]
     Closed {
-        /// The channel.
+        /// Name of the channel.
         channel: String,
         /// Bytes moved in this direction before.
         offset: u64,
-        /// Bytes that were still awaited.
+        /// Number of expected bytes that did not arrive.
         missing: u64,
     },
-    /// The connection broke: the peer died, refused our bytes, or the network gave up.
+    /// The connection broke: the peer's process ended, it rejected bytes, or the network failed.
     #[error("{channel}: connection broken while {direction} at byte {offset}: {source}")]
     Reset {
-        /// The channel.
+        /// Name of the channel.
         channel: String,
-        /// Which way bytes were moving.
+        /// Direction of the failed call.
         direction: Direction,
         /// Bytes moved in this direction before.
         offset: u64,
-        /// The kernel's word for it.
+        /// Error of the kernel.
         source: io::Error,
     },
-    /// The peer is there but moved nothing for longer than the stall limit.
+    /// The connection exists, but no byte moved for longer than the stall limit.
     #[error("{channel}: no progress for {after:?} while {direction} at byte {offset}")]
     Stalled {
-        /// The channel.
+        /// Name of the channel.
         channel: String,
-        /// Which way bytes were moving.
+        /// Direction of the failed call.
         direction: Direction,
         /// Bytes moved in this direction before.
         offset: u64,
-        /// The stall limit.
+        /// The stall limit of the channel.
         after: Duration,
     },
-    /// No TLS session came about, or it broke.
+    /// The TLS handshake failed, or the session broke.
     #[error("{channel}: {problem}")]
     Tls {
-        /// The channel.
+        /// Name of the channel.
         channel: String,
-        /// What is wrong, whose fault it is, and what to do.
+        /// The problem, the responsible side and a remedy.
         problem: crate::TlsProblem,
     },
     /// An RDMA connection, its adapter or its memory failed.
     #[error("{channel}: {direction} failed at byte {offset}: {source}")]
     Rdma {
-        /// The channel.
+        /// Name of the channel.
         channel: String,
-        /// Which way bytes were moving.
+        /// Direction of the failed call.
         direction: Direction,
         /// Bytes moved in this direction before.
         offset: u64,
-        /// What failed, and what to do.
+        /// The failed operation and a remedy.
         source: crate::rdma::RdmaError,
     },
-    /// A message that carries the channel's bytes broke a rule.
+    /// A message that contains the channel's bytes broke a rule of its protocol.
     #[error("{channel}: {direction} failed at byte {offset}: {source}")]
     Protocol {
-        /// The channel.
+        /// Name of the channel.
         channel: String,
-        /// Which way bytes were moving.
+        /// Direction of the failed call.
         direction: Direction,
         /// Bytes moved in this direction before.
         offset: u64,
-        /// Which rule, and whose fault it is.
+        /// The rule and the side that broke it.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// We ourselves shut the channel down, or cancelled the wait.
+    /// This side shut the channel down or cancelled the wait.
     #[error("{channel}: cancelled from this side")]
     Cancelled {
-        /// The channel, or the address that was waited for.
+        /// Name of the channel, or the address that was waited for.
         channel: String,
     },
-    /// A page file ends too early.
+    /// A page file ends before the requested bytes.
     #[error("{file}: the file ends at byte {offset}, {missing} bytes too early")]
     FileEnd {
-        /// The file.
+        /// Path of the file.
         file: String,
-        /// Where it ends.
+        /// Length of the file in bytes.
         offset: u64,
-        /// Bytes that were still awaited.
+        /// Number of requested bytes after the end.
         missing: u64,
     },
-    /// There is no room for what was to be written: the disk, a quota or a limit.
-    #[error("{file}: no space at byte {offset} ({source}): free space, or choose another place")]
+    /// A write found no space: a full disk, a quota or a file size limit.
+    #[error("{file}: no space at byte {offset} ({source}): {}", make_room(source))]
     DiskFull {
-        /// The file.
+        /// Path of the file.
         file: String,
-        /// Where the bytes were to go; 0 if that is not known.
+        /// Offset of the write; 0 if it is unknown.
         offset: u64,
-        /// The kernel's word for it.
+        /// Error of the kernel.
         source: io::Error,
     },
-    /// A file lies in the place already, and nobody said that it may be replaced.
+    /// A file exists at the path, and replacing it was not requested.
     #[error("{file} exists: choose another name, or ask to replace it")]
     FileExists {
-        /// The file.
+        /// Path of the existing file.
         file: String,
     },
-    /// The path names no file, where only a file will do.
+    /// The path names a directory, pipe, socket or device where a file is needed.
     #[error("{file} cannot hold pages: {what}")]
     NotAFile {
-        /// The path.
+        /// The path as given.
         file: String,
-        /// What is there.
+        /// The kind of object at the path.
         what: String,
     },
-    /// Direct I/O was required and cannot be had.
+    /// Direct I/O was required and is not available.
     #[error("{file}: no direct I/O here ({why}): leave direct I/O off, or choose another file system")]
     NoDirect {
-        /// The file.
+        /// Path of the file.
         file: String,
-        /// Why not.
+        /// Reason of the file system or the kernel.
         why: String,
     },
-    /// A page of guest RAM has failed: it is known to, or a copy of ours found it.
+    /// A page of guest RAM has failed (memory error).
+    ///
+    /// It was already marked as failed, or a copy found it.
     #[error("{channel}: {fault}")]
     FailedMemory {
-        /// The channel or file that its bytes were for, or came from.
+        /// Name of the channel or file that the page's bytes were for or came from.
         channel: String,
-        /// Where it is.
+        /// Address of the failed page.
         fault: RamFault,
     },
-    /// This machine's kernel refused.
+    /// A system call of this host failed.
     #[error("{channel}: {call} failed: {source}")]
     System {
-        /// The channel, listener or file.
+        /// Name of the channel, listener or file.
         channel: String,
-        /// The system call.
+        /// Name of the system call.
         call: &'static str,
-        /// Why.
+        /// Error of the kernel.
         source: io::Error,
     },
 }
 
 impl TransportError {
-    /// Whether we ended it ourselves: no fault of the peer or the network.
+    /// Whether this side ended the operation, so that neither the peer nor the network failed.
     pub fn is_cancelled(&self) -> bool {
         matches!(self, TransportError::Cancelled { .. })
     }
 
-    /// Whether memory that was to be read or written could not be had: a page of guest RAM has failed (poison).
+    /// Whether a page of guest RAM to read or write has failed (memory error, poison).
     pub fn is_failed_memory(&self) -> bool {
         match self {
             TransportError::FailedMemory { .. } => true,
@@ -211,14 +225,15 @@ impl TransportError {
         }
     }
 
-    /// The address in this process of the page of guest RAM that has failed, where it is known: the kernel does not say
-    /// which page failed under its own access.
+    /// Address in this process of the failed page of guest RAM.
+    ///
+    /// `None` if it is unknown: the kernel does not report which page failed during its own access.
     pub fn failed_address(&self) -> Option<usize> {
         let TransportError::FailedMemory { fault, .. } = self else { return None };
         Some(fault.address)
     }
 
-    /// Whether the peer is gone or the network between us is broken.
+    /// Whether the peer has closed or the network connection broke.
     pub fn is_peer_gone(&self) -> bool {
         matches!(self, TransportError::Closed { .. } | TransportError::Reset { .. })
     }

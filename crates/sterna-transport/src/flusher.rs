@@ -1,7 +1,7 @@
-//! Putting a file on the disk while it is written.
+//! Flushes a file to the disk while it is still being written.
 //!
-//! What is written through the page cache would lie there until somebody asks for it on the disk, and the disk would be
-//! idle until then. Somebody asks when the guest is stopped and waits.
+//! Without a flush, written bytes stay in the page cache and the disk is idle. The final sync would then write all
+//! of them while the guest is paused.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use crate::{PageFile, TransportError};
 
-/// Between two flushes.
+/// Pause between two flushes.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// A thread that flushes a file over and over. Whoever else writes the file goes on meanwhile.
+/// A thread that flushes a file repeatedly. Other threads can write the file meanwhile.
 #[derive(Debug)]
 pub struct Flusher {
     is_ended: Arc<AtomicBool>,
@@ -21,7 +21,7 @@ pub struct Flusher {
 }
 
 impl Flusher {
-    /// Begins. Without a thread the file is flushed at the end alone.
+    /// Starts the thread. If that fails, the file is flushed only when it is completed.
     pub fn start(file: &Arc<PageFile>) -> Self {
         let (is_ended, file) = (Arc::new(AtomicBool::new(false)), file.clone());
         let seen = is_ended.clone();
@@ -35,20 +35,21 @@ impl Flusher {
         Self { is_ended, thread: thread.ok() }
     }
 
-    /// Ends it. The kernel tells an error of writing back once only, so it must be heard here.
+    /// Stops the thread and returns its first error. The kernel reports an error of write-back only once, so the
+    /// caller must not ignore it.
     ///
     /// # Errors
-    /// Why the file could not be put on the disk.
+    /// The error of the flush that failed.
     pub fn end(&mut self) -> Result<(), TransportError> {
         self.is_ended.store(true, Ordering::Release);
-        // It does nothing that could panic.
+        // The thread contains nothing that can panic, so a failed join needs no report.
         self.thread.take().and_then(|thread| thread.join().ok()).unwrap_or(Ok(()))
     }
 }
 
 impl Drop for Flusher {
     fn drop(&mut self) {
-        // Who drops it does not want the file any more.
+        // A caller that drops the flusher without `end` discards the file, so the error does not matter.
         let _ = self.end();
     }
 }

@@ -1,17 +1,18 @@
-//! Channels that belong together: silence on one of them is judged by all.
+//! Groups of channels, such as those of one migration. A silent channel has not stalled while another of its group
+//! receives bytes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// The channels of one migration. While bytes come on any of them, a read that waits on another has not stalled.
+/// The channels of one migration. While any of them receives bytes, a read that waits on another has not stalled.
 #[derive(Debug, Default)]
 pub struct ChannelGroup {
-    /// Reads that gave bytes, over all channels.
+    /// Number of reads that returned bytes, over all channels.
     reads: AtomicU64,
 }
 
-/// Says for how long nothing has come on any channel of a group.
+/// Measures for how long no channel of a group has received a byte.
 #[derive(Debug)]
 pub struct SilenceWatch {
     group: Arc<ChannelGroup>,
@@ -20,12 +21,12 @@ pub struct SilenceWatch {
 }
 
 impl ChannelGroup {
-    /// A group without channels: see [`crate::Channel::join`].
+    /// A group without channels; they join with [`crate::Channel::join`].
     pub fn new() -> Arc<Self> {
         Arc::default()
     }
 
-    /// Watches from now on.
+    /// Starts to measure silence.
     pub fn watch(self: &Arc<Self>) -> SilenceWatch {
         SilenceWatch {
             group: Arc::clone(self),
@@ -40,8 +41,9 @@ impl ChannelGroup {
 }
 
 impl SilenceWatch {
-    /// For how long nothing has come, as far as this watch has looked: counted from the last look that found
-    /// something new.
+    /// Time since this watch last noticed that a channel of the group had received bytes.
+    ///
+    /// The watch notices them only when this function is called.
     pub fn silent_for(&mut self) -> Duration {
         let reads = self.group.reads.load(Ordering::Relaxed);
         if reads != self.reads {
@@ -52,11 +54,11 @@ impl SilenceWatch {
     }
 }
 
-/// A call that waits: what it has to remember between the kernel's answers.
+/// State that a blocked call keeps between two system calls.
 #[derive(Default)]
 pub(crate) struct Wait {
-    /// When the first call of this wait ended without moving anything.
+    /// Time when the first system call of this wait returned without moving a byte.
     pub(crate) began: Option<Instant>,
-    /// The group, from then on.
+    /// The silence of the group since then.
     pub(crate) others: Option<SilenceWatch>,
 }

@@ -1,4 +1,5 @@
-//! Descriptors as addresses: handed over, or named by their number.
+//! File descriptors as addresses. The address owns descriptors that are inherited or handed over. A descriptor
+//! that is named by its number is duplicated.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -10,9 +11,11 @@ use parking_lot::Mutex;
 use rustix::io::FdFlags;
 use rustix::net::sockopt;
 
-/// A descriptor that was handed over with an address: whoever connects to the address, or listens at it, first takes
-/// it and closes it when its channel is dropped. Nobody else uses it meanwhile. Clones share it; if nobody takes it,
-/// it is closed with the last of them.
+/// A descriptor that an address owns until a channel or listener takes it.
+///
+/// The first connect or listen on the address takes the descriptor, and it is closed when that channel or listener
+/// is dropped. No other code may use it meanwhile. Clones share the descriptor. If it is never taken, it is closed
+/// with the last clone.
 #[derive(Clone)]
 pub struct HandedFd {
     name: String,
@@ -20,27 +23,28 @@ pub struct HandedFd {
 }
 
 impl HandedFd {
-    /// Hands `fd` over. `name`: what it is called in messages.
+    /// Makes an address part that owns `fd`. `name` is its name in messages.
     pub fn new(fd: OwnedFd, name: impl Into<String>) -> Self {
         Self { name: name.into(), fd: Arc::new(Mutex::new(Some(fd))) }
     }
 
-    /// What it is called.
+    /// The name in messages.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Takes over a descriptor that this process was started with, by its number: for the program on whose command
-    /// line the number stood. Works once for each.
+    /// Takes ownership of a descriptor that this process inherited, by its number.
+    ///
+    /// It is for programs whose command line contains the number. A descriptor can be claimed once.
     ///
     /// # Safety
-    /// If it is open, nobody in this process may own or use it, now or later.
+    /// If the descriptor is open, no other code in this process may own or use it, now or later.
     ///
     /// # Errors
-    /// It is not above 2, not open, or close-on-exec: that a descriptor which came with exec is not.
+    /// The number is at most 2, not open, or close-on-exec: a descriptor that was inherited through exec never is.
     pub(crate) unsafe fn inherited(name: &str) -> io::Result<Self> {
         let number = number(name)?;
-        // SAFETY: borrowed for the two calls below only; a number that is not open is answered by EBADF.
+        // SAFETY: borrowed only for the two calls below. If the number is not open, they return EBADF.
         let given = unsafe { BorrowedFd::borrow_raw(number) };
         let flags = rustix::io::fcntl_getfd(given)?;
         if flags.contains(FdFlags::CLOEXEC) {
@@ -48,7 +52,7 @@ impl HandedFd {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
         }
         rustix::io::fcntl_setfd(given, flags | FdFlags::CLOEXEC)?;
-        // SAFETY: it is open, and nobody else owns it (the caller's promise).
+        // SAFETY: the descriptor is open, and the caller guarantees that it has no other owner.
         Ok(Self::new(unsafe { OwnedFd::from_raw_fd(number) }, name))
     }
 
@@ -78,22 +82,22 @@ impl Hash for HandedFd {
     }
 }
 
-/// A duplicate of the socket that `name`, a number, names. The number itself stays its owner's.
+/// Duplicates the socket whose descriptor number is `name`. The original stays with its owner.
 pub(crate) fn duplicate(name: &str) -> io::Result<OwnedFd> {
-    // SAFETY: borrowed for the two calls below only; a number that is not open is answered by EBADF.
+    // SAFETY: borrowed only for the two calls below. If the number is not open, they return EBADF.
     let named = unsafe { BorrowedFd::borrow_raw(number(name)?) };
     check(named)?;
     Ok(rustix::io::fcntl_dupfd_cloexec(named, 3)?)
 }
 
-/// Takes the socket that was handed over.
+/// Takes the descriptor and checks that it is a socket.
 pub(crate) fn take(handed: &HandedFd) -> io::Result<OwnedFd> {
     let taken = handed.take()?;
     check(taken.as_fd())?;
     Ok(taken)
 }
 
-/// Refuses what is no socket.
+/// Returns an error if the descriptor is not a socket.
 fn check(fd: BorrowedFd<'_>) -> io::Result<()> {
     sockopt::socket_type(fd)?;
     Ok(())

@@ -1,18 +1,23 @@
-//! Channels: how bytes move, without knowing what they mean.
+//! Transports of a migration: sockets, TLS, RDMA and page files. They move bytes and do not interpret them.
 //!
 //! # The model
-//! A [`Channel`] is one connected stream socket, TCP or Unix (or a [`ByteStream`] in its place), blocking, usable from several threads (one
-//! reads, one writes, any shuts it down). Every blocked call ends: when bytes moved, when the peer closed or
-//! reset, when nothing moved for the stall limit, or when another thread called [`Channel::shutdown`]. The
-//! error's type says which; the error names the channel and the byte.
+//! A [`Channel`] is one connected stream socket (TCP or Unix), or a [`ByteStream`] in its place. Calls block.
+//! Several threads may use a channel: one reads, one writes, and any thread may shut it down. A blocked call
+//! always returns, for one of four reasons:
+//! * bytes moved;
+//! * the peer closed or reset the connection;
+//! * no byte moved for the stall limit;
+//! * another thread called [`Channel::shutdown`].
 //!
-//! Guest RAM is sent and received without copying it in user space: [`Channel::read_into_ram`] and [`IoPart::Ram`] hand
-//! [`sterna_ram::RamSlice`]s to the kernel.
+//! The type of the error identifies the reason; the error names the channel and the byte offset.
+//!
+//! Guest RAM is sent and received without a copy in user space: [`Channel::read_into_ram`] and [`IoPart::Ram`]
+//! pass [`sterna_ram::RamSlice`]s to the kernel.
 //!
 //! A [`CancelFlag`] ends waits that have no socket to shut down yet (connecting, accepting).
 //!
-//! A [`Listener`] accepts channels; a [`PageFile`] is a file for pages, complete or absent, with direct I/O. [`rdma`] has
-//! what the engine uses of RDMA adapters.
+//! A [`Listener`] accepts channels. A [`PageFile`] is a file for pages with direct I/O; it appears at its path
+//! complete or not at all. [`rdma`] contains the operations of RDMA adapters that the engine uses.
 #![warn(unreachable_pub)]
 
 mod address;
@@ -27,14 +32,16 @@ mod handed;
 mod listener;
 mod parts;
 pub mod rdma;
+mod shortage;
 mod socket;
 mod stream;
 mod tls;
+mod unix_path;
 
 pub use address::Address;
 pub use cancel::CancelFlag;
 pub use channel::{Channel, Delivery, PeerCredentials, Piece};
-pub use connect::resolve;
+pub use connect::{connect_socket, is_abandoned, resolve};
 pub use error::{Direction, TransportError};
 pub use file::{
     CreateOptions, DIRECT_ALIGN, Direct, OpenOptions, PageFile, PageQueue, QueueOptions, RangeReader,
@@ -44,8 +51,10 @@ pub use group::{ChannelGroup, SilenceWatch};
 pub use handed::HandedFd;
 pub use listener::Listener;
 pub use parts::IoPart;
+pub use shortage::shortage_advice;
 pub use stream::{ByteStream, StreamError};
 pub use tls::{
     Authorization, AuthorizationRule, CredentialsError, Tls, TlsCredentials, TlsEndpoint, TlsFault, TlsFiles,
     TlsProblem,
 };
+pub use unix_path::{LONGEST_UNIX_PATH, UnixPath};

@@ -1,4 +1,4 @@
-//! Waiting for channels.
+//! Accepts channels at an address, with a time limit and cancellation from another thread.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -12,35 +12,38 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 
 use crate::cancel::{Waited, wait};
-use crate::connect::resolve;
+use crate::connect::{is_abandoned, resolve};
+use crate::unix_path::UnixPath;
 use crate::{Address, CancelFlag, Channel, TransportError, handed, socket};
 
-/// Connections that may wait to be accepted: more than a migration has channels.
+/// Connections that may wait to be accepted. A migration has fewer channels.
 const BACKLOG: i32 = 256;
 
-/// Accepts channels at an address.
+/// Accepts channels at an address; its socket file is removed on drop.
 #[derive(Debug)]
 pub struct Listener {
     kind: Kind,
     address: Address,
     closed: CancelFlag,
-    /// The path that is ours to remove, with the inode that we made there.
+    /// The socket file that this listener created and must remove, with its inode.
     path: Option<(PathBuf, u64)>,
 }
 
 #[derive(Debug)]
 enum Kind {
     Listening(OwnedFd),
-    /// An inherited descriptor that is connected already: accepted once.
+    /// An inherited descriptor that is already connected. It is accepted once.
     Connected(Mutex<Option<OwnedFd>>),
 }
 
 impl Listener {
-    /// Listens. A Unix socket's path on which nobody listens any more is taken over, one that is in use
-    /// is refused. A descriptor may be listening or connected; `fd:N` duplicates it.
+    /// Starts to listen at `address`.
+    ///
+    /// A socket file without a listener is replaced; one that is in use is refused. A descriptor may be listening or
+    /// connected; `fd:N` duplicates it.
     ///
     /// # Errors
-    /// [`TransportError::Bind`].
+    /// [`TransportError::Bind`] with the error of the kernel, or that the kind of address is not supported.
     pub fn bind(address: &Address) -> Result<Listener, TransportError> {
         Self::try_bind(address)
             .map_err(|source| TransportError::Bind { address: address.to_string(), source })
@@ -61,18 +64,17 @@ impl Listener {
             }
             Address::Fd(name) => (kind_of(handed::duplicate(name)?)?, address.clone()),
             Address::Handed(fd) => (kind_of(handed::take(fd)?)?, address.clone()),
-            // Nobody connects to a file; an RDMA fabric has a listener of its own.
+            // A file has no connections; an RDMA fabric has its own listener.
             Address::File { .. } | Address::Rdma { .. } => return Err(io::ErrorKind::Unsupported.into()),
         };
         Ok(Listener { kind, address, closed, path })
     }
 
-    /// Waits for the next channel: until it comes, `limit` passes, `cancel` is cancelled or the listener
-    /// is closed.
+    /// Waits for the next channel. A passed `limit`, `cancel` and [`Listener::close`] end the wait.
     ///
     /// # Errors
-    /// [`TransportError::TimedOut`], [`TransportError::Cancelled`], [`TransportError::System`] (also if
-    /// an inherited connection was accepted already).
+    /// [`TransportError::TimedOut`], [`TransportError::Cancelled`], [`TransportError::System`] (also if an inherited
+    /// connection was already accepted).
     pub fn accept(&self, limit: Option<Duration>, cancel: &CancelFlag) -> Result<Channel, TransportError> {
         let listening = match &self.kind {
             Kind::Listening(socket) => socket,
@@ -101,19 +103,19 @@ impl Listener {
                     };
                     return Channel::adopt(socket, peer);
                 }
-                // Gone again before we came, or taken by another thread.
+                // The client has already disconnected, or another thread accepted the connection.
                 Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED | Errno::PROTO) => {}
                 Err(error) => return Err(self.system("accept", error.into())),
             }
         }
     }
 
-    /// Where it listens, with the port that the kernel chose.
+    /// The address, with the port that the kernel chose if the given one was 0.
     pub fn local_address(&self) -> Address {
         self.address.clone()
     }
 
-    /// Ends every accept, from any thread; the socket itself goes when the listener is dropped.
+    /// Ends every `accept` call, from any thread. The socket itself is closed when the listener is dropped.
     pub fn close(&self) {
         self.closed.cancel();
     }
@@ -137,7 +139,7 @@ impl Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         if let Some((path, inode)) = &self.path {
-            // Only what we made: somebody may have put another socket there since.
+            // The inode is compared because another process may have created a new socket file at the path.
             if std::fs::symlink_metadata(path).is_ok_and(|found| found.ino() == *inode) {
                 let _ = std::fs::remove_file(path);
             }
@@ -145,7 +147,7 @@ impl Drop for Listener {
     }
 }
 
-/// What a descriptor of somebody else's is.
+/// Whether an inherited descriptor is listening or connected.
 fn kind_of(socket: OwnedFd) -> io::Result<Kind> {
     if socket::is_listening(socket.as_fd())? {
         rustix::io::ioctl_fionbio(&socket, true)?;
@@ -158,7 +160,7 @@ fn bind_tcp(host: &str, port: u16, cancel: &CancelFlag) -> io::Result<(OwnedFd, 
     let host = if host.is_empty() { "::" } else { host };
     let mut addresses = resolve(host, port, None, cancel)?;
     if host == "::" {
-        // Machines without IPv6.
+        // For machines without IPv6.
         addresses.push((std::net::Ipv4Addr::UNSPECIFIED, port).into());
     }
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
@@ -181,29 +183,19 @@ fn bind_tcp(host: &str, port: u16, cancel: &CancelFlag) -> io::Result<(OwnedFd, 
 }
 
 fn bind_unix(path: &Path) -> io::Result<OwnedFd> {
-    let address = SocketAddrUnix::new(path)?;
+    let short = UnixPath::new(path)?;
+    let address = SocketAddrUnix::new(short.as_path())?;
     let bind = || listening(AddressFamily::UNIX, |socket| rustix::net::bind(socket, &address));
     match bind() {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
             if !std::fs::symlink_metadata(path)?.file_type().is_socket() {
                 return Err(error);
             }
-            // A datagram socket cannot connect to a stream socket, but learns whether there is one: a real
-            // connection would be taken by the owner for its peer.
-            let probe = rustix::net::socket_with(
-                AddressFamily::UNIX,
-                SocketType::DGRAM,
-                SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
-                None,
-            )?;
-            match rustix::net::connect(&probe, &address) {
-                // Refused: the socket's owner is gone and left the path behind.
-                Err(Errno::CONNREFUSED) => {
-                    std::fs::remove_file(path)?;
-                    bind()
-                }
-                _ => Err(error),
+            if !is_abandoned(path).unwrap_or(false) {
+                return Err(error);
             }
+            std::fs::remove_file(path)?;
+            bind()
         }
         result => result,
     }
@@ -213,7 +205,7 @@ fn listening(
     family: AddressFamily,
     bind: impl Fn(&OwnedFd) -> rustix::io::Result<()>,
 ) -> io::Result<OwnedFd> {
-    // Non-blocking, so that a connection that is gone before it was accepted does not block accept().
+    // Non-blocking, so that `accept()` does not block when a client disconnects before it is accepted.
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
     bind(&socket)?;

@@ -1,19 +1,19 @@
-//! Lists of memory for vectored calls.
+//! Lists of memory for vectored calls. `sendmsg`, `recvmsg` and file I/O take many pieces in one call.
 
 use sterna_ram::{RamFault, RamSlice};
 
-/// Something to write: bytes of ours or guest RAM in place.
+/// One piece of a vectored write: this process's bytes, or guest RAM in place.
 #[derive(Debug, Clone, Copy)]
 pub enum IoPart<'a> {
-    /// Bytes of ours.
+    /// Bytes in a buffer of this process.
     Bytes(&'a [u8]),
-    /// Guest RAM, read by the kernel straight from where it is.
+    /// Guest RAM; the kernel reads it in place, without a copy.
     Ram(RamSlice<'a>),
 }
 
-/// A piece of memory as the kernel sees it.
+/// A piece of memory as the kernel sees it: start and length.
 pub(crate) trait Part {
-    /// Where it begins and how long it is. Only ever given to the kernel.
+    /// Start and length in bytes. Only the kernel may dereference the pointer.
     fn raw(&self) -> (*mut u8, usize);
 }
 
@@ -32,7 +32,7 @@ impl Part for RamSlice<'_> {
     }
 }
 
-/// A buffer of ours as a part to read into.
+/// Wraps a buffer of this process as a part to read into.
 pub(crate) fn own(buffer: &mut [u8]) -> Own<'_> {
     Own { pointer: buffer.as_mut_ptr(), len: buffer.len(), buffer: std::marker::PhantomData }
 }
@@ -51,7 +51,7 @@ impl Part for Own<'_> {
     }
 }
 
-/// Somewhere to read into.
+/// Destination of a read: guest RAM or a buffer of this process.
 pub(crate) enum Place<'a> {
     Ram(RamSlice<'a>),
     Own(&'a Own<'a>),
@@ -66,7 +66,8 @@ impl Part for Place<'_> {
     }
 }
 
-/// Vectors in one call: well below the kernel's IOV_MAX of 1024, and enough for 1 MiB of scattered pages.
+/// Maximum vectors in one call. It is well below the kernel's IOV_MAX of 1024, and enough for 1 MiB of scattered
+/// pages.
 const BATCH: usize = 256;
 
 /// One call's worth of vectors, without allocation.
@@ -85,10 +86,10 @@ impl Vectors {
     }
 }
 
-/// What is left of a list of parts.
+/// The unfinished end of a list of parts.
 pub(crate) struct Remaining<'p, P> {
     parts: &'p [P],
-    /// Bytes of the first part that are done.
+    /// Bytes of the first part that are already transferred.
     done: usize,
     bytes: u64,
     /// The first page of guest RAM that failed under a copy.
@@ -107,12 +108,12 @@ impl<'p, P: Part> Remaining<'p, P> {
         Remaining { parts, done: 0, bytes, fault: None }
     }
 
-    /// Bytes that are left.
+    /// Bytes that are still to be transferred.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The vectors of the next call. Neighbours in memory become one vector.
+    /// The vectors of the next call. Parts that are adjacent in memory become one vector.
     pub(crate) fn vectors(&self) -> Vectors {
         let empty = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
         let mut vectors = Vectors { list: [empty; BATCH], count: 0 };
@@ -139,12 +140,12 @@ impl<'p, P: Part> Remaining<'p, P> {
         vectors
     }
 
-    /// The page of guest RAM that failed under one of the copies; what was copied is then worth nothing.
+    /// The page of guest RAM that failed during a copy. The copied bytes are then invalid.
     pub(crate) fn fault(&self) -> Option<RamFault> {
         self.fault
     }
 
-    /// Copies bytes into the front, as many as there is room for; leaves those places out from then on.
+    /// Copies bytes of `from` into the next parts, as many as fit. Advances past them and returns their count.
     pub(crate) fn put_bytes(&mut self, from: &[u8]) -> usize {
         let mut count = 0;
         while let Some(place) = self.front(from.len() - count) {
@@ -156,7 +157,7 @@ impl<'p, P: Part> Remaining<'p, P> {
         count
     }
 
-    /// Copies the front out, as much as fits into `to`; leaves it out from then on.
+    /// Copies bytes of the next parts into `to`, as many as fit. Advances past them and returns their count.
     pub(crate) fn take_bytes(&mut self, to: &mut [u8]) -> usize {
         let mut count = 0;
         while let Some(place) = self.front(to.len() - count) {
@@ -168,7 +169,7 @@ impl<'p, P: Part> Remaining<'p, P> {
         count
     }
 
-    /// What comes next, at most `most` bytes; `None` for nothing.
+    /// A window on the next bytes, at most `most`; `None` if there are none.
     fn front(&self, most: usize) -> Option<RamSlice<'p>> {
         let (start, len) = self.parts.iter().enumerate().find_map(|(index, part)| {
             let (start, len) = part.raw();
@@ -178,13 +179,13 @@ impl<'p, P: Part> Remaining<'p, P> {
         if most == 0 {
             return None;
         }
-        // SAFETY: the part is borrowed for 'p: guest RAM, for which this is the way to touch it, or a buffer
-        // of ours, whose borrow lies idle in the part meanwhile (as for the kernel). Parts to write from are
-        // only ever read through the window.
+        // SAFETY: the part is borrowed for 'p. It is guest RAM, which only windows may touch, or a buffer of this
+        // process. The part does not use the buffer's borrow meanwhile, as during a kernel call. Parts to write
+        // from are only read through the window.
         Some(unsafe { RamSlice::from_raw(start, len.min(most)) })
     }
 
-    /// Leaves out the next `bytes` bytes.
+    /// Marks the next `bytes` bytes as transferred.
     pub(crate) fn advance(&mut self, bytes: usize) {
         self.bytes -= bytes as u64;
         self.done += bytes;

@@ -1,4 +1,4 @@
-//! A connection of bytes that is not a socket.
+//! The interface of byte streams other than sockets, so that a channel can run over RDMA.
 
 use std::error::Error;
 use std::fmt::Debug;
@@ -6,53 +6,53 @@ use std::time::Duration;
 
 use crate::rdma::RdmaError;
 
-/// Two directions of bytes over something that is not a socket, for [`crate::Channel::over`]: for example messages over a
-/// pair of RDMA connections.
+/// Two directions of bytes over a transport other than a socket, for [`crate::Channel::over`].
 ///
-/// One thread may read while another writes; any third may end it.
+/// An example is messages over a pair of RDMA connections. One thread may read while another thread writes, and a
+/// third may end the stream.
 pub trait ByteStream: Debug + Send + Sync {
-    /// Reads what is there, at least a byte; 0 at the end of the stream. Waits `limit` at most.
+    /// Reads the available bytes, at least one, and waits for at most `limit`. Returns 0 at the end of the stream.
     ///
     /// # Errors
-    /// [`StreamError::Quiet`] if nothing came within the limit; all others break the channel.
+    /// [`StreamError::Quiet`] if no byte arrived within the limit. Every other error ends the channel.
     fn read(&self, to: &mut [u8], limit: Option<Duration>) -> Result<usize, StreamError>;
 
-    /// Writes the beginning of `from`, at least a byte, and says how much. Waits `limit` at most.
+    /// Writes the first bytes of `from`, at least one, and returns their count. Waits for at most `limit`.
     ///
     /// # Errors
-    /// [`StreamError::Quiet`] if nothing could be written within the limit; all others break the channel.
+    /// [`StreamError::Quiet`] if nothing could be written within the limit. Every other error ends the channel.
     fn write(&self, from: &[u8], limit: Option<Duration>) -> Result<usize, StreamError>;
 
-    /// Nothing more will be written; the peer reads to the end.
+    /// Closes the writing direction; the peer still reads all bytes that were written.
     ///
     /// # Errors
     /// As [`ByteStream::write`].
     fn finish_writing(&self) -> Result<(), StreamError>;
 
-    /// Blocked and later reads find the end.
+    /// Closes the reading direction: blocked and later reads return 0.
     fn finish_reading(&self);
 
-    /// Ends both directions: every blocked call returns.
+    /// Closes both directions; every blocked call returns.
     fn shutdown(&self);
 
-    /// Whether the peer has ended the connection: nothing more comes than what has come.
+    /// Whether the peer has ended the connection. No further bytes arrive then; earlier ones may be unread.
     fn peer_has_closed(&self) -> bool;
 
     /// Bytes that were written and have not reached the peer.
     fn unsent_bytes(&self) -> u64;
 }
 
-/// What ends a call of a [`ByteStream`].
+/// The reason why a call of a [`ByteStream`] failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StreamError {
-    /// Nothing moved within the limit.
+    /// No byte moved within the limit of the call.
     #[error("nothing moved")]
     Quiet,
     /// The connection, its adapter or its memory failed.
     #[error(transparent)]
     Rdma(#[from] RdmaError),
-    /// A message broke a rule; the error says which and whose fault it is.
+    /// A message broke a rule of the protocol. The error names the rule and the responsible side.
     #[error(transparent)]
     Protocol(Box<dyn Error + Send + Sync>),
 }

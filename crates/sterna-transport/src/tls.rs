@@ -1,24 +1,26 @@
-//! TLS over channels: x509 both ways, by rustls.
+//! TLS over channels, with x509 certificates on both sides, by rustls.
 //!
 //! # The model
-//! [`TlsCredentials`] are one side's files, read and checked once: the authorities that it trusts, and its
-//! own certificate with its key. [`Tls`] adds what belongs to one migration: the name that the server's
-//! certificate must bear, and who may come as a client. [`crate::Channel::start_tls`] does the handshake
-//! on a connected channel; from then on every call of the channel carries TLS, and cancels, stalls and
-//! counts as before. Counts and offsets are those of the bytes inside.
+//! [`TlsCredentials`] are one side's files, read and checked once: the authorities that it trusts, its certificate
+//! and its key. [`Tls`] adds the settings of one migration: the name that the server's certificate must bear, and
+//! the clients that are allowed. [`crate::Channel::start_tls`] does the handshake on a connected channel.
+//! Afterwards every call of the channel uses TLS; cancelling, stall limits and counters work as before. Counters
+//! and offsets count plain bytes, not records.
 //!
 //! # Threads
-//! One thread may read while another writes, although TLS has one state for both: the state is locked only
-//! while records are sealed or opened, never while a thread waits for the socket (see `session`).
+//! One thread may read while another writes, although TLS has one state for both directions. A thread locks the
+//! state only while it seals or opens records, never while it waits for the socket (see `session`).
 //!
 //! # The end
-//! A peer that closes without saying so in TLS (QEMU does on its main channel) has closed: whether that
-//! cuts something off is for the protocol inside to judge, whose streams say themselves where they end.
-//! [`crate::Channel::finish_writing`] says it in TLS first; [`crate::Channel::say_goodbye`] does only that.
+//! A peer that closes the connection without a TLS closing alert (QEMU does on its main channel) counts as closed.
+//! The protocol inside decides whether data was cut off, because its streams mark their own end.
+//! [`crate::Channel::finish_writing`] sends the alert and closes the direction; [`crate::Channel::say_goodbye`]
+//! only sends the alert.
 //!
-//! # Against QEMU
-//! GnuTLS looks at certificates behind the handshake, and a TLS 1.3 client believes the handshake done
-//! before its certificate was looked at: a peer that closes before its first byte may mean that.
+//! # QEMU as the peer
+//! GnuTLS checks certificates after the handshake. A TLS 1.3 client completes its handshake before the server
+//! checks the client's certificate. A peer that closes before its first byte may therefore have refused the
+//! certificate.
 
 #[cfg(test)]
 mod broken;
@@ -50,27 +52,28 @@ pub use name::{Authorization, AuthorizationRule};
 pub use problem::{TlsFault, TlsProblem};
 pub(crate) use session::Session;
 
-/// TLS for the channels of one migration.
+/// TLS settings for the channels of one migration.
 #[derive(Clone)]
 pub struct Tls {
-    /// This side's files, and whether it connects or listens.
+    /// This side's files, and the role (client or server) that they are for.
     pub credentials: Arc<TlsCredentials>,
-    /// The name that the server's certificate must bear, where the address does not say it
-    /// (`tls-hostname`). Connecting side only.
+    /// The name that the server's certificate must bear (`tls-hostname`). `None` means the host in the address.
+    ///
+    /// Connecting side only.
     pub hostname: Option<String>,
-    /// Which clients may come, of those whose certificates hold (`tls-authz`). Listening side only.
+    /// The clients that are allowed among those with valid certificates (`tls-authz`). Listening side only.
     pub authorization: Option<Authorization>,
 }
 
 impl Tls {
-    /// With these credentials, the address's own name, and every client that has a certificate.
+    /// Settings with the host name of the address, which allow every client with a valid certificate.
     pub fn new(credentials: Arc<TlsCredentials>) -> Tls {
         Tls { credentials, hostname: None, authorization: None }
     }
 }
 
 impl Address {
-    /// The host that it names, if it does: what a server's certificate must bear.
+    /// The host in the address, which a server's certificate must bear. `None` for other addresses than TCP.
     pub fn host(&self) -> Option<&str> {
         match self {
             Address::Tcp { host, .. } if host.is_empty() => Some("localhost"),

@@ -1,4 +1,6 @@
-//! A process that ends at once removes its staging files. Alone in its process: it removes those of all tests.
+//! A process that ends without dropping its values removes its staging files.
+//!
+//! The test is a program of its own, because it removes the staging files of all tests in the process.
 
 use std::path::Path;
 

@@ -1,9 +1,11 @@
-//! What a machine is made of.
+//! The configuration of a machine: guest, CPUs, memory, disks, network cards and other devices.
 
 use std::io::Write;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
+use sterna::replica::ByteGate;
 use sterna_devices::vhost_user::VhostUserOptions;
 use sterna_disk::{Format as DiskFormat, ImageOptions};
 use sterna_ram::Backing;
@@ -12,68 +14,71 @@ use crate::error::VmmError;
 use crate::layout::{PARAMETERS_MAX, RAM_MIN_BYTES, ranges};
 use crate::ports::PortRange;
 
-/// The most vCPUs a machine may have.
+/// Highest number of vCPUs that a machine can have.
 pub const VCPUS_MAX: u8 = 8;
 
-/// Entries that a vCPU's dirty ring may have. A kernel may need more than the least.
+/// Permitted numbers of entries in a vCPU's dirty ring. A kernel can require more than the smallest one.
 const DIRTY_RING_ENTRIES: std::ops::RangeInclusive<u32> = 256..=65_536;
 
-/// What the vCPUs execute from the start.
+/// The code that the vCPUs execute when the machine starts.
 #[derive(Debug, Clone)]
 pub enum GuestImage {
-    /// A boot sector: loaded at 0x7c00 and started there in real mode on vCPU 0 (`dl` = 0x80); the other
-    /// vCPUs wait for SIPI. There is no BIOS behind it.
+    /// A boot sector, loaded at 0x7c00 and started there in real mode. The entry is on vCPU 0 with `dl` =
+    /// 0x80. The other vCPUs wait for SIPI. The machine has no BIOS, so BIOS calls do not work.
     BootSector(Vec<u8>),
-    /// Flat 64-bit code: loaded at 1 MiB, its first byte is the entry of every vCPU ([`crate::layout`]).
+    /// Flat 64-bit code, loaded at 1 MiB. Its first byte is the entry of every vCPU ([`crate::layout`]).
     Flat64 {
-        /// The code with its data.
+        /// The code with its data, as one flat image.
         code: Vec<u8>,
-        /// Words for the guest's boot-parameter page.
+        /// Words that the machine writes into the guest's boot-parameter page.
         parameters: Vec<u64>,
     },
-    /// A Linux kernel.
+    /// A Linux kernel with initrd and command line.
     Linux(LinuxImage),
 }
 
-/// A kernel, and what it starts with.
+/// A Linux kernel, with the initrd and the command line that it starts with.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LinuxImage {
     /// A bzImage or a vmlinux for x86-64.
     pub kernel: PathBuf,
-    /// Its first root file system.
+    /// The initrd: the kernel's first root file system. `None` starts the kernel without one.
     pub initrd: Option<PathBuf>,
-    /// Its command line.
+    /// The kernel's command line, without the NUL.
     pub command_line: String,
 }
 
-/// A disk of the guest: a file, or a block device.
+/// A disk of the guest, stored in a file or a block device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DiskOptions {
-    /// The file or device.
+    /// Path of the file or block device.
     pub path: PathBuf,
-    /// How the disk lies in it. It is never found out from the bytes, which a guest may have written.
+    /// Format of the disk's content. Sterna never detects it from the bytes, because the guest can have
+    /// written those.
     pub format: DiskFormat,
-    /// Of a qcow2 file: where that content is which the file itself does not have. It is only read. The name in the file's header
-    /// is not followed, since a guest may have written that, too.
+    /// Backing file of a qcow2 file, for content that the qcow2 file does not contain. Sterna only reads it.
+    /// The backing file's name in the qcow2 header is ignored, because the guest can have written that
+    /// header.
     pub backing: Option<(PathBuf, DiskFormat)>,
-    /// Of a qcow2 file whose content is in another one: the other one. The name in the header is not followed.
+    /// External data file of a qcow2 file, if the content is stored separately. The name in the header is
+    /// ignored.
     pub data_file: Option<PathBuf>,
-    /// The guest cannot write it.
+    /// The guest can only read the disk.
     pub is_read_only: bool,
-    /// Reads and writes pass by the host's page cache (`O_DIRECT`).
+    /// Reads and writes bypass the host's page cache (`O_DIRECT`).
     pub is_direct: bool,
     /// Queues that the guest's driver may use at the same time: 1 to [`DiskOptions::QUEUES_MAX`].
     pub queues: u16,
-    /// How it moves with the guest.
+    /// What happens to the disk when the guest migrates.
     pub migration: DiskMigration,
 }
 
 impl DiskOptions {
-    /// The most queues that a disk may have.
+    /// Highest number of queues that a disk can have.
     pub const QUEUES_MAX: u16 = 8;
 
-    /// A raw disk with one queue that the guest may write, and that both sides of a migration see.
+    /// A writable raw disk with one queue, shared by both sides of a migration.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
             path: path.into(),
@@ -99,16 +104,20 @@ impl DiskOptions {
     }
 }
 
-/// What becomes of a disk when the guest moves.
+/// What happens to a disk when the guest migrates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DiskMigration {
-    /// Both sides see the same file: the lock on it is handed over with the guest, so that one machine at a time uses it.
+    /// Both sides use the same file. The lock on the file is handed over with the guest, so that only one
+    /// machine uses the file at a time.
     Shared,
-    /// The disk travels with the guest, as a stream, into a disk of the destination of the same length. What that file held before is
-    /// lost. While the guest runs it goes over multifd channels; without them all of it goes in the pause.
+    /// The disk's content is sent as a device stream into a disk of the destination. Both disks have the same
+    /// length. The earlier content of the destination's file is lost. The content is sent over multifd
+    /// channels while the guest runs. Without multifd channels, all content is sent while the guest is
+    /// paused.
     Copy,
-    /// The destination has a file of its own with the same content, such as one that nobody writes. Sterna does not look at it.
+    /// The destination has its own file with the same content. Such a file is, for example, never written.
+    /// Sterna does not check the content.
     None,
 }
 
@@ -116,52 +125,56 @@ pub enum DiskMigration {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NetOptions {
-    /// The tap that it is joined to, made with packet headers (`ip tuntap add mode tap vnet_hdr NAME`) or not there yet.
+    /// Name of the tap. It was created with packet headers (`ip tuntap add mode tap vnet_hdr NAME`), or does
+    /// not exist yet.
     pub tap: String,
-    /// Its address; the same on both sides of a migration. Without one it follows from the machine's name and the card's number.
+    /// MAC address, the same on both sides of a migration. `None` derives it from the machine's name and the
+    /// card's number.
     pub mac: Option<MacAddress>,
-    /// Pairs of queues that the guest's driver may use at the same time: 1 to [`NetOptions::QUEUES_MAX`]. For more than one the tap
-    /// is made with `multi_queue`, too.
+    /// Pairs of queues that the driver may use in parallel: 1 to [`NetOptions::QUEUES_MAX`]. A tap for more
+    /// than one pair must also be created with `multi_queue`.
     pub queues: u16,
 }
 
 impl NetOptions {
-    /// The most pairs of queues that a card may have.
+    /// Highest number of queue pairs that a card can have.
     pub const QUEUES_MAX: u16 = 4;
 
-    /// A card at that tap.
+    /// A card with one queue pair on the named tap, with a derived MAC address.
     pub fn new(tap: impl Into<String>) -> Self {
         Self { tap: tap.into(), mac: None, queues: 1 }
     }
 }
 
-/// How often, and how fast, the network is told that the guest has moved.
+/// How often, and at which intervals, a network card announces the guest's new location.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AnnounceOptions {
-    /// From the first time to the second.
+    /// Time from the first announcement to the second.
     pub initial: Duration,
-    /// The longest pause between two.
+    /// Longest time between two announcements.
     pub max: Duration,
-    /// How often; 0: not at all.
+    /// Number of announcements. 0 disables them.
     pub rounds: u32,
-    /// By how much each pause is longer than the one before.
+    /// Time by which each interval is longer than the previous one.
     pub step: Duration,
 }
 
 impl Default for AnnounceOptions {
-    /// As QEMU does unless it is told otherwise.
+    /// QEMU's defaults: 5 announcements, the first interval is 50 ms. Each further interval is 100 ms longer,
+    /// up to 550 ms.
     fn default() -> Self {
         let milliseconds = Duration::from_millis;
         Self { initial: milliseconds(50), max: milliseconds(550), rounds: 5, step: milliseconds(100) }
     }
 }
 
-/// The address of a network card.
+/// The MAC address of a network card.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MacAddress(pub [u8; 6]);
 
 impl MacAddress {
-    /// Of card `index` of a machine, if nobody has chosen one: in QEMU's range of locally administered addresses.
+    /// Address of card `index` of a machine without a configured address. It lies in QEMU's range of locally
+    /// administered addresses.
     pub(crate) fn of_machine(name: &str, index: usize) -> Self {
         // FNV-1a.
         let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
@@ -175,7 +188,7 @@ impl MacAddress {
 impl std::str::FromStr for MacAddress {
     type Err = String;
 
-    /// Of a form such as `52:54:00:12:34:56`; of one card, and not of a group.
+    /// Accepts the form `52:54:00:12:34:56`. The address must be unicast.
     fn from_str(text: &str) -> Result<Self, String> {
         let pairs: Option<Vec<u8>> = text
             .split(':')
@@ -195,58 +208,64 @@ impl std::str::FromStr for MacAddress {
     }
 }
 
-/// What [`crate::KvmMachine::new`] builds.
+/// Everything that [`crate::KvmMachine::new`] needs to build a machine.
 pub struct MachineConfig {
-    /// For messages and `query-name`.
+    /// The machine's name, for messages and `query-name`.
     pub name: String,
-    /// Compared between the two sides of a migration, if given.
+    /// UUID. If present, both sides of a migration compare it.
     pub uuid: Option<[u8; 16]>,
-    /// 1 to 8.
+    /// Number of vCPUs, 1 to 8.
     pub vcpus: u8,
-    /// From 64 MiB to what the host's address space takes; a multiple of 4 KiB, or of the huge page.
+    /// Size of RAM: at least 64 MiB, at most what the host's address space permits. A multiple of 4 KiB, or
+    /// of the huge page.
     pub ram_bytes: u64,
-    /// What RAM is made of.
+    /// Kind of host memory that backs guest RAM.
     pub backing: Backing,
-    /// Writes are tracked by dirty rings of so many entries for each vCPU (a power of two from 256 to 65,536; 1024
-    /// is enough everywhere) instead of the dirty log: QEMU's `-accel kvm,dirty-ring-size=N`. Costs what was
-    /// written instead of what there is, and lets a vCPU's dirty rate be limited.
+    /// Entries of each vCPU's dirty ring; `None` uses the dirty log. A power of two from 256 to 65,536; every
+    /// kernel accepts 1024. Corresponds to QEMU's `-accel kvm,dirty-ring-size=N`. The cost of a sync depends
+    /// on the number of written pages instead of the size of RAM. A vCPU's dirty rate can be limited.
     pub dirty_ring_size: Option<u32>,
-    /// What runs; not looked at if `incoming`.
+    /// The guest to start. Ignored if `incoming` is set.
     pub guest: Option<GuestImage>,
-    /// Wait for a migration instead of starting `guest`.
+    /// The machine waits for a migration instead of starting `guest`.
     pub incoming: bool,
-    /// Where the serial console's output goes. Called on vCPU threads, one byte at a time: it must not
-    /// block for long, since `stop` waits for it.
+    /// Sink for the serial console's output. It is called on vCPU threads, one byte at a time. It must not
+    /// block for long, because `stop` waits for it.
     pub serial: Box<dyn Write + Send>,
-    /// Sockets of devices in processes of their own, over vfio-user, which get all of RAM and migrate with it. RAM
-    /// must be made of something that can be shared.
+    /// The gate that `serial` writes to, if it is one. While the gate is full, a vCPU that has written to the
+    /// serial port waits. The output of the virtio console stays in its queue.
+    pub serial_gate: Option<Arc<ByteGate>>,
+    /// Sockets of vfio-user devices, which other processes serve. Each device gets all of RAM and migrates
+    /// with the guest. RAM must be backed by memory that can be shared.
     pub vfio_user: Vec<PathBuf>,
-    /// Virtio devices in processes of their own, over vhost-user, which get all of RAM and migrate with it. RAM must
-    /// be made of something that can be shared.
+    /// Virtio devices that other processes serve over vhost-user. Each gets all of RAM and migrates with the
+    /// guest. RAM must be backed by memory that can be shared.
     pub vhost_user: Vec<VhostUserOptions>,
-    /// Virtio disks, which the guest sees as `vda`, `vdb`, ...
+    /// Virtio disks, which the guest names `vda`, `vdb` and so on.
     pub disks: Vec<DiskOptions>,
-    /// Virtio network cards.
+    /// Virtio network cards, in the order of their numbers.
     pub nets: Vec<NetOptions>,
-    /// The guest says which memory it does not use, by virtio: it is given back to the host, and not sent.
+    /// The guest reports unused memory through virtio. The host takes that memory back, and a migration does
+    /// not send it.
     pub free_page_reporting: bool,
-    /// The guest says, when it is migrated, which memory it does not use, by virtio: that is not sent.
+    /// The guest reports unused memory through virtio during a migration. That memory is not sent.
     pub free_page_hinting: bool,
-    /// The guest gets random bytes of the host, by virtio.
+    /// The guest gets random bytes from the host through a virtio entropy device.
     pub entropy: bool,
-    /// The guest has a virtio console (`hvc0`) besides the serial port. Both write to [`MachineConfig::serial`]; what is typed goes
-    /// to this one as soon as it has a driver.
+    /// The guest has a virtio console (`hvc0`) in addition to the serial port. Both write to
+    /// [`MachineConfig::serial`]. Typed input goes to the virtio console as soon as its driver is active.
     pub virtio_console: bool,
-    /// With `incoming`: the guest comes from another process on this host, which hands over its memory, its taps and the connections
-    /// to its vhost-user devices (`mode` `cpr-transfer`). The machine has no memory before, so huge pages are there once, its taps may
-    /// be in use, and it connects to no vhost-user device.
+    /// With `incoming`: another process on this host hands over the guest (`mode` `cpr-transfer`). It also
+    /// hands over the guest's memory, its taps and the connections to its vhost-user devices. The machine has
+    /// no memory before the handover, so huge pages are needed only once. Its taps may be in use. It connects
+    /// to no vhost-user device.
     pub takes_over: bool,
-    /// Further port devices. Their state does not migrate.
+    /// Additional port devices of the embedder. Their state does not migrate.
     pub ports: Vec<PortRange>,
 }
 
 impl MachineConfig {
-    /// One vCPU, 64 MiB of shared memory, nothing to run, console output thrown away.
+    /// One vCPU, 64 MiB of shared memory, no guest; console output is discarded.
     pub fn new(name: impl Into<String>) -> Self {
         Self {
             name: name.into(),
@@ -258,6 +277,7 @@ impl MachineConfig {
             guest: None,
             incoming: false,
             serial: Box::new(std::io::sink()),
+            serial_gate: None,
             vfio_user: Vec::new(),
             vhost_user: Vec::new(),
             disks: Vec::new(),

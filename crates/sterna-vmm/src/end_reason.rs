@@ -1,35 +1,35 @@
-//! How a guest ends by itself.
+//! Reasons for which a guest ends without an operator's request.
 
-/// Why a guest ended by itself.
+/// Why the guest ended without an operator's request.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EndReason {
-    /// It wrote this byte to the exit port.
+    /// The guest wrote this byte to the exit port.
     #[error("the guest ended with code {0}")]
     Exited(u8),
-    /// It asked for a reset.
+    /// The guest requested a reset.
     #[error("the guest asked for a reset")]
     Reset,
-    /// It switched the machine off.
+    /// The guest powered the machine off.
     #[error("the guest switched the machine off")]
     PoweredOff,
-    /// Its kernel panicked.
+    /// The guest's kernel reported a panic.
     #[error("the guest's kernel panicked")]
     Panicked,
     /// A triple fault, or a power-off event.
     #[error("vcpu {vcpu} shut down (triple fault or power-off) at rip {rip:#x}")]
     Shutdown {
-        /// Which vCPU.
+        /// Index of the vCPU that shut down.
         vcpu: usize,
-        /// Its instruction pointer.
+        /// The vCPU's instruction pointer.
         rip: u64,
     },
-    /// KVM could not go on.
+    /// KVM cannot continue to run a vCPU.
     #[error("vcpu {vcpu} cannot run: {why}")]
     Failed {
-        /// Which vCPU.
+        /// Index of the vCPU that failed.
         vcpu: usize,
-        /// What KVM said.
+        /// KVM's description of the failure.
         why: String,
     },
 }

@@ -1,19 +1,19 @@
-//! Why a machine could not be made or driven.
+//! Errors of building and operating a machine.
 
 use std::io;
 
 use sterna::VmError;
 
-/// What went wrong in the machine itself; always local, never a peer's fault.
+/// A local failure of the machine itself, never caused by a peer.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum VmmError {
     /// The configuration cannot be built.
     #[error("machine configuration: {what}: {why}")]
     Config {
-        /// Which setting.
+        /// Name of the setting.
         what: &'static str,
-        /// What is wrong with it, and what would be right.
+        /// Why the setting is wrong, and which values are right.
         why: String,
     },
     /// The kernel refused a call.
@@ -21,9 +21,9 @@ pub enum VmmError {
     Kvm {
         /// The call, such as `KVM_CREATE_VM`.
         call: &'static str,
-        /// The object it was made on: `/dev/kvm`, `vm`, `vcpu 3`.
+        /// The object of the call: `/dev/kvm`, `vm`, `vcpu 3`.
         on: String,
-        /// The kernel's answer.
+        /// The error that the kernel returned.
         source: io::Error,
     },
     /// Guest RAM could not be mapped or written.
@@ -35,23 +35,23 @@ pub enum VmmError {
     /// A thread could not be started.
     #[error("thread of {of}: {source}")]
     Thread {
-        /// Whose: `vcpu 3`, `the throttle`.
+        /// The thread's owner: `vcpu 3`, `the throttle`.
         of: String,
-        /// The system's answer.
+        /// The error that the system returned.
         source: io::Error,
     },
-    /// The operation does not fit what the machine is doing.
+    /// The operation is not possible in the machine's present state.
     #[error("{what}: {why}")]
     State {
-        /// What was asked.
+        /// Name of the requested operation.
         what: &'static str,
-        /// Why not now, and what to do.
+        /// Why it is not possible now, and what to do.
         why: String,
     },
 }
 
 impl VmmError {
-    /// The kernel refused `call` on `on`.
+    /// Builds the error of a refused `call` on the object `on`.
     pub(crate) fn kvm(call: &'static str, on: impl Into<String>, error: kvm_ioctls::Error) -> Self {
         VmmError::Kvm { call, on: on.into(), source: io::Error::from_raw_os_error(error.errno()) }
     }

@@ -1,5 +1,5 @@
-//! Virtio devices without KVM, for the fuzz target of their queues: a target takes the driver's part, and what would interrupt
-//! the guest goes nowhere.
+//! Virtio devices without KVM, for the fuzz target of their queues. The target acts as the guest's driver.
+//! Interrupts to the guest are discarded.
 
 use std::io;
 use std::os::unix::net::UnixDatagram;
@@ -18,73 +18,75 @@ use crate::hardware::memory::VmRam;
 use crate::hardware::virtio::{Transport, VirtioDevices};
 use crate::layout::{Range, virtio_address};
 
-/// One device with RAM of its own.
+/// One virtio device with its own RAM.
 pub struct Bench {
     devices: VirtioDevices,
     ram: Arc<VmRam>,
 }
 
 impl Bench {
-    /// The first device of a configuration that has one, over RAM that lies at these addresses (first byte, length).
+    /// The first device of a configuration that has one. RAM lies at these guest-physical ranges (first byte,
+    /// length).
     ///
     /// # Errors
-    /// As of a machine.
+    /// The same as for a machine.
     pub fn new(config: &mut MachineConfig, ram: &[(u64, u64)]) -> Result<Self, VmmError> {
         let ram = make_ram(ram)?;
-        let console = Console::new(std::mem::replace(&mut config.serial, Box::new(io::sink())));
+        let console = Console::at_gate(std::mem::replace(&mut config.serial, Box::new(io::sink())), None);
         Ok(Self { devices: VirtioDevices::new(config, &ram, &[], &console)?, ram })
     }
 
-    /// A network card with a pair of queues for each socket, which takes and gives its packets.
+    /// A network card with one queue pair per socket. Each socket receives and supplies the pair's packets.
     ///
     /// # Errors
-    /// As of a machine.
+    /// The same as for a machine.
     pub fn card(sockets: Vec<UnixDatagram>, ram: &[(u64, u64)]) -> Result<Self, VmmError> {
         let ram = make_ram(ram)?;
         Ok(Self { devices: VirtioDevices::of_card(&ram, sockets)?, ram })
     }
 
-    /// The driver reads a register.
+    /// Reads a register as the driver does.
     pub fn read(&self, offset: u64, to: &mut [u8]) {
         self.devices.read(virtio_address(0) + offset, to);
     }
 
-    /// The driver writes a register.
+    /// Writes a register as the driver does.
     pub fn write(&self, offset: u64, from: &[u8]) {
         self.devices.write(virtio_address(0) + offset, from);
     }
 
-    /// The guest is about to run.
+    /// Starts the device's workers, before the guest runs.
     pub fn run(&self) {
         self.devices.run();
     }
 
-    /// The guest stands still: on return nothing is in flight.
+    /// Pauses the device. On return no request is in flight.
     pub fn pause(&self) {
         self.devices.pause();
     }
 
-    /// The state of a device whose guest stands still.
+    /// The device's state. The device must be paused.
     pub fn save(&self) -> Vec<u8> {
         virtio::save(self.transport())
     }
 
-    /// Loads a state; the guest stands still.
+    /// Loads a state. The device must be paused.
     ///
     /// # Errors
-    /// It is none.
+    /// [`StateError`] if `body` is no valid state of this device.
     pub fn load(&self, body: &[u8]) -> Result<(), StateError> {
         let mut fields = Fields::parse(body)?;
         virtio::load(self.transport(), &mut fields)?;
         fields.finish()
     }
 
-    /// Types into a console. Gives how many bytes were taken.
+    /// Types `bytes` into a console. Returns the number of bytes taken.
     pub fn type_in(&self, bytes: &[u8]) -> usize {
         self.devices.type_in(bytes).unwrap_or(0)
     }
 
-    /// Asks for memory that the guest does not use, and says that this is over; if the driver can be asked.
+    /// Asks the driver for unused memory, runs `until`, then ends the request. Does nothing if the driver
+    /// does not support it.
     pub fn ask_for_free_pages(&self, free: FreePages, until: impl FnOnce()) {
         if let Some(hints) = self.devices.free_page_hints() {
             hints.begin(free);
@@ -94,12 +96,12 @@ impl Bench {
         }
     }
 
-    /// Guest memory as the guest reads it. False: not all of it is RAM.
+    /// Reads guest memory. False if part of the range is not RAM.
     pub fn read_memory(&self, at: u64, to: &mut [u8]) -> bool {
         self.ram.memory().read_slice(to, GuestAddress(at)).is_ok()
     }
 
-    /// The guest writes its memory. False: not all of it is RAM.
+    /// Writes guest memory. False if part of the range is not RAM.
     pub fn write_memory(&self, at: u64, from: &[u8]) -> bool {
         self.ram.memory().write_slice(from, GuestAddress(at)).is_ok()
     }

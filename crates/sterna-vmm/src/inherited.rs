@@ -1,8 +1,9 @@
-//! Descriptors that this program was started with.
+//! Descriptors that this program inherited from the process that started it.
 //!
-//! A number on the command line says nothing of who owns the descriptor by now: any part of the program, or a C library,
-//! may have opened one of that number. So the numbers that are open and pass an exec are written down before `main`, when
-//! nothing of the program has run yet. Each can be claimed once.
+//! A descriptor number on the command line does not prove who opened that descriptor. Any part of the
+//! program, or a C library, may have opened one with the same number. Therefore the numbers of open
+//! descriptors without close-on-exec are recorded before `main`, when no code of the program has run. Each
+//! can be claimed once.
 
 use std::ffi::CStr;
 use std::io;
@@ -10,11 +11,12 @@ use std::io;
 use parking_lot::{Mutex, MutexGuard};
 use sterna::Address;
 
-/// Those that nobody has claimed.
+/// Recorded descriptors that were not claimed yet.
 static LEFT: Mutex<Vec<i32>> = Mutex::new(Vec::new());
 
-// SAFETY: the section holds addresses of functions that the C library's start calls before `main`, and this is one of
-// that signature. It does not unwind, and uses nothing of Rust's library that `main` would have to prepare.
+// SAFETY: the section holds addresses of functions that the C library's start code calls before `main`, and
+// `note` has their signature. It does not unwind. It uses no part of Rust's library that `main` would have to
+// prepare.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static BEFORE_MAIN: extern "C" fn() = note;
@@ -31,7 +33,7 @@ extern "C" fn note() {
     }
     let mut left = left();
     loop {
-        // SAFETY: the directory was just opened, and nobody else reads it.
+        // SAFETY: the directory was just opened, and no other code reads it.
         let entry = unsafe { libc::readdir(directory) };
         if entry.is_null() {
             break;
@@ -45,15 +47,15 @@ extern "C" fn note() {
             left.push(number);
         }
     }
-    // SAFETY: opened above, and used no more.
+    // SAFETY: the directory was opened above and is not used afterwards.
     unsafe { libc::closedir(directory) };
 }
 
-/// Takes over the descriptor that an address of the command line names by its number (`fd:7`), if it does; gives any
-/// other address back as it is. From then on it is closed when what uses it ends.
+/// Takes over the descriptor that a command-line address names by number (`fd:7`). Any other address is
+/// returned unchanged. A claimed descriptor is closed when its user closes it.
 ///
 /// # Errors
-/// This program was not started with it, or it was taken over before.
+/// The program was not started with the descriptor, or it was claimed before.
 pub fn claim_inherited(address: Address) -> io::Result<Address> {
     let Address::Fd(name) = &address else { return Ok(address) };
     let number: Option<i32> = name.parse().ok();
@@ -65,7 +67,8 @@ pub fn claim_inherited(address: Address) -> io::Result<Address> {
     };
     left.swap_remove(at);
     drop(left);
-    // SAFETY: it was open before anything of this program ran, so no part of the program has opened it, and whoever
-    // started the program gave it away. It has just left the list, so nobody else is given it.
+    // SAFETY: the descriptor was open before any code of this program ran, so no part of the program opened
+    // it. The process that started the program gave it away. It was just removed from the list, so no other
+    // caller gets it.
     unsafe { address.claim_inherited() }.map_err(io::Error::other)
 }

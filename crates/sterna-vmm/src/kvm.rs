@@ -1,5 +1,5 @@
-//! What kvm-ioctls lacks: the second form of the segment registers, xsave of any size, the TSC's offset;
-//! and the kernel's structures as bytes.
+//! KVM calls that kvm-ioctls lacks, and conversions between the kernel's structures and bytes. The calls are
+//! the second form of the segment registers, xsave of any size, and the TSC's offset.
 
 use std::mem::size_of;
 use std::os::fd::AsRawFd;
@@ -22,7 +22,7 @@ ioctl_iow_nr!(KVM_SET_DEVICE_ATTR, KVMIO, 0xe1, kvm_device_attr);
 ioctl_iow_nr!(KVM_GET_DEVICE_ATTR, KVMIO, 0xe2, kvm_device_attr);
 ioctl_iow_nr!(KVM_HAS_DEVICE_ATTR, KVMIO, 0xe3, kvm_device_attr);
 
-/// A structure of the kernel's ABI without padding, valid whatever its bytes are.
+/// A structure of the kernel's ABI without padding, valid for any bytes.
 ///
 /// # Safety
 /// Only for `repr(C)` types whose every byte belongs to an integer (or to an array or union of such).
@@ -47,13 +47,13 @@ plain!(
     kvm_pit_state2,
 );
 
-/// The structure's bytes. x86 is little-endian, so they are the same on every host.
+/// The bytes of a structure. x86 is little-endian, so they are the same on every host.
 pub(crate) fn bytes_of<T: Plain>(value: &T) -> &[u8] {
     // SAFETY: `Plain` has no padding, so all `size_of::<T>()` bytes are initialised; the borrow keeps it alive.
     unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast(), size_of::<T>()) }
 }
 
-/// The structure of these bytes, if there are exactly as many as it has.
+/// Decodes a structure; `None` if the number of bytes is wrong.
 pub(crate) fn from_bytes<T: Plain>(bytes: &[u8]) -> Option<T> {
     if bytes.len() != size_of::<T>() {
         return None;
@@ -62,7 +62,7 @@ pub(crate) fn from_bytes<T: Plain>(bytes: &[u8]) -> Option<T> {
     Some(unsafe { bytes.as_ptr().cast::<T>().read_unaligned() })
 }
 
-/// All bytes zero.
+/// A structure whose bytes are all zero.
 pub(crate) fn zeroed<T: Plain>() -> T {
     // SAFETY: any bytes are a valid `Plain`.
     unsafe { std::mem::zeroed() }
@@ -72,7 +72,7 @@ fn check(result: i32) -> Result<(), Error> {
     if result < 0 { Err(Error::last()) } else { Ok(()) }
 }
 
-/// Segment and control registers with the PDPTRs (Linux 5.14).
+/// Reads segment and control registers with the PDPTRs (Linux 5.14).
 pub(crate) fn get_sregs2(vcpu: &VcpuFd) -> Result<kvm_sregs2, Error> {
     let mut sregs = zeroed();
     // SAFETY: the kernel writes exactly one kvm_sregs2.
@@ -80,13 +80,14 @@ pub(crate) fn get_sregs2(vcpu: &VcpuFd) -> Result<kvm_sregs2, Error> {
     Ok(sregs)
 }
 
-/// Sets what [`get_sregs2`] read.
+/// Sets the registers that [`get_sregs2`] read.
 pub(crate) fn set_sregs2(vcpu: &VcpuFd, sregs: &kvm_sregs2) -> Result<(), Error> {
     // SAFETY: the kernel reads exactly one kvm_sregs2.
     check(unsafe { ioctl_with_ref(vcpu, KVM_SET_SREGS2(), sregs) })
 }
 
-/// The xsave area. `size` is what KVM_CAP_XSAVE2 said, or 4096 where it is not offered (`two` false).
+/// Reads the xsave area. `size` is KVM_CAP_XSAVE2's value, or 4096 if the kernel does not offer it (`two`
+/// false).
 pub(crate) fn get_xsave(vcpu: &VcpuFd, size: usize, two: bool) -> Result<Vec<u8>, Error> {
     let mut area = vec![0u64; size.max(size_of::<kvm_xsave>()).div_ceil(8)];
     let request = if two { KVM_GET_XSAVE2() } else { KVM_GET_XSAVE() };
@@ -95,7 +96,7 @@ pub(crate) fn get_xsave(vcpu: &VcpuFd, size: usize, two: bool) -> Result<Vec<u8>
     Ok(area.iter().flat_map(|word| word.to_le_bytes()).collect())
 }
 
-/// Sets an xsave area; shorter ones are filled up with zeros to `size`, which the kernel reads in full.
+/// Sets an xsave area. A shorter one is padded with zeros to `size`, because the kernel reads all of it.
 pub(crate) fn set_xsave(vcpu: &VcpuFd, bytes: &[u8], size: usize) -> Result<(), Error> {
     let len = size.max(size_of::<kvm_xsave>()).max(bytes.len());
     let mut area = vec![0u64; len.div_ceil(8)];
@@ -108,7 +109,7 @@ pub(crate) fn set_xsave(vcpu: &VcpuFd, bytes: &[u8], size: usize) -> Result<(), 
     check(unsafe { ioctl_with_ptr(vcpu, KVM_SET_XSAVE(), area.as_ptr().cast::<kvm_xsave>()) })
 }
 
-/// The guest's TSC less the host's; an error where the kernel has no such attribute.
+/// The guest's TSC minus the host's. Fails if the kernel has no such attribute.
 pub(crate) fn tsc_offset(vcpu: &VcpuFd) -> Result<u64, Error> {
     let mut offset = 0u64;
     let attribute = tsc_attribute(std::ptr::from_mut(&mut offset) as u64);
@@ -119,7 +120,7 @@ pub(crate) fn tsc_offset(vcpu: &VcpuFd) -> Result<u64, Error> {
     Ok(offset)
 }
 
-/// Sets what [`tsc_offset`] reads.
+/// Sets the offset that [`tsc_offset`] reads.
 pub(crate) fn set_tsc_offset(vcpu: &VcpuFd, offset: u64) -> Result<(), Error> {
     let attribute = tsc_attribute(std::ptr::from_ref(&offset) as u64);
     // SAFETY: the kernel reads the attribute and 8 bytes at its address, which is `offset`.
@@ -130,7 +131,7 @@ fn tsc_attribute(addr: u64) -> kvm_device_attr {
     kvm_device_attr { flags: 0, group: KVM_VCPU_TSC_CTRL, attr: KVM_VCPU_TSC_OFFSET.into(), addr }
 }
 
-/// Reads one MSR; None if the kernel does not know it.
+/// Reads one MSR. None if the kernel does not know it.
 pub(crate) fn read_msr(vcpu: &VcpuFd, index: u32) -> Option<u64> {
     let entry = kvm_bindings::kvm_msr_entry { index, ..Default::default() };
     let mut msrs = kvm_bindings::Msrs::from_entries(&[entry]).ok()?;
@@ -140,13 +141,13 @@ pub(crate) fn read_msr(vcpu: &VcpuFd, index: u32) -> Option<u64> {
     }
 }
 
-/// Writes one MSR; false if the kernel refuses.
+/// Writes one MSR. False if the kernel refuses the value.
 pub(crate) fn write_msr(vcpu: &VcpuFd, index: u32, data: u64) -> bool {
     let entry = kvm_bindings::kvm_msr_entry { index, data, ..Default::default() };
     kvm_bindings::Msrs::from_entries(&[entry]).is_ok_and(|msrs| matches!(vcpu.set_msrs(&msrs), Ok(1)))
 }
 
-/// A second descriptor of the same file.
+/// Duplicates a descriptor: a second one for the same open file.
 pub(crate) fn duplicate(fd: &impl AsRawFd) -> std::io::Result<std::os::fd::OwnedFd> {
     // SAFETY: the descriptor is open: `fd` owns it and is borrowed for the length of the call.
     unsafe { std::os::fd::BorrowedFd::borrow_raw(fd.as_raw_fd()) }.try_clone_to_owned()

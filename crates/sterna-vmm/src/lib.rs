@@ -1,21 +1,26 @@
-//! The reference KVM machine: how a VMM lets the engine migrate its guest.
+//! The reference KVM machine. It shows how a VMM lets the engine migrate its guest.
 //!
 //! # The model
-//! A [`KvmMachine`] is one virtual machine: 1 to 8 vCPUs, each with a thread; RAM in one or two blocks
-//! ([`layout`]); the interrupt controllers and the timer that KVM keeps in the kernel; a serial console.
-//! It is at once a [`sterna::SourceVm`] and a [`sterna::TargetVm`].
+//! A [`KvmMachine`] is one virtual machine with these parts:
 //!
-//! The modules are layers, lowest first; none imports one above it:
+//! - 1 to 8 vCPUs, each with a thread
+//! - RAM in one or two blocks ([`layout`])
+//! - the interrupt controllers and the timer that KVM implements in the kernel
+//! - a serial console
+//!
+//! It implements both [`sterna::SourceVm`] and [`sterna::TargetVm`].
+//!
+//! The modules are layers, lowest first. No module imports a higher one:
 //!
 //! | module | contains |
 //! | --- | --- |
-//! | `hardware/` | what the guest runs on besides its vCPUs: the VM with its RAM, chips, ports, virtio devices, devices in other processes |
-//! | `vcpus/` | the vCPUs, their threads, what finds their writes, and what slows them down |
-//! | `devices/` | the saved state: one module per device, whose documentation says what the body contains and by which rule it may change |
-//! | `machine/` | [`KvmMachine`]: owns all of these, and is what the engine and an operator use |
+//! | `hardware/` | the hardware except the vCPUs: the VM with its RAM, chips, ports, virtio devices, devices in other processes |
+//! | `vcpus/` | the vCPUs, their threads, the tracking of their writes, and the throttle |
+//! | `devices/` | the saved state, one module per device; each module's documentation describes the body and the rule for changes |
+//! | `machine/` | [`KvmMachine`], which owns all of these; the engine and an operator use it |
 //!
-//! It needs `/dev/kvm`, with or without hardware virtualisation. What a kernel does not offer is left out of the
-//! saved state, never guessed.
+//! The crate needs `/dev/kvm`, with or without hardware virtualisation. State that a kernel does not offer is
+//! left out of the saved state and never guessed.
 
 mod config;
 mod devices;

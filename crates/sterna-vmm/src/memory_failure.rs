@@ -1,19 +1,20 @@
-//! Memory of the host that fails under a machine.
+//! Handling of host memory errors (SIGBUS) in guest RAM.
 
 use std::io;
 
 use sterna_ram::guard;
 use vmm_sys_util::signal::register_signal_handler;
 
-/// From now on a page of guest RAM that fails under a copy or a scan of the engine's ends that access with an error,
-/// and the migration with it; the guest runs on. Installs this process's handler of SIGBUS: a VMM that has one
-/// calls [`guard::handle_sigbus`] there instead.
+/// Installs a SIGBUS handler that turns memory errors during engine accesses into migration errors. If a page
+/// of guest RAM fails while the engine copies or scans it, that access fails. The migration fails with it,
+/// and the guest continues to run. A VMM with its own SIGBUS handler calls [`guard::handle_sigbus`] there
+/// instead.
 ///
-/// A page that fails under the guest itself ends the process, as it did without a handler: KVM says so with SIGBUS on
-/// the vCPU's thread, and this machine has no machine-check exception to give to its guest.
+/// A page that fails under the guest itself ends the process, as without a handler. KVM reports it with
+/// SIGBUS on the vCPU's thread, and this machine has no machine-check exception to inject into its guest.
 ///
 /// # Errors
-/// The system's.
+/// The system's error, if it refuses the handler.
 pub fn forward_sigbus() -> io::Result<()> {
     register_signal_handler(libc::SIGBUS, on_sigbus)
         .map_err(|error| io::Error::from_raw_os_error(error.errno()))
@@ -27,14 +28,15 @@ extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, context
     // SAFETY: the structure is filled, by SA_SIGINFO.
     let code = unsafe { (*info).si_code };
     if code == libc::BUS_MCEERR_AO {
-        // Nobody is using the failed page now; whoever touches it later gets the error.
+        // No thread is using the failed page now. A later access to it gets the error.
         return;
     }
-    // SAFETY: both calls may be made in a handler. Whoever touched the memory does so again and ends the process.
+    // SAFETY: both calls are permitted in a handler. The thread that touched the memory repeats its access,
+    // which ends the process.
     unsafe {
         libc::signal(signal, libc::SIG_DFL);
         if code <= 0 {
-            // Sent by somebody: it comes again when this handler returns.
+            // A process sent the signal. The raised signal is delivered when this handler returns.
             libc::raise(signal);
         }
     }

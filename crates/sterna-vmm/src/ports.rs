@@ -1,8 +1,8 @@
-//! Devices of the embedder that answer ports.
+//! Port devices that the embedder adds to a machine.
 
 use std::sync::Arc;
 
-/// A device of the embedder that answers a range of ports. Called on vCPU threads, several at once.
+/// A device of the embedder that serves a range of ports. Several vCPU threads may call it in parallel.
 pub trait PortDevice: Send + Sync {
     /// The guest reads `data.len()` bytes (1, 2 or 4) at `offset` in the range.
     fn read(&self, offset: u16, data: &mut [u8]);
@@ -10,13 +10,13 @@ pub trait PortDevice: Send + Sync {
     fn write(&self, offset: u16, data: &[u8]);
 }
 
-/// Ports that a device of the embedder answers.
+/// A range of ports and the embedder's device that serves it.
 #[derive(Clone)]
 pub struct PortRange {
-    /// First port.
+    /// Number of the first port.
     pub first: u16,
-    /// How many.
+    /// Number of ports in the range.
     pub count: u16,
-    /// Who answers.
+    /// The device that serves the range.
     pub device: Arc<dyn PortDevice>,
 }

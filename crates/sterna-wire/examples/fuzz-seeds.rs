@@ -1,6 +1,6 @@
-//! Writes seeds for the fuzz targets, out of the golden vectors and of messages made here.
+//! Writes seeds for the fuzz targets, from golden vectors and from encoded messages.
 //!
-//! `cargo run -p sterna-wire --example fuzz-seeds -- fuzz/seeds` (the directory is the argument).
+//! Run `cargo run -p sterna-wire --example fuzz-seeds -- fuzz/seeds`. The argument is the target directory.
 
 use std::io::Read;
 use std::path::Path;
@@ -63,13 +63,13 @@ fn vector(name: &str) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The first byte chooses expectations (bit 1 blocks, 2 multifd, 3 RDMA, 4 mapped-ram, 6 postcopy), the second the
-/// pieces.
+/// Seeds for the main channel. The first byte selects expectations: bit 1 blocks, 2 multifd, 3 RDMA, 4
+/// mapped-ram, 6 postcopy. The second byte selects the size of the pieces.
 fn main_channel(seeds: &Seeds) -> Result<(), Failure> {
     let multifd = vector("multifd2-none.0")?;
     seeds.put("main_channel", "multifd", &[&[0b0111, 50], &multifd])?;
     let alone = vector("main.0")?;
-    // Two pages and a half: the end of such a stream is another seed.
+    // Two and a half pages. Another seed covers the end of such a stream.
     seeds.put("main_channel", "alone", &[&[0b0011, 200], &alone[..10_000]])?;
     let file = vector("file-mapped-ram")?;
     seeds.put("main_channel", "mapped-ram", &[&[0b0001_0011, 9], &file[..200]])?;
@@ -129,7 +129,7 @@ fn hand_made() -> Result<Vec<u8>, WireError> {
     Ok(out)
 }
 
-/// A stream that goes on after the guest was started at the destination: its package, and pages behind it.
+/// A postcopy stream: the package, and pages after the start of the guest.
 fn postcopy() -> Result<Vec<u8>, WireError> {
     let mut package = Vec::new();
     Command::PostcopyListen.encode(&mut package)?;
@@ -172,7 +172,7 @@ fn postcopy() -> Result<Vec<u8>, WireError> {
     Ok(out)
 }
 
-/// Two checkpoints of a COLO primary. The first byte chooses multifd (bit 0) and the pieces.
+/// Two checkpoints of a COLO primary. The first byte selects multifd (bit 0) and the size of the pieces.
 fn colo(seeds: &Seeds) -> Result<(), Failure> {
     for (name, multifd) in [("alone", false), ("multifd", true)] {
         let (mut out, mut records) = (Vec::new(), RamRecordWriter::new());
@@ -205,7 +205,7 @@ fn colo(seeds: &Seeds) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A stream whose memory comes by RDMA.
+/// A stream with memory over RDMA.
 fn over_rdma() -> Result<Vec<u8>, WireError> {
     let mut out = Vec::new();
     FileHeader.encode(&mut out);
@@ -256,12 +256,13 @@ fn multifd_packet(seeds: &Seeds) -> Result<(), Failure> {
     push_difference(&[0xff, 0x1f, 1, 9], &mut payload)?;
     let packet = encoder.finish_differences(5, payload.len() as u32);
     seeds.put("multifd_packet", "differences", &[&[0], packet])?;
-    // For a payload the first byte is the number of pages.
+    // For a payload, the first byte is the number of pages.
     seeds.put("multifd_packet", "differences-payload", &[&[2], &payload])?;
     Ok(())
 }
 
-/// The first byte chooses the chunk size; what a destination sees and what a source sees of one migration.
+/// The messages of one migration that a destination receives, and those that a source receives. The first byte
+/// selects the chunk size.
 fn rdma(seeds: &Seeds) -> Result<(), Failure> {
     let (mut commands, mut answers) = (Vec::new(), Vec::new());
     let out = &mut commands;
@@ -295,7 +296,7 @@ fn rdma(seeds: &Seeds) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The first byte is the disk's length, as a power of two.
+/// Seeds for NBD. The first byte is the log2 of the disk's length.
 fn nbd(seeds: &Seeds) -> Result<(), Failure> {
     let option = |number: u32, data: &[u8]| {
         let head = [b"IHAVEOPT".as_slice(), &number.to_be_bytes(), &(data.len() as u32).to_be_bytes()];
@@ -315,7 +316,7 @@ fn nbd(seeds: &Seeds) -> Result<(), Failure> {
             requests.extend_from_slice(b"contents");
         }
     }
-    // As a QEMU does, and as the oldest clients do.
+    // One sequence as QEMU sends it, and one as the oldest clients do.
     let qemu = [option(8, b""), option(10, b"\0\0\0\x02q0\0\0\0\0"), option(7, b"\0\0\0\x02q0\0\x01\0\x03")]
         .concat();
     let old = [option(3, b""), option(6, b"\0\0\0\x02q0\0\0"), option(1, b"q0")].concat();
@@ -407,7 +408,7 @@ fn small_messages(seeds: &Seeds) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The secret is the one with which the target checks answers.
+/// Seeds for the extension. The fuzz target checks answers with the same secret.
 fn extension(seeds: &Seeds) -> Result<(), Failure> {
     let secret = MigrationSecret::from_bytes([7; 32]);
     let mut hello = Vec::new();
@@ -430,11 +431,11 @@ fn extension(seeds: &Seeds) -> Result<(), Failure> {
     Ok(seeds.put("extension", "features", &[&features.to_pong().to_be_bytes()])?)
 }
 
-/// Each hello, with the answer that it gets on its connection, if any. A hello of a multifd channel has none: what follows it there is no answer.
+/// Each hello, with its answer on the same connection. The hello of a multifd channel has no answer.
 fn reconnect(seeds: &Seeds, secret: &MigrationSecret) -> Result<(), Failure> {
     let mut held = Vec::new();
     encode_held(50, [(3, 20), (40, 10)].into_iter(), &mut held);
-    // Bytes 0 and 1 are fifths of the blocks' pages.
+    // Bytes 0 and 1 are one fifth of the page counts of the two blocks.
     seeds.put("extension", "held", &[&[10, 0], &held])?;
     let mut two_blocks = Vec::new();
     encode_held(1275, [(0, 200), (1000, 275)].into_iter(), &mut two_blocks);
@@ -460,7 +461,7 @@ fn reconnect(seeds: &Seeds, secret: &MigrationSecret) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Memory as descriptors.
+/// Memory as file descriptors (`specs/extension.md §11`).
 fn memory(seeds: &Seeds, secret: &MigrationSecret) -> Result<(), Failure> {
     let mut table = Vec::new();
     for entry in [

@@ -1,19 +1,19 @@
-//! What can be wrong with bytes, and whose fault it is.
+//! The error of every decoder and encoder of this crate.
 //!
-//! There is one error type for the whole crate. A caller mostly passes it on: what matters is that it names
-//! the byte, the message and the rule, and that [`Fault`] tells an operator where to look.
+//! One error type is enough because a caller mostly passes the error on. An operator needs the byte, the
+//! message, the rule, and a [`Fault`] that shows which side to examine.
 
 use std::borrow::Cow;
 use std::fmt;
 
-/// Who has to change something so that it works.
+/// The side that has to change before a retry can succeed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Fault {
-    /// The peer, or the file, broke the format. No setting of ours can help.
+    /// The peer or the file broke the format. No setting on this side can help.
     PeerMisbehaved,
-    /// Both sides are sound, but they were set up differently.
+    /// Both sides follow the format, but their settings differ.
     PeerIncompatible,
-    /// This side asked for something that it must not ask for.
+    /// This side made a request that the format or the protocol does not allow.
     Local,
 }
 
@@ -27,13 +27,13 @@ impl fmt::Display for Fault {
     }
 }
 
-/// One broken rule.
+/// One broken rule of the specification, with the position of the offending field.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}, byte {offset}: {rule} ({paragraph}); {fault}")]
 #[non_exhaustive]
 pub struct WireError {
-    /// Position of the offending field in bytes: in the main channel for errors of
-    /// [`MainDecoder`](crate::main::MainDecoder), else from the start of the message.
+    /// Position of the offending field in bytes. Errors of [`MainDecoder`](crate::main::MainDecoder) count from
+    /// the start of the main channel, all others from the start of the message.
     pub offset: u64,
     /// The message or element that was being read.
     pub message: &'static str,
@@ -41,12 +41,12 @@ pub struct WireError {
     pub rule: Cow<'static, str>,
     /// The paragraph of the specification that states the rule, such as `specs/stream.md §3.4`.
     pub paragraph: &'static str,
-    /// Who is at fault.
+    /// The side at fault.
     pub fault: Fault,
 }
 
 impl WireError {
-    /// An error for bytes that no sound peer sends.
+    /// An error for bytes that break the format.
     pub fn misbehaved(
         message: &'static str,
         offset: u64,
@@ -57,7 +57,7 @@ impl WireError {
         Self { offset, message, rule: rule.into(), paragraph, fault }
     }
 
-    /// An error for bytes that are sound, but do not fit what this side was told to expect.
+    /// An error for bytes that follow the format, but do not match this side's expectations.
     pub fn incompatible(
         message: &'static str,
         offset: u64,
@@ -68,7 +68,7 @@ impl WireError {
         Self { offset, message, rule: rule.into(), paragraph, fault }
     }
 
-    /// An error for a request of this side's own that the format cannot express.
+    /// An error for a request of this side that the format cannot express.
     pub fn local(
         message: &'static str,
         offset: u64,
@@ -79,14 +79,16 @@ impl WireError {
         Self { offset, message, rule: rule.into(), paragraph, fault }
     }
 
-    /// The same error, with what it is about before the rule.
+    /// The same error, with `what` in front of the rule to name the object concerned.
     #[must_use]
     pub fn about(mut self, what: impl fmt::Display) -> Self {
         self.rule = format!("{what}: {}", self.rule).into();
         self
     }
 
-    /// The same error with `base` bytes added to its offset: turns a position in a message into one in a channel.
+    /// The same error with `base` bytes added to its offset.
+    ///
+    /// Turns a position in a message into a position in a channel.
     #[must_use]
     pub fn at(mut self, base: u64) -> Self {
         self.offset = self.offset.saturating_add(base);

@@ -1,16 +1,17 @@
-//! The run state that the guest had before it was stopped (`specs/stream.md §1.10`).
+//! The run state of the guest before the source paused it (`specs/stream.md §1.10`).
 //!
-//! It travels as the FULL section `globalstate`, and tells the destination whether to start the guest.
+//! The source sends it as the FULL section `globalstate`. The destination decides with it whether to start the
+//! guest.
 
 use crate::error::WireError;
 
-/// Name of the section.
+/// Name of the section on the wire.
 pub const SECTION_NAME: &str = "globalstate";
-/// Its instance.
+/// Instance of the section on the wire.
 pub const SECTION_INSTANCE: u32 = 0;
-/// Its version.
+/// Version of the section's body.
 pub const SECTION_VERSION: u32 = 1;
-/// Length of its body in bytes.
+/// Length of the body, in bytes.
 pub const BODY_BYTES: usize = 104;
 
 const MESSAGE: &str = "globalstate section";
@@ -20,14 +21,15 @@ const NAME_FIELD: usize = 32;
 /// The body of the section.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GlobalState {
-    /// QEMU's name of the run state: `running`, `paused`, `prelaunch`, `suspended`, … At most 31 bytes.
+    /// QEMU's name of the run state: `running`, `paused`, `prelaunch`, `suspended` and others. At most 31
+    /// bytes.
     pub run_state: String,
-    /// Whether the guest was suspended when it was stopped; `None` when the sender does not say.
+    /// Whether the guest was suspended before the source paused it; `None` if not stated.
     pub suspended: Option<bool>,
 }
 
 impl GlobalState {
-    /// Whether QEMU would start the guest.
+    /// Whether a destination would start the guest, by QEMU's rules.
     pub fn wants_to_run(&self) -> bool {
         self.run_state == "running" || self.run_state == "suspended"
     }
@@ -53,8 +55,10 @@ impl GlobalState {
     /// Reads the body of a section.
     ///
     /// # Errors
-    /// A body that is not 104 bytes, a name that does not have the stated length, a flag that is not 0 or 1,
-    /// a reserved byte that is not zero.
+    /// - a body whose length is not 104 bytes
+    /// - a name whose length is not the stated one
+    /// - a flag other than 0 or 1
+    /// - a reserved byte that is not zero
     pub fn decode(body: &[u8]) -> Result<Self, WireError> {
         let Some(body) = body.first_chunk::<BODY_BYTES>().filter(|_| body.len() == BODY_BYTES) else {
             return Err(bad(0, format!("{} bytes, not {BODY_BYTES}", body.len())));

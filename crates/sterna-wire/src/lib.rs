@@ -1,29 +1,29 @@
-//! Bytes to values and back, for every message that a Sterna sends or receives.
+//! Encoders and decoders for every message that a Sterna sends or receives.
 //!
-//! Slices go in, values come out. Nothing here reads a socket or a clock, contains `unsafe`, or allocates by a
-//! length of the peer that was not checked against [`limits`]. A decoder with too few bytes returns `Ok(None)` or
-//! [`main::Step::NeedMore`]; one with wrong bytes returns a [`WireError`], which names the byte, the rule, the
-//! paragraph and whose fault it is.
+//! The functions take byte slices and return values. They read no socket and no clock, and contain no `unsafe`.
+//! They check each length of the peer against [`limits`] before they allocate. A decoder that needs more bytes
+//! returns `Ok(None)` or [`main::Step::NeedMore`]. A decoder that finds wrong bytes returns a [`WireError`],
+//! which names the byte, the rule, the paragraph and the side at fault.
 //!
-//! | module | what |
+//! | module | contents |
 //! | --- | --- |
 //! | [`main`] | the main channel: header, configuration, sections, commands, the incremental decoder |
-//! | [`nbd`] | a guest's disk, as a standby serves it |
+//! | [`nbd`] | the NBD protocol, with which a standby serves a guest's disk |
 //! | [`ram`] | records inside the RAM section: words, block list, writers |
-//! | [`multifd`] | the channels beside it: initial packet, RAM packets, device-state packets |
+//! | [`multifd`] | the multifd channels: initial packet, RAM packets, device-state packets |
 //! | [`rdma`] | private data and control messages of the transport `rdma:` |
-//! | [`replica`] | what primary and standby of a protected guest say beside its state |
-//! | [`return_path`] | what the destination says back |
-//! | [`received_pages`] | which pages a destination has, as it says after a broken postcopy |
+//! | [`replica`] | messages between primary and standby of a protected guest, in addition to its state |
+//! | [`return_path`] | messages from the destination to the source |
+//! | [`received_pages`] | the pages that a destination has after an interrupted postcopy |
 //! | [`xbzrle`] | pages sent as a difference to their older content |
-//! | [`vmdesc`] | the JSON after the end of the stream, which gives device bodies their lengths |
-//! | [`global_state`] | the run state that the guest had |
-//! | [`mapped_ram`] | where pages lie in a file |
-//! | [`colo`] | checkpoints behind the end of a migration: messages, their order, device state |
+//! | [`vmdesc`] | the JSON after the end of the stream, which contains the lengths of device bodies |
+//! | [`global_state`] | the run state of the guest before the migration |
+//! | [`mapped_ram`] | the place of each page in an image |
+//! | [`colo`] | checkpoints after the end of a migration: messages, their order, device state |
 //! | [`libvirt`] | the header of libvirt's save images |
-//! | [`extension`] | what two Sternas say to each other beyond QEMU's format |
+//! | [`extension`] | messages between two Sternas beyond QEMU's format |
 //!
-//! Paragraph numbers in docs and errors are those of `specs/` in the project's repository.
+//! Paragraph numbers in docs and errors refer to `specs/` in the project's repository.
 
 #![forbid(unsafe_code)]
 #![warn(unreachable_pub)]
@@ -52,13 +52,15 @@ mod reader;
 
 pub use error::{Fault, WireError};
 
-/// Size of a target page in bytes (`PS` in the specification); x86 has no other.
+/// Size of a target page, in bytes (`PS` in the specification).
+///
+/// x86 has no other size.
 pub const PAGE_SIZE: usize = 4096;
 
-/// log2 of [`PAGE_SIZE`].
+/// The base-2 logarithm of [`PAGE_SIZE`].
 pub const PAGE_SHIFT: u32 = 12;
 
-/// Compiles the README's example.
+/// Compiles the README's example as a documentation test.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -1,7 +1,7 @@
 //! The header of libvirt's save images (`specs/libvirt-save.md §1.1`).
 //!
-//! 92 bytes: a magic, then integers in the byte order of the host that wrote them. The version tells the order:
-//! read in the wrong one, it is greater than any version there is.
+//! The header has 92 bytes: a magic, then integers in the byte order of the host that wrote them. The version
+//! field reveals the order: in the wrong order, it is greater than every known version.
 
 use crate::error::WireError;
 use crate::reader;
@@ -9,20 +9,22 @@ use crate::reader;
 const MESSAGE: &str = "libvirt save header";
 const LAYOUT: &str = "specs/libvirt-save.md §1.1";
 
-/// Newest version of the header, and the only one that is written.
+/// Newest version of the header, and the only one that this crate writes.
 pub const VERSION: u32 = 2;
 /// Magic of a complete image.
 pub const MAGIC_COMPLETE: [u8; 16] = *b"LibvirtQemudSave";
-/// Magic of an image that is still being written, or never was finished.
+/// Magic of an image whose writer has not finished, or was interrupted.
 pub const MAGIC_PARTIAL: [u8; 16] = *b"LibvirtQemudPart";
-/// What libvirt leaves free behind XML and cookie, in bytes (§1.2).
+/// Bytes that libvirt leaves free after XML and cookie (§1.2).
 pub const PADDING_BYTES: u32 = 65_536;
 /// The greatest format number (§2): `sparse`, which is mapped-ram.
 pub const FORMAT_SPARSE: u32 = 6;
 
-/// Whether a text can be the domain's XML (§1.2): it has no NUL, and a `domain` element is all that it holds beside
-/// white space, comments, what `<?…?>` says, and before it what `<!…>` says. Whether libvirt can use that domain is
-/// libvirt's to say.
+/// Whether a text can be the XML of a libvirt domain (§1.2).
+///
+/// The text must have no NUL and exactly one top-level element, `domain`. White space, comments and `<?…?>` may
+/// surround it, and `<!…>` may precede it. This check is a filter: only libvirt can decide whether the domain
+/// is valid.
 pub fn is_domain_xml(text: &[u8]) -> bool {
     if text.contains(&0) {
         return false;
@@ -35,7 +37,7 @@ pub fn is_domain_xml(text: &[u8]) -> bool {
     is_name_whole && (element.ends_with(b"</domain>") || is_empty_element())
 }
 
-/// What follows white space, comments, the XML declaration and a document type.
+/// The text after white space, comments, the XML declaration and a document type.
 fn behind_prologue(text: &[u8]) -> &[u8] {
     const PARTS: [(&[u8], &[u8]); 3] = [(b"<!--", b"-->"), (b"<?", b"?>"), (b"<!", b">")];
     let mut text = text.trim_ascii();
@@ -46,7 +48,7 @@ fn behind_prologue(text: &[u8]) -> &[u8] {
     text
 }
 
-/// What comes before the comments and instructions at the end.
+/// The text before the comments and processing instructions at its end.
 fn without_epilogue(mut text: &[u8]) -> &[u8] {
     const PARTS: [(&[u8], &[u8]); 2] = [(b"<!--", b"-->"), (b"<?", b"?>")];
     while let Some((begin, _)) = PARTS.iter().find(|(_, end)| text.ends_with(end)) {
@@ -56,40 +58,40 @@ fn without_epilogue(mut text: &[u8]) -> &[u8] {
     text
 }
 
-/// Order of the bytes of the header's integers.
+/// Byte order of the header's integers: the order of the host that wrote the image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum ByteOrder {
-    /// As on x86.
+    /// Least significant byte first, as on x86.
     #[default]
     Little,
-    /// As on s390.
+    /// Most significant byte first, as on s390.
     Big,
 }
 
-/// The header.
+/// The fields of the 92-byte header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SaveHeader {
-    /// Whether the magic is that of a complete image.
+    /// Whether the magic marks a complete image.
     pub is_complete: bool,
-    /// Order of the integers.
+    /// Byte order of the integers.
     pub byte_order: ByteOrder,
-    /// Version, 0 to 2.
+    /// Version of the header, 0 to 2.
     pub version: u32,
     /// Bytes between header and stream (L): XML, cookie and padding.
     pub data_length: u32,
-    /// Not 0: the CPUs are started after a restore.
+    /// Any value but 0: libvirt starts the CPUs after a restore.
     pub was_running: u32,
     /// Format of the stream (§2), 0 to 6.
     pub format: u32,
-    /// Bytes from the end of the header to the cookie (C); 0: there is none.
+    /// Bytes from the end of the header to the cookie (C); 0 without a cookie.
     pub cookie_offset: u32,
 }
 
 impl SaveHeader {
-    /// Bytes in the file.
+    /// Length of the header in the file, in bytes.
     pub const BYTES: usize = 92;
 
-    /// Appends the bytes in the file; the unused words are 0.
+    /// Appends the header as it is in the file. The unused words are 0.
     pub fn encode(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(if self.is_complete { &MAGIC_COMPLETE } else { &MAGIC_PARTIAL });
         let words = [self.version, self.data_length, self.was_running, self.format, self.cookie_offset];
@@ -102,10 +104,10 @@ impl SaveHeader {
         out.extend_from_slice(&[0; 14 * 4]);
     }
 
-    /// Reads one from the start of `buf`. Whether L reaches beyond the file, only the file knows.
+    /// Reads one header from the start of `buf`. The caller checks L against the size of the file.
     ///
     /// # Errors
-    /// Another magic; a version above 2, a format above 6; L = 0, C > L (§4.3).
+    /// Another magic; a version above 2; a format above 6; L = 0; C > L (§4.3).
     pub fn decode(buf: &[u8]) -> Result<Option<(Self, usize)>, WireError> {
         reader::decode(buf, MESSAGE, |r| {
             let magic: [u8; 16] = r.array()?;
@@ -149,12 +151,12 @@ impl SaveHeader {
         })
     }
 
-    /// File offset of the stream.
+    /// Offset of the stream in the file, in bytes.
     pub fn stream_offset(&self) -> u64 {
         Self::BYTES as u64 + u64::from(self.data_length)
     }
 
-    /// Bytes of the area that holds the XML, from the end of the header on (§1.2).
+    /// Length in bytes of the area for the XML, which follows the header (§1.2).
     pub fn xml_area(&self) -> u32 {
         if self.cookie_offset == 0 { self.data_length } else { self.cookie_offset }
     }
@@ -184,7 +186,7 @@ mod tests {
     use super::*;
     use crate::Fault;
 
-    /// The header of §1.1's example.
+    /// The header of the example in §1.1.
     const EXAMPLE: SaveHeader = SaveHeader {
         is_complete: true,
         byte_order: ByteOrder::Little,

@@ -1,7 +1,8 @@
-//! Where pages lie in a file with the capability `mapped-ram` (`specs/mapped-ram.md`).
+//! Layout of a file with the capability `mapped-ram` (`specs/mapped-ram.md`).
 //!
-//! In the block list each block is followed by a [`MappedHeader`]; then come, at the places it names, a bitmap of
-//! the pages that the file holds, and room for all pages. The next entry starts behind that room.
+//! In the block list, a [`MappedHeader`] follows each block's entry. It names the positions of a bitmap and of
+//! the area for the block's pages. The bitmap marks the pages that the file contains. The next entry starts
+//! after the area for the pages.
 
 use crate::error::WireError;
 use crate::reader;
@@ -12,7 +13,7 @@ const SPEC: &str = "specs/mapped-ram.md §4.2";
 
 /// Version of the header.
 pub const VERSION: u32 = 1;
-/// What QEMU rounds the start of the pages up to, in bytes.
+/// Alignment of the start of the pages in files that QEMU writes, in bytes.
 pub const PAGES_ALIGNMENT: u64 = 1 << 20;
 
 /// The header after a block's entry (§4.2).
@@ -25,10 +26,10 @@ pub struct MappedHeader {
 }
 
 impl MappedHeader {
-    /// Bytes in the file.
+    /// Length of the header in the file, in bytes.
     pub const BYTES: usize = 28;
 
-    /// The layout that QEMU gives a block of `length_bytes` whose header starts at `header_offset` (§4.3).
+    /// QEMU's layout of a block of `length_bytes` whose header is at `header_offset` (§4.3).
     ///
     /// # Errors
     /// [`Fault::Local`](crate::Fault::Local) when the file would be longer than 2^63 bytes.
@@ -36,11 +37,13 @@ impl MappedHeader {
         Self::place_aligned(header_offset, length_bytes, PAGES_ALIGNMENT)
     }
 
-    /// The same with pages that start at a multiple of `alignment` bytes; QEMU takes any multiple of the page size.
+    /// Like [`place`](Self::place), with pages that start at a multiple of `alignment` bytes.
+    ///
+    /// QEMU accepts any multiple of the page size.
     ///
     /// # Errors
-    /// [`Fault::Local`](crate::Fault::Local) when the file would be longer than 2^63 bytes, or `alignment` is no
-    /// multiple of the page size.
+    /// [`Fault::Local`](crate::Fault::Local) when the file would be longer than 2^63 bytes, or when `alignment`
+    /// is not a multiple of the page size.
     pub fn place_aligned(header_offset: u64, length_bytes: u64, alignment: u64) -> Result<Self, WireError> {
         if alignment == 0 || !alignment.is_multiple_of(PAGE_SIZE as u64) {
             let rule = format!("pages aligned to {alignment} bytes, not a multiple of {PAGE_SIZE}");
@@ -57,7 +60,7 @@ impl MappedHeader {
         }
     }
 
-    /// Appends the bytes in the file.
+    /// Appends the header as it is in the file.
     pub fn encode(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&VERSION.to_be_bytes());
         out.extend_from_slice(&(PAGE_SIZE as u64).to_be_bytes());
@@ -65,14 +68,16 @@ impl MappedHeader {
         out.extend_from_slice(&self.pages_offset.to_be_bytes());
     }
 
-    /// Reads one from the start of `buf`. Where it may point, [`check`](Self::check) tells.
+    /// Reads one header from the start of `buf`; `None` while bytes are missing.
+    ///
+    /// [`check`](Self::check) checks the offsets.
     ///
     /// # Errors
-    /// A wrong version or page size, or pages that do not start at a multiple of the page size.
+    /// A wrong version or page size; pages that do not start at a multiple of the page size.
     pub fn decode(buf: &[u8]) -> Result<Option<(Self, usize)>, WireError> {
         reader::decode(buf, MESSAGE, |r| {
             let version = r.u32()?;
-            // QEMU takes 0, too (§6.5).
+            // QEMU accepts version 0, too (§6.5).
             if version > VERSION {
                 return Err(r.unfit(SPEC, format!("version {version}, only {VERSION} is known")));
             }
@@ -89,11 +94,12 @@ impl MappedHeader {
         })
     }
 
-    /// Holds the header against its own place: the bitmap lies behind it, the pages behind the bitmap, all of it
-    /// within 2^63 bytes. `end_of_header` is the file offset of the byte after the header.
+    /// Checks the offsets: header, bitmap and pages follow each other, below 2^63 bytes.
+    ///
+    /// `end_of_header` is the file offset of the byte after the header.
     ///
     /// # Errors
-    /// [`Fault::PeerMisbehaved`](crate::Fault::PeerMisbehaved) when it is not so.
+    /// [`Fault::PeerMisbehaved`](crate::Fault::PeerMisbehaved) when the order or the limit is violated.
     pub fn check(&self, end_of_header: u64, length_bytes: u64) -> Result<(), WireError> {
         let bad = |at, rule| Err(WireError::misbehaved(MESSAGE, at, SPEC, rule));
         if self.bitmap_offset < end_of_header {
@@ -109,12 +115,12 @@ impl MappedHeader {
         Ok(())
     }
 
-    /// Whether the block has no place in the file (`x-ignore-shared`, §4.8).
+    /// Whether the file has no area for the block (`x-ignore-shared`, §4.8).
     pub fn is_skipped(&self) -> bool {
         self.bitmap_offset == 0 && self.pages_offset == 0
     }
 
-    /// File offset of the byte after the block's pages, where the stream goes on (§4.3).
+    /// File offset of the byte after the block's pages, where the stream continues (§4.3).
     pub fn end_of_pages(&self, length_bytes: u64) -> u64 {
         self.pages_offset.saturating_add(length_bytes)
     }
@@ -125,18 +131,20 @@ impl MappedHeader {
     }
 }
 
-/// Bytes that the bitmap of a block takes: whole words of 64 pages (§4.3).
+/// Length of a block's bitmap, in bytes: whole words of 64 pages (§4.3).
 pub fn bitmap_bytes(length_bytes: u64) -> u64 {
     (length_bytes >> PAGE_SHIFT).div_ceil(64) * 8
 }
 
-/// Whether the file holds page `page`, by a bitmap of an x86 host (§4.5). Outside the bitmap: no.
+/// Whether the file contains page `page`, by the bitmap of an x86 host (§4.5).
+///
+/// False for a page outside the bitmap.
 pub fn holds_page(bitmap: &[u8], page: u64) -> bool {
     let byte = usize::try_from(page >> 3).ok().and_then(|at| bitmap.get(at));
     byte.is_some_and(|byte| byte >> (page & 7) & 1 == 1)
 }
 
-/// Marks page `page` as held. Outside the bitmap nothing happens.
+/// Marks page `page` as contained in the file. Ignores a page outside the bitmap.
 pub fn mark_page(bitmap: &mut [u8], page: u64) {
     if let Some(byte) = usize::try_from(page >> 3).ok().and_then(|at| bitmap.get_mut(at)) {
         *byte |= 1 << (page & 7);

@@ -1,17 +1,17 @@
-//! A cursor over received bytes that knows which field it is at.
+//! A cursor over received bytes that remembers the position of the current field.
 //!
-//! Decoders read through it with `?`; running out of bytes and finding wrong ones are both a [`Stop`], which
-//! [`decode`] sorts apart again.
+//! Decoders use it with `?`, and both missing bytes and wrong bytes end them with a [`Stop`]. [`decode`] then
+//! separates the two cases.
 
 use crate::error::WireError;
 use std::borrow::Cow;
 
-/// Why reading ended early.
+/// The reason why a decoder stopped early.
 #[derive(Debug)]
 pub(crate) enum Stop {
-    /// So many bytes, from the start of the message, are needed before another try makes sense.
+    /// Bytes are missing. The message must have at least so many bytes before a retry.
     Short(usize),
-    /// A rule is broken.
+    /// The bytes break a rule.
     Bad(WireError),
 }
 
@@ -21,7 +21,7 @@ impl From<WireError> for Stop {
     }
 }
 
-/// Runs `body` over `buf`: `None` when bytes are missing, else the value and how many bytes it took.
+/// Runs `body` over `buf`. Returns the value and its length; `None` if bytes are missing.
 pub(crate) fn decode<'a, T>(
     buf: &'a [u8],
     message: &'static str,
@@ -35,7 +35,7 @@ pub(crate) fn decode<'a, T>(
     }
 }
 
-/// The cursor.
+/// The position in the received bytes, and the start of the last field for errors.
 #[derive(Debug, Clone)]
 pub(crate) struct Reader<'a> {
     buf: &'a [u8],
@@ -49,12 +49,12 @@ impl<'a> Reader<'a> {
         Self { buf, at: 0, field: 0, message }
     }
 
-    /// Bytes read so far.
+    /// Number of bytes read so far.
     pub(crate) fn at(&self) -> usize {
         self.at
     }
 
-    /// Bytes not read yet.
+    /// The bytes that have not been read yet.
     pub(crate) fn rest(&self) -> &'a [u8] {
         &self.buf[self.at..]
     }
@@ -99,7 +99,7 @@ impl<'a> Reader<'a> {
         self.text(bytes)
     }
 
-    /// Checks that `bytes`, the field read last, are text without NUL.
+    /// Checks that `bytes`, the last field, is UTF-8 without NUL.
     pub(crate) fn text(&self, bytes: &'a [u8]) -> Result<&'a str, Stop> {
         if bytes.contains(&0) {
             return Err(self.bad("specs/stream.md §9", "a name must not contain NUL"));
@@ -107,12 +107,12 @@ impl<'a> Reader<'a> {
         std::str::from_utf8(bytes).map_err(|_| self.bad("specs/stream.md §9", "a name must be UTF-8"))
     }
 
-    /// The peer broke a rule in the field read last.
+    /// The error for a broken rule in the last field.
     pub(crate) fn bad(&self, paragraph: &'static str, rule: impl Into<Cow<'static, str>>) -> Stop {
         Stop::Bad(WireError::misbehaved(self.message, self.field as u64, paragraph, rule))
     }
 
-    /// The field read last does not fit what this side expects.
+    /// The error for a last field that does not match this side's expectations.
     pub(crate) fn unfit(&self, paragraph: &'static str, rule: impl Into<Cow<'static, str>>) -> Stop {
         Stop::Bad(WireError::incompatible(self.message, self.field as u64, paragraph, rule))
     }

@@ -1,17 +1,21 @@
-//! Which pages of a block a destination has: the bitmap behind a RECV_BITMAP answer (`specs/postcopy.md §5`).
+//! The bitmap of the pages that a destination has, after RECV_BITMAP (`specs/postcopy.md §5`).
+//!
+//! A source needs it for a recovery, to send only the missing pages.
 
 use crate::error::WireError;
 use crate::reader;
 
 const MESSAGE: &str = "received bitmap";
 const SPEC: &str = "specs/postcopy.md §5";
-/// What follows the bits.
+/// The eight bytes after the bits.
 const END_MARK: u64 = 0x0123_4567_89ab_cdef;
-/// Size and end mark.
+/// Length of size and end mark, in bytes.
 const FRAME_BYTES: usize = 16;
 
-/// One bit for each page of a block: set if the destination has the page. It follows
-/// [`ReturnMessage::ReceivedBitmap`](crate::return_path::ReturnMessage::ReceivedBitmap), outside that message's length.
+/// One bit for each page of a block, set if the destination has the page.
+///
+/// It follows [`ReturnMessage::ReceivedBitmap`](crate::return_path::ReturnMessage::ReceivedBitmap) and is not
+/// part of that message's length.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReceivedPages {
     words: Vec<u64>,
@@ -19,22 +23,22 @@ pub struct ReceivedPages {
 }
 
 impl ReceivedPages {
-    /// None of a block's `pages`.
+    /// A bitmap for a block of `pages` pages, without any received page.
     pub fn none(pages: u64) -> Self {
         Self { words: vec![0; pages.div_ceil(64) as usize], pages }
     }
 
-    /// Bytes that the bitmap of a block with `pages` takes on the wire, with its frame.
+    /// Length on the wire of a bitmap for `pages` pages, in bytes, with its frame.
     pub fn encoded_bytes(pages: u64) -> u64 {
         bitmap_bytes(pages) + FRAME_BYTES as u64
     }
 
-    /// Pages of the block.
+    /// Number of pages in the block.
     pub fn pages(&self) -> u64 {
         self.pages
     }
 
-    /// Marks `page` as received. A page that is not in the block is ignored.
+    /// Marks `page` as received. Ignores a page outside the block.
     pub fn add(&mut self, page: u64) {
         if page < self.pages {
             self.words[(page / 64) as usize] |= 1 << (page % 64);
@@ -46,7 +50,7 @@ impl ReceivedPages {
         page < self.pages && self.words[(page / 64) as usize] & 1 << (page % 64) != 0
     }
 
-    /// Pages that it lacks.
+    /// Number of pages that the destination does not have.
     pub fn missing(&self) -> u64 {
         self.pages - self.words.iter().map(|word| u64::from(word.count_ones())).sum::<u64>()
     }
@@ -65,10 +69,10 @@ impl ReceivedPages {
         out.extend_from_slice(&END_MARK.to_be_bytes());
     }
 
-    /// Reads the bitmap of a block with `pages` from the start of `buf`; `None` until all of it is there.
+    /// Reads the bitmap of a block with `pages` from `buf`; `None` while bytes are missing.
     ///
     /// # Errors
-    /// Another size than that block's, which is noticed before the bits come; another end mark.
+    /// A size other than the block's, which is detected before the bits arrive; another end mark.
     pub fn decode(buf: &[u8], pages: u64) -> Result<Option<(Self, usize)>, WireError> {
         reader::decode(buf, MESSAGE, |r| {
             let (size, wanted) = (r.u64()?, bitmap_bytes(pages));
@@ -84,7 +88,7 @@ impl ReceivedPages {
             if r.u64()? != END_MARK {
                 return Err(r.bad(SPEC, format!("the end mark is not {END_MARK:016x}")));
             }
-            // The last byte is padded, and nobody says with what.
+            // The content of the padding in the last byte is not specified, so it is cleared.
             if let Some(last) = words.last_mut().filter(|_| !pages.is_multiple_of(64)) {
                 *last &= (1 << (pages % 64)) - 1;
             }

@@ -1,4 +1,4 @@
-//! What the destination says back over the main connection (`specs/stream.md §1.9`).
+//! Messages of the return path, from the destination to the source (`specs/stream.md §1.9`).
 
 use crate::error::WireError;
 use crate::limits::RETURN_MESSAGE_BYTES;
@@ -6,47 +6,49 @@ use crate::reader::{self, Reader, Stop};
 
 const MESSAGE: &str = "return path message";
 const SPEC: &str = "specs/stream.md §1.9";
-/// Not one of QEMU's types.
+/// The type of [`ReturnMessage::Grant`], which is not a type of QEMU.
 const GRANT: u16 = 0x5301;
 
 /// One message of the return path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ReturnMessage {
-    /// The end: 0 all loaded, anything else failure (QEMU says 1). The last message, except with COLO.
+    /// The end of the migration. 0: everything is loaded; other values: failure (QEMU sends 1).
+    ///
+    /// It is the last message, except with COLO.
     Shut(u32),
-    /// Answer to the PING of the same value.
+    /// Answer to the PING with the same value.
     Pong(u32),
-    /// Postcopy: these pages are needed now.
+    /// Postcopy: the destination needs these pages now.
     RequestPages {
-        /// Name of the RAM block; `None` means the one of the request before.
+        /// Name of the RAM block; `None` for the block of the previous request.
         block: Option<String>,
         /// Offset of the first byte in the block.
         start: u64,
-        /// How many bytes.
+        /// Number of bytes from `start` on.
         length: u32,
     },
-    /// Recovery: which pages of this block have arrived. The bitmap follows the message (§6.6).
+    /// Recovery: the pages of this block that have arrived. The bitmap follows the message (§6.6).
     ReceivedBitmap {
         /// Name of the RAM block.
         block: String,
     },
-    /// Recovery: ready to go on; the value is 1.
+    /// Recovery: the destination is ready to continue. The value is 1.
     ResumeAck(u32),
-    /// A device that had to be ready for the switchover is (§5.3).
+    /// A device that delays the switchover is ready for it (§5.3).
     SwitchoverAck,
-    /// Between two Sternas: how far a device's stream may move (`specs/extension.md §8`).
+    /// Between two Sternas: the grant for a device stream (`specs/extension.md §8`).
     Grant {
         /// Section name of the device.
         device: String,
-        /// Its instance.
+        /// Number that distinguishes devices with the same name.
         instance: u32,
-        /// Bytes of payloads that it may have sent in all, since the migration began.
+        /// Payload bytes that the source may have sent since the migration began, in total.
         bytes: u64,
     },
 }
 
 impl ReturnMessage {
-    /// Most bytes that one message takes.
+    /// Longest message, in bytes.
     pub const MAX_BYTES: usize = 4 + RETURN_MESSAGE_BYTES;
 
     /// Appends the bytes on the wire.
@@ -78,10 +80,10 @@ impl ReturnMessage {
         Ok(())
     }
 
-    /// Reads one from the start of `buf`; `None` until all of it is there.
+    /// Reads one message from the start of `buf`; `None` while bytes are missing.
     ///
     /// # Errors
-    /// An unknown type, a length that is not the type's, a bad name, a RESUME_ACK other than 1.
+    /// An unknown type; a length that does not fit the type; a bad name; a RESUME_ACK other than 1.
     pub fn decode(buf: &[u8]) -> Result<Option<(Self, usize)>, WireError> {
         reader::decode(buf, MESSAGE, |r| {
             let kind = r.u16()?;
@@ -100,7 +102,7 @@ impl ReturnMessage {
     }
 }
 
-/// Holds a length against its type before anything waits for so many bytes.
+/// Compares a length with its type before the decoder waits for so many bytes.
 fn check_length(r: &Reader<'_>, kind: u16, length: usize) -> Result<(), Stop> {
     let fits = match kind {
         1 | 2 | 6 => length == 4,
@@ -147,7 +149,7 @@ fn named(block: &str) -> Result<u8, WireError> {
 fn put(out: &mut Vec<u8>, kind: u16, parts: &[&[u8]]) {
     let length: usize = parts.iter().map(|part| part.len()).sum();
     out.extend_from_slice(&kind.to_be_bytes());
-    // At most 13 + 255 bytes.
+    // At most 13 + 255 bytes, so the length fits a u16.
     out.extend_from_slice(&(length as u16).to_be_bytes());
     for part in parts {
         out.extend_from_slice(part);

@@ -1,7 +1,7 @@
 //! Pages sent as a difference to their older content (`specs/stream.md §2.4`).
 //!
-//! A delta is a list of pairs: keep so many bytes of the old page, then put so many new ones. What is left of
-//! the page after the last pair stays as it was.
+//! A delta is a list of pairs: the number of old bytes to keep, and the new bytes to write after them. The
+//! page's bytes after the last pair do not change.
 
 use std::ops::Range;
 
@@ -11,16 +11,16 @@ use crate::error::WireError;
 const MESSAGE: &str = "XBZRLE delta";
 const SPEC: &str = "specs/stream.md §2.4";
 
-/// New bytes of a page, as [`pairs`] yields them.
+/// New bytes of a page, as [`pairs`] returns them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Literal<'a> {
-    /// Where in the page they go.
+    /// Offset of the bytes in the page.
     pub offset: usize,
-    /// The bytes: at least one, never beyond the end of the page.
+    /// The new bytes: at least one, within the page.
     pub bytes: &'a [u8],
 }
 
-/// Checks all of `delta` without a page at hand.
+/// Checks all of `delta` without a page.
 ///
 /// # Errors
 /// As for [`apply`].
@@ -28,11 +28,15 @@ pub fn check(delta: &[u8]) -> Result<(), WireError> {
     pairs(delta).try_for_each(|literal| literal.map(|_| ()))
 }
 
-/// Applies `delta` to `page`. On an error `page` is as before.
+/// Applies `delta` to `page`. After an error `page` is unchanged.
 ///
 /// # Errors
-/// [`Fault::PeerMisbehaved`](crate::Fault::PeerMisbehaved): a literal of no bytes, a skip of 0 that is not the
-/// first, a length of more than two bytes, or a pair that goes beyond the page or the delta.
+/// [`Fault::PeerMisbehaved`](crate::Fault::PeerMisbehaved) for:
+///
+/// - a literal of no bytes
+/// - a skip of 0 that is not the first
+/// - a length of more than two bytes
+/// - a pair that exceeds the page or the delta
 pub fn apply(delta: &[u8], page: &mut [u8; PAGE_SIZE]) -> Result<(), WireError> {
     check(delta)?;
     for literal in pairs(delta).flatten() {
@@ -41,8 +45,10 @@ pub fn apply(delta: &[u8], page: &mut [u8; PAGE_SIZE]) -> Result<(), WireError> 
     Ok(())
 }
 
-/// The literals of `delta`, for a caller whose page is no slice. Check first: pairs before a wrong one come out
-/// as if nothing were wrong. After an error nothing follows.
+/// The literals of `delta`, for a caller that cannot pass the page as a slice.
+///
+/// [`check`] the delta first, because the iterator returns the pairs before a wrong one as valid. It ends after
+/// an error.
 pub fn pairs(delta: &[u8]) -> Pairs<'_> {
     Pairs { delta, at: 0, place: 0 }
 }
@@ -99,7 +105,7 @@ impl<'a> Pairs<'a> {
         Ok(Literal { offset, bytes })
     }
 
-    /// One byte below 0x80, or two that make 14 bits, low ones first.
+    /// Reads a length: one byte below 0x80, or 14 bits in two bytes, lowest first.
     fn length(&mut self) -> Result<usize, WireError> {
         let start = self.at;
         let low = self.byte()?;
@@ -126,8 +132,10 @@ fn bad(offset: usize, rule: impl Into<std::borrow::Cow<'static, str>>) -> WireEr
     WireError::misbehaved(MESSAGE, offset as u64, SPEC, rule)
 }
 
-/// Appends the delta that turns `old` into `new`; `false`, with `out` as before, when the pages are equal or the
-/// delta would be longer than `limit` bytes (then the page goes out as it is).
+/// Appends the delta that turns `old` into `new`.
+///
+/// Returns `false` and leaves `out` unchanged if the pages are equal, or if the delta would exceed `limit`
+/// bytes. In the second case the caller sends the whole page.
 pub fn encode(old: &[u8; PAGE_SIZE], new: &[u8; PAGE_SIZE], limit: usize, out: &mut Vec<u8>) -> bool {
     let start = out.len();
     let mut at = 0;
@@ -144,8 +152,8 @@ pub fn encode(old: &[u8; PAGE_SIZE], new: &[u8; PAGE_SIZE], limit: usize, out: &
     out.len() > start
 }
 
-/// The next bytes that one literal carries: changed ones, and one or two equal ones between them, since another
-/// pair would be no shorter.
+/// The next range for one literal. It includes gaps of one or two equal bytes, because another pair would not
+/// be shorter.
 fn next_change(old: &[u8; PAGE_SIZE], new: &[u8; PAGE_SIZE], at: usize) -> Option<Range<usize>> {
     let start = at + equal_bytes(&old[at..], &new[at..]);
     if start == PAGE_SIZE {
@@ -162,12 +170,12 @@ fn next_change(old: &[u8; PAGE_SIZE], new: &[u8; PAGE_SIZE], at: usize) -> Optio
     }
 }
 
-/// How many bytes are equal before the first that differs.
+/// Number of equal bytes before the first one that differs.
 fn equal_bytes(old: &[u8], new: &[u8]) -> usize {
     count_until(old, new, |difference| difference)
 }
 
-/// How many bytes differ before the first that is equal.
+/// Number of bytes that differ before the first equal one.
 fn changed_bytes(old: &[u8], new: &[u8]) -> usize {
     // The lowest bit that this sets is in the lowest byte that is zero.
     count_until(old, new, |difference| {
@@ -175,7 +183,8 @@ fn changed_bytes(old: &[u8], new: &[u8]) -> usize {
     })
 }
 
-/// The number of the first byte that `mark` sets a bit for, given eight bytes' differences at once.
+/// Index of the first byte for which `mark` sets a bit. `mark` receives the differences of eight bytes per
+/// call.
 fn count_until(old: &[u8], new: &[u8], mark: impl Fn(u64) -> u64) -> usize {
     let ((old_words, old_rest), (new_words, new_rest)) = (old.as_chunks::<8>(), new.as_chunks::<8>());
     for (i, (old, new)) in old_words.iter().zip(new_words).enumerate() {
@@ -246,7 +255,7 @@ mod tests {
 
     #[test]
     fn apply_wrong_delta_leaves_page_and_names_byte() {
-        // (delta, offset of the offending byte)
+        // Pairs of delta and offset of the offending byte.
         let cases: [(&[u8], u64); 7] = [
             (&[0, 0], 1),
             (&[1, 1, 9, 0, 1, 9], 3),

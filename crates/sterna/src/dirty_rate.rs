@@ -1,8 +1,8 @@
-//! How fast a guest dirties its memory, measured without migrating it (QEMU's `calc-dirty-rate`).
+//! Measures a guest's dirty rate without migrating the guest (QEMU's `calc-dirty-rate`).
 //!
-//! Tracking begins, every page is armed, some time passes, and one sync counts the distinct pages that were
-//! written meanwhile. A dirty log has one owner, so a measurement and a migration exclude each other; a
-//! measurement leaves the log as it was.
+//! A measurement starts tracking, arms every page, waits for the interval, and counts the written pages with one
+//! sync. A dirty log has one owner, so a measurement and a migration exclude each other. A measurement leaves the log
+//! as it was.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,52 +16,53 @@ use crate::threads::{self, call, tried};
 use crate::throttle::Throttle;
 use crate::vm::SourceVm;
 
-/// Pages re-armed by one call: 1 GiB, so that a kernel's lock is not held for long.
+/// Pages re-armed by one call: 1 GiB, so that the kernel does not hold its lock for long.
 const SLICE_PAGES: u64 = (1 << 30) / PAGE_SIZE as u64;
 
-/// A shorter interval says nothing.
+/// The shortest interval. The error of a shorter measurement would be too large.
 const SHORTEST: Duration = Duration::from_millis(50);
 
-/// What was counted.
+/// Result of one measurement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DirtyReading {
-    /// From arming the pages to the sync.
+    /// Time from arming the pages to the sync.
     pub interval: Duration,
-    /// Pages that were written at least once meanwhile.
+    /// Pages that were written at least once during the interval.
     pub dirty_pages: u64,
-    /// Pages that were ever written or read since the VM began; the others are zero and cost a migration nothing.
+    /// Pages that were written or read at least once since the VM started. The others are zero and cost a migration
+    /// nothing.
     pub touched_pages: u64,
-    /// How long the sync took.
+    /// Duration of the sync.
     pub sync: Duration,
-    /// What each vCPU dirtied, over the last second of the interval or so; empty where the VM does not count it.
+    /// Dirty rate of each vCPU, over about the last second of the interval. Empty if the VM does not count it.
     pub vcpu_bytes_per_second: Vec<u64>,
 }
 
 impl DirtyReading {
-    /// Bytes of distinct pages per second.
+    /// Dirty rate of the guest: bytes of distinct pages per second.
     pub fn bytes_per_second(&self) -> f64 {
         self.dirty_bytes() as f64 / self.interval.as_secs_f64().max(1e-9)
     }
 
-    /// Bytes of the pages that were written.
+    /// Bytes of the written pages.
     pub fn dirty_bytes(&self) -> u64 {
         self.dirty_pages * PAGE_SIZE as u64
     }
 }
 
-/// Where a measurement stands.
+/// Progress of a measurement.
 #[derive(Debug, Clone)]
 pub enum MeasuringState {
-    /// It runs.
+    /// The measurement runs.
     Measuring,
-    /// It has ended.
+    /// The measurement has ended, with this result.
     Measured(DirtyReading),
-    /// It was cancelled, or tracking failed.
+    /// The measurement was cancelled, or tracking failed.
     Failed(MigrationError),
 }
 
-/// A measurement in a thread of its own. Dropping the handle cancels it.
+/// A measurement, which runs in its own thread. Dropping the handle cancels it.
 #[derive(Debug)]
 pub struct DirtyRateMeasurement {
     shared: Arc<Shared>,
@@ -77,15 +78,15 @@ struct Shared {
 struct Progress {
     state: MeasuringState,
     is_cancelled: bool,
-    /// Somebody else needs the log: what was counted so far is the result.
+    /// A migration needs the log: the pages counted so far are the result.
     is_finished: bool,
 }
 
 impl DirtyRateMeasurement {
-    /// Begins to measure over `interval`. Returns at once.
+    /// Starts a measurement over `interval`. Returns immediately.
     ///
     /// # Errors
-    /// [`StartError::Tracked`] while a migration or another measurement tracks the guest's writes, and while a guest is
+    /// [`StartError::Tracked`] if a migration or another measurement tracks the guest's writes, or if a guest is
     /// held.
     pub fn start(vm: Arc<dyn SourceVm>, interval: Duration) -> Result<Self, StartError> {
         let ram = vm.ram();
@@ -102,37 +103,38 @@ impl DirtyRateMeasurement {
         Ok(Self { shared })
     }
 
-    /// Where it stands.
+    /// The current progress, without waiting.
     pub fn state(&self) -> MeasuringState {
         self.shared.progress.lock().state.clone()
     }
 
-    /// Whether it still runs.
+    /// Whether the measurement has not ended yet.
     pub fn is_running(&self) -> bool {
         matches!(self.shared.progress.lock().state, MeasuringState::Measuring)
     }
 
-    /// Ends it without a result; nothing is tracked any more when this returns.
+    /// Ends the measurement without a result. Tracking has stopped when this returns.
     pub fn cancel(&self) {
         self.shared.progress.lock().is_cancelled = true;
         self.shared.changed.notify_all();
-        // Cancelled or, just before, measured: both are ends.
+        // The result is `Cancelled`, or a reading that was completed just before. Both mean that the measurement has
+        // ended.
         let _ = self.wait();
     }
 
-    /// Ends it with what was counted until now, but not before [`SHORTEST`] has passed; nothing is tracked any more when
-    /// this returns.
+    /// Ends the measurement with the pages counted so far, but not before `SHORTEST` has passed. Tracking has
+    /// stopped when this returns.
     pub fn finish(&self) {
         self.shared.progress.lock().is_finished = true;
         self.shared.changed.notify_all();
-        // Whatever came of it, it has ended.
+        // Success and failure both mean that the measurement has ended.
         let _ = self.wait();
     }
 
-    /// Waits for its end.
+    /// Waits until the measurement ends.
     ///
     /// # Errors
-    /// [`MigrationError::Cancelled`], or why tracking failed.
+    /// [`MigrationError::Cancelled`], or the reason why tracking failed.
     pub fn wait(&self) -> Result<DirtyReading, MigrationError> {
         let mut progress = self.shared.progress.lock();
         loop {
@@ -153,7 +155,8 @@ impl Drop for DirtyRateMeasurement {
 }
 
 impl Shared {
-    /// The thread. The claim goes before the end is told, so that whoever waited may migrate at once.
+    /// Body of the thread. It drops the claim before it publishes the result, so that a waiting caller may start a
+    /// migration immediately.
     fn measure(&self, guest: (&dyn SourceVm, &GuestRam), interval: Duration, claim: TrackingClaim) {
         let result = self.count(guest, interval);
         drop(claim);
@@ -177,7 +180,7 @@ impl Shared {
         call("DirtySource::start", || source.start())?;
         let counting = || {
             self.count_started(ram, source, interval).map(|reading| {
-                // Nobody counts any more once tracking has ended.
+                // Read now, because the VM does not count vCPU rates after tracking has stopped.
                 let vcpus = vm.throttle().map(Throttle::vcpu_dirty_rates).unwrap_or_default();
                 DirtyReading {
                     vcpu_bytes_per_second: vcpus.iter().map(|vcpu| vcpu.rate_bytes).collect(),
@@ -186,7 +189,7 @@ impl Shared {
             })
         };
         let counted = tried("a callback of the VMM while its dirty rate was measured", counting);
-        // Whatever was counted, a log that cannot be stopped is what must be heard of.
+        // An error here replaces the result: a log that cannot be stopped is the more serious problem.
         call("DirtySource::stop", || source.stop())?;
         counted
     }
@@ -207,7 +210,7 @@ impl Shared {
             rearm(ram, source, &dirty)
         })?;
         dirty.clear_all();
-        // Pages were armed one after the other: on average in the middle of that.
+        // Pages were armed one after the other. The middle of that time is the average moment.
         let armed = began + began.elapsed() / 2;
         self.sleep(SHORTEST.min(interval).saturating_sub(armed.elapsed()), |progress| progress.is_cancelled)?;
         let may_end = |progress: &Progress| progress.is_cancelled || progress.is_finished;
@@ -223,7 +226,7 @@ impl Shared {
         })
     }
 
-    /// Waits for `time`, or until `may_end`.
+    /// Waits for `time`, or until `may_end` returns true.
     fn sleep(&self, time: Duration, may_end: impl Fn(&Progress) -> bool) -> Result<(), MigrationError> {
         let mut progress = self.progress.lock();
         self.changed.wait_while_for(&mut progress, |progress| !may_end(progress), time);
@@ -231,7 +234,7 @@ impl Shared {
     }
 }
 
-/// Does it, and says when it began.
+/// Runs `act` and returns the time at which it began.
 fn timed<T>(act: impl FnOnce() -> Result<T, MigrationError>) -> Result<(Instant, T), MigrationError> {
     let began = Instant::now();
     act().map(|done| (began, done))

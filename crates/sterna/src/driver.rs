@@ -1,16 +1,19 @@
 //! Runs a handover machine of `sterna-proto`: threads feed it events, one thread performs its actions.
 //!
-//! Whoever learns something feeds it at once, so that the machine alone decides what came first: a
-//! cancel that arrives before the commit wins over it, one that arrives after it is refused. What is
-//! to be done about it waits in a queue for the control thread.
+//! A thread feeds an event as soon as it learns it, so that the machine alone decides the order of events. A cancel
+//! that arrives before the commit wins; a cancel that arrives after the commit is refused. The machine's actions wait
+//! in a queue for the control thread.
 
 use std::collections::VecDeque;
 use std::fmt::{Debug, Display};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::Condvar;
+use sterna_ram::engine_lock::{EngineGuard, EngineLock};
 
-/// What the source's and the destination's machine have in common.
+use crate::clock::Clock;
+
+/// Common interface of the source's and the destination's handover machine.
 pub(crate) trait Machine {
     type Event: Copy + Debug;
     type Action;
@@ -20,56 +23,64 @@ pub(crate) trait Machine {
     fn handle(&mut self, now: Duration, event: Self::Event) -> Result<Vec<Self::Action>, Self::Refusal>;
     fn state(&self) -> Self::State;
     fn deadline(&self) -> Option<Duration>;
-    /// Whether nothing that happens now changes anything: what ends then is no trouble. Only a protection's machines say so.
+    /// Whether later events have no effect, so that a channel's end is no failure. Only a protection's machines
+    /// return true.
     fn is_over(&self) -> bool {
         false
     }
 }
 
-/// A machine, its clock, and what it wants done.
+/// A handover machine with its clock and its queue of actions. No callback of the VMM runs under its lock.
 pub(crate) struct Driver<M: Machine> {
-    inner: Mutex<Inner<M>>,
+    inner: EngineLock<Inner<M>>,
     changed: Condvar,
-    began: Instant,
+    clock: Clock,
 }
 
 struct Inner<M: Machine> {
     machine: M,
     actions: VecDeque<M::Action>,
-    /// States passed through and not yet told to the observer.
+    /// States that the machine has passed and that were not yet reported to the observer.
     passed: VecDeque<M::State>,
     watch: Watch<M>,
 }
 
-/// Called after every event that the machine took, before another thread can feed or inspect it.
+/// Called after every event that the machine accepted, before another thread can feed or inspect it.
 type Watch<M> = Box<dyn Fn(&M) + Send>;
 
 /// Why a wait ended.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Waited<T> {
-    /// What was waited for is there.
+    /// The awaited value.
     Got(T),
-    /// The machine wants something done first.
+    /// The machine has an action that must be performed first.
     Interrupted,
-    /// Neither came in time.
+    /// The time limit passed without a value or an action.
     TimedOut,
 }
 
 impl<M: Machine> Driver<M> {
-    /// Drives `machine`, whose time zero is now. `watch` sees it after every event that it took, before anybody else
-    /// can feed or inspect it.
+    /// Drives `machine`, whose time zero is now.
+    ///
+    /// `watch` is called after every accepted event, before another thread can feed or inspect the machine. It runs
+    /// under the driver's lock, so it must neither wait nor call the VMM.
     pub(crate) fn new(machine: M, watch: impl Fn(&M) + Send + 'static) -> Self {
+        Self::with_clock(machine, Clock::awake(), watch)
+    }
+
+    /// As [`Driver::new`], with another clock.
+    pub(crate) fn with_clock(machine: M, clock: Clock, watch: impl Fn(&M) + Send + 'static) -> Self {
         let watch: Watch<M> = Box::new(watch);
         let inner = Inner { machine, actions: VecDeque::new(), passed: VecDeque::new(), watch };
-        Self { inner: Mutex::new(inner), changed: Condvar::new(), began: Instant::now() }
+        Self { inner: EngineLock::new("driver", inner), changed: Condvar::new(), clock }
     }
 
-    /// Since the machine's time zero.
+    /// Time since the machine's time zero.
     pub(crate) fn now(&self) -> Duration {
-        self.began.elapsed()
+        self.clock.now()
     }
 
-    /// Tells the machine what happened; any thread.
+    /// Reports an event to the machine. Any thread may call it.
     pub(crate) fn feed(&self, event: M::Event) -> Result<M::State, M::Refusal> {
         let mut inner = self.inner.lock();
         let result = inner.feed(self.now(), event);
@@ -79,18 +90,18 @@ impl<M: Machine> Driver<M> {
         result.map(|()| state)
     }
 
-    /// Reads from the machine.
+    /// Reads from the machine, under the driver's lock.
     pub(crate) fn inspect<T>(&self, inspect: impl FnOnce(&M) -> T) -> T {
         inspect(&self.inner.lock().machine)
     }
 
-    /// Takes the states that were passed since the last call, oldest first.
+    /// Returns the states that were passed since the last call, oldest first.
     pub(crate) fn take_passed(&self) -> Vec<M::State> {
         self.inner.lock().passed.drain(..).collect()
     }
 
-    /// Waits for the next action, at most `patience`; ticks the machine when its deadline passes. `None`
-    /// also when a state was passed: the observer is to be told at once.
+    /// Waits for the next action, at most `patience`; ticks the machine when its deadline passes. Also returns `None`
+    /// when a state was passed, so that the observer learns it immediately.
     pub(crate) fn next_action(&self, patience: Duration) -> Option<M::Action> {
         let until = self.now() + patience;
         let mut inner = self.inner.lock();
@@ -107,7 +118,7 @@ impl<M: Machine> Driver<M> {
         }
     }
 
-    /// Waits until `check` has something, at most `patience`; gives way to actions.
+    /// Waits until `check` returns a value, at most `patience`. A queued action interrupts the wait.
     pub(crate) fn wait<T>(&self, patience: Duration, mut check: impl FnMut() -> Option<T>) -> Waited<T> {
         let until = self.now() + patience;
         let mut inner = self.inner.lock();
@@ -127,17 +138,23 @@ impl<M: Machine> Driver<M> {
         }
     }
 
-    /// Something that a `check` of [`Driver::wait`] reads has changed.
+    /// Number of actions that are queued for the control thread.
+    pub(crate) fn waiting_actions(&self) -> usize {
+        self.inner.lock().actions.len()
+    }
+
+    /// Wakes waiting threads after a change of a value that a `check` of [`Driver::wait`] reads.
     pub(crate) fn nudge(&self) {
-        // Taken, so that the change cannot fall between a check and its sleep.
+        // The lock is taken so that the change cannot fall between a check and its sleep.
         drop(self.inner.lock());
         self.changed.notify_all();
     }
 
-    fn sleep(&self, inner: &mut MutexGuard<'_, Inner<M>>, now: Duration, until: Duration) {
+    fn sleep(&self, inner: &mut EngineGuard<'_, Inner<M>>, now: Duration, until: Duration) {
         let until = inner.machine.deadline().map_or(until, |deadline| deadline.min(until));
-        let patience = until.saturating_sub(now).max(Duration::from_micros(100));
-        self.changed.wait_for(inner, patience);
+        let patience =
+            until.saturating_sub(now).min(self.clock.longest_wait()).max(Duration::from_micros(100));
+        inner.wait_for(&self.changed, patience);
     }
 }
 

@@ -1,4 +1,4 @@
-//! How a migration can fail: what broke, whose fault it is, and where it leaves the guest.
+//! Errors of a migration: the cause, the side at fault, and the consequence for the guest.
 
 use std::time::Duration;
 
@@ -13,148 +13,148 @@ use sterna_wire::replica::SummaryDifference;
 use crate::order::RearmError;
 use crate::rdma::StreamFailure;
 
-/// Who has to change something so that it works.
+/// Which side has to change something before the migration can succeed.
 pub use sterna_wire::Fault;
 
-/// Why a migration failed. Cheap to clone, since several threads may learn it.
+/// Why a migration failed. Cheap to clone, because several threads may report the same error.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum MigrationError {
-    /// Bytes of a channel broke a rule of the format, or do not fit what this side was told to expect.
+    /// Bytes of a channel broke a rule of the format, or do not match this side's settings.
     #[error("{channel}: {error}")]
     Wire {
         /// The channel that they came on.
         channel: String,
-        /// Which byte of which message broke which rule.
+        /// The byte, the message, and the broken rule.
         error: WireError,
     },
-    /// A channel could not be opened, or ended, or stood still.
+    /// A channel could not be opened, was closed, or made no progress.
     #[error("{0}")]
     Transport(String, #[source] Option<std::sync::Arc<TransportError>>),
     /// The peer broke the protocol in a way that no single message shows.
     #[error("{what}; the peer broke the protocol")]
     PeerMisbehaved {
-        /// What it did, and what the rule is.
+        /// The peer's action, and the broken rule.
         what: String,
     },
     /// The two sides are set up differently.
     #[error("{what}; the two sides are set up differently")]
     PeerIncompatible {
-        /// What differs, and what to set.
+        /// The difference, and the setting to change.
         what: String,
     },
-    /// The destination says that it failed.
+    /// The destination reported a failure, with this code of SHUT.
     #[error("{}", destination_failed(*.0))]
     DestinationFailed(u32),
-    /// The peer did not do in time what it had to.
+    /// The peer did not answer or act within the time limit.
     #[error("waited {after:?} for {what}; is the peer alive, and is the network between?")]
     Limit {
-        /// What was waited for.
+        /// The awaited event.
         what: String,
-        /// How long.
+        /// The time limit that has passed.
         after: Duration,
     },
-    /// The VMM could not do what the engine asked.
+    /// The VMM could not perform the engine's request.
     #[error("{0}")]
     Vm(#[from] VmError),
     /// A callback of this side's VMM panicked instead of returning.
     #[error("{callback} panicked: {message}; see the log of this side's VMM")]
     Panicked {
-        /// Which, with the device or hook that it concerns; or the engine's thread or action, where no callback is known.
+        /// The callback, with its device or hook; or the engine's thread or action, if no callback is known.
         callback: String,
-        /// What it said.
+        /// The panic's message.
         message: String,
     },
-    /// Guest RAM could not be reached.
+    /// Guest RAM could not be accessed.
     #[error("guest RAM: {0}")]
     Ram(String),
-    /// Pages of guest RAM have failed (uncorrectable errors of this machine's memory): their content is lost.
+    /// Pages of guest RAM have failed (uncorrectable memory errors of this host): their content is lost.
     #[error(
         "memory of this host has failed under the guest (poisoned): {}. The content of these pages is lost and cannot \
          be migrated: restart the guest, which gives it other memory",
         name_pages(pages, *address)
     )]
     Poisoned {
-        /// Where they are; empty as long as nobody has found out, and if nobody could.
+        /// The failed pages. Empty until the search has found them, or if it cannot find them.
         pages: Vec<PoisonedPage>,
-        /// The address in this process where a copy or a scan met the failure, if it was one that did.
+        /// The address in this process at which a copy or a scan met the failure, if known.
         address: Option<usize>,
     },
     /// Dirty tracking failed.
     #[error("dirty tracking: {0}")]
     Dirty(String),
-    /// The operating system refused something.
+    /// The operating system refused a request.
     #[error("{0}")]
     System(String),
-    /// All of the machine came, its source believes that it has completed, and the image could not be put in its place.
+    /// The machine arrived completely, but its image could not be renamed to its place. The source has completed.
     #[error(
         "{why}; the source believes that it has completed, so this may be the only copy of the guest: it is kept in \
          {}, a complete mapped-ram image: move it to a safe place first", place.display()
     )]
     Kept {
-        /// Where it lies.
+        /// Path of the complete image.
         place: std::path::PathBuf,
-        /// Why it is not in its place.
+        /// Why the image could not be renamed to its place.
         #[source]
         why: std::sync::Arc<MigrationError>,
     },
-    /// The engine broke a rule of its own: a bug of Sterna.
+    /// The engine broke one of its own rules: a bug of Sterna.
     #[error("internal error, please report it: {0}")]
     Internal(String),
-    /// The VMM gave the guest other memory while a migration had it, and nothing of that was moved.
+    /// The VMM changed the guest's memory during a migration. The new memory was not moved.
     #[error(
         "this side's VMM changed the guest's memory during the migration: plug or unplug memory before the migration or \
          after it (GuestRam::with_blocks says when it can be)"
     )]
     RamChanged,
-    /// A checkpoint does not fit this standby's journal.
+    /// A checkpoint is larger than this standby's journal allows.
     #[error(
         "a checkpoint is larger than the journal's limit of {limit_bytes} bytes and was dropped; the one before it is held. \
          Raise the limit, or let the primary take checkpoints more often (x-checkpoint-delay)"
     )]
     JournalFull {
-        /// The limit.
+        /// The limit, in bytes.
         limit_bytes: u64,
     },
-    /// A checkpoint did not come as its primary has sent it.
+    /// A checkpoint arrived different from the one that its primary sent.
     #[error(
         "checkpoint {number}: {difference} (specs/replica.md §7). It changed on the way or a side has a bug; it was dropped, and the \
          one before it is held. Look for errors of memory and network on both hosts, then protect the guest anew"
     )]
     CheckpointDiffers {
-        /// The checkpoint.
+        /// Number of the checkpoint.
         number: u64,
-        /// In what.
+        /// The first difference between the summary and the received checkpoint.
         difference: SummaryDifference,
     },
-    /// What a protected guest wrote to a disk in one epoch does not fit this standby's buffer.
+    /// A protected guest's disk writes of one epoch exceed this standby's buffer.
     #[error(
         "the guest wrote more to its disk {disk} between two checkpoints than the buffer's limit of {limit_bytes} bytes; the \
          checkpoint before it is held. Raise the limit, or let the primary take checkpoints more often (x-checkpoint-delay)"
     )]
     DiskBufferFull {
-        /// Its name.
+        /// Name of the disk.
         disk: String,
-        /// The limit, over all disks.
+        /// The limit over all disks, in bytes.
         limit_bytes: u64,
     },
-    /// What a protected guest writes to a disk does not come any more.
+    /// The connection that carries a protected guest's disk writes has ended.
     #[error(
         "the primary's connection for disk {disk} has ended: {why}; what the guest wrote since the last checkpoint is dropped"
     )]
     DiskLost {
-        /// Its name.
+        /// Name of the disk.
         disk: String,
-        /// How it ended.
+        /// How the connection ended.
         why: String,
     },
-    /// The guest writes faster than it can be sent, and the operator wanted it to fail then.
+    /// The guest writes faster than the source can send, and the operator's setting makes that a failure.
     #[error("the migration does not converge: {why}")]
     NotConverging {
-        /// What was measured, and what to change.
+        /// The measured rates, and the setting to change.
         why: String,
     },
-    /// The connection was lost, and no other one came in time.
+    /// The connection was lost, and no new one was established in time.
     #[error(
         "the connection was lost ({why}), and none could be made again within {} s{}: see whether the other side still runs, \
          and migrate again",
@@ -162,45 +162,43 @@ pub enum MigrationError {
         last.as_ref().map_or_else(String::new, |last| format!(" (the last attempt: {last})"))
     )]
     NotReconnected {
-        /// How it was lost.
+        /// The cause of the loss.
         why: std::sync::Arc<MigrationError>,
-        /// How long it was tried, or waited for.
+        /// Time during which the source dialled, or the destination waited.
         window: std::time::Duration,
-        /// How the last attempt ended; none of a destination's.
+        /// How the last attempt failed; `None` at a destination.
         last: Option<String>,
     },
-    /// An operator cancelled.
+    /// An operator cancelled the migration.
     #[error("cancelled")]
     Cancelled,
 }
 
-/// Why the VMM could not do what the engine asked. Local by definition: the peer is never at fault.
+/// Why the VMM could not perform the engine's request. Its fault is always local.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{what}: {why}")]
 #[non_exhaustive]
 pub struct VmError {
-    /// What was tried, with the device or vCPU it concerns.
+    /// The attempted operation, with its device or vCPU.
     pub what: String,
-    /// Why it failed, and what to do about it.
+    /// The cause, and the next step for the operator.
     pub why: String,
 }
 
 impl VmError {
-    /// `what` failed because of `why`.
+    /// Creates the error: the operation `what` failed because of `why`.
     pub fn new(what: impl Into<String>, why: impl ToString) -> Self {
         Self { what: what.into(), why: why.to_string() }
     }
 }
 
 impl MigrationError {
-    /// Whose fault it is; `None` for what nobody did wrong (a cut network, a cancel).
+    /// The side at fault; `None` if no side is (a cut network, a cancel).
     pub fn fault(&self) -> Option<Fault> {
         match self {
             Self::Wire { error, .. } => Some(error.fault),
             Self::Kept { why, .. } => why.fault(),
-            Self::PeerMisbehaved { .. } | Self::Limit { .. } | Self::CheckpointDiffers { .. } => {
-                Some(Fault::PeerMisbehaved)
-            }
+            Self::PeerMisbehaved { .. } | Self::Limit { .. } => Some(Fault::PeerMisbehaved),
             Self::PeerIncompatible { .. } => Some(Fault::PeerIncompatible),
             Self::Vm(_)
             | Self::Panicked { .. }
@@ -216,18 +214,31 @@ impl MigrationError {
             Self::Transport(_, Some(error)) => tls_fault(error).or_else(|| rdma_fault(error)),
             Self::Transport(_, None)
             | Self::NotReconnected { .. }
+            // Unknown: the memory of either side, or the network between them, may have changed it.
+            | Self::CheckpointDiffers { .. }
             | Self::DiskLost { .. }
             | Self::DestinationFailed(_)
             | Self::Cancelled => None,
         }
     }
 
-    /// Whether the RAM that the VM has now is still that with which its migration began.
+    /// Checks that the VM's RAM is the same as when its migration began.
     pub(crate) fn check_same_ram(now: &GuestRam, ram: &GuestRam) -> Result<(), Self> {
         if now.same_as(ram) { Ok(()) } else { Err(Self::RamChanged) }
     }
 
-    /// A file of this side's failed: nothing that the peer did.
+    /// Whether the network or the peer was silent for too long.
+    pub(crate) fn is_timeout(&self) -> bool {
+        match self {
+            Self::Transport(_, Some(error)) => match &**error {
+                TransportError::Reset { source, .. } => source.kind() == std::io::ErrorKind::TimedOut,
+                error => matches!(error, TransportError::Stalled { .. }),
+            },
+            _ => false,
+        }
+    }
+
+    /// A file of this side failed: the peer is not at fault.
     pub(crate) fn storage(error: TransportError) -> Self {
         if error.is_failed_memory() {
             return Self::failed_memory(error.failed_address());
@@ -235,33 +246,43 @@ impl MigrationError {
         Self::System(error.to_string())
     }
 
-    /// Memory has failed; which page of the guest's it is, whoever has the guest's RAM finds out.
+    /// Memory has failed. The page is found later, by a caller that has the guest's RAM.
     fn failed_memory(address: Option<usize>) -> Self {
         Self::Poisoned { pages: Vec::new(), address }
     }
 
-    /// Keeps the error in `place`, unless something is known already: the first reason wins. A page of `ram` that failed
-    /// under a copy or a scan is marked and named. Takes no time: the guest may stand still until the failure is known.
+    /// Stores the error in `place`, unless an earlier error is there: the first reason wins.
+    ///
+    /// A page of `ram` that failed under a copy or a scan is marked and named. Fast, because the guest may be paused
+    /// until the failure is known.
     pub(crate) fn note(mut self, place: &Mutex<Option<Self>>, ram: Option<&GuestRam>) {
-        if let (Self::Poisoned { pages, address: Some(address) }, Some(ram)) = (&mut self, ram)
+        if let (Self::Poisoned { pages, address }, Some(ram)) = (&mut self, ram)
             && pages.is_empty()
+            && let Some(why) = address.and_then(|address| ram.why_failed_at(address))
         {
-            *pages = ram.mark_poisoned_at(*address).into_iter().collect();
+            let address = *address;
+            self = match why.into() {
+                Self::Poisoned { pages, .. } => Self::Poisoned { pages, address },
+                error => error,
+            };
         }
         place.lock().get_or_insert(self);
     }
 
-    /// Where memory has failed and nobody knows which page it was (the kernel met it in a system call), asks the kernel
-    /// about all of them: seconds for a large guest, so this is for when nobody waits any more.
+    /// Searches all of `ram` for failed pages, if memory has failed and the page is unknown. This happens if the
+    /// kernel met the failure in a system call.
+    ///
+    /// This takes seconds for a large guest. Call it only when no thread waits for the result.
     pub(crate) fn find_pages(place: &Mutex<Option<Self>>, ram: &GuestRam) {
         let lock = || place.lock();
         if !matches!(&*lock(), Some(Self::Poisoned { pages, .. }) if pages.is_empty()) {
             return;
         }
-        let found = ram.find_poisoned();
-        let found = found.inspect_err(|error| tracing::warn!("looking for memory that has failed: {error}"));
-        if let Some(Self::Poisoned { pages, .. }) = lock().as_mut() {
-            *pages = found.unwrap_or_default();
+        match (ram.find_poisoned(), lock().as_mut()) {
+            (Ok(found), Some(Self::Poisoned { pages, .. })) => *pages = found,
+            (Err(error @ RamError::NoSpace { .. }), Some(noted)) => *noted = error.into(),
+            (Err(error), _) => tracing::warn!("looking for memory that has failed: {error}"),
+            _ => {}
         }
     }
 
@@ -276,7 +297,7 @@ impl MigrationError {
     }
 }
 
-/// A TLS handshake that fails says who has to change something; what breaks later is a broken connection.
+/// The side at fault for a failed TLS handshake. A later failure counts as a broken connection.
 fn tls_fault(error: &TransportError) -> Option<Fault> {
     let TransportError::Tls { problem, .. } = error else { return None };
     match problem.fault() {
@@ -286,7 +307,7 @@ fn tls_fault(error: &TransportError) -> Option<Fault> {
     }
 }
 
-/// Over RDMA, a message may have broken a rule, and an adapter or the kernel may have refused what this side wanted.
+/// The side at fault for an RDMA error. A message may break a rule, or the adapter or kernel may refuse a request.
 fn rdma_fault(error: &TransportError) -> Option<Fault> {
     let source: &(dyn std::error::Error + 'static) = match error {
         TransportError::Protocol { source, .. } => &**source,
@@ -324,13 +345,13 @@ impl From<RamError> for MigrationError {
 }
 
 impl From<RamFault> for MigrationError {
-    /// Which page it is, is found when the error is noted.
+    /// The page is found when the error is noted (`MigrationError::note`).
     fn from(fault: RamFault) -> Self {
         Self::failed_memory(Some(fault.address))
     }
 }
 
-/// What SHUT with this value says.
+/// Text for the code in the destination's SHUT message.
 fn destination_failed(code: u32) -> String {
     match code {
         extension::SHUT_PAUSED => "an operator paused it at the destination (migrate-pause)".to_owned(),
@@ -343,7 +364,7 @@ fn destination_failed(code: u32) -> String {
     }
 }
 
-/// Names failed pages, the first few of many; where none is known, the address that failed.
+/// Names the first 16 failed pages; if none is known, the address that failed.
 pub(crate) fn name_pages(pages: &[PoisonedPage], address: Option<usize>) -> String {
     const NAMED: usize = 16;
     match address {

@@ -1,51 +1,55 @@
-//! Events: what an observer of a migration learns, when it happens. Part of the API, not of the log.
+//! Events of a migration, which the engine reports to an [`Observer`] as they happen. They are part of the API, not
+//! of the log.
 
 use std::time::Duration;
 
-/// The status of a migration (QEMU's `MigrationStatus`; specs/stream.md §5.1), and two that QEMU lacks.
+/// The status of a migration: QEMU's `MigrationStatus` (specs/stream.md §5.1), and two states that QEMU lacks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Status {
-    /// Never started.
+    /// No migration was started.
     #[default]
     None,
-    /// Connecting, exchanging headers.
+    /// The sides connect and exchange headers.
     Setup,
-    /// Cancelled by the operator; cleaning up.
+    /// The operator cancelled; threads end and resources are released.
     Cancelling,
-    /// Cancelled; the source has the guest in its old state.
+    /// Cancelled; the guest is at the source, in the run state that it had before.
     Cancelled,
-    /// Rounds over RAM; the guest runs.
+    /// The source sends RAM in rounds while the guest runs.
     Active,
-    /// The guest is stopped; waits for the operator.
+    /// The guest is stopped; the source waits for the operator (`pause-before-switchover`).
     PreSwitchover,
-    /// The guest is stopped; last pages and devices move. From the commit on it cannot be cancelled.
+    /// The guest is stopped; the source sends the last pages and the devices. From the commit on, a cancel is
+    /// refused.
     Device,
-    /// The guest is stopped; its devices move, and its pages will follow it. From the commit on it cannot be cancelled.
+    /// The guest is stopped; the source sends its devices, and the pages follow later. From the commit on, a cancel
+    /// is refused.
     PostcopyDevice,
-    /// The guest runs at the destination, and its pages follow it.
+    /// The guest runs at the destination, and its pages follow.
     PostcopyActive,
-    /// The same, and the connection broke: the guest waits at the first page that it lacks, and the source keeps its pages.
+    /// Postcopy lost its connection: vCPUs block at missing pages, and the source keeps its pages.
     PostcopyPaused,
-    /// The same, and the source has connected again: it learns which pages are missing, and goes on.
+    /// Postcopy has a new connection: the source learns which pages are missing, then sends again.
     PostcopyRecover,
     /// The guest is protected: it runs here, and a standby holds its checkpoints.
     Colo,
     /// The destination has the guest.
     Completed,
-    /// Something failed; cleaning up.
+    /// The migration failed; threads end and resources are released.
     Failing,
-    /// Failed; before the commit the source's guest runs on.
+    /// The migration failed. If it failed before the commit, the source's guest continues to run.
     Failed,
-    /// Committed, but the acknowledgement was lost: the source stays stopped and asks the destination.
+    /// Committed, but the acknowledgement was lost: the source's guest stays stopped, and the source asks the
+    /// destination.
     Undecided,
-    /// Destination of a QEMU source: all loaded, held until the managing program sends `cont`.
+    /// Destination of a QEMU source: the loaded guest waits until the managing program sends `cont`.
     Held,
 }
 
 impl Status {
-    /// Whether nothing more will happen by itself.
+    /// Whether the status can change only through a new call.
     pub fn is_terminal(self) -> bool {
         matches!(self, Self::None | Self::Cancelled | Self::Completed | Self::Failed)
     }
@@ -75,78 +79,78 @@ impl std::fmt::Display for Status {
     }
 }
 
-/// Something that happened in a migration.
+/// One occurrence during a migration, reported in order.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum Event {
     /// The status changed (QMP's MIGRATION).
     Status(Status),
-    /// A round began; counted from 1 (QMP's MIGRATION_PASS).
+    /// A round began; rounds count from 1 (QMP's MIGRATION_PASS).
     Round(u64),
     /// The guest was stopped at the source for the switchover (QMP's STOP).
     Stopped,
     /// The guest runs: at the source again, or at the destination (QMP's RESUME).
     Resumed,
-    /// What the peer turned out to be.
+    /// The handshake has shown which software the peer runs.
     Peer {
-        /// Whether it is a Sterna.
+        /// Whether the peer is a Sterna.
         sterna: bool,
         /// Feature bits of a Sterna peer (specs/extension.md).
         features: u16,
     },
-    /// *Prepare* was answered (source) or is about to be (destination).
+    /// The answer to *prepare* has arrived (source), or is about to be sent (destination).
     Prepared,
     /// The commit point: the next byte is EOF (source), or EOF was read (destination).
     Committed,
-    /// A step of the switchover ended; for timelines.
+    /// A step of the switchover ended. Timelines are made from these events.
     SwitchoverStep {
-        /// Which.
+        /// The step that ended.
         step: SwitchoverStep,
-        /// How long it took.
+        /// Duration of the step.
         took: Duration,
     },
-    /// The connection was lost, and is being made anew, or waited for. The guest runs at the source.
+    /// The connection was lost. The source dials again, and the destination waits. The guest runs at the source.
     ConnectionLost {
-        /// How.
+        /// The cause of the loss.
         why: String,
     },
-    /// Another connection has taken its place, and the migration goes on.
+    /// A new connection replaces the lost one, and the migration continues.
     Reconnected {
-        /// Since the loss.
+        /// Time since the loss.
         took: Duration,
         /// Bytes of pages that are sent again (source).
         resent_bytes: u64,
     },
-    /// Something that the operator should know and that does not end the migration.
+    /// A condition that the operator should know and that does not end the migration.
     Warning(String),
 }
 
-/// The parts of the downtime, in their order.
+/// The parts of the downtime, in chronological order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum SwitchoverStep {
     /// vCPUs stop, pending I/O completes.
     Stop,
-    /// Hooks released.
+    /// The source releases its hooks.
     ReleaseHooks,
-    /// The last sync.
+    /// The last sync of dirty pages.
     LastSync,
-    /// The last pages.
+    /// The last pages are sent.
     LastPages,
-    /// The remaining bytes of device streams, during and after the last pages.
+    /// The remaining bytes of device streams are sent, during and after the last pages.
     Streams,
-    /// Devices saved and sent.
+    /// Devices are saved and sent.
     Devices,
-    /// From *prepare* until its answer: the destination loads and acquires.
+    /// *Prepare* and its answer: the destination loads devices and acquires hooks.
     Prepare,
-    /// From the commit until the acknowledgement: the destination starts the guest.
+    /// Commit and acknowledgement: the destination starts the guest.
     Start,
 }
 
-/// Receives events, in order, from the migration's threads. Must return soon.
+/// Receives events, in order, from the migration's threads. Must return quickly.
 pub trait Observer: Send + Sync {
-    /// `event` happened.
+    /// Called once per event.
     fn event(&self, event: &Event);
 }
 

@@ -1,4 +1,5 @@
-//! What names one migration, and what its two sides prove themselves with later (specs/extension.md §2).
+//! Identity of one migration: its public id, and the secret with which its sides authenticate later
+//! (specs/extension.md §2).
 
 use sterna_wire::extension::MigrationSecret;
 
@@ -6,13 +7,13 @@ use crate::error::MigrationError;
 
 /// Drawn by the source for each migration.
 pub(crate) struct Identity {
-    /// Not a secret: it goes over the wire in clear with every question.
+    /// Public: every question carries it in clear over the wire.
     pub id: [u8; 16],
     pub secret: MigrationSecret,
 }
 
 impl Identity {
-    /// A new one, out of the operating system's generator.
+    /// Draws a new identity from the operating system's random generator.
     pub(crate) fn draw() -> Result<Self, MigrationError> {
         let mut bytes = [0; MigrationSecret::BYTES];
         fill(&mut bytes)?;
@@ -20,7 +21,7 @@ impl Identity {
     }
 }
 
-/// 16 bytes that never come again.
+/// 16 random bytes that are used once.
 pub(crate) fn nonce() -> Result<[u8; 16], MigrationError> {
     let mut bytes = [0; 16];
     fill(&mut bytes)?;

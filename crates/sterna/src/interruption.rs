@@ -1,18 +1,18 @@
-//! Why a step of a migration's thread did not come to its end.
+//! Why a step of a migration's thread ended early: an interruption or a failure.
 
 use crate::error::MigrationError;
 
-/// A step ends early because something else has to be done first, or because it failed.
+/// A step ended early because of a more urgent action, or because it failed.
 #[derive(Debug)]
 pub(crate) enum Break {
-    /// The handover machine wants something else done first, or all stops. Nothing is wrong.
+    /// The handover machine has a more urgent action, or the migration ends. This is no failure.
     Interrupted,
-    /// It failed.
+    /// The step failed.
     Failed(MigrationError),
 }
 
 impl Break {
-    /// What remains of it once its thread has ended: an interruption is no error.
+    /// The step's result after its thread has ended: an interruption counts as success.
     pub(crate) fn failure(result: Result<(), Self>) -> Result<(), MigrationError> {
         match result {
             Ok(()) | Err(Self::Interrupted) => Ok(()),

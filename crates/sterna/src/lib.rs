@@ -15,28 +15,30 @@
 //! | [`opaque`] | opaque machines: received into images, and sent from images |
 //! | [`replica`] | a standby that holds the last checkpoint of a running guest |
 //!
-//! The guide `docs/embedding.md` in the repository says in which order to implement the traits, what each callback costs and on
-//! which thread it comes. Its code is from `examples/vm-memory-vmm`, a VMM made of rust-vmm crates.
+//! The guide `docs/embedding.md` in the repository describes in which order to implement the traits, what each
+//! callback costs, and which thread calls it. Its code is from `examples/vm-memory-vmm`, a VMM that is built on
+//! rust-vmm crates.
 //!
-//! # What may grow
+//! # Compatibility
 //!
-//! Until 1.0 a minor version may change anything; the changelog says what. These grow without notice: enums, errors and
-//! events (`#[non_exhaustive]`: match them with `_`), and fields of [`Parameters`], [`Capabilities`], [`WaitLimits`] and the
-//! statistics (write them with `..Parameters::default()`, match them with `..`). Methods that traits get have a default.
+//! Until 1.0 a minor version may change anything; the changelog lists the changes. Enums, errors and events grow
+//! without notice: they are `#[non_exhaustive]`, so match them with `_`. Fields of [`Parameters`], [`Capabilities`],
+//! [`WaitLimits`] and the statistics grow, too: write them with `..Parameters::default()`, match them with `..`. New
+//! methods of traits have a default.
 //!
 //! # Features
 //!
-//! `aws-lc-rs` (default) or `ring` is TLS's cryptographic library; with both, the first is used.
+//! `aws-lc-rs` (default) or `ring` selects TLS's cryptographic library; if both are on, `aws-lc-rs` is used.
 #![deny(unsafe_code)]
 #![warn(unreachable_pub)]
 
+mod clock;
 mod codec;
 pub mod device_stream;
 pub mod dirty_rate;
 mod driver;
 pub mod error;
 pub mod events;
-pub mod forecast;
 pub mod free_page_hints;
 pub mod hooks;
 mod identity;
@@ -54,6 +56,7 @@ pub mod precopy;
 pub mod rdma;
 mod reconnect;
 pub mod replica;
+pub mod rules;
 mod same_host;
 mod settings_error;
 mod start_error;
@@ -62,7 +65,6 @@ mod streams;
 mod threads;
 pub mod throttle;
 mod throttle_clock;
-mod time_forms;
 pub mod vm;
 
 pub use device_stream::{AskCheckpoint, DeviceStream, EpochStream, RemainingState};
@@ -85,6 +87,7 @@ pub use stats::{
     IncomingRdmaStatistics, IncomingStatistics, LaneTimes, RdmaStatistics, Reconnection, ReconnectionTotals,
     Round, Sample, Statistics, StreamStatistics, SyncParts,
 };
+pub use sterna_forecast::forecast;
 pub use sterna_ram as ram;
 pub use sterna_transport::{
     Address, Authorization, AuthorizationRule, CredentialsError, Direct, HandedFd, Tls, TlsCredentials,

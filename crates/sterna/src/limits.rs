@@ -1,8 +1,8 @@
-//! The handover machines' limits, out of what an operator sets.
+//! Computes the handover machines' limits from the operator's wait limits.
 
 use crate::params::WaitLimits;
 
-/// For the machine of either side.
+/// Limits for the handover machine of either side.
 pub(crate) fn machine_limits(limits: &WaitLimits) -> sterna_proto::Limits {
     sterna_proto::Limits {
         setup: limits.setup,
@@ -12,7 +12,7 @@ pub(crate) fn machine_limits(limits: &WaitLimits) -> sterna_proto::Limits {
         acknowledge: limits.acknowledge,
         ask: limits.acknowledge,
         ask_interval: limits.ask_interval,
-        // The destination's waits mirror the source's: it has given up when the source tries again.
+        // The destination waits no longer than the source, so it has given up before the source tries again.
         load: limits.prepare,
         prepared: limits.prepare,
         reacquire: limits.prepare.saturating_mul(3) / 2,

@@ -1,17 +1,17 @@
-//! What the version in a QEMU machine type's name says about the protocol (specs/stream.md §4).
+//! Protocol variants that depend on the version in a QEMU machine type's name (specs/stream.md §4).
 
-/// Whether the destination alone counts acknowledgements of the switchover: machine types up to 11.0.
-/// A name without a version (Sterna's own) speaks the present form.
+/// Whether only the destination counts acknowledgements of the switchover: machine types up to 11.0.
+/// A name without a version (Sterna's own machine type) uses the present form.
 pub(crate) fn acknowledges_in_old_form(machine_type: &str) -> bool {
     version(machine_type).is_some_and(|version| version <= (11, 0))
 }
 
-/// Whether the source flushes multifd channels at each end of section without saying so: up to 8.0.
+/// Whether the end of each section is an implicit flush of multifd channels: machine types up to 8.0.
 pub(crate) fn flushes_silently(machine_type: &str) -> bool {
     version(machine_type).is_some_and(|version| version <= (8, 0))
 }
 
-/// The last two numbers of a name such as `pc-i440fx-11.1`.
+/// Version of a machine type: the last two numbers of a name such as `pc-i440fx-11.1`.
 fn version(machine_type: &str) -> Option<(u32, u32)> {
     let (_, version) = machine_type.rsplit_once('-')?;
     let (major, minor) = version.split_once('.')?;

@@ -1,6 +1,6 @@
-//! What an operator may set: QEMU's migration parameters and capabilities, in typed units.
+//! Settings of a migration: QEMU's migration parameters and capabilities, in typed units.
 //!
-//! `sterna-qmp` keeps QEMU's spelling, ranges and refusals; this module keeps the meaning.
+//! `sterna-qmp` contains QEMU's spelling, ranges and refusals; this module contains the meaning.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,12 +11,12 @@ use sterna_wire::rdma::ChunkSize;
 
 use crate::settings_error::SettingsError;
 
-/// How payloads of multifd packets are compressed (`multifd-compression`; specs/stream.md §3.4).
+/// Compression of multifd packets' payloads (`multifd-compression`; specs/stream.md §3.4).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Compression {
-    /// Raw pages.
+    /// Pages are sent uncompressed.
     #[default]
     None,
     /// One zlib stream per channel.
@@ -25,7 +25,7 @@ pub enum Compression {
     Zstd,
 }
 
-/// Where zero pages are detected (`zero-page-detection`; specs/stream.md §2.6).
+/// Detection and form of zero pages (`zero-page-detection`; specs/stream.md §2.6).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
@@ -34,45 +34,46 @@ pub enum ZeroPageDetection {
     None,
     /// Zero pages are sent as records of the main channel.
     Legacy,
-    /// The lane that sends a page scans it; with multifd, zero pages are sent in the packet's zero list.
+    /// The lane that sends a page scans it. With multifd, zero pages are sent in the packet's zero list.
     #[default]
     Multifd,
 }
 
-/// What happens to a migration that does not converge (`x-sterna-non-convergence`).
+/// Reaction to a migration that does not converge (`x-sterna-non-convergence`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum NonConvergence {
-    /// It continues until the guest writes less or an operator ends it, as in QEMU. Sterna warns.
+    /// The migration continues until the guest writes less or an operator ends it, as in QEMU. Sterna warns.
     #[default]
     KeepGoing,
-    /// It fails when several syncs in a row brought no progress and no enabled throttling remains.
+    /// The migration fails when several syncs in a row brought no progress and no enabled throttling remains.
     Fail,
-    /// The guest is stopped all the same, for longer than the downtime limit; Sterna warns of how long. What a protection does by
-    /// default: its guest stands once, however much it writes.
+    /// The guest is stopped although the downtime will exceed the limit; Sterna warns of the expected downtime. A
+    /// protection does this by default, so its guest is paused once, however much it writes.
     Switchover,
-    /// The guest goes on at the destination before its pages are there, which then follow it
+    /// The guest resumes at the destination before its pages are there, and the pages follow
     /// ([`Capabilities::postcopy_ram`]).
     Postcopy,
 }
 
-/// How the guest's memory moves (`mode`).
+/// How the guest's memory reaches the destination (`mode`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum MigrationMode {
-    /// It is copied, while the guest runs.
+    /// Memory is copied while the guest runs.
     #[default]
     Normal,
-    /// It stays where it is: another process on the same host gets its descriptors and maps it (specs/extension.md §11). Between
-    /// two Sternas, over a Unix socket.
+    /// Memory stays in place: another process on the same host receives its descriptors and maps it
+    /// (specs/extension.md §11). Both processes must be Sternas, connected by a Unix socket.
     CprTransfer,
 }
 
-/// Who finds out which side has the guest after a lost acknowledgement (`x-sterna-status-question`;
-/// specs/extension.md §6). Each side's setting governs what that side does: at the source whether it asks, at the
-/// destination whether it answers.
+/// How the sides find out which side has the guest after a lost acknowledgement (`x-sterna-status-question`;
+/// specs/extension.md §6).
+///
+/// Each side's setting governs that side: at the source whether it asks, at the destination whether it answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
@@ -80,102 +81,153 @@ pub enum StatusQuestions {
     /// The source asks the destination, which answers; both prove that they know the migration's secret.
     #[default]
     Auto,
-    /// Nothing is asked, or nothing answered: the source stays undecided until [`crate::Migration::decide`].
+    /// The source does not ask, or the destination does not answer: the source stays undecided until
+    /// [`crate::Migration::decide`].
     Operator,
 }
 
-/// The parameters of one migration. Those marked *live* may change while it runs
-/// ([`Migration::set_live`](crate::Migration::set_live)); to change another is refused.
-///
-/// Later versions add fields: write `Parameters { downtime_limit, ..Parameters::default() }`.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Parameters {
-    /// `max-bandwidth`, bytes per second over all channels, 0 for no limit. Live.
-    pub max_bandwidth_bytes: u64,
-    /// `max-postcopy-bandwidth`, bytes per second of pages that nobody asks for after the switch to postcopy, 0 for no limit.
-    /// Requested pages are not limited. Live.
-    pub max_postcopy_bandwidth_bytes: u64,
-    /// `downtime-limit`: the longest acceptable downtime. Live.
-    pub downtime_limit: Duration,
-    /// `avail-switchover-bandwidth`, bytes per second expected while the guest is stopped; 0: measure. Live.
-    pub avail_switchover_bandwidth_bytes: u64,
-    /// `multifd-channels`, 1 to 255. Both sides must agree. Counts only with [`Capabilities::multifd`].
-    pub multifd_channels: u8,
-    /// `multifd-compression`. Both sides must agree.
-    pub multifd_compression: Compression,
-    /// `multifd-zlib-level`, 0 to 9.
-    pub multifd_zlib_level: u8,
-    /// `multifd-zstd-level`, 0 to 20.
-    pub multifd_zstd_level: u8,
-    /// `zero-page-detection`, of the source.
-    pub zero_page_detection: ZeroPageDetection,
-    /// `tls-creds`, `tls-hostname`, `tls-authz`: every channel speaks TLS. Both sides must agree.
-    pub tls: Option<Tls>,
-    /// `direct-io`: files are written and read with direct I/O.
-    pub direct_io: Direct,
-    /// Whether an existing file is replaced when a guest is saved to its path; else that is refused. QEMU always replaces.
-    pub replace_file: bool,
-    /// `cpu-throttle-initial`: share of the time, percent, that vCPUs sleep when `auto-converge` sets in. Live.
-    pub cpu_throttle_initial: u8,
-    /// `cpu-throttle-increment`: percent more for each further step. Live.
-    pub cpu_throttle_increment: u8,
-    /// `cpu-throttle-tailslow`: no step is larger than what brings the dirty rate down to the threshold. Live.
-    pub cpu_throttle_tailslow: bool,
-    /// `max-cpu-throttle`: the most, percent. Live.
-    pub max_cpu_throttle: u8,
-    /// `throttle-trigger-threshold`: throttling sets in, or gets stronger, when in two rounds more bytes were
-    /// dirtied than this share, percent, of those sent. Live.
-    pub throttle_trigger_threshold: u8,
-    /// `vcpu-dirty-limit`: what `dirty-limit` allows each vCPU to dirty, bytes per second. Live.
-    pub vcpu_dirty_limit_bytes: u64,
-    /// What to do with a guest that does not converge. Live.
-    pub non_convergence: NonConvergence,
-    /// `x-sterna-postcopy-after`: the source starts postcopy so long after the migration's start by itself, whether precopy converges or
-    /// not; zero: it does not. Whichever comes first of this and the next one. Needs [`Capabilities::postcopy_ram`]. Live.
-    pub postcopy_after: Duration,
-    /// `x-sterna-postcopy-after-rounds`: the source starts postcopy by itself when so many rounds are over; 0: it does not. Live.
-    pub postcopy_after_rounds: u32,
-    /// `x-sterna-status-question`: whether a lost acknowledgement is asked for (source) and such questions are
-    /// answered (destination).
-    pub status_questions: StatusQuestions,
-    /// `x-sterna-device-queue-size`: bytes of a device's stream that a destination holds for a device that
-    /// loads slowly, for each device. Another Sterna is told and keeps to it over multifd channels; any other source may
-    /// send larger chunks than that, up to 1 MiB, of which one is held.
-    pub max_queued_stream_bytes: u64,
-    /// `xbzrle-cache-size`: how much of what the standby holds a primary keeps, to send the difference
-    /// ([`Capabilities::xbzrle`]). Memory is taken as pages are sent.
-    pub xbzrle_cache_bytes: u64,
-    /// `mode`: how memory moves. The source's word counts.
-    pub mode: MigrationMode,
-    /// `x-sterna-cpr-allow-root`: with [`MigrationMode::CprTransfer`] one of the two processes may be root's and the other of another
-    /// user. Otherwise both must be of the same user. Each side asks its own setting.
-    pub cpr_allow_root: bool,
-    /// `x-sterna-reconnect-window`: a connection that is lost before the commit is made anew within this time, and the migration
-    /// goes on (specs/extension.md §13); zero: it ends the migration. Both sides must have set it. A source dials for that long; a
-    /// destination waits for its source for that long and `limits.stall`.
-    pub reconnect_window: Duration,
-    /// What concerns migrations to and from `rdma:` alone.
-    pub rdma: RdmaParameters,
-    /// How long Sterna waits for what. QEMU has no such limits.
-    pub limits: WaitLimits,
+/// Declares [`Parameters`]: for each field its type, its default (QEMU 11's), and whether it is live.
+macro_rules! parameters {
+    ($($(#[$about:meta])+ $change:ident $field:ident: $type:ty = $default:expr,)+) => {
+        /// The parameters of one migration. Those marked *live* may change while it runs
+        /// ([`Migration::set_live`](crate::Migration::set_live)); to change another is refused.
+        ///
+        /// Later versions add fields: write `Parameters { downtime_limit, ..Parameters::default() }`.
+        #[derive(Debug, Clone, PartialEq)]
+        pub struct Parameters {
+            $($(#[$about])+ #[doc = parameters!(@note $change)] pub $field: $type,)+
+        }
+
+        impl Default for Parameters {
+            /// QEMU 11's defaults.
+            fn default() -> Self {
+                Self { $($field: $default,)+ }
+            }
+        }
+
+        impl Parameters {
+            /// Copies the live settings of `from`.
+            pub fn take_live(&mut self, from: &Self) {
+                $(parameters!(@take $change self, from, $field);)+
+            }
+
+            /// Names of the fixed fields that differ from `running`.
+            fn fixed_differences(&self, running: &Self) -> Vec<&'static str> {
+                let mut names = Vec::new();
+                $(parameters!(@differs $change self, running, $field, names);)+
+                names
+            }
+        }
+    };
+    (@note live) => { "\n\n*Live.*" };
+    (@note fixed) => { "" };
+    (@take live $to:ident, $from:ident, $field:ident) => { Clone::clone_from(&mut $to.$field, &$from.$field) };
+    (@take fixed $to:ident, $from:ident, $field:ident) => {};
+    (@differs live $one:ident, $other:ident, $field:ident, $names:ident) => {};
+    (@differs fixed $one:ident, $other:ident, $field:ident, $names:ident) => {
+        if $one.$field != $other.$field {
+            $names.push(stringify!($field));
+        }
+    };
 }
 
-/// What concerns RDMA alone (specs/rdma.md §6). Later versions add fields, as with [`Parameters`].
+parameters! {
+    /// `max-bandwidth`, bytes per second over all channels, 0 for no limit.
+    live max_bandwidth_bytes: u64 = 128 << 20,
+    /// `max-postcopy-bandwidth`, bytes per second of background pages after the switch to postcopy, 0 for no limit.
+    /// Requested pages are not limited.
+    live max_postcopy_bandwidth_bytes: u64 = 0,
+    /// `downtime-limit`: the longest acceptable downtime.
+    live downtime_limit: Duration = Duration::from_millis(300),
+    /// `avail-switchover-bandwidth`, bytes per second expected while the guest is stopped; 0: use the measured
+    /// bandwidth.
+    live avail_switchover_bandwidth_bytes: u64 = 0,
+    /// `multifd-channels`, 1 to 255. Both sides must agree. Has an effect only with [`Capabilities::multifd`].
+    fixed multifd_channels: u8 = 2,
+    /// `multifd-compression`. Both sides must agree.
+    fixed multifd_compression: Compression = Compression::None,
+    /// `multifd-zlib-level`, 0 to 9.
+    fixed multifd_zlib_level: u8 = 1,
+    /// `multifd-zstd-level`, 0 to 20.
+    fixed multifd_zstd_level: u8 = 1,
+    /// `zero-page-detection`: the source's setting decides.
+    fixed zero_page_detection: ZeroPageDetection = ZeroPageDetection::Multifd,
+    /// `tls-creds`, `tls-hostname`, `tls-authz`: every channel speaks TLS. Both sides must agree.
+    fixed tls: Option<Tls> = None,
+    /// `direct-io`: files are written and read with direct I/O.
+    fixed direct_io: Direct = Direct::Off,
+    /// Whether a guest may be saved to the path of an existing file, which is then replaced. If false, that is
+    /// refused. QEMU always replaces the file.
+    fixed replace_file: bool = false,
+    /// `cpu-throttle-initial`: share of the time, percent, that vCPUs sleep when `auto-converge` starts to throttle.
+    live cpu_throttle_initial: u8 = 20,
+    /// `cpu-throttle-increment`: percent that each further step adds.
+    live cpu_throttle_increment: u8 = 10,
+    /// `cpu-throttle-tailslow`: limits each step to the amount that reduces the dirty rate to the threshold.
+    live cpu_throttle_tailslow: bool = false,
+    /// `max-cpu-throttle`: the strongest throttling, percent.
+    live max_cpu_throttle: u8 = 99,
+    /// `throttle-trigger-threshold`: ratio of dirtied to sent bytes, percent. Throttling starts, or gets stronger,
+    /// when the guest exceeds this ratio in two rounds.
+    live throttle_trigger_threshold: u8 = 50,
+    /// `vcpu-dirty-limit`: the dirty rate that `dirty-limit` allows each vCPU, bytes per second.
+    live vcpu_dirty_limit_bytes: u64 = 1 << 20,
+    /// `x-sterna-non-convergence`: reaction to a guest that does not converge.
+    live non_convergence: NonConvergence = NonConvergence::KeepGoing,
+    /// `x-sterna-postcopy-after`: the source starts postcopy by itself this long after the migration's start, whether
+    /// or not precopy converges. Zero: it does not. If `x-sterna-postcopy-after-rounds` is also set, the earlier of
+    /// the two counts. Needs [`Capabilities::postcopy_ram`].
+    live postcopy_after: Duration = Duration::ZERO,
+    /// `x-sterna-postcopy-after-rounds`: the source starts postcopy by itself after this number of rounds; 0: it does
+    /// not.
+    live postcopy_after_rounds: u32 = 0,
+    /// `x-sterna-status-question`: whether the source asks after a lost acknowledgement, and whether the destination
+    /// answers such questions.
+    fixed status_questions: StatusQuestions = StatusQuestions::Auto,
+    /// `x-sterna-device-queue-size`: bytes of a device's stream that a destination buffers for a device that loads
+    /// slowly, per device.
+    ///
+    /// A Sterna source learns this limit and keeps to it over multifd channels. Any other source may send larger
+    /// chunks than the limit, up to 1 MiB; then one chunk is buffered.
+    fixed max_queued_stream_bytes: u64 = 64 << 20,
+    /// `xbzrle-cache-size`: bytes of the standby's pages that a primary caches, so that it can send differences
+    /// ([`Capabilities::xbzrle`]). Memory is allocated as pages are sent.
+    fixed xbzrle_cache_bytes: u64 = 64 << 20,
+    /// `mode`: how memory reaches the destination. The source's setting decides.
+    fixed mode: MigrationMode = MigrationMode::Normal,
+    /// `x-sterna-cpr-allow-root`: with [`MigrationMode::CprTransfer`] one of the two processes may be root's and the
+    /// other of another user. Otherwise both must be of the same user. Each side checks its own setting.
+    fixed cpr_allow_root: bool = false,
+    /// `x-sterna-reconnect-window`: time in which a lost connection is replaced, so that the migration continues.
+    /// This applies before the commit (specs/extension.md §13). Zero: a lost connection ends the migration. Both
+    /// sides must set it. The source dials for this time; the destination waits for its source for this time plus
+    /// `limits.stall`.
+    fixed reconnect_window: Duration = Duration::ZERO,
+    /// Settings that apply only to migrations to and from `rdma:`.
+    fixed rdma: RdmaParameters = RdmaParameters::default(),
+    /// Time limits for each wait. QEMU has no such limits.
+    fixed limits: WaitLimits = WaitLimits::default(),
+}
+
+/// Settings for RDMA alone (specs/rdma.md §6). Later versions add fields, as with [`Parameters`].
 #[derive(Debug, Clone, Default)]
 pub struct RdmaParameters {
-    /// `x-rdma-chunk-size`: at the source the longest WRITE and the least piece of memory that is registered at once, at the
-    /// destination the latter. The two sides may differ unless both are QEMUs.
+    /// `x-rdma-chunk-size`. At the source: the longest WRITE, and the smallest piece of memory that is registered in
+    /// one call. At the destination: only the latter. The two sides may differ unless both are QEMUs.
     pub chunk: ChunkSize,
-    /// `x-sterna-rdma-pinned-limit`: most bytes of guest memory that are registered at once, where that pins them: of a source on both sides (but
-    /// two of the destination's chunks at least), of a destination on its own. Counts between two Sternas, since a QEMU gives
-    /// no memory back; `None` for no limit.
+    /// `x-sterna-rdma-pinned-limit`: most bytes of guest memory that are registered at the same time, if registration
+    /// pins them. `None`: no limit.
+    ///
+    /// A source's limit applies to both sides, but allows at least two of the destination's chunks. A destination's
+    /// limit applies to the destination. The limit has an effect only between two Sternas, because a QEMU never
+    /// unregisters memory.
     pub pinned_limit_bytes: Option<u64>,
-    /// The adapters to use; `None` for those of this host.
+    /// The RDMA adapters to use; `None` for the adapters of this host.
     pub fabric: Option<Arc<dyn Fabric>>,
 }
 
 impl RdmaParameters {
-    /// The adapters to use.
+    /// The adapters to use: the given ones, or those of this host.
     pub(crate) fn fabric(&self) -> Arc<dyn Fabric> {
         self.fabric.clone().unwrap_or_else(|| Arc::new(VerbsFabric::new()))
     }
@@ -192,110 +244,37 @@ impl PartialEq for RdmaParameters {
 }
 
 impl Parameters {
-    /// Takes over those settings of `from` that are live.
-    pub fn take_live(&mut self, from: &Self) {
-        self.max_bandwidth_bytes = from.max_bandwidth_bytes;
-        self.max_postcopy_bandwidth_bytes = from.max_postcopy_bandwidth_bytes;
-        self.downtime_limit = from.downtime_limit;
-        self.avail_switchover_bandwidth_bytes = from.avail_switchover_bandwidth_bytes;
-        self.cpu_throttle_initial = from.cpu_throttle_initial;
-        self.cpu_throttle_increment = from.cpu_throttle_increment;
-        self.cpu_throttle_tailslow = from.cpu_throttle_tailslow;
-        self.max_cpu_throttle = from.max_cpu_throttle;
-        self.throttle_trigger_threshold = from.throttle_trigger_threshold;
-        self.vcpu_dirty_limit_bytes = from.vcpu_dirty_limit_bytes;
-        self.non_convergence = from.non_convergence;
-        self.postcopy_after = from.postcopy_after;
-        self.postcopy_after_rounds = from.postcopy_after_rounds;
-    }
-
-    /// These settings for a migration that runs with `running`.
+    /// Checks that these settings change only live parameters of a migration that runs with `running`.
     pub(crate) fn for_running(self, running: &Self) -> Result<Self, SettingsError> {
-        let mut followed = running.clone();
-        followed.take_live(&self);
-        if followed == self {
-            return Ok(self);
-        }
-        let fixed = [
-            ("multifd_channels", self.multifd_channels != running.multifd_channels),
-            ("multifd_compression", self.multifd_compression != running.multifd_compression),
-            ("multifd_zlib_level", self.multifd_zlib_level != running.multifd_zlib_level),
-            ("multifd_zstd_level", self.multifd_zstd_level != running.multifd_zstd_level),
-            ("zero_page_detection", self.zero_page_detection != running.zero_page_detection),
-            ("tls", self.tls != running.tls),
-            ("direct_io", self.direct_io != running.direct_io),
-            ("replace_file", self.replace_file != running.replace_file),
-            ("status_questions", self.status_questions != running.status_questions),
-            ("max_queued_stream_bytes", self.max_queued_stream_bytes != running.max_queued_stream_bytes),
-            ("xbzrle_cache_bytes", self.xbzrle_cache_bytes != running.xbzrle_cache_bytes),
-            ("mode", self.mode != running.mode),
-            ("cpr_allow_root", self.cpr_allow_root != running.cpr_allow_root),
-            ("reconnect_window", self.reconnect_window != running.reconnect_window),
-            ("rdma", self.rdma != running.rdma),
-            ("limits", self.limits != running.limits),
-        ];
-        let fields = fixed.into_iter().filter(|(_, differs)| *differs).map(|(name, _)| name).collect();
-        Err(SettingsError::NotLive { fields })
+        let fields = self.fixed_differences(running);
+        if fields.is_empty() { Ok(self) } else { Err(SettingsError::NotLive { fields }) }
     }
 }
 
-impl Default for Parameters {
-    /// QEMU 11's defaults.
-    fn default() -> Self {
-        Self {
-            max_bandwidth_bytes: 128 << 20,
-            max_postcopy_bandwidth_bytes: 0,
-            downtime_limit: Duration::from_millis(300),
-            avail_switchover_bandwidth_bytes: 0,
-            multifd_channels: 2,
-            multifd_compression: Compression::None,
-            multifd_zlib_level: 1,
-            multifd_zstd_level: 1,
-            zero_page_detection: ZeroPageDetection::Multifd,
-            tls: None,
-            direct_io: Direct::Off,
-            replace_file: false,
-            cpu_throttle_initial: 20,
-            cpu_throttle_increment: 10,
-            cpu_throttle_tailslow: false,
-            max_cpu_throttle: 99,
-            throttle_trigger_threshold: 50,
-            vcpu_dirty_limit_bytes: 1 << 20,
-            non_convergence: NonConvergence::KeepGoing,
-            postcopy_after: Duration::ZERO,
-            postcopy_after_rounds: 0,
-            status_questions: StatusQuestions::Auto,
-            max_queued_stream_bytes: 64 << 20,
-            xbzrle_cache_bytes: 64 << 20,
-            mode: MigrationMode::Normal,
-            cpr_allow_root: false,
-            reconnect_window: Duration::ZERO,
-            rdma: RdmaParameters::default(),
-            limits: WaitLimits::default(),
-        }
-    }
-}
-
-/// The longest that each wait may last before the peer counts as dead. Later versions add fields, as with [`Parameters`].
+/// Time limits for each wait, after which the peer counts as dead. Later versions add fields, as with [`Parameters`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WaitLimits {
-    /// Connecting, the first headers and answers. At a destination also how long a channel waits for the others
-    /// of its migration before it is refused.
+    /// Connecting, and the first headers and answers. At a destination also the time that a channel waits for the
+    /// other channels of its migration before it is refused.
     pub setup: Duration,
-    /// No progress although one side waits. A destination checks all channels of the migration together, and treats
-    /// silence as a failure only if the source must send something: the remaining bytes of an element or packet, or a promised
-    /// keep-alive. Between elements a source may be silent without limit, like a QEMU that waits for its operator; the
-    /// kernel detects within about this limit whether its host still runs (specs/stream.md §5.4). A source checks each
-    /// channel separately.
+    /// No progress although one side waits.
+    ///
+    /// A destination checks all channels of the migration together. It treats silence as a failure only if the source
+    /// must send something: the remaining bytes of an element or packet, or a promised keep-alive. Between elements a
+    /// source may be silent without limit, for example a QEMU that waits for its operator. The kernel detects within
+    /// about this limit whether the source's host still runs (specs/stream.md §5.4).
+    ///
+    /// A source checks each channel separately.
     pub stall: Duration,
-    /// Sending the last pages and devices, guest stopped; or four times the downtime limit, if that is more.
+    /// Sending the last pages and devices while the guest is stopped. If four times the downtime limit is longer,
+    /// that applies.
     pub switchover: Duration,
-    /// The answer to *prepare*: the destination loads its devices meanwhile. At the destination also from
-    /// that answer until the commit; after the limit the guest is discarded.
+    /// The answer to *prepare*; the destination loads its devices meanwhile. At the destination also the time from
+    /// that answer until the commit. After this limit the destination discards the guest.
     pub prepare: Duration,
-    /// The acknowledgement after the commit, and the answer to a question for it.
+    /// The acknowledgement after the commit, and the answer to a question after a lost acknowledgement.
     pub acknowledge: Duration,
-    /// Between two questions to a destination whose acknowledgement was lost.
+    /// Interval between two questions to a destination whose acknowledgement was lost.
     pub ask_interval: Duration,
 }
 
@@ -312,43 +291,47 @@ impl Default for WaitLimits {
     }
 }
 
-/// What is enabled (QEMU's capabilities of the same names). All are off by default, as in QEMU, except the
-/// return path, without which there is no handover. Later versions add fields, as with [`Parameters`].
+/// Enabled features (QEMU's capabilities of the same names). All are off by default, as in QEMU, except the return
+/// path, which the handover needs. Later versions add fields, as with [`Parameters`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capabilities {
-    /// `multifd`: pages are sent over [`Parameters::multifd_channels`] channels of their own.
+    /// `multifd`: pages are sent over [`Parameters::multifd_channels`] separate channels.
     pub multifd: bool,
-    /// `mapped-ram`: in a file every page has a fixed place (specs/mapped-ram.md); without it a file contains a stream.
-    /// Multifd channels are then threads that write or read it.
+    /// `mapped-ram`: every page has a fixed place in the file (specs/mapped-ram.md). Otherwise the file contains a
+    /// stream. With mapped-ram, multifd channels are threads that write or read the file.
     pub mapped_ram: bool,
-    /// `return-path`. Switch it off only for a peer that cannot answer: the source then never learns whether the migration
-    /// succeeded. A file never answers; there the file system's result decides.
+    /// `return-path`. Switch it off only for a peer that cannot answer: the source then never learns whether the
+    /// migration succeeded. A file never answers; for a file, the file system's result decides.
     pub return_path: bool,
     /// `switchover-ack`: the guest stops only after the destination's devices reported that they are ready.
     pub switchover_ack: bool,
-    /// `auto-converge`: throttle vCPUs when the guest writes faster than it can be sent.
+    /// `auto-converge`: throttle vCPUs when the guest dirties memory faster than the source can send it.
     pub auto_converge: bool,
-    /// `dirty-limit`: limit each vCPU's dirty rate instead. Needs a VM that counts it; not together with
+    /// `dirty-limit`: limit each vCPU's dirty rate instead. Needs a VM that counts the rates. Excludes
     /// [`Capabilities::auto_converge`].
     pub dirty_limit: bool,
-    /// `pause-before-switchover`: wait, with the guest stopped, for [`crate::Migration::continue_switchover`].
+    /// `pause-before-switchover`: wait with the guest stopped until [`crate::Migration::continue_switchover`] is
+    /// called.
     pub pause_before_switchover: bool,
-    /// `rdma-pin-all`: the destination registers all memory before the first page is sent, and the source, too. Only with
-    /// `rdma:`; the source's word counts (specs/rdma.md §2.2).
+    /// `rdma-pin-all`: the destination and the source register all memory before the first page is sent. Only with
+    /// `rdma:`; the source's setting decides (specs/rdma.md §2.2).
     pub rdma_pin_all: bool,
-    /// `postcopy-ram`: [`crate::Migration::start_postcopy`] lets the guest go on at the destination before its pages are there.
-    /// On both sides; a destination needs userfaultfd with page faults of the kernel for it (specs/postcopy.md).
+    /// `postcopy-ram`: [`crate::Migration::start_postcopy`] lets the guest resume at the destination before its pages
+    /// are there. Both sides must enable it. A destination needs userfaultfd that also handles page faults in kernel
+    /// mode (specs/postcopy.md).
     pub postcopy_ram: bool,
-    /// `postcopy-preempt`: pages that the destination asks for come over a channel of their own. On both sides; only with
+    /// `postcopy-preempt`: requested pages are sent over a separate channel. Both sides must enable it; only with
     /// [`Capabilities::postcopy_ram`].
     pub postcopy_preempt: bool,
-    /// `postcopy-blocktime`: the destination measures how long pages were waited for.
+    /// `postcopy-blocktime`: the destination measures how long vCPUs and other threads wait for pages.
     pub postcopy_blocktime: bool,
-    /// `xbzrle`: checkpoints bring the difference to what the standby holds, where it is shorter. Only while a standby protects
-    /// the guest, and over the main channel alone; a receiver takes differences whatever this says.
+    /// `xbzrle`: checkpoints carry a page's difference from the standby's copy, if that is shorter than the page.
+    ///
+    /// Only while a standby protects the guest, over the main channel or multifd channels. A receiver accepts
+    /// differences independently of this setting.
     pub xbzrle: bool,
-    /// Unmanaged destination of a QEMU source: start the guest at EOF, as QEMU does. When false the guest
-    /// stays held until [`crate::Incoming::release`] (see ARCHITECTURE.md, *Handover*).
+    /// Unmanaged destination of a QEMU source: start the guest at EOF, as QEMU does. If false, the guest waits,
+    /// stopped, until [`crate::Incoming::release`] (see docs/design/handover.md).
     pub unmanaged: bool,
 }
 
@@ -387,36 +370,5 @@ mod tests {
         let fixed = Parameters { multifd_channels: 9, limits, ..running.clone() };
         let refused = fixed.for_running(&running);
         assert_eq!(refused, Err(SettingsError::NotLive { fields: vec!["multifd_channels", "limits"] }));
-    }
-
-    /// A field that is neither live nor listed would be refused without a name.
-    #[test]
-    fn every_fixed_setting_is_refused_by_its_name() {
-        let running = Parameters::default();
-        let changes: [fn(&mut Parameters); 14] = [
-            |to| to.multifd_channels += 1,
-            |to| to.multifd_compression = Compression::Zstd,
-            |to| to.multifd_zlib_level += 1,
-            |to| to.multifd_zstd_level += 1,
-            |to| to.zero_page_detection = ZeroPageDetection::None,
-            |to| to.direct_io = Direct::Wanted,
-            |to| to.replace_file = true,
-            |to| to.status_questions = StatusQuestions::Operator,
-            |to| to.max_queued_stream_bytes += 1,
-            |to| to.xbzrle_cache_bytes += 1,
-            |to| to.mode = MigrationMode::CprTransfer,
-            |to| to.cpr_allow_root = true,
-            |to| to.rdma.pinned_limit_bytes = Some(1),
-            |to| to.limits.setup = Duration::ZERO,
-        ];
-        for change in changes {
-            let mut wanted = running.clone();
-            change(&mut wanted);
-            let refused = wanted.for_running(&running);
-            assert!(
-                matches!(&refused, Err(SettingsError::NotLive { fields }) if fields.len() == 1),
-                "{refused:?}"
-            );
-        }
     }
 }

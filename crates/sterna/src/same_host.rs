@@ -1,12 +1,13 @@
-//! What both sides of a move to another process of the same host have in common.
+//! Checks that both sides of a move to another process of the same host share.
 
 use sterna_transport::{Channel, PeerCredentials};
 
 use crate::error::MigrationError;
 use crate::params::Parameters;
 
-/// Whether the process at the other end may have this one's guest, or give it one: both are of the same user, or, where that is
-/// permitted, one is root's.
+/// Whether the process at the other end may receive this process's guest, or give it one.
+///
+/// Both processes must belong to the same user. If `x-sterna-cpr-allow-root` is set, one of them may be root's.
 pub(crate) fn check_peer(channel: &Channel, params: &Parameters) -> Result<(), MigrationError> {
     let peer = channel.peer_credentials()?;
     let ours = PeerCredentials::own_uid();

@@ -1,4 +1,4 @@
-//! Why a migration cannot begin, on either side.
+//! Why a migration cannot start, on either side.
 
 use sterna_ram::{Custody, PoisonedPage};
 
@@ -8,46 +8,46 @@ use crate::settings_error::SettingsError;
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
-    /// The guest is not free to be migrated: another migration has to do with it, or it is not here.
+    /// The guest cannot be migrated now: another migration has it, or it is not in this VM.
     #[error("{}", not_free(*.0))]
     Guest(Custody),
-    /// The guest's writes are tracked by somebody else.
+    /// Another migration or a measurement tracks the guest's writes.
     #[error(
         "this guest's writes are already tracked, by a migration or a dirty-rate measurement: wait for its \
          end, or cancel it"
     )]
     Tracked,
-    /// A parameter or capability makes no sense, or does not go with another.
+    /// A parameter or capability is out of range, or excludes another.
     #[error(transparent)]
     Settings(#[from] SettingsError),
-    /// The image that is to be sent cannot be restored by anybody.
+    /// The image to send cannot be restored by any VMM.
     #[error("{0}")]
     Image(String),
-    /// The image that is to be sent is damaged; [`SendOptions::force_damaged`](crate::opaque::SendOptions::force_damaged)
-    /// sends it as it is.
+    /// The image to send is damaged. [`SendOptions::force_damaged`](crate::opaque::SendOptions::force_damaged) sends
+    /// it as it is.
     #[error("{0}")]
     DamagedImage(String),
-    /// Pages of guest RAM have failed, and what they held cannot be moved.
+    /// Pages of guest RAM have failed, and their content cannot be moved.
     #[error(
         "this guest has failed memory (poisoned): {}. Restart it, which gives it other memory, then migrate",
         crate::error::name_pages(pages, None)
     )]
     Poisoned {
-        /// Where they are.
+        /// The failed pages.
         pages: Vec<PoisonedPage>,
     },
     /// The guest's memory cannot be handed to another process of this host.
     #[error("mode cpr-transfer: {0}")]
     NotSharable(String),
-    /// This side cannot run a guest before its pages are there.
+    /// This side cannot run a guest before its pages are present.
     #[error("postcopy_ram: {0}")]
     Postcopy(String),
-    /// The operating system refused a thread or a socket.
+    /// The operating system refused to create a thread or a socket.
     #[error("{0}")]
     System(String),
 }
 
-/// Why a guest cannot be migrated (or another taken in), and what to do first.
+/// Why a guest cannot be migrated (or received), and the next step.
 fn not_free(custody: Custody) -> &'static str {
     match custody {
         Custody::Free => "no migration involves this VM's guest",

@@ -1,4 +1,4 @@
-//! What both sides know of devices with a [`DeviceStream`].
+//! Devices with a [`DeviceStream`]: their names on the wire, and calls to their streams, for both sides.
 
 use std::sync::Arc;
 
@@ -7,27 +7,27 @@ use crate::error::{MigrationError, VmError};
 use crate::threads::caught;
 use crate::vm::Device;
 
-/// Most bytes of a stream that one chunk carries. A chunk is what one device holds up a lane for, and should still lie in
-/// the cache when it is sent, and when it is loaded.
+/// Most bytes of a stream in one chunk. A device occupies a lane for one chunk. A chunk should still be in the cache
+/// when it is sent, and when it is loaded.
 pub(crate) const CHUNK_BYTES: usize = 256 << 10;
-/// Most bytes that are taken in one chunk on the main channel, whoever sends them.
+/// Most bytes of one chunk that are accepted on the main channel, from any source.
 pub(crate) const MOST_CHUNK_BYTES: usize = 1 << 20;
-/// Most bytes of a configuration.
+/// Most bytes of a device's configuration.
 pub(crate) const CONFIGURATION_BYTES: usize = 64 << 10;
 
-/// Name of the section that a device's stream has on the main channel (specs/extension.md §9).
+/// Name of the main channel's section that carries a device's stream (specs/extension.md §9).
 pub(crate) fn section_name(device: &str) -> String {
     format!("{device}{SECTION_SUFFIX}")
 }
 
-/// The device whose stream is in the section of that name.
+/// The device whose stream a section carries; `None` if the section carries no stream.
 pub(crate) fn device_of_section(section: &str) -> Option<&str> {
     section.strip_suffix(SECTION_SUFFIX)
 }
 
 const SECTION_SUFFIX: &str = "/stream";
 
-/// A device with a stream, under the name that it has on the wire.
+/// A device with a stream, under its name on the wire.
 #[derive(Clone)]
 pub(crate) struct Streamed {
     pub name: String,
@@ -36,7 +36,7 @@ pub(crate) struct Streamed {
 }
 
 impl Streamed {
-    /// Those of `devices` that have one, in their order.
+    /// The devices among `devices` that have a stream, in their order.
     pub(crate) fn of(devices: &[Arc<dyn Device>]) -> Vec<Self> {
         let streamed = devices.iter().filter_map(|device| {
             let stream = device.stream()?;
@@ -45,10 +45,10 @@ impl Streamed {
         streamed.collect()
     }
 
-    /// Makes a call to its stream.
+    /// Calls the device's stream.
     ///
     /// # Errors
-    /// What it says, or that it panicked, with whose stream it is.
+    /// The call's error or its panic. Both name the device.
     pub(crate) fn call<T>(
         &self,
         doing: &str,
@@ -58,7 +58,7 @@ impl Streamed {
         caught(&name, || act(self.stream.as_ref()))?.map_err(|error| self.named(doing, error))
     }
 
-    /// Says whose `error` it is.
+    /// Adds the device's name and the operation to `error`.
     pub(crate) fn named(&self, doing: &str, error: VmError) -> MigrationError {
         VmError::new(format!("{self}: {doing}: {}", error.what), error.why).into()
     }
@@ -70,8 +70,8 @@ impl std::fmt::Display for Streamed {
     }
 }
 
-/// Does `act` to all `devices` at once and waits for all. The first error in their order is returned; the others
-/// have been tried anyway.
+/// Runs `act` for all `devices` in parallel and waits for all. Returns the first error in the devices' order; `act`
+/// is called for all devices anyway.
 pub(crate) fn in_parallel(
     devices: &[Streamed],
     doing: &str,
@@ -80,7 +80,7 @@ pub(crate) fn in_parallel(
     failed_in_parallel(devices, doing, act).into_iter().next().map_or(Ok(()), Err)
 }
 
-/// As [`in_parallel`]: every error.
+/// Like [`in_parallel`], but returns every error.
 pub(crate) fn failed_in_parallel(
     devices: &[Streamed],
     doing: &str,
@@ -95,7 +95,7 @@ pub(crate) fn failed_in_parallel(
         let panicked = || MigrationError::Internal(format!("{doing}: a device's thread panicked"));
         let joined = others.into_iter().map(|(device, thread)| match thread {
             Ok(thread) => thread.join().unwrap_or_else(|_| Some(panicked())),
-            // Out of threads: one after the other, then.
+            // The host refused a thread: this thread calls the device.
             Err(_) => one(device),
         });
         joined.chain([last]).flatten().collect()

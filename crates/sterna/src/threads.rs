@@ -1,38 +1,43 @@
-//! A VMM's callback that panics is an error of that callback, and a thread of the engine that dies tells so.
+//! Turns a panic of a VMM's callback into that callback's error, and reports when an engine thread dies.
 //!
-//! No code outside can undo what a migration has begun: if its threads just died, the guest would stay stopped, and no
-//! limit would end it. So every thread of the engine is begun by [`spawn`], which says why it died; the threads that
-//! perform a handover machine's actions catch each action apart ([`caught`]), so that what has to be undone is undone
-//! after it. Which callback it was is known where it is called ([`call`]).
+//! No code outside the engine can undo the steps of a migration. If an engine thread died silently, the guest would
+//! stay stopped, and no limit would end that. Therefore [`spawn`] starts every thread of the engine and reports why
+//! it died. The threads that perform a handover machine's actions catch a panic of each action separately
+//! ([`caught`]), so that the undo steps run after it. [`call`] records the callback's name for the error.
 //!
-//! This needs a program that unwinds (`panic = "unwind"`). With `panic = "abort"` the process ends, and its guest.
+//! This needs a program that unwinds (`panic = "unwind"`). With `panic = "abort"` the process ends, and its guest
+//! with it.
 
 use std::borrow::Cow;
 use std::cell::RefCell;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{Builder, JoinHandle};
+
+use parking_lot::Mutex;
+use sterna_ram::engine_lock::assert_none_held;
 
 use crate::error::MigrationError;
 use crate::events::{Event, Observer};
 
-/// From so many pages on a second thread that copies is worth its start.
+/// From this number of pages on, an additional copying thread is faster, although it must be started.
 const COPIED_BY_A_THREAD: u64 = 1024;
-/// More threads do not copy faster: memory is the limit.
+/// More threads do not copy faster, because memory bandwidth is the limit.
 const MOST_COPYING: u64 = 4;
 
 thread_local! {
-    /// The callback that the panic on its way came out of.
+    /// The callback that raised the panic which unwinds this thread now.
     static PANICKED: RefCell<Option<Cow<'static, str>>> = const { RefCell::new(None) };
 }
 
-/// While it lives, this thread is inside that callback.
+/// Marks that this thread is inside that callback, until it is dropped.
 struct Calling(Cow<'static, str>);
 
 impl Drop for Calling {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            // The innermost is dropped first.
+            // Unwinding drops the innermost value first, so the first name is the callback that panicked.
             PANICKED.with_borrow_mut(|name| {
                 name.get_or_insert_with(|| std::mem::take(&mut self.0));
             });
@@ -40,17 +45,20 @@ impl Drop for Calling {
     }
 }
 
-/// Makes a call to the VMM under its name: `Device::save of "vga"`.
+/// Calls the VMM and records the callback's name for a panic: `Device::save of "vga"`.
 pub(crate) fn call<T>(callback: impl Into<Cow<'static, str>>, act: impl FnOnce() -> T) -> T {
-    let _inside = Calling(callback.into());
+    let callback = callback.into();
+    assert_none_held(&callback);
+    let _inside = Calling(callback);
     act()
 }
 
-/// Does `act`; a panic becomes an error, which names the callback that panicked, or else `place`.
+/// Runs `act` and returns a panic as an error. The error names the callback that panicked, or else `place`.
 ///
-/// Code that goes on after an error must not rely on what `act` was about to change. The engine's locks are of use
-/// after a panic, which does not poison them: each is taken for whole changes only.
+/// Code that continues after an error must not rely on the values that `act` was about to change. The engine's locks
+/// stay usable: a panic does not poison them, and each is held for whole changes only.
 pub(crate) fn caught<T>(place: &str, act: impl FnOnce() -> T) -> Result<T, MigrationError> {
+    assert_none_held(place);
     PANICKED.take();
     catch_unwind(AssertUnwindSafe(act)).map_err(|panic| {
         let callback = PANICKED.take().map_or_else(|| place.to_owned(), Cow::into_owned);
@@ -65,7 +73,7 @@ pub(crate) fn caught<T>(place: &str, act: impl FnOnce() -> T) -> Result<T, Migra
     })
 }
 
-/// As [`caught`], for what may fail by itself.
+/// Like [`caught`], for an `act` that returns a `Result`.
 pub(crate) fn tried<T, E: Into<MigrationError>>(
     place: &str,
     act: impl FnOnce() -> Result<T, E>,
@@ -73,7 +81,7 @@ pub(crate) fn tried<T, E: Into<MigrationError>>(
     caught(place, act)?.map_err(Into::into)
 }
 
-/// Has `part` copy all of `0..pages`, by as many threads as are worth it.
+/// Calls `part` for ranges that together cover `0..pages`, in as many threads as are useful.
 pub(crate) fn copied_in_parts(
     pages: u64,
     part: impl Fn(Range<u64>) -> Result<(), MigrationError> + Sync,
@@ -83,7 +91,7 @@ pub(crate) fn copied_in_parts(
     let share = pages.div_ceil(threads).max(1);
     let part = &|thread: u64| part(thread * share..(thread + 1) * share);
     std::thread::scope(|scope| {
-        // A part whose thread cannot be begun is copied here.
+        // If the host refuses a thread, this thread copies its part.
         let begun = |thread| Builder::new().spawn_scoped(scope, move || part(thread)).map_err(|_| thread);
         let others: Vec<_> = (1..threads).map(begun).collect();
         let mut done = part(0);
@@ -99,8 +107,48 @@ pub(crate) fn copied_in_parts(
     })
 }
 
-/// What falls on `pages` of items that lie side by side, counted from the first item's first page: each item with what of
-/// it is skipped, and how many pages follow.
+/// Runs `act` for each number below `count`, at most `most` at the same time. Returns the results in order.
+///
+/// After the first error no further call is started, and `failed` must end the calls that are running.
+pub(crate) fn side_by_side<T: Send, E: Send>(
+    count: usize,
+    most: usize,
+    act: impl Fn(usize) -> Result<T, E> + Sync,
+    failed: impl Fn() + Sync,
+) -> Result<Vec<T>, E> {
+    let (next, first_error) = (AtomicUsize::new(0), Mutex::new(None));
+    let done: Mutex<Vec<Option<T>>> = Mutex::new((0..count).map(|_| None).collect());
+    let work = || {
+        while first_error.lock().is_none() {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            if number >= count {
+                return;
+            }
+            match act(number) {
+                Ok(result) => done.lock()[number] = Some(result),
+                Err(error) => {
+                    first_error.lock().get_or_insert(error);
+                    failed();
+                }
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        // If the host refuses a thread, the other threads and this one do its work.
+        for _ in 1..most.min(count) {
+            let _ = Builder::new().spawn_scoped(scope, work);
+        }
+        work();
+    });
+    match first_error.into_inner() {
+        Some(error) => Err(error),
+        // Every number has a result: without an error only a panic could skip one, and the scope propagates it.
+        None => Ok(done.into_inner().into_iter().flatten().collect()),
+    }
+}
+
+/// The items that overlap `pages`, when all items' pages are numbered one after the other. For each: the item, the
+/// number of its pages to skip, and the number of pages that follow.
 pub(crate) fn in_part<T>(
     items: &[T],
     pages: Range<u64>,
@@ -119,7 +167,7 @@ pub(crate) fn in_part<T>(
     })
 }
 
-/// Tells `observer`. One that panics is told so, and changes nothing: what it watches must come to its end.
+/// Calls `observer`. If it panics, it gets a warning; the migration continues, because the observer must not stop it.
 pub(crate) fn tell(observer: &dyn Observer, event: &Event) {
     let told = |event: &Event| caught("Observer::event", || observer.event(event));
     if let Err(error) = told(event) {
@@ -127,10 +175,10 @@ pub(crate) fn tell(observer: &dyn Observer, event: &Event) {
     }
 }
 
-/// Begins a thread. Should it panic, it calls `died` last.
+/// Starts a thread. If the thread panics, it calls `died` last.
 ///
 /// # Errors
-/// The operating system has no thread for it.
+/// The operating system cannot create the thread.
 pub(crate) fn spawn(
     name: &str,
     work: impl FnOnce() + Send + 'static,
@@ -171,13 +219,13 @@ pub(crate) mod planted {
         REFUSED.with_borrow(Clone::clone)
     }
 
-    /// From now on no thread of that name is to be had for what this thread begins, and what that begins in turn. With
-    /// `, begun` after the name it is to be had, and dies at once.
+    /// Refuses threads of that name to this thread, and to the threads that it starts directly or indirectly.
+    /// With `, begun` after the name the thread is started, and dies immediately.
     pub fn refuse_threads(named: Option<&str>) {
         REFUSED.set(named.map(str::to_owned));
     }
 
-    /// To be called by a thread that has begun.
+    /// Every started thread calls this first.
     pub(crate) fn die_if_told() {
         let told = of_this_thread();
         let thread = std::thread::current();
@@ -205,6 +253,26 @@ mod tests {
     }
 
     #[test]
+    fn results_side_by_side_are_in_order_and_none_is_begun_after_an_error() {
+        let (now, most, ends) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
+        let act = |number: usize| {
+            most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            now.fetch_sub(1, Ordering::SeqCst);
+            if number == 40 { Err("the fortieth") } else { Ok(number) }
+        };
+        let failed = || {
+            ends.fetch_add(1, Ordering::SeqCst);
+        };
+
+        assert_eq!(side_by_side(20, 8, act, failed), Ok((0..20).collect()));
+        assert!((2..=8).contains(&most.load(Ordering::SeqCst)), "{most:?}");
+        assert_eq!(side_by_side(1000, 8, act, failed), Err("the fortieth"));
+        assert_eq!(ends.load(Ordering::SeqCst), 1);
+        assert_eq!(side_by_side(0, 8, act, failed), Ok(vec![]));
+    }
+
+    #[test]
     fn thread_that_dies_says_why() {
         let (sender, said) = std::sync::mpsc::channel();
         let thread = spawn("tern", || panic!("told to"), move |error| sender.send(error).unwrap()).unwrap();
@@ -215,7 +283,7 @@ mod tests {
 
     #[test]
     fn parts_of_runs_are_all_of_them_and_each_page_once() {
-        // One without pages is in no part, or in one with nothing to copy.
+        // A run without pages is in no part, or in a part with no page to copy.
         let counts = [3, 0, 1, 10, 2];
         for share in 1..=17 {
             let mut copied = Vec::new();

@@ -1,25 +1,26 @@
-//! What a VMM implements so that the engine can throttle a guest.
+//! Throttling of a guest: the trait that a VMM implements, and the measured values.
 
 use std::time::Duration;
 
 use crate::error::VmError;
 
-/// Throttles a guest. The engine uses it during a migration and removes every limit when the migration ends, however it
-/// ends. An operator's limits (`set-vcpu-dirty-limit`) are set while no migration runs.
+/// Throttles a guest. The engine uses it during a migration, and removes every limit when the migration ends,
+/// successfully or not. An operator's limits (`set-vcpu-dirty-limit`) are set while no migration runs.
 pub trait Throttle: Send + Sync {
-    /// Each vCPU sleeps so that it runs `100 - percent` of the time, at most 99; 0 removes the throttle. Must return
-    /// soon, and must not delay a stop of the guest.
+    /// Makes each vCPU sleep so that it runs `100 - percent` percent of the time. `percent` is at most 99; 0 removes
+    /// the throttle. Must return quickly, and must not delay a stop of the guest.
     fn set_cpu_throttle(&self, percent: u8);
 
-    /// Whether the VM counts what each vCPU dirties, so that [`Throttle::set_dirty_limit`] can work (KVM: with a
-    /// dirty ring).
+    /// Whether the VM counts each vCPU's dirty rate, which [`Throttle::set_dirty_limit`] needs (KVM: with a dirty
+    /// ring).
     fn can_limit_dirty_rate(&self) -> bool {
         false
     }
 
-    /// Limits what a vCPU (or every vCPU, if none is named) may dirty, in bytes per second; `None` removes the limit, which
-    /// otherwise stays. A VM that counts a vCPU's writes only while a migration or a measurement tracks them keeps the
-    /// limit and applies it then.
+    /// Limits the dirty rate of a vCPU (every vCPU for `None`), in bytes per second.
+    ///
+    /// The limit stays until it is removed with `None`. A VM that counts a vCPU's writes only while a migration or a
+    /// measurement tracks them keeps the limit and applies it then.
     ///
     /// # Errors
     /// There is no such vCPU, or dirty rates are not counted.
@@ -31,37 +32,37 @@ pub trait Throttle: Send + Sync {
         ))
     }
 
-    /// What each vCPU dirties, in the vCPUs' order. If dirty rates can be limited, the list always has one entry per vCPU,
-    /// with its limit. Otherwise it is empty.
+    /// Dirty rate of each vCPU, in the vCPUs' order. If dirty rates can be limited, the list always has one entry per
+    /// vCPU, with its limit. Otherwise it is empty.
     fn vcpu_dirty_rates(&self) -> Vec<VcpuDirtyRate> {
         Vec::new()
     }
 
-    /// What dirty limits do to the guest; `None` if none is set, or if the VM does not count it.
+    /// Effect of dirty limits on the guest. `None` if no limit is set, or if the VM does not measure it.
     fn dirty_limit_times(&self) -> Option<DirtyLimitTimes> {
         None
     }
 }
 
-/// What dirty limits do to a guest, in terms of the ring in which KVM reports what a vCPU dirties.
+/// Effect of dirty limits on a guest, in terms of KVM's dirty ring of a vCPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(default)]
 pub struct DirtyLimitTimes {
-    /// `dirty-limit-throttle-time-per-round`: how long a vCPU sleeps for every ring that it fills; of the vCPU that sleeps
+    /// `dirty-limit-throttle-time-per-round`: time that a vCPU sleeps per full ring, for the vCPU that sleeps
     /// longest.
-    #[serde(deserialize_with = "crate::time_forms::time")]
+    #[serde(deserialize_with = "sterna_forecast::time_forms::time")]
     pub throttled_per_round: Duration,
-    /// `dirty-limit-ring-full-time`: how long an average vCPU takes to fill a ring at the rate at which it dirties now;
-    /// nothing where none dirties.
-    #[serde(deserialize_with = "crate::time_forms::time")]
+    /// `dirty-limit-ring-full-time`: time in which an average vCPU fills its ring at the present dirty rate. Zero if
+    /// no vCPU dirties memory.
+    #[serde(deserialize_with = "sterna_forecast::time_forms::time")]
     pub ring_full: Duration,
 }
 
-/// What one vCPU dirties.
+/// Dirty rate and limit of one vCPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct VcpuDirtyRate {
-    /// Bytes per second, over the last second or so; 0 while nothing is counted.
+    /// Dirty rate in bytes per second, over about the last second; 0 while writes are not counted.
     pub rate_bytes: u64,
-    /// The limit that was set, bytes per second.
+    /// The vCPU's limit, in bytes per second, if one is set.
     pub limit_bytes: Option<u64>,
 }

@@ -1,59 +1,59 @@
-//! How long a vCPU sleeps so that it keeps to its share of the time and to its dirty limit: the arithmetic that a
-//! VMM needs for [`crate::Throttle`]. Pure: the caller brings the clock.
+//! Computes how long a vCPU must sleep to keep its throttle and its dirty limit. A VMM needs this for
+//! [`crate::Throttle`]. The functions are pure: the caller passes the time.
 //!
 //! # The model
-//! Whoever runs a vCPU asks its [`ThrottleClock`] now and then, out of the guest, and sleeps as long as it says. Two
-//! things make a vCPU sleep; the longer sleep counts:
-//! - *Throttling* by p per cent: after it has run for a slice ([`ThrottleClock::SLICE`], 10 ms as in QEMU) it sleeps
-//!   p / (100 − p) times as long as it ran.
-//! - *A dirty limit*: every page that it dirtied takes the time that the limit allows for one. What it is ahead
-//!   of that it sleeps; what it is behind it may make up for, but for no more than [`CREDIT`].
+//! The thread of a vCPU asks its [`ThrottleClock`] regularly, outside the guest, and sleeps for the returned time.
+//! Two settings make a vCPU sleep; the longer sleep counts:
+//! - *Throttling* by p percent: after each slice ([`ThrottleClock::SLICE`], 10 ms as in QEMU) the vCPU sleeps. The
+//!   sleep is p / (100 − p) times as long as the vCPU ran.
+//! - *A dirty limit*: every dirtied page costs the time that the limit allows for one page. If the vCPU is ahead of
+//!   its limit, it sleeps for the difference. If it is below its limit, it saves up time, but at most [`CREDIT`].
 //!
-//! A vCPU that was out of anyone's sight for long is taken to have run for two slices, so that no single sleep is
-//! longer than 99 times two slices, about 2 s: the guest goes on, however slowly. A limit below a hundredth of
-//! what the vCPU dirties is therefore approached, not reached.
+//! A vCPU that did not ask for a long time is treated as if it had run for two slices. So no single sleep is longer
+//! than 99 times two slices, about 2 s, and the guest always makes progress. A vCPU therefore approaches, but does
+//! not reach, a limit below a hundredth of its dirty rate.
 
 use std::time::Duration;
 
-/// Time that a vCPU may save up by dirtying less than its limit.
+/// Most time that a vCPU may save up by dirtying less than its limit.
 const CREDIT: Duration = Duration::from_millis(50);
-/// Debts below this are not worth a sleep yet.
+/// The shortest sleep. Smaller debts are collected.
 const LEAST_SLEEP: Duration = Duration::from_millis(1);
 const PAGE_BYTES: u64 = 4096;
 
-/// What a vCPU has to keep to.
+/// The throttle and the dirty limit of one vCPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ThrottleLimits {
-    /// Share of the time that it sleeps, at most 99.
+    /// Percentage of the time that the vCPU sleeps, at most 99.
     pub percent: u8,
     /// The most bytes that it may dirty per second, counted in pages of 4 KiB.
     pub dirty_bytes_per_second: Option<u64>,
 }
 
 impl ThrottleLimits {
-    /// Whether there is nothing to keep to.
+    /// Whether neither limit is set.
     pub fn is_none(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// One vCPU's account. Times are since any one moment.
+/// Accounts for one vCPU's running time and dirtied pages. All times are since one fixed moment.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ThrottleClock {
     awake_since: Duration,
     pages: u64,
-    /// The moment up to which the dirtied pages have used the limit's time up.
+    /// The moment up to which the dirtied pages have used the time that the limit allows.
     paid_until: Duration,
 }
 
 impl ThrottleClock {
-    /// The longest that a throttled vCPU runs between two sleeps, if it is asked in time.
+    /// The longest time that a throttled vCPU runs between two sleeps, if its thread asks in time.
     pub const SLICE: Duration = Duration::from_millis(10);
-    /// The most per cent of the time that a vCPU may sleep.
+    /// Maximum percentage of the time that a vCPU may sleep.
     pub const PERCENT_MAX: u8 = 99;
 
-    /// How long the vCPU is to sleep now; zero: it may run on. `pages` is how many it has dirtied in its life.
-    /// After the sleep comes [`ThrottleClock::woke`].
+    /// Time that the vCPU must sleep now; zero means that it may run. `pages` is the number of pages that it has
+    /// dirtied since its start. Call [`ThrottleClock::woke`] after the sleep.
     pub fn sleep_due(&mut self, now: Duration, pages: u64, limits: ThrottleLimits) -> Duration {
         let ran = now.saturating_sub(self.awake_since);
         let counted = ran.min(Self::SLICE * 2);
@@ -62,18 +62,18 @@ impl ThrottleClock {
         throttled.max(self.limited(now, counted, pages, limits.dirty_bytes_per_second))
     }
 
-    /// Whether [`ThrottleClock::sleep_due`] would say more than zero, so that the vCPU must be called out of the guest.
+    /// Whether [`ThrottleClock::sleep_due`] would return more than zero, so that the vCPU must leave the guest.
     pub fn is_due(&self, now: Duration, pages: u64, limits: ThrottleLimits) -> bool {
         let mut copy = *self;
         !copy.sleep_due(now, pages, limits).is_zero()
     }
 
-    /// Begins anew: whatever was dirtied before `now` is paid for.
+    /// Restarts the accounting: pages that were dirtied before `now` cost no time.
     pub fn settle(&mut self, now: Duration, pages: u64) {
         (self.pages, self.paid_until) = (pages, now);
     }
 
-    /// The vCPU has slept, for whatever time, and runs again.
+    /// Records that the vCPU has slept, for any time, and runs again.
     pub fn woke(&mut self, now: Duration) {
         self.awake_since = now;
     }
@@ -87,7 +87,7 @@ impl ThrottleClock {
         self.pages = pages;
         let cost = u128::from(new) * u128::from(PAGE_BYTES) * 1_000_000_000 / u128::from(limit.max(1));
         let cost = Duration::from_nanos(cost.min(u128::from(u64::MAX / 2)) as u64);
-        // A debt larger than the longest sleep is forgiven.
+        // The part of a debt that exceeds the longest sleep is dropped.
         let most = ran.max(LEAST_SLEEP) * u32::from(Self::PERCENT_MAX);
         let paid_until = self.paid_until.max(now.saturating_sub(CREDIT)).saturating_add(cost);
         self.paid_until = paid_until.min(now + most);
@@ -102,8 +102,8 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// Runs a vCPU for `steps` slices of a millisecond, in each of which it dirties `pages`; gives the share of
-    /// the time that it slept and the bytes that it dirtied per second.
+    /// Runs a vCPU for `steps` slices of a millisecond, in each of which it dirties `pages`. Returns the share of the
+    /// time that it slept, and its dirty rate in bytes per second.
     fn run(limits: ThrottleLimits, steps: u32, pages: u64) -> (f64, f64) {
         let (mut throttle, mut now, mut slept) = (ThrottleClock::default(), Duration::ZERO, Duration::ZERO);
         let mut dirtied = 0;

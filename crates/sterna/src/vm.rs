@@ -1,12 +1,13 @@
-//! What a VMM implements: the virtual machine as the engine sees it.
+//! The traits that a VMM implements: the virtual machine as the engine sees it.
 //!
-//! [`Vm`] is what both sides need. The same object is usually a [`TargetVm`] while it waits for a guest, and a
-//! [`SourceVm`] once it has one. All methods may be called from the engine's control thread; none may call back into the engine.
+//! [`Vm`] contains the methods that both sides need. The same object is usually a [`TargetVm`] while it waits for a
+//! guest, and a [`SourceVm`] once it has one. All methods may be called from the engine's control thread; none may
+//! call back into the engine.
 //!
-//! A method that panics has failed: the engine treats the panic as that method's error
-//! ([`crate::MigrationError::Panicked`]) and undoes what the migration did to the guest. It calls other methods for that, so
-//! they must work after a panic (a mutex of the VMM may be poisoned). This needs a program built with
-//! `panic = "unwind"`; with `panic = "abort"` the process ends, and the guest with it.
+//! If a method panics, the engine treats the panic as that method's error ([`crate::MigrationError::Panicked`]) and
+//! undoes the migration's changes to the guest. It calls other methods to do so. Therefore they must work after a
+//! panic (a mutex of the VMM may be poisoned). This needs a program built with `panic = "unwind"`. With
+//! `panic = "abort"` the process ends, and the guest with it.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -26,11 +27,11 @@ use crate::throttle::Throttle;
 pub enum RunState {
     /// vCPUs run.
     Running,
-    /// Stopped by an operator.
+    /// vCPUs are stopped because an operator paused the guest.
     Paused,
 }
 
-/// What both sides of a migration need of a virtual machine. For methods that panic see [the module](self).
+/// The methods that both sides of a migration need. For methods that panic see [the module](self).
 pub trait Vm: Send + Sync {
     /// The machine type's name in the configuration (specs/stream.md §1.2). Equal on both sides.
     fn machine_type(&self) -> String;
@@ -39,31 +40,36 @@ pub trait Vm: Send + Sync {
     fn uuid(&self) -> Option<[u8; 16]> {
         None
     }
-    /// The guest's RAM as it is now: every block that migrates, with the same names and lengths on both sides. A
-    /// migration calls this once, when it starts, and keeps the result. Cheap: clones of a [`GuestRam`] share it.
+    /// The guest's RAM as it is now: every block that migrates. Both sides have the same names and lengths. A
+    /// migration calls this once, when it starts, and keeps the result. Cheap: clones of a [`GuestRam`] share the
+    /// memory.
     fn ram(&self) -> GuestRam;
-    /// The devices. The source saves them in this order; the destination loads them in the order of the stream, and
-    /// each of its devices must come.
+    /// The devices. The source saves them in this order; the destination loads them in the stream's order. The stream
+    /// must contain each of the destination's devices.
     fn devices(&self) -> Vec<Arc<dyn Device>>;
-    /// A record of what both machines must have in common (CPUID, TSC frequency). The source saves it and the
-    /// destination loads it, which checks it, before any RAM moves. Its section's name is the engine's
-    /// (specs/extension.md §3), its version its own.
+    /// A record of properties that both machines must share (CPUID, TSC frequency). The source saves it. The
+    /// destination loads and checks it before any RAM is sent. The engine names its section (specs/extension.md §3);
+    /// the record has its own version.
     fn compatibility(&self) -> Option<Arc<dyn Device>> {
         None
     }
-    /// What else has the guest's RAM mapped: devices in processes of their own, by name. With it, postcopy is refused.
+    /// Other processes that have the guest's RAM mapped, such as devices in processes of their own, by name. If it is
+    /// `Some`, postcopy is refused.
     fn shares_ram_with(&self) -> Option<String> {
         None
     }
-    /// What of [`Vm::shares_ram_with`] could not follow the guest to another process of this host, or into memory that comes from
-    /// one. With it, `mode` `cpr-transfer` is refused on either side. All of it, unless the VMM says otherwise: a device's
-    /// process can follow if the connection to it is among [`Vm::host_descriptors`], and if the device tells its process, when it
-    /// [runs](DeviceStream::run) in the new place, what is different there.
+    /// The part of [`Vm::shares_ram_with`] that cannot follow the guest to another process of this host. This
+    /// includes the move into memory from such a process. If it is `Some`, `mode` `cpr-transfer` is refused on either
+    /// side.
+    ///
+    /// The default names all of them. A device's process can follow under two conditions: the connection to it is
+    /// among [`Vm::host_descriptors`], and the device informs its process of the changes when it
+    /// [runs](DeviceStream::run) in the new place.
     fn cannot_follow(&self) -> Option<String> {
         self.shares_ram_with()
     }
-    /// What of the host this machine has open and another process could not open beside it, such as taps and connections to the
-    /// processes of devices. With `mode` `cpr-transfer` the source's machine gives it to the destination's.
+    /// Open resources of the host that another process could not open as well. Examples are taps, and connections to
+    /// the processes of devices. With `mode` `cpr-transfer` the source's machine passes them to the destination's.
     fn host_descriptors(&self) -> Vec<Arc<dyn HostDescriptors>> {
         Vec::new()
     }
@@ -73,20 +79,21 @@ pub trait Vm: Send + Sync {
     }
 }
 
-/// Descriptors that go with the guest's memory to another process on the same host.
+/// Descriptors that are passed, with the guest's memory, to another process on the same host.
 pub trait HostDescriptors: Send + Sync {
-    /// What they are, the same on both sides. With [`HostDescriptors::instance`] it finds the destination's counterpart.
+    /// Name of the descriptors, the same on both sides. The engine finds the destination's counterpart by name and
+    /// [`HostDescriptors::instance`].
     fn name(&self) -> String;
-    /// Distinguishes those of one name.
+    /// Distinguishes descriptors of the same name.
     fn instance(&self) -> u32 {
         0
     }
-    /// At the source: duplicates of all, in order. The source goes on to use its own until the guest stops.
+    /// Source: duplicates of all descriptors, in order. The source continues to use its own until the guest stops.
     fn give(&self) -> Result<Vec<OwnedFd>, VmError>;
-    /// At the destination, before the commit: they are the machine's from now on. Nothing is read, written or changed with them
-    /// before the guest starts: the source may still take its guest back.
+    /// Destination, before the commit: the machine owns the descriptors from now on. Do not read, write or change
+    /// anything with them before the guest starts, because the source may still take its guest back.
     fn take(&self, descriptors: Vec<OwnedFd>) -> Result<(), VmError>;
-    /// Closes what this machine has: at the source after the commit, at the destination after a failure.
+    /// Closes this machine's descriptors: at the source after the commit, at the destination after a failure.
     fn let_go(&self);
 }
 
@@ -96,24 +103,27 @@ pub trait SourceVm: Vm {
     fn dirty_source(&self) -> &dyn DirtySource;
     /// Whether the guest runs now.
     fn run_state(&self) -> RunState;
-    /// Stops the guest: on return no vCPU runs, pending I/O is completed, no device writes RAM, and
-    /// every write made so far is visible to [`SourceVm::dirty_source`]. Idempotent. After an error the guest runs as
+    /// Stops the guest. When this returns, no vCPU runs, pending I/O is completed, no device writes RAM, and every
+    /// write made so far is visible to [`SourceVm::dirty_source`]. Idempotent. After an error the guest runs as
     /// before; after a panic [`SourceVm::resume`] is called.
     fn stop(&self) -> Result<(), VmError>;
-    /// Undoes [`SourceVm::stop`]: the guest runs on. Its devices with a stream have been started before.
+    /// Undoes [`SourceVm::stop`]: the guest resumes. The engine has already started its devices with a stream.
     fn resume(&self) -> Result<(), VmError>;
-    /// What throttles the guest if it writes too fast. With `None`, `auto-converge` and `dirty-limit` are refused.
+    /// Throttles the guest if it dirties memory too fast. With `None`, `auto-converge` and `dirty-limit` are refused.
     fn throttle(&self) -> Option<&dyn Throttle> {
         None
     }
-    /// Whether every write to the guest's RAM can be held by the engine (userfaultfd): all are made by this process, or by the kernel on its
-    /// behalf (KVM, `read(2)`), by way of the blocks' own mappings; and nobody gives memory of the blocks back but by
-    /// [`sterna_ram::RamBlock`]. False where another process or a device writes it (vhost-user, vfio-user, VFIO), for such writes
-    /// would change pages of a checkpoint that are not copied yet. Then checkpoints' pages are copied while the guest stands.
+    /// Whether the engine can intercept every write to the guest's RAM (userfaultfd). This requires two conditions:
+    /// - This process makes all writes, or the kernel does so on its behalf (KVM, `read(2)`), through the blocks' own
+    ///   mappings.
+    /// - Memory of the blocks is given back only through [`sterna_ram::RamBlock`].
+    ///
+    /// Return false if another process or a device writes RAM (vhost-user, vfio-user, VFIO). Such writes would change
+    /// pages of a checkpoint before they are copied. A checkpoint's pages are then copied while the guest is paused.
     fn may_hold_writes(&self) -> bool {
         false
     }
-    /// What asks the guest which pages it does not use. `None`: the guest cannot say that now. Not `None` between
+    /// Asks the guest for free page hints. `None` if the guest cannot give hints now. Not `None` between
     /// [`FreePageHints::begin`] and [`FreePageHints::end`], whatever the guest does meanwhile.
     fn free_page_hints(&self) -> Option<&dyn FreePageHints> {
         None
@@ -122,37 +132,47 @@ pub trait SourceVm: Vm {
 
 /// A virtual machine that waits for a guest. For methods that panic see [the module](self).
 pub trait TargetVm: Vm {
-    /// Whether the VMM has put data into block `block` (index in [`GuestRam`]) that must stay if the source sends no
-    /// page for it: ROMs, preloaded memory. In all other blocks, a page that is populated when the first page arrives
-    /// reads as zero at the end unless the source sends it.
+    /// Whether block `block` (index in [`GuestRam`]) contains data of the VMM that must stay. Examples are ROMs and
+    /// preloaded memory: they stay unless the source sends a page for them. In all other blocks, a page that is
+    /// populated when the first page arrives reads as zero at the end unless the source sends it.
     fn may_hold_bytes(&self, block: usize) -> bool {
         let _ = block;
         false
     }
-    /// Starts the guest from the loaded state. An error or a panic means that it did not run and never will. The source
-    /// may then run it, so no vCPU may have started.
+    /// Checks everything that can prevent the guest from starting, before any of its devices runs here. No device or
+    /// vCPU may run yet, and guest memory must not be written. After an error the source has its guest again.
+    ///
+    /// If the guest moves within this host and has a device with a stream, the source can get it back only until now.
+    /// A [`TargetVm::start`] that fails later leaves the guest held here. So do here whatever can fail.
+    fn prepare_start(&self) -> Result<(), VmError> {
+        Ok(())
+    }
+    /// Starts the guest from the loaded state. An error or a panic means that the guest did not run. The source may
+    /// then run it, so no vCPU may have started, and guest memory must be unchanged.
     fn start(&self) -> Result<(), VmError>;
-    /// Accepts the loaded state without starting the guest, because it was paused at the source. Empty if
-    /// [`Device::load`] has done everything.
+    /// Accepts the loaded state without starting the guest, because the guest was paused at the source. The default
+    /// does nothing, which is correct if [`Device::load`] has done everything.
     fn take_over_paused(&self) -> Result<(), VmError> {
         Ok(())
     }
-    /// The threads that run the guest's vCPUs (`gettid(2)`), in the vCPUs' order, once the guest was started: with
-    /// `postcopy-blocktime` the engine says how long each of them waited for pages.
+    /// The threads that run the guest's vCPUs (`gettid(2)`), in the vCPUs' order. Called after the guest was started.
+    /// With `postcopy-blocktime` the engine reports how long each of them waited for pages.
     fn threads_of_vcpus(&self) -> Vec<u32> {
         Vec::new()
     }
-    /// Discards all loaded state, so that another migration may come. The engine discards RAM itself. Also called where the
-    /// connection was lost after devices had come and the source comes back: they are loaded again then, and RAM stays.
+    /// Discards all loaded state, so that another migration may arrive. The engine discards RAM itself.
+    ///
+    /// Also called if the connection was lost after devices had arrived, and the source reconnects. The devices are
+    /// then loaded again, and RAM stays.
     fn reset(&self);
 }
 
-/// One device's saved state: one FULL section of the stream (specs/stream.md §1.4), and for a device with large state
-/// a [`DeviceStream`] beside it.
+/// One device's saved state: one FULL section of the stream (specs/stream.md §1.4). A device with large state also
+/// has a [`DeviceStream`].
 pub trait Device: Send + Sync {
     /// The section's name, 1 to 255 bytes.
     fn name(&self) -> String;
-    /// Distinguishes devices of one name.
+    /// Distinguishes devices of the same name.
     fn instance(&self) -> u32 {
         0
     }
@@ -164,26 +184,31 @@ pub trait Device: Send + Sync {
     fn oldest_version(&self) -> u32 {
         1
     }
-    /// The device's state; the guest is stopped.
+    /// Saves the device's state. The guest is stopped.
     fn save(&self) -> Result<Vec<u8>, VmError>;
-    /// Loads the state that [`Device::save`] wrote on the other side. `body` is the peer's and may be
-    /// anything: check it. Must not start anything; [`TargetVm::start`] follows.
+    /// Loads the state that [`Device::save`] wrote on the other side.
+    ///
+    /// The peer sent `body`, so it may have any content: check it. Must not start the device; [`TargetVm::start`]
+    /// follows. Must not write the guest's RAM: if the connection is lost before the commit, the guest resumes at the
+    /// source, and a page that was changed here is not sent again. After such a loss, the engine calls
+    /// [`TargetVm::reset`] and then this method again.
     fn load(&self, version: u32, body: &[u8]) -> Result<(), VmError>;
-    /// With `switchover-ack`: whether the switchover must wait until this device is ready at the destination.
-    /// The same on both sides.
+    /// With `switchover-ack`: whether the switchover must wait until this device is ready at the destination. Both
+    /// sides must return the same value.
     fn asks_switchover_ack(&self) -> bool {
         false
     }
-    /// At the destination, for a device that requires an acknowledgement: whether it is ready. Called during precopy,
-    /// after every section of RAM; once true, it stays true.
+    /// Destination, for a device that requires an acknowledgement: whether the device is ready. Called during
+    /// precopy, after every section of RAM. Once true, it stays true.
     fn is_ready_for_switchover(&self) -> bool {
         true
     }
-    /// The most bytes that a body may have; a longer one is refused before it is read.
+    /// Maximum length of a body, in bytes. A longer body is refused before it is read.
     fn body_limit(&self) -> usize {
         16 << 20
     }
-    /// The device's large state, beside the small one of [`Device::save`]. The same on both sides.
+    /// The device's large state, in addition to the small state of [`Device::save`]. Both sides must have the stream,
+    /// or neither.
     fn stream(&self) -> Option<Arc<dyn DeviceStream>> {
         None
     }

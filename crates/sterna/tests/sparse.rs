@@ -1,5 +1,5 @@
-//! Pages that are zero or were never there: a sparse guest stays sparse on both sides, and what must be
-//! cleared is cleared.
+//! Pages that are zero or absent: a sparse guest stays sparse on both sides, and the destination clears the pages
+//! that must be zero.
 #![allow(clippy::print_stdout, reason = "says how much memory was resident")]
 
 mod common;
@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use common::*;
 use plain::{Plain, byte_of};
+use sterna::opaque::{ImagePlan, receive};
 use sterna::ram::{Backing, GuestRam, PAGE_SIZE, RamBlock};
 use sterna::{
     Address, Arrival, Capabilities, Incoming, Migration, Outcome, Parameters, SourceVm, TargetVm, Vm,
@@ -16,10 +17,13 @@ use sterna::{
 };
 use sterna_guests::process::{ProcessConfig, ProcessGuest, Tracking};
 use sterna_guests::{Fill, Pattern};
+use sterna_image::MappedOptions;
+use sterna_wire::main::{Configuration, FileHeader, SectionHeader, encode_footer};
+use sterna_wire::ram::{BlockEntry, flags};
 
 const GIB: u64 = 1 << 30;
 
-/// Tests that look at the memory of the whole process come one at a time.
+/// Locked by tests that measure the memory of the whole process, so that they run one after the other.
 static MEMORY: Mutex<()> = Mutex::new(());
 
 fn resident_of_process() -> u64 {
@@ -32,7 +36,7 @@ fn resident(guest: &ProcessGuest) -> u64 {
     guest.ram().blocks().iter().map(|block| block.resident_bytes().unwrap()).sum()
 }
 
-/// Migrates a guest of `bytes` that lives in 100 MiB of it.
+/// Migrates a guest of `bytes` that uses 100 MiB of its memory.
 fn sparse_guest_stays_sparse(bytes: u64, backing: Backing, tracking: Tracking, lanes: u8) {
     let _alone = MEMORY.lock().unwrap_or_else(PoisonError::into_inner);
     let before = resident_of_process();
@@ -69,7 +73,7 @@ fn sparse_guest_stays_sparse(bytes: u64, backing: Backing, tracking: Tracking, l
     assert!(at_most < GIB, "the process holds {at_most} bytes");
     assert!(stats.absent_pages * (PAGE_SIZE as u64) > bytes - GIB, "{} absent pages", stats.absent_pages);
     drop((migration, source, target));
-    // The last threads end a moment later.
+    // The last threads end shortly after the migration.
     let until = std::time::Instant::now() + std::time::Duration::from_secs(20);
     while resident_of_process() >= before + (64 << 20) && std::time::Instant::now() < until {
         std::thread::sleep(std::time::Duration::from_millis(5));
@@ -131,7 +135,7 @@ fn move_plain(
     incoming.statistics().cleared_pages
 }
 
-/// Every way that zero pages can travel.
+/// All combinations of settings in which zero pages are sent differently.
 fn ways() -> Vec<(Parameters, Capabilities)> {
     let mut ways = Vec::new();
     for detection in [ZeroPageDetection::Multifd, ZeroPageDetection::Legacy, ZeroPageDetection::None] {
@@ -148,7 +152,7 @@ fn ways() -> Vec<(Parameters, Capabilities)> {
 #[test]
 fn zero_page_clears_memory_that_may_hold_bytes() {
     for (params, capabilities) in ways() {
-        // Arrange: every page of the destination holds bytes; of the source every third.
+        // Arrange: every page of the destination has content, and every third page of the source.
         let (source, target) = (Plain::new(ram(1500)), Plain::with(ram(1500), true));
         (0..1500).for_each(|page| target.write(page, 0xee));
         (0..1500).step_by(3).for_each(|page| source.write(page, 7));
@@ -181,7 +185,8 @@ fn zero_page_clears_what_came_before_with_content() {
     for (params, capabilities) in ways() {
         let (source, target) = (Plain::new(ram(1500)), Plain::new(ram(1500)));
         (0..1500).for_each(|page| source.write(page, 9));
-        // Written as zero after they were sent: alone, as a run, and so many that memory is given back.
+        // Written as zero after they were sent: a single page, a run, and a range that is long enough to give memory
+        // back.
         source.at_last(|vm| {
             [3..4, 100..140, 600..1400].into_iter().flatten().for_each(|page| vm.write(page, 0))
         });
@@ -205,7 +210,7 @@ fn failed_migration_gives_the_destinations_memory_back() {
     let incoming = Incoming::listen(vm, &any, params.clone(), capabilities, Arc::new(())).unwrap();
     let stop = Arc::new(Mutex::new(None::<Incoming>));
     *stop.lock().unwrap() = Some(incoming.clone());
-    // The destination gives up when all of RAM but the devices has come.
+    // The destination cancels when all of RAM has arrived, and the devices have not.
     source.at_last(move |_| stop.lock().unwrap().take().unwrap().cancel().unwrap());
     let vm: Arc<dyn SourceVm> = Arc::clone(&source) as _;
     let migration = Migration::start(vm, &incoming.address(), params, capabilities, Arc::new(())).unwrap();
@@ -216,4 +221,43 @@ fn failed_migration_gives_the_destinations_memory_back() {
     assert!(matches!(arrival, Arrival::Failed(_)), "{arrival:?}");
     assert_eq!(target.ram.block(0).resident_bytes().unwrap(), 0);
     assert_eq!(source.ram.block(0).resident_bytes().unwrap(), 20_000 * PAGE_SIZE as u64);
+}
+
+/// A peer's first bytes cost the peer nothing, and must not make this side allocate gigabytes.
+#[test]
+fn block_list_of_many_tib_takes_no_memory_before_pages_come() {
+    let _alone = MEMORY.lock().unwrap_or_else(PoisonError::into_inner);
+    let directory = tempfile::tempdir().unwrap();
+    let plan =
+        ImagePlan { path: directory.path().join("image"), options: MappedOptions::default(), convert: None };
+    let at = "tcp:127.0.0.1:0".parse().unwrap();
+    let off = Capabilities::default();
+    let receiving = receive(&at, plan, parameters(), off, Arc::new(())).unwrap();
+    let mut bytes = Vec::new();
+    FileHeader.encode(&mut bytes);
+    Configuration { machine_type: "plain".into(), ..Configuration::default() }.encode(&mut bytes).unwrap();
+    SectionHeader { id: 2, name: "ram", instance: 0, version: 4 }.encode_start(&mut bytes).unwrap();
+    let length = 15u64 << 40;
+    bytes.extend_from_slice(&(length | flags::MEM_SIZE).to_be_bytes());
+    BlockEntry::new("m0", length).encode(&mut bytes).unwrap();
+    bytes.extend_from_slice(&flags::EOS.to_be_bytes());
+    encode_footer(2, &mut bytes);
+    let before = resident_of_process();
+    let Address::Tcp { port, .. } = receiving.address() else { panic!("not TCP") };
+    let mut peer = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
+    std::io::Write::write_all(&mut peer, &bytes).unwrap();
+
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    while receiving.ram_bytes() == 0 && std::time::Instant::now() < until {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    assert_eq!(receiving.ram_bytes(), length);
+    // The destination allocates for the block list immediately after it has read the list.
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    let held = resident_of_process().saturating_sub(before);
+
+    println!("{} bytes from the peer: {} MiB held", bytes.len(), held >> 20);
+    assert!(held < 64 << 20, "{held} bytes");
+    drop(peer);
+    assert!(receiving.wait().is_err());
 }

@@ -1,6 +1,6 @@
 //! The smallest KVM machine that Sterna migrates: one vCPU, 1 MiB of RAM, a console, a lock.
 //!
-//! From the top: what an operator does, what the engine asks of a VMM, how a vCPU runs, stops and is saved.
+//! In this order: the operator's commands, the engine's traits, and how a vCPU runs, stops and is saved.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command speaks to its user")]
 
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -17,7 +17,7 @@ use sterna::{Address, Arrival, Capabilities, Event, Incoming, Migration, Outcome
 use sterna::{Device, Hook, RunState, SourceVm, TargetVm, Vm, VmError};
 use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
 
-/// What the guest printed in this process.
+/// The numbers that the guest has printed in this process.
 static PRINTED: Mutex<Vec<u32>> = Mutex::new(Vec::new());
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -31,7 +31,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// Both sides in one process. An error unless the guest goes on at the target where it left the source.
+/// Runs both sides in one process. Fails unless the guest continues at the target where it left the source.
 fn demo() -> Result<(), Box<dyn Error>> {
     let (source, target) = (Machine::new("source")?, Machine::new("target")?);
     let incoming = listen(&target, &"tcp:127.0.0.1:0".parse()?)?;
@@ -52,7 +52,7 @@ fn run(to: Option<&Address>) -> Result<(), Box<dyn Error>> {
 
 fn receive(at: &Address) -> Result<(), Box<dyn Error>> {
     let machine = Machine::new("target")?;
-    // Keep it after success: a source that lost our acknowledgement asks here what became of its guest.
+    // Keep `incoming` after success: a source that lost the acknowledgement asks it for the guest's fate.
     let incoming = listen(&machine, at)?;
     match incoming.wait() {
         Arrival::Completed(_) => watch(usize::MAX),
@@ -60,8 +60,8 @@ fn receive(at: &Address) -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// Sends the guest away. `start` returns at once; until `wait` does, any thread may `cancel()` the migration,
-/// ask for `statistics()` (all that a progress bar needs) or change its bandwidth with `set_live()`.
+/// Sends the guest away. `start` returns immediately. Until `wait` returns, any thread may `cancel()` the
+/// migration, ask for `statistics()` (enough for a progress bar) or change its bandwidth with `set_live()`.
 fn migrate(machine: &Arc<Machine>, to: &Address) -> Result<(), Box<dyn Error>> {
     let (parameters, capabilities) = (Parameters::default(), Capabilities::default());
     let observer = Arc::new(|event: &Event| println!("source: {event:?}"));
@@ -71,19 +71,19 @@ fn migrate(machine: &Arc<Machine>, to: &Address) -> Result<(), Box<dyn Error>> {
             println!("source: downtime {:.1?}", migration.statistics().downtime.unwrap_or_default());
             Ok(())
         }
-        // Until the commit nothing is lost: the guest runs on here, and another migration may begin.
+        // Until the commit nothing is lost: the guest continues here, and another migration may begin.
         other => Err(format!("{other:?}").into()),
     }
 }
 
-/// Binds the address and returns. Settings must equal the source's: QEMU's stream negotiates none.
+/// Binds the address and returns. Settings must equal the source's, because QEMU's stream negotiates none.
 fn listen(machine: &Arc<Machine>, at: &Address) -> Result<Incoming, Box<dyn Error>> {
     let (parameters, capabilities) = (Parameters::default(), Capabilities::default());
     let observer = Arc::new(|event: &Event| println!("target: {event:?}"));
     Ok(Incoming::listen(machine.clone(), at, parameters, capabilities, observer)?)
 }
 
-/// Returns when the guest has printed `more` numbers.
+/// Waits until the guest has printed `more` numbers.
 fn watch(more: usize) -> Result<(), Box<dyn Error>> {
     let until = PRINTED.lock().unwrap().len().saturating_add(more);
     while PRINTED.lock().unwrap().len() < until {
@@ -101,7 +101,7 @@ struct Machine {
 }
 
 impl Machine {
-    /// A machine without a guest: [`Machine::boot`] or a migration brings one.
+    /// A machine without a guest. [`Machine::boot`] starts one, or a migration delivers one.
     fn new(name: &'static str) -> Result<Arc<Self>, Box<dyn Error>> {
         let vm = Kvm::new()?.create_vm()?;
         vm.set_tss_address(0xfffb_d000)?; // Real mode on Intel needs three pages that are not RAM.
@@ -120,7 +120,7 @@ impl Machine {
         Ok(Arc::new(Self { cpu, thread: Mutex::default(), dirty, lock, ram }))
     }
 
-    /// Starts the guest from its beginning.
+    /// Starts the guest at its first instruction.
     fn boot(&self) -> Result<(), Box<dyn Error>> {
         self.lock.acquire()?;
         self.ram.block(0).write(CODE, &GUEST)?;
@@ -160,7 +160,7 @@ impl SourceVm for Machine {
         let mut thread = self.thread.lock().unwrap();
         let Some(running) = thread.take() else { return Ok(()) };
         self.cpu.may_run.store(false, SeqCst);
-        // Again and again: a signal that comes between the look at `may_run` and KVM_RUN is lost.
+        // Repeated, because a signal that arrives between the check of `may_run` and KVM_RUN is lost.
         while !running.is_finished() {
             let _ = running.kill(SIGRTMIN());
             thread::sleep(Duration::from_micros(100));
@@ -183,10 +183,11 @@ impl TargetVm for Machine {
     fn start(&self) -> Result<(), VmError> {
         self.resume()
     }
-    fn reset(&self) {} // The engine empties the RAM, and the next guest brings every register.
+    fn reset(&self) {} // The engine empties the RAM, and the next guest sets every register.
 }
 
-/// Keeps two guests from one disk: a lock on a file. It changes hands while the guest runs nowhere.
+/// A lock on a file, which prevents two guests from using one disk. It changes hands while neither side
+/// runs the guest.
 struct Lock(File);
 
 impl Hook for Lock {
@@ -207,7 +208,8 @@ impl Hook for Lock {
     }
 }
 
-/// The descriptor is here while the guest is stopped; while it runs, its thread has it.
+/// A vCPU. `fd` contains the descriptor while the guest is stopped; the thread owns it while the guest
+/// runs.
 struct Cpu {
     fd: Mutex<Option<VcpuFd>>,
     may_run: AtomicBool,
@@ -215,14 +217,15 @@ struct Cpu {
 }
 
 impl Cpu {
-    /// In real mode at the guest's first instruction, with the 64 KiB in which it counts behind DS.
+    /// A vCPU in real mode at the guest's first instruction. The 64 KiB that the guest counts are the DS
+    /// segment.
     fn new(fd: VcpuFd, name: &'static str) -> Result<Self, Box<dyn Error>> {
         let mut sregs = fd.get_sregs()?;
         (sregs.cs.base, sregs.cs.selector) = (0, 0);
         (sregs.ds.base, sregs.ds.selector) = (0x1_0000, 0x1000);
         fd.set_sregs(&sregs)?;
         fd.set_regs(&kvm_regs { rip: CODE, rflags: 2, ..Default::default() })?;
-        // A signal takes a thread out of KVM_RUN; without a handler it would end the process.
+        // A signal interrupts KVM_RUN. Without a handler the signal would end the process.
         extern "C" fn ignore(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
         register_signal_handler(SIGRTMIN(), ignore)?;
         Ok(Self { fd: Mutex::new(Some(fd)), may_run: false.into(), name })
@@ -230,8 +233,9 @@ impl Cpu {
 
     fn run(&self, mut fd: VcpuFd) -> VcpuFd {
         loop {
-            // KVM finishes an instruction that caused an exit only when it is entered again: once told to
-            // stop, enter a last time, and come back as soon as that is done.
+            // KVM completes an instruction that caused an exit only at the next KVM_RUN. Before it stops,
+            // the loop therefore enters KVM once more with `immediate_exit`, which returns after the
+            // completion.
             let last = !self.may_run.load(SeqCst);
             fd.set_kvm_immediate_exit(last.into());
             match fd.run() {
@@ -252,7 +256,7 @@ impl Cpu {
     }
 }
 
-/// All that this guest changes in its vCPU; one with floating point, interrupts or MSRs needs more.
+/// All vCPU state that this guest changes. A guest with floating point, interrupts or MSRs needs more.
 #[repr(C)]
 struct State(kvm_regs, kvm_sregs);
 type Body = [u8; size_of::<State>()];
@@ -270,7 +274,8 @@ impl Device for Cpu {
     }
     fn load(&self, _version: u32, body: &[u8]) -> Result<(), VmError> {
         let body: Body = body.try_into().map_err(|error| VmError::new("section cpu", error))?;
-        // SAFETY: any bytes are integers; what they mean is for KVM to check and the guest to suffer.
+        // SAFETY: any bytes are valid integers. KVM checks their meaning, and a wrong value can harm only
+        // the guest.
         let State(regs, sregs) = unsafe { transmute::<Body, State>(body) };
         let fd = self.fd.lock().unwrap();
         let set = |fd: &VcpuFd| fd.set_sregs(&sregs).and_then(|()| fd.set_regs(&regs)).ok();
@@ -278,7 +283,8 @@ impl Device for Cpu {
     }
 }
 
-/// Counts every word of 64 KiB up, sweep after sweep, prints each count, and halts at a word that is behind.
+/// Increments every word of 64 KiB, sweep after sweep, and prints each count. Halts at a word with an older
+/// count.
 #[rustfmt::skip]
 const GUEST: [u8; 23] = [
     0x66, 0x40,                                     // sweep:  inc eax
@@ -287,4 +293,4 @@ const GUEST: [u8; 23] = [
     0x66, 0xe7, 0x10, 0xeb, 0xec,                   //         out 0x10, eax; jmp sweep
     0xf4, 0xeb, 0xfd,                               // broken: hlt; jmp broken
 ];
-const CODE: u64 = 0x1000; // Where it lies.
+const CODE: u64 = 0x1000; // Address of the code.

@@ -1,4 +1,4 @@
-//! The example does what it says, in one process and in two, and stays as short as it promises.
+//! The example migrates its guest in one process and between two, and stays shorter than 300 lines.
 #![allow(clippy::print_stderr, reason = "a skipped test says so")]
 
 use std::io::{BufRead, BufReader};
@@ -31,7 +31,8 @@ fn run_to_another_process_guest_counts_on_there() {
     let address = format!("unix:{}", home.path().join("socket").display());
     let mut receiver =
         Killed(minimal_vmm(home.path(), &["receive", &address]).stdout(Stdio::piped()).spawn().unwrap());
-    // The file is there before anybody listens, and it takes one connection alone: the kernel's list says it.
+    // The file exists before the socket listens, and the socket accepts only one connection. So the
+    // kernel's list is read.
     while !is_listening(&home.path().join("socket")) {
         assert!(receiver.0.try_wait().unwrap().is_none(), "the receiver ended");
         std::thread::sleep(std::time::Duration::from_millis(5));
@@ -71,14 +72,14 @@ fn source_is_shorter_than_300_lines() {
     assert!(lines < 300, "{lines} lines");
 }
 
-/// The command, with a lock file of its own.
+/// The command `minimal-vmm`, with a lock file of its own.
 fn minimal_vmm(home: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_minimal-vmm"));
     command.args(arguments).env("TMPDIR", home);
     command
 }
 
-/// Who printed which number, if the line says so.
+/// The process name and the number in a line that reports a printed number.
 fn printed(line: &str) -> Option<(&str, u32)> {
     let (who, number) = line.split_once(": the guest printed ")?;
     Some((who, number.parse().ok()?))
@@ -98,7 +99,7 @@ impl Drop for Killed {
     }
 }
 
-/// Whether somebody listens at a Unix socket.
+/// Whether a process listens at a Unix socket.
 fn is_listening(at: &Path) -> bool {
     const ACCEPTS: u32 = 1 << 16;
     let sockets = std::fs::read_to_string("/proc/net/unix").unwrap_or_default();

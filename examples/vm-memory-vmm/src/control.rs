@@ -1,19 +1,20 @@
-//! The control socket: a line for each command, a line for each answer, `ok`, `ok …` or `error: …`.
+//! The control socket. A command is one line, and its answer is one line (`ok`, `ok …` or `error:
+//! …`).
 //!
 //! | command | does |
 //! | --- | --- |
-//! | `migrate ADDRESS` | starts to migrate the guest to `tcp:HOST:PORT` or `unix:PATH` |
-//! | `cancel` | ends the migration; the guest runs on here |
+//! | `migrate ADDRESS` | starts a migration of the guest to `tcp:HOST:PORT` or `unix:PATH` |
+//! | `cancel` | cancels the migration; the guest continues here |
 //! | `save FILE` | starts to save the guest, which stops |
-//! | `resume` | lets a saved guest run on |
-//! | `plug MIB` | plugs memory; refused while a migration runs or a guest is expected |
+//! | `resume` | resumes a saved guest |
+//! | `plug MIB` | plugs memory; refused during a migration and before a guest has arrived |
 //! | `read ADDRESS`, `write ADDRESS NUMBER` | reads or writes a number in guest memory, as a device does |
-//! | `listen ADDRESS` | waits for a guest, where `--incoming defer` did not |
-//! | `limit BYTES` | limits the bandwidth, per second |
-//! | `status` | tells where migrations and the guest stand |
+//! | `listen ADDRESS` | waits for a guest, after `--incoming defer` |
+//! | `limit BYTES` | limits the bandwidth, in bytes per second |
+//! | `status` | reports the state of the migrations and of the guest |
 //! | `quit` | ends the process, unless a migration runs |
 //!
-//! One thread serves it and the device's timer. It never waits for a migration.
+//! One thread serves the socket and the device's timer. It never waits for a migration.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -32,10 +33,10 @@ use crate::machine::Machine;
 use crate::migrator::Migrator;
 
 const TICK: Duration = Duration::from_millis(5);
-/// A longer line is no command.
+/// Largest length of a command line in bytes.
 const LINE_BYTES: usize = 4096;
 
-/// Serves the socket until `quit`.
+/// Serves the socket until a client sends `quit`.
 pub fn run(path: &Path, machine: &Machine, migrator: &mut Migrator) -> Result<(), Box<dyn Error>> {
     let listener = UnixListener::bind(path)?;
     listener.set_nonblocking(true)?;
@@ -65,7 +66,7 @@ pub fn run(path: &Path, machine: &Machine, migrator: &mut Migrator) -> Result<()
             } else if let Some(client) = clients.get_mut(&fd) {
                 match client.serve(&mut |line| answer(line, machine, migrator)) {
                     ControlFlow::Continue(true) => {}
-                    ControlFlow::Continue(false) => drop(clients.remove(&fd)), // Closing takes it out of the epoll.
+                    ControlFlow::Continue(false) => drop(clients.remove(&fd)), // The close removes it from the epoll.
                     ControlFlow::Break(()) => return Ok(()),
                 }
             }
@@ -79,7 +80,7 @@ struct Client {
 }
 
 impl Client {
-    /// Answers the lines that have come. Goes on with whether the client stays, or breaks if one said `quit`.
+    /// Answers the lines that have arrived. Continues with whether the client stays; breaks after `quit`.
     fn serve(&mut self, answer: &mut dyn FnMut(&str) -> Option<String>) -> ControlFlow<(), bool> {
         let mut bytes = [0; 1024];
         let count = match self.stream.read(&mut bytes) {
@@ -103,7 +104,7 @@ impl Client {
     }
 }
 
-/// Does what a line says; nothing to answer means to quit.
+/// Executes the command in a line and returns the answer; `None` means quit.
 fn answer(line: &str, machine: &Machine, migrator: &mut Migrator) -> Option<String> {
     let (command, argument) = line.split_once(' ').unwrap_or((line, ""));
     let done = match command {

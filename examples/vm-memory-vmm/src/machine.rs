@@ -1,4 +1,4 @@
-//! The machine: guest memory in two regions of one memfd, KVM's slots over them, a vCPU, a device.
+//! The machine: guest memory in two regions of one memfd, the KVM slots for them, a vCPU, and a device.
 
 use std::error::Error;
 use std::fs::File;
@@ -18,20 +18,22 @@ use vm_memory::{
 use crate::ticker::Ticker;
 use crate::vcpu::Vcpu;
 
-/// Guest memory below the hole at 640 KiB.
+/// Size in bytes of guest memory below the hole at 640 KiB.
 const LOW_BYTES: usize = 0xa_0000;
-/// Where memory goes on after the hole, and where the guest counts.
+/// Start of guest memory after the hole, and of the words that the guest counts.
 const HIGH: GuestAddress = GuestAddress(1 << 20);
-/// Where the guest's code is.
+/// Address of the guest's code.
 const CODE: GuestAddress = GuestAddress(0x1000);
 
-/// Where memory may be plugged.
+/// Alignment of plugged memory in bytes.
 const PLUG_ALIGN: u64 = 2 << 20;
 
-/// Guest memory; clones share it.
+/// Guest memory; clones share the same mappings.
 pub type Memory = GuestMemoryMmap<AtomicBitmap>;
 
-/// Counts every word of 64 KiB up, sweep after sweep, prints each count, and halts at a word that has another value.
+/// Increments every word of 64 KiB, sweep after sweep, and prints each count.
+///
+/// Halts at a word with another value.
 #[rustfmt::skip]
 const GUEST: [u8; 23] = [
     0x66, 0x40,                                     // sweep:  inc eax
@@ -41,7 +43,7 @@ const GUEST: [u8; 23] = [
     0xf4, 0xeb, 0xfd,                               // broken: hlt; jmp broken
 ];
 
-/// The machine.
+/// A machine with one vCPU and one device.
 pub struct Machine {
     vcpu: Vcpu,
     ticker: Ticker,
@@ -50,7 +52,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// A machine without a guest: [`Machine::boot`] or a migration brings one.
+    /// A machine without a guest. [`Machine::boot`] starts one, or a migration delivers one.
     pub fn new(memory_bytes: usize) -> Result<Self, Box<dyn Error>> {
         let memory = map_memory(memory_bytes)?;
         let vm = Kvm::new()?.create_vm()?;
@@ -64,7 +66,7 @@ impl Machine {
         Ok(Self { vcpu, ticker: Ticker::default(), memory: Mutex::new(memory), vm })
     }
 
-    /// Starts the guest from its beginning.
+    /// Starts the guest at its first instruction.
     pub fn boot(&self) -> Result<(), Box<dyn Error>> {
         self.memory().write_slice(&GUEST, CODE)?;
         self.resume();
@@ -77,18 +79,18 @@ impl Machine {
         self.ticker.stop();
     }
 
-    /// The guest runs.
+    /// Starts the device and the vCPU.
     pub fn resume(&self) {
         self.ticker.start();
         self.vcpu.resume();
     }
 
-    /// The vCPU.
+    /// The only vCPU of the machine.
     pub fn vcpu(&self) -> &Vcpu {
         &self.vcpu
     }
 
-    /// The device.
+    /// The only device of the machine.
     pub fn ticker(&self) -> &Ticker {
         &self.ticker
     }
@@ -98,7 +100,7 @@ impl Machine {
         self.locked_memory().clone()
     }
 
-    /// Maps memory behind the guest's, which does not see it yet.
+    /// Maps memory after the present guest memory. The guest does not see it yet.
     pub fn map_more(&self, bytes: usize) -> Result<Arc<GuestRegionMmap<AtomicBitmap>>, Box<dyn Error>> {
         let start = (self.memory().last_addr().0 + 1).next_multiple_of(PLUG_ALIGN);
         let file = File::from(memfd_create("guest-memory", MemfdFlags::CLOEXEC)?);
@@ -107,7 +109,7 @@ impl Machine {
         Ok(Arc::new(GuestRegionMmap::from_range(GuestAddress(start), bytes, Some(file))?))
     }
 
-    /// Shows the guest `memory`: what it has, and a last region that it has not.
+    /// Gives the guest the last region of `memory`. The other regions must be the present ones.
     pub fn plug(&self, memory: Memory) -> Result<(), Box<dyn Error>> {
         let mut present = self.locked_memory();
         let slot = present.num_regions();
@@ -118,7 +120,7 @@ impl Machine {
         Ok(())
     }
 
-    /// The VM's descriptor, duplicated.
+    /// A duplicate of the VM's descriptor, which the engine's dirty log owns.
     pub fn duplicate_vm_fd(&self) -> io::Result<OwnedFd> {
         // SAFETY: `self.vm` keeps the descriptor open for longer than this borrow.
         unsafe { BorrowedFd::borrow_raw(self.vm.as_raw_fd()) }.try_clone_to_owned()
@@ -131,10 +133,10 @@ impl Machine {
     }
 }
 
-/// Puts a region into a slot.
+/// Assigns a region to a KVM memory slot.
 ///
 /// # Safety
-/// The region outlives the last run of a vCPU.
+/// The region must stay mapped until the last run of a vCPU has ended.
 unsafe fn set_slot(
     vm: &VmFd,
     slot: u32,
@@ -157,7 +159,7 @@ impl Drop for Machine {
     }
 }
 
-/// Two regions of one memfd, which shared memory with vhost-user processes would need, too.
+/// Maps two regions of one memfd. Memory that is shared with vhost-user processes needs a memfd too.
 fn map_memory(bytes: usize) -> Result<Memory, Box<dyn Error>> {
     let high_bytes = bytes.checked_sub(LOW_BYTES).filter(|bytes| *bytes >= 64 << 10);
     let high_bytes = high_bytes.ok_or("the guest needs at least 1 MiB of memory")?;

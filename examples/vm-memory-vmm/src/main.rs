@@ -1,16 +1,18 @@
-//! A small VMM made of rust-vmm crates: `vm-memory`, `kvm-ioctls`, `kvm-bindings`, `vmm-sys-util`. Sterna migrates it.
+//! A small VMM of rust-vmm crates (`vm-memory`, `kvm-ioctls`, `kvm-bindings`, `vmm-sys-util`) that migrates
+//! with Sterna.
 //!
 //! | module | contains | names `sterna` |
 //! | --- | --- | --- |
-//! | `machine` | guest memory, KVM's slots, what the guest executes | no |
+//! | `machine` | guest memory, KVM's slots, the guest's code | no |
 //! | `vcpu` | the vCPU's thread | no |
 //! | `ticker` | a device that writes guest memory | no |
 //! | `disk` | the lock of a disk | no |
 //! | `control` | the control socket and the event loop | no |
-//! | `migratable` | the machine as the engine sees it: `Vm`, `SourceVm`, `TargetVm`, `Device`, `Hook` | yes |
-//! | `migrator` | what an operator does: migrate, cancel, save, receive, restore | yes |
+//! | `migratable` | the machine's implementation of `Vm`, `SourceVm`, `TargetVm`, `Device`, `Hook` | yes |
+//! | `migrator` | an operator's commands: migrate, cancel, save, receive, restore | yes |
 //!
-//! The control socket speaks lines; see [`control`]. `docs/embedding.md` explains how to do the same in another VMM.
+//! [`control`] describes the commands of the control socket. `docs/embedding.md` explains how to do the
+//! same in another VMM.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command speaks to its user")]
 
 mod control;
@@ -37,9 +39,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let machine = Arc::new(Machine::new(options.memory_mib << 20)?);
     let disk = options.disk.as_deref().map(Disk::open).transpose()?.map(Arc::new);
     let mut migrator = Migrator::new(machine.clone(), disk.clone())?;
-    // The control socket appears when everything else is ready.
+    // The control socket is created last, so that a client that finds it finds a complete VMM.
     match (&options.incoming, &options.restore) {
-        (Some(address), None) if address == "defer" => {} // `listen` comes later.
+        (Some(address), None) if address == "defer" => {} // The `listen` command follows.
         (Some(address), None) => migrator.listen(address)?,
         (None, Some(file)) => migrator.restore(file)?,
         (None, None) => {

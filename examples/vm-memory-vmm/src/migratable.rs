@@ -1,4 +1,4 @@
-//! The machine as the engine sees it.
+//! Implements the engine's traits for the machine.
 
 use std::error::Error;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,7 +13,7 @@ use crate::disk::Disk;
 use crate::machine::{Machine, Memory};
 use crate::vcpu;
 
-/// What the engine is given.
+/// The machine, its disk and its memory in the form that the engine uses.
 pub struct Migratable {
     machine: Arc<Machine>,
     disk: Option<Arc<Disk>>,
@@ -22,7 +22,7 @@ pub struct Migratable {
 }
 
 impl Migratable {
-    /// Names each region of guest memory, and says what the engine may do to it.
+    /// Gives each region of guest memory a name and the permissions of the engine.
     pub fn new(machine: Arc<Machine>, disk: Option<Arc<Disk>>) -> Result<Self, Box<dyn Error>> {
         let memory = machine.memory();
         let ram = GuestRam::from_guest_memory(&memory, |_, region| plan(region))?;
@@ -30,7 +30,7 @@ impl Migratable {
         Ok(Self { machine, disk, ram: Mutex::new(ram), dirty })
     }
 
-    /// Plugs memory. The engine comes first: it refuses while a migration involves the guest.
+    /// Plugs memory. The engine must agree first, because it refuses while a migration involves the guest.
     pub fn plug(&self, bytes: usize) -> Result<(), Box<dyn Error>> {
         let mut ram = self.locked_ram();
         let region = self.machine.map_more(bytes)?;
@@ -51,7 +51,7 @@ impl Migratable {
     }
 }
 
-/// A region's name, which is the same on both sides, and what the engine may do to it.
+/// The name of a region, and the engine's permissions. The name is the same on both sides.
 fn plan(region: &GuestRegionMmap<AtomicBitmap>) -> RegionPlan {
     RegionPlan::named(format!("ram@{:#x}", region.start_addr().0))
         // No device has pinned this memory. With VFIO: MemoryPermissions::none().
@@ -59,7 +59,10 @@ fn plan(region: &GuestRegionMmap<AtomicBitmap>) -> RegionPlan {
         .fresh()
 }
 
-/// KVM reports what vCPUs write, the bitmap of `vm-memory` what the VMM's devices write.
+/// Combines the logs of two kinds of writers.
+///
+/// KVM reports the writes of vCPUs. The bitmap of `vm-memory` reports the writes of the VMM's
+/// devices.
 fn dirty_source(
     machine: &Machine,
     memory: &Memory,
@@ -116,11 +119,11 @@ impl TargetVm for Migratable {
         Ok(())
     }
     fn reset(&self) {
-        self.machine.ticker().set_count(0); // The next guest brings every register of the vCPU.
+        self.machine.ticker().set_count(0); // The next guest sets every register of the vCPU.
     }
 }
 
-/// The vCPU's registers.
+/// Saves and loads the vCPU's registers.
 struct VcpuState(Arc<Machine>);
 
 impl Device for VcpuState {
@@ -142,7 +145,7 @@ impl Device for VcpuState {
     }
 }
 
-/// The device's state.
+/// Saves and loads the ticker's count.
 struct TickerState(Arc<Machine>);
 
 impl Device for TickerState {
@@ -159,7 +162,7 @@ impl Device for TickerState {
     }
 }
 
-/// The disk's lock changes hands while the guest runs nowhere.
+/// Hands over the disk's lock while neither side runs the guest.
 struct DiskLock(Arc<Disk>);
 
 impl Hook for DiskLock {

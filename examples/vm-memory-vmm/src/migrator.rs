@@ -1,4 +1,4 @@
-//! What an operator does with migrations.
+//! An operator's commands for migrations, saves and restores.
 
 use std::error::Error;
 use std::path::Path;
@@ -16,52 +16,52 @@ type Done = Result<(), Box<dyn Error>>;
 pub struct Migrator {
     vm: Arc<Migratable>,
     parameters: Parameters,
-    /// The last one that left.
+    /// The last outgoing migration.
     outgoing: Option<Migration>,
-    /// The one that brought the guest. Kept: a source that lost the acknowledgement asks it what became of the guest.
+    /// The incoming migration. It is kept, because a source that lost the acknowledgement asks it for the
+    /// guest's fate.
     incoming: Option<Incoming>,
 }
 
 impl Migrator {
-    /// None so far.
+    /// A migrator without a migration so far.
     pub fn new(machine: Arc<Machine>, disk: Option<Arc<Disk>>) -> Result<Self, Box<dyn Error>> {
         let vm = Arc::new(Migratable::new(machine, disk)?);
         Ok(Self { vm, parameters: Parameters::default(), outgoing: None, incoming: None })
     }
 
-    /// Waits for a guest at `address`. It starts by itself when it has come.
+    /// Waits for a guest at `address`. The guest starts by itself after its arrival.
     pub fn listen(&mut self, address: &str) -> Done {
         self.receive(&address.parse()?, Capabilities::default())
     }
 
-    /// Takes the guest out of a file.
+    /// Restores the guest from a file.
     pub fn restore(&mut self, file: &Path) -> Done {
         self.receive(&at_file(file), for_file())
     }
 
-    /// Starts to migrate the guest to `address`, and returns.
+    /// Starts a migration of the guest to `address`, and returns.
     pub fn migrate(&mut self, address: &str) -> Done {
         self.send(&address.parse()?, Capabilities::default())
     }
 
-    /// Starts to save the guest to a file, and returns. The guest stops for it, and stands until
-    /// [`Migrator::resume`].
+    /// Starts to save the guest to a file, and returns. The guest is stopped until [`Migrator::resume`].
     pub fn save(&mut self, file: &Path) -> Done {
         self.send(&at_file(file), for_file())
     }
 
-    /// Ends a migration; the guest runs on here.
+    /// Cancels a migration; the guest continues here.
     pub fn cancel(&self) -> Done {
         Ok(self.outgoing.as_ref().ok_or("nothing was migrated")?.cancel()?)
     }
 
-    /// Lets a guest that was saved run on here.
+    /// Resumes a guest that was saved.
     pub fn resume(&self) -> Done {
         let migration = self.outgoing.as_ref().filter(|migration| migration.is_saved());
         Ok(migration.ok_or("the guest is not stopped by a completed save")?.resume_saved()?)
     }
 
-    /// Limits the bandwidth of this migration and of those that follow; 0 is no limit.
+    /// Limits the bandwidth of this and later migrations, in bytes per second; 0 is no limit.
     pub fn limit(&mut self, bytes_per_second: u64) -> Done {
         self.parameters.max_bandwidth_bytes = bytes_per_second;
         let running = self.outgoing.iter().filter(|migration| !migration.status().is_terminal());
@@ -71,19 +71,19 @@ impl Migrator {
         Ok(())
     }
 
-    /// Plugs memory into the guest, between migrations. A destination does so before it listens.
+    /// Plugs memory into the guest, between migrations. A destination must plug before it listens.
     pub fn plug(&self, bytes: usize) -> Done {
         self.vm.plug(bytes)
     }
 
-    /// Where the migrations stand, in one line.
+    /// The states of the migrations in one line.
     pub fn status(&self) -> String {
         let outgoing = self.outgoing.as_ref().map(Migration::status).unwrap_or_default();
         let incoming = self.incoming.as_ref().map(Incoming::status).unwrap_or_default();
         format!("outgoing {outgoing} incoming {incoming}")
     }
 
-    /// Whether the process may end: no migration runs, and none waits for an answer or for a decision.
+    /// Whether the process may end: no migration runs, or waits for an answer or a decision.
     pub fn is_idle(&self) -> bool {
         self.outgoing.as_ref().is_none_or(|migration| migration.status().is_terminal())
     }
@@ -103,7 +103,7 @@ impl Migrator {
     }
 }
 
-/// In a file every page has its place, so that it can be restored in parallel.
+/// Capabilities for a mapped-ram file, in which pages can be restored in parallel.
 fn for_file() -> Capabilities {
     Capabilities { mapped_ram: true, ..Capabilities::default() }
 }
@@ -112,7 +112,7 @@ fn at_file(path: &Path) -> Address {
     Address::File { path: path.into(), offset: 0 }
 }
 
-/// Prints what happens. It is called by the engine's threads, and returns soon.
+/// Prints the engine's events. The engine's threads call it, so it must return soon.
 fn tell(which: &'static str) -> Arc<dyn Observer> {
     Arc::new(move |event: &Event| println!("{which}: {event:?}"))
 }

@@ -1,16 +1,17 @@
-//! A device that writes guest memory: every tick it counts one up at a fixed guest address.
+//! A device that writes guest memory: every tick it increments a number at a fixed guest address.
 //!
-//! It stands for all devices that the VMM emulates. KVM does not see what they write; the bitmap of `vm-memory` does.
+//! It represents all devices that a VMM emulates. KVM does not see their writes; the bitmap of `vm-memory`
+//! does.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use vm_memory::bitmap::AtomicBitmap;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
-/// Where it counts.
+/// Guest address of the number.
 const ADDRESS: GuestAddress = GuestAddress(0x2000);
 
-/// The device.
+/// The device, which is stopped at first.
 #[derive(Default)]
 pub struct Ticker(Mutex<State>);
 
@@ -21,20 +22,20 @@ struct State {
 }
 
 impl Ticker {
-    /// From now on ticks write memory.
+    /// Lets ticks write memory from now on.
     pub fn start(&self) {
         self.state().runs = true;
     }
 
-    /// On return no tick writes memory, and none will.
+    /// Stops the device. After the return no tick writes memory.
     pub fn stop(&self) {
         self.state().runs = false;
     }
 
-    /// A tick: called by the event loop.
+    /// Handles a tick; called by the event loop.
     ///
     /// # Errors
-    /// The memory does not hold what the last tick wrote: a migration lost it.
+    /// The memory does not contain the number that the last tick wrote, because a migration lost it.
     pub fn tick(&self, memory: &GuestMemoryMmap<AtomicBitmap>) -> Result<(), String> {
         let mut state = self.state();
         if !state.runs {
@@ -48,12 +49,12 @@ impl Ticker {
         memory.write_obj(state.count, ADDRESS).map_err(|error| error.to_string())
     }
 
-    /// How often it ticked; its whole state.
+    /// The number of ticks, which is the whole state of the device.
     pub fn count(&self) -> u64 {
         self.state().count
     }
 
-    /// Takes over another ticker's state.
+    /// Loads the state of another ticker.
     pub fn set_count(&self, count: u64) {
         self.state().count = count;
     }

@@ -1,4 +1,4 @@
-//! A vCPU: a thread for as long as the process lives, which runs the guest or waits.
+//! A vCPU with its thread, which exists as long as the process and either runs the guest or waits.
 
 use std::error::Error;
 use std::io;
@@ -12,14 +12,14 @@ use kvm_ioctls::{VcpuExit, VcpuFd};
 use vm_memory::ByteValued;
 use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
 
-/// A vCPU and its thread.
+/// A vCPU and the thread that runs it.
 pub struct Vcpu {
     shared: Arc<Shared>,
     thread: JoinHandle<()>,
 }
 
 struct Shared {
-    /// Its thread holds it while the guest runs.
+    /// The thread locks it while the guest runs.
     fd: Mutex<VcpuFd>,
     may_run: AtomicBool,
     runs: Mutex<bool>,
@@ -28,8 +28,10 @@ struct Shared {
     printed: AtomicU32,
 }
 
-/// What this guest changes in its vCPU. A guest with interrupts, floating point or MSRs needs more: see
-/// `crates/sterna-vmm/src/devices/cpu.rs` for all of it.
+/// All vCPU state that this guest changes.
+///
+/// A guest with interrupts, floating point or MSRs needs more: `crates/sterna-vmm/src/devices/cpu.rs` has
+/// the full state.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct State {
@@ -41,9 +43,9 @@ pub struct State {
 unsafe impl ByteValued for State {}
 
 impl Vcpu {
-    /// Starts its thread, which waits.
+    /// Starts the thread, which waits until [`Vcpu::resume`].
     pub fn new(fd: VcpuFd) -> Result<Self, Box<dyn Error>> {
-        // A signal takes the thread out of KVM_RUN; without a handler it would end the process.
+        // A signal interrupts KVM_RUN. Without a handler the signal would end the process.
         extern "C" fn ignore(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
         register_signal_handler(SIGRTMIN(), ignore)?;
         let shared = Arc::new(Shared {
@@ -58,19 +60,19 @@ impl Vcpu {
         Ok(Self { shared, thread })
     }
 
-    /// Lets the guest run.
+    /// Lets the thread run the guest.
     pub fn resume(&self) {
         self.shared.may_run.store(true, Ordering::SeqCst);
         *self.shared.runs() = true;
         self.shared.changed.notify_all();
     }
 
-    /// On return the guest does not run, and its last instruction is complete.
+    /// Pauses the guest. After the return the guest does not run, and its last instruction is complete.
     pub fn pause(&self) {
         self.shared.may_run.store(false, Ordering::SeqCst);
         let mut runs = self.shared.runs();
         while *runs {
-            // Again and again: a signal that comes right before KVM_RUN is lost.
+            // Repeated, because a signal that arrives immediately before KVM_RUN is lost.
             let _ = self.thread.kill(SIGRTMIN());
             let waited = self.shared.changed.wait_timeout(runs, Duration::from_micros(200));
             runs = waited.unwrap_or_else(PoisonError::into_inner).0;
@@ -87,20 +89,20 @@ impl Vcpu {
         self.shared.printed.load(Ordering::SeqCst)
     }
 
-    /// The registers. The vCPU is paused.
+    /// The registers. The vCPU must be paused.
     pub fn state(&self) -> io::Result<State> {
         let fd = self.shared.fd();
         Ok(State { regs: fd.get_regs()?, sregs: fd.get_sregs()? })
     }
 
-    /// Sets the registers. The vCPU is paused.
+    /// Sets the registers. The vCPU must be paused.
     pub fn set_state(&self, state: &State) -> io::Result<()> {
         let fd = self.shared.fd();
         fd.set_sregs(&state.sregs)?;
         Ok(fd.set_regs(&state.regs)?)
     }
 
-    /// In real mode at `code`, with the data segment at `data`.
+    /// Resets the vCPU to real mode at `code`, with the data segment at `data`.
     pub fn reset(&self, code: u64, data: u64) -> io::Result<()> {
         let mut state = self.state()?;
         (state.sregs.cs.base, state.sregs.cs.selector) = (0, 0);
@@ -111,7 +113,7 @@ impl Vcpu {
 }
 
 impl Shared {
-    /// The thread.
+    /// The body of the thread.
     fn run(&self) {
         loop {
             let runs = self.runs();
@@ -122,12 +124,13 @@ impl Shared {
         }
     }
 
-    /// Returns when the vCPU is to pause.
+    /// Runs the guest until the vCPU must pause.
     fn run_guest(&self) {
         let mut fd = self.fd();
         loop {
-            // KVM completes an instruction that caused an exit only when it is entered again: when told to pause, enter a
-            // last time, and come back as soon as that is done.
+            // KVM completes an instruction that caused an exit only at the next KVM_RUN. Before it pauses,
+            // the loop therefore enters KVM once more with `immediate_exit`, which returns after the
+            // completion.
             let last = !self.may_run.load(Ordering::SeqCst);
             fd.set_kvm_immediate_exit(last.into());
             match fd.run() {

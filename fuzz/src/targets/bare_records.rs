@@ -1,4 +1,4 @@
-//! Records without sections, as on a preempt channel. Pages are skipped.
+//! RAM records without sections, as on a preempt channel. The target skips the pages' bytes.
 
 use sterna_wire::PAGE_SIZE;
 use sterna_wire::multifd::BlockTable;
@@ -6,7 +6,7 @@ use sterna_wire::ram::{BareRecord, BareRecordReader, RamRecordWriter};
 
 const BLOCKS: [(&str, u64); 2] = [("m0", 1 << 20), ("rom", 1 << 16)];
 
-/// Takes one input.
+/// Feeds one input to the decoder; panics if a check fails.
 pub fn target(data: &[u8]) {
     let table = BlockTable::new(BLOCKS.map(|(name, length)| (name.to_owned(), length)));
     let Ok(table) = table else { return };

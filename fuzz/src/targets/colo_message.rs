@@ -1,4 +1,5 @@
-//! COLO: what a primary says behind the end of the seeding. The first byte chooses multifd (bit 0) and the size of pieces.
+//! COLO: a primary's stream after the end of the seeding. The first byte chooses multifd (bit 0) and the size
+//! of pieces.
 
 use sterna_wire::colo::{DeviceList, Due, KnownDevice, Message, MessageKind, StandbyOrder};
 use sterna_wire::main::{
@@ -8,7 +9,7 @@ use sterna_wire::main::{
 use sterna_wire::ram::{BlockEntry, BlockList, RamRecordWriter};
 use sterna_wire::{PAGE_SIZE, WireError};
 
-/// Takes one input.
+/// Feeds one input to the decoder; panics if a check fails.
 pub fn target(data: &[u8]) {
     let [choice, stream @ ..] = data else { return };
     let (multifd, piece) = (choice & 1 == 1, usize::from(choice >> 1).max(1));
@@ -22,7 +23,7 @@ struct Standby {
     decoder: MainDecoder,
     devices: DeviceList,
     piece: usize,
-    /// What came, for comparing.
+    /// Descriptions of the decoded items, so that two runs can be compared.
     came: Vec<String>,
 }
 
@@ -38,7 +39,7 @@ impl Standby {
         Self { order, decoder: behind_seeding(multifd), devices, piece, came: Vec::new() }
     }
 
-    /// All that came of `stream`: what it was, and how it ended.
+    /// Decodes all of `stream`. Returns descriptions of the items, and the error that ended it.
     fn run(mut self, stream: &[u8]) -> (Vec<String>, Option<WireError>) {
         let error = self.follow(stream).err();
         if let Some(error) = &error {
@@ -82,7 +83,7 @@ impl Standby {
         }
     }
 
-    /// RAM of a checkpoint from the start of `stream`: how many bytes it takes.
+    /// Decodes the RAM of a checkpoint at the start of `stream`. Returns its length in bytes.
     fn ram(&mut self, stream: &[u8]) -> Result<Option<usize>, WireError> {
         let (mut at, mut arrived) = (0, 0);
         loop {
@@ -118,7 +119,7 @@ impl Standby {
     }
 }
 
-/// A decoder of a machine with one block, behind its seeding.
+/// A decoder of a machine with one block, in its state after the seeding.
 fn behind_seeding(multifd: bool) -> MainDecoder {
     let knowledge = |name: &str, _: u32, _: u32, _: SectionKind| match name {
         "ram" => BodyKind::Ram,

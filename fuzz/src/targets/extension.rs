@@ -1,4 +1,4 @@
-//! Small messages: Sterna's own, and the body of `globalstate`.
+//! Small messages: Sterna's extension, and the body of `globalstate`.
 
 use sterna_wire::extension::{
     ChannelBinding, Features, HandedOver, Handover, MemoryAnswer, MemoryOffer, MigrationSecret, PreemptHello,
@@ -7,7 +7,7 @@ use sterna_wire::extension::{
 };
 use sterna_wire::global_state::GlobalState;
 
-/// Takes one input.
+/// Feeds one input to the decoder; panics if a check fails.
 pub fn target(data: &[u8]) {
     let mut again = Vec::new();
     if let Ok(Some((question, used))) = StatusQuestion::decode(data) {
@@ -56,7 +56,8 @@ pub fn target(data: &[u8]) {
     }
 }
 
-/// A connection that was made anew: hello, answer, and held pages of a guest whose blocks the first bytes describe.
+/// The messages of a reconnection: hello, answer, and a list of held pages. The first bytes choose the sizes of
+/// the guest's blocks.
 fn reconnect(data: &[u8]) {
     let secret = MigrationSecret::from_bytes([7; MigrationSecret::BYTES]);
     let binding: ChannelBinding = None;

@@ -1,14 +1,15 @@
-//! A whole image in memory: opened, its pages visited and read at random, written as a legacy stream and read again.
+//! A whole image in memory: opened, its pages visited and read at random, written as a legacy stream and read
+//! again.
 
 use std::sync::Arc;
 
 use sterna_image::{Form, Image, ImageError, LegacyWriter, PageVisitor, Shape};
 use sterna_wire::PAGE_SIZE;
 
-/// More RAM than this is not read.
+/// Images with more RAM than this, in bytes, are not read.
 const MOST_BYTES: u64 = 1 << 20;
 
-/// RAM, block by block; whatever is asked for lies in it.
+/// Contents of RAM, block by block. Callers request only ranges inside it.
 #[derive(PartialEq, Eq)]
 struct Ram(Vec<Vec<u8>>);
 
@@ -40,7 +41,7 @@ fn give(ram: &Ram, to: &mut dyn PageVisitor) {
     }
 }
 
-/// Takes one input.
+/// Feeds one input to the decoder; panics if a check fails.
 pub fn target(data: &[u8]) {
     let image = match Image::open_source(Arc::new(data.to_vec()), "fuzz") {
         Ok(image) => image,
@@ -51,13 +52,13 @@ pub fn target(data: &[u8]) {
     };
     let shape = image.shape();
     assert!(shape.early.len() + shape.setup.len() + shape.between.len() + shape.devices.len() <= 64 << 20);
-    let _ = (shape.run_state(), image.kind().name());
+    let _ = (shape.run_state(), image.format().name());
     if shape.ram_bytes() > MOST_BYTES {
         return;
     }
     let mut ram = Ram::of(shape);
     if image.visit_pages(&mut ram).is_err() {
-        // Opened, it was walked once already: only differences cannot be visited.
+        // Opening an image already walks its records, so only differences can make the visit fail.
         assert!(image.has_deltas());
         return;
     }
@@ -68,7 +69,8 @@ pub fn target(data: &[u8]) {
             assert!(bytes == ram.0[index]);
         }
     }
-    // A block without records may be one that is left out, or one of no plugged memory: after this it has records.
+    // A block without records may be skipped, or may have no plugged memory. The rewritten image has records
+    // for every block.
     let is_plain = shape.ram.blocks.iter().all(|block| !block.is_skipped);
     if is_plain && shape.has_eof && shape.ram.footers {
         let mut writer = LegacyWriter::new(Vec::new(), "again", shape).unwrap();

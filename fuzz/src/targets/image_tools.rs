@@ -1,4 +1,4 @@
-//! A whole image, looked at by every tool: what verify calls sound must open, and the rest must not panic.
+//! A whole image, read by every tool. An image that `verify` calls sound must open. No tool may panic.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use sterna_image::tools::state::State;
 use sterna_image::tools::verify::{VerifyOptions, verify_source};
 use sterna_image::{Form, Image};
 
-/// Takes one input.
+/// Feeds one input to the decoder; panics if a check fails.
 pub fn target(data: &[u8]) {
     let options = VerifyOptions { threads: 1, digest: true };
     let verdict = verify_source(Arc::new(data.to_vec()), "fuzz", &options);
@@ -22,7 +22,7 @@ pub fn target(data: &[u8]) {
     }
     let Ok(image) = image else { return };
     // A legacy stream may announce far more RAM than it holds.
-    if image.kind().form == Form::Legacy && image.shape().ram_bytes() > 64 << 20 {
+    if image.format().form() == Form::Legacy && image.shape().ram_bytes() > 64 << 20 {
         return;
     }
     let Ok(coverage) = Coverage::of(&image) else { return };

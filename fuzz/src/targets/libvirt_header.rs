@@ -1,8 +1,8 @@
-//! The header of a libvirt save image: what is read is written the same.
+//! The header of a libvirt save image: a decoded header encodes to the same bytes.
 
 use sterna_wire::libvirt::{SaveHeader, VERSION};
 
-/// Takes one input.
+/// Feeds one input to the decoder; panics if a check fails.
 pub fn target(data: &[u8]) {
     let Ok(Some((header, used))) = SaveHeader::decode(data) else { return };
     assert_eq!(used, SaveHeader::BYTES);
@@ -11,6 +11,6 @@ pub fn target(data: &[u8]) {
     assert!(header.stream_offset() <= 92 + u64::from(u32::MAX));
     let mut again = Vec::new();
     header.encode(&mut again);
-    // The unused words may hold anything, and are written as 0.
+    // The unused words may have any value, and the encoder writes 0.
     assert_eq!(again[..36], data[..36]);
 }

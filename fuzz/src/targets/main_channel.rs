@@ -1,8 +1,9 @@
-//! The main channel: first byte expectations, second the size of pieces, then the stream.
+//! The main channel. The first byte chooses the expectations, the second the size of pieces;
+//! the stream follows.
 
 use super::stream;
 
-/// Takes one input.
+/// Feeds one input to the decoder; panics if a check fails.
 pub fn target(data: &[u8]) {
     let [choice, piece, stream @ ..] = data else { return };
     let whole = stream::run(*choice, stream, stream.len().max(1));

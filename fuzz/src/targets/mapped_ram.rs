@@ -1,8 +1,9 @@
-//! The header of a block in a mapped-ram file: eight bytes its place, eight the block's length, then the header.
+//! A block's header in a mapped-ram file: eight bytes for its position, eight for the block's length, then the
+//! header.
 
 use sterna_wire::mapped_ram::{MappedHeader, bitmap_bytes};
 
-/// Takes one input.
+/// Feeds one input to the decoder; panics if a check fails.
 pub fn target(data: &[u8]) {
     let Some((place, rest)) = data.split_first_chunk::<8>() else { return };
     let Some((length, bytes)) = rest.split_first_chunk::<8>() else { return };
@@ -14,7 +15,7 @@ pub fn target(data: &[u8]) {
     let Ok(Some((header, used))) = MappedHeader::decode(bytes) else { return };
     let mut again = Vec::new();
     header.encode(&mut again);
-    // Version 0 is read, and never written.
+    // The decoder accepts version 0, but the encoder never writes it.
     assert_eq!(again[4..], bytes[4..used]);
     if header.check(place, length).is_ok() {
         assert!(header.bitmap_offset >= place);

@@ -1,4 +1,4 @@
-//! What is fuzzed: one module for each decoder, with a function that takes one input.
+//! The fuzz targets: one module for each decoder, with a function that takes one input.
 
 pub mod bare_records;
 pub mod colo_message;
@@ -24,25 +24,26 @@ pub mod virtio_queues;
 pub mod vmdesc;
 pub mod xbzrle;
 
-/// A decoder under test.
+/// A decoder under test, with the limits of its inputs.
 #[derive(Debug, Clone, Copy)]
 pub struct Target {
-    /// The module's name, and that of the libFuzzer binary.
+    /// Name of the module and of the libFuzzer binary.
     pub name: &'static str,
     /// Takes one input; panics if it finds a bug.
     pub run: fn(&[u8]),
-    /// No input is longer, in bytes.
+    /// Limit of an input's length, in bytes.
     pub longest: usize,
-    /// Mutated inputs in a run of [`check`](crate::check), one or two seconds of one core.
+    /// Number of mutated inputs in a run of [`check`](crate::check); they take one or two
+    /// seconds of one core.
     pub inputs: u64,
 }
 
-/// Longest message or stream without pages.
+/// Limit of a message, or of a stream without pages, in bytes.
 const MESSAGE: usize = 16 << 10;
-/// Longest image: it holds pages.
+/// Limit of an image, in bytes. It is larger because an image contains pages.
 const IMAGE: usize = 64 << 10;
 
-/// Every target, by name.
+/// All targets, sorted by name.
 pub const TARGETS: [Target; 22] = [
     Target { name: "bare_records", run: bare_records::target, longest: MESSAGE, inputs: 300_000 },
     Target { name: "colo_message", run: colo_message::target, longest: MESSAGE, inputs: 200_000 },
@@ -68,10 +69,10 @@ pub const TARGETS: [Target; 22] = [
     Target { name: "xbzrle", run: xbzrle::target, longest: MESSAGE, inputs: 300_000 },
 ];
 
-/// Fails on purpose: for the tests of the runner.
+/// A target that fails on demand, for the tests of the runner.
 const SELF_TEST: Target = Target { name: "self_test", run: self_test, longest: 64, inputs: 0 };
 
-/// The target of that name.
+/// Finds the target with this name; also finds the self test.
 pub fn find(name: &str) -> Option<&'static Target> {
     TARGETS.iter().chain([&SELF_TEST]).find(|target| target.name == name)
 }

@@ -1,4 +1,4 @@
-//! Packets of a multifd channel: first byte the method, then a packet.
+//! Packets of a multifd channel. The first byte chooses the method; a packet follows.
 
 use sterna_wire::PAGE_SIZE;
 use sterna_wire::multifd::{
@@ -6,7 +6,7 @@ use sterna_wire::multifd::{
     RAM_PACKET_BYTES, RamPacketEncoder, RamPacketView,
 };
 
-/// Takes one input.
+/// Feeds one input to the decoder; panics if a check fails.
 pub fn target(data: &[u8]) {
     let [choice, bytes @ ..] = data else { return };
     let method = [Method::None, Method::Zlib, Method::Zstd][usize::from(*choice % 3)];
@@ -31,7 +31,7 @@ pub fn target(data: &[u8]) {
         assert!((1..=PAGE_SIZE).contains(&delta.len()));
         let _ = sterna_wire::xbzrle::apply(delta, &mut [0; PAGE_SIZE]);
     }
-    // What is too short is filled up, so that small inputs reach the checks.
+    // Short inputs are filled up with zeros, so that they reach the checks.
     let mut packet = [0; RAM_PACKET_BYTES];
     let length = bytes.len().min(RAM_PACKET_BYTES);
     packet[..length].copy_from_slice(&bytes[..length]);

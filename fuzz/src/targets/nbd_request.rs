@@ -1,20 +1,23 @@
-//! NBD, as a standby serves it: what a client says from its first byte on. The first byte is the disk's length, as a power of two.
+//! NBD, as a standby serves it: a client's bytes from the first one on. The first byte of the input chooses the
+//! disk's length, a power of two.
 
 use sterna_wire::nbd::{
     ClientOption, CommandKind, DiskHello, OPTION_BYTES, Request, TRANSFER_BYTES, client_flags,
 };
 
-/// Takes one input: hello, flags and options, until one begins the transmission; then requests, with the data of WRITEs.
+/// Decodes hello, flags and options until an option starts the transmission; then requests, with the data of
+/// WRITEs.
 pub fn target(data: &[u8]) {
     let [size, stream @ ..] = data else { return };
     let len_bytes = 1u64 << (size % 64);
     let Some(at) = handshake(stream) else { return };
     requests(&stream[at..], len_bytes);
-    // However the handshake went, requests must be sound from any byte on.
+    // Requests are also decoded from the start of the stream, so that inputs without a handshake reach their
+    // checks.
     requests(stream, len_bytes);
 }
 
-/// Where the transmission begins.
+/// Position at which the transmission starts.
 fn handshake(stream: &[u8]) -> Option<usize> {
     let mut at = DiskHello::decode(stream).ok()??;
     assert_eq!(stream[..at], DiskHello::BYTES);
@@ -51,7 +54,7 @@ fn requests(mut stream: &[u8], len_bytes: u64) {
         };
         let mut again = Vec::new();
         request.encode(&mut again);
-        // All but the flags.
+        // The flags may differ, so bytes 4 and 5 are not compared.
         assert_eq!((&again[..4], &again[6..]), (&stream[..4], &stream[6..used]));
         let end = request.offset.checked_add(request.length.into());
         match request.kind {

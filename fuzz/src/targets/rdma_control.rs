@@ -1,4 +1,4 @@
-//! Control messages of `rdma:`, one after the other: first byte the chunk size.
+//! A sequence of control messages of `rdma:`. The first byte chooses the chunk size.
 
 use sterna_wire::rdma::{
     BlockPlace, BlockPlaces, BlockRange, ChunkSize, Header, Message, MessageType, Record, Records,
@@ -10,7 +10,7 @@ const BLOCKS: [BlockPlace; 2] = [
     BlockPlace { host_address: 0x5500_0000_0000, offset: 0, length_bytes: 4096, key: 0 },
 ];
 
-/// Takes one input.
+/// Feeds one input to the decoder; panics if a check fails.
 pub fn target(data: &[u8]) {
     let [choice, rest @ ..] = data else { return };
     let chunk = ChunkSize::new(1 << (20 + choice % 11)).unwrap();
@@ -26,7 +26,7 @@ pub fn target(data: &[u8]) {
     }
 }
 
-/// How many bytes the next receive takes: what its header says, if so many are there.
+/// Bytes of the next received message: the length in its header, at most the bytes that remain.
 fn received(rest: &[u8]) -> usize {
     let Some(length) = rest.first_chunk().map(|length| u32::from_be_bytes(*length) as usize) else {
         return rest.len();
@@ -97,7 +97,7 @@ fn one(message: &Message<'_>, received: &[u8], places: &BlockPlaces, chunk: Chun
             assert_eq!(received.len(), Header::BYTES);
             let mut again = Vec::new();
             if encode_empty(message.kind(), header.repeat, &mut again).is_ok() {
-                // All but the padding.
+                // The bytes after 12 are padding, which may differ.
                 assert_eq!(again[..12], received[..12]);
             }
         }
@@ -108,7 +108,8 @@ fn inside(range: BlockRange) {
     assert!(range.end() <= BLOCKS[range.block].length_bytes);
 }
 
-/// Records that are encoded decode to themselves. The bytes may differ in their padding.
+/// Checks that encoded records decode to the same records. The bytes may differ in their
+/// padding.
 fn again<T: Record + PartialEq>(list: &Records<'_, T>) {
     let records: Vec<T> = list.iter().map(|(_, record)| record).collect();
     let mut out = Vec::new();

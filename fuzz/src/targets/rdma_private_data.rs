@@ -1,13 +1,13 @@
-//! Private data of `rdma:`: once taken for a request, once for the reply to one.
+//! Private data of `rdma:`: decoded as a request, then as the reply to a request.
 
 use sterna_wire::rdma::{ChunkSize, ConnectReply, ConnectRequest, Introduction, Part};
 
-/// Takes one input.
+/// Feeds one input to the decoder; panics if a check fails.
 pub fn target(data: &[u8]) {
     if let Ok(request) = ConnectRequest::decode(data) {
         let bytes = request.to_bytes();
         assert_eq!(ConnectRequest::decode(&bytes), Ok(request));
-        // Unknown flags are dropped; nothing else is.
+        // The decoder drops unknown flags and nothing else.
         assert_eq!((&bytes[..4], &bytes[8..]), (&data[..4], &data[8..bytes.len()]));
         match request.reply(7, ChunkSize::MOST) {
             Ok(reply) => {
@@ -31,7 +31,7 @@ pub fn target(data: &[u8]) {
     }
 }
 
-/// The request of the stored inputs.
+/// The request that belongs to the replies among the stored inputs.
 fn asked() -> Introduction {
     let chunk = ChunkSize::LEAST;
     Introduction { version: 2, part: Part::Main, lanes: 2, chunk, session: [1; 16], nonce: [2; 16] }

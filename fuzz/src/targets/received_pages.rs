@@ -2,7 +2,7 @@
 
 use sterna_wire::received_pages::ReceivedPages;
 
-/// Takes one input.
+/// Feeds one input to the decoder; panics if a check fails.
 pub fn target(data: &[u8]) {
     let [high, low, bytes @ ..] = data else { return };
     let pages = u64::from(u16::from_be_bytes([*high, *low]));

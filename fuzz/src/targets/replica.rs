@@ -1,12 +1,12 @@
-//! What primary and standby of a protected guest say beside its state.
+//! The messages between primary and standby of a protected guest, in addition to its state.
 
 use sterna_wire::extension::MigrationSecret;
 use sterna_wire::replica::{
     ArbiterIdentity, ArbiterStore, CheckpointSummary, Hello, Message, Role, Session, Terms, Welcome,
 };
 
-/// Takes one input: a greeting as it came, the summary of a checkpoint, or messages of a session, whose MACs
-/// are put right before they are read.
+/// Decodes one input in three ways: as a greeting, as the summary of a checkpoint, and as messages of a
+/// session. The session's messages are tried with a wrong MAC and with the correct one.
 pub fn target(data: &[u8]) {
     let mut again = Vec::new();
     if let Ok(Some((hello, used))) = Hello::decode(data) {
@@ -40,7 +40,7 @@ pub fn target(data: &[u8]) {
     }
 }
 
-/// Which arbiter the peer asks, as it came and with a MAC that is right.
+/// Decodes the identity of the peer's arbiter, first as received, then with a correct MAC.
 fn arbiter(data: &[u8], reader: Role) {
     assert!(!matches!(session(reader).open_arbiter(data), Ok(Some(_))), "accepted without a MAC");
     let Some((head, rest)) = data.split_first_chunk() else { return };
@@ -66,10 +66,11 @@ fn arbiter(data: &[u8], reader: Role) {
     assert!(reads.open_arbiter(&sealed).is_err(), "accepted twice");
 }
 
-/// The message of which these are type and values, roughly.
+/// Builds a message from the type and values in `body`.
 fn said(body: &[u8]) -> Option<Message> {
     let value = |at: usize| u64::from_be_bytes(body[at..at + 8].try_into().expect("8 bytes"));
     Some(match body[3] % 8 {
+        0 => Message::Gone,
         1 => Message::Heartbeat(value(4)),
         2 => Message::Unprotect,
         3 => Message::Give,

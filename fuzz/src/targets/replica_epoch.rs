@@ -1,5 +1,5 @@
-//! Checkpoints as a whole standby takes them, over a socket: what a COLO primary says behind its seeding. The first byte chooses the size
-//! of pieces, and whether checkpoints end with summaries.
+//! Checkpoints that a complete standby receives over a socket: a COLO primary's stream after its seeding. The
+//! first byte chooses the size of pieces, and whether checkpoints end with summaries.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -21,14 +21,15 @@ use sterna_wire::{PAGE_SIZE, WireError, vmdesc};
 const BLOCK: &str = "m0";
 const PAGES: usize = 16;
 const RAM: u32 = 1;
-/// From this on the first byte says that checkpoints end with summaries.
+/// If the first byte is at least this value, checkpoints end with summaries.
 const SUMMARIES: u8 = 0x80;
-/// A checkpoint may be too large for it.
+/// Limit of the standby's journal, in bytes. It is small, so that a checkpoint can exceed it.
 const JOURNAL: u64 = 128 << 10;
-/// Longer than any input takes, however busy the machine is.
+/// Time limit of a read. No input takes longer, even on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Takes one input: whatever came, the last checkpoint that came whole can be taken over, and it is the same however its bytes arrived.
+/// Sends one input to a standby twice, in different pieces. After each, the last complete checkpoint can be
+/// taken over. Both must be equal.
 pub fn target(data: &[u8]) {
     let [piece, stream @ ..] = data else { return };
     let has_summaries = *piece >= SUMMARIES;
@@ -47,7 +48,7 @@ pub fn target(data: &[u8]) {
     }
 }
 
-/// What was taken over.
+/// The state with which the survivor took over.
 #[derive(PartialEq, Eq)]
 struct Held {
     number: u64,
@@ -65,9 +66,9 @@ fn follow(stream: &[u8], piece: usize, has_summaries: bool) -> Held {
     let mut wire = TcpStream::connect(("127.0.0.1", port)).expect("a connection");
     wire.set_read_timeout(Some(PATIENCE)).expect("a limit");
     wire.write_all(&seeding(has_summaries).expect("a sound seeding")).expect("a standby that listens");
-    // PONG, SHUT 0, READY.
+    // The answers to the seeding: PONG, SHUT 0, READY.
     wire.read_exact(&mut [0; 20]).expect("a guest that was taken");
-    // A standby that has refused something closes.
+    // A standby that refuses the stream closes the connection, so a write may fail.
     let _ = stream.chunks(piece).try_for_each(|piece| wire.write_all(piece));
     let _ = wire.shutdown(Shutdown::Write);
     let begin = Instant::now();
@@ -82,7 +83,7 @@ fn follow(stream: &[u8], piece: usize, has_summaries: bool) -> Held {
     taken.0.into_inner().expect("no other thread").expect("a guest")
 }
 
-/// Keeps the guest.
+/// Stores the guest of the takeover, so that it can be compared.
 #[derive(Default)]
 struct Taken(std::sync::Mutex<Option<Held>>);
 
@@ -105,7 +106,7 @@ impl Survivor for Taken {
     fn discard(&self) {}
 }
 
-/// A machine with one block, whose pages are filled with their numbers, and two devices.
+/// Seeds a machine with two devices and one block. The block's pages are filled with their numbers.
 fn seeding(has_summaries: bool) -> Result<Vec<u8>, WireError> {
     let mut out = Vec::new();
     let mut devices = devices(1).to_vec();
@@ -135,7 +136,7 @@ fn seeding(has_summaries: bool) -> Result<Vec<u8>, WireError> {
     Ok(out)
 }
 
-/// END of RAM with these pages.
+/// Writes the END section of RAM with these pages.
 fn ram(pages: &[(usize, u8)], out: &mut Vec<u8>) -> Result<(), WireError> {
     let mut records = RamRecordWriter::new();
     encode_section_part(RAM, true, out);
@@ -167,10 +168,11 @@ fn section(id: u32, name: &str, body: &[u8], out: &mut Vec<u8>) -> Result<(), Wi
     Ok(())
 }
 
-/// First inputs: no checkpoint, one, and three of which the last is cut off; the latter two with summaries, too.
+/// Seeds: no checkpoint, one checkpoint, and three checkpoints of which the last is cut off. The last two also
+/// with summaries.
 ///
 /// # Errors
-/// None: they are sound.
+/// Never; the seeds are valid.
 pub fn seeds() -> Result<Vec<(&'static str, Vec<u8>)>, WireError> {
     let mut seeds = vec![("none", vec![90])];
     seeds.extend(seeds_of(["one", "three"], false)?);

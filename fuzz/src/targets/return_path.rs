@@ -1,8 +1,8 @@
-//! Messages of the return path, one after the other.
+//! A sequence of messages of the return path.
 
 use sterna_wire::return_path::ReturnMessage;
 
-/// Takes one input.
+/// Feeds one input to the decoder; panics if a check fails.
 pub fn target(data: &[u8]) {
     let mut rest = data;
     while let Ok(Some((message, used))) = ReturnMessage::decode(rest) {

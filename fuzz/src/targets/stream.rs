@@ -1,10 +1,10 @@
-//! A driver of the main channel's decoder.
+//! Runs the main channel's decoder for several targets.
 
 use sterna_wire::limits::MAIN_STEP_BYTES;
 use sterna_wire::main::{BodyKind, Expectations, MainDecoder, MainItem, SectionKind, Step};
 use sterna_wire::{PAGE_SIZE, WireError};
 
-/// Expectations and knowledge that one byte of the input chooses.
+/// A decoder whose expectations and knowledge are chosen by one byte of the input.
 pub(super) fn decoder(choice: u8) -> MainDecoder {
     let bit = |index: u8| choice >> index & 1 == 1;
     let expect = Expectations {
@@ -12,7 +12,7 @@ pub(super) fn decoder(choice: u8) -> MainDecoder {
         uuid: bit(0).then_some([7; 16]),
         blocks: bit(1).then(|| vec![("m0".to_owned(), 4 << 20)]),
         multifd: bit(2),
-        // The other meaning of bit 3 needs multifd.
+        // With multifd, bit 3 chooses `accept_legacy_flush` instead.
         rdma: bit(3) && !bit(2),
         accept_legacy_flush: bit(3),
         mapped_ram: bit(4),
@@ -34,8 +34,8 @@ pub(super) fn decoder(choice: u8) -> MainDecoder {
     MainDecoder::new(Box::new(knowledge), expect)
 }
 
-/// All that a decoder makes of `stream` when it comes in pieces of `piece` bytes: items with their positions, and
-/// how it ended.
+/// Decodes `stream`, which arrives in pieces of `piece` bytes. Returns the items with their positions, and the
+/// error that ended it.
 pub(super) fn run(choice: u8, stream: &[u8], piece: usize) -> (Vec<(MainItem, u64)>, Option<WireError>) {
     let mut decoder = decoder(choice);
     let (mut items, mut at, mut arrived) = (Vec::new(), 0usize, 0usize);
@@ -74,7 +74,7 @@ pub(super) fn run(choice: u8, stream: &[u8], piece: usize) -> (Vec<(MainItem, u6
                     MainItem::Zero { block, offset } | MainItem::Xbzrle { block, offset, .. } => {
                         check_place(&decoder, *block, *offset);
                     }
-                    // A file that goes on elsewhere: here, right behind.
+                    // Items of which the rest is elsewhere in a file. Here the next bytes follow directly.
                     _ => {}
                 }
                 arrived = arrived.max(at);

@@ -1,19 +1,21 @@
-//! Unpackers: one byte chooses the format; then a compressed stream, or, by the same byte, bytes that are compressed and decompressed.
+//! Decompression. One byte chooses the format, and whether the rest is a compressed stream or bytes to compress
+//! and decompress.
 
 use std::io::{Cursor, Read, Write};
 
 use sterna_image::Compression;
 use sterna_image::compression::{Compressor, decompress};
 
-/// What is decompressed at most: a few bytes can become very many.
+/// Limit of decompressed bytes, because a short stream can expand to very many.
 const MOST_BYTES: u64 = 256 << 10;
-/// If all of these bits of the first byte are set the bytes are compressed first: an encoder takes longer than all decoders.
+/// If the first byte has all of these bits, the bytes are compressed first. This is rare, because an encoder
+/// takes longer than all decoders.
 const COMPRESSES: u8 = 0b0011_1000;
 
-/// Takes one input.
+/// Feeds one input to the decoder; panics if a check fails.
 pub fn target(data: &[u8]) {
     let Some((choice, data)) = data.split_first() else { return };
-    let all = [Compression::Gzip, Compression::Bzip2, Compression::Xz, Compression::Lzop, Compression::Zstd];
+    let all: Vec<Compression> = Compression::all().collect();
     let compression = all[usize::from(*choice & 7) % all.len()];
     if choice & COMPRESSES != COMPRESSES {
         let mut out = Vec::new();

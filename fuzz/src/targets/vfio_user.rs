@@ -1,5 +1,5 @@
-//! vfio-user: messages one after the other, each taken apart by what its command says; what is decoded must encode
-//! to something that decodes to the same.
+//! vfio-user: a sequence of messages, each decoded according to its command. A decoded message must encode to
+//! bytes that decode to the same message.
 
 use sterna_devices::vfio_user::wire::{
     Command, DeviceInfo, DeviceState, DmaLogReport, DmaLogStart, DmaMap, DmaUnmap, FeatureRequest,
@@ -9,7 +9,7 @@ use sterna_devices::vfio_user::wire::{
 
 const MOST_BYTES: u32 = 4096;
 
-/// Takes one input.
+/// Feeds one input to the decoder; panics if a check fails.
 pub fn target(data: &[u8]) {
     let mut rest = data;
     while let Some((head, behind)) = rest.split_first_chunk::<HEADER_BYTES>() {
@@ -24,7 +24,7 @@ pub fn target(data: &[u8]) {
     }
 }
 
-/// Decodes, and decodes again what the result encodes to.
+/// Decodes bytes, encodes the result, decodes it again, and compares both results.
 macro_rules! again {
     ($decode:expr, $bytes:expr) => {
         if let Ok(value) = $decode($bytes) {

@@ -1,8 +1,9 @@
-//! Virtio devices of the reference machine, whose drivers do what they like: they write rings, descriptors and registers, and
-//! load states. No device may panic, hang or leave RAM; what it has become can be saved and loaded; and after a reset it answers.
+//! Virtio devices of the reference machine, with drivers that break the rules: they write rings, descriptors
+//! and registers, and load states. No device may panic, hang or access memory outside RAM. Its resulting state
+//! can be saved and loaded. After a reset, it answers requests.
 //!
-//! The first byte chooses the device, then come [actions](Action). An action is its number and a fixed number of bytes, but for
-//! those that carry bytes with their length.
+//! The first byte chooses the device; [actions](Action) follow. An action is its number and a fixed number of
+//! bytes. Only actions that carry bytes include a length.
 
 mod driver;
 
@@ -10,37 +11,37 @@ use std::os::unix::net::UnixDatagram;
 
 use driver::Driver;
 
-/// A device is started so often at most: each time takes a thread.
+/// Limit of actions that may start the device, because each start takes a thread.
 const MOST_STARTS: u32 = 24;
-/// The status, by its number.
+/// Number of the status register.
 const STATUS_REGISTER: u8 = 0x70 / 4;
-/// And so many actions are done.
+/// Limit of actions of one input.
 const MOST_ACTIONS: usize = 512;
 
-/// Which device.
+/// The device under test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
-    /// A raw disk.
+    /// A raw disk, writable.
     Disk,
-    /// One that cannot be written.
+    /// A raw disk that is read-only.
     ReadOnlyDisk,
-    /// A network card.
+    /// A network card with one pair of queues.
     Card,
-    /// One with two pairs of queues.
+    /// A network card with two pairs of queues.
     LargeCard,
-    /// A console.
+    /// A console that the host can type into.
     Console,
-    /// Random bytes.
+    /// A source of random bytes.
     Entropy,
-    /// Free page reporting.
+    /// A balloon with free page reporting.
     Reporting,
-    /// Free page reporting and hinting.
+    /// A balloon with free page reporting and hinting.
     Hinting,
 }
 
 impl Kind {
-    /// All of them, by their numbers.
+    /// All kinds, indexed by the first byte of an input.
     pub const ALL: [Self; 8] = [
         Self::Disk,
         Self::ReadOnlyDisk,
@@ -53,39 +54,41 @@ impl Kind {
     ];
 }
 
-/// What a driver, an operator or a source does.
+/// An action of the driver, the operator or the source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action<'a> {
-    /// Bytes at 8 times this address.
+    /// Writes bytes to guest memory at 8 times this address.
     Memory(u16, &'a [u8]),
-    /// A descriptor of a queue's table: queue, index, 16 times this address, length, flags and next.
+    /// Writes a descriptor of a queue's table: queue, index, address divided by 16, length, flags and next.
     Descriptor(u8, u8, u16, u16, u8, u8),
-    /// A register, by its number, gets a value.
+    /// Writes a value to the register with this number.
     Register(u8, u32),
-    /// Sets the device up by the rules: reset, these features, so many queues, of 2 to this power entries, and the driver is ready.
+    /// Sets the device up by the rules: features, number of queues, log2 of their size. It resets the device
+    /// first, and sets DRIVER_OK last.
     SetUp(u64, u8, u8),
-    /// The chain that begins at this descriptor is made available in a queue.
+    /// Makes the chain that starts at this descriptor available in a queue.
     Offer(u8, u8),
-    /// A request by the rules: queue, bytes to read, bytes to write.
+    /// Offers a request by the rules: queue, bytes that the device reads, bytes that it writes.
     Request(u8, u16, u16),
-    /// The header of the requests that follow: type and sector of a disk, or whatever it is.
+    /// Writes the header of the following requests: for a disk, its type and sector.
     Header(u8, u8, u16),
-    /// The guest runs, or stands.
+    /// Runs the device (`true`) or pauses it.
     Run(bool),
-    /// What comes from outside: typed bytes, a packet, or a question for free pages.
+    /// Delivers outside input: typed bytes, a packet, or a request for free pages.
     Outside(&'a [u8]),
-    /// A state is loaded.
+    /// Pauses the device and loads this state.
     Load(&'a [u8]),
-    /// The device's state is changed at a place, and loaded: after how many of its last bytes, and what is there.
+    /// Changes one byte of the device's state and loads the state: the byte's distance from the end, and its
+    /// new value.
     Change(u16, u8),
-    /// The device's state is saved and loaded.
+    /// Saves and loads the device's state.
     Move,
-    /// So many bytes at this register are read.
+    /// Reads from the register with this number; the second value chooses how many bytes.
     Read(u8, u8),
 }
 
 impl<'a> Action<'a> {
-    /// Takes the next one.
+    /// Decodes the next action and removes its bytes from `bytes`.
     fn take(bytes: &mut &'a [u8]) -> Option<Self> {
         let [number] = array(bytes)?;
         Some(match number % 13 {
@@ -112,7 +115,7 @@ impl<'a> Action<'a> {
         })
     }
 
-    /// Writes it as an input has it.
+    /// Encodes the action as part of an input.
     pub fn put(&self, to: &mut Vec<u8>) {
         let mut one = |number: u8, parts: &[&[u8]]| {
             to.push(number);
@@ -151,7 +154,7 @@ fn byte(bytes: &mut &[u8]) -> Option<u8> {
     array::<1>(bytes).map(|[byte]| byte)
 }
 
-/// Bytes with their number before them.
+/// Reads a length byte and that many bytes.
 fn counted<'a>(bytes: &mut &'a [u8]) -> Option<&'a [u8]> {
     let count = byte(bytes)?;
     let (counted, rest) = bytes.split_at_checked(count.into())?;
@@ -159,7 +162,7 @@ fn counted<'a>(bytes: &mut &'a [u8]) -> Option<&'a [u8]> {
     Some(counted)
 }
 
-/// Takes one input.
+/// Performs the actions of one input on a device; panics if a check fails.
 pub fn target(data: &[u8]) {
     let Some((kind, mut rest)) = data.split_first() else { return };
     let kind = Kind::ALL[usize::from(*kind) % Kind::ALL.len()];
@@ -182,5 +185,5 @@ pub fn target(data: &[u8]) {
     driver.assert_works_after_reset();
 }
 
-/// The host's ends of a card.
+/// The host's ends of a card's sockets.
 type Network = Vec<UnixDatagram>;

@@ -1,8 +1,8 @@
-//! The description after the stream.
+//! The JSON description (vmdesc) after the stream.
 
 use sterna_wire::vmdesc;
 
-/// One input.
+/// Feeds one input to the decoder; panics if a check fails.
 pub fn target(data: &[u8]) {
     if let Ok(lengths) = vmdesc::section_lengths(data) {
         assert!(vmdesc::parse(data).is_ok());

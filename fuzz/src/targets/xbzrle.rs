@@ -1,8 +1,9 @@
-//! Deltas: the input is a delta; what it makes of a page, encoded again, makes the same.
+//! XBZRLE deltas. The input is applied to a page; the resulting difference, encoded again, must
+//! give the same page.
 
 use sterna_wire::{PAGE_SIZE, xbzrle};
 
-/// Takes one input.
+/// Feeds one input to the decoder; panics if a check fails.
 pub fn target(delta: &[u8]) {
     let old = [0x5a; PAGE_SIZE];
     let mut new = old;

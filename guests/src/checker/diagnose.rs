@@ -1,14 +1,14 @@
-//! Says what a wrong page is, from its words: they can be read backwards to the step and the page that
-//! they belong to.
+//! Describes the damage of a wrong page. Words are invertible, so the page shows the step and the page to
+//! which they belong.
 
 use super::{Cut, Damage};
 use crate::model::words::{overlay, page_of, step_of};
 use crate::model::{Fill, PageId, PageWords, WORDS_PER_PAGE};
 
-/// Steps after the cut that are believed to be steps; beyond, a word is garbage.
+/// Distance from the cut up to which a later step is plausible. Beyond it, a word is garbage.
 const FUTURE_STEPS: u64 = 1 << 40;
 
-/// What is known about the page.
+/// The known facts about the page.
 pub(super) struct Facts<'a> {
     pub cut: &'a Cut,
     pub id: PageId,
@@ -23,10 +23,12 @@ pub(super) fn diagnose(facts: &Facts<'_>, found: &PageWords, expected: &PageWord
         .unwrap_or_else(|| garbage(found, expected))
 }
 
-/// Every word is one that this page has held, will hold or held at the start: which steps are they of?
+/// Handles a page whose words all belong to steps of this page or to its fill.
 fn steps_of_own_page(facts: &Facts<'_>, found: &PageWords) -> Option<Damage> {
     let mut fill = [0; WORDS_PER_PAGE];
-    facts.cut.fill.put(facts.id, &mut fill);
+    if !is_over_zeros(facts, found) {
+        facts.cut.fill.put(facts.id, &mut fill);
+    }
     let believed = 1..=facts.newest_step.saturating_add(FUTURE_STEPS);
     let mut first_step = None;
     let mut torn = None;
@@ -54,7 +56,14 @@ fn steps_of_own_page(facts: &Facts<'_>, found: &PageWords) -> Option<Damage> {
     })
 }
 
-/// The words name another page, and the whole content is that page's.
+/// Whether a step may have zeroed the page first: every other word is zero.
+fn is_over_zeros(facts: &Facts<'_>, found: &PageWords) -> bool {
+    let (cut, mut others) = (facts.cut, *found);
+    cut.plan.slots().for_each(|slot| others[slot] = 0);
+    cut.acts.zeroes() && cut.plan.count() < WORDS_PER_PAGE && others == [0; WORDS_PER_PAGE]
+}
+
+/// Handles a page whose words name another page and whose whole content is that page's.
 fn duplicate(cut: &Cut, found: &PageWords) -> Option<Damage> {
     let exists = |id: &PageId| {
         let worker = usize::try_from(id.worker()).ok().and_then(|worker| cut.workers.get(worker));

@@ -1,17 +1,20 @@
 //! Proves that RAM is one consistent cut of a guest that follows the [`crate::model`].
 //!
-//! The guest stands still. From each worker's counter, seed and history the checker computes every byte
-//! of every page that the worker owns, and demands exactly these. It reads RAM through
-//! [`sterna_ram::RamBlock::read`], and pages that were never populated not at all, so checking a sparse
-//! guest leaves it sparse.
+//! The guest must be paused. From each worker's counter, seed and history the checker computes every byte
+//! of every page that the worker owns, and demands exactly these bytes. It reads RAM through
+//! [`sterna_ram::RamBlock::read`]. It does not read pages that were never populated, so a sparse guest
+//! stays sparse.
 //!
-//! What it demands:
-//! - A page that a step wrote holds the words of the *last* step that wrote it, and its fill elsewhere.
-//! - A page that no step wrote holds its fill.
-//! - The page of a worker's next step may hold the first words of that step before words of the last one:
-//!   any number of them, or exactly as many as the guest says ([`InFlight`]).
-//! - No worker has seen more steps of another than that other has counted ([`Witness`]): memory of
-//!   different workers is from one instant.
+//! Its rules:
+//! - A page that a step wrote contains the words of the *last* step that wrote it. Its other words are its
+//!   fill, or zeros if an earlier step zeroed the page.
+//! - A page that the last step zeroed is zero. Other content belongs to an older step, which the verdict
+//!   names.
+//! - A page that no step wrote contains its fill.
+//! - The page of a worker's next step may contain the first words of that step, followed by the older
+//!   words. Any number of new words is permitted, unless the guest reports an exact number ([`InFlight`]).
+//! - No worker has seen more steps of another worker than that worker has counted ([`Witness`]). So the
+//!   memory of different workers is from one instant.
 #![forbid(unsafe_code)]
 
 mod diagnose;
@@ -22,72 +25,76 @@ pub use verdict::{Damage, PagePlace, Verdict, Violation};
 
 use sterna_ram::{GuestRam, RamError};
 
-use crate::model::{Fill, History, Share, WordPlan};
+use crate::model::{Acts, Fill, History, Share, WordPlan};
 
-/// How far a worker had come with the step after the last that it counted.
+/// The progress of a worker in the step after the last counted one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum InFlight {
-    /// Any number of words may be there: the guest was stopped between any two instructions.
+    /// Any number of words may be written, because the guest was stopped between two arbitrary
+    /// instructions.
     Unknown,
-    /// As [`InFlight::Unknown`], and of the last word perhaps the low half only: the guest writes 32 bits
-    /// at a time.
+    /// As [`InFlight::Unknown`], but the last word may be half written.
+    ///
+    /// The guest writes 32 bits at a time, the low half first.
     UnknownHalves,
-    /// Exactly so many.
+    /// Exactly this number of words. For a step that stores zeros, this is the number of zeroed words.
     Words(usize),
 }
 
-/// What a worker saw of another one.
+/// A worker's reading of another worker's counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Witness {
     /// The other worker's index.
     pub worker: usize,
-    /// Its counter as it was read.
+    /// The value of the other worker's counter that was read.
     pub steps: u64,
 }
 
-/// A worker at the cut.
+/// The state of a worker at the cut.
 #[derive(Debug, Clone)]
 pub struct WorkerCut {
-    /// The pages it owns.
+    /// The pages that the worker owns.
     pub share: Share,
-    /// Steps that it counted.
+    /// The number of steps that the worker has counted.
     pub steps: u64,
-    /// How far the next one had come.
+    /// The progress of the next step.
     pub in_flight: InFlight,
-    /// Its pattern over time.
+    /// The worker's patterns over time.
     pub history: History,
-    /// Its seed.
+    /// The seed of the worker's patterns.
     pub seed: u64,
-    /// What it saw of another worker.
+    /// The worker's reading of another worker's counter.
     pub witness: Option<Witness>,
 }
 
-/// A guest at the cut.
+/// The state of a guest at the cut.
 #[derive(Debug, Clone)]
 pub struct Cut {
-    /// The words that a step writes.
+    /// The words of a page that a step writes.
     pub plan: WordPlan,
-    /// What RAM held at the start.
+    /// The content of RAM at the start.
     pub fill: Fill,
+    /// The choice of steps that zero pages.
+    pub acts: Acts,
     /// The workers, in the order of their numbers.
     pub workers: Vec<WorkerCut>,
 }
 
-/// Why no verdict could be given.
+/// The reason why no verdict is possible.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckError {
-    /// The guest runs: its memory changes under the checker.
+    /// The guest runs, so its memory changes during the check.
     #[error("the guest runs; stop it before checking")]
     Running,
     /// There is no guest yet.
     #[error("no guest has arrived yet")]
     NoGuest,
-    /// A counter, share or history cannot be: they were damaged too, or are another guest's.
+    /// Impossible control data: it is damaged, or belongs to another guest.
     #[error("worker {worker}: {why}; its control data is damaged or not that of this guest")]
     Control {
-        /// Whose.
+        /// Index of the worker.
         worker: usize,
-        /// Which rule it breaks.
+        /// The broken rule of the control data.
         why: String,
     },
     /// RAM could not be read.
@@ -95,10 +102,10 @@ pub enum CheckError {
     Ram(#[from] RamError),
 }
 
-/// Most violations that a verdict lists.
+/// Largest number of violations that a verdict lists.
 pub const LISTED: usize = 32;
 
-/// Checks every page of every worker. Uses up to 4 threads.
+/// Checks every page of every worker, with up to 4 threads.
 ///
 /// # Errors
 /// [`CheckError::Control`] if a share is not in `ram`, [`CheckError::Ram`] if it cannot be read.

@@ -1,4 +1,4 @@
-//! Goes through the pages and compares.
+//! Compares every page of a guest with its expected content.
 
 use sterna_ram::{GuestRam, PAGE_SIZE, PageBitmap};
 
@@ -6,9 +6,9 @@ use super::diagnose::{Facts, diagnose};
 use super::verdict::Tally;
 use super::{CheckError, Cut, InFlight, PagePlace, Violation, WorkerCut};
 use crate::model::words::overlay;
-use crate::model::{PageId, PageWords, WORDS_PER_PAGE};
+use crate::model::{Act, Fill, Last, PageId, PageWords, WORDS_PER_PAGE};
 
-/// Pages that a thread checks at a time.
+/// Number of pages that a thread checks before it takes the next part.
 const CHUNK_PAGES: u64 = 16 << 10;
 const MOST_THREADS: usize = 4;
 const LOW_HALF: u64 = 0xffff_ffff;
@@ -19,8 +19,10 @@ pub(super) fn check(ram: &GuestRam, cut: &Cut, tally: &mut Tally) -> Result<(), 
         tally.steps += worker.steps;
         let pages = worker.share.pages();
         let next_page = worker.history.page(worker.seed, worker.steps.saturating_add(1));
-        let last_steps = worker.history.last_steps(worker.seed, worker.steps, pages);
-        let view = View { ram, cut, absent: &absent, index, worker, next_page, last_steps };
+        // If the words fill the page, or the fill is zero, no other content can be below the words.
+        let bases = cut.plan.count() < WORDS_PER_PAGE && cut.fill != Fill::Zero;
+        let last = worker.history.last_steps(worker.seed, worker.steps, pages, cut.acts, bases);
+        let view = View { ram, cut, absent: &absent, index, worker, next_page, last };
         for part in view.check_all(pages)? {
             tally.append(part);
         }
@@ -39,7 +41,7 @@ fn absent_pages(ram: &GuestRam) -> Result<Vec<PageBitmap>, CheckError> {
         .collect()
 }
 
-/// One worker's share, and all that is known about it.
+/// One worker's share, and the known facts about it.
 struct View<'a> {
     ram: &'a GuestRam,
     cut: &'a Cut,
@@ -47,7 +49,7 @@ struct View<'a> {
     index: usize,
     worker: &'a WorkerCut,
     next_page: Option<u64>,
-    last_steps: Vec<u64>,
+    last: Vec<Last>,
 }
 
 impl View<'_> {
@@ -86,13 +88,14 @@ impl View<'_> {
         for page in from..from + count {
             let Some((block_index, block_page)) = self.worker.share.locate(page) else { continue };
             let block = &self.ram.blocks()[block_index];
-            let step = self.last_steps[page as usize];
+            let last = self.last[page as usize];
             let id = PageId::new(self.index, page);
             tally.pages += 1;
-            tally.written += u64::from(step > 0);
+            tally.written += u64::from(last.step > 0);
             let is_absent = self.absent[block_index].get(block_page);
             let is_next = self.next_page == Some(page);
-            if is_absent && step == 0 && !is_next && self.cut.fill.is_zero(id) {
+            let is_untouched = last.step == 0 && self.cut.fill.is_zero(id);
+            if is_absent && !is_next && (is_untouched || last.is_zero) {
                 continue;
             }
             if is_absent {
@@ -103,12 +106,13 @@ impl View<'_> {
                     *word = u64::from_le_bytes(*bytes);
                 }
             }
-            self.demand(id, step, &mut expected);
+            self.demand(id, last, &mut expected);
             if is_next {
                 self.demand_next(id, &found, &mut expected);
             }
             if found != expected {
-                let facts = Facts { cut: self.cut, id, expected_step: step, newest_step: self.worker.steps };
+                let facts =
+                    Facts { cut: self.cut, id, expected_step: last.step, newest_step: self.worker.steps };
                 let damage = diagnose(&facts, &found, &expected);
                 let place = PagePlace {
                     worker: self.index,
@@ -116,27 +120,47 @@ impl View<'_> {
                     block: block.name().to_owned(),
                     offset: block_page * PAGE_SIZE as u64,
                 };
-                tally.add(Violation::Page { place, expected_step: step, damage });
+                tally.add(Violation::Page { place, expected_step: last.step, is_zero: last.is_zero, damage });
             }
         }
         Ok(tally)
     }
 
-    /// The page as the last counted step left it.
-    fn demand(&self, id: PageId, step: u64, expected: &mut PageWords) {
+    /// Computes the page as the last counted step left it.
+    fn demand(&self, id: PageId, last: Last, expected: &mut PageWords) {
         let plan = self.cut.plan;
-        if step == 0 || plan.count() < WORDS_PER_PAGE {
+        if last.is_zero || last.is_over_zeros {
+            *expected = [0; WORDS_PER_PAGE];
+        } else if last.step == 0 || plan.count() < WORDS_PER_PAGE {
             self.cut.fill.put(id, expected);
         }
-        if step > 0 {
-            overlay(expected, step, id, plan, plan.count());
+        if last.step > 0 && !last.is_zero {
+            overlay(expected, last.step, id, plan, plan.count());
         }
     }
 
-    /// Adds the words of the step in flight: as many as are said, or as many as fit what was found.
+    /// Adds the effect of the step in flight, as reported or as found in the page.
     fn demand_next(&self, id: PageId, found: &PageWords, expected: &mut PageWords) {
-        let plan = self.cut.plan;
         let Some(next) = self.worker.steps.checked_add(1) else { return };
+        match self.cut.acts.act(self.worker.seed, next) {
+            Act::Write => self.demand_words(next, id, found, expected),
+            Act::Zero => {
+                let count = match self.worker.in_flight {
+                    InFlight::Words(count) => count.min(WORDS_PER_PAGE),
+                    InFlight::Unknown | InFlight::UnknownHalves => {
+                        found.iter().take_while(|word| **word == 0).count()
+                    }
+                };
+                expected[..count].fill(0);
+            }
+            // Memory is given back between two steps, so such a step is never partly done.
+            Act::Discard | Act::Balloon => {}
+        }
+    }
+
+    /// Adds the words of the step in flight.
+    fn demand_words(&self, next: u64, id: PageId, found: &PageWords, expected: &mut PageWords) {
+        let plan = self.cut.plan;
         let mut new = *expected;
         overlay(&mut new, next, id, plan, plan.count());
         let fitting = || plan.slots().take_while(|&slot| found[slot] == new[slot]).count();

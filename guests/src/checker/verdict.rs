@@ -1,4 +1,4 @@
-//! What the checker says.
+//! The result of a check: verdict, violations and damage.
 
 use std::fmt;
 
@@ -8,22 +8,22 @@ use super::LISTED;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use]
 pub enum Verdict {
-    /// It is.
+    /// RAM is one consistent cut.
     Consistent {
-        /// Pages checked.
+        /// Number of checked pages.
         pages: u64,
-        /// Pages that a step wrote.
+        /// Number of pages that a step wrote.
         written: u64,
-        /// Steps of all workers.
+        /// Number of steps of all workers.
         steps: u64,
     },
-    /// It is not.
+    /// RAM is no consistent cut.
     Corrupt {
-        /// Pages checked.
+        /// Number of checked pages.
         pages: u64,
-        /// Violations in all.
+        /// Total number of violations.
         total: u64,
-        /// The first of them, at most [`LISTED`], workers in order, pages ascending.
+        /// The first violations, at most [`LISTED`], ordered by worker and page.
         violations: Vec<Violation>,
     },
 }
@@ -33,13 +33,13 @@ impl Verdict {
     pub fn is_consistent(&self) -> bool {
         matches!(self, Self::Consistent { .. })
     }
-    /// Pages checked.
+    /// Number of checked pages.
     pub fn pages(&self) -> u64 {
         match self {
             Self::Consistent { pages, .. } | Self::Corrupt { pages, .. } => *pages,
         }
     }
-    /// What is wrong, the first of it.
+    /// The first violations, at most [`LISTED`]; empty if RAM is consistent.
     pub fn violations(&self) -> &[Violation] {
         match self {
             Self::Consistent { .. } => &[],
@@ -48,91 +48,95 @@ impl Verdict {
     }
 }
 
-/// Where a page is.
+/// The position of a page.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PagePlace {
-    /// Whose page.
+    /// Index of the worker that owns the page.
     pub worker: usize,
-    /// Its number in the share.
+    /// Number of the page in the worker's share.
     pub page: u64,
-    /// The block's name.
+    /// Name of the block.
     pub block: String,
     /// Offset of the page in the block, in bytes.
     pub offset: u64,
 }
 
-/// One thing that cannot be in a consistent cut.
+/// A state that a consistent cut cannot have.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Violation {
-    /// A page holds what it must not.
+    /// A page with wrong content.
     Page {
-        /// Which.
+        /// The place of the wrong page.
         place: PagePlace,
-        /// The last step that wrote it; 0: none, its fill is demanded.
+        /// The last step that wrote the page; 0 demands its fill.
         expected_step: u64,
-        /// What it holds.
+        /// That step has zeroed the page.
+        is_zero: bool,
+        /// The kind of the wrong content.
         damage: Damage,
     },
-    /// A worker saw steps of another one that the other has not taken: their memory is of two instants.
+    /// A worker saw steps of another worker that the other has not taken. Their memory is from two
+    /// instants.
     Order {
-        /// The worker that saw.
+        /// The worker that read the counter.
         worker: usize,
-        /// The other.
+        /// The worker whose counter was read.
         other: usize,
-        /// How many steps it saw.
+        /// The value that was read.
         saw: u64,
-        /// How many the other counted.
+        /// The number of steps that the other worker has counted.
         counted: u64,
     },
-    /// A worker's control data in RAM cannot be this guest's; its pages could not be checked.
+    /// Control data in RAM that cannot belong to this guest. The worker's pages could not be checked.
     Control {
-        /// Whose.
+        /// Index of the worker.
         worker: usize,
-        /// Which rule it breaks.
+        /// The broken rule of the control data.
         why: String,
     },
 }
 
-/// What is wrong with a page.
+/// The kind of wrong content of a page.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Damage {
-    /// It is whole, but of an older step (0: as at the guest's start): a later write was lost or overwritten.
+    /// A complete page of an older step (0: as at the guest's start). A later write was lost or
+    /// overwritten.
     Stale {
         /// The step that wrote it.
         found_step: u64,
     },
-    /// It is whole, but of a step that came after the cut.
+    /// A complete page of a step after the cut.
     FromFuture {
         /// The step that wrote it.
         found_step: u64,
     },
-    /// It holds words of two steps where it must hold those of one.
+    /// Words of two steps in a page that must contain words of one.
     Torn {
-        /// The step of its first word.
+        /// The step to which the first word belongs.
         first_step: u64,
-        /// Another step that is found in it.
+        /// Another step to which words belong.
         other_step: u64,
         /// Offset in the page, in bytes, of the first word that is not of `first_step`.
         at: usize,
     },
-    /// It is another page's content.
+    /// The content of another page.
     Duplicate {
-        /// Whose page.
+        /// Index of the worker that owns the other page.
         of_worker: u64,
-        /// Its number in that share.
+        /// Number of the other page in that worker's share.
         of_page: u64,
-        /// The step that wrote it there; 0: that page's fill.
+        /// The step that wrote the content there; 0 is the other page's fill.
         found_step: u64,
     },
-    /// It is zero and must not be.
+    /// A page that is zero and must not be. A write was lost, or older zeros overwrote it.
     Zeroed,
-    /// Nothing that the guest ever wrote.
+    /// Content that the guest never wrote.
     Garbage {
         /// Offset in the page, in bytes, of the first wrong word.
         at: usize,
-        /// The word that must be there.
+        /// The word that the model demands there.
         expected: u64,
-        /// The word that is.
+        /// The word that RAM contains there.
         found: u64,
     },
 }
@@ -160,10 +164,16 @@ impl fmt::Display for Verdict {
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Page { place: PagePlace { worker, page, block, offset }, expected_step, damage } => {
+            Self::Page {
+                place: PagePlace { worker, page, block, offset },
+                expected_step,
+                is_zero,
+                damage,
+            } => {
+                let zeros = if *is_zero { "zeros of " } else { "" };
                 write!(
                     f,
-                    "worker {worker} page {page} ({block}+{offset:#x}): expected step {expected_step}, {damage}"
+                    "worker {worker} page {page} ({block}+{offset:#x}): expected {zeros}step {expected_step}, {damage}"
                 )
             }
             Self::Order { worker, other, saw, counted } => write!(
@@ -195,7 +205,7 @@ impl fmt::Display for Damage {
     }
 }
 
-/// Counts while the check goes on.
+/// Counters of a check that is running.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     pub pages: u64,

@@ -1,4 +1,4 @@
-//! The guest's machine code, as bytes of this program.
+//! The machine code of the ledger guest, as bytes of this program.
 #![allow(unsafe_code)]
 
 use std::arch::global_asm;
@@ -8,8 +8,8 @@ use super::{CARD_ADDRESS, DISK_ADDRESS, ETHERTYPE, FACTOR, SECTORS_PER_SLOT, SLO
 /// The flat 64-bit guest's code; position independent, entered at its first byte.
 pub(super) fn flat() -> &'static [u8] {
     let (begin, end) = (&raw const sterna_ledger_begin, &raw const sterna_ledger_end);
-    // SAFETY: both labels are in the block below, in this order, in one section that is mapped readable for the program's whole life and
-    // that nobody writes.
+    // SAFETY: both labels are in the block below, in this order, in one section. The section is mapped
+    // readable for the program's whole life and is never written.
     unsafe { std::slice::from_raw_parts(begin, end.offset_from_unsigned(begin)) }
 }
 
@@ -22,18 +22,22 @@ unsafe extern "C" {
 const DISK_RING: u64 = 0x20_0000;
 const RECEIVE_RING: u64 = 0x20_3000;
 const SEND_RING: u64 = 0x20_6000;
-/// A disk request's header, its status behind it.
+/// Header of a disk request, followed by its status.
 const REQUEST: u64 = 0x20_9000;
 const STATUS: u64 = REQUEST + 16;
 const RECORD: u64 = 0x20_a000;
 const READ_BACK: u64 = 0x20_b000;
-/// The card's header, and behind it the packet.
+/// The network card's header, followed by the packet.
 const PACKET: u64 = 0x20_c000;
 const PACKET_BYTES: u64 = 12 + 60;
-/// Of each place on the disk: number and digest of the record there.
+/// For each place on the disk, number and digest of its record.
 const KNOWN: u64 = 0x30_0000;
+/// For each place on the disk, a page of memory.
+///
+/// It contains the record in one round over the places, and zeros in the next.
+const PAGES: u64 = 0x40_0000;
 
-// r12: the number. r13: the digest. r14: where KNOWN has the record's place. r15: its first sector.
+// r12: the number. r13: the digest. r14: address of the record's place in KNOWN. r15: its first sector.
 global_asm!(
     ".pushsection .rodata.sterna_ledger, \"a\", @progbits",
     ".balign 16",
@@ -60,7 +64,7 @@ global_asm!(
     "    mov     dword ptr [rdx + 40], 1",
     "    mov     dword ptr [rdx + 44], 2",
     "    mov     dword ptr [rbx + 0x70], 15",
-    // The card: a queue that receives nothing, and one that sends.
+    // The card: a queue that never receives a packet, and one that sends.
     "    mov     ebx, {CARD}",
     "    call    .Lledger_begin",
     "    xor     ecx, ecx",
@@ -89,7 +93,31 @@ global_asm!(
     "    imul    r15, r14, {SECTORS}",
     "    shl     r14d, 4",
     "    add     r14, {KNOWN}",
-    // What stands there is what was written there last.
+    // The page of the record's place. In one round over the places the page must be zero and is filled; in
+    // the next it must be filled and is zeroed. This check finds a page that was lost, or that kept its
+    // content when it became zero.
+    "    mov     rdi, r12",
+    "    and     edi, {SLOTS} - 1",
+    "    shl     edi, 12",
+    "    add     rdi, {PAGES}",
+    "    lea     rax, [r12 - {SLOTS}]",
+    "    mov     rdx, r12",
+    "    test    r12, {SLOTS}",
+    "    jnz     .Lledger_page_has",
+    "    xor     eax, eax",
+    "    jmp     .Lledger_page_next",
+    ".Lledger_page_has:",
+    "    xor     edx, edx",
+    ".Lledger_page_next:",
+    "    mov     ecx, 64",
+    ".Lledger_page_word:",
+    "    cmp     [rdi], rax",
+    "    jne     .Lledger_wrong",
+    "    mov     [rdi], rdx",
+    "    add     rdi, 64",
+    "    dec     ecx",
+    "    jnz     .Lledger_page_word",
+    // The content on the disk must be the record that was written there last.
     "    xor     eax, eax",
     "    mov     esi, {READ_BACK}",
     "    call    .Lledger_request",
@@ -104,7 +132,7 @@ global_asm!(
     "    add     rsi, 16",
     "    dec     ecx",
     "    jnz     .Lledger_compare",
-    // The record: on the disk,
+    // Write the record to the disk,
     "    mov     esi, {RECORD}",
     "    mov     ecx, 32",
     ".Lledger_fill:",
@@ -118,7 +146,7 @@ global_asm!(
     "    call    .Lledger_request",
     "    mov     [r14], r12",
     "    mov     [r14 + 8], r13",
-    // as a packet,
+    // send it as a packet,
     "    mov     edx, {PACKET}",
     "    mov     [rdx + 26], r12",
     "    mov     [rdx + 34], r13",
@@ -126,7 +154,7 @@ global_asm!(
     "    mov     ecx, 1",
     "    mov     edx, {SEND_RING}",
     "    call    .Lledger_submit",
-    // and as a line.
+    // and print it as a line.
     "    mov     rsi, r12",
     "    mov     ecx, 16",
     "    mov     edx, 0x3f8",
@@ -152,7 +180,7 @@ global_asm!(
     "    mov     al, {WRONG}",
     "    out     0xf4, al",
     "    jmp     .Lledger_wrong",
-    // The device at rbx begins: it gets VIRTIO_F_VERSION_1 and nothing else.
+    // Initialises the device at rbx, with VIRTIO_F_VERSION_1 as its only feature.
     ".Lledger_begin:",
     "    mov     dword ptr [rbx + 0x70], 0",
     "    mov     dword ptr [rbx + 0x70], 3",
@@ -162,7 +190,7 @@ global_asm!(
     "    mov     dword ptr [rbx + 0x20], 0",
     "    mov     dword ptr [rbx + 0x70], 11",
     "    ret",
-    // Queue ecx of the device at rbx lies at rdx.
+    // Sets up queue ecx of the device at rbx, with its rings at rdx.
     ".Lledger_queue:",
     "    mov     dword ptr [rbx + 0x30], ecx",
     "    mov     dword ptr [rbx + 0x38], 8",
@@ -175,10 +203,10 @@ global_asm!(
     "    mov     dword ptr [rbx + 0xa0], eax",
     "    mov     dword ptr [rbx + 0xa4], 0",
     "    mov     dword ptr [rbx + 0x44], 1",
-    // No interrupts.
+    // Disables interrupts of the queue.
     "    mov     word ptr [rdx + 0x1000], 1",
     "    ret",
-    // Request eax (0 reads, 1 writes) of the sector r15 at rsi.
+    // Performs request eax (0 reads, 1 writes) for the sector r15 with the buffer rsi.
     ".Lledger_request:",
     "    mov     edx, {REQUEST}",
     "    mov     dword ptr [rdx], eax",
@@ -196,7 +224,8 @@ global_asm!(
     "    cmp     byte ptr [rdx], 0",
     "    jne     .Lledger_wrong",
     "    ret",
-    // Descriptor 0 goes into queue ecx of the device at rbx, which lies at rdx; waits until it comes back.
+    // Submits descriptor 0 to queue ecx of the device at rbx, whose rings are at rdx, and waits for its
+    // completion.
     ".Lledger_submit:",
     "    movzx   eax, word ptr [rdx + 0x1002]",
     "    inc     eax",
@@ -221,6 +250,7 @@ global_asm!(
     PACKET = const PACKET,
     PACKET_BYTES = const PACKET_BYTES,
     KNOWN = const KNOWN,
+    PAGES = const PAGES,
     SLOTS = const SLOTS,
     SECTORS = const SECTORS_PER_SLOT,
     FACTOR = const FACTOR,

@@ -1,53 +1,59 @@
-//! Ledger: a bare-metal guest that says the same on every way out. Record by record it writes a virtio disk, sends a packet, and writes a line
-//! to the serial port; and before it writes a place on the disk again, it reads what stands there and compares it with its memory.
+//! Ledger: a bare-metal guest that outputs each record to three devices. For each record it writes a virtio
+//! disk, sends a packet, and writes a line to the serial port. Before it overwrites a place on the disk, it
+//! reads the place and compares the content with its memory.
 //!
-//! So whoever looks from outside can tell how far the guest was when it said something, and the guest itself ends if its disk and its memory
-//! are not of one moment.
+//! Each place on the disk also has a page of memory. The page contains the record in one round over the
+//! places and is zero in the next. The guest checks the page before it changes it. So the guest ends if a
+//! page kept its content where zeros are due.
 //!
-//! A flat 64-bit image as [`crate::tide`]'s: position independent, loaded and entered at 1 MiB, with 64 MiB of RAM mapped one to one. It needs
-//! a virtio-mmio disk of [`DISK_BYTES`] that reads as zero at [`DISK_ADDRESS`] and a network card at [`CARD_ADDRESS`]. vCPU 0 does all.
+//! An observer outside can therefore tell the guest's progress from each output. The guest itself ends if
+//! its disk and its memory are not from one moment.
+//!
+//! The image is flat 64-bit code like [`crate::tide`]'s: position independent, loaded and entered at 1 MiB,
+//! with 64 MiB of RAM mapped one to one. It needs a virtio-mmio disk of [`DISK_BYTES`] that reads as zero
+//! at [`DISK_ADDRESS`], and a network card at [`CARD_ADDRESS`]. Only vCPU 0 works.
 
 mod blob;
 
-/// Registers of the disk: place 0 of the reference machine.
+/// Address of the disk's registers: place 0 of the reference machine.
 pub const DISK_ADDRESS: u64 = 0xd000_0000;
-/// Registers of the network card: place 1.
+/// Address of the network card's registers: place 1 of the reference machine.
 pub const CARD_ADDRESS: u64 = 0xd000_1000;
-/// Bytes of the disk.
+/// Size of the disk in bytes.
 pub const DISK_BYTES: u64 = SLOTS * SLOT_BYTES;
-/// Records that the disk holds at once.
+/// Number of records that the disk contains at a time.
 pub const SLOTS: u64 = 64;
-/// From record to record on the disk.
+/// Distance between two records on the disk, in bytes.
 pub const SLOT_BYTES: u64 = 512 * SECTORS_PER_SLOT;
-/// Not a power of two: records lie anywhere in the blocks of a copy.
+/// Not a power of two, so that the positions of records in a copy's blocks vary.
 const SECTORS_PER_SLOT: u64 = 129;
-/// Bytes of a record on the disk.
+/// Size of a record on the disk, in bytes.
 pub const RECORD_BYTES: usize = 512;
-/// Of its packets: an experimental type of Ethernet.
+/// The Ethernet type of the guest's packets, which is reserved for experiments.
 pub const ETHERTYPE: [u8; 2] = [0x88, 0xb5];
-/// From a packet's first byte to its record's number, eight bytes, little-endian.
+/// Offset of the record's number in a packet. The number has eight bytes, little-endian.
 pub const NUMBER_AT: usize = 14;
-/// The code with which it ends if something is wrong: its disk is not of the moment of its memory.
+/// Exit code of the guest if its disk and its memory are not from one moment.
 pub const WRONG: u8 = 0xee;
-/// Multiplies the digest before a number is added.
+/// Factor by which the digest is multiplied before a number is added.
 const FACTOR: u64 = 6_364_136_223_846_793_005;
 
-/// The flat image.
+/// The flat image, to be loaded at 1 MiB.
 pub fn image() -> Vec<u8> {
     blob::flat().to_vec()
 }
 
-/// The number of the record that a packet of it brings; none if the packet is not its own.
+/// The number of the record in a packet; `None` for a packet of another sender.
 pub fn number_of_packet(packet: &[u8]) -> Option<u64> {
     let is_ours = packet.get(12..14)? == ETHERTYPE;
     let number = packet.get(NUMBER_AT..NUMBER_AT + 8)?.try_into().ok()?;
     is_ours.then(|| u64::from_le_bytes(number))
 }
 
-/// The number of the last record on a disk, all of whose records must be those before it. What is wrong otherwise.
+/// The number of the last record on a disk. The other records must directly precede it.
 ///
 /// # Errors
-/// A record that is not whole, or of another time than the others.
+/// A record is incomplete, or does not fit the others.
 pub fn last_on_disk(disk: &[u8]) -> Result<u64, String> {
     let record = |slot: u64| -> Result<(u64, u64), String> {
         let at = (slot * SLOT_BYTES) as usize;
@@ -92,7 +98,7 @@ mod tests {
             put(&mut disk, number, digest);
             assert_eq!(last_on_disk(&disk), Ok(number));
         }
-        // A block of another moment, and a torn record.
+        // A block from another moment, and a torn record.
         let mut mixed = disk.clone();
         let at = ((150 % SLOTS) * SLOT_BYTES) as usize;
         mixed[at..at + RECORD_BYTES].copy_from_slice(&[0; RECORD_BYTES]);

@@ -1,4 +1,4 @@
-//! What a page holds before a step has written it.
+//! The content of a page before a step has written it.
 
 use super::words::{PAGE_FACTOR, PageId, PageWords, SLOT_FACTOR, WORDS_PER_PAGE, fold, inverse};
 
@@ -6,16 +6,16 @@ use super::words::{PAGE_FACTOR, PageId, PageWords, SLOT_FACTOR, WORDS_PER_PAGE, 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fill {
-    /// Zero, and never touched: the guest stays sparse.
+    /// Zero and never touched, so that the guest stays sparse.
     Zero,
-    /// Words that no codec shrinks, from this seed.
+    /// Words from this seed, which no codec can compress.
     Random(u64),
-    /// In turn 64 pages [`Fill::Random`], 64 pages [`Fill::Zero`].
+    /// Alternately 64 pages of [`Fill::Random`] and 64 pages of [`Fill::Zero`].
     Half(u64),
 }
 
 impl Fill {
-    /// Whether page `id` is zero and was never touched.
+    /// Whether page `id` is zero and never touched.
     pub fn is_zero(self, id: PageId) -> bool {
         match self {
             Self::Zero => true,
@@ -24,7 +24,7 @@ impl Fill {
         }
     }
 
-    /// Writes the fill of page `id` over `page`.
+    /// Overwrites `page` with the fill of page `id`.
     pub fn put(self, id: PageId, page: &mut PageWords) {
         match self {
             Self::Random(seed) | Self::Half(seed) if !self.is_zero(id) => {
@@ -38,8 +38,9 @@ impl Fill {
         }
     }
 
-    /// The page whose fill has `found` at `slot`, if fills tell pages apart. Means something only if that
-    /// page exists.
+    /// The page whose fill has `found` at `slot`; `None` if all fills are equal.
+    ///
+    /// The result is meaningful only if that page exists.
     pub fn page_of(self, found: u64, slot: usize) -> Option<PageId> {
         let (Self::Random(seed) | Self::Half(seed)) = self else { return None };
         let sum = fold(found).wrapping_mul(inverse(SCRAMBLE));
@@ -50,7 +51,7 @@ impl Fill {
 
 const SCRAMBLE: u64 = 0xbf58_476d_1ce4_e5b9;
 
-/// Fills must not be mistaken for the words of step 0.
+/// The key of a seed, which separates fills from the words of step 0.
 fn key(seed: u64) -> u64 {
     fold(seed.wrapping_add(0x1234_5678_9abc_def1).wrapping_mul(SCRAMBLE))
 }

@@ -1,32 +1,32 @@
-//! Which pattern held for which steps, and from it: which step wrote a page last.
+//! The patterns of a worker over time, from which the last step that wrote each page is computed.
 
-use super::Pattern;
+use super::{Act, Acts, Pattern};
 
-/// From a step on: a pattern over a working set.
+/// A pattern over a working set, valid from a step on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Epoch {
-    /// The first step that it holds for.
+    /// The first step of the epoch.
     pub first_step: u64,
-    /// The pattern.
+    /// The order in which the steps write pages.
     pub pattern: Pattern,
-    /// Pages of the working set: the first ones of the share. Not 0.
+    /// Pages of the working set, which is the beginning of the share. Not 0.
     pub working_set_pages: u64,
 }
 
-/// A worker's epochs, oldest first, each with a first step above its predecessor's.
+/// A worker's epochs, the oldest first. Each first step is greater than the previous one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct History(Vec<Epoch>);
 
 impl History {
-    /// Most epochs that a history may have.
+    /// Largest number of epochs in a history.
     pub const LIMIT: usize = 4096;
 
-    /// A history that begins with step 1.
+    /// A history whose first epoch begins with step 1.
     pub fn new(pattern: Pattern, working_set_pages: u64) -> Self {
         Self(vec![Epoch { first_step: 1, pattern, working_set_pages }])
     }
 
-    /// Takes epochs that were read from outside. The error says which rule they break.
+    /// Checks epochs that were read from outside. The error names the broken rule.
     pub fn from_epochs(epochs: Vec<Epoch>, share_pages: u64) -> Result<Self, String> {
         if epochs.first().is_none_or(|epoch| epoch.first_step != 1) {
             return Err("the first epoch does not begin with step 1".into());
@@ -50,18 +50,19 @@ impl History {
         }
     }
 
-    /// The epochs, oldest first.
+    /// All epochs, the oldest first.
     pub fn epochs(&self) -> &[Epoch] {
         &self.0
     }
 
-    /// The epoch that holds for the newest steps.
+    /// The epoch of the newest steps.
     pub fn current(&self) -> Epoch {
         self.0[self.0.len() - 1]
     }
 
-    /// From `first_step` on another pattern holds. An epoch without steps is replaced. False, and nothing
-    /// noted, if the history is full.
+    /// Begins an epoch with another pattern at `first_step`. An epoch without steps is replaced.
+    ///
+    /// Returns false, and changes nothing, if the history is full.
     pub fn change(&mut self, first_step: u64, pattern: Pattern, working_set_pages: u64) -> bool {
         if self.current().first_step >= first_step && self.0.len() > 1 {
             self.0.pop();
@@ -85,23 +86,28 @@ impl History {
         epoch.pattern.page(seed, step, epoch.working_set_pages)
     }
 
-    /// For each page of the share the last of the steps 1..=`steps` that wrote it; 0 if none did.
+    /// The last step that touched each page, and the content below its words.
     ///
-    /// Goes back from the newest step until every page of the working set is known: `n` steps for a
-    /// sweep, about `n ln n` for random ones, however long the guest ran.
-    pub fn last_steps(&self, seed: u64, steps: u64, share_pages: u64) -> Vec<u64> {
-        let mut last = vec![0u64; share_pages as usize];
+    /// Considers the steps 1..=`steps`. The search goes back from the newest step until the last
+    /// step of every page of the working set is known. That takes `n` steps for a sweep and about
+    /// `n ln n` for random steps, however long the guest ran. With `bases` the search goes back
+    /// further, until each page with words is known to be over zeros or not.
+    pub fn last_steps(&self, seed: u64, steps: u64, share_pages: u64, acts: Acts, bases: bool) -> Vec<Last> {
+        let mut last = vec![Last::default(); share_pages as usize];
+        let bases = bases && acts.zeroes();
         let mut newest = steps;
         for epoch in self.0.iter().rev() {
-            let set = epoch.working_set_pages.min(share_pages) as usize;
-            let mut unknown = last[..set].iter().filter(|&&step| step == 0).count();
+            let set = epoch.working_set_pages.min(share_pages);
+            let is_open = |last: &Last| last.step == 0 || (bases && !last.is_over_zeros);
+            let mut open = last[..set as usize].iter().filter(|last| is_open(last)).count();
             let mut step = newest;
-            while unknown > 0 && step >= epoch.first_step {
-                let Some(page) = epoch.pattern.page(seed, step, set as u64) else { break };
-                let entry = &mut last[page as usize];
-                if *entry == 0 {
-                    *entry = step;
-                    unknown -= 1;
+            while open > 0 && step >= epoch.first_step {
+                let Some(page) = epoch.pattern.page(seed, step, set) else { break };
+                let act = acts.act(seed, step);
+                for entry in &mut last[page as usize..(page + act.pages(page, set)) as usize] {
+                    let was_open = is_open(entry);
+                    entry.found(step, act);
+                    open -= usize::from(was_open && !is_open(entry));
                 }
                 step -= 1;
             }
@@ -111,19 +117,58 @@ impl History {
     }
 }
 
+/// Facts about a page's content, derived from the steps that touched it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Last {
+    /// The last step that touched the page; 0 if no step did.
+    pub step: u64,
+    /// That step has zeroed the whole page.
+    pub is_zero: bool,
+    /// A step has zeroed the whole page, and only writers of words touched it later.
+    pub is_over_zeros: bool,
+}
+
+impl Last {
+    /// Adds a step that touched the page before every step that is already known.
+    fn found(&mut self, step: u64, act: Act) {
+        let zeroes = act != Act::Write;
+        if self.step == 0 {
+            *self = Self { step, is_zero: zeroes, is_over_zeros: zeroes };
+        }
+        self.is_over_zeros |= zeroes;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Forward, the plain way.
-    fn replay(history: &History, seed: u64, steps: u64, pages: u64) -> Vec<u64> {
-        let mut last = vec![0; pages as usize];
-        (1..=steps).for_each(|s| {
-            if let Some(page) = history.page(seed, s) {
-                last[page as usize] = s;
+    /// The same computation in forward order, as the reference.
+    fn replay(history: &History, seed: u64, steps: u64, pages: u64, acts: Acts) -> Vec<Last> {
+        let mut last = vec![Last::default(); pages as usize];
+        for step in 1..=steps {
+            let Some(page) = history.page(seed, step) else { continue };
+            let epoch = history.epochs().iter().rev().find(|epoch| epoch.first_step <= step).unwrap();
+            match acts.act(seed, step) {
+                Act::Write => {
+                    let over_zeros = last[page as usize].is_over_zeros;
+                    last[page as usize] = Last { step, is_zero: false, is_over_zeros: over_zeros };
+                }
+                Act::Balloon => (page..(page + crate::model::act::BALLOON_PAGES)
+                    .min(epoch.working_set_pages))
+                    .for_each(|page| {
+                        last[page as usize] = Last { step, is_zero: true, is_over_zeros: true };
+                    }),
+                Act::Zero | Act::Discard => {
+                    last[page as usize] = Last { step, is_zero: true, is_over_zeros: true };
+                }
             }
-        });
+        }
         last
+    }
+
+    fn both(history: &History, seed: u64, steps: u64, acts: Acts) -> [Vec<Last>; 2] {
+        [history.last_steps(seed, steps, 64, acts, true), replay(history, seed, steps, 64, acts)]
     }
 
     #[test]
@@ -131,11 +176,10 @@ mod tests {
         for pattern in Pattern::ALL {
             for steps in [0, 1, 5, 63, 64, 65, 1000, 12_345] {
                 let history = History::new(pattern, 50);
-                assert_eq!(
-                    history.last_steps(11, steps, 64),
-                    replay(&history, 11, steps, 64),
-                    "{pattern} {steps}"
-                );
+                for acts in [Acts::WRITES, Acts::MIXED] {
+                    let [found, expected] = both(&history, 11, steps, acts);
+                    assert_eq!(found, expected, "{pattern} {steps} {acts:?}");
+                }
             }
         }
     }
@@ -149,8 +193,21 @@ mod tests {
         assert!(history.change(400, Pattern::Sequential, 7));
         assert_eq!(history.epochs().len(), 4);
         for steps in [10, 39, 40, 44, 45, 399, 400, 405, 5000] {
-            assert_eq!(history.last_steps(5, steps, 64), replay(&history, 5, steps, 64), "{steps}");
+            for acts in [Acts::WRITES, Acts::MIXED] {
+                let [found, expected] = both(&history, 5, steps, acts);
+                assert_eq!(found, expected, "{steps} {acts:?}");
+            }
         }
+    }
+
+    #[test]
+    fn last_steps_that_need_no_bases_are_the_same_steps() {
+        let history = History::new(Pattern::Random, 50);
+        let steps = |bases| -> Vec<_> {
+            let last = history.last_steps(3, 900, 64, Acts::MIXED, bases);
+            last.iter().map(|last| (last.step, last.is_zero)).collect()
+        };
+        assert_eq!(steps(false), steps(true));
     }
 
     #[test]

@@ -1,21 +1,22 @@
-//! Which page a step writes.
+//! The patterns: functions from a step to the page that it writes.
 
-/// The order in which a worker goes through its working set of `n` pages. `h` stands for
-/// [`hash`]`(seed, s)`; `h ↓ m` for the high 64 bits of `h · m`, a number below `m`.
+/// The order in which a worker writes the `n` pages of its working set.
+///
+/// `h` means [`hash`]`(seed, s)`. `h ↓ m` means the high 64 bits of `h · m`, a number below `m`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[repr(u64)]
 pub enum Pattern {
-    /// No steps. The worker lives (its beat counter moves) and writes no page of its share.
+    /// No steps. The worker's beat counter advances, but the worker writes no page of its share.
     Idle = 0,
     /// Page after page: `s mod n`.
     Sequential = 1,
-    /// Any page: `h ↓ n`.
+    /// A random page: `h ↓ n`.
     Random = 2,
-    /// 90 % of the steps in the first 10 % of the pages (`t = max(1, n/10)`): if the low 8 bits of h are
-    /// below 230, or there is no other page, `h ↓ t`, else `t + (h ↓ (n − t))`.
+    /// 90 % of the steps write the first 10 % of the pages (`t = max(1, n/10)`). If the low 8 bits of h are
+    /// below 230, or if there is no other page, the page is `h ↓ t`. Otherwise it is `t + (h ↓ (n − t))`.
     HotSet = 3,
-    /// In turn, by `s mod 4`: 0 sequential over s/4, 1 random, 2 and 3 hot set.
+    /// Alternates by `s mod 4`: 0 sequential over s/4, 1 random, 2 and 3 hot set.
     Mixed = 4,
 }
 
@@ -23,12 +24,12 @@ impl Pattern {
     /// Every pattern, in the order of its number.
     pub const ALL: [Self; 5] = [Self::Idle, Self::Sequential, Self::Random, Self::HotSet, Self::Mixed];
 
-    /// The pattern with this number (as tide's control page and saved states hold it).
+    /// The pattern with this number, as tide's control page and saved states contain it.
     pub fn from_number(number: u64) -> Option<Self> {
         Self::ALL.into_iter().find(|pattern| *pattern as u64 == number)
     }
 
-    /// The page (below `pages`, which is not 0) that step `step` writes; none when idle.
+    /// The page (less than `pages`, which is not 0) that `step` writes; `None` for [`Pattern::Idle`].
     #[inline]
     pub fn page(self, seed: u64, step: u64, pages: u64) -> Option<u64> {
         match self {
@@ -75,10 +76,10 @@ impl std::fmt::Display for Pattern {
 pub const HASH_FIRST: u64 = 0xff51_afd7_ed55_8ccd;
 /// Second factor of [`hash`].
 pub const HASH_SECOND: u64 = 0xc4ce_b9fe_1a85_ec53;
-/// Steps out of 256 that [`Pattern::HotSet`] keeps in the hot pages.
+/// Number of steps of 256 that [`Pattern::HotSet`] keeps in the hot pages.
 pub const HOT_OF_256: u64 = 230;
 
-/// The integer hash behind the random patterns.
+/// The integer hash from which the random patterns are derived.
 #[inline]
 pub fn hash(seed: u64, step: u64) -> u64 {
     let mut x = step.wrapping_add(seed).wrapping_mul(HASH_FIRST);

@@ -1,15 +1,15 @@
-//! Which pages of RAM belong to which worker.
+//! The division of RAM among workers.
 
 use sterna_ram::{GuestRam, PAGE_SIZE};
 
-/// Neighbouring pages of one block.
+/// Consecutive pages of one block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Segment {
     /// Index of the block in [`GuestRam`].
     pub block: usize,
     /// First page in the block.
     pub first_page: u64,
-    /// How many pages.
+    /// Number of pages in the segment.
     pub pages: u64,
 }
 
@@ -24,15 +24,15 @@ impl Share {
     pub fn new(segments: Vec<Segment>) -> Self {
         Self { segments }
     }
-    /// The segments.
+    /// The segments, in the order of the share's page numbers.
     pub fn segments(&self) -> &[Segment] {
         &self.segments
     }
-    /// How many pages.
+    /// Number of pages in all segments.
     pub fn pages(&self) -> u64 {
         self.segments.iter().map(|segment| segment.pages).sum()
     }
-    /// Block and page in the block of page `page`; none past the end.
+    /// Block index and page in the block of page `page`; `None` after the end.
     #[inline]
     pub fn locate(&self, mut page: u64) -> Option<(usize, u64)> {
         for segment in &self.segments {
@@ -45,7 +45,7 @@ impl Share {
     }
 }
 
-/// All pages of `ram` in `workers` shares of nearly equal size, in the order of the blocks.
+/// Divides all pages of `ram`, in block order, into `workers` shares of nearly equal size.
 pub fn divide(ram: &GuestRam, workers: usize) -> Vec<Share> {
     let whole: Vec<_> = ram
         .blocks()
@@ -56,7 +56,7 @@ pub fn divide(ram: &GuestRam, workers: usize) -> Vec<Share> {
     divide_segments(&whole, workers)
 }
 
-/// The pages of `whole` in `workers` shares of nearly equal size.
+/// Divides the pages of `whole` into `workers` shares of nearly equal size.
 pub fn divide_segments(whole: &[Segment], workers: usize) -> Vec<Share> {
     let total: u64 = whole.iter().map(|segment| segment.pages).sum();
     let cut = |worker: usize| (u128::from(total) * worker as u128 / workers as u128) as u64;

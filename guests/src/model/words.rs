@@ -1,25 +1,25 @@
-//! The words of a page: what a step writes, and how to read from a word who wrote it.
+//! The words of a page: the value that a step writes, and the inverse, which finds the writer of a word.
 //!
-//! `word(step, page, slot) = fold(step·A + page·B + slot·C)` modulo 2⁶⁴ with odd A, B, C and the
-//! involution `fold(x) = x ^ (x >> 32)`. Cheap for a guest that is emulated instruction by instruction
-//! (even one in real mode: additions and one xor), random enough that no codec shrinks a full page, and
-//! invertible: from a wrong word the checker finds the step or the page that it belongs to.
+//! `word(step, page, slot) = fold(step·A + page·B + slot·C)` modulo 2⁶⁴ with odd A, B, C and the involution
+//! `fold(x) = x ^ (x >> 32)`. The function is cheap for a guest that is emulated instruction by
+//! instruction, even in real mode: additions and one xor. It is so random that no codec compresses a full
+//! page. It is invertible: from a wrong word the checker finds the step or the page to which it belongs.
 
-/// 64-bit words in a page.
+/// Number of 64-bit words in a page.
 pub const WORDS_PER_PAGE: usize = sterna_ram::PAGE_SIZE / 8;
-/// Factor of the step.
+/// Factor of the step number in a word.
 pub const STEP_FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
-/// Factor of the page's identity.
+/// Factor of the page's identity in a word.
 pub const PAGE_FACTOR: u64 = 0xd1b5_4a32_d192_ed03;
-/// Factor of the word's place in the page.
+/// Factor of the word's position in the page.
 pub const SLOT_FACTOR: u64 = 0x8cb9_2ba7_2f3d_8dd7;
-/// Where the worker's number begins in a [`PageId`].
+/// Bit position of the worker's number in a [`PageId`].
 pub const WORKER_SHIFT: u32 = 40;
 
-/// A page's content, word by word, little endian in memory.
+/// The content of a page as words, which are little endian in memory.
 pub type PageWords = [u64; WORDS_PER_PAGE];
 
-/// Which page of whose share: no two pages of a guest have the same.
+/// Identity of a page: worker and page number. It is unique in a guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PageId(pub u64);
 
@@ -28,7 +28,7 @@ impl PageId {
     pub fn new(worker: usize, page: u64) -> Self {
         Self((worker as u64) << WORKER_SHIFT | page)
     }
-    /// Whose share it is in.
+    /// Index of the worker that owns the page.
     pub fn worker(self) -> u64 {
         self.0 >> WORKER_SHIFT
     }
@@ -38,48 +38,49 @@ impl PageId {
     }
 }
 
-/// Which words of a page a step writes.
+/// The set of words in a page that a step writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WordPlan(u16);
 
 impl WordPlan {
     /// Every word of the page.
     pub const FULL: Self = Self(WORDS_PER_PAGE as u16);
-    /// Eight words, 584 bytes apart: what tide writes.
+    /// Eight words, 584 bytes apart, as tide writes them.
     pub const TIDE: Self = Self(8);
 
-    /// `count` words spread evenly, the first and the last word of the page among them.
-    /// None unless 2 ≤ `count` ≤ 512.
+    /// `count` words at equal distances, including the first and the last word of the page.
+    ///
+    /// `None` unless 2 ≤ `count` ≤ 512.
     pub fn new(count: usize) -> Option<Self> {
         (2..=WORDS_PER_PAGE).contains(&count).then_some(Self(count as u16))
     }
-    /// How many words a step writes.
+    /// Number of words that a step writes.
     pub fn count(self) -> usize {
         usize::from(self.0)
     }
-    /// The place in the page (0..512) of the `nth` word that is written; ascending in `nth`.
+    /// The position in the page (0..512) of the `nth` written word; ascending in `nth`.
     pub fn slot(self, nth: usize) -> usize {
         nth * (WORDS_PER_PAGE - 1) / (self.count() - 1)
     }
-    /// Every place that is written, in the order of writing.
+    /// Every written position, in the order of writing.
     pub fn slots(self) -> impl Iterator<Item = usize> {
         (0..self.count()).map(move |nth| self.slot(nth))
     }
 }
 
-/// Swaps nothing and loses nothing: `fold(fold(x)) == x`.
+/// An involution: `fold(fold(x)) == x`, so no information is lost.
 #[inline]
 pub const fn fold(x: u64) -> u64 {
     x ^ (x >> 32)
 }
 
-/// What step `step` writes at `slot` of page `id`: its own number at slot 0, a derived word elsewhere.
+/// The word that `step` writes at `slot` of page `id`. Slot 0 has the step number.
 #[inline]
 pub fn word(step: u64, id: PageId, slot: usize) -> u64 {
     if slot == 0 { step } else { fold(base(step, id).wrapping_add((slot as u64).wrapping_mul(SLOT_FACTOR))) }
 }
 
-/// Puts the first `count` words of `plan` that step `step` writes over `page`.
+/// Overwrites `page` with the first `count` words of `plan` that `step` writes.
 #[inline]
 pub fn overlay(page: &mut PageWords, step: u64, id: PageId, plan: WordPlan, count: usize) {
     let base = base(step, id);
@@ -99,8 +100,9 @@ pub fn overlay(page: &mut PageWords, step: u64, id: PageId, plan: WordPlan, coun
     }
 }
 
-/// The step that would have written `found` at `slot` of page `id`. Every word has one; only steps that
-/// the worker can have taken mean anything.
+/// The step that would have written `found` at `slot` of page `id`.
+///
+/// Every word has such a step. The result is meaningful only if the worker can have taken it.
 pub fn step_of(found: u64, id: PageId, slot: usize) -> u64 {
     if slot == 0 {
         return found;
@@ -109,7 +111,7 @@ pub fn step_of(found: u64, id: PageId, slot: usize) -> u64 {
     rest.wrapping_mul(inverse(STEP_FACTOR))
 }
 
-/// The page for which step `step` would have written `found` at `slot` (not 0).
+/// The page for which `step` would have written `found` at `slot` (not 0).
 pub fn page_of(found: u64, step: u64, slot: usize) -> PageId {
     let rest = fold(found)
         .wrapping_sub(step.wrapping_mul(STEP_FACTOR))
@@ -117,7 +119,9 @@ pub fn page_of(found: u64, step: u64, slot: usize) -> PageId {
     PageId(rest.wrapping_mul(inverse(PAGE_FACTOR)))
 }
 
-/// The inverse of an odd number modulo 2⁶⁴ (Newton: every round doubles the right bits, 3 at first).
+/// The inverse of an odd number modulo 2⁶⁴, by Newton's method.
+///
+/// 3 bits are correct at first, and each round doubles the number.
 pub(super) const fn inverse(odd: u64) -> u64 {
     let mut x = odd;
     let mut round = 0;

@@ -1,50 +1,55 @@
-//! What a process guest is made from.
+//! The configuration of a process guest, and the errors of its creation.
 
 use sterna_ram::{Backing, DirtyError, RamError};
 
 use super::Tracking;
-use crate::model::{Fill, Pattern, WordPlan};
+use crate::model::{Acts, Fill, Pattern, WordPlan};
 
-/// Most workers that a guest may have.
+/// Largest number of workers in a guest.
 pub const MOST_WORKERS: usize = 256;
 
-/// What a process guest is made from. Fields that say what the guest does (workers to seed) are looked at
-/// only where it boots; the others on both sides.
+/// The configuration of a process guest.
+///
+/// The fields from `workers` to `seed` describe the guest, and are used only where it boots. The other
+/// fields are used on both sides.
 #[derive(Debug, Clone)]
 pub struct ProcessConfig {
-    /// For messages and the monitor.
+    /// The name in messages and in the monitor.
     pub name: String,
     /// The VM's UUID; must be equal on both sides.
     pub uuid: Option<[u8; 16]>,
-    /// RAM: names and bytes of the blocks, the same on both sides.
+    /// Names and sizes in bytes of the RAM blocks, the same on both sides.
     pub blocks: Vec<(String, u64)>,
-    /// What RAM is made of.
+    /// The backing of RAM.
     pub backing: Backing,
-    /// How writes are found.
+    /// The method that finds the guest's writes.
     pub tracking: Tracking,
-    /// The machine's level: a guest that booted on a level above the destination's is refused there
-    /// before any RAM moves. Stands for a CPU model.
+    /// The machine's level, which simulates a CPU model. A destination refuses a guest that booted on a
+    /// higher level before any RAM is sent.
     pub level: u32,
-    /// Steps per second and worker; 0: as many as it can.
+    /// Steps per second and worker; 0 means no limit.
     pub rate: u64,
-    /// Where a stop stops the workers.
+    /// The point at which a stop interrupts the workers.
     pub stop_point: StopPoint,
-    /// Threads, 1 to 256.
+    /// Number of threads, 1 to 256.
     pub workers: usize,
-    /// The order in which pages are written.
+    /// The order in which the workers write pages.
     pub pattern: Pattern,
-    /// Pages of each worker's working set; None: its whole share. More than the share: the share.
+    /// Pages of each worker's working set, at most its share. `None`: the whole share.
     pub working_set_pages: Option<u64>,
-    /// How many words of a page a step writes.
+    /// The number of words of a page that a step writes.
     pub words: WordPlan,
-    /// What RAM holds before.
+    /// The steps that zero pages, by stores or by giving memory back.
+    pub acts: Acts,
+    /// The content of RAM before the first step.
     pub fill: Fill,
-    /// Tells one guest's random patterns from another's.
+    /// Seed of the random patterns, which differ between guests with different seeds.
     pub seed: u64,
 }
 
 impl Default for ProcessConfig {
-    /// 64 MiB in two blocks, two workers that sweep at full speed, whole pages, zero fill.
+    /// 64 MiB in two blocks, two workers that sweep at full speed, whole pages, zero fill. Every step
+    /// writes words.
     fn default() -> Self {
         Self {
             name: "process".into(),
@@ -59,32 +64,33 @@ impl Default for ProcessConfig {
             pattern: Pattern::Sequential,
             working_set_pages: None,
             words: WordPlan::FULL,
+            acts: Acts::WRITES,
             fill: Fill::Zero,
             seed: 1,
         }
     }
 }
 
-/// Where a stop finds the workers.
+/// The point at which a stop interrupts a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StopPoint {
-    /// Between two steps.
+    /// Between two steps, so that every page is complete.
     StepBoundary,
-    /// Within a page: some of a step's words are written, the rest after the next start. As a vCPU, which
-    /// is stopped between any two instructions. Where in the page is derived from seed and step.
+    /// Within a page, as a vCPU is stopped between two arbitrary instructions. Some words of a step are
+    /// written, and the others after the next start. Seed and step determine the position in the page.
     MidPage,
 }
 
-/// Why there is no process guest.
+/// The reason why a process guest cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum ProcessError {
     /// The configuration breaks a rule.
     #[error("process guest: {0}")]
     Config(String),
-    /// RAM cannot be had or written.
+    /// RAM could not be allocated or written.
     #[error(transparent)]
     Ram(#[from] RamError),
-    /// Tracking cannot be had.
+    /// The tracking is not available.
     #[error(transparent)]
     Dirty(#[from] DirtyError),
 }

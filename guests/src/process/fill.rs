@@ -1,11 +1,11 @@
-//! Puts the fill into RAM before the guest's first step.
+//! Writes the fill into RAM before the guest's first step.
 
 use sterna_ram::{GuestRam, PAGE_SIZE, RamError};
 
 use crate::model::{Fill, PageId, WORDS_PER_PAGE, share};
 
-/// Fills all of `ram` as `workers` workers share it, with a thread for each of up to 4 of them. Zero pages
-/// are left alone.
+/// Fills all of `ram`, divided as for `workers` workers. Uses one thread per share, up to 4 threads. Zero
+/// pages are not touched.
 pub(super) fn fill(ram: &GuestRam, fill: Fill, workers: usize) -> Result<(), RamError> {
     if fill == Fill::Zero {
         return Ok(());

@@ -1,4 +1,4 @@
-//! What can be asked of running workers, and seen of them.
+//! Requests to running workers, and their progress.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -10,26 +10,27 @@ use super::StopPoint;
 use super::config::MOST_WORKERS;
 use crate::model::{History, Pattern};
 
-/// How far a guest has come.
+/// The progress of a guest.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Progress {
     /// Steps that each worker has taken.
     pub steps: Vec<u64>,
-    /// Beats of each worker: it moves, whether or not its pattern has steps.
+    /// Beats of each worker. They advance even if the worker's pattern has no steps.
     pub beats: Vec<u64>,
-    /// Whether each worker's pattern has no steps now.
+    /// Whether each worker's present pattern has no steps.
     pub idle: Vec<bool>,
-    /// The longest time between two beats of one worker.
+    /// The longest time between two beats of any worker.
     pub max_gap: Duration,
 }
 
 impl Progress {
-    /// Steps of all workers.
+    /// Sum of the steps of all workers.
     pub fn total_steps(&self) -> u64 {
         self.steps.iter().sum()
     }
 
-    /// Whether every worker has gone on by `more` steps since `before`; one that is idle, by `more` beats.
+    /// Whether every worker has advanced by `more` steps since `before`. An idle worker must have advanced
+    /// by `more` beats.
     pub fn is_beyond(&self, before: &Self, more: u64) -> bool {
         let gone_on = |worker: usize| {
             let by = |now: &[u64], then: &[u64]| {
@@ -42,7 +43,7 @@ impl Progress {
     }
 }
 
-/// Wishes that workers look at between steps.
+/// Settings that workers read between steps.
 #[derive(Debug)]
 pub(super) struct Live {
     rate: AtomicU64,
@@ -51,7 +52,7 @@ pub(super) struct Live {
     throttle_percent: AtomicU8,
     /// Bytes per second of each worker; 0: no limit.
     dirty_limits: Box<[AtomicU64]>,
-    /// Counts changes of the two above.
+    /// Number of changes of the two fields above.
     throttle_generation: AtomicU64,
     load: Mutex<(Pattern, Option<u64>)>,
 }
@@ -82,7 +83,7 @@ impl Live {
         self.mid_page.store(point == StopPoint::MidPage, Relaxed);
     }
 
-    /// What a worker's throttle has to keep to.
+    /// The limits that a worker's throttle must keep.
     pub fn throttle_limits(&self, worker: usize) -> ThrottleLimits {
         let bytes = self.dirty_limits[worker].load(Relaxed);
         ThrottleLimits {
@@ -100,19 +101,20 @@ impl Live {
         }
         self.throttle_generation.fetch_add(1, std::sync::atomic::Ordering::Release);
     }
-    /// Counts changes of the limits; a worker that sleeps by old ones asks again.
+    /// Number of changes of the limits. A sleeping worker compares it with the number before its sleep, and
+    /// reads the limits again.
     pub fn throttle_generation(&self) -> u64 {
         self.throttle_generation.load(std::sync::atomic::Ordering::Acquire)
     }
 
-    /// Counts requests; a worker that sees another count than before asks [`Live::load`].
+    /// Number of requests. A worker that sees a new number reads [`Live::load`].
     pub fn generation(&self) -> u64 {
         self.generation.load(std::sync::atomic::Ordering::Acquire)
     }
     pub fn load(&self) -> (Pattern, Option<u64>) {
         *self.load.lock()
     }
-    /// The caller holds the phase, so requests come one at a time.
+    /// The caller must hold the phase's lock, so that requests are serialised.
     pub fn request(&self, pattern: Pattern, working_set_pages: Option<u64>) -> Result<(), VmError> {
         if self.generation() >= History::LIMIT as u64 - 1 {
             return Err(VmError::new(

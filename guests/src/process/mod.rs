@@ -1,20 +1,23 @@
-//! The process guest: threads over RAM, for machines without /dev/kvm and dirty rates of GB/s.
+//! The process guest: threads over RAM, for machines without /dev/kvm and for dirty rates of GB/s.
 //!
-//! Each worker of the [`crate::model`] is a thread of this process. RAM is the engine's; what KVM would
-//! report about it is reported by a dirty log of the guest's choice ([`Tracking`]). Everything that is not
-//! RAM (counters, seeds, histories, clocks) is the state of one device, `process-guest`.
+//! Each worker of the [`crate::model`] is a thread of this process. RAM belongs to the engine. A dirty log
+//! of the guest's choice ([`Tracking`]) reports the writes that KVM would report. All state outside RAM
+//! (counters, seeds, histories, clocks) is the state of one device, `process-guest`.
 //!
-//! A stopped guest has no threads; [`SourceVm::stop`] joins them and their state comes back with them.
-//! So what runs, where the state is, and whether it may be saved is one value, its phase.
+//! Steps may also zero pages ([`crate::model::Act`]). Memory that the balloon gives back is not a worker's
+//! write. Therefore the guest reports it to its dirty log, as a VMM does.
 //!
-//! The guest can be stopped between two steps or within one ([`StopPoint`]), as a vCPU is. The next
-//! run then goes on with the same step at the same word.
+//! A stopped guest has no threads: [`SourceVm::stop`] joins them, and each returns its state. One value,
+//! the phase, therefore describes what runs, where the state is, and whether it may be saved.
 //!
-//! It can be slowed down as a VMM slows its vCPUs down ([`sterna::Throttle`]): each worker has a throttle and sleeps
-//! when that says so.
+//! The guest can be stopped between two steps or within one ([`StopPoint`]), as a vCPU is. The next run
+//! then continues the same step at the same word.
 //!
-//! Downtime is measured from inside: a worker notes the longest time between two of its beats, on a
-//! clock that goes on across the migration ([`ProcessGuest::max_gap`]).
+//! The guest can be throttled as a VMM throttles its vCPUs ([`sterna::Throttle`]): each worker sleeps for
+//! the time that its throttle computes.
+//!
+//! Downtime is measured inside the guest. A worker records the longest time between two of its beats, on a
+//! clock that continues across the migration ([`ProcessGuest::max_gap`]).
 #![forbid(unsafe_code)]
 
 mod clock;
@@ -26,7 +29,9 @@ mod tracker;
 mod vm;
 mod worker;
 
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
@@ -44,7 +49,8 @@ use state::GuestState;
 use tracker::Tracker;
 use worker::Run;
 
-/// A guest made of threads, or the place for one. See the module for the model.
+/// A guest of threads, or the place for a guest that has not arrived. The module documentation explains the
+/// model.
 pub struct ProcessGuest {
     config: ProcessConfig,
     inner: Arc<Inner>,
@@ -52,41 +58,44 @@ pub struct ProcessGuest {
     hooks: Mutex<Vec<Arc<dyn Hook>>>,
 }
 
-/// What the guest's devices and threads share with it.
+/// State that the guest shares with its devices and threads.
 struct Inner {
     ram: GuestRam,
     tracker: Tracker,
     phase: Mutex<Phase>,
+    /// The kind of the phase at its last unlock. Readable while a stop is in progress.
+    last_phase: AtomicU8,
     live: Arc<Live>,
     level: u32,
 }
 
-/// Where the guest's state is.
+/// The place of the guest's state.
 enum Phase {
-    /// No guest yet.
+    /// No guest has arrived yet.
     Waiting,
-    /// A migration has brought its state; it has not run here and may still be taken back.
+    /// A migration has delivered the state. The guest has not run here, and may still return to the source.
     Loaded(GuestState),
-    /// Its threads have it.
+    /// The guest's threads have the state.
     Running(Run),
-    /// It stands still.
+    /// The guest is paused.
     Stopped(GuestState),
-    /// It was ended.
+    /// The guest was ended.
     Ended,
 }
 
 impl ProcessGuest {
-    /// Makes RAM, fills it and puts a guest into it that has not taken a step: paused; [`Self::cont`] or
-    /// [`SourceVm::resume`] lets it run.
+    /// Allocates RAM, fills it and creates a paused guest that has taken no step.
+    ///
+    /// [`Self::cont`] or [`SourceVm::resume`] starts the guest.
     ///
     /// # Errors
-    /// [`ProcessError`]: the configuration breaks a rule, RAM or tracking cannot be had.
+    /// [`ProcessError`]: the configuration breaks a rule, or RAM or tracking is not available.
     pub fn boot(config: ProcessConfig) -> Result<Arc<Self>, ProcessError> {
         let ram = new_ram(&config)?;
         Self::boot_in(config, ram)
     }
 
-    /// As [`Self::boot`], in RAM that exists and reads as zero (`config.blocks` is not looked at).
+    /// As [`Self::boot`], in existing RAM that reads as zero (`config.blocks` is ignored).
     ///
     /// # Errors
     /// As [`Self::boot`].
@@ -96,8 +105,10 @@ impl ProcessGuest {
         Self::assemble(config, ram, Phase::Stopped(state))
     }
 
-    /// Makes RAM for a guest that a migration brings. What it is (workers, pattern, words, fill) comes
-    /// with it; only its blocks must be known here.
+    /// Allocates RAM for a guest that a migration delivers.
+    ///
+    /// The guest's properties (workers, pattern, words, fill) arrive with it. Only its blocks must be
+    /// configured here.
     ///
     /// # Errors
     /// As [`Self::boot`].
@@ -106,7 +117,7 @@ impl ProcessGuest {
         Self::waiting_in(config, ram)
     }
 
-    /// As [`Self::waiting`], in RAM that exists and reads as zero (`config.blocks` is not looked at).
+    /// As [`Self::waiting`], in existing RAM that reads as zero (`config.blocks` is ignored).
     ///
     /// # Errors
     /// As [`Self::boot`].
@@ -117,37 +128,39 @@ impl ProcessGuest {
     fn assemble(config: ProcessConfig, ram: GuestRam, phase: Phase) -> Result<Arc<Self>, ProcessError> {
         let tracker = Tracker::new(config.tracking, &ram)?;
         let live = Arc::new(Live::new(config.rate, config.stop_point));
-        let inner = Arc::new(Inner { ram, tracker, phase: Mutex::new(phase), live, level: config.level });
+        let last_phase = AtomicU8::new(phase.number());
+        let inner =
+            Arc::new(Inner { ram, tracker, phase: Mutex::new(phase), last_phase, live, level: config.level });
         Ok(Arc::new(Self { config, inner, extra_devices: Mutex::default(), hooks: Mutex::default() }))
     }
 
-    /// The guest's name, as configured.
+    /// The configured name of the guest.
     pub fn name(&self) -> &str {
         &self.config.name
     }
 
-    /// Whether there is a guest: booted here, or arrived and taken over.
+    /// Whether a guest exists here: it was booted here, or has arrived and was taken over.
     pub fn has_guest(&self) -> bool {
-        matches!(*self.inner.phase(), Phase::Running(_) | Phase::Stopped(_))
+        matches!(self.inner.last_phase.load(Ordering::Acquire), RUNNING | STOPPED)
     }
 
-    /// Stops the guest, as an operator.
+    /// Stops the guest at an operator's request.
     ///
     /// # Errors
-    /// There is no guest.
+    /// No guest exists here.
     pub fn pause(&self) -> Result<(), VmError> {
         self.stop()
     }
 
-    /// Lets the guest run on, as an operator.
+    /// Resumes the guest at an operator's request.
     ///
     /// # Errors
-    /// There is no guest, or a thread cannot be had.
+    /// No guest exists here, or a thread could not be created.
     pub fn cont(&self) -> Result<(), VmError> {
         self.resume()
     }
 
-    /// Ends the guest. Its RAM stays until the last handle is dropped.
+    /// Ends the guest. Its RAM exists until the last handle is dropped.
     pub fn quit(&self) {
         let mut phase = self.inner.phase();
         if let Phase::Running(run) = std::mem::replace(&mut *phase, Phase::Ended) {
@@ -155,21 +168,23 @@ impl ProcessGuest {
         }
     }
 
-    /// Another device in the stream, after the guest's own. For tests of device state.
+    /// Adds a device to the stream, after the guest's own. For tests of device state.
     pub fn add_device(&self, device: Arc<dyn Device>) {
         self.extra_devices.lock().push(device);
     }
 
-    /// Something that changes hands with the guest.
+    /// Adds a hook, for a resource that changes hands with the guest.
     pub fn add_hook(&self, hook: Arc<dyn Hook>) {
         self.hooks.lock().push(hook);
     }
 
-    /// Changes every worker's pattern and working set (pages per worker; None: its whole share), also
-    /// while the guest runs. Holds from each worker's next step.
+    /// Changes every worker's pattern and working set, also while the guest runs.
+    ///
+    /// The working set is in pages per worker; `None`: its whole share. The change applies from
+    /// each worker's next step on.
     ///
     /// # Errors
-    /// There is no guest, a working set of no pages, or more changes than a history holds.
+    /// No guest exists here, the working set has no pages, or the history is full.
     pub fn set_pattern(&self, pattern: Pattern, working_set_pages: Option<u64>) -> Result<(), VmError> {
         if working_set_pages == Some(0) {
             return Err(VmError::new("set the working set", "it must have at least one page"));
@@ -181,18 +196,19 @@ impl ProcessGuest {
         }
     }
 
-    /// Steps per second and worker, 0 for as many as it can; also while the guest runs. Not part of the
-    /// state: a guest that arrives runs at the rate of its new place.
+    /// Sets the steps per second and worker, 0 for no limit; also while the guest runs.
+    ///
+    /// The rate is not part of the state: a guest that arrives runs at the rate of its destination.
     pub fn set_rate(&self, steps_per_second: u64) {
         self.inner.live.set_rate(steps_per_second);
     }
 
-    /// Where [`SourceVm::stop`] stops the workers, from now on.
+    /// Sets the point at which later calls of [`SourceVm::stop`] interrupt the workers.
     pub fn set_stop_point(&self, point: StopPoint) {
         self.inner.live.set_stop_point(point);
     }
 
-    /// How far the guest has come; in every phase.
+    /// The guest's progress, in every phase.
     pub fn progress(&self) -> Progress {
         match &*self.inner.phase() {
             Phase::Running(run) => run.progress(),
@@ -201,13 +217,15 @@ impl ProcessGuest {
         }
     }
 
-    /// The longest time between two beats of one worker, wherever the guest ran: after a migration the
-    /// downtime as the guest saw it. Beats come at least every millisecond if the threads get CPU time.
+    /// The longest time between two beats of one worker, on all hosts of the guest. After a migration it is
+    /// the downtime that the guest observed.
+    ///
+    /// Beats are at most a millisecond apart if the threads get CPU time.
     pub fn max_gap(&self) -> Duration {
         self.progress().max_gap
     }
 
-    /// Forgets the longest gap so far, to measure the next migration.
+    /// Resets the longest gap, so that the next migration can be measured.
     pub fn reset_max_gap(&self) {
         match &mut *self.inner.phase() {
             Phase::Running(run) => run.reset_max_gap(),
@@ -216,8 +234,10 @@ impl ProcessGuest {
         }
     }
 
-    /// Waits until every worker has lived on: at least `steps` more steps each if its pattern has any,
-    /// else as many beats. False if `limit` passes first.
+    /// Waits until every worker has taken `steps` more steps.
+    ///
+    /// A worker whose pattern has no steps must advance by as many beats. Returns false if `limit`
+    /// passes first.
     pub fn wait_progress(&self, steps: u64, limit: Duration) -> bool {
         let before = self.progress();
         let deadline = Instant::now() + limit;
@@ -230,8 +250,9 @@ impl ProcessGuest {
         true
     }
 
-    /// Checks that RAM is one consistent cut. The guest must stand still, or have been loaded and not
-    /// started.
+    /// Checks that RAM is one consistent cut.
+    ///
+    /// The guest must be paused, or loaded and not started.
     ///
     /// # Errors
     /// [`CheckError::Running`], [`CheckError::NoGuest`], or [`CheckError::Ram`].
@@ -239,7 +260,7 @@ impl ProcessGuest {
         check(&self.inner.ram, &self.cut()?)
     }
 
-    /// What [`Self::check`] demands of RAM: to check a copy of it, or a copy that was damaged on purpose.
+    /// The cut that [`Self::check`] demands of RAM, for checks of a copy.
     ///
     /// # Errors
     /// [`CheckError::Running`], [`CheckError::NoGuest`].
@@ -265,15 +286,55 @@ impl std::fmt::Debug for ProcessGuest {
 }
 
 impl Inner {
-    fn phase(&self) -> MutexGuard<'_, Phase> {
-        // A phase is replaced as a whole, so one that a panicking thread left behind is a whole one.
-        self.phase.lock()
+    fn phase(&self) -> PhaseGuard<'_> {
+        // A phase is replaced in one assignment, so a phase that a panicking thread left is valid.
+        PhaseGuard { phase: self.phase.lock(), last: &self.last_phase }
+    }
+
+    /// Whether the guest runs. As in a VMM, it counts as running until a stop has ended.
+    fn run_state(&self) -> RunState {
+        match self.last_phase.load(Ordering::Acquire) {
+            RUNNING => RunState::Running,
+            _ => RunState::Paused,
+        }
     }
 }
 
+/// The locked phase. The drop publishes its kind in `last_phase`.
+struct PhaseGuard<'a> {
+    phase: MutexGuard<'a, Phase>,
+    last: &'a AtomicU8,
+}
+
+impl Deref for PhaseGuard<'_> {
+    type Target = Phase;
+    fn deref(&self) -> &Phase {
+        &self.phase
+    }
+}
+
+impl DerefMut for PhaseGuard<'_> {
+    fn deref_mut(&mut self) -> &mut Phase {
+        &mut self.phase
+    }
+}
+
+impl Drop for PhaseGuard<'_> {
+    fn drop(&mut self) {
+        self.last.store(self.phase.number(), Ordering::Release);
+    }
+}
+
+const RUNNING: u8 = 1;
+const STOPPED: u8 = 2;
+
 impl Phase {
-    fn run_state(&self) -> RunState {
-        if matches!(self, Self::Running(_)) { RunState::Running } else { RunState::Paused }
+    fn number(&self) -> u8 {
+        match self {
+            Self::Running(_) => RUNNING,
+            Self::Stopped(_) => STOPPED,
+            Self::Waiting | Self::Loaded(_) | Self::Ended => 0,
+        }
     }
 }
 
@@ -288,7 +349,7 @@ impl GuestState {
             seed: worker.seed,
             witness: None,
         });
-        Cut { plan: self.plan, fill: self.fill, workers: workers.collect() }
+        Cut { plan: self.plan, fill: self.fill, acts: self.acts, workers: workers.collect() }
     }
 }
 

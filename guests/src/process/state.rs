@@ -1,9 +1,15 @@
 //! The guest's state outside RAM, and its bytes in the stream.
 //!
-//! Section `process-guest`, version 1, all numbers little endian: magic, words per page (u16), fill (u8
-//! kind, u64 seed), id of the boot whose clock is meant (16 bytes), number of workers (u16), then each
-//! worker: seed, steps, words written of the next step (u16), beats, longest gap and last beat (ns),
-//! number of epochs (u16) and each epoch: first step, pattern, pages of the working set.
+//! Section `process-guest`, version 1, all numbers little endian:
+//! - magic;
+//! - words per page (u16; bit 15: acts follow the fill);
+//! - fill (u8 kind, u64 seed);
+//! - acts (three u8: of 256 steps those that store zeros, give a page back, give many back);
+//! - id of the boot whose clock is meant (16 bytes);
+//! - number of workers (u16);
+//! - for each worker: seed, steps, words written of the next step (u16), beats, longest gap and last beat
+//!   (ns), number of epochs (u16);
+//! - for each epoch of the worker, after its number: first step, pattern, pages of the working set.
 //!
 //! Section `process-guest-compatibility`, version 1: magic, level (u32), pages of RAM (u64).
 
@@ -15,34 +21,38 @@ use sterna_ram::GuestRam;
 use super::config::MOST_WORKERS;
 use super::live::Progress;
 use super::{ProcessConfig, ProcessError, clock};
-use crate::model::{Epoch, Fill, History, Pattern, Share, WordPlan, share};
+use crate::model::{Act, Acts, Epoch, Fill, History, Pattern, Share, WORDS_PER_PAGE, WordPlan, share};
 
 const MAGIC: u32 = 0x5047_5354;
+/// Flag next to the words per page: not every step writes words. A guest without such steps keeps the older
+/// encoding.
+const HAS_ACTS: u16 = 1 << 15;
 
-/// All of a guest that is not RAM.
+/// All state of a guest outside RAM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct GuestState {
     pub plan: WordPlan,
     pub fill: Fill,
+    pub acts: Acts,
     pub workers: Vec<WorkerState>,
 }
 
-/// A worker that stands still.
+/// The state of a paused worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct WorkerState {
     pub seed: u64,
     pub steps: u64,
-    /// Words that are written of the step after `steps`.
+    /// Words of its page that the step after `steps` has written, or zeroed.
     pub partial_words: usize,
     pub history: History,
     pub beats: u64,
     pub max_gap_ns: u64,
-    /// 0: never, or on another machine's clock.
+    /// Time of the last beat; 0 for none, or for another machine's clock.
     pub last_beat_ns: u64,
 }
 
 impl GuestState {
-    /// A guest that has taken no step.
+    /// The state of a guest that has taken no step.
     pub fn initial(config: &ProcessConfig, shares: &[Share]) -> Result<Self, ProcessError> {
         let refuse = |why: &str| Err(ProcessError::Config(why.into()));
         if config.workers == 0 || config.workers > MOST_WORKERS {
@@ -64,7 +74,7 @@ impl GuestState {
             last_beat_ns: 0,
         };
         let workers = shares.iter().enumerate().map(worker).collect();
-        Ok(Self { plan: config.words, fill: config.fill, workers })
+        Ok(Self { plan: config.words, fill: config.fill, acts: config.acts, workers })
     }
 
     pub fn progress(&self) -> Progress {
@@ -82,7 +92,7 @@ impl GuestState {
         self.workers.iter_mut().for_each(|worker| worker.max_gap_ns = 0);
     }
 
-    /// From every worker's next step on.
+    /// Changes the pattern from every worker's next step on.
     pub fn set_pattern(
         &mut self,
         ram: &GuestRam,
@@ -104,7 +114,8 @@ impl GuestState {
         let mut out = Vec::new();
         let mut put = |bytes: &[u8]| out.extend_from_slice(bytes);
         put(&MAGIC.to_le_bytes());
-        put(&(self.plan.count() as u16).to_le_bytes());
+        let has_acts = if self.acts.zeroes() { HAS_ACTS } else { 0 };
+        put(&(self.plan.count() as u16 | has_acts).to_le_bytes());
         let (kind, seed) = match self.fill {
             Fill::Zero => (0u8, 0),
             Fill::Random(seed) => (1, seed),
@@ -112,6 +123,9 @@ impl GuestState {
         };
         put(&[kind]);
         put(&seed.to_le_bytes());
+        if self.acts.zeroes() {
+            put(&self.acts.of_256());
+        }
         put(&clock::boot_id());
         put(&(self.workers.len() as u16).to_le_bytes());
         for worker in &self.workers {
@@ -131,17 +145,27 @@ impl GuestState {
         out
     }
 
-    /// Takes what [`GuestState::encode`] wrote, for a guest in `ram`. The error says which rule is broken.
+    /// Decodes the output of [`GuestState::encode`] for a guest in `ram`. The error names the broken rule.
     pub fn decode(bytes: &[u8], ram: &GuestRam) -> Result<Self, String> {
         let mut from = Reader(bytes);
         from.magic()?;
-        let words = usize::from(from.u16()?);
+        let words = from.u16()?;
+        let has_acts = words & HAS_ACTS != 0;
+        let words = usize::from(words & !HAS_ACTS);
         let plan = WordPlan::new(words).ok_or(format!("{words} words in a page"))?;
         let fill = match (from.take::<1>()?, from.u64()?) {
             ([0], _) => Fill::Zero,
             ([1], seed) => Fill::Random(seed),
             ([2], seed) => Fill::Half(seed),
             ([kind], _) => return Err(format!("fill of kind {kind}")),
+        };
+        let acts = match has_acts {
+            true => {
+                let [zero, discard, balloon] = from.take()?;
+                let acts = Acts::new(zero, discard, balloon).filter(|acts| acts.zeroes());
+                acts.ok_or(format!("acts of {zero}, {discard} and {balloon} of 256"))?
+            }
+            false => Acts::WRITES,
         };
         let same_clock = from.take::<16>()? == clock::boot_id();
         let count = usize::from(from.u16()?);
@@ -153,12 +177,12 @@ impl GuestState {
             .iter()
             .enumerate()
             .map(|(index, share)| {
-                WorkerState::decode(&mut from, plan, share.pages(), same_clock)
+                WorkerState::decode(&mut from, (plan, acts), share.pages(), same_clock)
                     .map_err(|why| format!("worker {index}: {why}"))
             })
             .collect();
         from.end()?;
-        Ok(Self { plan, fill, workers: workers? })
+        Ok(Self { plan, fill, acts, workers: workers? })
     }
 }
 
@@ -167,7 +191,7 @@ impl WorkerState {
         self.history.current().pattern == Pattern::Idle
     }
 
-    /// Another pattern from the next step on that has not begun. False if the history is full.
+    /// Changes the pattern from the next step that has not begun. Returns false if the history is full.
     pub fn change(&mut self, pattern: Pattern, working_set_pages: Option<u64>, share_pages: u64) -> bool {
         let first_step = self.steps + 1 + u64::from(self.partial_words > 0);
         self.history.change(first_step, pattern, working_set(working_set_pages, share_pages))
@@ -175,7 +199,7 @@ impl WorkerState {
 
     fn decode(
         from: &mut Reader<'_>,
-        plan: WordPlan,
+        (plan, acts): (WordPlan, Acts),
         share_pages: u64,
         same_clock: bool,
     ) -> Result<Self, String> {
@@ -200,15 +224,16 @@ impl WorkerState {
                 history.current().first_step
             ));
         }
-        if partial_words >= plan.count() || (partial_words > 0 && history.page(seed, steps + 1).is_none()) {
-            return Err(format!("{partial_words} words of a step that has at most {}", plan.count()));
+        let words = words_in_flight(acts.act(seed, steps + 1), plan);
+        if partial_words >= words.max(1) || (partial_words > 0 && history.page(seed, steps + 1).is_none()) {
+            return Err(format!("{partial_words} words of a step that has {words}"));
         }
         let last_beat_ns = if same_clock { last_beat_ns } else { 0 };
         Ok(Self { seed, steps, partial_words, history, beats, max_gap_ns, last_beat_ns })
     }
 }
 
-/// What the destination must accept before RAM moves.
+/// The record that the destination must accept before RAM is sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Compatibility {
     pub level: u32,
@@ -230,11 +255,22 @@ impl Compatibility {
     }
 }
 
+/// Number of words after which a step with this act can be interrupted.
+///
+/// 0 if the step gives memory back in one call.
+pub(super) fn words_in_flight(act: Act, plan: WordPlan) -> usize {
+    match act {
+        Act::Write => plan.count(),
+        Act::Zero => WORDS_PER_PAGE,
+        Act::Discard | Act::Balloon => 0,
+    }
+}
+
 fn working_set(wanted_pages: Option<u64>, share_pages: u64) -> u64 {
     wanted_pages.unwrap_or(share_pages).min(share_pages)
 }
 
-/// Takes numbers from the front.
+/// Reads numbers from the front of the bytes.
 struct Reader<'a>(&'a [u8]);
 
 impl Reader<'_> {
@@ -283,13 +319,34 @@ mod tests {
         assert_eq!(GuestState::decode(&state().encode(), &ram()), Ok(state()));
     }
 
+    /// A guest whose next step stores zeros and has zeroed more words than a step writes.
+    fn zeroing() -> GuestState {
+        let mut state = GuestState { acts: Acts::MIXED, plan: WordPlan::TIDE, ..state() };
+        let seed = state.workers[0].seed;
+        let zeroes = |step: &u64| Acts::MIXED.act(seed, step + 1) == Act::Zero;
+        state.workers[0].steps = (10..).find(zeroes).unwrap();
+        state.workers[0].partial_words = WORDS_PER_PAGE - 1;
+        (state.workers[1].steps, state.workers[1].partial_words) = (78, 0);
+        state
+    }
+
+    #[test]
+    fn state_of_a_guest_that_makes_pages_zero_decodes_to_itself() {
+        assert_eq!(GuestState::decode(&zeroing().encode(), &ram()), Ok(zeroing()));
+        let mut torn = zeroing();
+        torn.workers[0].partial_words = WORDS_PER_PAGE;
+        assert!(GuestState::decode(&torn.encode(), &ram()).is_err());
+    }
+
     #[test]
     fn state_truncated_anywhere_is_refused() {
-        let bytes = state().encode();
-        for len in 0..bytes.len() {
-            assert!(GuestState::decode(&bytes[..len], &ram()).is_err(), "{len}");
+        for state in [state(), zeroing()] {
+            let bytes = state.encode();
+            for len in 0..bytes.len() {
+                assert!(GuestState::decode(&bytes[..len], &ram()).is_err(), "{len}");
+            }
+            assert!(GuestState::decode(&[&bytes[..], &[0]].concat(), &ram()).is_err());
         }
-        assert!(GuestState::decode(&[&bytes[..], &[0]].concat(), &ram()).is_err());
     }
 
     #[test]
@@ -304,7 +361,7 @@ mod tests {
                         state.workers.iter().zip(share::divide(&ram(), state.workers.len()))
                     {
                         assert!(worker.history.current().working_set_pages <= share.pages());
-                        assert!(worker.partial_words < state.plan.count());
+                        assert!(worker.partial_words < WORDS_PER_PAGE);
                     }
                 }
             }

@@ -1,4 +1,4 @@
-//! The guest as the engine and the monitor see it.
+//! The process guest's implementation of the traits that engine and monitor use.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::state::{Compatibility, GuestState};
 use super::worker::Run;
 use super::{Inner, Phase, ProcessGuest, no_guest};
 
-/// What stands in the stream's configuration.
+/// The machine type in the stream's configuration section.
 const MACHINE_TYPE: &str = "sterna-process";
 
 impl Vm for ProcessGuest {
@@ -53,7 +53,7 @@ impl SourceVm for ProcessGuest {
     }
 
     fn run_state(&self) -> RunState {
-        self.inner.phase().run_state()
+        self.inner.run_state()
     }
 
     fn stop(&self) -> Result<(), VmError> {
@@ -90,8 +90,9 @@ impl SourceVm for ProcessGuest {
     }
 }
 
-/// A worker is a vCPU, and every step of it a page dirtied, whether the page is dirty already or not: the rates
-/// are what a dirty ring would show that is synced after each step.
+/// Each worker acts as a vCPU. Every step counts as a dirtied page, even if the page is dirty already.
+///
+/// The rates are therefore those of a dirty ring that is synced after each step.
 impl Throttle for ProcessGuest {
     fn set_cpu_throttle(&self, percent: u8) {
         self.inner.live.set_throttle_percent(percent);
@@ -107,7 +108,7 @@ impl Throttle for ProcessGuest {
         let workers = match &*self.inner.phase() {
             Phase::Running(run) => run.workers(),
             Phase::Stopped(state) | Phase::Loaded(state) => state.workers.len(),
-            // Taking every limit back needs nobody to be there.
+            // Removing every limit is permitted without a guest.
             Phase::Waiting | Phase::Ended if vcpu.is_none() && bytes_per_second.is_none() => 0,
             Phase::Waiting | Phase::Ended => return Err(no_guest("set a worker's dirty limit")),
         };
@@ -208,7 +209,7 @@ impl ProcessGuest {
 }
 
 impl Inner {
-    /// Lets the threads run with `state`; if they cannot, `back` says where the state goes.
+    /// Starts the threads with `state`. If that fails, `back` determines the phase that keeps the state.
     fn run(
         self: &Arc<Self>,
         phase: &mut Phase,
@@ -228,7 +229,7 @@ impl Inner {
     }
 }
 
-/// All of the guest that is not RAM.
+/// All state of the guest outside RAM, as a device.
 struct GuestDevice(Arc<Inner>);
 
 impl Device for GuestDevice {
@@ -257,7 +258,7 @@ impl Device for GuestDevice {
     }
 }
 
-/// What the destination must be able to run.
+/// The record with which the destination checks that it can run the guest.
 struct CompatibilityRecord(Arc<Inner>);
 
 impl CompatibilityRecord {

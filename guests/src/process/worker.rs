@@ -1,5 +1,6 @@
-//! The threads.
+//! The threads of a running process guest.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, channel};
@@ -7,27 +8,28 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use sterna::{ThrottleClock, VcpuDirtyRate, VmError};
-use sterna_ram::{PAGE_SIZE, RamError};
+use sterna_ram::{PAGE_SIZE, RamBlock, RamError};
 
 use super::clock::now_ns;
 use super::live::{Live, Progress};
-use super::state::{GuestState, WorkerState};
+use super::state::{GuestState, WorkerState, words_in_flight};
 use super::{Inner, StopPoint};
 use crate::model::pattern::hash;
 use crate::model::words::{overlay, word};
-use crate::model::{PageId, Share, WORDS_PER_PAGE, WordPlan, share};
+use crate::model::{Act, Acts, PageId, Share, WORDS_PER_PAGE, WordPlan, share};
 
-/// Steps between two looks at clock and wishes at full speed.
+const PAGE_BYTES: u64 = PAGE_SIZE as u64;
+/// Number of steps between two reads of clock and settings at full speed.
 const BATCH_STEPS: u64 = 16;
-/// The longest sleep, so the longest time between beats.
+/// The longest sleep, and therefore the longest time between beats.
 const NAP: Duration = Duration::from_millis(1);
-/// A worker that was late makes up for this much time at most.
+/// Largest delay for which a late worker catches up, in ns.
 const CATCH_UP_NS: u64 = 20_000_000;
 
-/// The time over which a worker's dirty rate is measured.
+/// The period over which a worker's dirty rate is measured, in ns.
 const RATE_PERIOD_NS: u64 = 1_000_000_000;
 
-/// A guest that runs: its threads, and the state that they do not have.
+/// A running guest: its threads, and the state that they do not own.
 pub(super) struct Run {
     threads: Vec<JoinHandle<Result<WorkerState, RamError>>>,
     seen: Vec<Arc<Seen>>,
@@ -35,23 +37,23 @@ pub(super) struct Run {
     rest: GuestState,
 }
 
-/// What a running worker shows.
+/// The published progress of a running worker.
 struct Seen {
     steps: AtomicU64,
     beats: AtomicU64,
     max_gap_ns: AtomicU64,
     idle: AtomicBool,
-    /// Bytes per second over the last period; 0 before one is over.
+    /// Bytes per second over the last period; 0 before the first period has ended.
     dirty_rate: AtomicU64,
 }
 
 impl Run {
-    /// Starts a thread for each worker. On error no worker has taken a step, and the state comes back.
+    /// Starts a thread for each worker. On error no worker has taken a step, and the state is returned.
     pub fn spawn(inner: Arc<Inner>, state: GuestState) -> Result<Self, (GuestState, VmError)> {
         let shares = share::divide(&inner.ram, state.workers.len());
         let rest = GuestState { workers: Vec::new(), ..state };
         let mut run = Self { threads: Vec::new(), seen: Vec::new(), stop: Arc::default(), rest };
-        // Nobody begins before all are there: a guest of which a part has run cannot be given back.
+        // No thread begins before all exist, because a guest that has partly run could not be returned.
         let mut gates = Vec::new();
         for (index, (worker, share)) in state.workers.iter().cloned().zip(shares).enumerate() {
             let (open, gate) = channel();
@@ -61,6 +63,7 @@ impl Run {
                 index,
                 share,
                 plan: run.rest.plan,
+                acts: run.rest.acts,
                 generation: inner.live.generation(),
                 stop: Arc::clone(&run.stop),
                 seen: Arc::clone(&seen),
@@ -82,13 +85,13 @@ impl Run {
             gates.push(open);
         }
         for open in gates {
-            // A thread that is gone already is found when it is joined.
+            // A thread that has already ended is found by the join.
             let _ = open.send(());
         }
         Ok(run)
     }
 
-    /// Stops every worker and takes its state.
+    /// Stops every worker and returns the state.
     pub fn stop(mut self) -> Result<GuestState, VmError> {
         self.stop.store(true, Ordering::Release);
         self.threads.iter().for_each(|thread| thread.thread().unpark());
@@ -116,7 +119,8 @@ impl Run {
         }
     }
 
-    /// Each worker's dirty rate (every step counts as a page; 0 before a period is over) and its limit.
+    /// Each worker's dirty rate and limit. Every step counts as a page; the rate is 0 before a period has
+    /// ended.
     pub fn dirty_rates(&self, live: &Live) -> Vec<VcpuDirtyRate> {
         let rate = |(worker, seen): (usize, &Arc<Seen>)| VcpuDirtyRate {
             rate_bytes: seen.dirty_rate.load(Ordering::Relaxed),
@@ -129,7 +133,7 @@ impl Run {
         self.seen.len()
     }
 
-    /// Has every worker that sleeps look at the limits anew.
+    /// Makes every sleeping worker read the limits again.
     pub fn wake_sleepers(&self) {
         self.threads.iter().for_each(|thread| thread.thread().unpark());
     }
@@ -151,18 +155,19 @@ impl Seen {
     }
 }
 
-/// One thread's view of the guest.
+/// The data of one thread.
 struct Worker {
     inner: Arc<Inner>,
     index: usize,
     share: Share,
     plan: WordPlan,
-    /// The last request that was adopted.
+    acts: Acts,
+    /// Number of the last request that the worker has adopted.
     generation: u64,
     stop: Arc<AtomicBool>,
     seen: Arc<Seen>,
     throttle: ThrottleClock,
-    /// When the period of the dirty rate began, ns, and the steps at that time.
+    /// Start of the present rate period (ns), and the steps at that time.
     rate_since: (u64, u64),
     state: WorkerState,
 }
@@ -201,7 +206,7 @@ impl Worker {
         Ok(self.state)
     }
 
-    /// Notes the time since the last beat.
+    /// Records the time since the last beat.
     fn beat(&mut self) -> u64 {
         let now = now_ns();
         if self.state.last_beat_ns != 0 {
@@ -214,7 +219,9 @@ impl Worker {
         now
     }
 
-    /// Sleeps if the throttle says so, but not longer than the guest is to run and the limits are as they are.
+    /// Sleeps for the time that the throttle computes.
+    ///
+    /// Wakes earlier if the guest must stop or the limits change.
     fn rest(&mut self, now: u64) -> bool {
         let generation = self.inner.live.throttle_generation();
         let limits = self.inner.live.throttle_limits(self.index);
@@ -245,7 +252,7 @@ impl Worker {
         }
     }
 
-    /// Takes over a pattern that was wished for, from the next step on.
+    /// Adopts a requested pattern from the next step on.
     fn adopt(&mut self) {
         let generation = self.inner.live.generation();
         if generation != self.generation {
@@ -256,51 +263,70 @@ impl Worker {
         }
     }
 
-    /// Writes the words of the next step from the `from`th on, and counts it.
+    /// Executes the next step from its `from`th word on, and counts it.
     #[inline]
     fn finish_step(&mut self, from: usize) -> Result<(), RamError> {
-        self.write_words(from, self.plan.count())?;
+        let act = self.next_act();
+        self.step(act, from, words_in_flight(act, self.plan))?;
         self.state.partial_words = 0;
         self.state.steps += 1;
         Ok(())
     }
 
-    /// Writes some first words of the next step and remembers how many: at least one, never all.
+    /// Writes some first words of the next step and records their number.
+    ///
+    /// At least one word, never all.
     fn begin_step(&mut self) -> Result<(), RamError> {
-        let next = self.state.steps + 1;
-        if self.state.history.page(self.state.seed, next).is_some() {
-            let count = 1 + hash(!self.state.seed, next) as usize % (self.plan.count() - 1);
-            self.write_words(0, count)?;
+        let (next, act) = (self.state.steps + 1, self.next_act());
+        let words = words_in_flight(act, self.plan);
+        if words > 1 && self.state.history.page(self.state.seed, next).is_some() {
+            let count = 1 + hash(!self.state.seed, next) as usize % (words - 1);
+            self.step(act, 0, count)?;
             self.state.partial_words = count;
         }
         Ok(())
     }
 
     #[inline]
-    fn write_words(&self, from: usize, to: usize) -> Result<(), RamError> {
+    fn next_act(&self) -> Act {
+        self.acts.act(self.state.seed, self.state.steps + 1)
+    }
+
+    #[inline]
+    fn step(&self, act: Act, from: usize, to: usize) -> Result<(), RamError> {
         let step = self.state.steps + 1;
-        // The newest epoch holds for the next step: changes are noted before it or, within it, after it.
+        // The newest epoch applies to the next step. A change is recorded before the step, or within it for
+        // the step after it.
+        let epoch = self.state.history.current();
         let page = if from == 0 {
-            let epoch = self.state.history.current();
             epoch.pattern.page(self.state.seed, step, epoch.working_set_pages)
         } else {
             self.state.history.page(self.state.seed, step)
         };
         let Some(page) = page else { return Ok(()) };
+        match act {
+            Act::Write => self.write_words(step, page, from..to),
+            Act::Zero => self.write_zeros(page, from..to),
+            Act::Discard | Act::Balloon => (page..page + act.pages(page, epoch.working_set_pages))
+                .try_for_each(|page| self.give_back(page)),
+        }
+    }
+
+    fn write_words(&self, step: u64, page: u64, words: Range<usize>) -> Result<(), RamError> {
         let Some((block_index, block_page)) = self.share.locate(page) else { return Ok(()) };
         let id = PageId::new(self.index, page);
         let block = &self.inner.ram.blocks()[block_index];
-        let offset = block_page * PAGE_SIZE as u64;
+        let offset = block_page * PAGE_BYTES;
         if self.plan == WordPlan::FULL {
-            let mut words = [0; WORDS_PER_PAGE];
-            overlay(&mut words, step, id, self.plan, to);
+            let mut content = [0; WORDS_PER_PAGE];
+            overlay(&mut content, step, id, self.plan, words.end);
             let mut bytes = [0; PAGE_SIZE];
-            for (bytes, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(&words) {
+            for (bytes, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(&content) {
                 *bytes = word.to_le_bytes();
             }
-            block.write(offset + from as u64 * 8, &bytes[from * 8..to * 8])?;
+            block.write(offset + words.start as u64 * 8, &bytes[words.start * 8..words.end * 8])?;
         } else {
-            for nth in from..to {
+            for nth in words {
                 let slot = self.plan.slot(nth);
                 block.write_u64(offset + slot as u64 * 8, word(step, id, slot))?;
             }
@@ -308,9 +334,39 @@ impl Worker {
         self.inner.tracker.written(block_index, block_page);
         Ok(())
     }
+
+    fn write_zeros(&self, page: u64, words: Range<usize>) -> Result<(), RamError> {
+        let Some((block_index, block_page)) = self.share.locate(page) else { return Ok(()) };
+        let offset = block_page * PAGE_BYTES + words.start as u64 * 8;
+        self.inner.ram.blocks()[block_index].write(offset, &[0; PAGE_SIZE][..words.len() * 8])?;
+        self.inner.tracker.written(block_index, block_page);
+        Ok(())
+    }
+
+    /// Gives a page back to the host, as a VMM does when its guest's balloon grows.
+    fn give_back(&self, page: u64) -> Result<(), RamError> {
+        let Some((block_index, block_page)) = self.share.locate(page) else { return Ok(()) };
+        let block = &self.inner.ram.blocks()[block_index];
+        // In postcopy the page must arrive before it is given back. A later arrival would overwrite the
+        // zeros.
+        block.write_u64(block_page * PAGE_BYTES, 0)?;
+        give_back(block, block_page)?;
+        self.inner.tracker.given_back(block_index, block_page, 1);
+        Ok(())
+    }
 }
 
-/// Says how many steps are due.
+/// Gives a page back. Stores zeros if that is impossible (huge pages, pinned memory, memory without
+/// permission).
+fn give_back(block: &RamBlock, page: u64) -> Result<(), RamError> {
+    let can = block.page_bytes() == PAGE_BYTES && block.permissions().discard;
+    if can && block.discard_pages(page, 1).is_ok() {
+        return Ok(());
+    }
+    block.zero_present_pages(page, 1)
+}
+
+/// Computes how many steps are due.
 struct Pace {
     rate: u64,
     /// The time at which no step was due.
@@ -323,7 +379,7 @@ impl Pace {
         Self { rate, origin_ns: now_ns(), done: 0 }
     }
 
-    /// Steps that are due at `now_ns`; they count as taken.
+    /// The number of steps that are due at `now_ns`; they count as taken.
     fn due(&mut self, rate: u64, now_ns: u64) -> u64 {
         if rate == 0 {
             return BATCH_STEPS;

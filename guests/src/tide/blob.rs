@@ -1,6 +1,6 @@
-//! The guests' machine code, as bytes of this program.
+//! The machine code of the tide guests, as bytes of this program.
 //!
-//! It is assembled into read-only data, so the host cannot run it by accident.
+//! The code is assembled into read-only data, so that the host cannot execute it by accident.
 #![allow(unsafe_code)]
 
 use std::arch::global_asm;
@@ -11,14 +11,14 @@ use crate::model::words::{PAGE_FACTOR, SLOT_FACTOR, STEP_FACTOR};
 
 /// The flat 64-bit guest's code; position independent, entered at its first byte.
 pub(super) fn flat() -> &'static [u8] {
-    // SAFETY: both labels are in the block below, in this order, in one section that is mapped readable for
-    // the program's whole life and that nobody writes.
+    // SAFETY: both labels are in the block below, in this order, in one section. The section is mapped
+    // readable for the program's whole life and is never written.
     unsafe { between(&raw const sterna_tide_begin, &raw const sterna_tide_end) }
 }
 
 /// The boot sector's code, at most 510 bytes, to be loaded at 0x7c00.
 pub(super) fn boot() -> &'static [u8] {
-    // SAFETY: as above, for the labels of the second block.
+    // SAFETY: as in `flat`, for the labels of the second block.
     unsafe { between(&raw const sterna_tide_boot_begin, &raw const sterna_tide_boot_end) }
 }
 
@@ -36,7 +36,7 @@ unsafe extern "C" {
     static sterna_tide_boot_end: u8;
 }
 
-/// Seven more words follow the header, 73 slots apart.
+/// The sum's increment between two written words. Seven words follow the header, 73 slots apart.
 const WORD_STRIDE: u64 = SLOT_FACTOR.wrapping_mul(73);
 
 // r15: the vCPU's control page. r14: steps to the next beat. r13: the time at this beat. r12: the step.
@@ -52,7 +52,7 @@ global_asm!(
     "    inc     rdi",
     "    shl     rdi, 12",
     "    add     r15, rdi",
-    // A beat: the time since the last one.
+    // A beat: record the time since the last one.
     ".Ltide_beat:",
     "    inc     qword ptr [r15 + 8*{BEATS}]",
     "    rdtsc",
@@ -94,8 +94,8 @@ global_asm!(
     "    sub     rax, [r15 + 8*{LAST_STEP}]",
     "    cmp     rax, rcx",
     "    jb      .Ltide_rest",
-    // Each step has its time, and what is late is made up for, eight at once if so many are due; but not more
-    // than some 20 ms (and eight steps).
+    // Each step has its due time. Late steps are caught up, eight at a time if eight are due, but at most
+    // some 20 ms (and eight steps).
     "    lea     rdx, [rcx*8 + {CATCH_UP_TICKS}]",
     "    cmp     rax, rdx",
     "    ja      .Ltide_begin_anew",
@@ -110,7 +110,7 @@ global_asm!(
     ".Ltide_begin_anew:",
     "    mov     [r15 + 8*{LAST_STEP}], r13",
     "    mov     r14d, 1",
-    // A step: which page?
+    // A step: compute the page.
     ".Ltide_step:",
     "    mov     r12, [r15 + 8*{STEPS}]",
     "    inc     r12",
@@ -165,7 +165,7 @@ global_asm!(
     "    xor     edx, edx",
     "    div     r9",
     "    mov     r10, rdx",
-    // Where is it, and what do the others do?
+    // Compute the page's address, and read the neighbour's counter.
     ".Ltide_write:",
     "    mov     rdi, [r15 + 8*{FIRST_SEGMENT}]",
     "    cmp     r10, [r15 + 8*{SPLIT}]",
@@ -178,7 +178,38 @@ global_asm!(
     "    mov     rax, [r15 + 8*{NEIGHBOUR}]",
     "    mov     rax, [r15 + rax + 8*{STEPS}]",
     "    mov     [r15 + 8*{WITNESS}], rax",
-    // The words, header first.
+    // Decide whether the step stores zeros, by the hash with another seed.
+    "    cmp     qword ptr [r15 + 8*{ZERO_OF_256}], 0",
+    "    je      .Ltide_words",
+    "    mov     rax, r12",
+    "    add     rax, [r15 + 8*{ACT_SEED}]",
+    "    movabs  rcx, {HASH_FIRST}",
+    "    imul    rax, rcx",
+    "    mov     rdx, rax",
+    "    shr     rdx, 32",
+    "    xor     rax, rdx",
+    "    movabs  rcx, {HASH_SECOND}",
+    "    imul    rax, rcx",
+    "    mov     rdx, rax",
+    "    shr     rdx, 32",
+    "    xor     rax, rdx",
+    "    movzx   eax, al",
+    "    cmp     rax, [r15 + 8*{ZERO_OF_256}]",
+    "    jae     .Ltide_words",
+    "    xor     edx, edx",
+    "    mov     ecx, 64",
+    ".Ltide_zeros:",
+    ".set .Ltide_zero_at, 0",
+    ".rept 8",
+    "    mov     [rdi + .Ltide_zero_at], rdx",
+    ".set .Ltide_zero_at, .Ltide_zero_at + 8",
+    ".endr",
+    "    add     rdi, 64",
+    "    dec     ecx",
+    "    jnz     .Ltide_zeros",
+    "    jmp     .Ltide_counted",
+    // Write the words, the header first.
+    ".Ltide_words:",
     "    mov     rax, r10",
     "    add     rax, [r15 + 8*{IDENTITY}]",
     "    movabs  rcx, {PAGE_FACTOR}",
@@ -197,6 +228,7 @@ global_asm!(
     "    mov     [rdi + .Ltide_at], rdx",
     ".set .Ltide_at, .Ltide_at + 584",
     ".endr",
+    ".Ltide_counted:",
     "    mov     [r15 + 8*{STEPS}], r12",
     "    dec     r14d",
     "    jnz     .Ltide_step",
@@ -211,7 +243,7 @@ global_asm!(
     "    mov     qword ptr [r15 + 8*{MAX_GAP}], 0",
     "    mov     qword ptr [r15 + 8*{REQUEST_GAP_RESET}], 0",
     "    jmp     .Ltide_requests",
-    // A request: rax is its count. rsi: the pattern, rcx: the working set.
+    // Handle a request. rax: its count. rsi: the pattern. rcx: the working set.
     ".Ltide_adopt:",
     "    mov     [r15 + 8*{ADOPTED}], rax",
     "    mov     rax, [r15 + 8*{REQUEST_PACE}]",
@@ -261,7 +293,7 @@ global_asm!(
     ".Ltide_refuse:",
     "    inc     qword ptr [r15 + 8*{REFUSED}]",
     "    jmp     .Ltide_adopted",
-    // A line: from its end to its beginning, then out.
+    // Print a line: format it from its end to its beginning, then output it.
     ".Ltide_print:",
     "    mov     [r15 + 8*{LAST_LINE}], r13",
     "    lea     rdi, [r15 + 8*{LINE} + 31]",
@@ -317,6 +349,8 @@ global_asm!(
     REQUEST_PATTERN = const control::REQUEST_PATTERN,
     REQUEST_WORKING_SET = const control::REQUEST_WORKING_SET,
     SHARE_PAGES = const control::SHARE_PAGES,
+    ACT_SEED = const control::ACT_SEED,
+    ZERO_OF_256 = const control::ZERO_OF_256,
     EPOCHS = const control::EPOCHS,
     EPOCHS_MAX = const control::EPOCHS_MAX,
     FIRST_EPOCH = const control::FIRST_EPOCH,
@@ -341,7 +375,7 @@ global_asm!(
     "    xor     ax, ax",
     "    mov     ds, ax",
     "    mov     bx, {CONTROL}",
-    // A beat: the time since the last one.
+    // A beat: record the time since the last one.
     ".Lboot_beat:",
     "    add     dword ptr [bx + 8*{BEATS}], 1",
     "    adc     dword ptr [bx + 8*{BEATS} + 4], 0",
@@ -367,7 +401,7 @@ global_asm!(
     "    jmp     .Lboot_step",
     ".Lboot_clock_back:",
     "    inc     dword ptr [bx + 8*{CLOCK_WENT_BACK}]",
-    // A step: the next page; step and page times their factors grow by addition.
+    // A step on the next page. The products of step and page with their factors grow by addition.
     ".Lboot_step:",
     "    add     dword ptr [bx + 8*{STEP_SUM}], {STEP_LOW}",
     "    adc     dword ptr [bx + 8*{STEP_SUM} + 4], {STEP_HIGH}",
@@ -409,7 +443,7 @@ global_asm!(
     "    jnz     .Lboot_word",
     "    add     dword ptr [bx + 8*{STEPS}], 1",
     "    adc     dword ptr [bx + 8*{STEPS} + 4], 0",
-    // A line now and then.
+    // Print a line every {LINE_STEPS} steps.
     "    test    bp, {LINE_STEPS} - 1",
     "    jnz     .Lboot_beat",
     "    lea     di, [bx + 8*{LINE} + 31]",

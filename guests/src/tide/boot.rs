@@ -1,36 +1,38 @@
 //! Tide as a boot sector: real mode, 512 bytes, one vCPU.
 //!
-//! It sweeps [`PAGES`] pages from [`FIRST_SWEPT`] on, in sequence, with the same words as the flat guest, and
-//! keeps the words [`control::STEPS`], `BEATS`, `MAX_GAP`, `LAST_BEAT` and `CLOCK_WENT_BACK` of a control
-//! page at [`CONTROL_ADDRESS`]. RAM must read as zero at the start. It prints `tide <steps>` to the serial
-//! port at 0x3f8 every [`LINE_STEPS`] steps (their low 32 bits). A stop between the two halves of the
-//! counter just as its low one overflows, once in 2³² steps, would look like corruption.
+//! The guest sweeps [`PAGES`] pages from [`FIRST_SWEPT`] on, in sequence, with the same words as the flat
+//! guest. It maintains the words [`control::STEPS`], `BEATS`, `MAX_GAP`, `LAST_BEAT` and `CLOCK_WENT_BACK`
+//! of a control page at [`CONTROL_ADDRESS`]. RAM must read as zero at the start. It prints `tide <steps>`
+//! to the serial port at 0x3f8 every [`LINE_STEPS`] steps (their low 32 bits).
+//!
+//! Known limit: the guest updates its step counter in two halves. A stop between them when the low half
+//! overflows, once in 2³² steps, would look like corruption.
 
 use sterna_ram::{GuestRam, PAGE_SIZE, RamError};
 
 use super::{TideProgress, blob, control};
 use crate::checker::{CheckError, Cut, InFlight, Verdict, WorkerCut, check};
-use crate::model::{Fill, History, Pattern, Segment, Share, WordPlan};
+use crate::model::{Acts, Fill, History, Pattern, Segment, Share, WordPlan};
 
-/// Where the sector is loaded and entered, with any segments.
+/// Address at which the sector is loaded and entered, with any segments.
 pub const LOAD_ADDRESS: u64 = 0x7c00;
 /// Physical address of the control page.
 pub const CONTROL_ADDRESS: u64 = 0x8000;
 /// Physical address of the first page that is swept.
 pub const FIRST_SWEPT: u64 = 0x1_0000;
-/// Pages that are swept: 512 KiB, up to 0x9_0000.
+/// Number of swept pages: 512 KiB, up to 0x9_0000.
 pub const PAGES: u64 = 128;
-/// Steps from line to line.
+/// Number of steps between two lines.
 pub const LINE_STEPS: u64 = 4096;
 
-/// Word of the control page: steps times their factor.
+/// Index of the control page's word for steps times their factor.
 pub(super) const STEP_SUM: usize = 36;
-/// Word of the control page: the page's number times its factor.
+/// Index of the control page's word for the page's number times its factor.
 pub(super) const PAGE_SUM: usize = 37;
-/// Word of the control page: the page's number.
+/// Index of the control page's word for the page's number.
 pub(super) const PAGE: usize = 38;
 
-/// The sector, with its signature.
+/// The boot sector, including its signature.
 pub fn boot_sector() -> [u8; 512] {
     let mut sector = [0; 512];
     let code = blob::boot();
@@ -40,11 +42,12 @@ pub fn boot_sector() -> [u8; 512] {
     sector
 }
 
-/// Checks that RAM is one consistent cut of the boot sector's. `block` is the block that begins at
-/// physical address 0. The guest must stand still.
+/// Checks that RAM is one consistent cut of the boot sector's guest, which must be paused.
+///
+/// `block` is the block that begins at physical address 0.
 ///
 /// # Errors
-/// [`CheckError::Ram`].
+/// [`CheckError::Ram`] if RAM could not be read.
 pub fn check_boot(ram: &GuestRam, block: usize) -> Result<Verdict, CheckError> {
     let segment = Segment { block, first_page: FIRST_SWEPT / PAGE_SIZE as u64, pages: PAGES };
     let worker = WorkerCut {
@@ -55,10 +58,11 @@ pub fn check_boot(ram: &GuestRam, block: usize) -> Result<Verdict, CheckError> {
         seed: 0,
         witness: None,
     };
-    check(ram, &Cut { plan: WordPlan::TIDE, fill: Fill::Zero, workers: vec![worker] })
+    let cut = Cut { plan: WordPlan::TIDE, fill: Fill::Zero, acts: Acts::WRITES, workers: vec![worker] };
+    check(ram, &cut)
 }
 
-/// How far it has come; also while it runs.
+/// The guest's progress; also while it runs.
 ///
 /// # Errors
 /// RAM could not be read.

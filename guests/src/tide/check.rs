@@ -1,4 +1,4 @@
-//! Reads the guest's control pages out of RAM: checker, progress, remote control.
+//! Access to the guest's control pages in RAM: checker, progress, remote control.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -9,34 +9,34 @@ use super::{LOAD_ADDRESS, Tide, TideError};
 use crate::checker::{CheckError, Cut, InFlight, Verdict, Violation, Witness, WorkerCut, check};
 use crate::model::{Epoch, History, Pattern, WORDS_PER_PAGE, WordPlan};
 
-/// How far a tide has come.
+/// The progress of a tide.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TideProgress {
     /// Steps that each vCPU has taken.
     pub steps: Vec<u64>,
-    /// Turns of each vCPU's main loop.
+    /// Iterations of each vCPU's main loop.
     pub beats: Vec<u64>,
-    /// The most ticks of the time-stamp counter between two beats of one vCPU: the longest time that the
-    /// guest stood still, as it saw it.
+    /// The largest number of ticks of the time-stamp counter between two beats of one vCPU. This is the
+    /// longest pause that the guest observed.
     pub max_gap_ticks: u64,
-    /// How often a vCPU's time-stamp counter went back. Must be 0.
+    /// Number of times that a vCPU's time-stamp counter went backwards. Must be 0.
     pub clock_went_back: u64,
-    /// Requests that a vCPU did not take over.
+    /// Number of requests that a vCPU refused.
     pub refused: u64,
 }
 
 impl TideProgress {
-    /// Steps of all vCPUs.
+    /// Sum of the steps of all vCPUs.
     pub fn total_steps(&self) -> u64 {
         self.steps.iter().sum()
     }
 }
 
 impl Tide {
-    /// Checks that RAM is one consistent cut. The guest must stand still (between any two instructions).
+    /// Checks that RAM is one consistent cut. The guest must be paused (between any two instructions).
     ///
     /// # Errors
-    /// [`CheckError::Ram`].
+    /// [`CheckError::Ram`] if RAM could not be read.
     pub fn check(&self, ram: &GuestRam) -> Result<Verdict, CheckError> {
         match self.cut(ram)? {
             Ok(cut) => check(ram, &cut),
@@ -44,10 +44,10 @@ impl Tide {
         }
     }
 
-    /// What [`Tide::check`] demands of RAM, or what is wrong with the control data.
+    /// The cut that [`Tide::check`] demands of RAM, or the errors in the control data.
     ///
     /// # Errors
-    /// [`CheckError::Ram`].
+    /// [`CheckError::Ram`] if RAM could not be read.
     pub fn cut(&self, ram: &GuestRam) -> Result<Result<Cut, Vec<Violation>>, CheckError> {
         let mut wrong = Vec::new();
         let mut code = vec![0; PAGE_SIZE];
@@ -63,14 +63,15 @@ impl Tide {
                 Err(why) => wrong.push(Violation::Control { worker, why }),
             }
         }
-        let cut = Cut { plan: WordPlan::TIDE, fill: self.config.fill, workers };
+        let acts = self.config.acts();
+        let cut = Cut { plan: WordPlan::TIDE, fill: self.config.fill, acts, workers };
         Ok(if wrong.is_empty() { Ok(cut) } else { Err(wrong) })
     }
 
-    /// How far the guest has come; also while it runs.
+    /// The guest's progress; also while it runs.
     ///
     /// # Errors
-    /// [`TideError::Ram`].
+    /// [`TideError::Ram`] if RAM could not be read.
     pub fn progress(&self, ram: &GuestRam) -> Result<TideProgress, TideError> {
         let mut progress = TideProgress::default();
         for worker in 0..self.shares.len() {
@@ -87,11 +88,13 @@ impl Tide {
         Ok(progress)
     }
 
-    /// Asks every vCPU for another pattern and working set (pages per vCPU; None: its whole share). A vCPU
-    /// takes it over before its next step; at most [`EPOCHS_MAX`] patterns in a guest's life.
+    /// Requests another pattern and working set from every vCPU (pages per vCPU; `None`: its whole share).
+    ///
+    /// A vCPU adopts the request before its next step. A guest can have at most [`EPOCHS_MAX`] patterns in
+    /// its life.
     ///
     /// # Errors
-    /// [`TideError::Ram`].
+    /// [`TideError::Ram`] if RAM could not be read or written.
     pub fn set_pattern(
         &self,
         ram: &GuestRam,
@@ -107,18 +110,20 @@ impl Tide {
         )
     }
 
-    /// Asks every vCPU for another pace: ticks of the time-stamp counter from step to step, 0 for full speed.
+    /// Requests another pace from every vCPU.
+    ///
+    /// The pace is the number of ticks of the time-stamp counter between steps, 0 for full speed.
     ///
     /// # Errors
-    /// [`TideError::Ram`].
+    /// [`TideError::Ram`] if RAM could not be read or written.
     pub fn set_pace(&self, ram: &GuestRam, ticks: u64) -> Result<(), TideError> {
         self.request(ram, &[(control::REQUEST_PACE, ticks)])
     }
 
-    /// Asks every vCPU to forget its longest gap.
+    /// Requests from every vCPU that it resets its longest gap.
     ///
     /// # Errors
-    /// [`TideError::Ram`].
+    /// [`TideError::Ram`] if RAM could not be written.
     pub fn reset_max_gap(&self, ram: &GuestRam) -> Result<(), TideError> {
         self.write_all(ram, control::REQUEST_GAP_RESET, 1)
     }
@@ -127,7 +132,7 @@ impl Tide {
         for &(index, value) in wishes {
             self.write_all(ram, index, value)?;
         }
-        // The guest reads the wishes after it has seen the count.
+        // The guest reads the requested values after the count, so the count must be written last.
         fence(Ordering::Release);
         for worker in 0..self.shares.len() {
             let (block, offset) = self.control_word(worker, control::REQUEST_COUNT);
@@ -180,7 +185,7 @@ impl Tide {
     }
 }
 
-/// The epochs; of several that begin with one step the last counts.
+/// The epochs of a control page. Of several epochs with the same first step, the last one counts.
 fn history(page: &[u64; WORDS_PER_PAGE], share_pages: u64) -> Result<History, String> {
     let count = page[control::EPOCHS];
     if count == 0 || count > EPOCHS_MAX as u64 {

@@ -1,93 +1,111 @@
-//! The control page of a vCPU: 512 little-endian 64-bit words. The control page of vCPU i is the page
+//! Layout of a vCPU's control page: 512 little-endian 64-bit words. The control page of vCPU i is the page
 //! at [`super::LOAD_ADDRESS`]` + 4096 · (1 + i)`.
 //!
-//! Words that only the image sets are constants of the guest; the checker demands them. Words whose names
-//! begin with `REQUEST` are the host's to write: first the wishes, then [`REQUEST_COUNT`], one more than
-//! before.
+//! Words that only the image sets are constants of the guest; the checker demands their values. The host
+//! writes the words whose names begin with `REQUEST`: first the requested values, then [`REQUEST_COUNT`],
+//! incremented by one.
 
 use sterna_ram::PAGE_SIZE;
 
 use super::{Tide, layout};
 use crate::model::WORDS_PER_PAGE;
 
-/// Constant: [`MAGIC_VALUE`].
+/// Constant: the value [`MAGIC_VALUE`].
 pub const MAGIC: usize = 0;
-/// Constant: the vCPU's index shifted left by 40, to be added to a page's number for its identity.
+/// Constant: the vCPU's index shifted left by 40. Added to a page's number, it gives the page's identity.
 pub const IDENTITY: usize = 1;
-/// Steps that are complete: the counter S of the model.
+/// Number of complete steps: the counter S of the model.
 pub const STEPS: usize = 2;
-/// Turns of the main loop: 8 steps at full speed, else one or none.
+/// Iterations of the main loop. An iteration takes 8 steps at full speed, otherwise one or none.
 pub const BEATS: usize = 3;
-/// The most ticks of the time-stamp counter between two beats.
+/// The largest number of ticks of the time-stamp counter between two beats.
 pub const MAX_GAP: usize = 4;
 /// The time-stamp counter at the last beat.
 pub const LAST_BEAT: usize = 5;
 /// Constant: seed of the patterns.
 pub const SEED: usize = 6;
-/// [`STEPS`] of the next vCPU (of the first, for the last), read before the step in flight began.
+/// [`STEPS`] of the next vCPU, read before the step in flight began. The last vCPU reads the
+/// first's.
 pub const WITNESS: usize = 7;
-/// Constant: from this control page to the next vCPU's, in bytes, signed.
+/// Constant: distance from this control page to the next vCPU's, in bytes, signed.
 pub const NEIGHBOUR: usize = 8;
 /// Constant: guest-physical address of page 0 of the share.
 pub const FIRST_SEGMENT: usize = 9;
 /// Constant: pages in the first segment.
 pub const SPLIT: usize = 10;
-/// Constant: to be added to 4096 · page for the address of pages from [`SPLIT`] on.
+/// Constant: the summand that gives, with 4096 · page, the address of pages from [`SPLIT`] on.
 pub const SECOND_SEGMENT: usize = 11;
 /// Constant: pages in the share.
 pub const SHARE_PAGES: usize = 12;
 /// Constant: ticks between two lines on the serial port.
 pub const LINE_TICKS: usize = 13;
-/// How often the time-stamp counter was behind an earlier reading.
+/// Number of times that the time-stamp counter was less than an earlier reading.
 pub const CLOCK_WENT_BACK: usize = 14;
-/// Requests that were not taken over: unknown pattern, or no room for another epoch.
+/// Number of refused requests: unknown pattern, or no space for another epoch.
 pub const REFUSED: usize = 15;
-/// Requests so far.
+/// Number of requests so far.
 pub const REQUEST_COUNT: usize = 16;
-/// Wish: number of the pattern.
+/// Requested value: number of the pattern.
 pub const REQUEST_PATTERN: usize = 17;
-/// Wish: pages of the working set; 0 or more than the share: the share.
+/// Requested value: pages of the working set. 0, or more than the share, means the share.
 pub const REQUEST_WORKING_SET: usize = 18;
-/// Wish: ticks from step to step.
+/// Requested value: ticks between two steps.
 pub const REQUEST_PACE: usize = 19;
-/// [`REQUEST_COUNT`] as it was last taken over.
+/// Value of [`REQUEST_COUNT`] at the last adopted request.
 pub const ADOPTED: usize = 20;
-/// Number of the pattern in force.
+/// Number of the present pattern.
 pub const PATTERN: usize = 21;
-/// Pages of the working set in force.
+/// Pages of the present working set.
 pub const WORKING_SET: usize = 22;
-/// Ticks from step to step.
+/// Present ticks between two steps.
 pub const PACE: usize = 23;
 /// Pages of the hot set: a tenth of the working set, at least 1.
 pub const HOT_PAGES: usize = 24;
-/// Epochs so far.
+/// Number of epochs so far.
 pub const EPOCHS: usize = 25;
-/// Wish: not 0 to forget [`MAX_GAP`]; the guest writes 0.
+/// Requested value: not 0 to reset [`MAX_GAP`]. The guest writes 0 back.
 pub const REQUEST_GAP_RESET: usize = 26;
 /// Constant: 1 if this vCPU prints.
 pub const PRINTS: usize = 27;
-/// The line that is printed, 32 bytes.
+/// Buffer of the printed line, 32 bytes.
 pub const LINE: usize = 28;
-/// The time-stamp counter when the last step that keeps a pace was due.
+/// Due time of the last step that kept a pace, on the time-stamp counter.
 pub const LAST_STEP: usize = 32;
-/// The time-stamp counter at the last line.
+/// Time of the last line, on the time-stamp counter.
 pub const LAST_LINE: usize = 33;
-/// Epochs: first step, number of the pattern, pages of the working set, 0.
+/// Constant: seed of the choice of steps that store zeros.
+pub const ACT_SEED: usize = 34;
+/// Constant: number of steps of 256 that store zeros.
+pub const ZERO_OF_256: usize = 35;
+/// The first of the epochs. Each has four words: first step, number of the pattern, pages of the working
+/// set, 0.
 pub const FIRST_EPOCH: usize = 36;
-/// Room for so many epochs.
+/// Number of epochs for which the page has space.
 pub const EPOCHS_MAX: usize = (WORDS_PER_PAGE - FIRST_EPOCH) / 4;
 
-/// Ticks of the time-stamp counter that a guest which keeps a pace makes up for if it was late: some 20 ms.
+/// Largest delay for which a late guest catches up, in ticks (some 20 ms).
 pub const CATCH_UP_TICKS: i32 = 1 << 26;
 
-/// The bytes `TIDECTL1`.
+/// Magic number: the bytes `TIDECTL1`.
 pub const MAGIC_VALUE: u64 = u64::from_le_bytes(*b"TIDECTL1");
 
-/// Words that nothing changes after the start.
-pub(super) const CONSTANTS: [usize; 10] =
-    [MAGIC, IDENTITY, SEED, NEIGHBOUR, FIRST_SEGMENT, SPLIT, SECOND_SEGMENT, SHARE_PAGES, LINE_TICKS, PRINTS];
+/// Words that do not change after the start.
+pub(super) const CONSTANTS: [usize; 12] = [
+    MAGIC,
+    IDENTITY,
+    SEED,
+    NEIGHBOUR,
+    FIRST_SEGMENT,
+    SPLIT,
+    SECOND_SEGMENT,
+    SHARE_PAGES,
+    LINE_TICKS,
+    PRINTS,
+    ACT_SEED,
+    ZERO_OF_256,
+];
 
-/// The control page as the guest starts with it.
+/// The control page at the guest's start.
 pub(super) fn page(tide: &Tide, worker: usize) -> [u64; WORDS_PER_PAGE] {
     let (config, share) = (&tide.config, &tide.shares[worker]);
     let pages = share.pages();
@@ -101,6 +119,8 @@ pub(super) fn page(tide: &Tide, worker: usize) -> [u64; WORDS_PER_PAGE] {
     page[MAGIC] = MAGIC_VALUE;
     page[IDENTITY] = crate::model::PageId::new(worker, 0).0;
     page[SEED] = config.seed.wrapping_add(worker as u64 * 0x1_0000_0001);
+    page[ACT_SEED] = crate::model::Acts::seed(page[SEED]);
+    page[ZERO_OF_256] = u64::from(config.zero_of_256);
     page[NEIGHBOUR] = neighbour as u64;
     page[FIRST_SEGMENT] = address(&first);
     page[SPLIT] = first.pages;

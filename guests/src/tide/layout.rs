@@ -1,24 +1,26 @@
-//! How RAM lies in the guest's view, and how it is shared.
+//! The layout of RAM in the guest's address space, and its division among vCPUs.
 
 use sterna_ram::PAGE_SIZE;
 
 use super::{FIRST_SWEPT, LOAD_ADDRESS, MOST_VCPUS, TideConfig, TideError};
-use crate::model::{Segment, Share, share};
+use crate::model::{Acts, Segment, Share, share};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
-/// A block of RAM, where the guest sees it.
+/// A block of RAM and its guest-physical address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RamRange {
     /// Index of the block in [`sterna_ram::GuestRam`].
     pub block: usize,
     /// Guest-physical address of the block's first byte.
     pub guest_address: u64,
-    /// Length in bytes.
+    /// Length of the block in bytes.
     pub len_bytes: u64,
 }
 
-/// A PC's RAM as sterna-vmm lays it out: block 0 from 0, up to 3 GiB; the rest as block 1 from 4 GiB.
+/// The RAM of a PC in sterna-vmm's layout.
+///
+/// Block 0 begins at 0 and has at most 3 GiB. The rest is block 1, which begins at 4 GiB.
 pub fn pc_ranges(ram_bytes: u64) -> Vec<RamRange> {
     const HOLE: u64 = 3 << 30;
     let low = RamRange { block: 0, guest_address: 0, len_bytes: ram_bytes.min(HOLE) };
@@ -26,7 +28,7 @@ pub fn pc_ranges(ram_bytes: u64) -> Vec<RamRange> {
     if high.len_bytes == 0 { vec![low] } else { vec![low, high] }
 }
 
-/// Divides what is swept; checks all that the guest's code relies on.
+/// Divides the swept RAM among vCPUs. Checks every assumption of the guest's code.
 pub(super) fn shares(config: &TideConfig, ranges: &[RamRange]) -> Result<Vec<Share>, TideError> {
     let refuse = |why: String| Err(TideError::Config(why));
     if config.vcpus == 0 || config.vcpus > MOST_VCPUS {
@@ -34,6 +36,9 @@ pub(super) fn shares(config: &TideConfig, ranges: &[RamRange]) -> Result<Vec<Sha
     }
     if config.working_set_pages == Some(0) {
         return refuse("a working set has at least one page".into());
+    }
+    if Acts::new(config.zero_of_256, 0, 0).is_none() {
+        return refuse(format!("{} of 256 steps store zeros; at most 192 may", config.zero_of_256));
     }
     let (Some(first), 1..=2) = (ranges.first(), ranges.len()) else {
         return refuse(format!("RAM lies in {} ranges; it handles 1 or 2", ranges.len()));

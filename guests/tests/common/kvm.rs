@@ -1,4 +1,4 @@
-//! The smallest machine that can run a tide: RAM, vCPUs, a serial port that is collected.
+//! The smallest machine that can run a tide: RAM, vCPUs, and a serial port whose output is stored.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -13,7 +13,7 @@ use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
 
 const TABLES: u64 = 0x9000;
 
-/// KVM, or the reason that there is none.
+/// Opens KVM, or returns the reason why it is not available.
 pub fn open() -> Result<Kvm, String> {
     Kvm::new().map_err(|error| format!("/dev/kvm: {error}"))
 }
@@ -24,7 +24,7 @@ pub struct Machine {
     vcpus: Vec<VcpuFd>,
     running: Vec<(JoinHandle<VcpuFd>, Arc<AtomicBool>)>,
     stop: Arc<AtomicBool>,
-    // The machine and its memory slots live as long as the vCPUs.
+    // The machine and its memory slots must live as long as the vCPUs.
     _vm: VmFd,
     _kvm: Kvm,
 }
@@ -51,7 +51,7 @@ impl Machine {
                 memory_size: range.len_bytes,
                 userspace_addr: ram.blocks()[range.block].host_address() as u64,
             };
-            // SAFETY: the block is mapped for as long as `ram` lives, which this machine holds.
+            // SAFETY: the block stays mapped while `ram` lives, which this machine owns.
             unsafe { vm.set_user_memory_region(region) }.unwrap();
         }
         let cpuid = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).unwrap();
@@ -89,11 +89,11 @@ impl Machine {
         }
     }
 
-    /// Stops every vCPU wherever it is.
+    /// Stops every vCPU at an arbitrary instruction.
     pub fn stop(&mut self) {
         self.stop.store(true, Ordering::SeqCst);
         for (thread, ended) in self.running.drain(..) {
-            // A signal between the flag's look and KVM_RUN is lost, so it is sent again.
+            // A signal between the check of the flag and KVM_RUN is lost, so it is sent again.
             while !ended.load(Ordering::SeqCst) && !thread.is_finished() {
                 thread.kill(SIGRTMIN()).unwrap();
                 std::thread::sleep(Duration::from_micros(200));
@@ -107,7 +107,7 @@ impl Machine {
         self.vcpus.iter().map(|vcpu| (vcpu.get_regs().unwrap(), vcpu.get_sregs().unwrap())).collect()
     }
 
-    /// Sets what [`Machine::registers`] gave of another machine.
+    /// Sets registers that [`Machine::registers`] returned for another machine.
     pub fn set_registers(&self, registers: &[(kvm_regs, kvm_bindings::kvm_sregs)]) {
         for (vcpu, (regs, sregs)) in self.vcpus.iter().zip(registers) {
             vcpu.set_sregs(sregs).unwrap();
@@ -126,7 +126,7 @@ impl Drop for Machine {
     }
 }
 
-/// Waits until `done`, at most a minute.
+/// Waits until `done` returns true, at most a minute.
 pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while !done() {

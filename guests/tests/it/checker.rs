@@ -1,21 +1,21 @@
-//! The checker proved: what is right passes, and every single page that is dropped, duplicated, reordered,
-//! torn or damaged makes it fail.
+//! The checker is proved: it accepts a correct guest, and rejects every single page that is dropped,
+//! duplicated, reordered, torn or damaged.
 //!
-//! The guest here is the model and nothing else: it writes word by word what [`sterna_guests::model`]
-//! says, so every earlier content of every page is known and can be put back.
+//! The guest here is the model alone: it writes word by word as [`sterna_guests::model`] defines. So every
+//! earlier content of every page is known and can be restored.
 
 use fastrand::Rng;
 use sterna_guests::Verdict;
 use sterna_guests::checker::{CheckError, Cut, Damage, InFlight, Violation, Witness, WorkerCut, check};
 use sterna_guests::model::words::{overlay, word};
 use sterna_guests::model::{
-    Fill, History, PageId, PageWords, Pattern, Segment, Share, WORDS_PER_PAGE, WordPlan,
+    Act, Acts, Fill, History, PageId, PageWords, Pattern, Segment, Share, WORDS_PER_PAGE, WordPlan,
 };
 use sterna_ram::{Backing, GuestRam, PAGE_SIZE, RamBlock};
 
 const SHARE_PAGES: u64 = 30;
 
-/// A guest of two workers in two blocks; worker 0's share lies in both.
+/// A guest of two workers in two blocks; the share of worker 0 extends over both.
 struct Model {
     ram: GuestRam,
     cut: Cut,
@@ -23,6 +23,10 @@ struct Model {
 
 impl Model {
     fn new(plan: WordPlan, fill: Fill, pattern: Pattern, working_set: u64) -> Self {
+        Self::acting(Acts::WRITES, plan, fill, pattern, working_set)
+    }
+
+    fn acting(acts: Acts, plan: WordPlan, fill: Fill, pattern: Pattern, working_set: u64) -> Self {
         let block =
             |name: &str, pages: u64| RamBlock::new(name, pages * PAGE_SIZE as u64, Backing::Memfd).unwrap();
         let ram = GuestRam::new(vec![block("low", 24), block("high", 40)]).unwrap();
@@ -39,7 +43,7 @@ impl Model {
             seed: 77 + index as u64,
             witness: None,
         });
-        let model = Self { ram, cut: Cut { plan, fill, workers: workers.collect() } };
+        let model = Self { ram, cut: Cut { plan, fill, acts, workers: workers.collect() } };
         for worker in 0..2 {
             for page in 0..SHARE_PAGES {
                 let mut words = [0; WORDS_PER_PAGE];
@@ -54,22 +58,53 @@ impl Model {
 
     fn run(&mut self, worker: usize, steps: u64) {
         for _ in 0..steps {
-            self.write_next(worker, self.cut.plan.count());
+            self.do_next(worker, usize::MAX);
             self.cut.workers[worker].steps += 1;
         }
     }
 
-    /// Writes the first `count` words of the next step.
-    fn write_next(&mut self, worker: usize, count: usize) {
-        let at = &self.cut.workers[worker];
-        let step = at.steps + 1;
-        let Some(page) = at.history.page(at.seed, step) else { return };
-        let id = PageId::new(worker, page);
-        let (block, block_page) = at.share.locate(page).unwrap();
-        for slot in self.cut.plan.slots().take(count) {
-            let offset = block_page * PAGE_SIZE as u64 + slot as u64 * 8;
-            self.ram.blocks()[block].write_u64(offset, word(step, id, slot)).unwrap();
+    fn act(&self, worker: usize, step: u64) -> Act {
+        self.cut.acts.act(self.cut.workers[worker].seed, step)
+    }
+
+    /// Number of words that the next step changes one after the other.
+    fn next_words(&self, worker: usize) -> usize {
+        match self.act(worker, self.cut.workers[worker].steps + 1) {
+            Act::Write => self.cut.plan.count(),
+            Act::Zero => WORDS_PER_PAGE,
+            Act::Discard | Act::Balloon => 1,
         }
+    }
+
+    /// Executes the first `count` words of the next step, or the whole step.
+    fn do_next(&mut self, worker: usize, count: usize) {
+        let step = self.cut.workers[worker].steps + 1;
+        let act = self.act(worker, step);
+        for page in self.touched(worker, step) {
+            let at = &self.cut.workers[worker];
+            let (block, block_page) = at.share.locate(page).unwrap();
+            let block = &self.ram.blocks()[block];
+            let write = |slot: usize, word| {
+                block.write_u64(block_page * PAGE_SIZE as u64 + slot as u64 * 8, word).unwrap();
+            };
+            let id = PageId::new(worker, page);
+            match act {
+                Act::Write => {
+                    self.cut.plan.slots().take(count).for_each(|slot| write(slot, word(step, id, slot)));
+                }
+                Act::Zero => (0..WORDS_PER_PAGE).take(count).for_each(|slot| write(slot, 0)),
+                Act::Discard | Act::Balloon if count > 0 => block.discard_pages(block_page, 1).unwrap(),
+                Act::Discard | Act::Balloon => {}
+            }
+        }
+    }
+
+    /// The pages that a step touches.
+    fn touched(&self, worker: usize, step: u64) -> std::ops::Range<u64> {
+        let at = &self.cut.workers[worker];
+        let working_set = at.history.current().working_set_pages;
+        let page = at.history.page(at.seed, step);
+        page.map_or(0..0, |page| page..page + self.act(worker, step).pages(page, working_set))
     }
 
     fn get(&self, worker: usize, page: u64) -> PageWords {
@@ -88,21 +123,28 @@ impl Model {
         }
     }
 
-    /// The page as `step` left it (0: as filled).
+    /// The content of the page after `step` (0: the fill).
     fn version(&self, worker: usize, page: u64, step: u64) -> PageWords {
         let id = PageId::new(worker, page);
         let mut words = [0; WORDS_PER_PAGE];
         self.cut.fill.put(id, &mut words);
-        if step > 0 {
-            overlay(&mut words, step, id, self.cut.plan, self.cut.plan.count());
+        let versions = self.versions(worker, page);
+        let before = versions.iter().rev().filter(|before| (1..=step).contains(*before));
+        // A version that the page never had is constructed as if the step had written words.
+        let other = (!versions.contains(&step)).then_some(step);
+        for step in before.copied().chain(other) {
+            match self.act(worker, step) {
+                Act::Zero | Act::Discard | Act::Balloon if other != Some(step) => words = [0; WORDS_PER_PAGE],
+                _ => overlay(&mut words, step, id, self.cut.plan, self.cut.plan.count()),
+            }
         }
         words
     }
 
-    /// Steps that wrote the page, newest first, and 0.
+    /// Steps that touched the page, newest first, and 0.
     fn versions(&self, worker: usize, page: u64) -> Vec<u64> {
-        let at = &self.cut.workers[worker];
-        (1..=at.steps).rev().filter(|&s| at.history.page(at.seed, s) == Some(page)).chain([0]).collect()
+        let steps = (1..=self.cut.workers[worker].steps).rev();
+        steps.filter(|step| self.touched(worker, *step).contains(&page)).chain([0]).collect()
     }
 
     fn next_page(&self, worker: usize) -> Option<u64> {
@@ -114,7 +156,7 @@ impl Model {
         check(&self.ram, &self.cut).unwrap()
     }
 
-    /// Puts `words` in place of the page, checks, and puts the page back.
+    /// Replaces the page with `words`, checks, and restores the page.
     fn damaged(&self, worker: usize, page: u64, words: &PageWords) -> Verdict {
         let good = self.get(worker, page);
         self.put(worker, page, words);
@@ -124,7 +166,7 @@ impl Model {
     }
 }
 
-/// The damage, if it is the only one and where it must be.
+/// The only damage in the verdict. Panics if there is another one, or another place.
 fn only_damage(verdict: &Verdict, worker: usize, page: u64) -> Damage {
     match verdict.violations() {
         [Violation::Page { place, damage, .. }] if (place.worker, place.page) == (worker, page) => {
@@ -134,29 +176,36 @@ fn only_damage(verdict: &Verdict, worker: usize, page: u64) -> Damage {
     }
 }
 
-/// Every kind of guest, with some words of a next step in flight.
+/// Models of every configuration, with some words of a next step in flight.
 fn all_models(random: &mut Rng) -> Vec<Model> {
     let mut models = Vec::new();
     for plan in [WordPlan::FULL, WordPlan::TIDE, WordPlan::new(2).unwrap()] {
         for fill in [Fill::Zero, Fill::Random(5), Fill::Half(6)] {
             for pattern in Pattern::ALL {
-                let mut model = Model::new(plan, fill, pattern, 1 + random.u64(..SHARE_PAGES));
-                for worker in 0..2 {
-                    let steps = random.u64(..200);
-                    model.run(worker, steps);
-                    let words = random.u64(..plan.count() as u64) as usize;
-                    model.write_next(worker, words);
-                    model.cut.workers[worker].in_flight =
-                        if random.u64(..2) == 0 { InFlight::Unknown } else { InFlight::Words(words) };
+                for acts in [Acts::WRITES, Acts::MIXED] {
+                    models.push(model_in_flight(random, acts, plan, fill, pattern));
                 }
-                models.push(model);
             }
         }
     }
     models
 }
 
-/// Runs `damage` on every page of every model; it gives the content to put there, if it can be had.
+fn model_in_flight(random: &mut Rng, acts: Acts, plan: WordPlan, fill: Fill, pattern: Pattern) -> Model {
+    let mut model = Model::acting(acts, plan, fill, pattern, 1 + random.u64(..SHARE_PAGES));
+    for worker in 0..2 {
+        let steps = random.u64(..200);
+        model.run(worker, steps);
+        let words = random.usize(..model.next_words(worker));
+        model.do_next(worker, words);
+        model.cut.workers[worker].in_flight =
+            if random.u64(..2) == 0 { InFlight::Unknown } else { InFlight::Words(words) };
+    }
+    model
+}
+
+/// Runs `damage` on every page of every model. It returns the content to put there, or `None` if there is
+/// none.
 fn damage_every_page(test: &str, mut damage: impl FnMut(&mut Rng, &Model, usize, u64) -> Option<PageWords>) {
     let mut random = sterna_testing::random(test);
     let mut done = 0;
@@ -177,16 +226,24 @@ fn damage_every_page(test: &str, mut damage: impl FnMut(&mut Rng, &Model, usize,
     assert!(done > 400, "only {done} pages could be damaged");
 }
 
-/// Whether the page is the one in flight and the content is one that a stop can leave there.
+/// Whether the page is in flight and a stop can leave this content there.
 fn allowed_in_flight(model: &Model, worker: usize, page: u64, words: &PageWords) -> bool {
     let at = &model.cut.workers[worker];
+    let now = || model.version(worker, page, model.versions(worker, page)[0]);
     at.in_flight == InFlight::Unknown
         && model.next_page(worker) == Some(page)
-        && (0..=model.cut.plan.count()).any(|count| {
-            let mut could_be = model.version(worker, page, model.versions(worker, page)[0]);
-            overlay(&mut could_be, at.steps + 1, PageId::new(worker, page), model.cut.plan, count);
-            could_be == *words
-        })
+        && match model.act(worker, at.steps + 1) {
+            Act::Write => (0..=model.cut.plan.count()).any(|count| {
+                let mut could_be = now();
+                overlay(&mut could_be, at.steps + 1, PageId::new(worker, page), model.cut.plan, count);
+                could_be == *words
+            }),
+            Act::Zero => {
+                let zeros = words.iter().take_while(|word| **word == 0).count();
+                words[zeros..] == now()[zeros..]
+            }
+            Act::Discard | Act::Balloon => *words == now(),
+        }
 }
 
 #[test]
@@ -201,7 +258,7 @@ fn correct_copy_of_every_kind_passes() {
 
 #[test]
 fn dropped_page_fails() {
-    // A page that was never sent: as it was at the start, or zero.
+    // A page that was never sent: its initial content, or zeros.
     damage_every_page("dropped_page_fails", |random, model, worker, page| {
         Some(if random.u64(..2) == 0 { model.version(worker, page, 0) } else { [0; WORDS_PER_PAGE] })
     });
@@ -209,7 +266,7 @@ fn dropped_page_fails() {
 
 #[test]
 fn reordered_page_fails() {
-    // An older version that came after the newer one.
+    // An older version that arrived after the newer one.
     damage_every_page("reordered_page_fails", |random, model, worker, page| {
         let versions = model.versions(worker, page);
         Some(model.version(worker, page, *random.choice(&versions).unwrap()))
@@ -233,7 +290,7 @@ fn duplicated_page_fails() {
 
 #[test]
 fn torn_page_fails() {
-    // First words of one version before last words of another, at any word.
+    // The first words of one version before the last words of another, at any word.
     damage_every_page("torn_page_fails", |random, model, worker, page| {
         let mut versions = model.versions(worker, page);
         versions.push(model.cut.workers[worker].steps + 1 + random.u64(..50));
@@ -262,7 +319,7 @@ fn diagnosis_names_what_happened() {
         let mut model = Model::new(plan, Fill::Random(3), Pattern::Sequential, SHARE_PAGES);
         model.run(0, 100);
         model.run(1, 45);
-        // Of worker 0's page 9 the steps are 9, 39, 69, 99; worker 1's page 20 was written by step 20 alone.
+        // Steps 9, 39, 69 and 99 wrote page 9 of worker 0. Only step 20 wrote page 20 of worker 1.
         let damage =
             |worker, page, words: PageWords| only_damage(&model.damaged(worker, page, &words), worker, page);
         assert_eq!(damage(0, 9, model.version(0, 9, 39)), Damage::Stale { found_step: 39 });
@@ -288,13 +345,38 @@ fn diagnosis_names_what_happened() {
 }
 
 #[test]
+fn content_where_zeros_belong_is_named_as_the_step_that_wrote_it() {
+    for (plan, fill) in
+        [(WordPlan::FULL, Fill::Random(3)), (WordPlan::TIDE, Fill::Random(3)), (WordPlan::TIDE, Fill::Zero)]
+    {
+        let mut model = Model::acting(Acts::MIXED, plan, fill, Pattern::Random, SHARE_PAGES);
+        model.run(0, 400);
+        let mut stale = 0;
+        for page in 0..SHARE_PAGES {
+            let versions = model.versions(0, page);
+            let written =
+                versions.iter().copied().find(|step| *step > 0 && model.act(0, *step) == Act::Write);
+            let (true, Some(written)) = (model.act(0, versions[0]) != Act::Write, written) else { continue };
+            let verdict = model.damaged(0, page, &model.version(0, page, written));
+            assert_eq!(only_damage(&verdict, 0, page), Damage::Stale { found_step: written }, "{verdict}");
+            assert!(
+                verdict.to_string().contains(&format!("expected zeros of step {}", versions[0])),
+                "{verdict}"
+            );
+            stale += 1;
+        }
+        assert!(stale > 2, "{stale} pages");
+    }
+}
+
+#[test]
 fn page_in_flight_may_hold_exactly_the_words_that_are_said() {
     let plan = WordPlan::TIDE;
     for said in 0..plan.count() {
         for written in 0..plan.count() {
             let mut model = Model::new(plan, Fill::Zero, Pattern::Random, SHARE_PAGES);
             model.run(0, 60);
-            model.write_next(0, written);
+            model.do_next(0, written);
             model.cut.workers[0].in_flight = InFlight::Words(said);
             assert_eq!(model.verdict().is_consistent(), said == written, "{said} {written}");
             model.cut.workers[0].in_flight = InFlight::Unknown;

@@ -1,5 +1,6 @@
-//! The integration tests of this crate, one module for each subject: one program is linked, not one for each file.
-//! `cargo test -p sterna-guests --test it SUBJECT::` runs those of one subject.
+//! Integration tests of this crate, one module per subject, in one program, so that only one is linked.
+//!
+//! `cargo test -p sterna-guests --test it SUBJECT::` runs the tests of one subject.
 
 #[path = "../common/mod.rs"]
 mod common;

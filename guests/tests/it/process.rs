@@ -1,4 +1,4 @@
-//! The process guest: it runs, stops anywhere, is checked, moves with its state, and goes on.
+//! The process guest runs, stops anywhere, is checked, migrates with its state, and continues.
 
 use crate::common;
 
@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sterna::{RunState, SourceVm, TargetVm, Vm};
-use sterna_guests::checker::{CheckError, Violation};
-use sterna_guests::model::WordPlan;
+use sterna_guests::checker::{CheckError, Damage, Violation};
+use sterna_guests::model::{Acts, WordPlan};
 use sterna_guests::process::{ProcessConfig, ProcessError, StopPoint};
 use sterna_guests::{Fill, Pattern, ProcessGuest, Tracking};
 use sterna_ram::{DirtyBitmaps, GuestRam, PAGE_SIZE};
@@ -55,7 +55,10 @@ fn every_config() -> Vec<ProcessConfig> {
                 (Pattern::Mixed, WordPlan::new(100).unwrap(), Fill::Random(3)),
                 (Pattern::Idle, WordPlan::FULL, Fill::Random(4)),
             ] {
-                all.push(ProcessConfig { tracking, stop_point, pattern, words, fill, workers: 3, ..small() });
+                for acts in [Acts::WRITES, Acts::MIXED] {
+                    let config = ProcessConfig { tracking, stop_point, pattern, words, ..small() };
+                    all.push(ProcessConfig { fill, acts, workers: 3, ..config });
+                }
             }
         }
     }
@@ -96,7 +99,7 @@ fn guest_moved_with_state_and_ram_is_consistent_and_goes_on() {
         target.pause().unwrap();
         assert_consistent(&target);
         assert!(target.progress().total_steps() >= source.progress().total_steps());
-        // The source's guest was not touched by any of this.
+        // The copy did not affect the source's guest.
         source.resume().unwrap();
         assert!(source.wait_progress(10, LONG));
         source.stop().unwrap();
@@ -104,7 +107,7 @@ fn guest_moved_with_state_and_ram_is_consistent_and_goes_on() {
     }
 }
 
-/// What the engine does, in a few lines: rounds over the dirty log while the guest runs.
+/// A simplified engine: rounds over the dirty log while the guest runs.
 #[test]
 fn guest_copied_by_its_dirty_log_while_it_runs_is_consistent() {
     for config in every_config() {
@@ -138,7 +141,49 @@ fn guest_copied_by_its_dirty_log_while_it_runs_is_consistent() {
     }
 }
 
-/// The proof that the test above can fail: what was written last is left out.
+#[test]
+fn guest_that_gives_memory_back_leaves_it_with_the_host() {
+    for tracking in Tracking::available() {
+        let acts = Acts::new(0, 100, 20).unwrap();
+        let config = ProcessConfig { tracking, acts, fill: Fill::Random(5), ..small() };
+        let guest = ProcessGuest::boot(config).unwrap();
+        let resident =
+            || guest.ram().blocks().iter().map(|block| block.resident_bytes().unwrap()).sum::<u64>();
+        let before = resident();
+        guest.cont().unwrap();
+        assert!(guest.wait_progress(2000, LONG));
+        guest.pause().unwrap();
+        assert_consistent(&guest);
+        assert!(resident() < before * 3 / 4, "{} of {before} bytes are left", resident());
+    }
+}
+
+/// A dirty log that gets only writes loses pages that a balloon gives back.
+#[test]
+fn balloon_that_the_dirty_log_is_not_told_of_is_seen_as_stale() {
+    let acts = Acts::new(0, 100, 20).unwrap();
+    let (source, target) = {
+        let config = ProcessConfig { acts, fill: Fill::Random(5), ..small() };
+        (ProcessGuest::boot(config.clone()).unwrap(), ProcessGuest::waiting(config).unwrap())
+    };
+    copy_ram(&source, &target);
+    source.cont().unwrap();
+    assert!(source.wait_progress(200, LONG));
+    source.stop().unwrap();
+    for (block, b) in source.ram().blocks().iter().enumerate() {
+        let page_is_zero = |page| b.page(page).unwrap().is_zero().unwrap();
+        let written = (0..b.pages()).filter(|page| !page_is_zero(*page));
+        written.for_each(|page| copy_page(&source.ram(), &target.ram(), block, page));
+    }
+    copy_devices(&source, &target);
+    let verdict = target.check().unwrap();
+    let is_stale = |violation: &Violation| {
+        matches!(violation, Violation::Page { is_zero: true, damage: Damage::Stale { .. }, .. })
+    };
+    assert!(!verdict.is_consistent() && verdict.violations().iter().all(is_stale), "{verdict}");
+}
+
+/// Proves that the test above can fail: the last sync is left out.
 #[test]
 fn guest_copied_without_its_last_sync_is_corrupt() {
     let (source, target) = (ProcessGuest::boot(small()).unwrap(), ProcessGuest::waiting(small()).unwrap());
@@ -184,7 +229,7 @@ fn rate_limits_steps_and_can_be_lifted() {
     let begin = std::time::Instant::now();
     assert!(guest.wait_progress(10, LONG));
     let steps = guest.progress().total_steps();
-    // What was late is made up for 20 ms at most, so never more than the time allows.
+    // The guest catches up with at most 20 ms, so it never takes more steps than the time allows.
     let most = begin.elapsed().as_millis() as u64 / 10 + 4;
     assert!(steps <= most, "{steps} steps, at most {most}");
     guest.set_rate(0);
@@ -274,7 +319,9 @@ fn config_that_breaks_a_rule_is_refused() {
     ));
 }
 
-/// Prints how fast the guest is, for the record: `cargo test -p sterna-guests --test it process:: -- --ignored --nocapture`.
+/// Prints the speed of the guest.
+///
+/// `cargo test -p sterna-guests --test it process:: -- --ignored --nocapture` runs it.
 #[test]
 #[ignore = "a measurement"]
 fn measure_step_rates() {

@@ -1,4 +1,4 @@
-//! The process guest slowed down, as a VMM slows its vCPUs down.
+//! The process guest is throttled as a VMM throttles its vCPUs.
 
 use crate::common;
 
@@ -23,7 +23,7 @@ fn throttled_workers_take_fewer_steps() {
     let guest = running(2);
     let total = || guest.progress().total_steps();
 
-    // In turn, so that whatever else the machine does falls on all alike.
+    // The percentages alternate, so that other load of the machine affects all of them equally.
     let (mut taken, percents) = ([0; 3], [0, 50, 90]);
     for _ in 0..8 {
         for (taken, percent) in taken.iter_mut().zip(percents) {
@@ -65,7 +65,7 @@ fn dirty_limit_of_one_worker_slows_that_one_down() {
 
     guest.set_dirty_limit(Some(0), Some(1 << 20)).unwrap();
 
-    // A period of the limit alone is over when the rates say so.
+    // Wait until a whole rate period lies within the time of the limit.
     let begin = Instant::now();
     let rates = loop {
         let rates = guest.vcpu_dirty_rates();
@@ -82,7 +82,7 @@ fn dirty_limit_of_one_worker_slows_that_one_down() {
     assert!(guest.wait_progress(100_000, LONG), "it runs freely again");
     assert_eq!(guest.vcpu_dirty_rates()[0].limit_bytes, None);
 
-    // Of a guest that stands still the limits are known, too.
+    // The limits of a paused guest are reported too.
     guest.set_dirty_limit(Some(1), Some(1 << 20)).unwrap();
     guest.pause().unwrap();
     let limits: Vec<_> = guest.vcpu_dirty_rates().iter().map(|rate| rate.limit_bytes).collect();

@@ -1,4 +1,4 @@
-//! Tide on KVM: it runs, is stopped anywhere, is checked, moves with RAM and registers, and goes on.
+//! Tide on KVM runs, is stopped anywhere, is checked, migrates with RAM and registers, and continues.
 
 use crate::common::{self, report, skipped};
 use crate::machine::{self, Machine, Mode, wait_until};
@@ -15,7 +15,7 @@ fn two_ranges() -> Vec<RamRange> {
     ]
 }
 
-/// A loaded machine, or none where there is no KVM.
+/// A machine with the loaded tide; `None` if KVM is not available.
 fn machine(test: &str, tide: &Tide, ranges: &[RamRange]) -> Option<Machine> {
     match machine::open() {
         Ok(kvm) => {
@@ -35,7 +35,7 @@ fn steps(tide: &Tide, ram: &GuestRam) -> Vec<u64> {
     tide.progress(ram).unwrap().steps
 }
 
-/// Lets every vCPU take `more` steps.
+/// Waits until every vCPU has taken `more` steps.
 fn wait_steps(tide: &Tide, ram: &GuestRam, more: u64) {
     let before = steps(tide, ram);
     wait_until("steps", || steps(tide, ram).iter().zip(&before).all(|(now, then)| *now >= then + more));
@@ -53,9 +53,10 @@ fn tide_stopped_anywhere_is_consistent_and_goes_on() {
         for pattern in Pattern::ALL {
             let working_set_pages = (random.u64(..2) == 0).then(|| 1 + random.u64(..400));
             let fill = *random.choice(&[Fill::Zero, Fill::Random(7), Fill::Half(8)]).unwrap();
-            let seed = random.u64(..);
+            let (seed, zero_of_256) = (random.u64(..), [0, 100][random.usize(..2)]);
             let config =
                 TideConfig { vcpus, pattern, working_set_pages, fill, seed, ..TideConfig::default() };
+            let config = TideConfig { zero_of_256, ..config };
             let ranges = two_ranges();
             let tide = Tide::new(config, &ranges).unwrap();
             let Some(mut machine) = machine("tide_stopped_anywhere", &tide, &ranges) else { return };
@@ -84,6 +85,7 @@ fn tide_moved_to_another_machine_is_consistent_and_goes_on() {
     let ranges = two_ranges();
     let config =
         TideConfig { vcpus: 2, pattern: Pattern::Mixed, fill: Fill::Random(3), ..TideConfig::default() };
+    let config = TideConfig { zero_of_256: 100, ..config };
     let tide = Tide::new(config, &ranges).unwrap();
     let Some(mut source) = machine("tide_moved", &tide, &ranges) else { return };
     source.run();
@@ -125,7 +127,7 @@ fn tide_steered_from_outside_stays_consistent() {
         assert_consistent(&tide, &machine.ram);
         machine.run();
     }
-    // What a guest cannot do it refuses, and lives on.
+    // The guest refuses an invalid request and continues.
     for (index, value) in [(control::REQUEST_PATTERN, 9), (control::REQUEST_COUNT, 1000)] {
         for worker in 0..2 {
             let at = tide::LOAD_ADDRESS + (PAGE_SIZE * (1 + worker) + index * 8) as u64;
@@ -144,7 +146,8 @@ fn tide_with_more_requests_than_epochs_refuses_the_rest() {
     let Some(mut machine) = machine("tide_with_more_requests", &tide, &ranges) else { return };
     machine.run();
     wait_until("steps", || tide.progress(&machine.ram).unwrap().steps[0] > 0);
-    // The guest says that it has seen a request before it reads what is asked for, so what came of it is counted.
+    // The guest acknowledges a request before it reads the values, so the test waits for the counters of
+    // the results.
     let answered = || {
         let word = |index: usize| {
             let at = tide::LOAD_ADDRESS + (PAGE_SIZE + index * 8) as u64;
@@ -168,7 +171,7 @@ fn tide_heartbeat_counts_on_the_serial_port() {
     let tide =
         Tide::new(TideConfig { heartbeat_ticks: Some(1 << 24), ..TideConfig::default() }, &ranges).unwrap();
     let Some(mut machine) = machine("tide_heartbeat", &tide, &ranges) else { return };
-    // Stopped in the middle of a line it goes on with the next byte.
+    // A guest that was stopped within a line continues with the next byte.
     for lines in [2, 4, 6] {
         machine.run();
         wait_until("lines", || machine.serial_text().lines().count() > lines);
@@ -187,6 +190,7 @@ fn tide_with_any_single_page_damaged_is_corrupt() {
     let ranges = two_ranges();
     let config =
         TideConfig { vcpus: 2, fill: Fill::Random(3), working_set_pages: Some(100), ..TideConfig::default() };
+    let config = TideConfig { zero_of_256: 60, ..config };
     let tide = Tide::new(config, &ranges).unwrap();
     let Some(mut machine) = machine("tide_with_any_single_page_damaged", &tide, &ranges) else { return };
     let mut random = sterna_testing::random("tide_with_any_single_page_damaged_is_corrupt");
@@ -198,7 +202,7 @@ fn tide_with_any_single_page_damaged_is_corrupt() {
     let write = |ram: &GuestRam, block: usize, page: u64, bytes: &[u8]| {
         ram.blocks()[block].write(page * PAGE_SIZE as u64, bytes).unwrap();
     };
-    // Code, control pages, and from 2 MiB on everything.
+    // The code, the control pages, and every page from 2 MiB on.
     let pages: Vec<_> = (256..259).chain(512..1024).map(|p| (0, p)).chain((0..512).map(|p| (1, p))).collect();
     machine.run();
     wait_steps(&tide, &machine.ram, 500);
@@ -215,7 +219,8 @@ fn tide_with_any_single_page_damaged_is_corrupt() {
         let at = 8 * (1 + random.u64(..510) as usize);
         let torn = [&good[..at], &old[at..]].concat();
         for bad in [vec![0; PAGE_SIZE], old.clone(), read(&machine.ram, other_block, other_page), torn] {
-            // A stale control page is torn only where it differs; words that nobody demands may differ.
+            // A stale control page is torn only where it differs. Words that the checker does not demand
+            // may differ.
             if bad == good || (block == 0 && (257..259).contains(&page) && bad[16..24] == good[16..24]) {
                 continue;
             }
@@ -231,7 +236,7 @@ fn tide_with_any_single_page_damaged_is_corrupt() {
     assert_consistent(&tide, &machine.ram);
 }
 
-/// Whether a page is the one that a vCPU's next step writes: an older version may be right there.
+/// Whether a vCPU's next step writes this page. An older version may be correct there.
 fn block_of_next_step(tide: &Tide, ram: &GuestRam, block: usize, page: u64) -> bool {
     let Ok(cut) = tide.cut(ram).unwrap() else { return false };
     cut.workers.iter().any(|worker| {
@@ -260,6 +265,7 @@ fn tide_that_cannot_be_is_refused() {
         |config, ranges: &[RamRange]| matches!(Tide::new(config, ranges), Err(TideError::Config(_)));
     let config = TideConfig::default;
     assert!(refused(TideConfig { vcpus: 0, ..config() }, &two_ranges()));
+    assert!(refused(TideConfig { zero_of_256: 193, ..config() }, &two_ranges()));
     assert!(refused(TideConfig { vcpus: 65, ..config() }, &two_ranges()));
     assert!(refused(TideConfig { working_set_pages: Some(0), ..config() }, &two_ranges()));
     assert!(refused(config(), &[]));
@@ -297,7 +303,7 @@ fn boot_sector_stopped_anywhere_is_consistent_and_goes_on() {
     assert!(!boot::check_boot(&machine.ram, 0).unwrap().is_consistent());
 }
 
-/// Prints how fast the guest is: `cargo test -p sterna-guests --test it tide:: -- --ignored --nocapture`.
+/// Prints the speed of the guest: `cargo test -p sterna-guests --test it tide:: -- --ignored --nocapture`.
 #[test]
 #[ignore = "a measurement"]
 fn measure_step_rates() {

@@ -1,14 +1,20 @@
-//! Boots the lab VM and runs the scenarios of the kind that the first argument names: `kvm` (the default), `rdma` or
-//! `rdma-pair`. `--all` adds those of `rdma` that take long, `--only=TEXT` takes those with such a name (an underscore stands
-//! for a blank). `rdma --bench [--quick] [--json FILE]` runs the bench instead, `rdma --reliability[=COUNT] [--seed=NUMBER]
-//! [--from=NUMBER]` so many disturbed migrations. Exit code 0: all passed, or the lab cannot be built here (said as SKIPPED); 1: one failed; 2: the arguments are wrong.
+//! Boots the lab VM and runs scenarios. The first argument names their kind: `kvm` (the default), `linux`,
+//! `rdma` or `rdma-pair`.
+//!
+//! - `--all` adds the scenarios that take long.
+//! - `--only=TEXT` runs the scenarios whose name contains the text; an underscore means a blank.
+//! - `rdma --bench [--quick] [--json FILE]` runs the bench instead.
+//! - `rdma --reliability[=COUNT] [--seed=NUMBER] [--from=NUMBER]` runs that many disturbed migrations.
+//!
+//! Exit code 0: all scenarios passed, or the lab cannot be built here (reported as SKIPPED). 1: a scenario
+//! failed. 2: the arguments are wrong.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 use std::process::ExitCode;
 
 use sterna_interop::lab::{self, Kind, Outcome, Selection};
 
-/// Where the bench's results go.
+/// Option with the file for the bench's results.
 const JSON: &str = "--json";
 
 fn main() -> ExitCode {

@@ -1,4 +1,4 @@
-//! The `sterna` command, built with this crate so that its tests never drive a stale one.
+//! The `sterna` command for this crate's tests. It is built with the crate, so that it is never outdated.
 
 fn main() -> std::process::ExitCode {
     sterna_cli::main()

@@ -1,4 +1,4 @@
-//! The lab from inside: this program as the VM's init, and again in the tree that init makes.
+//! The lab from inside: this program runs as the VM's init, and again in the tree that init makes.
 #![allow(clippy::print_stdout)]
 
 use std::ffi::CString;
@@ -10,23 +10,25 @@ use std::time::Instant;
 use rustix::mount::MountFlags;
 use rustix::system::{RebootCommand, finit_module, reboot};
 
-use super::{ALIVE, ALIVE_EVERY, DONE, Kind, PROGRAM_VARIABLE, Selection, TARGET_TAG, TREE_TAG, rdma};
+use super::{
+    ALIVE, ALIVE_EVERY, DONE, Kind, PROGRAM_VARIABLE, Selection, TARGET_TAG, TREE_TAG, modules, rdma,
+};
 use crate::Root;
 use crate::linux;
 use crate::scenarios::{ALL, Failure};
 
-/// The argument of this program in the tree.
+/// Argument of this program when init starts it in the tree.
 const IN_TREE: &str = "in-tree";
-/// The argument of this program as the bench's other process.
+/// Argument of this program as the bench's other process.
 pub(super) const PEER: &str = "in-tree-peer";
-/// The argument of this program as a guest that writes.
+/// Argument of this program as a guest that writes.
 pub(super) const WRITER: &str = "in-tree-writer";
-/// The argument of this program as a place of a guest that is migrated.
+/// Argument of this program as one of the two processes between which a guest migrates.
 pub(super) const PLACE: &str = "in-tree-place";
-/// Where init makes the tree.
+/// Path at which init makes the tree.
 const TREE: &str = "/tree";
 
-/// Runs the scenarios of the kind that the kernel's command line names, says how it went, and switches the VM off.
+/// Runs the scenarios of the kind on the kernel's command line. Reports the result, and switches the VM off.
 pub fn run_as_init() -> ! {
     for (kind, at) in [("devtmpfs", "/dev"), ("proc", "/proc"), ("sysfs", "/sys")] {
         told(mount(kind, kind, at, MountFlags::empty(), ""));
@@ -35,7 +37,7 @@ pub fn run_as_init() -> ! {
     if std::env::var(Kind::VARIABLE).is_ok_and(|name| name == linux::guest::NAME) {
         linux::guest::run();
     }
-    // It ends with the VM.
+    // This thread ends with the VM.
     std::thread::spawn(|| {
         loop {
             println!("{ALIVE}");
@@ -43,18 +45,18 @@ pub fn run_as_init() -> ! {
         }
     });
     let failures = match Kind::of_environment() {
-        Kind::Kvm => all(ALL.iter().map(|scenario| (scenario.name.to_owned(), scenario.run))),
+        Kind::Kvm => all(ALL.iter().map(|scenario| (scenario.name.to_owned(), false, scenario.run))),
         Kind::Linux | Kind::Rdma | Kind::RdmaPair => told(run_in_tree()).unwrap_or(-1),
     };
     println!("{DONE} {failures}");
-    // Nothing is mounted that must be synced.
+    // No mounted file system needs a sync.
     told(reboot(RebootCommand::Restart).map_err(|error| format!("reboot: {error}")));
     loop {
         std::thread::park();
     }
 }
 
-/// If this is the program in the tree: runs the scenarios and gives the number of failures.
+/// In the tree: runs the scenarios and returns the number of failures. Otherwise returns `None`.
 pub fn run_in_tree_as_asked() -> Option<u8> {
     match std::env::args().nth(1)?.as_str() {
         IN_TREE => {}
@@ -78,7 +80,7 @@ pub fn run_in_tree_as_asked() -> Option<u8> {
         let chosen = chosen_of_linux(&selection).into_iter();
         let failures = match selection.is_bench {
             true => linux::bench::run(&selection),
-            false => all(chosen.map(|one| (one.name.to_owned(), one.run))),
+            false => all(chosen.map(|one| (one.name.to_owned(), false, one.run))),
         };
         return Some(u8::try_from(failures).unwrap_or(u8::MAX));
     }
@@ -96,7 +98,7 @@ pub fn run_in_tree_as_asked() -> Option<u8> {
     Some(u8::try_from(failures).unwrap_or(u8::MAX))
 }
 
-/// Runs what was selected. The number of failures.
+/// Runs the selected scenarios and returns the number of failures.
 fn chosen(kind: Kind, selection: &Selection) -> i32 {
     if selection.is_bench {
         return rdma::bench::run(selection);
@@ -106,7 +108,7 @@ fn chosen(kind: Kind, selection: &Selection) -> i32 {
     }
     let scenarios = if kind == Kind::RdmaPair { rdma::two::scenarios() } else { rdma::scenarios() };
     let chosen = scenarios.into_iter().filter(|one| selection.takes(&one.name, one.is_long));
-    all(chosen.map(|one| (one.name, one.run)))
+    all(chosen.map(|one| (one.name, one.is_control, one.run)))
 }
 
 fn chosen_of_linux(selection: &Selection) -> Vec<linux::Scenario> {
@@ -116,18 +118,24 @@ fn chosen_of_linux(selection: &Selection) -> Vec<linux::Scenario> {
     }
 }
 
-/// Runs each, and says how it went; the number of those that failed.
-fn all<F>(scenarios: impl Iterator<Item = (String, F)>) -> i32
+/// Runs the scenarios. Each is a name, whether it is a control of the lab, and a function. Reports each
+/// result, and returns the number of failures. A failed control counts as skipped: the test command lists
+/// `SKIPPED` by name.
+fn all<F>(scenarios: impl Iterator<Item = (String, bool, F)>) -> i32
 where
     F: FnOnce() -> Result<(), Failure>,
 {
     let mut failures = 0;
-    for (name, run) in scenarios {
+    for (name, is_control, run) in scenarios {
         let begin = Instant::now();
-        // A panic must not end init: the kernel would follow.
+        // A panic must not end init, because the kernel would then panic.
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
         let verdict = match result.unwrap_or_else(|_| Err("it panicked".into())) {
             Ok(()) => "ok".to_owned(),
+            Err(why) if is_control => {
+                println!("LAB SKIPPED {name}: it shows only that the lab works, and failed: {why}");
+                "skipped".to_owned()
+            }
             Err(why) => {
                 failures += 1;
                 format!("FAILED: {why}")
@@ -138,9 +146,10 @@ where
     failures
 }
 
-/// Makes a tree of the Debian root and the target directory, both of which the host shares, and runs this program in it.
+/// Makes a tree of directories that the host shares, and runs this program in it. They are the Debian root
+/// and the target directory.
 ///
-/// Programs there see every path as in the root, and the target directory at the path that it has on the host.
+/// Programs there see every path as in the root, and the target directory at its path on the host.
 fn run_in_tree() -> Result<i32, Failure> {
     let program = std::env::var(PROGRAM_VARIABLE).map_err(|_| "the command line names no program")?;
     let target = Path::new(&program).ancestors().nth(2).ok_or("the program lies in no target directory")?;
@@ -167,14 +176,15 @@ fn run_in_tree() -> Result<i32, Failure> {
     for name in ["tmp", "run", "var/tmp", "roots"] {
         make(&inside(name))?;
     }
-    // Programs in the tree find the root where they are.
+    // Programs in the tree find the root in the usual directory.
     symlink("/", inside(&format!("roots/{}", Root::QEMU))).map_err(|error| format!("roots: {error}"))?;
     std::fs::copy(format!("/root/{}", Root::STAMP), inside(Root::STAMP))
         .map_err(|error| format!("{}: {error}", Root::STAMP))?;
     make(&inside("dev/shm"))?;
     mount("tmpfs", "tmpfs", &inside("dev/shm"), MountFlags::empty(), "size=90%")?;
     shared(TARGET_TAG, &inside(target.to_string_lossy().trim_start_matches('/')))?;
-    // As the root of the mounts, too: a process below a mere chroot may make no user namespace, and passt wants one.
+    // The tree also becomes the root of the mounts, because passt needs a user namespace, which a process
+    // below a chroot cannot create.
     std::env::set_current_dir(TREE).map_err(|error| format!("{TREE}: {error}"))?;
     rustix::mount::mount_move(".", "/").map_err(|error| format!("moving {TREE}: {error}"))?;
     chroot(".").map_err(|error| format!("chroot: {error}"))?;
@@ -185,7 +195,7 @@ fn run_in_tree() -> Result<i32, Failure> {
     Ok(status.code().unwrap_or(-1))
 }
 
-/// As mount(8); no kind is that of a directory which is mounted once more.
+/// Mounts like mount(8). An empty kind is a bind mount of a directory.
 pub(crate) fn mount(
     source: &str,
     kind: &str,
@@ -208,7 +218,8 @@ fn load_modules() {
     modules.sort();
     for path in modules {
         let Ok(file) = std::fs::File::open(&path) else { continue };
-        if let Err(error) = finit_module(&file, c"", 0) {
+        let parameters = std::fs::read(&path).map_or(c"", |module| modules::parameters(&module));
+        if let Err(error) = finit_module(&file, parameters, 0) {
             println!("LAB module {}: {error}", path.display());
         }
     }

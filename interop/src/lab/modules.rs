@@ -1,12 +1,14 @@
-//! Kernel modules out of an unpacked package, with those that they need, in the order of loading.
+//! Reads kernel modules from an unpacked package, with their dependencies, in loading order.
 
 use std::collections::BTreeMap;
+use std::ffi::CStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::scenarios::Failure;
 
-/// The modules' files and, before each, those it depends on. What the package lacks is built in.
+/// The modules' files, each after its dependencies. A module that is not in the package is built into the
+/// kernel.
 pub(super) fn with_dependencies(root: &Path, names: &[&str]) -> Result<Vec<Vec<u8>>, Failure> {
     let mut files = BTreeMap::new();
     list(&root.join("lib/modules"), &mut files);
@@ -60,10 +62,23 @@ fn content(path: &Path) -> Result<Vec<u8>, Failure> {
     }
 }
 
+/// Parameters with which a module is loaded here.
+pub(super) fn parameters(module: &[u8]) -> &'static CStr {
+    match information(module, b"\0name=").as_deref() {
+        // The module then logs the reset of the VM and does not perform it.
+        Some("softdog") => c"soft_noboot=1",
+        _ => c"",
+    }
+}
+
 /// The names after `depends=` in the module's information.
 fn dependencies(module: &[u8]) -> Vec<String> {
-    const KEY: &[u8] = b"\0depends=";
-    let Some(at) = module.windows(KEY.len()).position(|window| window == KEY) else { return Vec::new() };
-    let value = module[at + KEY.len()..].split(|byte| *byte == 0).next().unwrap_or_default();
-    String::from_utf8_lossy(value).split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect()
+    let names = information(module, b"\0depends=").unwrap_or_default();
+    names.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect()
+}
+
+fn information(module: &[u8], key: &[u8]) -> Option<String> {
+    let at = module.windows(key.len()).position(|window| window == key)?;
+    let value = module[at + key.len()..].split(|byte| *byte == 0).next()?;
+    Some(String::from_utf8_lossy(value).into_owned())
 }

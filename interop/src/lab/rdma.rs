@@ -1,5 +1,5 @@
-//! What soft-RoCE must do: it proves the double of `sterna_transport::rdma`, on which all other tests run. And guests must move
-//! over it ([`qemu`], [`sterna`]).
+//! Scenarios with soft-RoCE. They prove that the double of `sterna_transport::rdma`, which all other tests
+//! use, behaves like it. Guests also move over it ([`qemu`], [`sterna`]).
 
 #![allow(clippy::print_stdout)]
 
@@ -29,7 +29,7 @@ use crate::scenarios::Failure;
 const ADDRESS: &str = "10.8.0.1";
 const ADDRESS_V6: &str = "fd08::1";
 
-/// Makes a soft-RoCE device over a dummy interface, whose MTU gives the largest packets.
+/// Makes a soft-RoCE device over a dummy interface, whose MTU allows the largest packets.
 pub(super) fn prepare() -> Result<(), Failure> {
     for line in [
         "ip link set lo up",
@@ -45,21 +45,28 @@ pub(super) fn prepare() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Something that soft-RoCE must do.
+/// A scenario with soft-RoCE.
 pub(super) struct Scenario {
     pub(super) name: String,
-    /// It runs only if it is asked for.
+    /// The scenario runs only on request.
     pub(super) is_long: bool,
+    /// The scenario shows that the lab works and does not test Sterna. If it fails, it is reported as
+    /// skipped.
+    pub(super) is_control: bool,
     pub(super) run: Box<dyn FnOnce() -> Result<(), Failure>>,
 }
 
 impl Scenario {
     fn short(name: impl Into<String>, run: impl FnOnce() -> Result<(), Failure> + 'static) -> Self {
-        Self { name: name.into(), is_long: false, run: Box::new(run) }
+        Self { name: name.into(), is_long: false, is_control: false, run: Box::new(run) }
     }
 
     fn long(name: impl Into<String>, run: impl FnOnce() -> Result<(), Failure> + 'static) -> Self {
         Self { is_long: true, ..Self::short(name, run) }
+    }
+
+    fn control(self) -> Self {
+        Self { is_control: true, ..self }
     }
 }
 

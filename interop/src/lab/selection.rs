@@ -1,28 +1,28 @@
-//! Which of a lab's scenarios run.
+//! Selects the scenarios of a lab that run.
 
 use crate::scenarios::Failure;
 
-/// Which scenarios of a lab run.
+/// The selected scenarios, or the bench, or disturbed migrations.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Selection {
-    /// The bench, and no scenario.
+    /// Runs the bench and no scenario.
     pub(super) is_bench: bool,
     is_quick: bool,
-    /// So many disturbed migrations, and no scenario.
+    /// Runs this many disturbed migrations and no scenario.
     pub(super) reliability: Option<u64>,
-    /// What these leave to chance.
+    /// Seed of the disturbances.
     pub(super) seed: u64,
-    /// The number of the first of them.
+    /// Number of the first disturbed migration.
     pub(super) from: u64,
-    /// Those that take long, too.
+    /// Also runs the scenarios that take long.
     long: bool,
-    /// Only those whose name contains this text, and of these the long ones, too.
+    /// Runs only scenarios whose name contains this text, including long ones.
     part_of_name: Option<String>,
 }
 
 impl Selection {
-    /// The variable of init's environment that holds it. The kernel takes it from its command line, where blanks separate
-    /// words: underscores stand for them.
+    /// Variable of init's environment that contains the selection. The kernel takes it from its command line,
+    /// where blanks separate words. Underscores therefore replace blanks.
     const VARIABLE: &str = "LAB_SELECTION";
     const BETWEEN: &str = "|";
     const LONG: &str = "--all";
@@ -32,14 +32,14 @@ impl Selection {
     const SEED: &str = "--seed=";
     const FROM: &str = "--from=";
     const PART: &str = "--only=";
-    /// Migrations that are disturbed if nobody says how many.
+    /// Default number of disturbed migrations.
     const COUNT: u64 = 60;
 
-    /// What the arguments say: `--all`, or `--only=TEXT` with an underscore for each blank of the text, or `--bench` and
-    /// `--quick`, or `--reliability`, perhaps with `=COUNT`, `--seed=NUMBER` and `--from=NUMBER`.
+    /// Parses the arguments: `--all`, or `--only=TEXT` with an underscore for each blank, or `--bench` and
+    /// `--quick`, or `--reliability` with optional `=COUNT`, `--seed=NUMBER` and `--from=NUMBER`.
     ///
     /// # Errors
-    /// An argument that is neither.
+    /// An argument that is none of these.
     pub fn of_arguments(arguments: impl IntoIterator<Item = String>) -> Result<Self, Failure> {
         let mut selection = Self::default();
         for argument in arguments {
@@ -76,12 +76,12 @@ impl Selection {
         Ok(selection)
     }
 
-    /// Whether it is what runs unless somebody chooses.
+    /// Whether this is the default selection.
     pub(super) fn is_all_short(&self) -> bool {
         *self == Self::default()
     }
 
-    /// What the kernel's command line says.
+    /// The selection on the kernel's command line.
     pub(super) fn of_environment() -> Self {
         let words = std::env::var(Self::VARIABLE).unwrap_or_default();
         Self::of_arguments(words.split(Self::BETWEEN).filter(|word| !word.is_empty()).map(str::to_owned))
@@ -100,12 +100,12 @@ impl Selection {
         format!("{}={}", Self::VARIABLE, words.join(Self::BETWEEN))
     }
 
-    /// Of the bench only a few rows.
+    /// Whether the bench measures only a few rows.
     pub(crate) fn is_quick(&self) -> bool {
         self.is_quick
     }
 
-    /// Whether the scenario of that name runs.
+    /// Whether the scenario with this name runs.
     pub(crate) fn takes(&self, name: &str, is_long: bool) -> bool {
         match &self.part_of_name {
             Some(text) => name.contains(text.as_str()),

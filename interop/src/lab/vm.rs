@@ -10,17 +10,18 @@ use super::rdma::two::SIDE;
 use super::{Kind, PROGRAM_VARIABLE, Prepared, Selection};
 use crate::{Failure, Root};
 
-/// How long QEMU may take until its socket is there.
+/// Time limit until QEMU has made its socket.
 const SOCKET_LIMIT: Duration = Duration::from_secs(30);
 
-/// It; ended when dropped.
+/// A VM of the lab, killed when dropped.
 pub(super) struct Vm {
     process: Child,
     lines: Receiver<String>,
 }
 
 impl Vm {
-    /// Boots it. `wire`: a socket to the other VM and this one's number, 0 or 1, if there are two. The first makes the socket.
+    /// Boots a VM. With two VMs, `wire` is the socket to the other one and this VM's number, 0 or 1. The
+    /// first VM makes the socket.
     pub(super) fn start(
         prepared: &Prepared,
         selection: &Selection,
@@ -83,7 +84,7 @@ impl Vm {
             .map_err(|error| format!("qemu-system-x86_64: {error}"))?;
         let output = BufReader::new(process.stdout.take().ok_or("no output of the VM")?);
         let (sender, lines) = channel();
-        // It ends with the VM.
+        // The thread ends with the VM.
         std::thread::spawn(move || {
             for line in output.split(b'\n').map_while(Result::ok) {
                 if sender.send(String::from_utf8_lossy(&line).trim().to_owned()).is_err() {
@@ -94,10 +95,10 @@ impl Vm {
         Ok(Self { process, lines })
     }
 
-    /// What it prints next.
+    /// The next line of the VM's output.
     ///
     /// # Errors
-    /// It ends, or is silent for so long.
+    /// If the VM ends, or prints nothing within `limit`.
     pub(super) fn line(&self, limit: Duration) -> Result<String, RecvTimeoutError> {
         self.lines.recv_timeout(limit)
     }
@@ -105,14 +106,14 @@ impl Vm {
 
 impl Drop for Vm {
     fn drop(&mut self) {
-        // It powers off by itself, or hangs: either way it is over. An error means that it has ended.
+        // The VM may have powered off by itself, or may hang. An error means that it has ended.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
 
-/// The host's QEMU. Under Linux guests Debian 12's stands still about once in 30 moves: its one virtual CPU is halted, and its
-/// thread spins. The newest one does not.
+/// The host's QEMU. With Linux guests, Debian 12's QEMU hangs about once in 30 moves: its only virtual CPU is
+/// halted, and its thread spins. The newest QEMU does not.
 fn emulator(kind: Kind) -> Result<Command, Failure> {
     match kind {
         Kind::Linux => Ok(Root::qemu().ok_or("there is no root `qemu`")?.qemu_system()),

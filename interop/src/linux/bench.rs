@@ -1,6 +1,8 @@
-//! How a Linux guest fares in the reference machine and in QEMU's microvm: one boot of the lab, one kernel, one root, one load.
+//! Compares a Linux guest in the reference machine with one in QEMU's microvm: one boot of the lab, one
+//! kernel, one root, one load.
 //!
-//! One or two emulated cores do everything, so it is software that is compared here: by ratios, of repetitions that take turns.
+//! One or two emulated cores do all the work. The bench therefore compares software, by ratios of alternating
+//! repetitions.
 #![allow(clippy::print_stdout)]
 
 mod rows;
@@ -11,7 +13,7 @@ use serde_json::{Value, json};
 use crate::Failure;
 use crate::lab::{RESULTS, Selection};
 
-/// A part of the bench, by whose name `--only` chooses.
+/// A part of the bench, which `--only` selects by name.
 struct Part {
     name: &'static str,
     measure: fn(is_quick: bool) -> Result<Value, Failure>,
@@ -26,7 +28,7 @@ const PARTS: [Part; 6] = [
     Part { name: "free", measure: rows::free },
 ];
 
-/// Runs the parts that were chosen, and prints their results. The number of parts that failed.
+/// Runs the selected parts and prints their results. Returns the number of failed parts.
 pub(crate) fn run(selection: &Selection) -> i32 {
     let (mut failures, mut results) = (0, Vec::new());
     for part in PARTS.iter().filter(|part| selection.takes(part.name, false)) {

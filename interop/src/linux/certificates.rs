@@ -1,4 +1,4 @@
-//! Certificates for moves over TLS: made on the host, which has the time and the random bytes.
+//! Certificates for moves over TLS. They are made on the host, which has the time and the random bytes.
 
 use std::path::Path;
 
@@ -10,10 +10,10 @@ use sterna_transport::{Tls, TlsCredentials, TlsEndpoint};
 use super::said;
 use crate::scenarios::Failure;
 
-/// The name that the destination's certificate bears.
+/// The name in the destination's certificate.
 const HOST: &str = "localhost";
 
-/// Writes them under QEMU's names, each time new ones.
+/// Writes new certificates under QEMU's names.
 pub(super) fn make(directory: &Path) -> Result<(), Failure> {
     std::fs::create_dir_all(directory).map_err(said)?;
     let write = |name: &str, text: String| std::fs::write(directory.join(name), text).map_err(said);
@@ -38,7 +38,7 @@ pub(super) fn make(directory: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// One side's.
+/// TLS settings of one side.
 pub(super) fn of(directory: &Path, endpoint: TlsEndpoint) -> Result<Tls, Failure> {
     let credentials = TlsCredentials::from_directory(directory, endpoint, true).map_err(said)?;
     let mut tls = Tls::new(credentials.into());

@@ -1,4 +1,4 @@
-//! What the guest says, and what is to be seen in it.
+//! The guest's console output, and its checks.
 #![allow(clippy::print_stdout)]
 
 use std::io::Write;
@@ -13,17 +13,17 @@ use super::machine::Setup;
 use crate::Failure;
 use crate::scenarios::ensure;
 
-/// How long the guest may take for anything.
+/// Time limit of every wait for the guest.
 pub(super) const PATIENCE: Duration = Duration::from_secs(600);
 
-/// What the guest says, in whichever machine it is.
+/// The guest's output from all machines in which it ran.
 #[derive(Clone, Default)]
 pub(super) struct Console(Arc<Mutex<Said>>);
 
 #[derive(Default)]
 struct Said {
     bytes: Vec<u8>,
-    /// How much had come when, by this host's clock.
+    /// Lengths of the output, and when each was reached, by this host's clock.
     arrivals: Vec<(usize, Instant)>,
 }
 
@@ -31,7 +31,7 @@ impl Write for Console {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         let mut said = self.0.lock();
         said.bytes.extend_from_slice(bytes);
-        // It comes byte by byte, and lines are asked about.
+        // Output arrives byte by byte, but only the times of lines are needed.
         if bytes.contains(&b'\n') {
             let length = said.bytes.len();
             said.arrivals.push((length, Instant::now()));
@@ -45,7 +45,7 @@ impl Write for Console {
 }
 
 impl Console {
-    /// What another machine's guest has said.
+    /// A console with the output of another machine's guest.
     pub(super) fn of_bytes(bytes: Vec<u8>) -> Self {
         Self(Arc::new(Mutex::new(Said { bytes, arrivals: Vec::new() })))
     }
@@ -54,7 +54,7 @@ impl Console {
         String::from_utf8_lossy(&self.0.lock().bytes).into_owned()
     }
 
-    /// What follows in each line that begins with this word.
+    /// The rest of each line that begins with this word.
     pub(super) fn lines(&self, word: &str) -> Vec<String> {
         let text = self.text();
         let lines = text.lines().filter_map(|line| line.strip_prefix(word)?.strip_prefix(' '));
@@ -74,11 +74,11 @@ impl Console {
         lines.into_iter().rev().collect::<Vec<_>>().join(" | ")
     }
 
-    /// The number of the last tick; 0 before the first.
+    /// Number of the last tick; 0 before the first.
     pub(super) fn ticks(&self) -> u64 {
         let said = self.0.lock();
         let mut lines = said.bytes.rsplit(|byte| *byte == b'\n');
-        // The last one may not be whole.
+        // The last line may be incomplete.
         lines.next();
         let number = |line: &[u8]| {
             let words = line.strip_prefix(guest::TICK.as_bytes())?.strip_prefix(b" ")?;
@@ -87,7 +87,8 @@ impl Console {
         lines.find_map(number).unwrap_or(0)
     }
 
-    /// When each line that begins with this word was whole, by this host's clock; empty where nobody saw them come.
+    /// Times at which the lines with this first word were complete, by this host's clock. Empty if the output
+    /// was not read live.
     fn arrivals(&self, word: &str) -> Vec<Instant> {
         let said = self.0.lock();
         let (mut end, mut arrivals, mut found) = (0, said.arrivals.iter(), Vec::new());
@@ -124,8 +125,9 @@ impl Console {
         Ok(())
     }
 
-    /// It has ticked so often, its clocks never went back and never on by more than passed here and `longest_gap`, and its kernel has
-    /// nothing to complain of. Gives how often it has ticked.
+    /// Checks the guest's output. It must have the expected number of ticks. Its clocks must never go back,
+    /// and may advance by at most `longest_gap` more than this host's time. Its kernel must have no
+    /// complaint. Returns the number of ticks.
     pub(super) fn check(
         &self,
         setup: &Setup,
@@ -142,7 +144,7 @@ impl Console {
         })?;
         let arrivals = self.arrivals(guest::TICK);
         for (number, pair) in (1..).zip(seen.windows(2)) {
-            // A busy host takes its time for a tick, and both clocks see that.
+            // On a busy host a tick takes longer, and the clocks of guest and host both show it.
             let passed = match arrivals.get(number as usize - 1..=number as usize) {
                 Some([before, after]) => *after - *before,
                 _ => Duration::ZERO,
@@ -180,7 +182,8 @@ impl Console {
         let is_of_clocks = |line: &String| guest::OF_CLOCKS.iter().any(|sign| line.contains(sign));
         let (of_clocks, others): (Vec<_>, Vec<_>) =
             self.lines(guest::COMPLAINT).into_iter().partition(is_of_clocks);
-        // Half a millisecond is enough for that, and on a busy host the lab's only core is taken away for longer.
+        // Half a millisecond causes such a complaint, and on a busy host the lab's only core is unavailable
+        // for longer.
         of_clocks.iter().for_each(|line| println!("LAB remark: {line}"));
         ensure(others.is_empty(), || format!("{others:?}"))?;
         Ok(seen.len() as u64)
@@ -193,11 +196,11 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// Says two ticks that are so far apart for the guest; this host is not asked how far.
+    /// Writes two ticks that are `apart` for the guest. Their time on this host does not matter.
     fn ticks(apart: Duration, console: &mut Console) {
         let after = 1000 + apart.as_millis();
         let text = format!("{0} 1 1000 1000\nother\n{0} 2 {after} {after}\n", guest::TICK);
-        // In two pieces that end within lines.
+        // The output arrives in two pieces that end within lines.
         let (first, second) = text.split_at(text.len() - 3);
         console.write_all(first.as_bytes()).unwrap();
         std::thread::sleep(Duration::from_millis(5));

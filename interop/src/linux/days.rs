@@ -1,4 +1,4 @@
-//! A guest that lies in an image for days.
+//! A guest that stays in an image for days.
 #![allow(clippy::print_stdout)]
 
 use std::time::{Duration, SystemTime};
@@ -12,10 +12,12 @@ use super::{LONGEST_GAP, guest, over, said};
 use crate::scenarios::{Failure, ensure};
 
 const DAYS: Duration = Duration::from_secs(3 * 24 * 60 * 60);
-/// The guest's clock and the lab's, read one after the other beside other work.
+/// Allowed difference of the guest's and the lab's clock. They are read one after the other while other work
+/// runs.
 const NEAR: Duration = Duration::from_secs(20);
 
-/// It goes on as if its machine had slept: its clocks are right, its timers fire, and its kernel has nothing to complain of.
+/// The guest continues as if its machine had slept: its clocks are right, its timers fire, and its kernel has
+/// no complaint.
 pub(super) fn sleeps_for_days() -> Result<(), Failure> {
     const TICKS: u64 = 20;
     let setup = Setup { vcpus: 2, ..Setup::default() };
@@ -33,7 +35,7 @@ pub(super) fn sleeps_for_days() -> Result<(), Failure> {
     let last = console.of(guest::TICK).last().and_then(|tick| tick.get(1).copied()).unwrap_or(0);
     let behind = now.abs_diff(Duration::from_millis(last));
     println!("LAB after {} days the guest's clock is {behind:?} off", DAYS.as_secs() / 86400);
-    // A kernel that believes in a stall says so after 21 s.
+    // A kernel that detects a stall reports it after 21 s.
     console.wait_for_tick(&there, before + TICKS * 25)?;
     ensure(there.type_in(guest::END.as_bytes()) == guest::END.len(), || {
         "the console takes nothing".to_owned()
@@ -43,7 +45,7 @@ pub(super) fn sleeps_for_days() -> Result<(), Failure> {
     console.check(&setup, None, DAYS + LONGEST_GAP).map(drop)
 }
 
-/// The lab's clock is days ahead as long as this is there.
+/// While this exists, the lab's clock is days ahead.
 struct DaysLater;
 
 impl DaysLater {

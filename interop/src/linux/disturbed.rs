@@ -1,4 +1,5 @@
-//! Moves that are cancelled on either side, or whose connections are cut: the guest is in exactly one machine afterwards.
+//! Moves that are cancelled on either side, or whose connections are cut. Afterwards, the guest must be in
+//! exactly one machine.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -17,18 +18,18 @@ use super::said;
 use super::ways::Way;
 use crate::scenarios::{Failure, ensure};
 
-/// The latest time for something to happen, and the most bytes until then: more than most moves take.
+/// Limits of the time and of the bytes until a disturbance. They exceed the values of most moves.
 const LATEST: Duration = Duration::from_secs(10);
 const MOST_BYTES: u64 = 128 << 20;
 
-/// What happens to a move.
+/// The disturbance of a move.
 #[derive(Debug, Clone, Copy)]
 enum Disturbance {
     /// The source's operator cancels after that time.
     Cancel(Duration),
-    /// The destination's does.
+    /// The destination's operator cancels after that time.
     CancelThere(Duration),
-    /// All connections end when the source has sent so many bytes. New ones are let through.
+    /// All connections are closed when the source has sent this many bytes. New connections are accepted.
     Cut(u64),
 }
 
@@ -44,7 +45,8 @@ impl Disturbance {
     }
 }
 
-/// Moves a guest over sockets, and disturbs that. Whether it has arrived nevertheless; if not, it runs where it was.
+/// Moves a guest over sockets with a disturbance. Returns whether it arrived nevertheless. Otherwise it runs
+/// at the source.
 pub(super) fn move_disturbed(
     from: &Arc<KvmMachine>,
     to: &Arc<KvmMachine>,
@@ -63,7 +65,7 @@ pub(super) fn move_disturbed(
     let here = address("relay").map_err(said)?;
     let (params, capabilities) = way.parameters(TlsEndpoint::Client)?;
     let migration = Migration::start(source, &here, params, capabilities, Arc::new(())).map_err(said)?;
-    // A refusal says that it is too late.
+    // A refusal means that the order came too late.
     match disturbance {
         Disturbance::Cancel(after) => {
             std::thread::sleep(after);
@@ -77,7 +79,7 @@ pub(super) fn move_disturbed(
     }
     let outcome = migration.wait();
     if !matches!(outcome, Outcome::Completed) {
-        // It may never have heard of the source.
+        // The destination may never have had a connection of the source.
         let _ = incoming.cancel();
     }
     let arrival = incoming.wait();
@@ -93,7 +95,7 @@ pub(super) fn move_disturbed(
     }
 }
 
-/// Passes connections on.
+/// A proxy that forwards connections.
 struct Relay {
     path: PathBuf,
     sent: Arc<AtomicU64>,
@@ -111,7 +113,7 @@ impl Relay {
                 let there = UnixStream::connect(&to);
                 match there {
                     _ if over.load(Ordering::Relaxed) => return,
-                    // The source learns it from its own end.
+                    // The source notices the failure on its own end.
                     Err(_) => drop(here),
                     Ok(there) => join(here, there, &open, &count, cut_at),
                 }
@@ -124,12 +126,12 @@ impl Relay {
 impl Drop for Relay {
     fn drop(&mut self) {
         self.is_over.store(true, Ordering::Relaxed);
-        // Wakes the thread.
+        // This connection wakes the thread.
         let _ = UnixStream::connect(&self.path);
     }
 }
 
-/// Passes bytes on, both ways, until either ends or all are cut.
+/// Forwards bytes in both directions until either end closes or all connections are cut.
 fn join(
     here: UnixStream,
     there: UnixStream,
@@ -164,6 +166,6 @@ fn pump(from: &mut UnixStream, to: &mut UnixStream, mut passed: impl FnMut(u64))
         }
         passed(length as u64);
     }
-    // What is left of it is of no use to anybody.
+    // The rest of a broken connection is useless.
     let _ = (from.shutdown(Shutdown::Read), to.shutdown(Shutdown::Write));
 }

@@ -1,4 +1,5 @@
-//! The guest's only program, as its init: counts, looks at its clocks, and writes memory that it checks.
+//! The guest's only program, which is its init: it counts, reads its clocks, and writes memory that it
+//! checks.
 #![allow(clippy::print_stdout)]
 
 pub(super) mod disk;
@@ -16,80 +17,82 @@ use std::time::{Duration, Instant, SystemTime};
 use rustix::system::{RebootCommand, reboot};
 use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
 
-/// Names this program's role on the kernel's command line.
+/// Value on the kernel's command line that selects this role of the program.
 pub const NAME: &str = "guest";
-/// The variable of init's environment that says how often it ticks.
+/// Variable of init's environment with the number of ticks.
 pub const TICKS: &str = "GUEST_TICKS";
-/// So many ticks: until [`END`] is typed into its console.
+/// Value of [`TICKS`]: the guest ticks until [`END`] is typed into its console.
 pub const UNTIL_TOLD: u64 = 0;
-/// A line.
+/// Line that ends the guest's ticks.
 pub const END: &str = "end\n";
-/// The variable that says how it ends: [`RESETS`], or by switching the machine off.
+/// Variable that selects how the guest ends: [`RESETS`], or by switching the machine off.
 pub const ENDS: &str = "GUEST_ENDS";
-/// The variable that names the disk with its root of Debian packages.
+/// Variable that names the disk with the guest's root of Debian packages.
 pub const ROOT: &str = "GUEST_ROOT";
-/// The variable that names its other disk; with one of both it has a source of random bytes.
+/// Variable that names the guest's other disk. With one of both disks, the guest has a source of random
+/// bytes.
 pub const DISK: &str = "GUEST_DISK";
-/// The variable that says [`YES`] if it has a network card, and a peer behind it.
+/// Variable that is [`YES`] if the guest has a network card with a peer.
 pub const NETWORK: &str = "GUEST_NETWORK";
-/// The variable that says [`YES`] if it sees a directory of the host.
+/// Variable that is [`YES`] if the guest sees a directory of the host.
 pub const SHARE: &str = "GUEST_SHARE";
-/// The variable that says [`YES`] if it tells the machine which memory it does not use.
+/// Variable that is [`YES`] if the guest reports its free memory to the machine.
 pub const REPORTS: &str = "GUEST_REPORTS";
 pub const YES: &str = "yes";
-/// The variable that says after how many ms it sends a number each time, and does nothing else.
+/// Variable with the interval in ms at which the guest sends numbers; it then does nothing else.
 const PACE: &str = "GUEST_PACE";
 const BENCH_PACE: Duration = Duration::from_millis(5);
-/// The variable that says how many bytes of memory it uses, after it has used three times as many.
+/// Variable with the number of bytes of memory that the guest uses. It uses three times as much before.
 const USES: &str = "GUEST_USES";
-/// The variable that says that it does nothing.
+/// Variable that makes the guest do nothing.
 const WAITS: &str = "GUEST_WAITS";
-/// The variable that names the console where it is told to end, if that is not the one that it writes to.
+/// Variable that names the console for [`END`], if it is not the output console.
 pub const CONSOLE: &str = "GUEST_CONSOLE";
-/// A line that it has read there, written there.
+/// Prefix of a line that the guest has read from that console and writes back.
 pub const HEARD: &str = "GUEST-HEARD";
-/// It has written much memory, and freed it.
+/// Line after the guest has written much memory and freed it.
 pub const FREED: &str = "GUEST-FREED";
-/// It resets the machine.
+/// Value of [`ENDS`]: the guest resets the machine.
 pub const RESETS: &str = "reset";
 
-/// Number of CPUs.
+/// Word of a line: number of CPUs.
 pub const CPUS: &str = "GUEST-CPUS";
-/// Number, real time and monotonic time in ms.
+/// Word of a line: number of the tick, real time and monotonic time in ms.
 pub const TICK: &str = "GUEST-TICK";
-/// Words of memory that are not what was written.
+/// Word of a line: number of words of memory with wrong content.
 pub const WRONG: &str = "GUEST-WRONG";
-/// Wrong blocks of the disk.
+/// Word of a line: number of wrong blocks of the disk.
 pub const BLOCKS: &str = "GUEST-BLOCKS";
-/// Wrong files of the root.
+/// Word of a line: number of wrong files of the root.
 pub const FILES: &str = "GUEST-FILES";
-/// What was wrong in the directory of the host.
+/// Word of a line: number of errors in the directory of the host.
 pub const SHARED: &str = "GUEST-SHARED";
-/// Bytes that the machine's source of random bytes has given.
+/// Word of a line: number of bytes from the machine's source of random bytes.
 pub const RANDOM: &str = "GUEST-RANDOM";
-/// Numbers that were sent over the network, and steps in which one did not come back.
+/// Word of a line: numbers that were sent over the network, and steps in which one was not returned.
 pub const SENT: &str = "GUEST-SENT";
-/// Bytes of memory that nothing uses.
+/// Word of a line: bytes of unused memory.
 pub const UNUSED: &str = "GUEST-UNUSED";
-/// As many are asked for.
+/// Number of random bytes that the guest requests.
 pub const RANDOM_BYTES: usize = 32;
-/// A step that took longer than [`LONG`]: number of the tick, ms, and what it was.
+/// Word of a line for a step that took longer than [`LONG`]: number of the tick, ms, and name.
 pub const SLOW: &str = "GUEST-SLOW";
 const LONG: Duration = Duration::from_secs(3);
-/// A line of the kernel's log.
+/// Word of a line with a complaint of the kernel's log.
 pub const COMPLAINT: &str = "GUEST-COMPLAINT";
 
 const INTERVAL: Duration = Duration::from_millis(50);
-/// 8 MiB that are rewritten, an eighth of them at each tick.
+/// 8 MiB that change, an eighth of them at each tick. One round over all parts writes numbers, the next
+/// writes zeros, the third replaces the memory with fresh zeros.
 const WORDS: usize = 1 << 20;
 const PARTS: usize = 8;
 pub(super) const FREED_BYTES: usize = 128 << 20;
-/// What a kernel says when something is wrong with its machine.
+/// Words in the kernel's log that mean a fault of its machine.
 const SIGNS: [&str; 5] = ["WARNING:", "BUG:", "stall", "lockup", "Oops"];
-/// And with its clocks.
+/// Words in the kernel's log that mean a fault of its clocks.
 pub const OF_CLOCKS: [&str; 2] = ["unstable", "timekeeping watchdog"];
 
-/// Does all of it, and ends the machine.
+/// Runs the guest's work, and ends the machine.
 pub fn run() -> ! {
     be_alone_on_the_console();
     println!("{CPUS} {}", std::thread::available_parallelism().map_or(0, usize::from));
@@ -143,7 +146,7 @@ pub fn run() -> ! {
         Ok(RESETS) => RebootCommand::Restart,
         _ => RebootCommand::PowerOff,
     };
-    // Nothing is mounted that must be synced.
+    // No mounted file system needs a sync.
     if let Err(error) = reboot(how) {
         println!("{COMPLAINT} reboot: {error}");
     }
@@ -152,22 +155,22 @@ pub fn run() -> ! {
     }
 }
 
-/// What a guest reads that does nothing.
+/// Command-line part of a guest that does nothing.
 pub(super) fn waits() -> String {
     format!("{WAITS}={YES}")
 }
 
-/// What a guest reads that sends numbers at a steady pace.
+/// Command-line part of a guest that sends numbers at a steady pace.
 pub(super) fn paced() -> String {
     format!("{PACE}={}", BENCH_PACE.as_millis())
 }
 
-/// What a guest reads that uses so much memory.
+/// Command-line part of a guest that uses this much memory.
 pub(super) fn uses_memory(bytes: u64) -> String {
     format!("{USES}={bytes}")
 }
 
-/// What guests of the bench do until the VMM ends.
+/// Runs the work of a bench's guest until the VMM ends. `None` for other guests.
 fn of_the_bench(value: &impl Fn(&str) -> Option<String>) -> Option<std::convert::Infallible> {
     let number = |what: &str| value(what).and_then(|text| text.parse::<u64>().ok());
     if let Some(job) = value(job::JOB) {
@@ -207,8 +210,8 @@ fn unused_bytes() -> u64 {
     line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or_default() << 10
 }
 
-/// The kernel writes to the same port: into the middle of a line, if it has something to say then. Its log has that too. And what is
-/// typed comes back there.
+/// Silences the kernel and the echo. The kernel writes to the same port, even into the middle of a line; its
+/// log keeps the messages. Typed input is echoed there.
 fn be_alone_on_the_console() {
     if let Err(error) = std::fs::write("/proc/sys/kernel/printk", "1") {
         println!("{COMPLAINT} /proc/sys/kernel/printk: {error}");
@@ -223,18 +226,23 @@ fn be_alone_on_the_console() {
     }
 }
 
-/// Bytes that the machine has given; a source that is broken gives zeros.
+/// Reads random bytes and returns their number. All zeros count as a broken source.
 fn random_bytes() -> usize {
     let mut bytes = [0; RANDOM_BYTES];
     let read = std::fs::File::open("/dev/hwrng").and_then(|mut source| source.read_exact(&mut bytes));
     if read.is_ok() && bytes != [0; RANDOM_BYTES] { RANDOM_BYTES } else { 0 }
 }
 
-/// The number of wrong words.
+/// Runs the ticks and returns the number of wrong words.
 fn tick(ticks: u64, mut also: impl FnMut(u64)) -> usize {
     let began = Instant::now();
-    let mut memory = vec![0u64; WORDS];
-    let value = |number: u64, index: usize| (number << 32 | index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let fresh = || vec![0u64; WORDS / PARTS];
+    let mut memory: Vec<_> = (0..PARTS).map(|_| fresh()).collect();
+    let round = |number: u64| number / PARTS as u64 % 3;
+    let value = |number: u64, index: usize| match round(number) {
+        0 => (number << 32 | index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15),
+        _ => 0,
+    };
     let mut written = [0; PARTS];
     let mut wrong = 0;
     let is_told = (ticks == UNTIL_TOLD).then(told);
@@ -244,12 +252,16 @@ fn tick(ticks: u64, mut also: impl FnMut(u64)) -> usize {
             break;
         }
         let part = number as usize % PARTS;
-        let begin = part * (WORDS / PARTS);
         let before = written[part];
         timed(number, "memory", || {
-            for (index, word) in memory[begin..begin + WORDS / PARTS].iter_mut().enumerate() {
+            for (index, word) in memory[part].iter_mut().enumerate() {
                 wrong += usize::from(before > 0 && *word != value(before, index));
                 *word = value(number, index);
+            }
+            if round(number) == 2 {
+                // At first, the allocator returns the old part to the kernel. Later it may keep the part and
+                // store zeros.
+                memory[part] = fresh();
             }
         });
         written[part] = number;
@@ -261,7 +273,7 @@ fn tick(ticks: u64, mut also: impl FnMut(u64)) -> usize {
     wrong
 }
 
-/// Says so if it takes long.
+/// Runs a step, and prints a line if it takes long.
 fn timed(number: u64, what: &str, step: impl FnOnce()) {
     let begin = Instant::now();
     step();
@@ -270,14 +282,14 @@ fn timed(number: u64, what: &str, step: impl FnOnce()) {
     }
 }
 
-/// Bytes that follow from a number.
+/// Bytes that depend only on a number.
 fn content(number: u64, length: usize) -> Vec<u8> {
     let words =
         (0..length as u64 / 8).map(|index| (number << 32 | index).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     words.flat_map(u64::to_le_bytes).collect()
 }
 
-/// Becomes true when [`END`] is read.
+/// A flag that becomes true when [`END`] is read.
 fn told() -> Arc<AtomicBool> {
     let is_told = Arc::new(AtomicBool::new(false));
     let theirs = Arc::clone(&is_told);
@@ -294,7 +306,7 @@ fn told() -> Arc<AtomicBool> {
         };
         for line in input.lines().map_while(Result::ok) {
             if let Some(console) = &mut console {
-                // It shows if it does not come.
+                // A missing line is detected by the test, so the error is ignored.
                 let _ = console.write_all(format!("{HEARD} {line}\n").as_bytes());
             }
             if line == END.trim_end() {
@@ -309,7 +321,7 @@ fn kernel_log() -> String {
     let file = std::fs::OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open("/dev/kmsg");
     let Ok(mut file) = file else { return format!("WARNING: no /dev/kmsg: {file:?}") };
     let (mut log, mut record) = (String::new(), vec![0; 8192]);
-    // Each read gives a record; without any more it fails.
+    // Each read returns a record. It fails when there are no more.
     while let Ok(length) = file.read(&mut record) {
         log.push_str(&String::from_utf8_lossy(&record[..length]));
     }

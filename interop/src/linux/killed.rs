@@ -1,4 +1,5 @@
-//! One side's process is killed while its guest moves: the guest is never in two machines, and never half in one.
+//! Kills the process of one side while its guest moves. The guest must never be in two machines, and never
+//! partly in one.
 #![allow(clippy::print_stdout)]
 
 use std::path::PathBuf;
@@ -15,23 +16,23 @@ use super::{guest, network, said};
 use crate::scenarios::{Failure, ensure};
 use crate::{sterna, sterna_does};
 
-/// When processes are killed follows from it.
+/// Seed of the kill times.
 const SEED: u64 = 1;
 const KILLS: u32 = 12;
-/// Of the guest between two moves.
+/// Number of the guest's ticks between two moves.
 const TICKS: u64 = 5;
 const INTERVAL: Duration = Duration::from_millis(50);
 
-/// Which process.
+/// The process that is killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Victim {
     Source,
     Destination,
-    /// `sterna migrate`, which nobody needs once it has begun.
+    /// `sterna migrate`, which is not needed after the start of the migration.
     Command,
 }
 
-/// Machines in processes of their own hand one guest on, and each time one process is killed.
+/// Moves one guest between machines in processes of their own. In each move, one process is killed.
 pub(super) fn is_killed() -> Result<(), Failure> {
     network::up("lo", None)?;
     let mut random = fastrand::Rng::with_seed(SEED);
@@ -71,7 +72,7 @@ pub(super) fn is_killed() -> Result<(), Failure> {
     Ok(())
 }
 
-/// The side where the guest goes on, if there is one.
+/// Returns the side where the guest continues, if there is one.
 fn survivor(victim: Victim, here: Side, there: Side) -> Result<Option<(Side, &'static str)>, Failure> {
     const STAYS: &str = "runs where it was";
     const HAS_MOVED: &str = "has moved";
@@ -84,17 +85,18 @@ fn survivor(victim: Victim, here: Side, there: Side) -> Result<Option<(Side, &'s
             ensure(there.ticks() == 0, || "the guest ran there, and does no more".to_owned())?;
             Ok(None)
         }
-        // It ran there when that process was killed.
+        // The guest ran at the destination when that process was killed.
         Victim::Destination if there.ticks() > 0 => {
             ensure(!here.comes_to_run()?, || "the guest runs in both".to_owned()).map(|()| None)
         }
         Victim::Destination => {
             if !here.comes_to_run()? {
                 if here.info()?["query_migrate"]["status"] == "completed" {
-                    // It was there, and has not ticked.
+                    // The guest was at the destination, and had not ticked.
                     return Ok(None);
                 }
-                // The source has sent everything and nobody has answered: an operator knows that the other process has ended.
+                // The source has sent everything without an answer. The operator knows that the other process
+                // has ended.
                 sterna_does(&["decide", &here.monitor(), "source"])?;
             }
             here.lives()?;
@@ -123,7 +125,7 @@ struct Side {
 }
 
 impl Side {
-    /// Its guest has booted.
+    /// Starts a machine and waits until its guest has booted.
     fn with_guest(directory: PathBuf) -> Result<Self, Failure> {
         let files = Files::new()?;
         let mut command = sterna();
@@ -152,17 +154,17 @@ impl Side {
         Ok(side)
     }
 
-    /// Begins `sterna migrate`.
+    /// Starts `sterna migrate`.
     fn moves_to(&self, there: &Self) -> Result<Child, Failure> {
         let mut command = sterna();
         command.args(["migrate", &self.monitor(), "tcp:127.0.0.1:0", "--dest-qmp", &there.monitor()]);
         quiet(command.args(["--cap", "auto-converge"]))
     }
 
-    /// As `kill -9` does.
+    /// Kills the process like `kill -9`.
     fn kill(&self) {
         let mut process = self.process.lock();
-        // An error means that it has ended by itself.
+        // An error means that the process has ended by itself.
         let _ = process.kill();
         let _ = process.wait();
     }
@@ -171,7 +173,7 @@ impl Side {
         format!("unix:{}", self.directory.join("qmp").display())
     }
 
-    /// What `sterna info` says of it.
+    /// The output of `sterna info` for the machine.
     fn info(&self) -> Result<Value, Failure> {
         serde_json::from_str(&sterna_does(&["info", &self.monitor(), "--json"])?).map_err(said)
     }
@@ -180,7 +182,7 @@ impl Side {
         Ok(self.info()?["status"].as_str().unwrap_or_default().to_owned())
     }
 
-    /// Whether its guest runs, once no migration changes that any more.
+    /// Whether the guest runs, after no migration can change it any more.
     fn comes_to_run(&self) -> Result<bool, Failure> {
         let begin = Instant::now();
         loop {
@@ -197,7 +199,7 @@ impl Side {
         }
     }
 
-    /// Its guest ticks on.
+    /// Checks that the guest's ticks continue.
     fn lives(&self) -> Result<(), Failure> {
         let (begin, before) = (Instant::now(), self.ticks());
         while self.ticks() < before + TICKS {
@@ -209,12 +211,12 @@ impl Side {
         Ok(())
     }
 
-    /// Its guest goes on with the tick after the last one there.
+    /// Checks that the guest's ticks continue after the last one at the other side.
     fn goes_on_from(&self, there: &Self) -> Result<(), Failure> {
         self.lives()?;
         let (last, ticks) = (there.ticks(), self.console().of(guest::TICK));
         let first = ticks.first().and_then(|tick| tick.first().copied()).unwrap_or(0);
-        // The line of one may be in both consoles by half.
+        // The line of one tick may be split between both consoles.
         ensure((last + 1..=last + 2).contains(&first), || format!("tick {first} comes after {last}"))
     }
 
@@ -223,7 +225,7 @@ impl Side {
     }
 
     fn console(&self) -> Console {
-        // Not there yet: nothing was said.
+        // Without the file, the guest has printed nothing.
         Console::of_bytes(std::fs::read(self.directory.join("console")).unwrap_or_default())
     }
 }
@@ -234,7 +236,7 @@ impl Drop for Side {
     }
 }
 
-/// Whether a migration may still change where the guest is.
+/// Whether a migration may still change the guest's location.
 fn is_under_way(info: &Value) -> bool {
     let status = info["query_migrate"]["status"].as_str().unwrap_or("none");
     !["none", "completed", "failed", "cancelled", "undecided"].contains(&status)

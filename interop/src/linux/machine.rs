@@ -1,4 +1,4 @@
-//! How a machine is made, and what its guest does.
+//! Makes machines, and selects the work of their guests.
 
 use std::path::Path;
 use std::process::Command;
@@ -16,50 +16,50 @@ use super::{guest, network, said};
 use crate::kernel::output;
 use crate::scenarios::Failure;
 
-/// The lab VM's own disk: what is written to it is forgotten when the VM ends.
+/// The lab VM's own disk. Writes to it are discarded when the VM ends.
 pub(super) const ROOT_DISK: &str = "/dev/vda";
 const RAM: u64 = 160 << 20;
-/// With programs of Debian.
+/// RAM of a guest with Debian programs.
 const RAM_WITH_ROOT: u64 = 256 << 20;
-/// Of a guest that says what it does not use: Linux keeps 64 MiB more than it needs before it does.
+/// RAM of a guest that reports free memory. Linux reports only when it has 64 MiB more than it needs.
 const AMPLE_RAM: u64 = 512 << 20;
 const DISK_BYTES: u64 = 8 << 20;
 
-/// How a machine is made, and what its guest does.
+/// Settings of a machine, and the work of its guest.
 #[derive(Default)]
 pub(super) struct Setup {
-    /// 0 is 1.
+    /// Number of vCPUs; 0 means 1.
     pub(super) vcpus: u8,
-    /// Moves go in these ways in turns, and then rings track writes: in every second machine, in all with several vCPUs. Without
-    /// any they are plain.
+    /// Ways of the moves, used in turn. With any way, rings track writes: in every second machine, or in all
+    /// with several vCPUs. An empty list: plain moves.
     pub(super) ways: &'static [Way],
-    /// It works in a root of Debian packages, on [`ROOT_DISK`].
+    /// The guest works in a root of Debian packages, on [`ROOT_DISK`].
     pub(super) has_root: bool,
-    /// It has a disk of its own, which moves in this way.
+    /// The guest has a disk of its own, which moves in this way.
     pub(super) disk: Option<DiskMigration>,
-    /// That disk's file is a qcow2 one.
+    /// The file of that disk is in qcow2 format.
     pub(super) is_qcow2: bool,
     /// Other processes serve that disk, and a directory of the host.
     pub(super) has_processes: bool,
     pub(super) has_network: bool,
-    /// Another process is its network.
+    /// The guest's network is another process, passt.
     pub(super) has_passt: bool,
-    /// It hears [`guest::END`] over a virtio console.
+    /// The guest reads [`guest::END`] from a virtio console.
     pub(super) has_console: bool,
-    /// It says which memory it does not use.
+    /// The guest reports free pages at any time.
     pub(super) reports: bool,
-    /// It says that when it is moved.
+    /// The guest gives free page hints during a move.
     pub(super) hints: bool,
-    /// Moves that are disturbed come between the others; by this seed.
+    /// Seed of disturbed moves between the others. `None`: no disturbed moves.
     pub(super) disturbed: Option<u64>,
-    /// 0: as much as it needs.
+    /// Bytes of RAM; 0: as much as the guest needs.
     pub(super) ram_bytes: u64,
-    /// [`guest::RESETS`], or by switching the machine off.
+    /// How the guest ends: [`guest::RESETS`], or it switches the machine off.
     pub(super) ends: &'static str,
 }
 
 impl Setup {
-    /// A guest that uses everything.
+    /// A guest that uses every device.
     pub(super) fn working(vcpus: u8) -> Self {
         Self {
             vcpus,
@@ -81,9 +81,10 @@ impl Setup {
         }
     }
 
-    /// What the guest reads of it.
+    /// The kernel's command line for the guest.
     pub(super) fn command_line(&self, ticks: u64) -> String {
-        // Under QEMU 7.2's TCG a nested guest's XSETBV passes KVM by, so that the sizes that KVM tells of XSAVE's area are wrong.
+        // Under QEMU 7.2's TCG, a nested guest's XSETBV bypasses KVM, so KVM reports wrong sizes of XSAVE's
+        // area.
         let mut line = format!("console=ttyS0 panic=-1 noxsave LAB={} {}={ticks}", guest::NAME, guest::TICKS);
         let mut add = |name: &str, value: &str| line.push_str(&format!(" {name}={value}"));
         let disks = ["/dev/vda", "/dev/vdb"];
@@ -112,7 +113,7 @@ impl Setup {
     }
 }
 
-/// A machine, and the processes that serve its devices, which end after it.
+/// A machine, and the processes that serve its devices. They end after the machine.
 pub(super) struct Place {
     machine: Arc<KvmMachine>,
     _processes: Vec<BackEnd>,
@@ -126,7 +127,7 @@ impl std::ops::Deref for Place {
     }
 }
 
-/// A running machine whose guest ticks so many times, and what it says.
+/// Boots a machine whose guest ticks `ticks` times. Returns it with its console.
 pub(super) fn booted(setup: &Setup, disk: Option<&Path>, ticks: u64) -> Result<(Place, Console), Failure> {
     let (console, files) = (Console::default(), Files::new()?);
     let image = LinuxImage {
@@ -139,7 +140,7 @@ pub(super) fn booted(setup: &Setup, disk: Option<&Path>, ticks: u64) -> Result<(
     Ok((machine, console))
 }
 
-/// A machine; without a guest it waits for one that moves in.
+/// Makes a machine. Without a guest, it waits for one.
 pub(super) fn machine(
     setup: &Setup,
     disk: Option<&Path>,
@@ -193,10 +194,10 @@ pub(super) fn machine(
     Ok(Place { machine, _processes: processes })
 }
 
-/// A disk's file, which goes when nobody needs it any more.
+/// A disk's file, removed when the last user drops it.
 pub(super) type Image = Arc<tempfile::TempPath>;
 
-/// A new disk of zeros.
+/// Makes a disk of zeros.
 pub(super) fn disk_image(setup: &Setup) -> Result<Image, Failure> {
     let file = tempfile::NamedTempFile::new().map_err(said)?;
     file.as_file().set_len(DISK_BYTES).map_err(said)?;
@@ -209,7 +210,8 @@ pub(super) fn disk_image(setup: &Setup) -> Result<Image, Failure> {
     Ok(Arc::new(path))
 }
 
-/// From outside, after the guest has ended: that disk holds what each step wrote last.
+/// Checks that disk from outside, after the guest has ended. Each block must have the content of its last
+/// write.
 pub(super) fn check_disk(setup: &Setup, disk: &Path, steps: u64) -> Result<(), Failure> {
     if !setup.is_qcow2 {
         return guest::disk::check(disk, steps);

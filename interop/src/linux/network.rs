@@ -1,4 +1,5 @@
-//! The network between guest and lab: a bridge, the taps of the machines at it, and a peer that counts what a guest sends.
+//! The network between guest and lab: a bridge, the taps of the machines on it, and a peer that counts a
+//! guest's numbers.
 
 use std::ffi::{c_char, c_int, c_ulong};
 use std::io::{Read, Write};
@@ -17,30 +18,30 @@ use crate::scenarios::{Failure, ensure};
 
 pub(super) const BRIDGE: &str = "br0";
 const BRIDGE_MAC: [u8; 6] = [0x52, 0x54, 0, 0, 0, 1];
-/// Calls of `linux/sockios.h`: make a bridge, join an interface to one.
+/// Requests from `linux/sockios.h`: make a bridge, add an interface to a bridge.
 const SIOCBRADDBR: c_ulong = 0x89a0;
 const SIOCBRADDIF: c_ulong = 0x89a2;
-/// The address of a guest's card, where it must be known.
+/// MAC address of a guest's card, where it must be known.
 pub(super) const GUEST_MAC: [u8; 6] = [0x52, 0x54, 0, 0x0a, 0x0f, 0x02];
-/// How long the guest may be silent before the peer gives up.
+/// Time limit of the guest's silence before the peer gives up.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// What the peer has seen.
+/// The peer's observations.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Seen {
-    /// Numbers, each one more than the one before.
+    /// Count of numbers; each one must be the previous one plus 1.
     pub(super) numbers: u64,
     pub(super) longest_gap: Duration,
 }
 
-/// A peer at the bridge; it takes one connection.
+/// A peer on the bridge; it accepts one connection.
 pub(super) struct Peer {
     thread: JoinHandle<Result<Seen, Failure>>,
     now: Arc<Mutex<Seen>>,
 }
 
 impl Peer {
-    /// Makes the bridge, unless it is there, and waits for the guest.
+    /// Makes the bridge if necessary, and waits for the guest.
     pub(super) fn start() -> Result<Self, Failure> {
         make_bridge()?;
         let listener = TcpListener::bind((std::net::Ipv4Addr::from(LAB_ADDRESS), PORT)).map_err(said)?;
@@ -48,19 +49,19 @@ impl Peer {
         let theirs = Arc::clone(&now);
         let serve = move || {
             let (guest, _) = listener.accept().map_err(said)?;
-            // The next peer takes the port.
+            // The listener is closed, so that the next peer can use the port.
             drop(listener);
             serve(guest, &theirs)
         };
         Ok(Self { thread: std::thread::spawn(serve), now })
     }
 
-    /// What it has seen when the guest has closed the connection.
+    /// Returns the observations after the guest has closed the connection.
     pub(super) fn seen(self) -> Result<Seen, Failure> {
         self.thread.join().map_err(|_| "the peer panicked".to_owned())?
     }
 
-    /// Waits until so many more have come.
+    /// Waits until `more` further numbers have arrived.
     pub(super) fn wait_for_numbers(&self, more: u64) -> Result<(), Failure> {
         let (wanted, begin) = (self.now.lock().numbers + more, Instant::now());
         while self.now.lock().numbers < wanted {
@@ -72,13 +73,13 @@ impl Peer {
         Ok(())
     }
 
-    /// The longest gap since this was asked last.
+    /// Returns the longest gap since the last call.
     pub(super) fn take_longest_gap(&self) -> Duration {
         std::mem::take(&mut self.now.lock().longest_gap)
     }
 }
 
-/// Reads numbers, and answers each with itself.
+/// Reads numbers, and returns each of them.
 fn serve(mut guest: TcpStream, now: &Mutex<Seen>) -> Result<Seen, Failure> {
     guest.set_read_timeout(Some(PATIENCE)).map_err(said)?;
     guest.set_nodelay(true).map_err(said)?;
@@ -104,39 +105,40 @@ fn serve(mut guest: TcpStream, now: &Mutex<Seen>) -> Result<Seen, Failure> {
     }
 }
 
-/// Makes the bridge, unless it is there.
+/// Makes the bridge, unless it exists.
 pub(super) fn make_bridge() -> Result<(), Failure> {
     if std::path::Path::new("/sys/class/net").join(BRIDGE).exists() {
         return Ok(());
     }
     let mut name = name_of(BRIDGE);
     ioctl(SIOCBRADDBR, name.as_mut_ptr().cast())?;
-    // Else it has that of a tap, and another one when that is gone: the guest would go on sending to the old one.
+    // Sets a fixed MAC address. Otherwise the bridge uses a tap's address and changes it when that tap is
+    // removed. The guest would continue to send to the old address.
     let mut request = request_of(BRIDGE);
     request.ifr_ifru.ifru_hwaddr = address(libc::ARPHRD_ETHER, 0, &BRIDGE_MAC);
     ioctl(libc::SIOCSIFHWADDR, (&raw mut request).cast())?;
     up(BRIDGE, Some(LAB_ADDRESS))
 }
 
-/// [`GUEST_MAC`] as command lines have it.
+/// [`GUEST_MAC`] in the format of command lines.
 pub(super) fn guest_mac() -> String {
     GUEST_MAC.map(|byte| format!("{byte:02x}")).join(":")
 }
 
-/// The name of a tap that no other machine has.
+/// A tap name that no other machine has.
 pub(super) fn new_tap() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     format!("tap{}", NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// `ping` of the guest, all the time.
+/// A `ping` that continuously tests the guest.
 pub(super) struct Pings(Child);
 
 impl Pings {
-    /// How often, in seconds: the least that is not a flood.
+    /// Interval in seconds: the minimum that is not a flood.
     const INTERVAL: f64 = 0.2;
 
-    /// Begins.
+    /// Starts `ping`.
     pub(super) fn start() -> Result<Self, Failure> {
         let address = std::net::Ipv4Addr::from(GUEST_ADDRESS).to_string();
         let mut ping = Command::new("ping");
@@ -144,7 +146,7 @@ impl Pings {
         ping.spawn().map(Self).map_err(|error| format!("ping: {error}"))
     }
 
-    /// How many were answered.
+    /// Stops `ping` and returns its counts.
     pub(super) fn finish(mut self) -> Result<Pinged, Failure> {
         let pid = rustix::process::Pid::from_child(&self.0);
         rustix::process::kill_process(pid, rustix::process::Signal::INT).map_err(said)?;
@@ -161,7 +163,7 @@ impl Pings {
     }
 }
 
-/// What came of [`Pings`].
+/// Counts of [`Pings`].
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Pinged {
     sent: u32,
@@ -169,7 +171,7 @@ pub(super) struct Pinged {
 }
 
 impl Pinged {
-    /// How long the guest was not there.
+    /// Time for which the guest was unreachable.
     pub(super) fn lost(self) -> Duration {
         Duration::from_secs_f64(Pings::INTERVAL) * self.sent.saturating_sub(self.received)
     }
@@ -181,7 +183,7 @@ impl std::fmt::Display for Pinged {
     }
 }
 
-/// Joins a machine's tap to the bridge.
+/// Adds a machine's tap to the bridge.
 pub(super) fn join(tap: &str) -> Result<(), Failure> {
     let mut request = request_of(tap);
     ioctl(libc::SIOCGIFINDEX, (&raw mut request).cast())?;
@@ -193,7 +195,7 @@ pub(super) fn join(tap: &str) -> Result<(), Failure> {
     up(tap, None)
 }
 
-/// Gives an interface an address in a network of 24 bits, and sets it up.
+/// Gives an interface an address in a /24 network, and sets it up.
 pub(super) fn up(name: &str, address: Option<[u8; 4]>) -> Result<(), Failure> {
     if let Some(address) = address {
         for (call, bytes) in [(libc::SIOCSIFADDR, address), (libc::SIOCSIFNETMASK, [255, 255, 255, 0])] {
@@ -207,7 +209,7 @@ pub(super) fn up(name: &str, address: Option<[u8; 4]>) -> Result<(), Failure> {
     ioctl(libc::SIOCSIFFLAGS, (&raw mut request).cast())
 }
 
-/// An address of that family, whose bytes begin `at` so many into it.
+/// A socket address of that family, whose `bytes` start at offset `at`.
 fn address(family: libc::sa_family_t, at: usize, bytes: &[u8]) -> libc::sockaddr {
     let mut data = [0; 14];
     data[at..].iter_mut().zip(bytes).for_each(|(to, from)| *to = *from as c_char);

@@ -1,4 +1,5 @@
-//! Devices of a guest in processes of their own: virtiofsd, qemu-storage-daemon with a disk, and passt with a network.
+//! A guest's devices in processes of their own: virtiofsd, qemu-storage-daemon with a disk, and passt with a
+//! network.
 
 use std::net::Ipv4Addr;
 use std::path::Path;
@@ -18,7 +19,7 @@ use crate::scenarios::{Failure, ensure};
 pub(super) const SHARED: &str = "/tmp/shared";
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A process that listens; ended when dropped.
+/// A process that listens, killed when dropped.
 pub(super) struct BackEnd {
     child: Child,
     directory: tempfile::TempDir,
@@ -26,7 +27,7 @@ pub(super) struct BackEnd {
 }
 
 impl BackEnd {
-    /// Disk and directory, of which the disk is that file.
+    /// Starts the back ends for the disk in that file and for the directory.
     pub(super) fn start_all(disk: &Path) -> Result<Vec<Self>, Failure> {
         std::fs::create_dir_all(SHARED).map_err(said)?;
         let tag = Some(TAG.to_owned());
@@ -47,7 +48,7 @@ impl BackEnd {
             command
         })?;
         let disk = Self::start(DeviceKind::Block, |socket| {
-            // Both sides' processes have it open while the guest moves.
+            // Locking is off, because the processes of both sides have the file open during a move.
             let file = format!("driver=file,node-name=d,locking=off,filename={}", disk.display());
             let export = format!(
                 "type=vhost-user-blk,id=e,node-name=d,writable=on,addr.type=unix,addr.path={}",
@@ -60,9 +61,9 @@ impl BackEnd {
         Ok(vec![disk, share])
     }
 
-    /// A card for which nobody needs the right to make a tap.
+    /// Starts passt as the back end of a card. It needs no permission to make a tap.
     pub(super) fn start_network() -> Result<Self, Failure> {
-        // The lab's own addresses are reached over it.
+        // passt reaches the lab's own addresses over the loopback.
         up("lo", None)?;
         let [guest, lab] = [GUEST_ADDRESS, LAB_ADDRESS].map(|address| Ipv4Addr::from(address).to_string());
         Self::start(DeviceKind::Network { mac: Some(GUEST_MAC) }, |socket| {
@@ -93,7 +94,7 @@ impl BackEnd {
         Ok(started)
     }
 
-    /// For the machine whose device `index` of this sort it is.
+    /// Options of the machine for the device, number `index` of its kind.
     pub(super) fn options(&self, index: usize) -> VhostUserOptions {
         VhostUserOptions {
             queues: self.kind.queues(1),
@@ -106,13 +107,13 @@ impl BackEnd {
 
 impl Drop for BackEnd {
     fn drop(&mut self) {
-        // An error means that it has ended by itself, as virtiofsd does with its connection.
+        // An error means that the process has ended by itself, as virtiofsd does when its connection closes.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Starts it; what it says stands in a log there.
+/// Starts the process, with its output in a log in that directory.
 fn spawn(command: &mut Command, directory: &Path) -> Result<Child, Failure> {
     let log = std::fs::File::options().create(true).append(true).open(directory.join("log")).map_err(said)?;
     let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn();

@@ -1,4 +1,5 @@
-//! A guest that a standby protects, in processes of their own: its host is lost at once, and its connections, its files and its pings go on.
+//! A guest with a standby, in processes of their own. Its host is lost suddenly. Its connections, its files
+//! and its pings must continue.
 #![allow(clippy::print_stdout)]
 
 use std::fs::File;
@@ -18,20 +19,20 @@ use super::{LONGEST_GAP, guest, network, said};
 use crate::scenarios::{Failure, ensure};
 use crate::{sterna, sterna_does};
 
-/// One core does everything here, so that heartbeats may be late.
+/// The lease. It is long, because one core does all the work here and heartbeats may be late.
 const LEASE: Duration = Duration::from_secs(10);
-/// From checkpoint to checkpoint.
+/// Interval between checkpoints.
 const INTERVAL_MS: &str = "200";
-/// How long the seeding may take: in the lab some 2 MB/s of a disk are copied.
+/// Time limit of the seeding. In the lab, a disk is copied at about 2 MB/s.
 const SEEDING: Duration = Duration::from_secs(900);
-/// Checkpoints before the host is lost.
+/// Number of checkpoints before the host is lost.
 const CHECKPOINTS: u64 = 20;
 /// Numbers that the guest sends afterwards.
 const NUMBERS: u64 = 1000;
 const ROOT_BYTES: u64 = 1 << 30;
 const OTHER_BYTES: u64 = 8 << 20;
 
-/// The primary is killed; nobody who talks with the guest has to begin anew.
+/// Kills the primary. No peer of the guest must reconnect.
 pub(super) fn outlives_its_host() -> Result<(), Failure> {
     network::up("lo", None)?;
     let setup =
@@ -62,7 +63,7 @@ pub(super) fn outlives_its_host() -> Result<(), Failure> {
     let lost = Instant::now();
     there.comes_to_run()?;
     println!("LAB the guest runs at its standby after {:.1?}", lost.elapsed());
-    // Over the same connection.
+    // The numbers arrive over the same connection.
     peer.wait_for_numbers(NUMBERS)?;
     println!("LAB {NUMBERS} numbers of it came until {:.1?}", lost.elapsed());
     let away = lost.elapsed();
@@ -83,7 +84,7 @@ pub(super) fn outlives_its_host() -> Result<(), Failure> {
     check_disk(&setup, &there.other_disk(), ticks)
 }
 
-/// What a guest has said on both sides: the survivor says the end of it again.
+/// Joins a guest's output on both sides. The survivor repeats the end of the earlier output.
 fn joined(mut before: Vec<u8>, after: &[u8]) -> Vec<u8> {
     let most = before.len().min(after.len());
     let again = (0..=most).rev().find(|length| before.ends_with(&after[..*length])).unwrap_or(0);
@@ -103,7 +104,7 @@ struct Side {
 }
 
 impl Side {
-    /// With a guest that works, or waiting for one.
+    /// Starts a machine with a working guest, or one that waits for a guest.
     fn start(at: &Path, name: &str, root: &Path, guest: Option<&Setup>) -> Result<Self, Failure> {
         let directory = at.join(name);
         std::fs::create_dir(&directory).map_err(said)?;
@@ -144,7 +145,7 @@ impl Side {
         self.directory.join("disk")
     }
 
-    /// What `sterna info` says of it.
+    /// The output of `sterna info` for the machine.
     fn info(&self) -> Result<Value, Failure> {
         serde_json::from_str(&sterna_does(&["info", &self.monitor(), "--json"])?).map_err(said)
     }
@@ -166,7 +167,7 @@ impl Side {
         stdin.write_all(text.as_bytes()).and_then(|()| stdin.flush()).map_err(said)
     }
 
-    /// Its guest switches itself off.
+    /// Waits until the guest switches itself off.
     fn ends(&self) -> Result<(), Failure> {
         self.until("its end", |side| Ok(side.process.lock().try_wait().map_err(said)?.is_some()))
     }
@@ -196,10 +197,10 @@ impl Side {
         std::fs::read(self.directory.join("console")).unwrap_or_default()
     }
 
-    /// As `kill -9` does.
+    /// Kills the process like `kill -9`.
     fn kill(&self) {
         let mut process = self.process.lock();
-        // An error means that it has ended by itself.
+        // An error means that the process has ended by itself.
         let _ = process.kill();
         let _ = process.wait();
     }
@@ -211,7 +212,7 @@ impl Drop for Side {
     }
 }
 
-/// The first value of that name, wherever it stands.
+/// The first value of that name at any depth.
 fn find<'a>(value: &'a Value, name: &str) -> Option<&'a Value> {
     match value {
         Value::Object(fields) => {

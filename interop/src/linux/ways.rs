@@ -19,23 +19,23 @@ pub(super) enum Way {
     Plain,
     Multifd,
     Zstd,
-    /// Several channels, each of which is encrypted.
+    /// Over several channels, each of which is encrypted.
     Tls,
-    /// Into an image with RAM mapped, and out of it.
+    /// Into a mapped-ram image, and out of it.
     MappedRam,
-    /// Into a file as over a socket, and out of it.
+    /// Into a legacy stream in a file, and out of it.
     File,
 }
 
 impl Way {
-    /// In turns.
+    /// All ways, in the order of their use.
     pub(super) const ALL: [Self; 6] =
         [Self::Plain, Self::Multifd, Self::MappedRam, Self::Tls, Self::Zstd, Self::File];
 
-    /// Those in which both sides are there at the same time.
+    /// The ways in which both sides exist at the same time.
     pub(super) const OVER_SOCKETS: [Self; 2] = [Self::Plain, Self::Multifd];
 
-    /// Of one side.
+    /// Parameters and capabilities of one side.
     pub(super) fn parameters(self, side: TlsEndpoint) -> Result<(Parameters, Capabilities), Failure> {
         let multifd_compression = if self == Self::Zstd { Compression::Zstd } else { Compression::None };
         let tls =
@@ -43,14 +43,15 @@ impl Way {
         let mut params =
             Parameters { multifd_channels: 2, multifd_compression, tls, ..Parameters::default() };
         if self == Self::Plain {
-            // All of a disk that travels is sent in the pause.
+            // A disk that is copied is sent completely in the pause.
             params.downtime_limit = Duration::from_secs(1);
         }
         let capabilities = Capabilities {
             return_path: !self.is_file(),
             multifd: !matches!(self, Self::Plain | Self::File),
             mapped_ram: self == Self::MappedRam,
-            // As an operator would: on a busy host a guest that writes all the time need not converge.
+            // Enabled as an operator would: on a busy host, a guest that writes all the time may not
+            // converge.
             auto_converge: true,
             ..Capabilities::default()
         };
@@ -62,16 +63,16 @@ impl Way {
     }
 }
 
-/// How a move went.
+/// Measurements of a move.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Moved {
-    /// All of it, on both sides.
+    /// Total time, on both sides.
     total: Duration,
     rounds: u64,
     pub(super) sent_bytes: u64,
-    /// Not sent, since the guest said that it does not use it.
+    /// Bytes that were not sent because the guest reported them as free.
     pub(super) free_bytes: u64,
-    /// How long the guest stood still; into and out of a file all of the time counts.
+    /// The guest's downtime. For moves through a file, the total time counts.
     pub(super) pause: Duration,
 }
 
@@ -83,12 +84,12 @@ impl std::fmt::Display for Moved {
     }
 }
 
-/// Moves it, and waits until it runs there.
+/// Moves the guest, and waits until it runs at the destination.
 pub(super) fn move_guest(from: &Arc<KvmMachine>, to: &Arc<KvmMachine>, way: Way) -> Result<Moved, Failure> {
     move_with_rest(from, to, way, || Ok(()))
 }
 
-/// The same; if it moves through a file, this is done while it is nowhere but there.
+/// Like [`move_guest`]. If the guest moves through a file, calls `rest` while the guest is only in the file.
 pub(super) fn move_with_rest(
     from: &Arc<KvmMachine>,
     to: &Arc<KvmMachine>,

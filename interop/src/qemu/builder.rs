@@ -1,35 +1,35 @@
-//! What a machine is made of. A clone of a builder makes a machine that can take over the first's state.
+//! Settings of a QEMU machine. A clone of a builder makes a machine that can take over the first one's state.
 
 use std::process::Command;
 
 use crate::qemu::Qemu;
 use crate::{Failure, Guest, Root};
 
-/// What runs the guest's instructions.
+/// How the guest's instructions are executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Accelerator {
-    /// QEMU itself.
+    /// QEMU's own translator.
     #[default]
     Tcg,
-    /// The host's KVM.
+    /// KVM of the host.
     Kvm,
-    /// Nothing: the guest stands still even if it may run.
+    /// No execution: the guest makes no progress even if it is resumed.
     Nothing,
 }
 
-/// Where the guest's RAM comes from.
+/// The memory that backs the guest's RAM.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Ram {
-    /// Anonymous memory, as QEMU does by itself; the block is called after the machine (`pc.ram`).
+    /// Anonymous memory, QEMU's default. The block has the machine's name for it (`pc.ram`).
     #[default]
     Anonymous,
-    /// An object `ram0`, anonymous.
+    /// An object `ram0` with anonymous memory.
     Object,
-    /// An object `ram0`, a shared memfd.
+    /// An object `ram0` with a shared memfd.
     Memfd,
-    /// An object `ram0`, a shared file in the machine's directory.
+    /// An object `ram0` with a shared file in the machine's directory.
     File,
-    /// An object `ram0`, a shared memfd of 2 MiB pages, which the host must have set aside.
+    /// An object `ram0` with a shared memfd of 2 MiB pages. The host must have reserved them.
     Hugetlb,
 }
 
@@ -46,7 +46,7 @@ impl Ram {
     }
 }
 
-/// A machine to be started. See [`Qemu::builder`].
+/// Settings of a machine that is not started yet. See [`Qemu::builder`].
 #[derive(Debug, Clone)]
 pub struct Builder {
     root: Root,
@@ -60,7 +60,7 @@ pub struct Builder {
 }
 
 impl Qemu {
-    /// A `pc` of 64 MiB under TCG, without a guest and without any device that was not asked for.
+    /// A `pc` of 64 MiB under TCG, without a guest and without unrequested devices.
     pub fn builder(root: &Root) -> Builder {
         Builder {
             root: root.clone(),
@@ -76,65 +76,65 @@ impl Qemu {
 }
 
 impl Builder {
-    /// `pc`, `q35`, `microvm`, with any options behind a comma.
+    /// Machine type: `pc`, `q35`, `microvm`, with any options after a comma.
     pub fn machine(mut self, machine: &str) -> Self {
         self.machine = machine.into();
         self
     }
 
-    /// TCG, KVM, or nothing.
+    /// How instructions are executed; the default is TCG.
     pub fn accelerator(mut self, accelerator: Accelerator) -> Self {
         self.accelerator = accelerator;
         self
     }
 
-    /// KVM where there is one: for guests that write while they are moved. Under TCG, on a busy machine, QEMU now and
-    /// then leaves out a page that was written again (`specs/stream.md §10`).
+    /// Uses KVM if it is available, for guests that write during a move. Under TCG on a busy machine, QEMU
+    /// sometimes skips a page that was written again (`specs/stream.md §10`).
     pub fn kvm_if_any(self) -> Self {
         let accelerator = if crate::root::has_kvm() { Accelerator::Kvm } else { Accelerator::Tcg };
         self.accelerator(accelerator)
     }
 
-    /// RAM, in MiB.
+    /// Size of RAM, in MiB.
     pub fn memory_mib(mut self, memory_mib: u64) -> Self {
         self.memory_mib = memory_mib;
         self
     }
 
-    /// Where RAM comes from.
+    /// The memory that backs RAM.
     pub fn ram(mut self, ram: Ram) -> Self {
         self.ram = ram;
         self
     }
 
-    /// What it runs.
+    /// The guest that the machine boots.
     pub fn guest(mut self, guest: Guest) -> Self {
         self.guest = guest;
         self
     }
 
-    /// It waits for `migrate-incoming`.
+    /// Makes the machine wait for `migrate-incoming`.
     pub fn incoming_defer(mut self) -> Self {
         self.incoming = true;
         self
     }
 
-    /// One more argument.
+    /// Adds an argument of QEMU.
     pub fn arg(mut self, argument: &str) -> Self {
         self.arguments.push(argument.into());
         self
     }
 
-    /// More arguments.
+    /// Adds several arguments of QEMU.
     pub fn args(mut self, arguments: &[&str]) -> Self {
         self.arguments.extend(arguments.iter().map(|argument| (*argument).to_owned()));
         self
     }
 
-    /// Starts it.
+    /// Starts the machine.
     ///
     /// # Errors
-    /// It did not come up; the text holds what it said.
+    /// QEMU did not start. The text contains its output.
     pub fn spawn(self) -> Result<Qemu, Failure> {
         let directory = tempfile::Builder::new()
             .prefix("sterna-")
@@ -144,8 +144,8 @@ impl Builder {
         Qemu::start(command, directory)
     }
 
-    /// The command line with the monitors and the serial port in `directory`, for a test that gives it to
-    /// Sterna to start.
+    /// The command line, for a test in which Sterna starts the machine. Monitors and serial port are in
+    /// `directory`.
     ///
     /// # Errors
     /// The guest's files could not be prepared.

@@ -1,4 +1,4 @@
-//! Migration as QEMU's own monitor drives it.
+//! Migration with QEMU's own monitor commands.
 
 use std::time::Instant;
 
@@ -11,7 +11,7 @@ impl Qemu {
     /// Switches migration capabilities on.
     ///
     /// # Errors
-    /// QEMU's refusal.
+    /// The refusal of QEMU.
     pub fn capabilities(&mut self, names: &[&str]) -> Result<(), Failure> {
         self.switch(names, true)
     }
@@ -19,7 +19,7 @@ impl Qemu {
     /// Switches migration capabilities off.
     ///
     /// # Errors
-    /// QEMU's refusal.
+    /// The refusal of QEMU.
     pub fn capabilities_off(&mut self, names: &[&str]) -> Result<(), Failure> {
         self.switch(names, false)
     }
@@ -29,55 +29,55 @@ impl Qemu {
         self.execute("migrate-set-capabilities", json!({ "capabilities": list })).map(drop)
     }
 
-    /// `migrate-set-parameters`.
+    /// Sets parameters with `migrate-set-parameters`.
     ///
     /// # Errors
-    /// QEMU's refusal.
+    /// The refusal of QEMU.
     pub fn parameters(&mut self, parameters: Value) -> Result<(), Failure> {
         self.execute("migrate-set-parameters", parameters).map(drop)
     }
 
-    /// Begins a migration to `uri` (`tcp:…`, `unix:…`, `file:…`).
+    /// Starts a migration to `uri` (`tcp:…`, `unix:…`, `file:…`).
     ///
     /// # Errors
-    /// QEMU's refusal.
+    /// The refusal of QEMU.
     pub fn start_migration(&mut self, uri: &str) -> Result<(), Failure> {
         self.execute("migrate", json!({ "uri": uri })).map(drop)
     }
 
-    /// Migrates to `uri` and waits for the end. Neither bandwidth nor, in practice, the pause is limited: on a busy
-    /// host the default pause of 300 ms may be too short for this guest for as long as the host is busy.
+    /// Migrates to `uri` and waits for the end. Bandwidth is unlimited, and the downtime limit is 10 s. On a
+    /// busy host, the default limit of 300 ms may be too short for this guest.
     ///
     /// # Errors
-    /// QEMU's refusal or the reason it failed for.
+    /// The refusal of QEMU, or the reason for which the migration failed.
     pub fn migrate(&mut self, uri: &str) -> Result<Value, Failure> {
         self.parameters(json!({ "max-bandwidth": 0, "downtime-limit": 10_000 }))?;
         self.start_migration(uri)?;
         self.wait_for_migration()
     }
 
-    /// Lets it load from `uri` and waits until all has been loaded. The guest runs if it ran at the source of
-    /// a live migration; from a file it may stay stopped until [`resume`](Qemu::resume).
+    /// Loads from `uri` and waits until everything is loaded. The guest runs if it ran at the source of a
+    /// live migration. From a file, it may stay stopped until [`resume`](Qemu::resume).
     ///
     /// # Errors
-    /// QEMU's refusal or the reason it failed for.
+    /// The refusal of QEMU, or the reason for which the migration failed.
     pub fn incoming(&mut self, uri: &str) -> Result<(), Failure> {
         self.start_incoming(uri)?;
         self.wait_for_migration().map(drop)
     }
 
-    /// Lets it listen at `uri`, or begin to load from it. It does not exit on errors.
+    /// Listens at `uri`, or starts to load from it. QEMU does not exit on errors.
     ///
     /// # Errors
-    /// QEMU's refusal.
+    /// The refusal of QEMU.
     pub fn start_incoming(&mut self, uri: &str) -> Result<(), Failure> {
         self.execute("migrate-incoming", json!({ "uri": uri, "exit-on-error": false })).map(drop)
     }
 
-    /// Lets it listen on a TCP port of loopback that is free; gives back the port.
+    /// Listens on a free TCP port of loopback. Returns the port.
     ///
     /// # Errors
-    /// QEMU's refusal.
+    /// The refusal of QEMU.
     pub fn listen_on_tcp(&mut self) -> Result<u16, Failure> {
         self.start_incoming("tcp:127.0.0.1:0")?;
         let state = self.execute("query-migrate", Value::Null)?;
@@ -85,20 +85,21 @@ impl Qemu {
         port.ok_or_else(|| format!("query-migrate names no port: {state}"))
     }
 
-    /// Lets it listen on a Unix socket in its directory; gives back the URI.
+    /// Listens on a Unix socket in the machine's directory. Returns the URI.
     ///
     /// # Errors
-    /// QEMU's refusal.
+    /// The refusal of QEMU.
     pub fn listen_on_unix(&mut self) -> Result<String, Failure> {
         let uri = format!("unix:{}/incoming", self.directory().display());
         self.start_incoming(&uri)?;
         Ok(uri)
     }
 
-    /// Waits for the end of the migration that runs, either way; gives back `query-migrate`'s answer.
+    /// Waits for the end of the running migration, in either direction. Returns the answer to
+    /// `query-migrate`.
     ///
     /// # Errors
-    /// The reason it failed for, or that it was cancelled.
+    /// The reason for which the migration failed, or that it was cancelled.
     pub fn wait_for_migration(&mut self) -> Result<Value, Failure> {
         let begin = Instant::now();
         loop {
@@ -113,10 +114,10 @@ impl Qemu {
         }
     }
 
-    /// What `query-migrate` says of a migration that has not failed.
+    /// The answer to `query-migrate` for a migration that has not failed.
     ///
     /// # Errors
-    /// The reason it failed for, or that it was cancelled.
+    /// The reason for which the migration failed, or that it was cancelled.
     pub fn unfailed_migration(&mut self) -> Result<Value, Failure> {
         let state = self.execute("query-migrate", Value::Null)?;
         match state["status"].as_str() {
@@ -128,20 +129,20 @@ impl Qemu {
         }
     }
 
-    /// Capabilities that are on.
+    /// Names of the capabilities that are on.
     ///
     /// # Errors
-    /// As of [`execute`](Qemu::execute).
+    /// As for [`execute`](Qemu::execute).
     pub fn capabilities_on(&mut self) -> Result<Vec<String>, Failure> {
         let list = self.execute("query-migrate-capabilities", Value::Null)?;
         let on = list.as_array().into_iter().flatten().filter(|entry| entry["state"] == true);
         Ok(on.filter_map(|entry| entry["capability"].as_str().map(str::to_owned)).collect())
     }
 
-    /// `query-migrate-parameters`.
+    /// The parameters in `query-migrate-parameters`.
     ///
     /// # Errors
-    /// As of [`execute`](Qemu::execute).
+    /// As for [`execute`](Qemu::execute).
     pub fn parameters_set(&mut self) -> Result<Map<String, Value>, Failure> {
         match self.execute("query-migrate-parameters", Value::Null)? {
             Value::Object(map) => Ok(map),

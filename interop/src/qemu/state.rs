@@ -1,4 +1,4 @@
-//! What a QEMU does, for a test that waited for it in vain.
+//! Describes the state of a QEMU. The failure message of a test that timed out contains it.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -8,14 +8,14 @@ use serde_json::Value;
 
 use super::{PATIENCE, Qemu};
 
-/// How long a monitor that works may take to answer.
+/// Time limit of the answer of a working monitor.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
-/// Between the two looks that show which threads use the processor.
+/// Time between the two readings that show which threads use CPU time.
 const BETWEEN: Duration = Duration::from_millis(500);
 
 impl Qemu {
-    /// What its monitor says of the guest and of the migration, and what each of its threads does, as lines. A monitor that does not
-    /// answer is said to be silent; its connection is of no use afterwards.
+    /// Describes the guest, the migration and each thread, as lines. A monitor that does not answer is
+    /// reported as silent. Its connection is unusable afterwards.
     pub fn describe_state(&mut self) -> String {
         let mut lines = format!("QEMU {}:\n", self.pid());
         let before = threads(self.pid());
@@ -48,9 +48,9 @@ impl Qemu {
 struct Thread {
     id: String,
     name: String,
-    /// Processor time so far.
+    /// CPU time so far, in ticks.
     ticks: u64,
-    /// Its state, and where in the kernel it waits.
+    /// State of the thread, and where in the kernel it waits.
     place: String,
 }
 
@@ -62,7 +62,7 @@ fn threads(pid: u32) -> Vec<Thread> {
 fn thread(task: &Path) -> Thread {
     let read = |name: &str| std::fs::read_to_string(task.join(name)).unwrap_or_default().trim().to_owned();
     let stat = read("stat");
-    // After the name, which may contain blanks and brackets: proc(5) counts the state as the third field.
+    // The name may contain blanks and parentheses. proc(5) counts the state after it as the third field.
     let fields: Vec<&str> = stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace().collect();
     let field = |number: usize| fields.get(number - 3).copied().unwrap_or_default();
     let time = |number: usize| field(number).parse::<u64>().unwrap_or_default();

@@ -1,12 +1,13 @@
-//! A boot sector that sweeps RAM in flat 32-bit mode and checks each page against its last pass.
+//! A boot sector that sweeps RAM in flat 32-bit mode. It checks each page against its last pass.
 //!
-//! In pass n every page gets n × `FACTOR` ^ its address at three places; pass n + 1 compares them first. So
-//! a page that was lost, is late or came twice shows at once. The end of a pass prints a line if the
-//! time-stamp counter's bit 26 or a higher one has changed since the last.
+//! In pass n, every page gets n × `FACTOR` ^ its address at three places. Pass n + 1 compares them before it
+//! writes. A lost, stale or repeated page is therefore detected immediately. At the end of a pass, the guest
+//! may print a line. It does so if bit 26 or a higher bit of the time-stamp counter has changed.
 //!
-//! It runs at full speed until [`PACE_ADDRESS`] is set from outside: then it writes a page every so many ticks, and
-//! keeps the longest time between two pages at [`LONGEST_GAP_ADDRESS`], which is the pause that a guest sees, and counts all of them by
-//! length at [`GAPS_ADDRESS`]. All that lies in a page that it then writes with each step, so what is put there moves with it.
+//! It runs at full speed until [`PACE_ADDRESS`] is set from outside. Then it writes a page every so many
+//! ticks. It stores the longest time between two pages at [`LONGEST_GAP_ADDRESS`]; this is the pause that a
+//! guest sees. It counts all such times by length at [`GAPS_ADDRESS`]. All these words are in a page that it
+//! then writes with each step, so that they move with the guest.
 
 use std::arch::global_asm;
 use std::path::Path;
@@ -14,10 +15,10 @@ use std::path::Path;
 use super::sweep::{FACTOR, FIRST, Sweep};
 use crate::Failure;
 
-/// The image is padded to a size that every disk controller takes.
+/// Size of the image, padded to a size that every disk controller accepts.
 const IMAGE_BYTES: usize = 1 << 20;
 
-// Where the sector lies in memory, and what this module puts into it behind the code.
+// Address of the sector in memory, and offsets of the data after its code.
 const LOADED: usize = 0x7c00;
 const PROTECTED: usize = 0x20;
 const TEXT_TICK: usize = 0x180;
@@ -37,33 +38,35 @@ const SWEPT_END: usize = 0x1f0;
 const SWEPT_BYTES: usize = 0x1f4;
 const MOST_LATE: usize = 0x1f8;
 const SAYS: usize = 0x1fc;
-/// Behind the sector, in the same page.
+/// Offset after the sector, in the same page.
 const GAPS_AT: usize = 0x200;
 
-/// Physical address of a little-endian 32-bit word: ticks of the time-stamp counter from page to page; 0: full speed,
-/// and no gap is kept.
+/// Physical address of a little-endian 32-bit word: ticks of the time-stamp counter from page to page. 0:
+/// full speed, and no gap is stored.
 pub const PACE_ADDRESS: u64 = (LOADED + PACE) as u64;
-/// Physical address of a little-endian 32-bit word: the longest time between two pages since it was last set to 0, in
-/// ticks of the time-stamp counter; true below 2³² ticks.
+/// Physical address of a little-endian 32-bit word: the longest time between two pages since it was last set
+/// to 0. In ticks of the time-stamp counter; valid below 2³² ticks.
 pub const LONGEST_GAP_ADDRESS: u64 = (LOADED + LONGEST_GAP) as u64;
 
-/// Physical address of a little-endian 32-bit word: the time-stamp counter at the last page, once there is a pace.
+/// Physical address of a little-endian 32-bit word: the time-stamp counter at the last page, if a pace is
+/// set.
 pub const LAST_STEP_ADDRESS: u64 = (LOADED + LAST_STEP) as u64;
 
-/// Physical address of a little-endian 32-bit word: how late a page may be, in ticks, and the next be reckoned from when it was written;
-/// a page that is later is reckoned as so late, so that the guest makes up for time that it did not get. At first there is no limit.
+/// Physical address of a little-endian 32-bit word: limit of a page's lateness, in ticks. After a page within
+/// the limit, the next one is due relative to its actual time. A later page counts as late by the limit, so
+/// that the guest catches up. Initially there is no limit.
 pub const MOST_LATE_ADDRESS: u64 = (LOADED + MOST_LATE) as u64;
 
-/// Physical address of a byte: not 0: it says a dot with each page, once there is a pace.
+/// Physical address of a byte: if not 0, the guest prints a dot with each page, if a pace is set.
 pub const SAYS_ADDRESS: u64 = (LOADED + SAYS) as u64;
 
-/// Physical address of [`GAPS`] little-endian 32-bit words: how many times between two pages there were of each length
-/// ([`gap_ticks`]), once there is a pace. Their sum is the number of pages. Whoever reads them sets them to 0 first.
+/// Physical address of [`GAPS`] little-endian 32-bit words: numbers of times between two pages, by length
+/// ([`gap_ticks`]), if a pace is set. Their sum is the number of pages. A reader must first set them to 0.
 pub const GAPS_ADDRESS: u64 = (LOADED + GAPS_AT) as u64;
-/// Lengths that are told apart: four for each doubling.
+/// Number of different lengths: four for each doubling.
 pub const GAPS: usize = 124;
 
-/// The shortest time that is counted in that word, in ticks of the time-stamp counter.
+/// The shortest time that the word `index` counts, in ticks of the time-stamp counter.
 pub fn gap_ticks(index: usize) -> u64 {
     ((4 + index % 4) as u64) << (index / 4).saturating_sub(1)
 }
@@ -84,14 +87,14 @@ pub(super) fn arguments(machine: &str, sweep: Sweep, directory: &Path) -> Result
     ])
 }
 
-/// Writes the disk that it is booted from.
+/// Writes the boot disk.
 pub(super) fn disk(path: &Path, sweep: Sweep) -> Result<(), Failure> {
     let mut image = vec![0; IMAGE_BYTES];
     image[..512].copy_from_slice(&sector(sweep));
     std::fs::write(path, image).map_err(|error| format!("{}: {error}", path.display()))
 }
 
-/// The sector, which sweeps so.
+/// The boot sector for this sweep.
 fn sector(sweep: Sweep) -> [u8; 512] {
     let mut sector = [0; 512];
     let code = code();
@@ -120,12 +123,12 @@ fn code() -> &'static [u8] {
         static sterna_sweep_end: u8;
     }
     let (begin, end) = (&raw const sterna_sweep_begin, &raw const sterna_sweep_end);
-    // SAFETY: both labels are in the block below, in this order, in one section that is mapped readable for
-    // the program's whole life and that nobody writes.
+    // SAFETY: both labels are in the block below, in this order, in one section. The section is mapped
+    // readable for the program's whole life and is never written.
     unsafe { std::slice::from_raw_parts(begin, end.offset_from_unsigned(begin)) }
 }
 
-// ebp: the pass. ebx: lines so far.
+// Registers: ebp is the pass, ebx the number of lines so far.
 global_asm!(
     ".pushsection .rodata.sterna_sweep, \"a\", @progbits",
     ".globl sterna_sweep_begin",
@@ -174,7 +177,7 @@ global_asm!(
     "    jbe     .Lsweep_no_gap",
     "    mov     dword ptr [{LOADED} + {LONGEST_GAP}], eax",
     ".Lsweep_no_gap:",
-    // The index is that of the highest bit, and the two bits behind it.
+    // The index is the position of the highest bit, followed by the two bits below it.
     "    push    ecx",
     "    bsr     ecx, eax",
     "    sub     ecx, 2",
@@ -222,7 +225,7 @@ global_asm!(
     ".Lsweep_next:",
     "    dec     ecx",
     "    jnz     .Lsweep_page",
-    // A line now and then.
+    // Prints a line from time to time.
     "    rdtsc",
     "    shrd    eax, edx, 26",
     "    cmp     eax, dword ptr [{LOADED} + {LAST_LINE}]",
@@ -254,7 +257,7 @@ global_asm!(
     ".Lsweep_verdict:",
     "    call    .Lsweep_text",
     "    jmp     .Lsweep_pass",
-    // Prints what esi points to.
+    // Prints the text at esi.
     ".Lsweep_text:",
     "    movzx   eax, byte ptr [esi]",
     "    inc     esi",
@@ -264,7 +267,7 @@ global_asm!(
     "    jmp     .Lsweep_text",
     ".Lsweep_text_end:",
     "    ret",
-    // Prints al once the port takes it.
+    // Prints al when the port is ready.
     ".Lsweep_character:",
     "    push    eax",
     "    mov     edx, 0x3fd",
@@ -305,7 +308,7 @@ global_asm!(
 mod tests {
     use super::*;
 
-    /// As the code does it.
+    /// The same computation as in the code.
     fn index_of(ticks: u32) -> usize {
         let shift = ticks.ilog2() - 2;
         ((ticks >> shift) + shift * 4) as usize

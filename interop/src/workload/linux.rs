@@ -1,4 +1,4 @@
-//! Debian's stock kernel, with a busybox whose one job is to rewrite files and compare their digests.
+//! Debian's stock kernel, with a busybox that rewrites files and compares their digests.
 
 use std::path::PathBuf;
 
@@ -8,8 +8,10 @@ use crate::root::target_directory;
 use crate::{Failure, Root, kernel};
 use sterna_cli::cpio::Archive;
 
-/// The guest's init. Each tick checks one file of the tmpfs against the digest that was taken when it was
-/// written, and writes it anew; a second process rewrites another file all the while.
+/// The guest's init. Each tick checks one file of the tmpfs against the digest from its last write, and
+/// writes it again. One round over the files writes random bytes, the next writes zeros. Every third round
+/// removes the file first, so that its pages are freed. A second process does the same with another file in
+/// parallel: it is random, zero, or removed.
 const INIT: &str = r#"#!/bin/busybox sh
 busybox mount -t proc proc /proc
 busybox mount -t sysfs sysfs /sys
@@ -17,19 +19,28 @@ busybox mount -t devtmpfs dev /dev
 busybox mount -t tmpfs -o size=80% tmpfs /t
 exec </dev/null >/dev/ttyS0 2>&1
 FILES=32
-write() { busybox dd if=/dev/urandom of=/t/$1 bs=128k count=1 conv=notrunc 2>/dev/null; }
+write() {
+    source=/dev/urandom
+    [ $(($2 % 2)) = 1 ] && source=/dev/zero
+    [ $(($2 % 3)) = 2 ] && busybox rm -f /t/$1
+    busybox dd if=$source of=/t/$1 bs=128k count=1 conv=notrunc 2>/dev/null
+}
 digest() { D=$(busybox md5sum /t/$1); D=${D%% *}; }
 i=0
 while [ $i -lt $FILES ]; do
-    write $i; digest $i; eval "s$i=$D"; i=$((i + 1))
+    write $i 0; digest $i; eval "s$i=$D"; i=$((i + 1))
 done
-(while :; do busybox dd if=/dev/urandom of=/t/hot bs=64k count=16 conv=notrunc 2>/dev/null; done) &
+(while :; do
+    busybox dd if=/dev/urandom of=/t/hot bs=64k count=16 conv=notrunc 2>/dev/null
+    busybox dd if=/dev/zero of=/t/hot bs=64k count=16 conv=notrunc 2>/dev/null
+    busybox rm -f /t/hot
+done) &
 n=1; verdict=OK; sum=0
 while :; do
     i=$((n % FILES))
     digest $i; eval "want=\$s$i"
     [ "$D" = "$want" ] || verdict=BAD
-    write $i; digest $i; eval "s$i=$D"
+    write $i $((n / FILES)); digest $i; eval "s$i=$D"
     sum=$(echo "$sum $D" | busybox md5sum); sum=${sum%% *}
     echo "tick $n checksum $verdict $sum"
     n=$((n + 1))
@@ -45,18 +56,18 @@ pub(super) fn arguments(root: &Root) -> Result<Vec<String>, Failure> {
         "-initrd".into(),
         initramfs.display().to_string(),
         "-append".into(),
-        // random.trust_cpu: nothing else here would seed the generator soon.
+        // random.trust_cpu is set, because no other source here would seed the generator soon.
         "console=ttyS0 quiet panic=-1 random.trust_bootloader=1 random.trust_cpu=1".into(),
         "-no-reboot".into(),
     ])
 }
 
-/// Whether kernel and initramfs can be had.
+/// Whether kernel and initramfs are available.
 pub(super) fn check(root: &Root) -> Result<(), Failure> {
     prepared(root).map(drop)
 }
 
-/// Kernel and initramfs, made once for all tests.
+/// Paths of kernel and initramfs, which are made once for all tests.
 fn prepared(root: &Root) -> Result<(PathBuf, PathBuf), Failure> {
     static READY: Mutex<Option<(PathBuf, PathBuf)>> = Mutex::new(None);
     let mut ready = READY.lock();

@@ -1,35 +1,37 @@
-//! A boot sector that writes numbered sectors to the disk of the second IDE channel, by PIO.
+//! A boot sector that writes numbered sectors. They go to the disk of the second IDE channel, by PIO.
 //!
-//! Number *n* goes to sector *n* mod 256, all of whose words say it. The number lies in memory, and behind it the last one that the disk has
-//! acknowledged. So whoever sees memory and disk of one moment finds the acknowledged number on the disk, and none behind the one that was
-//! begun. A sector is written whenever the time-stamp counter's bit 20 or a higher one has changed.
+//! Number *n* goes to sector *n* mod 256, in all of its words. The number is in memory, followed by the last
+//! number that the disk has acknowledged. If memory and disk are of the same moment, the disk has that number
+//! and no number after the started one. A sector is written whenever bit 20 or a higher bit of the time-stamp
+//! counter has changed.
 
 use std::path::{Path, PathBuf};
 
 use crate::Failure;
 
-/// The image is padded to a size that every disk controller takes.
+/// Size of the image, padded to a size that every disk controller accepts.
 const IMAGE_BYTES: usize = 1 << 20;
-/// Sectors that are written in turn.
+/// Number of sectors that are written in turn.
 const SECTORS: u32 = 256;
 const SECTOR_BYTES: usize = 512;
-/// Bytes of the disk that is written.
+/// Size of the written disk, in bytes.
 pub const SCRIBE_BYTES: u64 = 1 << 20;
 
 const LOADED: usize = 0x7c00;
-// Words of the sector: the number that was begun last, the counter then, and the number that was acknowledged last.
+// Offsets of words in the sector: the number that was started last, the counter at that time, and the number
+// that was acknowledged last.
 const NUMBER: usize = 0x1f0;
 const DONE: usize = 0x1f8;
 
 /// Physical address of a little-endian 32-bit word: the last number that was acknowledged.
 pub const DONE_ADDRESS: u64 = (LOADED + DONE) as u64;
 
-/// The disks in a machine's directory: what is booted, and what is written.
+/// Paths of the disks in a machine's directory: the boot disk, and the written disk.
 pub fn scribe_disks(directory: &Path) -> [PathBuf; 2] {
     ["scribe.img", "scribe.raw"].map(|name| directory.join(name))
 }
 
-/// Arguments for the devices, with the disk that is written as block node `node`.
+/// Arguments for the devices, with block node `node` as the written disk.
 pub fn scribe_devices(boot: &Path, node: &str) -> Vec<String> {
     let boot = format!("file={},format=raw,if=none,id=boot", boot.display());
     let device = format!("ide-hd,drive={node},bus=ide.1,id=data");
@@ -53,10 +55,10 @@ pub(super) fn arguments(directory: &Path) -> Result<Vec<String>, Failure> {
     Ok(blocks.into_iter().map(str::to_owned).chain(scribe_devices(&boot, "q0")).collect())
 }
 
-/// The last number on a disk, all of whose sectors are as they were at one moment.
+/// The last number on a disk. All sectors must have their state of one moment.
 ///
 /// # Errors
-/// They are not.
+/// If the sectors are of different moments.
 pub fn scribed(disk: &Path) -> Result<u32, Failure> {
     let bytes = std::fs::read(disk).map_err(|error| format!("{}: {error}", disk.display()))?;
     let mut numbers = Vec::new();
@@ -90,7 +92,7 @@ fn sector() -> [u8; 512] {
     sector
 }
 
-/// 16-bit code, written out: it is short, and addresses what the constants above say.
+/// 16-bit code as bytes: it is short, and uses the addresses of the constants above.
 #[rustfmt::skip]
 const CODE: [u8; 118] = [
     0xfa,                               // cli

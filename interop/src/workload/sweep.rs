@@ -1,33 +1,34 @@
-//! What a guest writes that rewrites half of its RAM, pass after pass: which page comes when, and what is in it. The boot sector
-//! does so, and whoever wants to be compared with it.
+//! Order and content of the writes of a guest that rewrites half of its RAM. The boot sector and the guests
+//! that are compared with it use the same.
 
 use crate::Failure;
 
-/// The first byte that is swept.
+/// Address of the first swept byte.
 pub(super) const FIRST: u64 = 1 << 20;
-/// A PC's RAM below the hole for devices, in the smallest case.
+/// Minimum size of a PC's RAM below the hole for devices, MiB.
 const MOST_LOW_MIB: u64 = 2048;
-/// Makes each pass's words differ in many bits.
+/// A factor that makes the words of consecutive passes differ in many bits.
 pub(super) const FACTOR: u32 = 0x9e37_79b1;
 const PAGE_BYTES: u32 = 4096;
-/// Where in a page its word stands.
+/// Offsets of the words in a page.
 pub(crate) const PLACES: [u64; 3] = [0, 2044, 4092];
 
-/// Which pages, in which order.
+/// The swept pages, and their order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Sweep {
     pages: u32,
-    /// From a page to the next, in pages; behind the end it goes on at the begin.
+    /// Distance from a page to the next, in pages. It wraps around at the end.
     step: u32,
 }
 
 impl Sweep {
-    /// Half of a machine's RAM, one page after the other.
+    /// Half of a machine's RAM, in the order of addresses.
     pub(crate) fn in_order(memory_mib: u64) -> Self {
         Self { pages: (memory_mib.min(MOST_LOW_MIB) * 128) as u32, step: 1 }
     }
 
-    /// The same pages, far apart: each pass meets each page once, as no divisor of their number divides the step.
+    /// The same pages, far apart. Each pass visits each page once, because the step and the number of pages
+    /// have no common divisor.
     pub(crate) fn scattered(memory_mib: u64) -> Self {
         let pages = Self::in_order(memory_mib).pages;
         let is_coprime = |step: &u32| {
@@ -37,17 +38,18 @@ impl Sweep {
             }
             a == 1
         };
-        // The golden ratio: neighbours in time are far apart, and none of the next few passes near.
+        // The golden ratio: consecutive pages are far apart, and the next few passes come to no page near
+        // them.
         let step = (u64::from(pages) * 618 / 1000) as u32;
         Self { pages, step: (step..pages).find(is_coprime).unwrap_or(1) }
     }
 
-    /// 64 MiB, one page after the other.
+    /// A ring of 64 MiB, in the order of addresses.
     pub(crate) fn ring() -> Self {
         Self { pages: 64 << 8, step: 1 }
     }
 
-    /// Pages of a pass.
+    /// Number of pages of a pass.
     pub(crate) fn pages(self) -> u32 {
         self.pages
     }
@@ -60,12 +62,12 @@ impl Sweep {
         self.pages * PAGE_BYTES
     }
 
-    /// The first byte behind what is swept.
+    /// Address after the last swept byte.
     pub(crate) fn end(self) -> u64 {
         FIRST + u64::from(self.bytes())
     }
 
-    /// The page that is written in that step, and its word.
+    /// Address of the page that is written in that step, and its word.
     pub(crate) fn written_in(self, step: u64) -> (u64, u32) {
         let pages = u64::from(self.pages);
         let address = FIRST + step % pages * u64::from(self.step) % pages * u64::from(PAGE_BYTES);
@@ -76,17 +78,17 @@ impl Sweep {
         pass.wrapping_mul(FACTOR) ^ address as u32
     }
 
-    /// How many steps have been taken, by the words in memory. The first pass must be over.
+    /// Number of steps taken, computed from the words in memory. The first pass must be complete.
     ///
     /// # Errors
-    /// Those of `read`, which gives the word at an address.
+    /// Errors of `read`, which returns the word at an address.
     pub(crate) fn steps_in(self, mut read: impl FnMut(u64) -> Result<u32, Failure>) -> Result<u64, Failure> {
         let mut pass_of = |index: u32| {
             let (address, _) = self.written_in(u64::from(index));
             read(address).map(|word| Self::pass_of(address, word))
         };
         let pass = pass_of(0)?;
-        // The pages of this pass come first.
+        // The pages that the current pass has written come first in its order.
         let (mut of_this, mut of_last) = (0, self.pages);
         while of_last - of_this > 1 {
             let middle = of_this + (of_last - of_this) / 2;
@@ -95,7 +97,8 @@ impl Sweep {
         Ok(u64::from(pass.saturating_sub(1)) * u64::from(self.pages) + u64::from(of_last))
     }
 
-    /// For each page, in the order of addresses, the pass that wrote it last in so many steps. The first pass must be over.
+    /// For each page, the pass that wrote it last within `steps` steps. Pages are in the order of addresses.
+    /// The first pass must be complete.
     pub(crate) fn passes_after(self, steps: u64) -> Vec<u32> {
         let mut passes = vec![0; self.pages as usize];
         for step in steps.saturating_sub(u64::from(self.pages))..steps {
@@ -105,7 +108,7 @@ impl Sweep {
         passes
     }
 
-    /// Whether the page at that address, with these words at [`PLACES`], is as that pass left it, or a later one.
+    /// Whether a page has its state from that pass or a later one. `words` are its words at [`PLACES`].
     pub(crate) fn is_as_of(address: u64, words: [u32; 3], pass: u32) -> bool {
         const MOST_LATER: u32 = 1 << 16;
         let found = Self::pass_of(address, words[0]);
@@ -118,9 +121,9 @@ impl Sweep {
     }
 }
 
-/// Of an odd number, modulo 2³².
+/// Inverse of an odd number, modulo 2³².
 fn inverse(odd: u32) -> u32 {
-    // Each turn doubles the number of right bits; 3 are right at first.
+    // Each iteration doubles the number of correct bits; 3 are correct initially.
     (0..4).fold(odd, |x, _| x.wrapping_mul(2u32.wrapping_sub(odd.wrapping_mul(x))))
 }
 
@@ -157,7 +160,7 @@ mod tests {
             };
             assert_eq!(late(&memory), 0);
 
-            // One more step is no harm, a page of the pass before is.
+            // One more step is accepted. A page of the previous pass is an error.
             memory.extend([sweep.written_in(steps)]);
             assert_eq!(late(&memory), 0);
             let (address, _) = sweep.written_in(steps - 1);

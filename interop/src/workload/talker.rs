@@ -1,18 +1,19 @@
-//! A boot sector that says numbered Ethernet frames through an NE2000 at port 0x300.
+//! A boot sector that sends numbered Ethernet frames through an NE2000 at port 0x300.
 //!
-//! A frame goes to everybody, has the type 0x88b5 and the number, little-endian, behind it. The number lies in memory, so a machine that
-//! takes over goes on with it. A frame is due whenever the time-stamp counter's bit 24 or a higher one has changed: every few
-//! milliseconds.
+//! A frame is a broadcast, with type 0x88b5 followed by the number, little-endian. The number is in memory,
+//! so a machine that takes over continues with the next one. A frame is due whenever bit 24 or a higher bit
+//! of the time-stamp counter has changed: every few milliseconds.
 
 use std::path::Path;
 
 use crate::Failure;
 
-/// The image is padded to a size that every disk controller takes.
+/// Size of the image, padded to a size that every disk controller accepts.
 const IMAGE_BYTES: usize = 1 << 20;
 
 const LOADED: usize = 0x7c00;
-// Where the sector has its tables behind the code, and its word. The word behind that is the counter at the last frame.
+// Offsets of the sector's tables after the code, and of its word. The next word is the counter at the last
+// frame.
 const SETUP: usize = 0x100;
 const FILL: usize = 0x130;
 const SEND: usize = 0x140;
@@ -21,11 +22,11 @@ const NUMBER: usize = 0x1f0;
 
 /// Physical address of a little-endian 32-bit word: the number of the last frame.
 pub const NUMBER_ADDRESS: u64 = (LOADED + NUMBER) as u64;
-/// Where a frame has its number.
+/// Offset of the number in a frame.
 pub const NUMBER_IN_FRAME: usize = 14;
 
 const FRAME_BYTES: usize = 60;
-/// Register and value: the card is reset, transmits, and receives nothing.
+/// Register and value of each write that resets the card and enables only transmission.
 const SETUP_WRITES: [(u8, u8); 12] = [
     (0x0, 0x21),
     (0xe, 0x49),
@@ -40,9 +41,9 @@ const SETUP_WRITES: [(u8, u8); 12] = [
     (0xf, 0),
     (0x0, 0x22),
 ];
-/// Bytes are about to come for the card's page 0x40.
+/// Writes that announce bytes for the card's page 0x40.
 const FILL_WRITES: [(u8, u8); 5] = [(0x8, 0), (0x9, 0x40), (0xa, FRAME_BYTES as u8), (0xb, 0), (0x0, 0x12)];
-/// The page is sent.
+/// Writes that send the page.
 const SEND_WRITES: [(u8, u8); 5] =
     [(0x0, 0x22), (0x4, 0x40), (0x5, FRAME_BYTES as u8), (0x6, 0), (0x0, 0x26)];
 
@@ -54,7 +55,7 @@ pub(super) fn arguments(directory: &Path) -> Result<Vec<String>, Failure> {
     std::fs::write(&path, image).map_err(|error| format!("{}: {error}", path.display()))?;
     Ok(vec![
         "-drive".into(),
-        // Nobody writes it: a guest without a disk of its own.
+        // Read-only, because the guest has no disk of its own.
         format!("file={},format=raw,if=none,id=boot,readonly=on", path.display()),
         "-device".into(),
         "virtio-blk-pci,drive=boot,bootindex=0".into(),
@@ -78,7 +79,7 @@ fn sector() -> [u8; 512] {
     sector
 }
 
-/// 16-bit code, written out: it is short, and addresses what the constants above say.
+/// 16-bit code as bytes: it is short, and uses the addresses of the constants above.
 #[rustfmt::skip]
 const CODE: [u8; 105] = [
     0xfa,                               // cli

@@ -1,4 +1,4 @@
-//! A real etcd as the arbiter of claims.
+//! Tests with a real etcd as the arbiter of claims.
 
 use std::path::Path;
 use std::sync::{Arc, Barrier};
@@ -11,7 +11,7 @@ use sterna_interop::{Etcd, Failure};
 use crate::certificates::{Authority, Wanted, directory_of};
 
 const LIMIT: Duration = Duration::from_secs(60);
-/// For a cluster that cannot decide.
+/// Time limit of a request to a cluster that cannot decide.
 const SHORT: Duration = Duration::from_secs(3);
 const RACES: u64 = 200;
 
@@ -56,7 +56,7 @@ fn etcd_gives_each_generation_to_the_first() -> Result<(), Failure> {
         assert!(*pair == (Ruling::Won, lost("b")) || *pair == (lost("a"), Ruling::Won), "{pair:?}");
     }
 
-    // Not reached; then after a crash, it rules as before.
+    // Requests fail while the member is down. After its restart, it gives the same rulings as before.
     etcd.kill(0);
     let late = arbiter(&spec, LIMIT);
     let error = late.claim(&claim("c", 0)).expect_err("it is gone");
@@ -74,7 +74,7 @@ fn etcd_value_that_is_no_claim_is_believed_by_nobody() -> Result<(), Failure> {
     let name = "etcd_value_that_is_no_claim_is_believed_by_nobody";
     let Some(etcd) = Etcd::start_for(name, 1, None)? else { return Ok(()) };
     let arbiter = arbiter(&format!("etcd:{},prefix=p/", etcd.url(0)), LIMIT);
-    // `p/a%20guest/1` with "hello", and `p/a%20guest/2` without a value.
+    // The keys are `p/a%20guest/1` with the value "hello", and `p/a%20guest/2` without a value.
     etcd.post("/v3/kv/put", &json!({"key": "cC9hJTIwZ3Vlc3QvMQ==", "value": "aGVsbG8="}).to_string())?;
     etcd.post("/v3/kv/put", &json!({"key": "cC9hJTIwZ3Vlc3QvMg=="}).to_string())?;
 
@@ -98,7 +98,7 @@ fn etcd_rules_as_long_as_a_majority_lives() -> Result<(), Failure> {
     assert_eq!(patient.claim(&claim("a", 1)), Ok(Ruling::Won));
 
     etcd.kill(0);
-    // While a new leader is elected there may be no ruling.
+    // There may be no ruling while a new leader is elected.
     let won = (0..20).find_map(|_| patient.claim(&claim("a", 2)).ok());
     assert_eq!(won, Some(Ruling::Won));
     assert_eq!(patient.claim(&claim("b", 2)), Ok(lost("a")));
@@ -116,7 +116,8 @@ fn etcd_rules_as_long_as_a_majority_lives() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Users `claimant`, who may read and write claims, and `stranger`, who may not; each has its name as password.
+/// Creates the users `claimant`, who may read and write claims, and `stranger`, who may not. The password of
+/// each is its name.
 fn demand_users(etcd: &Etcd) -> Result<(), Failure> {
     let range = json!({"permType": 2, "key": "c3Rlcm5hL2NsYWltcy8=", "range_end": "c3Rlcm5hL2NsYWltczA="});
     for (path, body) in [
@@ -135,7 +136,7 @@ fn demand_users(etcd: &Etcd) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Certificates for etcd; for its gateway, which is a client of etcd; and for us.
+/// Certificates for etcd, for its gateway (a client of etcd), and for the test.
 fn certificates() -> tempfile::TempDir {
     let directory = tempfile::tempdir().expect("a directory");
     let authority = Authority::new("Test authority");
@@ -146,7 +147,7 @@ fn certificates() -> tempfile::TempDir {
         let file = |who: &str| directory.path().join(format!("{who}-{file}"));
         std::fs::rename(file("client"), file("gateway")).expect("renamed");
     }
-    // Where there are users, etcd's gateway refuses clients whose certificate has a common name.
+    // With users, etcd's gateway refuses clients whose certificate has a common name.
     authority.issue(directory.path(), &Wanted { name: "", is_server: false, ..Wanted::default() });
     directory
 }

@@ -1,4 +1,4 @@
-//! The scenarios of plain instructions, on this host's KVM.
+//! Runs the scenarios of plain instructions on this host's KVM.
 #![allow(clippy::print_stderr, missing_docs)]
 
 use sterna_interop::scenarios::ALL;

@@ -1,4 +1,4 @@
-//! The library's own rules.
+//! Tests of this library's own functions.
 #![allow(missing_docs)]
 
 use sterna_interop::ticks::unbroken_serials;

@@ -1,8 +1,8 @@
-//! The judge judged: libvirt alone saves and restores in every format that it knows.
+//! A control without Sterna: libvirt alone saves and restores in every format that it has.
 #![allow(missing_docs)]
 
 use sterna_interop::ticks::unbroken_serials;
-use sterna_interop::{Failure, Libvirt, SAVE_FORMATS};
+use sterna_interop::{Failure, Libvirt, save_formats};
 
 #[test]
 fn domain_saved_and_restored_by_libvirt_in_every_format_counts_on() -> Result<(), Failure> {
@@ -10,7 +10,7 @@ fn domain_saved_and_restored_by_libvirt_in_every_format_counts_on() -> Result<()
     let Some(libvirt) = Libvirt::start_for(test)? else { return Ok(()) };
     libvirt.create("judge", "q35", 32)?;
 
-    for format in SAVE_FORMATS {
+    for format in save_formats() {
         libvirt.wait_for_ticks("judge", 2)?;
         let image = libvirt.directory().join(format).display().to_string();
         libvirt.virsh(&["save", "judge", &image, "--image-format", format])?;

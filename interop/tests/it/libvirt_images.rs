@@ -1,5 +1,5 @@
-//! Save images between libvirt and Sterna, in every format: each reads what the other wrote, and libvirt restores what
-//! Sterna saved of a running domain.
+//! Save images between libvirt and Sterna, in every format. Each reads the images of the other, and libvirt
+//! restores the images that Sterna saved of a running domain.
 #![allow(missing_docs)]
 
 use std::io::{BufRead, BufReader, Read};
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use sterna_interop::ticks::unbroken_serials;
-use sterna_interop::{Failure, Libvirt, SAVE_FORMATS, sterna, sterna_does};
+use sterna_interop::{Failure, Libvirt, save_formats, sterna, sterna_does};
 
 #[test]
 fn image_saved_by_libvirt_in_every_format_is_converted_and_restored() -> Result<(), Failure> {
@@ -15,7 +15,7 @@ fn image_saved_by_libvirt_in_every_format_is_converted_and_restored() -> Result<
     let Some(libvirt) = Libvirt::start_for(test)? else { return Ok(()) };
     libvirt.create("judge", "q35", 32)?;
 
-    for format in SAVE_FORMATS {
+    for format in save_formats() {
         one_round(&libvirt, format).map_err(|why| format!("{format}: {why}"))?;
     }
 
@@ -24,8 +24,8 @@ fn image_saved_by_libvirt_in_every_format_is_converted_and_restored() -> Result<
     Ok(())
 }
 
-/// libvirt saves in this format; Sterna takes the stream out of the container and puts it into the next
-/// format's; libvirt restores that.
+/// libvirt saves in this format. Sterna moves the stream from the container into the container of the next
+/// format. libvirt restores that image.
 fn one_round(libvirt: &Libvirt, format: &str) -> Result<(), Failure> {
     let place = |name: &str| libvirt.directory().join(format!("{format}-{name}"));
     libvirt.wait_for_ticks("judge", 2)?;
@@ -87,7 +87,8 @@ fn stream_taken_out_of_a_container_and_put_into_one_again_is_restored() -> Resul
     let (from, to) = (path(&bare)?, path(&wrapped)?);
     sterna_does(&["convert", from, to, "--format", "libvirt-sparse", "--xml", path(&xml)?])?;
 
-    // The container that said so is gone: libvirt stops a guest before it saves it.
+    // The container with the run state was replaced. `--running` is needed because libvirt stops a guest
+    // before it saves it.
     libvirt.virsh(&["restore", to, "--running"])?;
     libvirt.wait_for_ticks("judge", 2)?;
     unbroken_serials(&[&libvirt.serial("judge")])?;
@@ -101,7 +102,7 @@ fn domain_saved_by_sterna_through_a_monitor_is_restored_by_libvirt() -> Result<(
     libvirt.create("judge", "q35", 32)?;
     let monitor = libvirt.operator_socket("judge");
 
-    for format in SAVE_FORMATS {
+    for format in save_formats() {
         let image = libvirt.directory().join(format);
         let (xml, form) = (definition(&libvirt)?, format!("libvirt-{format}"));
         libvirt.wait_for_ticks("judge", 2)?;
@@ -122,7 +123,8 @@ fn domain_that_migrates_to_sterna_is_restored_by_libvirt() -> Result<(), Failure
     let Some(libvirt) = Libvirt::start_for(test)? else { return Ok(()) };
     libvirt.create("judge", "pc", 32)?;
 
-    // sparse comes last: libvirt leaves mapped-ram on behind a restore of it, and no stream comes out of that QEMU.
+    // sparse is last, because after its restore libvirt leaves mapped-ram on, and that QEMU then writes no
+    // stream.
     for format in ["raw", "zstd", "sparse"] {
         let [image, socket] =
             ["image", "socket"].map(|name| libvirt.directory().join(format!("{format}-{name}")));
@@ -137,13 +139,13 @@ fn domain_that_migrates_to_sterna_is_restored_by_libvirt() -> Result<(), Failure
         let mut said = String::new();
         lines.read_line(&mut said).map_err(|error| error.to_string())?;
 
-        // A busy host cannot send what the guest writes within the default pause.
+        // On a busy host, QEMU cannot send this guest's writes within the default downtime limit.
         let longer = "migrate_set_parameter downtime-limit 10000";
         libvirt.virsh(&["qemu-monitor-command", "judge", "--hmp", longer])?;
         let migrate = format!("migrate -d unix:{}", path(&socket)?);
         let told = libvirt.virsh(&["qemu-monitor-command", "judge", "--hmp", &migrate]);
         if !told.as_ref().is_ok_and(|said| said.trim().is_empty()) {
-            // A complaint: nobody comes any more.
+            // QEMU refused the migration, so `save` would wait without end.
             save.kill().map_err(|error| error.to_string())?;
         }
 
@@ -160,7 +162,7 @@ fn domain_that_migrates_to_sterna_is_restored_by_libvirt() -> Result<(), Failure
     Ok(())
 }
 
-/// The running domain's XML, in a file.
+/// Writes the running domain's XML into a file.
 fn definition(libvirt: &Libvirt) -> Result<PathBuf, Failure> {
     let xml = libvirt.directory().join("definition");
     let text = libvirt.virsh(&["dumpxml", "judge", "--migratable", "--inactive"])?;
@@ -168,25 +170,27 @@ fn definition(libvirt: &Libvirt) -> Result<PathBuf, Failure> {
     Ok(xml)
 }
 
-/// The domain whose QEMU was saved behind libvirt's back is ended, and restored from the image, to run.
+/// Ends the domain whose QEMU was saved without libvirt's knowledge. Restores a running domain from the
+/// image.
 fn goes_on_from(libvirt: &Libvirt, image: &Path, xml: &Path) -> Result<(), Failure> {
     sterna_does(&["verify", path(image)?])?;
     libvirt.virsh(&["destroy", "judge"])?;
     let told = libvirt.virsh(&["save-image-dumpxml", path(image)?])?;
     let given = std::fs::read_to_string(xml).map_err(|error| error.to_string())?;
-    // libvirt adds what every machine has, a keyboard for one: the same domain, not the same text.
+    // libvirt adds default devices, such as a keyboard. The domain is the same, but its text differs.
     let uuid = given.lines().find(|line| line.contains("<uuid>")).ok_or("a domain without a UUID")?;
     assert!(told.contains(uuid) && told.contains("<name>judge</name>"), "{told}");
     libvirt.virsh(&["restore", path(image)?])?;
-    // It ran when it was saved: nobody needs to say so.
+    // The domain ran when it was saved, so the restore needs no option to run it.
     assert_eq!(libvirt.virsh(&["domstate", "judge"])?.trim(), "running");
     Ok(())
 }
 
-/// Every format follows one and is followed by one.
+/// The next format in a cycle. Every format is a source and a target once.
 fn after(format: &str) -> &'static str {
-    let at = SAVE_FORMATS.iter().position(|known| *known == format).unwrap_or(0);
-    SAVE_FORMATS[(at + 1) % SAVE_FORMATS.len()]
+    let formats = save_formats();
+    let at = formats.iter().position(|known| *known == format).unwrap_or(0);
+    formats[(at + 1) % formats.len()]
 }
 
 fn convert(from: &Path, to: &Path, format: &str) -> Result<(), Failure> {

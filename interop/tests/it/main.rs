@@ -1,5 +1,6 @@
-//! The integration tests of this crate, one module for each subject: one program is linked, not one for each file.
-//! `cargo test -p sterna-interop --test it SUBJECT::` runs those of one subject.
+//! The integration tests of this crate, one module for each subject. They are one program, because linking
+//! one program for each file takes longer. `cargo test -p sterna-interop --test it SUBJECT::` runs the tests
+//! of one subject.
 
 #[path = "../../../crates/sterna-transport/tests/support/certificates.rs"]
 mod certificates;
@@ -25,7 +26,9 @@ mod qemu_postcopy;
 mod qemu_protect;
 mod qemu_protected;
 mod qemu_releases;
+mod qemu_restore;
 mod qemu_save;
+mod qemu_schema;
 mod qemu_streams;
 mod qemu_tls;
 mod qemu_tls_streams;

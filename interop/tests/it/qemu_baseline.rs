@@ -1,4 +1,4 @@
-//! The judge judged: QEMU to QEMU, without Sterna, so that a failure elsewhere is Sterna's.
+//! Controls from QEMU to QEMU, without Sterna. If they pass, a failure in another test is Sterna's.
 #![allow(missing_docs)]
 
 use std::fs::OpenOptions;
@@ -56,7 +56,7 @@ fn boot_guest_migrated_by_qemu_over_tcp_counts_on() -> Result<(), Failure> {
 
 #[test]
 fn boot_guest_counts_the_times_between_its_pages_and_says_dots() -> Result<(), Failure> {
-    /// Ticks.
+    /// Pace of the guest in ticks of the time-stamp counter.
     const PACE: u32 = 1_000_000;
     let test = "boot_guest_counts_the_times_between_its_pages_and_says_dots";
     let Some(root) = Root::qemu_for(test) else { return Ok(()) };
@@ -104,7 +104,7 @@ fn boot_guest_whose_image_was_changed_says_so() -> Result<(), Failure> {
     source.capabilities(&["mapped-ram"])?;
     source.migrate(&format!("file:{}", image.display()))?;
 
-    // RAM's pages lie at their own addresses behind a first offset, aligned to 1 MiB.
+    // RAM's pages are at their own addresses after a first offset, aligned to 1 MiB.
     let mut bytes = std::fs::read(&image).map_err(|error| error.to_string())?;
     bytes[(1 << 20) + (8 << 20)] ^= 1;
     std::fs::write(&image, bytes).map_err(|error| error.to_string())?;

@@ -1,5 +1,5 @@
-//! A QEMU 11 with `x-colo` as the primary of a standby that runs no guest: its checkpoints are held, and after it was killed
-//! the last one goes on as another QEMU.
+//! A QEMU 11 with `x-colo` as the primary of a standby that runs no guest. The standby holds its checkpoints.
+//! After the primary was killed, the last checkpoint continues in another QEMU.
 
 mod golden;
 mod thousand;
@@ -20,12 +20,12 @@ use sterna_interop::{Builder, Failure, Guest, Qemu, Ram, Root, sterna, sterna_do
 
 const RAM_BYTES: usize = 32 << 20;
 
-/// How checkpoints travel.
+/// The settings with which checkpoints are sent.
 #[derive(Debug, Clone, Copy)]
 struct Way {
     machine: &'static str,
     unix: bool,
-    /// 0: the main channel alone.
+    /// Number of multifd channels; 0: only the main channel.
     channels: u8,
     compression: Compression,
     zero_pages: &'static str,
@@ -59,7 +59,7 @@ impl Way {
             .guest(Guest::Boot)
     }
 
-    /// Tells the primary.
+    /// Configures the primary.
     fn set(self, primary: &mut Qemu) -> Result<(), Failure> {
         let mut on = vec!["x-colo", "return-path"];
         if self.channels > 0 {
@@ -107,7 +107,7 @@ fn plan(path: &Path) -> ImagePlan {
     ImagePlan { path: path.to_owned(), options: MappedOptions::default(), convert: None }
 }
 
-/// Starts the image's guest, which runs by itself, and lets it count on.
+/// Starts the image's guest, which runs immediately, and checks that its count continues.
 fn goes_on(builder: &Builder, primary: &Qemu, image: &Path) -> Result<(), Failure> {
     sterna_does(&["verify".as_ref(), image.as_os_str()])?;
     let mut survivor = builder.clone().incoming_defer().spawn()?;
@@ -123,7 +123,7 @@ fn goes_on(builder: &Builder, primary: &Qemu, image: &Path) -> Result<(), Failur
     Ok(())
 }
 
-/// Follows 30 checkpoints of a guest that runs, then takes over one whose RAM is known.
+/// Follows 30 checkpoints of a running guest. Then takes over a checkpoint whose RAM is known.
 fn followed(root: &Root, way: Way) -> Result<TakenOver, Failure> {
     let builder = way.builder(root);
     let mut primary = builder.clone().spawn()?;
@@ -140,7 +140,7 @@ fn followed(root: &Root, way: Way) -> Result<TakenOver, Failure> {
     wait_for_checkpoint(&mut primary, &standby, 30)?;
     primary.wait_for_ticks(2)?;
 
-    // From here on a checkpoint comes when it is asked for; a guest that is stopped runs again behind it.
+    // From here on, QEMU takes a checkpoint only on request. It resumes a stopped guest after a checkpoint.
     primary.parameters(json!({ "x-checkpoint-delay": 600_000 }))?;
     wait_until_none_comes(&standby);
     primary.stop()?;
@@ -163,7 +163,8 @@ fn followed(root: &Root, way: Way) -> Result<TakenOver, Failure> {
     Ok(taken)
 }
 
-/// Waits until no checkpoint has come for a second: one may be under way, and setting the delay has asked for another.
+/// Waits until no checkpoint has arrived for one second. One may be in progress, and the new delay has
+/// requested another.
 fn wait_until_none_comes(standby: &Standby) {
     let mut last = (standby.statistics().checkpoints, Instant::now());
     while last.1.elapsed() < Duration::from_secs(1) {
@@ -175,7 +176,7 @@ fn wait_until_none_comes(standby: &Standby) {
     }
 }
 
-/// The image's RAM is this.
+/// Checks that the image's RAM equals `ram`.
 fn assert_ram(image: &Path, ram: &[u8]) -> Result<(), Failure> {
     let image = Image::open(image).map_err(|error| error.to_string())?;
     let block = image.shape().ram.blocks.iter().position(|block| block.name == "ram0").ok_or("no ram0")?;
@@ -208,7 +209,7 @@ fn last_checkpoint_of_a_killed_qemu_is_its_ram_and_goes_on() -> Result<(), Failu
     Ok(())
 }
 
-/// The command, and what it says.
+/// The command's process, and its output.
 struct Command {
     process: Child,
     lines: BufReader<std::process::ChildStdout>,
@@ -227,7 +228,7 @@ impl Command {
         Ok(Self { process, lines })
     }
 
-    /// The next value that it says.
+    /// The next value in the command's output.
     fn next(&mut self) -> Result<serde_json::Value, Failure> {
         let mut line = String::new();
         self.lines.read_line(&mut line).map_err(|error| error.to_string())?;
@@ -237,7 +238,7 @@ impl Command {
 
 impl Drop for Command {
     fn drop(&mut self) {
-        // An error means that it has ended.
+        // An error means that the process has ended by itself.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
@@ -259,7 +260,8 @@ fn standby_command_takes_over_when_qemu_is_killed() -> Result<(), Failure> {
             vec![at.as_str(), "--image", &place, "--on-loss", "image", "--insecure", "--json"];
         arguments.extend((channels > 0).then_some(count.as_str()));
         let mut command = Command::start(&arguments)?;
-        // A Unix socket's file is there a moment before anybody listens, so the file says nothing.
+        // The file of a Unix socket exists shortly before the server listens, so its existence is not
+        // sufficient.
         let first = command.next()?;
         let to = first["address"].as_str().ok_or_else(|| format!("no address in {first}"))?;
         way.set(&mut primary)?;

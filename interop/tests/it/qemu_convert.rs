@@ -1,5 +1,5 @@
-//! Streams that QEMU writes only when it is asked to, converted: differences (XBZRLE), background snapshots, shared
-//! memory left out. The guest goes on as if nothing had happened.
+//! Conversion of streams that QEMU writes only on request: differences (XBZRLE), background snapshots, and
+//! streams without shared memory. The guest must continue as if nothing had happened.
 #![allow(missing_docs)]
 
 use std::path::Path;
@@ -19,7 +19,7 @@ fn live_save_with_differences_converted_is_the_same_guest() -> Result<(), Failur
     source.wait_for_ticks(2)?;
     let saved = source.directory().join("saved");
     source.capabilities(&["xbzrle"])?;
-    // Slow enough for the guest to write its memory again and again while it is saved.
+    // The limit is so low that the guest writes its memory several times during the save.
     source.parameters(json!({ "max-bandwidth": 16 << 20, "xbzrle-cache-size": 64 << 20 }))?;
     source.start_migration(&uri(&saved))?;
     let state = wait_until(&mut source, |state| state["xbzrle-cache"]["pages"].as_u64() > Some(20))?;
@@ -29,7 +29,7 @@ fn live_save_with_differences_converted_is_the_same_guest() -> Result<(), Failur
     for format in ["mapped-ram", "legacy-lzop"] {
         let (there, back) = (source.directory().join(format), source.directory().join("back"));
         convert(&saved, &there, format)?;
-        // What came as differences stays so in a legacy stream, whose loader must know.
+        // A legacy stream keeps the differences, so its loader needs the capability.
         let mapped = source.directory().join("mapped");
         convert(&there, &mapped, "mapped-ram")?;
         convert(&mapped, &back, "legacy")?;
@@ -57,7 +57,8 @@ fn background_snapshot_converted_to_mapped_ram_is_loaded() -> Result<(), Failure
 
     let target = loaded(&builder, &mapped, &["mapped-ram"])?;
 
-    // The source went on for a while: the snapshot is of a moment in the middle, and each is whole in itself.
+    // The source continued for a while. The snapshot is of a moment in the middle, and each of both counts is
+    // complete.
     unbroken(&[&source])?;
     let ticks = target.ticks();
     assert!(ticks.len() >= 2, "{ticks:?}");
@@ -69,7 +70,7 @@ fn image_without_shared_memory_converted_finds_it_again() -> Result<(), Failure>
     let Some(root) = Root::qemu_for("image_without_shared_memory_converted_finds_it_again") else {
         return Ok(());
     };
-    // Both machines map the same file, so the target's memory is what the source left.
+    // Both machines map the same file, so the target has the source's memory.
     let directory = tempfile::tempdir().map_err(|error| error.to_string())?;
     let memory = directory.path().join("memory");
     let object = format!("memory-backend-file,id=shared,size=32M,mem-path={},share=on", memory.display());

@@ -1,4 +1,4 @@
-//! qcow2 disks that QEMU's tools have made, and what they say about those that a machine has written.
+//! qcow2 disks that QEMU's tools have made. The tools also check disks that a machine has written.
 #![allow(missing_docs)]
 
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ impl Tools {
         self.directory.path().join(name)
     }
 
-    /// Words that begin with `@` are files of the directory.
+    /// Runs `qemu-img`. Words that begin with `@` are files in the test's directory.
     fn image(&self, line: &str) -> Result<(), Failure> {
         let name = |word: &str| word.replace('@', &format!("{}/", self.directory.path().display()));
         let output = self.root.command("qemu-img").args(line.split(' ').map(name)).output().map_err(words)?;
@@ -39,7 +39,7 @@ fn options(path: &Path, format: DiskFormat) -> DiskOptions {
     options
 }
 
-/// What a migration does with a disk that moves along.
+/// Copies a disk in the same way as a migration.
 fn copy(from: DiskOptions, to: DiskOptions) -> Result<(), Failure> {
     let machine = |disk, incoming| {
         let config = MachineConfig {
@@ -89,7 +89,7 @@ fn qcow2_of_qemu_is_read_and_what_is_written_is_sound_for_qemu() -> Result<(), F
         ("full", "convert -O qcow2 -o preallocation=falloc @raw @full"),
     ] {
         tools.image(made)?;
-        // Into a disk that has held something else, in another format, and back into one that is new.
+        // Copies into a disk with other content in another format, and back into a new disk.
         tools.image("convert -O qcow2 @other @to")?;
         tools.image(&format!("create -q -f qcow2 @new {DISK_BYTES}"))?;
         let of = |name| options(&tools.path(name), DiskFormat::Qcow2);
@@ -98,13 +98,13 @@ fn qcow2_of_qemu_is_read_and_what_is_written_is_sound_for_qemu() -> Result<(), F
             tools.image(&format!("check -q -f qcow2 @{to}")).map_err(|why| format!("{name}: {why}"))?;
             tools.image(&format!("compare -q -f qcow2 -F raw @{to} @raw"))?;
         }
-        // And out of it, into the same kind of file.
+        // Copies from that disk into a file of the same kind.
         tools.image(&format!("{} -q", made.replace("@raw", "@other")))?;
         copy(of("to"), of(name)).map_err(|why| format!("into {name}: {why}"))?;
         tools.image(&format!("check -q -f qcow2 @{name}")).map_err(|why| format!("{name}: {why}"))?;
         tools.image(&format!("compare -q -f qcow2 -F raw @{name} @raw"))?;
     }
-    // Over a backing file, and with the content beside it.
+    // A disk with a backing file, and the full content in another file.
     tools.image("create -q -f qcow2 -F raw -b @raw @top")?;
     let mut top = options(&tools.path("top"), DiskFormat::Qcow2);
     top.backing = Some((tools.path("raw"), DiskFormat::Raw));

@@ -1,4 +1,4 @@
-//! What the tools say about QEMU's own images, and what QEMU says about what they make.
+//! Sterna's tools on QEMU's images, and QEMU on the images that the tools make.
 #![allow(missing_docs)]
 
 use std::path::Path;
@@ -67,7 +67,7 @@ fn verify_cancelled_save_is_damaged() -> Result<(), Failure> {
     source.capabilities(&["mapped-ram"])?;
     source.parameters(serde_json::json!({ "max-bandwidth": 1 << 20 }))?;
     source.start_migration(&format!("file:{}", image.display()))?;
-    // Far too slow to end by itself.
+    // The bandwidth is so low that the save does not end by itself.
     while image.metadata().map_or(0, |metadata| std::os::unix::fs::MetadataExt::blocks(&metadata)) < 512 {
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
@@ -110,7 +110,7 @@ fn background_snapshot_that_qemu_cannot_load_is_mended_and_counts_on() -> Result
         let mut target = builder.clone().incoming_defer().spawn()?;
         target.capabilities(capabilities)?;
         target.incoming(&format!("file:{}", mended.display()))?;
-        // Each tick is a checksum over the guest's memory; a wrong one is an error.
+        // Each tick is a checksum of the guest's memory; a wrong one is an error.
         target.wait_for_ticks(3)?;
     }
     Ok(())
@@ -187,7 +187,7 @@ fn diff_of_a_guest_that_went_on_names_pages_and_fields() -> Result<(), Failure> 
     Ok(())
 }
 
-/// A core's parts, whatever their places in the file.
+/// The parts of a core file, without their positions in the file.
 struct Core {
     kind: Vec<u8>,
     notes: Vec<u8>,
@@ -214,7 +214,7 @@ impl Core {
     }
 }
 
-/// gdb opens the core and shows the first bytes of the boot sector.
+/// Checks that gdb opens the core and shows the last bytes of the boot sector.
 fn gdb_reads(core: &Path, test: &str) -> Result<(), Failure> {
     let gdb = Command::new("gdb").args(["-q", "-batch", "-ex", "x/2xb 0x7dfe", "-c"]).arg(core).output();
     let Ok(output) = gdb else {

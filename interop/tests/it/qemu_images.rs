@@ -1,22 +1,12 @@
-//! Images that QEMU wrote, turned into other forms by `sterna convert`: QEMU loads each, and the guest goes on.
+//! `sterna convert` converts QEMU's images into other forms. QEMU loads each of them, and the guest
+//! continues.
 #![allow(missing_docs)]
 
 use std::path::{Path, PathBuf};
 
+use sterna_image::Format;
 use sterna_interop::{Builder, Failure, Guest, Qemu, Root, machines_for, sterna_does, unbroken};
 
-/// Compressed streams without a container.
-const BARE: [&str; 5] = ["legacy-gzip", "legacy-bzip2", "legacy-xz", "legacy-lzop", "legacy-zstd"];
-/// Formats of libvirt's save images.
-const CONTAINED: [&str; 7] = [
-    "libvirt-raw",
-    "libvirt-gzip",
-    "libvirt-bzip2",
-    "libvirt-xz",
-    "libvirt-lzop",
-    "libvirt-zstd",
-    "libvirt-sparse",
-];
 /// libvirt would refuse it; Sterna keeps it as it is.
 const XML: &str = "<domain type='qemu'><name>judge</name></domain>\n";
 
@@ -31,8 +21,8 @@ fn image_of_every_machine_converted_is_loaded_by_qemu() -> Result<(), Failure> {
     Ok(())
 }
 
-/// QEMU's mapped-ram image becomes a legacy stream, which a second QEMU loads; its legacy stream becomes a
-/// mapped-ram image, which a third loads.
+/// Converts QEMU's mapped-ram image into a legacy stream, which a second QEMU loads. Converts that QEMU's
+/// legacy stream into a mapped-ram image, which a third QEMU loads.
 fn there_and_back(builder: &Builder) -> Result<(), Failure> {
     let mut first = builder.clone().spawn()?;
     first.wait_for_ticks(2)?;
@@ -69,11 +59,12 @@ fn image_of_linux_converted_through_every_form_and_back_is_restored_by_qemu() ->
     let xml = directory.join("xml");
     std::fs::write(&xml, XML).map_err(|error| error.to_string())?;
 
-    // From each form to the next, and from the last back to what QEMU loads.
+    // Converts from each form to the next, and from the last to a form that QEMU loads.
     let mut image = saved.clone();
-    for format in ["legacy"].iter().chain(&CONTAINED) {
-        let next = directory.join(format);
-        convert(&image, &next, format, format.starts_with("libvirt").then_some(&xml))?;
+    let contained = Format::ALL.iter().filter(|format| format.is_libvirt());
+    for format in [Format::Legacy].iter().chain(contained) {
+        let next = directory.join(format.name());
+        convert(&image, &next, format.name(), format.is_libvirt().then_some(&xml))?;
         if image != saved {
             std::fs::remove_file(&image).map_err(|error| error.to_string())?;
         }
@@ -102,9 +93,9 @@ fn image_compressed_in_every_way_and_decompressed_is_loaded_by_qemu() -> Result<
     source.migrate(&uri(&saved))?;
 
     let mut image = saved;
-    for format in BARE {
-        let next = source.directory().join(format);
-        convert(&image, &next, format, None)?;
+    for format in Format::ALL.iter().filter(|format| !format.is_libvirt() && format.is_compressed()) {
+        let next = source.directory().join(format.name());
+        convert(&image, &next, format.name(), None)?;
         sterna_does(&["verify".as_ref(), next.as_os_str()]).map_err(|why| format!("{format}: {why}"))?;
         image = next;
     }
@@ -135,7 +126,7 @@ fn devices_of_a_converted_image_are_bit_for_bit_what_qemu_wrote() -> Result<(), 
     Ok(())
 }
 
-/// Devices, EOF and description of a legacy stream of Sterna's, whose END of RAM holds no page.
+/// Devices, EOF and description of a legacy stream of Sterna's. The END of RAM in it contains no page.
 fn behind_ram(image: &Path) -> Result<Vec<u8>, Failure> {
     const COMMAND_11: [u8; 5] = [8, 0, 11, 0, 0];
     // END and its id, the flag of its end, the footer.

@@ -1,9 +1,9 @@
-//! `sterna plan` for a real QEMU: its RAM, its settings, and what its guest dirties.
+//! `sterna plan` for a real QEMU: its RAM, its settings, and the pages that its guest dirties.
 
 use serde_json::Value;
 use sterna_interop::{Failure, Guest, Qemu, Root, sterna};
 
-/// The guest sweeps half of its RAM.
+/// RAM of the machine in MiB; the guest sweeps half of it.
 const MEMORY_MIB: u64 = 64;
 
 fn plan(machine: &Qemu, more: &[&str]) -> Result<(Option<i32>, Value, String), Failure> {
@@ -25,18 +25,18 @@ fn plan_for_a_writing_guest_finds_its_ram_and_dirty_rate() -> Result<(), Failure
 
     assert_eq!(code, Some(0), "{complaints}");
     let inputs = &value["inputs"];
-    // Video RAM and ROMs migrate too.
+    // Video RAM and ROMs are also migrated.
     let ram = inputs["ram_bytes"].as_u64().unwrap_or(0);
     assert!((MEMORY_MIB << 20..(MEMORY_MIB + 40) << 20).contains(&ram), "{ram}");
-    // max-bandwidth is 128 MiB/s by default, which is less than the link; the pause it does not hold back.
+    // The default of max-bandwidth is 128 MiB/s, less than the link. It does not limit the downtime.
     assert_eq!(inputs["bandwidth_bytes"], 128 << 20);
     assert_eq!(inputs["pause_bandwidth_bytes"], 1_000_000_000);
     assert_eq!(inputs["downtime_limit"], 0.3);
     assert_eq!(value["measured"]["run_state"], "running");
     let curve = inputs["dirty"]["curve"].as_array().cloned().unwrap_or_default();
     assert_eq!(curve.len(), 3, "{inputs}");
-    // Within a second it has been through much of the half that it sweeps, and never leaves that half, its own page
-    // and the screen.
+    // Within a second, the guest writes a large part of the half that it sweeps. It writes no other pages
+    // except its own page and the screen.
     let dirtied = curve[2]["distinct_bytes"].as_u64().unwrap_or(0);
     assert!((1 << 20..(MEMORY_MIB / 2 + 8) << 20).contains(&dirtied), "{curve:?}");
     assert!(value["forecast"]["rounds"]["low"].is_number(), "{value}");

@@ -1,8 +1,9 @@
-//! Images served to real QEMUs whose guests run before their memory is there.
+//! Images that are served to real QEMUs, whose guests run before their memory has arrived.
 #![allow(missing_docs)]
 
 mod cut;
 mod lazy;
+mod recover;
 
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -15,7 +16,7 @@ use sterna_interop::{
     Accelerator, Builder, Failure, Guest, Qemu, Ram, Root, fill, sterna, sterna_does, unbroken,
 };
 
-/// How long a QEMU may take to notice that its connection has gone.
+/// Time limit until a QEMU notices that its connection is lost.
 const NOTICED: Duration = Duration::from_secs(60);
 
 /// A guest that rewrites and checks half of its RAM.
@@ -23,7 +24,8 @@ fn builder(root: &Root) -> Builder {
     Qemu::builder(root).machine("pc").memory_mib(64).guest(Guest::Boot)
 }
 
-/// A guest in a mapped-ram image that a QEMU wrote, and the QEMU, whose count goes before.
+/// Saves a guest with a QEMU into a mapped-ram image. Also returns the QEMU, whose output has the earlier
+/// part of the count.
 fn saved(builder: &Builder) -> Result<(Qemu, PathBuf), Failure> {
     let mut source = builder.clone().spawn()?;
     source.wait_for_ticks(3)?;
@@ -33,7 +35,7 @@ fn saved(builder: &Builder) -> Result<(Qemu, PathBuf), Failure> {
     Ok((source, image))
 }
 
-/// A QEMU that listens for a guest that comes by postcopy.
+/// A QEMU that listens for a guest by postcopy.
 fn waiting(builder: &Builder, capabilities: &[&str]) -> Result<(Qemu, String), Failure> {
     let mut target = builder.clone().incoming_defer().spawn()?;
     target.capabilities(&[&["postcopy-ram"], capabilities].concat())?;
@@ -41,7 +43,7 @@ fn waiting(builder: &Builder, capabilities: &[&str]) -> Result<(Qemu, String), F
     Ok((target, address))
 }
 
-/// `sterna serve` with its output kept.
+/// Starts `sterna serve` and keeps its output.
 fn serve(image: &Path, more: &[&str]) -> Result<Child, Failure> {
     let mut command = sterna();
     command.arg("serve").arg(image).args(more).arg("--json");
@@ -49,7 +51,7 @@ fn serve(image: &Path, more: &[&str]) -> Result<Child, Failure> {
     command.spawn().map_err(|error| format!("sterna: {error}"))
 }
 
-/// Its report, if it has done its work.
+/// The report of `serve`, if it has succeeded.
 fn report(serving: Child) -> Result<serde_json::Value, Failure> {
     let Output { status, stdout, stderr } = serving.wait_with_output().map_err(|error| error.to_string())?;
     if !status.success() {
@@ -95,7 +97,8 @@ fn requested_pages_have_a_channel_of_their_own_with_preempt() -> Result<(), Fail
     unbroken(&[&source, &target]).map(drop)
 }
 
-/// A machine that stands still, whose RAM has pages of every kind, in a mapped-ram image. Every page of it can be compared.
+/// A machine that executes no instruction, in a mapped-ram image. Its RAM has pages of every kind, and each
+/// can be compared.
 fn still(root: &Root, memory_mib: u64) -> Result<(Builder, Qemu, PathBuf), Failure> {
     let builder = Qemu::builder(root).memory_mib(memory_mib).accelerator(Accelerator::Nothing).ram(Ram::File);
     let mut source = builder.clone().spawn()?;
@@ -107,7 +110,7 @@ fn still(root: &Root, memory_mib: u64) -> Result<(Builder, Qemu, PathBuf), Failu
     Ok((builder.ram(Ram::Object), source, image))
 }
 
-/// The machine that arrived, saved again, has the same pages as the image.
+/// Checks that the arrived machine, saved again, has the same pages as the image.
 fn has_every_page_of(target: &mut Qemu, image: &Path) -> Result<(), Failure> {
     target.wait_for_migration()?;
     target.stop()?;
@@ -124,7 +127,7 @@ fn has_every_page_of(target: &mut Qemu, image: &Path) -> Result<(), Failure> {
     let differences: serde_json::Value =
         serde_json::from_slice(&output.stdout).map_err(|error| format!("sterna diff: {error}"))?;
     let difference = &differences["difference"];
-    // Clocks went on; pages must be the same.
+    // Clocks have advanced, but pages must be the same.
     if difference["blocks"] != serde_json::json!([]) || difference["compared_pages"].as_u64() == Some(0) {
         return Err(format!("not what the image has: {differences:#}"));
     }
@@ -176,7 +179,7 @@ fn two_qemus_are_served_from_one_image_at_once() -> Result<(), Failure> {
     let (mut first, one) = waiting(&builder, &["postcopy-preempt"])?;
     let (mut second, two) = waiting(&builder, &["postcopy-preempt"])?;
 
-    // The smallest cache, so that they take chunks from each other.
+    // With the smallest cache, the two guests compete for its chunks.
     let report = report(serve(&image, &[&one, &two, "--preempt", "--cache-limit", "1M"])?)?;
 
     assert_eq!(report["guests"].as_array().map(Vec::len), Some(2), "{report}");
@@ -184,7 +187,7 @@ fn two_qemus_are_served_from_one_image_at_once() -> Result<(), Failure> {
     has_every_page_of(&mut second, &image)
 }
 
-/// Lets a paused QEMU listen again.
+/// Makes a paused QEMU listen again.
 fn recover(target: &mut Qemu, address: &str) -> Result<(), Failure> {
     let begin = Instant::now();
     while target.execute("query-migrate", Value::Null)?["status"] != "postcopy-paused" {
@@ -218,10 +221,10 @@ fn connection_that_breaks_is_replaced_and_no_page_is_lost() -> Result<(), Failur
 
         let guest = &report["guests"][0];
         assert_eq!((&guest["completed"], &guest["recoveries"]), (&json!(true), &json!(2)), "{report}");
-        // What had arrived was not sent again: half of the pages have content.
+        // Pages that had arrived were not sent again: half of the pages have content.
         let sent = guest["content_pages"].as_u64().unwrap_or(0) + guest["zero_pages"].as_u64().unwrap_or(0);
         let total = guest["ram_total_bytes"].as_u64().unwrap_or(0) / 4096;
-        // Of a write that broke, a part may have arrived that was not counted.
+        // A part of an interrupted write may have arrived without being counted.
         assert!((total - 256..total + total / 4).contains(&sent), "{sent} of {total}: {report}");
         has_every_page_of(&mut target, &image)?;
     }
@@ -233,7 +236,8 @@ fn status(qemu: &mut Qemu) -> Result<String, Failure> {
     Ok(told["status"].as_str().unwrap_or_default().to_owned())
 }
 
-/// QEMU's own way to break the connection: it is refused outside of postcopy, and what did not come follows after it.
+/// QEMU's own command to break the connection. It is refused outside of postcopy. The missing pages are sent
+/// after the recovery.
 #[test]
 fn qemu_that_pauses_its_postcopy_is_served_on() -> Result<(), Failure> {
     let test = "qemu_that_pauses_its_postcopy_is_served_on";
@@ -243,7 +247,7 @@ fn qemu_that_pauses_its_postcopy_is_served_on() -> Result<(), Failure> {
         let capabilities: &[&str] = if preempt { &["postcopy-preempt"] } else { &[] };
         let (mut target, address) = waiting(&builder, capabilities)?;
         let early = target.execute("migrate-pause", Value::Null).err().unwrap_or_default();
-        // Sterna's monitor says so, too.
+        // Sterna's monitor uses the same words.
         assert!(early.contains("only supported during postcopy"), "{early}");
         let way = Cut::new(&target.directory().join("way"), &address, 12 << 20, true)
             .map_err(|error| error.to_string())?;

@@ -1,9 +1,12 @@
-//! An unmodified QEMU as the primary of a protection: what its guest says leaves only when it is held, and who may run the guest is
-//! decided as `specs/replica.md` says.
+//! An unmodified QEMU as the primary of a protection. Its guest's output is released only after its
+//! checkpoint is held. `specs/replica.md` defines which side may run the guest.
 
+mod cancelled;
 mod command;
 mod disks;
+mod kept;
 mod lab;
+mod unfenced;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,20 +17,27 @@ use sterna::replica::Claims;
 use sterna::replica::machines::Ruling;
 use sterna::replica::machines::primary::{Because, Cause, Outcome};
 use sterna_arbiter::{Claim, Claimant, Generation, GuestName, Role, Spec};
+use sterna_drive::protect::ProtectRequest;
 use sterna_interop::{Failure, Guest, Qemu, Root};
-use sterna_qmp::drive::protect::ProtectRequest;
 use sterna_transport::{Tls, TlsCredentials, TlsEndpoint};
 
 use crate::certificates::good_directory;
 use lab::{Lab, wait, wins};
 
-/// What an operator sees of a QEMU's settings.
+/// The settings of a QEMU that an operator can see.
 fn settings(primary: &mut Qemu) -> Result<[Value; 4], Failure> {
+    let mut devices = primary.execute("query-chardev", Value::Null)?;
+    for device in devices.as_array_mut().into_iter().flatten() {
+        // QEMU writes the state of the client's connection here, and notices a disconnection only after some
+        // time.
+        let name = device["filename"].as_str().unwrap_or_default();
+        device["filename"] = json!(name.strip_prefix("disconnected:").unwrap_or(name));
+    }
     Ok([
         primary.execute("query-migrate-capabilities", Value::Null)?,
         primary.execute("query-migrate-parameters", Value::Null)?,
         primary.execute("qom-list", json!({"path": "/objects"}))?,
-        primary.execute("query-chardev", Value::Null)?,
+        devices,
     ])
 }
 
@@ -41,7 +51,7 @@ fn output_leaves_only_when_its_checkpoint_is_held() -> Result<(), Failure> {
         lab.wait_until_held(&side, &protection, 5)?;
         lab.network.hear_more(20)?;
 
-        // The standby holds further checkpoints and does not say so.
+        // From here on, the standby holds further checkpoints without reporting it.
         side.tells.store(protection.statistics().held, Ordering::SeqCst);
         lab.network.hear_out()?;
         let waiting = protection.statistics().output.waiting;
@@ -70,7 +80,7 @@ fn unprotecting_loses_no_packet_and_leaves_qemu_as_it_was() -> Result<(), Failur
     };
     let mut lab = Lab::talking(&root)?;
     let before = settings(&mut lab.primary)?;
-    // The same QEMU again and again, in the next generation.
+    // The same QEMU is protected several times, each time in the next generation.
     for channels in [0, 2, 1] {
         let side = lab.standby(channels)?;
         let protection = lab.protect(&side, None, wins())?;
@@ -129,7 +139,7 @@ fn silent_standby_does_not_hold_qemu_up_for_longer_than_the_lease() -> Result<()
     let test = "silent_standby_does_not_hold_qemu_up_for_longer_than_the_lease";
     let Some(root) = Root::qemu_for(test) else { return Ok(()) };
     for channels in [0, 2] {
-        // It writes its memory as fast as it can.
+        // This guest writes its memory at full speed.
         let mut lab = Lab::new(&root, Guest::Boot, &["-device", "e1000,netdev=n0"])?;
         lab.primary.wait_for_ticks(2)?;
         let side = lab.standby(channels)?;
@@ -141,7 +151,7 @@ fn silent_standby_does_not_hold_qemu_up_for_longer_than_the_lease() -> Result<()
         wait("the frozen wire", || side.wire.is_frozen().then_some(()))?;
         let begin = Instant::now();
         lab.primary.execute("query-status", Value::Null)?;
-        // What the host's scheduler adds is not the lease's.
+        // The additional 20 s are for the host's scheduler and not part of the lease.
         assert!(begin.elapsed() < lease + Duration::from_secs(20), "{:?}", begin.elapsed());
 
         let end = protection.finish().map_err(|error| error.to_string())?;
@@ -159,7 +169,7 @@ fn guest_whose_claim_is_lost_is_stopped_and_says_nothing_more() -> Result<(), Fa
     for (lease, channels) in [(None, 0), (Some(Duration::from_secs(2)), 2)] {
         let mut lab = Lab::talking(&root)?;
         let side = lab.standby(channels)?;
-        // With a short lease the arbiter answers only when the lease is over, and the guest stands.
+        // With a short lease, the arbiter answers only after the end of the lease, when the guest is paused.
         let begin = Instant::now();
         let rules: Arc<dyn Claims> = Arc::new(move || match lease {
             Some(lease) if begin.elapsed() < lease * 3 => Err("not yet".to_owned()),
@@ -204,7 +214,7 @@ fn stream_and_contact_go_through_tls_that_qemu_does_not_know_of() -> Result<(), 
     assert_eq!(end.outcome, Outcome::Alone(Because::Never));
     lab.network.hear_more(20)?;
     drop(protection);
-    // A stranger is not let in.
+    // A client without the right certificate is refused.
     let side = lab.standby_with(2, Some((tls(TlsEndpoint::Server)?, tls(TlsEndpoint::Client)?)))?;
     let mut request = side.request(None);
     request.tls = None;
@@ -229,15 +239,10 @@ fn nobody_claims_a_guest_that_is_gone() -> Result<(), Failure> {
 
     lab.primary.kill();
 
-    let trouble = wait("the refusal to claim", || {
-        let refused =
-            protection.statistics().contact.trouble.filter(|trouble| trouble.starts_with("the claim"));
-        let claimed = protection.outcome().map(|outcome| format!("{outcome:?}"));
-        refused.or(claimed)
-    })?;
-    assert!(trouble.contains("nothing is claimed here"), "{trouble}");
+    let outcome = wait("the end of the protection", || protection.outcome())?;
+    assert_eq!(outcome, Outcome::Lost, "the standby takes over");
     assert_eq!(asked.load(Ordering::SeqCst), 0);
-    assert!(protection.is_qemu_gone() && protection.outcome().is_none());
+    assert!(protection.is_qemu_gone());
     Ok(())
 }
 
@@ -261,7 +266,7 @@ fn guest_is_handed_over_as_planned() -> Result<(), Failure> {
         assert_eq!(protection.statistics().held, last, "the last of all is held");
         let image = lab.directory.path().join("image");
         side.take_over(&image)?;
-        // Nothing is said twice.
+        // The survivor repeats no frame.
         Lab::talks_on(&root, &image, lab.network.last)?;
         assert!(end.left.is_empty(), "{end:?}");
     }
@@ -280,7 +285,7 @@ fn guest_that_shares_a_disk_does_not_run_behind_its_last_checkpoint() -> Result<
     let protection = lab.protect(&side, None, wins())?;
     assert!(protection.remarks().iter().any(|remark| remark.contains("s0")), "{:?}", protection.remarks());
     lab.wait_until_held(&side, &protection, 3)?;
-    // Something is said in the last epoch.
+    // The guest sends frames in the last epoch.
     side.tells.store(protection.statistics().held, Ordering::SeqCst);
     wait("output", || (protection.statistics().output.waiting > 5).then_some(()))?;
 
@@ -305,9 +310,10 @@ fn card_cannot_be_plugged_and_one_that_loses_its_gate_ends_the_protection_at_onc
     let side = lab.standby(2)?;
     let protection = lab.protect(&side, None, wins())?;
     lab.wait_until_held(&side, &protection, 3)?;
-    // No checkpoint is there to notice it.
+    // The delay prevents a checkpoint, which would notice the change.
     lab.primary.parameters(json!({"x-checkpoint-delay": 600_000}))?;
-    // `user` would bring a section of its own, with which the checkpoint is refused that the new delay asks for.
+    // `user` would add a section of its own. The checkpoint that the new delay requests would then be
+    // refused.
     let [local, remote] =
         ["n9", "n9.other"].map(|name| lab.directory.path().join(name).display().to_string());
     let (local, remote) = (json!({"type": "unix", "path": local}), json!({"type": "unix", "path": remote}));
@@ -364,7 +370,7 @@ fn seeding_that_qemu_gives_up_before_it_connects_has_an_end() -> Result<(), Fail
     let sockets = lab.directory.path().join("sockets");
     std::fs::create_dir(&sockets).map_err(|error| error.to_string())?;
     request.socket_directory = Some(sockets.clone());
-    // As when somebody cleans a directory of temporary files up.
+    // Simulates a cleanup of temporary files.
     let protection =
         lab.begin_and_before_migrate(request, wins(), move || std::fs::remove_dir_all(&sockets).unwrap())?;
 

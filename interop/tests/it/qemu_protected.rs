@@ -1,4 +1,5 @@
-//! A QEMU 11 that is protected by `sterna standby` with an arbiter and a fence: it is killed or stopped, and goes on elsewhere.
+//! A QEMU 11 that `sterna standby` protects, with an arbiter and a fence. It is killed or stopped, and its
+//! guest continues elsewhere.
 
 mod heart;
 mod waiting;
@@ -21,7 +22,7 @@ use sterna_wire::replica::Message;
 
 const PROTECTION: Protection = Protection { id: [0xab; 16], generation: 4 };
 
-/// A standby's command.
+/// The process of a standby, and its output.
 struct Command {
     process: Child,
     lines: BufReader<std::process::ChildStdout>,
@@ -40,7 +41,7 @@ impl Command {
         Ok(Self { process, lines })
     }
 
-    /// The next value that it says; none when it has said all.
+    /// The next value in the output; `None` at its end.
     fn next(&mut self) -> Result<Option<Value>, Failure> {
         let mut line = String::new();
         let count = self.lines.read_line(&mut line).map_err(|error| error.to_string())?;
@@ -50,7 +51,7 @@ impl Command {
         serde_json::from_str(&line).map(Some).map_err(|error| format!("{error}: {line:?}"))
     }
 
-    /// The first value for which this holds.
+    /// The first value for which `holds` returns true.
     fn wait_for(&mut self, what: &str, holds: impl Fn(&Value) -> bool) -> Result<Value, Failure> {
         let begin = Instant::now();
         while begin.elapsed() < PATIENCE {
@@ -62,7 +63,7 @@ impl Command {
         Err(format!("{what} did not come"))
     }
 
-    /// What it says last, and how it ends.
+    /// The last value in the output, and the exit status.
     fn end(&mut self) -> Result<(Value, ExitStatus), Failure> {
         let mut last = Value::Null;
         while let Some(said) = self.next()? {
@@ -74,7 +75,7 @@ impl Command {
 
 impl Drop for Command {
     fn drop(&mut self) {
-        // An error means that it has ended.
+        // An error means that the process has ended by itself.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
@@ -104,7 +105,10 @@ fn secret() -> Secret {
     Secret::from_bytes([0xcd; 32])
 }
 
-/// A fence that fails so many times, and notes each call.
+/// Number of failures that means that there is no fence.
+const NO_FENCE: usize = usize::MAX;
+
+/// A fence that fails this many times and logs each call.
 fn fence(directory: &Path, fails: usize) -> Result<String, Failure> {
     let path = directory.join("fence.sh");
     let text = format!(
@@ -119,12 +123,12 @@ fn fence(directory: &Path, fails: usize) -> Result<String, Failure> {
 }
 
 impl Protected {
-    /// With some checkpoints held.
+    /// Starts a protection, and waits until some checkpoints are held.
     fn begin(root: &Root, fails: usize, more: &[String]) -> Result<Self, Failure> {
         Self::begin_with(root, fails, None, more)
     }
 
-    /// With that arbiter in the place of a directory.
+    /// The same, with that arbiter instead of a directory.
     fn begin_with(
         root: &Root,
         fails: usize,
@@ -135,7 +139,7 @@ impl Protected {
         Self::begin_as(builder, fails, arbiter, more)
     }
 
-    /// With a machine of that kind.
+    /// The same, with a machine of that kind.
     fn begin_as(
         builder: Builder,
         fails: usize,
@@ -155,11 +159,13 @@ impl Protected {
             format!("listen:unix:{}", at("standby")),
             format!("--image={}", at("image")),
             format!("--arbiter={arbiter}"),
-            format!("--fence={}", fence(&directory, fails)?),
             format!("--secret={}", at("secret")),
             format!("--qmp=unix:{}", at("monitor")),
             "--json".to_owned(),
         ];
+        if fails != NO_FENCE {
+            arguments.push(format!("--fence={}", fence(&directory, fails)?));
+        }
         arguments.extend_from_slice(more);
         let mut command = Command::start(&arguments)?;
         command.wait_for("its address", |said| said["address"].is_string())?;
@@ -210,7 +216,7 @@ impl Protected {
         serde_json::from_str(&text).map_err(|error| format!("{error}: {text}"))
     }
 
-    /// The image is sound, and its guest counts on from there.
+    /// Checks that the image is sound, and that its guest's count continues.
     fn goes_on_from_image(&self) -> Result<(), Failure> {
         let image = self.directory.join("image").display().to_string();
         sterna_does(&["verify", &image])?;
@@ -268,7 +274,7 @@ fn stopped_qemu_is_fenced_and_taken_over_and_hears_nothing_more() -> Result<(), 
     assert_eq!(protected.fenced().len(), 1);
     protected.goes_on_from_image()?;
     kill_process(pid, Signal::CONT).map_err(|error| error.to_string())?;
-    // Its checkpoint was not answered: its side of COLO is over.
+    // Its checkpoint was not answered, so its side of COLO ends.
     wait("the end of COLO", || {
         let event = protected.primary.qmp().next_event(Duration::from_secs(1));
         event.is_ok_and(|event| event.is_some_and(|event| event.name == "COLO_EXIT"))
@@ -298,7 +304,8 @@ fn planned_takeover_by_the_operators_word_needs_no_fence() -> Result<(), Failure
     let test = "planned_takeover_by_the_operators_word_needs_no_fence";
     let Some(root) = Root::qemu_for(test) else { return Ok(()) };
     let mut protected = Protected::begin_with(&root, usize::MAX >> 33, Some("ask"), &[])?;
-    protected.takeover(&["--planned"])?;
+    // This test plays the primary, which answers below.
+    protected.takeover(&["--planned", "--no-wait"])?;
     wait("the standby's wish", || protected.heart.has_heard(Message::HandOver))?;
     let held = protected.info()?["protection"]["checkpoints"].as_u64();
     wait("a last checkpoint", || {
@@ -332,6 +339,27 @@ fn operators_word_is_the_claim_where_the_operator_is_the_arbiter() -> Result<(),
     assert!(!protected.directory.join("image").exists(), "{said}");
 
     protected.takeover(&[])?;
+
+    let (last, status) = protected.command.end()?;
+    assert!(status.success() && last["image"].is_string(), "{status}: {last}");
+    protected.goes_on_from_image()
+}
+
+#[test]
+fn operators_word_alone_does_not_start_the_guest_of_a_qemu_that_nobody_fences() -> Result<(), Failure> {
+    let test = "operators_word_alone_does_not_start_the_guest_of_a_qemu_that_nobody_fences";
+    let Some(root) = Root::qemu_for(test) else { return Ok(()) };
+    let mut protected = Protected::begin_with(&root, NO_FENCE, Some("ask"), &[])?;
+    let refused = protected.takeover(&[]).unwrap_err();
+    assert!(refused.contains("--vouch") && refused.contains("Nothing was decided"), "{refused}");
+    assert_eq!(protected.info()?["protection"]["state"], "following", "the contact was not given up");
+    protected.primary.kill();
+    protected.heart.freeze();
+    protected.command.wait_for("the question", |said| said["state"] == "claiming")?;
+    assert!(protected.takeover(&[]).is_err());
+    assert!(!protected.directory.join("image").exists());
+
+    protected.takeover(&["--vouch"])?;
 
     let (last, status) = protected.command.end()?;
     assert!(status.success() && last["image"].is_string(), "{status}: {last}");

@@ -1,7 +1,7 @@
-//! The QEMUs that users' fleets run beside sid's: Debian 12's 7.2 and Debian 13's 10.0.
+//! The QEMU releases that users run besides sid's: Debian 12's 7.2 and Debian 13's 10.0.
 //!
-//! A few cases of each: saves in every kind of form that the release can do, a live migration up to sid's QEMU, a
-//! stream into an image, and what 10.0 writes of a machine with virtio-mem.
+//! A few cases of each: saves in every kind of form that the release supports, a live migration to sid's
+//! QEMU, and a stream into an image. Also the stream of 10.0 for a machine with virtio-mem.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -13,12 +13,12 @@ use sterna_interop::{Failure, Guest, Qemu, Root, sterna, sterna_does, unbroken};
 
 const DOMAIN: &str = "<domain type='qemu'><name>counting</name></domain>\n";
 
-/// A release, with the newest machine type that it has.
+/// A release, with its newest machine type.
 #[derive(Clone, Copy)]
 struct Release {
     root: fn(&str) -> Option<Root>,
     machine: &'static str,
-    /// What `auto` is, and the other forms worth a try.
+    /// The form that `auto` selects, and other forms to test.
     forms: &'static [(&'static str, &'static str)],
 }
 
@@ -124,7 +124,7 @@ fn migrate_from_older_releases_to_the_newest_keeps_the_guest_counting() -> Resul
     Ok(())
 }
 
-/// `sterna save listen:`, and where it listens.
+/// Starts `sterna save listen:`, and returns its address.
 fn listening(image: &Path) -> Result<(Child, String), Failure> {
     let mut command = sterna();
     command.args(["save", "listen:tcp:127.0.0.1:0", text(image), "--cap", "multifd"]);
@@ -134,7 +134,7 @@ fn listening(image: &Path) -> Result<(Child, String), Failure> {
     let mut said = BufReader::new(child.stderr.take().ok_or("no standard error")?);
     let mut line = String::new();
     said.read_line(&mut line).map_err(|error| error.to_string())?;
-    // What it says later must find somebody.
+    // A thread reads the rest of the output, because a closed pipe would end the process.
     std::thread::spawn(move || std::io::copy(&mut said, &mut std::io::stderr()));
     let at = line.trim().strip_prefix("listening at ").map(str::to_owned);
     at.map(|at| (child, at)).ok_or(line)
@@ -158,7 +158,7 @@ fn save_listens_to_multifd_of_older_releases() -> Result<(), Failure> {
         migrated.map_err(|why| format!("{}: {why}", release.machine))?;
         assert!(output.status.success(), "{}: {}", release.machine, output.status);
         sterna_does(&["verify", text(&image)])?;
-        // 7.2 loads no mapped-ram.
+        // 7.2 cannot load mapped-ram.
         let legacy = source.directory().join("legacy.img");
         sterna_does(&["convert", text(&image), text(&legacy), "--format", "legacy"])?;
         let mut target = release.machine(&root).incoming_defer().spawn()?;
@@ -169,7 +169,8 @@ fn save_listens_to_multifd_of_older_releases() -> Result<(), Failure> {
     Ok(())
 }
 
-/// 10.0 writes the early section of virtio-mem between RAM's START and its first PART; 11.1 before START.
+/// 10.0 writes the early section of virtio-mem between RAM's START and its first PART; 11.1 writes it before
+/// START.
 #[test]
 fn images_of_virtio_mem_of_qemu_10_0_keep_their_ram() -> Result<(), Failure> {
     let test = "images_of_virtio_mem_of_qemu_10_0_keep_their_ram";

@@ -1,7 +1,7 @@
-//! `sterna save` and `sterna restore` with a live QEMU: every form, and everything that may go wrong.
+//! `sterna save` and `sterna restore` with a live QEMU: every form, and many failures.
 //!
-//! The guest counts and checks its own memory; whatever happens it must go on counting, in the machine where it
-//! belongs, and there must be a whole image or none.
+//! The guest counts and checks its own memory. After any failure, it must continue to count in the right
+//! machine, and there must be a complete image or none.
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ fn run(arguments: &[&str]) -> Result<Output, Failure> {
     sterna().args(arguments).output().map_err(|error| error.to_string())
 }
 
-/// Runs `sterna`, which must end with `status` and complain with all of `words`.
+/// Runs `sterna`, which must exit with `status` and print all of `words` as an error.
 fn fails(arguments: &[&str], status: i32, words: &[&str]) -> Result<(), Failure> {
     let output = run(arguments)?;
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -45,7 +45,7 @@ fn works(arguments: &[&str]) -> Result<Value, Failure> {
     serde_json::from_slice(&output.stdout).map_err(|error| error.to_string())
 }
 
-/// Names in `directory`, hidden ones too, that have `part` in them.
+/// Names in `directory` that contain `part`, including hidden ones.
 fn names_with(directory: &Path, part: &str) -> Vec<String> {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
     entries
@@ -65,7 +65,7 @@ fn wait_for(what: &str, mut is_there: impl FnMut() -> bool) -> Result<(), Failur
     Ok(())
 }
 
-/// Starts a save that takes long, for xz compresses slowly, and waits until the VM writes.
+/// Starts a save and waits until the VM writes. The save takes long, because xz compresses slowly.
 fn slow_save(qemu: &mut Qemu) -> Result<(Child, PathBuf), Failure> {
     let image = qemu.directory().join("slow.img");
     let socket = qemu.operator_socket();
@@ -79,7 +79,7 @@ fn slow_save(qemu: &mut Qemu) -> Result<(Child, PathBuf), Failure> {
     Ok((child, image))
 }
 
-/// What the VM is set to.
+/// The settings of the VM.
 fn settings(qemu: &mut Qemu) -> Result<[Value; 2], Failure> {
     Ok([
         qemu.execute("query-migrate-capabilities", Value::Null)?,
@@ -139,7 +139,7 @@ fn save_of_a_running_guest_keeps_the_operators_settings_and_can_resume() -> Resu
     let Some(root) = Root::qemu_for(test) else { return Ok(()) };
     let mut qemu = guest(&root).spawn()?;
     qemu.wait_for_ticks(1)?;
-    // Each of these would spoil a save, or crash QEMU in it.
+    // Each of these settings would spoil a save, or crash QEMU during a save.
     qemu.capabilities(&["return-path", "auto-converge", "release-ram"])?;
     qemu.parameters(json!({"direct-io": true, "multifd-channels": 7, "max-bandwidth": 1 << 20}))?;
     let before = settings(&mut qemu)?;
@@ -152,7 +152,7 @@ fn save_of_a_running_guest_keeps_the_operators_settings_and_can_resume() -> Resu
                 vec!["save", text(&socket), text(&image), "--format", form, "--resume-after", "--force"];
             save.push(if direct { "--direct-io" } else { "--no-direct-io" });
             if direct && form == "legacy" {
-                // QEMU writes a stream through the page cache only.
+                // QEMU writes a stream only through the page cache.
                 fails(&save, 2, &["--direct-io", "mapped-ram"])?;
                 continue;
             }
@@ -254,18 +254,18 @@ fn save_onto_a_full_disk_lets_the_guest_run_on() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Gives a command a mount namespace of its own.
+/// Runs a command in a mount namespace of its own.
 const PRIVATE: [&str; 5] = ["--user", "--map-root-user", "--mount", "sh", "-c"];
 
-/// False: QEMU has crashed. QEMU 11.1.3 does now and then when several of its threads write and one cannot (observed: SIGSEGV in
-/// `mig/src/send_0`, at address 0).
+/// Returns false if QEMU has crashed. QEMU 11.1.3 sometimes crashes when several of its threads write and one
+/// fails (observed: SIGSEGV in `mig/src/send_0`, at address 0).
 fn qemu_lives_on_when_its_image_does_not_fit(root: &Root, form: &str) -> Result<bool, Failure> {
     let mut qemu = guest(root).spawn()?;
     qemu.wait_for_ticks(1)?;
     let small = qemu.directory().join("small");
     std::fs::create_dir(&small).map_err(|error| error.to_string())?;
     let (socket, image) = (qemu.operator_socket(), small.join("vm.img"));
-    // A file system of its own, seen by this command alone; the VM gets descriptors.
+    // A file system that only this command can see; the VM gets descriptors.
     let script = "mount -t tmpfs -o size=256k none \"$1\" || exit 77; shift; \"$@\"; code=$?; \
                   ls -A \"$0\" >&2; exit $code";
     let output = Command::new("unshare")
@@ -361,7 +361,7 @@ fn restore_starts_the_guest_as_it_was_or_as_it_is_told() -> Result<(), Failure> 
         (false, "--running", "legacy", "running"),
         (true, "", "libvirt-sparse", "running"),
     ] {
-        // After a save only `cont` gets it out of `postmigrate`.
+        // After a save, only `cont` leaves the state `postmigrate`.
         source.execute("cont", Value::Null)?;
         if !running {
             source.stop()?;
@@ -431,7 +431,7 @@ fn restore_with_a_command_line_starts_it_and_leaves_it_running() -> Result<(), F
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let told: Value = serde_json::from_slice(&output.stdout).map_err(|error| error.to_string())?;
     let monitor = PathBuf::from(told["monitor"].as_str().expect("where its monitor is"));
-    // It is ours to end, whatever comes.
+    // The test must end this process in any case.
     let _started =
         Started { process: told["process"].as_u64().expect("its process"), monitor: monitor.clone() };
     let serial = directory.path().join("serial");
@@ -452,7 +452,7 @@ struct Started {
 
 impl Drop for Started {
     fn drop(&mut self) {
-        // All of this fails if it has ended, which is what it is for.
+        // The calls fail if the process has ended, and that is the goal.
         let _ = Command::new("kill").args(["-9", &self.process.to_string()]).status();
         if let Some(place) = self.monitor.parent() {
             let _ = std::fs::remove_dir_all(place);
@@ -460,7 +460,7 @@ impl Drop for Started {
     }
 }
 
-/// Runs `sterna` for its effect.
+/// Runs `sterna`, which must succeed.
 fn works_raw(arguments: &[&str]) -> Result<(), Failure> {
     let output = run(arguments)?;
     if output.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&output.stderr).into_owned()) }

@@ -1,7 +1,9 @@
-//! QEMU's streams into Sterna's images and out of them again: every channel, codec, zero page and machine.
+//! QEMU's streams into Sterna's images and out of them: every channel, codec, zero page detection and
+//! machine.
 //!
-//! A paused QEMU with its RAM in a file is migrated to [`sterna::opaque::receive`]; the image's RAM must be the
-//! file's, and so must that of a second QEMU which the image is sent to. Running guests must go on counting.
+//! A paused QEMU with its RAM in a file migrates to [`sterna::opaque::receive`]. The image's RAM must equal
+//! the file. The RAM of a second QEMU that receives the image must equal it as well. Running guests must
+//! continue to count.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,12 +16,12 @@ use sterna_image::{Image, MappedOptions};
 use sterna_interop::qemu::PATIENCE;
 use sterna_interop::{Failure, Guest, Qemu, Ram, Root, fill, skip, unbroken};
 
-/// How a machine travels.
+/// The settings with which a machine is sent.
 #[derive(Clone, Copy, Debug)]
 struct Way {
     machine: &'static str,
     unix: bool,
-    /// 0: the main channel alone.
+    /// Number of multifd channels; 0: only the main channel.
     channels: u8,
     compression: Compression,
     zero_pages: &'static str,
@@ -61,7 +63,7 @@ impl Way {
         }
     }
 
-    /// Tells a QEMU.
+    /// Configures a QEMU.
     fn set(self, qemu: &mut Qemu) -> Result<(), Failure> {
         let mut on = Vec::new();
         if self.channels > 0 {
@@ -99,7 +101,7 @@ fn listen(way: Way, place: &Path) -> Result<Receiving, Failure> {
     receive(&at, plan, way.parameters(), way.capabilities(), Arc::new(())).map_err(|error| error.to_string())
 }
 
-/// As QEMU spells it.
+/// The address in QEMU's syntax.
 fn uri(address: &Address) -> String {
     address.to_string()
 }
@@ -140,7 +142,7 @@ fn ram_of(image: &Path, name: &str) -> Result<Vec<u8>, Failure> {
     Ok(bytes)
 }
 
-/// A paused machine into an image, into a second machine, and into a second image.
+/// Moves a paused machine into an image. Then moves it into a second machine, and into a second image.
 fn round_trip(root: &Root, way: Way) -> Result<(), Failure> {
     let directory = tempfile::tempdir().map_err(|error| error.to_string())?;
     let builder = Qemu::builder(root).machine(way.machine).memory_mib(32).ram(Ram::File).arg("-S");
@@ -166,8 +168,9 @@ fn round_trip(root: &Root, way: Way) -> Result<(), Failure> {
     same_machine(&place, &second).map_err(|why| format!("{way:?}: {why}"))
 }
 
-/// What moves although the guest stands still: section, bytes of its body, why. mc146818rtc, the clock of `pc` and
-/// `q35`, is the host's here, which nobody stops; its body starts with the chip's registers.
+/// Bytes that change although the guest is paused: section, offsets in its body, reason. mc146818rtc, the
+/// clock of `pc` and `q35`, follows the host's clock here, which never stops. Its body starts with the chip's
+/// registers.
 const MOVING: [(&str, &[usize], &str); 5] = [
     (
         "mc146818rtc",
@@ -180,8 +183,9 @@ const MOVING: [(&str, &[usize], &str); 5] = [
     ("mc146818rtc", &[237, 238, 239, 240, 241, 242, 243, 244], "next_alarm_time, reckoned from the time"),
 ];
 
-/// The devices that QEMU loaded from the first image and gave back into the second are the same, byte for byte but for
-/// what is [`MOVING`]; so are configuration, description and all blocks, video memory and firmware too.
+/// Checks that devices are equal in both images, except for [`MOVING`]. QEMU loaded them from the first image
+/// and wrote them into the second. Configuration, description and all blocks, including video memory and
+/// firmware, must also be equal.
 fn same_machine(first: &Path, second: &Path) -> Result<(), Failure> {
     let open = |path: &Path| Image::open(path).map_err(|error| error.to_string());
     let (first, second, directory) = (open(first)?, open(second)?, first.with_file_name(""));
@@ -254,8 +258,9 @@ fn without_return_path_machines_are_carried_and_back() -> Result<(), Failure> {
     trips("without_return_path_machines_are_carried_and_back", &ways)
 }
 
-/// No device here asks: of `pc` (11.1) no acknowledgement is due, and one would be fatal to the source; of 9.2 one is,
-/// without which the source waits for ever (specs/stream.md §5.3). QEMU is source and destination.
+/// No device here requests an acknowledgement. With `pc` (11.1) no acknowledgement is due, and one would be
+/// fatal to the source. With 9.2 one is due, and without it the source waits without end (specs/stream.md
+/// §5.3). QEMU is source and destination.
 #[test]
 fn switchover_is_acknowledged_in_both_forms_and_both_directions() -> Result<(), Failure> {
     let ways: Vec<_> = ["pc", "pc-i440fx-9.2"]
@@ -360,7 +365,7 @@ fn background_snapshot_without_end_goes_into_an_image_and_back() -> Result<(), F
     source.migrate(&uri(&receiving.address()))?;
     let stored = receiving.wait().map_err(|error| error.to_string())?;
     assert!(!stored.shape.has_end && stored.shape.between.is_empty());
-    // The guest goes on at the source; from the image it goes on once more.
+    // The guest continues at the source. A second copy continues from the image.
     source.wait_for_ticks(1)?;
     let mut target = builder.incoming_defer().spawn()?;
     restore(PLAIN, &place, &mut target)?;
@@ -383,7 +388,7 @@ fn xbzrle_of_a_writing_guest_is_applied() -> Result<(), Failure> {
     }))?;
     let receiving = listen(PLAIN, &place)?;
     source.start_migration(&uri(&receiving.address()))?;
-    // Until deltas have come, a few passes over what the guest has written.
+    // Deltas are sent only after a few rounds over pages that the guest has written.
     let begin = std::time::Instant::now();
     loop {
         let state = source.execute("query-migrate", serde_json::Value::Null)?;
@@ -456,7 +461,7 @@ fn channel_counts_that_differ_fail_both_sides_and_the_guest_runs_on() -> Result<
             .map_err(|error| error.to_string())?;
         let told = source.migrate(&uri(&receiving.address()));
         assert!(told.is_err(), "{theirs} channels there, {ours} here: {told:?}");
-        // A destination that no whole migration has reached says why, and waits for another.
+        // A destination without a complete migration reports the reason, and waits for another one.
         for _ in 0..1000 {
             if warnings.lock().unwrap().contains("multifd") {
                 break;

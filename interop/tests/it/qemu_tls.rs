@@ -1,8 +1,9 @@
-//! TLS with real QEMU, whose TLS is GnuTLS: Sterna's channels as the server of a QEMU source and as the client
-//! of a QEMU destination, in whole migrations.
+//! TLS with real QEMU, which uses GnuTLS. Sterna's channels are the server of a QEMU source and the client of
+//! a QEMU destination, in complete migrations.
 //!
-//! Most tests put a relay of Sterna's channels between two QEMUs: TLS ends there and begins there, so that
-//! every byte of the migration goes through Sterna's TLS twice, once in each role, without a word changed.
+//! Most tests put a relay of Sterna's channels between two QEMUs. The relay ends the TLS connection of one
+//! side and starts another to the other side. Every byte of the migration therefore passes Sterna's TLS
+//! twice, once in each role, unchanged.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -25,7 +26,8 @@ fn credentials(directory: &Path, endpoint: &str, more: &str) -> String {
     format!("tls-creds-x509,id=tls0,dir={},endpoint={endpoint},verify-peer=on{more}", directory.display())
 }
 
-/// Takes `count` connections of a QEMU source and carries each to `to`, in the order in which they come.
+/// Accepts `count` connections of a QEMU source and forwards each to `to`. The order is the order of their
+/// arrival.
 fn relay(
     listener: &Listener,
     to: &Address,
@@ -77,7 +79,7 @@ impl Default for Case<'_> {
     }
 }
 
-/// A whole migration from QEMU to QEMU through Sterna's TLS, both ways.
+/// A complete migration from QEMU to QEMU through Sterna's TLS, in both directions.
 fn carried(case: &Case<'_>, directory: &Path) -> Result<(), Failure> {
     let Some(root) = Root::qemu_for(case.name) else { return Ok(()) };
     let builder = Qemu::builder(&root).machine(case.machine).guest(Guest::Boot);
@@ -163,11 +165,12 @@ fn qemu_tls_compressed_multifd_of_an_old_machine_is_carried_both_ways() -> Resul
     carried(&case, good_directory().path())
 }
 
-/// What Sterna's server says to a QEMU source with the client's files in `theirs`.
+/// The error of Sterna's server for a QEMU source. The source has the client's files in `theirs`.
 fn refusal_of_source(name: &str, ours: &Path, theirs: &Path) -> Result<Option<(String, String)>, Failure> {
     let Some(root) = Root::qemu_for(name) else { return Ok(None) };
     let mut source = Qemu::builder(&root).args(&["-object", &credentials(theirs, "client", "")]).spawn()?;
-    // Else all it has may fit the socket, and it has completed before it hears of the refusal.
+    // Otherwise, all of the source's data may fit the socket. The source would then complete before it learns
+    // of the refusal.
     source.capabilities(&["return-path"])?;
     source.parameters(json!({"tls-creds": "tls0", "tls-hostname": "localhost"}))?;
     let listener =
@@ -223,7 +226,7 @@ fn plain_qemu_source_is_told_apart() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Connects to a QEMU destination that verifies clients and allows one name; what comes of it.
+/// Connects to a QEMU destination that verifies clients and allows one name. Returns the result.
 fn visit(
     name: &str,
     ours: &Path,
@@ -233,7 +236,7 @@ fn visit(
     let Some(root) = Root::qemu_for(name) else { return Ok(None) };
     let object = credentials(theirs, "server", "");
     let mut arguments = vec!["-object".to_owned(), object];
-    // In QEMU's options a comma is doubled.
+    // In QEMU's options, a comma is doubled.
     let identity =
         allowed.map(|allowed| format!("authz-simple,id=who,identity={}", allowed.replace(',', ",,")));
     arguments.extend(identity.into_iter().flat_map(|identity| ["-object".to_owned(), identity]));
@@ -249,11 +252,11 @@ fn visit(
         Ok(channel) => channel,
         Err(error) => return Ok(Some(Err(error))),
     };
-    // A TLS 1.3 client learns only now what the server thinks of its certificate. Who is taken waits for a
-    // stream, and refuses this one for its version.
+    // A TLS 1.3 client learns the server's verdict on its certificate only with this read. If QEMU accepts
+    // the client, it reads the stream and refuses it because of its version.
     channel.set_stall_limit(Some(LIMIT));
     let said = channel.write_all(b"QEVM\0\0\0\x63").and_then(|()| channel.read_exact(&mut [0; 1]));
-    // Who was taken fails the migration, a little later; who was not leaves QEMU waiting.
+    // After an accepted client, the migration fails a little later. After a refused one, QEMU keeps waiting.
     let mut is_taken = false;
     for _ in 0..20 {
         let state = target.execute("query-migrate", serde_json::Value::Null)?;
@@ -276,7 +279,7 @@ fn qemu_destination_refuses_a_client_without_certificate() -> Result<(), Failure
         if error.contains("refused this side's certificate") {
             return Ok(());
         }
-        // QEMU sometimes closes before it has said why.
+        // QEMU sometimes closes before it has sent the reason.
         assert!(error.contains("the peer closed"), "{error}");
         errors.push(error);
     }

@@ -1,5 +1,5 @@
-//! The engine over TLS with real QEMU: a guest leaves a QEMU into an image, and goes from the image into another,
-//! every channel under TLS, and counts on.
+//! The engine over TLS with real QEMU. A guest moves from a QEMU into an image, and from the image into
+//! another QEMU, with TLS on every channel. Its count must continue.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -24,12 +24,12 @@ fn object(directory: &Path, endpoint: &str) -> String {
     format!("tls-creds-x509,id=tls0,dir={},endpoint={endpoint},verify-peer=on", directory.display())
 }
 
-/// How the guest travels.
+/// The settings with which the guest is sent.
 #[derive(Clone, Copy)]
 struct Way {
     machine: &'static str,
     unix: bool,
-    /// 0: the main channel alone.
+    /// Number of multifd channels; 0: only the main channel.
     channels: u8,
     compression: Compression,
     return_path: bool,
@@ -74,7 +74,7 @@ impl Way {
     }
 }
 
-/// Keeps warnings.
+/// An observer that stores warnings.
 #[derive(Default)]
 struct Warnings(std::sync::Mutex<Vec<String>>);
 
@@ -167,7 +167,7 @@ fn qemu_source_with_other_files_leaves_no_image_and_runs_on() -> Result<(), Fail
     let heard = source.migrate(&receiving.address().to_string()).expect_err("it must be refused");
 
     assert_eq!(source.status()?, "running");
-    // The source hears of it first: it may be a moment until this side has said what it was.
+    // The source learns of the failure first. This side may report the reason a moment later.
     let said = || warnings.0.lock().expect("no panic").join("\n");
     let deadline = Instant::now() + Duration::from_secs(20);
     while said().is_empty() && Instant::now() < deadline {

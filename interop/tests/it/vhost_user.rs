@@ -1,5 +1,5 @@
-//! Real virtiofsd, driven by the vhost-user protocol and FUSE requests made by hand: a file system's session goes from
-//! one process into another, and the files that were open stay open.
+//! A real virtiofsd, driven with the vhost-user protocol and hand-made FUSE requests. A file system's session
+//! moves from one process to another, and open files stay open.
 
 pub mod fuse;
 mod machine;
@@ -32,7 +32,7 @@ fn text(file: usize) -> String {
     format!("what stands in file {file}\n").repeat(1 + file % 5)
 }
 
-/// An inode and a handle of every file.
+/// Opens every file, and returns its inode and handle.
 fn open_all(machine: &mut Machine) -> Vec<(u64, u64)> {
     let open = |file: usize| {
         let folder = machine.lookup(ROOT, &format!("folder{}", file % 7));
@@ -54,7 +54,7 @@ fn session_in_another_virtiofsd_keeps_its_inodes_and_open_files() -> Result<(), 
     let Some(root) = Root::qemu_for("session_in_another_virtiofsd_keeps_its_inodes_and_open_files") else {
         return Ok(());
     };
-    // Arrange
+    // Prepare the files, the source and its open handles.
     let files = shared(FILES);
     let mut source = Machine::start(&root, files.path(), &[])?;
     let mut target = Machine::start(&root, files.path(), &[])?;
@@ -64,7 +64,7 @@ fn session_in_another_virtiofsd_keeps_its_inodes_and_open_files() -> Result<(), 
     let handles = open_all(&mut source);
     read_all(&mut source, &handles);
 
-    // Act: as the engine does it.
+    // Save and load the state in the same order as the engine.
     source.device.begin_save().map_err(|error| error.to_string())?;
     log.start().map_err(|error| error.to_string())?;
     read_all(&mut source, &handles);
@@ -78,7 +78,7 @@ fn session_in_another_virtiofsd_keeps_its_inodes_and_open_files() -> Result<(), 
     target.take_guest(&source);
     target.device.run().map_err(|error| error.to_string())?;
 
-    // Assert
+    // Check the size of the state and the logged pages.
     assert!(state.len() > FILES, "{} bytes are no state of {FILES} files", state.len());
     for page in machine::answer_pages() {
         assert!(dirty.block(0).get(page), "page {page} was written and not logged");

@@ -1,5 +1,5 @@
-//! Real virtiofsd and qemu-storage-daemon behind the machine's virtio transport: found by the registers, driven from inside the
-//! guest, and moved by the engine into a second process.
+//! A real virtiofsd and qemu-storage-daemon behind the machine's virtio transport. They are found by the
+//! registers, driven from inside the guest, and moved by the engine into a second process.
 
 mod same_host;
 
@@ -28,14 +28,14 @@ const ANSWER: u64 = 0x320_0000;
 const SECTOR: usize = 512;
 const SECTORS: u64 = 4096;
 
-/// A process that listens; killed when dropped.
+/// A process that listens, killed when dropped.
 struct BackEnd {
     child: Child,
     directory: TempDir,
 }
 
 impl BackEnd {
-    /// `command` is told the socket by `place`.
+    /// Starts the command. `place` adds the socket's path to its arguments.
     fn start(mut command: Command, place: impl FnOnce(&mut Command, &Path)) -> Result<Self, Failure> {
         let directory = TempDir::new().map_err(|error| error.to_string())?;
         let log = fs::File::create(directory.path().join("log")).map_err(|error| error.to_string())?;
@@ -43,7 +43,7 @@ impl BackEnd {
         place(&mut command, &socket);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         let child = command.spawn().map_err(|error| format!("{command:?}: {error}"))?;
-        // From here on it is ended whatever happens.
+        // From here on, dropping the value kills the process in any case.
         let mut started = Self { child, directory };
         let begin = Instant::now();
         while !sterna_interop::is_listening(&socket) {
@@ -67,7 +67,7 @@ impl BackEnd {
         })
     }
 
-    /// `queues` is what it is told to have. It does so many requests each second at most, if that is not 0.
+    /// Starts a storage daemon with `queues` queues. `rate` limits the requests per second; 0: no limit.
     fn storage_daemon(root: &Root, image: &Path, queues: usize, rate: u32) -> Result<Self, Failure> {
         let mut command = root.command("qemu-storage-daemon");
         let file = format!("driver=file,node-name=f,filename={}", image.display());
@@ -105,7 +105,7 @@ impl BackEnd {
         Ok(machine)
     }
 
-    /// Gives a storage daemon's disk another length.
+    /// Changes the length of a storage daemon's disk.
     fn resize(&self, bytes: u64) -> Result<(), Failure> {
         let ask = || {
             let monitor = UnixStream::connect(self.directory.path().join("monitor"))?;
@@ -131,7 +131,7 @@ impl BackEnd {
 
 impl Drop for BackEnd {
     fn drop(&mut self) {
-        // An error means that it has ended by itself.
+        // An error means that the process has ended by itself.
         let _ = self.child.kill();
         let _ = self.child.wait();
         if std::thread::panicking() {
@@ -143,7 +143,7 @@ impl Drop for BackEnd {
     }
 }
 
-/// What the guest's driver knows.
+/// The state of the guest's driver.
 struct Driver {
     registers: Registers,
     queues: Vec<Virtqueue>,
@@ -163,7 +163,7 @@ impl Driver {
         self.registers.wait(machine, &mut self.queues[queue], queue as u32).1
     }
 
-    /// Puts a disk's request into a queue; the answer's data and status lie at `answer`.
+    /// Puts a disk request into a queue. The answer's data and status go to the address `answer`.
     fn submit(
         &mut self,
         machine: &KvmMachine,
@@ -187,7 +187,7 @@ impl Driver {
         self.queues[queue].submit(machine.ram(), &parts).expect("a free slot");
     }
 
-    /// What lies there; the device says that all went well.
+    /// The data at the address `answer`, after a check of the device's status.
     fn answer(machine: &KvmMachine, answer: u64) -> [u8; SECTOR] {
         let (mut data, mut status) = ([0; SECTOR], [0]);
         machine.ram().block(0).read(answer, &mut data).expect("inside RAM");
@@ -202,7 +202,7 @@ impl Driver {
         Self::answer(machine, ANSWER)
     }
 
-    /// A FUSE request's answer.
+    /// Sends a FUSE request and returns its answer.
     fn ask(
         &mut self,
         machine: &KvmMachine,
@@ -276,7 +276,7 @@ fn disk_of_a_storage_daemon_is_read_and_moves_to_another_one() -> Result<(), Fai
         driver.submit(&source, last, 6, Some(&sector(99)), ANSWER);
         driver.wait(&source, last);
         assert_eq!(driver.read(&source, 0, 6), sector(99));
-        // On their way when the guest stops.
+        // These requests are in flight when the guest stops.
         let place = |request: u64| ANSWER + request * 0x1000;
         for request in 0..10 {
             driver.submit(&source, last, 100 + request, None, place(request));
@@ -297,7 +297,7 @@ fn disk_of_a_storage_daemon_is_read_and_moves_to_another_one() -> Result<(), Fai
         driver.registers.acknowledge(&target, 1);
         assert_eq!(driver.read(&target, last, 6), sector(99));
         assert_eq!(driver.read(&target, 0, SECTORS - 1), sector(SECTORS - 1));
-        // What it reads into RAM is logged, and its ring when that has stopped.
+        // The log contains the device's writes into RAM, and its ring after it has stopped.
         let log = SourceVm::dirty_source(&*target);
         log.start().map_err(|error| error.to_string())?;
         driver.read(&target, last, 7);
@@ -309,7 +309,7 @@ fn disk_of_a_storage_daemon_is_read_and_moves_to_another_one() -> Result<(), Fai
         assert!(dirty.block(0).get(driver.queues[last].ring().used / 4096), "a used ring is not logged");
         log.stop().map_err(|error| error.to_string())?;
         target.cont().map_err(|error| error.to_string())?;
-        // A driver that is unloaded and loaded again.
+        // The driver is unloaded and loaded again.
         driver = Driver::begin_anew(&target, 2, queues as u64);
         driver.submit(&target, last, 6, Some(&sector(6)), ANSWER);
         driver.wait(&target, last);
@@ -367,7 +367,7 @@ fn disk_that_a_storage_daemon_makes_longer_is_told_to_the_driver() -> Result<(),
     driver.registers.acknowledge(&machine, 2);
     assert_eq!(driver.registers.configuration(&machine, 8), (2 * SECTORS).to_le_bytes());
     assert_eq!(driver.read(&machine, 0, 2 * SECTORS - 1), [0; SECTOR]);
-    // It moves to a daemon that sees the new length, and to no other.
+    // The disk can move only to a daemon that sees the new length.
     let target = BackEnd::storage_daemon(&root, image.path(), 1, 0)?;
     let target = target.machine(DeviceKind::Block, 1, true)?;
     let record = machine.compatibility().save().map_err(|error| error.to_string())?;
@@ -385,7 +385,7 @@ fn disk_with_fewer_queues_than_wanted_is_refused() -> Result<(), Failure> {
     let why = daemon.machine(DeviceKind::Block, 2, true).expect_err("it has one");
 
     assert!(why.contains("vhost-user/0") && why.contains("2 queues"), "{why}");
-    // It goes on listening.
+    // The daemon continues to listen.
     daemon.machine(DeviceKind::Block, 1, true)?;
     Ok(())
 }
@@ -396,7 +396,7 @@ fn file_system_of_a_virtiofsd_is_mounted_and_moves_to_another_one() -> Result<()
     let Some(root) = Root::qemu_for(test).filter(|_| kvm_for(test)) else { return Ok(()) };
     let shared = TempDir::new().map_err(|error| error.to_string())?;
     fs::write(shared.path().join("file"), "what stands in it").map_err(|error| error.to_string())?;
-    // The tag comes from here, and then from the back end.
+    // The tag is from the options first, and then from the back end.
     for (options, tag) in [(&[][..], Some("share".to_owned())), (&["--tag", "share"][..], None)] {
         let back_ends = [
             BackEnd::virtiofsd(&root, shared.path(), options)?,
@@ -419,7 +419,7 @@ fn file_system_of_a_virtiofsd_is_mounted_and_moves_to_another_one() -> Result<()
         assert!(matches!(outcome, Outcome::Completed), "{outcome:?} {arrival:?}");
         let found = driver.ask(&target, fuse::READ, 8, inode, &fuse::place(handle, 0, 100), 100);
         assert_eq!(String::from_utf8_lossy(&found), "what stands in it");
-        // A driver that is unloaded and loaded again.
+        // The driver is unloaded and loaded again.
         driver = Driver::begin_anew(&target, 26, 2);
         let answer = driver.ask(&target, fuse::INIT, 2, 0, &fuse::init(), 4096);
         assert_eq!(answer[..4], 7u32.to_le_bytes());

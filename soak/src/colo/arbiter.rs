@@ -1,4 +1,5 @@
-//! An arbiter that gives the claim to who asks first, that a side may not reach for a while, and that waits for the side it favours.
+//! An arbiter of a case. It gives the claim to the first side that asks. It can be unreachable for a while,
+//! and can favour one side.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -7,7 +8,7 @@ use parking_lot::Mutex;
 use sterna::replica::Claims;
 use sterna::replica::machines::Ruling;
 
-/// How long the other side waits for one that is favoured and does not ask.
+/// Time for which the other side waits if the favoured side does not ask.
 const FAVOUR: Duration = Duration::from_millis(500);
 
 /// A side of a protection.
@@ -24,22 +25,22 @@ pub(super) struct Arbiter(Mutex<State>);
 struct State {
     owner: Option<Side>,
     favoured: Option<Side>,
-    /// Since when the other side waits.
+    /// Time since which the other side has been waiting.
     waits: Option<Instant>,
-    /// Until when each side does not reach it.
+    /// For each side, the time until which the arbiter is unreachable.
     out_of_reach: [Option<Instant>; 2],
-    /// A question that cannot be answered is heard all the same.
+    /// An unreachable arbiter still processes the question; only the answer is lost.
     hears: bool,
 }
 
 impl Arbiter {
-    /// It gets the claim if it asks, though the other side may ask before. A side that never asks owns nothing: it may have ended the
-    /// protection by word.
+    /// Gives the claim to `side` if it asks, even if the other side asks first. A side that never asks gets
+    /// nothing, because it may have ended the protection by a message.
     pub(super) fn favour(&self, side: Side) {
         self.0.lock().favoured = Some(side);
     }
 
-    /// `hears`: only the answer is lost.
+    /// Makes the arbiter unreachable for a side. With `hears`, only the answer is lost.
     pub(super) fn hide(&self, from: Side, until: Instant, hears: bool) {
         let mut state = self.0.lock();
         state.out_of_reach[from as usize] = Some(until);

@@ -1,37 +1,38 @@
-//! What a case leaves to chance.
+//! The random choices of a case.
 
 use std::time::Duration;
 
 use sterna::ram::Backing;
 use sterna::replica::{CheckpointCopy, CheckpointMode, Terms};
 use sterna::{Capabilities, Compression, Parameters};
+use sterna_guests::model::Acts;
 use sterna_guests::process::{ProcessConfig, StopPoint, Tracking};
 use sterna_guests::{Fill, Pattern};
 
 use super::arbiter::Side;
 use super::trouble::{Moment, Trouble};
 
-/// What stopping a guest takes at most, and more than that: a case whose host takes longer is not judged by time.
+/// Maximum time to stop a guest, with a reserve. A case on a slower host is not judged by time.
 const MARGIN: Duration = Duration::from_millis(400);
 
-/// How the arbiter behaves.
+/// The arbiter's behaviour in a case.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Rulings {
-    /// Whose question comes first.
+    /// The side whose question is decided first.
     pub(super) favoured: Option<Side>,
-    /// For how long, from the disturbance on, each side does not reach it.
+    /// For each side, how long the arbiter is unreachable from the disturbance on.
     pub(super) hidden: [Option<Duration>; 2],
-    /// Only its answers are lost.
+    /// Only the arbiter's answers are lost.
     pub(super) hears: bool,
 }
 
-/// A protection, and what happens to it.
+/// A protection, and its disturbance.
 #[derive(Debug, Clone)]
 pub(super) struct Case {
     pub(super) guest: ProcessConfig,
     pub(super) lanes: u8,
     pub(super) compression: Compression,
-    /// Checkpoints bring differences, with a cache of so many pages.
+    /// Number of pages in the cache for differences. `None`: checkpoints contain whole pages.
     pub(super) delta_pages: Option<u64>,
     pub(super) delay: Duration,
     pub(super) mode: CheckpointMode,
@@ -39,14 +40,14 @@ pub(super) struct Case {
     pub(super) copy: CheckpointCopy,
     pub(super) buffer_bytes: u64,
     pub(super) terms: Terms,
-    /// What hearing a piece of output takes.
+    /// Time that the observer takes to read a piece of output.
     pub(super) slow: Duration,
     pub(super) rulings: Rulings,
     pub(super) moment: Moment,
     pub(super) trouble: Trouble,
-    /// A protection that outlives the trouble is ended by a takeover, or else by word.
+    /// A protection that outlives the trouble is ended by a takeover, otherwise by a message.
     pub(super) ends_by_takeover: bool,
-    /// The survivor is protected again, or else migrated.
+    /// The survivor is protected again, otherwise migrated.
     pub(super) protects_again: bool,
 }
 
@@ -62,6 +63,7 @@ impl Case {
             stop_point: [StopPoint::StepBoundary, StopPoint::MidPage][random.usize(..2)],
             pattern: [Pattern::Sequential, Pattern::Random, Pattern::HotSet, Pattern::Mixed]
                 [random.usize(..4)],
+            acts: [Acts::WRITES, Acts::MIXED, Acts::MIXED][random.usize(..3)],
             fill: [Fill::Zero, Fill::Half(seed), Fill::Random(seed)][random.usize(..3)],
             workers: 1 + random.usize(..3),
             rate: 2_000,
@@ -96,7 +98,7 @@ impl Case {
             trouble: Trouble::draw(&mut random, lease, lanes > 0),
             ends_by_takeover: random.bool(),
             protects_again: random.bool(),
-            // Drawn last: older cases stay as they are.
+            // These values are drawn last, so that the other values of a given seed do not change.
             delta_pages: [None, Some(64), Some(1 << 14)][random.usize(..3)],
             in_flight: [1, 1, 2, 4][random.usize(..4)],
             copy: [CheckpointCopy::Auto, CheckpointCopy::Copy, CheckpointCopy::CopyOnWrite]
@@ -107,7 +109,7 @@ impl Case {
     pub(super) fn settings(&self) -> (Parameters, Capabilities) {
         let params = Parameters {
             max_bandwidth_bytes: 0,
-            // On a busy host the seeding would not converge within the default.
+            // On a busy host, the seeding would not converge within the default limit.
             downtime_limit: super::LONGEST,
             multifd_channels: self.lanes.max(1),
             multifd_compression: self.compression,
@@ -118,9 +120,9 @@ impl Case {
         (params, Capabilities { multifd: self.lanes > 0, xbzrle, ..Capabilities::default() })
     }
 
-    /// The same, and nothing happens to it.
+    /// The same case without a disturbance.
     pub(super) fn undisturbed(&self) -> Self {
-        // A lease that no busy host lets run out.
+        // The lease is so long that it does not expire even on a busy host.
         let terms = Terms { lease: Duration::from_secs(60), ..self.terms };
         Self {
             terms,

@@ -1,4 +1,4 @@
-//! What must be true of a protection that was disturbed, whatever happened.
+//! Properties that every disturbed protection must have at its end.
 
 use sterna::ram::Custody;
 use sterna::replica::machines::{primary::Outcome, standby};
@@ -14,7 +14,8 @@ use super::voice::numbers;
 use crate::judge::whole;
 
 impl Play {
-    /// Who has the guest; none, if it is gone with a standby that had won it.
+    /// Checks the case and returns the side that has the guest. `None`: the guest was lost with a standby
+    /// that had won the claim.
     pub(super) fn judge(&mut self, case: &Case, ends: Ends) -> Result<Option<Side>, String> {
         let survivor = self.owner(case, ends)?;
         self.never_both(case)?;
@@ -37,7 +38,7 @@ impl Play {
             (Outcome::Lost | Outcome::HandedOver, Some(standby::Outcome::Running(_))) => {
                 ((false, true), Some(Side::Standby))
             }
-            // It died with its claim, perhaps after it had started the guest.
+            // The standby died with its claim, perhaps after it had started the guest.
             (Outcome::Lost, None)
                 if case.trouble == Trouble::DropStandby && self.arbiter.owner() == Some(Side::Standby) =>
             {
@@ -59,7 +60,7 @@ impl Play {
         let (here, there) = (self.here.ram().custody(), self.there.ram().custody());
         let is_right = match survivor {
             Some(Side::Primary) => {
-                // One that was dropped may be about to let go of its place.
+                // A dropped standby may be about to release its guest.
                 here.may_run() && (self.standby.is_none() || there == Custody::NoGuest || ends.1.is_none())
             }
             Some(Side::Standby) => here == Custody::Gone && there == Custody::Arrived,
@@ -74,7 +75,8 @@ impl Play {
         Ok(survivor)
     }
 
-    /// Never ran both; unless the host stood still for longer than the terms cover.
+    /// Checks that the guest never ran on both sides. An exception: the host paused this process for longer
+    /// than the terms allow.
     fn never_both(&self, case: &Case) -> Result<(), String> {
         let seen = self.sampler.seen();
         let Some((_, lasting)) = seen.both else { return Ok(()) };
@@ -85,7 +87,7 @@ impl Play {
         Err(format!("both sides ran the guest for {lasting:?}; {seen:?}"))
     }
 
-    /// What was heard is never ahead of the survivor, lacks nothing, and is in order.
+    /// Heard output is never ahead of the survivor, is complete, and is in order.
     fn observer(&mut self, survivor: Option<Side>) -> Result<(), String> {
         self.here_says.end();
         let said = self.here_says.said();
@@ -133,7 +135,7 @@ impl Play {
         self.survivor_is_heard(&known, &heard[..position], again.bytes.len())
     }
 
-    /// Its first words are those that it says again; then it goes on.
+    /// The survivor's output starts with the repeated bytes; then new output follows.
     fn survivor_is_heard(&mut self, known: &[u8], before: &[u8], again: usize) -> Result<(), String> {
         until(|| self.there_says.heard().len() > again)?;
         self.there_says.end();

@@ -1,4 +1,4 @@
-//! A protection that goes on for long.
+//! One protection with very many checkpoints, to find growth.
 
 use std::time::{Duration, Instant};
 
@@ -13,22 +13,23 @@ use super::play::Play;
 use crate::judge::whole;
 use crate::leaks::{Belongings, resident_bytes};
 
-/// Checkpoints until memory, descriptors and threads are as they stay.
+/// Number of checkpoints after which memory, descriptors and threads are stable.
 const SETTLED: u64 = 200;
-/// What the process may grow by: the allocator's pieces, and the little that the guest says.
+/// Allowed growth of the process in bytes: the allocator's free pieces, and the small output of the guest.
 const MOST_BYTES: u64 = 4 << 20;
-/// In how many rounds it may grow by more. On a busy host checkpoints become larger at any time, and buffers with them: up to the guest's
-/// memory on each side. What leaks with each checkpoint grows in every round.
+/// Number of rounds; growth in all of them is an error. On a busy host, checkpoints and their buffers can
+/// become larger at any time, up to the guest's memory on each side. A leak of each checkpoint grows in every
+/// round.
 const ROUNDS: u64 = 6;
 
-/// So many checkpoints of one guest; then it is handed over. Nothing grows meanwhile.
+/// Takes `count` checkpoints in each round, then hands the guest over. The process must not grow.
 ///
 /// # Errors
-/// What grew, or what went wrong.
+/// The growth, or the step that failed.
 pub fn long(seed: u64, count: u64) -> Result<String, String> {
     let drawn = Case::new(seed, 0).undisturbed();
     let case = Case {
-        // All memory is resident from the beginning.
+        // Random content makes all memory resident from the beginning.
         guest: ProcessConfig { fill: Fill::Random(seed), workers: 1, ..drawn.guest.clone() },
         compression: Compression::None,
         delay: Duration::from_millis(1),
@@ -64,7 +65,7 @@ pub fn long(seed: u64, count: u64) -> Result<String, String> {
     ))
 }
 
-/// However long it takes, as long as it goes on.
+/// Waits until the standby holds checkpoint `number`. Only a lack of progress counts against the limit.
 fn wait_for_held(play: &Play, number: u64) -> Result<(), String> {
     let (mut last, mut since) = (0, Instant::now());
     loop {

@@ -1,9 +1,15 @@
-//! Protections of guests that are disturbed: connections are cut or silent, devices and the VMM fail, operators give orders, a standby is
-//! dropped, the arbiter is out of reach.
+//! Protections of guests that are disturbed. Connections are cut or silent, devices and the VMM fail, and
+//! operators give orders. A standby is dropped, or the arbiter is unreachable.
 //!
-//! Each is judged: never two sides run the guest at once, and in the end exactly one does; its memory is one consistent cut; what an
-//! observer heard is never ahead of it, and lacks nothing when both sides' outputs are put together; the side that has lost knows
-//! it; no descriptor or thread is left; and the guest can be migrated and protected again.
+//! The judge checks each case:
+//!
+//! - The guest never runs on both sides at the same time. In the end, it runs on exactly one side.
+//! - Its memory is one consistent cut.
+//! - An observer's output is never ahead of the guest. It is complete when the outputs of both sides are put
+//!   together.
+//! - The side that has lost the guest knows it.
+//! - No descriptor or thread is left.
+//! - The guest can be migrated and protected again.
 
 mod arbiter;
 mod case;
@@ -25,24 +31,24 @@ use crate::leaks::Belongings;
 use case::Case;
 pub use long::long;
 
-/// Nothing may take longer, on a machine as busy as it likes.
+/// Limit of every wait, also on a busy machine.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// What was played, and how it ended.
+/// A case that was played, and its end.
 #[derive(Debug, Clone)]
 pub struct Played {
-    /// What went wrong, for tables.
+    /// Name of the disturbance, for tables.
     pub trouble: String,
-    /// How it ended at primary and standby, for tables.
+    /// Outcome at primary and standby, for tables.
     pub end: String,
-    /// All of it.
+    /// Full description of the case.
     pub what: String,
 }
 
-/// Plays one case. Nothing else may open or close descriptors in this process meanwhile.
+/// Plays one case. No other thread may open or close descriptors in this process meanwhile.
 ///
 /// # Errors
-/// What was wrong, and how to play it again.
+/// The violated property, and the command that plays the case again.
 pub fn one(seed: u64, number: u64) -> Result<Played, String> {
     let case = Case::new(seed, number);
     let (what, trouble) = (format!("{case:?}"), case.trouble.label());

@@ -1,4 +1,4 @@
-//! The survivor goes on: it is migrated or protected again.
+//! The next step of a survivor: it is migrated or protected again.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use super::vm::{Plans, Troubled};
 use crate::judge::whole;
 
 impl Case {
-    /// To the place that has lost, or to a new one.
+    /// Moves the guest to the place that has lost, or to a new one.
     pub(super) fn next(
         &self,
         guest: &Arc<ProcessGuest>,
@@ -46,7 +46,7 @@ impl Case {
     fn migrate(&self, guest: &Arc<ProcessGuest>, place: &Arc<ProcessGuest>) -> Result<(), String> {
         let plans = Arc::<Plans>::default();
         let (params, capabilities) = self.settings();
-        // Of checkpoints alone.
+        // `xbzrle` in a case applies only to checkpoints, and not to this migration.
         let capabilities = Capabilities { xbzrle: false, ..capabilities };
         let at = "tcp:127.0.0.1:0".parse().map_err(|error| format!("an address: {error}"))?;
         let target = Troubled::new(place, &plans) as Arc<dyn TargetVm>;
@@ -63,7 +63,7 @@ impl Case {
 }
 
 impl Play {
-    /// As planned.
+    /// Hands the guest over as planned, and waits for both ends.
     pub(super) fn hand_over(&self) -> Result<(), String> {
         self.primary.hand_over().map_err(|refusal| format!("{refusal}: {:?}", self.primary.state()))?;
         until(|| self.primary.state().outcome.is_some())?;
@@ -74,7 +74,7 @@ impl Play {
             (primary::Outcome::HandedOver, Some(standby::Outcome::Running(_))) => {}
             ends => return Err(format!("{ends:?}: {:?}", self.primary.state())),
         }
-        // Nothing waits for anybody any more.
+        // Output that still waits in the gate is not needed any more.
         self.here_says.gate.drop_output();
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! A case as it is played: two machines of this process, a proxy between them, and what happens.
+//! Plays a case and applies the trouble. Two machines in this process have a proxy between them.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
@@ -19,13 +19,13 @@ use super::vm::{Callback, Deed, Plans, Troubled};
 use super::voice::Voice;
 use super::wire::{Awaited, Wire};
 
-/// How long a protection that the trouble did not end lives on.
+/// Time for which a protection continues if the trouble did not end it.
 const AFTERWARDS: Duration = Duration::from_millis(150);
 
-/// How long a pause lasts longer in which the trouble comes.
+/// Time that is added to a pause in which the trouble occurs.
 const MOMENT: Duration = Duration::from_millis(3);
 
-/// What the survivor says again, and how far it had come then.
+/// Output that the survivor repeats, and its state at that time.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Again {
     pub(super) position: u64,
@@ -42,17 +42,17 @@ pub(super) struct Play {
     pub(super) arbiter: Arc<Arbiter>,
     pub(super) sampler: Sampler,
     pub(super) primary: Primary,
-    /// None: it was dropped.
+    /// `None` after the standby was dropped.
     pub(super) standby: Option<Standby>,
     pub(super) wire: Wire,
     moment: Receiver<()>,
 }
 
-/// How it ended at either side; none: no contact, or none any more.
+/// Outcomes at primary and standby. `None` for the standby: it has no contact, or has lost it.
 pub(super) type Ends = (primary::Outcome, Option<standby::Outcome>);
 
 impl Case {
-    /// Gives how it ended.
+    /// Plays the case and returns a description of its end.
     pub(super) fn play(&self) -> Result<String, String> {
         let here = ProcessGuest::boot(self.guest.clone()).map_err(|error| error.to_string())?;
         here.cont().map_err(|error| error.to_string())?;
@@ -62,7 +62,7 @@ impl Case {
         self.disturb(&mut play)?;
         let ends = self.settle(&play)?;
         let survivor = play.judge(self, ends)?;
-        // What held the place there is gone.
+        // The play owns references to the places, which must be free for the next migration.
         drop(play);
         if let Some(survivor) = survivor {
             let place = (survivor == Side::Primary && matches!(ends.1, Some(standby::Outcome::Discarded(_))))
@@ -126,7 +126,8 @@ impl Case {
         })
     }
 
-    /// Returns at the moment; or when the protection has ended, or does not come to it.
+    /// Returns when the moment occurs, or when the protection has ended. A moment that does not occur has a
+    /// time limit.
     fn await_moment(&self, play: &Play) -> Result<(), String> {
         let is_over = || play.primary.state().outcome.is_some();
         match self.moment {
@@ -136,7 +137,7 @@ impl Case {
             }
             Moment::InPause(_) | Moment::Piece(..) => {
                 let begin = Instant::now();
-                // As many as it waits for may not come.
+                // The awaited number of pieces may never arrive.
                 while !is_over() && begin.elapsed() < Duration::from_secs(3) {
                     if play.moment.recv_timeout(Duration::from_millis(5)).is_ok() {
                         break;
@@ -145,7 +146,7 @@ impl Case {
             }
             Moment::HandingOver(after) | Moment::Ending(after) => {
                 until(|| is_over() || play.primary.statistics().held >= 2)?;
-                // Refused, if it has ended.
+                // The order is refused if the protection has ended.
                 let _ = match self.moment {
                     Moment::HandingOver(_) => play.primary.hand_over(),
                     _ => play.primary.unprotect(),
@@ -173,7 +174,7 @@ impl Case {
             Trouble::DropStandby => play.standby = None,
             Trouble::GiveUp => {
                 if let Some(standby) = &play.standby {
-                    // Refused once the seeding is held.
+                    // The order is refused after the seeding is held.
                     let _ = standby.cancel();
                 }
             }
@@ -187,7 +188,7 @@ impl Case {
         Ok(())
     }
 
-    /// Waits for both ends. A protection that the trouble has not ended is ended by an operator.
+    /// Waits for the outcome of both sides. An operator ends a protection that the trouble has not ended.
     fn settle(&self, play: &Play) -> Result<Ends, String> {
         let begin = Instant::now();
         let mut is_ordered = false;
@@ -216,7 +217,7 @@ impl Case {
 }
 
 impl Order {
-    /// True: it was taken.
+    /// Gives the order; true if it was accepted.
     fn give(self, primary: &Primary, standby: Option<&StandbyContact>) -> bool {
         match self {
             Self::Unprotect => primary.unprotect().is_ok(),
@@ -233,7 +234,7 @@ impl Play {
         self.standby.as_ref().and_then(Standby::contact)
     }
 
-    /// The standby's operator wants once more what failed.
+    /// The standby's operator retries the step that failed.
     fn retry(&self) {
         if let Some(contact) = self.contact()
             && matches!(contact.state().state, standby::State::Unready | standby::State::Held)

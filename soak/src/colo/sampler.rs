@@ -1,4 +1,4 @@
-//! Looks all the time whether both sides' guests run.
+//! Samples continuously whether the guest runs on both sides.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,12 +9,12 @@ use parking_lot::Mutex;
 use sterna::{RunState, SourceVm};
 use sterna_guests::ProcessGuest;
 
-/// What was seen.
+/// Observations of the sampler.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Seen {
-    /// From when on both ran, and for how long.
+    /// Time since which both sides ran, and for how long.
     pub(super) both: Option<(Instant, Duration)>,
-    /// The longest time between two looks: the host gave this process no time.
+    /// The longest time between two samples. A long gap means that the host did not schedule this process.
     pub(super) longest_gap: Duration,
 }
 
@@ -33,7 +33,8 @@ impl Sampler {
             move || {
                 let mut last = Instant::now();
                 while !ends.load(Ordering::SeqCst) {
-                    // The standby's guest, once it runs, runs on; so both ran in the moment of the second look.
+                    // A guest that runs at the standby keeps running. Therefore both ran at the time of the
+                    // second read.
                     let both =
                         there.run_state() == RunState::Running && here.run_state() == RunState::Running;
                     let mut seen = seen.lock();

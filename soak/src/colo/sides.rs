@@ -1,4 +1,4 @@
-//! The two sides of a case's protection, wherever they live.
+//! Makes the two sides of a case's protection, in this process or in another.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ fn secret() -> Secret {
 }
 
 impl Case {
-    /// A standby that listens on a port of its own.
+    /// A standby that listens on a port chosen by the kernel.
     pub(super) fn standby(&self, survivor: VmSurvivor, claims: Arc<dyn Claims>) -> Result<Standby, String> {
         let (params, capabilities) = self.settings();
         let rules = ContactRules {
@@ -23,6 +23,7 @@ impl Case {
             is_required: true,
             claims: Arc::new(move |_| Arc::clone(&claims)),
             fence: Arc::new(|_| Err("a guest of this process stops by itself".to_owned())),
+            always_fences: false,
         };
         let at = "tcp:127.0.0.1:0".parse().map_err(|error| format!("an address: {error}"))?;
         let options = StandbyOptions { insecure: true, ..StandbyOptions::default() };
@@ -30,7 +31,7 @@ impl Case {
             .map_err(|error| error.to_string())
     }
 
-    /// Begins to protect `vm`, with the standby at that address.
+    /// Starts to protect `vm`, with the standby at this address.
     pub(super) fn primary(
         &self,
         vm: Arc<dyn SourceVm>,

@@ -1,4 +1,4 @@
-//! What goes wrong in a case, and when.
+//! The disturbances of a case, and their moments.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use fastrand::Rng;
 use super::vm::Callback;
 use super::wire::{Line, Way, Which};
 
-/// An operator's order.
+/// An order of an operator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Order {
     Unprotect,
@@ -15,37 +15,38 @@ pub(super) enum Order {
     TakeOver { is_planned: bool },
 }
 
-/// One disturbance.
+/// One disturbance of a protection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Trouble {
     Nothing,
     Cut(Which),
-    /// Bytes are taken and not passed on: which way, and for how long.
+    /// The proxy receives bytes and does not forward them: connections, direction, duration.
     Silence(Which, Option<Way>, Duration),
-    /// A callback fails or panics once, at this call of it.
+    /// A callback fails or panics once, at the call of this number.
     Fails(Callback, u64, bool),
-    /// What is held is gone with the standby, as if its process had died.
+    /// The standby is dropped with its checkpoints, as if its process had died.
     DropStandby,
-    /// The standby's operator gives the seeding up.
+    /// The standby's operator gives up the seeding.
     GiveUp,
-    /// All at once, by threads of their own.
+    /// Several orders in parallel, each from a thread of its own.
     Orders(Vec<Order>),
 }
 
-/// When it comes.
+/// The moment of a disturbance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Moment {
-    /// So long after the standby was greeted.
+    /// This long after the standby was greeted.
     After(Duration),
-    /// Checkpoint so-and-so was taken.
+    /// When the checkpoint of this number was taken.
     Taken(u64),
-    /// In the pause of such a checkpoint.
+    /// In the pause of the checkpoint of this number.
     InPause(u64),
-    /// So many pieces have come on a line: what carries a checkpoint, its acknowledgement, an answer.
+    /// When this many pieces have passed on a line. A piece carries a checkpoint, its acknowledgement, or an
+    /// answer.
     Piece(Line, Way, u64),
-    /// So long after an operator ordered a planned takeover of a guest that is protected.
+    /// This long after an operator requested a planned takeover of a protected guest.
     HandingOver(Duration),
-    /// So long after its protection was to end.
+    /// This long after the order to end the protection.
     Ending(Duration),
 }
 
@@ -74,7 +75,7 @@ impl Trouble {
                     Callback::Start,
                 ];
                 let callback = callbacks[random.usize(..callbacks.len())];
-                // At the standby each is called once in a takeover.
+                // At the standby, a takeover calls each of these callbacks once.
                 let at_standby = matches!(callback, Callback::Load | Callback::Start);
                 let calls = if at_standby { 1 } else { 1 + random.u64(..12) };
                 Self::Fails(callback, calls, random.bool())
@@ -93,7 +94,7 @@ impl Trouble {
         }
     }
 
-    /// For tables.
+    /// Name of the disturbance in tables.
     pub(super) fn label(&self) -> String {
         match self {
             Self::Nothing => "nothing".into(),
@@ -119,7 +120,7 @@ impl Moment {
             2 | 3 => Self::Taken(number),
             4 | 5 => Self::InPause(number),
             6 => Self::Piece(Line::Main, Way::ToStandby, 1 + random.u64(..400)),
-            // READY, and REPLY, RECEIVED and LOADED of each checkpoint.
+            // Messages in this direction: READY, and for each checkpoint REPLY, RECEIVED and LOADED.
             7 => Self::Piece(Line::Main, Way::ToPrimary, 1 + random.u64(..16)),
             8 => Self::Piece(Line::Contact, Way::ToPrimary, 1 + random.u64(..20)),
             9 | 10 => Self::HandingOver(soon),

@@ -1,4 +1,4 @@
-//! The guests' VMM, which fails when it is told to.
+//! The VMM of the guests, with callbacks that fail as planned.
 
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -9,31 +9,31 @@ use sterna::ram::{DirtySource, GuestRam};
 use sterna::{Device, Hook, RunState, SourceVm, TargetVm, Throttle, Vm, VmError};
 use sterna_guests::ProcessGuest;
 
-/// A callback that a case may choose.
+/// A callback in which a case can plan a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Callback {
-    /// `Device::save` at the primary: in the pause of a checkpoint.
+    /// `Device::save` at the primary, in the pause of a checkpoint.
     Save,
     /// `SourceVm::stop` at the primary.
     Stop,
     /// `SourceVm::resume` at the primary.
     Resume,
-    /// `Device::load` at the standby: the takeover is prepared.
+    /// `Device::load` at the standby, when the takeover is prepared.
     Load,
     /// `TargetVm::start` at the standby.
     Start,
 }
 
-/// What becomes of one call.
+/// The planned result of one call.
 #[derive(Debug, Clone)]
 pub(super) enum Deed {
     Fail,
     Panic,
-    /// Somebody is told, and gets so much time.
+    /// Notifies a thread, and waits for this duration so that it can act.
     Tell(Sender<()>, Duration),
 }
 
-/// Which call, counted from now on, and what becomes of it.
+/// The call, counted from now on, and its planned result.
 #[derive(Debug, Clone)]
 struct Plan {
     callback: Callback,
@@ -41,7 +41,7 @@ struct Plan {
     deed: Deed,
 }
 
-/// Plans of a case.
+/// The planned failures of a case.
 #[derive(Default)]
 pub(super) struct Plans(Mutex<Vec<Plan>>);
 
@@ -69,7 +69,8 @@ impl Plans {
                     std::thread::sleep(time);
                 }
                 Deed::Fail => return Err(VmError::new(format!("{callback:?}"), "planned")),
-                // Not `panic!`: the first backtrace that is printed leaves the program's symbols in memory, which would count as a leak.
+                // `resume_unwind` prints no backtrace. The first printed backtrace would keep the program's
+                // symbols in memory, which would count as a leak.
                 Deed::Panic => std::panic::resume_unwind(Box::new(format!("planned in {callback:?}"))),
             }
         }
@@ -77,7 +78,7 @@ impl Plans {
     }
 }
 
-/// A VM of the process guest, and what goes wrong in it.
+/// A VM of the process guest, with planned failures.
 pub(super) struct Troubled {
     guest: Arc<ProcessGuest>,
     plans: Arc<Plans>,
@@ -136,6 +137,9 @@ impl SourceVm for Troubled {
 }
 
 impl TargetVm for Troubled {
+    fn prepare_start(&self) -> Result<(), VmError> {
+        self.guest.prepare_start()
+    }
     fn start(&self) -> Result<(), VmError> {
         self.plans.come(Callback::Start)?;
         self.guest.start()
@@ -148,7 +152,7 @@ impl TargetVm for Troubled {
     }
 }
 
-/// A device without a state of its own.
+/// A device without a state of its own, whose callbacks follow the plans.
 struct Probe(Arc<Plans>);
 
 impl Device for Probe {

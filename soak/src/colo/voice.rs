@@ -1,4 +1,4 @@
-//! What a guest says, and who hears it.
+//! The text output of a guest, and the observer that reads it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,7 +10,8 @@ use sterna::replica::ByteGate;
 use sterna::{RunState, SourceVm};
 use sterna_guests::ProcessGuest;
 
-/// While the guest runs it says, line by line, how many steps it has taken. So what was heard can be compared with its state.
+/// While the guest runs, it prints its number of steps, line by line. Heard output can therefore be compared
+/// with the guest's state.
 pub(super) struct Voice {
     pub(super) gate: Arc<ByteGate>,
     heard: Arc<Mutex<Vec<u8>>>,
@@ -20,7 +21,7 @@ pub(super) struct Voice {
 }
 
 impl Voice {
-    /// `slow`: whoever hears it takes time for each piece.
+    /// `slow`: time that the observer takes to read each piece.
     pub(super) fn new(guest: &Arc<ProcessGuest>, slow: Duration) -> Result<Self, String> {
         let heard = Arc::<Mutex<Vec<u8>>>::default();
         let hears = Arc::clone(&heard);
@@ -35,7 +36,7 @@ impl Voice {
         Ok(voice)
     }
 
-    /// Whoever hears it is elsewhere.
+    /// A voice whose observer is in another process.
     pub(super) fn writing(
         guest: &Arc<ProcessGuest>,
         write: impl FnMut(&[u8]) + Send + 'static,
@@ -59,7 +60,7 @@ impl Voice {
         Ok(Self { gate, heard: Arc::default(), said, ends, thread: Some(thread) })
     }
 
-    /// It says nothing any more.
+    /// Stops the output.
     pub(super) fn end(&mut self) {
         self.ends.store(true, Ordering::SeqCst);
         if let Some(thread) = self.thread.take() {
@@ -71,7 +72,7 @@ impl Voice {
         self.heard.lock().clone()
     }
 
-    /// All that the guest said here, whether somebody heard it or not.
+    /// All output of the guest on this side, heard or not.
     pub(super) fn said(&self) -> Vec<u8> {
         self.said.lock().clone()
     }
@@ -83,7 +84,7 @@ impl Drop for Voice {
     }
 }
 
-/// The numbers of whole lines, which must not decrease.
+/// The numbers of complete lines. It is an error if they decrease.
 pub(super) fn numbers(text: &[u8]) -> Result<Vec<u64>, String> {
     let text = std::str::from_utf8(text).map_err(|error| error.to_string())?;
     let whole = text.rfind('\n').map_or("", |end| &text[..=end]);

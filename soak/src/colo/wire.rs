@@ -1,4 +1,5 @@
-//! The connections between primary and standby: a proxy that knows which is which, cuts them, holds what passes, and counts pieces.
+//! The connections between primary and standby: a proxy that recognises each line, cuts it, holds bytes back,
+//! and counts pieces.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
@@ -9,7 +10,7 @@ use std::thread::JoinHandle;
 use parking_lot::{Condvar, Mutex};
 use sterna::Address;
 
-/// What a connection is.
+/// The purpose of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Line {
     Contact,
@@ -17,21 +18,21 @@ pub(super) enum Line {
     Lane,
 }
 
-/// Which connections.
+/// A selection of connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Which {
     All,
     Only(Line),
 }
 
-/// Which way bytes go.
+/// Direction in which bytes are sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
     ToStandby,
     ToPrimary,
 }
 
-/// Tells when so many more pieces have come, before the last of them passes.
+/// Notifies a thread when this many more pieces have arrived. The last one is forwarded afterwards.
 pub(super) struct Awaited {
     pub(super) line: Line,
     pub(super) way: Way,
@@ -46,7 +47,7 @@ pub(super) struct Wire {
 }
 
 struct Connection {
-    /// Known from its first bytes on.
+    /// Recognised by the first bytes of the connection.
     line: Arc<Mutex<Option<Line>>>,
     both_ends: [TcpStream; 2],
 }
@@ -92,7 +93,7 @@ impl Wire {
         Ok(Self { port, shared, acceptor: Some(acceptor) })
     }
 
-    /// Where the primary connects.
+    /// The address to which the primary connects.
     pub(super) fn address(&self) -> Address {
         Address::Tcp { host: "127.0.0.1".into(), port: self.port }
     }
@@ -101,7 +102,7 @@ impl Wire {
         self.shared.cut(which);
     }
 
-    /// Takes what comes and passes nothing on, that way or both. With `None` all goes on.
+    /// Receives bytes and forwards nothing, in one direction or both. `None` forwards everything again.
     pub(super) fn hold(&self, what: Option<(Which, Option<Way>)>) {
         self.shared.state.lock().held = what;
         self.shared.changed.notify_all();
@@ -116,7 +117,7 @@ impl Drop for Wire {
     fn drop(&mut self) {
         self.shared.state.lock().is_closing = true;
         self.shared.changed.notify_all();
-        // Wakes the acceptor.
+        // This connection wakes the acceptor.
         drop(TcpStream::connect((Ipv4Addr::LOCALHOST, self.port)));
         if let Some(acceptor) = self.acceptor.take() {
             drop(acceptor.join());
@@ -172,7 +173,7 @@ impl Shared {
         }
     }
 
-    /// Counts a piece, and waits as long as it is held.
+    /// Counts a piece, and blocks while its line is held back.
     fn pass(&self, line: Line, way: Way) {
         let mut state = self.state.lock();
         let is_awaited =
@@ -186,7 +187,7 @@ impl Shared {
             && let Some(awaited) = state.awaited.take()
         {
             let _ = awaited.tell.send(());
-            // Whoever waits for it gets a moment to act while the piece is here.
+            // The notified thread gets a moment to act while the piece is here.
             drop(state);
             std::thread::sleep(std::time::Duration::from_millis(3));
             state = self.state.lock();

@@ -1,49 +1,62 @@
-//! The connections between the two sides: a proxy that strikes at a byte or when a side tells something.
+//! The connections between the two sides: a proxy that strikes at a byte position or when a side reports a
+//! mark.
 
 use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use sterna::Address;
+use sterna_testing::handover::{self, Place, Watch};
 
+use super::messages::MessageCut;
 use super::side::is_status;
 use super::trouble::{Trouble, Way, What, Which};
 use crate::stop::Side;
+
+/// Time after which a receiver has acted on a message.
+const SETTLED: Duration = Duration::from_millis(30);
 
 /// Forwards connections until it is dropped.
 pub(super) struct Cable {
     port: u16,
     shared: Arc<Shared>,
     acceptor: Option<JoinHandle<()>>,
-    /// What is struck and cannot be done by a network.
+    /// Troubles that a network cannot cause, such as a kill or an order. The player of the case performs
+    /// these.
     pub(super) others: Receiver<What>,
 }
 
-/// A hand on a cable.
+/// A handle to a cable, for callbacks of the two sides.
 #[derive(Clone)]
 pub(super) struct Hand(Arc<Shared>);
 
-/// Something that went wrong, and where the two sides stood.
+/// A trouble that occurred, and the state of both sides at that time.
 #[derive(Debug, Clone)]
 pub(super) struct Struck {
     pub(super) what: What,
-    /// What each side told last of its status.
+    /// The last status that each side reported.
     pub(super) statuses: [String; 2],
     /// Whether the source had begun to send pages.
     pub(super) has_begun: bool,
-    /// How much both sides had told.
+    /// Number of marks that both sides had reported.
     told: usize,
 }
+
+/// First bytes of a main channel that does not replace a lost one.
+const MAIN: &[u8] = &[0x51, 0x45, 0x56, 0x4d];
 
 struct Shared {
     state: Mutex<State>,
     others: Sender<What>,
     pumps: Mutex<Vec<JoinHandle<()>>>,
+    /// While set, no byte is forwarded.
+    is_held: AtomicBool,
 }
 
 #[derive(Default)]
@@ -51,35 +64,46 @@ struct State {
     to: u16,
     connections: Vec<[TcpStream; 2]>,
     down_until: Option<Instant>,
-    /// The first is awaited.
+    /// Troubles in their order; the first one is awaited.
     troubles: VecDeque<Trouble>,
-    /// Bytes until the first strikes.
+    /// The message at which every connection is cut, until it has arrived.
+    awaited: Option<(MessageCut, Watch)>,
+    /// Bytes until the first trouble strikes.
     left: Option<u64>,
     forwarded: u64,
     statuses: [String; 2],
     marks: Vec<(Side, String)>,
     struck: Vec<Struck>,
-    /// How much both sides had told when the source was told to switch.
+    /// Number of marks that were reported before the source was ordered to switch to postcopy.
     switched: Option<usize>,
     is_closing: bool,
 }
 
 impl Cable {
-    /// To a port of the loopback that [`Hand::lead_to`] names.
-    pub(super) fn new(troubles: &[Trouble]) -> Result<Self, String> {
+    /// Makes a cable to a port of the loopback, which [`Hand::lead_to`] sets.
+    pub(super) fn new(troubles: &[Trouble], cut: Option<MessageCut>) -> Result<Self, String> {
         let said = |error: std::io::Error| format!("a proxy: {error}");
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(said)?;
         let port = listener.local_addr().map_err(said)?.port();
         let (tell, others) = channel();
-        let state = State { troubles: troubles.iter().copied().collect(), ..State::default() };
-        let shared = Arc::new(Shared { state: Mutex::new(state), others: tell, pumps: Mutex::default() });
+        let state = State {
+            troubles: troubles.iter().copied().collect(),
+            awaited: cut.map(|cut| (cut, Watch::new(cut.message))),
+            ..State::default()
+        };
+        let shared = Arc::new(Shared {
+            state: Mutex::new(state),
+            others: tell,
+            pumps: Mutex::default(),
+            is_held: AtomicBool::new(false),
+        });
         shared.state.lock().await_first();
         let accepting = Arc::clone(&shared);
         let acceptor = std::thread::spawn(move || accepting.accept(&listener));
         Ok(Self { port, shared, acceptor: Some(acceptor), others })
     }
 
-    /// Where the source connects.
+    /// The address to which the source connects.
     pub(super) fn address(&self) -> Address {
         Address::Tcp { host: "127.0.0.1".into(), port: self.port }
     }
@@ -88,18 +112,18 @@ impl Cable {
         Hand(Arc::clone(&self.shared))
     }
 
-    /// Bytes that have gone to the destination.
+    /// Number of bytes that were forwarded to the destination.
     pub(super) fn forwarded(&self) -> u64 {
         self.shared.state.lock().forwarded
     }
 
-    /// From now on the source is told to have been switched.
+    /// Records that the source was ordered to switch to postcopy.
     pub(super) fn switched(&self) {
         let mut state = self.shared.state.lock();
         state.switched = Some(state.marks.len());
     }
 
-    /// Whether the source may have noticed it only after it was told to switch.
+    /// Whether the source may have noticed `struck` only after the order to switch.
     pub(super) fn may_meet_switch(&self, struck: &Struck) -> bool {
         let state = self.shared.state.lock();
         state.switched.is_some_and(|switched| {
@@ -112,21 +136,22 @@ impl Cable {
         self.shared.state.lock().struck.clone()
     }
 
-    /// Whether a side has ever told this.
+    /// Whether a side has ever reported this mark.
     pub(super) fn has_told(&self, side: Side, mark: &str) -> bool {
         self.shared.state.lock().marks.iter().any(|(told, known)| *told == side && known == mark)
     }
 }
 
 impl Hand {
-    /// From now on it ends there.
+    /// Sets the destination's address.
     pub(super) fn lead_to(&self, to: &Address) {
         if let Address::Tcp { port, .. } = to {
             self.0.state.lock().to = *port;
         }
     }
 
-    /// A side tells this, and goes on when this returns. Gives what was struck and cannot be done by a network.
+    /// Handles a mark of `side`, which continues when this returns. Returns a trouble that a network cannot
+    /// cause.
     pub(super) fn told(&self, side: Side, mark: &str) -> Option<What> {
         let mut state = self.0.state.lock();
         if is_status(mark) {
@@ -146,7 +171,7 @@ impl Hand {
         }
     }
 
-    /// The same; what cannot be done by a network is for whoever plays the case.
+    /// Like [`told`](Self::told), but sends such a trouble to the player of the case.
     pub(super) fn tell(&self, side: Side, mark: &str) {
         if let Some(other) = self.told(side, mark) {
             let _ = self.0.others.send(other);
@@ -157,7 +182,7 @@ impl Hand {
 impl Drop for Cable {
     fn drop(&mut self) {
         self.shared.state.lock().is_closing = true;
-        // Wakes the acceptor.
+        // This connection wakes the acceptor.
         drop(TcpStream::connect((Ipv4Addr::LOCALHOST, self.port)));
         if let Some(acceptor) = self.acceptor.take() {
             drop(acceptor.join());
@@ -194,17 +219,37 @@ impl Shared {
         to.set_nodelay(true)?;
         self.state.lock().connections.push([from.try_clone()?, to.try_clone()?]);
         let back = (to.try_clone()?, from.try_clone()?);
+        let is_main = Arc::new(AtomicBool::new(false));
         let mut pumps = self.pumps.lock();
         for (way, (from, to)) in [(Way::Forward, (from, to)), (Way::Back, back)] {
-            let this = Arc::clone(self);
-            pumps.push(std::thread::spawn(move || this.pump(way, from, to)));
+            let (this, is_main) = (Arc::clone(self), Arc::clone(&is_main));
+            pumps.push(std::thread::spawn(move || this.pump(way, &is_main, from, to)));
         }
         Ok(())
     }
 
-    fn pump(&self, way: Way, mut from: TcpStream, mut to: TcpStream) {
-        let mut bytes = vec![0; 64 << 10];
+    fn pump(&self, way: Way, is_main: &AtomicBool, mut from: TcpStream, mut to: TcpStream) {
+        let (mut bytes, mut is_first) = (vec![0; 64 << 10], true);
         while let Ok(count @ 1..) = from.read(&mut bytes) {
+            while self.is_held.load(Ordering::SeqCst) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            if std::mem::take(&mut is_first) && way == Way::Forward {
+                is_main.store(bytes[..count].starts_with(MAIN), Ordering::SeqCst);
+            }
+            if is_main.load(Ordering::SeqCst) {
+                let message = self.state.lock().message_in(way, &bytes[..count]);
+                if let Some((at, place)) = message {
+                    self.is_held.store(place == Place::After, Ordering::SeqCst);
+                    let _ = to.write_all(&bytes[..at]);
+                    if place == Place::After {
+                        std::thread::sleep(SETTLED);
+                    }
+                    self.state.lock().strike_message();
+                    self.is_held.store(false, Ordering::SeqCst);
+                    break;
+                }
+            }
             let passing = self.state.lock().passing(way, count as u64);
             let (now, rest) = bytes[..count].split_at(passing.unwrap_or(count as u64) as usize);
             if to.write_all(now).is_err() {
@@ -215,7 +260,7 @@ impl Shared {
                 if let Some(other) = other {
                     let _ = self.others.send(other);
                 }
-                // Another connection may be the one that was cut.
+                // The cut may have closed another connection, so the rest is forwarded.
                 if to.write_all(rest).is_err() {
                     break;
                 }
@@ -226,7 +271,7 @@ impl Shared {
 }
 
 impl State {
-    /// So many bytes are about to pass. If it strikes within them: behind how many.
+    /// Counts `count` bytes that are about to pass. Returns the number of bytes before the trouble strikes.
     fn passing(&mut self, way: Way, count: u64) -> Option<u64> {
         if way == Way::Forward {
             self.forwarded += count;
@@ -240,9 +285,9 @@ impl State {
             self.left = Some(left - count);
             return None;
         }
-        // Others do not strike meanwhile.
+        // Prevents another connection from striking as well in the meantime.
         self.left = Some(u64::MAX);
-        // What is not cut goes through.
+        // Without a cut, all bytes are forwarded.
         Some(if matches!(first.what, What::Cut(..)) { left } else { count })
     }
 
@@ -252,15 +297,40 @@ impl State {
             first.filter(|moment| moment.mark.is_empty()).and_then(|it| it.bytes).map(|(_, left)| left);
     }
 
-    fn strike(&mut self) -> Option<What> {
-        let what = self.troubles.pop_front()?.what;
-        self.await_first();
+    /// The number of bytes before the cut, if these bytes contain the awaited message. The bytes are of a
+    /// main channel.
+    fn message_in(&mut self, way: Way, bytes: &[u8]) -> Option<(usize, Place)> {
+        let (cut, watch) = self.awaited.as_mut()?;
+        let goes = match cut.message.way {
+            handover::Way::Forward => Way::Forward,
+            handover::Way::Back => Way::Back,
+        };
+        let at = if goes == way { watch.passes(bytes, cut.place)? } else { return None };
+        Some((at, cut.place))
+    }
+
+    /// Cuts every connection, because the awaited message has arrived.
+    fn strike_message(&mut self) {
+        if let Some((cut, _)) = self.awaited.take() {
+            self.note(What::Cut(Which::All, cut.down));
+            self.down_until = Some(Instant::now() + cut.down);
+            self.cut(Which::All);
+        }
+    }
+
+    fn note(&mut self, what: What) {
         self.struck.push(Struck {
             what,
             statuses: self.statuses.clone(),
             has_begun: self.marks.iter().any(|(side, mark)| *side == Side::Source && mark == "round"),
             told: self.marks.len(),
         });
+    }
+
+    fn strike(&mut self) -> Option<What> {
+        let what = self.troubles.pop_front()?.what;
+        self.await_first();
+        self.note(what);
         let What::Cut(which, down) = what else { return Some(what) };
         self.down_until = Some(Instant::now() + down);
         self.cut(which);
@@ -269,7 +339,7 @@ impl State {
 
     fn cut(&mut self, which: Which) {
         self.connections.retain(|ends| {
-            // One that has ended by itself is not there to be cut.
+            // A connection that has ended by itself cannot be cut.
             ends.iter().all(|end| end.peer_addr().is_ok())
         });
         let cut: Vec<_> = match which {

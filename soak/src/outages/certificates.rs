@@ -1,4 +1,4 @@
-//! Certificates for cases over TLS: made once, for all processes that take part.
+//! Certificates for cases over TLS. They are made once, for all processes that take part.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -8,12 +8,12 @@ use rcgen::{
 };
 use sterna::{Tls, TlsCredentials, TlsEndpoint};
 
-/// The name that the destination's certificate bears.
+/// The name in the destination's certificate.
 const HOST: &str = "localhost";
 
 static DIRECTORY: OnceLock<Result<tempfile::TempDir, String>> = OnceLock::new();
 
-/// Where this process's certificates are.
+/// The directory with this process's certificates.
 pub(super) fn directory() -> Result<PathBuf, String> {
     let made = DIRECTORY.get_or_init(|| {
         let directory = tempfile::tempdir().map_err(said)?;
@@ -23,7 +23,7 @@ pub(super) fn directory() -> Result<PathBuf, String> {
     made.as_ref().map(|directory| directory.path().to_owned()).map_err(Clone::clone)
 }
 
-/// One side's.
+/// TLS settings of one side.
 pub(super) fn of(directory: &Path, endpoint: TlsEndpoint) -> Result<Tls, String> {
     let credentials = TlsCredentials::from_directory(directory, endpoint, true).map_err(said)?;
     let mut tls = Tls::new(credentials.into());

@@ -1,23 +1,23 @@
-//! What must be true of a case, whatever happened to it.
+//! Properties that every case must have, whatever its disturbances.
 
 use sterna::ram::DirtyBitmaps;
 use sterna::{Arrival, Outcome, RunState, SourceVm, Vm};
 
-use super::case::{Case, Kind};
+use super::case::Case;
 use super::side::{Here, There};
 use super::trouble::{Order, What};
 use crate::judge::{devices, forgotten, whole};
 use crate::outages::cable::Cable;
 use crate::stop::Side;
 
-/// Where a guest is, seen from one side.
+/// The guest's location, seen from one side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum At {
-    /// It runs there, and every page is right.
+    /// The guest runs on this side, and every page is right.
     Runs,
-    /// It does not run there and never will.
+    /// The guest does not run on this side and never will.
     Gone,
-    /// It is not said: a source does not run it, a destination runs it until it needs a page.
+    /// Not decided. A source does not run the guest; a destination runs it until it needs a missing page.
     Waits,
 }
 
@@ -35,7 +35,7 @@ impl At {
     }
 }
 
-/// Where the guest is, as its source sees it.
+/// Checks the source and returns the guest's location from its view.
 pub(super) fn at_source(here: &Here) -> Result<At, String> {
     let (outcome, runs) = (here.migration.outcome(), here.vm.run_state() == RunState::Running);
     let at = match &outcome {
@@ -61,7 +61,7 @@ pub(super) fn at_source(here: &Here) -> Result<At, String> {
     Ok(at)
 }
 
-/// The same of its destination.
+/// Checks the destination and returns the guest's location from its view.
 pub(super) fn at_destination(there: &There) -> Result<At, String> {
     let (arrival, runs) = (there.incoming.arrival(), there.vm.run_state() == RunState::Running);
     let missing = there.incoming.statistics().postcopy.map_or(0, |postcopy| postcopy.missing_pages);
@@ -100,11 +100,11 @@ pub(super) fn may_fail(case: &Case, cable: &Cable) -> bool {
     }
     let has_committed = cable.has_told(Side::Source, "committed");
     struck.iter().filter(|struck| matches!(struck.what, What::Cut(..))).any(|struck| {
-        // Nobody waits, or not for so long; or the sides have not agreed on it yet.
+        // The window is too short or zero, or the sides had not agreed on it yet.
         !case.reconnects() || !struck.has_begun
-            // What was said of the commit was lost.
+            // The answer to the commit may have been lost.
             || has_committed
-            // The switch is tried once.
-            || (case.kind == Kind::Postcopy && cable.may_meet_switch(struck))
+            // The switch to postcopy is tried only once.
+            || (case.is_postcopy() && cable.may_meet_switch(struck))
     })
 }

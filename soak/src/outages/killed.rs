@@ -1,4 +1,4 @@
-//! A case in which one side is killed: both live in processes of their own.
+//! Plays a case in which one side is killed. Both sides live in processes of their own.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use sterna::Address;
+use sterna_testing::CoreTime;
 
 use super::LONGEST;
 use super::cable::{Cable, Hand};
-use super::case::{Case, Kind};
+use super::case::Case;
 use super::certificates;
 use super::judge::{At, may_fail};
 use super::play::{End, struck};
@@ -20,12 +21,12 @@ use crate::ledger::{Entry, Ledger};
 use crate::stop::Side;
 
 const SIDES: [Side; 2] = [Side::Source, Side::Destination];
-/// For how long a case keeps to its bandwidths.
+/// Time for which a case keeps its bandwidth limits.
 const SLOW: Duration = Duration::from_millis(400);
-/// For how long a side that waits is looked at, after its window: it may not go on by itself.
+/// Time for which a waiting side is watched after its window. It must not resume by itself.
 const STILL: Duration = Duration::from_millis(300);
 
-/// What a side has said.
+/// The reports of a side.
 #[derive(Debug, Clone, Default)]
 struct Said {
     address: Option<String>,
@@ -36,7 +37,7 @@ struct Said {
     answers: Vec<String>,
 }
 
-/// What both sides' lines are for.
+/// State that the readers of both sides' lines share.
 struct Shared {
     said: Mutex<[Said; 2]>,
     sides: Mutex<[Option<Arc<Process>>; 2]>,
@@ -50,9 +51,9 @@ struct Play {
     cable: Cable,
 }
 
-/// Plays it; `program` plays both sides.
+/// Plays the case. `program` runs both sides.
 pub(super) fn play(case: &Case, program: &Path) -> Result<End, String> {
-    let cable = Cable::new(&case.troubles)?;
+    let cable = Cable::new(&case.troubles, None)?;
     let shared = Arc::new(Shared {
         said: Mutex::default(),
         sides: Mutex::default(),
@@ -75,7 +76,7 @@ pub(super) fn play(case: &Case, program: &Path) -> Result<End, String> {
     let ended = ended.and_then(|survivor| play.judge(case, survivor));
     let ended =
         ended.map_err(|why| format!("{why}; {:?}; {:?}", play.shared.said.lock(), play.cable.struck()));
-    // Both are killed when they are dropped.
+    // Dropping a side kills its process.
     let sides = std::mem::take(&mut *play.shared.sides.lock());
     drop(sides);
     let _ = output.write_all(b"end\n");
@@ -93,12 +94,12 @@ impl Play {
             Ok::<_, String>(())
         };
         spawn(Side::Destination, None)?;
-        let until = Instant::now() + LONGEST;
+        let mut time = CoreTime::default();
         let address = loop {
             if let Some(address) = &self.shared.said.lock()[1].address {
                 break address.parse::<Address>().map_err(|error| format!("{address:?}: {error}"))?;
             }
-            if Instant::now() > until {
+            if time.look() > LONGEST {
                 return Err("the destination's process never listened".into());
             }
             std::thread::sleep(Duration::from_millis(1));
@@ -107,13 +108,15 @@ impl Play {
         spawn(Side::Source, Some(&self.cable.address()))
     }
 
-    /// Gives the side that was not killed, when nothing more comes of it by itself; none if both are there.
+    /// Returns the surviving side when it can make no further progress by itself. `None` if neither side was
+    /// killed.
     fn settle(&self, case: &Case, output: &mut std::io::PipeWriter) -> Result<Option<Side>, String> {
         let (began, mut is_switched, mut is_slow) = (Instant::now(), false, true);
         let (mut resumed, mut dead) = (Instant::now(), None);
-        while began.elapsed() < LONGEST {
+        let mut time = CoreTime::default();
+        while time.look() < LONGEST {
             std::thread::sleep(Duration::from_millis(1));
-            if case.kind == Kind::Postcopy && !is_switched && self.cable.forwarded() >= case.switch {
+            if case.is_postcopy() && !is_switched && self.cable.forwarded() >= case.switch {
                 is_switched = true;
                 self.cable.switched();
                 self.say(Side::Source, "switch");
@@ -130,7 +133,8 @@ impl Play {
             }
             let killed = *self.shared.killed.lock();
             if let (Some(side), None) = (killed, dead) {
-                // Behind all that it has written.
+                // This line follows all lines that the killed side has written, because both use the same
+                // pipe.
                 let line = format!("{} killed\n", word(side));
                 output.write_all(line.as_bytes()).map_err(|error| format!("a pipe: {error}"))?;
                 dead = Some(Instant::now());
@@ -140,7 +144,7 @@ impl Play {
                 if said.iter().all(|side| side.over.is_some()) {
                     return Ok(None);
                 }
-                // The source has ended, and its destination waits for another.
+                // The source has ended, and the destination waits for another one.
                 if said[0].over.is_some() && ["", "setup"].contains(&said[1].status.as_str()) {
                     self.say(Side::Destination, "abandon");
                 }
@@ -195,7 +199,8 @@ impl Play {
         Ok(End { how: end, struck: struck(&self.cable.struck()), resent_bytes: None })
     }
 
-    /// An operator knows that the destination was killed, and whether it had run the guest.
+    /// Checks a surviving source. The operator knows that the destination was killed, and whether it had run
+    /// the guest.
     fn judge_source(&self, has_started: bool) -> Result<String, String> {
         let status = self.shared.said.lock()[0].status.clone();
         let is_over = self.shared.said.lock()[0].over.is_some();
@@ -238,7 +243,7 @@ impl Play {
         At::of_label(&verdict).ok_or(verdict)
     }
 
-    /// Gives the answer.
+    /// Sends an order and returns the answer.
     fn order(&self, side: Side, what: &str) -> Result<String, String> {
         let before = self.shared.said.lock()[index(side)].answers.len();
         self.say(side, what);
@@ -294,7 +299,7 @@ impl Shared {
         }
     }
 
-    /// It stands still until it hears of it, unless it is killed there.
+    /// Handles a mark. The side waits for the reply, unless it is killed at this mark.
     fn hear_mark(&self, side: Side, rest: &str) {
         let Some((number, mark)) = rest.split_once(' ') else { return };
         if super::side::is_status(mark) {

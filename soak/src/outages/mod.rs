@@ -1,18 +1,27 @@
 //! Migrations over networks that fail: in postcopy, and in precopy with `x-sterna-reconnect-window`.
 //!
-//! Connections are cut at a byte or in a state, one of them or all, for a moment or for longer than anybody waits, and again while they are
-//! being made anew; operators give orders; one side is killed. A side that is to be killed lives in a process of its own, and then the other
-//! does, too: a guest that waits for pages that nobody has any more ends with its process.
+//! Connections are cut at a byte position, in a state, or at a message of the handover, before or after its
+//! receiver acts on it. One connection or all are cut, for a moment or for longer than the window, and again
+//! during a reconnection. Operators give orders. One side is killed. If a side is to be killed, both sides
+//! live in processes of their own. The reason: a guest that waits for pages of a dead source ends only with
+//! its process.
 //!
-//! Each case is judged: the guest never runs on two sides, and in the end on exactly one, or it waits where its pages never come because its
-//! source was killed; every page of it is right; what nobody gave up has arrived; the side that has lost it knows it; the guest can be
-//! migrated again; no descriptor, thread or mapping is left.
+//! The judge checks each case:
+//!
+//! - The guest never runs on two sides. In the end it runs on exactly one, or it waits for pages that cannot
+//!   arrive because its source was killed.
+//! - Every page of the guest is right.
+//! - A migration that neither side has given up has arrived.
+//! - The side that has lost the guest knows it.
+//! - The guest can be migrated again.
+//! - No descriptor, thread or mapping is left.
 
 mod cable;
 mod case;
 mod certificates;
 mod judge;
 mod killed;
+mod messages;
 mod plants;
 mod play;
 mod process;
@@ -30,36 +39,37 @@ pub use plants::Plant;
 pub use process::{ROLE, main};
 pub use report::{Report, several};
 
-/// Nothing may take longer, on a machine as busy as it likes.
+/// Limit of every wait, in time of a quiet machine.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// What was played, and how it ended.
+/// A case that was played, and its end.
 #[derive(Debug, Clone)]
 pub struct Played {
-    /// What went wrong, for tables.
+    /// Name of the disturbance, for tables.
     pub trouble: &'static str,
-    /// How it ended, for tables.
+    /// End of the case, for tables.
     pub end: String,
-    /// In which states of the source and the destination something went wrong.
+    /// States of source and destination at each disturbance.
     pub struck: Vec<String>,
-    /// Bytes of pages that were sent again, if a connection was made anew in precopy.
+    /// Bytes of pages that were sent again, if a connection was replaced in precopy.
     pub resent_bytes: Option<u64>,
-    /// All of it.
+    /// Full description of the case.
     pub what: String,
 }
 
-/// Plays one case; `program` plays sides that are killed. Nothing else may open or close descriptors in this process meanwhile.
+/// Plays one case. `program` runs sides that are killed. No other thread may open or close descriptors in
+/// this process meanwhile.
 ///
 /// # Errors
-/// What was wrong, and how to play it again.
+/// The violated property, and the command that plays the case again.
 pub fn one(kind: Kind, seed: u64, number: u64, program: &Path) -> Result<Played, String> {
     one_with(kind, seed, number, program, None)
 }
 
-/// The same with something that is wrong in it, which must be found.
+/// Plays one case with a planted fault, which the judge must find.
 ///
 /// # Errors
-/// As [`one`].
+/// The same as for [`one`].
 pub fn one_with(
     kind: Kind,
     seed: u64,
@@ -69,7 +79,7 @@ pub fn one_with(
 ) -> Result<Played, String> {
     let case = Case::new(kind, seed, number, plant);
     let (what, trouble) = (format!("{case:?}"), case.label());
-    // What is made once for all cases is made before anything is counted.
+    // Certificates are made once for all cases, so they are made before resources are counted.
     certificates::directory()?;
     let before = Belongings::now();
     let ended = if case.kills() { killed::play(&case, program) } else { case.play() };

@@ -1,4 +1,4 @@
-//! Faults that are planted to see that they are found.
+//! Faults that are planted to test that the judge finds them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,24 +8,26 @@ use sterna::{Device, Hook, RunState, SourceVm, Throttle, Vm, VmError};
 
 use crate::staged::Staged;
 
-/// What is wrong.
+/// A planted fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Plant {
-    /// What the guest writes after a connection was made anew is never reported: pages that were sent stay as they were.
+    /// The guest's writes after a reconnection are never reported. Pages that were sent stay stale.
     StaleAfterReconnection,
-    /// The source lets its guest run again when it runs at the destination.
+    /// Pages that have become zero are never reported. They keep their content at the destination.
+    UntoldZeros,
+    /// The source resumes its guest while the guest runs at the destination.
     RunsAgain,
-    /// A page changes at the source when the guest has left.
+    /// Pages change at the source after the guest has left.
     ChangedPages,
     /// A descriptor stays open at the destination.
     Descriptor,
-    /// Memory stays mapped there.
+    /// Memory stays mapped at the destination.
     Mapping,
-    /// Nobody connects again.
+    /// Connections are not replaced.
     NoWindow,
 }
 
-/// A source's VM with a fault.
+/// A source's VM with a planted fault.
 pub(super) struct Planted {
     vm: Arc<Staged>,
     plant: Plant,
@@ -34,17 +36,18 @@ pub(super) struct Planted {
 
 impl Planted {
     pub(super) fn new(vm: &Arc<Staged>, plant: Plant) -> Arc<Self> {
-        let dirty = Forgetful { vm: Arc::clone(vm), forgets: AtomicBool::new(false) };
+        let drops_zeros = plant == Plant::UntoldZeros;
+        let dirty = Forgetful { vm: Arc::clone(vm), forgets: AtomicBool::new(false), drops_zeros };
         Arc::new(Self { vm: Arc::clone(vm), plant, dirty })
     }
 
-    /// The source has told this.
+    /// Called for each mark that the source reports.
     pub(super) fn told(&self, mark: &str) {
         match (self.plant, mark) {
             (Plant::StaleAfterReconnection, "reconnected") => {
                 self.dirty.forgets.store(true, Ordering::SeqCst);
             }
-            // The engine is asked by nobody: that is the fault.
+            // The fault: the VM resumes without a call of the engine.
             (Plant::RunsAgain, "postcopy-active") => drop(self.vm.resume()),
             (Plant::ChangedPages, "postcopy-active") => {
                 for block in self.vm.ram().blocks() {
@@ -94,10 +97,29 @@ impl SourceVm for Planted {
     }
 }
 
-/// Finds writes, and may keep them for itself.
+/// A dirty source that can lose writes.
 struct Forgetful {
     vm: Arc<Staged>,
     forgets: AtomicBool,
+    /// Pages that are zero are never reported.
+    drops_zeros: bool,
+}
+
+impl Forgetful {
+    fn sync_without_zeros(&self, into: &mut DirtyBitmaps) -> Result<SyncReport, DirtyError> {
+        let ram = self.vm.ram();
+        let mut found = DirtyBitmaps::new(&ram);
+        let report = self.vm.dirty_source().sync(&mut found)?;
+        for (index, block) in ram.blocks().iter().enumerate() {
+            for page in (0..block.pages()).filter(|page| found.block(index).get(*page)) {
+                let is_zero = block.page(page).is_ok_and(|page| page.is_zero().unwrap_or(false));
+                if !is_zero {
+                    into.block(index).set_range(page, 1);
+                }
+            }
+        }
+        Ok(report)
+    }
 }
 
 impl DirtySource for Forgetful {
@@ -110,6 +132,9 @@ impl DirtySource for Forgetful {
     fn sync(&self, into: &mut DirtyBitmaps) -> Result<SyncReport, DirtyError> {
         if self.forgets.load(Ordering::SeqCst) {
             return self.vm.dirty_source().sync(&mut DirtyBitmaps::new(&self.vm.ram()));
+        }
+        if self.drops_zeros {
+            return self.sync_without_zeros(into);
         }
         self.vm.dirty_source().sync(into)
     }

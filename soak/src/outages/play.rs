@@ -1,14 +1,15 @@
-//! A case as it is played where nobody is killed: two machines of this process, and a cable between them.
+//! Plays a case in which no side is killed: two machines in this process, and a cable between them.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sterna::{RecoverError, ResumeError, Status};
+use sterna_testing::CoreTime;
 
 use super::LONGEST;
 use super::cable::{Cable, Struck};
-use super::case::{Case, Kind};
+use super::case::Case;
 use super::certificates;
 use super::judge::{At, at_destination, at_source, may_fail};
 use super::side::{Here, There, anywhere, staged};
@@ -16,16 +17,16 @@ use super::trouble::{Order, What};
 use crate::ledger::Ledger;
 use crate::stop::Side;
 
-/// For how long a case keeps to its bandwidths.
+/// Time for which a case keeps its bandwidth limits.
 const SLOW: Duration = Duration::from_millis(700);
 
-/// How a case ended.
+/// The end of a case.
 pub(super) struct End {
-    /// For tables.
+    /// Description for tables.
     pub(super) how: String,
-    /// Where something went wrong.
+    /// States in which the disturbances occurred.
     pub(super) struck: Vec<String>,
-    /// Bytes of pages that were sent again; none if nothing tells.
+    /// Bytes of pages that were sent again. `None` if no statistics report them.
     pub(super) resent_bytes: Option<u64>,
 }
 
@@ -40,7 +41,7 @@ impl Case {
     pub(super) fn play(&self) -> Result<End, String> {
         let certificates = certificates::directory()?;
         let ledger = Arc::new(Ledger::with_owner(Side::Source));
-        let cable = Cable::new(&self.troubles)?;
+        let cable = Cable::new(&self.troubles, self.cut)?;
         let hand = cable.hand();
         let told = move |mark: &str| hand.tell(Side::Destination, mark);
         let there = There::begin(self, &certificates, &ledger, told)?;
@@ -57,36 +58,46 @@ impl Case {
                     (!lost.is_empty()).then(|| lost.iter().map(|lost| lost.resent_bytes).sum());
                 self.next(play, end.0, certificates)?;
                 let how = match resent_bytes {
-                    // Its channel had carried everything.
+                    // The lost connection had already carried all of its bytes.
                     None if self.must_arrive() => "arrived, nothing was lost",
                     _ => end.0,
                 };
-                Ok(End { how: how.to_owned(), struck: struck(&end.1), resent_bytes })
+                let how = match self.cut {
+                    Some(cut) => {
+                        let form = if cut.is_postcopy { "postcopy" } else { "precopy" };
+                        let window = if self.reconnects() { "window" } else { "no window" };
+                        let sent = if end.1.is_empty() { ", the message was not sent" } else { "" };
+                        format!("{form}, {window}, {:?}: {how}{sent}", cut.place)
+                    }
+                    None => how.to_owned(),
+                };
+                Ok(End { how, struck: struck(&end.1), resent_bytes })
             }
             Err(why) => {
                 let why = format!("{why}; {}", play.describe());
-                // Its guest may wait for pages, and whoever ends it would wait for it.
+                // The guest may wait for pages, and dropping the play would wait for the guest.
                 std::mem::forget(play);
                 Err(why)
             }
         }
     }
 
-    /// Waits until both sides have ended, and does meanwhile what operators do.
+    /// Waits until both sides have ended. Meanwhile, gives the operators' orders.
     fn settle(&self, play: &Play) -> Result<(), String> {
         let (migration, incoming) = (&play.here.migration, &play.there.incoming);
         let (began, mut is_switched, mut is_slow) = (Instant::now(), false, true);
-        // Since an operator has broken the connection, nobody else makes another.
+        let mut time = CoreTime::default();
+        // After an operator has broken the connection, only an operator resumes the migration.
         let mut is_asked = !self.reconnects();
         loop {
             let (outcome, arrival) = (migration.outcome(), incoming.arrival());
             if outcome.is_some() && arrival.is_some() {
                 return Ok(());
             }
-            if self.kind == Kind::Postcopy && !is_switched && play.cable.forwarded() >= self.switch {
+            if self.is_postcopy() && !is_switched && play.cable.forwarded() >= self.switch {
                 is_switched = true;
                 play.cable.switched();
-                // Too late, if it was cancelled.
+                // The switch comes too late if the migration was cancelled.
                 let _ = migration.start_postcopy();
             }
             for other in play.cable.others.try_iter() {
@@ -102,7 +113,7 @@ impl Case {
             if paused && is_asked {
                 self.resume(play)?;
             }
-            // No source has come to it, or none comes back.
+            // No source has connected, or none reconnects.
             if outcome.is_some() && incoming.status() == Status::Setup {
                 let _ = incoming.cancel();
             }
@@ -114,7 +125,7 @@ impl Case {
                 };
                 migration.set_live(change).map_err(|error| error.to_string())?;
             }
-            if began.elapsed() > LONGEST {
+            if time.look() > LONGEST {
                 return Err("not settled".into());
             }
             std::thread::sleep(Duration::from_millis(1));
@@ -125,13 +136,13 @@ impl Case {
         if self.moves {
             match play.there.incoming.recover_at(&anywhere()) {
                 Ok(()) => play.cable.hand().lead_to(&play.there.incoming.address()),
-                // A source has come meanwhile, and may have left again.
+                // A source has connected in the meantime, and may have left again.
                 Err(RecoverError::Refused(_)) => return Ok(()),
                 Err(why) => return Err(format!("the destination waits nowhere else: {why}")),
             }
         }
         match play.here.migration.resume(&play.cable.address()) {
-            // Refused: it has tried meanwhile, and may have failed since.
+            // Refused if the source has already tried in the meantime. That attempt may have failed.
             Ok(()) | Err(ResumeError::Refused(_)) => Ok(()),
             Err(why) => Err(format!("the source does not go on: {why}")),
         }
@@ -166,14 +177,15 @@ impl Case {
         Ok((end, struck))
     }
 
-    /// The guest migrates on, undisturbed, to where it did not arrive or to a new place.
+    /// Migrates the guest again without disturbances. The destination is the side where it did not arrive, or
+    /// a new place.
     fn next(&self, play: Play, end: &str, certificates: PathBuf) -> Result<(), String> {
         let case = self.undisturbed();
         let Play { here, there, cable, .. } = play;
         let (arrived, left) = (end == "arrived", (Arc::clone(&here.vm), Arc::clone(&there.vm)));
         drop((here, there, cable));
         let owner = if arrived { left.1 } else { left.0 };
-        let cable = Cable::new(&[])?;
+        let cable = Cable::new(&[], None)?;
         let ledger = Arc::new(Ledger::with_owner(Side::Source));
         let there = There::begin(&case, &certificates, &ledger, |_| {})?;
         cable.hand().lead_to(&there.incoming.address());
@@ -204,7 +216,7 @@ impl Play {
     }
 }
 
-/// For tables.
+/// Descriptions of the struck states, for tables.
 pub(super) fn struck(all: &[Struck]) -> Vec<String> {
     let status = |status: &String| if status.is_empty() { "none".to_owned() } else { status.clone() };
     all.iter().map(|one| format!("{} / {}", status(&one.statuses[0]), status(&one.statuses[1]))).collect()

@@ -1,7 +1,8 @@
 //! A side in a process of its own, so that it can be killed.
 //!
-//! Both sides of a case write to one pipe, so that what they tell has one order. A mark is written with a number, and the side stands still
-//! until that number comes back on its standard input; so a kill falls exactly there. When its input ends it ends.
+//! Both sides of a case write to one pipe, so that their reports have one order. A side writes each mark with
+//! a number, and waits until that number returns on its standard input. A kill can therefore occur exactly at
+//! a mark. The process exits at the end of its input.
 
 use std::collections::HashSet;
 use std::io::Write;
@@ -20,17 +21,17 @@ use super::side::{Here, There};
 use crate::ledger::{Entry, Ledger};
 use crate::stop::Side;
 
-/// The first argument of a side.
+/// First command-line argument of a side's process.
 pub const ROLE: &str = "--outages-side";
 
-/// A side as its parent sees it.
+/// The parent's handle to a side's process.
 pub(super) struct Process {
     child: Mutex<Child>,
     input: Mutex<ChildStdin>,
 }
 
 impl Process {
-    /// Starts `program` as `side` of that case; it writes to `output`.
+    /// Starts `program` as `side` of that case. It writes to `output`.
     pub(super) fn spawn(
         program: &Path,
         (case, seed, number): (Kind, u64, u64),
@@ -51,12 +52,12 @@ impl Process {
         Ok(Self { child: Mutex::new(child), input: Mutex::new(input) })
     }
 
-    /// One that was killed hears nothing.
+    /// Sends a line. A killed process does not read it, so the write may fail.
     pub(super) fn say(&self, what: &str) {
         let _ = writeln!(self.input.lock(), "{what}");
     }
 
-    /// Kills it, and waits until the kernel has taken everything back.
+    /// Kills the process, and waits until the kernel has released its resources.
     pub(super) fn kill(&self) {
         let mut child = self.child.lock();
         let _ = child.kill();
@@ -70,15 +71,15 @@ impl Drop for Process {
     }
 }
 
-/// The word for a side in arguments and lines.
+/// Name of a side in arguments and lines.
 pub(super) fn word(side: Side) -> &'static str {
     if side == Side::Source { "source" } else { "destination" }
 }
 
-/// What a side does. `arguments` follow [`ROLE`].
+/// Runs a side's process. `arguments` are the arguments after [`ROLE`].
 ///
 /// # Errors
-/// Why it cannot take part.
+/// The reason why the side cannot take part.
 pub fn main(arguments: &[String]) -> Result<(), String> {
     let [kind, seed, number, side, certificates, to @ ..] = arguments else {
         return Err("a side needs a kind, a seed, a number, a word and certificates".into());
@@ -103,7 +104,7 @@ pub fn main(arguments: &[String]) -> Result<(), String> {
         say(side, &format!("listening {}", there.incoming.address()));
         destination(&there, &orders);
     }
-    // Its guest may wait for pages that nobody has any more.
+    // Exits without joining threads, because the guest may wait for pages that cannot arrive any more.
     std::process::exit(0);
 }
 
@@ -171,7 +172,7 @@ fn one_line(what: &impl std::fmt::Debug) -> String {
     format!("{what:?}").replace('\n', " ")
 }
 
-/// Where marks wait for their numbers.
+/// Marks that wait for the return of their numbers.
 #[derive(Default)]
 struct Gate {
     state: Mutex<(u64, HashSet<u64>)>,
@@ -189,7 +190,7 @@ impl Gate {
         }
     }
 
-    /// Hears numbers that come back, and hands orders on.
+    /// Reads numbers that return, and forwards orders.
     fn listen(&self, tell: &Sender<String>) {
         for line in std::io::stdin().lines().map_while(Result::ok) {
             match line.strip_prefix("go ").and_then(|number| number.parse().ok()) {
@@ -200,15 +201,15 @@ impl Gate {
                 None => drop(tell.send(line)),
             }
         }
-        // The parent is gone.
+        // The end of the input means that the parent has exited.
         std::process::exit(1);
     }
 }
 
-/// One write, so that lines of two processes do not mix.
+/// Writes a line in one call, so that lines of two processes do not mix.
 fn say(side: Side, what: &str) {
     let mut line = format!("{} {what}", word(side));
-    // No more than a pipe takes at once.
+    // Limits the line to a length that a pipe accepts atomically.
     line.truncate((0..=4000).rev().find(|&at| line.is_char_boundary(at)).unwrap_or(0));
     line.push('\n');
     let mut output = std::io::stdout().lock();

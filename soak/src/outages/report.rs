@@ -1,4 +1,4 @@
-//! What came of several cases.
+//! Counts the results of several cases.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,11 +14,11 @@ use crate::drift::{Drift, LIMIT};
 /// Ends and states of several cases.
 #[derive(Debug, Default)]
 pub struct Report {
-    /// By trouble and end.
+    /// Number of cases by trouble and end.
     ends: BTreeMap<(&'static str, String), u64>,
-    /// How often something went wrong, by the states of source and destination.
+    /// Number of disturbances by the states of source and destination.
     struck: BTreeMap<String, u64>,
-    /// Bytes that were sent again, of each case that tells.
+    /// Bytes that were sent again, for each case that reports them.
     resent_bytes: Vec<u64>,
     failed: u64,
     drift: Drift,
@@ -26,7 +26,7 @@ pub struct Report {
     interrupted: bool,
 }
 
-/// Plays the cases of these numbers, one after the other; `tell` hears of each.
+/// Plays the cases of these numbers in order. `tell` is called after each.
 pub fn several(
     kind: Kind,
     seed: u64,
@@ -62,7 +62,7 @@ pub fn several(
 }
 
 impl Report {
-    /// Whether nothing was wrong and nothing has grown.
+    /// Whether all cases were right and no resource has grown.
     pub fn is_good(&self) -> bool {
         self.failed == 0 && self.drift.grown().is_empty() && !self.interrupted
     }

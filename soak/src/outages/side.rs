@@ -1,4 +1,4 @@
-//! One side of a case: its VM, its end of the migration, and what it tells.
+//! One side of a case: its VM, its end of the migration, and the marks that it reports.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -22,13 +22,13 @@ pub(super) struct Here {
     pub(super) migration: Migration,
 }
 
-/// Its destination.
+/// The destination of a case.
 pub(super) struct There {
     pub(super) vm: Arc<Staged>,
     pub(super) incoming: Incoming,
 }
 
-/// What an event tells that a case may wait for.
+/// The mark of an event that a case may wait for.
 fn mark(event: &Event) -> Option<String> {
     Some(match event {
         Event::Status(status) => status.to_string(),
@@ -49,7 +49,7 @@ pub(super) fn is_status(mark: &str) -> bool {
 }
 
 impl Here {
-    /// Boots a guest and migrates it to `to`; `told` hears the marks.
+    /// Boots a guest and migrates it to `to`. `told` is called with each mark.
     pub(super) fn begin(
         case: &Case,
         to: &Address,
@@ -63,7 +63,7 @@ impl Here {
         Self::of(case, vm, to, certificates, told)
     }
 
-    /// Migrates a guest that is there.
+    /// Migrates a guest that already exists.
     pub(super) fn of(
         case: &Case,
         vm: Arc<Staged>,
@@ -96,7 +96,7 @@ impl Here {
 }
 
 impl There {
-    /// Makes a place and waits there; `told` hears the marks.
+    /// Makes a destination and listens. `told` is called with each mark.
     pub(super) fn begin(
         case: &Case,
         certificates: &Path,
@@ -131,14 +131,14 @@ impl There {
     }
 }
 
-/// `guest` and `banks` as that side's VM.
+/// Makes the VM of a side from `guest` and `banks`.
 pub(super) fn staged(
     guest: Arc<ProcessGuest>,
     banks: Vec<Arc<Bank>>,
     ledger: &Arc<Ledger>,
     side: Side,
 ) -> Arc<Staged> {
-    // Nothing stands still here: a stage without stops.
+    // These cases have no stops, so the stage stops nothing.
     Staged::new(guest, banks, Arc::new(Stage::default()), Arc::clone(ledger), side)
 }
 

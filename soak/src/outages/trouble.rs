@@ -1,52 +1,52 @@
-//! What goes wrong in a case, and when.
+//! The disturbances of a case, and their moments.
 
 use std::time::Duration;
 
 use super::case::Kind;
 use crate::stop::Side;
 
-/// Which connections.
+/// A selection of connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Which {
     All,
-    /// One of those that are open, in the order in which they were opened.
+    /// One of the open connections, in the order in which they were opened.
     One(usize),
 }
 
-/// Which way bytes go.
+/// Direction in which bytes are sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
     Forward,
     Back,
 }
 
-/// What an operator says.
+/// An order of an operator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Order {
-    /// The source is to cancel.
+    /// The source is ordered to cancel.
     Cancel,
-    /// The destination is to give up.
+    /// The destination is ordered to give up.
     Abandon,
-    /// A side is to break the connection.
+    /// A side is ordered to break the connection.
     Pause(Side),
 }
 
-/// What goes wrong.
+/// A disturbance of a migration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum What {
-    /// Connections end, and for so long nobody gets through.
+    /// Connections are cut, and new ones fail for this duration.
     Cut(Which, Duration),
     Order(Order),
     Kill(Side),
 }
 
-/// When: a side tells this, then so many bytes pass.
+/// The moment of a disturbance: a side reports a mark, then a number of bytes passes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Moment {
     pub(super) side: Side,
-    /// A status, or one of [`super::side::mark`]'s others. Empty: at once.
+    /// A status, or another mark of [`super::side::mark`]. Empty: immediately.
     pub(super) mark: &'static str,
-    /// None: while the side tells it.
+    /// Direction and number of bytes. `None`: at the mark itself, while the side waits.
     pub(super) bytes: Option<(Way, u64)>,
 }
 
@@ -56,7 +56,7 @@ pub(super) struct Trouble {
     pub(super) what: What,
 }
 
-/// Where a migration that goes on in postcopy can be disturbed.
+/// Marks at which a postcopy migration can be disturbed.
 const OF_POSTCOPY: [(Side, &str); 16] = [
     (Side::Source, ""),
     (Side::Source, "round"),
@@ -76,7 +76,7 @@ const OF_POSTCOPY: [(Side, &str); 16] = [
     (Side::Source, "completed"),
 ];
 
-/// Where one in precopy can be.
+/// Marks at which a precopy migration can be disturbed.
 const OF_PRECOPY: [(Side, &str); 12] = [
     (Side::Source, "round"),
     (Side::Source, "round"),
@@ -92,7 +92,7 @@ const OF_PRECOPY: [(Side, &str); 12] = [
     (Side::Destination, "resumed"),
 ];
 
-/// Where a loss can be followed by another.
+/// Marks at which a second loss can follow the first.
 const OF_LOSSES: [(Side, &str); 8] = [
     (Side::Source, "lost"),
     (Side::Source, "reconnected"),
@@ -104,10 +104,10 @@ const OF_LOSSES: [(Side, &str); 8] = [
     (Side::Destination, "postcopy-active"),
 ];
 
-/// At least so many bytes come back from the first round on.
+/// Minimum of bytes that the destination sends back from the first round on.
 const LEAST_BACK: u64 = 8;
 
-/// Draws what goes wrong in a case of that kind.
+/// Draws the disturbances of a case of this kind.
 pub(super) fn draw(random: &mut fastrand::Rng, kind: Kind) -> Vec<Trouble> {
     let loss =
         |random: &mut fastrand::Rng| Trouble { moment: Moment::first(random, kind), what: cut(random) };
@@ -133,7 +133,8 @@ pub(super) fn draw(random: &mut fastrand::Rng, kind: Kind) -> Vec<Trouble> {
     vec![loss(random), again(random, other)]
 }
 
-/// States before *prepare* is answered: what is lost there ends nothing (specs/extension.md §13).
+/// Marks before *prepare* is answered. A loss at one of them does not end the migration (specs/extension.md
+/// §13).
 const BEFORE_PREPARED: [(Side, &str); 4] = [
     (Side::Source, "round"),
     (Side::Source, "stopped"),
@@ -141,7 +142,7 @@ const BEFORE_PREPARED: [(Side, &str); 4] = [
     (Side::Destination, "prepared"),
 ];
 
-/// Draws a cut that a precopy of so many bytes survives, and does not miss.
+/// Draws a cut that a precopy of `bytes` bytes survives. The precopy reaches its position.
 pub(super) fn one_cut(random: &mut fastrand::Rng, bytes: u64) -> Trouble {
     let in_round = |way, bytes| Moment { side: Side::Source, mark: "round", bytes: Some((way, bytes)) };
     let moment = match random.u8(..8) {
@@ -153,6 +154,12 @@ pub(super) fn one_cut(random: &mut fastrand::Rng, bytes: u64) -> Trouble {
         _ => in_round(Way::Forward, random.u64(1..=bytes)),
     };
     Trouble { moment, what: cut(random) }
+}
+
+/// Draws a cut that follows another.
+pub(super) fn another_cut(random: &mut fastrand::Rng) -> Trouble {
+    let what = cut(random);
+    Trouble { moment: Moment::after_a_loss(random), what }
 }
 
 fn side(random: &mut fastrand::Rng) -> Side {
@@ -169,7 +176,7 @@ impl Moment {
     fn first(random: &mut fastrand::Rng, kind: Kind) -> Self {
         let (side, mark) = match kind {
             Kind::Postcopy => OF_POSTCOPY[random.usize(..OF_POSTCOPY.len())],
-            Kind::Resumed | Kind::Cuts => OF_PRECOPY[random.usize(..OF_PRECOPY.len())],
+            Kind::Resumed | Kind::Cuts | Kind::Handover => OF_PRECOPY[random.usize(..OF_PRECOPY.len())],
         };
         Self { side, mark, bytes: bytes(random, mark.is_empty()) }
     }
@@ -180,7 +187,7 @@ impl Moment {
     }
 }
 
-/// As many bytes as any message has, and as many as many pages have.
+/// Draws a direction and a number of bytes: from the length of a message up to the length of many pages.
 fn bytes(random: &mut fastrand::Rng, is_needed: bool) -> Option<(Way, u64)> {
     let magnitude = 1 << random.u32(1..23);
     match random.u8(..6) {

@@ -1,4 +1,4 @@
-//! One migration over RDMA, and what is true after it.
+//! One migration over RDMA, and the properties that it must have at its end.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -7,6 +7,7 @@ use sterna::{
     Address, Arrival, Capabilities, ChunkSize, Decision, Incoming, Migration, Outcome, Parameters,
     RdmaParameters, RunState, SourceVm, Status, TargetVm, WaitLimits,
 };
+use sterna_guests::model::Acts;
 use sterna_guests::process::{ProcessConfig, StopPoint, Tracking};
 use sterna_guests::{Fill, Pattern, ProcessGuest};
 use sterna_transport::rdma::double::{Host, Network, Settings};
@@ -14,30 +15,30 @@ use sterna_transport::rdma::double::{Host, Network, Settings};
 use super::disturbance::Disturbance;
 use crate::judge::whole;
 
-/// Nothing may take longer, on a machine as busy as it likes.
+/// Limit of every wait, also on a busy machine.
 const LONGEST: Duration = Duration::from_secs(120);
-/// How long an undecided source may ask.
+/// Time for which an undecided source may ask.
 const ASKING: Duration = Duration::from_millis(500);
 
-/// What a case leaves to chance.
+/// The random choices of a case.
 #[derive(Debug)]
 pub(super) struct Case {
     seed: u64,
     guest: ProcessConfig,
     pin_all: bool,
-    /// Of source and destination.
+    /// Chunk sizes of source and destination, in MiB.
     chunks_mib: (u64, u64),
-    /// Of both sides.
+    /// Limits of pinned memory of source and destination, in MiB.
     pinned_limits_mib: (Option<u64>, Option<u64>),
     pauses: bool,
-    /// Multifd channels, if there are to be any.
+    /// Number of multifd channels; zero without multifd.
     lanes: u8,
     disturbance: Disturbance,
-    /// Which side's adapter has on-demand paging.
+    /// For each side, whether its adapter has on-demand paging.
     on_demand: [bool; 2],
 }
 
-/// Two hosts, and what runs on them.
+/// Two hosts on one network, and the migration between them.
 struct Play {
     network: Network,
     source: Host,
@@ -57,6 +58,7 @@ impl Case {
             stop_point: [StopPoint::StepBoundary, StopPoint::MidPage][random.usize(..2)],
             pattern: [Pattern::Sequential, Pattern::Random, Pattern::HotSet, Pattern::Mixed]
                 [random.usize(..4)],
+            acts: [Acts::WRITES, Acts::MIXED, Acts::MIXED][random.usize(..3)],
             fill: [Fill::Zero, Fill::Half(seed), Fill::Random(seed)][random.usize(..3)],
             workers: 1 + random.usize(..3),
             rate: 3_000,
@@ -64,7 +66,7 @@ impl Case {
             ..ProcessConfig::default()
         };
         let pin_all = random.u8(..4) == 0;
-        // With pin-all a destination refuses a limit below all of RAM.
+        // With pin-all, a destination refuses a limit that is smaller than all of RAM.
         let limits = if pin_all { [None; 4] } else { [None, None, Some(16), Some(2)] };
         Self {
             seed,
@@ -79,7 +81,7 @@ impl Case {
         }
     }
 
-    /// Gives how it ended.
+    /// Plays the case and returns a description of its end.
     pub(super) fn play(self) -> Result<String, String> {
         let said = |error: &dyn std::fmt::Display| error.to_string();
         let here = ProcessGuest::boot(self.guest.clone()).map_err(|error| said(&error))?;
@@ -124,7 +126,7 @@ impl Case {
     }
 
     fn params(&self, host: &Host, chunk_mib: u64, pinned_limit_mib: Option<u64>) -> Parameters {
-        // Where nothing is disturbed, nothing may run into a limit.
+        // In an undisturbed case, no wait may reach its limit.
         let short = if self.disturbance.is_harmless() { LONGEST } else { Duration::from_secs(1) };
         Parameters {
             max_bandwidth_bytes: 0,
@@ -152,7 +154,7 @@ impl Case {
             Disturbance::Nothing | Disturbance::Fault(..) => {}
             Disturbance::Cancel(after) => {
                 std::thread::sleep(after);
-                // Refused from the commit on.
+                // Cancel is refused after the commit.
                 let _ = play.migration.cancel();
             }
             Disturbance::Abandon(after) => {
@@ -169,7 +171,7 @@ impl Case {
         }
     }
 
-    /// Who runs the guest: exactly one side, and the one that the outcomes say.
+    /// Checks that exactly one side runs the guest, and that both outcomes agree. Returns that side.
     fn owner<'a>(
         &self,
         here: &'a Arc<ProcessGuest>,
@@ -189,7 +191,8 @@ impl Case {
         Ok(if is_gone { there } else { here })
     }
 
-    /// Migrates the guest on, undisturbed, to where it did not arrive, or to a new place.
+    /// Migrates the guest again without disturbance. The destination is the side where it did not arrive, or
+    /// a new place.
     fn next(&self, owner: &Arc<ProcessGuest>, again: Option<&Arc<ProcessGuest>>) -> Result<(), String> {
         let undisturbed =
             Self { disturbance: Disturbance::Nothing, pauses: false, guest: self.guest.clone(), ..*self };
@@ -205,7 +208,7 @@ impl Case {
 }
 
 impl Play {
-    /// Waits for both ends.
+    /// Waits for the outcomes of both sides.
     fn settle(&self) -> Result<(Outcome, Arrival), String> {
         let until = Instant::now() + LONGEST;
         let mut undecided_since = None;
@@ -230,7 +233,8 @@ impl Play {
         }
     }
 
-    /// An operator looks at the destination, and decides. One that has no guest may be given up: then it gets none.
+    /// Decides as an operator after a look at the destination. A destination without the guest is given up
+    /// first, so that it cannot get it.
     fn decide(&self) -> Result<(), String> {
         let decision = match self.incoming.cancel() {
             Ok(()) => Decision::SourceRuns,
@@ -239,12 +243,12 @@ impl Play {
                 _ => Decision::SourceRuns,
             },
         };
-        // Answered meanwhile.
+        // The destination may have answered in the meantime.
         let _ = self.migration.decide(decision);
         Ok(())
     }
 
-    /// How it ended at the destination. One that waits for the next source is given up.
+    /// The outcome at the destination. A destination that waits for another source is given up.
     fn arrival(&self, until: Instant) -> Result<Arrival, String> {
         while Instant::now() < until {
             if let Some(arrival) = self.incoming.arrival() {
@@ -258,7 +262,7 @@ impl Play {
         Err(format!("the destination stays {:?}", self.incoming.status()))
     }
 
-    /// Both migrations are dropped; then adapters and memory are as they were.
+    /// Drops both migrations, and checks that adapters and memory are in their initial state.
     fn nothing_is_left(self) -> Result<(), String> {
         let Self { network, source, destination, migration, incoming } = self;
         drop((migration, incoming));

@@ -1,26 +1,26 @@
-//! What goes wrong in a case.
+//! The disturbances of a case over RDMA.
 
 use std::time::Duration;
 
 use sterna_transport::rdma::CompletionStatus;
 use sterna_transport::rdma::double::{Fault, Host, Network, Trigger};
 
-/// One disturbance, and when.
+/// One disturbance, and its time.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Disturbance {
-    /// None.
+    /// The migration is not disturbed.
     Nothing,
-    /// The source's operator cancels after so long.
+    /// The source's operator cancels after this time.
     Cancel(Duration),
-    /// The destination's operator gives it up after so long.
+    /// The destination's operator gives up after this time.
     Abandon(Duration),
-    /// Something fails in an adapter.
+    /// An adapter of this side fails at a trigger.
     Fault(Side, Trigger, Fault),
-    /// A host's link is down, after so long and for so long.
+    /// The link of a host goes down after the first duration. It stays down for the second.
     Link(Side, Duration, Duration),
 }
 
-/// Whose adapter.
+/// The side whose adapter or link is disturbed.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Side {
     Source,
@@ -45,19 +45,19 @@ impl Disturbance {
             6 => Self::Fault(side, request, Fault::Kill),
             7 => Self::Fault(side, request, Fault::LinkDown),
             8 => Self::Fault(side, request, Fault::RemoveDevice),
-            // Shorter than an adapter goes on trying, or longer.
+            // Shorter than the time for which an adapter retries, or longer.
             _ => Self::Link(side, soon, Duration::from_millis([20, 400][random.usize(..2)])),
         }
     }
 
-    /// Plans it, if it comes by itself.
+    /// Plans a fault of an adapter. The other disturbances are applied during the migration.
     pub(super) fn plan(self, network: &Network, source: &Host, destination: &Host) {
         if let Self::Fault(side, trigger, fault) = self {
             network.plan(side.of(source, destination), trigger, fault);
         }
     }
 
-    /// Whether the migration must succeed in spite of it.
+    /// Whether the migration must succeed despite the disturbance.
     pub(super) fn is_harmless(self) -> bool {
         matches!(self, Self::Nothing)
     }

@@ -1,9 +1,9 @@
-//! libFuzzer on the stable toolchain.
+//! Runs libFuzzer on the stable toolchain.
 //!
-//! Its binaries are `fuzz/libfuzzer`, a workspace of its own because Sterna's crates are instrumented in it
-//! (`fuzz/libfuzzer/rustc`). What
-//! a run finds new stays in `fuzz/corpus/TARGET`; what of that adds coverage is packed into `fuzz/stored`, which is
-//! committed. Inputs that crash lie in `fuzz/artifacts/TARGET`.
+//! Its binaries are in `fuzz/libfuzzer`. That is a separate workspace, because its build
+//! instruments Sterna's crates (`fuzz/libfuzzer/rustc`). New inputs of a run stay in
+//! `fuzz/corpus/TARGET`. Those that add coverage are packed into `fuzz/stored`, which is committed.
+//! Inputs that crash are in `fuzz/artifacts/TARGET`.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -26,14 +26,14 @@ const FLAGS: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-leve
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares --cfg fuzzing -Ccodegen-units=1";
 
-/// What one input may take.
+/// Limits of one input: resident memory and one allocation in MiB, time in seconds.
 const LIMITS: [&str; 3] = ["-rss_limit_mb=1024", "-malloc_limit_mb=64", "-timeout=10"];
 
-/// The kernel counts processor time for programs in hundredths of a second.
+/// The kernel reports processor time to programs in hundredths of a second.
 const TICKS: u64 = 100;
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Runs each target (or those asked for), adds its time to the ledger, and merges what it found.
+/// Runs each requested target, adds the time to the ledger, and merges the new inputs.
 pub fn explore(request: &Request) -> Result<Outcome> {
     match prepare(request)? {
         Ok(targets) => each(request, &targets, |target, longest| {
@@ -44,7 +44,7 @@ pub fn explore(request: &Request) -> Result<Outcome> {
     }
 }
 
-/// Merges what earlier runs found.
+/// Merges the inputs that earlier runs found.
 pub fn merge(request: &Request) -> Result<Outcome> {
     match prepare(request)? {
         Ok(targets) => each(request, &targets, merge_one),
@@ -52,7 +52,8 @@ pub fn merge(request: &Request) -> Result<Outcome> {
     }
 }
 
-/// Builds everything; the targets asked for, each with the length of its longest input.
+/// Builds everything. Returns the requested targets, each with the length of its longest input in
+/// bytes.
 fn prepare(request: &Request) -> Result<std::result::Result<BTreeMap<String, usize>, Outcome>> {
     let manifest = root().join("fuzz/libfuzzer/Cargo.toml");
     if !cfg!(all(target_arch = "x86_64", target_os = "linux", target_env = "gnu")) {
@@ -93,14 +94,14 @@ fn prepare(request: &Request) -> Result<std::result::Result<BTreeMap<String, usi
     Ok(Ok(targets))
 }
 
-/// `sterna-fuzz`.
+/// A call of the program `sterna-fuzz`.
 fn runner() -> Command {
     let mut command = process::cargo();
     command.args(["run", "--quiet", "--package", "sterna-fuzz", "--"]);
     command
 }
 
-/// An empty directory `fuzz/target/NAME/TARGET`.
+/// Creates the empty directory `fuzz/target/NAME/TARGET`.
 fn fresh(name: &str, target: &str) -> Result<PathBuf> {
     let directory = directory("target", name).join(target);
     let _ = fs::remove_dir_all(&directory);
@@ -108,7 +109,9 @@ fn fresh(name: &str, target: &str) -> Result<PathBuf> {
     Ok(directory)
 }
 
-/// libFuzzer would cut a longer seed without a word, and what is left of an image is not one.
+/// Fails if a seed is longer than the limit.
+///
+/// libFuzzer would cut it silently, and a cut image is no image.
 fn uncut(seeds: &Path, longest: usize) -> Result<()> {
     let failed = |error: std::io::Error| format!("{}: {error}", seeds.display());
     let Ok(entries) = fs::read_dir(seeds) else { return Ok(()) };
@@ -123,7 +126,7 @@ fn uncut(seeds: &Path, longest: usize) -> Result<()> {
     Ok(())
 }
 
-/// Calls `work` for every target, for so many at once as were asked for.
+/// Calls `work` for every target, with the requested number of targets in parallel.
 fn each(
     request: &Request,
     targets: &BTreeMap<String, usize>,
@@ -156,7 +159,7 @@ fn libfuzzer(target: &str, longest: usize) -> Command {
     command
 }
 
-/// Runs a target for so many seconds.
+/// Runs a target for this number of seconds.
 fn one(target: &str, longest: usize, seconds: u64) -> Result<()> {
     let (corpus, artifacts) = (directory("corpus", target), directory("artifacts", target));
     for directory in [&corpus, &artifacts] {
@@ -185,23 +188,24 @@ fn one(target: &str, longest: usize, seconds: u64) -> Result<()> {
     Ok(())
 }
 
-/// Directories with inputs that are there already.
+/// Existing directories with further inputs of the target.
 fn others(target: &str) -> Vec<PathBuf> {
     let all = [directory("target", "stored-now").join(target), directory("seeds", target)];
     all.into_iter().filter(|directory| directory.is_dir()).collect()
 }
 
-/// The number in libFuzzer's closing words.
+/// The number of executed inputs in libFuzzer's last lines.
 fn executed(said: &str) -> u64 {
     let number = said.lines().find_map(|line| line.strip_prefix("stat::number_of_executed_units:"));
     number.and_then(|number| number.trim().parse().ok()).unwrap_or(0)
 }
 
-/// Waits; how it ended, and the processor time that it took in seconds.
+/// Waits for the child's end. Returns its exit status and its processor time in seconds.
 fn wait(child: &mut Child) -> std::io::Result<(ExitStatus, u64)> {
     let mut ticks = 0;
     loop {
-        // Of a process that has ended the kernel tells no more.
+        // The kernel reports no processor time of a process that has ended, so the last value is
+        // kept.
         ticks = processor_ticks(child.id()).unwrap_or(ticks);
         if let Some(status) = child.try_wait()? {
             return Ok((status, ticks / TICKS));
@@ -210,17 +214,17 @@ fn wait(child: &mut Child) -> std::io::Result<(ExitStatus, u64)> {
     }
 }
 
-/// User and system time of a process.
+/// User and system time of a process, in ticks.
 fn processor_ticks(process: u32) -> Option<u64> {
     let text = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // The name may hold blanks; what follows it does not.
+    // The process name in parentheses may contain blanks; the fields after it do not.
     let mut fields = text.rsplit_once(')')?.1.split_whitespace().skip(11);
     let user: u64 = fields.next()?.parse().ok()?;
     let system: u64 = fields.next()?.parse().ok()?;
     Some(user + system)
 }
 
-/// Makes the fewest inputs with the coverage of all that there are the stored ones.
+/// Replaces the stored inputs with the smallest set that has the coverage of all known inputs.
 fn merge_one(target: &str, longest: usize) -> Result<()> {
     let merged = fresh("merged", target)?;
     let log = merged.with_extension("log");

@@ -1,4 +1,5 @@
-//! How long each target has run in all: `fuzz/ran.json`, committed, so that a fresh clone knows.
+//! The total run time of each target, in `fuzz/ran.json`. The file is committed, so that a fresh
+//! clone has it.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -12,17 +13,17 @@ use serde_json::{Value, json};
 use crate::process::{self, Result};
 use crate::workspace::root;
 
-/// What one run adds.
+/// The amounts that one run adds.
 #[derive(Debug, Clone, Copy)]
 pub struct Run {
-    /// By the clock.
+    /// Seconds by the clock.
     pub seconds: u64,
-    /// Of a processor; less than by the clock on a busy machine.
+    /// Seconds of processor time; fewer than by the clock on a busy machine.
     pub processor_seconds: u64,
     pub inputs: u64,
 }
 
-/// What each target has run.
+/// The totals of each target.
 #[derive(Debug, Default)]
 pub struct Ledger(BTreeMap<String, Entry>);
 
@@ -40,7 +41,7 @@ impl Ledger {
         root().join("fuzz/ran.json")
     }
 
-    /// The ledger as it stands.
+    /// Reads the ledger from its file; empty if there is no file.
     pub fn read() -> Result<Self> {
         match std::fs::read_to_string(Self::path()) {
             Ok(text) => Self::parse(&text),
@@ -54,7 +55,7 @@ impl Ledger {
         let date = process::output(Command::new("date").args(["-u", "+%F"]))?;
         let mut git = Command::new("git");
         git.current_dir(root()).args(["rev-parse", "--short", "HEAD"]);
-        // Sources without their history are fuzzed, too.
+        // Sources without a git history can be fuzzed too.
         let commit = process::output(&mut git).unwrap_or_default();
         add_to(&Self::path(), target, run, date.trim(), commit.trim())
     }
@@ -91,7 +92,7 @@ impl Ledger {
         format!("{:#}\n", Value::Object(entries.collect()))
     }
 
-    /// All of it for a reader.
+    /// The whole ledger as a table for a reader.
     pub fn table(&self) -> String {
         let mut table =
             format!("{:<16} {:>8} {:>12} {:>14}  last run\n", "target", "ran", "processor", "inputs");

@@ -1,6 +1,7 @@
-//! The public interface of each library as text, stored in `api/`, so that a change of it is seen in review.
+//! The public interface of each library as text, stored in `api/`, so that a review shows every
+//! change.
 //!
-//! cargo-semver-checks would compare with the release before, of which there is none yet.
+//! cargo-semver-checks would compare with the previous release, which does not exist yet.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +10,7 @@ use crate::parts::Outcome;
 use crate::process::{self, Result};
 use crate::workspace::{root, target_directory};
 
-/// Fails with each crate whose interface is not the stored one.
+/// Fails with each crate whose interface differs from the stored one.
 pub fn check(crates: &[Published]) -> Result<Outcome> {
     let tool = match tools::installed(&tools::PUBLIC_API) {
         Ok(tool) => tool,
@@ -33,7 +34,7 @@ pub fn check(crates: &[Published]) -> Result<Outcome> {
     }
 }
 
-/// Stores the interfaces as they are now.
+/// Stores the present interfaces in `api/`.
 pub fn update(crates: &[Published]) -> Result<()> {
     let tool = tools::installed(&tools::PUBLIC_API)?;
     for each in crates {
@@ -49,11 +50,13 @@ fn file(each: &Published) -> PathBuf {
     root().join("api").join(format!("{}.txt", each.name))
 }
 
-/// One line for each public item; without what every type has, such as automatic traits.
+/// The interface, one line for each public item, without automatic traits.
+///
+/// Other items that every type has are left out too.
 fn interface(tool: &Path, each: &Published) -> Result<String> {
     let target = target_directory().join("release-check");
     let mut rustdoc = process::cargo();
-    // rustdoc's JSON is not stable: the pinned compiler writes it when it is told that it may.
+    // rustdoc's JSON is unstable. This variable makes the pinned stable compiler write it.
     rustdoc.env("RUSTC_BOOTSTRAP", "1").args([
         "rustdoc",
         "--quiet",

@@ -1,5 +1,5 @@
-//! What a registry shows of a crate is there: description, README, keywords, categories, licence texts, features
-//! with a word on each.
+//! Checks that each manifest has the fields that a registry shows: description, README, keywords,
+//! categories, licence texts. Each feature must have a comment.
 
 use std::path::Path;
 
@@ -54,12 +54,12 @@ fn lacks(package: &Value) -> Vec<String> {
     wrong
 }
 
-/// Features in the text of a manifest above which no comment stands.
+/// Features that have no comment above them in the text of a manifest.
 fn undescribed(manifest: &str, features: &[String]) -> Vec<String> {
     let lines: Vec<&str> = manifest.lines().collect();
     let is_described = |name: &String| {
         let at = lines.iter().position(|line| line.starts_with(&format!("{name} = [")));
-        // Features that are one choice stand in a row below one comment.
+        // Features that form one choice are consecutive lines below one comment.
         at.is_some_and(|at| {
             let above = lines[..at].iter().rev().find(|line| !line.contains(" = ["));
             above.is_some_and(|line| line.starts_with('#'))

@@ -1,4 +1,4 @@
-//! Mutants of `sterna-proto`: each change of the handover's machines must be noticed by a test.
+//! Mutants of `sterna-proto`: a test must notice each change of the handover's machines.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -8,12 +8,15 @@ use crate::parts::Outcome;
 use crate::process::Result;
 use crate::workspace::target_directory;
 
-/// All mutants take hours; they come in random order, so that every run tries others.
+/// Time limit of a run. All mutants take hours; they run in random order, so that every run tries
+/// others.
 const LIMIT: Duration = Duration::from_secs(30 * 60);
-/// Schedules of the simulator for each mutant: a sixth of what the tests run. A mutant that survives them is rare.
+/// Schedules of the simulator for each mutant: a sixth of the number in the tests. A mutant rarely
+/// survives them.
 const SCHEDULES: &str = "50000";
 
-/// Fails with the mutants that no test notices. Those that may live are listed in `.cargo/mutants.toml`, each with a reason.
+/// Fails with the mutants that no test notices. `.cargo/mutants.toml` lists the permitted ones,
+/// each with a reason.
 pub fn check() -> Result<Outcome> {
     let tool = match tools::installed(&tools::MUTANTS) {
         Ok(tool) => tool,
@@ -42,7 +45,8 @@ pub fn check() -> Result<Outcome> {
         }
     };
     if ended.is_none() {
-        // Between two mutants or in one: it changes a copy of the sources.
+        // The tool may be inside a mutant. Killing it is safe, because it changes a copy of the
+        // sources.
         child.kill().and_then(|()| child.wait()).map_err(|error| error.to_string())?;
     }
     let out = target_directory().join("mutants.out");
@@ -52,7 +56,7 @@ pub fn check() -> Result<Outcome> {
     }
     let (noticed, hung) = (lines(&out.join("caught.txt")).len(), lines(&out.join("timeout.txt")).len());
     match ended {
-        // 3: some mutants ran into the limit of time, which the tests notice, too.
+        // Status 3: some mutants exceeded the time limit, which the tests notice too.
         Some(status) if status.success() || status.code() == Some(3) => Ok(Outcome::Passed),
         Some(status) => Err(format!("cargo-mutants ended with {status}")),
         None => {

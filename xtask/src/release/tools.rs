@@ -1,4 +1,4 @@
-//! Tools that cargo installs, at versions that are known to work, into the target directory.
+//! Tools that cargo installs into the target directory, at versions that are known to work.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -6,22 +6,24 @@ use std::process::Command;
 use crate::process::{self, Result};
 use crate::workspace::{root, target_directory};
 
-/// A program on the registry of crates.
+/// A program that crates.io provides.
 pub struct Tool {
-    /// The crate, and the program that it brings.
+    /// The name of the crate and of its program.
     pub name: &'static str,
-    /// The version.
+    /// The version that is installed.
     pub version: &'static str,
 }
 
-/// Licences, sources, duplicates, advisories.
+/// Checks licences, sources, duplicates and advisories.
 pub const DENY: Tool = Tool { name: "cargo-deny", version: "0.20.2" };
-/// The public interface as text. Its version must know the JSON that the pinned toolchain's rustdoc writes.
+/// Prints the public interface as text. This version must read the JSON of the pinned toolchain's
+/// rustdoc.
 pub const PUBLIC_API: Tool = Tool { name: "cargo-public-api", version: "0.52.0" };
-/// Changes the program where a test should notice.
+/// Changes a program in places where a test should notice.
 pub const MUTANTS: Tool = Tool { name: "cargo-mutants", version: "27.1.0" };
 
-/// The program of that tool, built if it is not there; or why it cannot be had.
+/// The path of the tool, which is built first if necessary. The error text explains why it is
+/// unavailable.
 pub fn installed(tool: &Tool) -> Result<PathBuf> {
     let place = target_directory().join("tools").join(format!("{}-{}", tool.name, tool.version));
     let program = place.join("bin").join(tool.name);
@@ -37,14 +39,14 @@ pub fn installed(tool: &Tool) -> Result<PathBuf> {
     Ok(program)
 }
 
-/// A call of a tool, in the workspace.
+/// A call of a tool in the workspace.
 pub fn command(program: &Path) -> Command {
     let mut command = Command::new(program);
     command.current_dir(root()).env_remove("CARGO_MANIFEST_DIR").env_remove("CARGO_PKG_NAME");
     command
 }
 
-/// Has rustup install that version of Rust, or says why there is none.
+/// Installs this version of Rust with rustup, or explains why that is impossible.
 pub fn toolchain(version: &str) -> Result<()> {
     let mut ask = Command::new("rustc");
     ask.env_remove("RUSTUP_TOOLCHAIN").args([&format!("+{version}"), "--version"]);

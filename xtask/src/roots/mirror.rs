@@ -1,4 +1,4 @@
-//! Where the host's own apt gets Debian from, and how: no mirror is named in this tree.
+//! The Debian mirror that the host's own apt uses, with its settings. This tree names no mirror.
 
 use std::process::Command;
 
@@ -15,21 +15,21 @@ const INHERITED: [&str; 6] = [
     "Acquire::Allow",
 ];
 
-/// A mirror and how to talk to it.
+/// A mirror, and apt's settings for it.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Mirror {
-    /// The archive's address.
+    /// The address of the archive.
     pub address: String,
     /// Keys and values of apt's configuration.
     pub options: Vec<(String, String)>,
 }
 
-/// What apt is set up for here.
+/// Reads the mirror from this host's apt.
 pub fn of_this_host() -> Result<Mirror> {
     if !process::installed("apt-get") {
         return Err("no apt-get here, so no Debian mirror is known".into());
     }
-    // Only archives whose lists have been fetched are told.
+    // apt lists only archives whose package lists have been fetched.
     setup::package_lists("qemu-system-x86")?;
     let format = "$(ORIGIN)|$(LABEL)|$(CODENAME)|$(IDENTIFIER)|$(REPO_URI)";
     let listing = process::output(Command::new("apt-get").args(["indextargets", "--format", format]))?;
@@ -38,7 +38,8 @@ pub fn of_this_host() -> Result<Mirror> {
     Ok(Mirror { address, options: inherited(&dump) })
 }
 
-/// The first archive that is Debian's own: not its security archive, which has no sid.
+/// The first archive that is Debian's own. The security archive does not count, because it has no
+/// sid.
 fn debian_archive(listing: &str) -> Option<String> {
     listing.lines().find_map(|line| {
         let fields: Vec<&str> = line.split('|').collect();
@@ -47,7 +48,7 @@ fn debian_archive(listing: &str) -> Option<String> {
     })
 }
 
-/// The settings worth inheriting, out of lines such as `Acquire::Check-Date "false";`.
+/// The settings to inherit, parsed from lines such as `Acquire::Check-Date "false";`.
 fn inherited(dump: &str) -> Vec<(String, String)> {
     dump.lines()
         .filter_map(|line| line.strip_suffix("\";")?.split_once(" \""))

@@ -1,14 +1,15 @@
-//! The tables of docs/combinations.md agree with each other: each pair that the first one marks as refused or tested stands in the
-//! second or third, and the reverse; and each test that is named exists.
+//! Checks that the tables of docs/combinations.md agree. Each pair that the first table marks as
+//! refused or tested must be in the second or third table, and vice versa. Each named test must
+//! exist.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 const FILE: &str = "docs/combinations.md";
-/// What postcopy refuses, these refuse.
+/// Parts of postcopy, which refuse everything that postcopy refuses.
 const PARTS_OF_POSTCOPY: [&str; 3] = ["preempt", "lanes", "recovery"];
 const MARKS: [&str; 4] = ["T", "+", "x", "."];
 
-/// Two features, in the order of their names.
+/// Two features in alphabetical order.
 type Pair = (String, String);
 
 fn pair(one: &str, other: &str) -> Pair {
@@ -16,7 +17,7 @@ fn pair(one: &str, other: &str) -> Pair {
     (one.to_owned(), other.to_owned())
 }
 
-/// What is wrong with `document`. `has_test`: whether there is a test, or a module of tests, of this name.
+/// The errors of `document`. `has_test`: whether a test, or a module of tests, has this name.
 pub fn wrong(document: &str, has_test: impl Fn(&str) -> bool) -> Vec<String> {
     let mut wrong = Vec::new();
     let (features, marks) = matrix(document, &mut wrong);
@@ -72,7 +73,7 @@ fn matrix(document: &str, wrong: &mut Vec<String>) -> (Vec<String>, BTreeMap<Pai
     (features, marks)
 }
 
-/// Rows with four columns: feature, feature or "all others", words, test.
+/// The second table. Rows have four columns: feature, feature or "all others", words, test.
 fn refused(document: &str, features: &[String], wrong: &mut Vec<String>) -> BTreeSet<Pair> {
     let mut refused = BTreeSet::new();
     for row in section(document, "Refused").map(cells).filter(|row| row.len() == 4).skip(2) {
@@ -98,7 +99,7 @@ fn refused(document: &str, features: &[String], wrong: &mut Vec<String>) -> BTre
     refused
 }
 
-/// Rows with two columns: features, test. Names of features may have commas in them.
+/// The third table. Rows have two columns: features, test. Names of features may contain commas.
 fn tested(document: &str, features: &[String], wrong: &mut Vec<String>) -> BTreeSet<Pair> {
     let mut tested = BTreeSet::new();
     for row in section(document, "Tested together").map(cells).skip(2) {

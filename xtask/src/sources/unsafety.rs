@@ -1,7 +1,8 @@
-//! Where `unsafe` may stand, and that whoever writes it argues why it is sound.
+//! Checks where `unsafe` is permitted, and that each use argues why it is sound.
 //!
-//! The argument itself is clippy's affair (`undocumented_unsafe_blocks`); here it is seen to that no package, and no line,
-//! gets round that lint. Tests may be unsafe anywhere but where a crate forbids it: they are in no program.
+//! Clippy checks the argument itself (`undocumented_unsafe_blocks`). This check makes sure that no
+//! package and no line evades that lint. Tests may use `unsafe` anywhere, except where a crate
+//! forbids it, because no program contains them.
 
 use std::path::Path;
 
@@ -10,7 +11,7 @@ use crate::workspace::{Metadata, root};
 
 use super::{has_word, read};
 
-/// Crates that are there for it (they end in `/`), and single files.
+/// Crates that need `unsafe` for their purpose (paths that end in `/`), and single files.
 const PLACES: &[&str] = &[
     "crates/sterna-ram/src/",
     "crates/sterna-transport/src/",
@@ -18,11 +19,13 @@ const PLACES: &[&str] = &[
     "crates/sterna-disk/src/files.rs",
     "crates/sterna-devices/src/statebank/dma/map.rs",
     "crates/sterna-devices/src/vfio/kernel/system.rs",
+    "crates/sterna-devices/src/watchdog.rs",
     "guests/src/ledger/blob.rs",
     "guests/src/tide/blob.rs",
     "interop/src/guests.rs",
     "interop/src/linux/network.rs",
     "interop/src/workload/boot.rs",
+    "testing/link/src/host.rs",
     "benches/src/clock.rs",
     "examples/minimal-vmm/src/main.rs",
     "examples/vm-memory-vmm/src/machine.rs",
@@ -30,19 +33,19 @@ const PLACES: &[&str] = &[
 ];
 const LINT: &str = "undocumented_unsafe_blocks";
 
-/// Finds what breaks the rules in sources, one after the other.
+/// Collects violations in sources, file by file.
 #[derive(Default)]
 pub(super) struct Unsafety {
-    /// Files with unsafe outside of tests, and the first line that has it.
+    /// Files with `unsafe` outside of tests, and the first line that has it.
     found: Vec<(String, usize)>,
     /// Files that mention the lint.
     switched: Vec<String>,
 }
 
 impl Unsafety {
-    /// `name` is the path from the workspace's root on.
+    /// Checks one file; `name` is its path in the workspace.
     pub(super) fn look(&mut self, name: &str, text: &str) {
-        // It forbids unsafe, and has the words in strings.
+        // xtask forbids `unsafe`, and has the words in strings.
         if name.starts_with("xtask/") {
             return;
         }
@@ -54,12 +57,12 @@ impl Unsafety {
         }
     }
 
-    /// How many files have unsafe outside of tests.
+    /// Number of files with `unsafe` outside of tests.
     pub(super) fn files(&self) -> usize {
         self.found.len()
     }
 
-    /// What breaks a rule; also a place that needs none any more.
+    /// Every violation, and every permitted place that no longer needs the permission.
     pub(super) fn wrong(&self, places: &[&str]) -> Vec<String> {
         let strangers = self.found.iter().filter(|(name, _)| !places.iter().any(|place| is_of(name, place)));
         let needless = places.iter().filter(|place| !self.found.iter().any(|(name, _)| is_of(name, place)));
@@ -71,7 +74,7 @@ impl Unsafety {
     }
 }
 
-/// What breaks a rule in the sources that were looked at, and in the manifests.
+/// Every violation in the checked sources and in the manifests.
 pub(super) fn wrong(sources: &Unsafety) -> Result<Vec<String>> {
     let mut wrong = sources.wrong(PLACES);
     if !read(&root().join("Cargo.toml"))?.contains(&format!("\n{LINT} = \"deny\"\n")) {
@@ -86,7 +89,7 @@ pub(super) fn wrong(sources: &Unsafety) -> Result<Vec<String>> {
     Ok(wrong)
 }
 
-/// Whether a file is of a crate's tests or micro-benches.
+/// Whether a file belongs to a crate's tests or micro-benches.
 fn is_test(name: &str) -> bool {
     name.contains("/tests/") || name.starts_with("crates/") && name.contains("/benches/")
 }
@@ -95,7 +98,7 @@ fn is_of(name: &str, place: &str) -> bool {
     if place.ends_with('/') { name.starts_with(place) } else { name == place }
 }
 
-/// The first line of code that is unsafe.
+/// The first line of code that contains `unsafe`.
 fn unsafe_line(text: &str) -> Option<usize> {
     let is_code = |line: &str| !line.trim_start().starts_with("//");
     text.lines().position(|line| is_code(line) && has_word(line, "unsafe")).map(|at| at + 1)

@@ -1,4 +1,4 @@
-//! Programs whose tests cargo is told not to build (`test = false`) must not have any.
+//! Checks that programs whose tests cargo must not build (`test = false`) contain no tests.
 
 use std::path::Path;
 
@@ -24,7 +24,7 @@ fn of_target(target: &Value) -> Result<Vec<String>> {
     let Some(path) = target["src_path"].as_str().filter(|_| !runs) else { return Ok(Vec::new()) };
     let path = Path::new(path);
     let mut files = vec![path.to_path_buf()];
-    // The modules of a `main.rs` lie beside it, unless a library has them.
+    // The modules of a `main.rs` are in the same directory, unless a library has them.
     let directory = path.parent().unwrap_or(path);
     if path.ends_with("main.rs") && !directory.join("lib.rs").is_file() {
         super::rust_files(directory, &mut files)?;

@@ -1,4 +1,4 @@
-//! The test programs that cargo built, and how each is cut into jobs.
+//! The test programs that cargo built, and their division into jobs.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,21 +9,21 @@ use super::{Job, rules};
 use crate::process::{self, Result};
 use crate::{interop, roots};
 
-/// A program with tests.
+/// A program that contains tests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Binary {
     pub package: String,
     /// `lib`, `bin`, `test` and so on.
     pub kind: String,
-    /// Name of the target.
+    /// The name of the target.
     pub target: String,
     pub program: PathBuf,
-    /// Where cargo would run it.
+    /// The directory in which cargo would run the program.
     pub directory: PathBuf,
 }
 
 impl Binary {
-    /// Out of one of cargo's messages, if it tells of a test program.
+    /// Parses one of cargo's messages; `None` if it does not report a test program.
     pub fn of(message: &Value) -> Option<Self> {
         if message["reason"] != "compiler-artifact" || message["profile"]["test"] != true {
             return None;
@@ -38,8 +38,10 @@ impl Binary {
         })
     }
 
-    /// The jobs: one for each module of a crate's integration tests, as each may count on a process of its own, and
-    /// one for any other program.
+    /// The jobs of the program.
+    ///
+    /// Each module of a crate's integration tests is one job, because it may rely on a process of
+    /// its own. Any other program is one job.
     pub fn jobs(&self) -> Result<Vec<Job>> {
         let text = process::output(Command::new(&self.program).args(["--list", "--format", "terse"]))?;
         let tests: Vec<String> =
@@ -86,7 +88,8 @@ impl Binary {
     }
 }
 
-/// The name in cargo's `path+file:///…/crates/sterna#0.1.0` or `…/guests#sterna-guests@0.1.0`.
+/// The package name in cargo's `path+file:///…/crates/sterna#0.1.0` or
+/// `…/guests#sterna-guests@0.1.0`.
 pub(super) fn package_of(id: &str) -> String {
     let (path, rest) = id.rsplit_once('#').unwrap_or((id, ""));
     let named = rest.split_once('@').map(|(name, _)| name);

@@ -1,5 +1,6 @@
-//! The one build: every program of the workspace with its tests. Tests begin as soon as their program is there, and
-//! those that call programs of their package when these are: cargo links both in any order.
+//! The one build of every program of the workspace with its tests. A test starts as soon as its
+//! program is linked. A test that calls programs of its package waits until these are linked too,
+//! because cargo links in any order.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -13,24 +14,24 @@ use super::{Binary, Job, directory};
 use crate::process::{self, Result};
 use crate::workspace::{Metadata, target_directory};
 
-/// The part that builds.
+/// The part to which the build belongs.
 const PART: &str = "build";
 
-/// Cargo at work, and how far its messages have been read.
+/// A running cargo, and the position up to which its messages have been read.
 #[derive(Debug)]
 pub struct Build {
     command: Command,
-    /// Its standard output.
+    /// The file with cargo's standard output.
     messages: PathBuf,
     read: u64,
-    /// Programs that have not come yet, as package and name.
+    /// Programs that are not linked yet, as package and name.
     missing: Vec<(String, String)>,
     /// Tests that wait for such a program.
     held: Vec<Binary>,
 }
 
 impl Build {
-    /// Cargo, in the form that builds each dependency once: all packages, with the features of all.
+    /// The cargo command that builds each dependency once: all packages, with the features of all.
     pub fn new() -> Result<Self> {
         let mut command = process::cargo();
         command.args(["test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"]);
@@ -41,8 +42,9 @@ impl Build {
         Self::of(command, messages, missing)
     }
 
-    /// That command, writing into that file. What an earlier run has left there is removed: the programs that it lists may
-    /// be out of date.
+    /// Prepares a build with this command, which writes into this file.
+    ///
+    /// An existing file is removed, because the programs that it lists may be out of date.
     pub(super) fn of(command: Command, messages: PathBuf, missing: Vec<(String, String)>) -> Result<Self> {
         match std::fs::remove_file(&messages) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -52,14 +54,14 @@ impl Build {
         }
     }
 
-    /// What builds, for the one who runs it.
+    /// The job that runs the build, for the scheduler.
     pub fn take_job(&mut self) -> Job {
         let command = std::mem::replace(&mut self.command, Command::new("true"));
         let job = Job::new(PART, PART, command).calls_cargo();
         Job { messages: Some(self.messages.clone()), ..job }
     }
 
-    /// The test programs that can be run since the last call.
+    /// The test programs that have become runnable since the last call.
     pub fn come(&mut self) -> Result<Vec<Binary>> {
         let failed = |error: std::io::Error| format!("{}: {error}", self.messages.display());
         let mut file = match File::open(&self.messages) {
@@ -69,7 +71,7 @@ impl Build {
         file.seek(SeekFrom::Start(self.read)).map_err(failed)?;
         let mut text = Vec::new();
         file.read_to_end(&mut text).map_err(failed)?;
-        // Cargo may be in the middle of a line, or of a character.
+        // The file may end inside a line, or inside a character, because cargo is still writing.
         let whole = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
         self.read += whole as u64;
         let lines = text[..whole].split(|byte| *byte == b'\n');
@@ -85,7 +87,7 @@ impl Build {
         Ok(ready)
     }
 
-    /// The tests that still wait for a program of their package, now that cargo has ended.
+    /// The tests that still wait for a program of their package after the end of cargo.
     pub fn never_ready(self) -> Vec<Binary> {
         self.held
     }
@@ -99,7 +101,7 @@ fn is_program(message: &Value, package: &str, name: &str) -> bool {
         && message["package_id"].as_str().is_some_and(|id| package_of(id) == package)
 }
 
-/// A program that the build has made.
+/// The path of a program that the build has created.
 pub fn built_program(name: &str) -> PathBuf {
     target_directory().join("debug").join(name)
 }

@@ -1,4 +1,4 @@
-//! How long each job took, kept between runs, so that the longest begin first.
+//! Durations of jobs, kept between runs, so that the longest jobs start first.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::rules;
 
-/// Durations by the jobs' names.
+/// Durations in seconds by the jobs' names.
 #[derive(Debug)]
 pub struct History {
     path: PathBuf,
@@ -16,7 +16,7 @@ pub struct History {
 }
 
 impl History {
-    /// Those of earlier runs; a file that cannot be read is as good as none.
+    /// Reads the durations of earlier runs. An unreadable file counts as an empty one.
     pub fn read(directory: &Path) -> Self {
         let path = directory.join("durations.json");
         let text = std::fs::read_to_string(&path).unwrap_or_default();
@@ -26,7 +26,7 @@ impl History {
         Self { path, seconds: pairs.collect() }
     }
 
-    /// What the job is expected to take, in seconds.
+    /// The expected duration of the job, in seconds.
     pub fn expected(&self, name: &str) -> f64 {
         let known =
             || rules::LONG.iter().find(|(long, _)| *long == name).map_or(1.0, |(_, seconds)| *seconds);
@@ -37,7 +37,7 @@ impl History {
         self.seconds.insert(name.to_owned(), (took.as_secs_f64() * 10.0).round() / 10.0);
     }
 
-    /// Keeps them; the next run does without if that fails.
+    /// Stores the durations. A failure is ignored, because the next run works without them.
     pub fn write(&self) {
         let _ = std::fs::write(&self.path, format!("{:#}\n", json!(self.seconds)));
     }

@@ -1,4 +1,4 @@
-//! What the kernel tells of cores and processes.
+//! The kernel's statistics of cores and processes.
 
 use std::collections::HashMap;
 use std::process::Command;
@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use crate::process;
 
-/// Over how long the idle time is taken.
+/// The interval over which the idle time is measured.
 const WINDOW: Duration = Duration::from_millis(400);
 
-/// How much of the cores was idle of late.
+/// The idle share of the cores in the last interval.
 #[derive(Debug)]
 pub struct Load {
     taken: Instant,
@@ -22,7 +22,7 @@ impl Load {
         Self { taken: Instant::now(), ticks: ticks(), idle: 0.0 }
     }
 
-    /// The idle part of all cores' time in the last whole window, 0 to 1.
+    /// The idle share of all cores' time in the last complete interval, 0 to 1.
     pub fn idle(&mut self) -> f64 {
         if self.taken.elapsed() >= WINDOW {
             let (idle, all) = ticks();
@@ -33,7 +33,8 @@ impl Load {
         self.idle
     }
 
-    /// A program was started: what was idle before says nothing until a window has passed.
+    /// Restarts the measurement. After the start of a program, the earlier idle time is no longer
+    /// meaningful.
     pub fn forget(&mut self) {
         (self.taken, self.ticks, self.idle) = (Instant::now(), ticks(), 0.0);
     }
@@ -45,27 +46,28 @@ fn ticks() -> (u64, u64) {
     let first = text.lines().next().unwrap_or_default();
     let numbers: Vec<u64> = first.split_whitespace().skip(1).filter_map(|n| n.parse().ok()).collect();
     let idle = numbers.iter().skip(3).take(2).sum();
-    // Guests' time is counted in the first two already.
+    // The first two fields already include the time of guests.
     (idle, numbers.iter().take(8).sum())
 }
 
-/// Memory that can be had without swapping (proc_meminfo(5)).
+/// Memory in KiB that is available without swapping (proc_meminfo(5)).
 pub fn free_kib() -> u64 {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
     line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0)
 }
 
-/// Processor seconds of a process and of its children that it has waited for.
+/// Processor time of a process, and of its children for which it has waited.
 pub fn cpu_of(pid: u32) -> Option<Duration> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // Behind the name, which may hold anything but ends at the last parenthesis: state, then numbers (proc_pid_stat(5)).
+    // The name may contain any character and ends at the last parenthesis. State and numbers follow
+    // (proc_pid_stat(5)).
     let rest = text.rsplit_once(") ")?.1;
     let ticks: u64 = rest.split(' ').skip(11).take(4).filter_map(|n| n.parse::<u64>().ok()).sum();
     Some(Duration::from_millis(ticks * 10))
 }
 
-/// Ends a process and everything that it has started.
+/// Kills a process and all its descendants.
 pub fn kill_tree(pid: u32) {
     let parents = parents();
     let mut tree = vec![pid];
@@ -79,7 +81,7 @@ pub fn kill_tree(pid: u32) {
     process::succeeds(Command::new("sh").arg("-c").arg(format!("kill -KILL {}", pids.join(" "))));
 }
 
-/// Each process with its parent.
+/// The parent of each process.
 fn parents() -> HashMap<u32, u32> {
     let of = |pid: u32| -> Option<u32> {
         let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
@@ -109,7 +111,7 @@ mod tests {
         kill_tree(shell.id());
 
         assert!(!shell.wait().expect("its end").success());
-        // Nobody may be there to wait for it.
+        // The parent may be gone, so that the child may stay a zombie.
         let stat = || std::fs::read_to_string(format!("/proc/{child}/stat"));
         while stat().is_ok_and(|text| !text.contains(") Z ")) {
             std::thread::sleep(Duration::from_millis(5));

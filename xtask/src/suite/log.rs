@@ -1,11 +1,11 @@
-//! Reading what libtest prints.
+//! Reads the output of test programs that use libtest.
 
-/// What a test program's output says.
+/// Numbers of tests in a test program's output.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Counts {
     pub passed: u64,
     pub failed: u64,
-    /// Not run: marked `#[ignore]`, or said to be `SKIPPED`.
+    /// Tests that did not run: marked `#[ignore]`, or reported as `SKIPPED`.
     pub skipped: u64,
 }
 
@@ -17,10 +17,11 @@ impl Counts {
     }
 }
 
-/// The sums of all `test result:` lines; `skips` tests said that they could not run, and libtest takes these as passed.
+/// The sums of all `test result:` lines. `skips` tests reported that they could not run; libtest
+/// counts these as passed.
 pub fn counts(log: &str, skips: u64) -> Counts {
     let mut counts = Counts::default();
-    // The line may follow what a test printed without an end of line.
+    // The line may follow output of a test that has no newline at its end.
     for (_, line) in log.lines().filter_map(|line| line.split_once("test result: ")) {
         let number = |word: &str| -> u64 {
             let before = line.split(';').find_map(|part| part.trim().strip_suffix(word)).unwrap_or_default();
@@ -36,19 +37,23 @@ pub fn counts(log: &str, skips: u64) -> Counts {
     Counts { passed: counts.passed - skips, skipped: counts.skipped + skips, ..counts }
 }
 
-/// `SKIPPED name: reason`, as tests say it; it may follow libtest's own unfinished line.
+/// Lines of the form `SKIPPED name: reason`, which may follow an unfinished line of libtest.
 pub fn skips(log: &str) -> Vec<String> {
     log.lines().filter_map(|line| Some(line[line.find("SKIPPED ")?..].trim_end().to_owned())).collect()
 }
 
-/// What programs that are no tests say at their end: `demo-loop: ok. 2 passed …`, `60 passed, 0 failed (…)`.
+/// The last lines of programs that are no tests.
+///
+/// Examples: `demo-loop: ok. 2 passed …`, `60 passed, 0 failed (…)`.
 pub fn closings(log: &str) -> impl Iterator<Item = &str> {
     let closes =
         |line: &str| line.contains(": ok. ") || line.contains(" passed, ") && line.contains(" failed");
     log.lines().filter(move |line| closes(line) && !line.contains("test result: "))
 }
 
-/// The tests that were running when the output ended: libtest begins them in the order of `tests`, `threads` at once.
+/// The tests that were running when the output ended.
+///
+/// libtest starts `threads` tests in parallel, in the order of `tests`.
 pub fn running<'a>(log: &str, tests: &'a [String], threads: usize) -> Vec<&'a str> {
     let ended = |name: &str| {
         let begun = format!("test {name} ... ");

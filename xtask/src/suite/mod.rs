@@ -1,8 +1,9 @@
-//! The scheduler of `cargo xtask test`: programs side by side, each with its output in a file.
+//! The scheduler of `cargo xtask test`: runs programs in parallel, each with its output in a file.
 //!
-//! What the tests need most is time to wait in, not cores, so more programs run at once than there are cores, as long
-//! as a core is idle. The longest begin first. What a program prints is shown if it fails; if it hangs, its limit ends
-//! it, with the names of the tests that were running.
+//! The tests spend most of their time waiting. Therefore more programs run than there are cores, as
+//! long as a core is idle. The longest programs start first. The output of a program is shown if it
+//! fails. A program that hangs is killed at its limit, and the report names the tests that were
+//! running.
 
 mod binary;
 mod build;
@@ -25,47 +26,47 @@ pub use runner::Runner;
 
 use crate::workspace::target_directory;
 
-/// What a job may have beside it.
+/// Which other jobs may run in parallel with a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Beside {
-    /// Any others.
+    /// Any other job may run.
     Others,
-    /// Any others but those that call cargo: cargo lets one at a time build.
+    /// Any other job that does not call cargo, because cargo serialises builds.
     NoCargo,
-    /// Nothing: it measures, or takes most of the machine. Such jobs come last.
+    /// No other job, because this job measures or uses most of the machine. Such jobs run last.
     Nothing,
 }
 
-/// One program to run.
+/// One program that the scheduler runs.
 #[derive(Debug)]
 pub struct Job {
-    /// The part of the command whose line tells how it ended.
+    /// The part whose closing line reports the result.
     pub part: &'static str,
-    /// Told in the lines of the report, and remembered with its duration.
+    /// The name in the report and in the stored durations.
     pub name: String,
     pub command: Command,
-    /// The tests in it, in the order in which libtest runs them; none if it is no test program.
+    /// The tests in the program, in libtest's order; empty if it is no test program.
     pub tests: Vec<String>,
     pub beside: Beside,
-    /// Parts that must have ended before.
+    /// Parts that must have ended before this job starts.
     pub after: &'static [&'static str],
-    /// It is ended after that long, and has failed.
+    /// The job is killed and fails after this time, which counts as on a quiet machine.
     pub limit: Duration,
-    /// Its standard output goes there instead of among what is shown.
+    /// The file for its standard output, which is then not part of the shown output.
     pub messages: Option<PathBuf>,
-    /// It is one of our own commands: its notes are taken into the closing words.
+    /// The job is a command of xtask itself: its notes are added to the closing lines.
     pub notes: bool,
 }
 
 impl Job {
-    /// A program of that part, which may run beside others.
+    /// A program of that part, which may run in parallel with others.
     pub fn new(part: &'static str, name: impl Into<String>, command: Command) -> Self {
         let (tests, after) = (Vec::new(), &[][..]);
         let (beside, limit, messages, notes) = (Beside::Others, rules::LIMIT, None, false);
         Self { part, name: name.into(), command, tests, beside, after, limit, messages, notes }
     }
 
-    /// One of our own commands.
+    /// A command of xtask itself.
     pub fn of_ours(part: &'static str, arguments: &[&str]) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap_or_else(|_| "xtask".into()));
         command.args(arguments);
@@ -76,7 +77,9 @@ impl Job {
         Self { after, ..self }
     }
 
-    /// Calls cargo: one at a time, and the tests that run meanwhile come first on the cores.
+    /// Marks the job as a call of cargo.
+    ///
+    /// Only one such job runs at a time, at a lower priority than the tests.
     pub fn calls_cargo(self) -> Self {
         let mut command = Command::new("nice");
         command.args(["-n", "10"]).arg(self.command.get_program()).args(self.command.get_args());
@@ -93,7 +96,7 @@ impl Job {
     }
 }
 
-/// Where the scheduler keeps logs and durations.
+/// The directory of the scheduler's logs and durations.
 fn directory() -> PathBuf {
     target_directory().join("xtask")
 }

@@ -1,4 +1,4 @@
-//! How jobs ended, and the closing words.
+//! The results of jobs, and the closing lines of a run.
 
 use std::time::Duration;
 
@@ -6,20 +6,20 @@ use super::log::Counts;
 use crate::parts::{Outcome, Parts};
 use crate::process::Result;
 
-/// How many of the slowest jobs the closing words name.
+/// How many of the slowest jobs the closing lines name.
 const SLOWEST: usize = 10;
 
-/// A job that has ended.
+/// The result of a job that has ended.
 #[derive(Debug)]
 pub struct Done {
     pub part: &'static str,
     pub name: String,
-    /// Since the scheduler began.
+    /// Time since the scheduler started.
     pub began: Duration,
     pub ended: Duration,
     pub cpu: Duration,
     pub counts: Counts,
-    /// `SKIPPED name: reason`, and other lines for the closing words.
+    /// `SKIPPED name: reason`, and other lines for the closing lines.
     pub notes: Vec<String>,
     pub result: Result<()>,
 }
@@ -29,7 +29,7 @@ impl Done {
         self.ended.saturating_sub(self.began)
     }
 
-    /// The line that is printed when it ends.
+    /// The line that is printed when the job ends.
     pub fn line(&self) -> String {
         let word = if self.result.is_ok() { "ok" } else { "FAILED" };
         let counts = match self.counts {
@@ -47,7 +47,7 @@ impl Done {
     }
 }
 
-/// All jobs of a run.
+/// The results of all jobs of a run.
 #[derive(Debug, Default)]
 pub struct Report(Vec<Done>);
 
@@ -61,7 +61,7 @@ impl Report {
         self.0
     }
 
-    /// Gives each part its line and the closing words their notes, and prints the slowest and the sums.
+    /// Gives each part its line and its notes, and prints the slowest jobs and the sums.
     pub fn close(self, parts: &mut Parts) {
         let mut names: Vec<&'static str> = Vec::new();
         for done in &self.0 {
@@ -86,7 +86,7 @@ impl Report {
         }
     }
 
-    /// From its first job's begin to its last one's end, and what came of it.
+    /// The part's time, from its first job's start to its last job's end, and its result.
     fn part(&self, name: &str) -> (Duration, Result<Outcome>) {
         let of = || self.0.iter().filter(|done| done.part == name);
         let began = of().map(|done| done.began).min().unwrap_or_default();

@@ -1,32 +1,38 @@
-//! Which jobs are not like the others: those that must run alone, that need more time, or that begin first.
+//! Jobs with special rules: those that run alone, need more time, or start first.
 
 use std::time::Duration;
 
 use super::{Beside, Job};
 
-/// Tests of one process that run at once. More processes do more than more threads: cases wait for each other.
+/// Number of tests that one process runs in parallel. More processes help more than more threads,
+/// because tests wait for each other.
 pub const THREADS: usize = 2;
 
-/// A job that takes longer hangs.
+/// Time limit of a job, after which it counts as hung. Limits are in time as on a quiet machine
+/// ([`sterna_testing::CoreTime`]).
 pub const LIMIT: Duration = Duration::from_secs(600);
 
-/// Cargo may have everything to build, beside the tests that run already.
+/// Largest time of a job on the clock, as a multiple of its limit.
+pub const MOST_TIMES: u32 = 6;
+
+/// Time limit of a job that calls cargo. It may have to build everything while tests run.
 pub const CARGO_LIMIT: Duration = Duration::from_secs(3600);
 
-/// Six Debian roots may have to be downloaded, from a mirror that may be slow.
+/// Time limit of a job that may download six Debian roots from a slow mirror.
 pub const DOWNLOAD_LIMIT: Duration = Duration::from_secs(3600);
 
-/// What draws at random draws the same in each run, unless the caller sets another seed: whether a commit passes must not
-/// hang on chance. `cargo xtask soak` and `cargo xtask fuzz` explore.
+/// Seeds that make random tests repeat the same draws, unless the caller sets another seed. The
+/// result for a commit must not depend on chance. `cargo xtask soak` and `cargo xtask fuzz`
+/// explore.
 pub const SEEDS: [(&str, &str); 2] = [("STERNA_SEED", "1"), ("PROPTEST_RNG_SEED", "1")];
 
-/// Jobs that run with nothing beside them, and why.
+/// Jobs that run without any other job, and the reason.
 const ALONE: &[(&str, &str)] = &[(
     "sterna-guests it throttle",
     "compares how fast a guest goes when it is throttled, and when it is free",
 )];
 
-/// Roughly how many seconds the longest take, for a machine that has not measured them yet.
+/// Rough durations in seconds of the longest jobs, for a machine without stored durations.
 pub const LONG: &[(&str, f64)] = &[
     ("sterna-vmm it ring", 50.0),
     ("sterna-vmm it moving", 45.0),
@@ -36,7 +42,7 @@ pub const LONG: &[(&str, f64)] = &[
     ("sterna-cli it vfio_user", 12.0),
 ];
 
-/// Adapts a job to what is known of it.
+/// Applies the special rules to a job.
 pub fn apply(job: Job) -> Job {
     if ALONE.iter().any(|(name, _)| *name == job.name) {
         return Job { beside: Beside::Nothing, ..job };

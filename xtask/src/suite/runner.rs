@@ -1,24 +1,27 @@
-//! Running jobs side by side.
+//! Runs jobs in parallel.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use sterna_testing::CoreTime;
+
 use super::history::History;
 use super::load::{self, Load};
 use super::{Beside, Binary, Build, Done, Job, Report, directory, log, rules};
 use crate::process::Result;
 
-/// How often the scheduler looks.
+/// Interval at which the scheduler checks its jobs.
 const TICK: Duration = Duration::from_millis(50);
-/// Another program begins while this part of the cores' time is idle…
+/// Another program starts only if this share of the cores' time is idle…
 const IDLE: f64 = 0.15;
-/// …and this much memory is free, up to so many for each core.
+/// …and this much memory in KiB is free. `MOST_FOR_EACH_CORE` limits the number of programs per
+/// core.
 const FREE_KIB: u64 = 2 << 20;
 const MOST_FOR_EACH_CORE: usize = 4;
 
-/// The scheduler.
+/// The state of the scheduler.
 #[derive(Debug)]
 pub struct Runner {
     began: Instant,
@@ -37,6 +40,8 @@ struct Running {
     child: Child,
     log: PathBuf,
     began: Instant,
+    /// The time that is compared with the job's limit.
+    time: CoreTime,
     cpu: Duration,
 }
 
@@ -58,7 +63,7 @@ impl Runner {
         self.waiting.push(job);
     }
 
-    /// Runs everything that was added, and the tests of `build` that `wanted` makes jobs of.
+    /// Runs every added job, and the jobs that `wanted` derives from the tests of `build`.
     pub fn run(
         mut self,
         mut build: Option<Build>,
@@ -68,7 +73,8 @@ impl Runner {
             self.waiting.insert(0, build.take_job());
         }
         loop {
-            // Asked before cargo is: what it printed last has come when it has ended.
+            // This must be asked before the messages are read, so that the last messages of an
+            // ended build are read too.
             let builds = self.holds("build");
             if let Some(coming) = &mut build {
                 self.take_in(coming, &wanted);
@@ -91,7 +97,7 @@ impl Runner {
         }
     }
 
-    /// Makes jobs of the tests that the build has made since the last call.
+    /// Adds jobs for the tests that the build has linked since the last call.
     fn take_in(&mut self, build: &mut Build, wanted: &impl Fn(&Binary) -> Result<Vec<Job>>) {
         let ready = build.come().unwrap_or_else(|why| {
             self.failed("build", "messages of the build".into(), why);
@@ -109,7 +115,7 @@ impl Runner {
         self.failed("tests", format!("{} {}", binary.package, binary.target), why);
     }
 
-    /// Something that never became a job has failed.
+    /// Records the failure of a step that never became a job.
     fn failed(&mut self, part: &'static str, name: String, why: String) {
         let job = Job::new(part, name, Command::new("true"));
         self.ended(&job, Instant::now(), Duration::ZERO, "", Err(why));
@@ -121,7 +127,7 @@ impl Runner {
         running.chain(&self.waiting).any(|job| job.part == part)
     }
 
-    /// The waiting job that may begin now: the longest of those that may.
+    /// The longest waiting job that may start now.
     fn next(&mut self) -> Option<usize> {
         let beside = |job: &Job, beside: Beside| job.beside == beside;
         if self.running.iter().any(|running| beside(&running.job, Beside::Nothing)) {
@@ -140,7 +146,8 @@ impl Runner {
                 }
         };
         let ready = self.waiting.iter().enumerate().filter(|(_, job)| may(job));
-        // Cargo's jobs in the order in which they were added: each finds what the one before has built.
+        // Jobs that call cargo keep the order in which they were added, because each uses the
+        // output of the previous one.
         let rank = |job: &Job| match job.beside {
             Beside::NoCargo => f64::INFINITY,
             _ => self.history.expected(&job.name),
@@ -162,8 +169,8 @@ impl Runner {
         let log = self.logs.join(format!("{}.log", job.name.replace([' ', '/'], "-")));
         match spawn(&mut job, &log) {
             Ok(child) => {
-                let (began, cpu) = (Instant::now(), Duration::ZERO);
-                self.running.push(Running { job, child, log, began, cpu });
+                let (began, time, cpu) = (Instant::now(), CoreTime::default(), Duration::ZERO);
+                self.running.push(Running { job, child, log, began, time, cpu });
                 self.load.forget();
             }
             Err(why) => self.ended(&job, Instant::now(), Duration::ZERO, "", Err(why)),
@@ -177,7 +184,7 @@ impl Runner {
                 running.cpu = cpu;
             }
             let result = match running.child.try_wait() {
-                Ok(None) if running.began.elapsed() < running.job.limit => continue,
+                Ok(None) if !is_over(&mut running.time, running.job.limit) => continue,
                 Ok(None) => {
                     load::kill_tree(running.child.id());
                     let _ = running.child.wait();
@@ -190,7 +197,7 @@ impl Runner {
             let running = self.running.remove(at);
             let text = std::fs::read(&running.log).unwrap_or_default();
             let text = String::from_utf8_lossy(&text);
-            let result = result.unwrap_or_else(|| Err(hung(&running.job, &text)));
+            let result = result.unwrap_or_else(|| Err(hung(&running.job, &running.time, running.cpu, &text)));
             if result.is_ok() {
                 self.history.note(&running.job.name, running.began.elapsed());
             }
@@ -222,7 +229,8 @@ impl Runner {
         }
     }
 
-    /// What a failed build was to make may be there from before, and would be judged in its place.
+    /// Drops the jobs that need a failed build. They would otherwise test an older program that
+    /// still exists.
     fn give_up_what_needs(&mut self, part: &'static str) {
         if part != "build" {
             return;
@@ -235,17 +243,30 @@ impl Runner {
     }
 }
 
-/// What runs when the scheduler itself is stopped is of no use to anybody.
+/// Kills the running jobs when the scheduler itself stops.
 impl Drop for Runner {
     fn drop(&mut self) {
         self.running.iter().for_each(|running| load::kill_tree(running.child.id()));
     }
 }
 
-fn hung(job: &Job, text: &str) -> String {
+/// Whether a job has used up its limit.
+///
+/// The limit counts as on a quiet machine; a multiple of it counts on the clock.
+fn is_over(time: &mut CoreTime, limit: Duration) -> bool {
+    time.look() >= limit || time.by_the_clock() >= limit * rules::MOST_TIMES
+}
+
+fn hung(job: &Job, time: &CoreTime, cpu: Duration, text: &str) -> String {
     let running = log::running(text, &job.tests, rules::THREADS);
     let at = if running.is_empty() { String::new() } else { format!(" in {}", running.join(", ")) };
-    format!("did not end within {} s{at}", job.limit.as_secs())
+    let seconds = |time: Duration| time.as_secs();
+    format!(
+        "did not end within {} s{at} ({} s by the clock, {} s of CPU time)",
+        seconds(job.limit),
+        seconds(time.by_the_clock()),
+        seconds(cpu)
+    )
 }
 
 fn spawn(job: &mut Job, log: &PathBuf) -> Result<Child> {

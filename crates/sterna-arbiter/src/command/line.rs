@@ -1,20 +1,23 @@
-//! A command as text, split into words without a shell.
+//! Parses a command from text into words, without a shell.
 
 use std::fmt;
 use std::str::FromStr;
 
 /// A program and its arguments.
 ///
-/// As text: words are separated by spaces, tabs and line ends. `'…'` keeps everything as it is. `"…"` keeps everything but a
-/// backslash before `"` or `\`, which stands for that character. Outside of quotes a backslash takes the next
-/// character as it is. Nothing else is special: no variables, no patterns, no pipes.
+/// As text, words are separated by spaces, tabs and line ends:
+/// - `'…'` keeps every character.
+/// - `"…"` keeps every character except a backslash before `"` or `\`, which is removed.
+/// - Outside of quotes, a backslash is removed and the next character is kept.
+///
+/// No other character is special: there are no variables, patterns or pipes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CommandLine {
     program: String,
     arguments: Vec<String>,
 }
 
-/// A text that is no command.
+/// A text that cannot be parsed as a [`CommandLine`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is no command: {problem}")]
 pub struct CommandLineError {
@@ -23,17 +26,17 @@ pub struct CommandLineError {
 }
 
 impl CommandLine {
-    /// Of words that are separate already.
+    /// Makes a command from words that are already separate.
     pub fn new(program: impl Into<String>, arguments: impl IntoIterator<Item = impl Into<String>>) -> Self {
         Self { program: program.into(), arguments: arguments.into_iter().map(Into::into).collect() }
     }
 
-    /// The program: a path, or a name that is looked for on the `PATH`.
+    /// Returns the program: a path, or a name that is searched on the `PATH`.
     pub fn program(&self) -> &str {
         &self.program
     }
 
-    /// Its arguments.
+    /// Returns the arguments, without the program.
     pub fn arguments(&self) -> &[String] {
         &self.arguments
     }
@@ -53,7 +56,7 @@ impl FromStr for CommandLine {
     }
 }
 
-/// As text that is read as the same words.
+/// Writes the command as text that parses into the same words.
 impl fmt::Display for CommandLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write_word(f, &self.program)?;
@@ -69,7 +72,7 @@ fn split(text: &str) -> Result<Vec<String>, &'static str> {
         return Err("it has a NUL character");
     }
     let mut words = Vec::new();
-    // A word may be empty if it has quotes.
+    // A word with quotes may be empty, so `Some("")` differs from `None`.
     let mut word: Option<String> = None;
     let mut rest = text.chars();
     while let Some(c) = rest.next() {

@@ -1,4 +1,4 @@
-//! Running a command under a time limit.
+//! Runs a command under a time limit and keeps the end of its standard error.
 
 use std::io::{self, Read as _};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
@@ -11,24 +11,26 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use super::line::CommandLine;
 use crate::names::quoted;
 
-/// How long a killed command may take to be gone.
+/// Time within which a killed command must have ended.
 const DYING: Duration = Duration::from_secs(1);
-/// How often a command is looked at that says nothing.
+/// Interval at which a command without output is checked for its end.
 const LOOK: Duration = Duration::from_millis(5);
-/// The last bytes of what it said are kept.
+/// Bytes kept from the end of a command's standard error.
 const KEPT: usize = 400;
 
 /// How a command ended.
 #[derive(Debug)]
 pub(crate) enum End {
-    /// With an exit code.
+    /// The command ended with this exit code.
     Exited(i32),
-    /// Otherwise; the text says how, after the command's name.
+    /// The command ended without an exit code. The text says how; it follows the command's name in a message.
     Failed(String),
 }
 
-/// Runs a command with more variables, nothing to read, and its output thrown away but for the end of its standard error. At
-/// the limit it is killed with its process group. Also says what it said last, if it said something.
+/// Runs a command with additional environment variables and an empty standard input.
+///
+/// Standard output is discarded. The second result is the end of the standard error, if there was any. At the
+/// limit, the command is killed together with its process group.
 pub(crate) fn run(
     line: &CommandLine,
     variables: &[(&str, String)],
@@ -49,7 +51,7 @@ pub(crate) fn run(
             Ok(Some(status)) => break ended(status),
             Ok(None) if began.elapsed() >= limit => break killed(&mut child, limit),
             Ok(None) => said.wait(LOOK.min(limit.saturating_sub(began.elapsed()))),
-            // Whoever ignores SIGCHLD never learns how a child ended.
+            // A process that ignores SIGCHLD cannot read its children's exit status.
             Err(error) => break End::Failed(format!("ended, and how is not known: {error}")),
         }
     };
@@ -67,7 +69,7 @@ fn ended(status: ExitStatus) -> End {
 }
 
 fn killed(child: &mut Child, limit: Duration) -> End {
-    // It is not reaped yet, so no other group can have its number.
+    // The child is not reaped yet, so no other process group can have its number.
     let _ = kill_process_group(Pid::from_child(child), Signal::KILL);
     let began = Instant::now();
     loop {
@@ -83,7 +85,10 @@ fn killed(child: &mut Child, limit: Duration) -> End {
     }
 }
 
-/// The last of what a command says on its standard error. Its own children may keep that open for ever.
+/// The end of a command's standard error.
+///
+/// Children of the command may keep the pipe open after the command has ended. The end of the pipe is therefore
+/// not awaited.
 struct Said {
     pipe: Option<ChildStderr>,
     last: Vec<u8>,
@@ -92,12 +97,12 @@ struct Said {
 impl Said {
     fn of(child: &mut Child) -> Self {
         let pipe = child.stderr.take();
-        // A read that waits would wait beyond the limit.
+        // A blocking read would exceed the limit.
         let pipe = pipe.filter(|pipe| rustix::io::ioctl_fionbio(pipe, true).is_ok());
         Self { pipe, last: Vec::new() }
     }
 
-    /// Waits for more, and takes it.
+    /// Waits at most `most` for new output and takes it.
     fn wait(&mut self, most: Duration) {
         let Some(pipe) = &self.pipe else { return std::thread::sleep(most) };
         let limit = Timespec::try_from(most).unwrap_or_default();
@@ -107,11 +112,11 @@ impl Said {
         }
     }
 
-    /// Takes what is there.
+    /// Takes the output that is available now.
     fn take(&mut self) {
         let Some(pipe) = &mut self.pipe else { return };
         let mut buffer = [0; 4096];
-        // Who writes without end must not keep us here.
+        // The limit of 64 reads ends this loop even if the command writes without end.
         for _ in 0..64 {
             match pipe.read(&mut buffer) {
                 Ok(count @ 1..) => {

@@ -1,4 +1,4 @@
-//! Posting JSON, with or without TLS.
+//! Posts JSON to etcd, with or without TLS.
 
 use std::fmt;
 use std::io;
@@ -12,22 +12,24 @@ use super::messages::refusal;
 use super::options::TlsOptions;
 use super::tls;
 
-/// No answer of etcd to us is longer.
+/// Limit for an answer: etcd's answers to these requests are shorter.
 const MOST_BYTES: u64 = 64 * 1024;
 
-/// A client that makes a new connection for each request: there are few, and one that was idle may be dead.
+/// An HTTP client that opens a new connection for each request.
+///
+/// There are few requests, and an idle connection may be dead.
 pub(super) struct Http {
     agent: Agent,
     is_tls: bool,
 }
 
 impl Http {
-    /// The text says which file cannot be used.
+    /// Reads the TLS files. The error names the file that cannot be used.
     pub(super) fn new(options: Option<&TlsOptions>) -> Result<Self, String> {
         let tls = options.map(tls::config).transpose()?;
         let is_tls = tls.is_some();
         let config = Agent::config_builder()
-            // The claim is not to depend on a proxy that the environment names.
+            // The claim must not depend on a proxy from the environment.
             .proxy(None)
             .max_redirects(0)
             .max_redirects_will_error(false)
@@ -43,7 +45,7 @@ impl Http {
         Ok(Self { agent: config.new_agent(), is_tls })
     }
 
-    /// The body of a success; the text says what failed.
+    /// Returns the body of an answer with status 200. The error text says what failed.
     pub(super) fn post(
         &self,
         url: &str,
@@ -76,7 +78,7 @@ impl Http {
             ureq::Error::Io(error) if error.kind() == io::ErrorKind::InvalidData && self.is_tls => {
                 format!("no TLS with it: {error}")
             }
-            // A server of TLS 1.3 looks at the certificate when the client believes the handshake done.
+            // A TLS 1.3 server checks the client's certificate after the client has finished the handshake.
             ureq::Error::Io(error) if is_cut(error) && self.is_tls => {
                 format!("{error}: it may have refused this side's certificate, and its log says why")
             }

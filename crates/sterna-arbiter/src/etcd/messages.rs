@@ -1,4 +1,6 @@
-//! Requests to etcd's JSON gateway, and its answers. Answers are read strictly: what is not understood is no ruling.
+//! Requests to etcd's JSON gateway, and the decoding of its answers.
+//!
+//! Decoding is strict: an answer that is not understood is no ruling.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -7,18 +9,18 @@ use zeroize::Zeroizing;
 
 use crate::names::quoted;
 
-/// What is stored under the key of a claim.
+/// The content of a claim's key after the transaction.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Stored {
-    /// What was sent, just now.
+    /// The transaction created the key with the sent value.
     Created,
-    /// What was there before.
+    /// The key already existed, with this value.
     Before(Vec<u8>),
-    /// The key is there, and has no value.
+    /// The key exists and has no value.
     Nothing,
 }
 
-/// Stores the value if there is no such key, and reads it otherwise.
+/// Builds the transaction that creates the key with the value, or reads the existing key.
 pub(super) fn claim(key: &str, value: &str) -> String {
     let key = STANDARD.encode(key);
     json!({
@@ -29,23 +31,23 @@ pub(super) fn claim(key: &str, value: &str) -> String {
     .to_string()
 }
 
-/// Says whether there is such a key.
+/// Builds the request that counts the entries of a key: 0 or 1.
 pub(super) fn count(key: &str) -> String {
     json!({"key": STANDARD.encode(key), "countOnly": true}).to_string()
 }
 
-/// Takes the key away.
+/// Builds the request that deletes a key.
 pub(super) fn delete(key: &str) -> String {
     json!({"key": STANDARD.encode(key)}).to_string()
 }
 
-/// Asks for a token.
+/// Builds the request for an authentication token.
 pub(super) fn login(user: &str, password: &str) -> Zeroizing<String> {
-    // The value's own copy of the password is not overwritten.
+    // `json!` makes a copy of the password that is not overwritten.
     Zeroizing::new(json!({"name": user, "password": password}).to_string())
 }
 
-/// The answer to [`claim`], and the cluster that gave it.
+/// Decodes the answer to [`claim`], with the id of the cluster that sent it.
 pub(super) fn read_claim(bytes: &[u8]) -> Result<(String, Stored), String> {
     let answer = parse(bytes)?;
     let cluster = cluster(&answer, bytes)?;
@@ -54,7 +56,7 @@ pub(super) fn read_claim(bytes: &[u8]) -> Result<(String, Stored), String> {
         Some([response]) => response,
         _ => return Err(not_understood(bytes)),
     };
-    // What is false is left out.
+    // etcd's JSON omits fields that are false.
     let stored = match answer.get("succeeded").unwrap_or(&Value::Bool(false)) {
         Value::Bool(true) => field(response, "response_put", "responsePut")
             .filter(|put| put.is_object())
@@ -68,14 +70,14 @@ pub(super) fn read_claim(bytes: &[u8]) -> Result<(String, Stored), String> {
     stored.map(|stored| (cluster, stored)).ok_or_else(|| not_understood(bytes))
 }
 
-/// The cluster that gave an answer.
+/// Decodes the id of the cluster that sent an answer.
 pub(super) fn read_cluster(bytes: &[u8]) -> Result<String, String> {
     cluster(&parse(bytes)?, bytes)
 }
 
-/// The answer to [`login`].
+/// Decodes the answer to [`login`].
 pub(super) fn read_token(bytes: &[u8]) -> Result<Zeroizing<String>, String> {
-    // An answer with a token is a secret.
+    // The answer may contain a token, which is a secret, so no error quotes it.
     let wrong = || "the answer to the login has no token, so this is no etcd 3".to_owned();
     let answer = parse(bytes).map_err(|_| wrong())?;
     let token = answer["token"].as_str().filter(|token| !token.is_empty());
@@ -83,7 +85,7 @@ pub(super) fn read_token(bytes: &[u8]) -> Result<Zeroizing<String>, String> {
     Ok(Zeroizing::new(token.to_owned()))
 }
 
-/// An answer that is no success, in words.
+/// Describes an answer whose HTTP status is not 200.
 pub(super) fn refusal(status: u16, bytes: &[u8]) -> String {
     let answer = parse(bytes).unwrap_or_default();
     let said = ["message", "error", "Error"].iter().find_map(|name| answer[*name].as_str());
@@ -95,12 +97,12 @@ pub(super) fn refusal(status: u16, bytes: &[u8]) -> String {
     format!("it answers with HTTP status {status} and says {said}")
 }
 
-/// The value of the only key.
+/// Returns the value of the only key.
 fn before(pairs: Option<&Value>) -> Option<Stored> {
     match pairs.map(|pairs| pairs.as_array().map(Vec::as_slice)) {
         None | Some(Some([])) => Some(Stored::Nothing),
         Some(Some([pair])) => match pair.get("value") {
-            // An empty value is left out.
+            // etcd's JSON omits an empty value.
             None => Some(Stored::Before(Vec::new())),
             Some(value) => STANDARD.decode(value.as_str()?).ok().map(Stored::Before),
         },
@@ -117,7 +119,7 @@ fn cluster(answer: &Value, bytes: &[u8]) -> Result<String, String> {
     }
 }
 
-/// A field, in both of the gateway's spellings.
+/// Returns a field by either of the gateway's spellings: snake case or camel case.
 fn field<'a>(value: &'a Value, name: &str, other: &str) -> Option<&'a Value> {
     value.get(name).or_else(|| value.get(other))
 }

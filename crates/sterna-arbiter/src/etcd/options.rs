@@ -1,33 +1,33 @@
-//! What stands behind `etcd:`.
+//! Parses the text after `etcd:`: the endpoints and their options.
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 
 use zeroize::Zeroizing;
 
-/// Before each key, if nothing else is wanted.
+/// Default prefix of each key.
 const PREFIX: &str = "sterna/claims/";
 const OPTIONS: &str = "ca=FILE, cert=FILE, key=FILE, user=NAME, password-file=FILE and prefix=TEXT";
 
-/// Where etcd is and how it is spoken to.
+/// The endpoints of an etcd and how to authenticate to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct EtcdOptions {
-    /// `scheme://host:port`, in the order in which they are asked.
+    /// `scheme://host:port`, in the order in which the endpoints are asked.
     pub(crate) endpoints: Vec<String>,
-    /// For `https`.
+    /// Present if the URLs are `https`.
     pub(crate) tls: Option<TlsOptions>,
-    /// A name and the file with the password.
+    /// The user's name, and the file that contains the password.
     pub(crate) user: Option<(String, PathBuf)>,
-    /// Before each key.
+    /// Prefix of each key.
     pub(crate) prefix: String,
 }
 
-/// Files for TLS, PEM.
+/// PEM files for TLS.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TlsOptions {
-    /// Authorities that are trusted.
+    /// Certificates of the trusted authorities.
     pub(crate) ca: PathBuf,
-    /// This side's certificate and its key.
+    /// This side's certificate and its private key.
     pub(crate) identity: Option<(PathBuf, PathBuf)>,
 }
 
@@ -50,7 +50,7 @@ struct Url {
 }
 
 impl EtcdOptions {
-    /// The text says what is wrong.
+    /// Parses and checks the options. The error text says what is wrong.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let mut read = Read::default();
         for part in text.split(',').filter(|part| !part.is_empty()) {
@@ -86,7 +86,7 @@ impl<'a> Read<'a> {
             "user" => &mut self.user,
             "password-file" => &mut self.password_file,
             "prefix" => &mut self.prefix,
-            // The value may be a secret.
+            // The error does not quote this option, because its value may be a password.
             "password" => {
                 return Err("a password does not belong on a command line: use password-file=FILE".to_owned());
             }
@@ -169,7 +169,7 @@ fn url(text: &str) -> Result<Url, &'static str> {
     Ok(Url { text: format!("{scheme}://{rest}"), is_https, is_loopback })
 }
 
-/// The first line of a file.
+/// Reads the password from the first line of a file.
 pub(super) fn password(file: &Path) -> Result<Zeroizing<String>, String> {
     let text = std::fs::read_to_string(file).map(Zeroizing::new);
     let text = text.map_err(|error| format!("cannot read the password from {}: {error}", file.display()))?;

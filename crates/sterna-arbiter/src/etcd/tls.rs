@@ -1,4 +1,4 @@
-//! The files for TLS, read and checked before the first connection.
+//! Reads and checks the TLS files before the first connection.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use rustls::crypto::aws_lc_rs as library;
 #[cfg(not(any(feature = "aws-lc-rs", feature = "ring")))]
 compile_error!("TLS needs one of the features aws-lc-rs and ring");
 
-/// The text says which file cannot be used, and why.
+/// Builds the TLS configuration. The error names the file that cannot be used, and the reason.
 pub(super) fn config(options: &TlsOptions) -> Result<TlsConfig, String> {
     let provider = Arc::new(library::default_provider());
     let authorities = certificates(&options.ca)?;
@@ -43,7 +43,7 @@ pub(super) fn config(options: &TlsOptions) -> Result<TlsConfig, String> {
         .build())
 }
 
-/// What is wrong with the files would otherwise be found, or panic, when the first claim is made.
+/// Checks the files now. Otherwise an error or a panic would first occur when a claim is made.
 fn check(
     options: &TlsOptions,
     provider: &Arc<CryptoProvider>,
@@ -76,7 +76,7 @@ fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
     }
 }
 
-/// The key for the check, and for the connections.
+/// Reads the private key twice: once for the check, and once for the connections.
 fn private_key(file: &Path) -> Result<(PrivateKeyDer<'static>, PrivateKey<'static>), String> {
     let bytes = zeroize::Zeroizing::new(read(file)?);
     let is_encrypted = bytes.windows(9).any(|window| window == b"ENCRYPTED");
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
     use rcgen::{CertificateParams, KeyPair};
 
-    /// A certificate that vouches for itself, and its key.
+    /// Returns a self-signed certificate and its key.
     fn pair() -> (String, String) {
         let key = KeyPair::generate().expect("a key");
         let params = CertificateParams::new(vec!["localhost".to_owned()]).expect("names");

@@ -1,4 +1,4 @@
-//! Creating a file with its whole content, if there is none, and reading what is there then.
+//! Creates a file with its complete content, or reads the file that exists.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
@@ -10,16 +10,18 @@ use rustix::io::Errno;
 
 use crate::claim::random_number;
 
-/// Why it is not known what lies there.
+/// The reason why the content under a name is unknown.
 #[derive(Debug)]
 pub(super) enum Obstacle {
-    /// The file system failed.
+    /// A call of the file system failed.
     Io { doing: &'static str, error: io::Error },
-    /// Something lies there that cannot be ours.
+    /// The name is used by something that Sterna cannot have written.
     Foreign(String),
 }
 
-/// Creates the file with these bytes if its name is free, and gives back what is there, durable: these bytes or others.
+/// Creates the file with these bytes if its name is free.
+///
+/// Returns the durable content under the name: these bytes or those of an earlier claim.
 pub(super) fn create(path: &Path, bytes: &[u8], most: usize) -> Result<Vec<u8>, Obstacle> {
     if let Some(found) = look(path, most)? {
         return Ok(found);
@@ -27,7 +29,7 @@ pub(super) fn create(path: &Path, bytes: &[u8], most: usize) -> Result<Vec<u8>, 
     let temporary = Temporary::write(path, bytes)?;
     let published = temporary.publish(path);
     drop(temporary);
-    // The answer of a network file system may be wrong if it had to ask twice, so only the content counts.
+    // A network file system that repeats a request may return a wrong result, so only the content counts.
     match (look(path, most)?, published) {
         (Some(found), _) => Ok(found),
         (None, Err(error)) => Err(Obstacle::Io { doing: "create", error }),
@@ -38,9 +40,9 @@ pub(super) fn create(path: &Path, bytes: &[u8], most: usize) -> Result<Vec<u8>, 
     }
 }
 
-/// The content of what lies under the name, if something does; made durable.
+/// Reads the content under the name, if the name exists, and makes it durable.
 pub(super) fn look(path: &Path, most: usize) -> Result<Option<Vec<u8>>, Obstacle> {
-    // A link could lead elsewhere on the other side, and a pipe would make us wait for its writer.
+    // A symbolic link could lead elsewhere on the other side. Opening a pipe would block until it has a writer.
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let file = match OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(path) {
         Ok(file) => file,
@@ -73,7 +75,7 @@ fn parent(path: &Path) -> &Path {
     path.parent().unwrap_or(Path::new("/"))
 }
 
-/// A whole, synced file beside the one that is to be; removed when dropped.
+/// A complete, synced file in the directory of the final file. It is removed when dropped.
 #[derive(Debug)]
 pub(super) struct Temporary(PathBuf);
 
@@ -93,7 +95,7 @@ impl Temporary {
         Ok(temporary)
     }
 
-    /// Gives the file its name, unless there is a file of that name.
+    /// Gives the file its final name, unless that name exists.
     pub(super) fn publish(&self, path: &Path) -> io::Result<()> {
         match std::fs::hard_link(&self.0, path) {
             Err(error) if has_no_links(&error) => self.rename(path),
@@ -101,7 +103,7 @@ impl Temporary {
         }
     }
 
-    /// As [`Temporary::publish`], where there are no hard links.
+    /// Does the same as [`Temporary::publish`] on a file system without hard links.
     pub(super) fn rename(&self, path: &Path) -> io::Result<()> {
         Ok(renameat_with(CWD, &self.0, CWD, path, RenameFlags::NOREPLACE)?)
     }
@@ -109,12 +111,12 @@ impl Temporary {
 
 impl Drop for Temporary {
     fn drop(&mut self) {
-        // It may have been renamed, and decides nothing.
+        // The file may have been renamed. If it remains, it has no effect on claims.
         let _ = std::fs::remove_file(&self.0);
     }
 }
 
-/// Whether the file system knows no hard links.
+/// Whether the error means that the file system has no hard links.
 fn has_no_links(error: &io::Error) -> bool {
     let errno = Errno::from_io_error(error);
     errno.is_some_and(|errno| [Errno::PERM, Errno::OPNOTSUPP, Errno::NOSYS].contains(&errno))

@@ -57,21 +57,21 @@ fn first_wins_for_ever_in_its_generation() {
 fn killed_after_each_step_leaves_a_state_that_decides() {
     let bytes = |of: &Claim| record::encode(of).into_bytes();
 
-    // Before the link: nobody has won.
+    // Killed before the link: no claimant has won.
     let fixture = Fixture::new();
     let written = Temporary::write(&fixture.place(&claim("a", 1)), &bytes(&claim("a", 1))).expect("written");
     std::mem::forget(written);
     assert_eq!(fixture.arbiter.claim(&claim("b", 1)), Ok(Ruling::Won));
     assert_eq!(fixture.arbiter.claim(&claim("a", 1)), Ok(lost("b")));
 
-    // In the middle of writing: the same.
+    // Killed in the middle of writing: no claimant has won.
     let fixture = Fixture::new();
     let half =
         Temporary::write(&fixture.place(&claim("a", 1)), &bytes(&claim("a", 1))[..20]).expect("written");
     std::mem::forget(half);
     assert_eq!(fixture.arbiter.claim(&claim("a", 1)), Ok(Ruling::Won));
 
-    // After the link: whoever was killed has won.
+    // Killed after the link: the killed claimant has won.
     let fixture = Fixture::new();
     let place = fixture.place(&claim("a", 1));
     let linked = Temporary::write(&place, &bytes(&claim("a", 1))).expect("written");
@@ -139,7 +139,7 @@ fn directory_that_cannot_be_written_to_is_said() {
     set(0o755);
 
     if rustix::process::geteuid().is_root() {
-        // Root may write all the same, so a file system that nobody may write to stands in.
+        // Root may write to any directory, so the test uses a file system that no process can write to.
         let error = FileArbiter::new(Path::new("/proc")).claim(&claim("a", 1)).expect_err("not writable");
         assert!(!error.is_contradictory(), "{error}");
     } else {
@@ -217,7 +217,7 @@ fn directories_have_a_token_for_each_generation_until_it_is_forgotten() {
 
 #[test]
 fn copied_directory_is_another_arbiter() {
-    // What a wrong mount or a replication that lags looks like: all that was there before is there, too.
+    // The copy contains every earlier claim, as after a wrong mount or with a replication that lags.
     let (one, copy) = (Fixture::new(), Fixture::new());
     assert_eq!(one.arbiter.claim(&claim("a", 1)), Ok(Ruling::Won));
     for name in one.names() {
@@ -233,7 +233,7 @@ fn full_disk_is_said_and_leaves_nothing() {
     let directory = tempfile::tempdir().expect("a directory");
     let Some(disk) = SmallDisk::mount(directory.path()) else { return };
     let filler = disk.0.join("filler");
-    // Fails when all is used.
+    // The write fails when the disk is full.
     let _ = std::fs::write(&filler, vec![1; 1 << 20]);
     let arbiter = FileArbiter::new(disk.0);
 
@@ -245,7 +245,7 @@ fn full_disk_is_said_and_leaves_nothing() {
     assert_eq!(arbiter.claim(&claim("b", 1)), Ok(Ruling::Won));
 }
 
-/// A file system of its own, gone when it is dropped.
+/// A separate file system, unmounted when it is dropped.
 struct SmallDisk<'a>(&'a Path);
 
 impl<'a> SmallDisk<'a> {
@@ -256,7 +256,7 @@ impl<'a> SmallDisk<'a> {
             return Some(Self(directory));
         }
         use std::io::Write as _;
-        // Past libtest's capture, which would keep it from xtask.
+        // Written directly to stderr: libtest captures `eprintln!`, and xtask must see the line.
         let _ = writeln!(
             std::io::stderr(),
             "SKIPPED full_disk_is_said_and_leaves_nothing: no right to mount a file system"

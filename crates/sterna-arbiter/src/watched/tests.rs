@@ -1,7 +1,7 @@
 use super::*;
 use crate::claim::Role;
 
-/// Answers in turn; the last answer stays.
+/// Returns the answers in order, and repeats the last one.
 #[derive(Debug)]
 struct Scripted(Mutex<Vec<Result<Ruling, ClaimError>>>);
 
@@ -16,7 +16,7 @@ impl Arbiter for Scripted {
     }
 }
 
-/// Answers when the channel's other end is dropped.
+/// Answers when the other end of the channel is dropped.
 #[derive(Debug)]
 struct Stuck(Mutex<std::sync::mpsc::Receiver<()>>);
 

@@ -1,4 +1,4 @@
-//! `exec:` and fences: what each way to end means.
+//! `exec:` and fences: the meaning of each exit status and failure.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use tempfile::TempDir;
 
 use crate::{PATIENCE, claim, open};
 
-/// A shell script as the arbiter's command.
+/// Claims with a shell script as the arbiter's command.
 fn exec(script: &str, limit: Duration) -> Result<Ruling, ClaimError> {
     open(&format!("exec:{}", shell(script)), limit).arbiter.claim(&claim("a", 0x1f))
 }
@@ -21,7 +21,7 @@ fn shell(script: &str) -> CommandLine {
     CommandLine::new("/bin/sh", ["-c", script])
 }
 
-/// Ways to end that are no ruling and no success, and what errors say of them.
+/// Scripts that give neither a ruling nor a success, and the text that the error must contain.
 const FAILURES: &[(&str, &str)] = &[
     ("exit 2", "exited with 2"),
     ("exit 126", "exited with 126"),
@@ -53,6 +53,8 @@ fn fence_succeeds_only_by_0() {
     for (script, what) in [&[("exit 1", "exited with 1")], FAILURES].concat() {
         let error = fence(script, PATIENCE).expect_err(script).to_string();
         assert!(error.contains(what) && error.contains("nobody may start"), "{script}: {error}");
+        // A standby has no command that decides.
+        assert!(!error.contains("decide"), "{script}: {error}");
     }
 }
 
@@ -81,7 +83,7 @@ fn command_is_told_the_claim_and_no_shell_is_between() {
 #[test]
 fn command_that_hangs_is_killed_with_its_group() {
     let directory = tempfile::tempdir().expect("a directory");
-    // Also when it ignores signals, has closed its output, or fills it without end.
+    // The scripts also ignore signals, close their output, or write without end.
     for script in [
         "sleep 1000",
         "trap '' TERM INT HUP; sleep 1000",
@@ -94,7 +96,7 @@ fn command_that_hangs_is_killed_with_its_group() {
             let script =
                 format!("sleep 1000 & echo $! > {0}.new; mv {0}.new {0}; {script}", pid_file.display());
             let error = exec(&script, limit).expect_err("no ruling");
-            // A busy machine may not have come so far.
+            // On a busy machine the script may not have written the file before the limit.
             match std::fs::read_to_string(&pid_file) {
                 Ok(pid) => break (error, pid.trim().parse().expect("a number")),
                 Err(_) => limit *= 2,
@@ -112,7 +114,7 @@ fn assert_gone(process: i32) {
     let began = Instant::now();
     let runs = || {
         let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
-        // Nobody may reap what has no parent any more.
+        // A process without a parent may never be reaped.
         stat.rsplit_once(") ").is_some_and(|(_, state)| !state.starts_with(['Z', 'X']))
     };
     while runs() {
@@ -127,7 +129,7 @@ fn children_that_a_command_leaves_behind_are_not_waited_for() {
     let pid_file = directory.path().join("pid");
     let began = Instant::now();
 
-    // The child keeps the command's standard error.
+    // The child process inherits and keeps the command's standard error.
     let ruling = exec(&format!("sleep 1000 & echo $! > {}; exit 0", pid_file.display()), PATIENCE * 4);
 
     let pid = std::fs::read_to_string(pid_file).expect("a number").trim().parse().expect("a number");
@@ -142,7 +144,7 @@ fn children_that_a_command_leaves_behind_are_not_waited_for() {
 fn command_that_rules_otherwise_the_second_time_is_not_trusted() {
     let directory = TempDir::new().expect("a directory");
     let script = format!("mkdir {}/first", directory.path().display());
-    // mkdir exits with 1 if the directory is there: the second time it says lost.
+    // mkdir exits with 1 if the directory exists, so the second ruling is `lost`.
     let arbiter = open(&format!("exec:{}", shell(&script)), PATIENCE).arbiter;
 
     assert_eq!(arbiter.claim(&claim("a", 1)), Ok(Ruling::Won));

@@ -1,4 +1,4 @@
-//! `etcd:` against servers that work, fail and lie. `interop/tests/it/etcd.rs` asks a real one.
+//! `etcd:` against servers that work, fail or lie. `interop/tests/it/etcd.rs` uses a real etcd.
 
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use sterna_arbiter::{Arbiter, ClaimError, Ruling};
 use crate::fake::{Reply, Server, Store};
 use crate::{PATIENCE, claim, lost, open};
 
-/// For servers that do not answer.
+/// Time limit for servers that do not answer.
 const SHORT: Duration = Duration::from_millis(300);
 
 fn arbiter(servers: &[&Server], limit: Duration) -> Arc<dyn Arbiter> {
@@ -64,6 +64,20 @@ fn answer_lost_after_its_effect_is_won_when_asked_again() {
 }
 
 #[test]
+fn endpoint_that_is_silent_does_not_hold_up_the_claim() {
+    let store = Store::default();
+    // The server accepts connections and sends nothing. A host that has died does not even accept them.
+    let (silent, works) = (answering(Reply::Hang), etcd(&store));
+    let begin = Instant::now();
+
+    assert_eq!(arbiter(&[&silent, &works], PATIENCE).claim(&claim("a", 1)), Ok(Ruling::Won));
+
+    assert!(begin.elapsed() < Duration::from_secs(2), "{:?}", begin.elapsed());
+    // Both endpoints received the request, and the store has one claim.
+    assert_eq!(arbiter(&[&works], PATIENCE).claim(&claim("b", 1)), Ok(lost("a")));
+}
+
+#[test]
 fn next_endpoint_is_asked_if_one_fails() {
     let store = Store::default();
     let kept = store.clone();
@@ -75,10 +89,11 @@ fn next_endpoint_is_asked_if_one_fails() {
     let (hangs, works, last) = (answering(Reply::Hang), etcd(&store), etcd(&store));
     let servers = [&broken, &loses_answers, &hangs, &works, &last];
 
-    // The one that hangs takes a third of what is left.
+    // The endpoint that hangs does not delay the claim.
     assert_eq!(arbiter(&servers, Duration::from_secs(10)).claim(&claim("a", 1)), Ok(Ruling::Won));
 
-    assert_eq!(servers.map(|server| server.requests().len()), [1, 1, 1, 1, 0]);
+    let asked = servers.map(|server| server.requests().len());
+    assert_eq!(asked[..4], [1, 1, 1, 1], "{asked:?}");
 }
 
 #[test]
@@ -155,7 +170,7 @@ fn servers_that_are_slow_end_at_the_limit() {
 
 #[test]
 fn values_that_are_no_claim_are_believed_by_nobody() {
-    // "hello"; and a key that is there without a value.
+    // "hello"; and a key without a value.
     for range in [json!({"kvs": [{"value": "aGVsbG8="}]}), json!({"kvs": [{}]}), json!({})] {
         let answer = json!({"header": {"cluster_id": "7"}, "responses": [{"response_range": range}]});
 
@@ -228,7 +243,7 @@ fn user_gets_a_token_for_each_claim() {
 
 #[test]
 fn identity_is_a_token_that_the_other_side_finds_in_the_same_etcd_alone() {
-    // Both have the same cluster id, as clusters have that were set up alike.
+    // Both servers have the same cluster id, like clusters with the same configuration.
     let (server, copy) = (keeping(), keeping());
     let identity = |url: &str, more: &str| {
         let arbiter = open(&format!("etcd:{url}{more}"), PATIENCE).arbiter;
@@ -241,14 +256,14 @@ fn identity_is_a_token_that_the_other_side_finds_in_the_same_etcd_alone() {
     assert_ne!(identity(&copy.url(), ""), Ok(first.clone()), "another etcd");
     assert_ne!(identity(&server.url(), ",prefix=other/"), Ok(first.clone()), "another prefix");
 
-    // One that does not answer is no reason not to begin; one of another cluster is.
+    // An endpoint that does not answer does not fail the call; an endpoint of another cluster does.
     let other = answering(Reply::Http(200, r#"{"header":{"cluster_id":"8"}}"#.to_owned()));
     let broken = answering(Reply::Close);
     assert_eq!(identity(&server.url(), &format!(",{}", broken.url())), Ok(first.clone()));
     let error = identity(&server.url(), &format!(",{}", other.url())).expect_err("two arbiters");
     assert!(error.is_contradictory() && error.to_string().contains("cluster 8"), "{error}");
 
-    // Once both have read it, it is taken away.
+    // The token is removed after both sides have read it.
     let arbiter = open(&format!("etcd:{}", server.url()), PATIENCE).arbiter;
     arbiter.forget_identity(&claim("a", 1).guest, claim("a", 1).generation);
     assert_ne!(identity(&server.url(), ""), Ok(first));
@@ -270,7 +285,7 @@ fn what_is_no_token_is_named() {
     assert!(error.is_contradictory() && error.to_string().contains("no token of an arbiter"), "{error}");
 }
 
-/// An etcd of cluster 7.
+/// Starts a server that behaves as an etcd of cluster 7.
 fn keeping() -> Server {
     let store = Store::default();
     Server::start(move |request| {

@@ -1,4 +1,4 @@
-//! An etcd inside the process, and servers that misbehave.
+//! An etcd inside the test process, and servers that misbehave.
 
 use std::collections::HashMap;
 use std::io::{Read, Write as _};
@@ -10,27 +10,27 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-/// A request as it came.
+/// A request that the server received.
 #[derive(Debug, Clone)]
 pub(crate) struct Request {
     pub(crate) path: String,
-    /// The header `authorization`.
+    /// The value of the header `authorization`.
     pub(crate) token: Option<String>,
     pub(crate) body: Value,
 }
 
-/// What a server does with a request.
+/// The reaction of a server to a request.
 #[derive(Debug, Clone)]
 pub(crate) enum Reply {
-    /// A status and a body.
+    /// Sends a status and a body.
     Http(u16, String),
-    /// These bytes, then the end.
+    /// Sends these bytes and closes the connection.
     Bytes(Vec<u8>),
-    /// The end.
+    /// Closes the connection without an answer.
     Close,
-    /// Nothing, until the server ends.
+    /// Sends nothing until the server ends.
     Hang,
-    /// A byte of a header now and then, without end.
+    /// Sends one byte of a header at a time, without end.
     Drip,
 }
 
@@ -43,7 +43,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// `reply` gets the request.
+    /// Starts a server that answers each request with the result of `reply`.
     pub(crate) fn start(reply: impl Fn(&Request) -> Reply + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("bound");
         let address = listener.local_addr().expect("an address");
@@ -68,12 +68,12 @@ impl Server {
         Self { address, ends, requests, thread: Some(thread) }
     }
 
-    /// `http://HOST:PORT`.
+    /// Returns the URL `http://HOST:PORT` of the server.
     pub(crate) fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// The requests that came.
+    /// Returns the requests that were received so far.
     pub(crate) fn requests(&self) -> Vec<Request> {
         self.requests.lock().expect("no panic").clone()
     }
@@ -82,7 +82,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.ends.store(true, Ordering::Release);
-        // It waits for a connection.
+        // The thread waits in `accept`, so a connection wakes it.
         let _ = TcpStream::connect(self.address);
         let _ = self.thread.take().expect("running").join();
     }
@@ -106,7 +106,7 @@ fn read(mut stream: &TcpStream) -> Option<Request> {
     Some(Request { path, token: header("authorization"), body: serde_json::from_slice(&body).ok()? })
 }
 
-/// Whoever asked may be gone.
+/// Sends the reply. The client may have closed the connection, so errors are ignored.
 fn answer(mut stream: TcpStream, reply: &Reply, ended: &AtomicBool) {
     let wait = || std::thread::sleep(Duration::from_millis(5));
     match reply {
@@ -130,12 +130,12 @@ fn answer(mut stream: TcpStream, reply: &Reply, ended: &AtomicBool) {
     }
 }
 
-/// What an etcd keeps.
+/// The keys and values of a fake etcd.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Store(Arc<Mutex<HashMap<String, String>>>);
 
 impl Store {
-    /// Answers a transaction as etcd does.
+    /// Answers a transaction like etcd.
     pub(crate) fn txn(&self, body: &Value) -> String {
         let mut keys = self.0.lock().expect("no panic");
         let key = body["compare"][0]["key"].as_str().expect("a key");
@@ -155,7 +155,6 @@ impl Store {
         answer.to_string()
     }
 
-    /// Takes a key away.
     pub(crate) fn delete(&self, body: &Value) -> String {
         self.0.lock().expect("no panic").remove(body["key"].as_str().expect("a key"));
         json!({"header": {"cluster_id": "7"}, "deleted": "1"}).to_string()

@@ -1,5 +1,6 @@
-//! The integration tests of this crate, one module for each subject: one program is linked, not one for each file.
-//! `cargo test -p sterna-arbiter --test it SUBJECT::` runs those of one subject.
+//! The integration tests of this crate: one module per subject, all linked into one program.
+//!
+//! `cargo test -p sterna-arbiter --test it SUBJECT::` runs the tests of one subject.
 
 mod commands;
 mod etcd;
@@ -10,7 +11,7 @@ use std::time::Duration;
 
 use sterna_arbiter::{Claim, Claimant, Generation, GuestName, Opened, Role, Ruling, Spec};
 
-/// Nothing that works takes as long.
+/// Time limit of operations that must succeed, also on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn claimant(process: &str) -> Claimant {

@@ -12,11 +12,11 @@ use crate::{PATIENCE, claim, lost, open};
 
 const ROUNDS: u64 = 1000;
 const KILLS: u64 = 100;
-/// For [`child`]: the directory, and the name of the process.
+/// Environment variables of [`child`]: the directory, and the name of the process.
 const DIRECTORY: &str = "STERNA_ARBITER_TEST_DIRECTORY";
 const NAME: &str = "STERNA_ARBITER_TEST_NAME";
 
-/// In memory where that is possible: a disk's own time is not what is tested.
+/// In memory where possible, because the speed of the disk is not under test.
 fn directory() -> TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a directory")
 }
@@ -51,14 +51,14 @@ fn of_two_processes_exactly_one_wins_in_each_of_1000_rounds() {
     let directory = directory();
     let mut children = ["a", "b"].map(|name| Process::start(&directory, name));
     for round in 0..ROUNDS {
-        // Each is told before either is waited for.
+        // Both processes get the round before the test waits for either ruling.
         children.iter_mut().for_each(|child| child.tell(round));
         let [a, b] = &mut children;
         assert_one_winner(&(b.ruling(round).expect("a ruling"), a.ruling(round).expect("a ruling")));
     }
 }
 
-/// `b`'s ruling and `a`'s.
+/// Checks the rulings of `b` and `a`, in this order.
 fn assert_one_winner(pair: &(Ruling, Ruling)) {
     assert!(*pair == (Ruling::Won, lost("b")) || *pair == (lost("a"), Ruling::Won), "{pair:?}");
 }
@@ -73,7 +73,7 @@ fn process_killed_in_the_middle_of_a_claim_leaves_a_state_that_decides() {
     for kill in 0..KILLS {
         let name = format!("killed-{kill}");
         let mut child = Process::start(&directory, &name);
-        // It has begun to claim.
+        // The first ruling shows that the process claims.
         child.tell(kill * ROUNDS);
         assert_eq!(child.ruling(kill * ROUNDS), Some(Ruling::Won));
         let generations = kill * ROUNDS + 1..(kill + 1) * ROUNDS;
@@ -83,7 +83,7 @@ fn process_killed_in_the_middle_of_a_claim_leaves_a_state_that_decides() {
         let won =
             generations.clone().take_while(|generation| child.ruling(*generation).is_some()).count() as u64;
 
-        // What was said holds; of the next one only that it is decided.
+        // Printed rulings are final. For the next generation, the test only requires a ruling.
         let after = generations.start + won;
         for generation in [after.saturating_sub(1), after, after + 1] {
             let ruling = survivor.claim(&claim("survivor", generation)).expect("decidable");
@@ -97,7 +97,7 @@ fn process_killed_in_the_middle_of_a_claim_leaves_a_state_that_decides() {
     }
 }
 
-/// A process that claims the generations that it is told.
+/// A process that claims each generation that the test sends.
 struct Process {
     child: Child,
     input: ChildStdin,
@@ -119,12 +119,12 @@ impl Process {
         writeln!(self.input, "{generation}").expect("told");
     }
 
-    /// The ruling that it says next; none if it ended.
+    /// Reads the next ruling; `None` if the process has ended.
     fn ruling(&mut self, generation: u64) -> Option<Ruling> {
         loop {
             let mut line = String::new();
             self.output.read_line(&mut line).expect("read");
-            // A line that was cut off was not said.
+            // The kill may cut off the last line, which then does not count.
             let line = line.strip_suffix('\n')?;
             let Some((_, said)) = line.split_once("RULING ") else { continue };
             let (number, said) = said.split_once(' ').expect("two words");
@@ -141,7 +141,7 @@ impl Drop for Process {
     }
 }
 
-/// No test: what [`Process`] runs.
+/// Not a test: the program that [`Process`] runs.
 #[test]
 fn child() {
     let (Ok(directory), Ok(name)) = (std::env::var(DIRECTORY), std::env::var(NAME)) else { return };
@@ -153,7 +153,7 @@ fn child() {
             Ruling::Won => "won".to_owned(),
             Ruling::Lost { winner } => winner.expect("known").process().to_owned(),
         };
-        // One write, so that no part of it is said.
+        // One write, so that a kill cannot leave a part of the line.
         out.write_all(format!("RULING {generation} {said}\n").as_bytes()).expect("written");
         out.flush().expect("written");
     }

@@ -1,5 +1,7 @@
-//! A device with large state, for measuring: bytes in memory, read and loaded at a rate. Reading is a copy, as little
-//! as any device costs; what came is compared with what left behind the measurement.
+//! A device with large state for `sterna bench downtime`.
+//! Its state is a buffer in memory that is read and loaded at a configured rate. Reading is a plain copy, the
+//! cheapest that a device can offer. After each run, the loaded state is compared with the original, outside
+//! the measured time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,26 +10,26 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use sterna::{Device, DeviceStream, RemainingState, VmError};
 
-/// How late a device may be and make up for it.
+/// Maximum delay for which a device compensates by moving its next bytes faster.
 const SLACK: Duration = Duration::from_millis(2);
 
-/// One device.
+/// A benchmark device with its state, its rate limit and its read position.
 pub struct BenchDevice {
     number: u32,
-    /// What it has, or room for what it will have.
+    /// The state; at the destination, a buffer of the same size that the state is loaded into.
     state: Mutex<Vec<u8>>,
     /// Bytes that can be read while the guest runs.
     running_bytes: usize,
-    /// Bytes per second; 0: no limit.
+    /// Bytes per second for reading and loading; 0: no limit.
     rate: u64,
     at: AtomicUsize,
     has_stopped: Mutex<bool>,
-    /// When what was moved so far is due.
+    /// When the last transfer should end at the configured rate.
     due: Mutex<Option<Instant>>,
 }
 
 impl BenchDevice {
-    /// Device `number` with a state of `bytes`, every page of it touched.
+    /// Device `number` with `bytes` of state. Every page is touched, so that no page fault is measured.
     pub fn new(number: u32, bytes: usize, precopy_percent: u8, rate: u64, is_source: bool) -> Arc<Self> {
         let mut state = vec![1u8; bytes];
         if is_source {
@@ -44,14 +46,15 @@ impl BenchDevice {
         })
     }
 
-    /// As before a run.
+    /// Resets position and rate limit before the next run.
     pub fn rewind(&self) {
         self.at.store(0, Ordering::Relaxed);
         *self.has_stopped.lock() = false;
         *self.due.lock() = None;
     }
 
-    /// Whether `other` has the same state; spoils `other`'s for the next run.
+    /// Compares the state with the one that `other` has loaded.
+    /// Then changes `other`'s buffer, so that the next run cannot pass with old data.
     pub fn arrived_as(&self, other: &Self) -> bool {
         let (ours, mut theirs) = (self.state.lock(), other.state.lock());
         let same = *ours == *theirs;
@@ -59,13 +62,14 @@ impl BenchDevice {
         same
     }
 
-    /// Lets `bytes` take the time that they take at the device's rate.
+    /// Sleeps for as long as `bytes` take at the device's rate.
     fn keep_pace(&self, bytes: usize) {
         if self.rate == 0 {
             return;
         }
         let now = Instant::now();
-        // A device that was not asked for a while does not move faster afterwards; a late wake-up is made up for.
+        // An idle device must not save up time to move faster later. It only compensates for a late wake-up,
+        // at most `SLACK`.
         let since = self.due.lock().unwrap_or(now).max(now.checked_sub(SLACK).unwrap_or(now));
         let due = since + Duration::from_secs_f64(bytes as f64 / self.rate as f64);
         *self.due.lock() = Some(due);
@@ -145,7 +149,7 @@ impl DeviceStream for BenchDevice {
     }
 }
 
-/// The device as a VM has it.
+/// A `BenchDevice` as the device of a VM.
 pub struct Plugged(pub Arc<BenchDevice>);
 
 impl Device for Plugged {

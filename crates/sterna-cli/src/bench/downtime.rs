@@ -1,4 +1,5 @@
-//! Measures the pause, setting by setting: every setting once in turn, so that a noisy neighbour hits all alike.
+//! Measures the downtime of every setting.
+//! Settings take turns, run by run, so that a disturbance of the host affects all of them equally.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,29 +16,29 @@ use crate::exit::{Status, Stop};
 use crate::interrupts::Interrupts;
 use crate::terminal;
 
-/// A median that is known to so much of itself is known well enough.
+/// Relative uncertainty of the median below which a setting needs no more runs.
 const STABLE: f64 = 0.02;
-/// Runs of a setting, at least, before that counts.
+/// Minimum number of runs per setting before its uncertainty is considered.
 const LEAST_RUNS: usize = 15;
 
-/// One setting and what was measured.
+/// One setting and its measurements.
 #[derive(Debug, Clone, Serialize)]
 pub struct Setting {
     /// Devices of the VM.
     pub devices: u32,
-    /// multifd channels; 0: the main channel alone.
+    /// multifd channels; 0: only the main channel.
     pub channels: u8,
-    /// Every run.
+    /// The measurements of all runs, in order.
     pub samples: Vec<Sample>,
 }
 
 impl Setting {
-    /// One figure of all runs.
+    /// The distribution of one measured value over all runs.
     pub fn distribution(&self, of: impl Fn(&Sample) -> f64) -> Distribution {
         Distribution::new(self.samples.iter().map(of))
     }
 
-    /// Of the pauses.
+    /// The distribution of the downtime, milliseconds.
     pub fn downtime(&self) -> Distribution {
         self.distribution(|sample| sample.downtime)
     }
@@ -48,43 +49,43 @@ impl Setting {
     }
 }
 
-/// The same devices without a migration, in the same turns.
+/// Plain copies of the same devices, without a migration. They take turns with the settings.
 #[derive(Debug, Clone, Serialize)]
 pub struct Plain {
-    /// Devices copied.
+    /// Number of devices copied.
     pub devices: u32,
-    /// Milliseconds from the first byte read until the last was loaded, every run.
+    /// Milliseconds from the first byte read to the last byte loaded, for every run.
     pub times: Vec<f64>,
 }
 
-/// All of it.
+/// The results of all settings, with the parameters of the benchmark.
 #[derive(Debug, Clone, Serialize)]
 pub struct Results {
     /// State of each device, bytes.
     pub state_bytes: u64,
-    /// Reading and loading, bytes per second; 0: no limit.
+    /// Rate of reading and loading, bytes per second; 0: no limit.
     pub device_rate: u64,
-    /// Limit of what goes out, bytes per second; 0: none.
+    /// Bandwidth limit of the source, bytes per second; 0: no limit.
     pub max_bandwidth: u64,
-    /// Percent that can be read while the guest runs.
+    /// Percent of the state that can be read while the guest runs.
     pub precopy_percent: u8,
-    /// Every setting: by devices, then channels.
+    /// Every setting, ordered by devices, then by channels.
     pub settings: Vec<Setting>,
-    /// For each number of devices, what nothing can be faster than.
+    /// For each number of devices, the plain copies: a lower bound of the downtime.
     pub plain: Vec<Plain>,
 }
 
 impl Results {
-    /// As JSON.
+    /// The results as indented JSON, with a newline at the end.
     pub fn to_json(&self) -> String {
         serde_json::to_string_pretty(self).unwrap_or_default() + "\n"
     }
 }
 
-/// Measures all settings, until they are stable or have had their runs.
+/// Measures all settings until they are stable or have reached their number of runs.
 ///
 /// # Errors
-/// A migration failed, or a device arrived that is not what left.
+/// A migration failed, or the loaded state of a device differs from the state that was sent.
 pub fn measure(arguments: &Downtime, interrupts: &Interrupts) -> Result<Results, Stop> {
     let most = arguments.devices.iter().copied().max().unwrap_or(1);
     let bytes = usize::try_from(arguments.state).map_err(|_| Stop::usage("--state is too large"))?;
@@ -134,7 +135,7 @@ pub fn measure(arguments: &Downtime, interrupts: &Interrupts) -> Result<Results,
 
 type Devices = (Vec<Arc<BenchDevice>>, Vec<Arc<BenchDevice>>);
 
-/// One plain copy: milliseconds.
+/// Runs one plain copy. Returns its time in milliseconds.
 fn one_plain(devices: &Devices, count: u32) -> Result<f64, Stop> {
     let (from, to) = rewound(devices, count);
     let took = limit::plain(from, to).map_err(|error| stop(&error))?;
@@ -142,7 +143,7 @@ fn one_plain(devices: &Devices, count: u32) -> Result<f64, Stop> {
     Ok(took.as_secs_f64() * 1e3)
 }
 
-/// One migration.
+/// Runs one migration with the devices and channels of `setting`.
 fn one(arguments: &Downtime, devices: &Devices, setting: &Setting) -> Result<Sample, Stop> {
     let (from, to) = rewound(devices, setting.devices);
     let source = Machine::new(arguments.ram, from, true).map_err(|error| stop(&error))?;
@@ -151,7 +152,7 @@ fn one(arguments: &Downtime, devices: &Devices, setting: &Setting) -> Result<Sam
         max_bandwidth_bytes: arguments.max_bandwidth,
         multifd_channels: setting.channels.max(1),
         max_queued_stream_bytes: arguments.queue,
-        // The pause is what is measured: it may be as long as it is.
+        // The benchmark measures the downtime, so a downtime limit must not delay the switchover.
         downtime_limit: std::time::Duration::from_secs(60),
         ..Parameters::default()
     };
@@ -174,7 +175,7 @@ fn one(arguments: &Downtime, devices: &Devices, setting: &Setting) -> Result<Sam
     Ok(Sample::of(&migration.statistics(), &incoming.statistics()))
 }
 
-/// The first `count` devices of either side, as before a run.
+/// The first `count` devices of both sides, reset for a run.
 fn rewound(devices: &Devices, count: u32) -> (&[Arc<BenchDevice>], &[Arc<BenchDevice>]) {
     let count = count as usize;
     let (from, to) = (&devices.0[..count], &devices.1[..count]);
@@ -182,7 +183,7 @@ fn rewound(devices: &Devices, count: u32) -> (&[Arc<BenchDevice>], &[Arc<BenchDe
     (from, to)
 }
 
-/// What arrived must be what left.
+/// Fails if the loaded state of a device differs from the state that was sent.
 fn check(from: &[Arc<BenchDevice>], to: &[Arc<BenchDevice>]) -> Result<(), Stop> {
     if let Some((number, _)) = from.iter().zip(to).enumerate().find(|(_, (from, to))| !from.arrived_as(to)) {
         let text = format!("the state of device {number} changed during the migration");

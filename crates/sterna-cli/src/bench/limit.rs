@@ -1,5 +1,5 @@
-//! What nothing can be faster than: the same devices, each with a connection of its own and a thread at either end,
-//! and no migration.
+//! A lower bound for the downtime: a plain copy of the same devices, without a migration. Each device has its
+//! own connection, and a thread at each end.
 
 use std::sync::Arc;
 use std::thread;
@@ -10,25 +10,25 @@ use sterna_transport::{CancelFlag, Channel, Listener, TransportError};
 
 use super::device::BenchDevice;
 
-/// Read, sent, received and loaded at once: as much as the engine takes.
+/// Bytes that are read, sent, received and loaded in one step: the chunk size of the engine.
 const CHUNK_BYTES: usize = 256 << 10;
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 
-/// Why there is no figure.
+/// Errors of a plain copy.
 #[derive(Debug, thiserror::Error)]
 pub enum LimitError {
-    /// The connections.
+    /// A connection on loopback failed.
     #[error(transparent)]
     Transport(#[from] TransportError),
-    /// A device.
+    /// A device failed to give or to load its state.
     #[error(transparent)]
     Device(#[from] VmError),
 }
 
-/// Copies the state of `from` to `to`; how long that took.
+/// Copies the state of `from` to `to`. Returns the time that the copy took.
 ///
 /// # Errors
-/// No connection on loopback, or a device failed.
+/// A connection on loopback failed, or a device failed.
 pub fn plain(from: &[Arc<BenchDevice>], to: &[Arc<BenchDevice>]) -> Result<Duration, LimitError> {
     let listener = Listener::bind(&Address::Tcp { host: "127.0.0.1".to_owned(), port: 0 })?;
     let never = CancelFlag::new();

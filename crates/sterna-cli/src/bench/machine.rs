@@ -1,4 +1,4 @@
-//! A small guest in this process, with devices plugged in.
+//! A VM for the benchmark: a small guest in this process, with [`BenchDevice`]s plugged in.
 
 use std::sync::Arc;
 
@@ -16,14 +16,14 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// One whose guest runs, or one that waits for it.
+    /// A VM with a running guest (`is_source`), or one that waits for a migration.
     ///
     /// # Errors
-    /// No memory, or no threads.
+    /// Memory or a thread could not be allocated.
     pub fn new(ram_bytes: u64, devices: &[Arc<BenchDevice>], is_source: bool) -> Result<Arc<Self>, VmError> {
         let config = ProcessConfig {
             blocks: vec![("ram".into(), ram_bytes)],
-            // It shall live, no more: what is measured are the devices.
+            // The guest writes only a little, because the benchmark measures the devices.
             rate: 100,
             workers: 1,
             working_set_pages: Some(16),
@@ -38,7 +38,8 @@ impl Machine {
         if is_source {
             guest.cont()?;
         } else {
-            // First touches would take half of the time, and are none of what is measured.
+            // RAM is touched before the run. Page faults at the destination would take half of the time and
+            // are not measured here.
             let ram = guest.ram();
             let populated = ram.blocks().iter().try_for_each(|block| block.populate(0, block.pages()));
             populated.map_err(|error| VmError::new("allocate memory", error))?;
@@ -77,6 +78,9 @@ impl SourceVm for Machine {
 }
 
 impl TargetVm for Machine {
+    fn prepare_start(&self) -> Result<(), VmError> {
+        self.guest.prepare_start()
+    }
     fn start(&self) -> Result<(), VmError> {
         self.guest.start()
     }

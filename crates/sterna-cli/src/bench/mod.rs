@@ -1,5 +1,5 @@
-//! `sterna bench`: what is measured ([`downtime`]), between which VMs ([`machine`], with [`device`]s in them), what
-//! nothing can be faster than ([`limit`]), and how it is shown.
+//! `sterna bench`: the measurement ([`downtime`]), its VMs ([`machine`]) and their [`device`]s, a lower bound
+//! ([`limit`]), and the output.
 
 pub mod device;
 pub mod downtime;

@@ -1,4 +1,4 @@
-//! The results as a picture: for each number of devices, the spread of pauses over channels.
+//! The results as an SVG picture: for each number of devices, the spread of the downtime over channels.
 
 use super::downtime::{Results, Setting};
 use crate::report::axis::Axis;
@@ -13,7 +13,7 @@ const CHART: f64 = 170.0;
 const GAP: f64 = 66.0;
 const BOX: f64 = 22.0;
 
-/// An SVG file's text.
+/// The text of the SVG file.
 pub fn picture(results: &Results) -> String {
     let mut devices: Vec<u32> = results.settings.iter().map(|setting| setting.devices).collect();
     devices.dedup();
@@ -27,7 +27,8 @@ pub fn picture(results: &Results) -> String {
     svg.finish()
 }
 
-/// Boxes from the first to the third quarter with a line at the median; thin lines from the least to 99 %.
+/// A chart: boxes span the first to the third quartile, with a line at the median. Thin lines span the
+/// minimum to the 99th percentile.
 fn chart(svg: &mut Svg, devices: u32, settings: &[&Setting], top: f64) {
     let most = settings.iter().map(|setting| setting.downtime().quantile(0.99)).fold(0.0, f64::max);
     let axis = Axis::time(most / 1e3);

@@ -1,33 +1,33 @@
-//! Measured pauses, and what can be said of many.
+//! The measured downtime of one run with its parts, and statistics over many runs.
 
 use serde::Serialize;
 use sterna::{IncomingStatistics, Statistics, SwitchoverStep};
 
-/// One pause and its parts, milliseconds. The parts follow each other and add up to it.
+/// The downtime of one run and its consecutive parts, in milliseconds. The parts add up to `downtime`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Sample {
-    /// From the order to stop until the guest runs at the destination.
+    /// From the decision to stop the guest until the guest runs at the destination.
     pub downtime: f64,
-    /// vCPUs and devices stop; the last dirty bits and pages.
+    /// Time to stop vCPUs and devices, and for the last sync and the last pages.
     pub stop: f64,
-    /// From then until the slowest device was read; pages and chunks move meanwhile.
+    /// From the end of `stop` until the slowest device was read. Pages and chunks are sent during this time.
     pub save: f64,
-    /// From then until the last chunk was sent.
+    /// From the end of `save` until the last chunk was sent.
     pub transfer: f64,
-    /// From then until the destination has loaded all.
+    /// From the end of `transfer` until the destination has loaded everything.
     pub load: f64,
-    /// The commit, and the guest's start.
+    /// The commit, and the start of the guest.
     pub start: f64,
-    /// The most that the destination held for one device, bytes.
+    /// Most bytes that the destination buffered for one device.
     pub peak_bytes: u64,
     /// Bytes per second of RAM while the guest ran.
     pub live_ram: f64,
-    /// Bytes per second of devices' state while the guest ran.
+    /// Bytes per second of device state while the guest ran.
     pub live_streams: f64,
 }
 
 impl Sample {
-    /// Of a migration that has completed.
+    /// The parts of a completed migration, from the statistics of both sides.
     pub fn of(statistics: &Statistics, incoming: &IncomingStatistics) -> Self {
         let milliseconds = |time: std::time::Duration| time.as_secs_f64() * 1e3;
         let steps = |wanted: &[SwitchoverStep]| -> f64 {
@@ -36,7 +36,7 @@ impl Sample {
         };
         let downtime = statistics.downtime.map(milliseconds).unwrap_or_default();
         let stop = steps(&[SwitchoverStep::Stop, SwitchoverStep::ReleaseHooks]);
-        // Reading begins when all have stopped, beside the last pages.
+        // Reading starts when all devices have stopped, in parallel with the last pages.
         let pages = steps(&[SwitchoverStep::LastSync, SwitchoverStep::LastPages]);
         let sent = pages + steps(&[SwitchoverStep::Streams]);
         let slowest = statistics.streams.iter().map(|stream| milliseconds(stream.took)).fold(0.0, f64::max);
@@ -60,19 +60,20 @@ impl Sample {
     }
 }
 
-/// Many values in order.
+/// Sorted values of many runs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Distribution(Vec<f64>);
 
 impl Distribution {
-    /// Of `values`, in any order.
+    /// Sorts `values`, which may be in any order.
     pub fn new(values: impl IntoIterator<Item = f64>) -> Self {
         let mut values: Vec<f64> = values.into_iter().collect();
         values.sort_by(f64::total_cmp);
         Self(values)
     }
 
-    /// The value that a share of `part` (0 to 1) of all does not exceed; between two, the mean by distance.
+    /// The value that a share `part` (0 to 1) of all values does not exceed. Between two values, it is
+    /// interpolated linearly. NaN without values.
     pub fn quantile(&self, part: f64) -> f64 {
         let Some(last) = self.0.len().checked_sub(1) else { return f64::NAN };
         let at = part.clamp(0.0, 1.0) * last as f64;
@@ -80,16 +81,16 @@ impl Distribution {
         self.0[low] + share * (self.0[(low + 1).min(last)] - self.0[low])
     }
 
-    /// The middle one.
+    /// The median; NaN without values.
     pub fn median(&self) -> f64 {
         self.quantile(0.5)
     }
 
-    /// Half the width of an interval around the median that holds the true one with 95 % of probability, as a share of
-    /// the median; whatever the distribution is. `None`: too few values to say.
+    /// Half the width of the 95 % confidence interval of the median, as a share of the median.
+    /// It makes no assumption about the distribution. `None`: too few values.
     pub fn uncertainty(&self) -> Option<f64> {
         let count = self.0.len() as f64;
-        // Ranks of the interval's ends, by the binomial distribution's normal approximation.
+        // Ranks of the ends of the interval, by the normal approximation of the binomial distribution.
         let reach = 0.98 * count.sqrt();
         let (low, high) = ((count / 2.0 - reach).floor(), (count / 2.0 + reach).ceil());
         if count < 6.0 || low < 0.0 || high >= count {

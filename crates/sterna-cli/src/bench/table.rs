@@ -1,4 +1,4 @@
-//! The results as tables: medians in the published form, and what each pause was made of.
+//! The results as tables: medians in the published form, and the parts of the downtime.
 
 use comfy_table::{Cell, CellAlignment, Table, presets};
 
@@ -6,7 +6,7 @@ use super::downtime::{Results, Setting};
 use super::sample::Distribution;
 use crate::units;
 
-/// Both tables, and what they mean.
+/// Both tables, with text that explains them.
 pub fn tables(results: &Results) -> String {
     let rate = match results.device_rate {
         0 => "unlimited speed".to_owned(),
@@ -95,7 +95,7 @@ fn parts(results: &Results) -> Table {
     table
 }
 
-/// What is asked of a migration: what more devices cost, and how channels differ.
+/// Compares medians: the cost of more devices, and the effect of more channels.
 fn ratios(results: &Results) -> String {
     let (devices, _) = axes(results);
     let median = |setting: &&Setting| setting.downtime().median();

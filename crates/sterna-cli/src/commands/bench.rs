@@ -1,4 +1,4 @@
-//! `sterna bench`: measures what a migration costs on this machine.
+//! `sterna bench`: measures the cost of a migration on this host.
 
 use std::path::PathBuf;
 
@@ -59,12 +59,12 @@ pub struct Downtime {
     pub svg: Option<PathBuf>,
 }
 
-/// A rate, or 0 for none.
+/// Parses a rate; `0` means no limit.
 fn rate_or_none(text: &str) -> Result<u64, String> {
     if text == "0" { Ok(0) } else { units::parse_rate(text) }
 }
 
-/// Measures.
+/// Runs the benchmark and prints its results.
 pub fn execute(arguments: &Arguments) -> Done {
     let What::Downtime(arguments) = &arguments.what;
     let interrupts = crate::interrupts::Interrupts::catch()?;

@@ -1,30 +1,49 @@
-//! `sterna cancel`: ends a migration; the guest runs on at the source.
+//! `sterna cancel`: cancels a migration, so that the guest continues to run at the source.
+
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use sterna_qmp::Endpoint;
 
+use super::migrate::wait_until_over;
 use crate::exit::{Done, Status, Stop};
-use crate::monitor::{Monitor, Progress};
+use crate::monitor::{Monitor, Progress, SECOND_MONITOR};
 use crate::terminal;
+use crate::units;
+
+/// How long the command waits for the migration to end.
+const END_LIMIT: Duration = Duration::from_secs(60);
 
 /// What to cancel.
 #[derive(Debug, clap::Args)]
+#[command(after_help = SECOND_MONITOR)]
 pub struct Arguments {
     /// QMP socket of the VM: unix:PATH, a path, or tcp:HOST:PORT
     pub socket: Endpoint,
+
+    /// QMP socket of the destination: it is told to wait no longer. While a connection is lost (x-sterna-reconnect-window), the
+    /// destination does not learn that its source has cancelled, and refuses every other migration until the window ends
+    #[arg(long, value_name = "SOCKET", conflicts_with = "force")]
+    pub dest_qmp: Option<Endpoint>,
 
     /// Discard a guest that this destination holds, which may be the only copy. Use it only when the guest runs at the
     /// source or is no longer needed
     #[arg(long)]
     pub force: bool,
+
+    /// Do not wait until the migration has ended: exit with 0 as soon as the VM has taken the command
+    #[arg(long, conflicts_with = "dest_qmp")]
+    pub no_wait: bool,
 }
 
-/// Cancels.
+/// Cancels the migration, first at the source, then at the destination if its monitor is known.
 pub fn execute(arguments: &Arguments) -> Done {
     let mut monitor = Monitor::connect(&arguments.socket)?;
+    let mut destination = arguments.dest_qmp.as_ref().map(Monitor::connect).transpose()?;
     let query = monitor.execute("query-migrate", Value::Null)?;
     let progress = Progress::from_query(&query);
-    // A monitor does nothing then, and does not say so. A destination that holds its guest waits for a word.
+    // Without a migration, a monitor ignores `migrate_cancel` and reports no error. A destination that holds
+    // its guest does react.
     let is_held = query["x-sterna-held"] == true;
     if progress.is_over() && !is_held {
         return Err(Stop::failed(format!(
@@ -38,15 +57,75 @@ pub fn execute(arguments: &Arguments) -> Done {
     }
     let order = if arguments.force { json!({"x-sterna-force": true}) } else { Value::Null };
     monitor.execute("migrate_cancel", order)?;
-    terminal::note(what_comes(is_held));
+    if is_held {
+        terminal::note("cancelled; the guest that this VM held is discarded");
+        return Ok(Status::Done);
+    }
+    if arguments.no_wait {
+        terminal::note("cancelling; `sterna info` shows the end");
+        return Ok(Status::Done);
+    }
+    let had_guest = monitor.run_state()? != "inmigrate";
+    let end = wait_until_over(&mut monitor, END_LIMIT);
+    let ended = outcome(&mut monitor, end, had_guest)?;
+    match destination.as_mut() {
+        Some(destination) => cancel_there(destination)?,
+        None => {
+            if let Some(text) =
+                progress.reconnect.and_then(|reconnect| reconnect.remaining_ms).map(does_not_know)
+            {
+                terminal::note(&text);
+            }
+        }
+    }
+    terminal::note(&ended);
     Ok(Status::Done)
 }
 
-/// What a cancel that was taken leads to. A held guest is cancelled by force only.
-fn what_comes(is_held: bool) -> &'static str {
-    if is_held {
-        "cancelling; the guest that this VM held is discarded"
-    } else {
-        "cancelling; the guest runs on at the source"
+/// The message about a migration that has ended after the cancellation.
+fn outcome(monitor: &mut Monitor, end: Option<Progress>, had_guest: bool) -> Result<String, Stop> {
+    let at = monitor.endpoint().clone();
+    let Some(end) = end else {
+        return Err(Stop::failed(format!(
+            "the connection to {at} was lost after the migration was told to end: `sterna info {at}` shows what became of it"
+        )));
+    };
+    match end.status.as_str() {
+        "completed" => Err(Stop::failed(
+            "the migration had completed before it could be cancelled: the guest is at the destination",
+        )),
+        _ if end.is_over() && had_guest => {
+            Ok(format!("cancelled; {}", monitor.where_guest_is("at the source")))
+        }
+        _ if end.is_over() => Ok("cancelled; this VM waits for no guest any more".to_owned()),
+        "undecided" | "postcopy-paused" => Err(Stop::with(
+            Status::Undecided,
+            format!("{at} cannot cancel any more (`{}`): `sterna info {at}` says what to do", end.status),
+        )),
+        status => Err(Stop::failed(format!(
+            "the migration has not ended within {} (`{status}`): `sterna info {at}` shows it",
+            units::time(END_LIMIT)
+        ))),
     }
+}
+
+/// Cancels the migration at a destination that still waits for its source.
+fn cancel_there(destination: &mut Monitor) -> Result<(), Stop> {
+    // The destination may have noticed the end by itself.
+    let waits =
+        wait_until_over(destination, Duration::from_secs(1)).is_some_and(|progress| !progress.is_over());
+    if waits && destination.is_sterna() {
+        destination.execute("migrate_cancel", Value::Null)?;
+        wait_until_over(destination, END_LIMIT);
+    }
+    Ok(())
+}
+
+/// The warning about a destination that does not learn of the cancellation because its connection is lost.
+fn does_not_know(remaining_ms: u64) -> String {
+    format!(
+        "the connection is lost, so the destination does not learn of it, and refuses other migrations for up to {} s: \
+         `sterna cancel DESTINATION`, with the destination's QMP socket, ends that",
+        remaining_ms.div_ceil(1000)
+    )
 }

@@ -1,4 +1,4 @@
-//! `sterna convert`: an image in another form.
+//! `sterna convert`: writes an image in another format, compression or container.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use serde_json::json;
-use sterna_image::convert::{ConvertOptions, Converted, Input, Output, Target, convert};
-use sterna_image::{Compression, Direct, Form};
-use sterna_qmp::drive::save::newest_libvirt_format_here;
+use sterna_drive::save::newest_libvirt_format_here;
+use sterna_image::convert::{ConvertOptions, Converted, Input, Output, convert};
+use sterna_image::{Direct, Form, Format};
 
 use crate::exit::{Done, Status, Stop};
 use crate::interrupts::Interrupts;
@@ -17,14 +17,13 @@ use crate::{terminal, units};
 
 /// From what, to what.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "\
-Formats: mapped-ram, legacy, legacy-gzip, legacy-bzip2, legacy-xz, legacy-lzop, legacy-zstd, libvirt-raw, \
-libvirt-gzip, libvirt-bzip2, libvirt-xz, libvirt-lzop, libvirt-zstd, libvirt-sparse (mapped-ram).
+#[command(after_help = format!("\
+Formats: {}.
 
 The source is not changed. It is checked during the conversion, and a damaged image is refused unless \
 --force-damaged is given. Standard output gets nothing of a damaged file, and a damaged stream from standard input \
 without its end, so that no program loads it. The target is written to a temporary file, synced and renamed: it is \
-complete or absent.")]
+complete or absent.", format_names()))]
 pub struct Arguments {
     /// Image to read; - for a legacy stream, compressed or not, on standard input
     #[arg(value_name = "SOURCE")]
@@ -35,7 +34,7 @@ pub struct Arguments {
     /// Format of the target [default: mapped-ram; for a source in libvirt's container libvirt-sparse if both the QEMU
     /// and the libvirt on this machine support it, else libvirt-raw]
     #[arg(short, long)]
-    pub format: Option<Target>,
+    pub format: Option<Format>,
     /// Domain XML for a libvirt image (virsh dumpxml --migratable --inactive) [default: that of the source].
     /// After a restore, the guest of an image without container has the state in which it was saved: a paused guest
     /// stays paused until `virsh resume`
@@ -44,7 +43,7 @@ pub struct Arguments {
     /// Cookie for a libvirt image [default: that of the source, if it has one]
     #[arg(long, value_name = "FILE")]
     pub cookie: Option<PathBuf>,
-    /// Replace the target if it exists
+    /// Replace the target if it exists, and take an XML of another machine
     #[arg(long)]
     pub force: bool,
     /// Convert a damaged image, too (see `sterna verify`). Damaged data is copied unchanged and reported; a truncated
@@ -65,7 +64,7 @@ pub struct Arguments {
     pub json: bool,
 }
 
-/// Converts.
+/// Converts the image and prints a summary.
 pub fn execute(arguments: &Arguments) -> Done {
     let started = Instant::now();
     let options = arguments.options()?;
@@ -80,7 +79,7 @@ pub fn execute(arguments: &Arguments) -> Done {
         terminal::note(&format!("sterna: warning: copied unchanged: {finding}"));
     }
     match arguments.json {
-        // Standard output is the stream's.
+        // Standard output carries the converted stream, so JSON goes to standard error.
         true if is_pipe(&arguments.to) => terminal::note(&json(arguments, &converted, seconds)?),
         true => terminal::print(&json(arguments, &converted, seconds)?),
         false => terminal::note(&sentence(arguments, &converted, seconds)),
@@ -91,7 +90,7 @@ pub fn execute(arguments: &Arguments) -> Done {
 impl Arguments {
     fn options(&self) -> Result<ConvertOptions, Stop> {
         Ok(ConvertOptions {
-            target: self.target()?,
+            target: self.target(),
             xml: self.xml.as_deref().map(text).transpose()?,
             cookie: self.cookie.as_deref().map(text).transpose()?,
             replace: self.force,
@@ -103,34 +102,43 @@ impl Arguments {
     }
 
     /// None leaves it to the library: mapped-ram.
-    fn target(&self) -> Result<Option<Target>, Stop> {
+    fn target(&self) -> Option<Format> {
         if self.format.is_some() {
-            return Ok(self.format);
+            return self.format;
         }
         if is_pipe(&self.to) {
-            return Ok(Some(Target::bare(Form::Legacy, Compression::None)));
+            return Some(Format::Legacy);
         }
         if !is_in_libvirts_container(&self.from) {
-            return Ok(None);
+            return None;
         }
-        newest_libvirt_format_here().to_string().parse().map(Some).map_err(Stop::usage)
+        Some(newest_libvirt_format_here())
     }
+}
+
+/// The formats as the help lists them.
+fn format_names() -> String {
+    let name = |format: &Format| match (format.is_libvirt(), format.form()) {
+        (true, Form::Mapped) => format!("{format} ({})", Form::Mapped.name()),
+        _ => format.to_string(),
+    };
+    Format::ALL.iter().map(name).collect::<Vec<_>>().join(", ")
 }
 
 /// By its first bytes. What cannot be read is said when it is opened.
 fn is_in_libvirts_container(path: &Path) -> bool {
-    let mut magic = [0; 12];
+    let mut magic = [0; Format::FIRST_BYTES];
     !is_pipe(path)
         && !is_fifo(path)
         && File::open(path).is_ok_and(|mut file| file.read_exact(&mut magic).is_ok())
-        && magic == *b"LibvirtQemud"
+        && Format::of_first_bytes(&magic).is_some_and(Format::is_libvirt)
 }
 
 fn is_pipe(path: &Path) -> bool {
     path == Path::new("-")
 }
 
-/// A named pipe, or what a shell makes of <(command): it is read once.
+/// A named pipe, or the pipe of a shell's `<(command)`. It can be read only once.
 fn is_fifo(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|metadata| metadata.file_type().is_fifo())
 }
@@ -150,7 +158,7 @@ fn output(path: &Path) -> Output {
     if is_pipe(path) { Output::Pipe(Box::new(io::stdout())) } else { Output::File(path.into()) }
 }
 
-/// A text file for the container, without the NUL that may end it.
+/// Reads a text file for the container, without a trailing NUL.
 fn text(path: &Path) -> Result<Vec<u8>, Stop> {
     let mut text = std::fs::read(path).map_err(|error| Stop::cannot_read(path, &error))?;
     if text.last() == Some(&0) {
@@ -180,8 +188,8 @@ fn json(arguments: &Arguments, converted: &Converted, seconds: f64) -> Result<St
     let value = json!({
         "schema": "sterna-convert",
         "version": 1,
-        "source": { "file": arguments.from, "kind": converted.from },
-        "target": { "file": arguments.to, "kind": converted.to, "bytes": converted.target_bytes },
+        "source": { "file": arguments.from, "kind": converted.from.name() },
+        "target": { "file": arguments.to, "kind": converted.to.name(), "bytes": converted.target_bytes },
         "ram_bytes": converted.ram_bytes,
         "data_bytes": converted.data_pages * PAGE_BYTES,
         "zero_bytes": converted.zero_pages * PAGE_BYTES,

@@ -1,7 +1,7 @@
-//! `sterna demo`: two VMs, a guest that writes its memory, a migration between them, and proof.
+//! `sterna demo`: migrates a guest that writes its memory, and checks that the memory arrived intact.
 //!
-//! The guest arrives slowed down to a step a second, so that next to nothing of what arrived is written over
-//! before it is checked. Then it gets its rate back, must go on, and is checked once more.
+//! The guest arrives throttled to one step per second, so that it overwrites almost no received page before
+//! the check. Then its rate is restored, the guest must make progress, and its memory is checked again.
 
 mod linux;
 
@@ -12,21 +12,21 @@ use serde_json::{Value, json};
 
 use self::linux::Linux;
 use super::run::{LoadArguments, MachineKind};
-use super::{migrate, pair};
+use super::{CapabilityState, capability, migrate, pair};
 use crate::children::VmProcess;
 use crate::exit::{Done, Status, Stop};
 use crate::host::GuestProgress;
 use crate::interrupts::Interrupts;
 use crate::monitor::Monitor;
 use crate::record::{Check, Cpu, Guest, Record, Report};
-use crate::terminal::{self, Live};
+use crate::terminal::{self, Live, Shown};
 use crate::{summary, units, watch};
 
-/// A guest checks its beats at least this often if it has a CPU.
+/// A guest that gets CPU time checks its beats at least this often.
 const BEAT_SECONDS: f64 = 0.001;
-/// Checking reads all of RAM.
+/// The check reads all of the guest's RAM.
 const CHECK_LIMIT: Duration = Duration::from_secs(300);
-/// How long the guest may take for a sign of life.
+/// How long the demo waits until the guest makes progress.
 const LIFE_LIMIT: Duration = Duration::from_secs(30);
 
 /// What is shown.
@@ -62,8 +62,8 @@ pub struct Arguments {
     #[arg(long, value_name = "NAME=VALUE", value_parser = pair)]
     pub set: Vec<(String, String)>,
     /// Migration capability under QEMU's name, such as rdma-pin-all
-    #[arg(long, value_name = "NAME")]
-    pub cap: Vec<String>,
+    #[arg(long, value_name = "NAME[=on|off]", value_parser = capability)]
+    pub cap: Vec<CapabilityState>,
     /// Let the guest go on at the destination before all of its memory is there: `auto`, if precopy does not converge, or so many
     /// seconds after the start
     #[arg(long, value_name = "WHEN", value_parser = migrate::postcopy_when, num_args = 0..=1, default_missing_value = "auto")]
@@ -83,12 +83,15 @@ pub struct Arguments {
     /// Print the record as JSON instead of a table
     #[arg(long)]
     pub json: bool,
+    /// How progress is shown.
+    #[command(flatten)]
+    pub shown: Shown,
     /// Write the record to a file, for `sterna report`
     #[arg(long, value_name = "FILE.json")]
     pub report: Option<PathBuf>,
 }
 
-/// Shows it.
+/// Runs the demo and prints its result.
 pub fn execute(arguments: &Arguments) -> Done {
     if arguments.forecast && arguments.bandwidth.is_none() && !limits_bandwidth(&arguments.set) {
         return Err(Stop::usage(
@@ -97,7 +100,7 @@ pub fn execute(arguments: &Arguments) -> Done {
     }
     let interrupts = Interrupts::catch()?;
     let (kind, remark) = if arguments.linux { MachineKind::Kvm } else { arguments.machine }.settle()?;
-    let live = Live::new(arguments.json);
+    let live = Live::new(arguments.shown, arguments.json);
     let report = arguments.report.as_deref().map(Report::begin).transpose()?;
     if let Some(remark) = &remark {
         live.note(remark);
@@ -124,7 +127,7 @@ pub fn execute(arguments: &Arguments) -> Done {
     record.source = "source".into();
     record.machine = Some(kind.as_str().into());
     record.cpu = spent(before, after);
-    let end = watch::end(&record.statistics, &at_source);
+    let end = watch::end(&record, &mut at_source);
     if end.is_ok() {
         let (check, guest) = match &linux {
             Some(linux) => (linux.prove()?, None),
@@ -148,7 +151,8 @@ pub fn execute(arguments: &Arguments) -> Done {
     }
 }
 
-/// Whether a `max-bandwidth` other than 0 is set. What is no number is refused when it is set.
+/// Whether a `max-bandwidth` other than 0 is set. A value that is no number counts as a limit here; setting
+/// it fails later.
 fn limits_bandwidth(set: &[(String, String)]) -> bool {
     let last = set.iter().rev().find(|(name, _)| name == "max-bandwidth");
     let bytes = |value: &str| value.parse::<u64>().ok().or_else(|| units::parse_size(value).ok());
@@ -186,7 +190,7 @@ fn order(arguments: &Arguments, source: &Monitor, destination: &Monitor) -> migr
     }
     set.extend(arguments.set.iter().cloned());
     let mut cap = arguments.cap.clone();
-    cap.extend(multifd.then(|| "multifd".to_owned()));
+    cap.extend(multifd.then(|| ("multifd".to_owned(), true)));
     migrate::Arguments {
         tls_dir: arguments.tls_dir.clone(),
         socket: source.endpoint().clone(),
@@ -198,15 +202,17 @@ fn order(arguments: &Arguments, source: &Monitor, destination: &Monitor) -> migr
         same_host: false,
         set,
         cap,
+        keep_settings: false,
         forecast: arguments.forecast,
         bandwidth: arguments.bandwidth,
         json: arguments.json,
+        shown: arguments.shown,
         report: None,
         undecided_wait: 30,
     }
 }
 
-/// Lets the guest write for a while, and makes sure that it does.
+/// Lets the guest write for a while, and fails if it makes no progress.
 fn warm_up(
     arguments: &Arguments,
     linux: Option<&Linux>,
@@ -227,7 +233,7 @@ fn warm_up(
     source.execute("x-sterna-set-guest", json!({ "reset-gap": true })).map(drop)
 }
 
-/// Checks what arrived, lets it go on, and checks it again.
+/// Checks the memory on arrival, restores the guest's rate, and checks the memory again.
 fn prove(arguments: &Arguments, destination: &mut Monitor) -> Result<(Check, Option<Guest>), Stop> {
     let gap = progress(destination)?.longest_gap_seconds;
     destination.set_limit(Some(CHECK_LIMIT));
@@ -254,7 +260,7 @@ fn prove(arguments: &Arguments, destination: &mut Monitor) -> Result<(Check, Opt
     Ok((check, guest))
 }
 
-/// Waits until every vCPU has gone on.
+/// Waits until every vCPU has made progress.
 fn wait_for_life(monitor: &mut Monitor) -> Result<(), Stop> {
     let before = progress(monitor)?;
     let deadline = Instant::now() + LIFE_LIMIT;

@@ -1,4 +1,4 @@
-//! `sterna diff`: what two images differ in.
+//! `sterna diff`: compares two images.
 
 use std::path::PathBuf;
 
@@ -31,7 +31,7 @@ pub struct Arguments {
     pub spool: Option<PathBuf>,
 }
 
-/// Compares.
+/// Compares the images and prints the differences.
 pub fn execute(arguments: &Arguments) -> Done {
     let a = Image::open(&arguments.a).map_err(stop)?;
     let b = Image::open(&arguments.b).map_err(stop)?;

@@ -1,4 +1,4 @@
-//! `sterna extract`: a guest's memory out of an image.
+//! `sterna extract`: copies a guest's memory from an image to a file.
 
 use std::path::PathBuf;
 
@@ -43,6 +43,10 @@ pub struct Arguments {
     /// ppc64, ppc64le, s390x, riscv64
     #[arg(long, conflicts_with = "block")]
     pub arch: Option<Architecture>,
+    /// Write the file even if some of the guest's RAM would be missing in it: blocks whose address is unknown (see --at) are left
+    /// out, shared memory that is not in the image is written as zeros
+    #[arg(long, conflicts_with = "block")]
+    pub partial: bool,
     /// Replace the file if it exists
     #[arg(long)]
     pub force: bool,
@@ -54,7 +58,7 @@ pub struct Arguments {
     pub json: bool,
 }
 
-/// Takes it out.
+/// Extracts the memory and prints a summary.
 pub fn execute(arguments: &Arguments) -> Done {
     let stop = |error: ImageError| Stop::of_image(&error, &[&arguments.image]);
     let image = Image::open(&arguments.image).map_err(stop)?;
@@ -69,6 +73,7 @@ pub fn execute(arguments: &Arguments) -> Done {
         placed: arguments.placed.clone(),
         architecture: arguments.arch,
         threads: arguments.threads.map_or(0, usize::from),
+        partial: arguments.partial,
     };
     Interrupts::remove_files()?;
     terminal::note_stale(&arguments.output);
@@ -97,13 +102,17 @@ fn sentence(arguments: &Arguments, extracted: &Extracted) -> String {
             &format!("; {} segments, registers of {} processors", extracted.segments, extracted.processors);
         text += &format!(" ({})", extracted.architecture);
     }
+    if extracted.missing_bytes > 0 {
+        text +=
+            &format!("\nsterna: warning: {} of guest RAM are missing", units::bytes(extracted.missing_bytes));
+    }
     for note in &extracted.notes {
         text += &format!("\nnote: {note}");
     }
     text
 }
 
-/// `START:LENGTH`, in hexadecimal with 0x or with a unit.
+/// Parses `START:LENGTH`; both are hexadecimal with 0x, or decimal with an optional unit.
 fn range(text: &str) -> Result<(u64, u64), String> {
     let Some((start, length)) = text.split_once(':') else {
         return Err(format!("`{text}` is not START:LENGTH, such as 0x100000:64K"));
@@ -111,7 +120,7 @@ fn range(text: &str) -> Result<(u64, u64), String> {
     Ok((number(start)?, number(length)?))
 }
 
-/// `BLOCK=ADDRESS`; the name may hold anything but is cut at the last `=`.
+/// Parses `BLOCK=ADDRESS`, split at the last `=` because a block's name may contain one.
 fn placed(text: &str) -> Result<(String, u64), String> {
     match text.rsplit_once('=') {
         Some((name, address)) if !name.is_empty() => Ok((name.to_owned(), number(address)?)),

@@ -1,15 +1,18 @@
-//! `sterna info`: what a VM is doing and how its migration stands, or how a protection stands.
+//! `sterna info`: shows the state of a VM, of its migration, or of its protection.
 
 use serde_json::{Value, json};
+use sterna_drive::protect::LeftProtection;
 use sterna_qmp::Endpoint;
 
+use super::unprotect::described;
 use crate::exit::{Done, Status, Stop};
-use crate::monitor::{Monitor, Progress};
+use crate::monitor::{Monitor, Progress, SECOND_MONITOR};
 use crate::record::Record;
 use crate::{summary, terminal, units};
 
 /// Which VM.
 #[derive(Debug, clap::Args)]
+#[command(after_help = SECOND_MONITOR)]
 pub struct Arguments {
     /// QMP socket of the VM, or of `sterna protect`: unix:PATH, a path, or tcp:HOST:PORT
     pub socket: Endpoint,
@@ -18,12 +21,12 @@ pub struct Arguments {
     pub json: bool,
 }
 
-/// Shows it.
+/// Queries the VM and prints its state.
 pub fn execute(arguments: &Arguments) -> Done {
     let mut monitor = Monitor::connect(&arguments.socket)?;
     if monitor.is_sterna()
         && let Ok(protection) = monitor.try_execute("x-sterna-query-protection", Value::Null)
-        // A VM that is a side of a protection has more to say.
+        // A VM that is a side of a protection reports the protection instead.
         && protection["schema"].is_string()
     {
         terminal::print(&protection_of(&protection, arguments.json));
@@ -34,7 +37,7 @@ pub fn execute(arguments: &Arguments) -> Done {
     Ok(Status::Done)
 }
 
-/// What `sterna protect --qmp` says of its protection.
+/// The text for the state that the monitor of `sterna protect --qmp` reports.
 fn protection_of(protection: &Value, is_json: bool) -> String {
     if is_json {
         return format!("{protection:#}\n");
@@ -77,14 +80,16 @@ struct Info {
     ram_bytes: Option<u64>,
     pages_per_second: Option<f64>,
     migration: Value,
-    /// Of a standby.
+    /// The protection, if this VM is a standby.
     protection: Value,
     record: Option<Record>,
+    /// Objects that an interrupted protection has left in a QEMU.
+    left: Option<LeftProtection>,
 }
 
 impl Info {
     fn ask(monitor: &mut Monitor) -> Result<Self, Stop> {
-        // A monitor may lack one of these; then its line is missing, no more.
+        // A monitor may lack one of these commands. Then only its row is missing.
         let mut maybe = |command: &str| monitor.try_execute(command, Value::Null).unwrap_or(Value::Null);
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let name = text(&maybe("query-name")["name"]);
@@ -92,6 +97,7 @@ impl Info {
         let ram_bytes = maybe("query-memory-size-summary")["base-memory"].as_u64();
         let pages_per_second = maybe("x-sterna-query-guest")["pages_per_second"].as_f64();
         let protection = maybe("x-sterna-query-protection");
+        let left = if monitor.is_sterna() { None } else { LeftProtection::look(monitor.vm()).ok() };
         let record =
             monitor.statistics()?.map(|figures| Record::new(&monitor.endpoint().to_string(), "", figures));
         Ok(Self {
@@ -104,6 +110,7 @@ impl Info {
             migration: monitor.execute("query-migrate", Value::Null)?,
             protection,
             record,
+            left: left.filter(|left| !left.is_empty()),
         })
     }
 
@@ -121,6 +128,13 @@ impl Info {
             "query_migrate": self.migration,
             "protection": self.protection,
             "record": self.record,
+            "left_by_protection": self.left.as_ref().map(|left| json!({
+                "filters": left.filters,
+                "chardevs": left.chardevs,
+                "nodes": left.nodes,
+                "x-colo": left.has_colo,
+                "in_use": left.is_in_use,
+            })),
         });
         serde_json::to_string_pretty(&value).map_err(|error| Stop::failed(error.to_string()))
     }
@@ -134,7 +148,8 @@ impl Info {
         };
         row("monitor", &monitor.version());
         let is_primary = self.protection["side"] == "primary";
-        // Of a standby, or of a VM that is one; what was taken over is a guest like any other.
+        // These rows are for a standby, or a VM that acts as one. A guest that was taken over is shown as an
+        // ordinary guest.
         if self.protection["state"].is_string() && !is_primary && self.protection["state"] != "taken over" {
             text += &standby(&self.protection);
             return text;
@@ -154,6 +169,17 @@ impl Info {
         if is_primary {
             row("protection", &primary(&self.protection));
             row("trouble", self.protection["trouble"].as_str().unwrap_or_default());
+        }
+        match &self.left {
+            Some(left) if left.is_in_use => {
+                row("protection", "a `sterna protect` works here: ask it, at its own socket")
+            }
+            Some(left) => {
+                row("protection", &format!("left behind: {}", described(left)));
+                let how = "`sterna unprotect` at this socket takes it away, with --vouch when the standby does not run the guest";
+                row("unprotect", how);
+            }
+            None => {}
         }
         let port = |address: &Value| address["port"].as_str().map(str::to_owned);
         if let Some(port) = port(&self.migration["socket-address"][0]) {
@@ -178,14 +204,17 @@ impl Info {
             None => {}
         }
         if let Some(error) = progress.error {
-            text += &format!("\n{error}\n");
+            text += &format!("\n{}\n", terminal::in_plain_words(&error));
         }
         text += &how_to_go_on(&self.status, &progress.status);
+        // Only a source counts pages.
+        let is_source = self.migration["ram"].is_object();
+        text += &how_to_recover(monitor.endpoint(), is_source, monitor.is_sterna(), &progress.status);
         text
     }
 }
 
-/// How a VM's guest is protected.
+/// The row about the protection of a VM's guest.
 fn primary(now: &Value) -> String {
     let time =
         |name: &str| units::time(std::time::Duration::from_secs_f64(now[name].as_f64().unwrap_or(0.0)));
@@ -199,7 +228,7 @@ fn primary(now: &Value) -> String {
     )
 }
 
-/// A standby's rows.
+/// The rows of a standby.
 fn standby(now: &Value) -> String {
     let mut text = String::new();
     let mut row = |name: &str, value: String| text += &format!("{name:<12} {value}\n");
@@ -229,7 +258,7 @@ fn standby(now: &Value) -> String {
     text
 }
 
-/// What RDMA has done at a destination; nothing if it does nothing there.
+/// The row about RDMA at a destination; empty if no RDMA is used.
 fn rdma_here(rdma: &Value) -> String {
     let count = |name: &str| rdma[name].as_u64().unwrap_or(0);
     if !rdma.is_object() {
@@ -244,14 +273,15 @@ fn rdma_here(rdma: &Value) -> String {
     )
 }
 
-/// A save that was killed leaves its guest stopped: nobody is left to start it again.
+/// Advice for a stopped guest. After a killed save, for example, the guest stays stopped until an operator
+/// resumes it.
 fn how_to_go_on(guest: &str, migration: &str) -> String {
     let what = match (guest, migration) {
         ("paused", "failed" | "cancelled") => format!(
             "The guest is paused, and its last migration or save ended as `{migration}`: unless an operator paused it \
              intentionally, `cont` resumes it."
         ),
-        // A QEMU has completed its part when the image is still being compressed or put on the disk.
+        // QEMU reports `completed` while Sterna still compresses the image or flushes it to disk.
         ("postmigrate", "completed") => "The guest has left, by a migration or into an image. If that was a save that was \
              killed before its image was in its place, `cont` lets the guest run on; after any other save, and wherever \
              the guest may run now, it must not run here."
@@ -264,9 +294,47 @@ fn how_to_go_on(guest: &str, migration: &str) -> String {
     )
 }
 
+/// The commands that an operator can use on an interrupted migration, at the VM `at`.
+fn how_to_recover(at: &Endpoint, is_source: bool, is_sterna: bool, migration: &str) -> String {
+    let what = match (migration, is_source) {
+        ("postcopy-paused", true) => format!(
+            "The guest is at the destination and waits there when it needs a page that is only here: keep this VM. To go on, \
+             `sterna recover {at} ADDRESS`, where ADDRESS is the destination's."
+        ),
+        ("postcopy-paused", false) => format!(
+            "The guest waits when it needs a page that only its source has: keep both. To go on, \
+             `sterna recover SOURCE ADDRESS --dest-qmp {at}`, where SOURCE is the source's QMP socket and ADDRESS is where this \
+             VM listens. A guest that an image is served to goes on with `sterna serve IMAGE ADDRESS --recover`."
+        ),
+        ("postcopy-active", true) => format!(
+            "If the source sends nothing any more, its connection is dead: `sterna recover {at} ADDRESS --pause`, where ADDRESS is \
+             the destination's, breaks it and connects again."
+        ),
+        ("undecided", _) if is_sterna => format!(
+            "Find out whether the guest runs at the destination, then `sterna decide {at} destination` (or `source`)."
+        ),
+        _ => return String::new(),
+    };
+    format!("\n{what}\n")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn how_to_recover_names_the_command_for_the_side_that_was_asked() {
+        let at: Endpoint = "unix:/run/a".parse().unwrap();
+        let how = |is_source, status| how_to_recover(&at, is_source, true, status);
+
+        assert!(how(true, "postcopy-paused").contains("`sterna recover unix:/run/a ADDRESS`"));
+        assert!(how(false, "postcopy-paused").contains("ADDRESS --dest-qmp unix:/run/a`"));
+        assert!(how(true, "postcopy-active").contains("`sterna recover unix:/run/a ADDRESS --pause`"));
+        assert!(how(true, "undecided").contains("`sterna decide unix:/run/a destination`"));
+        for (is_source, status) in [(false, "postcopy-active"), (true, "active"), (true, "completed")] {
+            assert_eq!(how(is_source, status), "", "{status}");
+        }
+    }
 
     #[test]
     fn rdma_of_a_destination_is_one_line_or_none() {

@@ -1,4 +1,4 @@
-//! `sterna inspect`: what an image is.
+//! `sterna inspect`: shows the contents of an image.
 
 use std::path::PathBuf;
 
@@ -25,7 +25,7 @@ pub struct Arguments {
     pub svg: Option<PathBuf>,
 }
 
-/// Shows it.
+/// Reads the image and prints its contents.
 pub fn execute(arguments: &Arguments) -> Done {
     let stop = |error: ImageError| Stop::of_image(&error, &[&arguments.image]);
     let image = Image::open(&arguments.image).map_err(stop)?;
@@ -151,7 +151,7 @@ fn devices(it: &Inspection) -> String {
     columns(&rows)
 }
 
-/// Text to the left in the first column and the last, figures to the right between.
+/// Aligns a table: the first and the last column to the left, numbers between them to the right.
 fn columns(rows: &[[String; 5]]) -> String {
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..5).map(width).collect();

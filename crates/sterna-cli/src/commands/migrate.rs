@@ -1,34 +1,40 @@
-//! `sterna migrate`: drives a migration over QMP and watches it to its end.
+//! `sterna migrate`: starts a migration over QMP and watches it to its end.
 //!
-//! With both monitors in hand (`--dest-qmp`) it also prepares the destination, and holds the destination's
-//! guest until a QEMU source has said `completed`: a QEMU source that missed the acknowledgement resumes by
-//! itself, and two guests would run (ARCHITECTURE.md, *Handover*).
+//! With both monitors (`--dest-qmp`), it also prepares the destination. It keeps the destination's guest
+//! stopped until a QEMU source has reported `completed`. A QEMU source that misses the acknowledgement
+//! resumes by itself, and two guests would run (docs/design/handover.md).
+
+mod sides;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use sterna::{Address, Statistics, Status as Stage, TlsEndpoint};
+use sterna::{Address, Statistics, Status as Stage};
+use sterna_drive::handover::{self, Arrived, Handover, OnArrival, ReturnPath, StaysPaused};
+use sterna_drive::rdma::{self, Needs};
+use sterna_drive::{DriveError, Settings, Trace, Wanted, agree, readiness};
 use sterna_qmp::Endpoint;
-use sterna_qmp::drive::handover::{self, Arrived, Handover, OnArrival, StaysPaused};
-use sterna_qmp::drive::rdma::{self, Needs, Wanted};
-use sterna_qmp::drive::{DriveError, Settings};
 use sterna_transport::TransportError;
 
-use super::pair;
+use self::sides::Sides;
+pub(super) use self::sides::wait_until_over;
+
+use super::{CapabilityState, capability, pair};
 use crate::exit::{Done, Status, Stop};
 use crate::interrupts::Interrupts;
-use crate::monitor::Monitor;
+use crate::monitor::{Monitor, SECOND_MONITOR};
 use crate::plan::{self, Plan, live::Stated};
 use crate::record::{Record, Report};
-use crate::terminal::{self, Live};
+use crate::terminal::{self, Live, Shown};
 use crate::units::parse_bandwidth;
-use crate::{summary, tls, watch};
+use crate::{bitmaps, summary, watch};
 
 const RECONNECT_WINDOW: &str = "x-sterna-reconnect-window";
 
 /// From where, to where, how.
 #[derive(Debug, Clone, clap::Args)]
+#[command(after_help = SECOND_MONITOR)]
 pub struct Arguments {
     /// QMP socket of the source: unix:PATH, a path, or tcp:HOST:PORT
     pub socket: Endpoint,
@@ -44,7 +50,7 @@ pub struct Arguments {
     pub paused: bool,
     /// Move the guest to another Sterna process of this user on this host, and copy no memory: the destination, at unix:PATH, maps
     /// the memory that the source has. Guest RAM must be a memfd, huge pages or a shared file on both sides. The same as
-    /// `--set mode=cpr-transfer`, which stays set only if the guest has moved
+    /// `--set mode=cpr-transfer`
     #[arg(long)]
     pub same_host: bool,
     /// Migration parameter under QEMU's name, such as max-bandwidth=1G or multifd-channels=4. With `--dest-qmp` the
@@ -53,8 +59,8 @@ pub struct Arguments {
     #[arg(long, value_name = "NAME=VALUE", value_parser = pair)]
     pub set: Vec<(String, String)>,
     /// Migration capability under QEMU's name, such as multifd
-    #[arg(long, value_name = "NAME")]
-    pub cap: Vec<String>,
+    #[arg(long, value_name = "NAME[=on|off]", value_parser = capability)]
+    pub cap: Vec<CapabilityState>,
     /// Let the guest go on at the destination before all of its memory is there; the rest follows, what it needs first. WHEN
     /// is `auto`: if it writes faster than the link carries; or a number of rounds of precopy, such as `2rounds` (both need a
     /// Sterna as the source); or a number of seconds after the start, 0 for as soon as possible. Switches postcopy-ram and
@@ -67,6 +73,10 @@ pub struct Arguments {
     /// Needs a Sterna on both sides, and a network: not rdma:, not a descriptor
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=3600))]
     pub reconnect_window: Option<u32>,
+    /// Leave the settings of this command (--set, --cap, --tls-dir and those that other options stand for) at both sides.
+    /// Without it both sides get their earlier settings back, whatever becomes of the migration
+    #[arg(long)]
+    pub keep_settings: bool,
     /// Measure how the guest writes and print a forecast first; it is stored in the record before the first byte is
     /// sent
     #[arg(long)]
@@ -81,27 +91,31 @@ pub struct Arguments {
     /// Print the record as JSON instead of a table
     #[arg(long)]
     pub json: bool,
+    /// How progress is shown.
+    #[command(flatten)]
+    pub shown: Shown,
     /// Write the record to a file, for `sterna report`
     #[arg(long, value_name = "FILE.json")]
     pub report: Option<PathBuf>,
-    /// Seconds to wait for the destination's answer when the acknowledgement was lost
+    /// Seconds to wait for the destination's answer when the acknowledgement was lost, or does not come
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     pub undecided_wait: u64,
 }
 
-/// When a guest goes on at the destination before its pages are there.
+/// When the migration switches to postcopy.
+/// The guest then runs at the destination before all of its pages have arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PostcopyWhen {
     /// When precopy does not converge.
     Auto,
-    /// So long after the start.
+    /// At this time after the start.
     After(Duration),
-    /// After so many rounds of precopy.
+    /// After this number of precopy rounds.
     AfterRounds(u32),
 }
 
 impl PostcopyWhen {
-    /// So long after the start, if that is when.
+    /// The time after the start, for `After`.
     fn after(self) -> Option<Duration> {
         match self {
             Self::After(time) => Some(time),
@@ -109,7 +123,7 @@ impl PostcopyWhen {
         }
     }
 
-    /// After so many rounds, if that is when.
+    /// The number of rounds, for `AfterRounds`.
     fn after_rounds(self) -> Option<u32> {
         match self {
             Self::AfterRounds(rounds) => Some(rounds),
@@ -135,17 +149,28 @@ pub(super) fn postcopy_when(text: &str) -> Result<PostcopyWhen, String> {
     })
 }
 
-/// An address that some QEMU knows; which of them, the VM says.
+/// Parses an address of a kind that some version of QEMU knows.
+/// The VM refuses kinds that it does not know. Hosts, ports and paths are checked here. A QEMU accepts only
+/// one address to listen at, so a typing error would make the waiting VM useless.
 pub(super) fn address(text: &str) -> Result<String, String> {
     const KINDS: [&str; 7] = ["tcp", "rdma", "unix", "fd", "vsock", "exec", "file"];
     match text.split_once(':') {
         Some(("rdma", _)) => rdma_address(text).map(|_| text.to_owned()),
+        // A QEMU takes options after a comma (`,ipv4=on`).
+        Some(("tcp", _)) => {
+            let place = text.split(',').next().unwrap_or_default();
+            place.parse::<Address>().map(|_| text.to_owned()).map_err(|error| error.to_string())
+        }
+        Some(("unix", _)) => {
+            text.parse::<Address>().map(|_| text.to_owned()).map_err(|error| error.to_string())
+        }
         Some((kind, rest)) if KINDS.contains(&kind) && !rest.is_empty() => Ok(text.to_owned()),
         _ => Err(format!("`{text}` is not an address such as tcp:HOST:PORT, rdma:HOST:PORT or unix:PATH")),
     }
 }
 
-/// Checked here, since a QEMU that is told to listen at one without a port aborts. It ignores options after a comma.
+/// Checks an `rdma:` address, because a QEMU aborts if it listens at an address without a port. It ignores
+/// options after a comma.
 fn rdma_address(text: &str) -> Result<Address, String> {
     let place = text.split(',').next().unwrap_or_default();
     match place.parse().map_err(|error: TransportError| error.to_string())? {
@@ -156,28 +181,28 @@ fn rdma_address(text: &str) -> Result<Address, String> {
     }
 }
 
-/// Migrates.
+/// Migrates the guest, prints the result, and writes the report.
 pub fn execute(arguments: &Arguments) -> Done {
     let interrupts = Interrupts::catch()?;
     let mut source = Monitor::connect(&arguments.socket)?;
-    let mut destination = arguments.dest_qmp.as_ref().map(Monitor::connect).transpose()?;
-    let live = Live::new(arguments.json);
+    let mut destination = arguments.dest_qmp.as_ref().map(Monitor::connect_oob).transpose()?;
+    let live = Live::new(arguments.shown, arguments.json);
     let report = arguments.report.as_deref().map(Report::begin).transpose()?;
     let record = drive(arguments, &mut source, destination.as_mut(), &live, &interrupts)?;
     live.end();
 
-    let end = watch::end(&record.statistics, &source);
+    let end = watch::end(&record, &mut source);
     terminal::print(&if arguments.json { record.to_json() } else { summary::table(&record) });
     if let Some(report) = report
         && let Err(error) = report.write(&record)
     {
-        // The exit status says what became of the guest, whatever becomes of the record.
+        // The exit status tells where the guest is. A record that cannot be written does not change it.
         terminal::note(&format!("sterna: warning: {error}"));
     }
     end
 }
 
-/// The settings that options stand for.
+/// Adds the settings that options such as `--postcopy` imply.
 fn with_settings(mut arguments: Arguments) -> Arguments {
     if let Some(seconds) = arguments.reconnect_window {
         let milliseconds = u64::from(seconds) * 1000;
@@ -185,21 +210,21 @@ fn with_settings(mut arguments: Arguments) -> Arguments {
     }
     let Some(when) = arguments.postcopy else { return arguments };
     for name in ["postcopy-ram", "postcopy-preempt"].map(str::to_owned) {
-        if !arguments.cap.contains(&name) {
-            arguments.cap.push(name);
+        if !arguments.cap.iter().any(|(given, _)| *given == name) {
+            arguments.cap.push((name, true));
         }
     }
     let at_source = match when {
         PostcopyWhen::Auto => Some(("x-sterna-non-convergence", "postcopy".to_owned())),
         PostcopyWhen::AfterRounds(rounds) => Some(("x-sterna-postcopy-after-rounds", rounds.to_string())),
-        // Told from here, since a QEMU has no such setting.
+        // This command triggers the switch, because a QEMU has no such setting.
         PostcopyWhen::After(_) => None,
     };
     arguments.set.extend(at_source.map(|(name, value)| (name.to_owned(), value)));
     arguments
 }
 
-/// The migration itself: settings, start, end; and what came of it, however it ended.
+/// Runs the migration and returns its record, however it ended. The settings of both sides are restored.
 pub fn drive(
     arguments: &Arguments,
     source: &mut Monitor,
@@ -208,36 +233,70 @@ pub fn drive(
     interrupts: &Interrupts,
 ) -> Result<Record, Stop> {
     let arguments = &with_settings(arguments.clone());
-    if let Some(destination) = destination.as_deref_mut() {
-        handover::compare(source.vm(), destination.vm())?;
+    let needs = compare(arguments, source, destination.as_deref_mut())?;
+    let settings = Settings::read(source.vm())?;
+    if let Some(text) =
+        bitmaps::warning(source, &settings, &arguments.cap, "migrate with `--cap dirty-bitmaps`")
+    {
+        live.note(&format!("sterna: warning: {text}"));
     }
-    let needs = match arguments.destination.starts_with("rdma:") {
-        true => compare_for_rdma(arguments, source, destination.as_deref_mut())?,
-        false => Needs::default(),
-    };
-    source.switch_on(&arguments.cap)?;
-    if let Some(directory) = &arguments.tls_dir {
-        tls::give(source, directory, TlsEndpoint::Client)?;
-    }
-    source.set_parameters(&arguments.set)?;
-    let mode = if arguments.same_host { Some(Mode::begin(source, &arguments.destination)?) } else { None };
+    let mut sides = Sides::begin(source, arguments.keep_settings)?;
     let other = destination.as_deref_mut();
-    let mut driven = drive_set_up(arguments, source, other, needs, live, interrupts);
+    let mut driven = drive_set_up(arguments, &mut sides, source, other, needs, live, interrupts);
     if let Ok(record) = &mut driven
         && record.statistics.postcopy.is_some()
     {
-        record.arrival = destination.and_then(Monitor::arrival);
+        record.arrival = destination.as_deref_mut().and_then(Monitor::arrival);
     }
-    if let Some(mode) = mode {
-        let has_moved = driven.as_ref().is_ok_and(|record| record.statistics.status == Stage::Completed);
-        mode.end(source, has_moved);
-    }
+    sides.end(source, destination, live);
     driven
 }
 
-/// The migration, with the source's settings made.
+/// Refuses combinations that cannot work, before any setting is changed.
+/// Returns what both sides need in addition to the settings of the command line.
+fn compare(
+    arguments: &Arguments,
+    source: &mut Monitor,
+    mut destination: Option<&mut Monitor>,
+) -> Result<Needs, Stop> {
+    let address = &arguments.destination;
+    if arguments.same_host && !address.starts_with("unix:") {
+        return Err(Stop::usage(format!(
+            "`--same-host` hands the guest's memory over a Unix socket, and {address} is none: give unix:PATH"
+        )));
+    }
+    readiness::may_leave(source.vm(), "migrate")?;
+    if let Some(destination) = destination.as_deref_mut() {
+        handover::compare(source.vm(), destination.vm())?;
+    }
+    let parameters = source.parameters(&arguments.set)?;
+    let settings = Settings::read(source.vm())?;
+    source.check_known(&settings, &arguments.cap)?;
+    let wanted = Wanted {
+        capabilities: &arguments.cap,
+        parameters: &parameters,
+        has_tls: arguments.tls_dir.is_some(),
+    };
+    if address.starts_with("rdma:") {
+        let address = rdma_address(address).map_err(Stop::usage)?;
+        return Ok(rdma::compare(source.vm(), destination.map(Monitor::vm), &address, wanted)?);
+    }
+    let return_path = match (ReturnPath::over(address), &destination) {
+        _ if arguments.cap.contains(&("return-path".to_owned(), false)) => ReturnPath::AsSet,
+        (ReturnPath::AsSet, Some(_)) => ReturnPath::On,
+        (return_path, _) => return_path,
+    };
+    // A same-host migration hands memory over, so the settings of the page stream do not matter.
+    if let Some(destination) = destination.filter(|_| !arguments.same_host) {
+        agree::compare(source.vm(), destination.vm(), wanted)?;
+    }
+    Ok(Needs { return_path, ..Needs::default() })
+}
+
+/// Runs the migration after both sides were found to be compatible.
 fn drive_set_up(
     arguments: &Arguments,
+    sides: &mut Sides,
     source: &mut Monitor,
     mut destination: Option<&mut Monitor>,
     needs: Needs,
@@ -245,41 +304,45 @@ fn drive_set_up(
     interrupts: &Interrupts,
 ) -> Result<Record, Stop> {
     let pressed = interrupts.count();
+    sides.set_source(arguments, source)?;
+    // Reasons why the source refuses must be found before the destination listens, because a QEMU accepts
+    // only one address.
+    readiness::refuse_blocked(source.vm())?;
+    let forecast = if arguments.forecast { Some(foretell(arguments, source)?) } else { None };
     let mut address = arguments.destination.clone();
     if let Some(destination) = destination.as_deref_mut() {
-        address = listen(arguments, needs, destination)?;
+        address = sides.listen(arguments, needs, destination, live)?;
     }
-    let forecast = if arguments.forecast { Some(foretell(arguments, source, &address)?) } else { None };
     let on_arrival = if arguments.paused { OnArrival::Paused } else { OnArrival::AsStarted };
     let handover = {
         let destination = destination.as_deref_mut().map(Monitor::vm);
-        Handover::begin(source.vm(), destination, on_arrival, needs.return_path)?
+        Handover::begin(source.vm(), sides.source(), destination, on_arrival, needs.return_path)?
     };
     if let Some(remark) = handover.remark() {
         live.note(&format!("sterna: warning: {remark}"));
     }
     let begun = if interrupts.count() > pressed {
-        Err(Stop::with(
-            Status::Cancelled,
-            "cancelled before anything was sent; the guest runs on at the source.",
-        ))
+        Err(Stop::with(Status::Cancelled, "cancelled before anything was sent; the source keeps the guest."))
     } else {
         source.execute("migrate", json!({ "uri": address }))
     };
     if let Err(refused) = begun {
-        handover.refused(source.vm(), destination.as_deref_mut().map(Monitor::vm));
+        handover.refused(destination.as_deref_mut().map(Monitor::vm));
         return Err(refused);
     }
+    let ran = handover.ran();
     let patience = Duration::from_secs(arguments.undecided_wait);
-    let destination = destination.map(Monitor::vm);
+    let mut destination = destination.map(Monitor::vm);
     let window = Settings::read(source.vm())?;
-    let window = window.parameter("x-sterna-reconnect-window").and_then(Value::as_u64).unwrap_or(0);
+    let window = window.parameter(RECONNECT_WINDOW).and_then(Value::as_u64).unwrap_or(0);
     let postcopy = watch::PostcopyWatch {
         after: arguments.postcopy.and_then(PostcopyWhen::after),
         address: &address,
         window: Duration::from_millis(window),
+        starts_at_switch: handover.starts_at_switch(),
     };
-    let watched = watch::until_over(source, live, interrupts, pressed, patience, postcopy);
+    let other = destination.as_deref_mut();
+    let watched = watch::until_over(source, other, live, interrupts, pressed, patience, postcopy);
     let (mut figures, trace) = match watched {
         Ok(seen) => seen,
         Err(error) if error.is_disconnect() => return Err(handover.lost(source.vm(), destination).into()),
@@ -288,32 +351,64 @@ fn drive_set_up(
                 DriveError::Detached(what) => watch::detached(source, &what),
                 error => error.into(),
             };
-            let Some(destination) = destination.filter(|_| handover.is_held()) else { return Err(stop) };
+            // With postcopy, the destination's guest was started at the switch.
+            let is_postcopy = source.progress().is_ok_and(|now| now.status.starts_with("postcopy-"));
+            let waits = handover.is_held() && !(is_postcopy && handover.starts_at_switch());
+            let Some(destination) = destination.filter(|_| waits) else { return Err(stop) };
             return Err(stop.with_more(&format!(
                 " The destination holds the guest: if the source reports `completed`, run `cont` at {}.",
                 destination.at()
             )));
         }
     };
+    let mut unconfirmed = None;
     match figures.status {
         Stage::Completed => {
             let at = destination.as_ref().map(|destination| destination.at().to_owned()).unwrap_or_default();
+            let why = handover.unconfirmed().map(str::to_owned);
             match (handover.completed(source.vm(), destination)?, trace.stopped) {
-                // The guest waited for us: QEMU's own figure ends too early.
-                (Arrived::Started, Some(stopped)) => {
+                // The guest started only after this command sent `cont`. QEMU's downtime ends before that, so
+                // it is measured here.
+                (Arrived::Started, Some(stopped)) if figures.postcopy.is_none() && !trace.has_switched() => {
                     figures.downtime = Some(trace.began.elapsed() - stopped);
                 }
                 (Arrived::Paused(why), _) => live.note(&left_paused(&at, why)),
+                (Arrived::ByItself, _) if !ran => {
+                    live.note("the guest was not running at the source: it is paused at the destination, and `cont` there starts it");
+                }
+                // With `file:`, the source has written the file itself and no destination confirms.
+                (Arrived::Unconfirmed, _) if !address.starts_with("file:") => unconfirmed = why,
                 _ => {}
             }
         }
         Stage::Failed | Stage::Cancelled => {
-            if let Some(reason) = handover.failed(source.vm(), destination) {
-                let own = figures.error.take().unwrap_or_else(|| "the connection broke".into());
-                figures.error = Some(format!("{own}; the destination reports: {reason}"));
+            let is_alone = destination.is_none();
+            // The error of a Sterna source names the first cause, unless the cause is at the destination.
+            let is_there = !source.is_sterna()
+                || figures.error.as_ref().is_none_or(|own| own.starts_with("the destination"));
+            let reason = if is_there { handover.failed(destination) } else { None };
+            if let Some(reason) = reason {
+                figures.error = Some(match figures.error.take() {
+                    Some(own) => format!("{}; {reason}", own.trim_end_matches("; see its log")),
+                    None => format!("the connection broke; {reason}"),
+                });
+            }
+            if figures.status == Stage::Failed && figures.error.is_none() && !source.is_sterna() {
+                let reason =
+                    "the connection to the destination broke; the destination's own messages say why";
+                figures.error = Some(reason.to_owned());
+            }
+            if is_alone && let Some(text) = perhaps_twice(source, &figures, &trace) {
+                live.note(&text);
             }
         }
-        // Undecided: an operator has the word, and the settings may wait for him.
+        // A QEMU source that gets no answer keeps reporting that the migration runs.
+        status if !source.is_sterna() && !status.is_terminal() && status != Stage::PostcopyPaused => {
+            figures.status = Stage::Undecided;
+            figures.error =
+                Some(format!("the destination has not confirmed within {patience:?} that it has the guest"));
+        }
+        // Undecided: the operator decides, and the settings stay until then.
         _ => {}
     }
     match channels(source) {
@@ -321,38 +416,25 @@ fn drive_set_up(
         Err(error) => live.note(&format!("the number of channels is unknown: {error}")),
     }
     let precopy = source.recording();
-    Ok(Record { forecast, precopy, ..Record::new(&source.endpoint().to_string(), &address, figures) })
+    let record = Record::new(&source.endpoint().to_string(), &address, figures);
+    Ok(Record { forecast, precopy, unconfirmed, ..record })
 }
 
-/// `mode` is `cpr-transfer` for one migration.
-struct Mode {
-    before: Value,
+/// A warning that two guests may run.
+/// A QEMU resumes its guest if it misses the destination's answer. A destination without a monitor here may
+/// already have started the guest.
+fn perhaps_twice(source: &Monitor, figures: &Statistics, trace: &Trace) -> Option<String> {
+    // "Sibling indicated error 1": the destination has reported that it does not have the guest.
+    let is_told = figures.error.as_ref().is_some_and(|error| error.starts_with("Sibling indicated"));
+    let is_late = trace.stopped.is_some() && !trace.was_cancelled && !is_told;
+    (figures.status == Stage::Failed && is_late && !source.is_sterna()).then(|| {
+        "sterna: warning: the migration failed when the guest was stopped already: make sure that the destination does not run \
+         the guest, too"
+            .to_owned()
+    })
 }
 
-impl Mode {
-    fn begin(source: &mut Monitor, destination: &str) -> Result<Self, Stop> {
-        if !destination.starts_with("unix:") {
-            return Err(Stop::usage(format!(
-                "`--same-host` hands the guest's memory over a Unix socket, and {destination} is none: give unix:PATH"
-            )));
-        }
-        let before =
-            Settings::read(source.vm())?.parameter("mode").cloned().unwrap_or_else(|| "normal".into());
-        source.execute("migrate-set-parameters", json!({ "mode": "cpr-transfer" }))?;
-        Ok(Self { before })
-    }
-
-    /// A guest that is still here may move to another host next.
-    fn end(self, source: &mut Monitor, has_moved: bool) {
-        if !has_moved
-            && let Err(error) = source.execute("migrate-set-parameters", json!({ "mode": self.before }))
-        {
-            terminal::note(&format!("sterna: warning: the parameter `mode` is still cpr-transfer: {error}"));
-        }
-    }
-}
-
-/// What is said of a guest that has arrived and stays paused.
+/// The message about a guest that has arrived and stays paused.
 fn left_paused(at: &str, why: StaysPaused) -> String {
     let why = match why {
         StaysPaused::StartedStopped => "which was started with -S",
@@ -361,8 +443,9 @@ fn left_paused(at: &str, why: StaysPaused) -> String {
     format!("the guest has arrived and is paused at {at}, {why}: `cont` there starts it")
 }
 
-/// Plans, shows the plan, and stores it: whoever reads the record later sees what was known before.
-fn foretell(arguments: &Arguments, source: &mut Monitor, address: &str) -> Result<Plan, Stop> {
+/// Makes the plan, shows it, and stores it in the record for later comparison with the measured migration.
+fn foretell(arguments: &Arguments, source: &mut Monitor) -> Result<Plan, Stop> {
+    let address = &arguments.destination;
     let to = Some(address.to_owned());
     let postcopy_after = arguments.postcopy.and_then(PostcopyWhen::after);
     let postcopy_after_rounds = arguments.postcopy.and_then(PostcopyWhen::after_rounds);
@@ -377,7 +460,7 @@ fn foretell(arguments: &Arguments, source: &mut Monitor, address: &str) -> Resul
     Ok(plan)
 }
 
-/// Channels that carry pages, as they are set.
+/// Channels that carry pages, from the source's settings.
 fn channels(monitor: &mut Monitor) -> Result<u32, Stop> {
     let settings = Settings::read(monitor.vm())?;
     Ok(match settings.capability("multifd") {
@@ -388,96 +471,39 @@ fn channels(monitor: &mut Monitor) -> Result<u32, Stop> {
     })
 }
 
-/// Finds what does not match over `rdma:`; gives back what the destination needs besides the settings of the command line.
-fn compare_for_rdma(
-    arguments: &Arguments,
-    source: &mut Monitor,
-    destination: Option<&mut Monitor>,
-) -> Result<Needs, Stop> {
-    let address = rdma_address(&arguments.destination).map_err(Stop::usage)?;
-    let parameters = source.parameters(&arguments.set)?;
-    let wanted = Wanted {
-        capabilities: &arguments.cap,
-        parameters: &parameters,
-        has_tls: arguments.tls_dir.is_some(),
-    };
-    Ok(rdma::compare(source.vm(), destination.map(Monitor::vm), &address, wanted)?)
-}
-
-/// Makes the destination listen with the same settings and what it `needs`, unless it does already.
-/// Gives back the address with its real port.
-fn listen(arguments: &Arguments, needs: Needs, destination: &mut Monitor) -> Result<String, Stop> {
-    let state = destination.run_state()?;
-    if state != "inmigrate" {
-        return Err(Stop::failed(format!(
-            "{} is `{state}` and cannot receive a guest: start a VM with `--incoming defer` there",
-            destination.endpoint()
-        )));
-    }
-    let before = destination.execute("query-migrate", Value::Null)?;
-    if before["status"] != "setup" {
-        let mut capabilities = without_throttling(&arguments.cap);
-        capabilities.extend(needs.return_path_there.then(|| "return-path".to_owned()));
-        destination.switch_on(&capabilities)?;
-        if let Some(directory) = &arguments.tls_dir {
-            tls::give(destination, directory, TlsEndpoint::Server)?;
-        }
-        let known = Settings::read(destination.vm())?;
-        destination.set_parameters(&both_sides(&arguments.set, |name| known.parameter(name).is_some()))?;
-        destination.vm().migrate_incoming(&arguments.destination)?;
-    }
-    let now = destination.execute("query-migrate", Value::Null)?;
-    Ok(with_real_port(&arguments.destination, &now))
-}
-
-/// Settings that the destination must share; the others are the source's alone. Those of RDMA it gets if it `knows` them:
-/// they may differ unless both sides are QEMUs. So does the window of a lost connection: without it the source says that it has
-/// no effect.
-fn both_sides(set: &[(String, String)], knows: impl Fn(&str) -> bool) -> Vec<(String, String)> {
-    const IF_KNOWN: [&str; 3] = ["x-rdma-chunk-size", "x-sterna-rdma-pinned-limit", RECONNECT_WINDOW];
-    let is_shared = |name: &str| name.starts_with("multifd-") || IF_KNOWN.contains(&name) && knows(name);
-    set.iter().filter(|(name, _)| is_shared(name)).cloned().collect()
-}
-
-/// Capabilities that the destination must have as well. It throttles nobody, and may lack what that needs.
-fn without_throttling(capabilities: &[String]) -> Vec<String> {
-    let is_for_both = |name: &&String| !matches!(name.as_str(), "auto-converge" | "dirty-limit");
-    capabilities.iter().filter(is_for_both).cloned().collect()
-}
-
-/// `tcp:HOST:0` or `rdma:HOST:0` with the port that the destination says it got.
-fn with_real_port(address: &str, query: &Value) -> String {
-    let port = match address.split_once(':') {
-        Some(("tcp", _)) => &query["socket-address"][0]["port"],
-        Some(("rdma", _)) => &query["x-sterna-address"]["port"],
-        _ => &Value::Null,
-    };
-    match (address.strip_suffix(":0"), port.as_str()) {
-        (Some(host), Some(port)) => format!("{host}:{port}"),
-        _ => address.to_owned(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn with_real_port_replaces_only_a_port_that_was_left_open() {
-        let query = json!({"socket-address": [{"type": "inet", "host": "127.0.0.1", "port": "4567"}]});
-
-        assert_eq!(with_real_port("tcp:127.0.0.1:0", &query), "tcp:127.0.0.1:4567");
-        assert_eq!(with_real_port("tcp:127.0.0.1:80", &query), "tcp:127.0.0.1:80");
-        assert_eq!(with_real_port("unix:/tmp/a:0", &query), "unix:/tmp/a:0");
-        assert_eq!(with_real_port("tcp:127.0.0.1:0", &json!({})), "tcp:127.0.0.1:0");
-        let query = json!({"x-sterna-address": {"transport": "rdma", "host": "10.9.0.1", "port": "4567"}});
-        assert_eq!(with_real_port("rdma:10.9.0.1:0", &query), "rdma:10.9.0.1:4567");
-        assert_eq!(with_real_port("rdma:10.9.0.1:80", &query), "rdma:10.9.0.1:80");
+    fn address_of_tcp_or_unix_is_checked_before_a_vm_gets_it() {
+        for good in
+            ["tcp:h:4444", "tcp:[::1]:0", "tcp::4444", "tcp:h:4444,ipv4=on", "unix:/a,b", "fd:7", "exec:cat"]
+        {
+            assert_eq!(address(good), Ok(good.to_owned()));
+        }
+        let long = format!("unix:/{}", "x".repeat(107));
+        for (bad, word) in [
+            ("tcp:", "port"),
+            ("tcp:h", "port"),
+            ("tcp:h:99999", "65535"),
+            ("tcp:h:abc", "number"),
+            ("tcp:::1:4724", "brackets"),
+            ("tcp:[::1]4724", "[NUMBER]:PORT"),
+            ("tcp://h:4444", "slash"),
+            ("h:4444", "tcp:HOST:PORT"),
+            ("unix:", "path"),
+            (&long, "107"),
+            ("fd:", "tcp:HOST:PORT"),
+        ] {
+            let refused = address(bad).unwrap_err();
+            assert!(refused.contains(word), "{bad}: {refused}");
+        }
     }
 
     #[test]
     fn address_of_rdma_needs_host_and_port_and_keeps_the_options_that_qemu_ignores() {
-        for good in ["rdma:h:4444", "rdma:[fd09::1]:4444", "rdma:h:4444,ipv4=on", "rdma:h:0", "tcp:h"] {
+        for good in ["rdma:h:4444", "rdma:[fd09::1]:4444", "rdma:h:4444,ipv4=on", "rdma:h:0"] {
             assert_eq!(address(good), Ok(good.to_owned()));
         }
         for (bad, word) in [
@@ -494,22 +520,6 @@ mod tests {
     }
 
     #[test]
-    fn both_sides_keeps_what_the_wire_depends_on() {
-        let all = [
-            "multifd-channels",
-            "x-rdma-chunk-size",
-            "x-sterna-rdma-pinned-limit",
-            RECONNECT_WINDOW,
-            "max-bandwidth",
-        ];
-        let set = all.map(|name| (name.to_owned(), "4M".to_owned()));
-
-        assert_eq!(both_sides(&set, |_| true), set[..4]);
-        assert_eq!(both_sides(&set, |name| name == "x-rdma-chunk-size"), set[..2]);
-        assert_eq!(both_sides(&set, |_| false), set[..1]);
-    }
-
-    #[test]
     fn postcopy_stands_for_settings_of_both_sides() {
         assert_eq!(postcopy_when("auto"), Ok(PostcopyWhen::Auto));
         assert_eq!(postcopy_when("0"), Ok(PostcopyWhen::After(Duration::ZERO)));
@@ -517,12 +527,5 @@ mod tests {
         assert_eq!(postcopy_when("1round"), Ok(PostcopyWhen::AfterRounds(1)));
         assert!(postcopy_when("0rounds").is_err() && postcopy_when("rounds").is_err());
         assert!(postcopy_when("soon").is_err() && postcopy_when("-1").is_err());
-    }
-
-    #[test]
-    fn capabilities_of_the_source_alone_are_not_asked_of_the_destination() {
-        let all = ["multifd", "auto-converge", "dirty-limit", "return-path"].map(str::to_owned);
-
-        assert_eq!(without_throttling(&all), ["multifd", "return-path"]);
     }
 }

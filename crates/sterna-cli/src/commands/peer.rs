@@ -1,7 +1,7 @@
 //! Images and peers without a monitor: `sterna save listen:ADDRESS` and `sterna restore IMAGE send:ADDRESS`.
 //!
-//! The engine does the work (`sterna::opaque`). Nothing of multifd, compression and TLS is negotiated on the
-//! wire, so the operator says here what he says to the peer, under QEMU's names.
+//! The engine does the work (`sterna::opaque`). The protocol does not negotiate multifd, compression and TLS.
+//! Therefore the operator gives this command the same settings as the peer, under QEMU's names.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,77 +10,86 @@ use std::time::{Duration, Instant};
 use serde_json::{Map, Value, json};
 use sterna::opaque::{ImagePlan, Receiving, SendOptions, Stored, receive, send};
 use sterna::{Address, Capabilities, MigrationError, Outcome, Parameters, StartError, Status as Stage};
+use sterna_drive::save::{Domain, newest_libvirt_format_here};
 use sterna_image::convert::ConvertOptions;
-use sterna_image::{Envelope, Form, Image, MappedOptions};
-use sterna_qmp::drive::save::{Domain, Format, newest_libvirt_format_here};
+use sterna_image::{Envelope, Form, Format, Image, MappedOptions};
 use sterna_qmp::migration::{CapabilitySet, ParameterSet, from_uri};
 use sterna_transport::{CreateOptions, Direct, OpenOptions, Tls, TlsCredentials, TlsEndpoint};
 use uuid::Uuid;
 
-use super::pair;
 use super::verify::warn_of_damage;
+use super::{CapabilityState, capability, pair};
 use crate::exit::{Done, FORCE_DAMAGED, Status, Stop};
 use crate::interrupts::Interrupts;
 use crate::monitor::{Progress, parameter};
-use crate::terminal::{self, Live};
-use crate::units;
+use crate::terminal::{self, Live, Shown};
+use crate::{tls, units};
 
-/// How long a peer is asked whether it has taken the machine.
+/// How long an undecided peer is asked whether it has taken the machine.
 const ASKING: Duration = Duration::from_secs(30);
-/// Between two looks.
+/// Interval between two queries of the progress.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// What a peer is told by its own operator, told here.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Wire {
-    /// Only with listen: and send:. Migration parameter as the peer has it, such as multifd-channels=4
+    /// Migration parameter as the peer has it, such as multifd-channels=4
     #[arg(long, value_name = "NAME=VALUE", value_parser = pair)]
     pub set: Vec<(String, String)>,
-    /// Only with listen: and send:. Migration capability as the peer has it, such as multifd
-    #[arg(long, value_name = "NAME")]
-    pub cap: Vec<String>,
-    /// Only with listen: and send:. Use TLS with the certificates in this directory (file names of QEMU's
-    /// tls-creds-x509)
+    /// Migration capability as the peer has it, such as multifd
+    #[arg(long, value_name = "NAME[=on|off]", value_parser = capability)]
+    pub cap: Vec<CapabilityState>,
+    /// Use TLS with the certificates in this directory (file names of QEMU's tls-creds-x509)
     #[arg(long, value_name = "DIR")]
     pub tls_dir: Option<PathBuf>,
-    /// Only with send:. The name in the peer's certificate, if it is not the address's
+}
+
+/// Settings of a peer that this side connects to.
+#[derive(Debug, Clone, clap::Args)]
+pub struct SendWire {
+    /// What both sides have.
+    #[command(flatten)]
+    pub wire: Wire,
+    /// The name in the peer's certificate, if it is not the address's
     #[arg(long, value_name = "NAME", requires = "tls_dir")]
     pub tls_hostname: Option<String>,
-    /// Only with send:. The peer's UUID (QMP's query-uuid), which multifd compares; leave it out if the peer has none
+    /// The peer's UUID (QMP's query-uuid), which multifd compares; leave it out if the peer has none
     #[arg(long)]
     pub uuid: Option<Uuid>,
 }
 
-/// An image that a peer sends.
+/// Arguments to receive an image from a peer.
 pub struct Listening<'a> {
-    /// Where to listen.
+    /// Address to listen at.
     pub address: &'a str,
-    /// The image's place.
+    /// Path of the image.
     pub image: &'a Path,
-    /// Its form; none for mapped-ram, or if there is a domain the newest of libvirt's that is known here.
+    /// Format of the image. None: mapped-ram, or with `domain` the newest libvirt format that Sterna knows.
     pub format: Option<Format>,
-    /// What libvirt's container holds.
+    /// Content of libvirt's container.
     pub domain: Option<Domain>,
-    /// Whether pages go past the page cache.
+    /// Whether pages bypass the page cache.
     pub direct: Direct,
-    /// Whether a file in the image's place is replaced.
+    /// Whether an existing file is replaced.
     pub replace: bool,
-    /// What the peer was told.
+    /// Migration settings of the peer.
     pub wire: &'a Wire,
-    /// Print JSON.
+    /// Whether the result is printed as JSON.
     pub json: bool,
+    /// How progress is shown.
+    pub shown: Shown,
 }
 
 impl Wire {
-    /// Refuses what means nothing where a monitor is driven.
+    /// Refuses settings that have no effect when a monitor controls the VM.
     pub fn check_unused(&self) -> Result<(), Stop> {
-        if self.set.is_empty() && self.cap.is_empty() && self.tls_dir.is_none() && self.uuid.is_none() {
+        if self.set.is_empty() && self.cap.is_empty() && self.tls_dir.is_none() {
             return Ok(());
         }
         Err(Stop::usage("--set, --cap and --tls-dir are for peers without a monitor (listen: and send:)"))
     }
 
-    /// What the peer was told, as the engine takes it.
+    /// The engine's settings that match the peer's.
     pub fn engine(&self, endpoint: TlsEndpoint) -> Result<(Parameters, Capabilities), Stop> {
         let mut set = ParameterSet::default();
         let present = set.to_json();
@@ -89,17 +98,34 @@ impl Wire {
             changes.insert(name.clone(), parameter(&present, name, value)?);
         }
         set.set(&changes, false).map_err(|error| Stop::usage(error.to_string()))?;
-        let capabilities: Vec<_> = self.cap.iter().map(|name| (name.clone(), true)).collect();
         let capabilities =
-            CapabilitySet::default().with(&capabilities).map_err(|error| Stop::usage(error.to_string()))?;
+            CapabilitySet::default().with(&self.cap).map_err(|error| Stop::usage(error.to_string()))?;
         let mut parameters = set.to_engine();
         if let Some(directory) = &self.tls_dir {
             let credentials = TlsCredentials::from_directory(directory, endpoint, true)
                 .map_err(|error| Stop::unreadable(error.to_string()))?;
-            parameters.tls =
-                Some(Tls { hostname: self.tls_hostname.clone(), ..Tls::new(Arc::new(credentials)) });
+            parameters.tls = Some(Tls::new(Arc::new(credentials)));
         }
         Ok((parameters, capabilities.to_engine(true)))
+    }
+}
+
+impl SendWire {
+    /// Refuses settings that have no effect when a monitor controls the VM.
+    pub fn check_unused(&self) -> Result<(), Stop> {
+        match self.uuid {
+            Some(_) => Err(Stop::usage("--uuid is for a peer without a monitor (send:)")),
+            None => self.wire.check_unused(),
+        }
+    }
+
+    /// The engine's settings that match the peer's, with the host name for TLS.
+    fn engine(&self) -> Result<(Parameters, Capabilities), Stop> {
+        let (mut parameters, capabilities) = self.wire.engine(TlsEndpoint::Client)?;
+        if let Some(tls) = &mut parameters.tls {
+            tls.hostname.clone_from(&self.tls_hostname);
+        }
+        Ok((parameters, capabilities))
     }
 }
 
@@ -116,28 +142,28 @@ pub fn listen(listening: &Listening<'_>, interrupts: &Interrupts) -> Done {
     };
     let format = listening.format.unwrap_or_else(|| match envelope {
         Some(_) => newest_libvirt_format_here(),
-        None => Format::MAPPED,
+        None => Format::MappedRam,
     });
-    if format.is_libvirt != envelope.is_some() {
-        return Err(Stop::usage(if format.is_libvirt {
+    if format.is_libvirt() != envelope.is_some() {
+        return Err(Stop::usage(if format.is_libvirt() {
             format!("{format} needs the domain's XML (--xml)")
         } else {
             format!("only libvirt's formats contain XML and cookie; {format} does not")
         }));
     }
     if listening.image.exists() && !listening.replace {
-        // Told now, and not when the peer has sent everything.
+        // Refuse now, not after the peer has sent everything.
         return Err(Stop::usage(format!(
             "{} exists: choose another name, or use --force",
             listening.image.display()
         )));
     }
-    let is_mapped = format.form == Form::Mapped;
+    let is_mapped = format.form() == Form::Mapped;
     let file =
         CreateOptions { direct: listening.direct, replace: listening.replace, ..CreateOptions::default() };
     let options =
         MappedOptions { file, envelope: envelope.filter(|_| is_mapped), ..MappedOptions::default() };
-    let convert = if is_mapped { None } else { Some(conversion(listening, format)?) };
+    let convert = if is_mapped { None } else { Some(conversion(listening, format)) };
     let began = Instant::now();
     let plan = ImagePlan { path: listening.image.to_owned(), options, convert };
     let receiving = receive(&address, plan, parameters, capabilities, Arc::new(()))
@@ -148,44 +174,46 @@ pub fn listen(listening: &Listening<'_>, interrupts: &Interrupts) -> Done {
     Ok(Status::Done)
 }
 
-/// An image that goes to a peer.
+/// Arguments to send an image to a peer.
 pub struct Sending<'a> {
-    /// The image.
+    /// Path of the image.
     pub image: &'a Path,
-    /// Where the peer listens.
+    /// Address at which the peer listens.
     pub to: &'a str,
-    /// Whether pages go past the page cache.
+    /// Whether pages bypass the page cache.
     pub direct: Direct,
-    /// Whether an image that is damaged is sent, too.
+    /// Whether a damaged image is sent, too.
     pub force_damaged: bool,
-    /// What the peer was told.
-    pub wire: &'a Wire,
-    /// Print JSON.
+    /// Migration settings of the peer.
+    pub wire: &'a SendWire,
+    /// Whether the result is printed as JSON.
     pub json: bool,
+    /// How progress is shown.
+    pub shown: Shown,
 }
 
 /// Sends an image to a peer that listens.
 pub fn send_to(sending: &Sending<'_>, interrupts: &Interrupts) -> Done {
-    let Sending { image, to, direct, force_damaged, wire, json } = *sending;
-    let (parameters, capabilities) = wire.engine(TlsEndpoint::Client)?;
+    let Sending { image, to, direct, force_damaged, wire, json, shown } = *sending;
+    let (parameters, capabilities) = wire.engine()?;
     let to_address = address(to)?;
     let opened = Image::open(image).map_err(|error| Stop::of_image(&error, &[image]))?;
     if force_damaged {
         warn_of_damage(&opened)?;
     }
-    let (kind, ram_bytes) = (opened.kind().name(), opened.shape().ram_bytes());
+    let (kind, ram_bytes) = (opened.format().name(), opened.shape().ram_bytes());
     let file = OpenOptions { direct };
     let options =
         SendOptions { uuid: wire.uuid.map(Uuid::into_bytes), file, force_damaged, ..SendOptions::default() };
     let began = Instant::now();
     let migration = send(opened, &to_address, &options, parameters, capabilities, Arc::new(()))
         .map_err(|error| not_sent(&error))?;
-    let live = Live::new(json);
+    let live = Live::new(shown, json);
     let mut seen = interrupts.count();
     let mut undecided_since = None;
     while !migration.status().is_terminal() {
         if migration.status() == Stage::Undecided {
-            // The engine asks again; it may ask for ever.
+            // The engine asks the peer without a time limit, so this command sets one.
             let since = *undecided_since.get_or_insert_with(|| {
                 live.note(
                     "the machine was committed to the peer and the acknowledgement was lost; asking the peer (Ctrl-C stops asking)",
@@ -222,8 +250,10 @@ pub fn send_to(sending: &Sending<'_>, interrupts: &Interrupts) -> Done {
             return Err(Stop::with(Status::Cancelled, "cancelled; the image is unchanged."));
         }
         Outcome::Failed { error, .. } => {
+            let why = error.to_string();
+            let advice = tls::name_advice(&why, tls::NAME_OPTION);
             return Err(Stop::failed(format!(
-                "{to} did not accept the machine: {error}; the image is unchanged"
+                "{to} did not accept the machine: {why}{advice}; the image is unchanged"
             )));
         }
         other => return Err(Stop::failed(format!("{to}: {other:?}; the image is unchanged"))),
@@ -252,7 +282,7 @@ pub fn send_to(sending: &Sending<'_>, interrupts: &Interrupts) -> Done {
     Ok(Status::Done)
 }
 
-/// Why nothing was sent.
+/// The error for an image that was not sent at all.
 fn not_sent(error: &StartError) -> Stop {
     match error {
         StartError::Image(why) => Stop::unreadable(why),
@@ -261,7 +291,7 @@ fn not_sent(error: &StartError) -> Stop {
     }
 }
 
-/// The peer may have the machine, and it cannot be asked.
+/// The error when the peer may have the machine and cannot be asked.
 fn undecided(to: &str) -> Stop {
     Stop::with(
         Status::Undecided,
@@ -273,7 +303,7 @@ fn undecided(to: &str) -> Stop {
     )
 }
 
-/// An address of the command line. A descriptor that it names was handed over by whoever started this program.
+/// Parses an address of the command line. A descriptor in it was inherited from the parent process.
 pub fn address(text: &str) -> Result<Address, Stop> {
     let address = from_uri(text).map_err(|error| Stop::usage(error.to_string()))?;
     if matches!(address, Address::Rdma { .. }) {
@@ -286,7 +316,7 @@ pub fn address(text: &str) -> Result<Address, Stop> {
 }
 
 fn wait(receiving: &Receiving, listening: &Listening<'_>, interrupts: &Interrupts) -> Result<Stored, Stop> {
-    let live = Live::new(listening.json);
+    let live = Live::new(listening.shown, listening.json);
     let mut seen = interrupts.count();
     let mut was_cancelled = false;
     loop {
@@ -297,7 +327,7 @@ fn wait(receiving: &Receiving, listening: &Listening<'_>, interrupts: &Interrupt
                     Status::Cancelled,
                     "cancelled; there is no image, and the guest stays with the source.",
                 ),
-                // It says where the image is.
+                // The error message contains the path of the image.
                 false if matches!(error, MigrationError::Kept { .. }) => Stop::failed(error.to_string()),
                 false => Stop::failed(format!("{error}; there is no image")),
             });
@@ -324,15 +354,15 @@ fn wait(receiving: &Receiving, listening: &Listening<'_>, interrupts: &Interrupt
 }
 
 /// The form that is asked for is made of a mapped-ram image beside it, before the peer is told that all is well.
-fn conversion(listening: &Listening<'_>, format: Format) -> Result<ConvertOptions, Stop> {
-    Ok(ConvertOptions {
-        target: Some(format.to_string().parse().map_err(Stop::usage)?),
+fn conversion(listening: &Listening<'_>, format: Format) -> ConvertOptions {
+    ConvertOptions {
+        target: Some(format),
         xml: listening.domain.as_ref().map(|domain| domain.xml.clone()),
         cookie: listening.domain.as_ref().and_then(|domain| domain.cookie.clone()),
         replace: listening.replace,
         direct: listening.direct,
         ..ConvertOptions::default()
-    })
+    }
 }
 
 fn tell_stored(listening: &Listening<'_>, format: Format, stored: &Stored, took: Duration) {
@@ -379,7 +409,7 @@ mod tests {
     #[derive(Debug, Parser)]
     struct Line {
         #[command(flatten)]
-        wire: Wire,
+        wire: SendWire,
     }
 
     #[test]

@@ -1,10 +1,10 @@
-//! `sterna plan`: how a migration would go, and what to change so that it ends.
+//! `sterna plan`: forecasts a migration, and advises what to change so that it converges.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
+use sterna_drive::survey;
 use sterna_qmp::Endpoint;
-use sterna_qmp::drive::survey;
 
 use crate::exit::{Done, Status, Stop};
 use crate::monitor::Monitor;
@@ -83,7 +83,7 @@ fn interval(text: &str) -> Result<Duration, String> {
     Ok(time)
 }
 
-/// Plans.
+/// Makes the plan and prints it.
 pub fn execute(arguments: &Arguments) -> Done {
     let stated = arguments.figures.stated();
     let plan = match &arguments.socket {
@@ -101,7 +101,7 @@ pub fn execute(arguments: &Arguments) -> Done {
     Ok(Status::Done)
 }
 
-/// Without a VM, all values must be given.
+/// A plan without a VM; all values must be given.
 fn from_figures(stated: &Stated) -> Result<Plan, Stop> {
     let missing: Vec<&str> = [
         ("--bandwidth", stated.bandwidth_bytes.is_none()),
@@ -127,7 +127,7 @@ fn from_figures(stated: &Stated) -> Result<Plan, Stop> {
 }
 
 impl Figures {
-    /// With defaults.
+    /// The values of the command line, with defaults.
     pub fn stated(&self) -> Stated {
         Stated {
             bandwidth_bytes: self.bandwidth,

@@ -1,8 +1,10 @@
-//! `sterna protect`: the guest of an unmodified QEMU, or of a Sterna VM, has a standby from now on, until the operator, or a failure, ends that.
+//! `sterna protect`: protects the guest of an unmodified QEMU or of a Sterna VM with a standby.
+//! The command runs until an operator or a failure ends the protection.
 
 mod checkpoints;
 mod control;
 mod disks;
+mod json;
 pub(in crate::commands) mod own;
 mod show;
 
@@ -15,20 +17,26 @@ use sterna::Address;
 use sterna::replica::machines::primary::{Because, Cause, Outcome};
 use sterna::replica::{Claims, Protection, Secret, Terms, new_protection};
 use sterna_arbiter::{DEFAULT_LIMIT, Operator, Role, Spec};
+use sterna_drive::protect::{ProtectRequest, ProtectedDisk, ProtectionEnd, QemuProtection};
 use sterna_qmp::Endpoint;
-use sterna_qmp::drive::protect::{ProtectRequest, ProtectedDisk, ProtectionEnd, QemuProtection};
 use sterna_transport::{Tls, TlsCredentials, TlsEndpoint};
+
+pub use control::COMMANDS;
 
 use super::{pair, peer};
 use crate::exit::{Done, Status, Stop};
-use crate::interrupts::Interrupts;
+use crate::interrupts::{Interrupts, until_interrupted};
 use crate::monitor::Monitor;
-use crate::{claims, secret, terminal, units};
+use crate::protection_record::{GuestAt, Look, Recorder};
+use crate::record::Report;
+use crate::{claims, secret, terminal, tls, units};
 use control::Control;
 
-/// Between two lines.
+/// Interval between two lines of output.
 const LINE: Duration = Duration::from_secs(1);
-/// Between two looks.
+/// How long this command waits after QEMU's exit, so that the standby can learn of it.
+const LAST_WORD: Duration = Duration::from_secs(3);
+/// Interval between two queries of the state.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// Whose guest, by whom, how.
@@ -47,6 +55,7 @@ pub struct Arguments {
     /// QMP socket of the QEMU or Sterna VM: unix:PATH, a path, or tcp:HOST:PORT
     pub socket: Endpoint,
     /// Where the standby listens: tcp:HOST:PORT or unix:PATH
+    #[arg(value_parser = super::migrate::address)]
     pub standby: String,
     /// Of a Sterna VM: the QMP socket of the Sterna VM that is its standby (`sterna run --incoming defer`), which is told, too
     #[arg(long, value_name = "SOCKET")]
@@ -70,7 +79,7 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE")]
     pub secret: Option<PathBuf>,
     /// Where the standby takes heartbeats, if that is another address
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, value_name = "ADDRESS", value_parser = super::migrate::address)]
     pub contact: Option<String>,
     /// The number of this protection of the guest, which the claim is about
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
@@ -87,9 +96,17 @@ pub struct Arguments {
     /// Most output that waits at each network card; more is dropped, as a network may do
     #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = units::parse_size)]
     pub output_limit: u64,
+    /// Most memory for checkpoints on their way to the standby [default: 256M for a QEMU, the VM's setting for a Sterna VM]. The guest runs
+    /// on when a checkpoint is in memory, and stands for what does not fit. 0M at a QEMU: it stands until the standby has the checkpoint
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
+    pub checkpoint_buffer: Option<u64>,
     /// Where to make the directory of the sockets to QEMU, which must be able to enter it [default: the temporary directory]
     #[arg(long, value_name = "DIR")]
     pub socket_dir: Option<PathBuf>,
+    /// A watchdog of this host, such as /dev/watchdog. It resets the host if QEMU's guest is not stopped when its lease has ended. A lease
+    /// below 1s is too short for it. It runs on if this command is killed
+    #[arg(long, value_name = "DEVICE")]
+    pub watchdog: Option<PathBuf>,
     /// Listen here for `sterna info`, `sterna unprotect` and `sterna decide`: unix:PATH or tcp:HOST:PORT
     #[arg(long, value_name = "SOCKET")]
     pub qmp: Option<Endpoint>,
@@ -100,28 +117,55 @@ pub struct Arguments {
     /// Print JSON, a line a second
     #[arg(long)]
     pub json: bool,
+    /// Write the record of the protection to a file at its end, for `sterna report`
+    #[arg(long, value_name = "FILE.json")]
+    pub report: Option<PathBuf>,
 }
 
-/// Protects.
+/// Protects the guest. Once the protection has begun, its record is written however it ends.
 pub fn execute(arguments: &Arguments) -> Done {
     let interrupts = Interrupts::catch()?;
+    let report = arguments.report.as_deref().map(Report::begin).transpose()?;
+    let delay = Duration::from_millis(arguments.checkpoint_delay.into());
+    let mut recorder = Recorder::new(&arguments.socket.to_string(), &arguments.standby, delay);
+    let done = protect(arguments, &interrupts, &mut recorder);
+    let Some(report) = report.filter(|_| recorder.has_begun()) else { return done };
+    if let (Err(stop), None) = (&done, &recorder.record().end) {
+        recorder.end(None, None, &stop.message);
+    }
+    if let Err(error) = report.write_text(&recorder.record().to_json()) {
+        // The exit status tells where the guest is. A record that cannot be written does not change it.
+        terminal::note(&format!("sterna: warning: {error}"));
+    }
+    done
+}
+
+fn protect(arguments: &Arguments, interrupts: &Interrupts, recorder: &mut Recorder) -> Done {
     let protection = new_protection(arguments.generation).map_err(|error| Stop::failed(error.to_string()))?;
-    // What is wrong with the line is said rather than that nobody answers.
+    // An error in the arguments takes precedence over a monitor that does not answer.
     let checked = check(arguments).and_then(|()| request(arguments, protection));
     let mut monitor = match Monitor::connect(&arguments.socket) {
         Ok(monitor) => monitor,
-        // Such a line is for a Sterna VM.
+        // With `--standby-qmp`, the arguments are for a Sterna VM, so the checks for a QEMU do not matter.
         Err(stop) if arguments.standby_qmp.is_some() => return Err(stop),
         Err(stop) => return Err(checked.err().unwrap_or(stop)),
     };
     if monitor.is_sterna() {
-        return own::execute(arguments, monitor, &interrupts);
+        return own::execute(arguments, monitor, interrupts, recorder);
     }
     let mut request = checked?;
     request.parameters = monitor.parameters(&arguments.set)?;
-    request.copying = Some(disks::progress(&interrupts, arguments.json));
+    request.copying = Some(disks::progress(interrupts, arguments.json));
     let (claims, operator) = claims(arguments, protection)?;
-    let session = Arc::new(QemuProtection::begin(monitor.into_vm(), request, claims)?);
+    let session = until_interrupted(|cancel| {
+        request.cancel = cancel.clone();
+        QemuProtection::begin(monitor.into_vm(), request, claims)
+    });
+    let session = Arc::new(session.map_err(|error| {
+        let stop = Stop::from(error);
+        let advice = tls::name_advice(&stop.message, tls::NAME_OPTION);
+        stop.with_more(advice)
+    })?);
     for remark in session.remarks() {
         terminal::note(&format!("sterna: {remark}"));
     }
@@ -137,16 +181,34 @@ pub fn execute(arguments: &Arguments) -> Done {
             });
         }
     };
-    let done = watch(&session, arguments, &interrupts);
+    let done = watch(&session, &control, arguments, interrupts, recorder);
     let done = done.and_then(|()| session.finish().map_err(Stop::from));
     control.ended(&done);
     if let Some(server) = server {
         server.close();
     }
-    end(arguments, &session, &done?)
+    let ended = done?;
+    let done = end(arguments, &session, &ended);
+    let last = Look::at_qemu(show::outcome(ended.outcome), &session.statistics());
+    // If an operator ended the protection, the closed stream is not the reason.
+    recorder.look(Look { why: last.why.filter(|_| done.is_err()), ..last });
+    let how = match (&done, ended.outcome) {
+        (Err(stop), _) => stop.message.as_str(),
+        (Ok(_), Outcome::HandedOver) => "handed over as planned: the guest runs at the standby",
+        (Ok(_), _) if !ended.runs_here => {
+            "the QEMU was ended, and the protection with it: nothing is taken over"
+        }
+        (Ok(_), _) => "the protection was ended by an operator: the guest runs on at the primary",
+    };
+    let guest_at = match ended.outcome {
+        Outcome::HandedOver | Outcome::Lost => Some(GuestAt::Standby),
+        _ => ended.runs_here.then_some(GuestAt::Primary),
+    };
+    recorder.end(None, guest_at, how);
+    done
 }
 
-/// What does not do for a QEMU.
+/// Refuses options that do not apply to a QEMU.
 fn check(arguments: &Arguments) -> Result<(), Stop> {
     if arguments.standby_qmp.is_some() {
         return Err(Stop::usage(
@@ -167,23 +229,35 @@ fn check(arguments: &Arguments) -> Result<(), Stop> {
     Ok(())
 }
 
-/// Until there is an outcome.
-fn watch(session: &QemuProtection, arguments: &Arguments, interrupts: &Interrupts) -> Result<(), Stop> {
+/// Prints a line per second until the protection ends.
+fn watch(
+    session: &QemuProtection,
+    control: &Control,
+    arguments: &Arguments,
+    interrupts: &Interrupts,
+    recorder: &mut Recorder,
+) -> Result<(), Stop> {
     let first = interrupts.count();
     let mut heard = first;
     let mut due = Instant::now();
+    let mut gone_since = None;
     let mut shown = show::Shown::default();
     while session.outcome().is_none() {
-        if session.is_qemu_gone() && session.outcome().is_none() {
+        // The standby may not have received the message about QEMU's end yet.
+        let is_gone =
+            session.is_qemu_gone() && gone_since.get_or_insert_with(Instant::now).elapsed() > LAST_WORD;
+        if is_gone && session.outcome().is_none() {
             return Err(Stop::failed(format!(
                 "{} has ended, and its guest with it: this side claims nothing, and the standby may take the guest over",
                 arguments.socket
             )));
         }
+        let now = session.statistics();
+        recorder.look(Look::at_qemu(show::word(now.contact.state), &now));
         if Instant::now() >= due {
             due = Instant::now() + LINE;
-            let now = session.statistics();
             terminal::print(&shown.line(arguments.json, &now));
+            control.measured(shown.per_second());
             if let Some(note) = shown.note(&now, arguments.qmp.as_ref()) {
                 terminal::note(&format!("sterna: {note}"));
             }
@@ -207,14 +281,13 @@ fn watch(session: &QemuProtection, arguments: &Arguments, interrupts: &Interrupt
     Ok(())
 }
 
-/// What a second Ctrl-C leaves.
+/// The error after a second Ctrl-C, which leaves the protection as it is.
 fn left(arguments: &Arguments) -> Stop {
     Stop::with(
         Status::Undecided,
         format!(
-            "left: {} is still in COLO, its guest runs or stands and has no network any more, and the standby may take it \
-             over. Find out whether the standby runs it. If not, and never will: give `x-colo-lost-heartbeat` there, and \
-             delete the objects and character devices called sterna-gate*, or protect it again; else `quit` it",
+            "left: {0} is still in COLO, its guest runs or stands and has no network any more, and the standby may take it \
+             over. Find out whether the standby runs it. If not, and never will: `sterna unprotect {0} --vouch`; else `quit` it",
             arguments.socket
         ),
     )
@@ -229,11 +302,26 @@ fn end(arguments: &Arguments, session: &QemuProtection, end: &ProtectionEnd) -> 
         terminal::note(&format!("sterna: warning: {left}"));
     }
     match end.outcome {
+        Outcome::Alone(_) if !end.runs_here => {
+            let why = now.ended_because.as_deref().unwrap_or("QEMU has ended");
+            terminal::note(&format!(
+                "{why}: the protection has ended at both sides, and nothing is taken over"
+            ));
+            Ok(Status::Done)
+        }
+        Outcome::Lost if session.is_qemu_gone() => Err(Stop::failed(format!(
+            "{} has ended, and its guest with it: this side claims nothing any more, and the standby takes the guest over",
+            arguments.socket
+        ))),
         Outcome::Alone(Because::Never) | Outcome::Failed(Cause::Cancelled)
             if let Some(why) = &now.ended_because =>
         {
+            let next = match end.is_protectable {
+                true => "protect it anew",
+                false => "it can be protected again when it runs in another QEMU process",
+            };
             Err(Stop::failed(format!(
-                "{why}. The protection was ended at once, and the guest runs on here: protect it anew"
+                "{why}. The protection was ended at once, and the guest runs on here: {next}"
             )))
         }
         Outcome::Alone(Because::Never) | Outcome::HandedOver => Ok(Status::Done),
@@ -275,6 +363,7 @@ fn request(arguments: &Arguments, protection: Protection) -> Result<ProtectReque
         }
         None => Secret::from_bytes([0; 32]),
     };
+    let plain = ProtectRequest::new(standby, protection, secret);
     Ok(ProtectRequest {
         contact,
         tls,
@@ -282,13 +371,15 @@ fn request(arguments: &Arguments, protection: Protection) -> Result<ProtectReque
         checkpoint_delay: Duration::from_millis(arguments.checkpoint_delay.into()),
         channels: arguments.channels.unwrap_or(0),
         most_waiting_bytes: arguments.output_limit,
+        most_kept_bytes: arguments.checkpoint_buffer.unwrap_or(plain.most_kept_bytes),
         socket_directory: arguments.socket_dir.clone(),
         disks: arguments.disk.clone(),
-        ..ProtectRequest::new(standby, protection, secret)
+        watchdog: arguments.watchdog.as_deref().map(crate::watchdog::named).transpose()?,
+        ..plain
     })
 }
 
-/// The arbiter's claim for this side. And who decides, if an operator does.
+/// The arbiter's claim for this side, and the operator's interface if the arbiter is `ask`.
 fn claims(
     arguments: &Arguments,
     protection: Protection,

@@ -1,4 +1,4 @@
-//! `sterna rdma`: what this host has for RDMA, and whether another host can be reached over it.
+//! `sterna rdma`: shows this host's RDMA devices, or checks whether another host is reachable over RDMA.
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::time::Duration;
@@ -10,10 +10,10 @@ use sterna_transport::rdma::{AdapterInfo, Fabric, HostReport, PortReport, RdmaEr
 use crate::exit::{Done, Status, Stop};
 use crate::{terminal, units};
 
-/// How long the address and the route may take, as QEMU waits.
+/// Time limit for the resolution of address and route; QEMU uses the same.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// The last line where nothing is missing.
+/// The last line of a report without problems.
 const USABLE: &str = "this host can use RDMA";
 
 /// Which host.
@@ -26,7 +26,7 @@ pub struct Arguments {
     pub json: bool,
 }
 
-/// Shows it. The status is 1 if RDMA cannot be used, or if the host cannot be reached.
+/// Prints the report. The status is 1 if RDMA cannot be used, or if the host cannot be reached.
 pub fn execute(arguments: &Arguments) -> Done {
     match &arguments.host {
         None => Ok(report(&HostReport::of_this_host(), arguments.json)),
@@ -103,7 +103,7 @@ fn json_of_adapter(info: &AdapterInfo) -> Value {
     })
 }
 
-/// Resolves address and route to the first address of the name that can be reached.
+/// Resolves address and route to the first reachable address of `host`.
 fn try_way(host: &str, as_json: bool) -> Done {
     let addresses = addresses_of(host)?;
     let fabric = VerbsFabric::new();
@@ -136,7 +136,7 @@ fn found(host: &str, address: IpAddr, over: &AdapterInfo, as_json: bool) {
     });
 }
 
-/// Of a host name, or of an IP address with or without brackets; each with port 0, which stands for none.
+/// Addresses of a host name, or of an IP address with or without brackets. The port is 0, which means none.
 fn addresses_of(host: &str) -> Result<Vec<SocketAddr>, Stop> {
     let name = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
     if name.is_empty() || name.contains('/') || name.contains(":") && name.parse::<IpAddr>().is_err() {
@@ -180,7 +180,7 @@ mod tests {
         let refused = try_way("127.0.0.1", false).unwrap_err();
 
         assert_eq!(refused.status, Status::Failed);
-        // Without the libraries that is said first.
+        // On a host without the RDMA libraries, that error is reported first.
         let said = &refused.message;
         assert!(
             said.contains("no RDMA device serves 127.0.0.1: ") || said.contains("cannot be loaded"),

@@ -1,16 +1,25 @@
-//! `sterna recover`: a postcopy whose connection broke goes on over another one.
+//! `sterna recover`: resumes a postcopy migration over a new connection after the old one broke.
 
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use sterna_qmp::Endpoint;
+use sterna_drive::{DriveError, Vm};
+use sterna_qmp::{ClientError, Endpoint};
 
 use crate::exit::{Done, Status, Stop};
-use crate::monitor::Monitor;
+use crate::monitor::{Monitor, unreachable};
 use crate::terminal;
 
-/// How often the status is looked at.
+/// Interval between two queries of the status.
 const LOOK: Duration = Duration::from_millis(50);
+
+/// How long the destination's monitor may take to answer.
+/// While the machine is blocked on a missing page, a new client gets its answer only after the page has
+/// arrived.
+const DESTINATION_ANSWERS: Duration = Duration::from_secs(5);
+
+/// How long a paused destination may take to answer a command that needs its machine.
+const PAUSED_ANSWERS: Duration = Duration::from_secs(2);
 
 /// Which migration, and where its destination is.
 #[derive(Debug, clap::Args)]
@@ -18,52 +27,239 @@ pub struct Arguments {
     /// QMP socket of the source, whose status is postcopy-paused
     pub socket: Endpoint,
     /// Address of the destination: tcp:HOST:PORT or unix:PATH
+    #[arg(value_parser = super::migrate::address)]
     pub uri: String,
-    /// QMP socket of the destination: it listens anew at the address. Without it the destination must be reachable there already
+    /// QMP socket of the destination: it listens again at the address, unless it still listens at another one that the address leads
+    /// to. Without it the destination must be reachable there already
     #[arg(long, value_name = "SOCKET")]
     pub dest_qmp: Option<Endpoint>,
+    /// Break the connection first (`migrate-pause`), on both sides with --dest-qmp: for a connection that is dead and whose sides
+    /// have not noticed, so that their status is still postcopy-active
+    #[arg(long)]
+    pub pause: bool,
     /// How long to wait for both sides to be paused, and for the pages to go on, in seconds
     #[arg(long, default_value_t = 60, value_name = "SECONDS")]
     pub patience: u64,
 }
 
-/// Recovers.
+/// Resumes the migration and reports the result.
 pub fn execute(arguments: &Arguments) -> Done {
     let patience = Duration::from_secs(arguments.patience);
     let mut source = Monitor::connect(&arguments.socket)?;
-    if let Some(socket) = &arguments.dest_qmp {
-        let mut destination = Monitor::connect(socket)?;
-        wait(&mut destination, patience, &["postcopy-paused"])?;
-        destination.execute("migrate-recover", json!({ "uri": arguments.uri }))?;
+    if arguments.pause {
+        pause(&source.endpoint().to_string(), source.vm())?;
     }
-    wait(&mut source, patience, &["postcopy-paused"])?;
-    let before = why(&source.execute("query-migrate", Value::Null)?);
-    source.execute("migrate", json!({ "uri": arguments.uri, "resume": true }))?;
-    if let Some(why) = attempt(&mut source, patience, &before)? {
-        let text = format!(
-            "it is paused as before, and nothing is lost: {why}. Recover it again when that is mended."
-        );
+    // The source must be paused first. A destination that listens accepts any connection, and a source that
+    // is not paused cannot connect.
+    wait(&mut source, patience, "postcopy-paused", arguments)?;
+    let mut destination = match &arguments.dest_qmp {
+        Some(socket) => reach(socket, arguments)?,
+        None => None,
+    };
+    let mut listening = Listening::Unchanged;
+    let mut failed = None;
+    let is_elsewhere = match &mut destination {
+        Some(vm) => listens_elsewhere(vm, &arguments.uri, patience)?,
+        None => false,
+    };
+    if is_elsewhere {
+        // The address may lead to the destination through a relay, or it may be a new one. Only an attempt
+        // shows which.
+        failed = resume(&mut source, patience, arguments)?;
+    }
+    if let Some(vm) = &mut destination
+        && (!is_elsewhere || failed.is_some())
+    {
+        check_has_guest(vm)?;
+        listening = listen_again(vm, arguments, patience)?;
+        failed = resume(&mut source, patience, arguments)?;
+    } else if !is_elsewhere {
+        failed = resume(&mut source, patience, arguments)?;
+    }
+    if let Some(why) = failed {
+        let next = match (listening, &arguments.dest_qmp) {
+            (Listening::Refused, Some(at)) => format!(
+                "The destination listens nowhere now: give `migrate-recover` with an address of its own host at {at}, then recover it \
+                 again without --dest-qmp."
+            ),
+            (_, None) => {
+                "Recover it again when that is mended, with --dest-qmp if the destination no longer listens."
+                    .to_owned()
+            }
+            _ => "Recover it again when that is mended.".to_owned(),
+        };
+        let text = format!("it is paused as before, and nothing is lost: {why}. {next}");
         return Err(Stop::with(Status::Undecided, text));
     }
-    terminal::note("the guest's pages go on to the destination; `sterna info` shows how far they are");
+    terminal::note(&format!(
+        "the guest's pages go on to the destination; a `sterna migrate` that still runs shows how far they are, or \
+         `sterna info {}`",
+        source.endpoint()
+    ));
     Ok(Status::Done)
 }
 
-/// Waits until the attempt has succeeded; or gives the reason why it has not.
+/// Makes the source connect again. Returns the reason if that fails.
+fn resume(source: &mut Monitor, patience: Duration, arguments: &Arguments) -> Result<Option<String>, Stop> {
+    let before = why(&source.execute("query-migrate", Value::Null)?);
+    source.execute("migrate", json!({ "uri": arguments.uri, "resume": true }))?;
+    attempt(source, patience, &before)
+}
+
+/// The destination's state after the request to listen again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Listening {
+    /// It listens, as far as this command knows.
+    Unchanged,
+    /// It could not listen. In that case, a QEMU also closes its earlier address (observed: 11.1).
+    Refused,
+}
+
+/// Executes `migrate-pause`. A refusal is only printed, because the connection may already be known to be
+/// broken.
+fn pause(at: &str, vm: &mut Vm) -> Result<(), Stop> {
+    match vm.migrate_pause() {
+        Ok(()) => Ok(()),
+        Err(ClientError::Refused { desc, .. }) => {
+            terminal::note(&format!("sterna: {at} did not break its connection: {desc}"));
+            Ok(())
+        }
+        Err(error) => Err(DriveError::Monitor { at: at.to_owned(), error }.into()),
+    }
+}
+
+/// The destination's monitor, if it answers.
+/// Commands are sent out of band where possible, because a machine that is blocked on a missing page answers
+/// no others.
+fn reach(socket: &Endpoint, arguments: &Arguments) -> Result<Option<Vm>, Stop> {
+    let mut vm = match Vm::connect_oob_within(socket, DESTINATION_ANSWERS) {
+        Ok(vm) => vm,
+        Err(ClientError::TimedOut { .. }) => {
+            terminal::note(&format!(
+                "sterna: warning: {socket} does not answer in {DESTINATION_ANSWERS:?}: another client has that monitor, or the \
+                 machine waits for a page. A QEMU listens on at its first address; {} is tried as it is",
+                arguments.uri
+            ));
+            return Ok(None);
+        }
+        Err(error) => return Err(unreachable(socket, &error)),
+    };
+    if arguments.pause {
+        pause(&socket.to_string(), &mut vm)?;
+    }
+    Ok(Some(vm))
+}
+
+/// Whether the destination is paused and listens at another port or path than `uri`.
+/// False if the destination does not answer because its machine is blocked on a missing page.
+fn listens_elsewhere(vm: &mut Vm, uri: &str, patience: Duration) -> Result<bool, Stop> {
+    let until = Instant::now() + patience;
+    loop {
+        let Some(info) = check_has_guest(vm)? else { return Ok(false) };
+        if info["status"] == "postcopy-paused" {
+            return Ok(is_another(uri, &info["socket-address"][0]));
+        }
+        if Instant::now() >= until {
+            return Ok(false);
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// The destination's answer to `query-migrate`; none if it does not answer.
 ///
-/// The source is paused for a moment longer, with the reason of `before`: it begins when nothing comes of the lost connection any more.
+/// # Errors
+/// The destination has discarded its guest.
+fn check_has_guest(vm: &mut Vm) -> Result<Option<Value>, Stop> {
+    let limit = vm.client().limit();
+    vm.client().set_limit(PAUSED_ANSWERS);
+    let info = vm.try_execute("query-migrate", Value::Null);
+    vm.client().set_limit(limit);
+    match info {
+        Ok(info) if info["status"] == "failed" => Err(Stop::failed(given_up(vm.at()))),
+        Ok(info) => Ok(Some(info)),
+        Err(ClientError::Closed { .. } | ClientError::Io { .. }) => Err(Stop::failed(given_up(vm.at()))),
+        Err(_) => Ok(None),
+    }
+}
+
+/// The error for a destination that has discarded its guest (specs/postcopy.md §5).
+fn given_up(at: &str) -> String {
+    format!(
+        "the destination at {at} has given its guest up, and this guest cannot go on. A QEMU 11 does so when a connection to its \
+         address ends before it has sent anything, such as a port scan or a health check. End both VMs, and start the guest from its \
+         disks or from an image"
+    )
+}
+
+/// Whether `place`, the `socket-address` of a VM, has another port or path than `uri`.
+fn is_another(uri: &str, place: &Value) -> bool {
+    let address = uri.split_once(':').map_or("", |(_, address)| address);
+    match (place["port"].as_str(), place["path"].as_str()) {
+        (Some(port), _) => {
+            address.split(',').next().and_then(|it| it.rsplit_once(':')).map(|it| it.1) != Some(port)
+        }
+        (_, Some(path)) => address != path,
+        _ => false,
+    }
+}
+
+/// Makes the destination listen again at `arguments.uri`.
+fn listen_again(vm: &mut Vm, arguments: &Arguments, patience: Duration) -> Result<Listening, Stop> {
+    let at = vm.at().to_owned();
+    let until = Instant::now() + patience;
+    loop {
+        match vm.migrate_recover(&arguments.uri) {
+            Ok(()) => return Ok(Listening::Unchanged),
+            // It already listens, because of an earlier attempt.
+            Err(ClientError::Refused { desc, .. }) if desc.contains("triggered already") => {
+                return Ok(Listening::Unchanged);
+            }
+            Err(ClientError::Refused { desc, .. })
+                if desc.contains("already in use") || desc.contains("Cannot assign") =>
+            {
+                terminal::note(&format!(
+                    "sterna: {at} cannot listen at {0} ({desc}); {0} is tried as it is",
+                    arguments.uri
+                ));
+                return Ok(Listening::Refused);
+            }
+            // It has not noticed the broken connection yet. A QEMU reports this only in the text of the
+            // error.
+            Err(ClientError::Refused { desc, .. }) if desc.contains("paused") && Instant::now() < until => {
+                std::thread::sleep(LOOK);
+            }
+            Err(ClientError::TimedOut { .. }) if Instant::now() < until => {}
+            Err(error) => {
+                let more = match &error {
+                    ClientError::Refused { desc, .. } if desc.contains("paused") && !arguments.pause => {
+                        ". If its connection is dead and it has not noticed, give --pause, which breaks it"
+                    }
+                    _ => "",
+                };
+                return Err(Stop::from(DriveError::Monitor { at, error }).with_more(more));
+            }
+        }
+    }
+}
+
+/// Waits until the attempt has succeeded. Otherwise, returns the reason of the failure.
+///
+/// The source keeps its status and the reason `before` for a moment.
+/// It starts the attempt when nothing arrives over the lost connection any more.
 fn attempt(source: &mut Monitor, patience: Duration, before: &str) -> Result<Option<String>, Stop> {
     let until = Instant::now() + patience;
     let mut has_begun = false;
     loop {
-        // Status and reason of one moment.
+        // One query returns status and reason of the same moment.
         let info = source.execute("query-migrate", Value::Null)?;
         let is_late = Instant::now() >= until;
         match info["status"].as_str().unwrap_or("none") {
             "postcopy-active" | "completed" => return Ok(None),
             "postcopy-paused" if has_begun || is_late || why(&info) != before => return Ok(Some(why(&info))),
             "postcopy-paused" => {}
-            "postcopy-recover" if !is_late => has_begun = true,
+            // QEMU 11 connects in the first status, and requests bitmaps in the second.
+            "postcopy-recover-setup" | "postcopy-recover" if !is_late => has_begun = true,
             status => {
                 let at = source.endpoint();
                 let text =
@@ -75,27 +271,55 @@ fn attempt(source: &mut Monitor, patience: Duration, before: &str) -> Result<Opt
     }
 }
 
-/// Why the migration is paused.
+/// The reason why the migration is paused.
 fn why(info: &Value) -> String {
     info["error-desc"].as_str().unwrap_or("no reason was given").to_owned()
 }
 
-/// Waits until the monitor's migration has one of these statuses.
-fn wait(monitor: &mut Monitor, patience: Duration, wanted: &[&str]) -> Result<String, Stop> {
+/// Waits until the monitor's migration has the status `wanted`.
+fn wait(monitor: &mut Monitor, patience: Duration, wanted: &str, arguments: &Arguments) -> Result<(), Stop> {
     let until = Instant::now() + patience;
     loop {
-        let status =
-            monitor.execute("query-migrate", Value::Null)?["status"].as_str().unwrap_or("none").to_owned();
-        if wanted.contains(&status.as_str()) {
-            return Ok(status);
+        let info = monitor.execute("query-migrate", Value::Null)?;
+        let status = info["status"].as_str().unwrap_or("none");
+        if status == wanted {
+            return Ok(());
         }
-        if Instant::now() >= until {
+        let may_pause = status.starts_with("postcopy-");
+        if !may_pause || Instant::now() >= until {
+            let what = match status {
+                "postcopy-active" if !arguments.pause => {
+                    "if its connection is dead and it has not noticed, give --pause, which breaks it"
+                        .to_owned()
+                }
+                "postcopy-recover-setup" | "postcopy-recover" => {
+                    "another recovery is under way; `sterna info` shows what becomes of it".to_owned()
+                }
+                _ => "only a postcopy whose connection broke can be recovered".to_owned(),
+            };
             return Err(Stop::failed(format!(
-                "{}: its migration is {status}, and not {}: only a postcopy whose connection broke can be recovered",
-                monitor.endpoint(),
-                wanted.join(" or ")
+                "{}: its migration is {status}, and not {wanted}: {what}",
+                monitor.endpoint()
             )));
         }
         std::thread::sleep(LOOK);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn destination_behind_a_relay_listens_at_another_port_or_path() {
+        let tcp = json!({"type": "inet", "host": "0.0.0.0", "port": "4444"});
+        let unix = json!({"type": "unix", "path": "/run/b"});
+
+        for same in ["tcp:h:4444", "tcp:[::1]:4444", "tcp:h:4444,ipv4=on"] {
+            assert!(!is_another(same, &tcp), "{same}");
+        }
+        assert!(is_another("tcp:h:4445", &tcp) && is_another("unix:/run/b", &tcp));
+        assert!(is_another("unix:/run/c", &unix) && !is_another("unix:/run/b", &unix));
+        assert!(!is_another("tcp:h:4444", &Value::Null), "it listens nowhere");
     }
 }

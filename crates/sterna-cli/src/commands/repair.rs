@@ -1,4 +1,4 @@
-//! `sterna repair`: bitmaps for a background snapshot that QEMU left without.
+//! `sterna repair`: adds the page bitmaps that QEMU does not write into a background snapshot.
 
 use std::path::PathBuf;
 
@@ -31,7 +31,7 @@ pub struct Arguments {
     pub force: bool,
 }
 
-/// Repairs it.
+/// Repairs the image, in place or into another file.
 pub fn execute(arguments: &Arguments) -> Done {
     let to = match &arguments.output {
         Some(path) => RepairTo::File { path: path.clone(), replace: arguments.force },
@@ -43,7 +43,7 @@ pub fn execute(arguments: &Arguments) -> Done {
     }
     let done = repair(&arguments.image, &to, &VerifyOptions::default());
     let repaired = done.map_err(|error| match error {
-        // What it asks of an image, this one is not.
+        // The image is not of the kind that can be repaired.
         ImageError::Request(why) => Stop::unreadable(why),
         error => Stop::of_image(&error, &[&arguments.image]),
     })?;

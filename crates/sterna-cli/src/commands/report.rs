@@ -1,28 +1,44 @@
-//! `sterna report`: a migration's record as an HTML page.
+//! `sterna report`: writes the record of a migration or of a protection as an HTML page.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use crate::exit::{Done, Status};
+use crate::exit::{Done, Status, Stop};
+use crate::protection_record::{self, ProtectionRecord};
 use crate::record::{self, Record};
 use crate::{report, terminal};
 
 /// Which record, and where the page goes.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// Record that `sterna migrate --report` or `sterna demo --report` wrote, or their `--json` output
+    /// Record that `--report` of `sterna migrate`, `sterna demo` or `sterna protect` wrote, or the `--json` output of a migration
     pub file: PathBuf,
     /// Page to write [default: the record's name with .html]
     #[arg(short, long, value_name = "FILE.html")]
     pub output: Option<PathBuf>,
 }
 
-/// Writes the page.
+/// Reads the record and writes its page.
 pub fn execute(arguments: &Arguments) -> Done {
-    let record = Record::read(&arguments.file)?;
+    let page = page(&arguments.file)?;
     let output = arguments.output.clone().unwrap_or_else(|| arguments.file.with_extension("html"));
-    record::write_whole(&output, &report::page(&record))?;
+    record::write_whole(&output, &page)?;
     terminal::note(&format!("wrote {}", output.display()));
     Ok(Status::Done)
+}
+
+/// The page of the record in `file`.
+fn page(file: &Path) -> Result<String, Stop> {
+    let name = file.display();
+    let text = std::fs::read_to_string(file).map_err(|error| {
+        Stop::unreadable(format!("cannot read {name}: {error}. Name a file that `--report` wrote."))
+    })?;
+    let page = record::value_of(&text).and_then(|value| match value["schema"].as_str() {
+        Some(protection_record::SCHEMA) => {
+            ProtectionRecord::from_json(&text).map(|record| report::protection_page(&record))
+        }
+        _ => Record::from_json(&text).map(|record| report::page(&record)),
+    });
+    page.map_err(|why| Stop::unreadable(format!("{name} {why}. Name a file that `--report` wrote.")))
 }
 
 #[cfg(test)]
@@ -32,16 +48,21 @@ mod tests {
     use crate::samples;
 
     #[test]
-    fn report_of_a_record_writes_a_page_beside_it() {
+    fn report_of_each_kind_of_record_writes_its_page_beside_it() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("m.json");
-        record::Report::begin(&file).unwrap().write(&samples::record()).unwrap();
+        for (text, title) in [
+            (samples::record().to_json(), "<h1>Migration</h1>"),
+            (samples::protection_record().to_json(), "<h1>Protection</h1>"),
+        ] {
+            record::Report::begin(&file).unwrap().write_text(&text).unwrap();
 
-        let done = execute(&Arguments { file, output: None });
+            let done = execute(&Arguments { file: file.clone(), output: None });
 
-        assert_eq!(done, Ok(Status::Done));
-        let page = std::fs::read_to_string(directory.path().join("m.html")).unwrap();
-        assert!(page.starts_with("<!DOCTYPE html>"));
+            assert_eq!(done, Ok(Status::Done));
+            let page = std::fs::read_to_string(directory.path().join("m.html")).unwrap();
+            assert!(page.starts_with("<!DOCTYPE html>") && page.contains(title), "{page}");
+        }
     }
 
     #[test]

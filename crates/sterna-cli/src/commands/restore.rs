@@ -1,23 +1,24 @@
-//! `sterna restore`: a guest from an image into a VM that waits for one, or that is started for it.
+//! `sterna restore`: loads a guest from an image into a waiting VM, or into one that this command starts.
 
 mod lazy;
+mod place;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 use serde_json::json;
+use sterna_drive::Vm;
+use sterna_drive::restore::launch::Launched;
+use sterna_drive::restore::{RestoreRequest, Restored, Start, Subject, restore};
 use sterna_qmp::Endpoint;
-use sterna_qmp::drive::Vm;
-use sterna_qmp::drive::restore::launch::Launched;
-use sterna_qmp::drive::restore::{RestoreRequest, Restored, Start, Subject, restore};
 
-use crate::commands::peer::{self, Sending, Wire};
+use crate::commands::peer::{self, SendWire, Sending};
 use crate::commands::save::direct;
 use crate::commands::serve::Reading;
 use crate::exit::{Done, Status, Stop};
 use crate::interrupts::Interrupts;
 use crate::monitor::Monitor;
-use crate::terminal::{self, Live};
+use crate::terminal::{self, Live, Shown};
 use crate::units;
 use crate::watch::Watcher;
 
@@ -64,16 +65,19 @@ pub struct Arguments {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-    /// What a peer without a monitor was told.
+    /// How progress is shown.
     #[command(flatten)]
-    pub wire: Wire,
+    pub shown: Shown,
     /// Start this VM, such as `-- qemu-system-x86_64 -m 4G …`, with `-incoming defer` and a monitor; it runs on after
     /// this command ends
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
+    /// What a peer without a monitor was told.
+    #[command(flatten, next_help_heading = "With a peer that has no monitor (send:)")]
+    pub wire: SendWire,
 }
 
-/// Restores.
+/// Restores the guest and reports the result.
 pub fn execute(arguments: &Arguments) -> Done {
     let interrupts = Interrupts::catch()?;
     let request = RestoreRequest {
@@ -104,6 +108,7 @@ pub fn execute(arguments: &Arguments) -> Done {
             force_damaged: arguments.force_damaged,
             wire: &arguments.wire,
             json: arguments.json,
+            shown: arguments.shown,
         };
         return peer::send_to(&sending, &interrupts);
     }
@@ -114,7 +119,7 @@ pub fn execute(arguments: &Arguments) -> Done {
              and refuses what it cannot load",
         ));
     }
-    let live = Live::new(arguments.json);
+    let live = Live::new(arguments.shown, arguments.json);
     let mut watcher = Watcher::new(&live, &interrupts);
     if arguments.lazy {
         let done = lazy::restore(arguments, request.start, &mut watcher);
@@ -138,11 +143,9 @@ fn start_and_restore(
     watcher: &mut Watcher<'_>,
     live: &Live,
 ) -> Done {
-    // Starting a VM for an image that cannot be restored would waste everybody's time.
+    // The image is checked first, so that no VM is started for an image that cannot be restored.
     Subject::examine(&request.path)?;
-    let directory = tempfile::Builder::new()
-        .prefix("sterna-restore-")
-        .tempdir()
+    let directory = place::directory()
         .map_err(|error| Stop::failed(format!("cannot make a directory for the VM's monitor: {error}")))?;
     let mut launched = Launched::start(&arguments.command, directory.path())?;
     let mut vm: Vm = launched.vm(watcher)?;
@@ -155,7 +158,8 @@ fn start_and_restore(
     end(&restored)
 }
 
-/// A script that goes on after success may remove the image.
+/// The exit status. It is a failure if the guest should run but does not, because a script may delete the
+/// image after success.
 fn end(restored: &Restored) -> Done {
     if restored.should_run && !restored.is_running {
         return Err(Stop::failed(

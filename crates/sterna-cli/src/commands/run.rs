@@ -1,4 +1,4 @@
-//! `sterna run`: hosts one VM until it is quit.
+//! `sterna run`: runs one VM in this process until it is quit.
 
 use std::process;
 use std::sync::Arc;
@@ -11,6 +11,7 @@ use sterna::ram::{Backing, GuestRam};
 use sterna::{RunState, SourceVm, TlsEndpoint};
 use sterna_arbiter::Spec;
 use sterna_guests::{Fill, Pattern};
+use sterna_qmp::migration::events::SHUTDOWN;
 use sterna_qmp::{Endpoint, EventBus, MigrationControl, MonitoredVm, Server};
 use sterna_vmm::{DiskOptions, LinuxImage, NetOptions};
 use uuid::Uuid;
@@ -22,7 +23,7 @@ use crate::serial::Serial;
 use crate::vhost_user::{self, VhostUser};
 use crate::{disk, net, secret, terminal, tls, units};
 
-/// How often the guest is metered.
+/// Interval between two measurements of the guest's progress.
 const METERING: Duration = Duration::from_millis(200);
 
 /// How a VM is made.
@@ -91,6 +92,10 @@ pub struct Arguments {
     /// How long a protected guest may run after its standby was last heard
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = units::parse_time)]
     pub lease: Duration,
+    /// A watchdog of this host, such as /dev/watchdog, for a protected guest. It resets the host if the guest is not stopped when its lease
+    /// has ended. A lease below 1s is too short for it. It runs on if this process is killed
+    #[arg(long, value_name = "DEVICE")]
+    pub watchdog: Option<std::path::PathBuf>,
     /// As a standby: on loopback, take a primary that shows no certificate
     #[arg(long)]
     pub insecure: bool,
@@ -222,7 +227,7 @@ impl Arguments {
 }
 
 impl MachineKind {
-    /// Kvm or process; with a sentence if that is not what one would have expected.
+    /// Resolves `auto`. Returns a note if that gives the process machine because KVM cannot be used.
     pub fn settle(self) -> Result<(Self, Option<String>), Stop> {
         match (self, host::kvm_usable()) {
             (Self::Process, _) => Ok((Self::Process, None)),
@@ -237,7 +242,7 @@ impl MachineKind {
         }
     }
 
-    /// As it is written.
+    /// The value's name on the command line.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Auto => "auto",
@@ -261,7 +266,7 @@ impl LoadArguments {
         }
     }
 
-    /// The same as arguments of another `sterna run`.
+    /// The same load as arguments of another `sterna run`.
     pub fn to_arguments(&self) -> Vec<String> {
         let fill = self.fill.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
         let mut arguments = vec![
@@ -274,7 +279,7 @@ impl LoadArguments {
     }
 }
 
-/// Hosts the VM.
+/// Runs the VM until it ends.
 pub fn execute(arguments: &Arguments) -> Done {
     if let Some(parent) = arguments.exit_with_parent {
         follow(parent)?;
@@ -296,7 +301,8 @@ pub fn execute(arguments: &Arguments) -> Done {
         arguments.insecure,
         &config,
         console.clone(),
-    )?;
+    )?
+    .with_watchdog(arguments.watchdog.as_deref().map(crate::watchdog::named).transpose()?);
     let parts = build(arguments, kind, &config, console.clone())?;
     if arguments.prealloc {
         allocate(&parts.machine.ram())?;
@@ -324,7 +330,7 @@ pub fn execute(arguments: &Arguments) -> Done {
     let ended = host_until_end(&vm, &interrupts);
     drop(keyboard);
     if let Some(end) = &ended {
-        bus.emit("SHUTDOWN", Some(json!({"guest": true, "reason": end.cause})));
+        bus.emit(&SHUTDOWN, Some(json!({"guest": true, "reason": end.cause})));
     }
     if let Some(server) = server {
         server.close();
@@ -333,7 +339,8 @@ pub fn execute(arguments: &Arguments) -> Done {
         terminal::note(
             "sterna: error: the guest lacked pages of its memory that were only at its source; it was ended, and is lost",
         );
-        // Its threads wait in the kernel for pages that do not come, and end only with the process.
+        // Its threads are blocked in the kernel on pages that will not arrive. They end only with the
+        // process.
         process::exit(Status::Failed.code().into());
     }
     vm.machine().end();
@@ -352,7 +359,7 @@ pub fn execute(arguments: &Arguments) -> Done {
     }
 }
 
-/// Whether the guest has gone on here in postcopy and does not have all of its pages.
+/// Whether the guest runs here in postcopy and lacks pages.
 fn lacks_pages(control: &MigrationControl) -> bool {
     let status = control.incoming().map(|incoming| incoming.status());
     use sterna::Status::{PostcopyActive, PostcopyPaused, PostcopyRecover};
@@ -398,7 +405,7 @@ fn build(
             "`--kernel` needs the KVM machine, and `--machine process` runs no code.".to_owned(),
         )),
         MachineKind::Process => host::process_machine(config),
-        _ => host::kvm_machine(config, &arguments.guest(), Box::new(console)),
+        _ => host::kvm_machine(config, &arguments.guest(), console),
     }
 }
 
@@ -427,7 +434,7 @@ fn begin(arguments: &Arguments, control: &Arc<MigrationControl>, vm: &Hosted) ->
     }
 }
 
-/// Until somebody asks for the end, or the guest ends by itself; why, in that case.
+/// Waits until the VM should end. Returns the cause if the guest ended by itself.
 fn host_until_end(vm: &Hosted, interrupts: &Interrupts) -> Option<GuestEnd> {
     while interrupts.count() == 0 {
         if vm.run_state() == RunState::Paused
@@ -440,8 +447,9 @@ fn host_until_end(vm: &Hosted, interrupts: &Interrupts) -> Option<GuestEnd> {
     None
 }
 
-/// Meters the guest until it is gone, on a thread of its own: a guest in postcopy may lack the pages that say how far it has
-/// come, for ever if its source is lost. Whoever reads them waits in the kernel, and ends only with the process.
+/// Measures the guest's progress on its own thread, until the VM is dropped.
+/// In postcopy, the pages with the progress counters may be missing, and they never arrive if the source is
+/// lost. A thread that reads them blocks in the kernel and ends only with the process.
 fn meter(vm: &Arc<Hosted>) -> Result<(), Stop> {
     let vm = Arc::downgrade(vm);
     let metered = move || {
@@ -455,11 +463,11 @@ fn meter(vm: &Arc<Hosted>) -> Result<(), Stop> {
     started.map(drop).map_err(|error| Stop::failed(format!("no thread for the guest's meter: {error}")))
 }
 
-/// Ends with the parent, however that ends.
+/// Makes the kernel kill this process when its parent exits.
 fn follow(parent: i32) -> Result<(), Stop> {
     let failed = |why: String| Stop::failed(format!("cannot follow process {parent}: {why}"));
     set_parent_process_death_signal(Some(Signal::KILL)).map_err(|error| failed(error.to_string()))?;
-    // It may have ended before the line above.
+    // The parent may have exited before the previous call.
     if getppid() != Pid::from_raw(parent) {
         process::exit(Status::Failed.code().into());
     }

@@ -1,21 +1,22 @@
-//! `sterna save`: a guest into an image, through its monitor.
+//! `sterna save`: saves a guest to an image through its monitor.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::json;
+use sterna_drive::Settings;
+use sterna_drive::save::{Domain, SaveRequest, Saved, newest_format, newest_libvirt_format, save};
+use sterna_image::{Compression, Format};
 use sterna_qmp::Endpoint;
-use sterna_qmp::drive::Settings;
-use sterna_qmp::drive::save::{Domain, Format, SaveRequest, Saved, newest_libvirt_format, save};
 use sterna_transport::{Direct, PageFile};
 
 use crate::commands::peer::{self, Listening, Wire};
 use crate::exit::{Done, Status, Stop};
 use crate::interrupts::Interrupts;
 use crate::monitor::Monitor;
-use crate::terminal::{self, Live};
-use crate::units;
+use crate::terminal::{self, Live, Shown};
 use crate::watch::Watcher;
+use crate::{bitmaps, units};
 
 /// Which guest, where to, and how.
 #[derive(Debug, clap::Args)]
@@ -25,10 +26,8 @@ pub struct Arguments {
     pub source: String,
     /// The image
     pub image: PathBuf,
-    /// mapped-ram, legacy, libvirt-raw, libvirt-sparse, or libvirt- or legacy- followed by gzip, bzip2, xz, lzop
-    /// or zstd. auto: mapped-ram, or legacy if the VM does not support it. With --xml, auto is libvirt-sparse if both
-    /// the VM (with listen: the QEMU on this machine) and the libvirt on this machine support it, else libvirt-raw
-    #[arg(long, default_value = "auto")]
+    /// The image's format.
+    #[arg(long, default_value = "auto", help = format_help())]
     pub format: String,
     /// Number of threads that write pages (mapped-ram and libvirt-sparse) [default: 4]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
@@ -47,7 +46,7 @@ pub struct Arguments {
     /// libvirt's cookie
     #[arg(long, value_name = "FILE", requires = "xml")]
     pub cookie: Option<PathBuf>,
-    /// Replace the image if it exists
+    /// Replace the image if it exists, and take the XML of another machine
     #[arg(long)]
     pub force: bool,
     /// Leave the guest stopped after the save (the default)
@@ -59,12 +58,15 @@ pub struct Arguments {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-    /// What a peer without a monitor was told.
+    /// How progress is shown.
     #[command(flatten)]
+    pub shown: Shown,
+    /// What a peer without a monitor was told.
+    #[command(flatten, next_help_heading = "With a peer that has no monitor (listen:)")]
     pub wire: Wire,
 }
 
-/// Saves.
+/// Saves the guest and reports the result.
 pub fn execute(arguments: &Arguments) -> Done {
     let interrupts = Interrupts::catch()?;
     let domain = domain(arguments)?;
@@ -83,6 +85,7 @@ pub fn execute(arguments: &Arguments) -> Done {
             replace: arguments.force,
             wire: &arguments.wire,
             json: arguments.json,
+            shown: arguments.shown,
         };
         return peer::listen(&listening, &interrupts);
     }
@@ -104,14 +107,38 @@ pub fn execute(arguments: &Arguments) -> Done {
         replace: arguments.force,
         resume_after: arguments.resume_after,
     };
-    let live = Live::new(arguments.json);
+    let settings = Settings::read(monitor.vm())?;
+    let advice = "switch the capability `dirty-bitmaps` on in the QEMU before the save";
+    if let Some(text) = bitmaps::warning(&mut monitor, &settings, &[], advice) {
+        terminal::note(&format!("sterna: warning: {text}"));
+    }
+    let live = Live::new(arguments.shown, arguments.json);
     let saved = save(monitor.vm(), &request, &mut Watcher::new(&live, &interrupts))?;
     live.end();
     if let Some(warning) = &saved.warning {
         terminal::note(&format!("sterna: warning: {warning}"));
     }
     terminal::print(&if arguments.json { to_json(&request, &saved) } else { table(&request, &saved) });
+    if arguments.resume_after && saved.was_running && !saved.is_running {
+        return Err(Stop::failed(format!(
+            "the image is good, but the guest was not resumed: `cont` at {endpoint} resumes it, and see the warning above"
+        )));
+    }
     Ok(Status::Done)
+}
+
+/// The help of `--format`, with the names of the formats that exist.
+fn format_help() -> String {
+    let mut names: Vec<&str> = Compression::all().map(Compression::name).collect();
+    let last = names.pop().unwrap_or_default();
+    let [mapped, legacy, raw, sparse] =
+        [Format::MappedRam, Format::Legacy, Format::LibvirtRaw, Format::LibvirtSparse];
+    format!(
+        "{mapped}, {legacy}, {raw}, {sparse}, or libvirt- or legacy- followed by {} or {last}. auto: {mapped}, or {legacy} \
+         if the VM does not support it. With --xml, auto is {sparse} if both the VM (with listen: the QEMU on this \
+         machine) and the libvirt on this machine support it, else {raw}",
+        names.join(", ")
+    )
 }
 
 /// What to do about a file that a save which was killed left behind, in front of the VM that it may have stopped.
@@ -126,7 +153,7 @@ fn broken_off(left: &Path, vm: &str, state: &str) -> String {
     text
 }
 
-/// `--direct-io`, `--no-direct-io`, or neither.
+/// The mode for `--direct-io`, `--no-direct-io`, or neither.
 pub fn direct(required: bool, off: bool) -> Direct {
     match (required, off) {
         (true, _) => Direct::Required,
@@ -142,7 +169,7 @@ fn domain(arguments: &Arguments) -> Result<Option<Domain>, Stop> {
     Ok(Some(Domain { xml: without_nul(read(xml)?), cookie: cookie.map(without_nul) }))
 }
 
-/// Texts cut out of an image end in their NUL.
+/// Removes the NUL at the end of a text that was extracted from an image.
 fn without_nul(mut text: Vec<u8>) -> Vec<u8> {
     if text.last() == Some(&0) {
         text.pop();
@@ -155,7 +182,7 @@ fn format(arguments: &Arguments, monitor: &mut Monitor, has_xml: bool) -> Result
         return arguments.format.parse().map_err(Stop::usage);
     }
     let settings = Settings::read(monitor.vm())?;
-    Ok(if has_xml { newest_libvirt_format(&settings) } else { Format::newest(&settings) })
+    Ok(if has_xml { newest_libvirt_format(&settings) } else { newest_format(&settings) })
 }
 
 fn guest(saved: &Saved) -> &'static str {

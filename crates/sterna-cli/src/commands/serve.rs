@@ -1,4 +1,4 @@
-//! `sterna serve`: QEMUs whose guests run before their memory is there, out of an image.
+//! `sterna serve`: starts guests of QEMUs from an image, and sends their memory while they run.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -7,19 +7,18 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use sterna::postcopy::{
     Access, Dial, GuestState, ImageOptions, Reception, ServeFailure, ServeOptions, ServeStatistics,
-    ServedImage, Serving, Stage,
+    ServedImage, Serving, Silence, Stage,
 };
-use sterna_image::Container;
 
 use crate::commands::peer;
 use crate::commands::save::direct;
 use crate::exit::{Done, FORCE_DAMAGED, Status, Stop};
 use crate::interrupts::Interrupts;
 use crate::monitor::Progress;
-use crate::terminal::{self, Live};
+use crate::terminal::{self, Live, Shown};
 use crate::units;
 
-/// Between two looks.
+/// Interval between two queries of the progress.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// Which image, and to whom.
@@ -48,9 +47,15 @@ pub struct Arguments {
     /// How the image is read.
     #[command(flatten)]
     pub reading: Reading,
+    /// Serve an image with damaged devices or description, too (see `sterna verify`)
+    #[arg(long)]
+    pub force_damaged: bool,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+    /// How progress is shown.
+    #[command(flatten)]
+    pub shown: Shown,
 }
 
 /// How an image is read that is served.
@@ -64,7 +69,7 @@ pub struct Reading {
     pub spool: Option<PathBuf>,
 }
 
-/// `--cache-limit`.
+/// Parses `--cache-limit` and checks its minimum.
 fn cache_limit(text: &str) -> Result<u64, String> {
     let bytes = units::parse_size(text)?;
     if bytes < ImageOptions::LEAST_CACHE_BYTES {
@@ -77,7 +82,7 @@ fn cache_limit(text: &str) -> Result<u64, String> {
 }
 
 impl Reading {
-    /// Opens the image and says how it is read, where that takes time or room.
+    /// Opens the image. Notes the way in which it is read, if that needs time or disk space.
     pub fn open(&self, image: &std::path::Path, options: ImageOptions) -> Result<ServedImage, Stop> {
         let options =
             ImageOptions { cache_limit_bytes: self.cache_limit, spool: self.spool.clone(), ..options };
@@ -96,7 +101,7 @@ impl Reading {
     }
 }
 
-/// The name of a way to read an image, in reports.
+/// The name of a way to read an image, for reports.
 pub fn access_name(access: Access) -> &'static str {
     match access {
         Access::Places => "places",
@@ -105,7 +110,7 @@ pub fn access_name(access: Access) -> &'static str {
     }
 }
 
-/// Serves.
+/// Serves the image to all guests and reports the result.
 pub fn execute(arguments: &Arguments) -> Done {
     let interrupts = Interrupts::catch()?;
     let listens = match &arguments.addresses[..] {
@@ -122,7 +127,11 @@ pub fn execute(arguments: &Arguments) -> Done {
         Some(text) => vec![peer::address(text)?],
         None => arguments.addresses.iter().map(|text| peer::address(text)).collect::<Result<_, _>>()?,
     };
-    let options = ImageOptions { direct: direct(false, false), ..ImageOptions::default() };
+    let options = ImageOptions {
+        direct: direct(false, false),
+        force_damaged: arguments.force_damaged,
+        ..ImageOptions::default()
+    };
     let image = Arc::new(arguments.reading.open(&arguments.image, options)?);
     if !arguments.recover && !ran(&image) {
         terminal::note(
@@ -136,56 +145,80 @@ pub fn execute(arguments: &Arguments) -> Done {
         reconnect_window: Duration::from_secs(arguments.reconnect_window),
         ..ServeOptions::default()
     };
-    let live = Live::new(arguments.json);
+    let live = Live::new(arguments.shown, arguments.json);
     let guests = if listens.is_some() {
         let reception = Reception::listen(Arc::clone(&image), &addresses[0], options)
             .map_err(|error| Stop::failed(sterna_qmp::migration::refusal_sentence(&error)))?;
         live.note(&format!("listening at {}", reception.address()));
-        watch(&|| reception.served(), Some(arguments.guests), &interrupts, &live);
+        watch(&|| reception.served(), Some(arguments.guests), arguments.preempt, &interrupts, &live);
         reception.close();
-        reception.served()
+        // A connection that never answered like a VM is no guest, but for example a port scanner or a
+        // monitoring check.
+        let (guests, strangers): (Vec<_>, Vec<_>) =
+            reception.served().into_iter().partition(|guest| guest.statistics().has_answered);
+        strangers.iter().for_each(|stranger| stranger.stop());
+        if !strangers.is_empty() {
+            live.note(&format!("{} connection(s) answered nothing, and count as no guest", strangers.len()));
+        }
+        guests
     } else {
         let begin = |address| Serving::start(Arc::clone(&image), Arc::new(Dial(address)), options.clone());
         let begin = |address| begin(address).map(Arc::new).map_err(|error| Stop::failed(error.to_string()));
         let guests: Vec<_> = addresses.into_iter().map(begin).collect::<Result<_, _>>()?;
-        watch(&|| guests.clone(), None, &interrupts, &live);
+        watch(&|| guests.clone(), None, arguments.preempt, &interrupts, &live);
         guests
     };
     live.end();
     tell(arguments, &image, &guests)
 }
 
-/// Whether the guest ran when it was saved, by libvirt's header or its own state.
+/// Whether the guest was running when it was saved, from libvirt's header or from the guest's state.
 fn ran(image: &ServedImage) -> bool {
-    match &image.kind().container {
-        Container::Libvirt(header) => header.was_running != 0,
-        Container::Bare => image.shape().was_running(),
+    match image.libvirt_header() {
+        Some(header) => header.was_running != 0,
+        None => image.shape().was_running(),
     }
 }
 
-/// Until all are over; with `comes`, until so many have all of their memory, or by Ctrl-C. The first Ctrl-C says what a second
-/// one does, if a guest needs the image.
+/// Waits until all guests are served.
+/// `comes`: guests may still connect. Then it waits until the given number of guests have all of their
+/// memory, or without a number until Ctrl-C. If a guest needs the image, the first Ctrl-C only prints a
+/// warning.
 fn watch(
     guests: &dyn Fn() -> Vec<Arc<Serving>>,
     comes: Option<Option<u32>>,
+    preempt: bool,
     interrupts: &Interrupts,
     live: &Live,
 ) {
     let mut seen = interrupts.count();
     let mut was_warned = false;
-    let mut stages = Vec::new();
+    let mut seen_stages: Vec<(Stage, Option<Silence>)> = Vec::new();
+    // Guests are numbered in the order in which they answer, because a connection to the listener may not be
+    // a guest.
+    let mut numbers: Vec<Option<usize>> = Vec::new();
+    let is_counted = |guest: &ServeStatistics| comes.is_none() || guest.has_answered;
     loop {
         let guests = guests();
-        stages.resize(guests.len(), Stage::Connecting);
-        let statistics: Vec<_> = guests.iter().map(|guest| guest.statistics()).collect();
-        for (index, (now, before)) in statistics.iter().zip(&mut stages).enumerate() {
-            if now.stage != *before {
-                *before = now.stage;
-                if let Some(text) = news(now.stage) {
-                    live.note(&format!("guest {}: {text}", index + 1));
-                }
+        seen_stages.resize(guests.len(), (Stage::Connecting, None));
+        numbers.resize(guests.len(), None);
+        let mut statistics: Vec<_> = guests.iter().map(|guest| guest.statistics()).collect();
+        for (index, (now, before)) in statistics.iter().zip(&mut seen_stages).enumerate() {
+            if numbers[index].is_none() && is_counted(now) {
+                numbers[index] = Some(1 + numbers.iter().flatten().count());
             }
+            let name = numbers[index].map_or("a connection".to_owned(), |number| format!("guest {number}"));
+            if now.stage != before.0
+                && let Some(text) = news(now.stage)
+            {
+                live.note(&format!("{name}: {text}"));
+            }
+            if let Some(silence) = now.silence.filter(|_| now.silence != before.1) {
+                live.note(&format!("{name}: {}", silence_means(silence, preempt)));
+            }
+            *before = (now.stage, now.silence);
         }
+        statistics.retain(is_counted);
         let all_are_over = statistics.iter().all(ServeStatistics::is_over);
         let complete = statistics.iter().filter(|guest| guest.stage == Stage::Completed).count();
         match comes {
@@ -197,10 +230,7 @@ fn watch(
         interrupts.sleep(LOOK, seen);
         if interrupts.count() > seen {
             seen = interrupts.count();
-            let needs = |guest: &ServeStatistics| {
-                matches!(guest.stage, Stage::Loading | Stage::Active | Stage::Paused)
-            };
-            if statistics.iter().any(needs) && !was_warned {
+            if statistics.iter().any(needs_image) && !was_warned {
                 was_warned = true;
                 live.note(WARNING);
                 continue;
@@ -213,11 +243,41 @@ fn watch(
     }
 }
 
-/// What Ctrl-C means while a guest lacks pages.
+/// Whether a guest may run that lacks pages. A QEMU that hangs before it loads the devices has no running
+/// guest.
+fn needs_image(guest: &ServeStatistics) -> bool {
+    match guest.stage {
+        Stage::Loading => guest.silence.is_none(),
+        Stage::Active | Stage::Paused => true,
+        _ => false,
+    }
+}
+
+/// The warning after Ctrl-C while a guest lacks pages.
 pub const WARNING: &str = "a guest still lacks pages and would stand still: serving goes on (Ctrl-C again stops it; the \
                            guest then stays paused until it is served again)";
 
-/// What a new stage means, for people.
+/// The likely cause of a destination's silence, and the remedy. `preempt`: whether the destination got a
+/// channel for requested pages.
+pub fn silence_means(silence: Silence, preempt: bool) -> &'static str {
+    match silence {
+        Silence::LoadsNothing if preempt => {
+            "it has the devices and does not load them. A QEMU whose capability postcopy-preempt is off does so when it gets a second \
+             connection: end this command, end that QEMU (`quit`), and serve a new one without --preempt, or with the capability on"
+        }
+        Silence::LoadsNothing => {
+            "it has the devices and does not load them. A QEMU with the capability postcopy-preempt waits for a second \
+             connection: end this command, and serve with --preempt. A QEMU that hangs so must be ended (`quit`) and started again"
+        }
+        _ => {
+            "it answers nothing. A QEMU with the capability multifd waits for more connections, which an image is not served \
+             over, and a QEMU 7.2 with postcopy-preempt does so, too: switch these off there. If it is no QEMU, the address is \
+             wrong"
+        }
+    }
+}
+
+/// The message about a new stage.
 fn news(stage: Stage) -> Option<&'static str> {
     match stage {
         Stage::Loading => Some("the devices are on their way"),
@@ -228,7 +288,7 @@ fn news(stage: Stage) -> Option<&'static str> {
     }
 }
 
-/// All guests as one bar.
+/// The progress of all guests, as one bar.
 pub fn progress(statistics: &[ServeStatistics]) -> Progress {
     let sum = |of: fn(&ServeStatistics) -> u64| statistics.iter().map(of).sum::<u64>();
     Progress {
@@ -277,24 +337,30 @@ fn tell(arguments: &Arguments, image: &ServedImage, guests: &[Arc<Serving>]) -> 
         [(to, failure), ..] => {
             let more = failures.len() - 1;
             let more = if more > 0 { format!(" (and {more} more)") } else { String::new() };
-            Err(stop(to, failure).with_more(&more))
+            let silence = results.iter().find(|(result, _)| result.is_err()).and_then(|(_, it)| it.silence);
+            // An operator who stopped serving has already read the hint.
+            let silence = silence.filter(|_| !matches!(failure.error, sterna::MigrationError::Cancelled));
+            let hint = silence
+                .map_or(String::new(), |silence| format!("; {}", silence_means(silence, arguments.preempt)));
+            Err(stop(to, failure).with_more(&hint).with_more(&more))
         }
     }
 }
 
-/// Why a guest is not served any more, and what becomes of it.
+/// The error for a guest that is not served any more, with the guest's state.
 pub fn stop(to: &str, failure: &ServeFailure) -> Stop {
     let is_cancelled = matches!(failure.error, sterna::MigrationError::Cancelled);
     let why = if is_cancelled { "stopped".to_owned() } else { failure.error.to_string() };
     let (status, after) = match failure.guest {
         GuestState::NeedsImage => (
             if is_cancelled { Status::Detached } else { Status::Failed },
-            "the guest lacks pages and stays paused there: keep the image, give its QEMU `migrate-recover`, and serve it \
-             with --recover",
+            "the guest lacks pages and stays paused there: keep the image, give its QEMU `migrate-recover` with an address \
+             (`migrate-pause` before, if its migration is still postcopy-active), and serve it there with --recover",
         ),
         GuestState::Uncertain => (
             Status::Failed,
-            "its QEMU was loading the devices and ends by itself; the image is unchanged, but look whether the guest had \
+            "its QEMU was loading the devices: it ends by itself when it notices that the connection is gone, and one that is \
+             still `inmigrate` after that must be ended (`quit`). The image is unchanged, but look whether the guest had \
              started before you restore it elsewhere",
         ),
         _ => (
@@ -333,7 +399,7 @@ fn guest_json(to: &str, result: &Result<(), ServeFailure>, statistics: &ServeSta
     value
 }
 
-/// What was done for one guest, as reports have it.
+/// The statistics of one guest, as reports contain them.
 pub fn figures(statistics: &ServeStatistics) -> Value {
     json!({
         "ram_total_bytes": statistics.total_pages * units::PAGE_BYTES,

@@ -1,4 +1,4 @@
-//! `sterna standby`: holds the last checkpoint of a QEMU that runs elsewhere, and takes over when that is gone.
+//! `sterna standby`: stores the checkpoints of a QEMU on another host, and takes over if that host fails.
 
 mod desk;
 mod disks;
@@ -12,10 +12,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use sterna::StartError;
 use sterna::opaque::ImagePlan;
 use sterna::replica::{ImageSurvivor, Standby, StandbyOptions, Survivor as _};
+use sterna_drive::waiting::WaitingVm;
 use sterna_image::MappedOptions;
-use sterna_qmp::drive::waiting::WaitingVm;
 use sterna_qmp::standby::StandbyMonitor;
 use sterna_qmp::{Endpoint, EventBus, Server};
 use sterna_transport::{CreateOptions, TlsEndpoint};
@@ -31,9 +32,9 @@ use follow::Following;
 use judge::Judge;
 use place::Place;
 
-/// Between two lines.
+/// Interval between two lines of output.
 const LINE: Duration = Duration::from_secs(1);
-/// Between two looks.
+/// Interval between two queries of the state.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// Where the primary comes, and what becomes of its last checkpoint.
@@ -46,7 +47,8 @@ With `sterna protect` at the primary the two are in contact: each sends a sign o
 its lease, the last checkpoint is made ready, the arbiter is asked for the claim of this generation, the fence makes sure that \
 the primary's guest does not run, and the guest goes on here. If the arbiter has given the claim to the primary, everything that \
 was held is discarded, and the exit status is 6. An arbiter that is out of reach is asked again; nobody starts meanwhile. \
-Without --arbiter an operator decides, by `sterna takeover` (or by Ctrl-C, where there is no --qmp).
+Without --arbiter an operator decides, by `sterna takeover` (or by Ctrl-C, where there is no --qmp). Where there is no --qmp, Ctrl-C \
+also tries a step of the takeover again that has failed, such as the fence; without --fence a second Ctrl-C vouches for the primary's guest.
 
 Without `sterna protect` the primary needs the capabilities x-colo and return-path and the parameter x-checkpoint-delay. Give \
 --on-loss image only if its guest does not run any more when its connection is gone (its host is fenced, or it has no network of \
@@ -84,6 +86,10 @@ pub struct Arguments {
     /// What to do when a primary without `sterna protect` is gone: hold the checkpoint, or take over
     #[arg(long, value_enum, default_value = "hold")]
     pub on_loss: OnLoss,
+    /// Take over from a primary that is in contact when its last checkpoint is this old and none has come for four of their intervals: its
+    /// guest, or the QEMU that runs it, hangs [default: never]
+    #[arg(long, value_name = "TIME", value_parser = units::parse_time)]
+    pub takeover_on_hang: Option<Duration>,
     /// The primary's multifd channels: as --cap multifd --set multifd-channels=N
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
     pub channels: Option<u8>,
@@ -124,11 +130,14 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// Whether only a guest is taken whose primary is in contact.
+    /// Whether the options require a primary that is in contact. Another primary is then refused.
     fn is_protected(&self) -> bool {
         self.arbiter.is_some() || self.fence.is_some() || self.secret.is_some()
     }
 }
+
+/// How long the monitor still answers after the end.
+const LAST_ANSWERS: Duration = Duration::from_millis(300);
 
 /// What to do when the primary is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -139,12 +148,13 @@ pub enum OnLoss {
     Image,
 }
 
-/// Follows a primary.
+/// Receives the checkpoints of a primary until the guest is at its final place.
 pub fn execute(arguments: &Arguments) -> Done {
     let interrupts = Interrupts::catch()?;
-    let at = arguments.at.strip_prefix("listen:").unwrap_or(&arguments.at);
+    // Arguments are checked before a VM is started or a file is created.
+    let address = peer::address(arguments.at.strip_prefix("listen:").unwrap_or(&arguments.at))?;
     if arguments.image.exists() && !arguments.force {
-        // Told now, and not when the primary is gone.
+        // Refuse now, not when the primary is lost.
         return Err(Stop::usage(format!(
             "{} exists: choose another name, or use --force",
             arguments.image.display()
@@ -188,10 +198,10 @@ pub fn execute(arguments: &Arguments) -> Done {
     let disks = disks::open(&arguments.disk)?;
     let place = Arc::new(Place::new(ImageSurvivor::new(plan), vm, disks));
     let rules = Some(judge.rules(arguments)?);
-    let (address, survivor) = (peer::address(at)?, Arc::clone(&place));
+    let survivor = Arc::clone(&place);
     let standby =
         Standby::protect(&address, &options, parameters, capabilities, Arc::new(()), survivor, rules)
-            .map_err(|error| Stop::failed(sterna_qmp::migration::refusal_sentence(&error)))?;
+            .map_err(|error| refused(&error))?;
     let (bus, desk) = (EventBus::new(), Desk::new(standby, judge, place, interrupts));
     let _server = match &arguments.qmp {
         Some(endpoint) => {
@@ -202,19 +212,33 @@ pub fn execute(arguments: &Arguments) -> Done {
     };
     terminal::note(&format!("listening at {}", desk.standby.address()));
     let done = Following::new(&desk, arguments, &bus).run();
+    if arguments.qmp.is_some() {
+        // `sterna takeover` reads the outcome at the monitor.
+        std::thread::sleep(LAST_ANSWERS);
+    }
     if done.is_err() {
-        // Threads that hold it, too, end with the process.
+        // Other threads also hold a reference to `place` and end only with the process, so the guest is
+        // discarded explicitly.
         desk.place.discard();
     }
     let has_vm = done.is_ok() && desk.place.vm().is_some();
     if let Some(directory) = monitors.filter(|_| has_vm) {
-        // The VM's monitor is there.
+        // The directory contains the VM's monitor.
         let _ = directory.keep();
     }
     done
 }
 
-/// A directory for the monitors of the VM that waits, and for what it says.
+/// The error for a standby that could not start: contradicting options, or a failed attempt.
+fn refused(error: &StartError) -> Stop {
+    let sentence = sterna_qmp::migration::refusal_sentence(error);
+    match error {
+        StartError::Settings(_) => Stop::usage(sentence),
+        _ => Stop::failed(sentence),
+    }
+}
+
+/// A directory for the monitors and the log of the waiting VM.
 fn monitors(arguments: &Arguments) -> Result<Option<TempDir>, Stop> {
     if arguments.ram_dir.is_none() {
         return Ok(None);

@@ -1,8 +1,10 @@
-//! `sterna unprotect`: ends a protection; the guest runs on at its primary.
+//! `sterna unprotect`: ends a protection; the guest continues to run at its primary.
 
 use std::time::Duration;
 
 use serde_json::Value;
+use sterna_drive::Vm;
+use sterna_drive::protect::LeftProtection;
 use sterna_qmp::Endpoint;
 
 use super::protect::own;
@@ -10,19 +12,26 @@ use crate::exit::{Done, Status, Stop};
 use crate::monitor::Monitor;
 use crate::terminal;
 
-/// The protection's command waits for its end itself, and a little less long.
+/// Slightly longer than the time for which `sterna protect` itself waits for the end.
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// Which protection.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// The socket of `sterna protect --qmp`, or of a Sterna VM: unix:PATH, a path, or tcp:HOST:PORT
+    /// The socket of `sterna protect --qmp`, or of a Sterna VM: unix:PATH, a path, or tcp:HOST:PORT. Or a QEMU's, if its
+    /// `sterna protect` was killed: what that left there is taken away
     pub socket: Endpoint,
+    /// Of a QEMU: the standby does not run the guest and never will, so it may run here
+    #[arg(long)]
+    pub vouch: bool,
 }
 
-/// Ends it.
+/// Ends the protection, or removes what an interrupted one has left.
 pub fn execute(arguments: &Arguments) -> Done {
     let mut monitor = Monitor::connect(&arguments.socket)?;
+    if !monitor.is_sterna() {
+        return left_in(&arguments.socket, monitor.vm(), arguments.vouch);
+    }
     monitor.set_limit(Some(LIMIT));
     let end = monitor.execute("x-sterna-unprotect", Value::Null)?;
     if end["runs_here"].is_null() {
@@ -36,4 +45,60 @@ pub fn execute(arguments: &Arguments) -> Done {
     }
     terminal::note("the guest is not protected any more and runs on where it ran");
     Ok(Status::Done)
+}
+
+/// Removes the objects of a protection from a QEMU whose `sterna protect` was killed or interrupted.
+fn left_in(socket: &Endpoint, vm: &mut Vm, vouch: bool) -> Done {
+    let found = LeftProtection::look(vm)?;
+    if found.is_empty() {
+        terminal::note(&format!("{socket} has nothing of a protection: nothing was changed"));
+        return Ok(Status::Done);
+    }
+    if found.is_in_use {
+        return Err(Stop::failed(format!(
+            "a `sterna protect` works at {socket}: end it there (Ctrl-C), or name the socket of its --qmp"
+        )));
+    }
+    if !vouch {
+        return Err(Stop::failed(format!(
+            "{socket} has {}. The standby may run the guest, or may still take it over: make sure that it does not and never will \
+             (`sterna info` at the standby; stop it there), then give --vouch",
+            described(&found)
+        )));
+    }
+    let removed = LeftProtection::remove(vm);
+    for left in &removed.left {
+        terminal::note(&format!("sterna: warning: {left}"));
+    }
+    if !removed.runs_here {
+        return Err(Stop::failed(format!(
+            "the guest of {socket} does not run; what a protection left was taken away as far as it could"
+        )));
+    }
+    let settings = match removed.are_settings_off {
+        true => {
+            "What was set before the protection is not known: x-colo, return-path and multifd are off, and x-checkpoint-delay is \
+             QEMU's default"
+        }
+        false => "The settings of the protection are still on, because QEMU refuses to change them",
+    };
+    terminal::note(&format!(
+        "what the protection left is taken away, and the guest runs on, unprotected. {settings}"
+    ));
+    Ok(Status::Done)
+}
+
+/// The objects that a protection has left in a QEMU, as text.
+pub(super) fn described(found: &LeftProtection) -> String {
+    let count = |names: &[String], what: &str| {
+        (!names.is_empty()).then(|| format!("{} {what} ({})", names.len(), names.join(", ")))
+    };
+    let parts = [
+        count(&found.filters, "filters that hold the guest's packets"),
+        count(&found.chardevs, "character devices of gates"),
+        count(&found.nodes, "block nodes that lead to a standby"),
+        found.has_colo.then(|| "the capability x-colo on".to_owned()),
+        Some(format!("a guest that is `{}` and a migration that is `{}`", found.guest, found.migration)),
+    ];
+    parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }

@@ -1,7 +1,8 @@
-//! `sterna upgrade`: a guest goes on in a new process on the same host, and its memory is not copied.
+//! `sterna upgrade`: moves a guest to a new process on the same host without copying its memory.
 //!
-//! The new process is started with the command line that is given, waits for the guest, and takes it over. Whatever fails before
-//! the commit, the new process is ended and the guest runs on in the old one, which nobody has touched.
+//! The new process is started with the given command line, waits for the guest, and takes it over. If a step
+//! fails before the commit, the new process is ended. The guest then continues to run in the old process,
+//! which is unchanged.
 
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
@@ -17,12 +18,12 @@ use super::migrate;
 use crate::exit::{Done, Status, Stop};
 use crate::interrupts::Interrupts;
 use crate::monitor::Monitor;
-use crate::terminal::{self, Live};
+use crate::terminal::{self, Live, Shown};
 use crate::{summary, watch};
 
-/// A machine with large memory on huge pages, or with disks that must be found, takes a while.
+/// A VM with large memory on huge pages, or with many disks, needs time to start.
 const START_LIMIT: Duration = Duration::from_secs(60);
-/// The source has heard that the destination failed before the destination has undone everything.
+/// The source learns of a failure before the destination has finished its cleanup.
 const REASON_LIMIT: Duration = Duration::from_secs(2);
 const QUIT_LIMIT: Duration = Duration::from_secs(10);
 
@@ -44,9 +45,12 @@ pub struct Arguments {
     /// Print the record as JSON instead of a table
     #[arg(long)]
     pub json: bool,
+    /// How progress is shown.
+    #[command(flatten)]
+    pub shown: Shown,
 }
 
-/// Upgrades.
+/// Upgrades the process of the VM.
 pub fn execute(arguments: &Arguments) -> Done {
     let monitor = check(arguments)?;
     let interrupts = Interrupts::catch()?;
@@ -66,15 +70,15 @@ pub fn execute(arguments: &Arguments) -> Done {
         .map_err(|error| Stop::failed(format!("cannot make a directory for the socket: {error}")))?;
     let mut new = NewProcess::start(arguments, directory.path())?;
     new.wait_until_it_listens(&interrupts)?;
-    // It says why it refuses a guest.
+    // The new process's monitor tells why it refuses a guest.
     let mut monitor = monitor.as_ref().map(Monitor::connect).transpose()?;
 
-    let live = Live::new(arguments.json);
+    let live = Live::new(arguments.shown, arguments.json);
     let order = order(arguments, &new);
     let record = match migrate::drive(&order, &mut old, monitor.as_mut(), &live, &interrupts) {
         Ok(record) => record,
         Err(stop) => {
-            // The migration may go on without this command.
+            // The migration may continue without this command.
             if matches!(stop.status, Status::Detached | Status::Undecided) {
                 new.leave();
                 directory.disable_cleanup(true);
@@ -84,7 +88,7 @@ pub fn execute(arguments: &Arguments) -> Done {
     };
     live.end();
     terminal::print(&if arguments.json { record.to_json() } else { summary::table(&record) });
-    let end = watch::end(&record.statistics, &old).map_err(|stop| match monitor.as_mut().and_then(why) {
+    let end = watch::end(&record, &mut old).map_err(|stop| match monitor.as_mut().and_then(why) {
         Some(why) if stop.status == Status::Failed => {
             stop.with_more(&format!("; the new process says: {why}"))
         }
@@ -94,12 +98,20 @@ pub fn execute(arguments: &Arguments) -> Done {
         Ok(_) => {
             let pid = new.leave();
             end_old(&mut old, &arguments.socket);
+            if state == "running"
+                && let Some(why) = monitor.as_mut().and_then(not_started)
+            {
+                return Err(Stop::failed(format!(
+                    "process {pid} has the guest and could not start it: {why}. The guest is held there and the old process has \
+                     ended: remove the cause, then send `cont` to the new process"
+                )));
+            }
             terminal::note(&format!("the guest runs in process {pid}"));
         }
-        // Perhaps the guest runs there.
+        // The guest may run in the new process.
         Err(stop) if stop.status == Status::Undecided => {
             let pid = new.leave();
-            // The source goes on asking there.
+            // The source continues to ask the new process at its socket in this directory.
             directory.disable_cleanup(true);
             terminal::note(&format!("process {pid} may have the guest: look there before you decide"));
         }
@@ -108,7 +120,7 @@ pub fn execute(arguments: &Arguments) -> Done {
     end
 }
 
-/// What can be seen to be wrong before anything is started. Gives the new process's monitor, if it has one.
+/// Refuses wrong arguments before a process is started. Returns the new process's monitor, if it has one.
 fn check(arguments: &Arguments) -> Result<Option<Endpoint>, Stop> {
     let words: Vec<_> = arguments.command.iter().map(|word| word.to_string_lossy()).collect();
     let is = |word: &str, option: &str| word == option || word.starts_with(&format!("{option}="));
@@ -134,7 +146,7 @@ fn check(arguments: &Arguments) -> Result<Option<Endpoint>, Stop> {
     }
 }
 
-/// What the new process has against the guest.
+/// Why the new process refuses the guest.
 fn why(new: &mut Monitor) -> Option<String> {
     let until = Instant::now() + REASON_LIMIT;
     loop {
@@ -144,6 +156,14 @@ fn why(new: &mut Monitor) -> Option<String> {
         }
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// Why the guest does not run in the new process; none if it runs.
+fn not_started(new: &mut Monitor) -> Option<String> {
+    if new.run_state().ok()? == "running" {
+        return None;
+    }
+    Some(new.progress().ok()?.error.unwrap_or_else(|| "the reason is in its messages".to_owned()))
 }
 
 fn order(arguments: &Arguments, new: &NewProcess) -> migrate::Arguments {
@@ -157,18 +177,20 @@ fn order(arguments: &Arguments, new: &NewProcess) -> migrate::Arguments {
         same_host: true,
         set: arguments.set.clone(),
         cap: Vec::new(),
+        keep_settings: false,
         forecast: false,
         bandwidth: None,
         tls_dir: None,
         json: arguments.json,
+        shown: arguments.shown,
         report: None,
         undecided_wait: 30,
     }
 }
 
-/// The old process has no guest any more.
+/// Quits the old process, which has no guest any more.
 fn end_old(old: &mut Monitor, socket: &Endpoint) {
-    // Its answer may be lost: it ends.
+    // The process may exit before its answer is sent.
     let _ = old.try_execute("quit", Value::Null);
     let until = Instant::now() + QUIT_LIMIT;
     while old.try_execute("query-status", Value::Null).is_ok() {
@@ -182,7 +204,7 @@ fn end_old(old: &mut Monitor, socket: &Endpoint) {
     }
 }
 
-/// The new process. Dropped, it is ended, unless it was left to itself.
+/// The new process. Dropping it kills the process, unless [`leave`](Self::leave) was called.
 struct NewProcess {
     child: Option<Child>,
     pid: u32,
@@ -195,8 +217,9 @@ impl NewProcess {
         let socket = directory.join("guest");
         let log = arguments.log.clone().unwrap_or_else(|| directory.join("log"));
         let name = arguments.command[0].to_string_lossy();
-        let failed =
-            |error: std::io::Error| Stop::failed(format!("cannot start {name}: {error}; the guest runs on"));
+        let failed = |error: std::io::Error| {
+            Stop::failed(format!("cannot start {name}: {error}; the guest is unchanged"))
+        };
         let file: File = OpenOptions::new().create(true).append(true).open(&log).map_err(failed)?;
         let child = Command::new(&arguments.command[0])
             .args(&arguments.command[1..])
@@ -205,7 +228,7 @@ impl NewProcess {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(file)
-            // Ctrl-C is for this command.
+            // Its own process group, so that Ctrl-C reaches only this command.
             .process_group(0)
             .spawn()
             .map_err(failed)?;
@@ -223,19 +246,16 @@ impl NewProcess {
                 && let Ok(Some(status)) = child.try_wait()
             {
                 return Err(Stop::failed(format!(
-                    "the new process ended with {status}{}; the guest runs on in the old one",
+                    "the new process ended with {status}{}; the guest stays in the old one",
                     self.said()
                 )));
             }
             if interrupts.count() > 0 {
-                return Err(Stop::with(
-                    Status::Cancelled,
-                    "cancelled; the guest runs on in the old process.",
-                ));
+                return Err(Stop::with(Status::Cancelled, "cancelled; the guest stays in the old process."));
             }
             if Instant::now() > until {
                 return Err(Stop::failed(format!(
-                    "the new process does not wait for the guest after {START_LIMIT:?}{}; the guest runs on in the old one",
+                    "the new process does not wait for the guest after {START_LIMIT:?}{}; the guest stays in the old one",
                     self.said()
                 )));
             }
@@ -244,7 +264,7 @@ impl NewProcess {
         Ok(())
     }
 
-    /// What it wrote to its standard error, as the end of a sentence.
+    /// The process's standard error, as the end of an error message.
     fn said(&self) -> String {
         match std::fs::read_to_string(&self.log) {
             Ok(text) if !text.trim().is_empty() => format!("; its messages: {}", text.trim()),
@@ -252,7 +272,7 @@ impl NewProcess {
         }
     }
 
-    /// It runs on when this command has ended.
+    /// Lets the process outlive this command. Returns its process id.
     fn leave(&mut self) -> u32 {
         self.child = None;
         self.pid
@@ -260,7 +280,7 @@ impl NewProcess {
 
     fn end(&mut self) {
         if let Some(mut child) = self.child.take() {
-            // Both fail if it has ended.
+            // Both calls fail if the process has already exited, which is fine.
             let _ = child.kill();
             let _ = child.wait();
         }
@@ -284,6 +304,7 @@ mod tests {
             log: None,
             set: Vec::new(),
             json: false,
+            shown: Shown::default(),
         }
     }
 
@@ -308,7 +329,7 @@ mod tests {
         let mut new = NewProcess::start(&arguments, directory.path()).unwrap();
         let stop = new.wait_until_it_listens(&Interrupts::default()).unwrap_err();
         assert!(
-            stop.message.contains("no such machine") && stop.message.contains("runs on"),
+            stop.message.contains("no such machine") && stop.message.contains("stays in the old"),
             "{}",
             stop.message
         );

@@ -1,4 +1,4 @@
-//! `sterna verify`: whether an image is sound, and what is damaged where.
+//! `sterna verify`: checks whether an image is sound, and shows where it is damaged.
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -30,7 +30,7 @@ pub struct Arguments {
     pub verbose: bool,
 }
 
-/// Looks, and says what was found.
+/// Checks the image and prints the findings.
 pub fn execute(arguments: &Arguments) -> Done {
     let mut options = VerifyOptions { digest: arguments.digest, ..VerifyOptions::default() };
     if let Some(threads) = arguments.threads {
@@ -47,12 +47,14 @@ pub fn execute(arguments: &Arguments) -> Done {
     Ok(if verdict.is_sound() { Status::Done } else { Status::Failed })
 }
 
-/// An image that cannot be judged, whatever the reason: 1 would be a verdict.
+/// The error for an image that cannot be checked. The status is never 1, which would mean that the image is
+/// damaged.
 pub fn stop(error: ImageError) -> Stop {
     Stop::unreadable(error.to_string())
 }
 
-/// Says what is damaged in an image that is used for something else, as far as that is told without reading all of it.
+/// Warns of damage in an image that another command reads.
+/// Finds only damage that shows without reading all of the image.
 pub fn warn_of_damage(image: &Image) -> Result<(), Stop> {
     let findings = structure(image).map_err(stop)?;
     for finding in findings.iter().filter(|finding| finding.severity == Severity::Error) {

@@ -1,6 +1,5 @@
-//! The reference KVM machine, and what it can run.
+//! The reference KVM machine, and the guests that it can boot.
 
-use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -14,22 +13,23 @@ use sterna_vmm::{
     VhostUserOptions,
 };
 
+use super::protection::Console;
 use super::tide::{BootTide, TideGuest};
 use super::{Config, Guest, GuestEnd, Machine, Parts, cannot_build};
 use crate::exit::Stop;
 
-/// What runs in the machine.
+/// The program that boots in the machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum GuestChoice {
     /// The guest that writes its memory by rules.
     Tide,
-    /// The same as a boot sector.
+    /// The same guest as a boot sector.
     BootTide,
     /// A 512-byte boot sector, in real mode.
     BootSector(PathBuf),
-    /// Flat 64-bit code.
+    /// A file with flat 64-bit code.
     Flat(PathBuf),
-    /// A Linux kernel.
+    /// A Linux kernel, booted by the 64-bit boot protocol.
     Linux(LinuxImage),
 }
 
@@ -47,12 +47,8 @@ impl std::str::FromStr for GuestChoice {
     }
 }
 
-/// Builds it; a guest that is booted is paused.
-pub fn kvm_machine(
-    config: &Config,
-    choice: &GuestChoice,
-    serial: Box<dyn Write + Send>,
-) -> Result<Parts, Stop> {
+/// Builds the machine; a guest that boots here is still paused.
+pub fn kvm_machine(config: &Config, choice: &GuestChoice, console: Console) -> Result<Parts, Stop> {
     let tide = match choice {
         GuestChoice::Tide => Some(TideGuest::plan(config).map_err(|why| cannot_build("KVM", why))?),
         _ => None,
@@ -75,7 +71,8 @@ pub fn kvm_machine(
         takes_over: config.takes_over,
         guest,
         incoming: config.incoming,
-        serial,
+        serial_gate: Some(console.gate()),
+        serial: Box::new(console),
         ..MachineConfig::new(&config.name)
     })
     .map_err(|error| cannot_build("KVM", error))?;
@@ -178,7 +175,7 @@ fn announce_options(Announcing { initial, max, rounds, step }: Announcing) -> An
     AnnounceOptions { initial, max, rounds, step }
 }
 
-/// Whether this machine can run it: /dev/kvm exists and opens. The error says why not.
+/// Whether this host can run it: /dev/kvm exists and can be opened. The error tells the reason if not.
 pub fn kvm_usable() -> Result<(), String> {
     let path = "/dev/kvm";
     match std::fs::OpenOptions::new().read(true).write(true).open(path) {

@@ -1,13 +1,13 @@
-//! How fast a guest really writes: from its own counts, noted now and then.
+//! Measures how fast a guest really writes, from samples of its own counters.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// The rate is that of so much time, or a little more.
+/// The rate covers this time, or slightly more.
 const WINDOW: Duration = Duration::from_secs(2);
-/// Less is not enough for a rate.
+/// The shortest time from which a rate is computed.
 const LEAST: Duration = Duration::from_millis(100);
 
 /// Counts of the last [`WINDOW`].
@@ -15,11 +15,11 @@ const LEAST: Duration = Duration::from_millis(100);
 pub struct Meter(Mutex<VecDeque<(Instant, u64)>>);
 
 impl Meter {
-    /// The guest had written `pages` pages in its life at `now`.
+    /// Adds a sample: at `now`, the guest had written `pages` pages in total.
     pub fn note(&self, now: Instant, pages: u64) {
         let mut counts = self.0.lock();
         if counts.back().is_some_and(|(_, before)| *before > pages) {
-            // Another guest has come.
+            // A smaller count means that another guest has arrived.
             counts.clear();
         }
         counts.push_back((now, pages));
@@ -28,7 +28,7 @@ impl Meter {
         }
     }
 
-    /// Pages per second over the window; none before there is anything to tell.
+    /// Pages per second over the window; none until two samples are far enough apart.
     pub fn pages_per_second(&self) -> Option<f64> {
         let counts = self.0.lock();
         let ((first, before), (last, now)) = (counts.front()?, counts.back()?);

@@ -1,21 +1,35 @@
-//! The monitor of a hosted VM: the migration commands, and three of our own about the guest inside.
+//! The monitor of a hosted VM: the migration commands, and three commands of Sterna for the guest.
 //!
-//! | command | does |
-//! | --- | --- |
-//! | `x-sterna-check-guest` | stops the guest for a moment and checks that its RAM is one consistent cut |
-//! | `x-sterna-query-guest` | how far it has come and how fast it goes, and the longest gap between two of its beats |
-//! | `x-sterna-set-guest` | changes its rate; forgets the longest gap |
+//! [`GUEST_COMMANDS`] lists them.
 //!
-//! They are for guests of `guests/`, which write their memory by rules; others are refused.
+//! These three commands are for guests of `guests/`, which write their memory by rules. With another guest,
+//! they fail.
 
 use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 use sterna::{RunState, SourceVm};
-use sterna_qmp::server::{ArgumentKind, CommandSpec, Context};
+use sterna_qmp::server::MemberKind::{self, Boolean, Integer, Members, Object};
+use sterna_qmp::server::{CommandSpec, Context, EventSpec, MemberSpec};
 use sterna_qmp::{Handler, MigrationControl, QmpError};
 
 use super::Hosted;
+
+/// The commands about the guest inside, for guests that write their memory by rules.
+#[rustfmt::skip]
+pub const GUEST_COMMANDS: &[CommandSpec] = &[
+    CommandSpec::new("x-sterna-check-guest", "Stops the guest for a moment and checks that its RAM is one consistent cut.").returns(Members(&[
+        MemberSpec::required("consistent", Boolean, "Whether it is."),
+        MemberSpec::required("pages", Integer, "Pages that were checked."),
+        MemberSpec::required("summary", MemberKind::String, "The result for people."),
+        MemberSpec::required("guest", Object, "As `x-sterna-query-guest`."),
+    ])),
+    CommandSpec::new("x-sterna-query-guest", "Returns the guest's progress and rate, and the longest gap between two of its beats.").returns(Object),
+    CommandSpec::new("x-sterna-set-guest", "Changes what the guest does.").takes(&[
+        MemberSpec::optional("rate", Integer, "Pages per second that it writes."),
+        MemberSpec::optional("reset-gap", Boolean, "Forgets the longest gap."),
+    ]),
+];
 
 /// Handles all of it.
 pub struct GuestMonitor {
@@ -24,14 +38,14 @@ pub struct GuestMonitor {
 }
 
 impl GuestMonitor {
-    /// The monitor of `vm`, whose migrations `control` has.
+    /// The monitor of `vm`, whose migrations `control` runs.
     pub fn new(control: Arc<MigrationControl>, vm: Arc<Hosted>) -> Arc<Self> {
         Arc::new(Self { control, vm })
     }
 
     fn check(&self) -> Result<Value, QmpError> {
         let guest = self.vm.guest().map_err(refused)?;
-        // By the operator's commands: they refuse while a switchover has the guest.
+        // The operator's commands are used, because they refuse to act while a switchover has the guest.
         let ran = self.vm.run_state() == RunState::Running;
         if ran {
             self.control.stop()?;
@@ -67,17 +81,11 @@ impl GuestMonitor {
 impl Handler for GuestMonitor {
     fn commands(&self) -> Vec<CommandSpec> {
         let mut commands = self.control.commands();
-        commands.extend([
-            CommandSpec::new("x-sterna-check-guest"),
-            CommandSpec::new("x-sterna-query-guest"),
-            CommandSpec::new("x-sterna-set-guest")
-                .optional("rate", ArgumentKind::Integer)
-                .optional("reset-gap", ArgumentKind::Boolean),
-        ]);
+        commands.extend(GUEST_COMMANDS);
         commands
     }
 
-    fn events(&self) -> Vec<&'static str> {
+    fn events(&self) -> Vec<EventSpec> {
         self.control.events()
     }
 

@@ -1,4 +1,4 @@
-//! The process guest as a machine: threads over RAM, for machines without /dev/kvm.
+//! The process guest as a machine: threads that write RAM, for hosts without /dev/kvm.
 
 use sterna::VmError;
 use sterna_guests::{ProcessConfig, ProcessGuest, Tracking, Verdict};
@@ -7,7 +7,7 @@ use super::{Config, Guest, GuestProgress, Machine, Parts, blocks, cannot_build};
 use crate::exit::Stop;
 use crate::units::PAGE_BYTES;
 
-/// Builds it; a guest that is booted is paused.
+/// Builds the machine; a guest that boots here is still paused.
 pub fn process_machine(config: &Config) -> Result<Parts, Stop> {
     if config.dirty_ring_size.is_some() {
         return Err(Stop::usage(

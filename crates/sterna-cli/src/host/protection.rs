@@ -1,11 +1,12 @@
-//! What a hosted VM has for being protected, or for being a standby.
+//! The parts of a hosted VM that make it a primary or a standby.
+//! They are the arbiter, the secret, the lease, the watchdog and the gate of the console.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sterna::replica::{ByteGate, EpochGate, JoinedGate, Secret, Terms};
+use sterna::replica::{ByteGate, EpochGate, JoinedGate, Secret, Terms, Watchdog};
 use sterna_arbiter::{DEFAULT_LIMIT, Opened, Role, Spec};
 use sterna_qmp::migration::{ProtectionMeans, Side};
 use sterna_vmm::DiskMigration;
@@ -15,39 +16,46 @@ use crate::claims::claims;
 use crate::exit::Stop;
 use crate::vhost_user::VhostUser;
 
-/// Most bytes of the console that wait; whoever writes more is slowed down.
+/// Most bytes of console output that wait for a checkpoint. At this limit, the guest blocks.
 const CONSOLE_LIMIT: u64 = 1 << 20;
-/// How long the end of the VM waits for what the console may still say.
+/// How long the end of the VM waits for output of the console.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// Who decides, by which times, and how the console is held.
+/// The means of a protection: the arbiter, its times, and the gate of the console.
 pub struct Protection {
     opened: Opened,
-    /// What the arbiter is called on the command line.
+    /// The arbiter's name on the command line.
     arbiter: String,
     secret: Secret,
     terms: Terms,
     is_insecure: bool,
     unheld: Vec<String>,
     console: Console,
+    watchdog: Option<Arc<dyn Watchdog>>,
 }
 
-/// The guest's console, which waits for its checkpoints while the guest is protected. Cloning gives another end of it.
+/// The guest's console. While the guest is protected, output waits for its checkpoint. A clone writes to the
+/// same console.
 #[derive(Clone)]
 pub struct Console(Arc<ByteGate>);
 
 impl Console {
-    /// What leaves goes to `writer`.
+    /// A console whose released output goes to `writer`.
     pub fn new(mut writer: Box<dyn Write + Send>) -> Result<Self, Stop> {
         let write = move |bytes: &[u8]| {
-            // As with any console that nobody reads any more: the guest runs on.
+            // Write errors are ignored, so that the guest continues to run when the console's reader is gone.
             let _ = writer.write_all(bytes).and_then(|()| writer.flush());
         };
         let gate = ByteGate::new(CONSOLE_LIMIT, write).map_err(|error| Stop::failed(error.to_string()))?;
         Ok(Self(Arc::new(gate)))
     }
 
-    /// Waits for what may still leave.
+    /// The gate that the console writes to.
+    pub(super) fn gate(&self) -> Arc<ByteGate> {
+        Arc::clone(&self.0)
+    }
+
+    /// Waits until released output is written, at most 1 s.
     pub fn finish(&self) {
         self.0.wait_until_empty(LAST_WORDS);
     }
@@ -65,7 +73,7 @@ impl Write for Console {
 }
 
 impl Protection {
-    /// With the arbiter of `spec`; the guest's machine is that of `config`.
+    /// The means with the arbiter of `spec`, for the machine of `config`.
     pub fn new(
         spec: &Spec,
         secret: Option<Secret>,
@@ -80,16 +88,22 @@ impl Protection {
         Ok(Self {
             opened,
             arbiter: spec.to_string(),
-            // Without one the peer is on this host, or TLS authenticates it.
+            // Without a secret, the peer is on this host, or TLS authenticates it.
             secret: secret.unwrap_or_else(|| Secret::from_bytes([0; 32])),
             terms,
             is_insecure,
             unheld: unheld(config),
             console,
+            watchdog: None,
         })
     }
 
-    /// For a machine with these further gates.
+    /// Adds a watchdog that guards the lease.
+    pub fn with_watchdog(self, watchdog: Option<Arc<dyn Watchdog>>) -> Self {
+        Self { watchdog, ..self }
+    }
+
+    /// The means for a machine whose packets `packets` holds.
     pub(super) fn means(&self, packets: Option<Arc<dyn EpochGate>>) -> Option<ProtectionMeans> {
         let (arbiter, name) = (Arc::clone(&self.opened.arbiter), self.arbiter.clone());
         let console = Arc::clone(&self.console.0);
@@ -112,11 +126,12 @@ impl Protection {
             say_again: Arc::new(move |position, bytes| console.say_again(position, bytes)),
             unheld: self.unheld.clone(),
             decide,
+            watchdog: self.watchdog.clone(),
         })
     }
 }
 
-/// Why a guest of such a machine cannot be protected.
+/// Reasons why a guest of this machine cannot be protected.
 fn unheld(config: &Config) -> Vec<String> {
     let disks = config.disks.iter().filter_map(|disk| {
         let path = disk.path.display();
@@ -128,7 +143,7 @@ fn unheld(config: &Config) -> Vec<String> {
             )),
             _ => Some(format!(
                 "both sides see the disk {path} (migrate=shared), and what it writes there is not held back until its checkpoint is \
-                 held: use migrate=copy"
+                 held: use migrate=copy, with a file of its own at each side"
             )),
         }
     });

@@ -1,4 +1,4 @@
-//! Tide in the KVM machine: what the host sees of it in its RAM.
+//! Tide in the KVM machine: the host reads the guest's counters from its RAM.
 
 use sterna::ram::GuestRam;
 use sterna_guests::Verdict;
@@ -13,14 +13,14 @@ use crate::units::PAGE_BYTES;
 /// Offset of the time-stamp counter's frequency, in kHz, in the boot-parameter page ([`sterna_vmm::layout`]).
 const TSC_KHZ: u64 = 24;
 
-/// The flat guest of 1 to 8 vCPUs.
+/// The flat guest, with 1 to 8 vCPUs.
 pub struct TideGuest {
     tide: Tide,
     ram: GuestRam,
 }
 
 impl TideGuest {
-    /// The tide of `config`; the same on both sides, for the rate is asked for later.
+    /// The tide of `config`. Both sides get the same, because the rate is set later.
     pub fn plan(config: &Config) -> Result<Tide, String> {
         let vcpus = usize::from(config.vcpus);
         let pages = |bytes: u64| (bytes / PAGE_BYTES / vcpus as u64).max(1);
@@ -42,7 +42,7 @@ impl TideGuest {
         Tide::new(plan, &ranges).map_err(|error| error.to_string())
     }
 
-    /// The guest in `machine`. One that boots there gets its fill and its rate; it has not run yet.
+    /// The guest in `machine`. A guest that boots there gets its fill and its rate here, before it runs.
     pub fn new(tide: Tide, machine: &KvmMachine, config: &Config) -> Result<Self, String> {
         let guest = Self { tide, ram: machine.ram().clone() };
         if !config.incoming {
@@ -80,13 +80,13 @@ impl Guest for TideGuest {
     }
 }
 
-/// The same in 512 bytes of real mode, on one vCPU, over 512 KiB.
+/// Tide as 512 bytes of real mode code, on one vCPU, over 512 KiB of RAM.
 pub struct BootTide {
     ram: GuestRam,
 }
 
 impl BootTide {
-    /// The guest in `machine`.
+    /// The boot sector's guest in `machine`.
     pub fn new(machine: &KvmMachine) -> Self {
         Self { ram: machine.ram().clone() }
     }
@@ -99,7 +99,8 @@ impl Guest for BootTide {
 
     fn progress(&self) -> Result<GuestProgress, String> {
         let progress = boot_progress(&self.ram, 0).map_err(|error| error.to_string())?;
-        // There is no boot-parameter page in real mode to say how fast the counter is.
+        // In real mode there is no boot-parameter page with the counter's frequency, so the gap cannot be
+        // converted to seconds.
         Ok(GuestProgress { steps: progress.steps, beats: progress.beats, ..GuestProgress::default() })
     }
 

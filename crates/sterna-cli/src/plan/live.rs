@@ -1,80 +1,80 @@
-//! A plan for a VM that runs: its figures, and what an operator says besides.
+//! A plan for a running VM: values from the VM, combined with values that the operator states.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use sterna::forecast::{DirtyModel, FIXED_DOWNTIME, Fixed, Inputs, Point, PostcopyInputs, UNCERTAINTY};
-use sterna_qmp::drive::survey::{self, Reading, Survey};
+use sterna_drive::survey::{self, Reading, Survey};
 
 use super::Plan;
 use crate::exit::Stop;
 use crate::monitor::Monitor;
 use crate::units;
 
-/// What an operator states; the rest is asked or assumed.
+/// Values that the operator states. The others are read from the VM or assumed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Stated {
-    /// The link's bandwidth, bytes per second: what goes while the guest stands still, and before that as much of it as
-    /// `max-bandwidth` leaves.
+    /// The link's bandwidth, bytes per second.
+    /// Used in full while the guest is stopped; before that, `max-bandwidth` may limit it.
     pub bandwidth_bytes: Option<u64>,
-    /// In place of the VM's `max-bandwidth`, bytes per second.
+    /// Replaces the VM's `max-bandwidth`, bytes per second.
     pub max_bandwidth_bytes: Option<u64>,
     /// Bytes per second that the guest dirties.
     pub dirty_bytes: Option<u64>,
-    /// Of one look for dirty pages.
+    /// Duration of one sync.
     pub sync: Option<Duration>,
-    /// In place of the VM's `downtime-limit`.
+    /// Replaces the VM's `downtime-limit`.
     pub downtime_limit: Option<Duration>,
-    /// RAM, bytes.
+    /// Size of RAM, bytes.
     pub ram_bytes: Option<u64>,
     /// RAM that is not zero, bytes.
     pub to_send_bytes: Option<u64>,
-    /// Stop, devices and start together.
+    /// Time to stop the guest, move its devices and start it.
     pub fixed: Option<Duration>,
-    /// As part of 1.
+    /// Relative uncertainty of the inputs, as a part of 1.
     pub uncertainty: f64,
-    /// Over which the dirty rate is measured.
+    /// Intervals over which the dirty rate is measured.
     pub intervals: Vec<Duration>,
-    /// Where the guest would go.
+    /// Address of the destination.
     pub to: Option<String>,
-    /// How long after the start postcopy is started, if not when precopy stands still.
+    /// Time from the start to the switch to postcopy. None: when precopy does not converge.
     pub postcopy_after: Option<Duration>,
-    /// After how many rounds postcopy is started, if not when precopy stands still.
+    /// Rounds before the switch to postcopy. None: when precopy does not converge.
     pub postcopy_after_rounds: Option<u32>,
 }
 
-/// Bytes per second that go.
+/// The bandwidth in both phases, bytes per second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Bandwidth {
     /// While the guest runs.
     rounds: u64,
-    /// In the pause, if that is another rate.
+    /// During the downtime, if that rate is different.
     pause: Option<u64>,
 }
 
-/// What was found at a VM.
+/// Values that were measured at a VM.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
-    /// Its monitor.
+    /// The address of the VM's monitor.
     pub at: String,
-    /// What answers there, with its version.
+    /// Name and version of the VM.
     pub monitor: String,
-    /// `running`, `paused`…
+    /// The VM's status: `running`, `paused`…
     pub run_state: String,
     /// How pages were counted: `dirty-bitmap`, `dirty-ring` or `page-sampling`; none if it was not measured.
     pub mode: Option<String>,
-    /// What each vCPU dirtied in the longest interval, bytes per second; empty where the VM does not know.
+    /// Bytes per second that each vCPU dirtied in the longest interval; empty if the VM reports none.
     #[serde(default)]
     pub vcpu_dirty_bytes: Vec<u64>,
 }
 
-/// QEMU's default, where nobody says anything else.
+/// QEMU's default, used if neither operator nor VM states a limit.
 const DOWNTIME_LIMIT: Duration = Duration::from_millis(300);
-/// Reading the dirty bits of 1 GiB: what a kernel's log costs, misaligned blocks and devices' logs apart.
+/// Time to read the dirty bits of 1 GiB from a kernel's log. Misaligned blocks and device logs cost more.
 const SYNC_PER_GIB: Duration = Duration::from_micros(60);
 
 impl Default for Stated {
-    /// Nothing is stated.
+    /// No value is stated.
     fn default() -> Self {
         Self {
             bandwidth_bytes: None,
@@ -95,7 +95,7 @@ impl Default for Stated {
 }
 
 impl Stated {
-    /// A plan from these figures alone. `bandwidth_bytes`, `dirty_bytes` and `sync` have been stated.
+    /// A plan without a VM. `bandwidth_bytes`, `dirty_bytes` and `sync` must be stated.
     pub fn plan(&self) -> Plan {
         let mut assumed = Vec::new();
         let downtime_limit = self.downtime_limit.unwrap_or_else(|| {
@@ -119,7 +119,7 @@ impl Stated {
         Plan::new(inputs, assumed, None)
     }
 
-    /// What is known of postcopy: a VM's settings, and where the guest would go.
+    /// The inputs for postcopy: the VM's settings and the destination's address.
     fn postcopy(&self, survey: Option<&Survey>) -> PostcopyInputs {
         let by_address = self.to.as_deref().and_then(survey::postcopy_excluded_by_address);
         PostcopyInputs {
@@ -130,8 +130,8 @@ impl Stated {
         }
     }
 
-    /// A plan for the VM behind `monitor`: measures how its guest writes, which takes a second or two, unless that
-    /// was stated.
+    /// A plan for the VM of `monitor`. Measures the guest's writes for a second or two, unless they are
+    /// stated.
     pub fn plan_for(&self, monitor: &mut Monitor) -> Result<Plan, Stop> {
         let survey = Survey::ask(monitor.vm())?;
         if survey.run_state == "inmigrate" {
@@ -151,6 +151,12 @@ impl Stated {
             Some(_) => Vec::new(),
             None => survey::measure(monitor.vm(), &self.intervals)?,
         };
+        if !readings.is_empty() && readings.len() < self.intervals.len() {
+            assumed.push(format!(
+                "the VM measures over whole seconds only, so its dirty rate is known at {} interval(s)",
+                readings.len()
+            ));
+        }
         let inputs = self.inputs(&survey, bandwidth, &readings, &mut assumed);
         let longest = readings.iter().max_by_key(|reading| reading.interval);
         let measured = Measured {
@@ -163,7 +169,7 @@ impl Stated {
         Ok(Plan::new(inputs, assumed, Some(measured)))
     }
 
-    /// What goes while the guest runs, and in the pause; none if nobody knows.
+    /// The bandwidth while the guest runs, and during the downtime; none if it is unknown.
     fn bandwidth(&self, survey: &Survey, assumed: &mut Vec<String>) -> Option<Bandwidth> {
         let link = self.bandwidth_bytes.filter(|rate| *rate > 0);
         let limit = self.max_bandwidth_bytes.or(survey.max_bandwidth_bytes).filter(|rate| *rate > 0);
@@ -219,7 +225,7 @@ impl Stated {
         if survey.run_state != "running" {
             assumed.push(format!("the guest is `{}` and dirties no memory now", survey.run_state));
         }
-        // Of several looks the slowest: the first one finds least.
+        // The slowest of several syncs, because the first one finds the fewest pages.
         let sync =
             self.sync.or(readings.iter().filter_map(|reading| reading.sync).max()).unwrap_or_else(|| {
                 let sync = SYNC_PER_GIB.mul_f64(ram_bytes as f64 / f64::from(1u32 << 30));
@@ -255,7 +261,7 @@ impl Stated {
     }
 }
 
-/// The fixed part of the pause as a whole; how it is made up does not matter to a forecast.
+/// The fixed part of the downtime. The forecast needs only the sum, so it is stored as one part.
 fn fixed(paused: Duration) -> Fixed {
     Fixed { devices: paused, ..Fixed::default() }
 }
@@ -266,7 +272,7 @@ mod tests {
 
     const MB: u64 = 1_000_000;
 
-    /// Rounds, pause, and how many remarks.
+    /// Bandwidth of the rounds, bandwidth of the downtime, and the number of remarks.
     fn bandwidth(
         link: Option<u64>,
         limit: Option<u64>,

@@ -1,5 +1,6 @@
-//! The plan as a picture of its own: what remains over time, pass by pass, and below it the downtime limit that
-//! each rule needs over the dirty rate.
+//! The plan as an SVG picture.
+//! The upper chart shows the remaining bytes over time, round by round. The lower one shows the downtime
+//! limit that each rule needs, over the dirty rate.
 
 use sterna::forecast::rules::{qemu, sterna as ours};
 use sterna::forecast::{Forecast, PlannedRound};
@@ -18,7 +19,7 @@ const GAP: f64 = 84.0;
 /// Points of a rule's line.
 const STEPS: u32 = 240;
 
-/// An SVG file's text.
+/// The text of the SVG file.
 pub fn picture(plan: &Plan) -> String {
     let rules_top = if plan.forecast.is_some() { TOP + CHART + GAP } else { TOP };
     let mut svg = Svg::file(
@@ -34,7 +35,7 @@ pub fn picture(plan: &Plan) -> String {
     svg.finish()
 }
 
-/// What remains to be sent: falls during a pass, and rises by what was dirtied when the pass is over.
+/// The remaining bytes. They fall during a round, and rise at its end by the bytes dirtied meanwhile.
 fn remaining(svg: &mut Svg, plan: &Plan, forecast: &Forecast) {
     let rounds = &forecast.curve;
     let end = rounds.last().map_or(0.0, |round| round.began + round.took);
@@ -74,7 +75,7 @@ fn tip(round: &PlannedRound) -> String {
     )
 }
 
-/// Which downtime limit each rule needs at which dirty rate.
+/// The downtime limit that each rule needs, over the dirty rate.
 fn limits(svg: &mut Svg, plan: &Plan, top: f64) {
     let inputs = &plan.inputs;
     let (b, x, paused) = (inputs.bandwidth_bytes as f64, inputs.sync, inputs.fixed.downtime());

@@ -1,4 +1,4 @@
-//! The plan for a terminal.
+//! The plan as text for a terminal.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use sterna::forecast::{DirtyModel, Forecast, POSTCOPY_ASSUMPTIONS, Range, Switch
 use super::Plan;
 use crate::units;
 
-/// All of it.
+/// The complete text: values, rules, forecast and advice.
 pub fn table(plan: &Plan) -> String {
     let mut text = figures(plan);
     let _ = write!(text, "\n\n{}\n", rules(plan));
@@ -100,7 +100,7 @@ fn rules(plan: &Plan) -> String {
     trimmed(&table)
 }
 
-/// Which of QEMU's two formulas was used, and what the other one would have said.
+/// A remark on which of QEMU's two formulas was used, and on the result of the other one.
 fn regime(plan: &Plan) -> Option<String> {
     let regimes = &plan.rules.qemu_regimes;
     let other = match regimes.largest {
@@ -133,7 +133,8 @@ fn forecast(plan: &Plan) -> Option<String> {
     Some(trimmed(&table))
 }
 
-/// What postcopy would do, with what is assumed; or why it cannot be used where precopy may not end.
+/// The forecast of postcopy and its assumptions. If precopy may not converge and postcopy cannot be used, the
+/// reason.
 fn postcopy(plan: &Plan) -> Option<String> {
     let forecast = plan.forecast.as_ref()?;
     let Some(postcopy) = &forecast.postcopy else {
@@ -195,7 +196,7 @@ fn verdict(plan: &Plan) -> String {
     };
     let least = units::seconds(forecast.least_downtime);
     if plan.measured.as_ref().is_some_and(|measured| measured.monitor.starts_with("QEMU")) {
-        // The passes are those of Sterna's engine; a QEMU goes by its own rule.
+        // The rounds are those of Sterna's engine; a QEMU decides by its own rule.
         let (by_its_rule, if_sterna) = (plan.rules.qemu.converges, forecast.convergent);
         let word = |converges| if converges { "converge" } else { "NOT converge" };
         return format!(
@@ -217,7 +218,9 @@ fn verdict(plan: &Plan) -> String {
     }
 }
 
-/// What no round makes shorter does not keep a guest from being handed over, and a stated bandwidth may not be there.
+/// A remark on an expected downtime above the limit.
+/// The fixed part of the downtime does not stop the switchover, and the stated bandwidth may not be
+/// available.
 fn over_the_limit(plan: &Plan, forecast: &Forecast) -> Option<String> {
     let limit = plan.inputs.downtime_limit;
     let pause = forecast.downtime.expected.filter(|pause| *pause > limit.as_secs_f64())?;

@@ -48,7 +48,7 @@ fn plan_as_json_explains_itself_and_is_read_again() {
     assert!(near(&value["rules"]["qemu"]["downtime_needed"], 0.219), "{value}");
     assert!(near(&value["rules"]["qemu"]["largest_dirty_bytes"], 7.7e9), "{value}");
     assert_eq!(value["inputs"]["sync"], 0.073);
-    // With its margin, and a sync that begins in the middle of a round.
+    // This includes the margin, and a sync that begins in the middle of a round.
     assert!(near(&value["rules"]["engine"]["downtime_needed"], 0.168), "{value}");
     assert_eq!(value["forecast"]["convergent"], false);
     assert_eq!(again.converges(), plan.converges());

@@ -1,147 +1,162 @@
-//! What a postcopy did: page faults over time, how long pages were waited for, what each channel brought. And lost connections,
-//! in precopy and in postcopy.
+//! The section of a postcopy: page faults over time, durations of waits for pages, and each channel's pages.
+//! And the section of lost connections, in precopy and in postcopy.
 
-use std::fmt::Write;
 use std::time::Duration;
 
-use sterna::Reconnection;
+use sterna::Statistics;
 use sterna::stats::{FaultSeries, Latencies, PostcopyStatistics};
 
-use super::svg::{Svg, escape};
+use super::axis::Axis;
+use super::keys::keys;
+use super::layout::{self, FOOT, LEFT, RIGHT, WIDTH, x};
+use super::series;
+use super::svg::Svg;
+use super::table::Table;
 use crate::record::Record;
 use crate::units;
 
-const WIDTH: f64 = 1080.0;
-const LEFT: f64 = 24.0;
-const RIGHT: f64 = 1056.0;
-const TOP: f64 = 26.0;
-const HEIGHT: f64 = 110.0;
-/// A bar is no wider, however few there are.
-const WIDEST: f64 = 40.0;
+const TOP: f64 = 34.0;
+const HEIGHT: f64 = 120.0;
+/// Approximate number of labels below a histogram.
+const LABELS: usize = 8;
+/// Maximum width of a bar.
+const WIDEST: f64 = 90.0;
 
-/// A section of a postcopy; nothing without one.
+/// The section of a postcopy; empty without one.
 pub fn section(record: &Record) -> String {
     let Some(postcopy) = &record.statistics.postcopy else { return String::new() };
     let mut html = String::from("<section>\n<h2>Postcopy</h2>\n");
-    html.push_str(&over_time(&postcopy.faults));
-    html.push_str(&histogram("Answered by the source", &postcopy.answers));
     let times = record.arrival.as_ref().and_then(|arrival| arrival.times.as_ref());
+    html.push_str(&over_time(&record.statistics, &postcopy.faults));
+    html.push_str(&histogram("Answered by the source", &postcopy.answers));
     if let Some(times) = times {
         html.push_str(&histogram("Waited for at the destination", &times.latencies));
+    }
+    if !html.contains("<svg") {
+        html.push_str("<p>Page faults over time and their latencies: not measured.</p>\n");
     }
     html.push_str(&channels(postcopy));
     html.push_str("</section>\n");
     html
 }
 
-/// A section of the connections that were lost; nothing if there was none.
-pub fn losses(record: &Record) -> String {
-    let statistics = &record.statistics;
-    let later =
-        statistics.postcopy.iter().flat_map(|postcopy| postcopy.pauses.iter().chain(&postcopy.paused));
-    let rows: String =
-        [("precopy", statistics.reconnections.iter().collect()), ("postcopy", later.collect())]
-            .into_iter()
-            .flat_map(|(when, all): (_, Vec<_>)| all.into_iter().map(move |lost| loss(when, lost)))
-            .collect();
-    if rows.is_empty() {
-        return String::new();
+/// The section of lost connections; empty if there was none.
+pub fn losses(statistics: &Statistics) -> String {
+    let mut table =
+        Table::new(&["in", "lost at", "without one", "guest stopped", "sent again", "why"]).with_words(5);
+    let later = statistics.postcopy.iter().flat_map(series::pauses);
+    let all = statistics.reconnections.iter().map(|lost| ("precopy", lost));
+    for (when, lost) in all.chain(later.map(|lost| ("postcopy", lost))) {
+        table.row([
+            when,
+            &units::time(lost.at),
+            &units::time(lost.took),
+            &lost.stood.map_or("–".to_owned(), units::time),
+            &units::bytes(lost.resent_bytes),
+            &lost.why,
+        ]);
+    }
+    let table = table.finish();
+    if table.is_empty() {
+        return table;
     }
     let earlier = match statistics.earlier_reconnections.count {
         0 => String::new(),
         count => format!("<p>{} more in precopy were lost before these.</p>\n", units::count(count)),
     };
-    format!(
-        "<section>\n<h2>Lost connections</h2>\n{earlier}<div class=\"wide\">\n<table>\n<thead><tr><th>in</th><th>lost</th>\
-         <th>without one</th><th>sent again</th><th>why</th></tr></thead>\n<tbody>\n{rows}</tbody>\n</table>\n</div>\n</section>\n"
-    )
+    format!("<section>\n<h2>Lost connections</h2>\n{earlier}{table}</section>\n")
 }
 
-fn loss(when: &str, lost: &Reconnection) -> String {
-    format!(
-        "<tr><td>{when}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>\n",
-        units::time(lost.at),
-        units::time(lost.took),
-        units::bytes(lost.resent_bytes),
-        escape(&lost.why)
-    )
-}
-
-fn over_time(faults: &FaultSeries) -> String {
-    // A record's figures may be anything.
-    let time = |part: usize| faults.began.saturating_add(faults.part.saturating_mul(part as u32));
-    let bars = faults.counts.iter().enumerate().map(|(part, count)| {
+/// A chart of page faults from the switch until the last page arrived, with both axes.
+fn over_time(figures: &Statistics, faults: &FaultSeries) -> String {
+    let most = faults.counts.iter().copied().max().unwrap_or(0);
+    if most == 0 {
+        return String::new();
+    }
+    // A record's values may be arbitrary, so the arithmetic saturates.
+    let at = |part: usize| faults.began.saturating_add(faults.part.saturating_mul(part as u32)).as_secs_f64();
+    let sent = figures.postcopy.as_ref().and_then(|postcopy| postcopy.all_sent);
+    let end = sent.map_or(0.0, |sent| sent.as_secs_f64()).max(at(faults.counts.len()));
+    let (time, axis) = (Axis::times(faults.began.as_secs_f64(), end), Axis::count(most));
+    let title = format!("Page faults over time, in each {}", units::time(faults.part));
+    let base = TOP + HEIGHT;
+    let mut svg = Svg::new(WIDTH, base + FOOT, &title);
+    layout::title(&mut svg, TOP, &title);
+    let outages = series::outages(figures);
+    layout::outages(&mut svg, &outages, &time, (TOP, base));
+    layout::left_axis(&mut svg, &axis, (TOP, HEIGHT));
+    for (part, count) in faults.counts.iter().enumerate() {
+        let (left, right) = (x(&time, at(part)), x(&time, at(part + 1)));
+        let height = axis.at(*count as f64) * HEIGHT;
         let tip = format!(
             "{} page faults from {} to {}",
             units::count(*count),
-            units::time(time(part)),
-            units::time(time(part + 1))
+            units::seconds(at(part)),
+            units::seconds(at(part + 1))
         );
-        (*count, tip)
-    });
-    let ends = (faults.began, time(faults.counts.len()));
-    bars_of("Page faults over time", bars.collect(), ends)
+        svg.rect("part p0", left, base - height, (right - left - 1.0).max(0.75), height, &tip);
+    }
+    layout::time_axis(&mut svg, &time, base, "time since the migration began");
+    let shown = layout::mark_keys(figures).into_iter().filter(|(class, _)| *class == "outage");
+    keys(shown) + &svg.finish()
 }
 
+/// A histogram of waits, with both axes; empty without waits.
 fn histogram(what: &str, latencies: &Latencies) -> String {
-    let bars = latencies
-        .buckets
-        .iter()
-        .map(|(count, most)| (*count, format!("{} within {}", units::count(*count), units::time(*most))));
+    let most = latencies.buckets.iter().map(|(count, _)| *count).max().unwrap_or(0);
+    if most == 0 {
+        return String::new();
+    }
     let title = format!(
         "{what}: p50 {}, p99 {}, longest {}",
         units::time(latencies.p50),
         units::time(latencies.p99),
         units::time(latencies.longest)
     );
-    let bound = |bucket: Option<&(u64, Duration)>| bucket.map(|(_, most)| *most).unwrap_or_default();
-    let ends = (bound(latencies.buckets.first()), bound(latencies.buckets.last()));
-    bars_of(&title, bars.collect(), ends)
-}
-
-/// Bars side by side, each with its tip; nothing without any. `ends` stand below the first and the last.
-fn bars_of(title: &str, bars: Vec<(u64, String)>, ends: (Duration, Duration)) -> String {
-    let most = bars.iter().map(|(count, _)| *count).max().unwrap_or(0);
-    if most == 0 {
-        return String::new();
+    let (axis, base) = (Axis::count(most), TOP + HEIGHT);
+    let mut svg = Svg::new(WIDTH, base + FOOT, &title);
+    layout::title(&mut svg, TOP, &title);
+    layout::left_axis(&mut svg, &axis, (TOP, HEIGHT));
+    let bars = latencies.buckets.len();
+    let width = ((RIGHT - LEFT) / bars as f64).min(WIDEST);
+    let labels = bars.div_ceil(LABELS);
+    for (index, (count, bound)) in latencies.buckets.iter().enumerate() {
+        let height = axis.at(*count as f64) * HEIGHT;
+        let (left, tip) =
+            (LEFT + index as f64 * width, format!("{} within {}", units::count(*count), units::time(*bound)));
+        svg.rect("part p0", left, base - height, (width - 1.0).max(0.75), height, &tip);
+        if index % labels == 0 {
+            label(&mut svg, left + width, base, index / labels, *bound);
+        }
     }
-    let mut svg = Svg::new(WIDTH, TOP + HEIGHT + 26.0, title);
-    svg.text("title", LEFT, TOP - 10.0, title);
-    let width = ((RIGHT - LEFT) / bars.len() as f64).min(WIDEST);
-    let (base, last) = (TOP + HEIGHT, LEFT + width * bars.len() as f64);
-    for (index, (count, tip)) in bars.iter().enumerate() {
-        let height = *count as f64 / most as f64 * HEIGHT;
-        svg.rect("part p0", LEFT + index as f64 * width, base - height, (width - 1.0).max(0.75), height, tip);
-    }
-    svg.line("base", LEFT, base, last, base);
-    svg.text("key-label", LEFT, base + 18.0, &units::time(ends.0));
-    svg.text("legend", last.max(LEFT + 160.0), base + 18.0, &units::time(ends.1));
+    svg.text("x-label", (LEFT + RIGHT) / 2.0, base + 50.0, "waited for at most");
     svg.finish()
 }
 
+/// Draws the label of the bar that ends at `x`: its longest wait.
+fn label(svg: &mut Svg, x: f64, base: f64, index: usize, bound: Duration) {
+    svg.line("tick", x, base, x, base + 5.0);
+    let class = if index % 2 == 1 { "x-label minor" } else { "x-label" };
+    svg.text(class, x, base + 24.0, &units::time(bound));
+}
+
 fn channels(postcopy: &PostcopyStatistics) -> String {
-    if postcopy.channels.is_empty() {
-        return String::new();
-    }
-    let mut html = String::from(
-        "<table>\n<thead><tr><th>channel</th><th>background pages</th><th>requested pages</th><th>sent</th></tr></thead>\n<tbody>\n",
-    );
+    let mut table = Table::new(&["channel", "background pages", "requested pages", "sent"]);
     for channel in &postcopy.channels {
-        let _ = writeln!(
-            html,
-            "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
-            escape(&channel.name),
-            units::count(channel.background_pages),
-            units::count(channel.requested_pages),
-            units::bytes(channel.sent_bytes)
-        );
+        table.row([
+            channel.name.as_str(),
+            &units::count(channel.background_pages),
+            &units::count(channel.requested_pages),
+            &units::bytes(channel.sent_bytes),
+        ]);
     }
-    html.push_str("</tbody>\n</table>\n");
-    html
+    table.finish()
 }
 
 #[cfg(test)]
 mod tests {
+    use sterna::Reconnection;
+
     use super::*;
     use crate::samples;
 
@@ -154,30 +169,76 @@ mod tests {
         record.statistics.reconnections =
             vec![Reconnection { why: "before".into(), ..Reconnection::default() }];
 
-        let html = section(&record) + &losses(&record);
+        let html = section(&record) + &losses(&record.statistics);
 
-        // Three parts of the time have page faults, and each histogram has two buckets.
+        // Page faults occur in three parts of the time, and each histogram has two buckets.
         assert_eq!(html.matches("<rect class=\"part p0\"").count(), 3 + 2 + 2, "{html}");
         for words in [
             "700 page faults from 3.19 s to 3.20 s",
             "Answered by the source: p50 120 µs, p99 900 µs",
             "Waited for at the destination: p50 400 µs, p99 2.00 ms",
-            "<td>&lt;b&gt;</td><td>129\u{202f}872</td>",
-            "<td>precopy</td><td>0 s</td>",
-            "<td>postcopy</td><td>4.50 s</td><td>2.00 s</td><td>512 KiB</td><td>&lt;script&gt;</td>",
         ] {
             assert!(html.contains(words), "{words} is not in {html}");
+        }
+        let cells = samples::cells(&html);
+        for words in [
+            "|&lt;b&gt;|129\u{202f}872|0|".to_owned(),
+            "|precopy|0 s|0 s|–|0 bytes|before|".to_owned(),
+            "|postcopy|4.50 s|2.00 s|–|512 KiB|&lt;script&gt;|".to_owned(),
+        ] {
+            assert!(cells.contains(&words), "{words} is not in {cells}");
         }
     }
 
     #[test]
     fn section_is_left_out_of_a_precopy_and_has_no_picture_of_nothing() {
         let mut record = samples::record();
-        assert!(section(&record).is_empty() && losses(&record).is_empty());
+        assert!(section(&record).is_empty() && losses(&record.statistics).is_empty());
         record.statistics.postcopy = Some(PostcopyStatistics::default());
 
         let html = section(&record);
 
         assert!(!html.contains("<svg") && !html.contains("<table") && !html.contains("NaN"), "{html}");
+        assert!(html.contains("not measured"), "{html}");
+    }
+
+    /// The maximum is 700 faults in 10 ms. The switch is at 3.19 s and the last page arrives at 5.7 s.
+    #[test]
+    fn page_faults_over_time_have_both_axes_and_the_outages() {
+        let record = samples::record_of_postcopy();
+
+        let html = over_time(&record.statistics, &record.statistics.postcopy.as_ref().unwrap().faults);
+
+        let labels = |class: &str| -> Vec<String> {
+            let begin = format!("<text class=\"{class}\"");
+            html.match_indices(&begin)
+                .map(|(at, _)| {
+                    let text = &html[at..][html[at..].find('>').unwrap() + 1..];
+                    text[..text.find('<').unwrap()].to_owned()
+                })
+                .collect()
+        };
+        assert_eq!(labels("y-label"), ["0", "500", "1\u{202f}000"]);
+        assert_eq!(labels("x-label minor"), ["4.0 s", "5.0 s"]);
+        assert_eq!(labels("x-label"), ["3.5 s", "4.5 s", "5.5 s", "time since the migration began"]);
+        assert!(
+            html.contains("in each 10.0 ms") && html.contains("time since the migration began"),
+            "{html}"
+        );
+        assert_eq!(html.matches("<rect class=\"outage\"").count(), 2, "{html}");
+        // The bar of 700 is 0.7 of the axis high.
+        assert!(html.contains(&format!("height=\"{:.2}\"", HEIGHT * 0.7)), "{html}");
+    }
+
+    #[test]
+    fn histogram_has_both_axes() {
+        let record = samples::record_of_postcopy();
+
+        let html = histogram("Answered", &record.statistics.postcopy.as_ref().unwrap().answers);
+
+        assert!(html.matches("class=\"y-label\"").count() >= 3, "{html}");
+        for label in [">120 µs<", ">1.00 ms<", ">waited for at most<"] {
+            assert!(html.contains(label), "{label} is not in {html}");
+        }
     }
 }

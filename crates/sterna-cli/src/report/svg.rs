@@ -1,8 +1,8 @@
-//! SVG elements as text, with everything escaped that comes from outside.
+//! SVG elements as text. All text from a record is escaped.
 
 use std::fmt::Write;
 
-/// Text for content and for attributes in double quotes.
+/// Escapes text for content and for attributes in double quotes.
 pub fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {
@@ -12,7 +12,7 @@ pub fn escape(text: &str) -> String {
             '>' => escaped.push_str("&gt;"),
             '"' => escaped.push_str("&quot;"),
             '\'' => escaped.push_str("&#39;"),
-            // Not allowed in HTML at all.
+            // Control characters are not allowed in HTML.
             c if c.is_control() && c != '\n' => escaped.push('\u{fffd}'),
             c => escaped.push(c),
         }
@@ -20,13 +20,13 @@ pub fn escape(text: &str) -> String {
     escaped
 }
 
-/// An `<svg>` of that many units, as wide as the page lets it be.
+/// An `<svg>` of fixed size in its own units. The page scales it to the available width.
 pub struct Svg {
     text: String,
 }
 
 impl Svg {
-    /// Begins a picture; `label` is read out to those who cannot see it.
+    /// Begins a picture for the page; screen readers read `label`.
     pub fn new(width: f64, height: f64, label: &str) -> Self {
         Self {
             text: format!(
@@ -36,7 +36,7 @@ impl Svg {
         }
     }
 
-    /// Begins a picture that is a file of its own, with the page's styles in it.
+    /// Begins a picture that is a file of its own and contains the page's styles.
     pub fn file(width: f64, height: f64, label: &str, style: &str) -> Self {
         Self {
             text: format!(
@@ -47,7 +47,7 @@ impl Svg {
         }
     }
 
-    /// A rectangle with a tooltip; nothing is drawn if it has no extent.
+    /// Draws a rectangle with a tooltip; nothing if its size is zero.
     pub fn rect(&mut self, class: &str, x: f64, y: f64, width: f64, height: f64, tip: &str) {
         if width > 0.0 && height > 0.0 {
             let _ = write!(
@@ -59,7 +59,7 @@ impl Svg {
         }
     }
 
-    /// A straight line.
+    /// Draws a straight line.
     pub fn line(&mut self, class: &str, x1: f64, y1: f64, x2: f64, y2: f64) {
         let _ = writeln!(
             self.text,
@@ -67,7 +67,7 @@ impl Svg {
         );
     }
 
-    /// A path through `points`; down to `base` and closed, if there is one.
+    /// Draws a path through `points`. With `base`, it is closed along that height.
     pub fn path(&mut self, class: &str, points: &[(f64, f64)], base: Option<f64>) {
         let (Some(first), Some(last)) = (points.first(), points.last()) else { return };
         let _ = write!(self.text, "<path class=\"{class}\" d=\"");
@@ -85,13 +85,13 @@ impl Svg {
         self.text.push_str("\"></path>\n");
     }
 
-    /// Words; the class decides on which side of `x` they stand.
+    /// Draws text at `x`; the class decides its alignment.
     pub fn text(&mut self, class: &str, x: f64, y: f64, words: &str) {
         let _ =
             writeln!(self.text, "<text class=\"{class}\" x=\"{x:.2}\" y=\"{y:.2}\">{}</text>", escape(words));
     }
 
-    /// The whole element.
+    /// Ends the element and returns its text.
     pub fn finish(mut self) -> String {
         self.text.push_str("</svg>\n");
         self.text

@@ -1,4 +1,4 @@
-//! The figures as tables.
+//! The values of a migration as HTML tables.
 
 use std::fmt::Write;
 
@@ -6,12 +6,14 @@ use sterna::forecast::Range;
 use sterna::{LaneTimes, Statistics, Status};
 
 use super::svg::escape;
+use super::table::Table;
+use super::timeline::{UNMEASURED, name};
 use crate::derived;
 use crate::record::Record;
 use crate::summary;
 use crate::units;
 
-/// Title, verdict and the four figures that matter most.
+/// Title, result and the four most important values.
 pub fn head(record: &Record) -> String {
     let statistics = &record.statistics;
     let mut html = String::from("<header>\n<h1>Migration</h1>\n");
@@ -26,23 +28,34 @@ pub fn head(record: &Record) -> String {
     if let Some(error) = &statistics.error {
         let _ = writeln!(html, "<p class=\"error\">{}</p>", escape(error));
     }
-    html.push_str("</header>\n<section class=\"tiles\">\n");
-    let mut tile = |name: &str, value: String| {
+    html.push_str("</header>\n");
+    let (name, rate) = match derived::moving_bandwidth(statistics) {
+        Some(bandwidth) => ("bandwidth while sending", Some(bandwidth)),
+        None => ("throughput, mean", derived::mean_throughput(statistics)),
+    };
+    html + &tiles(&[
+        ("total time", units::time(statistics.total_time)),
+        ("downtime", statistics.downtime.map_or("–".into(), units::time)),
+        (name, rate.map_or("–".into(), units::rate)),
+        ("rounds", summary::rounds(statistics).to_string()),
+    ])
+}
+
+/// The most important values, each with its name.
+pub fn tiles(tiles: &[(&str, String)]) -> String {
+    let mut html = String::from("<section class=\"tiles\">\n");
+    for (name, value) in tiles {
         let _ = writeln!(
             html,
             "<div class=\"tile\"><div class=\"value\">{}</div><div class=\"name\">{name}</div></div>",
-            escape(&value)
+            escape(value)
         );
-    };
-    tile("total time", units::time(statistics.total_time));
-    tile("downtime", statistics.downtime.map_or("–".into(), units::time));
-    tile("bandwidth while sending", derived::moving_bandwidth(statistics).map_or("–".into(), units::rate));
-    tile("rounds", statistics.rounds.len().to_string());
+    }
     html.push_str("</section>\n");
     html
 }
 
-/// What was forecast beside what happened; nothing without a forecast.
+/// The forecast next to the measured values; empty without a forecast.
 pub fn forecast(record: &Record) -> String {
     let Some(plan) = &record.forecast else { return String::new() };
     let mut html = String::from("<section>\n<h2>Forecast and outcome</h2>\n");
@@ -56,10 +69,7 @@ pub fn forecast(record: &Record) -> String {
         (false, _) => "It was expected not to converge.",
     };
     let _ = writeln!(html, "<p>{certainty}</p>");
-    html.push_str(
-        "<table>\n<thead><tr><th></th><th>expected</th><th>from</th><th>to</th><th>was</th><th>off by</th></tr></thead>\n\
-         <tbody>\n",
-    );
+    let mut table = Table::new(&["figure", "expected", "from", "to", "was", "off by"]);
     let statistics = &record.statistics;
     let is_known = statistics.status == Status::Completed;
     let mut row = |name: &str, range: &Range, was: Option<f64>, words: &dyn Fn(f64) -> String| {
@@ -69,14 +79,14 @@ pub fn forecast(record: &Record) -> String {
             (Some(expected), Some(was)) if was > 0.0 => format!("{:+.0} %", (expected / was - 1.0) * 100.0),
             _ => "–".into(),
         };
-        let _ = writeln!(
-            html,
-            "<tr><td>{name}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{off}</td></tr>",
-            shown(range.expected),
-            shown(range.low),
-            shown(range.high),
-            shown(was),
-        );
+        table.row([
+            name,
+            shown(range.expected).as_str(),
+            &shown(range.low),
+            &shown(range.high),
+            &shown(was),
+            &off,
+        ]);
     };
     let running = statistics.rounds.iter().filter(|round| !round.stopped).count();
     row("total time", &forecast.total_time, Some(statistics.total_time.as_secs_f64()), &units::seconds);
@@ -91,7 +101,7 @@ pub fn forecast(record: &Record) -> String {
         row("missing at the switch", &said.missing_bytes, Some(postcopy.missing_bytes as f64), &|bytes| {
             units::bytes(bytes as u64)
         });
-        // What the destination saw, if that is known.
+        // The destination's measurements, if they are known.
         let arrival = record.arrival.as_ref();
         let seen = arrival.and_then(|arrival| Some(arrival.complete?.saturating_sub(arrival.started?)));
         let sent = postcopy.all_sent.map(|sent| sent.saturating_sub(postcopy.at));
@@ -100,7 +110,7 @@ pub fn forecast(record: &Record) -> String {
         let faults = statistics.postcopy_requests as f64;
         row("page faults", &said.faults, Some(faults), &|count| units::count(count as u64));
     }
-    html.push_str("</tbody>\n</table>\n");
+    html.push_str(&table.finish());
     if !plan.advice.is_empty() {
         html.push_str("<p>Advice before the migration:</p>\n<ul>\n");
         for advice in &plan.advice {
@@ -112,48 +122,55 @@ pub fn forecast(record: &Record) -> String {
     html
 }
 
-/// Every round, one row each; nothing if there were none.
+/// One row per round: sent bytes, and the time of the lanes. Empty without rounds.
 pub fn rounds(statistics: &Statistics) -> String {
-    if statistics.rounds.is_empty() {
+    let rounds = &statistics.rounds;
+    if rounds.is_empty() {
         return String::new();
     }
-    let mut html = String::from(
-        "<section>\n<h2>Rounds</h2>\n<div class=\"wide\">\n<table>\n<thead><tr><th>round</th><th>began</th><th>took</th>\
-         <th>pages</th><th>bytes</th><th>rate while moving</th><th>sync</th><th>scan</th><th>re-arm</th><th>encode</th><th>moving</th><th>held back</th><th>idle</th><th>dirtied meanwhile</th>\
-         </tr></thead>\n<tbody>\n",
-    );
-    for (index, round) in statistics.rounds.iter().enumerate() {
-        let rate = if !round.lanes.moving.is_zero() {
-            units::rate(round.bytes as f64 / round.lanes.moving.as_secs_f64())
-        } else {
-            "–".into()
-        };
-        let LaneTimes { scan, rearm, encode, moving, throttled, idle } = &round.lanes;
-        let lanes: String = [scan, rearm, encode, moving, throttled, idle]
-            .map(|time| format!("<td>{}</td>", units::time(*time)))
-            .concat();
-        let _ = writeln!(
-            html,
-            "<tr><td>{}{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{rate}</td><td>{}</td>{lanes}<td>{}</td></tr>",
-            round.number,
-            if round.stopped { " (stopped)" } else { "" },
+    let is_timed = rounds.iter().any(derived::is_timed);
+    let columns =
+        ["round", "began", "took", "pages", "bytes", "rate while moving", "dirtied meanwhile", "dirty rate"];
+    // Without measured times, the other columns would be empty.
+    let shown = if is_timed { columns.len() } else { 5 };
+    let mut sent = Table::new(&columns[..shown]);
+    let mut lanes = Table::new(&["round", "sync", "scan", "re-arm", "encode", "moving", "held back", "idle"]);
+    let unmeasured = || UNMEASURED.to_owned();
+    for (index, round) in rounds.iter().enumerate() {
+        let number = name(round);
+        let moving = round.lanes.moving;
+        let rate = (!moving.is_zero()).then(|| units::rate(round.bytes as f64 / moving.as_secs_f64()));
+        let cells = [
+            number.clone(),
             units::time(round.began),
             units::time(round.took),
             units::count(round.pages),
             units::bytes(round.bytes),
-            units::time(round.sync),
-            units::count(derived::dirtied_in(statistics, index)),
-        );
+            rate.unwrap_or_else(unmeasured),
+            derived::dirtied_in(statistics, index).map_or_else(unmeasured, units::count),
+            derived::dirty_rate_in(statistics, index).map_or_else(unmeasured, units::rate),
+        ];
+        sent.row(cells.iter().take(shown).map(String::as_str));
+        if derived::is_timed(round) {
+            let LaneTimes { scan, rearm, encode, moving, throttled, idle } = round.lanes;
+            let times = [round.sync, scan, rearm, encode, moving, throttled, idle].map(units::time);
+            lanes.row([number.as_str()].into_iter().chain(times.iter().map(String::as_str)));
+        }
     }
-    html.push_str("</tbody>\n</table>\n</div>\n</section>\n");
-    html
+    let lanes = match lanes.finish() {
+        none if none.is_empty() => "<p>This source reports no times of its rounds: when a round began, how long it took and what it sent \
+            is known from looks about 0.1 s apart. Rates of rounds and times of lanes are not measured.</p>\n"
+            .to_owned(),
+        lanes => format!("<h2>Time of lanes in each round, on average</h2>\n{lanes}"),
+    };
+    format!("<section>\n<h2>Rounds</h2>\n{}{lanes}</section>\n", sent.finish())
 }
 
-/// All other figures, name and value.
-pub fn figures(record: &Record) -> String {
+/// A table of names and values.
+pub fn figures(rows: &[(String, String)]) -> String {
     let mut html = String::from("<section>\n<h2>Statistics</h2>\n<table class=\"pairs\">\n<tbody>\n");
-    for (name, value) in summary::rows(record) {
-        let _ = writeln!(html, "<tr><th>{}</th><td>{}</td></tr>", escape(&name), escape(&value));
+    for (name, value) in rows {
+        let _ = writeln!(html, "<tr><th>{}</th><td>{}</td></tr>", escape(name), escape(value));
     }
     html.push_str("</tbody>\n</table>\n</section>\n");
     html

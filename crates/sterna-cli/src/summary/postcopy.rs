@@ -1,11 +1,11 @@
-//! A postcopy in a few lines.
+//! The rows of a postcopy.
 
 use sterna::stats::{IncomingPostcopy, Latencies, PostcopyStatistics};
 
 use crate::record::Record;
 use crate::units;
 
-/// Name and value of each line; none if the guest did not go on before its pages were there.
+/// Name and value of each row; none if there was no postcopy.
 pub(super) fn rows(record: &Record) -> Vec<(&'static str, String)> {
     let Some(postcopy) = &record.statistics.postcopy else { return Vec::new() };
     let mut rows = vec![("postcopy", course(postcopy))];

@@ -1,4 +1,4 @@
-//! `sterna convert` as users run it: pipes, and what Ctrl-C leaves.
+//! `sterna convert` as users run it: pipes, and files after Ctrl-C.
 
 use crate::support;
 
@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// The head of a legacy stream with one block of one page, named `m`, and so many records of it as zero.
+/// The head of a legacy stream with one block `m` of one page.
+/// It is followed by `records` zero records for that page.
 fn stream(records: usize) -> Vec<u8> {
     let mut out = b"QEVM\0\0\0\x03\x07\0\0\0\x04none".to_vec();
     out.extend(b"\x01\0\0\0\x01\x03ram\0\0\0\0\0\0\0\x04");
@@ -34,12 +35,12 @@ fn sterna() -> Command {
     command
 }
 
-/// Ends with the test, however that ends.
+/// A child process that is killed when the test ends, also by a panic.
 struct Killed(Child);
 
 impl Drop for Killed {
     fn drop(&mut self) {
-        // Both fail if it has ended.
+        // Both calls fail if the process has already exited, which is fine.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -68,7 +69,7 @@ fn convert_that_is_told_to_end_leaves_no_guest_memory_behind() {
     let mut convert = sterna();
     convert.args(["convert", "-"]).arg(directory.path().join("target")).args(["--format", "legacy"]);
     let mut convert = Killed(convert.spawn().unwrap());
-    // Held open: it waits for more.
+    // The pipe stays open, so that the command waits for more input.
     let mut input = convert.0.stdin.take().unwrap();
     input.write_all(&stream(100_000)).unwrap();
     let deadline = Instant::now() + Duration::from_secs(60);
@@ -86,7 +87,7 @@ fn convert_that_is_told_to_end_leaves_no_guest_memory_behind() {
     drop(input);
 }
 
-/// Runs `sterna convert` on a machine with these programs; gives back the form that it made.
+/// Runs `sterna convert` on a host with these programs. Returns the format that it chose.
 fn converted(directory: &Path, line: &[&Path], versions: &[(&str, &str)]) -> String {
     let mut convert = sterna();
     convert.env("PATH", support::programs(directory, versions)).args(["convert", "--json"]).args(line);

@@ -1,4 +1,4 @@
-//! The demo as users run it: whole, cancelled, killed.
+//! The demo as users run it: completed, cancelled, killed.
 
 use crate::certificates;
 
@@ -31,7 +31,7 @@ fn children(parent: u32) -> Vec<u32> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter_map(of).collect()
 }
 
-/// Looks until `found` is true; fails after a minute, which no machine needs.
+/// Repeats `found` until it is true. Fails after a minute, which is more than any host needs.
 fn eventually(what: &str, mut found: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while !found() {
@@ -81,7 +81,7 @@ fn demo_in_postcopy_arrives_whole_over_tls_too() {
     }
 }
 
-/// The kernel faults on behalf of vCPUs.
+/// With KVM, the kernel causes page faults on behalf of vCPUs.
 #[test]
 fn demo_of_vcpus_in_postcopy_arrives_whole() {
     if !std::path::Path::new("/dev/kvm").exists() {
@@ -130,7 +130,7 @@ fn demo_interrupted_cancels_the_migration_and_leaves_no_process() {
     let child = demo(&slow).spawn().unwrap();
     eventually("both VMs run", || children(child.id()).len() == 2);
     let vms = children(child.id());
-    // Ctrl-C may come at any moment; 64 MiB at 1 MiB/s take a minute.
+    // Ctrl-C works at any moment. The migration runs long enough: 64 MiB at 1 MiB/s take a minute.
     std::thread::sleep(Duration::from_millis(300));
 
     signal(&child, Signal::INT);
@@ -143,7 +143,8 @@ fn demo_interrupted_cancels_the_migration_and_leaves_no_process() {
 #[test]
 fn demo_killed_takes_its_vms_with_it() {
     let mut child = demo(&["--set=max-bandwidth=1M"]).spawn().unwrap();
-    // Named: a child that has not yet exec'd cannot follow its parent yet.
+    // The name shows that the child has executed its program. Before that, it cannot be tied to its parent's
+    // end.
     let named = |pid: &u32| {
         std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|c| c.starts_with("sterna"))
     };

@@ -1,4 +1,4 @@
-//! Dirty limits of single vCPUs and each vCPU's dirty rate, over the monitor of machines that run.
+//! Dirty limits and dirty rates of single vCPUs, over the monitor of a running VM.
 #![allow(clippy::print_stderr, reason = "a test that cannot run here says so")]
 
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use sterna_qmp::{Client, Endpoint};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A VM that ends with the test.
+/// A VM that is killed when the test ends.
 struct Machine {
     child: Child,
     client: Client,
@@ -18,7 +18,7 @@ struct Machine {
 }
 
 impl Machine {
-    /// Two vCPUs that write. None: it cannot run here.
+    /// Starts a VM with two vCPUs that write. None: this host cannot run it.
     fn start(test: &str, arguments: &[&str]) -> Option<Self> {
         let directory = tempfile::tempdir().unwrap();
         let (socket, said) = (directory.path().join("qmp"), directory.path().join("said"));
@@ -47,7 +47,7 @@ impl Machine {
     }
 }
 
-/// None: it has ended.
+/// Connects to the monitor. None: the VM has exited.
 fn connect(child: &mut Child, socket: PathBuf) -> Option<Client> {
     let (endpoint, begin) = (Endpoint::Unix(socket), Instant::now());
     loop {
@@ -64,13 +64,13 @@ fn connect(child: &mut Child, socket: PathBuf) -> Option<Client> {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        // Both fail if it has ended.
+        // Both calls fail if the process has already exited, which is fine.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// A machine of each kind that can limit dirty rates.
+/// A VM of each kind that can limit dirty rates.
 fn machines(test: &str) -> Vec<Machine> {
     let kinds: [&[&str]; 2] = [&["--machine=process"], &["--machine=kvm", "--dirty-ring-size=4096"]];
     kinds.iter().filter_map(|arguments| Machine::start(test, arguments)).collect()

@@ -1,5 +1,8 @@
-//! One rule for exit statuses over all commands (README, *exit status*): 2 for a command line that makes no sense, said
-//! with `usage:`, and for a file on it that cannot be read or is not what it should be; 1 for what was tried and failed.
+//! One rule for the exit statuses of all commands (docs/cli.md, *Exit statuses*).
+//!
+//! Status 2 with `usage:` in the message is for a command line that makes no sense. Status 2 is also for a
+//! file on it that cannot be read or has the wrong content. Status 1 is for an operation that was tried and
+//! failed.
 
 use std::io::Write;
 use std::os::unix::net::UnixListener;
@@ -12,18 +15,18 @@ use tempfile::TempDir;
 use crate::peer::image;
 use crate::save::Process;
 
-/// What must come of a command line: its status, and whether it is called a usage error by us or by the parser.
+/// The expected end of a command line: its status, and whether Sterna or the parser reports it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Comes {
-    /// 2, `sterna: usage:`
+    /// Status 2 and `sterna: usage:`
     Usage,
-    /// 2, `sterna: error:`: a file
+    /// Status 2 and `sterna: error:`, because of a file
     File,
-    /// 1, `sterna: error:`
+    /// Status 1 and `sterna: error:`
     Failed,
-    /// 2, and the parser's own words
+    /// Status 2 and the parser's own message
     Parser,
-    /// 1 without a complaint: the command's verdict
+    /// Status 1 without an error: the images are damaged or differ
     Verdict,
 }
 use Comes::{Failed, File, Parser, Usage, Verdict};
@@ -42,11 +45,11 @@ impl World {
         std::fs::write(world.path("garbage"), "no image, no record and no certificate\n").unwrap();
         image(&world.path("whole"));
         let mut bytes = std::fs::read(world.path("whole")).unwrap();
-        // The version of the stream.
+        // Changes the version of the stream.
         bytes[7] = 9;
         std::fs::write(world.path("broken"), bytes).unwrap();
         let mut bytes = std::fs::read(world.path("whole")).unwrap();
-        // A description begins behind EOF.
+        // A VM description begins after EOF, and is cut off.
         bytes.extend(b"\x06\0\0\0\x40{");
         std::fs::write(world.path("damaged"), bytes).unwrap();
         let listener = UnixListener::bind(world.path("talker")).unwrap();
@@ -60,13 +63,14 @@ impl World {
 
     fn path(&self, name: &str) -> PathBuf {
         match name {
-            // Its owner may open it; nobody can read its first byte, not even root.
+            // Its owner may open it, but reading its first byte fails, even for root.
             "unreadable" => "/proc/self/mem".into(),
             name => self.directory.path().join(name),
         }
     }
 
-    /// `@NAME` stands for the file of that name, KIND in the lines of tests for each kind's.
+    /// Runs a command line. `@NAME` is replaced by the file with that name; tests replace KIND by each kind
+    /// of file.
     fn run(&self, line: &str) -> Output {
         let words = line.split_whitespace().map(|word| match word.split_once('@') {
             Some((before, name)) => format!("{before}{}", self.path(name).display()),
@@ -143,9 +147,9 @@ fn files_that_cannot_be_read_or_are_something_else_are_named_with_status_2() {
     for line in lines {
         for kind in ["missing", "directory", "fifo", "unreadable", "empty", "garbage", "broken"] {
             let comes = match (line, kind) {
-                // Its verdict.
+                // The image is damaged, which is the result of `verify`.
                 ("verify @KIND", "empty" | "broken") => Verdict,
-                // Pipes are read as anything reads them.
+                // These commands read pipes.
                 ("convert @KIND @made" | "report @KIND", "fifo") => continue,
                 _ => File,
             };
@@ -177,6 +181,10 @@ fn what_cannot_be_written_fails_and_what_is_there_already_needs_force() {
     world.check("restore @whole send:rdma:127.0.0.1:4444", Usage);
     world.check("save listen:rdma:127.0.0.1:4444 @made", Usage);
     world.check("run --machine=process --ram=16M --incoming rdma:127.0.0.1", Usage);
+    world.check("standby listen:tcp:127.0.0.1:99999 --image @made", Usage);
+    world.check("standby listen:tcp:127.0.0.1:0 --image @made", Usage);
+    world.check("standby listen:tcp:::1:0 --image @made --insecure --disk vda=@disk,size=1M", Usage);
+    assert!(!world.path("disk").exists(), "a file was made for an address that does not do");
     world.check("run --machine=process --ram=16M --incoming rdma:127.0.0.1:4444", Failed);
     world.check("restore @whole @nowhere --force-damaged", Usage);
     world.check("restore @damaged send:tcp:127.0.0.1:1", File);
@@ -250,11 +258,66 @@ fn settings_that_a_vm_does_not_know_are_usage_errors() {
         ("cancel @vm", Failed),
         ("decide @vm source", Failed),
         ("decide @vm nobody", Parser),
+        ("protect @vm tcp://127.0.0.1:1 --arbiter=file:@directory", Parser),
+        ("protect @vm tcp:127.0.0.1:1 --contact=tcp:::1:1 --arbiter=file:@directory", Parser),
         ("protect @vm tcp:127.0.0.1:1 --arbiter=nonsense", Parser),
         ("protect @vm tcp:127.0.0.1:1 --arbiter=file:@directory --checkpoint-delay=0", Parser),
         ("unprotect @vm", Failed),
     ] {
         world.check(line, comes);
         assert_eq!(vm.vm().run_state().unwrap(), "running", "{line}");
+    }
+}
+
+#[test]
+fn output_that_cannot_be_written_is_no_success_where_it_is_the_result() {
+    let world = World::new();
+    for (line, status) in [
+        ("inspect @whole", 1),
+        ("inspect @whole --json", 1),
+        ("plan --bandwidth 10GB/s --dirty-rate 1GB/s --sync 1ms", 1),
+        // 1 would mean that the images are damaged or differ.
+        ("verify @whole", 2),
+        ("diff @whole @whole", 2),
+        // The result of this command is the file.
+        ("extract @whole @made --partial --arch x86-64 --at m0=0 --json", 0),
+    ] {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let words = line.split_whitespace().map(|word| match word.split_once('@') {
+            Some((before, name)) => format!("{before}{}", world.path(name).display()),
+            None => word.to_owned(),
+        });
+
+        let output = Command::new(env!("CARGO_BIN_EXE_sterna")).args(words).stdout(full).output().unwrap();
+
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(status), "sterna {line}: {said}");
+        assert!(said.contains("cannot write to standard output"), "sterna {line}: {said}");
+    }
+}
+
+#[test]
+fn reader_that_has_seen_enough_is_no_failure() {
+    let world = World::new();
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut inspect = Command::new(env!("CARGO_BIN_EXE_sterna"));
+
+    let output = inspect.arg("inspect").arg(world.path("whole")).stdout(writer).output().unwrap();
+
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn monitor_that_another_client_holds_is_called_so() {
+    let world = World::new();
+    // Like a QEMU's monitor while another client is connected: the connection waits in the queue.
+    let _listener = UnixListener::bind(world.path("busy")).unwrap();
+    for line in ["info @busy", "cancel @busy", "migrate @busy tcp:127.0.0.1:1"] {
+        let output = world.run(line);
+
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{line}: {said}");
+        assert!(said.contains("another client") && said.contains("second `-qmp"), "{line}: {said}");
     }
 }

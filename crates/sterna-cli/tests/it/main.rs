@@ -1,5 +1,6 @@
-//! The integration tests of this crate, one module for each subject: one program is linked, not one for each file.
-//! `cargo test -p sterna-cli --test it SUBJECT::` runs those of one subject.
+//! The integration tests of this crate, one module per subject.
+//! They are one program, so that only one is linked. `cargo test -p sterna-cli --test it SUBJECT::` runs the
+//! tests of one subject.
 
 #[path = "../../../sterna-transport/tests/support/certificates.rs"]
 mod certificates;
@@ -10,11 +11,14 @@ mod convert;
 mod demo;
 mod dirty_limit;
 mod exit_statuses;
+mod limits;
+mod migrate_settings;
 mod peer;
 mod postcopy;
 mod postcopy_devices;
 mod protect;
 mod protect_devices;
+mod qmp_reference;
 mod rdma;
 mod reconnect;
 mod same_host;

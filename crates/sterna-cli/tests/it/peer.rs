@@ -1,4 +1,4 @@
-//! Images and peers without a monitor, where something goes wrong between the two.
+//! Images and peers without a monitor, when the connection or the peer fails.
 
 use crate::support;
 
@@ -26,8 +26,8 @@ pub fn image(path: &Path) {
     MappedWriter::create(path, &shape, MappedOptions::default()).unwrap().complete(&shape).unwrap();
 }
 
-/// Passes one connection on to port `to`, until the acknowledgement (SHUT) comes back: that is lost, and so is everything
-/// after it, for nobody listens any more.
+/// Forwards one connection to port `to` until the acknowledgement (SHUT) arrives.
+/// The acknowledgement is lost, and later connections fail, because the listener is closed.
 fn lose_the_acknowledgement(listener: TcpListener, to: u16) {
     let (source, _) = listener.accept().unwrap();
     let destination = TcpStream::connect(("127.0.0.1", to)).unwrap();
@@ -121,6 +121,6 @@ fn save_of_a_peers_domain_makes_what_qemu_and_libvirt_here_both_know() {
         assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&sent.stderr));
         let told: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
         assert_eq!(told["format"], wanted, "{versions:?}");
-        assert_eq!(Image::open(&saved).unwrap().kind().name(), wanted, "{versions:?}");
+        assert_eq!(Image::open(&saved).unwrap().format().name(), wanted, "{versions:?}");
     }
 }

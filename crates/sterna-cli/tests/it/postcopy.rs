@@ -1,5 +1,4 @@
-//! Postcopy of two VMs: waits, sides that die or are paused, a connection that breaks and is recovered by command, and what a plan says of
-//! it.
+//! Postcopy of two VMs: waits, sides that die or are paused, recovery by command, and the plan's forecast.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -35,7 +34,7 @@ fn client(socket: &str) -> Client {
 /// Two VMs, and their monitors.
 struct Pair {
     _directory: tempfile::TempDir,
-    /// Where the destination listens.
+    /// The address at which the destination listens.
     uri: String,
     source: Child,
     destination: Child,
@@ -53,7 +52,7 @@ impl Drop for Pair {
 }
 
 impl Pair {
-    /// In postcopy with these capabilities. `None` where this host forbids it.
+    /// A pair in postcopy with these capabilities. `None` if this host forbids it.
     fn in_postcopy(machine: &str, capabilities: &[&str], parameters: Value) -> Option<Self> {
         let directory = tempfile::tempdir().unwrap();
         let socket = |name: &str| format!("unix:{}", directory.path().join(name).display());
@@ -84,7 +83,7 @@ fn status(client: &mut Client) -> String {
     client.execute("query-migrate", json!({})).unwrap()["status"].as_str().unwrap().to_owned()
 }
 
-/// The warning with this word.
+/// Waits for a warning that contains `word`.
 fn warning(client: &mut Client, word: &str) -> String {
     loop {
         let event = client.next_event(Duration::from_secs(60)).unwrap().expect("it never warned");
@@ -140,7 +139,8 @@ fn guest_whose_source_dies_in_postcopy_waits_and_its_vm_answers_and_can_be_ended
     }
 }
 
-/// What the destination had, and the guest wrote there, is lost. The source has the guest's past, and never runs it.
+/// The destination's pages, and the guest's writes there, are lost. The source has an outdated copy and never
+/// runs it.
 #[test]
 fn guest_whose_destination_dies_in_postcopy_is_lost_and_its_source_never_runs_it() {
     for machine in ["process", "kvm"] {
@@ -156,7 +156,7 @@ fn guest_whose_destination_dies_in_postcopy_is_lost_and_its_source_never_runs_it
         pair.destination.kill().unwrap();
         pair.destination.wait().unwrap();
 
-        // It tries to connect again meanwhile.
+        // The source tries to reconnect meanwhile, so both statuses are possible.
         let lost = ["postcopy-paused", "postcopy-recover"];
         eventually("the pause", || lost.contains(&status(&mut pair.here).as_str()).then_some(()));
         let said = warning(&mut pair.here, "postcopy-paused: ");
@@ -172,7 +172,7 @@ fn guest_whose_destination_dies_in_postcopy_is_lost_and_its_source_never_runs_it
     }
 }
 
-/// A way to the destination that can be cut; none gets through after that.
+/// A relay to the destination that can be cut. After the cut, no connection gets through.
 struct Cable {
     at: String,
     open: Arc<Mutex<Option<Vec<TcpStream>>>>,
@@ -304,7 +304,7 @@ fn broken_connection_is_told_once_with_the_command_that_recovers_it() {
     assert!(line("paused in postcopy").contains("once for"), "{shown}");
     assert!(told.contains("the guest runs at the destination"), "{told}");
     assert_eq!((status(&mut pair.here), status(&mut pair.there)), ("completed".into(), "completed".into()));
-    // There is nothing left to recover, and the command says what there is.
+    // Nothing is left to recover, and the command reports the migration's status.
     let again = Command::new(env!("CARGO_BIN_EXE_sterna"))
         .args(["recover", &a, &format!("tcp:127.0.0.1:{port}"), "--patience", "0"])
         .output()

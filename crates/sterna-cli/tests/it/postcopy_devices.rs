@@ -1,4 +1,5 @@
-//! A guest with a network card and a disk that is copied goes on in postcopy. Seen from outside: its packets, its console and its disk.
+//! A guest with a network card and a copied disk continues in postcopy. The test observes its packets, its
+//! console and its disk.
 
 use sterna::ram::missing_pages::MissingPages;
 use sterna_guests::ledger;
@@ -33,7 +34,7 @@ fn disk_that_is_copied_and_card_go_on_in_postcopy_and_no_packet_is_lost() {
             let report = String::from_utf8_lossy(&migrated.stdout);
             assert!(report.contains("last page sent"), "it went on in postcopy: {report}");
 
-            // It writes over its whole disk, and reads before that what it had written.
+            // The guest rewrites its whole disk, and checks the old content before each write.
             wait("the guest, there", || lines(&site, "b").len() > 3 * ledger::SLOTS as usize);
             let _ = site.ask("b", "stop");
             let (heard, announcements) = ear.heard();

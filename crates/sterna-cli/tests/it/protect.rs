@@ -1,6 +1,7 @@
-//! `sterna protect` with two of Sterna's own VMs, as users run them. With QEMU: interop's `qemu_protect`.
+//! `sterna protect` with two Sterna VMs, as users run them. Tests with QEMU are interop's `qemu_protect`.
 
 mod again;
+mod record;
 
 use std::ops::Deref;
 use std::path::Path;
@@ -10,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::support::protection::{Process, Site, command, connect, sterna, wait};
 
-/// A primary, its standby, and the command that tells both; an arbiter in a directory.
+/// A primary, its standby, and `sterna protect`; the arbiter is a directory.
 struct Pair {
     site: Site,
     primary: Process,
@@ -40,13 +41,13 @@ impl Pair {
         Self { site, primary, standby, protects }
     }
 
-    /// How `sterna protect` ends.
+    /// Waits for `sterna protect` to exit. Returns its status and its messages.
     fn protect_ends(&mut self) -> (Option<i32>, String) {
         (self.protects.wait(), self.protect_said())
     }
 }
 
-/// The guest's memory is one consistent cut, here.
+/// Asserts that the guest's memory at `side` is one consistent cut.
 fn assert_consistent(site: &Site, side: &str) {
     let verdict = site.ask(side, "x-sterna-check-guest");
     assert_eq!(verdict["consistent"], true, "{verdict}");
@@ -130,7 +131,7 @@ fn what_only_a_sterna_vm_has_is_refused_for_a_qemu() {
         "--checkpoint-overhead=5",
         "--checkpoint-copy=copy",
     ] {
-        // Nobody answers there: what is wrong with the line is said first.
+        // No monitor answers there: the error about the arguments takes precedence.
         let refused = command("protect", Path::new("/nowhere/qmp"), &["unix:/nowhere/standby", option]);
         let said = String::from_utf8(refused.stderr).unwrap();
         let (name, _) = option.split_once('=').unwrap();
@@ -170,7 +171,7 @@ fn guest_is_handed_over_as_planned_and_protection_ends_by_word() {
     let ended = command("unprotect", &pair.socket("a"), &[]);
     assert!(ended.status.success(), "{ended:?}");
     assert!(pair.is_running("a"));
-    // The standby says that it is over before it is.
+    // The standby acknowledges the end before its own status shows it.
     wait("the end at the standby", || pair.ask("b", "query-migrate")["status"] == "failed");
     assert_eq!(pair.protect_ends().0, Some(0));
 }
@@ -201,7 +202,9 @@ fn arbiter_that_is_out_of_reach_is_named_at_both_sides_and_the_guest_waits() {
     let pair = Pair::new(&[]);
     std::fs::rename(pair.path("arbiter"), pair.path("away")).unwrap();
 
-    assert!(command("takeover", &pair.socket("b"), &[]).status.success());
+    // The outcome is unknown until the arbiter is available again.
+    let unknown = command("takeover", &pair.socket("b"), &["--wait", "2"]);
+    assert_eq!(unknown.status.code(), Some(3), "{}", String::from_utf8_lossy(&unknown.stderr));
 
     for (name, state) in [("a", "asking"), ("b", "claiming")] {
         let arbiter = pair.path("arbiter").display().to_string();
@@ -222,7 +225,8 @@ fn arbiter_that_is_out_of_reach_is_named_at_both_sides_and_the_guest_waits() {
     });
 }
 
-/// Where an operator is the arbiter, `sterna takeover` is the claim: of a guest whose primary is dead, and of one that its primary gives.
+/// If an operator is the arbiter, `sterna takeover` is the claim.
+/// This holds for a guest whose primary is dead, and for one that its primary gives.
 #[test]
 fn word_of_an_operator_who_is_the_arbiter_is_the_claim() {
     let site = Site::new();
@@ -262,7 +266,7 @@ fn what_cannot_carry_checkpoints_is_refused_in_one_sentence_and_the_guest_runs_o
         json!({ "capabilities": on })
     };
 
-    // When it is set: each alone may be on.
+    // Each capability alone is allowed. The combination is refused when it is set.
     for other in ["mapped-ram", "pause-before-switchover", "background-snapshot", "postcopy-ram"] {
         let refused = vm.execute("migrate-set-capabilities", on(&[other, "x-colo"])).unwrap_err().to_string();
         assert!(refused.contains(other), "{refused}");
@@ -271,7 +275,7 @@ fn what_cannot_carry_checkpoints_is_refused_in_one_sentence_and_the_guest_runs_o
     let refused = vm.execute("migrate-set-capabilities", without).unwrap_err().to_string();
     assert!(refused.contains("x-colo") && refused.contains("return-path"), "{refused}");
 
-    // When it is started.
+    // These are refused when the protection is started.
     vm.execute("migrate-set-capabilities", on(&["x-colo"])).unwrap();
     let file = format!("file:{}", site.path("image").display());
     for (uri, says) in [
@@ -297,7 +301,7 @@ fn frozen_primary_says_nothing_when_it_wakes_and_ends() {
     wait("the survivor", || pair.is_running("b"));
     rustix::process::kill_process(id, rustix::process::Signal::CONT).unwrap();
 
-    // The claim is lost: its guest never runs again, and its VM ends.
+    // The primary loses the claim: its guest never runs again, and its VM exits.
     assert_eq!(pair.primary.wait(), Some(6));
     assert!(pair.is_running("b"));
     assert_consistent(&pair, "b");
@@ -348,7 +352,7 @@ fn guest_without_a_standby_is_refused_protection_and_runs_on() {
     let site = Site::new();
     let _vm = site.start("a", &mut vm(&site, "a"));
     let socket = site.socket("a");
-    // Nobody listens there.
+    // No process listens there.
     let nobody = format!("unix:{}", site.path("nobody").display());
     let refused = sterna().arg("protect").arg(&socket).arg(&nobody).output().unwrap();
     assert_eq!(refused.status.code(), Some(1), "{refused:?}");
@@ -361,4 +365,51 @@ fn guest_without_a_standby_is_refused_protection_and_runs_on() {
     assert!(String::from_utf8_lossy(&absent.stderr).contains("absent.qmp"), "{absent:?}");
     let mut monitor = connect(&socket).unwrap();
     assert_eq!(monitor.run_state().unwrap(), "running");
+}
+
+/// The capabilities and parameters of a VM.
+fn settings(site: &Site, side: &str) -> [Value; 2] {
+    ["query-migrate-capabilities", "query-migrate-parameters"].map(|command| site.ask(side, command))
+}
+
+#[test]
+fn what_a_protection_sets_is_put_back_at_its_end_and_after_a_refusal() {
+    let site = Site::new();
+    let _primary = site.start("a", vm(&site, "a").arg("--lease=2s"));
+    let _standby = site.start("b", vm(&site, "b").args(["--lease=2s", "--incoming=defer"]));
+    let before = [settings(&site, "a"), settings(&site, "b")];
+    let options = [
+        "--delta",
+        "--in-flight=3",
+        "--checkpoint-mode=load",
+        "--channels=2",
+        "--checkpoint-delay=30",
+        "--checkpoint-buffer=77M",
+    ];
+
+    // Refused by the primary, because nothing listens at the standby's address.
+    let refused = site.protect("a", "b", &options);
+    let nowhere = site.path("nowhere");
+    let standby = format!("unix:{}", site.path("to-b").display());
+    let arguments: Vec<_> = refused.get_args().map(std::ffi::OsStr::to_owned).collect();
+    let arguments = arguments
+        .into_iter()
+        .filter(|argument| argument != "--standby-qmp" && *argument != *site.socket("b"));
+    let arguments = arguments.map(|argument| match argument == *standby {
+        true => format!("unix:{}", nowhere.display()).into(),
+        false => argument,
+    });
+    let failed = sterna().args(arguments).output().unwrap();
+    assert!(!failed.status.success(), "{failed:?}");
+    assert_eq!(settings(&site, "a"), before[0], "after a protection that did not begin");
+
+    let mut protects = Process(site.protect("a", "b", &options).spawn().unwrap());
+    site.await_checkpoints("b", 5);
+    let during = settings(&site, "a");
+    assert_ne!(during, before[0]);
+    assert!(format!("{during:?}").contains(&(77_u64 << 20).to_string()), "{during:?}");
+    assert!(command("unprotect", &site.socket("a"), &[]).status.success());
+    assert_eq!(protects.wait(), Some(0), "{}", site.protect_said());
+
+    assert_eq!(settings(&site, "a"), before[0], "{}", site.protect_said());
 }

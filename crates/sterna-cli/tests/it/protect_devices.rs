@@ -1,5 +1,7 @@
-//! Protection of a guest with a network card and a disk, from outside: its packets, its console and its disk, and the guest's own look at
-//! what it wrote. The guest is the ledger of `sterna-guests`; the two VMs and their taps are in a network of their own.
+//! Protection of a guest with a network card and a disk.
+//!
+//! The test observes packets, console and disk from outside, and the guest checks its own writes. The guest
+//! is the ledger of `sterna-guests`. The two VMs and their taps are in their own network namespace.
 
 use std::fs::File;
 use std::io::Read;
@@ -12,13 +14,13 @@ use sterna_guests::ledger;
 
 use crate::support::protection::{Process, Site, command, connect, wait};
 
-/// Says why a test cannot run here.
+/// Prints why a test cannot run here.
 #[allow(clippy::print_stderr, reason = "says what was skipped")]
 pub fn skip(test: &str, why: impl std::fmt::Display) {
     eprintln!("SKIPPED {test}: {why}");
 }
 
-/// Runs `test` on a thread with a network of its own, in which it and its children are.
+/// Runs `test` on a thread with its own network namespace, which its child processes inherit.
 pub fn in_own_network(name: &str, test: impl FnOnce() + Send + 'static) {
     for device in ["/dev/kvm", "/dev/net/tun"] {
         if let Err(error) = File::options().read(true).write(true).open(device) {
@@ -27,7 +29,7 @@ pub fn in_own_network(name: &str, test: impl FnOnce() + Send + 'static) {
     }
     let name = name.to_owned();
     let thread = std::thread::spawn(move || {
-        // SAFETY: it changes the network of this thread alone.
+        // SAFETY: the call has no pointers, and changes only the network namespace of this thread.
         if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
             return skip(&name, format!("no network of its own: {}", std::io::Error::last_os_error()));
         }
@@ -36,16 +38,16 @@ pub fn in_own_network(name: &str, test: impl FnOnce() + Send + 'static) {
     thread.join().expect("the test");
 }
 
-/// Hears every packet of this network, whatever interface brings it.
+/// Receives every packet in this network namespace, on all interfaces.
 pub struct Ear(File);
 
 impl Ear {
     pub fn new() -> Self {
         let all = i32::from((libc::ETH_P_ALL as u16).to_be());
-        // SAFETY: it makes a descriptor, or none.
+        // SAFETY: the call has no pointers; it creates a descriptor or fails.
         let socket = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_NONBLOCK, all) };
         assert!(socket >= 0, "{}", std::io::Error::last_os_error());
-        // SAFETY: nobody else has it.
+        // SAFETY: the descriptor was just created and has no other owner.
         let socket = unsafe { OwnedFd::from_raw_fd(socket) };
         let bytes: libc::c_int = 64 << 20;
         let (level, size) = (libc::SOL_SOCKET, size_of_val(&bytes) as u32);
@@ -56,7 +58,7 @@ impl Ear {
         Self(socket.into())
     }
 
-    /// What has come since the last time: numbers of the guest's packets, and how many announcements.
+    /// Packets since the previous call: the numbers of the guest's packets, and the count of announcements.
     pub fn heard(&mut self) -> (Vec<u64>, usize) {
         let (mut numbers, mut announcements) = (Vec::new(), 0);
         let mut packet = [0; 2048];
@@ -84,7 +86,7 @@ impl Deref for Pair {
     }
 }
 
-/// The ledger's VM, with a disk that migrates and a card.
+/// Starts the ledger's VM, with a network card and a disk that migrates.
 pub fn run(site: &Site, side: &str, more: &[&str]) -> Process {
     let disk = site.path(&format!("{side}.img"));
     File::create(&disk).unwrap().set_len(ledger::DISK_BYTES).unwrap();
@@ -106,7 +108,7 @@ impl Pair {
     fn new(more: &[&str]) -> Self {
         let site = Site::new();
         let ear = Ear::new();
-        // Stopped, so that every packet is heard.
+        // The guest starts stopped, so that the test receives every packet.
         let primary = run(&site, "a", &["-S"]);
         let standby = run(&site, "b", &["--incoming=defer"]);
         let _ = site.ask("a", "cont");
@@ -124,16 +126,16 @@ impl Pair {
     }
 }
 
-/// What lies on that side's disk.
+/// The content of that side's disk.
 pub fn disk(site: &Site, side: &str) -> Vec<u8> {
     std::fs::read(site.path(&format!("{side}.img"))).unwrap()
 }
 
-/// The numbers that the guest has printed there, in whole lines.
+/// The numbers that the guest has printed at that side, from complete lines.
 pub fn lines(site: &Site, side: &str) -> Vec<u64> {
     let text = std::fs::read_to_string(site.path(&format!("{side}.out"))).unwrap();
     let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
-    // A survivor may begin within a line.
+    // A survivor may start in the middle of a line.
     let whole = whole.lines().skip_while(|line| line.len() < 16);
     whole.map(|line| u64::from_str_radix(line, 16).expect("a number")).collect()
 }
@@ -150,22 +152,22 @@ fn guest_with_a_disk_and_a_card_goes_on_where_its_last_checkpoint_was() {
             let (before, _) = pair.ear.heard();
             let said = pair.lines("a");
             wait("the survivor", || pair.is_running("b"));
-            // It writes over its whole disk, and reads before that what it had written.
+            // The guest rewrites its whole disk, and checks the old content before each write.
             let first = ledger::SLOTS as usize * 3;
             wait("the guest", || pair.lines("b").len() > first);
             let _ = pair.ask("b", "stop");
             let (after, announcements) = pair.ear.heard();
 
             assert!(said.len() > seen_before && before.len() > 3, "{} {}", said.len(), before.len());
-            // Nobody has heard more than what goes on, and no packet twice.
+            // No packet was sent twice, and none left that the survivor does not know.
             let all: Vec<_> = before.iter().chain(&after).copied().collect();
             assert!(all.windows(2).all(|pair| pair[0] < pair[1]), "{:?} {:?}", before.last(), after.first());
             assert!(announcements >= 1, "the card says where it is");
-            // It goes on with a line that follows, or with some that may have been heard before.
+            // The survivor's first line follows the last one, or repeats some that were already printed.
             let lines = pair.lines("b");
             assert!(lines[0] <= said.last().unwrap() + 2, "{} after {:?}", lines[0], said.last());
             assert!(lines.windows(2).all(|pair| pair[0] + 1 == pair[1]));
-            // Its disk is of the same moment as itself: the guest has looked, and so do we.
+            // Disk and guest are of the same moment. The guest has checked this, and the test checks it here.
             let last = ledger::last_on_disk(&pair.disk("b")).unwrap();
             let printed = *lines.last().unwrap();
             assert!((printed..=printed + 2).contains(&last), "{last} on the disk, {printed} printed");
@@ -180,14 +182,14 @@ fn disk_of_the_standby_is_that_of_the_last_checkpoint() {
         pair.await_checkpoints("b", 10);
         wait("a whole disk", || pair.lines("a").last().is_some_and(|number| *number > ledger::SLOTS + 2));
         let _ = pair.ask("a", "stop");
-        // Two more: one may have been taken before.
+        // Two more checkpoints, because one may have been taken before the stop.
         pair.await_checkpoints("b", 3);
         let here = pair.disk("a");
         wait("the same disk", || pair.disk("b") == here);
         let last = ledger::last_on_disk(&here).unwrap();
         assert!(last > ledger::SLOTS);
 
-        // What the primary's disk gets behind the standby's back never comes there.
+        // After the primary was killed, the standby's disk stays as it was at the last checkpoint.
         pair.primary.kill();
         wait("the end", || pair.ask("b", "query-migrate")["status"] == "completed");
         assert_eq!(pair.ask("b", "query-status")["status"], json!("paused"));
@@ -227,7 +229,7 @@ fn guest_whose_standby_is_killed_goes_on_with_everything_it_has_said() {
         assert!(heard.windows(2).all(|pair| pair[0] + 1 == pair[1]), "every packet, once");
         assert_eq!(heard[0], 1);
         ledger::last_on_disk(&pair.disk("a")).unwrap();
-        // The disk is nobody's copy any more.
+        // The disk is not copied any more, so it can be resized.
         let grown = connect(&pair.socket("a"))
             .unwrap()
             .execute("block_resize", json!({"device": "virtio0", "size": 2 * ledger::DISK_BYTES}));
@@ -244,7 +246,7 @@ fn guest_whose_devices_cannot_be_held_is_refused_by_name_and_runs_on() {
     let disk = site.path("disk");
     File::create(&disk).unwrap().set_len(1 << 20).unwrap();
     let cases = [
-        ("shared", "migrate=shared", Some("both sides see the disk")),
+        ("shared", "migrate=shared", Some("use migrate=copy, with a file of its own at each side")),
         ("none", "migrate=none", Some("does not travel with checkpoints: use migrate=copy, or read-only=on")),
         ("read-only", "migrate=none,read-only=on", None),
         ("copy", "migrate=copy", None),
@@ -270,12 +272,12 @@ fn standby_whose_devices_differ_is_refused_while_the_guest_runs_on() {
     in_own_network("standby_whose_devices_differ_is_refused_while_the_guest_runs_on", || {
         let site = Site::new();
         let _primary = run(&site, "a", &[]);
-        // Its name gives its card another address.
+        // The VM's name determines the card's address, so the cards differ.
         let _standby = run(&site, "b", &["--incoming=defer", "--name=other"]);
         let refused = site.protect("a", "b", &[]).status().unwrap();
         assert_eq!(refused.code(), Some(1), "{}", site.protect_said());
         assert!(site.is_running("a"));
-        // It may say so a moment later.
+        // The standby may report its reason a moment later.
         wait("the standby's reason", || {
             site.ask("b", "query-migrate").to_string().contains("network card 0")
         });
@@ -285,7 +287,7 @@ fn standby_whose_devices_differ_is_refused_while_the_guest_runs_on() {
 #[test]
 fn disk_at_its_limit_goes_on_with_the_checkpoints_that_it_asks_for() {
     in_own_network("disk_at_its_limit_goes_on_with_the_checkpoints_that_it_asks_for", || {
-        // No checkpoint is due for an hour, and one block is as much as an epoch takes.
+        // No checkpoint is due for an hour, and one block reaches the limit of an epoch.
         let mut pair =
             Pair::new(&["--checkpoint-delay=3600000", "--set=x-sterna-checkpoint-buffer-size=65536"]);
         let last = *pair.lines("a").last().unwrap_or(&0);
@@ -305,7 +307,7 @@ fn survivor_is_protected_again_with_its_disk_and_its_card() {
         pair.primary.kill();
         wait("the survivor", || pair.is_running("b"));
         pair.protects.wait();
-        // The restored host: its disk has what nobody has heard of.
+        // The restored host. Its disk has content that no side knows.
         pair.primary = run(&pair.site, "a", &["--incoming=defer"]);
         std::fs::write(pair.path("a.img"), vec![9; ledger::DISK_BYTES as usize]).unwrap();
         pair.protects = Process(pair.site.protect("b", "a", &[]).spawn().unwrap());
@@ -339,11 +341,12 @@ fn survivor_is_protected_by_a_third_host_and_nothing_that_was_heard_is_missing()
         protects.wait();
         wait("the guest", || pair.lines("c").len() > 2 * ledger::SLOTS as usize);
         let _ = pair.ask("c", "stop");
-        // No packet twice, and none that the survivor does not know, over both takeovers.
+        // Over both takeovers, no packet is sent twice, and none leaves that the survivor does not know.
         let (heard, announcements) = pair.ear.heard();
         assert!(heard.windows(2).all(|pair| pair[0] < pair[1]));
         assert!(announcements >= 2, "the card says twice where it is");
-        // Each side goes on with a line that follows what was heard, or with some that were heard before.
+        // Each side's first line follows the last one of the previous side, or repeats some that were already
+        // printed.
         for (before, after) in [("a", "b"), ("b", "c")] {
             let (before, after) = (pair.lines(before), pair.lines(after));
             assert!(after[0] <= before.last().unwrap() + 2, "{} after {:?}", after[0], before.last());

@@ -1,4 +1,5 @@
-//! `sterna migrate A rdma:HOST:PORT --dest-qmp B` as far as it goes without an adapter: a loopback address has none.
+//! `sterna migrate A rdma:HOST:PORT --dest-qmp B`, up to the point that needs an adapter.
+//! A loopback address has none.
 
 use std::process::{Command, Output, Stdio};
 
@@ -20,7 +21,7 @@ fn parameter(vm: &Process, name: &str) -> Value {
 }
 
 #[test]
-fn set_reaches_both_sides_and_a_missing_adapter_leaves_both_as_they_were() {
+fn set_reaches_both_sides_and_a_missing_adapter_leaves_both_waiting() {
     let directory = tempfile::tempdir().unwrap();
     let source = Process::start(directory.path().join("a"), &[]);
     let destination = Process::start(directory.path().join("b"), &["--incoming", "defer"]);
@@ -35,6 +36,7 @@ fn set_reaches_both_sides_and_a_missing_adapter_leaves_both_as_they_were() {
             "x-sterna-rdma-pinned-limit=1G",
             "--cap",
             "rdma-pin-all",
+            "--keep-settings",
         ],
     );
 

@@ -1,14 +1,14 @@
-//! Moves to another process of this host, as users make them.
+//! Moves of a guest to another process of this host, as users run them.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use sterna_drive::Vm;
 use sterna_qmp::Endpoint;
-use sterna_qmp::drive::Vm;
 
-/// A guest that writes its memory all the time, and where its processes have their sockets.
+/// A guest that writes its memory all the time, and the directory with the sockets of its processes.
 struct Host {
     directory: tempfile::TempDir,
     running: Vec<Child>,
@@ -20,7 +20,7 @@ impl Drop for Host {
             let _ = child.kill();
             let _ = child.wait();
         }
-        // One that `upgrade` has left to itself.
+        // A process that outlives `upgrade`.
         for name in ["b.qmp", "c.qmp"] {
             if let Some(mut vm) = connect(&self.at(name)) {
                 let _ = vm.execute("quit", Value::Null);
@@ -32,7 +32,7 @@ impl Drop for Host {
 const MACHINE: [&str; 5] = ["--machine=process", "--ram=64M", "--rate=3000", "--fill=half", "--name=guest"];
 
 impl Host {
-    /// With a guest that runs in `a`.
+    /// A host with a guest that runs in `a`.
     fn new(options: &[&str]) -> Self {
         let mut host = Self { directory: tempfile::tempdir().unwrap(), running: Vec::new() };
         let mut command = host.run("a.qmp");
@@ -69,7 +69,7 @@ impl Host {
         connect(&self.at(monitor)).unwrap().execute(command, Value::Null).unwrap()
     }
 
-    /// The guest is whole in that process and goes on.
+    /// Asserts that the guest in that process is consistent and makes progress.
     fn assert_whole(&self, monitor: &str) {
         let mut vm = connect(&self.at(monitor)).unwrap();
         let steps =
@@ -117,7 +117,7 @@ fn upgrade_moves_the_guest_to_a_new_process_and_ends_the_old_one() {
     host.assert_whole("b.qmp");
 }
 
-/// It is the new one's turn to be the old one.
+/// The new process of the first upgrade is the old process of the second.
 #[test]
 fn upgraded_guest_is_upgraded_again() {
     let host = Host::new(&[]);
@@ -141,13 +141,13 @@ fn upgrade_that_fails_leaves_the_guest_where_it_was() {
     let no_program = [vec!["/nowhere/sterna".to_owned()], host.line("b.qmp")].concat();
     for (command, word) in [
         (no_program, "cannot start /nowhere/sterna"),
-        // It ends before it waits for anybody.
+        // This process exits before it listens.
         (with("--no-such-option"), "no-such-option"),
-        // It waits, and is another machine.
+        // These processes listen, but their machines differ.
         (with("--ram=65M"), "RAM"),
         (with("--backing=anonymous"), "--backing memfd"),
     ] {
-        // The last word on a command line counts for none of these: each is given once.
+        // `--ram` must not be given twice, so the default is removed if the command has its own.
         let command: Vec<_> = command
             .iter()
             .filter(|word| {

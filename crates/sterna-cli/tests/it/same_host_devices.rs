@@ -1,5 +1,5 @@
-//! A guest with a network card and a disk goes on in a new process: its tap is handed over, its disk is reopened. Seen from outside: its
-//! packets, its console and its disk.
+//! A guest with a network card and a disk continues in a new process.
+//! Its tap is handed over and its disk is reopened. The test observes its packets, its console and its disk.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ impl Drop for Moving {
     fn drop(&mut self) {
         let _ = self.running.kill();
         let _ = self.running.wait();
-        // Left to itself by `upgrade`.
+        // A process that outlives `upgrade`.
         if let Some(mut vm) = connect(&self.path("b.qmp")) {
             let _ = vm.execute("quit", Value::Null);
         }
@@ -77,11 +77,11 @@ impl Moving {
         upgrade.args(line(self.directory.path(), "b", ram)).output().unwrap()
     }
 
-    /// The numbers that the guest has printed there, in whole lines.
+    /// The numbers that the guest has printed at that side, from complete lines.
     fn lines(&self, side: &str) -> Vec<u64> {
         let text = std::fs::read_to_string(self.path(&format!("{side}.out"))).unwrap_or_default();
         let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
-        // The other side may have begun the first one.
+        // The old process may have printed the start of the first line.
         let whole = whole.lines().skip_while(|line| line.len() < 16);
         whole.map(|line| u64::from_str_radix(line, 16).expect("a number")).collect()
     }
@@ -92,7 +92,7 @@ fn card_and_disk_go_on_in_a_new_process_and_no_packet_is_lost() {
     in_own_network("card_and_disk_go_on_in_a_new_process_and_no_packet_is_lost", || {
         let mut ear = Ear::new();
         let moving = Moving::new();
-        // A new process that is refused takes neither tap nor disk with it.
+        // A new process that is refused leaves tap and disk with the old one.
         let refused = moving.upgrade("66M");
         assert_eq!(refused.status.code(), Some(1), "{refused:?}");
         let before = moving.lines("a").len();
@@ -100,7 +100,7 @@ fn card_and_disk_go_on_in_a_new_process_and_no_packet_is_lost() {
 
         let upgraded = moving.upgrade("64M");
         assert!(upgraded.status.success(), "{upgraded:?}");
-        // It writes over its whole disk, and reads before that what it had written.
+        // The guest rewrites its whole disk, and checks the old content before each write.
         wait("the guest, there", || moving.lines("b").len() > 3 * ledger::SLOTS as usize);
         let _ = moving.ask("b", "stop");
 

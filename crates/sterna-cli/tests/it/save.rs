@@ -1,14 +1,15 @@
-//! `sterna save` and `sterna restore` with Sterna's own VMM, as users run them. With QEMU: interop's `qemu_save`.
+//! `sterna save` and `sterna restore` with Sterna's own VMM, as users run them. Tests with QEMU are interop's
+//! `qemu_save`.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use sterna_drive::Vm;
 use sterna_qmp::Endpoint;
-use sterna_qmp::drive::Vm;
 
-/// A VM that ends with the test.
+/// A VM that is killed when the test ends.
 pub struct Process {
     child: Child,
     socket: PathBuf,
@@ -31,7 +32,7 @@ impl Process {
         process
     }
 
-    /// Its monitor, as a command line names it.
+    /// The monitor's address, as on a command line.
     pub fn socket(&self) -> String {
         format!("unix:{}", self.socket.display())
     }
@@ -50,7 +51,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Both fail if it has ended.
+        // Both calls fail if the process has already exited, which is fine.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,4 +1,4 @@
-//! What `sterna standby` tells a script before a primary comes.
+//! The output of `sterna standby` for scripts, before a primary connects.
 
 use std::io::{BufRead, BufReader};
 use std::net::TcpStream;
@@ -7,12 +7,12 @@ use std::process::{Child, Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Ends the command whatever happens.
+/// Kills the command when the test ends, also by a panic.
 struct Ended(Child);
 
 impl Drop for Ended {
     fn drop(&mut self) {
-        // An error means that it has ended.
+        // An error means that the command has already exited.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -92,7 +92,7 @@ fn secret_alone_lets_a_standby_listen_beyond_loopback() {
     let secret = directory.path().join("secret");
     std::fs::write(&secret, [7; 32]).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_sterna"));
-    // Of no host, so it is tried and fails.
+    // An address of no host: the command gets as far as listening there, which fails.
     command.args(["standby", "listen:tcp:192.0.2.1:0", "--secret"]).arg(&secret);
     let ended = command.arg("--image").arg(directory.path().join("image")).output().unwrap();
     let said = String::from_utf8_lossy(&ended.stderr).into_owned();

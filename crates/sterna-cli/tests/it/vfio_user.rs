@@ -1,4 +1,5 @@
-//! `sterna run --vfio-user`: machines with devices in other processes, here threads of the test, migrate and are saved.
+//! `sterna run --vfio-user`: VMs with devices in other processes migrate and are saved.
+//! Here the devices are threads of the test.
 #![allow(clippy::print_stderr, reason = "a test that cannot run here says so")]
 
 use std::os::unix::net::UnixStream;
@@ -15,7 +16,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// RAM that the guest does not use.
 const WINDOW: (u64, u64) = (0x4_0000, 0x4_0000);
 
-/// A VM that ends with the test, and its devices.
+/// A VM and its devices; the VM is killed when the test ends.
 struct Machine {
     child: Child,
     qmp: PathBuf,
@@ -24,13 +25,13 @@ struct Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        // Both fail if it has ended.
+        // Both calls fail if the process has already exited, which is fine.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// None: it cannot run here.
+/// Starts a VM. None: this host cannot run it.
 fn start(
     test: &str,
     directory: &Path,
@@ -56,7 +57,7 @@ fn start(
         .spawn()
         .unwrap();
     let began = Instant::now();
-    // The file is there a moment before anybody listens.
+    // The socket's file exists a moment before the VM listens.
     while UnixStream::connect(&qmp).is_err() {
         assert!(began.elapsed() < LIMIT, "no monitor");
         if child.try_wait().unwrap().is_some() {
@@ -70,12 +71,12 @@ fn start(
     Some(Machine { child, qmp, banks })
 }
 
-/// A machine whose devices write, and one that waits for it.
+/// A VM whose devices write, and a VM that waits for it.
 fn pair(test: &str, directory: &Path) -> Option<(Machine, Machine)> {
     pair_with(test, directory, &[])
 }
 
-/// The same, with `more` words for the machine whose devices write.
+/// As [`pair`], with the arguments `more` for the VM whose devices write.
 fn pair_with(test: &str, directory: &Path, more: &[&str]) -> Option<(Machine, Machine)> {
     let bank =
         |seed| StateBankConfig { state_bytes: 6 << 20, precopy_percent: 50, seed, ..Default::default() };
@@ -118,7 +119,7 @@ fn migrate_moves_devices_with_the_machine() {
         &format!("--dest-qmp={}", target.qmp.display())[..],
         "--cap=multifd",
         "--set=multifd-channels=3",
-        // Whatever else this machine has to do.
+        // Long enough for a busy host.
         "--set=downtime-limit=20000",
     ];
 

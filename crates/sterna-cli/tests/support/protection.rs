@@ -1,4 +1,4 @@
-//! The VMs of a protection and the command that begins it, as users start them.
+//! The VMs of a protection, and `sterna protect`, as users start them.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -6,8 +6,8 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use sterna_drive::Vm;
 use sterna_qmp::Endpoint;
-use sterna_qmp::drive::Vm;
 
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -27,17 +27,17 @@ pub fn wait(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// An operator's command.
+/// Runs an operator's command and returns its output.
 pub fn command(name: &str, socket: &Path, more: &[&str]) -> Output {
     sterna().arg(name).arg(socket).args(more).output().unwrap()
 }
 
-/// A process that does not outlive this.
+/// A child process that is killed when this value is dropped.
 pub struct Process(pub Child);
 
 impl Process {
     pub fn kill(&mut self) {
-        // Both fail if it has ended.
+        // Both calls fail if the process has already exited, which is fine.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -60,7 +60,7 @@ impl Drop for Process {
     }
 }
 
-/// Where VMs, their sockets and their arbiter are. A VM's name is that of its files there.
+/// A directory with the VMs' sockets, their files and the arbiter. A VM's name is the name of its files.
 pub struct Site(tempfile::TempDir);
 
 impl Site {
@@ -78,7 +78,7 @@ impl Site {
         self.path(&format!("{side}.qmp"))
     }
 
-    /// `sterna run` with a monitor and this arbiter, and nothing else.
+    /// `sterna run` with a monitor and this arbiter, and no other options.
     pub fn vm(&self, side: &str, arbiter: &str) -> Command {
         let mut vm = sterna();
         vm.arg("run")
@@ -91,21 +91,21 @@ impl Site {
         vm
     }
 
-    /// The arbiter that both sides see.
+    /// The arbiter that both sides use.
     pub fn arbiter(&self) -> String {
         format!("file:{}", self.path("arbiter").display())
     }
 
-    /// Starts it, and waits for its monitor.
+    /// Starts the VM, and waits for its monitor.
     pub fn start(&self, side: &str, vm: &mut Command) -> Process {
-        // Of one that was killed.
+        // Removes the socket of a VM that was killed earlier.
         let _ = std::fs::remove_file(self.socket(side));
         let process = Process(vm.spawn().unwrap());
         wait("the monitor", || connect(&self.socket(side)).is_some());
         process
     }
 
-    /// `sterna protect`, from one side to another.
+    /// The command `sterna protect` from one side to another.
     pub fn protect(&self, from: &str, to: &str, more: &[&str]) -> Command {
         let mut protect = sterna();
         protect
@@ -123,7 +123,7 @@ impl Site {
         protect
     }
 
-    /// What the last one said.
+    /// The messages of the last `sterna protect`.
     pub fn protect_said(&self) -> String {
         std::fs::read_to_string(self.path("protect.err")).unwrap()
     }
@@ -140,12 +140,12 @@ impl Site {
         self.ask(side, "query-status")["running"] == true
     }
 
-    /// Checkpoints of this side's protection.
+    /// Number of checkpoints in the protection of this side.
     pub fn checkpoints(&self, side: &str) -> u64 {
         self.report(side)["checkpoints"].as_u64().unwrap_or(0)
     }
 
-    /// The standby holds so many more.
+    /// Waits until the standby holds `more` additional checkpoints.
     pub fn await_checkpoints(&self, side: &str, more: u64) {
         let before = self.checkpoints(side);
         let begin = Instant::now();

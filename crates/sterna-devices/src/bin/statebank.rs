@@ -1,4 +1,4 @@
-//! `sterna-statebank`: a vfio-user device whose state proves what became of it.
+//! `sterna-statebank`: a vfio-user device whose state shows whether it arrived intact.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -59,7 +59,7 @@ fn main() -> ExitCode {
     match run(&arguments) {
         Ok(code) => code,
         Err(error) => {
-            // Nobody to tell if this fails.
+            // The error cannot be reported if standard error fails.
             let _ = writeln!(std::io::stderr(), "sterna-statebank: {error}");
             ExitCode::FAILURE
         }

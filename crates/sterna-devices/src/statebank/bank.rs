@@ -1,4 +1,4 @@
-//! The device itself: its states, what it does in them, and its faults.
+//! The statebank device: its migration states, its actions in each state, and its faults.
 
 mod backend;
 mod port;
@@ -21,13 +21,13 @@ use super::status::{Status, Verdict};
 use super::stream::End;
 use crate::vfio::{MigState, arcs, path};
 
-/// The device model; see [the module's text](super).
+/// The device model. [The module's text](super) describes it.
 #[derive(Debug)]
 pub struct StateBank {
     config: StateBankConfig,
     inner: Mutex<Inner>,
     dma: Dma,
-    /// Ends hangs.
+    /// Whether hangs have been ended.
     released: Mutex<bool>,
     release: Condvar,
 }
@@ -37,20 +37,20 @@ struct Inner {
     state: MigState,
     blocks: Blocks,
     dirty_rate: u64,
-    /// Since when it has changed so many blocks by itself; none while it does not run.
+    /// Start of the present run, and the blocks changed since then. `None` while the device does not run.
     changes: Option<(Instant, u64)>,
     changed_blocks: u64,
     saver: Option<Saver>,
     loader: Option<Loader>,
-    /// Bytes read or written since the present state was entered.
+    /// Bytes read or written since the device entered the present state.
     state_bytes: u64,
     read_pace: Pace,
     load_pace: Pace,
     fault: Option<Fault>,
-    /// It has died.
+    /// Whether the device has died from a fault.
     dead: bool,
     loaded: Verdict,
-    /// A loaded state waits for RAM to be looked at when it runs.
+    /// Whether guest RAM must be checked before a loaded device runs.
     looks_at_ram: bool,
     ram: Verdict,
     load_error: Option<LoadError>,
@@ -58,26 +58,26 @@ struct Inner {
     loaded_bytes: u64,
 }
 
-/// Why it does not do what it is asked.
+/// Why the device does not execute a request.
 #[derive(Debug)]
 enum Failure {
-    /// By design, or because of what it was given.
+    /// The request is not possible, or its arguments are invalid.
     Refused(Errno),
-    /// On purpose.
+    /// The configured fault has occurred.
     Fault(FaultKind),
-    /// It has died before.
+    /// The device died earlier.
     Dead,
-    /// What it was given is not a state.
+    /// The loaded bytes are no valid state.
     Load(LoadError),
-    /// Guest RAM does not have what its source wrote.
+    /// Guest RAM lacks a write of the source's device.
     Ram(super::dma::LostWrite),
 }
 
 impl StateBank {
-    /// A device in RUNNING, every block in generation 0.
+    /// Creates a device in RUNNING with every block in generation 0.
     ///
     /// # Errors
-    /// Says what is wrong with which setting.
+    /// A text that names the invalid setting and the reason.
     pub fn new(config: StateBankConfig) -> Result<Arc<Self>, String> {
         config.check()?;
         let dma = Dma::new(first_plan(&config));
@@ -92,12 +92,12 @@ impl StateBank {
         Ok(Arc::new(bank))
     }
 
-    /// What it was made of.
+    /// The configuration of this device.
     pub fn config(&self) -> &StateBankConfig {
         &self.config
     }
 
-    /// What it says of itself.
+    /// A summary of the device's state and counters.
     pub fn status(&self) -> Status {
         let mut inner = self.inner.lock();
         inner.change_blocks(Instant::now());
@@ -113,17 +113,17 @@ impl StateBank {
         }
     }
 
-    /// What was wrong with what was loaded last, if anything was.
+    /// Error of the last load, if it failed.
     pub fn load_error(&self) -> Option<LoadError> {
         self.inner.lock().load_error.clone()
     }
 
-    /// The guest RAM that it writes.
+    /// The device's DMA writer and its log.
     pub fn dma(&self) -> &Dma {
         &self.dma
     }
 
-    /// Ends every hang, now and later: whoever waits is told that nobody answers.
+    /// Ends present and future hangs. The waiting callers get an error as if no answer had arrived.
     pub fn release(&self) {
         *self.released.lock() = true;
         self.release.notify_all();
@@ -143,7 +143,7 @@ impl StateBank {
         Ok(())
     }
 
-    /// Goes along one arc.
+    /// Performs one arc between two states.
     fn step(&self, inner: &mut Inner, next: MigState) -> Result<(), Failure> {
         debug_assert!(arcs::is_arc(self.config.features(), inner.state, next));
         let now = Instant::now();
@@ -174,7 +174,7 @@ impl StateBank {
         Ok(())
     }
 
-    /// Leaves RESUMING: what came is its state now, or it has none.
+    /// Leaves RESUMING. The received state becomes the device's state, or the device enters ERROR.
     fn take_over(&self, inner: &mut Inner) -> Result<(), Failure> {
         let loader = inner.loader.take().ok_or(Failure::Refused(Errno::INVAL))?;
         match loader.finish() {
@@ -272,7 +272,7 @@ impl StateBank {
         })
     }
 
-    /// Never read, and changed since it was read.
+    /// Unread bytes, and bytes changed since their read, that can be read while running.
     fn precopy_sizes(&self) -> Result<(u64, u64), Failure> {
         let mut inner = self.alive()?;
         inner.change_blocks(Instant::now());
@@ -281,7 +281,7 @@ impl StateBank {
         Ok(saver.running_bytes(&inner.blocks))
     }
 
-    /// Waits until hangs are ended, at most so long; whether they were.
+    /// Waits until hangs are ended, at most for `limit`. True if they were ended.
     fn hang(&self, limit: Option<std::time::Duration>) -> bool {
         let mut released = self.released.lock();
         match limit {
@@ -321,12 +321,12 @@ impl Inner {
         }
     }
 
-    /// Changes as many blocks as are due by now.
+    /// Changes the blocks that are due at `now`.
     fn change_blocks(&mut self, now: Instant) {
         let Some((since, done)) = &mut self.changes else { return };
         let passed = now.saturating_duration_since(*since).as_secs_f64();
         let due = (passed * self.dirty_rate as f64 / BLOCK_BYTES as f64) as u64;
-        // More than all of them need not be told apart.
+        // The count is capped: more changes than a few per block make no difference.
         let count = self.blocks.generations.len();
         let more = due.saturating_sub(*done).min(4 * count as u64);
         *done = due.max(*done);
@@ -340,7 +340,8 @@ impl Inner {
         }
     }
 
-    /// Goes wrong if that is due: on the way into `state`, or with the next `bytes` that are moved in it.
+    /// Triggers the fault if it is due. It is due on the way into `state`, or within the next `bytes` moved
+    /// in that state.
     fn trip(&mut self, state: MigState, bytes: Option<usize>) -> Result<(), Failure> {
         let due = |fault: &Fault| {
             fault.state == state

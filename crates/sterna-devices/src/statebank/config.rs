@@ -1,4 +1,4 @@
-//! What a statebank is made of.
+//! The configuration of a statebank, and its limits.
 
 use std::time::Duration;
 
@@ -6,45 +6,46 @@ use super::content::BLOCK_BYTES;
 use super::fault::Fault;
 use crate::vfio::MigrationFeatures;
 
-/// The slowest rate: a message of 1 MiB must be answered before its sender gives up.
+/// Lowest rate in bytes per second. A message of 1 MiB must be answered before its sender times out.
 const LEAST_RATE: u64 = 1 << 20;
-/// The largest state: 1 TiB.
+/// Largest state: 1 TiB.
 const MOST_STATE: u64 = 1 << 40;
 
-/// What a statebank is made of.
+/// Settings of a statebank.
 #[derive(Debug, Clone)]
 pub struct StateBankConfig {
-    /// In messages.
+    /// The device's name in messages.
     pub name: String,
-    /// Bytes of its state, headers not counted.
+    /// Length of the state in bytes, without the stream's heads.
     pub state_bytes: u64,
-    /// Bytes per second at which its state can be read; 0: as fast as it goes.
+    /// Rate of reading the state, in bytes per second; 0 for no limit.
     pub read_rate: u64,
-    /// Bytes per second at which a state can be loaded; 0: as fast as it goes.
+    /// Rate of loading a state, in bytes per second; 0 for no limit.
     pub load_rate: u64,
-    /// Percent of its blocks that can be read while it runs; 0: it has no PRE_COPY states.
+    /// Percent of the blocks that can be read while the device runs. With 0 the device has no PRE_COPY
+    /// states.
     pub precopy_percent: u8,
-    /// Bytes of its state that it changes per second while it runs.
+    /// Bytes of the state that the device changes per second while it runs.
     pub dirty_rate: u64,
-    /// Pages of guest RAM that it writes per second until it is stopped. Moves with its state, so that a device which
-    /// waits for one writes nothing.
+    /// Pages of guest RAM that the device writes per second until it is stopped. The rate moves with the
+    /// state, so that a device that waits for a state writes nothing.
     pub dma_rate: u64,
-    /// Where in guest-physical memory it writes, (first, bytes); everywhere if not said.
+    /// Guest-physical range (first, bytes) that the device writes. `None` means all of guest RAM.
     pub dma_window: Option<(u64, u64)>,
-    /// Decides what its state holds, and where it writes. A loaded one has its source's.
+    /// Seed of the state's content and of the written addresses. A loaded device takes its source's seed.
     pub seed: u64,
-    /// Whether it has the P2P states.
+    /// Whether the device has the P2P states.
     pub p2p: bool,
-    /// What goes wrong, once.
+    /// A fault that occurs once. `None` for none.
     pub fault: Option<Fault>,
-    /// How long a call may hang where no client gives up on it (without a process or server).
+    /// Time limit of a hang without a process or server, where no client times out.
     pub hang_limit: Duration,
-    /// Whether a fault that says *die* ends the process.
+    /// Whether the fault *die* ends the process.
     pub dies_with_process: bool,
 }
 
 impl Default for StateBankConfig {
-    /// 1 MiB, without limits or faults, all of it to be read when stopped.
+    /// A state of 1 MiB without limits or faults, readable only after the stop.
     fn default() -> Self {
         Self {
             name: "statebank".into(),
@@ -65,20 +66,20 @@ impl Default for StateBankConfig {
 }
 
 impl StateBankConfig {
-    /// Its migration states.
+    /// The optional migration states that the settings imply.
     pub fn features(&self) -> MigrationFeatures {
         MigrationFeatures { p2p: self.p2p, pre_copy: self.precopy_percent > 0 }
     }
 
-    /// How many blocks its state has.
+    /// Number of blocks in the state.
     pub fn blocks(&self) -> usize {
         usize::try_from(self.state_bytes.div_ceil(BLOCK_BYTES)).unwrap_or(usize::MAX)
     }
 
-    /// Refuses what cannot be.
+    /// Checks the settings.
     ///
     /// # Errors
-    /// Says what is wrong with which setting.
+    /// A text that names the invalid setting and the reason.
     pub fn check(&self) -> Result<(), String> {
         if self.state_bytes == 0 || self.state_bytes > MOST_STATE {
             return Err(format!("a state of {} bytes: it must have 1 byte to 1 TiB", self.state_bytes));

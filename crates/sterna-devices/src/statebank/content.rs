@@ -1,21 +1,20 @@
-//! What the blocks of a statebank hold.
+//! Computes the content of a statebank's blocks.
 //!
-//! Word `j` (64 bits, little-endian) of a block is `base + j * STEP` (mod 2^64). STEP is odd, so the words of a block
-//! are all different, and the base is hashed from seed, block and generation, so those of two blocks or
-//! generations have nothing to do with one another. An addition for eight bytes is fast enough to make state on the
-//! fly at the speed of memory.
+//! Word `j` (64 bits, little-endian) of a block is `base + j * STEP` (mod 2^64). STEP is odd, so all words of
+//! a block differ. The base is a hash of seed, block and generation, so different blocks and generations have
+//! unrelated content. One addition for eight bytes is fast enough to compute content at memory speed.
 
-/// Bytes of a block; the last one of a state may be shorter.
+/// Length of a block in bytes. The last block of a state may be shorter.
 pub const BLOCK_BYTES: u64 = 64 << 10;
 
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Where the words of a block begin.
+/// The first word of a block.
 pub fn base(seed: u64, block: u64, generation: u64) -> u64 {
     mix(mix(mix(seed).wrapping_add(block)).wrapping_add(generation))
 }
 
-/// Scatters the bits of a number over all bits of another (the finalizer of splitmix64).
+/// Mixes the bits of a number with the finalizer of splitmix64. Each input bit affects all output bits.
 pub fn mix(number: u64) -> u64 {
     let number = number.wrapping_add(STEP);
     let number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -23,7 +22,7 @@ pub fn mix(number: u64) -> u64 {
     number ^ (number >> 31)
 }
 
-/// Fills `to` with the bytes of a block from byte `offset` on.
+/// Fills `to` with the bytes of a block, starting at byte `offset`.
 pub fn fill(base: u64, offset: usize, to: &mut [u8]) {
     let (head, rest) = to.split_at_mut(to_word(offset).min(to.len()));
     for (index, byte) in head.iter_mut().enumerate() {
@@ -41,7 +40,8 @@ pub fn fill(base: u64, offset: usize, to: &mut [u8]) {
     tail.copy_from_slice(&bytes[..tail.len()]);
 }
 
-/// The first of `bytes` that is not what the block has from byte `offset` on.
+/// Index of the first byte in `bytes` that differs from the block. `bytes` starts at byte `offset` of the
+/// block.
 pub fn first_difference(base: u64, offset: usize, bytes: &[u8]) -> Option<usize> {
     let (head, rest) = bytes.split_at(to_word(offset).min(bytes.len()));
     let differs = |(index, byte): (usize, &u8)| (*byte != byte_at(base, offset + index)).then_some(index);
@@ -65,7 +65,7 @@ pub fn first_difference(base: u64, offset: usize, bytes: &[u8]) -> Option<usize>
     bytes.iter().enumerate().find_map(differs)
 }
 
-/// Bytes up to the next word.
+/// Number of bytes from `offset` to the next word.
 fn to_word(offset: usize) -> usize {
     offset.wrapping_neg() % 8
 }

@@ -1,11 +1,12 @@
-//! Guest RAM that a statebank writes, and its log of what it wrote.
+//! The statebank's DMA writes to guest RAM, and their log.
 //!
-//! While the device runs, a thread writes one page after the other: its counter, and a tag of seed, page and counter at
-//! the page's beginning and end. Which page the n-th write goes to follows from the seed and n, so that whoever knows
-//! how many there were can tell what must be in each page: [`Dma::verify`] does, on the other side.
+//! While the device runs, a thread writes one page after the other. It writes its counter, and a tag of seed,
+//! page and counter, to the page's beginning and end. The page of the n-th write follows from the seed and n.
+//! The number of writes therefore determines the content of every page. [`Dma::verify`] checks it on the
+//! other side.
 //!
-//! Writes are made under a lock, which who stops the device takes: when it has, nothing is written any more, and the
-//! log has every page that was. A page's bit is set after the page was written.
+//! Writes are made under a lock, and a stop takes that lock. After the stop no page is written, and the log
+//! contains every written page. A page's bit is set after the page was written.
 
 mod log;
 mod map;
@@ -26,12 +27,12 @@ use log::Log;
 use map::Map;
 pub(super) use map::PAGE_BYTES;
 
-/// How often the writer looks how much is due.
+/// Interval at which the writer checks how many writes are due.
 const TURN: Duration = Duration::from_millis(1);
-/// Writes that are made under one lock.
+/// Highest number of writes while the lock is taken once.
 const BATCH: u64 = 4096;
 
-/// The writer of a device.
+/// The DMA writer of a device.
 pub struct Dma {
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -52,40 +53,41 @@ struct Inner {
     quits: bool,
 }
 
-/// What a device writes.
+/// Where and how fast a device writes guest RAM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DmaPlan {
-    /// Decides where.
+    /// Seed of the written addresses.
     pub seed: u64,
-    /// Pages per second.
+    /// Pages written per second.
     pub rate: u64,
-    /// Guest-physical (first, bytes); everywhere if there are no bytes.
+    /// Guest-physical range (first, bytes). All of guest RAM if `bytes` is 0.
     pub window: (u64, u64),
 }
 
-/// A page of guest RAM does not have what was written last.
+/// A page of guest RAM does not contain its last write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("guest RAM at {address:#x} has write {found}, but write {expected} was the last: a write was lost")]
 pub struct LostWrite {
-    /// The page.
+    /// Guest-physical address of the page.
     pub address: u64,
-    /// The number that is there; 0 if none.
+    /// Number of the write found in the page; 0 if none.
     pub found: u64,
-    /// The number that should be.
+    /// Number of the last write to the page.
     pub expected: u64,
 }
 
 impl Dma {
-    /// A device that writes nothing yet.
+    /// A writer that does not write yet.
     pub fn new(plan: DmaPlan) -> Self {
         let inner = Mutex::new(Inner { plan, ..Inner::default() });
         Self { shared: Arc::new(Shared { inner, wake: Condvar::new() }), thread: Mutex::new(None) }
     }
 
-    /// May use a region.
+    /// Maps a region of guest RAM.
     ///
     /// # Errors
-    /// EEXIST: it overlaps another. EINVAL: the file is shorter. Others: it cannot be mapped.
+    /// EEXIST if it overlaps another region; EINVAL if the file is shorter; others if the system cannot map
+    /// it.
     pub fn map(&self, region: &DmaRegion) -> Result<(), Errno> {
         let mut inner = self.shared.inner.lock();
         let (first, bytes) = (region.map.address, region.map.size);
@@ -97,10 +99,10 @@ impl Dma {
         Ok(())
     }
 
-    /// Lets go of a region.
+    /// Unmaps a region.
     ///
     /// # Errors
-    /// ENOENT: there is none.
+    /// ENOENT if there is no such region.
     pub fn unmap(&self, first: u64, bytes: u64) -> Result<(), Errno> {
         let mut inner = self.shared.inner.lock();
         let at = inner.maps.iter().position(|map| map.first() == first && map.bytes() == bytes);
@@ -108,12 +110,12 @@ impl Dma {
         Ok(())
     }
 
-    /// Lets go of all.
+    /// Unmaps all regions of guest RAM.
     pub fn unmap_all(&self) {
         self.shared.inner.lock().maps.clear();
     }
 
-    /// Writes from now on.
+    /// Starts to write pages.
     pub fn run(&self) {
         let mut inner = self.shared.inner.lock();
         inner.runs = true;
@@ -123,32 +125,32 @@ impl Dma {
         self.shared.wake.notify_all();
     }
 
-    /// On return nothing is written any more.
+    /// Stops the writes. After the return, no page is written.
     pub fn stop(&self) {
         self.shared.inner.lock().runs = false;
     }
 
-    /// What it writes, and how much it has written.
+    /// The plan, and the number of writes so far.
     pub fn plan(&self) -> (DmaPlan, u64) {
         let inner = self.shared.inner.lock();
         (inner.plan, inner.writes)
     }
 
-    /// It has become another device, which has written so much.
+    /// Takes over the plan and the number of writes of a loaded device.
     pub fn become_other(&self, plan: DmaPlan, writes: u64) {
         let mut inner = self.shared.inner.lock();
         (inner.plan, inner.writes) = (plan, writes);
     }
 
-    /// Looks whether each page has the last write that went to it. `None`: there is nothing to look at.
+    /// Checks that each page contains its last write. `None` if nothing was written or no page is mapped.
     pub fn verify(&self) -> Option<Result<(), LostWrite>> {
         let inner = self.shared.inner.lock();
         let pages = inner.pages();
         if inner.writes == 0 || pages == 0 {
             return None;
         }
-        // Backwards: the first that is met is the last that went there, and whatever was written before all pages
-        // were met does not matter. So this takes as long as the pages want, however many writes there were.
+        // Backwards: the first write found for a page is its last one, and earlier writes do not matter. The
+        // time therefore depends on the number of pages, not of writes.
         let mut last = HashMap::new();
         for write in (1..=inner.writes).rev() {
             last.entry(inner.target(write, pages)).or_insert(write);
@@ -163,10 +165,10 @@ impl Dma {
         }))
     }
 
-    /// Logs which pages of `ranges` are written from now on.
+    /// Begins to log the written pages of `ranges`.
     ///
     /// # Errors
-    /// EBUSY: it does already. EINVAL: ranges that overlap. ENOMEM: they are too many.
+    /// EBUSY if a log is active; EINVAL for overlapping ranges; ENOMEM for too many pages.
     pub fn start_log(&self, page_size: u64, ranges: &[DmaLogRange]) -> Result<(), Errno> {
         let mut inner = self.shared.inner.lock();
         if inner.log.is_some() {
@@ -176,15 +178,15 @@ impl Dma {
         Ok(())
     }
 
-    /// Logs no more.
+    /// Stops logging and discards the logged bits.
     pub fn stop_log(&self) {
         self.shared.inner.lock().log = None;
     }
 
-    /// Moves what was logged of a range to `bitmap`.
+    /// Moves the logged bits of a range to `bitmap`.
     ///
     /// # Errors
-    /// EINVAL: that is not logged.
+    /// EINVAL if the range is not logged.
     pub fn report(&self, range: DmaLogRange, page_size: u64, bitmap: &mut [u64]) -> Result<(), Errno> {
         self.shared.inner.lock().log.as_mut().ok_or(Errno::INVAL)?.take(range, page_size, bitmap)
     }
@@ -234,7 +236,7 @@ impl Shared {
             let batch = due.saturating_sub(done).min(BATCH);
             (0..batch).for_each(|_| inner.write_one());
             done += batch;
-            // Lets others have the lock; they need not wait longer than a batch takes.
+            // Releases the lock, so that other threads wait for at most one batch.
             drop(inner);
             if batch < BATCH {
                 std::thread::sleep(TURN);
@@ -261,17 +263,17 @@ impl Inner {
         self.writes = write;
     }
 
-    /// Which of the pages that can be written the n-th write goes to.
+    /// Index of the n-th write's page, among the pages that can be written.
     fn target(&self, write: u64, pages: u64) -> u64 {
         mix(self.plan.seed ^ write) % pages
     }
 
-    /// How many pages can be written.
+    /// Number of pages that can be written.
     fn pages(&self) -> u64 {
         self.parts().map(|(_, bytes, _)| bytes / PAGE_BYTES).sum()
     }
 
-    /// The region and the address of the n-th page that can be written.
+    /// Region and address of the n-th page that can be written.
     fn locate(&self, mut page: u64) -> Option<(&Map, u64)> {
         for (first, bytes, map) in self.parts() {
             if page < bytes / PAGE_BYTES {
@@ -282,7 +284,7 @@ impl Inner {
         None
     }
 
-    /// What of the window is mapped.
+    /// The mapped and writable parts of the window.
     fn parts(&self) -> impl Iterator<Item = (u64, u64, &Map)> {
         let (from, len) = if self.plan.window.1 == 0 { (0, u64::MAX) } else { self.plan.window };
         self.maps.iter().filter(|map| map.is_writable()).filter_map(move |map| {

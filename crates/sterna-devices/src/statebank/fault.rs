@@ -1,40 +1,41 @@
-//! What goes wrong on purpose.
+//! Deliberate faults of a statebank.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::vfio::MigState;
 
-/// How it goes wrong.
+/// The kind of a deliberate fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FaultKind {
-    /// The process ends, or what stands for it hangs up.
+    /// The process ends, or the server closes the connection.
     Die,
-    /// No answer comes.
+    /// The request gets no answer.
     Hang,
-    /// The device refuses once; after that it does what it is asked.
+    /// The device refuses one request, and executes later ones.
     Fail,
 }
 
-/// Something that goes wrong once: on the way into a state, or at a byte that is read or written in it. Written as
-/// `KIND@STATE` or `KIND@STATE:BYTE`, such as `hang@stop-copy:1048576`.
+/// A fault that occurs once, on the way into a state or at a byte. The byte is read or written in that state.
+/// The text form is `KIND@STATE` or `KIND@STATE:BYTE`, such as `hang@stop-copy:1048576`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fault {
-    /// What happens.
+    /// Kind of the fault.
     pub kind: FaultKind,
-    /// In which state.
+    /// State in which the fault occurs.
     pub state: MigState,
-    /// At which byte, counted from where the state was entered; none: instead of entering it.
+    /// Byte at which the fault occurs, counted from the entry into the state. `None`: it occurs on the way
+    /// into the state.
     pub byte: Option<u64>,
 }
 
 impl Fault {
-    /// Instead of entering `state`.
+    /// A fault on the way into `state`.
     pub fn entering(kind: FaultKind, state: MigState) -> Self {
         Self { kind, state, byte: None }
     }
 
-    /// Instead of byte `byte`.
+    /// A fault at byte `byte` of `state`.
     pub fn at_byte(kind: FaultKind, state: MigState, byte: u64) -> Self {
         Self { kind, state, byte: Some(byte) }
     }

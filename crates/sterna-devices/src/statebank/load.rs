@@ -1,92 +1,92 @@
-//! Takes a saved stream in and believes none of it.
+//! Loads a saved stream and checks every byte.
 
 use super::content::{self, BLOCK_BYTES};
 use super::dma::PAGE_BYTES;
 use super::save::Blocks;
 use super::stream::{End, HEAD_BYTES, Kind, MOST_COUNT, RecordHead};
 
-/// What is wrong with a stream; `at` is the byte of the stream.
+/// Errors in a stream. `at` is the byte of the stream.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
-    /// A record is not the next one: one was lost, came twice, or too early.
+    /// A record has the wrong number: one was lost, repeated or reordered.
     #[error("byte {at}: record {got} came instead of record {expected}")]
     Number {
-        /// Where.
+        /// Byte of the stream.
         at: u64,
-        /// Its number.
+        /// Number of the record.
         got: u32,
-        /// The number it should have.
+        /// Number that the record should have.
         expected: u32,
     },
-    /// A record cannot be.
+    /// A record has an invalid value.
     #[error("byte {at}: {rule} ({value:#x})")]
     Record {
-        /// Where.
+        /// Byte of the stream.
         at: u64,
-        /// What is wrong with it.
+        /// The rule that the value breaks.
         rule: &'static str,
-        /// The value that is.
+        /// The value that breaks the rule.
         value: u64,
     },
-    /// A byte of a block is not what it must be: torn, or from elsewhere.
+    /// A byte of a block is wrong: it is torn, or belongs to another block.
     #[error("byte {at}: byte {offset} of block {block}, generation {generation}, is not its content")]
     Content {
-        /// Where.
+        /// Byte of the stream.
         at: u64,
-        /// Which block.
+        /// Number of the block.
         block: u64,
-        /// Its generation.
+        /// Generation of the block, from its record.
         generation: u64,
-        /// Which byte of it.
+        /// Byte within the block.
         offset: usize,
     },
-    /// A block never came.
+    /// A block is missing.
     #[error("the stream ends without block {block}")]
     Missing {
-        /// Which one.
+        /// Number of the missing block.
         block: usize,
     },
-    /// A block's last generation did not come.
+    /// The last generation of a block is missing.
     #[error(
         "the stream ends with an older generation of some block: digest {got:#x} instead of {expected:#x}"
     )]
     Digest {
-        /// What came.
+        /// Digest of the received generations.
         got: u64,
-        /// What the source had.
+        /// Digest of the source's generations.
         expected: u64,
     },
-    /// The stream ends before its end.
+    /// The stream ends before its last record is complete.
     #[error("the stream ends at byte {at}, before its last record does")]
     Short {
-        /// How much came.
+        /// Number of received bytes.
         at: u64,
     },
 }
 
-/// What a stream has told.
+/// The result of a complete stream.
 #[derive(Debug)]
 pub(super) struct Loaded {
     pub(super) blocks: Blocks,
     pub(super) end: End,
 }
 
-/// A stream that is coming in.
+/// A stream that is being loaded.
 #[derive(Debug)]
 pub(super) struct Loader {
-    /// What the state must have.
+    /// Expected length of the state in bytes.
     bytes: u64,
-    /// Bytes that came.
+    /// Bytes received so far.
     at: u64,
-    /// The next record's number.
+    /// Number of the next record.
     number: u32,
     head: [u8; HEAD_BYTES],
     head_bytes: usize,
-    /// The body that is coming.
+    /// The body that is being received.
     body: Body,
     blocks: Option<Blocks>,
-    /// Which blocks came.
+    /// Whether each block was received.
     came: Vec<bool>,
     digest: u64,
     end: Option<End>,
@@ -101,7 +101,7 @@ enum Body {
 }
 
 impl Loader {
-    /// A state of so many bytes will come.
+    /// A loader for a state of `bytes` bytes.
     pub(super) fn new(bytes: u64) -> Self {
         Self {
             bytes,
@@ -118,7 +118,7 @@ impl Loader {
         }
     }
 
-    /// The next bytes. After an error nothing more is taken.
+    /// Takes the next bytes. After an error, all further bytes are refused.
     pub(super) fn push(&mut self, mut bytes: &[u8]) -> Result<(), LoadError> {
         if let Some(failure) = &self.failure {
             return Err(failure.clone());
@@ -131,7 +131,7 @@ impl Loader {
         Ok(())
     }
 
-    /// The stream is over: what came of it, if all of it came.
+    /// Ends the stream and returns the loaded state, if it is complete.
     pub(super) fn finish(self) -> Result<Loaded, LoadError> {
         if let Some(failure) = self.failure {
             return Err(failure);
@@ -256,7 +256,7 @@ impl Loader {
     }
 }
 
-/// Holds an end, which the device goes on with, against what a device can be.
+/// Checks that the end record has values that a device can have. The device continues with them.
 fn believable(end: End, at: u64) -> Result<End, LoadError> {
     let bad = |rule, value| Err(LoadError::Record { at, rule, value });
     if end.dma_writes > MOST_COUNT {
@@ -279,7 +279,7 @@ mod tests {
     use super::*;
     use crate::statebank::stream;
 
-    /// A device of one block of one byte, loaded from a stream that tells `generation` and `end`.
+    /// Loads a device of one byte from a stream with `generation` and `end`.
     fn load(generation: u64, end: End) -> Result<(), LoadError> {
         let seed = 3;
         let head = |kind: Kind, number, fields| RecordHead { kind: kind as u32, number, fields }.encode();

@@ -1,22 +1,26 @@
-//! *statebank*: a device model whose state proves what became of it.
+//! *statebank*: a device model whose state shows whether it was migrated intact.
 //!
 //! # The model
-//! The state is [`StateBankConfig::state_bytes`] long, in blocks of 64 KiB. What a block holds follows from the seed,
-//! its number and its *generation*, which counts how often the device has changed it ([`content`]); so nothing need
-//! be remembered but generations, and a block that comes with another's bytes, or with bytes of two generations, is
-//! seen at its first wrong byte. While the device runs it changes blocks at a given rate.
+//! The state is [`StateBankConfig::state_bytes`] long, in blocks of 64 KiB. The content of a block follows
+//! from the seed, its number and its *generation*, which counts the device's changes to the block
+//! ([`content`]). The device therefore stores only generations. A block with bytes of another block or of two
+//! generations is detected at its first wrong byte. While the device runs it changes blocks at a configured
+//! rate.
 //!
-//! Saved, the state is a stream of numbered records ([`stream`]): what the device is, then blocks, each with its
-//! generation, then an end that has the digest of all generations. A part of the blocks can be read while the device
-//! runs; what changed after it was read comes again. The loader takes nothing on trust: numbers in order, every byte
-//! what it must be, every block there in its last generation.
+//! A saved state is a stream of numbered records ([`stream`]). It begins with the device's properties. Blocks
+//! with their generations follow. The end has the digest of all generations. A part of the blocks can be read
+//! while the device runs. Blocks that change after they were read are sent again. The loader checks that
+//! record numbers are in order, that every byte is correct, and that every block arrived in its last
+//! generation.
 //!
-//! It also writes guest RAM by DMA until it is stopped ([`dma`]), and remembers what: a device that was loaded looks
-//! whether the last write to each page has arrived with the RAM, before it runs.
+//! The device also writes guest RAM by DMA until it is stopped, and counts these writes ([`dma`]). Before a
+//! loaded device runs, it checks that RAM contains the last write to each page.
 //!
-//! [`StateBank`] is used in three ways: behind a vfio-user server in a process of its own (`sterna-statebank`), behind
-//! one on a thread ([`StateBank::serve`]), or directly as a [`crate::vfio::MigrationPort`], without any protocol.
-//! Each has the same rates and [faults](Fault).
+//! [`StateBank`] can be used in three ways, with the same rates and [faults](Fault):
+//!
+//! - behind a vfio-user server in another process (`sterna-statebank`)
+//! - behind a vfio-user server on a thread ([`StateBank::serve`])
+//! - directly as a [`crate::vfio::MigrationPort`], without a protocol
 
 mod bank;
 mod config;

@@ -1,31 +1,32 @@
-//! Lets bytes through at a rate.
+//! Limits the rate at which a device's state is read or loaded.
 
 use std::time::{Duration, Instant};
 
-/// Bytes that a device has read ahead, or taken in without having loaded them, at most.
+/// Highest number of bytes that a device reads ahead, or takes without having loaded them.
 const BUFFER_BYTES: u64 = 1 << 20;
 
-/// A rate that is kept to: what takes a second at the rate takes a second from when it was begun. While nobody asks, the
-/// device works on for as long as its buffer of 1 MiB lasts, and then rests.
+/// A rate limiter that counts from the start of the transfer. The bytes of one second at the rate take one
+/// second. Without requests, the device works ahead until its buffer of 1 MiB is full, and then pauses.
 #[derive(Debug)]
 pub struct Pace {
     bytes_per_second: u64,
-    /// When the last bytes were, or should have been, through; none before the first.
+    /// Time at which the last bytes were due. `None` before the first bytes.
     due: Option<Instant>,
 }
 
 impl Pace {
-    /// So many bytes per second; 0: without limit.
+    /// A limiter of `bytes_per_second`; 0 for no limit.
     pub fn new(bytes_per_second: u64) -> Self {
         Self { bytes_per_second, due: None }
     }
 
-    /// Begins anew, with an empty buffer.
+    /// Starts again with an empty buffer.
     pub fn begin(&mut self) {
         self.due = None;
     }
 
-    /// `bytes` are asked for at `now`: until when to sleep, before they are given.
+    /// Accounts for `bytes` requested at `now`. Returns the time until which the caller must sleep before it
+    /// delivers them.
     pub fn ask(&mut self, bytes: usize, now: Instant) -> Option<Instant> {
         if self.bytes_per_second == 0 || bytes == 0 {
             return None;
@@ -39,7 +40,6 @@ impl Pace {
     }
 }
 
-/// Sleeps until then.
 pub(super) fn sleep_until(due: Instant) {
     while let Some(left) = due.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
         std::thread::sleep(left);
@@ -59,7 +59,7 @@ mod tests {
         let mut now = start;
         for _ in 0..100 {
             let due = pace.ask(1 << 20, now).unwrap();
-            // The sleep ends late, and the next is asked for even later.
+            // Both the end of the sleep and the next request are late.
             now = now.max(due) + Duration::from_millis(3);
         }
         let took = now - start;

@@ -1,11 +1,11 @@
-//! A save session: which block comes next, and its bytes.
+//! A save session: selects the next block and produces its bytes.
 
 use std::collections::VecDeque;
 
 use super::content::{self, BLOCK_BYTES};
 use super::stream::{End, HEAD_BYTES, Kind, RecordHead, digest};
 
-/// The device's state: what is in each block.
+/// The device's state: the generation of each block.
 #[derive(Debug, Clone)]
 pub(super) struct Blocks {
     pub(super) seed: u64,
@@ -19,7 +19,7 @@ impl Blocks {
         Self { seed, bytes, generations: vec![0; blocks] }
     }
 
-    /// Bytes of a block.
+    /// Length of a block in bytes.
     pub(super) fn len_of(&self, block: usize) -> usize {
         (self.bytes - block as u64 * BLOCK_BYTES).min(BLOCK_BYTES) as usize
     }
@@ -29,18 +29,18 @@ impl Blocks {
     }
 }
 
-/// What was read of a state, and what is to be read.
+/// The progress of a save session.
 #[derive(Debug)]
 pub(super) struct Saver {
-    /// The next record's number.
+    /// Number of the next record.
     number: u32,
-    /// The record of which a part was read.
+    /// The record that was read in part.
     record: Option<Record>,
-    /// Blocks below can be read while the device runs.
+    /// Number of leading blocks that can be read while the device runs.
     share: usize,
-    /// Blocks below were read.
+    /// Number of leading blocks that were read.
     read: usize,
-    /// Of those the ones that changed since, each once.
+    /// Read blocks that changed afterwards, each once.
     dirty: VecDeque<usize>,
     is_dirty: Vec<bool>,
     ended: bool,
@@ -62,7 +62,7 @@ enum Body {
 }
 
 impl Saver {
-    /// Nothing read yet, and `percent` of the blocks readable while the device runs.
+    /// A session without reads so far. `percent` of the blocks can be read while the device runs.
     pub(super) fn new(blocks: &Blocks, percent: u8) -> Self {
         let count = blocks.generations.len();
         Self {
@@ -76,7 +76,7 @@ impl Saver {
         }
     }
 
-    /// A block has changed.
+    /// Records that a block has changed.
     pub(super) fn changed(&mut self, block: usize) {
         if block < self.read && !self.is_dirty[block] {
             self.is_dirty[block] = true;
@@ -84,7 +84,8 @@ impl Saver {
         }
     }
 
-    /// Reads on; `end`: the device has stopped, and this is how it will go on. Gives how many bytes there were.
+    /// Reads the next bytes and returns their number. `end` is the state with which a stopped device
+    /// continues.
     pub(super) fn read(&mut self, blocks: &Blocks, end: Option<&End>, to: &mut [u8]) -> usize {
         let mut done = 0;
         while done < to.len() {
@@ -100,14 +101,14 @@ impl Saver {
         done
     }
 
-    /// Readable while it runs: never read, and changed since.
+    /// Unread bytes, and bytes changed since their read, that can be read while running.
     pub(super) fn running_bytes(&self, blocks: &Blocks) -> (u64, u64) {
         let unread = self.read.min(self.share)..self.share;
         let dirty: u64 = self.dirty.iter().map(|block| record_bytes(blocks, *block)).sum();
         (all_bytes(blocks, unread) + self.unfinished(), dirty)
     }
 
-    /// What is left in all.
+    /// Bytes of the state that remain to be read.
     pub(super) fn left_bytes(&self, blocks: &Blocks) -> u64 {
         if self.ended {
             return self.unfinished();

@@ -1,4 +1,4 @@
-//! A statebank behind a vfio-user server on a thread: a process of its own in all but the process.
+//! Serves a statebank over vfio-user on a thread instead of in another process.
 
 use std::io;
 use std::path::Path;
@@ -7,11 +7,11 @@ use std::sync::Arc;
 use super::bank::StateBank;
 use crate::vfio_user::{Server, ServerThread};
 
-/// A statebank that is served; dropping it ends the server, hanging or not.
+/// A served statebank. Dropping it ends the server, even one that hangs.
 #[derive(Debug)]
 pub struct BankServer {
     bank: Arc<StateBank>,
-    /// Dropped after hangs were ended.
+    /// Dropped after `drop` has ended the hangs, because it joins the server's thread.
     _server: ServerThread,
 }
 
@@ -19,7 +19,7 @@ impl StateBank {
     /// Serves this device to vfio-user clients at `path`, one after the other.
     ///
     /// # Errors
-    /// Somebody listens there, or the system refuses.
+    /// Another server listens there, or the system refuses.
     pub fn serve(self: &Arc<Self>, path: &Path) -> io::Result<BankServer> {
         let server = Server::bind(path, Arc::<Self>::clone(self))?.spawn()?;
         Ok(BankServer { bank: Arc::clone(self), _server: server })
@@ -27,7 +27,7 @@ impl StateBank {
 }
 
 impl BankServer {
-    /// The device.
+    /// The device that this server serves.
     pub fn bank(&self) -> &Arc<StateBank> {
         &self.bank
     }

@@ -1,51 +1,53 @@
-//! What a statebank says of itself, as a region that a client reads.
+//! The status of a statebank, which a client reads as a region.
 
 use crate::vfio::MigState;
 
-/// The region's index.
+/// Index of the status region.
 pub const STATUS_REGION: u32 = 0;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"STBKstat");
 
-/// What became of something that is looked at.
+/// Result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(u64)]
 pub enum Verdict {
-    /// It was not looked at.
+    /// No check was made.
     #[default]
     None = 0,
-    /// All is as it must be.
+    /// The check found no error.
     Good = 1,
-    /// Something is not.
+    /// The check found an error.
     Bad = 2,
 }
 
-/// What a statebank says of itself.
+/// Summary of a statebank's state, checks and counters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Status {
-    /// Where it is.
+    /// The device's present migration state.
     pub state: MigState,
-    /// Whether the last load brought what the source had.
+    /// Whether the last load received exactly the source's state.
     pub loaded: Verdict,
-    /// Whether, when it then began to run, guest RAM had all that the source's device wrote.
+    /// Whether guest RAM contained all DMA writes of the source's device. Checked when the loaded device
+    /// began to run.
     pub ram: Verdict,
-    /// The digest of all its blocks' generations: equal on both sides, and only for equal states.
+    /// Digest of the generations of all blocks. Two devices have equal digests only if their states are
+    /// equal.
     pub digest: u64,
-    /// Bytes of streams that were read from it.
+    /// Bytes of streams that were read from the device.
     pub read_bytes: u64,
-    /// Bytes of streams that it took.
+    /// Bytes of streams that the device accepted.
     pub loaded_bytes: u64,
-    /// How many pages of guest RAM it has written since its first state.
+    /// Pages of guest RAM that the device has written since its first state.
     pub dma_writes: u64,
-    /// How many blocks of its state it has changed by itself.
+    /// Blocks of its state that the device has changed while it ran.
     pub changed_blocks: u64,
 }
 
 impl Status {
-    /// Bytes of the region.
+    /// Length of the region in bytes.
     pub const BYTES: usize = 72;
 
-    /// The region.
+    /// Encodes the region's bytes, all little-endian.
     pub fn encode(&self) -> [u8; Self::BYTES] {
         let words = [
             MAGIC,
@@ -65,7 +67,7 @@ impl Status {
         bytes
     }
 
-    /// Out of the region; `None` if that is not a statebank's.
+    /// Decodes the region. `None` if it is not a statebank's.
     pub fn decode(bytes: &[u8; Self::BYTES]) -> Option<Self> {
         let word = |index: usize| {
             bytes[index * 8..index * 8 + 8].iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte))

@@ -1,8 +1,8 @@
-//! The stream of a saved statebank.
+//! The format of a saved statebank's stream.
 //!
-//! Records, one after the other, each a head of 32 bytes and a body:
+//! The stream is a sequence of records. Each has a head of 32 bytes and a body:
 //!
-//! | offset | what |
+//! | offset | content |
 //! | --- | --- |
 //! | 0 | u32 kind |
 //! | 4 | u32 number: counts records from 0 |
@@ -11,44 +11,44 @@
 //! | kind | first | second | third | body |
 //! | --- | --- | --- | --- | --- |
 //! | [`Kind::Head`], first of all | seed | bytes of the state | bytes of a block | none |
-//! | [`Kind::Block`], any number, in any order | block | generation, never lower than before | bytes of the body | the block's content |
-//! | [`Kind::End`], last | digest of all generations | number of blocks | bytes of the body, [`End::BYTES`] | [`End`] |
+//! | [`Kind::Block`], any number, in any order | block | generation, never lower than before | length of the body | the block's content |
+//! | [`Kind::End`], last | digest of all generations | number of blocks | length of the body, [`End::BYTES`] | [`End`] |
 //!
-//! No generation and no number of writes is above [`MOST_COUNT`].
+//! Generations and numbers of writes are at most [`MOST_COUNT`].
 
 use super::content::mix;
 
-/// The most that a count in a stream may be: whoever goes on counting from there never gets to the end of u64.
+/// Highest value of a count in a stream. A device that continues to count from it does not overflow a u64.
 pub const MOST_COUNT: u64 = 1 << 48;
 
-/// Bytes in front of a body.
+/// Length of a record's head in bytes.
 pub const HEAD_BYTES: usize = 32;
 
-/// What a record is.
+/// Kind of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Kind {
-    /// What the device is.
+    /// The device's properties, the first record.
     Head = 0x4842_5453,
-    /// A block.
+    /// A block with its generation.
     Block = 0x4242_5453,
-    /// Nothing follows.
+    /// The end of the stream.
     End = 0x4542_5453,
 }
 
-/// A record's head.
+/// The head of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RecordHead {
-    /// [`Kind`] as a number.
+    /// Number of the record's [`Kind`].
     pub kind: u32,
-    /// Counts records.
+    /// Number of the record, counted from 0.
     pub number: u32,
-    /// By kind.
+    /// Three values whose meaning depends on the kind.
     pub fields: [u64; 3],
 }
 
 impl RecordHead {
-    /// The bytes.
+    /// Encodes the head as 32 bytes.
     pub fn encode(&self) -> [u8; HEAD_BYTES] {
         let mut bytes = [0; HEAD_BYTES];
         bytes[..4].copy_from_slice(&self.kind.to_le_bytes());
@@ -57,7 +57,7 @@ impl RecordHead {
         bytes
     }
 
-    /// Out of its bytes.
+    /// Decodes a head of 32 bytes.
     pub fn decode(bytes: &[u8; HEAD_BYTES]) -> Self {
         let [a, b, c, d, e, f, g, h, ..] = *bytes;
         let words = words(&bytes[8..]);
@@ -69,24 +69,24 @@ impl RecordHead {
     }
 }
 
-/// What the end of a stream tells beside the digest: how the device goes on.
+/// The body of the end record: the settings and counters with which the device continues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct End {
-    /// Bytes of state that it changes per second.
+    /// Bytes of state that the device changes per second.
     pub dirty_rate: u64,
-    /// Pages of guest RAM that it writes per second.
+    /// Pages of guest RAM that the device writes per second.
     pub dma_rate: u64,
-    /// How many it has written.
+    /// Pages of guest RAM that the device has written.
     pub dma_writes: u64,
-    /// Where, as (first, bytes) of guest-physical memory; all of it if there are no bytes.
+    /// Guest-physical range (first, bytes) that the device writes. All of guest RAM if `bytes` is 0.
     pub dma_window: (u64, u64),
 }
 
 impl End {
-    /// Bytes of the body.
+    /// Length of the body in bytes.
     pub const BYTES: usize = 48;
 
-    /// The body, with a check word behind it.
+    /// Encodes the body, followed by a check word.
     pub fn encode(&self) -> [u8; Self::BYTES] {
         let words = self.words();
         let mut bytes = [0; Self::BYTES];
@@ -95,7 +95,7 @@ impl End {
         bytes
     }
 
-    /// Out of a body; `None` if the check word does not fit.
+    /// Decodes a body. `None` if the check word is wrong.
     pub fn decode(bytes: &[u8; Self::BYTES]) -> Option<Self> {
         let words = words(bytes);
         let this = Self {
@@ -112,7 +112,7 @@ impl End {
     }
 }
 
-/// The digest of the generations of all blocks.
+/// Digest of the generations of all blocks.
 pub fn digest(seed: u64, generations: &[u64]) -> u64 {
     let each = generations.iter().zip(0..);
     each.fold(mix(seed), |sum, (generation, block)| {

@@ -1,16 +1,20 @@
-//! The legal arcs, and the way from one state to another.
+//! The legal transitions (arcs) between migration states, and the paths that consist of them.
 //!
-//! A way is a list of arcs, each of which a driver of a device performs by itself. Of all ways the shortest is
-//! taken, under two rules: a save session is not opened merely to be passed through (states that save lie
-//! inside a way only if both its ends save), and from STOP_COPY nothing leads back to the PRE_COPY states
-//! without running in between, since it would not be clear what of the state was read already. Nobody goes to
-//! ERROR by wish, and nothing but a reset leads out of it.
+//! A path is a list of arcs; a device's driver performs each of them as one step. The shortest path is
+//! chosen, under two rules:
+//!
+//! - A path must not open a save session only to pass through it. States that save are inside a path only if
+//!   both its ends save.
+//! - No path leads from STOP_COPY to the PRE_COPY states without a running state in between. Otherwise it
+//!   would be unclear which part of the state was read already.
+//!
+//! A device enters ERROR only by a failure, and leaves it only by a reset.
 
 use super::state::{MigState, MigrationFeatures};
 
 use MigState::{PreCopy, PreCopyP2p, Resuming, Running, RunningP2p, Stop, StopCopy};
 
-/// The arcs of a device with P2P and PRE_COPY.
+/// The arcs of a device that has P2P and PRE_COPY.
 const ARCS: &[(MigState, MigState)] = &[
     (Running, RunningP2p),
     (Running, PreCopy),
@@ -29,16 +33,16 @@ const ARCS: &[(MigState, MigState)] = &[
     (PreCopyP2p, StopCopy),
 ];
 
-/// The arcs that stand for those through the P2P states in a device without them.
+/// In a device without P2P states, these arcs replace the paths through those states.
 const ARCS_WITHOUT_P2P: &[(MigState, MigState)] = &[(Running, Stop), (Stop, Running), (PreCopy, StopCopy)];
 
-/// Whether a device of these features goes from one state to the other in one step.
+/// Whether a device with these features changes between two states in one step.
 pub fn is_arc(features: MigrationFeatures, from: MigState, to: MigState) -> bool {
     arcs(features).any(|arc| arc == (from, to))
 }
 
-/// The states that the device passes on its way, `to` the last of them; empty if it is there already, `None`
-/// if there is no way.
+/// The states on the path from `from` to `to`, ending with `to`. Empty if both are equal, `None` if there is
+/// no path.
 pub fn path(features: MigrationFeatures, from: MigState, to: MigState) -> Option<Vec<MigState>> {
     if !features.has(from) || !features.has(to) || from == MigState::Error || to == MigState::Error {
         return None;
@@ -47,7 +51,7 @@ pub fn path(features: MigrationFeatures, from: MigState, to: MigState) -> Option
         return None;
     }
     let both_save = from.saves() && to.saves();
-    // Breadth first: the first way that arrives is the shortest. Seven states, so lists will do.
+    // Breadth-first search: the first path that arrives is a shortest one. Lists suffice for seven states.
     let mut ways = vec![vec![from]];
     let mut seen = vec![from];
     while let Some(way) = ways.first().cloned() {

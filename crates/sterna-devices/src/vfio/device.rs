@@ -1,4 +1,4 @@
-//! A device with VFIO's migration states, as the engine drives it.
+//! Adapts a device with VFIO's migration states to the engine's [`DeviceStream`].
 //!
 //! | engine | device |
 //! | --- | --- |
@@ -7,13 +7,13 @@
 //! | `stop` | → STOP_COPY; without a save before it → STOP |
 //! | `end_save` | STOP_COPY → STOP; PRE_COPY → RUNNING; PRE_COPY_P2P → RUNNING_P2P |
 //! | `begin_load` | → RESUMING; out of RESUMING by STOP, and out of ERROR by a reset |
-//! | `finish_load` | → STOP: the device checks what came |
-//! | `end_load` | reset, unless it runs what was loaded; if it cannot be, RESUMING → STOP |
+//! | `finish_load` | → STOP: the device checks the loaded state |
+//! | `end_load` | reset, unless the device runs with the loaded state; if the reset fails, RESUMING → STOP |
 //! | `run` | → RUNNING |
 //!
-//! After a failed change the state is asked for anew before the next one, so a device that only failed to
-//! go somewhere is brought back from wherever it stopped on its way. One that did not answer at all is told where
-//! `end_save` and `run` want it nevertheless: that is what it finds when it wakes up.
+//! After a failed change, the device's state is read again before the next change. A device that stopped on
+//! its way is therefore brought back from there. A device that did not answer still gets the requests of
+//! `end_save` and `run`, and executes them when it resumes.
 
 use parking_lot::{Mutex, MutexGuard};
 use sterna::{DeviceStream, RemainingState, VmError};
@@ -26,7 +26,7 @@ use super::state::MigState;
 const INTERRUPTED: &str =
     "an operator's stop and cont interrupted the save, and the device has changed since: migrate again";
 
-/// A device behind a [`MigrationPort`], with large state that the engine moves.
+/// A device with a [`MigrationPort`] and large state that the engine migrates.
 #[derive(Debug)]
 pub struct VfioDevice<P> {
     port: P,
@@ -35,11 +35,11 @@ pub struct VfioDevice<P> {
 
 #[derive(Debug)]
 struct Inner {
-    /// As last known.
+    /// The last known state.
     state: MigState,
-    /// A call failed in a way that leaves the state open: ask before anything is built on it.
+    /// A call failed, so `state` may be wrong: read it before the next change.
     unsure: bool,
-    /// That call was not answered: who asks the state would wait as long for nothing.
+    /// The failed call timed out. Reading the state would time out as well.
     silent: bool,
     session: Session,
 }
@@ -48,42 +48,42 @@ struct Inner {
 enum Session {
     None,
     Saving(Saving),
-    /// It ran on in the middle of a save: what was read and what could be read are no longer one state.
+    /// The device ran during a save. The bytes read before and after belong to different states.
     Interrupted,
     Loading {
         /// A write failed, so bytes are missing.
         failed: bool,
     },
-    /// All was written and accepted.
+    /// All bytes were written, and the device accepted the state.
     Loaded,
-    /// It ran with what was loaded, and no save has begun since.
+    /// The device ran with the loaded state, and no save has begun since.
     Ran {
-        /// It was told to stop since, so the load may yet be undone.
+        /// The device was stopped afterwards, so the load may still be undone.
         stopped: bool,
     },
 }
 
 #[derive(Debug, Default)]
 struct Saving {
-    /// A read failed; what it would have given is lost.
+    /// A read failed, and its bytes are lost.
     failed: bool,
-    /// The last read while the device ran gave nothing.
+    /// The last read while the device ran returned no bytes.
     idle: bool,
-    /// The least size since then: none of that can be read before the stop. What it grew by since, perhaps.
+    /// Smallest size since then. None of these bytes can be read before the stop; later growth perhaps can.
     idle_bytes: Option<u64>,
-    /// How much there was to read once it had stopped, when first asked for.
+    /// Size of the state when it was first queried after the stop.
     stopped_bytes: Option<u64>,
-    /// How much of that was read.
+    /// Bytes read since the stop.
     read_bytes: u64,
-    /// All of it was.
+    /// All bytes were read.
     ended: bool,
 }
 
 impl<P: MigrationPort> VfioDevice<P> {
-    /// The device behind `port`, in whichever state it is.
+    /// Takes over the device behind `port`, in any state.
     ///
     /// # Errors
-    /// [`DeviceError::Port`] if it does not say its state.
+    /// [`DeviceError::Port`] if its state cannot be read.
     pub fn new(port: P) -> Result<Self, DeviceError> {
         let state = port.state().map_err(|source| DeviceError::Port {
             device: port.name(),
@@ -96,19 +96,19 @@ impl<P: MigrationPort> VfioDevice<P> {
         })
     }
 
-    /// Its other side.
+    /// The port through which the device is reached.
     pub fn port(&self) -> &P {
         &self.port
     }
 
-    /// The state that it was last known to be in.
+    /// The last known state of the device.
     pub fn state(&self) -> MigState {
         self.inner.lock().state
     }
 
     fn begin_save(&self) -> Result<(), DeviceError> {
         let mut inner = self.known()?;
-        // What an earlier session had read is not read again in it: its end got lost, and a new one begins.
+        // A save session whose end was lost cannot be continued. It is closed, and a new one begins.
         match inner.state {
             MigState::PreCopy | MigState::PreCopyP2p => self.change(&mut inner, MigState::Running)?,
             MigState::StopCopy => self.change(&mut inner, MigState::Stop)?,
@@ -141,7 +141,8 @@ impl<P: MigrationPort> VfioDevice<P> {
                             (info.initial_bytes, info.dirty_bytes);
                         remaining.stopped_bytes = size.saturating_sub(remaining.running_bytes());
                     }
-                    // It does not say which part of it: all until nothing comes, then what comes anew.
+                    // The device does not report what can be read now. Until a read returns nothing, count
+                    // the whole size; then only its growth.
                     None if saving.idle => {
                         let rest = saving.idle_bytes.map_or(size, |bytes| bytes.min(size));
                         saving.idle_bytes = Some(rest);
@@ -220,7 +221,7 @@ impl<P: MigrationPort> VfioDevice<P> {
     fn end_save(&self) -> Result<(), DeviceError> {
         let mut inner = self.inner.lock();
         if matches!(inner.session, Session::Saving(_) | Session::Interrupted) {
-            // Whatever becomes of the device, nobody reads on.
+            // The session is over, even if the device cannot be brought back.
             inner.session = Session::None;
         } else if !inner.state.saves() && !inner.unsure {
             return Ok(());
@@ -238,7 +239,7 @@ impl<P: MigrationPort> VfioDevice<P> {
     fn begin_load(&self) -> Result<(), DeviceError> {
         let mut inner = self.known()?;
         if inner.state == MigState::Resuming {
-            // An earlier load's end got lost. Its bytes must not stand before this one's.
+            // The end of an earlier load was lost. Its bytes must not precede those of this load.
             self.leave_load(&mut inner)?;
         }
         if inner.state == MigState::Error {
@@ -249,7 +250,8 @@ impl<P: MigrationPort> VfioDevice<P> {
         Ok(())
     }
 
-    /// Out of RESUMING, whatever was written. A device may take a half state for a failure and be in ERROR then.
+    /// Leaves RESUMING, whatever was written. A device may treat a partial state as a failure and enter
+    /// ERROR.
     fn leave_load(&self, inner: &mut Inner) -> Result<(), DeviceError> {
         if let Session::Loading { failed } = &mut inner.session {
             *failed = true;
@@ -305,7 +307,7 @@ impl<P: MigrationPort> VfioDevice<P> {
             return Ok(());
         }
         if let Err(error) = self.reset(&mut inner) {
-            // At least nobody writes on where this load ended.
+            // At least no later write continues this load.
             if self.look(&mut inner).is_ok() && inner.state == MigState::Resuming && !inner.silent {
                 let _ = self.leave_load(&mut inner);
             }
@@ -323,7 +325,7 @@ impl<P: MigrationPort> VfioDevice<P> {
         self.look(&mut inner)?;
         self.bring(&mut inner, MigState::Running)?;
         inner.session = match inner.session {
-            // By an operator: whoever undoes a save ends it first.
+            // The operator resumed the device. An undone save would have ended its session first.
             Session::Saving(_) | Session::Interrupted => Session::Interrupted,
             Session::Loaded | Session::Ran { .. } => Session::Ran { stopped: false },
             _ => Session::None,
@@ -331,8 +333,8 @@ impl<P: MigrationPort> VfioDevice<P> {
         Ok(())
     }
 
-    /// As [`Self::change`], but a device that did not answer is told where to go all the same: it goes there when
-    /// it wakes up, by the shortest way from wherever it is.
+    /// Like [`Self::change`], but also sends the request to a device that did not answer. Such a device
+    /// executes the request when it resumes, by the shortest path from its state.
     fn bring(&self, inner: &mut Inner, to: MigState) -> Result<(), DeviceError> {
         if inner.unsure && to != MigState::Error { self.set(inner, to) } else { self.change(inner, to) }
     }
@@ -375,7 +377,7 @@ impl<P: MigrationPort> VfioDevice<P> {
         Ok(())
     }
 
-    /// The lock, with a state that can be relied on.
+    /// Locks the state and makes sure that it is known.
     fn known(&self) -> Result<MutexGuard<'_, Inner>, DeviceError> {
         let mut inner = self.inner.lock();
         inner.silent = false;
@@ -383,11 +385,15 @@ impl<P: MigrationPort> VfioDevice<P> {
         Ok(inner)
     }
 
-    /// Asks for a state that is open, unless nobody answers.
+    /// Reads the state if it is uncertain, unless the device does not answer.
     fn look(&self, inner: &mut Inner) -> Result<(), DeviceError> {
         if !inner.unsure || inner.silent {
             return Ok(());
         }
+        self.ask(inner)
+    }
+
+    fn ask(&self, inner: &mut Inner) -> Result<(), DeviceError> {
         match self.port.state() {
             Ok(state) => {
                 (inner.state, inner.unsure) = (state, false);
@@ -410,7 +416,7 @@ impl<P: MigrationPort> VfioDevice<P> {
 }
 
 impl Inner {
-    /// A call failed: nobody knows how far it got.
+    /// Records a failed call, after which the state is unknown.
     fn doubt(&mut self, source: &PortError) {
         self.unsure = true;
         self.silent = matches!(source, PortError::Silent { .. });
@@ -456,6 +462,10 @@ impl<P: MigrationPort> DeviceStream for VfioDevice<P> {
 
     fn end_load(&self) -> Result<(), VmError> {
         Ok(self.end_load()?)
+    }
+
+    fn check_run(&self) -> Result<(), VmError> {
+        Ok(self.ask(&mut self.inner.lock())?)
     }
 
     fn run(&self) -> Result<(), VmError> {

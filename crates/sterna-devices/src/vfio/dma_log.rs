@@ -1,4 +1,4 @@
-//! What a device writes into guest RAM by DMA, as a dirty source: the same for every way that logs it.
+//! The dirty source for a device's DMA writes to guest RAM, for any logger.
 
 use std::io;
 use std::sync::Arc;
@@ -14,50 +14,50 @@ use super::error::PortError;
 
 const PAGE_BYTES: u64 = PAGE_SIZE as u64;
 
-/// Guest-physical addresses that a device may write, whole pages.
+/// A range of whole pages that a device may write, by guest-physical address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DmaRange {
-    /// The first, bytes.
+    /// First address in bytes.
     pub address: u64,
-    /// How many, bytes.
+    /// Length of the range in bytes.
     pub length: u64,
 }
 
-/// Who logs a device's DMA: its process, or the kernel.
+/// A log of a device's DMA, implemented by the device's process or by the kernel.
 pub trait DmaLogger: Send + Sync {
-    /// The dirty source's name in messages and figures.
+    /// The dirty source's name in messages and statistics.
     fn log_name(&self) -> &'static str;
 
     /// The device's name in messages.
     fn device_name(&self) -> String;
 
-    /// The longest range of one report, bytes: whole pages, at least one.
+    /// Longest range of one report in bytes: whole pages, at least one.
     fn longest_report(&self) -> u64;
 
-    /// Begins to log writes to `ranges`, with a bit for each page.
+    /// Begins to log writes to `ranges`, with one bit per page.
     ///
     /// # Errors
-    /// The logger refuses, or cannot be asked.
+    /// The logger refuses, or cannot be reached.
     fn start_logging(&self, ranges: &[DmaRange]) -> Result<(), PortError>;
 
-    /// Logs no more.
+    /// Stops logging.
     ///
     /// # Errors
-    /// As of `start_logging`.
+    /// The same as for `start_logging`.
     fn stop_logging(&self) -> Result<(), PortError>;
 
-    /// Which pages of `range` were written since it was last asked for, or logging began: bit `n` is the range's
-    /// page `n`; bits behind its last page mean nothing. Takes the bits out of the log.
+    /// Pages of `range` that were written since the last report, or since logging began. Bit `n` is the
+    /// range's page `n`; bits after its last page have no meaning. The report clears the bits in the log.
     ///
     /// # Errors
-    /// As of `start_logging`, and an answer that cannot be.
+    /// The same as for `start_logging`, and an invalid answer.
     fn report_logged(&self, range: DmaRange) -> Result<Vec<u64>, PortError>;
 }
 
 /// The log of one device's DMA (DMA_LOGGING_START, REPORT, STOP).
 ///
-/// A report takes the bits out of the log, so syncing re-arms. Whoever logs sets a page's bit after the page was
-/// written: a sync between the two is followed by one that reports it.
+/// A report clears the bits in the log, so a sync re-arms. The logger sets a page's bit after the page was
+/// written. A sync between the two misses the page, and the next sync reports it.
 #[derive(Debug)]
 pub struct DmaLog<L> {
     logger: Arc<L>,
@@ -67,7 +67,7 @@ pub struct DmaLog<L> {
 }
 
 impl<L: DmaLogger> DmaLog<L> {
-    /// The log over `ranges` of `ram`, which the device must have at these addresses: mapped in the IOMMU, or
+    /// A log for `ranges` of `ram`. The device must see RAM at these addresses: mapped in the IOMMU, or
     /// handed to its process ([`crate::vfio_user::Client::map_ram`]).
     ///
     /// # Errors
@@ -93,7 +93,7 @@ impl<L: DmaLogger> DmaLog<L> {
         Ok(Self { logger, ram, ranges, started: Mutex::new(false) })
     }
 
-    /// Asks for a range piece by piece, as long as one report's bitmap may be.
+    /// Reads a range in pieces, each as long as one report permits.
     fn sync_range(&self, range: &LoggedRange, into: &mut PageBitmap) -> Result<SyncReport, PortError> {
         let mut sum = SyncReport::default();
         let piece = self.logger.longest_report() / PAGE_BYTES;
@@ -141,8 +141,8 @@ impl<L: DmaLogger> DirtySource for DmaLog<L> {
         let ranges: Vec<_> = self.ranges.iter().map(range).collect();
         self.logger.start_logging(&ranges).map_err(|error| {
             if !matches!(error, PortError::Refused { .. }) {
-                // It may log all the same, now or when it wakes up, and would refuse the next start. What this says
-                // is known: the same, or nothing.
+                // The logger may still log, now or when it resumes, and would then refuse the next start. A
+                // failure of this stop has no consequence, because the start has failed already.
                 let _ = self.logger.stop_logging();
             }
             self.failed("DMA_LOGGING_START", 0, &error)
@@ -157,7 +157,7 @@ impl<L: DmaLogger> DirtySource for DmaLog<L> {
             return Ok(());
         }
         match self.logger.stop_logging() {
-            // The log went with whoever kept it.
+            // The log ended together with its logger.
             Ok(()) | Err(PortError::Gone { .. }) => Ok(()),
             Err(error) => Err(self.failed("DMA_LOGGING_STOP", 0, &error)),
         }
@@ -180,7 +180,7 @@ impl<L: DmaLogger> DirtySource for DmaLog<L> {
         Ok(sum)
     }
 
-    /// Nothing: a report takes the bits out of the log.
+    /// Nothing to do: a report clears the bits in the log.
     fn rearm(&self, _: usize, _: u64, _: u64, _: &PageBitmap) -> Result<(), DirtyError> {
         Ok(())
     }
@@ -190,7 +190,8 @@ impl<L: DmaLogger> DirtySource for DmaLog<L> {
     }
 }
 
-/// Clears what stands after the first `pages` bits: nobody's pages, which would be taken for those that follow.
+/// Clears the bits after the first `pages`. They belong to no page, and would be mistaken for the following
+/// pages.
 pub(crate) fn keep(words: &mut Vec<u64>, pages: u64) {
     let needed = pages.div_ceil(64);
     words.truncate(usize::try_from(needed).unwrap_or(usize::MAX));

@@ -1,4 +1,5 @@
-//! What goes wrong with a device that others run: who did not do what, in which state.
+//! Errors of devices that other processes or the kernel run. Each names the device, its state and the failed
+//! request.
 
 use std::io;
 use std::time::Duration;
@@ -7,112 +8,113 @@ use sterna::VmError;
 
 use super::state::MigState;
 
-/// The device's other side (a process, the kernel) did not do what it was asked.
+/// A failure of the device's other side, which is a process or the kernel.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PortError {
-    /// It did not answer in time. It may be slow or hang; whether it did what was asked is not known.
+    /// The other side did not answer in time. It may be slow or hang. Whether it has executed the request is
+    /// unknown.
     #[error("{request}: no answer within {limit:?}; check the device's process")]
     Silent {
-        /// What was asked.
+        /// Name of the request.
         request: &'static str,
-        /// How long was waited.
+        /// Time limit that was exceeded.
         limit: Duration,
     },
-    /// It is not there any more.
+    /// The other side no longer exists.
     #[error("{request}: the device is gone ({source}); it or its process may have died")]
     Gone {
-        /// What was asked.
+        /// Name of the request.
         request: &'static str,
-        /// What the connection said.
+        /// Error of the connection to the device.
         source: io::Error,
     },
-    /// It answered that it will not or cannot.
+    /// The other side refused the request.
     #[error("{request}: the device refuses: {source}")]
     Refused {
-        /// What was asked.
+        /// Name of the request.
         request: &'static str,
-        /// Its reason.
+        /// The other side's reason.
         source: io::Error,
     },
-    /// Its answer breaks the protocol.
+    /// The answer breaks the protocol.
     #[error("{request}: the device's other side misbehaves: {source}")]
     Misbehaved {
-        /// What was asked.
+        /// Name of the request.
         request: &'static str,
-        /// Which byte of which message breaks which rule.
+        /// The broken rule, with the message and the byte.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// The device lacks what is needed.
+    /// The device lacks a required feature.
     #[error("{request}: {lack}")]
     Unsupported {
-        /// What was asked.
+        /// Name of the request.
         request: &'static str,
-        /// What it lacks.
+        /// The feature that the device lacks.
         lack: String,
     },
-    /// This machine could not do its part.
+    /// A system call of this process failed.
     #[error("{request}: {call} failed: {source}")]
     System {
-        /// What was asked.
+        /// Name of the request.
         request: &'static str,
-        /// The system call.
+        /// Name of the system call.
         call: &'static str,
-        /// Why.
+        /// Error that the system call returned.
         source: io::Error,
     },
 }
 
-/// A device could not be saved, loaded or run. Names the device, and the state that it was last known to be in.
+/// A failed save, load or start of a device. It names the device and its last known state.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
-    /// Its other side failed.
+    /// The device's other side failed.
     #[error("device {device} in state {state}: {source}")]
     Port {
-        /// The device.
+        /// The device's name in messages.
         device: String,
-        /// Where it was.
+        /// Its last known state.
         state: MigState,
-        /// What its other side did.
+        /// The other side's failure.
         source: PortError,
     },
-    /// A change of state failed.
+    /// A change of the device's state failed.
     #[error("device {device} in state {state}: going to {to} failed: {source}")]
     Change {
-        /// The device.
+        /// The device's name in messages.
         device: String,
-        /// Where it was.
+        /// State before the change.
         state: MigState,
-        /// Where it should have gone.
+        /// State that was requested.
         to: MigState,
-        /// What its other side did.
+        /// The other side's failure.
         source: PortError,
     },
-    /// What was asked does not fit the state that the device is in.
+    /// The request is not possible in the device's present state.
     #[error("device {device} in state {state}: {rule}")]
     State {
-        /// The device.
+        /// The device's name in messages.
         device: String,
-        /// Where it is.
+        /// The device's present migration state.
         state: MigState,
-        /// Why it cannot be.
+        /// Why the request is not possible.
         rule: &'static str,
     },
-    /// The peer sent configuration for a device that has none.
+    /// The peer sent a configuration to a device that has none.
     #[error("device {device} in state {state}: {bytes} bytes of configuration came, but it has none")]
     Configuration {
-        /// The device.
+        /// The device's name in messages.
         device: String,
-        /// Where it is.
+        /// The device's present migration state.
         state: MigState,
-        /// How many came.
+        /// Length of the configuration in bytes.
         bytes: usize,
     },
 }
 
 impl DeviceError {
-    /// The device that it is about.
+    /// Name of the device that failed.
     pub fn device(&self) -> &str {
         match self {
             DeviceError::Port { device, .. }
@@ -122,7 +124,7 @@ impl DeviceError {
         }
     }
 
-    /// The state that it was last known to be in.
+    /// The device's last known state.
     pub fn state(&self) -> MigState {
         match self {
             DeviceError::Port { state, .. }

@@ -1,9 +1,9 @@
-//! VFIO's migration protocol, version 2: states, the ways between them, and what is asked of a device.
+//! VFIO's migration protocol, version 2: states, paths between them, and requests to a device.
 //!
 //! # The model
-//! A device is in one of eight states ([`MigState`]). Whoever drives it asks for a state, and the device goes
-//! there along the shortest way through the [`arcs`]; an arc may fail, and then the device is where it was or
-//! somewhere on the way, or has failed permanently (ERROR: only a reset helps).
+//! A device is in one of eight states ([`MigState`]). Its driver requests a state, and the device changes to
+//! it along the shortest path through the [`arcs`]. If an arc fails, the device is in its old state or in a
+//! state on the path. It may also have failed permanently: only a reset leaves ERROR.
 //!
 //! ```text
 //!                 ┌──────────┐        ┌─────────────┐      ┌──────┐      ┌──────────┐
@@ -15,16 +15,18 @@
 //!                 └──────────┘        └──────────────┘  └───────────┘
 //! ```
 //!
-//! In the P2P states a device starts nothing towards other devices; it may still write guest RAM until it has
-//! stopped. P2P and PRE_COPY are optional ([`MigrationFeatures`]); without them arcs join their neighbours.
+//! In the P2P states a device starts no DMA to other devices. It may still write guest RAM until it has
+//! stopped. P2P and PRE_COPY are optional ([`MigrationFeatures`]). Without them, arcs connect the
+//! neighbouring states.
 //!
-//! The state of the device is a stream of bytes, read in the states of the lower row and written in RESUMING.
-//! It ends at the first read of 0 bytes in STOP_COPY; leaving RESUMING is when the device checks it.
+//! The state of the device is a stream of bytes. It is read in the states of the lower row and written in
+//! RESUMING. It ends at the first read of 0 bytes in STOP_COPY. The device checks a written state when it
+//! leaves RESUMING.
 //!
-//! [`DmaLog`] is the dirty source of what a device writes into guest RAM, over whoever logs it. With the cargo
-//! feature `vfio-ioctls` there is `kernel`: devices that the kernel's VFIO drives.
+//! [`DmaLog`] is the dirty source for a device's writes to guest RAM, for any logger. With the cargo feature
+//! `vfio-ioctls` there is a module `kernel` for devices of the kernel's VFIO.
 //!
-//! [`feature`] has the numbers and payloads that the kernel's ioctl and vfio-user's message share.
+//! [`feature`] contains the numbers and payloads that the kernel's ioctl and vfio-user's message share.
 
 pub mod arcs;
 mod device;

@@ -1,74 +1,77 @@
-//! What a way of speaking to a device must offer, so that [`super::VfioDevice`] can drive it.
+//! The interface through which [`super::VfioDevice`] drives a device, independent of the transport.
 
 use super::error::PortError;
 use super::state::{MigState, MigrationFeatures};
 
-/// How much can be read while the device runs, bytes.
+/// Bytes that can be read while the device runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PrecopyInfo {
-    /// Never read so far.
+    /// Bytes that were never read.
     pub initial_bytes: u64,
-    /// Changed since it was read.
+    /// Bytes that changed after they were read.
     pub dirty_bytes: u64,
 }
 
-/// A device's other side: the kernel's VFIO by ioctls, a vfio-user server by messages, a model in this process.
+/// A device's other side, to which migration requests are sent. It is the kernel's VFIO by ioctls, a
+/// vfio-user server by messages, or a model in this process.
 ///
-/// One that speaks to another process gives up on every call after a time, with [`PortError::Silent`]. One that is a
-/// driver in the kernel cannot: nobody comes back from a system call before the driver does, so a call takes as long as
-/// that, and a driver that never answers is never told of.
+/// A port to another process abandons each call after a time limit with [`PortError::Silent`]. A port to a
+/// driver in the kernel cannot do so: a system call returns only after the driver does. A driver that never
+/// answers is therefore never reported.
 pub trait MigrationPort: Send + Sync {
-    /// The device's name in messages: what an operator would look for.
+    /// The device's name in messages, by which an operator can find it.
     fn name(&self) -> String;
 
-    /// Which states it has.
+    /// The optional migration states that the device has.
     fn features(&self) -> MigrationFeatures;
 
-    /// The state that it is in.
+    /// Reads the device's present state.
     ///
     /// # Errors
-    /// As every call's: the other side did not answer, or what it answered cannot be.
+    /// The other side did not answer, or its answer is invalid. Every call can fail in this way.
     fn state(&self) -> Result<MigState, PortError>;
 
-    /// Goes to `to` along the shortest way (which the other side finds itself) and returns when it is there. When
-    /// a device has stopped, its writes to guest RAM are all visible to its dirty source. After an error it is
-    /// where it was, somewhere on the way, or in ERROR: ask.
+    /// Changes the device's state to `to` along the shortest path, which the other side finds. Returns after
+    /// the change. When a device has stopped, its dirty source reports all its writes to guest RAM. After an
+    /// error the device is in its old state, in a state on the path, or in ERROR; read the state.
     ///
     /// # Errors
-    /// As every call's, and a device that refuses.
+    /// Those of every call, and a refusal by the device.
     fn set_state(&self, to: MigState) -> Result<(), PortError>;
 
-    /// Back to the first state of a fresh device, which is RUNNING; what it held is lost. The only way out of ERROR.
+    /// Resets the device to RUNNING, the first state of a fresh device. Its present state is lost. Only a
+    /// reset leaves ERROR.
     ///
     /// # Errors
-    /// As every call's.
+    /// Those of every call.
     fn reset(&self) -> Result<(), PortError>;
 
-    /// Reads on in a save session. 0: in a PRE_COPY state nothing can be read now; in STOP_COPY all was read.
+    /// Reads the next bytes of a save session. 0 means: in a PRE_COPY state no data is available now; in
+    /// STOP_COPY all data was read.
     ///
     /// # Errors
-    /// As every call's.
+    /// Those of every call.
     fn read_data(&self, to: &mut [u8]) -> Result<usize, PortError>;
 
     /// In RESUMING: writes all of `from`.
     ///
     /// # Errors
-    /// As every call's.
+    /// Those of every call.
     fn write_data(&self, from: &[u8]) -> Result<(), PortError>;
 
-    /// In a PRE_COPY state: what can be read there; `None` if the device does not say.
+    /// In a PRE_COPY state: the bytes that can be read now. `None` if the device does not report them.
     ///
     /// # Errors
-    /// As every call's.
+    /// Those of every call.
     fn precopy_info(&self) -> Result<Option<PrecopyInfo>, PortError>;
 
-    /// About how many bytes would still be read if the device stopped now; 0 if it does not say.
+    /// Approximate number of bytes to read if the device stopped now. 0 if the device does not report it.
     ///
     /// # Errors
-    /// As every call's.
+    /// Those of every call.
     fn data_size(&self) -> Result<u64, PortError>;
 
-    /// Bytes per second at which its state moves, if that is known before anything was measured.
+    /// Expected rate of the device's state in bytes per second, if known before a measurement.
     fn expected_bytes_per_second(&self) -> Option<u64> {
         None
     }

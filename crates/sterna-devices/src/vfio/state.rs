@@ -1,33 +1,33 @@
-//! The states, and which of them a device has.
+//! VFIO's migration states, and the optional ones of a device.
 
 use std::fmt;
 
 use vfio_bindings::bindings::vfio as sys;
 
-/// A device's migration state; the numbers are the uAPI's (`enum vfio_device_mig_state`).
+/// A device's migration state, with the uAPI's numbers (`enum vfio_device_mig_state`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u32)]
 pub enum MigState {
-    /// It failed; only a reset leads out.
+    /// The device has failed. Only a reset leaves this state.
     Error = sys::vfio_device_mig_state_VFIO_DEVICE_STATE_ERROR,
-    /// It does nothing: no DMA, no interrupts, no change of its own.
+    /// The device is stopped: no DMA, no interrupts, no change of its state.
     Stop = sys::vfio_device_mig_state_VFIO_DEVICE_STATE_STOP,
-    /// It runs.
+    /// The device runs normally.
     Running = sys::vfio_device_mig_state_VFIO_DEVICE_STATE_RUNNING,
-    /// Stopped, and its state is read.
+    /// The device is stopped, and its state is read.
     StopCopy = sys::vfio_device_mig_state_VFIO_DEVICE_STATE_STOP_COPY,
-    /// Stopped, and a new state is written.
+    /// The device is stopped, and a new state is written.
     Resuming = sys::vfio_device_mig_state_VFIO_DEVICE_STATE_RESUMING,
-    /// It runs, but starts nothing towards other devices.
+    /// The device runs, but starts no DMA to other devices.
     RunningP2p = sys::vfio_device_mig_state_VFIO_DEVICE_STATE_RUNNING_P2P,
-    /// It runs, and what can be read of its state is read.
+    /// The device runs, and the available part of its state is read.
     PreCopy = sys::vfio_device_mig_state_VFIO_DEVICE_STATE_PRE_COPY,
-    /// Both of the last two.
+    /// Like `PreCopy`, and the device starts no DMA to other devices.
     PreCopyP2p = sys::vfio_device_mig_state_VFIO_DEVICE_STATE_PRE_COPY_P2P,
 }
 
 impl MigState {
-    /// All of them, in the order of their numbers.
+    /// All states, in the order of their numbers.
     pub const ALL: [MigState; 8] = [
         MigState::Error,
         MigState::Stop,
@@ -39,17 +39,17 @@ impl MigState {
         MigState::PreCopyP2p,
     ];
 
-    /// The state of that number, if there is one.
+    /// Converts a uAPI number. `None` if no state has it.
     pub fn from_number(number: u32) -> Option<Self> {
         Self::ALL.get(usize::try_from(number).ok()?).copied()
     }
 
-    /// Its number.
+    /// The state's number in the uAPI.
     pub fn number(self) -> u32 {
         self as u32
     }
 
-    /// The uAPI's name without its prefix.
+    /// The state's name in the uAPI, without its prefix.
     pub fn name(self) -> &'static str {
         match self {
             MigState::Error => "ERROR",
@@ -63,12 +63,12 @@ impl MigState {
         }
     }
 
-    /// Whether the device may change its state, write guest RAM and interrupt by itself.
+    /// Whether the device may change its state, write guest RAM and raise interrupts by itself.
     pub fn runs(self) -> bool {
         matches!(self, MigState::Running | MigState::RunningP2p | MigState::PreCopy | MigState::PreCopyP2p)
     }
 
-    /// Whether its state can be read: a *save session* lasts for as long as the device stays in such states.
+    /// Whether the device's state can be read. A *save session* lasts while the device is in such states.
     pub fn saves(self) -> bool {
         matches!(self, MigState::PreCopy | MigState::PreCopyP2p | MigState::StopCopy)
     }
@@ -80,25 +80,25 @@ impl fmt::Display for MigState {
     }
 }
 
-/// What a device that can migrate has beyond the least.
+/// The optional migration states of a device that can migrate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub struct MigrationFeatures {
-    /// RUNNING_P2P, and PRE_COPY_P2P if it has `pre_copy` too.
+    /// The device has RUNNING_P2P, and PRE_COPY_P2P if it has `pre_copy` too.
     pub p2p: bool,
-    /// PRE_COPY.
+    /// The device has PRE_COPY.
     pub pre_copy: bool,
 }
 
 impl MigrationFeatures {
-    /// Out of the uAPI's flags; `None` if the device cannot be stopped and read (VFIO_MIGRATION_STOP_COPY),
-    /// which is the least.
+    /// Decodes the uAPI's flags. `None` if the device lacks the required VFIO_MIGRATION_STOP_COPY: it cannot
+    /// be stopped and read.
     pub fn from_flags(flags: u64) -> Option<Self> {
         let has = |flag: u32| flags & u64::from(flag) != 0;
         has(sys::VFIO_MIGRATION_STOP_COPY)
             .then(|| Self { p2p: has(sys::VFIO_MIGRATION_P2P), pre_copy: has(sys::VFIO_MIGRATION_PRE_COPY) })
     }
 
-    /// The uAPI's flags.
+    /// Encodes the uAPI's flags.
     pub fn flags(self) -> u64 {
         let mut flags = sys::VFIO_MIGRATION_STOP_COPY;
         if self.p2p {
@@ -110,7 +110,7 @@ impl MigrationFeatures {
         u64::from(flags)
     }
 
-    /// Whether a device of these features has that state.
+    /// Whether a device with these features has the state.
     pub fn has(self, state: MigState) -> bool {
         match state {
             MigState::RunningP2p => self.p2p,

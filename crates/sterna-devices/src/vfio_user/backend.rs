@@ -1,4 +1,4 @@
-//! What a device behind a [`super::Server`] is.
+//! The interface of a device that a [`super::Server`] serves.
 
 use std::os::fd::OwnedFd;
 
@@ -7,13 +7,13 @@ use rustix::io::Errno;
 use super::wire::{DeviceInfo, DmaLogRange, DmaMap, IrqInfo, IrqSet, PrecopySizes, RegionInfo};
 use crate::vfio::{MigState, MigrationFeatures};
 
-/// Why a device does not do what it is asked.
+/// Why a device does not execute a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BackendError {
-    /// The client is told so.
+    /// The client gets this error number as the answer.
     Refused(Errno),
-    /// The connection is closed without an answer, as if the process had died.
+    /// The server closes the connection without an answer, as if its process had died.
     HangUp,
 }
 
@@ -26,123 +26,123 @@ impl From<Errno> for BackendError {
 /// A region of guest RAM that the client lets the device use.
 #[derive(Debug)]
 pub struct DmaRegion {
-    /// Where it is and what is allowed.
+    /// Address, size and permitted accesses of the region.
     pub map: DmaMap,
-    /// The file that has it.
+    /// The file that contains the region.
     pub file: OwnedFd,
 }
 
-/// A device. Calls come from one thread, one at a time.
+/// A device. One thread calls its methods, one at a time.
 pub trait Backend: Send + Sync {
-    /// What it is.
+    /// Number of regions and interrupt types, and the device's flags.
     fn info(&self) -> DeviceInfo;
 
-    /// What region `index` is.
+    /// Describes region `index`.
     ///
     /// # Errors
-    /// EINVAL: there is no such region.
+    /// EINVAL if there is no such region.
     fn region_info(&self, index: u32) -> Result<RegionInfo, BackendError>;
 
-    /// What interrupt type `index` is.
+    /// Describes interrupt type `index`.
     ///
     /// # Errors
-    /// EINVAL: there is no such type.
+    /// EINVAL if there is no such type.
     fn irq_info(&self, index: u32) -> Result<IrqInfo, BackendError> {
         let _ = index;
         Err(Errno::INVAL.into())
     }
 
-    /// Connects interrupts to the events in `fds`.
+    /// Connects interrupts to the eventfds in `fds`.
     ///
     /// # Errors
-    /// EINVAL: there is no such type.
+    /// EINVAL if there is no such type.
     fn set_irqs(&self, set: IrqSet<'_>, fds: Vec<OwnedFd>) -> Result<(), BackendError> {
         let _ = (set, fds);
         Err(Errno::INVAL.into())
     }
 
-    /// Reads a region.
+    /// Reads `to.len()` bytes of a region from byte `offset` on.
     ///
     /// # Errors
-    /// EINVAL: there is no such region, or the range is not in it.
+    /// EINVAL if there is no such region, or the range exceeds it.
     fn region_read(&self, region: u32, offset: u64, to: &mut [u8]) -> Result<(), BackendError>;
 
-    /// Writes a region.
+    /// Writes `from` into a region from byte `offset` on.
     ///
     /// # Errors
-    /// As [`Backend::region_read`].
+    /// The same as for [`Backend::region_read`].
     fn region_write(&self, region: u32, offset: u64, from: &[u8]) -> Result<(), BackendError>;
 
-    /// May use a region of guest RAM.
+    /// Permits the device to use a region of guest RAM.
     ///
     /// # Errors
-    /// EEXIST: there is one already; EINVAL: the file does not have so many bytes.
+    /// EEXIST if the region is already mapped; EINVAL if the file is too short.
     fn dma_map(&self, region: DmaRegion) -> Result<(), BackendError>;
 
-    /// May use it no longer; on return it does not.
+    /// Withdraws a region of guest RAM. After the return, the device does not use it.
     ///
     /// # Errors
-    /// ENOENT: there is no such region.
+    /// ENOENT if there is no such region.
     fn dma_unmap(&self, address: u64, size: u64) -> Result<(), BackendError>;
 
-    /// May use no guest RAM any more.
+    /// Withdraws all guest RAM.
     fn dma_unmap_all(&self);
 
-    /// Back to the first state.
+    /// Resets the device to its first state.
     ///
     /// # Errors
-    /// The device's own.
+    /// Errors of the device itself.
     fn reset(&self) -> Result<(), BackendError>;
 
-    /// Which migration states it has.
+    /// The optional migration states that the device has.
     fn features(&self) -> MigrationFeatures;
 
-    /// The state that it is in.
+    /// The present migration state.
     fn state(&self) -> MigState;
 
-    /// Goes to a state, along the shortest way.
+    /// Changes the migration state along the shortest path.
     ///
     /// # Errors
-    /// EINVAL: there is no way; or the device's own.
+    /// EINVAL if there is no path; errors of the device itself.
     fn set_state(&self, to: MigState) -> Result<(), BackendError>;
 
-    /// Reads on in a save session; fills all of `to` unless nothing more is there.
+    /// Reads the next bytes of a save session. Fills all of `to`, unless fewer bytes are available.
     ///
     /// # Errors
-    /// EINVAL: there is no session.
+    /// EINVAL if there is no session.
     fn read_data(&self, to: &mut [u8]) -> Result<usize, BackendError>;
 
-    /// Writes on in RESUMING.
+    /// Writes the next bytes in RESUMING.
     ///
     /// # Errors
-    /// EINVAL: it is not in RESUMING, or the data is not of a device like this.
+    /// EINVAL if the device is not in RESUMING, or the data is for another kind of device.
     fn write_data(&self, from: &[u8]) -> Result<(), BackendError>;
 
-    /// How much would be read if it stopped now.
+    /// Number of bytes to read if the device stopped now.
     ///
     /// # Errors
-    /// The device's own.
+    /// Errors of the device itself.
     fn data_size(&self) -> Result<u64, BackendError>;
 
-    /// What can be read while it runs.
+    /// Numbers of bytes that can be read while the device runs.
     ///
     /// # Errors
-    /// EINVAL: it is not in a PRE_COPY state.
+    /// EINVAL if the device is not in a PRE_COPY state.
     fn precopy_sizes(&self) -> Result<PrecopySizes, BackendError>;
 
-    /// Logs which pages of `ranges` it writes.
+    /// Begins to log the pages of `ranges` that the device writes.
     ///
     /// # Errors
-    /// EBUSY: it does so already; EINVAL: it has no pages of that size.
+    /// EBUSY if it already logs; EINVAL if it does not support the page size.
     fn start_logging(&self, page_size: u64, ranges: &[DmaLogRange]) -> Result<(), BackendError>;
 
-    /// Logs no more. Idempotent.
+    /// Stops logging of DMA writes. Idempotent.
     fn stop_logging(&self);
 
-    /// Moves what was logged of a range into `bitmap`, whose words are clear: bit `n` is the range's page `n`.
+    /// Moves the logged bits of a range into `bitmap`, whose words are zero. Bit `n` is the range's page `n`.
     ///
     /// # Errors
-    /// EINVAL: it does not log, or not all of that range with pages of that size.
+    /// EINVAL if the device does not log, or does not log all of the range with this page size.
     fn report_logged(
         &self,
         range: DmaLogRange,

@@ -1,4 +1,4 @@
-//! The VMM's side of vfio-user.
+//! The VMM's side of vfio-user: a connection to a device's process.
 
 mod port;
 
@@ -24,38 +24,39 @@ use crate::connect;
 use crate::vfio::{MigrationFeatures, PortError, feature, keep};
 
 const PAGE_BYTES: u64 = sterna_ram::PAGE_SIZE as u64;
-/// Messages that are no answer to a request, before a server counts as one that floods. Late answers are a few, and a
-/// device that learns that its questions are refused asks few.
+/// Highest number of messages other than the answer during one request. A server that sends more counts as
+/// flooding. Late answers are few, and a device whose requests are refused sends few.
 const FOREIGN_MESSAGES: u32 = 4096;
 
-/// How a client behaves.
+/// Settings of a client.
 #[derive(Debug, Clone)]
 pub struct ClientOptions {
-    /// How long a request may take before its server counts as hung. Its answer, if it comes later, is skipped.
+    /// Time limit of a request. After it the server counts as hung. A later answer is skipped.
     pub timeout: Duration,
 }
 
 impl Default for ClientOptions {
-    /// 10 seconds.
+    /// A time limit of 10 seconds.
     fn default() -> Self {
         Self { timeout: Duration::from_secs(10) }
     }
 }
 
-/// A connection to a device's process.
+/// A connection to the process of a vfio-user device.
 pub struct Client {
     name: String,
     timeout: Duration,
     connection: Mutex<Talk>,
-    /// Held while waiting for the connection: who asks often, such as a reader, lets others have their turn.
+    /// Locked while a thread waits for the connection. A thread with many requests, such as a reader, thereby
+    /// gives others a turn.
     turn: Mutex<()>,
     info: DeviceInfo,
     features: Option<MigrationFeatures>,
-    /// What the server takes in one message.
+    /// Highest number of data bytes that the server accepts in one message.
     data_bytes: u32,
-    /// What it can do in migrations; `None`: it cannot migrate.
+    /// The server's migration capability. `None` if it cannot migrate.
     migration: Option<MigrationCapability>,
-    /// Whether the server says what can be read while it runs: unknown, yes, no.
+    /// Whether the server reports what can be read while it runs: unknown, yes, or no.
     tells_precopy: AtomicU32,
 }
 
@@ -65,10 +66,10 @@ struct Talk {
 }
 
 impl Client {
-    /// Connects to the server at `path` and learns what its device is.
+    /// Connects to the server at `path` and queries its device.
     ///
     /// # Errors
-    /// Nobody listens there, whoever does takes nobody in time, or fails to say what it is.
+    /// No server listens there, it does not accept in time, or it gives no valid description of its device.
     pub fn connect(path: &Path, options: &ClientOptions) -> Result<Self, PortError> {
         let stream = connect::within(options.timeout, path).map_err(|source| PortError::System {
             request: "connecting",
@@ -78,10 +79,10 @@ impl Client {
         Self::over(stream, format!("vfio-user at {}", path.display()), options)
     }
 
-    /// As [`Client::connect`], over a connection that was made already. `name`: the device's in messages.
+    /// Like [`Client::connect`], over an existing connection. `name` is the device's name in messages.
     ///
     /// # Errors
-    /// The server fails to say what it is.
+    /// The server gives no valid description of its device.
     pub fn over(stream: UnixStream, name: String, options: &ClientOptions) -> Result<Self, PortError> {
         let connection = Connection::new(stream, message_limit(MAX_DATA_BYTES));
         let mut client = Self {
@@ -103,25 +104,25 @@ impl Client {
         Ok(client)
     }
 
-    /// What the device is.
+    /// The device's description, read when the client connected.
     pub fn info(&self) -> DeviceInfo {
         self.info
     }
 
-    /// Which migration states it has; `None` if it cannot migrate.
+    /// The device's optional migration states. `None` if it cannot migrate.
     pub fn migration_features(&self) -> Option<MigrationFeatures> {
         self.features
     }
 
-    /// Whether the server's process still holds the connection. A hung one does.
+    /// Whether the server's process still has the connection open. True for a process that hangs.
     pub fn is_connected(&self) -> bool {
         self.talk().connection.is_open()
     }
 
-    /// Gives the device all of the guest's RAM that `ranges` name.
+    /// Maps the guest's RAM in `ranges` into the device.
     ///
     /// # Errors
-    /// A range that is not in `ram`, RAM that is not a file (it cannot be shared), or the server refuses.
+    /// A range is outside `ram`, RAM is not a file and cannot be shared, or the server refuses.
     pub fn map_ram(&self, ram: &GuestRam, ranges: &[LoggedRange]) -> Result<(), PortError> {
         let request = Command::DmaMap.name();
         for range in ranges {
@@ -146,7 +147,7 @@ impl Client {
         Ok(())
     }
 
-    /// Gives the device one region of `file`.
+    /// Maps one region of `file` into the device.
     ///
     /// # Errors
     /// The server refuses, or does not answer.
@@ -154,25 +155,25 @@ impl Client {
         self.ask(Command::DmaMap, &map.encode(), &[], &[file])?.finish()
     }
 
-    /// Takes a region back.
+    /// Withdraws a region from the device.
     ///
     /// # Errors
-    /// The server refuses, or does not answer: then it may still use the memory.
+    /// The server refuses or does not answer. It may then still use the memory.
     pub fn dma_unmap(&self, address: u64, size: u64) -> Result<(), PortError> {
         let unmap = DmaUnmap { flags: 0, address, size };
         self.ask(Command::DmaUnmap, &unmap.encode(), &[], &[])?.skip()
     }
 
-    /// Takes all regions back.
+    /// Withdraws all regions from the device.
     ///
     /// # Errors
-    /// As [`Client::dma_unmap`].
+    /// The same as for [`Client::dma_unmap`].
     pub fn dma_unmap_all(&self) -> Result<(), PortError> {
         let unmap = DmaUnmap { flags: UNMAP_ALL, address: 0, size: 0 };
         self.ask(Command::DmaUnmap, &unmap.encode(), &[], &[])?.skip()
     }
 
-    /// What region `index` is.
+    /// Queries the description of region `index`.
     ///
     /// # Errors
     /// There is no such region, or the server does not answer.
@@ -183,7 +184,7 @@ impl Client {
         RegionInfo::decode(answer.payload(&bytes)).map_err(|error| answer.misbehaved(error))
     }
 
-    /// Reads a region.
+    /// Reads `to.len()` bytes of a region from byte `offset` on.
     ///
     /// # Errors
     /// The server refuses, or does not answer.
@@ -208,7 +209,7 @@ impl Client {
         Ok(())
     }
 
-    /// Writes a region.
+    /// Writes `from` into a region from byte `offset` on.
     ///
     /// # Errors
     /// The server refuses, or does not answer.
@@ -221,7 +222,7 @@ impl Client {
         Ok(())
     }
 
-    /// Whether the device can log which pages it writes.
+    /// Whether the device can log the pages that it writes.
     ///
     /// # Errors
     /// The server does not answer.
@@ -238,7 +239,7 @@ impl Client {
         }
     }
 
-    /// Begins to log which pages the device writes.
+    /// Begins to log the pages that the device writes in `ranges`.
     ///
     /// # Errors
     /// The server refuses, or does not answer.
@@ -248,7 +249,7 @@ impl Client {
         self.feature(&FeatureRequest { feature, method, data: &data }, 0).map(drop)
     }
 
-    /// Logs no more.
+    /// Stops logging of the device's writes.
     ///
     /// # Errors
     /// The server refuses, or does not answer.
@@ -257,11 +258,11 @@ impl Client {
         self.feature(&FeatureRequest { feature, method, data: &[] }, 0).map(drop)
     }
 
-    /// Which pages of a range were written since it was last asked, or logging began: bit `n` is the range's page
-    /// `n`. The range must be no longer than [`Client::longest_report`].
+    /// Pages of a range that were written since the last report, or since logging began. Bit `n` is the
+    /// range's page `n`. The range must not be longer than [`Client::longest_report`].
     ///
     /// # Errors
-    /// The server refuses, does not answer, or answers something else.
+    /// The server refuses, does not answer, or its answer is invalid.
     pub fn report_logged(&self, range: DmaLogRange) -> Result<Vec<u64>, PortError> {
         let report = DmaLogReport { range, page_size: PAGE_BYTES };
         let head = report.encode();
@@ -295,7 +296,7 @@ impl Client {
         Ok(words)
     }
 
-    /// Bytes of the longest range of which one report can tell: a multiple of 64 pages.
+    /// Longest range of one report in bytes, a multiple of 64 pages.
     pub fn longest_report(&self) -> u64 {
         let fits = u64::from(self.data_bytes).saturating_sub(DmaLogReport::BYTES as u64);
         let taken = self.migration.as_ref().map_or(fits, |migration| migration.max_bitmap_size);
@@ -369,7 +370,7 @@ impl Client {
         }
     }
 
-    /// Asks for a feature; gives the data of the answer.
+    /// Sends a feature request and returns the answer's data.
     fn feature(&self, question: &FeatureRequest<'_>, room: usize) -> Result<Vec<u8>, PortError> {
         let mut answer = self.ask(Command::DeviceFeature, &question.encode(room), &[], &[])?;
         answer.request = feature_name(question.feature);
@@ -384,7 +385,7 @@ impl Client {
         Ok(came.data.to_vec())
     }
 
-    /// Sends a request made of `head` and `data`, and waits for the header of its answer.
+    /// Sends a request of `head` and `data`, and waits for its answer's header.
     fn ask(
         &self,
         command: Command,
@@ -411,7 +412,7 @@ impl Client {
             let header = header.map_err(|trouble| answer.trouble(trouble))?;
             match header.kind {
                 Kind::Command { no_reply } => answer.refuse(&header, no_reply)?,
-                // The answer to a request whose time was over.
+                // A late answer to a request that timed out.
                 _ if header.id != id => {}
                 _ if header.command != command.number() => {
                     let (got, expected) = (header.command, command.number());
@@ -428,7 +429,7 @@ impl Client {
                 Kind::Reply => return Ok(answer),
             }
         }
-        // What comes behind that is not looked through again at every request.
+        // The connection is closed, so that later requests do not search a flood of messages again.
         answer.talk.connection.give_up();
         let (message, field, value) = (command.name(), "messages", u64::from(FOREIGN_MESSAGES) + 1);
         let rule = "that many messages came that are not its answer";
@@ -453,7 +454,7 @@ impl AsFd for Talk {
     }
 }
 
-/// An answer whose payload is still to be received. What is not, is skipped before the next one.
+/// An answer whose payload is not received yet. The rest is skipped before the next message.
 struct Answer<'a> {
     talk: MutexGuard<'a, Talk>,
     request: &'static str,
@@ -466,7 +467,7 @@ impl Answer<'_> {
         self.talk.connection.left()
     }
 
-    /// Fills `to`.
+    /// Receives the payload's next `to.len()` bytes.
     fn read(&mut self, to: &mut [u8]) -> Result<(), PortError> {
         if to.len() > self.left() {
             let (message, at, field) = (self.request, HEADER_BYTES, "payload");
@@ -477,14 +478,14 @@ impl Answer<'_> {
         received.map_err(|trouble| self.trouble(trouble))
     }
 
-    /// All of the payload, whose length was checked against the limit of a message.
+    /// Receives the rest of the payload. Its length was checked against the limit of a message.
     fn all(&mut self) -> Result<Vec<u8>, PortError> {
         let mut bytes = vec![0; self.left()];
         self.read(&mut bytes)?;
         Ok(bytes)
     }
 
-    /// Refuses what is left.
+    /// Fails if bytes remain.
     fn finish(self) -> Result<(), PortError> {
         match self.left() {
             0 => Ok(()),
@@ -496,7 +497,7 @@ impl Answer<'_> {
         }
     }
 
-    /// Lets what is left go.
+    /// Skips the remaining bytes.
     fn skip(mut self) -> Result<(), PortError> {
         let skipped = self.talk.connection.skip_body(Some(self.deadline));
         skipped.map_err(|trouble| self.trouble(trouble))
@@ -506,7 +507,8 @@ impl Answer<'_> {
         Payload::new(self.request, bytes)
     }
 
-    /// The server asks something: all RAM is mapped and no interrupt goes this way, so nothing is due.
+    /// Refuses a request of the server. None is expected, because all RAM is mapped and interrupts use
+    /// eventfds.
     fn refuse(&mut self, header: &Header, no_reply: bool) -> Result<(), PortError> {
         if no_reply {
             return Ok(());

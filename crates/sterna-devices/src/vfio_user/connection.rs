@@ -1,7 +1,7 @@
-//! A socket that carries messages: whole ones, with their descriptors, within a time.
+//! A socket that sends and receives whole messages with their descriptors, within a time limit.
 //!
-//! A wait that ends too early leaves the connection usable as long as no message was sent in part: what is still
-//! to come of a message that nobody waits for any more is skipped before the next is looked at.
+//! After a wait that ends too early, the connection remains usable unless a message was sent in part. The
+//! remaining bytes of an abandoned message are skipped before the next one is read.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -18,31 +18,31 @@ use rustix::net::{
 
 use super::wire::{HEADER_BYTES, Header, MAX_MESSAGE_FDS, WireError};
 
-/// Why a message did not get through.
+/// Why a message was not sent or received.
 #[derive(Debug)]
 pub(super) enum Trouble {
-    /// The time was over.
+    /// The time limit was exceeded.
     Late,
     /// The other side closed the connection between two messages.
     Closed,
-    /// The connection broke inside a message, or was given up.
+    /// The connection broke inside a message, or was closed here.
     Broken(io::Error),
-    /// The other side breaks the protocol; the connection is given up.
+    /// The other side broke the protocol. The connection is closed here.
     Wire(WireError),
-    /// The system refused.
+    /// A system call failed.
     System(&'static str, io::Error),
 }
 
 pub(super) struct Connection {
     socket: UnixStream,
-    /// The most bytes of a message.
+    /// Highest length of a message in bytes.
     limit: u32,
-    /// A header that has come in part.
+    /// The received part of a header.
     head: [u8; HEADER_BYTES],
     have: usize,
-    /// Bytes of the present message that have not come yet.
+    /// Bytes of the present message that were not received yet.
     left: usize,
-    /// The descriptors that came with it.
+    /// Descriptors received with the present message.
     fds: Vec<OwnedFd>,
     given_up: bool,
 }
@@ -53,14 +53,14 @@ impl Connection {
         Self { socket, limit, head, have, left, fds, given_up: false }
     }
 
-    /// Says that no more messages will be understood.
+    /// Closes the connection, because no later message can be decoded.
     pub(super) fn give_up(&mut self) {
         self.given_up = true;
-        // Already shut down by the other side: as good.
+        // Fails if the other side has already shut down, with the same effect.
         let _ = self.socket.shutdown(std::net::Shutdown::Both);
     }
 
-    /// Sends a message made of `parts`, `fds` with its first byte.
+    /// Sends a message of `parts`, with `fds` attached to its first byte.
     pub(super) fn send(
         &mut self,
         parts: [&[u8]; 3],
@@ -81,14 +81,15 @@ impl Connection {
             }
             match sendmsg(&self.socket, &slices, &mut control, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
                 Ok(more) => sent += more,
-                Err(Errno::AGAIN) => match self.wait(PollFlags::OUT, deadline) {
-                    Err(Trouble::Late) if sent > 0 => {
-                        // Nobody would understand what comes after half a message.
-                        self.give_up();
-                        return Err(Trouble::Late);
+                Err(Errno::AGAIN) => {
+                    if let Err(trouble) = self.wait(PollFlags::OUT, deadline) {
+                        // The other side could not decode anything after a partial message.
+                        if sent > 0 {
+                            self.give_up();
+                        }
+                        return Err(trouble);
                     }
-                    other => other?,
-                },
+                }
                 Err(Errno::INTR) => {}
                 Err(error) => {
                     self.give_up();
@@ -99,7 +100,7 @@ impl Connection {
         Ok(())
     }
 
-    /// The next message's header.
+    /// Receives the next message's header.
     pub(super) fn receive_header(&mut self, deadline: Option<Instant>) -> Result<Header, Trouble> {
         self.skip_body(deadline)?;
         while self.have < HEADER_BYTES {
@@ -135,7 +136,7 @@ impl Connection {
         self.left
     }
 
-    /// The next bytes of the present message, which must have so many.
+    /// Receives the next bytes of the present message, which must have as many.
     pub(super) fn receive_body(&mut self, to: &mut [u8], deadline: Option<Instant>) -> Result<(), Trouble> {
         assert!(to.len() <= self.left, "{} bytes wanted of {}", to.len(), self.left);
         let mut got = 0;
@@ -151,7 +152,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Lets the rest of the present message go.
+    /// Skips the rest of the present message.
     pub(super) fn skip_body(&mut self, deadline: Option<Instant>) -> Result<(), Trouble> {
         let mut room = [0; 4096];
         while self.left > 0 {
@@ -161,12 +162,12 @@ impl Connection {
         Ok(())
     }
 
-    /// The descriptors that came with the present message.
+    /// Takes the descriptors received with the present message.
     pub(super) fn take_fds(&mut self) -> Vec<OwnedFd> {
         std::mem::take(&mut self.fds)
     }
 
-    /// Whether the other side is still there, as far as can be told without asking it.
+    /// Whether the other side still has the connection open, without sending a request.
     pub(super) fn is_open(&self) -> bool {
         let mut fds = [PollFd::new(&self.socket, PollFlags::RDHUP)];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -178,7 +179,8 @@ impl Connection {
     fn receive(&mut self, to: &mut [u8], deadline: Option<Instant>) -> Result<usize, Trouble> {
         self.check()?;
         loop {
-            // Not only where it waits: from somebody who never ceases to send there is always something to receive.
+            // Checked before every read, because a peer that sends without pause would never let this thread
+            // wait.
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return Err(Trouble::Late);
             }
@@ -251,7 +253,7 @@ fn timespec(duration: Duration) -> Timespec {
     }
 }
 
-/// `parts` without their first `done` bytes.
+/// The bytes of `parts` after the first `done`.
 fn rest_of(parts: [&[u8]; 3], mut done: usize) -> [&[u8]; 3] {
     parts.map(|part| {
         let skipped = done.min(part.len());

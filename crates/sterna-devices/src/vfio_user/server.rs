@@ -1,8 +1,8 @@
-//! The device's side of vfio-user: takes one client after the other and lets a [`Backend`] answer.
+//! The device's side of vfio-user. It serves one client after the other with the answers of a [`Backend`].
 //!
-//! A malformed payload is answered by EINVAL, and the connection goes on, since the place of the next message is
-//! known. A malformed header ends it. When a client goes, its guest RAM is let go of and nothing is logged any
-//! more; the device stays as it is.
+//! A malformed payload is answered with EINVAL, and the connection continues, because the position of the
+//! next message is known. A malformed header ends the connection. When a client disconnects, its guest RAM is
+//! unmapped and logging stops. The device's state does not change.
 
 mod dispatch;
 mod end;
@@ -16,12 +16,14 @@ use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
 use super::backend::Backend;
 use dispatch::Session;
 pub use end::ServerEnd;
 
-/// A socket on which a device waits for clients.
+/// A listening socket of a device.
 pub struct Server {
     listener: UnixListener,
     path: PathBuf,
@@ -30,10 +32,10 @@ pub struct Server {
     stopper: Stopper,
 }
 
-/// Ends a server from another thread.
+/// A handle that ends a server from another thread.
 #[derive(Debug, Clone)]
 pub struct Stopper {
-    /// Closing it is seen by whoever waits for a client.
+    /// Shutting it down wakes the thread that waits for a client.
     stop: Arc<UnixStream>,
     current: Arc<Mutex<Current>>,
 }
@@ -45,10 +47,10 @@ struct Current {
 }
 
 impl Server {
-    /// Listens at `path`. A socket that is there already but that nobody listens on is replaced.
+    /// Listens at `path`. An abandoned socket file is replaced.
     ///
     /// # Errors
-    /// Somebody listens there, or the system refuses.
+    /// Another server listens there, or the system refuses.
     pub fn bind(path: &Path, backend: Arc<dyn Backend>) -> io::Result<Self> {
         let listener = match UnixListener::bind(path) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse && is_abandoned(path) => {
@@ -63,15 +65,15 @@ impl Server {
         Ok(Self { listener, path: path.to_owned(), backend, stop, stopper })
     }
 
-    /// What ends it.
+    /// The handle that ends this server.
     pub fn stopper(&self) -> Stopper {
         self.stopper.clone()
     }
 
-    /// Waits for a client and serves it until it goes; `None` once the server was stopped.
+    /// Waits for a client and serves it until it disconnects. `None` after the server was stopped.
     ///
     /// # Errors
-    /// No client can be waited for.
+    /// The system cannot wait for a client.
     pub fn serve_next(&self) -> io::Result<Option<ServerEnd>> {
         loop {
             let mut fds =
@@ -105,7 +107,7 @@ impl Server {
     /// Serves clients on a thread until the handle is dropped.
     ///
     /// # Errors
-    /// No thread can be started.
+    /// The system cannot start a thread.
     pub fn spawn(self) -> io::Result<ServerThread> {
         let stopper = self.stopper();
         let path = self.path.clone();
@@ -129,7 +131,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Gone already: as good.
+        // Fails if the file is already removed, with the same effect.
         let _ = std::fs::remove_file(&self.path);
     }
 }
@@ -141,19 +143,19 @@ impl fmt::Debug for Server {
 }
 
 impl Stopper {
-    /// Closes the present connection and takes no further ones.
+    /// Closes the present connection and accepts no further ones.
     pub fn stop(&self) {
         let mut current = self.current.lock();
         current.stopped = true;
         if let Some(connection) = &current.connection {
-            // Closed by the client already: as good.
+            // Fails if the client has already disconnected, with the same effect.
             let _ = connection.shutdown(std::net::Shutdown::Both);
         }
         let _ = self.stop.shutdown(std::net::Shutdown::Both);
     }
 }
 
-/// A server on its thread; dropping it ends it.
+/// A server on its own thread. Dropping it ends the thread.
 #[derive(Debug)]
 pub struct ServerThread {
     stopper: Stopper,
@@ -162,7 +164,7 @@ pub struct ServerThread {
 }
 
 impl ServerThread {
-    /// Where it listens.
+    /// Path of the server's socket.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -177,7 +179,7 @@ impl Drop for ServerThread {
     }
 }
 
-/// Serves one client until the connection ends.
+/// Serves one client on `stream` until the connection ends.
 pub fn serve(stream: UnixStream, backend: &dyn Backend) -> ServerEnd {
     let end = Session::new(stream, backend).run();
     backend.stop_logging();
@@ -185,7 +187,12 @@ pub fn serve(stream: UnixStream, backend: &dyn Backend) -> ServerEnd {
     end
 }
 
-/// Whether nobody listens on the socket at `path`.
+/// Whether no server listens on the socket at `path`. A datagram socket detects this without a connection,
+/// and without waiting for room in the listener's queue.
 fn is_abandoned(path: &Path) -> bool {
-    UnixStream::connect(path).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let probe = socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None);
+    probe.is_ok_and(|probe| {
+        SocketAddrUnix::new(path).is_ok_and(|address| connect(&probe, &address) == Err(Errno::CONNREFUSED))
+    })
 }

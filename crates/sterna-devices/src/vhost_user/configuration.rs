@@ -1,5 +1,5 @@
-//! The record of a device's rings: what the destination needs to start them where the source's back end stopped
-//! (specs/vhost-user.md §4).
+//! The record of a device's rings. The destination starts the rings from it at the positions where the
+//! source's back end stopped (specs/vhost-user.md §4).
 
 use std::sync::Arc;
 
@@ -9,10 +9,11 @@ use super::ring::Ring;
 const VERSION: u32 = 1;
 const HEAD_BYTES: usize = 14;
 const RING_BYTES: usize = 28;
-/// More than any device has, and far below the 64 KiB that a configuration may take.
+/// Highest number of rings in a record. It is more than any device has, and far below the 64 KiB limit of a
+/// configuration.
 pub(super) const RINGS_MAX: usize = 1024;
 
-/// What the guest's driver and its device had agreed on, and where its rings are.
+/// Negotiated features, and the addresses and positions of the rings.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Configuration {
     pub(super) features: u64,
@@ -35,7 +36,7 @@ impl Configuration {
         bytes
     }
 
-    /// Takes the peer's bytes apart. Where the rings are is not checked here.
+    /// Decodes the peer's bytes. The rings' addresses are not checked here.
     pub(super) fn decode(device: &Arc<str>, bytes: &[u8]) -> Result<Self, VhostUserError> {
         let refuse = |rule: String| VhostUserError::Configuration { device: Arc::clone(device), rule };
         let Some((head, rest)) = bytes.split_first_chunk::<HEAD_BYTES>() else {

@@ -1,4 +1,4 @@
-//! The device as a VMM has it.
+//! [`VhostUserDevice`], the VMM's handle of a vhost-user device.
 
 use std::fmt;
 use std::io;
@@ -27,29 +27,31 @@ use super::used_rings::UsedRings;
 use super::worker::Asking;
 use crate::connect;
 
-/// Where a device's back end is, and how long it may take.
+/// Socket, kind and time limits of a vhost-user device.
 #[derive(Debug, Clone)]
 pub struct VhostUserOptions {
-    /// What errors and the stream call the device: the same on both sides.
+    /// Name of the device in errors and in the stream. It must be equal on both sides.
     pub name: String,
-    /// Where the back end listens.
+    /// Path of the back end's socket.
     pub socket: PathBuf,
-    /// What a guest sees of it. Without it no guest does: whoever knows where rings are says so by [`VhostUserDevice::start`].
+    /// Kind of the device for a guest. `None` if no guest sees it; the caller that knows its rings then uses
+    /// [`VhostUserDevice::start`].
     pub kind: Option<DeviceKind>,
-    /// Queues that the device has: [`DeviceKind::queues`].
+    /// Number of queues, see [`DeviceKind::queues`].
     pub queues: usize,
-    /// How long a request may go unanswered. A back end that is told to stop first finishes what it has begun.
+    /// Time limit of a request. A back end that must stop first finishes the requests it has begun.
     pub answer_limit: Duration,
-    /// How long its state may stand still while it moves.
+    /// Longest time without progress while the state is transferred.
     pub state_limit: Duration,
-    /// How large its state is, as far as one knows: the protocol does not tell. For the expected downtime.
+    /// Estimated size of the state in bytes, because the protocol does not report it. For the expected
+    /// downtime.
     pub expected_state_bytes: u64,
-    /// How fast it moves, if one knows. For the expected downtime.
+    /// Estimated transfer rate of the state. For the expected downtime.
     pub expected_bytes_per_second: Option<u64>,
 }
 
 impl VhostUserOptions {
-    /// One queue; half a minute for an answer and for the state to move on.
+    /// One queue, and limits of 30 s for an answer and for the state's progress.
     pub fn new(name: impl Into<String>, socket: impl Into<PathBuf>) -> Self {
         Self {
             name: name.into(),
@@ -64,16 +66,16 @@ impl VhostUserOptions {
     }
 }
 
-/// A virtio device whose back end is another process. Its state moves as a [`sterna::DeviceStream`], or with `mode` `cpr-transfer`
-/// the connection itself moves, as [`sterna::HostDescriptors`].
+/// A virtio device whose back end is another process. Its state migrates as a [`sterna::DeviceStream`]. With
+/// `mode` `cpr-transfer` the connection itself is handed over as [`sterna::HostDescriptors`].
 ///
-/// Dropping it closes the connection; most back ends end then.
+/// Dropping it closes the connection. Most back ends end then.
 pub struct VhostUserDevice {
     pub(super) name: Arc<str>,
     pub(super) options: VhostUserOptions,
     pub(super) transfer: Mutex<Transfer>,
     pub(super) offer: Arc<Mutex<Offer>>,
-    /// None while another process has the back end.
+    /// `None` while another process has the back end.
     pub(super) link: Mutex<Option<Arc<Link>>>,
     pub(super) memory: GuestMemory,
     pub(super) changed: EventFd,
@@ -85,8 +87,10 @@ impl VhostUserDevice {
     /// Connects to the back end and gives it `ram`, which the guest sees at `ranges`.
     ///
     /// # Errors
-    /// [`VhostUserError::Connect`]; [`VhostUserError::Lacks`] for a back end that cannot be migrated;
-    /// [`VhostUserError::Memory`] for RAM that no other process can have; whatever a request can fail with.
+    /// - [`VhostUserError::Connect`]
+    /// - [`VhostUserError::Lacks`] for a back end that cannot be migrated
+    /// - [`VhostUserError::Memory`] for RAM that cannot be shared with another process
+    /// - every error of a request
     pub fn connect(
         options: VhostUserOptions,
         ram: &GuestRam,
@@ -104,11 +108,12 @@ impl VhostUserDevice {
         Ok(device)
     }
 
-    /// A device whose back end another process of this host has, and will hand over with the guest and its memory
-    /// ([`sterna::HostDescriptors`]). Nobody is connected to, and until the guest runs here nothing is said to the back end.
+    /// A device whose back end another process of this host has. That process hands the back end over with
+    /// the guest and its memory ([`sterna::HostDescriptors`]). This call makes no connection. The back end
+    /// gets no request from this process before the guest runs here.
     ///
     /// # Errors
-    /// [`VhostUserError::Memory`] as of [`VhostUserDevice::connect`]; [`VhostUserError::System`].
+    /// [`VhostUserError::Memory`] as in [`VhostUserDevice::connect`]; [`VhostUserError::System`].
     pub fn awaiting(
         options: VhostUserOptions,
         ram: &GuestRam,
@@ -139,46 +144,47 @@ impl VhostUserDevice {
         }))
     }
 
-    /// Its name.
+    /// The device's name, as in its options.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What a guest sees of it, if it sees it.
+    /// Kind of the device for a guest. `None` if no guest sees it.
     pub fn kind(&self) -> Option<&DeviceKind> {
         self.options.kind.as_ref()
     }
 
-    /// The features that a driver may take: those of virtio and of the device.
+    /// Features that a driver may choose: those of virtio and of the device.
     pub fn offered_features(&self) -> u64 {
         self.offer.lock().features
     }
 
-    /// Whether it has a state besides its rings, which moves.
+    /// Whether the device has state in addition to its rings.
     pub fn has_state(&self) -> bool {
         self.offer.lock().has_state
     }
 
-    /// Queues that it has.
+    /// Number of queues that the device has.
     pub fn queues(&self) -> usize {
         self.events.len()
     }
 
-    /// To be signalled when the guest has made entries of queue `queue` available.
+    /// Eventfd to signal after the guest has made entries of queue `queue` available.
     pub fn kick(&self, queue: usize) -> Option<&EventFd> {
         Some(&self.events.get(queue)?.kick)
     }
 
-    /// Is signalled when the device has used entries of queue `queue`.
+    /// Eventfd that the back end signals after it has used entries of queue `queue`.
     pub fn call(&self, queue: usize) -> Option<&EventFd> {
         Some(&self.events.get(queue)?.call)
     }
 
-    /// The guest's driver is ready: it took `features`, and its rings are `rings`, the first that of queue 0. The back
-    /// end serves them from now on.
+    /// Starts the rings after the guest's driver is ready. `features` are the driver's, and `rings` begins
+    /// with queue 0. The back end serves the rings from now on.
     ///
     /// # Errors
-    /// [`VhostUserError::Ring`], [`VhostUserError::Lacks`]; rings run already; whatever a request can fail with.
+    /// [`VhostUserError::Ring`], [`VhostUserError::Lacks`], rings that already run, and every error of a
+    /// request.
     pub fn start(&self, features: u64, rings: &[Ring]) -> Result<(), VhostUserError> {
         let configuration = Configuration { features, rings: rings.to_vec() };
         self.call_session(move |session| {
@@ -187,11 +193,12 @@ impl VhostUserDevice {
         })
     }
 
-    /// What [`DeviceKind`] asks for: the configuration space as the driver reads it, now. Zeros of a device that waits for its
-    /// back end.
+    /// The present configuration space, as the driver reads it. Zeros for a device that waits for its back
+    /// end.
     ///
     /// # Errors
-    /// [`VhostUserError::Space`] for one that breaks a rule, or of a device that no guest sees; whatever a request can fail with.
+    /// [`VhostUserError::Space`] if it breaks a rule of the [`DeviceKind`], or no guest sees the device. Also
+    /// every error of a request.
     pub fn configuration_space(&self) -> Result<Vec<u8>, VhostUserError> {
         let Some(kind) = self.options.kind.clone() else {
             let (device, rule) = (Arc::clone(&self.name), "no guest sees it".to_owned());
@@ -203,16 +210,16 @@ impl VhostUserDevice {
         self.call_session(Session::space)
     }
 
-    /// Is signalled when the configuration space has changed.
+    /// Eventfd that is signalled after the configuration space has changed.
     pub fn changed(&self) -> &EventFd {
         &self.changed
     }
 
-    /// As [`VhostUserDevice::start`], but the rings may have come with a guest, and run already. Features that are the front
-    /// end's alone are no business of the back end's.
+    /// Like [`VhostUserDevice::start`], for rings that may have been handed over with the guest. Such rings
+    /// may run already. Features that only the front end implements are not sent to the back end.
     ///
     /// # Errors
-    /// As [`VhostUserDevice::start`].
+    /// The same as for [`VhostUserDevice::start`].
     pub fn serve(&self, features: u64, rings: &[Ring]) -> Result<(), VhostUserError> {
         let kind = self.options.kind.as_ref().map_or(0, DeviceKind::features_of_front_end);
         let offer = *self.offer.lock();
@@ -221,15 +228,15 @@ impl VhostUserDevice {
         self.call_session(move |session| session.serve(&configuration))
     }
 
-    /// The guest's driver has reset the device: its rings stop and are forgotten.
+    /// Stops and forgets the rings after the guest's driver has reset the device.
     ///
     /// # Errors
-    /// Whatever a request can fail with.
+    /// Every error of a request.
     pub fn reset(&self) -> Result<(), VhostUserError> {
         self.call_session(|session| if session.is_set_up() { session.reset() } else { Ok(()) })
     }
 
-    /// The rings, which have stopped, and how far the back end has got with each.
+    /// The stopped rings, with the position of the back end in each.
     ///
     /// # Errors
     /// [`VhostUserError::OutOfOrder`] while they run.
@@ -237,19 +244,20 @@ impl VhostUserDevice {
         Ok(self.call_session(|session| session.configuration())?.rings)
     }
 
-    /// Puts the end of the connection among the events of `events`, as `data`. It stays there when it has come.
+    /// Adds the end of the connection to `events`, as `data`. The event remains set after it has occurred.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel refuses the registration.
     pub fn watch_end(&self, events: &Epoll, data: u64) -> io::Result<()> {
         let link = self.link().map_err(io::Error::other)?;
         ended::watch(&link.socket, events, data)
     }
 
-    /// [`VhostUserError::Ended`] if the back end has ended.
+    /// Checks that the back end's connection is open.
     ///
     /// # Errors
-    /// It has, or another process has it.
+    /// [`VhostUserError::Ended`] if the back end has ended. An error as well if another process has the back
+    /// end.
     pub fn check_alive(&self) -> Result<(), VhostUserError> {
         match ended::has_come(&self.link()?.socket) {
             false => Ok(()),
@@ -257,7 +265,7 @@ impl VhostUserDevice {
         }
     }
 
-    /// A link over that connection to a back end.
+    /// Creates a link over a connection to a back end.
     pub(super) fn link_over(&self, main: UnixStream, turn: Turn) -> Result<Link, VhostUserError> {
         let changed = self.changed.try_clone().map_err(|source| VhostUserError::System {
             device: Arc::clone(&self.name),
@@ -277,13 +285,13 @@ impl VhostUserDevice {
         Link::over(main, turn, self.options.answer_limit, terms)
     }
 
-    /// The connection to the back end.
+    /// The link to the back end.
     pub(super) fn link(&self) -> Result<Arc<Link>, VhostUserError> {
         let link = self.link.lock().clone();
         link.ok_or_else(|| VhostUserError::Awaited { device: Arc::clone(&self.name) })
     }
 
-    /// Has `job` done, and waits for its result.
+    /// Runs `job` on the session's thread and waits for its result.
     pub(super) fn call_session<T: Send + 'static>(
         &self,
         job: impl FnOnce(&mut Session) -> Result<T, VhostUserError> + Send + 'static,
@@ -291,26 +299,27 @@ impl VhostUserDevice {
         self.link()?.worker.call(job)
     }
 
-    /// Has `job` done, and does not wait for it.
+    /// Runs `job` on the session's thread without waiting for it.
     pub(super) fn tell_session(&self, job: impl FnOnce(&mut Session) + Send + 'static) {
-        // A back end that another process has need not hear of it.
+        // A back end that another process has needs no such request.
         if let Ok(link) = self.link() {
             link.worker.post(job);
         }
     }
 
-    /// The back end notes what it writes in `log` (which was started) when this returns.
+    /// Makes the back end record its writes in `log`, which was started. The recording is active on return.
     pub(super) fn start_log(&self, log: &Arc<VhostLog>) -> Result<(), VhostUserError> {
         let log = Arc::clone(log);
         self.call_session(move |session| session.set_log(Some(log)))
     }
 
-    /// The back end need not note what it writes any more.
+    /// Ends the recording of the back end's writes.
     pub(super) fn stop_log(&self) -> Result<(), VhostUserError> {
         self.call_session(|session| session.set_log(None))
     }
 
-    /// The used rings that have stopped since the last sync, which are not in the log; gives the newly dirty pages.
+    /// Merges the used rings that stopped after the last sync. The log does not contain them. Returns the
+    /// number of newly dirty pages.
     pub(super) fn sync_used_rings(&self, into: &mut DirtyBitmaps) -> u64 {
         self.used_rings.sync(into)
     }

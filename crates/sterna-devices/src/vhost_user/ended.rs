@@ -1,4 +1,5 @@
-//! The end of a connection, which comes with the back end's. Nothing is read: that is for whoever waits for an answer.
+//! Detects the end of a connection, which the back end's end causes. No bytes are read, because they belong
+//! to the thread that waits for an answer.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -6,13 +7,13 @@ use std::os::unix::net::UnixStream;
 
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
-/// Puts the end of the connection among the events of `events`, as `data`. It stays there when it has come.
+/// Adds the end of the connection to `events`, as `data`. The event remains set after it has occurred.
 pub(super) fn watch(socket: &UnixStream, events: &Epoll, data: u64) -> io::Result<()> {
     let end = EpollEvent::new(EventSet::READ_HANG_UP, data);
     events.ctl(ControlOperation::Add, socket.as_raw_fd(), end)
 }
 
-/// Whether it has come. Whoever cannot look finds it out by the next request.
+/// Whether the connection has ended. False if this cannot be checked; the next request then fails.
 pub(super) fn has_come(socket: &UnixStream) -> bool {
     let look = || {
         let events = Epoll::new()?;

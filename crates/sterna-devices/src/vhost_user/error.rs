@@ -1,4 +1,4 @@
-//! What can go wrong with a back end. Every error names the device.
+//! Errors of vhost-user back ends. Every error names the device.
 
 use std::fmt;
 use std::io;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use sterna::VmError;
 use vhost::vhost_user::Error as ProtocolError;
 
-/// Which way a back end's state was moving.
+/// Direction in which a back end's state moves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StateDirection {
     /// Out of the back end.
@@ -27,138 +27,139 @@ impl fmt::Display for StateDirection {
     }
 }
 
-/// A vhost-user device could not do what was asked.
+/// A failure of a vhost-user device or of its back end.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum VhostUserError {
-    /// Nobody listens there, or not in time.
+    /// No back end listens at the socket, or it does not accept in time.
     #[error("vhost-user device {device}: cannot connect to {}: {source}; is its back end running?", socket.display())]
     Connect {
-        /// The device's name.
+        /// Name of the device.
         device: Arc<str>,
-        /// Where the back end should listen.
+        /// Path of the back end's socket.
         socket: PathBuf,
-        /// Why.
+        /// Error that the system call returned.
         source: io::Error,
     },
-    /// The back end did not answer in time. It may do so later: the connection stays as it is.
+    /// The back end did not answer in time. It may answer later, so the connection stays open.
     #[error(
         "vhost-user device {device}: the back end did not answer {request} within {limit:?}; is it stopped?"
     )]
     NoAnswer {
-        /// The device's name.
+        /// Name of the device.
         device: Arc<str>,
-        /// The request that it owes an answer to.
+        /// Name of the unanswered request.
         request: &'static str,
-        /// How long was waited.
+        /// Time limit that was exceeded.
         limit: Duration,
     },
-    /// The back end closed the connection: it has ended, or thinks that we misbehaved.
+    /// The back end closed the connection: it has ended, or it found a protocol error.
     #[error(
         "vhost-user device {device}: the back end closed the connection at {request}; see what it printed"
     )]
     Gone {
-        /// The device's name.
+        /// Name of the device.
         device: Arc<str>,
-        /// What was asked of it then.
+        /// Name of the request at that time.
         request: &'static str,
     },
-    /// The back end answered that it cannot.
+    /// The back end answered that the request failed.
     #[error("vhost-user device {device}: the back end refused {request}; see what it printed")]
     Refused {
-        /// The device's name.
+        /// Name of the device.
         device: Arc<str>,
-        /// What was asked of it.
+        /// Name of the request.
         request: &'static str,
     },
-    /// The back end's answer is none.
+    /// The back end's answer breaks the protocol.
     #[error("vhost-user device {device}: the back end's answer to {request} breaks the protocol: {rule}")]
     Misbehaved {
-        /// The device's name.
+        /// Name of the device.
         device: Arc<str>,
-        /// What was asked of it.
+        /// Name of the request.
         request: &'static str,
-        /// What is wrong with the answer.
+        /// The rule that the answer breaks.
         rule: String,
     },
-    /// The back end cannot be migrated, or lacks what the guest's driver or the source uses.
+    /// The back end cannot be migrated, or lacks a feature that is in use. The guest's driver or the source
+    /// uses it.
     #[error("vhost-user device {device}: the back end lacks {feature}; use one that has it")]
     Lacks {
-        /// The device's name.
+        /// Name of the device.
         device: Arc<str>,
-        /// What is missing.
+        /// Name of the missing feature.
         feature: String,
     },
-    /// The back end says that the transfer of its state failed (CHECK_DEVICE_STATE).
+    /// The back end reports that the transfer of its state failed (CHECK_DEVICE_STATE).
     #[error(
         "vhost-user device {device}: the back end reports that {direction} its state failed; see what it printed"
     )]
     State {
-        /// The device's name.
+        /// Name of the device.
         device: Arc<str>,
-        /// Which way.
+        /// Direction of the transfer.
         direction: StateDirection,
     },
-    /// The back end neither moves its state on nor ends.
+    /// The transfer of the back end's state makes no progress and does not end.
     #[error(
         "vhost-user device {device}: {direction} its state made no progress for {limit:?} after {bytes} bytes"
     )]
     Stalled {
-        /// The device's name.
+        /// Name of the device.
         device: Arc<str>,
-        /// Which way.
+        /// Direction of the transfer.
         direction: StateDirection,
-        /// Bytes that had moved.
+        /// Bytes transferred before the failure.
         bytes: u64,
-        /// How long was waited.
+        /// Time limit that was exceeded.
         limit: Duration,
     },
-    /// The pipe for the state broke.
+    /// The pipe for the state failed.
     #[error("vhost-user device {device}: {direction} its state failed after {bytes} bytes: {source}")]
     Pipe {
-        /// The device's name.
+        /// Name of the device.
         device: Arc<str>,
-        /// Which way.
+        /// Direction of the transfer.
         direction: StateDirection,
-        /// Bytes that had moved.
+        /// Bytes transferred before the failure.
         bytes: u64,
-        /// Why.
+        /// Error that the system call returned.
         source: io::Error,
     },
-    /// A ring cannot be where it was said to be.
+    /// A ring has an invalid address or size.
     #[error("vhost-user device {device}: ring {ring}: {rule}")]
     Ring {
-        /// The device's name.
+        /// Name of the device.
         device: Arc<str>,
-        /// Which ring.
+        /// Index of the ring.
         ring: usize,
-        /// What is wrong with it.
+        /// The rule that the ring breaks.
         rule: &'static str,
     },
-    /// Guest RAM that a back end cannot be given.
+    /// A range of guest RAM cannot be shared with a back end.
     #[error("vhost-user device {device}: guest RAM range {range}: {rule}")]
     Memory {
-        /// The device's name.
+        /// Name of the device.
         device: Arc<str>,
-        /// Its place in the list.
+        /// Index of the range.
         range: usize,
-        /// What is wrong with it.
+        /// The rule that the range breaks.
         rule: &'static str,
     },
-    /// A device that no driver may be given.
+    /// The configuration space is not valid for a driver.
     #[error("vhost-user device {device}: {rule}")]
     Space {
-        /// The device's name.
+        /// Name of the device.
         device: Arc<str>,
-        /// What is wrong with its configuration space.
+        /// The rule that the configuration space breaks.
         rule: String,
     },
-    /// The back end has ended, or has closed the connection.
+    /// The back end has ended or has closed the connection.
     #[error(
         "vhost-user device {device}: the back end closed the connection; see what it printed. The guest goes on without it"
     )]
     Ended {
-        /// The device's name.
+        /// Name of the device.
         device: Arc<str>,
     },
     /// Another process has the back end, or had it last.
@@ -167,49 +168,49 @@ pub enum VhostUserError {
          (`sterna migrate --same-host`), or start this side with a back end of its own"
     )]
     Awaited {
-        /// The device's name.
+        /// Name of the device.
         device: Arc<str>,
     },
-    /// What another process hands over is not for this device.
+    /// A handed-over back end does not fit this device.
     #[error("vhost-user device {device}: its back end cannot be taken over: {rule}")]
     NotTaken {
-        /// The device's name.
+        /// Name of the device.
         device: Arc<str>,
-        /// Why.
+        /// The reason of the refusal.
         rule: String,
     },
-    /// The record of the rings that came from the source is none.
+    /// The source's record of the rings is invalid.
     #[error("vhost-user device {device}: the source's record of its rings: {rule}")]
     Configuration {
-        /// The device's name.
+        /// Name of the device.
         device: Arc<str>,
-        /// What is wrong with it.
+        /// The rule that the record breaks.
         rule: String,
     },
-    /// A call that does not fit what the device is doing.
+    /// The call is not possible in the device's present state.
     #[error("vhost-user device {device}: {call} is not possible now: {state}")]
     OutOfOrder {
-        /// The device's name.
+        /// Name of the device.
         device: Arc<str>,
-        /// What was called.
+        /// Name of the call.
         call: &'static str,
-        /// What the device is doing.
+        /// The device's present state.
         state: &'static str,
     },
-    /// This machine refused what the front end needs for itself.
+    /// The system refused a resource that the front end needs.
     #[error("vhost-user device {device}: {what}: {source}")]
     System {
-        /// The device's name.
+        /// Name of the device.
         device: Arc<str>,
-        /// What was tried.
+        /// Description of the failed operation.
         what: &'static str,
-        /// Why.
+        /// Error that the system call returned.
         source: io::Error,
     },
 }
 
 impl VhostUserError {
-    /// How the front end's library says that `request` failed.
+    /// Converts the front end library's error of `request`.
     pub(super) fn of(device: &Arc<str>, request: &'static str, error: vhost::Error) -> Self {
         let device = Arc::clone(device);
         match error {

@@ -1,5 +1,5 @@
-//! A device's back end goes to another process of this host with the guest: it stays the same one, with the state that it has, and the
-//! connection to it changes hands as a descriptor (`specs/vhost-user.md §7`).
+//! Hands a device's back end over to another process of this host, with the guest. The back end keeps running
+//! with its state. Its connection is handed over as a descriptor (`specs/vhost-user.md §7`).
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -57,27 +57,28 @@ impl HostDescriptors for VhostUserDevice {
         Ok(())
     }
 
-    /// Closes descriptors of a connection that another process has, too, and leaves the connection alone.
+    /// Closes this process's descriptors of a shared connection, without shutting the connection down.
     fn let_go(&self) {
         let link = self.link.lock().take_if(|link| link.worker.is_shared());
-        // Its thread ends, without the lock.
+        // Dropped without the lock, because this ends the link's thread.
         drop(link);
     }
 }
 
 impl VhostUserDevice {
-    /// Whether its back end belongs to a guest that another process has, or had last: the device is as that process says
-    /// ([`VhostUserDevice::expect`]), and the back end hears nothing of this one.
+    /// Whether the back end belongs to a guest that another process has, or had last. The device then has the
+    /// properties that the other process reports ([`VhostUserDevice::expect`]). The back end gets no request
+    /// from this process.
     pub fn is_awaited(&self) -> bool {
         self.link.lock().as_ref().is_none_or(|link| link.is_awaited.load(Ordering::Acquire))
     }
 
-    /// Of a device that waits: what the source says of it, which is what its driver sees from now on. Gives the configuration space as
-    /// this side's options want it.
+    /// Sets the source's description of a waiting device, which its driver sees from now on. Returns the
+    /// configuration space with this side's options applied.
     ///
     /// # Errors
-    /// [`VhostUserError::Space`], [`VhostUserError::Lacks`] for what no driver may be given;
-    /// [`VhostUserError::OutOfOrder`] for a device that does not wait.
+    /// [`VhostUserError::Space`] or [`VhostUserError::Lacks`] for a description that is not valid for a
+    /// driver; [`VhostUserError::OutOfOrder`] for a device that does not wait.
     pub fn expect(&self, features: u64, has_state: bool, space: &[u8]) -> Result<Vec<u8>, VhostUserError> {
         let device = || Arc::clone(&self.name);
         if !self.is_awaited() {
@@ -93,17 +94,18 @@ impl VhostUserDevice {
         Ok(space)
     }
 
-    /// The guest has arrived, and does not run yet: a back end that came with it hears from this process for the first time, and has
-    /// a connection for what it says unasked. Without this it does when the device [runs](sterna::DeviceStream::run). Idempotent.
+    /// Introduces this process to a back end that was handed over. Called after the guest arrived and before
+    /// it runs. It also gives the back end a connection for its own requests. Otherwise this happens when the
+    /// device [runs](sterna::DeviceStream::run). Idempotent.
     ///
     /// # Errors
-    /// Whatever a request can fail with.
+    /// Every error of a request.
     pub fn introduce(&self) -> Result<(), VhostUserError> {
         self.speak();
         self.call_session(Session::introduce)
     }
 
-    /// The guest is this side's, for good or again.
+    /// Permits requests to the back end, because the guest now belongs to this side.
     pub(super) fn speak(&self) {
         if let Ok(link) = self.link() {
             link.is_awaited.store(false, Ordering::Release);
@@ -111,7 +113,7 @@ impl VhostUserDevice {
         }
     }
 
-    /// Whether another process has the connection, too.
+    /// Whether another process has descriptors of the same connection.
     pub(super) fn is_shared(&self) -> bool {
         self.link().is_ok_and(|link| link.worker.is_shared())
     }

@@ -1,50 +1,53 @@
-//! What a guest sees of a device: its kind, which of the back end's features a driver may take, and its configuration space.
+//! The guest's view of a device: its kind, its features, and its configuration space. The features are those
+//! of the back end that a driver may choose.
 
-/// Number of bytes of a file system's name in its configuration space.
+/// Length of a file system's tag in its configuration space, in bytes.
 const TAG_BYTES: usize = 36;
-/// Of the configuration spaces as VIRTIO 1.2 has them, without the fields of features that are not offered.
+/// Lengths of VIRTIO 1.2's configuration spaces, without fields of features that are not offered.
 const FILE_SYSTEM_BYTES: usize = TAG_BYTES + 4;
 const BLOCK_BYTES: usize = 60;
 const NETWORK_BYTES: usize = 12;
-/// Where a disk's configuration has the size of a block, u32, and the number of queues, u16.
+/// Offsets in a disk's configuration space: block size (u32) and number of queues (u16).
 const BLOCK_SIZE_AT: usize = 20;
 const BLOCK_QUEUES_AT: usize = 34;
 
-/// Indirect descriptors, event indexes, VIRTIO 1: what any driver may take, if the back end has it. Not offered is what concerns
-/// the transport (notification data, resetting one queue) or other rings than split ones.
+/// Features of every kind: indirect descriptors, event indexes, VIRTIO 1. They are offered if the back end
+/// has them. Features of the transport (notification data, reset of one queue) and of rings other than split
+/// ones are not offered.
 const COMMON: u64 = 1 << 28 | 1 << 29 | VERSION_1;
 const VERSION_1: u64 = 1 << 32;
-/// Sizes, read-only, flushing, topology, several queues, discarding and writing zeros. Not a write cache that the driver switches:
-/// nobody can write the configuration space.
+/// Sizes, read-only, flush, topology, several queues, discard and write zeroes. A write cache that the driver
+/// can switch is not offered, because the configuration space is read-only.
 const BLOCK: u64 =
     1 << 1 | 1 << 2 | 1 << 4 | 1 << 5 | BLOCK_SIZE | 1 << 9 | 1 << 10 | BLOCK_QUEUES | 1 << 13 | 1 << 14;
 const BLOCK_SIZE: u64 = 1 << 6;
 const BLOCK_QUEUES: u64 = 1 << 12;
-/// Checksums and segments in either direction, the address, mergeable buffers. Nothing that needs a control queue, since its
-/// commands would be for the VMM.
+/// Checksums and segmentation in both directions, the address, mergeable buffers. Features with a control
+/// queue are not offered, because its commands would have to reach the VMM.
 const NETWORK: u64 = 0b11 | NETWORK_MAC | 0b1111 << 7 | 0b1111 << 11 | 1 << 15;
 const NETWORK_MAC: u64 = 1 << 5;
 
-/// A kind of device.
+/// Kind of a vhost-user device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DeviceKind {
-    /// virtio-fs. Its first queue is the one for urgent requests, and the others are for requests.
+    /// virtio-fs. Its first queue is for urgent requests, and the others are for normal ones.
     FileSystem {
-        /// The name that the guest mounts it by: 1 to 36 bytes. Without one the back end must say it.
+        /// Tag by which the guest mounts the file system, 1 to 36 bytes. If `None`, the back end must report
+        /// it.
         tag: Option<String>,
     },
-    /// virtio-blk.
+    /// virtio-blk: a disk.
     Block,
     /// virtio-net with one pair of queues.
     Network {
-        /// Its address. Without one the back end must say it.
+        /// The card's address. If `None`, the back end must report it.
         mac: Option<[u8; 6]>,
     },
 }
 
 impl DeviceKind {
-    /// As an operator writes it.
+    /// Name of the kind on the command line.
     pub fn as_str(&self) -> &'static str {
         match self {
             Self::FileSystem { .. } => "fs",
@@ -53,7 +56,7 @@ impl DeviceKind {
         }
     }
 
-    /// Virtio's number of it.
+    /// Virtio's device type number.
     pub fn virtio_id(&self) -> u32 {
         match self {
             Self::Network { .. } => 1,
@@ -62,7 +65,7 @@ impl DeviceKind {
         }
     }
 
-    /// A device with so many queues for requests, or pairs of queues, has so many in all.
+    /// Total number of queues of a device with `of_requests` queues for requests, or queue pairs.
     pub fn queues(&self, of_requests: usize) -> usize {
         match self {
             Self::Block => of_requests,
@@ -71,19 +74,19 @@ impl DeviceKind {
         }
     }
 
-    /// Whether a back end of the kind has a state that only it knows. A disk's back end has none but its rings; what a
-    /// network's has, it moves if it can.
+    /// Whether a back end of this kind must be able to transfer its state. A disk's back end has no state
+    /// except its rings. A network's back end transfers its state if it can.
     pub(super) fn needs_state(&self) -> bool {
         matches!(self, Self::FileSystem { .. })
     }
 
-    /// Whether whatever a driver makes available is a request that is answered. A card keeps buffers for packets that may never
-    /// come.
+    /// Whether every entry that a driver makes available is answered. A network card keeps buffers for
+    /// packets that may never arrive.
     pub(super) fn answers_all(&self) -> bool {
         !matches!(self, Self::Network { .. })
     }
 
-    /// Which of the back end's features a driver may take.
+    /// Features of the back end that a driver may choose.
     pub(super) fn features(&self, of_back_end: u64) -> Result<u64, String> {
         if of_back_end & VERSION_1 == 0 {
             return Err("VIRTIO_F_VERSION_1".to_owned());
@@ -96,13 +99,13 @@ impl DeviceKind {
         Ok(of_back_end & (COMMON | of_kind) | self.features_of_front_end())
     }
 
-    /// Which of them concern the configuration space alone, so that a back end need neither offer nor get them: both sides of a
-    /// migration may have back ends that differ there.
+    /// Features that affect only the configuration space. The back end need neither offer nor get them, so
+    /// that both sides of a migration may have back ends that differ in them.
     pub(super) fn features_of_front_end(&self) -> u64 {
         if matches!(self, Self::Network { .. }) { NETWORK_MAC } else { 0 }
     }
 
-    /// Of the configuration space, in bytes.
+    /// Length of the configuration space in bytes.
     pub(super) fn space_bytes(&self) -> usize {
         match self {
             Self::FileSystem { .. } => FILE_SYSTEM_BYTES,
@@ -111,10 +114,11 @@ impl DeviceKind {
         }
     }
 
-    /// The configuration space of a device with so many queues: what the back end says, checked, and what the operator says.
+    /// The configuration space of a device with `queues` queues. It combines the back end's values, which are
+    /// checked, with the operator's.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The rule that a value breaks.
     pub(super) fn space(
         &self,
         queues: usize,
@@ -190,7 +194,7 @@ impl DeviceKind {
                         "the back end does not say the card's address; state it (`mac=ADDRESS`)".to_owned()
                     );
                 }
-                // Of features that are not offered.
+                // Fields of features that are not offered.
                 space[6..].fill(0);
             }
         }

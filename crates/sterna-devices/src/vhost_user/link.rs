@@ -1,4 +1,4 @@
-//! A device's connection, with the thread that talks over it.
+//! The connection of a device to its back end, with the thread that uses it.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -11,17 +11,18 @@ use super::session::{Session, Terms};
 use super::turn::Turn;
 use super::worker::Worker;
 
-/// Dropping it closes the connection, or this process's descriptors of it ([`Worker::set_shared`]).
+/// A connection and its thread. Dropping it closes the connection, or only this process's descriptors
+/// ([`Worker::set_shared`]).
 pub(super) struct Link {
     pub(super) worker: Worker<Session>,
-    /// The connection, to see its end and to hand it over.
+    /// The connection, used to detect its end and to hand it over.
     pub(super) socket: UnixStream,
-    /// It came from another process, whose guest has not come yet.
+    /// Whether the connection came from another process whose guest has not arrived yet.
     pub(super) is_awaited: AtomicBool,
 }
 
 impl Link {
-    /// Nothing is said yet. `limit` is how long an answer is waited for.
+    /// Creates a link without sending a request. `limit` is the time limit of an answer.
     pub(super) fn over(
         main: UnixStream,
         turn: Turn,

@@ -1,4 +1,4 @@
-//! What back ends write, as a dirty source.
+//! The dirty source for the writes of vhost-user back ends.
 
 use std::io;
 use std::sync::Arc;
@@ -12,23 +12,23 @@ use super::error::VhostUserError;
 
 const NAME: &str = "vhost-user";
 
-/// A [`VhostLog`] and the devices whose back ends fill it: they note what they write from the start of tracking to
-/// its end. Put it beside the source for vCPUs' writes in a [`sterna_ram::dirty::Combined`].
+/// The dirty source of devices whose back ends record their writes in a [`VhostLog`]. They record while
+/// tracking is active. Combine it with the source for vCPUs' writes in a [`sterna_ram::dirty::Combined`].
 #[derive(Debug)]
 pub struct VhostUserLog {
     log: Arc<VhostLog>,
     devices: Vec<Arc<VhostUserDevice>>,
-    /// Those whose back ends were told; also keeps starting and stopping apart.
+    /// Number of devices whose back ends were asked to record. The lock also serialises start and stop.
     told: Mutex<usize>,
 }
 
 impl VhostUserLog {
-    /// Not started. `log` must be over the RAM, and the ranges of it, that the devices were given.
+    /// An inactive log. `log` must cover the same ranges of RAM as the devices.
     pub fn new(log: Arc<VhostLog>, devices: Vec<Arc<VhostUserDevice>>) -> Self {
         Self { log, devices, told: Mutex::new(0) }
     }
 
-    /// Goes on after a failure; gives the first.
+    /// Stops recording in all devices, even after a failure. Returns the first error.
     fn untell(&self, told: &mut usize) -> Result<(), DirtyError> {
         let mut result = Ok(());
         for index in (0..std::mem::take(told)).rev() {
@@ -48,10 +48,10 @@ impl DirtySource for VhostUserLog {
         }
         self.log.start()?;
         for (index, device) in self.devices.iter().enumerate() {
-            // Also if it fails: a back end that did not answer in time may do what it was told all the same.
+            // Counted before the call: a back end that did not answer in time may record nevertheless.
             *told = index + 1;
             if let Err(error) = device.start_log(&self.log) {
-                // The error that matters is the first one.
+                // Only the first error is returned.
                 let _ = self.untell(&mut told);
                 return Err(failed("starting its log", index, error));
             }
@@ -59,7 +59,7 @@ impl DirtySource for VhostUserLog {
         Ok(())
     }
 
-    /// A back end that is gone cannot be told; that is an error, but it writes nothing either.
+    /// A back end that has ended cannot be stopped. That is an error, although it does not write any more.
     fn stop(&self) -> Result<(), DirtyError> {
         let mut told = self.told.lock();
         if !self.log.is_active() {

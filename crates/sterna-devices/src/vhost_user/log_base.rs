@@ -1,8 +1,8 @@
-//! SET_LOG_BASE, by hand over the front end's socket (specs/vhost-user.md §2).
+//! Sends SET_LOG_BASE over the front end's socket, without the library (specs/vhost-user.md §2).
 //!
-//! The protocol says that it is answered but not with what: back ends in C answer with a 64-bit word, those in Rust
-//! with the request's own body. The library waits for the latter alone, for ever. Here the answer is as long as its
-//! header says.
+//! The protocol requires an answer but does not define its content. Back ends in C answer with a 64-bit word,
+//! those in Rust with the request's own body. The library accepts only the latter and would wait without end
+//! for it. This module reads an answer of the length in its header.
 
 use std::io::{self, IoSlice, Read};
 use std::mem::MaybeUninit;
@@ -12,28 +12,28 @@ use std::os::unix::net::UnixStream;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use sterna_ram::dirty::VhostLog;
 
-/// The request's number.
+/// Number of the request.
 const SET_LOG_BASE: u32 = 6;
-/// Version 1 of the protocol, in the flags' lowest bits.
+/// Version 1 of the protocol, in the lowest bits of the flags.
 const VERSION: u32 = 1;
 const VERSION_MASK: u32 = 3;
-/// Set in an answer's flags.
+/// Flag of an answer.
 const IS_REPLY: u32 = 1 << 2;
 const HEADER_BYTES: usize = 12;
 const BODY_BYTES: usize = 16;
-/// No answer is longer.
+/// Longest permitted answer in bytes.
 const REPLY_MAX: usize = 16;
 
-/// Why there was no good answer.
+/// Why the request failed.
 #[derive(Debug)]
 pub(super) enum LogBaseError {
-    /// The connection failed.
+    /// The connection to the back end failed.
     Io(io::Error),
-    /// The answer is none.
+    /// The answer breaks a rule.
     Rule(String),
 }
 
-/// Gives the back end `log` to note in what it writes, and waits for its answer.
+/// Gives the back end `log` to record its writes in, and waits for the answer.
 pub(super) fn set(socket: &UnixStream, log: &VhostLog) -> Result<(), LogBaseError> {
     send(socket, &request(log.len_bytes(), log.offset()), log.file()).map_err(LogBaseError::Io)?;
     read_reply(socket)
@@ -49,7 +49,7 @@ fn request(len: u64, offset: u64) -> [u8; HEADER_BYTES + BODY_BYTES] {
     bytes
 }
 
-/// The descriptor goes with the first byte.
+/// Sends the bytes, with the descriptor attached to the first one.
 fn send(socket: &UnixStream, bytes: &[u8], file: BorrowedFd<'_>) -> io::Result<()> {
     let mut sent = 0;
     while sent < bytes.len() {

@@ -1,4 +1,4 @@
-//! Guest RAM as a back end gets it: memfds, and where the guest sees which part of them.
+//! Guest RAM for a back end: its memfds, and the guest addresses of their parts.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -11,20 +11,21 @@ use vhost::VhostUserMemoryRegionInfo;
 use super::error::VhostUserError;
 use super::used_rings::Pages;
 
-/// What every back end takes, and more than any machine of ours has.
+/// Highest number of ranges. Every back end accepts it, and no machine of this project has more.
 const RANGES_MAX: usize = 8;
-/// What the protocol calls a user address is a guest address and this: the same whatever process the front end is, so that a back end
-/// may keep its mappings and its rings' addresses when it is handed over (`specs/vhost-user.md §1.1`). Not 0, which may mean none.
+/// A *user address* of the protocol is the guest address plus this value. It is the same in every front-end
+/// process. A back end can therefore keep its mappings and ring addresses when it is handed over
+/// (`specs/vhost-user.md §1.1`). It is not 0, because 0 may mean "none".
 const USER_ADDRESSES: u64 = 1 << 46;
 
-/// Where memory is, for a back end.
+/// The memory table for a back end.
 #[derive(Default)]
 pub(super) struct Table {
     pub(super) regions: Vec<VhostUserMemoryRegionInfo>,
     _files: Vec<Arc<File>>,
 }
 
-/// Guest RAM and where the guest sees it, checked.
+/// Guest RAM and its guest addresses, checked.
 #[derive(Debug, Clone)]
 pub(super) struct GuestMemory {
     ram: GuestRam,
@@ -53,7 +54,7 @@ impl GuestMemory {
             if end.is_none_or(|end| end > USER_ADDRESSES) {
                 return Err(refuse("it ends after the last address, 2^46"));
             }
-            // What comes in the place of memory that is not there yet can be shared.
+            // Memory that arrives later from another process can be shared.
             if block.shared_file().is_none() && !block.is_gone() {
                 return Err(refuse("private memory cannot be shared with a back end: use a memfd"));
             }
@@ -61,7 +62,7 @@ impl GuestMemory {
         Ok(Self { ram: ram.clone(), ranges: ranges.to_vec() })
     }
 
-    /// The table for SET_MEM_TABLE, and what keeps its descriptors open.
+    /// Builds the table for SET_MEM_TABLE. It keeps the descriptors open.
     pub(super) fn table(&self, device: &Arc<str>) -> Result<Table, VhostUserError> {
         let mut table = Table::default();
         for (index, range) in self.ranges.iter().enumerate() {
@@ -82,20 +83,21 @@ impl GuestMemory {
         Ok(table)
     }
 
-    /// The user address of `len` bytes that the guest sees at `address`, if they are RAM and in one piece: the protocol names rings by
-    /// such addresses.
+    /// The user address of `len` bytes at guest address `address`. `None` unless they are RAM and contiguous.
+    /// The protocol uses user addresses for rings.
     pub(super) fn user_address(&self, address: u64, len: u64) -> Option<u64> {
         self.place(address, len).map(|_| USER_ADDRESSES + address)
     }
 
-    /// The pages with the `len` bytes (at least one) that the guest sees at `address`, as of `user_address`.
+    /// The pages that contain `len` bytes (at least one) at guest address `address`. Same conditions as
+    /// `user_address`.
     pub(super) fn pages(&self, address: u64, len: u64) -> Option<Pages> {
         let (block, offset) = self.place(address, len)?;
         let (first, last) = (offset / PAGE_SIZE as u64, (offset + len - 1) / PAGE_SIZE as u64);
         Some(Pages { block, first, count: last - first + 1 })
     }
 
-    /// The word that the guest sees at `address`, which the back end may write at any time.
+    /// Reads the word at guest address `address`. The back end may write it at any time.
     pub(super) fn read_u16(&self, address: u64) -> Option<u16> {
         let (block, offset) = self.place(address, 2)?;
         let mut bytes = [0; 2];
@@ -103,7 +105,7 @@ impl GuestMemory {
         Some(u16::from_le_bytes(bytes))
     }
 
-    /// The block, and the offset in it.
+    /// The block of `len` bytes at guest address `address`, and their offset in it.
     fn place(&self, address: u64, len: u64) -> Option<(usize, u64)> {
         self.ranges.iter().find_map(|range| {
             let offset = address.checked_sub(range.guest_address)?;

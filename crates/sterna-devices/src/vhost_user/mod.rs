@@ -1,27 +1,28 @@
-//! A virtio device in another process, over the vhost-user protocol: the front end, and its state's way out of one
-//! back end and into another (specs/vhost-user.md).
+//! The front end of vhost-user, for virtio devices in other processes (specs/vhost-user.md). It also migrates
+//! a device's state from one back end to another.
 //!
 //! # The model
-//! The back end maps guest RAM and serves the device's rings by itself; the VMM tells it where they are over a Unix
-//! socket ([`VhostUserDevice`]). Three things of it have to move, each by its own way:
+//! The back end maps guest RAM and serves the device's rings. The VMM sends it the rings' addresses over a
+//! Unix socket ([`VhostUserDevice`]). Three parts of the device migrate, each in its own way:
 //!
-//! | what | how |
+//! | part | way |
 //! | --- | --- |
-//! | what it writes to guest RAM | its bits in a shared log ([`VhostUserLog`] feeds a [`sterna_ram::dirty::VhostLog`]) |
-//! | its internal state, which only it understands | SET_DEVICE_STATE_FD: a pipe, read to its end here, written there; CHECK_DEVICE_STATE says whether it was all well |
-//! | its rings: features, addresses, how far each has got | GET_VRING_BASE; a record of ours, which is the stream's *configuration* |
+//! | its writes to guest RAM | bits in a shared log ([`VhostUserLog`] feeds a [`sterna_ram::dirty::VhostLog`]) |
+//! | its internal state, which only the back end understands | SET_DEVICE_STATE_FD: a pipe that is read to its end at the source and written at the destination; CHECK_DEVICE_STATE reports success |
+//! | its rings: features, addresses, positions | GET_VRING_BASE; a record in Sterna's own format, which is the stream's *configuration* |
 //!
-//! The protocol lets a back end save only while its rings are stopped, so nothing of the state can be read while the
-//! guest runs. Answering GET_VRING_BASE, a back end has finished what it was doing and logged it: the sync that
-//! follows [`sterna::DeviceStream::stop`] is the last.
+//! The protocol lets a back end save only while its rings are stopped, so no state can be read while the
+//! guest runs. Before a back end answers GET_VRING_BASE, it finishes and logs its requests. The sync after
+//! [`sterna::DeviceStream::stop`] is therefore the last one.
 //!
-//! To another process of the same host (`mode` `cpr-transfer`) the connection moves instead, as one of the guest's
-//! [`sterna::HostDescriptors`]: the back end stays, with its state, and hears from the new process after the commit.
+//! In a migration to another process of the same host (`mode` `cpr-transfer`), the connection is handed over
+//! instead, as one of the guest's [`sterna::HostDescriptors`]. The back end keeps its state and gets the
+//! first request from the new process after the commit.
 //!
 //! # Waiting
-//! A back end may be slow, stopped or dead. Requests are made on a thread of the device's own, and whoever asked waits
-//! for a limited time. A back end that wakes up later finds the requests still in order, those that undo the migration
-//! among them, and the connection unharmed.
+//! A back end may be slow, stopped or dead. A thread of the device makes the requests, and its callers wait
+//! for a limited time. A back end that resumes later finds all requests in order, including those that undo
+//! the migration, on an intact connection.
 
 mod configuration;
 mod device;

@@ -1,4 +1,4 @@
-//! The pipe through which a back end's state moves, with a limit for how long it may stand still.
+//! The pipe for a back end's state, with a time limit for transfers without progress.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -13,33 +13,33 @@ use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice
 
 use super::error::{StateDirection, VhostUserError};
 
-/// What the kernel gives anybody: as much as one chunk.
+/// Size of the pipe, which the kernel permits every user: as much as one chunk.
 const PIPE_BYTES: usize = 1 << 20;
 
-/// Our end.
+/// The front end's end of the pipe.
 #[derive(Debug)]
 pub(super) struct StatePipe {
     device: Arc<str>,
     direction: StateDirection,
     limit: Duration,
-    /// The end of a pipe that was made here: nobody else can make it block.
+    /// An end of a pipe that was made here. No other process can make it block.
     file: File,
-    /// A pipe that the back end made, if it did.
+    /// The back end's own pipe, if the back end sent one.
     theirs: Option<Theirs>,
     bytes: u64,
 }
 
-/// An end of the back end's own pipe. Whether a call to it waits is for the back end to say, at any moment, since it
-/// shares the open file. So it is never read or written: bytes are spliced between it and a pipe of ours, in calls that
-/// do not wait.
+/// An end of the back end's own pipe. The back end shares the open file and can make it blocking at any time.
+/// Therefore this process never reads or writes it directly. Bytes are spliced between it and a pipe of this
+/// process with non-blocking calls.
 #[derive(Debug)]
 struct Theirs {
     pipe: File,
-    /// The other end of our pipe.
+    /// The other end of this process's pipe.
     inner: OwnedFd,
 }
 
-/// Both ends: ours, and the back end's.
+/// Creates a pipe. Returns this process's end and the back end's end.
 pub(super) fn pair(
     device: &Arc<str>,
     direction: StateDirection,
@@ -51,23 +51,23 @@ pub(super) fn pair(
         source: source.into(),
     };
     let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).map_err(failed)?;
-    // A user who has many pipes gets smaller ones; they work as well.
+    // The kernel may refuse more memory to a user with many pipes. A smaller pipe works as well.
     let _ = fcntl_setpipe_size(&writer, PIPE_BYTES);
     let (ours, theirs) = match direction {
         StateDirection::Save => (reader, writer),
         StateDirection::Load => (writer, reader),
     };
-    // Or a write could wait beyond the limit. The other end has flags of its own.
+    // Without this, a write could wait beyond the limit. The other end has its own flags.
     fcntl_getfl(&ours).and_then(|flags| fcntl_setfl(&ours, flags | OFlags::NONBLOCK)).map_err(failed)?;
     let device = Arc::clone(device);
     Ok((StatePipe { device, direction, limit, file: ours.into(), theirs: None, bytes: 0 }, theirs))
 }
 
 impl StatePipe {
-    /// The state goes through `pipe` instead, an end of a pipe that the back end made itself.
+    /// Uses `pipe` instead, an end of a pipe that the back end made itself.
     ///
     /// # Errors
-    /// It is none. A file or a socket need not be: there is no way to read them that surely does not wait.
+    /// `pipe` is not a pipe. Files and sockets are refused, because no read of them is certain not to block.
     pub(super) fn over(
         device: &Arc<str>,
         direction: StateDirection,
@@ -86,7 +86,7 @@ impl StatePipe {
         Ok(Self { theirs: Some(Theirs { pipe, inner }), ..ours })
     }
 
-    /// Reads what there is; 0: the back end has closed its end.
+    /// Reads the available bytes. 0 if the back end has closed its end.
     pub(super) fn read(&mut self, to: &mut [u8]) -> Result<usize, VhostUserError> {
         let since = Instant::now();
         loop {
@@ -103,7 +103,7 @@ impl StatePipe {
         }
     }
 
-    /// Writes all.
+    /// Writes all bytes of `from`.
     pub(super) fn write(&mut self, mut from: &[u8]) -> Result<(), VhostUserError> {
         let mut since = Instant::now();
         while !from.is_empty() {
@@ -120,13 +120,13 @@ impl StatePipe {
         Ok(())
     }
 
-    /// Bytes that could be read at once.
+    /// Number of bytes that can be read without waiting.
     pub(super) fn readable(&self) -> u64 {
         let theirs = self.theirs.as_ref().map_or(0, |theirs| waiting(&theirs.pipe));
         waiting(&self.file).saturating_add(theirs)
     }
 
-    /// Fetches what there is in the back end's pipe, at least a byte; at its end closes ours.
+    /// Moves at least one byte from the back end's pipe to ours. At its end, closes ours.
     fn fetch(&mut self, since: Instant) -> Result<(), VhostUserError> {
         while let Some(theirs) = &self.theirs {
             match splice(&theirs.pipe, None, &theirs.inner, None, PIPE_BYTES, SpliceFlags::NONBLOCK) {
@@ -138,7 +138,7 @@ impl StatePipe {
         Ok(())
     }
 
-    /// Passes on to the back end's pipe the `left` bytes that are in ours.
+    /// Moves the `left` bytes in our pipe to the back end's pipe.
     fn pass_on(&self, mut left: usize) -> Result<(), VhostUserError> {
         let mut since = Instant::now();
         while let Some(theirs) = &self.theirs
@@ -152,8 +152,8 @@ impl StatePipe {
         Ok(())
     }
 
-    /// Waits, if the error says that waiting helps, no longer than the limit since the last byte moved: also where the
-    /// back end takes away what was to be had meanwhile.
+    /// Waits if the error permits a retry. The wait ends at the limit after the last transferred byte, even
+    /// if the back end takes the available bytes away in between.
     fn after(&self, error: io::Error, interest: PollFlags, since: Instant) -> Result<(), VhostUserError> {
         match error.kind() {
             io::ErrorKind::Interrupted => Ok(()),
@@ -195,7 +195,7 @@ impl StatePipe {
     }
 }
 
-/// Bytes in a pipe.
+/// Number of bytes in a pipe.
 fn waiting(pipe: &File) -> u64 {
     rustix::io::ioctl_fionread(pipe).unwrap_or(0)
 }

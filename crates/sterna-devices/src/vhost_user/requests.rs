@@ -1,7 +1,7 @@
-//! What a back end asks or tells unasked, on a connection of its own.
+//! Receives the requests of a back end on a separate connection.
 //!
-//! By hand, and not by the library's handler: that keeps the back end's end of the connection open itself, so whoever waits for
-//! a message would do so for ever when the back end has ended.
+//! The library's handler is not used, because it keeps the back end's end of the connection open itself. A
+//! thread that waits for a message would then wait without end after the back end has ended.
 
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
@@ -11,25 +11,26 @@ use std::thread::{self, JoinHandle};
 
 use vmm_sys_util::eventfd::EventFd;
 
-/// The device's configuration space has changed.
+/// Number of the message that reports a change of the configuration space.
 const CONFIG_CHANGE_MSG: u32 = 2;
 const HEADER_BYTES: usize = 12;
-/// No message has a longer body.
+/// Longest permitted body of a message in bytes.
 const BODY_MAX: u32 = 4096;
-/// Version 1 of the protocol, and an answer.
+/// Flags of an answer: version 1 of the protocol, and the reply bit.
 const REPLY: u32 = 1 | 1 << 2;
-/// The back end waits for an answer.
+/// Flag: the back end waits for an answer.
 const NEEDS_REPLY: u32 = 1 << 3;
 
-/// Who listens. Dropping it closes the connection.
+/// The receiver of a back end's requests. Dropping it closes the connection.
 pub(super) struct Requests {
     socket: UnixStream,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Requests {
-    /// Listens until the back end closes its end; signals `changed` when the configuration space has changed. Every other
-    /// request is answered with an error if an answer is wanted. Also gives the back end's end.
+    /// Receives requests until the back end closes its end, which is returned too. Signals `changed` when the
+    /// configuration space has changed. Other requests are answered with an error if the back end waits for
+    /// an answer.
     pub(super) fn listen(device: &Arc<str>, changed: EventFd) -> io::Result<(Self, UnixStream)> {
         let (mut ours, theirs) = UnixStream::pair()?;
         let socket = ours.try_clone()?;
@@ -37,7 +38,7 @@ impl Requests {
         let thread = thread::Builder::new().name(format!("asked by {device}")).spawn(move || {
             while let Ok(kind) = take(&mut ours) {
                 if kind == CONFIG_CHANGE_MSG {
-                    // Refused only if nobody has taken 2^64 of them.
+                    // Fails only if the counter is full, after 2^64 changes that were not read.
                     let _ = changed.write(1);
                 } else {
                     tracing::debug!(
@@ -47,7 +48,7 @@ impl Requests {
                     );
                 }
             }
-            // No more answers for a back end that broke a rule.
+            // A back end that broke a rule gets no further answers.
             let _ = ours.shutdown(Shutdown::Both);
         })?;
         Ok((Self { socket, thread: Some(thread) }, theirs))
@@ -56,16 +57,16 @@ impl Requests {
 
 impl Drop for Requests {
     fn drop(&mut self) {
-        // An error means that the back end was faster.
+        // An error means that the back end has already closed the connection.
         let _ = self.socket.shutdown(Shutdown::Both);
         if let Some(thread) = self.thread.take() {
-            // A panic was told on standard error already.
+            // The panic message was already printed to standard error.
             let _ = thread.join();
         }
     }
 }
 
-/// The number of the next message, which is answered.
+/// Receives and answers the next message. Returns its number.
 fn take(socket: &mut UnixStream) -> io::Result<u32> {
     let mut header = [0; HEADER_BYTES];
     socket.read_exact(&mut header)?;
@@ -74,7 +75,7 @@ fn take(socket: &mut UnixStream) -> io::Result<u32> {
     if length > BODY_MAX {
         return Err(io::ErrorKind::InvalidData.into());
     }
-    // Descriptors that came with it are closed by the kernel, since nobody asks for them.
+    // The kernel closes the message's descriptors, because this call receives none.
     socket.read_exact(&mut vec![0; length as usize])?;
     if flags & NEEDS_REPLY != 0 {
         let result = u64::from(kind != CONFIG_CHANGE_MSG);

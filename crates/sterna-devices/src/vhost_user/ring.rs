@@ -1,4 +1,4 @@
-//! Where a ring is, and how far its back end has got with it.
+//! The addresses of a ring, and the back end's position in it.
 
 use std::sync::Arc;
 
@@ -8,27 +8,27 @@ use super::error::VhostUserError;
 use super::memory::GuestMemory;
 use super::used_rings::Pages;
 
-/// The most entries that a split ring may have.
+/// Highest number of entries of a split ring.
 const SIZE_MAX: u16 = 1 << 15;
 
-/// A split virtqueue as the guest's driver set it up; addresses are guest-physical.
+/// A split virtqueue, set up by the guest's driver. Addresses are guest-physical.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Ring {
-    /// Entries: a power of two.
+    /// Number of entries, a power of two.
     pub size: u16,
-    /// The descriptor table, 16 bytes for each entry.
+    /// Address of the descriptor table, 16 bytes per entry.
     pub descriptors: u64,
-    /// The available ring.
+    /// Address of the available ring.
     pub available: u64,
-    /// The used ring.
+    /// Address of the used ring.
     pub used: u64,
-    /// The index of the first entry of the available ring that the back end has not taken: 0 for a new ring.
+    /// Index of the first available entry that the back end has not taken. 0 for a new ring.
     pub base: u16,
 }
 
 impl Ring {
-    /// Refuses a ring that no driver may set up; gives it as the protocol wants it, in user addresses, and
-    /// the pages of its used ring.
+    /// Refuses an invalid ring. Returns the ring in the protocol's form, with user addresses, and the pages
+    /// of its used ring.
     pub(super) fn check(
         &self,
         device: &Arc<str>,

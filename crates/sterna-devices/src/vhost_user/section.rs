@@ -1,4 +1,5 @@
-//! The device in the list of a machine's devices: an empty section, and the stream beside it.
+//! The entry of a vhost-user device in a machine's list of devices. It is an empty section with a device
+//! stream.
 
 use std::sync::Arc;
 
@@ -6,7 +7,8 @@ use sterna::{Device, DeviceStream, VmError};
 
 use super::device::VhostUserDevice;
 
-/// A vhost-user device as [`Device`]. Its section is empty: all is in the stream and its configuration.
+/// A vhost-user device as a [`Device`]. Its section is empty. The stream and its configuration contain
+/// everything.
 #[derive(Debug, Clone)]
 pub struct VhostUserSection(pub Arc<VhostUserDevice>);
 

@@ -1,5 +1,5 @@
-//! One connection: what was agreed on with the back end, and which of its rings run. Lives on the device's thread;
-//! every call may wait for the back end for ever.
+//! A session with a back end: the negotiated features and the rings that run. It lives on the device's
+//! thread, because every call may wait for the back end without a limit.
 
 mod pending;
 mod speaking;
@@ -32,15 +32,16 @@ use super::worker::Asking;
 
 const LOG_ALL: u64 = VhostUserVirtioFeatures::LOG_ALL.bits();
 const PROTOCOL_FEATURES: u64 = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
-/// VIRTIO_F_RING_PACKED: a position in such a ring does not fit the library's SET_VRING_BASE.
+/// VIRTIO_F_RING_PACKED, which is not offered. A position in such a ring does not fit the library's
+/// SET_VRING_BASE.
 const RING_PACKED: u64 = 1 << 34;
 
-/// The eventfds of one queue. They outlive a stop and a start of the ring.
+/// The eventfds of one queue. They stay the same when the ring stops and starts.
 #[derive(Debug)]
 pub(super) struct Events {
-    /// The guest has made entries available.
+    /// Signalled after the guest has made entries available.
     pub(super) kick: EventFd,
-    /// The device has used entries.
+    /// Signalled after the device has used entries.
     pub(super) call: EventFd,
 }
 
@@ -50,9 +51,9 @@ struct ActiveRing {
     addresses: VringConfigData,
     used: Pages,
     serving: Serving,
-    /// It has stopped, and it is not known yet that the back end has returned all that it took.
+    /// Whether a stopped ring's back end may not have returned all entries that it took.
     may_owe: bool,
-    /// The back end was seen to take a kick.
+    /// Whether the back end was seen to read a kick.
     takes_kicks: bool,
 }
 
@@ -60,38 +61,38 @@ struct ActiveRing {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Serving {
     No,
-    /// A start or a stop failed half-way: it may, and how far it has got only it knows.
+    /// A start or a stop failed half-way. The back end may serve the ring, and only it knows its position.
     Unknown,
     Yes,
 }
 
-/// What the back end has, as far as others than the session need to know.
+/// Properties of the back end that callers outside the session need.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Offer {
-    /// Features that a driver may take.
+    /// Features that a driver may choose.
     pub(super) features: u64,
-    /// Those of them that are the back end's, and not only the front end's.
+    /// Those of `features` that the back end offers, without the front end's own.
     pub(super) of_back_end: u64,
-    /// Besides its rings it has a state that moves.
+    /// Whether the device has state in addition to its rings.
     pub(super) has_state: bool,
 }
 
-/// What a session is made of.
+/// The parameters of a session.
 pub(super) struct Terms {
     pub(super) device: Arc<str>,
     pub(super) asking: Asking,
     pub(super) memory: GuestMemory,
-    /// What the guest sees, if it sees the device.
+    /// Kind of the device for a guest. `None` if no guest sees it.
     pub(super) kind: Option<DeviceKind>,
     pub(super) events: Arc<[Events]>,
-    /// Is signalled when the configuration space has changed.
+    /// Signalled after the configuration space has changed.
     pub(super) changed: EventFd,
     pub(super) used_rings: Arc<UsedRings>,
-    /// Is kept up to date.
+    /// Updated by the session after each negotiation.
     pub(super) offer: Arc<Mutex<Offer>>,
 }
 
-/// The connection.
+/// The session on one connection.
 pub(super) struct Session {
     device: Arc<str>,
     asking: Asking,
@@ -104,7 +105,7 @@ pub(super) struct Session {
     offer: Arc<Mutex<Offer>>,
     protocol: VhostUserProtocolFeatures,
     offered: u64,
-    /// What the guest's driver took of it.
+    /// The features that the guest's driver chose.
     features: u64,
     rings: Vec<ActiveRing>,
     used_rings: Arc<UsedRings>,
@@ -114,7 +115,7 @@ pub(super) struct Session {
 }
 
 impl Session {
-    /// Over one connection, of which there are two descriptors.
+    /// Creates a session. Both `sockets` are descriptors of the same connection.
     pub(super) fn new(sockets: [UnixStream; 2], turn: Turn, terms: Terms) -> Self {
         let [main, socket] = sockets;
         let Terms { device, asking, memory, kind, events, changed, used_rings, offer } = terms;
@@ -139,7 +140,7 @@ impl Session {
         }
     }
 
-    /// The connection is new.
+    /// Negotiates on a new connection.
     pub(super) fn negotiate(&mut self) -> Result<(), VhostUserError> {
         self.ask("SET_OWNER", |frontend| frontend.set_owner())?;
         self.agree()?;
@@ -148,9 +149,9 @@ impl Session {
         Ok(())
     }
 
-    /// Agrees on what the protocol can do.
+    /// Negotiates the features of the protocol and of virtio.
     fn agree(&mut self) -> Result<(), VhostUserError> {
-        // Answers are requested again when that is agreed on.
+        // Cleared before the negotiation, which enables the request for replies again.
         self.frontend.set_hdr_flags(VhostUserHeaderFlag::empty());
         let offered = self.ask("GET_FEATURES", |frontend| frontend.get_features())?;
         for (bit, name) in
@@ -166,7 +167,7 @@ impl Session {
         if !known.contains(VhostUserProtocolFeatures::LOG_SHMFD) {
             return Err(self.lacks("VHOST_USER_PROTOCOL_F_LOG_SHMFD"));
         }
-        // Of a device of which nothing is known it must be assumed that it has a state.
+        // A device of unknown kind must be assumed to have state.
         if !has_state && self.kind.as_ref().is_none_or(DeviceKind::needs_state) {
             return Err(self.lacks("VHOST_USER_PROTOCOL_F_DEVICE_STATE"));
         }
@@ -204,14 +205,14 @@ impl Session {
                 source,
             })?;
             self.ask("SET_BACKEND_REQ_FD", |frontend| frontend.set_backend_request_fd(&theirs))?;
-            // The one before is closed when the back end knows the new one.
+            // The previous connection is closed after the back end knows the new one.
             self.requests = Some(requests);
         }
         *self.offer.lock() = Offer { features, of_back_end: features & self.offered, has_state };
         Ok(())
     }
 
-    /// The configuration space as it is now.
+    /// Reads the present configuration space.
     pub(super) fn space(&mut self) -> Result<Vec<u8>, VhostUserError> {
         let refuse = |device, rule| VhostUserError::Space { device, rule };
         let Some(kind) = self.kind.clone() else {
@@ -228,7 +229,8 @@ impl Session {
             .map_err(|rule| refuse(Arc::clone(&self.device), rule))
     }
 
-    /// Serves the rings of the guest's driver, which is ready. They may have come with the guest, and run already.
+    /// Serves the rings of a driver that is ready. The rings may have been handed over with the guest, and
+    /// run already.
     pub(super) fn serve(&mut self, configuration: &Configuration) -> Result<(), VhostUserError> {
         let place = |ring: &Ring| Ring { base: 0, ..*ring };
         let ours = self.rings.iter().map(|active| place(&active.ring));
@@ -241,13 +243,13 @@ impl Session {
         self.run()
     }
 
-    /// A state can be moved only while no ring runs.
+    /// Refuses `call` while a ring may run. State can be moved only while all rings are stopped.
     pub(super) fn check_stopped(&self, call: &'static str) -> Result<(), VhostUserError> {
         if self.may_run() { Err(self.out_of_order(call, "its rings run")) } else { Ok(()) }
     }
 
-    /// The rings that the guest's driver or the source set up, all stopped. Nothing is said to the back end yet: its
-    /// look at the used rings must wait until RAM is whole.
+    /// Takes over the rings of the guest's driver or of the source, all stopped. The back end gets no request
+    /// yet, because it reads the used rings, and RAM must be complete before.
     pub(super) fn adopt(&mut self, configuration: &Configuration) -> Result<(), VhostUserError> {
         self.check_stopped("setting rings up")?;
         self.check_offered(configuration.features)?;
@@ -278,7 +280,7 @@ impl Session {
 
     fn check_offered(&self, features: u64) -> Result<(), VhostUserError> {
         match features & !self.offered {
-            // What the back end offers is known when it has been asked.
+            // The back end's features are known only after it was asked.
             missing if missing != 0 && self.turn == Turn::Ours => {
                 Err(self.lacks(&format!("the features {missing:#x}, which the guest's driver uses")))
             }
@@ -286,15 +288,15 @@ impl Session {
         }
     }
 
-    /// What [`Session::adopt`] takes at the other side.
+    /// The record that [`Session::adopt`] takes over at the other side.
     pub(super) fn configuration(&self) -> Result<Configuration, VhostUserError> {
         self.check_stopped("asking for its configuration")?;
         let rings = self.rings.iter().map(|active| active.ring).collect();
         Ok(Configuration { features: self.features, rings })
     }
 
-    /// Starts every ring that is stopped, where it stopped. One of which nobody knows whether it runs is stopped first,
-    /// to learn how far it has got.
+    /// Starts every stopped ring at its position. A ring in an unknown state is stopped first, to read its
+    /// position.
     pub(super) fn run(&mut self) -> Result<(), VhostUserError> {
         self.check_turn("SET_FEATURES")?;
         if self.rings.iter().all(|ring| ring.serving == Serving::Yes) {
@@ -313,7 +315,8 @@ impl Session {
         Ok(())
     }
 
-    /// Stops every ring and notes how far it got. On return the back end has done and logged all that it took.
+    /// Stops every ring and records its position. On return the back end has finished and logged all entries
+    /// that it took.
     pub(super) fn stop(&mut self) -> Result<(), VhostUserError> {
         self.drain()?;
         self.stop_rings()
@@ -329,7 +332,7 @@ impl Session {
         (0..self.rings.len()).try_for_each(|index| self.wait_for_returns(index))
     }
 
-    /// Lets the back end note what it writes in `log`, or not any more. Its rings run on.
+    /// Makes the back end record its writes in `log`, or stop recording. Its rings continue to run.
     pub(super) fn set_log(&mut self, log: Option<Arc<VhostLog>>) -> Result<(), VhostUserError> {
         self.check_turn("SET_LOG_BASE")?;
         if let Some(log) = &log {
@@ -346,19 +349,21 @@ impl Session {
             })?;
         }
         self.used_rings.set_logged(log.is_some());
-        // Who takes kicks shows best while the guest runs; a failure only shortens the wait at the stop.
+        // Running guests show best whether the back end reads kicks. A failure only shortens the wait at the
+        // stop.
         let _ = self.look_at_kicks();
         let before = std::mem::replace(&mut self.log, log);
         let set = self.set_features();
         if set.is_err() {
             self.log = before;
         }
-        // What was started in half before is tried again.
+        // Retries a start that failed half-way before.
         let resumed = if self.may_run() { self.run() } else { Ok(()) };
         set.and(resumed)
     }
 
-    /// Gives the back end its end of the pipe; it may answer with a descriptor of its own, to be used instead.
+    /// Gives the back end its end of the pipe. The back end may answer with its own descriptor, which is then
+    /// used instead.
     pub(super) fn transfer(
         &mut self,
         direction: StateDirection,
@@ -373,7 +378,7 @@ impl Session {
         self.ask("SET_DEVICE_STATE_FD", |frontend| frontend.set_device_state_fd(way, phase, end))
     }
 
-    /// Whether the transfer that is over was a good one.
+    /// Asks the back end whether the completed transfer succeeded.
     pub(super) fn check(&mut self, direction: StateDirection) -> Result<(), VhostUserError> {
         self.ask("CHECK_DEVICE_STATE", |frontend| frontend.check_device_state()).map_err(
             |error| match error {
@@ -383,10 +388,11 @@ impl Session {
         )
     }
 
-    /// Forgets what was loaded. A ring that may still run, because nobody could stop it in time, is stopped now.
+    /// Discards a loaded state. A ring that may still run, because a stop timed out, is stopped now.
     pub(super) fn reset(&mut self) -> Result<(), VhostUserError> {
         self.check_turn("RESET_DEVICE")?;
-        // Whoever resets it wants no answers; but a back end may not survive a stop with requests in work.
+        // The driver that resets the device needs no answers. But a back end may not survive a stop with
+        // requests in progress.
         let drained = self.drain();
         let stopped = self.stop_rings().and(drained);
         self.rings.clear();
@@ -397,7 +403,8 @@ impl Session {
         stopped
     }
 
-    /// Says which features hold. On return the back end keeps to them: it said so, or answered something later.
+    /// Sets the active features. On return the back end applies them: it has acknowledged them, or has
+    /// answered a later request.
     fn set_features(&mut self) -> Result<(), VhostUserError> {
         let log = if self.log.is_some() { LOG_ALL } else { 0 };
         let features = self.features | PROTOCOL_FEATURES | log;
@@ -416,11 +423,12 @@ impl Session {
         self.ask("SET_VRING_BASE", |frontend| frontend.set_vring_base(index, ring.base))?;
         self.ask("SET_VRING_ADDR", |frontend| frontend.set_vring_addr(index, &addresses))?;
         self.ask("SET_VRING_CALL", |frontend| frontend.set_vring_call(index, &events.call))?;
-        // From here on it may run, whatever the rest says.
+        // From here on the ring may run, even if a later request fails.
         (self.rings[index].serving, self.rings[index].may_owe) = (Serving::Unknown, false);
         self.ask("SET_VRING_KICK", |frontend| frontend.set_vring_kick(index, &events.kick))?;
         self.ask("SET_VRING_ENABLE", |frontend| frontend.set_vring_enable(index, true))?;
-        // For what the guest made available while nobody looked; and for what was used but not told.
+        // A kick for entries that the guest made available in the meantime, and a call for entries that were
+        // used without a notification.
         for event in [&events.kick, &events.call] {
             event.write(1).map_err(|source| VhostUserError::System {
                 device: Arc::clone(&self.device),
@@ -443,13 +451,13 @@ impl Session {
             });
         };
         let ring = &mut self.rings[index];
-        // A guest's driver sees the device, so its used rings are what they should be.
+        // A device that a guest's driver uses has valid used rings.
         (ring.ring.base, ring.serving, ring.may_owe) = (base, Serving::No, self.kind.is_some());
         self.used_rings.stopped(self.rings[index].used);
         Ok(())
     }
 
-    /// There are rings, or features that a driver took.
+    /// Whether the session has rings, or features that a driver chose.
     pub(super) fn is_set_up(&self) -> bool {
         !self.rings.is_empty() || self.features != 0
     }
@@ -477,7 +485,8 @@ impl Session {
     }
 }
 
-/// Descriptors on their way are counted: the one failure of a connection that is not the back end's.
+/// Whether too many descriptors are in flight. This is the only failure of a connection that the back end
+/// does not cause.
 fn is_out_of_descriptors(error: &io::Error) -> bool {
     error.raw_os_error() == Some(rustix::io::Errno::TOOMANYREFS.raw_os_error())
 }

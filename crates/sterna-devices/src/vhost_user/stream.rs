@@ -1,10 +1,13 @@
-//! The device's state as the engine's stream.
+//! Implements the engine's [`DeviceStream`] for a vhost-user device.
+
+use std::sync::Arc;
 
 use parking_lot::MutexGuard;
 use sterna::{DeviceStream, RemainingState, VmError};
 
 use super::configuration::Configuration;
 use super::device::VhostUserDevice;
+use super::ended;
 use super::error::{StateDirection, VhostUserError};
 use super::pipe::{self, StatePipe};
 use super::session::Session;
@@ -19,7 +22,8 @@ impl DeviceStream for VhostUserDevice {
         let link = self.link()?;
         self.check_alive()?;
         self.abort_save(&mut transfer);
-        // Whatever process it came from, or was given to in vain, has let go of it.
+        // No other process uses the connection now: neither the one it came from, nor one of an earlier
+        // failed handover.
         link.worker.set_shared(false);
         self.speak();
         *transfer = Transfer::Announced;
@@ -66,7 +70,7 @@ impl DeviceStream for VhostUserDevice {
             }
             _ => return Err(self.out_of_order("read", &transfer).into()),
         }
-        // The back end has closed the pipe: because it is through, or because it failed.
+        // The back end closed the pipe, because it has finished or because it failed.
         *transfer = Transfer::Unsaved;
         self.call_session(|session| session.check(StateDirection::Save))?;
         *transfer = Transfer::Saved;
@@ -76,7 +80,7 @@ impl DeviceStream for VhostUserDevice {
     fn stop(&self) -> Result<(), VmError> {
         let mut transfer = self.transfer();
         if self.link().is_err() {
-            // Another process has it.
+            // Another process has the back end.
             return Ok(());
         }
         if let Transfer::Ran { stopped } = &mut *transfer {
@@ -90,7 +94,8 @@ impl DeviceStream for VhostUserDevice {
         if hands_over || matches!(*transfer, Transfer::Announced) && !self.has_state() {
             *transfer = Transfer::Saved;
         } else if matches!(*transfer, Transfer::Announced) {
-            // A back end that does not answer in time may begin all the same.
+            // Set before the request, because a back end that does not answer in time may begin the transfer
+            // nevertheless.
             *transfer = Transfer::Unsaved;
             let begun = self.begin_transfer(StateDirection::Save);
             let pipe = begun.inspect_err(|_| self.forget_save())?;
@@ -118,7 +123,7 @@ impl DeviceStream for VhostUserDevice {
             return Err(self.out_of_order("begin_load", &transfer).into());
         }
         if self.is_awaited() {
-            // It comes with its state, and may not be here yet.
+            // The back end keeps its state and is handed over; it may not have arrived yet.
             *transfer = Transfer::LoadingNothing;
             return Ok(());
         }
@@ -129,7 +134,7 @@ impl DeviceStream for VhostUserDevice {
         }
         let begun = self.begin_transfer(StateDirection::Load);
         let pipe = begun.inspect_err(|error| {
-            // As with a save. But a device that runs was told nothing, and must not be reset.
+            // As with a save. A device that runs got no request, and must not be reset.
             if !matches!(error, VhostUserError::OutOfOrder { .. }) {
                 *transfer = Transfer::None;
                 self.forget_load(false);
@@ -162,7 +167,7 @@ impl DeviceStream for VhostUserDevice {
         match *transfer {
             Transfer::LoadingNothing => self.check_alive()?,
             Transfer::Loading(_) => {
-                // Closes the pipe: the back end's sign that it has all.
+                // Closes the pipe, which tells the back end that the state is complete.
                 *transfer = Transfer::Unchecked;
                 self.call_session(|session| session.check(StateDirection::Load))?;
             }
@@ -176,7 +181,7 @@ impl DeviceStream for VhostUserDevice {
 
     fn end_load(&self) -> Result<(), VmError> {
         let mut transfer = self.transfer();
-        // One that runs what was loaded keeps it.
+        // A device that runs with the loaded state keeps it.
         let was_checked = match *transfer {
             Transfer::Loading(_) | Transfer::Unchecked => false,
             Transfer::LoadingNothing | Transfer::Loaded | Transfer::Ran { stopped: true } => true,
@@ -185,6 +190,17 @@ impl DeviceStream for VhostUserDevice {
         *transfer = Transfer::None;
         self.forget_load(was_checked);
         Ok(())
+    }
+
+    fn check_run(&self) -> Result<(), VmError> {
+        match ended::has_come(&self.link()?.socket) {
+            true => Err(VhostUserError::Gone {
+                device: Arc::clone(&self.name),
+                request: "the check before it runs",
+            }
+            .into()),
+            false => Ok(()),
+        }
     }
 
     fn run(&self) -> Result<(), VmError> {
@@ -203,7 +219,8 @@ impl DeviceStream for VhostUserDevice {
         }
         self.abort_save(&mut transfer);
         self.speak();
-        // By an operator: whoever undoes a save ends it first. One that is only announced has lost nothing.
+        // The operator resumed the device. An undone save would have ended first. A save that was only
+        // announced has lost nothing.
         if matches!(*transfer, Transfer::Unsaved | Transfer::Saved) {
             *transfer = Transfer::Interrupted;
         }
@@ -233,8 +250,8 @@ impl VhostUserDevice {
         }
     }
 
-    /// Ends a save that is not through: closes the pipe, and lets the back end notice. A save that never began or
-    /// was ended stays as it is.
+    /// Aborts an unfinished save: closes the pipe, and lets the back end notice it. A save that never began
+    /// or has ended is unchanged.
     fn abort_save(&self, transfer: &mut Transfer) {
         if !matches!(transfer, Transfer::Saving { .. }) {
             return;
@@ -243,21 +260,21 @@ impl VhostUserDevice {
         self.forget_save();
     }
 
-    /// Lets the back end get over a save that is not wanted. Not waited for: whatever comes next is done after it.
+    /// Lets the back end finish an unwanted save, without waiting. Later requests are executed after it.
     fn forget_save(&self) {
-        // The answer is known, but it must come before the rings may run again.
+        // The answer is known to be a failure, but it must arrive before the rings may run again.
         self.tell_session(|session| drop(session.check(StateDirection::Save)));
     }
 
-    /// Lets the back end get over a load that is not wanted, as [`Self::forget_save`].
+    /// Lets the back end finish an unwanted load, like [`Self::forget_save`].
     fn forget_load(&self, was_checked: bool) {
         if self.is_shared() {
-            // Nothing was loaded into it, and the source may go on with it.
+            // Nothing was loaded into this back end, and the source may continue to use it.
             return self.tell_session(Session::forget);
         }
         self.tell_session(move |session| {
             if !was_checked {
-                // Half a state is not good: the answer is known. The back end must be through with it, though.
+                // A partial state is known to be refused, but the back end must have finished with it.
                 let _ = session.check(StateDirection::Load);
             }
             if let Err(error) = session.reset() {

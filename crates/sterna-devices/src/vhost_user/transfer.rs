@@ -1,35 +1,35 @@
-//! What the engine does with a device's state.
+//! The progress of the engine's transfer of a device's state.
 
 use super::pipe::StatePipe;
 
-/// What the engine does with the device.
+/// Stage of the transfer.
 #[derive(Debug, Default)]
 pub(super) enum Transfer {
     #[default]
     None,
-    /// It will be saved, but its rings run.
+    /// A save was announced, and the rings still run.
     Announced,
-    /// It will go to another process with its back end, whose state stays where it is.
+    /// The device will be handed over with its back end, which keeps its state.
     HandingOver,
-    /// The back end writes its state.
+    /// The back end writes its state to the pipe.
     Saving { pipe: StatePipe, bytes: u64 },
-    /// All was read, and the back end says that it was all.
+    /// The state was read to its end, and the back end has confirmed it.
     Saved,
-    /// The save went wrong or is not wanted any more.
+    /// The save failed or was aborted.
     Unsaved,
-    /// Its rings ran on in the middle of the save: what was read is of a device that is no more.
+    /// The rings ran during the save, so the bytes read belong to an outdated state.
     Interrupted,
-    /// The back end reads its state.
+    /// The back end reads its state from the pipe.
     Loading(StatePipe),
-    /// The back end has no state: only a record of its rings comes.
+    /// The back end has no state, and only the record of the rings is loaded.
     LoadingNothing,
-    /// The state is in the back end's hands, but nobody has said that it is good.
+    /// The back end has received the whole state and has not confirmed it yet.
     Unchecked,
-    /// All is loaded.
+    /// State and record are loaded.
     Loaded,
-    /// It ran with what was loaded, and no save has begun since.
+    /// The device ran with the loaded state, and no save has begun since.
     Ran {
-        /// It was told to stop since, so the load may yet be undone.
+        /// The device was stopped afterwards, so the load may still be undone.
         stopped: bool,
     },
 }
@@ -60,7 +60,8 @@ impl Transfer {
         )
     }
 
-    /// A guest that has arrived paused is all there, and may leave before it has run.
+    /// Whether a load is incomplete. A guest that arrived paused is complete, and may be migrated again
+    /// before it has run.
     pub(super) fn is_load_under_way(&self) -> bool {
         matches!(self, Self::Loading(_) | Self::LoadingNothing | Self::Unchecked)
     }

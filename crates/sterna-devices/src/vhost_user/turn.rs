@@ -1,12 +1,13 @@
-//! Who speaks with a back end.
+//! Which process may send requests to a back end.
 
-/// Whose turn it is.
+/// The process that may send requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Turn {
-    /// This process's, and the back end knows it.
+    /// This process may send requests, and its negotiation is valid.
     Ours,
-    /// Another one's: nothing is said here.
+    /// Another process may send requests. This process sends none.
     Theirs,
-    /// This process's again, or for the first time: before anything else it agrees with the back end on what holds.
+    /// This process may send requests again, or for the first time. It must negotiate with the back end
+    /// first.
     Regained,
 }

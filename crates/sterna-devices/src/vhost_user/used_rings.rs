@@ -1,12 +1,13 @@
-//! Used rings: written by the back end, and not in its log.
+//! The used rings of a device, which the back end writes without logging them.
 //!
-//! A back end logs them if SET_VRING_ADDR says so, but a ring that runs would have to be stopped to say it
-//! (`specs/vhost-user.md §2`). They are final, and a few pages, when the ring has stopped: the next sync takes them.
+//! A back end logs used rings if SET_VRING_ADDR requests it, but a running ring would have to be stopped for
+//! that request (`specs/vhost-user.md §2`). A stopped ring's used ring is final and has only a few pages. The
+//! next sync therefore reports all of them.
 
 use parking_lot::Mutex;
 use sterna_ram::dirty::DirtyBitmaps;
 
-/// Pages of one block.
+/// A range of pages in one block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Pages {
     pub(super) block: usize,
@@ -14,25 +15,25 @@ pub(super) struct Pages {
     pub(super) count: u64,
 }
 
-/// The used rings of one device.
+/// The used rings of one device that the next sync reports.
 #[derive(Debug, Default)]
 pub(super) struct UsedRings(Mutex<UsedRingsState>);
 
 #[derive(Debug, Default)]
 struct UsedRingsState {
-    /// Somebody syncs.
+    /// Whether syncs are taking place.
     is_logged: bool,
-    /// Of rings that have stopped since the last sync.
+    /// Pages of rings that stopped after the last sync.
     stopped: Vec<Pages>,
 }
 
 impl UsedRings {
-    /// Syncs begin or end.
+    /// Records that syncs begin or end.
     pub(super) fn set_logged(&self, is_logged: bool) {
         *self.0.lock() = UsedRingsState { is_logged, stopped: Vec::new() };
     }
 
-    /// To be called when the back end writes the ring no more.
+    /// Records a stopped ring's pages. Must be called after the back end's last write to them.
     pub(super) fn stopped(&self, pages: Pages) {
         let mut state = self.0.lock();
         if state.is_logged {
@@ -40,7 +41,7 @@ impl UsedRings {
         }
     }
 
-    /// Gives the number of pages that were clean in `into`.
+    /// Merges the pages into `into`. Returns the number of pages that were clean there.
     pub(super) fn sync(&self, into: &mut DirtyBitmaps) -> u64 {
         let stopped = std::mem::take(&mut self.0.lock().stopped);
         stopped.iter().map(|pages| into.block(pages.block).set_range(pages.first, pages.count)).sum()

@@ -1,8 +1,8 @@
-//! The thread that talks to one back end, so that nobody else waits for it without a limit.
+//! The thread that sends requests to one back end. Only this thread waits for the back end without a limit.
 //!
-//! Jobs are done in the order in which they were given. Who gave one waits for its result for a limited time and then
-//! goes away with an error; the job itself stays where it is. So a back end that was stopped for a while and goes on
-//! finds no request half made, and what was given to undo a migration is done then.
+//! Jobs are executed in the order of their submission. A caller waits for its job's result for a limited time
+//! and then gets an error, but the job stays in the queue. A back end that was paused and resumes therefore
+//! finds no partial request. The jobs that undo a migration are executed then.
 
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -15,12 +15,12 @@ use std::time::Duration;
 use super::error::VhostUserError;
 use parking_lot::Mutex;
 
-/// How long the thread may still be at work on a connection that another process has, too.
+/// Time that the thread gets to become idle on a connection that another process shares.
 const LEAVE_LIMIT: Duration = Duration::from_secs(1);
 
 type Job<S> = Box<dyn FnOnce(&mut S) + Send>;
 
-/// What the back end owes an answer to.
+/// Name of the request that the back end has not answered.
 #[derive(Debug, Clone)]
 pub(super) struct Asking(Arc<Mutex<&'static str>>);
 
@@ -38,7 +38,7 @@ impl Asking {
     }
 }
 
-/// The thread, and the way to it. Dropping it closes the connection, or only this process's descriptors of it.
+/// Handle of the thread. Dropping it closes the connection, or only this process's descriptors.
 pub(super) struct Worker<S> {
     device: Arc<str>,
     asking: Asking,
@@ -46,12 +46,12 @@ pub(super) struct Worker<S> {
     socket: UnixStream,
     jobs: Option<Sender<Job<S>>>,
     thread: Option<JoinHandle<()>>,
-    /// Another process has descriptors of the same connection, which must outlive these.
+    /// Whether another process has descriptors of the same connection, which must stay open.
     is_shared: AtomicBool,
 }
 
 impl<S: Send + 'static> Worker<S> {
-    /// Starts the thread with `session` on it, which talks over `socket` and notes in `asking` what it waits for.
+    /// Starts a thread for `session`, which uses `socket` and records its present request in `asking`.
     pub(super) fn start(
         device: Arc<str>,
         asking: Asking,
@@ -79,14 +79,14 @@ impl<S: Send + 'static> Worker<S> {
         })
     }
 
-    /// Has `job` done and waits for its result; [`VhostUserError::NoAnswer`] if that takes too long.
+    /// Runs `job` and waits for its result. [`VhostUserError::NoAnswer`] after the time limit.
     pub(super) fn call<T: Send + 'static>(
         &self,
         job: impl FnOnce(&mut S) -> Result<T, VhostUserError> + Send + 'static,
     ) -> Result<T, VhostUserError> {
         let (done, result) = sync_channel(1);
         let job: Job<S> = Box::new(move |session| {
-            // Nobody listens any more if it took too long.
+            // The send fails if the caller has stopped waiting.
             let _ = done.send(job(session));
         });
         let (device, limit) = (Arc::clone(&self.device), self.limit);
@@ -100,27 +100,28 @@ impl<S: Send + 'static> Worker<S> {
         }
     }
 
-    /// Whether another process has descriptors of the same connection, too.
+    /// Sets whether another process has descriptors of the same connection.
     pub(super) fn set_shared(&self, is_shared: bool) {
         self.is_shared.store(is_shared, Ordering::Release);
     }
 
-    /// See [`Worker::set_shared`].
+    /// Whether another process has descriptors of the same connection ([`Worker::set_shared`]).
     pub(super) fn is_shared(&self) -> bool {
         self.is_shared.load(Ordering::Acquire)
     }
 
-    /// Has `job` done after those that were given before, and does not wait for it.
+    /// Queues `job` after all earlier jobs, without waiting for it.
     pub(super) fn post(&self, job: impl FnOnce(&mut S) + Send + 'static) {
         if let Some(jobs) = &self.jobs {
-            // The thread ends with the worker, or by a panic that was told.
+            // Fails only if the thread has panicked, which was reported.
             let _ = jobs.send(Box::new(job));
         }
     }
 }
 
 impl<S> Worker<S> {
-    /// Whether the thread has done all that it was told. To shut the connection down would wake it, and end the other process's.
+    /// Whether the thread has finished all its jobs. Shutting the connection down would wake it, but would
+    /// also end the other process's connection.
     fn is_idle(&self) -> bool {
         let (done, idle) = sync_channel(1);
         let job: Job<S> = Box::new(move |_| {
@@ -134,16 +135,16 @@ impl<S> Worker<S> {
 impl<S> Drop for Worker<S> {
     fn drop(&mut self) {
         if !self.is_shared.load(Ordering::Acquire) {
-            // Wakes the thread if it waits for the back end; jobs that are left fail at once. An error means that the
-            // back end was faster.
+            // Wakes the thread if it waits for the back end. Its remaining jobs fail immediately. An error
+            // means that the back end has already closed the connection.
             let _ = self.socket.shutdown(Shutdown::Both);
         } else if !self.is_idle() {
-            // It ends when the back end answers, or ends.
+            // The thread ends when the back end answers or ends.
             self.thread = None;
         }
         self.jobs = None;
         if let Some(thread) = self.thread.take() {
-            // A panic was told on standard error already.
+            // The panic message was already printed to standard error.
             let _ = thread.join();
         }
     }

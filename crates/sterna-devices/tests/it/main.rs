@@ -1,6 +1,6 @@
-//! The integration tests of this crate, one module for each subject: one program is linked, not one for each file.
-//! `cargo test -p sterna-devices --test it SUBJECT::` runs those of one subject.
-//! `vhost_user_device_leaks` counts descriptors, so it is a program of its own.
+//! The integration tests of this crate, one module per subject, linked into one program. `cargo test -p
+//! sterna-devices --test it SUBJECT::` runs the tests of one subject. `vhost_user_device_leaks` is a separate
+//! program, because it counts descriptors.
 
 #[path = "../support/back_end.rs"]
 mod back_end;
@@ -12,7 +12,7 @@ mod virtqueue;
 mod vfio_user;
 mod vhost_user_device;
 
-/// Not a test by itself: the other tests call this program again to be their back end.
+/// Not a test of its own. Other tests start this program again as their back end.
 #[test]
 fn back_end_runs_for_another_test() {
     back_end::run_if_asked();

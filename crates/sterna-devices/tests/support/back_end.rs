@@ -1,6 +1,6 @@
-//! A back end of our own: two queues, whose requests a [`Model`] serves, and whose state moves by the protocol's
-//! device-state messages. It runs in a process of its own, so that it can be stopped and killed: the test binary,
-//! called again for its test [`RUNS`].
+//! A back end for tests with two queues. A [`Model`] serves their requests, and its state moves by the
+//! protocol's device-state messages. It runs in another process, so that tests can stop and kill it. That
+//! process is the test binary, started for its test [`RUNS`].
 
 #![allow(dead_code, reason = "each program of tests uses a part")]
 
@@ -24,51 +24,52 @@ use vmm_sys_util::epoll::EventSet;
 use crate::model::Model;
 use crate::virtqueue::PATIENCE;
 
-/// The test that is a back end if the variables say so.
+/// Name of the test that becomes a back end if the environment variables request it.
 pub const RUNS: &str = "back_end_runs_for_another_test";
 const SOCKET: &str = "STERNA_BACK_END_SOCKET";
 const STATE_BYTES: &str = "STERNA_BACK_END_STATE_BYTES";
 const FAULT: &str = "STERNA_BACK_END_FAULT";
 
-/// VIRTIO_F_VERSION_1.
+/// The feature bit VIRTIO_F_VERSION_1.
 pub const VERSION_1: u64 = 1 << 32;
-/// VIRTIO_BLK_F_BLK_SIZE and VIRTIO_BLK_F_MQ, for devices that are disks.
+/// VIRTIO_BLK_F_BLK_SIZE and VIRTIO_BLK_F_MQ, for disks.
 pub const BLOCK_SIZE: u64 = 1 << 6;
 pub const BLOCK_QUEUES: u64 = 1 << 12;
 
-/// What a back end does wrong.
+/// A deliberate fault of a back end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     None,
-    /// It writes half its state, and says at the end that this failed.
+    /// Writes half its state, and reports a failure at the end.
     SaveFails,
-    /// It writes half its state, and then nothing.
+    /// Writes half its state, and then nothing.
     SaveHangs,
-    /// It reads nothing.
+    /// Reads nothing of the state.
     LoadHangs,
-    /// It dies when its state is wanted.
+    /// Dies when its state is requested.
     SaveDies,
-    /// It dies when it is given a state.
+    /// Dies when it gets a state.
     LoadDies,
-    /// It reads its state, and says at the end that this failed.
+    /// Reads its state, and reports a failure at the end.
     LoadFails,
-    /// It answers with a pipe of its own, which is sound.
+    /// Answers with a pipe of its own, which works.
     OwnPipe,
-    /// It answers with a pipe of its own, of whose other end it makes no use, and makes it block again and again.
+    /// Answers with a pipe of its own, and repeatedly makes it blocking. It does not use the pipe's other
+    /// end.
     OwnPipeHangs,
-    /// It answers with something that never ends and is no pipe.
+    /// Answers with an endless file that is no pipe.
     OwnDevice,
-    /// It cannot move its state at all.
+    /// Cannot transfer its state at all.
     NoDeviceState,
-    /// It returns what it takes a while later, and says meanwhile that it has stopped.
+    /// Returns entries after a delay, and reports meanwhile that it has stopped.
     Lingers,
-    /// It offers VIRTIO_NET_F_MAC, with which it has nothing to do.
+    /// Offers VIRTIO_NET_F_MAC, which only a front end implements.
     OffersAddress,
-    /// It says nothing of its configuration space.
+    /// Does not report its configuration space.
     NoConfiguration,
-    /// It says that its configuration space is full of ones.
+    /// Reports a configuration space that is full of ones.
     WrongConfiguration,
-    /// It says less of its configuration space than it is asked for.
+    /// Reports fewer bytes of its configuration space than requested.
     ShortConfiguration,
 }
 
@@ -91,19 +92,19 @@ const FAULTS: [Fault; 16] = [
     Fault::ShortConfiguration,
 ];
 
-/// Sectors of the disk that it says to be, before any request was served: each makes it longer by one.
+/// Sectors of the simulated disk before any request. Each request adds one.
 pub const SECTORS: u64 = 1000;
-/// How long one that lingers takes.
+/// Delay of a back end that lingers.
 pub const LINGERS: Duration = Duration::from_millis(300);
 
-/// A back end's process; killed when dropped.
+/// A back end's process, killed when dropped.
 pub struct BackEnd {
     process: Child,
     socket: PathBuf,
 }
 
 impl BackEnd {
-    /// Starts one that listens in `directory`.
+    /// Starts a back end that listens in `directory`.
     pub fn start(directory: &Path, name: &str, state_bytes: usize, fault: Fault) -> Self {
         let socket = directory.join(name);
         let fault = FAULTS.iter().position(|known| *known == fault).expect("a known fault");
@@ -124,18 +125,19 @@ impl BackEnd {
         &self.socket
     }
 
-    /// Waits until it has made its pipe block ([`Fault::OwnPipeHangs`]), whatever this side did to it before.
+    /// Waits until the back end has made its pipe blocking ([`Fault::OwnPipeHangs`]). This side may have
+    /// changed the pipe before.
     pub fn wait_until_its_pipe_blocks(&self) {
         let times = || std::fs::metadata(blocked(&self.socket)).map_or(0, |file| file.len());
         let (begin, before) = (Instant::now(), times());
-        // The next one may have begun before.
+        // Two more times, because the next one may have begun before this call.
         while times() < before + 2 {
             assert!(begin.elapsed() < PATIENCE, "the back end does not make its pipe block");
             thread::sleep(Duration::from_millis(1));
         }
     }
 
-    /// SIGSTOP, and waits until it holds: it answers nothing.
+    /// Sends SIGSTOP and waits until the process is stopped. It answers nothing then.
     pub fn freeze(&self) {
         self.signal(libc::SIGSTOP);
         let mut status = 0;
@@ -144,18 +146,18 @@ impl BackEnd {
         assert!(result > 0 && libc::WIFSTOPPED(status), "{}", io::Error::last_os_error());
     }
 
-    /// SIGCONT.
+    /// Sends SIGCONT, after which the process continues.
     pub fn thaw(&self) {
         self.signal(libc::SIGCONT);
     }
 
-    /// SIGKILL, and waits for its end.
+    /// Sends SIGKILL and waits for the process to end.
     pub fn kill(&mut self) {
         self.process.kill().expect("it is ours");
         self.process.wait().expect("it is ours");
     }
 
-    /// Waits until it has ended by itself.
+    /// Waits until the process has ended by itself.
     pub fn wait(&mut self) {
         let begin = Instant::now();
         while self.process.try_wait().expect("it is ours").is_none() {
@@ -165,7 +167,7 @@ impl BackEnd {
     }
 
     fn signal(&self, signal: i32) {
-        // SAFETY: kill(2) of our own child, which was not waited for yet.
+        // SAFETY: kill(2) for our own child, which was not waited for yet.
         let result = unsafe { libc::kill(self.process.id() as i32, signal) };
         assert_eq!(result, 0, "{}", io::Error::last_os_error());
     }
@@ -173,13 +175,13 @@ impl BackEnd {
 
 impl Drop for BackEnd {
     fn drop(&mut self) {
-        // An error means that it has ended and was waited for.
+        // An error means that the process has ended and was waited for.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
 
-/// The body of the test [`RUNS`]: serves one connection if this process is to be a back end.
+/// The body of the test [`RUNS`]. Serves one connection if this process must be a back end.
 pub fn run_if_asked() {
     let Some(socket) = std::env::var_os(SOCKET) else { return };
     let number = |name| std::env::var(name).ok().and_then(|text| text.parse().ok()).expect("a number");
@@ -195,7 +197,7 @@ pub fn run_if_asked() {
     let service = Arc::new(Mutex::new(service));
     let mut daemon = VhostUserDaemon::new("back end".to_owned(), service, memory).expect("a daemon");
     daemon.serve(PathBuf::from(socket)).expect("a good connection");
-    // The worker thread has no exit event and would be waited for.
+    // The worker thread has no exit event, so a normal return would wait for it.
     std::process::exit(0);
 }
 
@@ -205,7 +207,7 @@ struct Service {
     model: Arc<Mutex<Model>>,
     memory: GuestMemoryAtomic<Memory>,
     transfer: Mutex<Option<JoinHandle<io::Result<()>>>>,
-    /// Of a new device.
+    /// Length of a new device's state in bytes.
     state_bytes: usize,
     fault: Fault,
 }
@@ -246,7 +248,7 @@ impl VhostUserBackendMut for Service {
         }
     }
 
-    /// That of a file system with the tag `model`, or of a disk, by its size.
+    /// The configuration space of a file system with the tag `model`, or of a disk. The size decides which.
     fn get_config(&self, _offset: u32, size: u32) -> Vec<u8> {
         let mut bytes = vec![0; size as usize];
         match (self.fault, size) {
@@ -278,7 +280,7 @@ impl VhostUserBackendMut for Service {
         Ok(())
     }
 
-    /// Called with the lock that [`Service::handle_event`] is called with: nothing is half done.
+    /// Called under the lock of [`Service::handle_event`], so no entry is half served.
     fn stop_vring(&mut self, _queue: u32) -> io::Result<()> {
         Ok(())
     }
@@ -315,7 +317,7 @@ impl VhostUserBackendMut for Service {
                 let vring = vring.clone();
                 thread::spawn(move || {
                     thread::sleep(LINGERS);
-                    // As one does that cannot be stopped meanwhile.
+                    // Ends like a back end that cannot be stopped while it serves an entry.
                     if !vring.get_ref().get_queue().ready() {
                         std::process::exit(4);
                     }
@@ -373,12 +375,13 @@ impl VhostUserBackendMut for Service {
     }
 }
 
-/// Where a back end at `socket` notes, by a byte each, how often it has made its pipe block.
+/// File that counts, one byte each, how often a back end made its pipe blocking. The back end listens at
+/// `socket`.
 fn blocked(socket: &Path) -> PathBuf {
     socket.with_extension("blocked")
 }
 
-/// Keeps the other end open and, what the front end may set, the pipe blocking.
+/// Keeps the other end open, and the pipe blocking. The front end may change the latter.
 fn make_it_block(theirs: std::os::fd::OwnedFd, other: std::os::fd::OwnedFd) {
     let socket = std::env::var_os(SOCKET).expect("a back end has one");
     let mut times = File::create(blocked(Path::new(&socket))).expect("a file");
@@ -400,7 +403,7 @@ fn save(model: &Mutex<Model>, fault: Fault, mut file: File) -> io::Result<()> {
         Fault::SaveFails => file.write_all(half).and(Err(io::ErrorKind::InvalidData.into())),
         Fault::SaveHangs => {
             file.write_all(half)?;
-            // Until the other end is closed.
+            // Waits until the other end is closed.
             rustix::event::poll(
                 &mut [rustix::event::PollFd::new(&file, rustix::event::PollFlags::empty())],
                 None,

@@ -1,9 +1,9 @@
-//! A device whose every answer depends on all that it did before: what the back end of the tests is inside, and what
-//! the tests reckon with beside it.
+//! A device whose every answer depends on all earlier requests. The test back end contains one, and the tests
+//! compute the expected answers with another.
 
 #![allow(dead_code, reason = "each program of tests uses a part")]
 
-/// Its state: requests served, and bytes that each of them changes.
+/// The device's state: requests served, and bytes that each request changes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Model {
     served: u64,
@@ -21,12 +21,12 @@ impl Model {
         Self { served: 0, digest: 1, bytes }
     }
 
-    /// How many requests it has served.
+    /// Number of requests served.
     pub fn served(&self) -> u64 {
         self.served
     }
 
-    /// Serves a request: fills `answer`, whose last word tells of all requests so far.
+    /// Serves a request: fills `answer`, whose last word depends on all requests so far.
     pub fn serve(&mut self, request: u64, answer: &mut [u8]) {
         self.served += 1;
         let place = mix(self.served) as usize % self.bytes.len().max(1);
@@ -51,7 +51,7 @@ impl Model {
         bytes
     }
 
-    /// What [`Model::save`] gave; none if it is anything else.
+    /// Decodes the bytes of [`Model::save`]. `None` if they are invalid.
     pub fn load(bytes: &[u8]) -> Option<Self> {
         let (head, rest) = bytes.split_at_checked(HEAD_BYTES)?;
         let word = |at: usize| {
@@ -68,7 +68,7 @@ impl Model {
     }
 }
 
-/// A word that nobody guesses from its neighbour's (splitmix64's).
+/// Mixes a word so that neighbouring words give unrelated results (splitmix64).
 pub fn mix(word: u64) -> u64 {
     let word = word.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -1,4 +1,4 @@
-//! The guest's side of one split virtqueue, without a guest: descriptors made by hand in guest RAM.
+//! The guest's side of one split virtqueue, without a guest. It writes the descriptors into guest RAM itself.
 
 #![allow(dead_code, reason = "each program of tests uses a part")]
 
@@ -10,28 +10,29 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sterna_devices::vhost_user::{Ring, VhostUserDevice};
 use sterna_ram::{GuestRam, RamBlock};
 
-/// Longer than anything here takes on a busy machine.
+/// Longer than every wait here takes on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
-/// Descriptors of one request at most.
+/// Highest number of descriptors per request.
 const PARTS_MAX: u64 = 4;
-/// What the ring takes of the guest's memory.
+/// Bytes of guest memory that the ring needs.
 pub const RING_BYTES: u64 = 3 << 12;
 
 const DESCRIPTOR_NEXT: u16 = 1;
 const DESCRIPTOR_WRITE: u16 = 2;
 
-/// A piece of a request.
+/// A piece of a request's memory.
 #[derive(Debug, Clone, Copy)]
 pub struct Part {
-    /// Guest-physical, which is the offset in block 0.
+    /// Guest-physical address, which equals the offset in block 0.
     pub address: u64,
-    /// Bytes.
+    /// Length of the piece in bytes.
     pub len: u32,
     /// Whether the device writes it.
     pub written: bool,
 }
 
-/// What the guest's driver remembers of its queue. It moves with the guest: give it the other side's RAM.
+/// The state of the guest's driver for its queue. It migrates with the guest: continue with the other side's
+/// RAM.
 #[derive(Debug, Clone)]
 pub struct Virtqueue {
     base: u64,
@@ -42,14 +43,14 @@ pub struct Virtqueue {
 }
 
 impl Virtqueue {
-    /// A queue for `slots` requests at once, in the zeroed memory at `base`. The guest sees block 0 at 0.
+    /// A queue for `slots` requests in flight, in the zeroed memory at `base`. The guest sees block 0 at 0.
     pub fn new(base: u64, slots: u16) -> Self {
         let size = (slots * PARTS_MAX as u16).next_power_of_two();
         assert!(u64::from(size) * 16 <= 4096, "a page holds the descriptors");
         Self { base, size, made: 0, seen: 0, free: (0..slots).rev().collect() }
     }
 
-    /// As the device is told of it.
+    /// The ring's description for the device.
     pub fn ring(&self) -> Ring {
         Ring {
             size: self.size,
@@ -60,12 +61,12 @@ impl Virtqueue {
         }
     }
 
-    /// Requests that the device has not answered.
+    /// Number of requests that the device has not answered.
     pub fn in_flight(&self) -> u16 {
         self.made.wrapping_sub(self.seen)
     }
 
-    /// Makes a request available; gives its slot, or none while all are in use.
+    /// Makes a request available. Returns its slot, or `None` while all slots are in use.
     pub fn submit(&mut self, ram: &GuestRam, parts: &[Part]) -> Option<u16> {
         let block = ram.block(0);
         let slot = self.free.pop()?;
@@ -84,7 +85,7 @@ impl Virtqueue {
         let at = self.ring().available;
         let entry = at + 4 + 2 * u64::from(self.made % self.size);
         block.write(entry, &head.to_le_bytes()).expect("inside RAM");
-        // The device must see the entry before it sees that there is one.
+        // The device must see the entry before the new index.
         fence(Ordering::SeqCst);
         self.made = self.made.wrapping_add(1);
         block.write(at + 2, &self.made.to_le_bytes()).expect("inside RAM");
@@ -92,7 +93,7 @@ impl Virtqueue {
         Some(slot)
     }
 
-    /// The next request that the device has answered, if there is one: its slot and the bytes that were written.
+    /// Takes the next answered request, if any: its slot and the number of written bytes.
     pub fn take(&mut self, ram: &GuestRam) -> Option<(u16, u32)> {
         let block = ram.block(0);
         let at = self.ring().used;
@@ -112,7 +113,7 @@ impl Virtqueue {
     /// Kicks the device and waits for an answer.
     ///
     /// # Panics
-    /// None comes for [`PATIENCE`].
+    /// If no answer arrives within [`PATIENCE`].
     pub fn wait(&mut self, ram: &GuestRam, device: &VhostUserDevice, queue: usize) -> (u16, u32) {
         let (kick, call) = (device.kick(queue).expect("a queue"), device.call(queue).expect("a queue"));
         kick.write(1).expect("a kick");
@@ -125,7 +126,7 @@ impl Virtqueue {
             let file = unsafe { BorrowedFd::borrow_raw(call.as_raw_fd()) };
             let ready = poll(&mut [PollFd::from_borrowed_fd(file, PollFlags::IN)], Some(&limit));
             assert_ne!(ready, Ok(0), "the device answers no request");
-            // Empty if another look was faster.
+            // An error means that another reader has taken the event.
             let _ = call.read();
         }
     }

@@ -1,4 +1,4 @@
-//! Compressing a stream in pieces, several at once, in order.
+//! Compresses a stream in independent pieces, by several threads in parallel, in the stream's order.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
@@ -8,46 +8,50 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use super::lzop;
 use super::zstd_frames::ZstdFrames;
-use crate::model::Compression;
+use crate::format::Compression;
 use parking_lot::Mutex;
 
-/// What goes to a thread and comes back, to be used again: memory that is new costs more than some of the compression.
+/// Buffers of one piece. They travel to a thread and return, to be reused.
+///
+/// The allocation of new memory would take more time than some of the codecs.
 #[derive(Default)]
 struct Piece {
     plain: Vec<u8>,
     compressed: Vec<u8>,
 }
 
-/// A piece to compress, and where the result goes.
+/// A piece to compress, and the channel that receives the result.
 struct Job {
     piece: Piece,
     result: SyncSender<io::Result<Piece>>,
 }
 
-/// Compresses what is written to it and writes that to `W`. The result is complete only after [`finish`](Self::finish).
+/// Compresses the bytes that are written to it, and writes the result to `W`.
 ///
-/// Threads start with the first piece that is full; what is smaller is compressed where it is finished.
+/// The result is complete only after [`finish`](Self::finish).
 ///
-/// Memory: for each thread some pieces of a few MiB ([`Compression`] decides).
+/// Threads start with the first full piece. A stream smaller than one piece is compressed by the calling thread.
+///
+/// Memory: a few pieces of some MiB for each thread ([`Compression`] decides the size).
 pub struct Compressor<W> {
     out: W,
     compression: Compression,
-    /// The one that is being filled.
+    /// The piece that is being filled.
     piece: Piece,
     piece_bytes: usize,
     threads: usize,
-    /// The way to the threads, once there are any.
+    /// Sends jobs to the threads; none until the first piece is full.
     jobs: Option<SyncSender<Job>>,
     /// Results in the order of the stream.
     results: VecDeque<Receiver<io::Result<Piece>>>,
     most_results: usize,
-    /// Written, and free for what comes next.
+    /// Buffers of pieces that are already written, for reuse.
     spare: Vec<Piece>,
     has_begun: bool,
 }
 
 impl<W: Write> Compressor<W> {
-    /// A compressor with so many threads (at least one).
+    /// Makes a compressor with `threads` threads (at least one).
     pub fn new(out: W, compression: Compression, threads: usize) -> Self {
         let threads = threads.max(1);
         Self {
@@ -64,7 +68,7 @@ impl<W: Write> Compressor<W> {
         }
     }
 
-    /// The way to the threads, which are started if there are none yet.
+    /// The channel to the threads. Starts the threads if they do not run yet.
     fn jobs(&mut self) -> io::Result<&SyncSender<Job>> {
         let jobs = match self.jobs.take() {
             Some(jobs) => jobs,
@@ -73,15 +77,15 @@ impl<W: Write> Compressor<W> {
         Ok(self.jobs.insert(jobs))
     }
 
-    /// Compresses the rest and gives back what is below; nothing is flushed there.
+    /// Compresses the remaining bytes and returns the inner writer, which is not flushed.
     ///
     /// # Errors
-    /// As of [`Write::write`].
+    /// The errors of [`Write::write`].
     pub fn finish(mut self) -> io::Result<W> {
         if self.compression == Compression::None {
             return Ok(self.out);
         }
-        // Nothing at all becomes a file of nothing.
+        // An empty stream becomes a valid compressed file with no content.
         if !self.has_begun {
             self.begin()?;
             Worker::default().compress(self.compression, &mut self.piece)?;
@@ -98,7 +102,7 @@ impl<W: Write> Compressor<W> {
         Ok(self.out)
     }
 
-    /// What stands in front of the first piece.
+    /// Writes the file header before the first piece (only lzop has one).
     fn begin(&mut self) -> io::Result<()> {
         if !self.has_begun && self.compression == Compression::Lzop {
             self.out.write_all(&lzop::header())?;
@@ -134,7 +138,7 @@ impl<W: Write> Compressor<W> {
     }
 }
 
-/// Starts threads that compress; they end when the way to them is dropped.
+/// Starts the compressing threads. They end when the sender that this function returns is dropped.
 fn start(compression: Compression, threads: usize) -> io::Result<SyncSender<Job>> {
     let (sender, receiver) = sync_channel::<Job>(threads);
     let receiver = Arc::new(Mutex::new(receiver));
@@ -147,7 +151,7 @@ fn start(compression: Compression, threads: usize) -> io::Result<SyncSender<Job>
                 let job = receiver.lock().recv();
                 let Ok(Job { mut piece, result }) = job else { return };
                 let done = worker.compress(compression, &mut piece);
-                // Nobody waits any more if the compressor was dropped.
+                // The send fails if the compressor was dropped. Then the result is not needed.
                 let _ = result.send(done.map(|()| piece));
             }
         })?;
@@ -169,13 +173,13 @@ impl<W: Write> Write for Compressor<W> {
         Ok(count)
     }
 
-    /// Does nothing: a piece is compressed when it is full.
+    /// Does nothing: a piece is compressed only when it is full.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
 }
 
-/// What is compressed at once. Larger pieces compress better and take more memory.
+/// Bytes that are compressed in one piece. Larger pieces compress better and take more memory.
 fn piece_bytes(compression: Compression) -> usize {
     match compression {
         Compression::None => 0,
@@ -190,12 +194,12 @@ fn piece_bytes(compression: Compression) -> usize {
     }
 }
 
-/// What a level of bzip2 adds to its block.
+/// Bytes that each level of bzip2 adds to its block.
 const BZIP2_STEP: usize = 100_000;
-/// The smallest dictionary of xz.
+/// The smallest dictionary of xz, in bytes.
 const XZ_LEAST: u32 = 4 << 10;
 
-/// What one thread compresses with.
+/// The codec state of one thread.
 #[derive(Default)]
 struct Worker {
     /// None before the first piece.
@@ -203,7 +207,9 @@ struct Worker {
 }
 
 impl Worker {
-    /// A piece as a file of its own (lzop: as blocks), at the level of the program that libvirt runs.
+    /// Compresses a piece into a complete file (lzop: into blocks).
+    ///
+    /// The level is the same as in the program that libvirt runs.
     fn compress(
         &mut self,
         compression: Compression,
@@ -216,13 +222,13 @@ impl Worker {
                 flate2::bufread::GzEncoder::new(&plain[..], level).read_to_end(compressed)?;
             }
             Compression::Bzip2 => {
-                // The level is the length of a block, and no block is longer than the piece.
+                // The level sets the block length, and no block needs to be longer than the piece.
                 let level = bzip2::Compression::new(plain.len().div_ceil(BZIP2_STEP).clamp(1, 9) as u32);
                 bzip2::bufread::BzEncoder::new(&plain[..], level).read_to_end(compressed)?;
             }
             Compression::Xz => {
                 let mut options = lzma_rust2::XzOptions::with_preset(3);
-                // No match lies farther back than the piece begins, and all tables are as large as the dictionary.
+                // No match can start before the piece. A smaller dictionary makes all tables of the encoder smaller.
                 let most = options.lzma_options.dict_size;
                 options.lzma_options.dict_size =
                     (plain.len() as u32).next_power_of_two().clamp(XZ_LEAST, most);
@@ -246,14 +252,16 @@ impl Worker {
 
 #[cfg(test)]
 mod tests {
+    use std::iter;
+
     use super::super::decompress;
     use super::*;
 
     #[test]
     fn decompress_what_the_compressor_wrote_gives_it_back() {
-        // More than three pieces of every format but xz.
+        // More than three pieces in every format except xz.
         let long: Vec<u8> = (0..3_500_000u32).flat_map(|n| (n / 3).to_le_bytes()).collect();
-        for compression in Compression::ALL {
+        for compression in iter::once(Compression::None).chain(Compression::all()) {
             for from in [&long[..], &long[..1], b""] {
                 let mut compressor = Compressor::new(Vec::new(), compression, 2);
                 compressor.write_all(from).unwrap();
@@ -269,9 +277,9 @@ mod tests {
 
     #[test]
     fn packer_of_less_than_a_piece_starts_no_thread_and_of_more_does() {
-        for compression in &Compression::ALL[1..] {
-            let piece = piece_bytes(*compression);
-            let mut compressor = Compressor::new(Vec::new(), *compression, 2);
+        for compression in Compression::all() {
+            let piece = piece_bytes(compression);
+            let mut compressor = Compressor::new(Vec::new(), compression, 2);
             compressor.write_all(&vec![7; piece - 1]).unwrap();
             assert!(compressor.jobs.is_none(), "{compression:?}");
 
@@ -280,7 +288,7 @@ mod tests {
             assert!(compressor.jobs.is_some(), "{compression:?}");
             let compressed = compressor.finish().unwrap();
             let mut out = Vec::new();
-            decompress(*compression, io::Cursor::new(compressed)).unwrap().read_to_end(&mut out).unwrap();
+            decompress(compression, io::Cursor::new(compressed)).unwrap().read_to_end(&mut out).unwrap();
             assert!(out == vec![7; piece], "{compression:?}");
         }
     }
@@ -308,15 +316,15 @@ mod tests {
     #[test]
     fn decompress_compressed_stream_cut_anywhere_is_told() {
         let from: Vec<u8> = (0..300_000u32).flat_map(|n| (n / 5).to_le_bytes()).collect();
-        for compression in &Compression::ALL[1..] {
-            let mut compressor = Compressor::new(Vec::new(), *compression, 1);
+        for compression in Compression::all() {
+            let mut compressor = Compressor::new(Vec::new(), compression, 1);
             compressor.write_all(&from).unwrap();
             let compressed = compressor.finish().unwrap();
             for length in [1, 3, compressed.len() / 2, compressed.len() - 9, compressed.len() - 1] {
                 let cut = io::Cursor::new(compressed[..length].to_vec());
                 let mut out = Vec::new();
 
-                let read = decompress(*compression, cut).unwrap().read_to_end(&mut out);
+                let read = decompress(compression, cut).unwrap().read_to_end(&mut out);
 
                 assert!(read.is_err(), "{compression:?} cut to {length} of {}", compressed.len());
             }

@@ -1,4 +1,4 @@
-//! Compressed streams as they were before.
+//! Decompresses streams, with a thread that works ahead of the reader.
 
 use std::io::{self, BufRead, BufReader, Read};
 use std::sync::Arc;
@@ -6,38 +6,41 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
 
 use super::lzop;
-use crate::model::Compression;
+use crate::format::Compression;
 use parking_lot::Mutex;
 
-/// Bytes of the first piece, which is decompressed when the reader asks for it: what is small needs no thread.
+/// Bytes of the first piece. The calling thread decompresses it, so that a small stream needs no thread.
 const FIRST: usize = 64 << 10;
-/// Bytes decompressed at once from then on, and how many such pieces may lie ahead of the reader.
+/// Bytes of every further piece; number of pieces that may wait for the reader.
 const PIECE: usize = 1 << 20;
 const AHEAD: usize = 4;
-/// Compressed bytes that are read at once.
+/// Bytes of the buffer for compressed input.
 const COMPRESSED: usize = 128 << 10;
-/// Memory that an xz stream may ask for, in KiB: that of `xz -9`, and as much again.
+/// Limit of an xz stream's memory in KiB: twice the need of `xz -9`.
 const XZ_KIB: u32 = 256 << 10;
 
-/// A codec's word on damaged input, carried through `io::Error`.
+/// A codec's message about damaged input, carried through `io::Error`.
 #[derive(Debug, thiserror::Error)]
 #[error("{compression}: {reason}")]
 pub(crate) struct Damaged {
     pub(crate) compression: &'static str,
     pub(crate) reason: String,
-    /// Bytes that were decompressed before.
+    /// Bytes that were decompressed before the error.
     pub(crate) decompressed: u64,
-    /// Bytes of the compressed stream that the codec had taken when it stopped: the damage is before, in the block that ends
-    /// there or holds that byte.
+    /// Bytes of the compressed stream that the codec had read when it stopped.
+    ///
+    /// The damage is before this byte, in the block that ends there or contains it.
     pub(crate) compressed: u64,
 }
 
-/// Where pieces of a stream stand in its compressed form.
+/// Maps pieces of the decompressed stream to their offsets in the compressed stream.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Places(Arc<Mutex<Vec<(u64, u64)>>>);
 
 impl Places {
-    /// The stretch of the compressed stream, from its start, that byte `decompressed` came out of: about a megabyte's.
+    /// The range of the compressed stream, relative to its start, that contains byte `decompressed`.
+    ///
+    /// The range covers about 1 MiB of decompressed data.
     pub(crate) fn compressed(&self, decompressed: u64) -> Option<(u64, u64)> {
         let ends = self.0.lock();
         let index = ends.partition_point(|(end, _)| *end <= decompressed);
@@ -50,12 +53,13 @@ impl Places {
     }
 }
 
-/// A reader of what `from` was before it was compressed. Behind the first 64 KiB it works ahead in a thread of its own, which
-/// ends when the reader is dropped.
+/// Makes a reader that decompresses `from`.
+///
+/// After the first 64 KiB, a separate thread decompresses ahead of the reader. It ends when the reader is dropped.
 ///
 /// # Errors
-/// If the codec has no memory. What is damaged is told by the reader, as an error that says which format and why; so
-/// is a thread that cannot be started.
+/// This function fails if the codec has no memory. The reader reports damaged data as an error with the format and
+/// the reason. It also reports a thread that cannot be started.
 pub fn decompress(
     compression: Compression,
     from: impl Read + Send + 'static,
@@ -63,7 +67,7 @@ pub fn decompress(
     decompress_with(compression, from, &Places::default())
 }
 
-/// As [`decompress`], and writes down where what came out stood.
+/// Like [`decompress`], and records in `places` the compressed offset of every piece.
 pub(crate) fn decompress_with<R: Read + Send + 'static>(
     compression: Compression,
     from: R,
@@ -80,7 +84,7 @@ pub(crate) fn decompress_with<R: Read + Send + 'static>(
     Ok(Box::new(reader(compression, decoder, from, places)?))
 }
 
-/// Begins to decompress.
+/// Makes a codec that reads compressed bytes.
 type Decoder<R> = fn(Taken<R>) -> io::Result<Box<dyn Read + Send>>;
 
 fn gzip<R: Read + Send + 'static>(from: Taken<R>) -> io::Result<Box<dyn Read + Send>> {
@@ -100,7 +104,7 @@ fn reader<R: Read>(
     Ok(Ahead { next: Next::Here(codec), piece: Vec::new(), at: 0 })
 }
 
-/// Counts the bytes that a codec takes.
+/// Counts the compressed bytes that the codec reads.
 struct Taken<R> {
     from: BufReader<R>,
     taken: Arc<AtomicU64>,
@@ -125,18 +129,18 @@ impl<R: Read> BufRead for Taken<R> {
     }
 }
 
-/// What decompresses, and how far it has come.
+/// A codec and its progress.
 struct Codec {
     compression: Compression,
     decoder: Box<dyn Read + Send>,
-    /// Compressed bytes that it has taken.
+    /// Compressed bytes that the codec has read.
     taken: Arc<AtomicU64>,
     decompressed: u64,
     places: Places,
 }
 
 impl Codec {
-    /// A piece of at most `length` bytes; whether and how the stream ended behind it.
+    /// Returns a piece of at most `length` bytes; also the result if the stream ended.
     fn piece(&mut self, length: usize) -> (Vec<u8>, Option<io::Result<()>>) {
         let (piece, end) = fill(&mut *self.decoder, length);
         self.decompressed += piece.len() as u64;
@@ -148,7 +152,7 @@ impl Codec {
     }
 }
 
-/// What comes from the thread that works ahead; an empty piece is the end.
+/// Pieces from the thread that works ahead; an empty piece marks the end.
 type Pieces = Receiver<io::Result<Vec<u8>>>;
 
 fn ahead(mut codec: Codec) -> io::Result<Pieces> {
@@ -160,7 +164,7 @@ fn ahead(mut codec: Codec) -> io::Result<Pieces> {
                 return;
             }
             let Some(end) = end else { continue };
-            // Nobody may be there to hear it.
+            // The send fails if the reader was dropped. Then the result is not needed.
             let _ = sender.send(end.map(|()| Vec::new()));
             return;
         }
@@ -168,7 +172,7 @@ fn ahead(mut codec: Codec) -> io::Result<Pieces> {
     Ok(pieces)
 }
 
-/// Reads a piece of at most `length` bytes; whether and how the stream ended behind it.
+/// Reads a piece of at most `length` bytes. Also returns the result if the stream ended after it.
 fn fill(from: &mut dyn Read, length: usize) -> (Vec<u8>, Option<io::Result<()>>) {
     let mut piece = vec![0; length];
     let mut done = 0;
@@ -187,7 +191,7 @@ fn fill(from: &mut dyn Read, length: usize) -> (Vec<u8>, Option<io::Result<()>>)
     (piece, end)
 }
 
-/// Whether the system or the codec complains.
+/// Passes errors of the system unchanged, and converts errors of the codec to [`Damaged`].
 fn judge(compression: Compression, error: io::Error, decompressed: u64, compressed: u64) -> io::Error {
     if error.raw_os_error().is_some() {
         return error;
@@ -199,22 +203,22 @@ fn judge(compression: Compression, error: io::Error, decompressed: u64, compress
     io::Error::other(Damaged { compression: compression.name(), reason, decompressed, compressed })
 }
 
-/// The reader's end.
+/// The reader: takes pieces and copies them to its caller.
 struct Ahead {
     next: Next,
     piece: Vec<u8>,
     at: usize,
 }
 
-/// Where the next piece comes from.
+/// The source of the next piece.
 enum Next {
-    /// The first one: from the codec.
+    /// The codec itself, for the first piece.
     Here(Codec),
-    /// From the thread.
+    /// The thread that works ahead.
     There(Pieces),
-    /// There is none.
+    /// The stream has ended; no piece follows.
     Over,
-    /// There is none, and why.
+    /// An error, which the next read reports; no piece follows.
     Failed(io::Error),
 }
 

@@ -1,22 +1,22 @@
-//! LZO1X, the code inside lzop's blocks.
+//! LZO1X, the algorithm of lzop's blocks.
 //!
-//! A block is a list of instructions: copy literals, or copy from what is there already. An instruction ends with
-//! up to three literals, whose number it holds in two bits; what an instruction below 16 means depends on how many
-//! literals came before it.
+//! A block is a list of instructions. An instruction copies literals, or copies bytes that are already decompressed.
+//! It ends with up to three literals, whose number it stores in two bits. The meaning of an instruction below 16
+//! depends on the number of literals before it.
 
-/// Bits of the table of the encoder.
+/// Logarithm (base 2) of the entries in the encoder's hash table.
 const HASH_BITS: u32 = 14;
-/// Farthest back that an instruction can copy from.
+/// The largest distance in bytes that an instruction can copy from.
 const FAR: usize = 0xbfff;
-/// Farthest back of the two-byte form.
+/// The largest distance of the two-byte instruction.
 const NEAR: usize = 0x800;
-/// Farthest back of the middle form; the far one counts from here.
+/// The largest distance of the middle instruction. The far instruction counts distances from here.
 const MIDDLE: usize = 0x4000;
 
 /// Appends the block `from`, compressed, to `out`.
 pub(super) fn compress(from: &[u8], out: &mut Vec<u8>) {
     let mut table = vec![0u32; 1 << HASH_BITS];
-    // Where literals that are not written yet begin, and where their number goes if there are few of them.
+    // Start of the literals that are not written yet; offset of the byte that stores their number if they are few.
     let (mut literals, mut count_at) = (0, None);
     let mut at = 1;
     while at + 4 <= from.len() {
@@ -26,7 +26,7 @@ pub(super) fn compress(from: &[u8], out: &mut Vec<u8>) {
         *slot = at as u32;
         let distance = at - candidate;
         if distance == 0 || distance > FAR || self::word(from, candidate) != word {
-            // What does not compress is passed by ever faster.
+            // In data that does not compress, the step grows with the distance from the last match.
             at += 1 + ((at - literals) >> 5);
             continue;
         }
@@ -59,7 +59,7 @@ fn put_literals(literals: &[u8], is_first: bool, count_at: Option<usize>, out: &
     out.extend_from_slice(literals);
 }
 
-/// Appends the instruction; gives the byte that takes the number of literals behind it.
+/// Appends the copy instruction. Returns the offset of the byte that stores the number of literals after it.
 fn put_copy(distance: usize, length: usize, out: &mut Vec<u8>) -> usize {
     if length <= 8 && distance <= NEAR {
         let distance = distance - 1;
@@ -81,7 +81,7 @@ fn put_copy(distance: usize, length: usize, out: &mut Vec<u8>) -> usize {
     out.len() - 2
 }
 
-/// A length that does not fit its instruction: so many 255, then the rest.
+/// Writes a length that exceeds its instruction: a zero for each 255, then the remainder.
 fn put_length(mut length: usize, out: &mut Vec<u8>) {
     while length > 255 {
         out.push(0);
@@ -90,10 +90,10 @@ fn put_length(mut length: usize, out: &mut Vec<u8>) {
     out.push(length as u8);
 }
 
-/// Decompresses the block `from`, which becomes `length` bytes.
+/// Decompresses the block `from`, which must give exactly `length` bytes.
 pub(super) fn decompress(from: &[u8], length: usize) -> Result<Vec<u8>, &'static str> {
     let mut block = Block { from, at: 0, out: Vec::with_capacity(length), length };
-    // Literals before the instruction: 0 to 3 of its predecessor, or 4 for a run of its own.
+    // Number of literals before the instruction: 0 to 3 from its predecessor, or 4 after a run of literals.
     let mut state = 0;
     if let Some(&first @ 18..) = from.first() {
         block.at = 1;
@@ -165,7 +165,7 @@ impl Block<'_> {
         Ok(usize::from(u16::from_le_bytes([self.byte()?, self.byte()?])))
     }
 
-    /// A length: what the instruction holds, or if that is 0, `more` and the bytes that follow.
+    /// Reads a length. If the instruction's bits `held` are 0, it is `more` plus the bytes that follow.
     fn length(&mut self, held: usize, more: usize) -> Result<usize, &'static str> {
         if held != 0 {
             return Ok(held);
@@ -194,7 +194,7 @@ impl Block<'_> {
             self.out.extend_from_within(start..start + length);
             return Ok(());
         }
-        // What is being copied is copied again.
+        // The ranges overlap: bytes that this loop writes are also its input.
         for at in start..start + length {
             let byte = self.out[at];
             self.out.push(byte);
@@ -221,7 +221,7 @@ mod tests {
         for length in (0..300).chain([4096, 70_000, 262_144]) {
             for alphabet in [1, 2, 5, 0] {
                 let mut from = noise(length as u64 + 7, length, alphabet);
-                // A far repetition as well.
+                // Adds matches at a large distance.
                 if length > 60_000 {
                     from.copy_within(..9000, 50_000);
                     from.copy_within(100..9000, 20_000);

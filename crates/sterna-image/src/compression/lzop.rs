@@ -1,19 +1,21 @@
-//! lzop's file format: a header, blocks with checksums, a zero.
+//! lzop's file format: a header, blocks with checksums, and a zero word at the end.
 
 use std::io::{self, Read};
 
 use super::lzo;
 
 const MAGIC: &[u8; 9] = b"\x89LZO\0\r\n\x1a\n";
-/// Versions of the program and the library that are claimed, and the one that suffices to decompress.
+/// Versions in the header.
+///
+/// These are the versions of the program and the library, and the least version that can decompress the file.
 const VERSIONS: [u16; 3] = [0x1040, 0x20a0, 0x0940];
-/// LZO1X-1 at lzop's usual level.
+/// LZO1X-1 at lzop's default level.
 const METHOD: [u8; 2] = [1, 5];
-/// Unix, from stdin, to stdout, Adler-32 of what was compressed.
+/// Unix, from stdin, to stdout, with an Adler-32 checksum of the decompressed data.
 const FLAGS: u32 = 0x0300_0000 | flag::STDIN | flag::STDOUT | flag::ADLER32_DATA;
-/// What lzop compresses at once.
+/// Decompressed bytes of a block that this encoder writes.
 pub(super) const BLOCK_BYTES: usize = 256 << 10;
-/// The largest block that lzop itself takes.
+/// The largest block, in decompressed bytes, that lzop itself accepts.
 const MOST_BLOCK_BYTES: usize = 64 << 20;
 
 mod flag {
@@ -29,7 +31,7 @@ mod flag {
     pub(super) const HEADER_CRC32: u32 = 0x1000;
 }
 
-/// The file's front.
+/// The header: magic, versions, method, flags, an empty name, and a checksum.
 pub(super) fn header() -> Vec<u8> {
     let mut fields = Vec::new();
     VERSIONS.iter().for_each(|version| fields.extend_from_slice(&version.to_be_bytes()));
@@ -41,13 +43,13 @@ pub(super) fn header() -> Vec<u8> {
     [&MAGIC[..], &fields, &sum.to_be_bytes()].concat()
 }
 
-/// Appends the blocks of a piece of the stream.
+/// Appends the compressed blocks of a piece of the stream.
 pub(super) fn blocks(piece: &[u8], out: &mut Vec<u8>) {
     let mut compressed = Vec::new();
     for block in piece.chunks(BLOCK_BYTES) {
         compressed.clear();
         lzo::compress(block, &mut compressed);
-        // What does not become shorter stays as it is.
+        // A block that does not become shorter is stored uncompressed, as the format requires.
         let body = if compressed.len() < block.len() { &compressed[..] } else { block };
         out.extend_from_slice(&(block.len() as u32).to_be_bytes());
         out.extend_from_slice(&(body.len() as u32).to_be_bytes());
@@ -56,10 +58,10 @@ pub(super) fn blocks(piece: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// The file's end.
+/// The end of the file.
 pub(super) const END: [u8; 4] = [0; 4];
 
-/// Decompresses a file as it is read.
+/// A reader that decompresses an lzop file.
 pub(super) struct Reader<R> {
     from: R,
     flags: Option<u32>,
@@ -192,7 +194,7 @@ fn bad(reason: &'static str) -> io::Error {
 fn adler32(bytes: &[u8]) -> u32 {
     const BASE: u32 = 65_521;
     let (mut low, mut high) = (1u32, 0u32);
-    // So many bytes cannot overflow the sums.
+    // The sums of so many bytes cannot overflow 32 bits.
     for piece in bytes.chunks(5552) {
         for byte in piece {
             low += u32::from(*byte);

@@ -1,9 +1,10 @@
-//! Compressing and decompressing streams: gzip, bzip2, xz, lzop, zstd, as the programs that libvirt runs do it
-//! (`specs/libvirt-save.md §2`).
+//! Compression of streams with gzip, bzip2, xz, lzop and zstd.
 //!
-//! All five formats may be written in independent pieces, one after the other, and their programs decompress such a
-//! file like any other. So a [`Compressor`] cuts the stream into pieces and compresses several at once. Decompressing has no
-//! such seams; it runs in a thread of its own, ahead of the reader.
+//! The output is compatible with the programs that libvirt runs (`specs/libvirt-save.md §2`).
+//!
+//! All five formats allow independent pieces, one after another, and their programs decompress such a file like any
+//! other. Therefore a [`Compressor`] cuts the stream into pieces and compresses several in parallel. A decompressor
+//! cannot find the borders of pieces. It runs in a single separate thread, ahead of the reader.
 
 mod compressor;
 mod decompressor;

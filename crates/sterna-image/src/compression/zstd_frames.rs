@@ -1,31 +1,33 @@
-//! A piece as zstd frames: at the usual level where the bytes compress, at the fastest where they do not.
+//! Compresses a piece into zstd frames, each at one of two levels.
 //!
-//! Encrypted or compressed files in a guest's memory do not become smaller, but the usual level takes twice as long over
-//! them as the fastest, which hardly looks. So a sample of each stretch is tried first. What it does not see is a page
-//! that does not shrink by itself and stands there twice.
+//! Bytes that compress get the usual level, other bytes the fastest level.
+//!
+//! Encrypted or compressed files in a guest's memory do not become smaller. The usual level takes twice as long for
+//! them as the fastest level. Therefore a sample of each stretch is compressed first. The sample misses one case: a
+//! page that occurs twice and does not compress by itself.
 
 use std::io::{self, Cursor};
 
 use zstd::bulk::Compressor;
 
-/// That of the program that libvirt runs.
+/// The level of the program that libvirt runs.
 const LEVEL: i32 = 3;
-/// The fastest that there is.
+/// The fastest level of zstd.
 const FASTEST: i32 = -131_072;
-/// For samples: finds nearly all that the usual level would.
+/// The level for samples. It detects nearly all data that the usual level can compress.
 const SAMPLE_LEVEL: i32 = 1;
 
-/// One level for at least so many bytes.
+/// The least number of bytes that are compressed at one level.
 const STRETCH_BYTES: usize = 512 << 10;
-/// Of every page, so much is in the sample.
+/// Bytes of every page that the sample contains.
 const SAMPLED_BYTES: usize = 256;
 const PAGE_BYTES: usize = 4 << 10;
-/// A frame's own bytes, generously.
+/// Upper estimate of the bytes that a frame adds to its content.
 const FRAME_BYTES: usize = 128;
-/// A stretch compresses if its sample shrinks by one part in so many.
+/// A stretch is compressible if its sample shrinks by at least one part in 50.
 const WORTH_ONE_IN: usize = 50;
 
-/// Compresses pieces, in one thread.
+/// Compresses pieces in one thread.
 pub(super) struct ZstdFrames {
     usual: Compressor<'static>,
     fastest: Compressor<'static>,
@@ -50,7 +52,7 @@ impl ZstdFrames {
         })
     }
 
-    /// Appends `piece`'s frames to `out`; of nothing, an empty frame.
+    /// Appends `piece`'s frames to `out`. An empty piece gives an empty frame.
     pub(crate) fn compress(&mut self, piece: &[u8], out: &mut Vec<u8>) -> io::Result<()> {
         out.reserve(
             zstd::zstd_safe::compress_bound(piece.len()) + FRAME_BYTES * piece.len().div_ceil(STRETCH_BYTES),
@@ -71,7 +73,8 @@ impl ZstdFrames {
     fn compresses(&mut self, stretch: &[u8]) -> io::Result<bool> {
         self.sample.clear();
         for (index, page) in stretch.chunks(PAGE_BYTES).enumerate() {
-            // Not the same place every time, lest what all pages begin with hides the rest.
+            // The position changes from page to page. Otherwise a common header of all pages would hide their other
+            // content.
             let place = index * 7 % (PAGE_BYTES / SAMPLED_BYTES);
             self.sample.extend_from_slice(page.chunks(SAMPLED_BYTES).cycle().nth(place).unwrap_or_default());
         }

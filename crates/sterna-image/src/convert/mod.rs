@@ -1,25 +1,27 @@
-//! From any form of image to any other, in one pass where that can be, with bounded memory.
+//! Converts any form of image to any other, with bounded memory, usually in one pass.
 //!
 //! | from | to | how |
 //! | --- | --- | --- |
-//! | legacy | legacy | the stream byte for byte, checked as it passes; decompressed and compressed anew |
-//! | legacy | mapped-ram | records to their places, by several threads |
-//! | mapped-ram | legacy | blocks read ahead in file order, every page as a record |
-//! | mapped-ram | mapped-ram | laid out anew; pages shared (reflinks) or copied by several threads, holes kept |
+//! | legacy | legacy | copies the stream byte for byte and checks it; decompresses and compresses it again |
+//! | legacy | mapped-ram | several threads write the records' pages to their places |
+//! | mapped-ram | legacy | reads blocks ahead in file order, and writes every page as a record |
+//! | mapped-ram | mapped-ram | makes a new layout; several threads share (reflinks) or copy pages, and keep holes |
 //!
-//! The machine is never touched: devices and other opaque bytes go over as they are; only the list of
-//! capabilities and what the description says of it follow the form (`specs/mapped-ram.md §7`).
+//! The machine does not change: devices and other opaque bytes are copied verbatim. Only the list of capabilities,
+//! and the description's part about it, follow the new form (`specs/mapped-ram.md §7`).
 //!
-//! What goes over is checked as it passes, by the rules of [`verify`]: a damaged image is refused
-//! ([`ImageError::Damaged`]) unless [`ConvertOptions::force_damaged`] says otherwise, and then [`Converted::damage`] says what
-//! was left as it is. Nothing is read twice for that but bitmaps and heads, and a legacy file that goes into a
-//! pipe, which is checked before the first byte. From a pipe into a pipe the end of the stream is held back until it is judged:
-//! what came without it is loaded by nobody. See [`structure`] for what it cannot see.
+//! The converter checks the source while it copies, by the rules of [`verify`]. It refuses a damaged image
+//! ([`ImageError::Damaged`]) unless [`ConvertOptions::force_damaged`] is set. In that case, [`Converted::damage`]
+//! lists the damage that was copied unchanged.
+//!
+//! For these checks, only bitmaps and heads are read twice. One exception: a legacy file that is written to a pipe is
+//! checked completely before the first byte. From a pipe to a pipe, the converter holds back the end of the stream
+//! until the check has passed. A stream without its end cannot be loaded. See [`structure`] for the limits of these
+//! checks.
 
 mod out;
 mod relayout;
 mod spread;
-mod target;
 
 use std::fs;
 use std::io::{Read, Write};
@@ -32,7 +34,8 @@ use sterna_wire::PAGE_SIZE;
 use sterna_wire::mapped_ram::PAGES_ALIGNMENT;
 
 use crate::ImageError;
-use crate::model::{Container, Form, IGNORE_SHARED, ImageKind, Shape};
+use crate::format::{Form, Format};
+use crate::model::{Domain, DomainMachine, IGNORE_SHARED, LibvirtHeader, Shape};
 use crate::read::begun::Begun;
 use crate::read::body::{End, RecordSink};
 use crate::read::image::{check_unchanged, open_file};
@@ -42,43 +45,43 @@ use crate::tools::finding::Finding;
 use crate::tools::verify::{self, structure, structure_of_stream};
 use crate::write::{Envelope, LegacyWriter, MappedOptions, MappedWriter};
 use out::{Out, Shared};
-pub use target::Target;
 
-/// Where an image comes from.
+/// The source image of a conversion.
 pub enum Input {
-    /// A file.
+    /// An image file in any format.
     File(PathBuf),
     /// A pipe with a bare legacy stream, compressed or not.
     Pipe(Box<dyn Read + Send>),
 }
 
-/// Where an image goes.
+/// The target of a conversion.
 pub enum Output {
-    /// A file: complete or absent.
+    /// A file. It is complete or absent at any time.
     File(PathBuf),
     /// A pipe, for bare legacy streams.
     Pipe(Box<dyn Write + Send>),
 }
 
-/// How it is converted.
+/// Options of a conversion.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConvertOptions {
-    /// What becomes of it; none for mapped-ram in the container that it has.
-    pub target: Option<Target>,
-    /// The domain's XML for libvirt's container; none to keep that of the source.
+    /// The target format. None selects mapped-ram, in libvirt's container if the source has one.
+    pub target: Option<Format>,
+    /// The domain's XML for libvirt's container; none keeps the source's XML.
     pub xml: Option<Vec<u8>>,
-    /// The cookie for libvirt's container; none to keep that of the source.
+    /// The cookie for libvirt's container; none keeps the source's cookie.
     pub cookie: Option<Vec<u8>>,
-    /// Replace what lies in the target's place.
+    /// Replace an existing target file, and accept the XML of another machine.
     pub replace: bool,
-    /// Past the page cache, reading and writing.
+    /// Whether reads and writes bypass the page cache.
     pub direct: Direct,
-    /// Threads that copy, compress or write; 0 for one for each CPU.
+    /// Threads that copy, compress or write; 0 means one for each CPU, at most 16.
     pub threads: usize,
     /// Alignment of the pages of a mapped-ram image, in bytes.
     pub alignment: u64,
-    /// Convert an image that is damaged, too, as far as it can be read: what is damaged goes over as it is, but for a
-    /// description that is truncated, which is left out.
+    /// Also convert a damaged image, as far as it can be read.
+    ///
+    /// Damaged parts are copied unchanged, except a truncated description, which is left out.
     pub force_damaged: bool,
 }
 
@@ -97,31 +100,31 @@ impl Default for ConvertOptions {
     }
 }
 
-/// What was done.
+/// The result of a conversion.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Converted {
-    /// The kind of the source, such as `libvirt-zstd`.
-    pub from: String,
-    /// The kind of the result.
-    pub to: String,
+    /// The format of the source.
+    pub from: Format,
+    /// The format of the result.
+    pub to: Format,
     /// Sum of all RAM blocks, in bytes.
     pub ram_bytes: u64,
-    /// Pages given to the result with their content (of a live stream, some of them several times).
+    /// Pages written to the target with their content. A page of a live stream can count several times.
     pub data_pages: u64,
-    /// Pages given to the result as zero; of a stream that went over byte for byte, also such.
+    /// Pages written to the target as zero. In a stream that is copied byte for byte, these are its zero records.
     pub zero_pages: u64,
     /// Bytes of pages that the result shares with the source (reflinks).
     pub shared_bytes: u64,
     /// Length of the result in bytes; 0 for a pipe.
     pub target_bytes: u64,
-    /// What is damaged in the source, and went over as it is ([`ConvertOptions::force_damaged`]).
+    /// Damage of the source that was copied unchanged ([`ConvertOptions::force_damaged`]).
     pub damage: Vec<Finding>,
 }
 
-/// Converts.
+/// Converts the image `from` to `to`.
 ///
 /// # Errors
-/// [`ImageError`]: nothing is in the target's place that was not there before.
+/// [`ImageError`]: the target's path is unchanged.
 pub fn convert(from: Input, to: Output, options: &ConvertOptions) -> Result<Converted, ImageError> {
     let name = match &to {
         Output::File(path) => path.display().to_string(),
@@ -140,12 +143,14 @@ pub fn convert(from: Input, to: Output, options: &ConvertOptions) -> Result<Conv
         }
         Input::Pipe(pipe) => (Begun::of_pipe(pipe, "standard input", Some(tee.clone()))?, None),
     };
-    let kind = begun.kind.clone();
-    let target = options.target.unwrap_or(Target::default_for(&kind));
-    let envelope = envelope(&kind, target, options)?;
+    let (format, header) = (begun.format, begun.header.clone());
+    let target =
+        options.target.unwrap_or(if format.is_libvirt() { Format::LibvirtSparse } else { Format::MappedRam });
+    let envelope = envelope(header.as_ref(), target, options)?;
+    check_domain(header.as_ref(), &begun.head.shape, options)?;
     let counts = Counts::default();
     let job = Job { to, name, target, envelope, options, counts: &counts };
-    let (shape, damage) = match (kind.form, source) {
+    let (shape, damage) = match (format.form(), source) {
         (Form::Mapped, Some((source, stamp, _))) => {
             tee.off();
             let image = Image::finish(begun, source, stamp, false)?;
@@ -155,13 +160,13 @@ pub fn convert(from: Input, to: Output, options: &ConvertOptions) -> Result<Conv
         (_, Some((source, stamp, file))) => {
             let check = |shape: &Shape, end: End| {
                 check_unchanged(&*source, stamp, &file)?;
-                structure_of_stream(Some(&*source), &file, &kind, shape, end)
+                structure_of_stream(Some(&*source), &file, format, shape, end)
             };
-            // Which blocks are left out is only known at the end of the stream, and needed at the start.
+            // Only the end of the stream tells which blocks are left out, but the target needs this at its start.
             let skipped = begun.head.shape.has_capability(IGNORE_SHARED) && target.form() == Form::Mapped;
             let open = || Image::open_source(source.clone(), &file);
             let known = if skipped { Some(open()?) } else { None };
-            // A pipe's reader cannot be told that what it got was damaged.
+            // Bytes in a pipe cannot be taken back if damage is found later. Therefore the source is checked first.
             if matches!(job.to, Output::Pipe(_)) {
                 job.examine(&open()?)?;
             }
@@ -174,13 +179,13 @@ pub fn convert(from: Input, to: Output, options: &ConvertOptions) -> Result<Conv
         }
         (_, None) => {
             let file = begun.file_name().to_owned();
-            let check = |shape: &Shape, end: End| structure_of_stream(None, &file, &kind, shape, end);
+            let check = |shape: &Shape, end: End| structure_of_stream(None, &file, format, shape, end);
             job.take_legacy(begun, &tee, None, &check)?
         }
     };
     Ok(Converted {
-        from: kind.name(),
-        to: target.name(),
+        from: format,
+        to: target,
         ram_bytes: shape.ram_bytes(),
         data_pages: counts.data.load(Ordering::Relaxed),
         zero_pages: counts.zero.load(Ordering::Relaxed),
@@ -190,7 +195,7 @@ pub fn convert(from: Input, to: Output, options: &ConvertOptions) -> Result<Conv
     })
 }
 
-/// What was moved so far.
+/// Counts of the pages and bytes that were written so far.
 #[derive(Debug, Default)]
 struct Counts {
     data: AtomicU64,
@@ -199,14 +204,14 @@ struct Counts {
     target_bytes: AtomicU64,
 }
 
-/// Looks at a legacy stream that was read to its end.
+/// Checks a legacy stream after it was read to its end.
 type Check<'a> = dyn Fn(&Shape, End) -> Result<Vec<Finding>, ImageError> + 'a;
 
-/// One conversion whose source has begun.
+/// One conversion whose source's head is already read.
 struct Job<'a> {
     to: Output,
     name: String,
-    target: Target,
+    target: Format,
     envelope: Option<Envelope>,
     options: &'a ConvertOptions,
     counts: &'a Counts,
@@ -231,14 +236,14 @@ impl Job<'_> {
         Ok(damage)
     }
 
-    /// What is damaged in `image`; refused unless that was forced.
+    /// Returns the damage of `image`. Refuses the image if it has damage, unless that is forced.
     fn examine(&self, image: &Image) -> Result<Vec<Finding>, ImageError> {
         check_whole(image.shape(), image.path_name(), image.end())?;
         image.check_bitmaps()?;
         self.damage(image.path_name(), structure(image)?)
     }
 
-    /// Those of `findings` that are damage; refused unless that was forced.
+    /// Returns the damage among `findings`. Refuses the image if there is any, unless that is forced.
     fn damage(&self, file: &str, findings: Vec<Finding>) -> Result<Vec<Finding>, ImageError> {
         let damage = verify::damage(findings);
         if !self.options.force_damaged {
@@ -247,7 +252,7 @@ impl Job<'_> {
         Ok(damage)
     }
 
-    /// `known` is the shape if it had to be known beforehand.
+    /// `known` is the shape of the source, if an earlier pass had to read it.
     fn take_legacy(
         mut self,
         begun: Begun,
@@ -298,15 +303,16 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// An output for a stream.
+    /// Makes the output for a legacy stream.
     fn out(&mut self) -> Result<Out, ImageError> {
-        let (compression, threads) = (self.target.compression(), threads(self.options.threads));
+        let (target, threads) = (self.target, threads(self.options.threads));
         match &mut self.to {
             Output::File(path) => {
-                Out::file(path, self.options.create(), self.envelope.clone(), compression, threads)
+                Out::file(path, self.options.create(), target, self.envelope.clone(), threads)
             }
             Output::Pipe(pipe) => {
-                Ok(Out::pipe(std::mem::replace(pipe, Box::new(std::io::sink())), compression, threads))
+                let pipe = std::mem::replace(pipe, Box::new(std::io::sink()));
+                Ok(Out::pipe(pipe, target.compression(), threads))
             }
         }
     }
@@ -329,7 +335,7 @@ fn threads(wanted: usize) -> usize {
     if wanted == 0 { all() } else { wanted.min(256) }
 }
 
-/// A file that is there is refused, and the source itself in any case.
+/// Refuses an existing target unless it may be replaced. Always refuses the source itself as the target.
 fn check_place(from: &Input, place: &Path, options: &ConvertOptions) -> Result<(), ImageError> {
     let file = || place.display().to_string();
     let Ok(target) = fs::metadata(place) else { return Ok(()) };
@@ -342,23 +348,23 @@ fn check_place(from: &Input, place: &Path, options: &ConvertOptions) -> Result<(
     if options.replace { Ok(()) } else { Err(ImageError::Exists { file: file() }) }
 }
 
-/// libvirt's container around the result, if it gets one.
+/// libvirt's container for the result; none for a bare format.
 fn envelope(
-    kind: &ImageKind,
-    target: Target,
+    header: Option<&LibvirtHeader>,
+    target: Format,
     options: &ConvertOptions,
 ) -> Result<Option<Envelope>, ImageError> {
     if !target.is_libvirt() {
         if options.xml.is_some() || options.cookie.is_some() {
-            let text = format!("only libvirt images contain XML and cookie, {} does not", target.name());
+            let text = format!("only libvirt images contain XML and cookie, {target} does not");
             return Err(ImageError::Request(text));
         }
         return Ok(None);
     }
-    let mut envelope = match (&kind.container, &options.xml) {
-        (Container::Libvirt(header), _) => Envelope::of(header),
-        (Container::Bare, Some(xml)) => Envelope::new(xml.clone(), None)?,
-        (Container::Bare, None) => {
+    let mut envelope = match (header, &options.xml) {
+        (Some(header), _) => Envelope::of(header),
+        (None, Some(xml)) => Envelope::new(xml.clone(), None)?,
+        (None, None) => {
             let text = "a bare image has no domain XML, and only libvirt can make one: give --xml with the output of \
                         virsh dumpxml --migratable --inactive";
             return Err(ImageError::Request(text.to_owned()));
@@ -373,7 +379,32 @@ fn envelope(
     Ok(Some(envelope))
 }
 
-/// An image whose devices are truncated is not converted.
+/// Refuses the XML of another machine, because libvirt would fail when it restores the image.
+fn check_domain(
+    header: Option<&LibvirtHeader>,
+    shape: &Shape,
+    options: &ConvertOptions,
+) -> Result<(), ImageError> {
+    let Some(xml) = options.xml.as_ref().filter(|_| !options.replace) else { return Ok(()) };
+    let domain = Domain::of_xml(xml);
+    let blocks: Vec<_> =
+        shape.ram.blocks.iter().map(|block| (block.name.clone(), block.length_bytes)).collect();
+    let configuration = &shape.configuration;
+    let machine = DomainMachine {
+        machine_type: &configuration.machine_type,
+        uuid: configuration.uuid,
+        blocks: &blocks,
+    };
+    let of_container = || header.and_then(|header| domain.misfit_of(&Domain::of_xml(&header.xml)));
+    match domain.misfit(machine).or_else(of_container) {
+        Some(why) => {
+            Err(ImageError::Request(format!("{why}: give the XML of the guest's machine, or --force")))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Refuses an image whose device state is truncated.
 fn check_whole(shape: &Shape, file: &str, end: End) -> Result<(), ImageError> {
     if shape.has_eof {
         return Ok(());
@@ -390,7 +421,7 @@ fn check_whole(shape: &Shape, file: &str, end: End) -> Result<(), ImageError> {
     Err(ImageError::Torn { file, offset: end.stream_end, what: "the devices' state" })
 }
 
-/// Counts pages on their way.
+/// Counts pages that go to `to`.
 struct Counted<'a> {
     to: &'a mut dyn PageVisitor,
     counts: &'a Counts,
@@ -408,7 +439,7 @@ impl PageVisitor for Counted<'_> {
     }
 }
 
-/// Counts records that go over byte for byte.
+/// Counts the records of a stream that is copied byte for byte.
 struct Counting<'a>(&'a Counts);
 
 impl RecordSink for Counting<'_> {

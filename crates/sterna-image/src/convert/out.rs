@@ -1,4 +1,4 @@
-//! Where a stream goes: compressed or not, into a file or a pipe.
+//! The output of a stream: compressed or not, to a file or a pipe.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -9,10 +9,11 @@ use sterna_transport::CreateOptions;
 
 use crate::ImageError;
 use crate::compression::Compressor;
-use crate::model::{Compression, Shape};
+use crate::format::{Compression, Format};
+use crate::model::Shape;
 use crate::write::{Envelope, FileSink, failed};
 
-/// The output of a stream.
+/// The output of a stream, with its compressor.
 pub(super) struct Out {
     compressor: Compressor<Below>,
 }
@@ -26,19 +27,19 @@ impl Out {
     pub(super) fn file(
         path: &Path,
         options: CreateOptions,
+        format: Format,
         envelope: Option<Envelope>,
-        compression: Compression,
         threads: usize,
     ) -> Result<Self, ImageError> {
-        let sink = FileSink::create(path, options, envelope, compression)?;
-        Ok(Self { compressor: Compressor::new(Below::File(Box::new(sink)), compression, threads) })
+        let sink = FileSink::create(path, options, format, envelope)?;
+        Ok(Self { compressor: Compressor::new(Below::File(Box::new(sink)), format.compression(), threads) })
     }
 
     pub(super) fn pipe(pipe: Box<dyn Write + Send>, compression: Compression, threads: usize) -> Self {
         Self { compressor: Compressor::new(Below::Pipe(pipe), compression, threads) }
     }
 
-    /// Ends the stream, and puts the file in its place. Gives the file's length; 0 for a pipe.
+    /// Ends the stream and publishes the file. Returns the file's length in bytes; 0 for a pipe.
     pub(super) fn complete(self, shape: &Shape, name: &str) -> Result<u64, ImageError> {
         match self.compressor.finish().map_err(|error| failed(name, error))? {
             Below::File(sink) => sink.complete(shape),
@@ -73,11 +74,11 @@ impl Write for Below {
     }
 }
 
-/// An output that the reader of a stream writes to while somebody else keeps it.
+/// An output that the reader of the source writes to, and the conversion takes back.
 #[derive(Clone)]
 pub(super) struct Shared {
     out: Arc<Mutex<Option<Out>>>,
-    /// Of the output, so that its errors do not pass for those of the stream that is read.
+    /// The output's name. Errors carry it, so that they are not reported as errors of the source.
     name: Arc<str>,
 }
 
@@ -86,7 +87,7 @@ impl Shared {
         Self { out: Arc::new(Mutex::new(Some(out))), name: name.into() }
     }
 
-    /// Takes it back.
+    /// Takes the output out, for its completion.
     pub(super) fn into_inner(self) -> Result<Out, ImageError> {
         let out = self.out.lock().take();
         out.ok_or_else(|| ImageError::Request("the output was taken before".to_owned()))

@@ -1,22 +1,22 @@
-//! Out of a mapped-ram image: into another one by several threads, or front to back.
+//! Reads a mapped-ram image: copies pages with several threads, or visits them in order.
 
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
 
 use sterna_transport::{Direct, PageFile, QueueOptions, RangeReader};
 use sterna_wire::PAGE_SHIFT;
 
 use super::{ConvertOptions, Counts};
 use crate::ImageError;
+use crate::crew;
 use crate::read::{Image, MappedBlock, MappedPages, PageVisitor};
 use crate::write::{MappedLane, MappedWriter};
 
-/// Pages that a thread takes at once: 64 MiB.
+/// Pages that a thread claims in one step: 64 MiB.
 const UNIT: u64 = 16 << 10;
 
-/// Gives every page to `visitor`, in stream order, read ahead.
+/// Passes every page to `visitor`, in stream order, with read-ahead.
 pub(super) fn visit(image: &Image, direct: Direct, visitor: &mut dyn PageVisitor) -> Result<(), ImageError> {
     let (Some(mapped), Some(file)) = (image.mapped(), image.page_file(direct)?) else {
         return image.visit_pages(visitor);
@@ -39,7 +39,7 @@ pub(super) fn visit(image: &Image, direct: Direct, visitor: &mut dyn PageVisitor
     Ok(())
 }
 
-/// Where the held pages of `pages` are in the file, in ascending order.
+/// File ranges of those `pages` that the image contains, in ascending order.
 fn ranges(block: &MappedBlock, pages: Range<u64>) -> impl Iterator<Item = Range<u64>> + '_ {
     let mut at = pages.start;
     std::iter::from_fn(move || {
@@ -49,7 +49,7 @@ fn ranges(block: &MappedBlock, pages: Range<u64>) -> impl Iterator<Item = Range<
     })
 }
 
-/// Gives every page to `writer`: shared where the file system can, else copied, holes as holes.
+/// Copies every page to `writer`: shared if the file system supports reflinks, otherwise copied. Holes stay holes.
 pub(super) fn copy(
     image: &Image,
     writer: &MappedWriter,
@@ -63,29 +63,17 @@ pub(super) fn copy(
     };
     let units: Vec<(usize, Range<u64>)> = mapped.blocks().iter().enumerate().flat_map(units).collect();
     let next = AtomicUsize::new(0);
-    let count = super::threads(options.threads).min(units.len()).max(1);
-    thread::scope(|scope| {
-        let threads: Vec<_> = (0..count)
-            .map(|_| {
-                scope.spawn(|| {
-                    let mut copier = Copier::new(mapped, &file, writer, counts);
-                    while let Some((block, pages)) = units.get(next.fetch_add(1, Ordering::Relaxed)) {
-                        let done = copier.unit(*block, pages.clone());
-                        if done.is_err() {
-                            // The others need not go on.
-                            next.store(units.len(), Ordering::Relaxed);
-                        }
-                        done?;
-                    }
-                    copier.lane.drain()
-                })
-            })
-            .collect();
-        threads.into_iter().try_for_each(|thread| {
-            thread.join().unwrap_or_else(|_| {
-                Err(ImageError::Request("a thread that copies pages has panicked".to_owned()))
-            })
-        })
+    crew::share(super::threads(options.threads).min(units.len()), || {
+        let mut copier = Copier::new(mapped, &file, writer, counts);
+        while let Some((block, pages)) = units.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let done = copier.unit(*block, pages.clone());
+            if done.is_err() {
+                // After an error, the other threads claim no further units.
+                next.store(units.len(), Ordering::Relaxed);
+            }
+            done?;
+        }
+        copier.lane.drain()
     })
 }
 
@@ -95,7 +83,7 @@ fn units((index, block): (usize, &MappedBlock)) -> Vec<(usize, Range<u64>)> {
     starts.map(|first| (index, first..(first + UNIT).min(pages))).collect()
 }
 
-/// One thread that copies.
+/// The state of one copying thread.
 struct Copier<'a> {
     mapped: &'a MappedPages,
     from: &'a Arc<PageFile>,
@@ -103,7 +91,7 @@ struct Copier<'a> {
     writer: &'a MappedWriter,
     lane: MappedLane,
     counts: &'a Counts,
-    /// Until the file system has refused once.
+    /// False after the file system has refused a reflink.
     can_share: bool,
 }
 
@@ -133,7 +121,7 @@ impl<'a> Copier<'a> {
         })
     }
 
-    /// Shares what can be shared of `range`, and adds to `data` what has to be copied.
+    /// Shares parts of `range` by reflinks, and adds the other parts to `data`.
     fn run(
         &mut self,
         index: usize,
@@ -144,7 +132,7 @@ impl<'a> Copier<'a> {
         let page = |offset: u64| (offset - block.pages_offset) >> PAGE_SHIFT;
         let mut at = range.start;
         while at < range.end {
-            // Bits over a hole are legal (§4.6): they stay, and so does the hole.
+            // A set bit of a page in a hole is legal (§4.6). Both the bit and the hole are kept.
             let next = self.from.next_data(at, range.end)?.unwrap_or(range.end..range.end);
             let start = at.max(next.start & !((1 << PAGE_SHIFT) - 1));
             let end = next.end.next_multiple_of(1 << PAGE_SHIFT).min(range.end);

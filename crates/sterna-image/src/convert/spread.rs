@@ -1,11 +1,12 @@
-//! Legacy to mapped-ram: one thread reads records, several put pages to their places.
+//! Converts legacy to mapped-ram: one thread reads records, several threads write pages to their places.
 //!
-//! A page may come again, and the last one counts. So a page always goes to the same thread, by its stripe of
-//! 1 MiB, and each thread takes its work in order. Neighbours within a stripe go over together.
+//! A stream may contain a page several times, and the last content counts. Therefore all records of a page go to the
+//! same thread, chosen by the page's stripe of 1 MiB. Each thread processes its work in order. Adjacent pages within
+//! a stripe are written together.
 
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::thread::{self, ScopedJoinHandle};
+use std::thread::{self, Builder, ScopedJoinHandle};
 
 use sterna_wire::PAGE_SIZE;
 
@@ -17,26 +18,26 @@ use crate::read::begun::Begun;
 use crate::read::body::{End, RecordSink};
 use crate::write::{MappedLane, MappedWriter};
 
-/// Pages in a stripe.
+/// Pages in a stripe (1 MiB).
 const STRIPE: u64 = 256;
-/// Pieces of work that may wait for a thread.
+/// The limit of queued pieces of work for each thread.
 const WAITING: usize = 16;
 
-/// Pages for a thread.
+/// Pages for one writing thread.
 enum Work {
     Pages(usize, u64, Vec<u8>),
     Zero(usize, u64, u64),
     Delta(usize, u64, Vec<u8>),
 }
 
-/// Reads the rest of `begun`; its pages go to `writer`.
+/// Reads the remaining stream of `begun` and writes its pages to `writer`.
 pub(super) fn spread(
     begun: Begun,
     writer: &MappedWriter,
     wanted: usize,
     counts: &Counts,
 ) -> Result<(Shape, End), ImageError> {
-    // One reads and decompresses; more than four write faster than it can read.
+    // One thread reads and decompresses. More than four writers would be faster than this reader.
     let count = super::threads(wanted).clamp(1, 4);
     thread::scope(|scope| {
         let mut lanes = Vec::new();
@@ -44,14 +45,22 @@ pub(super) fn spread(
         for _ in 0..count {
             let (sender, receiver) = sync_channel(WAITING);
             let lane = writer.lane();
+            match Builder::new().spawn_scoped(scope, move || write(lane, &receiver)) {
+                Ok(thread) => threads.push(thread),
+                // If the host refuses a thread, fewer threads do the work, but at least one is needed.
+                Err(_) if !lanes.is_empty() => break,
+                Err(error) => {
+                    let file = writer.file().path().display().to_string();
+                    return Err(ImageError::io(&file, "starting a thread that writes pages", error));
+                }
+            }
             lanes.push(Lane { sender, work: None });
-            threads.push(scope.spawn(move || write(lane, &receiver)));
         }
         let mut spread = Spread { lanes, counts };
         let read = begun.finish(&mut spread);
         let sent = spread.lanes.iter_mut().try_for_each(Lane::send);
         drop(spread);
-        // What a thread says explains why nothing more could be sent to it.
+        // The error of a writing thread comes first, because it explains why sending to that thread failed.
         let written: Result<Vec<()>, ImageError> = threads.into_iter().map(join).collect();
         match (read, written, sent) {
             (_, Err(error), _) | (Err(error), ..) | (.., Err(error)) => Err(error),
@@ -68,7 +77,7 @@ fn gone() -> ImageError {
     ImageError::Request("a thread that writes pages has panicked".to_owned())
 }
 
-/// A thread's work.
+/// Runs a writing thread until its sender is dropped.
 fn write(mut lane: MappedLane, work: &Receiver<Work>) -> Result<(), ImageError> {
     for work in work {
         match work {
@@ -80,10 +89,10 @@ fn write(mut lane: MappedLane, work: &Receiver<Work>) -> Result<(), ImageError> 
     lane.drain()
 }
 
-/// The way to one thread.
+/// The sending end for one writing thread.
 struct Lane {
     sender: SyncSender<Work>,
-    /// Pages that are being collected.
+    /// Pages that are collected and not sent yet.
     work: Option<Work>,
 }
 
@@ -126,12 +135,12 @@ impl Lane {
     }
 }
 
-/// Whether `page` comes right behind `count` pages from `first` on, in the same stripe.
+/// Whether `page` directly follows `count` pages from `first`, in the same stripe.
 fn follows(first: u64, count: usize, page: u64) -> bool {
     first + count as u64 == page && page / STRIPE == first / STRIPE
 }
 
-/// Hands records out to the threads.
+/// Distributes records to the threads.
 struct Spread<'a> {
     lanes: Vec<Lane>,
     counts: &'a Counts,
@@ -146,7 +155,7 @@ impl Spread<'_> {
 
 impl RecordSink for Spread<'_> {
     fn page(&mut self, block: usize, page: u64, content: &[u8; PAGE_SIZE]) -> Result<(), ImageError> {
-        // Zeros that were sent as a page need no room.
+        // A page record that contains only zeros takes no room in the target.
         if content.iter().all(|byte| *byte == 0) {
             return self.zero(block, page);
         }

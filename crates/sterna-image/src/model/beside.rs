@@ -1,25 +1,27 @@
-//! What stands after RAM's START and is not RAM: setup, between, or devices.
+//! Sorts stream elements after RAM's START that are not RAM: into setup, between, or devices.
 
 use sterna_wire::main::SectionKind;
 
 use super::Shape;
 
-/// Puts what comes after RAM's START and is not RAM where it belongs in a [`Shape`], for whoever reads a stream:
-/// [`Shape::setup`], [`Shape::between`], or the devices. A FULL section may be one of QEMU 10.0's beside RAM, or the first of
-/// the devices behind it: only when RAM goes on, or ends, it is known which.
+/// Puts elements after RAM's START that are not RAM into their part of a [`Shape`].
+///
+/// Every reader of a stream uses this type. The parts are [`Shape::setup`], [`Shape::between`] and the devices. A
+/// FULL section is ambiguous: QEMU 10.0 writes some between RAM's sections, and the devices after RAM begin with one.
+/// Only the next section of RAM, or the end of the stream, decides which one it is.
 #[derive(Debug, Default)]
 pub struct Beside {
-    /// Something else than START and FULL sections has come.
+    /// An element other than a START or FULL section was read.
     is_behind_setup: bool,
-    /// How much was in setup and between when the first FULL section came since RAM's last section: what follows are
-    /// devices unless RAM goes on.
+    /// Lengths of setup and between at the first FULL section after RAM's last section. Bytes after these lengths are
+    /// devices unless another section of RAM follows.
     held: Option<(usize, usize)>,
-    /// What came after RAM's END before the devices: last sections of other live devices.
+    /// Elements after RAM's END and before the devices: last sections of other live devices.
     behind: Vec<u8>,
 }
 
 impl Beside {
-    /// Where an element belongs; `kind` is that of a section, and none that of a command.
+    /// Returns the buffer for an element. `kind` is the kind of a section, and none for a command.
     pub fn place<'a>(&'a mut self, shape: &'a mut Shape, kind: Option<SectionKind>) -> &'a mut Vec<u8> {
         if shape.has_end {
             return &mut self.behind;
@@ -31,18 +33,20 @@ impl Beside {
         if self.is_behind_setup { &mut shape.between } else { &mut shape.setup }
     }
 
-    /// A section of RAM has come: what was held before it stands beside RAM.
+    /// Records a section of RAM: FULL sections before it are not devices.
     pub fn ram_went_on(&mut self, kind: SectionKind) {
         self.held = None;
         self.is_behind_setup |= kind != SectionKind::Start;
     }
 
-    /// Whether what came last may be devices.
+    /// Whether the elements since the first FULL section may be devices.
     pub fn may_be_devices(&self) -> bool {
         self.held.is_some()
     }
 
-    /// RAM does not go on: the devices that came so far. They are all that came since the first of them.
+    /// Returns the devices that were read so far, when no further section of RAM follows.
+    ///
+    /// They are all elements since the first FULL section.
     pub fn devices(&mut self, shape: &mut Shape) -> Vec<u8> {
         let mut devices = Vec::new();
         if let Some((setup, between)) = self.held.take() {

@@ -1,16 +1,20 @@
-//! A shape as it is in the other form: capabilities, and what the description says of them
-//! (`specs/mapped-ram.md §1.2`, `§1.6`).
+//! Changes the form of a shape.
+//!
+//! The form affects the capabilities, and the description's part about them (`specs/mapped-ram.md §1.2`, `§1.6`).
 
 use std::ops::Range;
 
 use sterna_wire::main::Configuration;
 
+use super::Shape;
 use super::shape::MAPPED_RAM;
-use super::{Form, Shape};
+use crate::format::Form;
 
 impl Shape {
-    /// This machine in a stream of form `form`: `mapped-ram` in or out of the capabilities, and the member
-    /// `configuration` of the description to match. All else stays as it is.
+    /// This machine in a stream of form `form`.
+    ///
+    /// The capability `mapped-ram` is added or removed, and the member `configuration` of the description is
+    /// rewritten to match. Everything else stays unchanged.
     #[must_use]
     pub fn for_form(&self, form: Form) -> Shape {
         let mut shape = self.clone();
@@ -18,14 +22,14 @@ impl Shape {
             return shape;
         }
         match form {
-            // In the order in which QEMU writes them, which puts it last (§1.2).
+            // QEMU's order of capabilities puts this one last (§1.2).
             Form::Mapped => shape.configuration.capabilities.push(MAPPED_RAM.to_owned()),
             Form::Legacy => shape.configuration.capabilities.retain(|name| name != MAPPED_RAM),
         }
-        // The list of capabilities is part of the configuration, so that one has to be there.
+        // The list of capabilities is part of the configuration. Therefore a configuration must exist.
         shape.has_configuration |= form == Form::Mapped;
         for block in &mut shape.ram.blocks {
-            // Where pages are at fixed places, postcopy cannot be on (§2.1).
+            // mapped-ram excludes postcopy, which adds the host's page size (§2.1).
             block.host_page_bytes = if form == Form::Mapped { None } else { block.host_page_bytes };
         }
         if let Some(description) = &mut shape.description
@@ -37,7 +41,7 @@ impl Shape {
     }
 }
 
-/// The member `configuration` as QEMU writes it.
+/// The member `configuration` in QEMU's spelling.
 fn describe(configuration: &Configuration) -> String {
     let field = |name: &str, count: usize, kind: &str, size: usize| match count {
         1 => format!(r#"{{"name": "{name}", "type": "{kind}", "size": {size}}}"#),
@@ -53,7 +57,7 @@ fn describe(configuration: &Configuration) -> String {
     }
     if let [first, ..] = &configuration.capabilities[..] {
         let count = configuration.capabilities.len();
-        // Of several, QEMU gives the size of the first.
+        // For a list of several capabilities, QEMU writes the size of the first one.
         let list = field("capabilities", count, "capability", 1 + first.len());
         subsections.push(subsection("capabilities", &[field("caps_count", 1, "uint32", 4), list]));
     }
@@ -69,8 +73,9 @@ fn describe(configuration: &Configuration) -> String {
     text + "}"
 }
 
-/// Where the value of the member `key` of the object `json` is; `None` if there is no such member, its value is no
-/// object, or the text is no JSON.
+/// The range of the value of the member `key` in the object `json`.
+///
+/// `None` if the member is missing, its value is not an object, or the text is not JSON.
 fn member(json: &[u8], key: &[u8]) -> Option<Range<usize>> {
     let mut depth = 0usize;
     let mut at = 0;
@@ -108,7 +113,7 @@ fn member(json: &[u8], key: &[u8]) -> Option<Range<usize>> {
     None
 }
 
-/// The byte behind the text that starts at `at`.
+/// Returns the offset after the text that starts at `at`.
 fn end_of_text(json: &[u8], at: usize) -> Option<usize> {
     let mut end = at + 1;
     loop {
@@ -153,7 +158,7 @@ mod tests {
         {
             assert_eq!(member(broken, b"configuration"), None);
         }
-        // What is no object ends where no bracket says.
+        // A value without braces has no closing bracket that could mark its end.
         for scalar in ["3", "\"text\"", "null", "[{}]"] {
             let json = format!("{{\"configuration\": {scalar}, \"devices\": [{{\"a\": 1}}]}}");
             assert_eq!(member(json.as_bytes(), b"configuration"), None, "{scalar}");

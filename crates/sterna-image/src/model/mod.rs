@@ -1,14 +1,18 @@
-//! What an image is, without its pages: [`Shape`] is the machine, [`ImageKind`] how it is wrapped.
+//! An image's data without its pages.
+//!
+//! [`Shape`] is the machine, and [`LibvirtHeader`] is the start of libvirt's container.
 
 mod beside;
 mod convert;
-mod kind;
+mod domain;
+mod libvirt_header;
 mod shape;
 
 pub use beside::Beside;
-pub use kind::{ByteOrder, Compression, Container, Form, ImageKind, LibvirtHeader};
-pub(crate) use shape::IGNORE_SHARED;
+pub use domain::{Domain, DomainMachine, holds_memory};
+pub use libvirt_header::{ByteOrder, LibvirtHeader};
 pub use shape::{BlockShape, RamShape, Shape};
+pub(crate) use shape::{IGNORE_SHARED, MAPPED_RAM};
 
-/// Most bytes of opaque state (`early`, `between`, `devices`, description) that are kept in memory.
+/// The limit of opaque state (`early`, `between`, `devices`, description) in memory: 256 MiB.
 pub const OPAQUE_BYTES: usize = 256 << 20;

@@ -3,69 +3,75 @@
 use sterna_wire::global_state::{BODY_BYTES, GlobalState};
 use sterna_wire::main::Configuration;
 
-use super::Form;
+use crate::format::Form;
 
-/// All of a machine's stream but its pages. What Sterna cannot know is kept byte for byte.
+/// The content of a machine's stream, except its pages.
+///
+/// Sterna keeps parts that it does not understand byte for byte.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shape {
-    /// Machine type, capabilities, UUID; `capabilities` as they stand in the stream.
+    /// Machine type, capabilities (in stream order) and UUID.
     pub configuration: Configuration,
     /// Whether the stream has a configuration; very old machine types have none (`specs/mapped-ram.md §1.2`).
     pub has_configuration: bool,
     /// Sections and commands between configuration and START of `ram`, verbatim.
     pub early: Vec<u8>,
-    /// The RAM section.
+    /// The section `ram`, which Sterna decodes.
     pub ram: RamShape,
-    /// The START and FULL sections right behind START of `ram`, verbatim: of other live devices, and of those that
-    /// QEMU 10.0 loads before RAM's pages (`specs/mapped-ram.md §1.4`).
+    /// The START and FULL sections directly after START of `ram`, verbatim.
+    ///
+    /// These are sections of other live devices, and the sections that QEMU 10.0 loads before RAM's pages
+    /// (`specs/mapped-ram.md §1.4`).
     pub setup: Vec<u8>,
-    /// What else lies between RAM's sections, verbatim: commands (number 11 where the machine type has it), sections
-    /// of other live devices.
+    /// All other elements between RAM's sections, verbatim.
+    ///
+    /// These are commands (number 11 if the machine type has it) and sections of other live devices.
     pub between: Vec<u8>,
-    /// Whether RAM's END section was there; background snapshots lack it.
+    /// Whether the stream has RAM's END section; background snapshots lack it.
     pub has_end: bool,
-    /// From the first section after RAM's END up to EOF (exclusive), verbatim; without an END, from the first FULL
-    /// section on that nothing of RAM follows.
+    /// The devices, verbatim: from the first section after RAM's END up to EOF (exclusive).
+    ///
+    /// Without an END, they start at the first FULL section that no section of RAM follows.
     pub devices: Vec<u8>,
-    /// Whether the EOF byte was there. Without it the image is torn.
+    /// Whether the stream has the EOF byte. Without it, the image is truncated.
     pub has_eof: bool,
     /// The JSON after EOF, verbatim.
     pub description: Option<Vec<u8>>,
 }
 
-/// The section `ram`.
+/// The section `ram` without its pages.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RamShape {
-    /// Its number in the stream.
+    /// Number of the section in the stream.
     pub section_id: u32,
-    /// Its blocks in stream order.
+    /// The RAM blocks in stream order.
     pub blocks: Vec<BlockShape>,
-    /// Whether sections have footers; those of very old machine types have none.
+    /// Whether sections have footers; sections of very old machine types have none.
     pub footers: bool,
 }
 
-/// One RAM block.
+/// One RAM block without its pages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BlockShape {
-    /// Its name.
+    /// Name of the block, such as `pc.ram`.
     pub name: String,
-    /// Its used length in bytes, a multiple of the page size.
+    /// Used length in bytes, a multiple of the page size.
     pub length_bytes: u64,
-    /// Its guest physical address; only with `x-ignore-shared`.
+    /// Guest physical address; only with `x-ignore-shared`.
     pub address: Option<u64>,
-    /// The host's page size for it, where the stream says so (`postcopy-ram`).
+    /// The host's page size for this block in bytes, if the stream contains it (`postcopy-ram`).
     pub host_page_bytes: Option<u64>,
-    /// Whether the image holds none of its pages because it is shared memory (`x-ignore-shared`, §4.8).
+    /// Whether the image contains none of its pages because it is shared memory (`x-ignore-shared`, §4.8).
     pub is_skipped: bool,
 }
 
 /// The capability that marks [`Form::Mapped`].
 pub(crate) const MAPPED_RAM: &str = "mapped-ram";
-/// The capability that leaves shared memory out.
+/// The capability that leaves shared memory out of the stream.
 pub(crate) const IGNORE_SHARED: &str = "x-ignore-shared";
 
 impl Shape {
-    /// A shape of nothing, to be filled in as a stream comes.
+    /// Makes an empty shape, which a reader then fills.
     pub fn empty() -> Self {
         Self {
             configuration: Configuration::default(),
@@ -81,7 +87,7 @@ impl Shape {
         }
     }
 
-    /// The form that the configuration names.
+    /// The form that the configuration's capabilities select.
     pub fn form(&self) -> Form {
         if self.has_capability(MAPPED_RAM) { Form::Mapped } else { Form::Legacy }
     }
@@ -91,10 +97,12 @@ impl Shape {
         self.configuration.capabilities.iter().any(|capability| capability == name)
     }
 
-    /// What the guest was doing when it was saved, such as `running` or `paused`; none if the devices do not say.
+    /// The guest's run state when it was saved, such as `running` or `paused`.
+    ///
+    /// None if the devices do not contain it.
     pub fn run_state(&self) -> Option<String> {
         const NAME: &[u8] = b"\x0bglobalstate";
-        // The header's rest: instance and version.
+        // After the name, the section header contains instance and version (8 bytes).
         let mut found = self.devices.windows(NAME.len()).enumerate().filter(|(_, name)| *name == NAME);
         found.find_map(|(at, _)| {
             let start = at + NAME.len() + 8;
@@ -108,9 +116,12 @@ impl Shape {
         matches!(self.run_state().as_deref(), Some("running" | "suspended"))
     }
 
-    /// Whether only a PART of RAM tells where [`setup`](Self::setup) ends and [`between`](Self::between) begins.
+    /// Whether a writer must separate [`setup`](Self::setup) from [`between`](Self::between) by a PART of RAM.
+    ///
+    /// A reader could not find the border otherwise, because [`between`](Self::between) starts with a START or FULL
+    /// section.
     pub(crate) fn begins_between_anew(&self) -> bool {
-        // START, FULL
+        // The kinds START and FULL.
         matches!(self.between.first(), Some(1 | 4))
     }
 

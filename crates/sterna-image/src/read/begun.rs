@@ -1,4 +1,4 @@
-//! An image whose head has been read: what it is, and a cursor in front of its pages.
+//! An image after its head was read: its format, and a cursor before its pages.
 
 use std::io::{self, Read};
 use std::sync::Arc;
@@ -7,31 +7,38 @@ use sterna_wire::limits::VM_DESCRIPTION_BYTES;
 use sterna_wire::vmdesc::{self, SectionLength};
 
 use super::body::{self, End, RecordSink};
-use super::cursor::Cursor;
+use super::cursor::{Cursor, MAPPED_NEEDS_RANDOM_ACCESS};
 use super::head::{self, Head, Lengths};
 use super::mapped::read_exact;
 use super::source::{Input, Piped, ReadAt, Sequential};
 use super::tee::Tee;
-use super::{half_repaired, libvirt, sniff, tail};
+use super::{half_repaired, libvirt, tail};
 use crate::ImageError;
 use crate::compression::{Places, decompress_with};
-use crate::model::{Compression, Container, Form, ImageKind, Shape};
+use crate::format::{Compression, Form, Format};
+use crate::model::{LibvirtHeader, Shape};
+
+/// The format according to the container, libvirt's header, and the stream's offset in the file.
+type Front = (Format, Option<LibvirtHeader>, u64);
 
 /// An image whose head has been read.
 pub(crate) struct Begun {
-    pub(crate) kind: ImageKind,
+    pub(crate) format: Format,
+    /// Header and texts of libvirt's container; none for a bare image.
+    pub(crate) header: Option<LibvirtHeader>,
     pub(crate) stream_offset: u64,
     pub(crate) head: Head,
     pub(super) file: Arc<str>,
     cursor: Cursor,
     lengths: Lengths,
-    /// Where the decompressed stream's bytes stand in the file.
+    /// Maps offsets in the decompressed stream to offsets in the file.
     places: Places,
 }
 
 impl Begun {
-    /// Begins to read `source`. What is consumed of the decompressed stream also goes to `tee`, which is held from the end of
-    /// RAM on.
+    /// Starts to read `source`.
+    ///
+    /// Consumed bytes of the decompressed stream also go to `tee`. After the end of RAM, `tee` holds them back.
     pub(crate) fn of_source(
         source: &Arc<dyn ReadAt>,
         name: &str,
@@ -41,9 +48,9 @@ impl Begun {
         if broken_off.map_err(|error| ImageError::io(name, "read", error))?.is_some() {
             return Err(ImageError::HalfRepaired { file: name.to_owned() });
         }
-        let (kind, stream_offset) = kind(&**source, name)?;
-        // The description lies at the end, which only a stream that is not compressed lets see beforehand.
-        let lengths = match kind.compression {
+        let (format, header, stream_offset) = front(&**source, name)?;
+        // The description is at the end of the stream. Only an uncompressed stream can be read there first.
+        let lengths = match format.compression() {
             Compression::None => {
                 let source = Arc::clone(source);
                 Lengths::new(move || section_lengths(&*source).unwrap_or_default())
@@ -52,28 +59,31 @@ impl Begun {
         };
         let sequential = Sequential::new(Arc::clone(source), stream_offset);
         let places = Places::default();
-        let input: Box<dyn Input> = match kind.compression {
+        let input: Box<dyn Input> = match format.compression() {
             Compression::None => Box::new(sequential),
             compression => {
                 let decompressed = decompress_with(compression, sequential, &places);
                 Box::new(Piped(decompressed.map_err(|error| ImageError::io(name, "decompress", error))?))
             }
         };
-        Self::of_input(input, kind.clone(), stream_offset, name, tee, (lengths, places))
+        let front = (format, header, stream_offset);
+        let mut begun = Self::of_input(input, front, name, tee, (lengths, places))?;
+        begun.cursor.set_ends_anywhere(source.ends_anywhere());
+        Ok(begun)
     }
 
-    /// Begins to read a pipe: a bare legacy stream, compressed or not.
+    /// Starts to read a pipe: a bare legacy stream, compressed or not.
     pub(crate) fn of_pipe(
         mut pipe: Box<dyn Read + Send>,
         name: &str,
         tee: Option<Tee>,
     ) -> Result<Self, ImageError> {
         let mut magic = Vec::new();
-        let read = (&mut pipe).take(sniff::BYTES as u64).read_to_end(&mut magic);
+        let read = (&mut pipe).take(Format::FIRST_BYTES as u64).read_to_end(&mut magic);
         read.map_err(|error| ImageError::io(name, "read", error))?;
-        let compression = match sniff::sniff(&magic) {
-            Some(sniff::Sniffed::Stream(compression)) => compression,
-            Some(sniff::Sniffed::Libvirt) => {
+        let format = match Format::of_first_bytes(&magic) {
+            Some(format) if !format.is_libvirt() => format,
+            Some(_) => {
                 let text = format!("{name} is a libvirt save image: give it as a file, not through a pipe");
                 return Err(ImageError::Request(text));
             }
@@ -81,28 +91,26 @@ impl Begun {
         };
         let whole = io::Cursor::new(magic).chain(pipe);
         let places = Places::default();
-        let decompressed = decompress_with(compression, whole, &places)
+        let decompressed = decompress_with(format.compression(), whole, &places)
             .map_err(|error| ImageError::io(name, "decompress", error))?;
-        let kind = ImageKind { container: Container::Bare, compression, form: Form::Legacy };
-        Self::of_input(Box::new(Piped(decompressed)), kind, 0, name, tee, (Lengths::unknown(), places))
+        let front = (format, None, 0);
+        Self::of_input(Box::new(Piped(decompressed)), front, name, tee, (Lengths::unknown(), places))
     }
 
     fn of_input(
         input: Box<dyn Input>,
-        kind: ImageKind,
-        stream_offset: u64,
+        (format, header, stream_offset): Front,
         name: &str,
         tee: Option<Tee>,
         (mut lengths, places): (Lengths, Places),
     ) -> Result<Self, ImageError> {
         let file: Arc<str> = name.into();
-        let position = if kind.compression == Compression::None { stream_offset } else { 0 };
+        let position = if format.is_compressed() { 0 } else { stream_offset };
         let mut cursor = Cursor::new(input, Arc::clone(&file), position).copied_to(tee);
-        let in_file = |error| in_compressed(error, &kind, stream_offset, &places);
+        let in_file = |error| in_compressed(error, format, stream_offset, &places);
         let head = head::read(&mut cursor, &mut lengths).map_err(in_file)?;
-        let kind = ImageKind { form: head.shape.form(), ..kind };
-        check_format(&kind, name)?;
-        Ok(Self { kind, stream_offset, head, file, cursor, lengths, places })
+        let format = with_form(format, head.shape.form(), name)?;
+        Ok(Self { format, header, stream_offset, head, file, cursor, lengths, places })
     }
 
     /// The name of the file, for errors.
@@ -110,19 +118,20 @@ impl Begun {
         &self.file
     }
 
-    /// Reads on to the end; page records go to `sink`.
+    /// Reads the stream to its end; page records go to `sink`.
     pub(crate) fn finish(mut self, sink: &mut dyn RecordSink) -> Result<(Shape, End), ImageError> {
         let read = body::read(&mut self.cursor, &mut self.head, &mut self.lengths, sink);
-        let end = read.map_err(|error| in_compressed(error, &self.kind, self.stream_offset, &self.places))?;
+        let end =
+            read.map_err(|error| in_compressed(error, self.format, self.stream_offset, &self.places))?;
         self.cursor.give()?;
         Ok((self.head.shape, end))
     }
 }
 
-/// An error in a compressed image, with its place in the file besides that in the decompressed stream.
-fn in_compressed(error: ImageError, kind: &ImageKind, stream_offset: u64, places: &Places) -> ImageError {
+/// Adds the place in the file to an error in the decompressed stream.
+fn in_compressed(error: ImageError, format: Format, stream_offset: u64, places: &Places) -> ImageError {
     match error {
-        ImageError::Broken { file, offset, rule, paragraph } if kind.compression != Compression::None => {
+        ImageError::Broken { file, offset, rule, paragraph } if format.is_compressed() => {
             let place = places.compressed(offset).map_or(String::new(), |(from, to)| {
                 let (from, to) = (stream_offset + from, stream_offset + to);
                 format!(", which comes out of bytes {from} to {to} of the file")
@@ -143,10 +152,10 @@ fn in_compressed(error: ImageError, kind: &ImageKind, stream_offset: u64, places
     }
 }
 
-/// What the description at the end of `source` says of the lengths of bodies; `None` if there is none.
+/// The lengths of section bodies in the description of `source`; `None` without a description.
 fn section_lengths(source: &dyn ReadAt) -> Option<Vec<SectionLength>> {
     let end = source.len_bytes().ok()?;
-    // More than a description may have, and the devices need not be whole.
+    // The margin exceeds the largest description. The devices need not be complete in this part.
     let start = end.saturating_sub(VM_DESCRIPTION_BYTES as u64 + 64);
     let mut bytes = vec![0; (end - start) as usize];
     read_exact(source, "", start, &mut bytes, "the description").ok()?;
@@ -154,28 +163,25 @@ fn section_lengths(source: &dyn ReadAt) -> Option<Vec<SectionLength>> {
     vmdesc::section_lengths(&bytes[description]).ok()
 }
 
-/// The container and the compression of `source`, and where its stream starts. The form is not known yet.
-fn kind(source: &dyn ReadAt, name: &str) -> Result<(ImageKind, u64), ImageError> {
-    let mut magic = [0; sniff::BYTES];
+/// Reads the container before the stream in `source`. The form of a bare stream is not known yet.
+fn front(source: &dyn ReadAt, name: &str) -> Result<Front, ImageError> {
+    let mut magic = [0; Format::FIRST_BYTES];
     let length = source.len_bytes().map_err(|error| ImageError::io(name, "fstat", error))?;
-    let magic = &mut magic[..length.min(sniff::BYTES as u64) as usize];
+    let magic = &mut magic[..length.min(Format::FIRST_BYTES as u64) as usize];
     read_exact(source, name, 0, magic, "the first bytes")?;
-    let form = Form::Legacy;
-    match sniff::sniff(magic) {
-        Some(sniff::Sniffed::Stream(compression)) => {
-            Ok((ImageKind { container: Container::Bare, compression, form }, 0))
-        }
-        Some(sniff::Sniffed::Libvirt) => {
+    match Format::of_first_bytes(magic) {
+        Some(format) if !format.is_libvirt() => Ok((format, None, 0)),
+        Some(raw) => {
             let (header, offset) = libvirt::read(source, name)?;
             if !header.is_complete {
                 return Err(ImageError::Unfinished { file: name.to_owned() });
             }
-            // Versions 0 and 1 know no formats (§2).
-            let compression = match header.version {
-                2 => sniff::compression_of(header.format).unwrap_or(Compression::None),
-                _ => Compression::None,
+            // Versions 0 and 1 have no format word (§2). The header's decoder refuses an unknown word.
+            let format = match header.version {
+                2 => Format::of_number(header.format).unwrap_or(raw),
+                _ => raw,
             };
-            Ok((ImageKind { container: Container::Libvirt(header), compression, form }, offset))
+            Ok((format, Some(header), offset))
         }
         None => Err(unknown(magic, name)),
     }
@@ -189,15 +195,17 @@ fn unknown(magic: &[u8], name: &str) -> ImageError {
     ImageError::Unknown { file: name.to_owned(), magic }
 }
 
-/// The format word must tell the truth (`specs/libvirt-save.md §2`).
-fn check_format(kind: &ImageKind, file: &str) -> Result<(), ImageError> {
-    let Container::Libvirt(header) = &kind.container else { return Ok(()) };
-    let says_sparse = header.version == 2 && header.format == sterna_wire::libvirt::FORMAT_SPARSE;
-    if says_sparse == (kind.form == Form::Mapped) {
-        return Ok(());
+/// The format of a stream in `form`. It must match the format word (`specs/libvirt-save.md §2`).
+fn with_form(format: Format, form: Form, file: &str) -> Result<Format, ImageError> {
+    let (file, is) = (file.to_owned(), format.in_form(form));
+    if format.is_libvirt() && format.form() != form {
+        let is = if form == Form::Mapped { "mapped-ram" } else { "a legacy stream" };
+        let rule = format!("the format word says {}, and the stream is {is}", format.word());
+        return Err(ImageError::Broken { file, offset: 28, rule, paragraph: "specs/libvirt-save.md §2" });
     }
-    let (says, is) = if says_sparse { ("sparse", "a legacy stream") } else { ("raw", "mapped-ram") };
-    let rule = format!("the format word says {says}, and the stream is {is}");
-    let paragraph = "specs/libvirt-save.md §2";
-    Err(ImageError::Broken { file: file.to_owned(), offset: 28, rule, paragraph })
+    if is.form() != form {
+        let rule = MAPPED_NEEDS_RANDOM_ACCESS.to_owned();
+        return Err(ImageError::Unsupported { file, rule, paragraph: "specs/mapped-ram.md §4.1" });
+    }
+    Ok(is)
 }

@@ -1,4 +1,4 @@
-//! From the end of RAM's START to the end of the stream.
+//! Reads a stream from the end of RAM's START section to its end.
 
 use sterna_wire::limits::VM_DESCRIPTION_BYTES;
 use sterna_wire::main::SectionKind;
@@ -10,17 +10,20 @@ use super::head::{self, Head, Lengths};
 use super::opaque::{self, COMMAND, END, EOF, FULL, HEADER_BYTES, PART, START};
 use super::tail;
 use crate::ImageError;
-use crate::model::{Beside, BlockShape, Form, OPAQUE_BYTES, Shape};
+use crate::format::Form;
+use crate::model::{Beside, BlockShape, OPAQUE_BYTES, Shape};
 
-/// EOF, and the description's mark and length.
+/// Bytes of EOF, and of the description's mark and length.
 const DESCRIPTION_HEAD: usize = 6;
+/// Bytes that are read from a device between two searches for the image's end.
+const DEVICE_STEP: usize = 1 << 20;
 const RECORDS: &str = "specs/mapped-ram.md §3.1";
 
-/// Takes the page records of a legacy stream, one by one, in stream order.
+/// Receives the page records of a legacy stream, one by one, in stream order.
 pub(crate) trait RecordSink {
-    /// A page as it is.
+    /// A page with its full content.
     fn page(&mut self, block: usize, page: u64, content: &[u8; PAGE_SIZE]) -> Result<(), ImageError>;
-    /// As [`page`](Self::page), with the offset of its content in the stream.
+    /// Like [`page`](Self::page), with the offset of its content in the stream.
     fn page_at(
         &mut self,
         _position: u64,
@@ -30,27 +33,29 @@ pub(crate) trait RecordSink {
     ) -> Result<(), ImageError> {
         self.page(block, page, content)
     }
-    /// A page of zeros.
+    /// A page that contains only zeros.
     fn zero(&mut self, block: usize, page: u64) -> Result<(), ImageError>;
-    /// A page that differs from what came before by a delta that was checked.
+    /// A page whose previous content changes by a delta. The delta's encoding was checked.
     fn delta(&mut self, block: usize, page: u64, delta: &[u8]) -> Result<(), ImageError>;
 }
 
 /// How the stream ended.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct End {
-    /// Offset of the byte behind the stream, its description included.
+    /// Offset after the stream, including its description.
     pub(crate) stream_end: u64,
-    /// Bytes behind that.
+    /// Number of bytes after `stream_end`.
     pub(crate) trailing_bytes: u64,
-    /// Whether a description begins and is not whole.
+    /// Whether a description starts but is truncated.
     pub(crate) is_description_torn: bool,
-    /// Whether nobody can tell if the stream ended (without footers and description).
+    /// Whether the end cannot be determined, because footers and description are missing.
     pub(crate) is_end_unsure: bool,
 }
 
-/// Reads everything behind START into the head's shape; page records go to `sink`. RAM ends at its END; in a background
-/// snapshot, which has none, at the first FULL section that nothing of RAM follows (§1.4).
+/// Reads the stream after START into the head's shape; page records go to `sink`.
+///
+/// RAM ends at its END section. A background snapshot has none. There, RAM ends at the first FULL section that no
+/// section of RAM follows (§1.4).
 pub(crate) fn read(
     cursor: &mut Cursor,
     head: &mut Head,
@@ -81,7 +86,7 @@ pub(crate) fn read(
                 opaque::take_section(cursor, id, 5, live, out)
             }
             (Some(&COMMAND), _) => opaque::take_command(cursor, beside.place(shape, None)),
-            // Sections without footers cannot be told apart.
+            // Without footers, the border between two sections is unknown.
             (Some(&FULL), _) if !shape.ram.footers => break,
             (Some(&kind @ (START | FULL)), _) => {
                 match opaque::header(bytes).filter(|header| kind == FULL || header.name != SECTION_NAME) {
@@ -96,7 +101,7 @@ pub(crate) fn read(
             (Some(&EOF), _) => break,
             _ => Err(no_element(cursor, have)),
         };
-        // Behind a FULL section that RAM did not follow these are devices, however they end.
+        // After a FULL section that no section of RAM followed, the bytes are devices, even if they are damaged.
         if let Err(error) = taken {
             match error {
                 ImageError::Torn { .. } | ImageError::Broken { .. } if beside.may_be_devices() => break,
@@ -104,7 +109,7 @@ pub(crate) fn read(
             }
         }
     }
-    // Without its end nobody loads a copy of the stream.
+    // Hold the end of the stream back. A copy without its end cannot be loaded.
     cursor.hold()?;
     let devices = beside.devices(shape);
     rest(cursor, shape, devices)
@@ -117,9 +122,9 @@ fn no_element(cursor: &Cursor, have: usize) -> ImageError {
     cursor.broken(0, "specs/mapped-ram.md §1.4", "this is not an element that can follow a section of RAM")
 }
 
-/// The list of records of one section.
+/// Reads the list of records of one section.
 struct Records {
-    /// The block named last; CONTINUE means it, across sections (§3.1).
+    /// The block named last. CONTINUE refers to it, also in later sections (§3.1).
     last: Option<usize>,
     is_mapped: bool,
 }
@@ -205,7 +210,7 @@ impl Records {
         Ok(())
     }
 
-    /// Block and page that a record means.
+    /// The block and page of a record.
     fn place(
         &mut self,
         cursor: &mut Cursor,
@@ -241,10 +246,17 @@ impl Records {
     }
 }
 
-/// Everything after RAM. It begins with `bytes`, the last that were read.
+/// Reads the stream after RAM. `bytes` are the bytes that were already read.
 fn rest(cursor: &mut Cursor, shape: &mut Shape, mut bytes: Vec<u8>) -> Result<End, ImageError> {
     let start = cursor.position() - bytes.len() as u64;
+    let mut looked_at = bytes.len();
     loop {
+        if cursor.ends_anywhere() && bytes.len() - looked_at >= DEVICE_STEP {
+            looked_at = bytes.len();
+            if tail::first(&bytes, shape.ram.footers).is_some() {
+                break;
+            }
+        }
         let some = cursor.some()?;
         let count = some.len();
         if count == 0 {
@@ -258,10 +270,11 @@ fn rest(cursor: &mut Cursor, shape: &mut Shape, mut bytes: Vec<u8>) -> Result<En
         bytes.extend_from_slice(some);
         cursor.consume(count);
     }
-    let tail = tail::split(&bytes, shape.ram.footers);
+    let first = if cursor.ends_anywhere() { tail::first(&bytes, shape.ram.footers) } else { None };
+    let tail = first.unwrap_or_else(|| tail::split(&bytes, shape.ram.footers));
     let end = End {
         stream_end: start + tail.end as u64,
-        trailing_bytes: (bytes.len() - tail.end) as u64,
+        trailing_bytes: if cursor.ends_anywhere() { 0 } else { (bytes.len() - tail.end) as u64 },
         is_description_torn: tail.is_description_torn,
         is_end_unsure: tail.is_end_unsure,
     };

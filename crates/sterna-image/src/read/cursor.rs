@@ -1,4 +1,4 @@
-//! A window over a stream that knows where it is, so that errors can name the byte.
+//! A window over a stream, with the current offset for errors.
 
 use std::io;
 use std::sync::Arc;
@@ -8,11 +8,15 @@ use super::tee::Tee;
 use crate::ImageError;
 use crate::compression::Damaged;
 
-/// Bytes read at once, at first and from then on: many streams are looked at no farther than their head.
+/// Buffer sizes in bytes: at first, and later. The first is small because many readers need only the head of a
+/// stream.
 const FIRST: usize = 16 << 10;
 const CHUNK: usize = 256 << 10;
+/// Explains why a mapped-ram image is not read front to back.
+pub(super) const MAPPED_NEEDS_RANDOM_ACCESS: &str =
+    "a mapped-ram image needs a file with random access, not a pipe or a compressed stream";
 
-/// The stream, read front to back with a look ahead.
+/// Reads the stream front to back, with a look ahead.
 pub(crate) struct Cursor {
     input: Box<dyn Input>,
     file: Arc<str>,
@@ -23,7 +27,9 @@ pub(crate) struct Cursor {
     /// Offset of the next byte: in the file, or in the decompressed stream.
     position: u64,
     at_end: bool,
-    /// Who gets a copy of what was consumed, and how much of the buffer that was.
+    /// Whether unrelated bytes can follow the image, because it is on a block device.
+    ends_anywhere: bool,
+    /// Receives a copy of the consumed bytes; `given` is the copied part of the buffer.
     tee: Option<Tee>,
     given: usize,
 }
@@ -31,23 +37,44 @@ pub(crate) struct Cursor {
 impl Cursor {
     pub(crate) fn new(input: Box<dyn Input>, file: Arc<str>, position: u64) -> Self {
         let buffer = vec![0; FIRST];
-        Self { input, file, buffer, start: 0, end: 0, position, at_end: false, tee: None, given: 0 }
+        Self {
+            input,
+            file,
+            buffer,
+            start: 0,
+            end: 0,
+            position,
+            at_end: false,
+            ends_anywhere: false,
+            tee: None,
+            given: 0,
+        }
     }
 
-    /// What is consumed also goes to `tee`.
+    /// Also copies consumed bytes to `tee`.
     pub(crate) fn copied_to(mut self, tee: Option<Tee>) -> Self {
         self.tee = tee;
         self
     }
 
-    /// From here on nobody gets a copy until it is released.
+    /// Sets whether bytes after the image are unrelated to it.
+    pub(crate) fn set_ends_anywhere(&mut self, ends_anywhere: bool) {
+        self.ends_anywhere = ends_anywhere;
+    }
+
+    /// Whether bytes after the image are unrelated to it.
+    pub(crate) fn ends_anywhere(&self) -> bool {
+        self.ends_anywhere
+    }
+
+    /// Holds back further copies until the tee is released.
     pub(crate) fn hold(&mut self) -> Result<(), ImageError> {
         self.give()?;
         self.tee.iter().for_each(Tee::hold);
         Ok(())
     }
 
-    /// Gives a copy of what was consumed: at the end, and before the buffer is used anew.
+    /// Copies the consumed bytes to the tee. Called at the end, and before the buffer is reused.
     pub(crate) fn give(&mut self) -> Result<(), ImageError> {
         if let Some(tee) = self.tee.as_ref().filter(|_| self.given < self.start) {
             let taken = tee.take(&self.buffer[self.given..self.start]);
@@ -65,7 +92,7 @@ impl Cursor {
         &self.file
     }
 
-    /// At least `count` bytes ahead if the stream has them, and all that is at hand anyway.
+    /// Returns all buffered bytes: at least `count` if the stream has them.
     pub(crate) fn peek(&mut self, count: usize) -> Result<&[u8], ImageError> {
         while self.end - self.start < count && !self.at_end {
             let is_full = self.end == self.buffer.len();
@@ -74,7 +101,7 @@ impl Cursor {
                 self.buffer.copy_within(self.start..self.end, 0);
                 self.end -= self.start;
                 (self.start, self.given) = (0, 0);
-                // A stream that fills the first buffer is worth a large one.
+                // A stream that fills the first buffer gets a large buffer.
                 let wanted = if self.buffer.len() < CHUNK { CHUNK } else { count.next_multiple_of(CHUNK) };
                 if is_full && self.buffer.len() < wanted {
                     self.buffer.resize(wanted, 0);
@@ -85,7 +112,7 @@ impl Cursor {
         Ok(&self.buffer[self.start..self.end])
     }
 
-    /// What is at hand, at least one byte unless the stream is over.
+    /// Returns the buffered bytes: at least one unless the stream is at its end.
     pub(crate) fn some(&mut self) -> Result<&[u8], ImageError> {
         if self.start == self.end {
             if self.end == self.buffer.len() && self.end < CHUNK {
@@ -97,14 +124,14 @@ impl Cursor {
         self.peek(1)
     }
 
-    /// Goes on behind `count` bytes that [`peek`](Self::peek) gave.
+    /// Skips `count` bytes that [`peek`](Self::peek) returned.
     pub(crate) fn consume(&mut self, count: usize) {
         debug_assert!(count <= self.end - self.start);
         self.start += count;
         self.position += count as u64;
     }
 
-    /// The next `count` bytes, which must be there.
+    /// Returns the next `count` bytes without consuming them. Fails if the stream ends before.
     pub(crate) fn need(&mut self, count: usize, what: &'static str) -> Result<&[u8], ImageError> {
         let have = self.peek(count)?.len();
         if have < count {
@@ -113,7 +140,7 @@ impl Cursor {
         Ok(&self.buffer[self.start..self.start + count])
     }
 
-    /// Takes `N` bytes.
+    /// Consumes and returns `N` bytes; fails if the stream ends before.
     pub(crate) fn take<const N: usize>(&mut self, what: &'static str) -> Result<[u8; N], ImageError> {
         let mut out = [0; N];
         out.copy_from_slice(self.need(N, what)?);
@@ -129,7 +156,7 @@ impl Cursor {
         Ok(u64::from_be_bytes(self.take(what)?))
     }
 
-    /// Goes on at byte `position`.
+    /// Continues at byte `position`.
     pub(crate) fn jump(&mut self, position: u64) -> Result<(), ImageError> {
         let ahead =
             position.checked_sub(self.position).filter(|ahead| *ahead <= (self.end - self.start) as u64);
@@ -138,11 +165,9 @@ impl Cursor {
             return Ok(());
         }
         if !self.input.jump(position) {
-            let rule = "a mapped-ram image needs a file with random access, not a pipe or a \
-                        compressed stream";
-            return Err(self.unsupported(rule, "specs/mapped-ram.md §4.1"));
+            return Err(self.unsupported(MAPPED_NEEDS_RANDOM_ACCESS, "specs/mapped-ram.md §4.1"));
         }
-        // A stream that jumps is no legacy stream: nobody wants a copy of it.
+        // Only mapped-ram images are read with jumps, and only legacy streams are copied.
         self.tee = None;
         (self.start, self.end, self.at_end) = (0, 0, false);
         self.position = position;
@@ -159,7 +184,7 @@ impl Cursor {
         ImageError::Unsupported { file: self.file.to_string(), rule: rule.into(), paragraph }
     }
 
-    /// The stream ends `have` bytes ahead.
+    /// An error: the stream ends `have` bytes after the current position.
     pub(crate) fn torn(&self, have: usize, what: &'static str) -> ImageError {
         ImageError::Torn { file: self.file.to_string(), offset: self.position + have as u64, what }
     }
@@ -173,7 +198,7 @@ impl Cursor {
     }
 }
 
-/// What an error of the input means: that of a codec, of somebody who takes a copy of the stream, or the system's.
+/// Converts an error of the input: a codec's, the tee's, or the system's.
 fn explain(error: io::Error, file: &str) -> ImageError {
     let error = match error.downcast::<Damaged>() {
         Ok(Damaged { compression, reason, decompressed, compressed }) => {
@@ -195,7 +220,7 @@ mod tests {
     use super::*;
     use crate::read::source::Piped;
 
-    /// Gives at most so many bytes at once.
+    /// Returns at most `.2` bytes in one read.
     struct Drops(Vec<u8>, usize, usize);
 
     impl io::Read for Drops {

@@ -1,4 +1,4 @@
-//! An image in which a repair in place was interrupted: how it is known, and read all the same.
+//! Detects an image whose repair in place was interrupted; reads it for the next repair.
 
 use std::fs::File;
 use std::io;
@@ -9,7 +9,7 @@ use sterna_wire::main::FileHeader;
 
 use super::source::{ReadAt, Stamp};
 
-/// Where the stream of an image starts in which a repair was interrupted; `None` for all other files.
+/// The stream's offset in an image whose repair was interrupted; `None` for all other files.
 pub(crate) fn broken_off(source: &dyn ReadAt) -> io::Result<Option<u64>> {
     let mut start = [0; SaveHeader::BYTES];
     let got = read(source, 0, &mut start)?;
@@ -33,7 +33,7 @@ fn read(source: &dyn ReadAt, offset: u64, to: &mut [u8]) -> io::Result<usize> {
     Ok(done)
 }
 
-/// An image in which a repair was interrupted, with its magic in its place: for the next repair.
+/// An image whose repair was interrupted, read as if its magic were in its place. Repair and verification use it.
 pub(crate) struct WithMagic {
     source: Arc<dyn ReadAt>,
     stream_offset: u64,

@@ -1,4 +1,4 @@
-//! From the first byte of the stream to the end of RAM's START section.
+//! Reads a stream from its first byte to the end of RAM's START section.
 
 use std::collections::BTreeSet;
 
@@ -12,42 +12,43 @@ use sterna_wire::{PAGE_SIZE, WireError};
 use super::cursor::Cursor;
 use super::opaque::{self, COMMAND, FOOTER, FULL, HEADER_BYTES, START};
 use crate::ImageError;
-use crate::model::{BlockShape, Form, RamShape, Shape};
+use crate::format::Form;
+use crate::model::{BlockShape, RamShape, Shape};
 
 const LIST: &str = "specs/mapped-ram.md §2.1";
-/// Most bytes of RAM in an image: 32 TiB, whose bitmaps take 1 GiB of memory.
+/// The limit of RAM in an image: 32 TiB. Its bitmaps take 1 GiB of memory.
 pub(crate) const MOST_RAM_BYTES: u64 = 32 << 40;
 
-/// What the head of a stream says.
+/// The decoded head of a stream.
 pub(crate) struct Head {
-    /// The shape; what comes later is still empty.
+    /// The shape; the parts after the head are still empty.
     pub(crate) shape: Shape,
-    /// For [`Form::Mapped`], where each block is; both offsets 0 if it is skipped.
+    /// For [`Form::Mapped`], the places of each block; both offsets are 0 if skipped.
     pub(crate) placed: Vec<MappedHeader>,
-    /// Parts of the file that the head itself takes.
+    /// File ranges that the head itself occupies.
     pub(crate) regions: Vec<(u64, u64)>,
-    /// Numbers of the sections of other devices that started before RAM and live on.
+    /// Section numbers of other live devices that started before RAM.
     pub(crate) live: BTreeSet<u32>,
 }
 
-/// Lengths of the FULL sections' bodies, in stream order, where the description can be had beforehand.
+/// Lengths of the FULL sections' bodies in stream order, if the description is available.
 pub(crate) struct Lengths {
     load: Option<Box<dyn FnOnce() -> Vec<SectionLength>>>,
     left: std::vec::IntoIter<SectionLength>,
 }
 
 impl Lengths {
-    /// Those that `load` gives; it is called when the first FULL section comes.
+    /// Takes the lengths from `load`, which is called at the first FULL section.
     pub(crate) fn new(load: impl FnOnce() -> Vec<SectionLength> + 'static) -> Self {
         Self { load: Some(Box::new(load)), left: Vec::new().into_iter() }
     }
 
-    /// None are known.
+    /// No lengths are known.
     pub(crate) fn unknown() -> Self {
         Self { load: None, left: Vec::new().into_iter() }
     }
 
-    /// The length of the next FULL section's body, if it is the one that the description has there.
+    /// The length of the next FULL section's body, if the description names this section.
     fn of(&mut self, header: &opaque::Header) -> Option<usize> {
         if let Some(load) = self.load.take() {
             self.left = load().into_iter();
@@ -58,7 +59,7 @@ impl Lengths {
     }
 }
 
-/// Reads the head; the cursor then stands behind START.
+/// Reads the head. Afterwards, the cursor is after START.
 pub(crate) fn read(cursor: &mut Cursor, lengths: &mut Lengths) -> Result<Head, ImageError> {
     let start = cursor.position();
     let header = cursor.need(FileHeader::BYTES, "the header")?.to_vec();
@@ -82,7 +83,7 @@ pub(crate) fn read(cursor: &mut Cursor, lengths: &mut Lengths) -> Result<Head, I
     Ok(head)
 }
 
-/// Sections and commands before RAM (§1.5). Puts the numbers of those that live on into `live`.
+/// Reads sections and commands before RAM (§1.5). Adds the numbers of live sections to `live`.
 fn early(
     cursor: &mut Cursor,
     lengths: &mut Lengths,
@@ -118,8 +119,10 @@ fn early(
     }
 }
 
-/// Takes the START or FULL section whose header is at hand into `out`: a FULL one by the length that the description
-/// gives where that leads to a footer, else up to the first footer that can be one.
+/// Appends the START or FULL section at the cursor to `out`.
+///
+/// A FULL section ends after the length in the description, if a footer follows there. Otherwise it ends at the first
+/// possible footer.
 pub(super) fn new_section(
     cursor: &mut Cursor,
     kind: u8,
@@ -223,8 +226,10 @@ fn block_entry(cursor: &mut Cursor, shape: &Shape, left: &mut u64) -> Result<Blo
     Ok(block)
 }
 
-/// The two fields that are there or not (§2.1). What follows an entry starts with a name's length, which is not 0, or is
-/// the word EOS; so a zero byte shows that another field comes first.
+/// Reads the two optional fields of a block (§2.1).
+///
+/// After an entry, the next byte is the length of a name, which is not 0, or the word EOS follows. Therefore a zero
+/// byte means that another field comes first.
 fn optional_fields(
     cursor: &mut Cursor,
     shape: &Shape,
@@ -234,7 +239,7 @@ fn optional_fields(
     let what = "RAM's block list";
     let is_mapped = shape.form() == Form::Mapped;
     let has_address = shape.has_capability(crate::model::IGNORE_SHARED);
-    // A mapped-ram header follows at once: postcopy, which brings the host's page size, excludes it.
+    // A mapped-ram header follows directly. Postcopy adds the host's page size, but excludes mapped-ram.
     if is_mapped {
         block.address = if has_address { Some(cursor.u64(what)?) } else { None };
         return Ok(());
@@ -287,8 +292,9 @@ fn mapped_header(
     Ok(())
 }
 
-/// Takes the footer of section `id`; whether there was one. Once it is known whether the stream has footers,
-/// `expected` says so.
+/// Reads the footer of section `id`, and returns whether it exists.
+///
+/// `expected` is none until the first section has shown whether the stream has footers.
 pub(super) fn footer(cursor: &mut Cursor, id: u32, expected: Option<bool>) -> Result<bool, ImageError> {
     let bytes = cursor.peek(5)?;
     let has_footer = bytes.first() == Some(&FOOTER);
@@ -303,7 +309,7 @@ pub(super) fn footer(cursor: &mut Cursor, id: u32, expected: Option<bool>) -> Re
     Ok(true)
 }
 
-/// A rule of the wire format, broken at the cursor.
+/// Converts a violation of the wire format at the cursor into an error.
 pub(super) fn wire(cursor: &Cursor, error: WireError) -> ImageError {
     let offset = cursor.position() + error.offset;
     let rule = format!("{}: {}", error.message, error.rule);

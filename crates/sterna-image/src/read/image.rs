@@ -1,9 +1,8 @@
-//! An image, opened for reading.
+//! [`Image`]: an image that is open for reading.
 
 use std::fmt;
 use std::fs::{File, OpenOptions};
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -14,20 +13,23 @@ use sterna_wire::PAGE_SIZE;
 use super::PageVisitor;
 use super::begun::Begun;
 use super::body::{End, RecordSink};
+use super::device;
 use super::mapped::MappedPages;
 use super::places::PagePlaces;
 use super::regions;
 use super::source::{ReadAt, Stamp};
 use crate::ImageError;
-use crate::model::{Compression, Form, IGNORE_SHARED, ImageKind, Shape};
+use crate::format::{Form, Format};
+use crate::model::{IGNORE_SHARED, LibvirtHeader, Shape};
 use crate::write::MappedWriter;
 
-/// An image, opened for reading: what it is, the machine without its pages, and the way to the pages.
+/// An open image: its format, the machine without its pages, and access to the pages.
 pub struct Image {
     source: Arc<dyn ReadAt>,
     file: Arc<str>,
     stamp: Stamp,
-    kind: ImageKind,
+    format: Format,
+    header: Option<LibvirtHeader>,
     stream_offset: u64,
     shape: Shape,
     mapped: Option<MappedPages>,
@@ -38,37 +40,40 @@ pub struct Image {
 
 impl fmt::Debug for Image {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Image").field("file", &self.file).field("kind", &self.kind).finish_non_exhaustive()
+        f.debug_struct("Image")
+            .field("file", &self.file)
+            .field("format", &self.format)
+            .finish_non_exhaustive()
     }
 }
 
 impl Image {
-    /// Opens the image at `path` and reads everything but its pages.
+    /// Opens the image at `path` and reads everything except its pages.
     ///
-    /// An image whose devices are truncated opens, too ([`Shape::has_eof`] is false then), so that it can be
-    /// looked at; one that is cut before has no shape and does not.
+    /// An image with truncated devices can be opened for inspection ([`Shape::has_eof`] is false then). An image that
+    /// is truncated before the devices has no shape and cannot be opened.
     ///
     /// # Errors
-    /// [`ImageError`]: no image, a broken rule and where, an image that is still being written.
+    /// [`ImageError`]: the file is not an image, breaks a rule (with its place), or is still being written.
     pub fn open(path: &Path) -> Result<Image, ImageError> {
         let name = path.display().to_string();
         Self::open_source(open_file(path)?, &name)
     }
 
-    /// Opens the image in `source`; `name` is for errors.
+    /// Opens the image in `source`; `name` appears in errors.
     ///
     /// # Errors
-    /// As [`open`](Self::open).
+    /// The errors of [`open`](Self::open).
     pub fn open_source(source: Arc<dyn ReadAt>, name: &str) -> Result<Image, ImageError> {
         let stamp = source.stamp().map_err(|error| ImageError::io(name, "fstat", error))?;
         let begun = Begun::of_source(&source, name, None)?;
         Self::finish(begun, source, stamp, false)
     }
 
-    /// As [`open`](Self::open). Where each page of a legacy stream lies is noted on the way ([`places`](Self::places)).
+    /// Like [`open`](Self::open), and records the place of each page of a legacy stream ([`places`](Self::places)).
     ///
     /// # Errors
-    /// As [`open`](Self::open).
+    /// The errors of [`open`](Self::open).
     pub fn open_indexed(path: &Path) -> Result<Image, ImageError> {
         let (name, source) = (path.display().to_string(), open_file(path)?);
         let stamp = source.stamp().map_err(|error| ImageError::io(&name, "fstat", error))?;
@@ -76,17 +81,18 @@ impl Image {
         Self::finish(begun, source, stamp, true)
     }
 
-    /// Reads everything but the pages of an image that was begun.
+    /// Reads everything except the pages of an image whose head has been read.
     pub(crate) fn finish(
         begun: Begun,
         source: Arc<dyn ReadAt>,
         stamp: Stamp,
         is_indexed: bool,
     ) -> Result<Image, ImageError> {
-        let (kind, stream_offset) = (begun.kind.clone(), begun.stream_offset);
+        let (format, stream_offset) = (begun.format, begun.stream_offset);
+        let header = begun.header.clone();
         let file = Arc::clone(&begun.file);
         let mut mapped = None;
-        if kind.form == Form::Mapped {
+        if format.form() == Form::Mapped {
             let length = source.len_bytes().map_err(|error| ImageError::io(&file, "fstat", error))?;
             regions::check(&begun.head, stream_offset, &file, length)?;
             let (blocks, placed) = (&begun.head.shape.ram.blocks, &begun.head.placed);
@@ -94,28 +100,44 @@ impl Image {
             mapped = Some(pages);
         }
         let blocks = &begun.head.shape.ram.blocks;
-        let can_index = is_indexed && kind.form == Form::Legacy && kind.compression == Compression::None;
+        let can_index = is_indexed && format.form() == Form::Legacy && !format.is_compressed();
         let mut scan = Scan {
             has_records: vec![false; blocks.len()],
             has_deltas: false,
             places: can_index.then(|| PagePlaces::new(blocks)),
         };
         let (mut shape, end) = begun.finish(&mut scan)?;
-        if kind.form == Form::Legacy && shape.has_capability(IGNORE_SHARED) {
+        if format.form() == Form::Legacy && shape.has_capability(IGNORE_SHARED) {
             for (block, has_records) in shape.ram.blocks.iter_mut().zip(&scan.has_records) {
                 block.is_skipped = !has_records;
             }
         }
         let Scan { has_deltas, places, .. } = scan;
-        let image =
-            Image { source, file, stamp, kind, stream_offset, shape, mapped, places, end, has_deltas };
+        let image = Image {
+            source,
+            file,
+            stamp,
+            format,
+            header,
+            stream_offset,
+            shape,
+            mapped,
+            places,
+            end,
+            has_deltas,
+        };
         image.check_unchanged()?;
         Ok(image)
     }
 
-    /// What kind of image it is.
-    pub fn kind(&self) -> &ImageKind {
-        &self.kind
+    /// The format: container, form and compression.
+    pub fn format(&self) -> Format {
+        self.format
+    }
+
+    /// The header and the texts of libvirt's container; none for a bare image.
+    pub fn libvirt_header(&self) -> Option<&LibvirtHeader> {
+        self.header.as_ref()
     }
 
     /// The machine without its pages.
@@ -123,17 +145,17 @@ impl Image {
         &self.shape
     }
 
-    /// The path or name that it was opened by.
+    /// The path or name that the image was opened with.
     pub fn path_name(&self) -> &str {
         &self.file
     }
 
-    /// File offset of the stream: 0, or behind libvirt's data.
+    /// File offset of the stream: 0, or the end of libvirt's data.
     pub fn stream_offset(&self) -> u64 {
         self.stream_offset
     }
 
-    /// Offset of the byte behind the stream; of a compressed image, in the decompressed stream.
+    /// Offset after the stream; for a compressed image, in the decompressed stream.
     pub fn stream_end(&self) -> u64 {
         self.end.stream_end
     }
@@ -143,23 +165,25 @@ impl Image {
         self.end
     }
 
-    /// Bytes behind the stream, which mean nothing.
+    /// Bytes after the stream, which have no meaning.
     pub fn trailing_bytes(&self) -> u64 {
         self.end.trailing_bytes
     }
 
-    /// Whether the description after EOF is truncated, which QEMU does not mind.
+    /// Whether the description after EOF is truncated. QEMU loads such an image.
     pub fn is_description_torn(&self) -> bool {
         self.end.is_description_torn
     }
 
-    /// Whether pages came as differences to what was sent before (XBZRLE, `specs/mapped-ram.md §3.2`).
+    /// Whether the stream contains pages as deltas to their previous content (XBZRLE, `specs/mapped-ram.md §3.2`).
     pub fn has_deltas(&self) -> bool {
         self.has_deltas
     }
 
-    /// Whether this is a background snapshot whose bitmaps QEMU never wrote (`specs/mapped-ram.md §4.9`): the file
-    /// has its pages, and all of them read as zero. [`repair`](crate::tools::repair) mends it.
+    /// Whether this is a background snapshot whose bitmaps QEMU never wrote (`specs/mapped-ram.md §4.9`).
+    ///
+    /// The file contains its pages, but all of them read as zero. [`repair`](crate::tools::repair) writes the
+    /// bitmaps.
     pub fn lacks_bitmaps(&self) -> bool {
         let Some(mapped) = self.mapped.as_ref().filter(|_| !self.shape.has_end) else { return false };
         let mut held = mapped.blocks().iter().filter(|block| !block.is_skipped && block.length_bytes > 0);
@@ -171,13 +195,14 @@ impl Image {
         if self.lacks_bitmaps() { Err(ImageError::NoBitmaps { file: self.file.to_string() }) } else { Ok(()) }
     }
 
-    /// Whether nobody can tell if the stream is whole: its sections have no footers, and no description follows
-    /// them. [`Shape::has_eof`] is false then.
+    /// Whether the end of the stream cannot be determined.
+    ///
+    /// Its sections have no footers, and no description follows them. [`Shape::has_eof`] is false then.
     pub fn is_end_unsure(&self) -> bool {
         self.end.is_end_unsure
     }
 
-    /// Whether `path` leads to the file that this image is in.
+    /// Whether `path` leads to the file of this image.
     pub fn is_at(&self, path: &Path) -> bool {
         let Some(Ok(ours)) = self.source.file().map(File::metadata) else { return false };
         std::fs::metadata(path).is_ok_and(|there| (there.dev(), there.ino()) == (ours.dev(), ours.ino()))
@@ -188,27 +213,30 @@ impl Image {
         self.mapped.as_ref()
     }
 
-    /// The file, or what stands for it.
+    /// The file, or the object that replaces it.
     pub fn source(&self) -> &Arc<dyn ReadAt> {
         &self.source
     }
 
-    /// The file once more, for queued or direct I/O, reflinks and holes; none if the image is not in a file.
+    /// Opens the file again for queued or direct I/O, reflinks and holes.
+    ///
+    /// None if the image is not in a file.
     ///
     /// # Errors
-    /// [`ImageError::File`].
+    /// [`ImageError::File`] if the file cannot be opened again.
     pub fn page_file(&self, direct: Direct) -> Result<Option<Arc<PageFile>>, ImageError> {
         let Some(file) = self.source.file() else { return Ok(None) };
-        // The same file, whatever lies at its path by now.
-        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-        Ok(Some(Arc::new(PageFile::open(path, transport::OpenOptions { direct })?)))
+        // This opens the same file even if its path now leads to another one.
+        let options = transport::OpenOptions { direct };
+        Ok(Some(Arc::new(PageFile::open_again(file, &*self.file, options)?)))
     }
 
-    /// Gives the pages in the order of the stream. Of a legacy stream the same page may come again: the last
-    /// one counts. Blocks that are skipped are left out.
+    /// Visits the pages in stream order. Skipped blocks are left out.
+    ///
+    /// A page of a legacy stream can occur several times: the last content counts.
     ///
     /// # Errors
-    /// The visitor's; [`ImageError::Changed`], or what is wrong with the image. [`ImageError::Request`] for an
+    /// The visitor's error; [`ImageError::Changed`]; or the error of a damaged image. [`ImageError::Request`] for an
     /// image with [deltas](Self::has_deltas): [`spool`](Self::spool) it first.
     pub fn visit_pages(&self, visitor: &mut dyn PageVisitor) -> Result<(), ImageError> {
         match &self.mapped {
@@ -218,12 +246,13 @@ impl Image {
         self.check_unchanged()
     }
 
-    /// Puts shape and pages into a sparse mapped-ram image without a name in directory `dir`, for random access: it
-    /// is gone with the image, or with the process however that ends.
-    /// Deltas are applied; of pages that came several times the last one is there.
+    /// Copies shape and pages into a temporary sparse mapped-ram image in `dir`, for random access.
+    ///
+    /// The copy has no name. It disappears with the returned image, or when the process ends for any reason. Deltas
+    /// are applied. A page that occurs several times has its last content.
     ///
     /// # Errors
-    /// What is wrong with this image; [`ImageError::File`], such as a full disk.
+    /// The error of a damaged image; [`ImageError::File`], such as a full disk.
     pub fn spool(&self, dir: &Path) -> Result<Image, ImageError> {
         let writer = MappedWriter::temporary(dir, &self.shape)?;
         let mut lane = writer.lane();
@@ -232,24 +261,26 @@ impl Image {
             None => self.visit_records(&mut lane)?,
         }
         lane.drain()?;
-        // Nobody finds it after a crash: it need not be on the disk.
+        // After a crash, the file has no name and cannot be found. Therefore a sync is not needed.
         writer.fill_in_unsynced(&self.shape)?;
         self.check_unchanged()?;
         let name = format!("the spool of {}", self.file);
         Self::open_source(Arc::new(writer.file().reopened()?), &name)
     }
 
-    /// Where each page of a legacy stream lies, if it was opened [for that](Self::open_indexed). `None` where pages cannot be
-    /// read at random: the stream is compressed, or pages came as [deltas](Self::has_deltas). [`spool`](Self::spool) it
-    /// then. Pages of a mapped-ram image have their places without an index ([`mapped`](Self::mapped)).
+    /// The places of a legacy stream's pages, if the image was opened [for that](Self::open_indexed).
+    ///
+    /// `None` if pages cannot be read at random: the stream is compressed, or contains [deltas](Self::has_deltas). In
+    /// this case, [`spool`](Self::spool) the image. The pages of a mapped-ram image have places without an index
+    /// ([`mapped`](Self::mapped)).
     pub fn places(&self) -> Option<&PagePlaces> {
         self.places.as_ref().filter(|_| !self.has_deltas)
     }
 
-    /// Whether the file is as it was when it was opened.
+    /// Checks that the file has not changed since it was opened.
     ///
     /// # Errors
-    /// [`ImageError::Changed`]; [`ImageError::Io`].
+    /// [`ImageError::Changed`] if it has; [`ImageError::Io`] if the check fails.
     pub fn check_unchanged(&self) -> Result<(), ImageError> {
         check_unchanged(&*self.source, self.stamp, &self.file)
     }
@@ -260,15 +291,18 @@ impl Image {
     }
 }
 
-/// Opens a regular file.
+/// Opens a regular file, or a block device, which ends where its image ends.
 pub(crate) fn open_file(path: &Path) -> Result<Arc<dyn ReadAt>, ImageError> {
     let name = path.display().to_string();
-    // A pipe that nobody writes would block the open; for files the flag means nothing.
+    // Opening a pipe without a writer would block. The flag has no effect on files.
     let opened = OpenOptions::new().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path);
     let file = opened.map_err(|error| ImageError::io(&name, "open", error))?;
     let metadata = file.metadata().map_err(|error| ImageError::io(&name, "fstat", error))?;
+    if metadata.file_type().is_block_device() {
+        return device::open(file, &name);
+    }
     if !metadata.is_file() {
-        let why = "it is not a regular file, and an image needs random access";
+        let why = "it is neither a regular file nor a block device, and an image needs random access";
         return Err(ImageError::io(
             &name,
             "open",
@@ -283,7 +317,7 @@ pub(crate) fn check_unchanged(source: &dyn ReadAt, before: Stamp, file: &str) ->
     if now == before { Ok(()) } else { Err(ImageError::Changed { file: file.to_owned() }) }
 }
 
-/// Looks at records without keeping pages.
+/// Examines records without keeping pages.
 struct Scan {
     has_records: Vec<bool>,
     has_deltas: bool,
@@ -324,7 +358,7 @@ impl RecordSink for Scan {
     }
 }
 
-/// Hands records on to a visitor.
+/// Passes records to a visitor.
 struct Visit<'a> {
     visitor: &'a mut dyn PageVisitor,
     file: &'a str,

@@ -1,4 +1,4 @@
-//! libvirt's container: header, XML, cookie (`specs/libvirt-save.md §1`).
+//! Reads libvirt's container: header, XML, cookie (`specs/libvirt-save.md §1`).
 
 use sterna_wire::libvirt::SaveHeader;
 
@@ -7,11 +7,11 @@ use super::source::ReadAt;
 use crate::ImageError;
 use crate::model::LibvirtHeader;
 
-/// Most bytes of XML or cookie.
+/// The limit of XML or cookie in bytes: 64 MiB.
 const TEXT_BYTES: u64 = 64 << 20;
 const AREA: &str = "specs/libvirt-save.md §1.2";
 
-/// Reads the container's front; gives it and the offset of the stream.
+/// Reads header and texts of the container. Also returns the offset of the stream.
 pub(super) fn read(source: &dyn ReadAt, file: &str) -> Result<(LibvirtHeader, u64), ImageError> {
     let mut bytes = [0; SaveHeader::BYTES];
     read_exact(source, file, 0, &mut bytes, "libvirt's header")?;
@@ -49,7 +49,7 @@ pub(super) fn read(source: &dyn ReadAt, file: &str) -> Result<(LibvirtHeader, u6
     let xml = text(source, file, start, xml_end, "the XML")?;
     let cookie = match header.cookie_offset {
         0 => None,
-        // C = L: no room for a cookie; libvirt restores it (§4.3).
+        // C = L means that there is no room for a cookie. libvirt restores such an image (§4.3).
         offset if offset == header.data_length => None,
         _ => Some(text(source, file, xml_end, header.stream_offset(), "the cookie")?),
     };
@@ -66,7 +66,7 @@ pub(super) fn read(source: &dyn ReadAt, file: &str) -> Result<(LibvirtHeader, u6
     Ok((container, header.stream_offset()))
 }
 
-/// The text that starts at `start` and ends with a NUL before `end`.
+/// Reads the text that starts at `start` and ends with a NUL before `end`.
 fn text(
     source: &dyn ReadAt,
     file: &str,

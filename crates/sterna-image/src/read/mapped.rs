@@ -12,28 +12,28 @@ use super::source::ReadAt;
 use crate::ImageError;
 use crate::model::BlockShape;
 
-/// Bytes read at once when all pages are visited.
+/// Largest read in bytes while all pages are visited.
 const STRIDE: u64 = 1 << 20;
 
-/// One block of a mapped-ram image.
+/// One block of a mapped-ram image, with its bitmap.
 #[derive(Debug)]
 pub struct MappedBlock {
-    /// Its name.
+    /// Name of the block, such as `pc.ram`.
     pub name: String,
-    /// Its used length in bytes.
+    /// Used length in bytes.
     pub length_bytes: u64,
-    /// Where its bitmap is in the file; 0 if it is skipped.
+    /// File offset of the bitmap; 0 if the block is skipped.
     pub bitmap_offset: u64,
-    /// Where its page 0 is in the file; 0 if it is skipped.
+    /// File offset of page 0; 0 if the block is skipped.
     pub pages_offset: u64,
-    /// The pages that the file holds; empty if it is skipped.
+    /// The pages that the file contains; empty if the block is skipped.
     pub bitmap: PageBitmap,
-    /// Whether the image holds none of it (`specs/mapped-ram.md §4.8`).
+    /// Whether the image contains none of its pages (`specs/mapped-ram.md §4.8`).
     pub is_skipped: bool,
 }
 
 impl MappedBlock {
-    /// Pages in the block.
+    /// Number of pages in the block.
     pub fn pages(&self) -> u64 {
         self.length_bytes >> PAGE_SHIFT
     }
@@ -53,7 +53,7 @@ impl fmt::Debug for MappedPages {
 }
 
 impl MappedPages {
-    /// Reads the bitmaps of `blocks`, which were checked to lie in the file.
+    /// Reads the bitmaps of `blocks`. The caller has checked that the file contains their places.
     pub(crate) fn read_bitmaps(
         blocks: &[BlockShape],
         placed: &[MappedHeader],
@@ -79,24 +79,25 @@ impl MappedPages {
         Ok(mapped)
     }
 
-    /// The blocks, as in the shape.
+    /// The blocks, in the order of [`RamShape::blocks`](crate::RamShape::blocks).
     pub fn blocks(&self) -> &[MappedBlock] {
         &self.blocks
     }
 
-    /// The file behind it. Offsets of blocks are offsets in it.
+    /// The file of the image. Offsets of blocks are offsets in this file.
     pub fn source(&self) -> &Arc<dyn ReadAt> {
         &self.source
     }
 
-    /// Fills `to`, whole pages, with block `block` from page `first` on. Pages whose bit is clear are zeros,
-    /// whatever the file holds (§4.6).
+    /// Fills `to`, whole pages, with the pages of block `block` from page `first`.
+    ///
+    /// Pages whose bit is clear are zeros, whatever the file contains at their places (§4.6).
     ///
     /// # Errors
-    /// [`ImageError::Torn`] if the file has become shorter, [`ImageError::Io`].
+    /// [`ImageError::Torn`] if the file has become shorter; [`ImageError::Io`] if a read fails.
     ///
     /// # Panics
-    /// If the pages are not in the block, or `to` is no whole number of pages.
+    /// If the pages are not in the block, or `to` is not a whole number of pages.
     pub fn read(&self, block: usize, first: u64, to: &mut [u8]) -> Result<(), ImageError> {
         let count = (to.len() / PAGE_SIZE) as u64;
         assert!(to.len().is_multiple_of(PAGE_SIZE), "whole pages are read");
@@ -118,7 +119,7 @@ impl MappedPages {
         Ok(())
     }
 
-    /// Gives every page once, block by block, in ascending order; skipped blocks are left out.
+    /// Visits every page once, block by block, in ascending order; skipped blocks are left out.
     pub(crate) fn visit(&self, visitor: &mut dyn PageVisitor) -> Result<(), ImageError> {
         let mut buffer = vec![0; STRIDE as usize];
         for (index, block) in self.blocks.iter().enumerate().filter(|(_, block)| !block.is_skipped) {
@@ -164,7 +165,7 @@ impl MappedPages {
     }
 }
 
-/// Fills `to` from byte `offset` on.
+/// Fills `to` with the bytes from offset `offset`.
 pub(crate) fn read_exact(
     source: &dyn ReadAt,
     file: &str,

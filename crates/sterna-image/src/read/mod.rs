@@ -1,12 +1,13 @@
-//! Reading images: what they are, all of them but their pages, and then the pages.
+//! Reads images: first everything except the pages, then the pages.
 //!
-//! [`Image::open`] sniffs the file, reads the head and the end of the stream, and checks the rules of
-//! `specs/mapped-ram.md §8`. Of a mapped-ram image no page is read; a legacy stream has to be walked once,
-//! front to back, since its devices lie behind its pages.
+//! [`Image::open`] detects the format, reads the head and the end of the stream, and checks the rules of
+//! `specs/mapped-ram.md §8`. It reads no page of a mapped-ram image. It walks through a legacy stream once, front to
+//! back, because the devices come after the pages.
 
 pub(crate) mod begun;
 pub(crate) mod body;
 mod cursor;
+mod device;
 pub(crate) mod half_repaired;
 pub(crate) mod head;
 pub(crate) mod image;
@@ -16,7 +17,6 @@ mod opaque;
 mod places;
 mod preview;
 mod regions;
-mod sniff;
 mod source;
 mod tail;
 pub(crate) mod tee;
@@ -29,17 +29,17 @@ pub use source::{ReadAt, Stamp};
 
 use crate::ImageError;
 
-/// Takes the pages of an image.
+/// Receives the pages of an image.
 pub trait PageVisitor {
-    /// Pages of block `block` from page `first` on; `content` is a whole number of pages.
+    /// Receives pages of block `block` from page `first`; `content` is a whole number of pages.
     ///
     /// # Errors
-    /// Whatever stops the visit.
+    /// An error of the visitor. It ends the visit.
     fn pages(&mut self, block: usize, first: u64, content: &[u8]) -> Result<(), ImageError>;
 
-    /// `count` pages from page `first` on are zero.
+    /// Receives `count` zero pages from page `first`.
     ///
     /// # Errors
-    /// Whatever stops the visit.
+    /// An error of the visitor. It ends the visit.
     fn zero(&mut self, block: usize, first: u64, count: u64) -> Result<(), ImageError>;
 }

@@ -1,7 +1,7 @@
-//! Sections of devices that nobody here knows: kept byte for byte, up to their footer.
+//! Device sections that Sterna does not decode: kept byte for byte, up to their footer.
 //!
-//! A body has no length (`specs/mapped-ram.md §1.3`). It ends at the first footer of its section's number behind
-//! which an element of a sound stream begins.
+//! A body has no length field (`specs/mapped-ram.md §1.3`). It ends at the first footer with its section's number
+//! that an element of a valid stream follows.
 
 use std::collections::BTreeSet;
 
@@ -17,26 +17,26 @@ pub(super) const FULL: u8 = 0x04;
 pub(super) const DESCRIPTION: u8 = 0x06;
 pub(super) const COMMAND: u8 = 0x08;
 pub(super) const FOOTER: u8 = 0x7e;
-/// Bytes of a footer.
+/// Bytes of a footer: type and section number.
 pub(super) const FOOTER_BYTES: usize = 5;
 /// The longest header of a section: type, number, name, instance, version.
 pub(super) const HEADER_BYTES: usize = 1 + 4 + 1 + 255 + 4 + 4;
 
-/// Most bytes of a section that is taken by a length which the image itself gives.
+/// The limit in bytes for a section that is read by its described length.
 const KNOWN_BYTES: usize = 16 << 20;
 
-/// A section's header, as far as it matters.
+/// The decoded header of a START or FULL section.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Header {
     pub(super) id: u32,
     pub(super) name: String,
     pub(super) instance: u32,
     pub(super) version: u32,
-    /// Bytes of it, with the type.
+    /// Length of the header in bytes, including the type.
     pub(super) bytes: usize,
 }
 
-/// The header of the START or FULL section at the front of `bytes`; `None` if there is none in them.
+/// Decodes the header of a START or FULL section; `None` if `bytes` start otherwise.
 pub(super) fn header(bytes: &[u8]) -> Option<Header> {
     let word = |at: usize| Some(u32::from_be_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
     let length = usize::from(*bytes.get(5)?);
@@ -53,7 +53,7 @@ pub(super) fn header(bytes: &[u8]) -> Option<Header> {
     })
 }
 
-/// Takes a section of a device, whose header is at hand, into `out`.
+/// Appends a device's section to `out`. The cursor is at the section's header.
 pub(super) fn take_section(
     cursor: &mut Cursor,
     id: u32,
@@ -82,7 +82,7 @@ pub(super) fn take_section(
     }
 }
 
-/// Takes a section whose body is known to have `length` bytes into `out`, if its footer is where it must be then.
+/// Appends a section of known length to `out`, if its footer is in place.
 pub(super) fn take_known(
     cursor: &mut Cursor,
     header: &Header,
@@ -104,14 +104,14 @@ pub(super) fn take_known(
     Ok(is_there)
 }
 
-/// Takes the command at hand into `out`.
+/// Appends the command at the cursor to `out`.
 pub(super) fn take_command(cursor: &mut Cursor, out: &mut Vec<u8>) -> Result<(), ImageError> {
     let head = cursor.need(5, "a command")?;
     let length = usize::from(u16::from_be_bytes([head[3], head[4]]));
     take(cursor, 5 + length, "a command", out)
 }
 
-/// Takes `count` bytes into `out`, which must not grow without bound.
+/// Appends `count` bytes to `out`. Its length is limited to [`OPAQUE_BYTES`].
 fn take(cursor: &mut Cursor, count: usize, what: &'static str, out: &mut Vec<u8>) -> Result<(), ImageError> {
     if out.len() + count > OPAQUE_BYTES {
         let file = cursor.file().to_owned();
@@ -126,7 +126,7 @@ fn take(cursor: &mut Cursor, count: usize, what: &'static str, out: &mut Vec<u8>
     Ok(())
 }
 
-/// Whether an element of a sound stream can start so.
+/// Whether an element of a valid stream can start with these bytes.
 fn begins_element(bytes: &[u8], live: &BTreeSet<u32>) -> bool {
     match bytes.first() {
         Some(&(START | FULL)) => header(bytes).is_some(),

@@ -1,22 +1,26 @@
-//! What an image is, from its first bytes alone.
+//! Reads only the head of an image.
 
 use std::path::Path;
 
 use super::begun::Begun;
 use super::image::open_file;
 use crate::ImageError;
-use crate::model::{ImageKind, Shape};
+use crate::format::Format;
+use crate::model::{LibvirtHeader, Shape};
 
-/// The head of an image: enough to know its kind, machine and RAM blocks. A legacy stream would have to be read to
-/// its end, and a compressed one decompressed, to know more ([`Image`](super::Image)).
+/// The head of an image: its format, machine and RAM blocks.
+///
+/// More needs a full read of a legacy stream, and the decompression of a compressed one ([`Image`](super::Image)).
 #[derive(Debug, Clone)]
 pub struct Preview {
-    /// How it is wrapped.
-    pub kind: ImageKind,
-    /// Where the stream, or what it is compressed into, starts in the file.
+    /// The format: container, form and compression.
+    pub format: Format,
+    /// The header and the texts of libvirt's container; none for a bare image.
+    pub libvirt_header: Option<LibvirtHeader>,
+    /// File offset of the stream, compressed or not.
     pub stream_offset: u64,
-    /// Configuration, early sections and blocks; nothing after RAM's start, and nobody knows yet which blocks are
-    /// left out.
+    /// Configuration, early sections and blocks. The parts after RAM's START are empty, and the skipped blocks of a
+    /// legacy stream are not known yet.
     pub shape: Shape,
 }
 
@@ -24,9 +28,14 @@ impl Preview {
     /// Reads the head of the image at `path`.
     ///
     /// # Errors
-    /// [`ImageError`]: no image, or a broken rule in its head.
+    /// [`ImageError`]: the file is not an image, or its head breaks a rule.
     pub fn open(path: &Path) -> Result<Preview, ImageError> {
         let begun = Begun::of_source(&open_file(path)?, &path.display().to_string(), None)?;
-        Ok(Preview { kind: begun.kind, stream_offset: begun.stream_offset, shape: begun.head.shape })
+        Ok(Preview {
+            format: begun.format,
+            libvirt_header: begun.header,
+            stream_offset: begun.stream_offset,
+            shape: begun.head.shape,
+        })
     }
 }

@@ -1,4 +1,4 @@
-//! No two things of a mapped-ram image may lie at the same place, and none outside the file (§8).
+//! Checks that a mapped-ram image's parts are in the file and do not overlap (§8).
 
 use std::sync::Arc;
 
@@ -9,8 +9,9 @@ use crate::ImageError;
 
 const RULES: &str = "specs/mapped-ram.md §8";
 
-/// Holds the places of all bitmaps and pages against each other, the container (the first `container_bytes`), the
-/// stream and the file.
+/// Compares the places of all bitmaps and pages with each other and with the file.
+///
+/// The container (the first `container_bytes`) and the stream are included.
 pub(super) fn check(
     head: &Head,
     container_bytes: u64,
@@ -20,12 +21,12 @@ pub(super) fn check(
     let mut regions: Vec<(u64, u64, String)> =
         head.regions.iter().map(|(start, end)| (*start, *end, "the stream".to_owned())).collect();
     regions.push((0, container_bytes, "libvirt's header and texts".to_owned()));
-    // What follows START is the stream's, up to the end of the file: nobody places anything behind it.
+    // The stream continues after START up to the end of the file. No block may be placed there.
     if let Some((_, end)) = head.regions.last() {
         regions.push((*end, file_bytes, "the devices".to_owned()));
     }
     for (block, header) in head.shape.ram.blocks.iter().zip(&head.placed).filter(|pair| !pair.0.is_skipped) {
-        // Where an end would be beyond 2^64, the start is: it lies outside of any file.
+        // If an end would exceed 2^64, the start exceeds any file. Therefore the reduced start still fails the check.
         let bitmap = header.bitmap_offset.min(u64::MAX - bitmap_bytes(block.length_bytes));
         let end_of_bitmap = bitmap + bitmap_bytes(block.length_bytes);
         regions.push((bitmap, end_of_bitmap, format!("the bitmap of block {:?}", block.name)));

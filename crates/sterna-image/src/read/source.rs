@@ -1,38 +1,44 @@
-//! Where an image's bytes come from: a file, or memory (tests, fuzzing).
+//! Sources of an image's bytes: a file, or memory (tests, fuzzing).
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
 
-/// Bytes at offsets. Short reads are allowed; 0 means that nothing lies there.
+/// Random access to bytes. Short reads are allowed; 0 means that the offset is at or after the end.
 pub trait ReadAt: Send + Sync {
-    /// Reads into `to` from byte `offset` on.
+    /// Reads into `to` from byte `offset`.
     ///
     /// # Errors
-    /// The system's.
+    /// An error of the system.
     fn read_at(&self, offset: u64, to: &mut [u8]) -> io::Result<usize>;
 
-    /// Length in bytes.
+    /// Length of the content in bytes.
     ///
     /// # Errors
-    /// The system's.
+    /// An error of the system.
     fn len_bytes(&self) -> io::Result<u64>;
 
-    /// What tells whether the content changed: equal stamps, same content.
+    /// A stamp that detects changes: equal stamps mean equal content.
     ///
     /// # Errors
-    /// The system's.
+    /// An error of the system.
     fn stamp(&self) -> io::Result<Stamp>;
 
-    /// The file behind it, if there is one: for reflinks and holes.
+    /// Whether unrelated bytes can follow the image, as on a longer device.
+    fn ends_anywhere(&self) -> bool {
+        false
+    }
+
+    /// The underlying file, for reflinks and holes; none without a file.
     fn file(&self) -> Option<&File> {
         None
     }
 }
 
-/// Size and time of a file at one moment. The time of a change of name or mode is left out: another name, or none,
-/// is the same content.
+/// Size and modification time of a file at one moment.
+///
+/// The time of a change of name or mode (ctime) is left out, because a file with another name has the same content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Stamp {
     length_bytes: u64,
@@ -80,16 +86,16 @@ impl ReadAt for Vec<u8> {
     }
 }
 
-/// A source that is read front to back, and may jump if it can.
+/// A source that is read front to back. Some sources can also jump.
 pub(crate) trait Input: Send {
-    /// Reads what comes next; 0 at the end.
+    /// Reads the next bytes; returns 0 at the end.
     fn read(&mut self, to: &mut [u8]) -> io::Result<usize>;
 
-    /// Goes on at byte `position`; false if the source cannot jump.
+    /// Continues at byte `position`. Returns false if the source cannot jump.
     fn jump(&mut self, position: u64) -> bool;
 }
 
-/// A [`ReadAt`] read front to back.
+/// Reads a [`ReadAt`] front to back.
 pub(crate) struct Sequential {
     source: Arc<dyn ReadAt>,
     position: u64,
@@ -120,7 +126,7 @@ impl io::Read for Sequential {
     }
 }
 
-/// Any reader as an [`Input`] that cannot jump.
+/// Adapts any reader to an [`Input`] that cannot jump.
 pub(crate) struct Piped<R>(pub(crate) R);
 
 impl<R: io::Read + Send> Input for Piped<R> {

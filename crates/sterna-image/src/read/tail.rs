@@ -1,7 +1,8 @@
-//! Where the devices end, EOF is, and the description lies (`specs/mapped-ram.md §1.6`).
+//! Finds the end of the devices, EOF, and the description (`specs/mapped-ram.md §1.6`).
 //!
-//! Bodies have no length, so the end is looked for from the back: the description is text, without a zero byte, so
-//! the last `00 06` whose length reaches exactly the end is the true one, whatever the devices hold.
+//! Bodies have no length field. Therefore the search starts at the end. The description is text without a zero byte.
+//! So the last `00 06` whose length reaches exactly to the end is the correct one, whatever bytes the devices
+//! contain.
 
 use std::ops::Range;
 
@@ -9,25 +10,25 @@ use sterna_wire::limits::VM_DESCRIPTION_BYTES;
 
 use super::opaque::{DESCRIPTION, FOOTER, FOOTER_BYTES};
 
-/// EOF, type, length, and the description's first byte.
+/// Bytes of EOF, type, length, and the description's first byte.
 const HEAD: usize = 1 + 1 + 4 + 1;
 
-/// The parts of what follows RAM.
+/// The parts of a stream after RAM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Tail {
-    /// Length of the devices' part.
+    /// Length of the devices' part in bytes.
     pub(super) devices: usize,
     pub(super) has_eof: bool,
-    /// Where the JSON is.
+    /// Range of the JSON.
     pub(super) description: Option<Range<usize>>,
     pub(super) is_description_torn: bool,
-    /// Without footers only a whole description shows the end: what looks like one may be a device's.
+    /// Without footers, only a complete description proves the end. Other matches may be bytes of a device.
     pub(super) is_end_unsure: bool,
-    /// End of the stream.
+    /// Offset of the end of the stream.
     pub(super) end: usize,
 }
 
-/// Takes `bytes`, from the first section after RAM to the end of the file, apart.
+/// Splits the stream after RAM, up to the end of the file.
 pub(super) fn split(bytes: &[u8], footers: bool) -> Tail {
     let end = whole(bytes, footers).or_else(|| cut_or_missing(bytes, footers));
     let is_end_unsure = end.as_ref().is_some_and(|end| !footers && end.description.is_none());
@@ -41,13 +42,13 @@ pub(super) fn split(bytes: &[u8], footers: bool) -> Tail {
     })
 }
 
-/// A whole description, at the end of the file or with junk behind it.
+/// Finds a complete description, with or without unrelated bytes after it.
 fn whole(bytes: &[u8], footers: bool) -> Option<Tail> {
     let mut junk = None;
     for at in candidates(bytes, footers) {
         let start = at + HEAD - 1;
         let length = length_at(bytes, at)?;
-        // Longer than any reader or writer takes (specs/stream.md §9).
+        // This length exceeds the limit of every reader and writer (specs/stream.md §9).
         if length > VM_DESCRIPTION_BYTES {
             continue;
         }
@@ -63,7 +64,7 @@ fn whole(bytes: &[u8], footers: bool) -> Option<Tail> {
         if end == bytes.len() {
             return Some(tail);
         }
-        // Bytes behind the description: only a text that is what it should be counts.
+        // If other bytes follow, the description counts only if it is valid JSON.
         if junk.is_none() && is_description(&bytes[start..end]) {
             junk = Some(tail);
         }
@@ -71,7 +72,23 @@ fn whole(bytes: &[u8], footers: bool) -> Option<Tail> {
     junk
 }
 
-/// An EOF at the end, or one with a description that was cut.
+/// Finds the first complete description. On a device, the bytes after it may be an older image.
+pub(super) fn first(bytes: &[u8], footers: bool) -> Option<Tail> {
+    places(bytes, footers).find_map(|at| {
+        let start = at + HEAD - 1;
+        let end = start.checked_add(length_at(bytes, at)?).filter(|end| *end <= bytes.len())?;
+        is_description(&bytes[start..end]).then_some(Tail {
+            devices: at,
+            has_eof: true,
+            description: Some(start..end),
+            is_description_torn: false,
+            is_end_unsure: false,
+            end,
+        })
+    })
+}
+
+/// Finds an EOF at the end, or an EOF with a truncated description.
 fn cut_or_missing(bytes: &[u8], footers: bool) -> Option<Tail> {
     let tail = |at: usize, end: usize, torn: bool| Tail {
         devices: at,
@@ -81,13 +98,13 @@ fn cut_or_missing(bytes: &[u8], footers: bool) -> Option<Tail> {
         is_end_unsure: false,
         end,
     };
-    // The description was cut: from its type on, no byte but those of the length is zero.
+    // A truncated description: after its length field, no byte is zero.
     for at in candidates(bytes, footers) {
         if !bytes[at + HEAD - 1..].contains(&0) {
             return Some(tail(at, bytes.len(), true));
         }
     }
-    // It was cut before its first byte, or there is none.
+    // The description was truncated before its first byte, or there is none.
     (1..HEAD.min(bytes.len() + 1)).find_map(|count| {
         let at = bytes.len() - count;
         let is_eof = bytes[at] == 0 && (count == 1 || bytes[at + 1] == DESCRIPTION);
@@ -95,10 +112,15 @@ fn cut_or_missing(bytes: &[u8], footers: bool) -> Option<Tail> {
     })
 }
 
-/// Places where EOF and a description may begin, last first.
+/// Places where EOF and a description may start, the last one first.
 fn candidates(bytes: &[u8], footers: bool) -> impl Iterator<Item = usize> {
+    places(bytes, footers).rev()
+}
+
+/// Places where EOF and a description may start.
+fn places(bytes: &[u8], footers: bool) -> impl DoubleEndedIterator<Item = usize> {
     let last = bytes.len().saturating_sub(HEAD - 1);
-    (0..last).rev().filter(move |at| {
+    (0..last).filter(move |at| {
         bytes[*at] == 0
             && bytes[at + 1] == DESCRIPTION
             && bytes.get(at + HEAD - 1) == Some(&b'{')
@@ -106,7 +128,7 @@ fn candidates(bytes: &[u8], footers: bool) -> impl Iterator<Item = usize> {
     })
 }
 
-/// Whether a section's footer, or nothing, is before `at`. Numbers of sections are small.
+/// Whether `at` is the start, or follows a section's footer. The check relies on small section numbers.
 fn follows_section(bytes: &[u8], at: usize, footers: bool) -> bool {
     !footers || at == 0 || (at >= FOOTER_BYTES && bytes[at - FOOTER_BYTES..].starts_with(&[FOOTER, 0, 0]))
 }

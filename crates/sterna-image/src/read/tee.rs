@@ -1,22 +1,24 @@
-//! A second taker of a stream that is read.
+//! Copies a stream to a second consumer while it is read.
 
 use std::io::{self, Write};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-/// A second taker of the decompressed stream, which is named when the head is known. It gets what the reader has consumed, and
-/// can be made to wait: a stream whose end does not come is loaded by nobody.
+/// A second consumer of the decompressed stream, which is set after the head was read.
+///
+/// It receives the bytes that the reader has consumed. It can hold bytes back: a stream without its end cannot be
+/// loaded.
 #[derive(Clone, Default)]
 pub(crate) struct Tee(Arc<Mutex<To>>);
 
 type Taker = Box<dyn Write + Send>;
 
 enum To {
-    /// Kept until it is known where it goes.
+    /// Keeps the bytes until the consumer is set.
     Unnamed(Vec<u8>),
     Write(Taker),
-    /// Kept until it is released.
+    /// Keeps the bytes until they are released.
     Held(Taker, Vec<u8>),
     Off,
 }
@@ -28,7 +30,7 @@ impl Default for To {
 }
 
 impl Tee {
-    /// From now on, and with what came already, to `taker`.
+    /// Sends the bytes so far, and all further bytes, to `taker`.
     pub(crate) fn to(&self, mut taker: Taker) -> io::Result<()> {
         let mut to = self.0.lock();
         if let To::Unnamed(bytes) = &*to {
@@ -38,12 +40,12 @@ impl Tee {
         Ok(())
     }
 
-    /// Nobody wants it.
+    /// Drops the copy; no consumer needs it.
     pub(crate) fn off(&self) {
         *self.0.lock() = To::Off;
     }
 
-    /// From here on the taker gets nothing until [`release`](Self::release).
+    /// Holds further bytes back until [`release`](Self::release).
     pub(super) fn hold(&self) {
         let mut to = self.0.lock();
         *to = match std::mem::replace(&mut *to, To::Off) {
@@ -52,7 +54,7 @@ impl Tee {
         };
     }
 
-    /// The taker gets what was held, and whatever comes.
+    /// Sends the held bytes, and all further bytes, to the consumer.
     pub(crate) fn release(&self) -> io::Result<()> {
         let mut to = self.0.lock();
         *to = match std::mem::replace(&mut *to, To::Off) {
@@ -65,7 +67,7 @@ impl Tee {
         Ok(())
     }
 
-    /// Bytes that were consumed.
+    /// Takes consumed bytes of the stream.
     pub(super) fn take(&self, bytes: &[u8]) -> io::Result<()> {
         match &mut *self.0.lock() {
             To::Unnamed(kept) | To::Held(_, kept) => kept.extend_from_slice(bytes),

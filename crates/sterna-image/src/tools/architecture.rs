@@ -1,43 +1,44 @@
-//! What processors a machine has, as far as a core file must say: the number that ELF has for them, and their byte order.
+//! The architecture of a machine, for a core file: ELF's machine number and byte order.
 //!
-//! An image does not name its processors. What tells them, the first that speaks: the user, the registers of an x86
-//! processor in the devices, the machine type. Machine types are QEMU's names, with or without a version behind them.
-//! `virt` is the name of boards of several processors, and most of them have versions: only the name of its RAM block tells
-//! Arm's. Nothing tells whether an Arm guest has 32 or 64 bits.
+//! An image does not name its processors. Three sources may identify them, in this order: the user, the registers of
+//! an x86 processor in the devices, and the machine type. Machine types have QEMU's names, with or without a version.
+//!
+//! Boards of several architectures have the name `virt`, and most of them have versions. Only the name of Arm's RAM
+//! block identifies that board. No source tells whether an Arm guest has 32 or 64 bits.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::model::BlockShape;
 
-/// Processors that a core file can be of.
+/// Processor architectures that a core file can have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Architecture {
-    /// x86-64, and i386 where no processor is in long mode.
+    /// x86-64, or i386 if no processor is in long mode.
     X86,
-    /// 64-bit Arm.
+    /// 64-bit Arm; ELF machine 183.
     Aarch64,
-    /// 64-bit PowerPC, big-endian.
+    /// 64-bit PowerPC, big-endian; ELF machine 21.
     Ppc64,
-    /// 64-bit PowerPC, little-endian.
+    /// 64-bit PowerPC, little-endian; ELF machine 21.
     Ppc64Le,
-    /// z/Architecture.
+    /// z/Architecture; ELF machine 22.
     S390x,
-    /// 64-bit RISC-V.
+    /// 64-bit RISC-V; ELF machine 243.
     Riscv64,
 }
 
-/// Why the processors are not known.
+/// The reason why the architecture is not known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Unknown {
-    /// The machine type says nothing.
+    /// The machine type does not identify the architecture.
     Machine,
-    /// PowerPC in either byte order: the guest chooses it when it runs.
+    /// PowerPC with an unknown byte order: the guest selects it at run time.
     ByteOrder,
 }
 
-/// Machine types of which each has one kind of processor.
+/// Machine types that have only one architecture.
 const MACHINES: [(&str, Architecture); 8] = [
     ("pc", Architecture::X86),
     ("q35", Architecture::X86),
@@ -50,18 +51,18 @@ const MACHINES: [(&str, Architecture); 8] = [
 ];
 /// Machine types with PowerPC processors.
 const POWER: [&str; 2] = ["pseries", "powernv"];
-/// The board that has a name in common with others, and the block of Arm's.
+/// The board name that several architectures use, and the name of Arm's RAM block.
 const VIRT: &str = "virt";
 const ARM_VIRT_RAM: &str = "mach-virt.ram";
 
-/// What an image says that tells its processors.
+/// Properties of an image that identify its architecture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Signs<'a> {
-    /// Machine type.
+    /// Machine type from the configuration.
     pub machine_type: &'a str,
-    /// Its RAM blocks.
+    /// RAM blocks of the machine.
     pub blocks: &'a [BlockShape],
-    /// Whether the devices hold the registers of an x86 processor.
+    /// Whether the devices contain the registers of an x86 processor.
     pub has_x86_registers: bool,
 }
 
@@ -73,7 +74,7 @@ fn is(machine_type: &str, name: &str) -> bool {
 impl Architecture {
     const ALL: [Self; 6] = [Self::X86, Self::Aarch64, Self::Ppc64, Self::Ppc64Le, Self::S390x, Self::Riscv64];
 
-    /// The name, as the command line takes it.
+    /// The name that the command line accepts.
     pub fn name(self) -> &'static str {
         match self {
             Self::X86 => "x86-64",
@@ -85,7 +86,9 @@ impl Architecture {
         }
     }
 
-    /// ELF's number for it, where no processor says that it is in an older mode.
+    /// ELF's machine number. For x86, it is the number of x86-64.
+    ///
+    /// The core of a machine without a processor in long mode has the number of i386 instead.
     pub fn elf_machine(self) -> u16 {
         match self {
             Self::X86 => 62,
@@ -96,13 +99,14 @@ impl Architecture {
         }
     }
 
-    /// Whether its numbers have the highest byte first.
+    /// Whether integers have the highest byte first.
     pub fn is_big_endian(self) -> bool {
         matches!(self, Self::Ppc64 | Self::S390x)
     }
 
-    /// Where this machine type's RAM begins in physical memory, by QEMU's documentation of its boards; `None`: that of
-    /// Arm and RISC-V differs from board to board, and this one's is not known.
+    /// Physical address of RAM for this machine type, by QEMU's documentation of its boards.
+    ///
+    /// `None` if the address is not known: on Arm and RISC-V it differs from board to board.
     pub fn ram_base(self, machine_type: &str) -> Option<u64> {
         match self {
             Self::Aarch64 => is(machine_type, VIRT).then_some(1 << 30),
@@ -111,10 +115,10 @@ impl Architecture {
         }
     }
 
-    /// The processors of a machine.
+    /// Determines the architecture of a machine.
     ///
     /// # Errors
-    /// Nothing says what they are.
+    /// [`Unknown`] if the signs do not identify the architecture.
     pub fn of(signs: &Signs<'_>) -> Result<Self, Unknown> {
         let machine = signs.machine_type;
         if signs.has_x86_registers {
@@ -130,7 +134,7 @@ impl Architecture {
         found.map(|(_, architecture)| *architecture).ok_or(Unknown::Machine)
     }
 
-    /// The names of all.
+    /// The names of all architectures, separated by commas.
     pub fn names() -> String {
         Self::ALL.map(Self::name).join(", ")
     }
@@ -173,7 +177,7 @@ mod tests {
             ("s390-ccw-virtio-10.0", "s390.ram", Ok(Architecture::S390x)),
             ("pseries-10.0", "ppc_spapr.ram", Err(Unknown::ByteOrder)),
             ("powernv10", "ram", Err(Unknown::ByteOrder)),
-            // Of m68k, and of RISC-V.
+            // RAM blocks of the `virt` boards of m68k and RISC-V.
             ("virt-10.0", "m68k_virt.ram", Err(Unknown::Machine)),
             ("virt", "riscv_virt_board.ram", Err(Unknown::Machine)),
             ("none", "ram", Err(Unknown::Machine)),

@@ -1,4 +1,6 @@
-//! Which pages of an image hold data, by the bitmaps of a mapped-ram image or the records of a legacy stream.
+//! Finds the pages of an image that have data.
+//!
+//! The sources are the bitmaps of a mapped-ram image, or the records of a legacy stream.
 
 use sterna_wire::{PAGE_SHIFT, PAGE_SIZE};
 
@@ -7,42 +9,42 @@ use crate::ImageError;
 use crate::model::Shape;
 use crate::read::{Image, PageVisitor};
 
-/// The pages of one block.
+/// The pages of one block that the image contains.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BlockCoverage {
     /// Pages in the block.
     pub pages: u64,
-    /// One bit per page that came at all; of a mapped-ram image each does.
+    /// One bit for each page that the image contains; all pages for a mapped-ram image.
     pub came: Vec<u64>,
-    /// One bit per page whose last content is data.
+    /// One bit for each page whose last content is data.
     pub data: Vec<u64>,
 }
 
 impl BlockCoverage {
     fn new(length_bytes: u64) -> Self {
         let pages = length_bytes >> PAGE_SHIFT;
-        // Zeros that the kernel gives: a length that a stream only announces costs no memory. At most 1 GiB each, for
-        // all blocks together, if pages come everywhere in 32 TiB.
+        // The kernel zeroes this memory when it is used. A length that a stream only announces costs no memory. The
+        // limit is 1 GiB for each bitmap, for all blocks together, if all pages of 32 TiB are present.
         let words = || vec![0; pages.div_ceil(64) as usize];
         Self { pages, came: words(), data: words() }
     }
 
-    /// Pages that came.
+    /// Number of pages that the image contains.
     pub fn came_pages(&self) -> u64 {
         ones(&self.came)
     }
 
-    /// Pages with data.
+    /// Number of pages with data.
     pub fn data_pages(&self) -> u64 {
         ones(&self.data)
     }
 
-    /// The first page that did not come.
+    /// The first page that the image does not contain.
     pub fn first_missing(&self) -> Option<u64> {
         (0..self.pages).find(|page| self.came[(page / 64) as usize] >> (page % 64) & 1 == 0)
     }
 
-    /// Pages with data in `[first, end)`.
+    /// Number of pages with data in `[first, end)`.
     pub fn data_in(&self, first: u64, end: u64) -> u64 {
         let end = end.min(self.pages);
         let mut count = 0;
@@ -59,19 +61,21 @@ impl BlockCoverage {
     }
 }
 
-/// The pages of all blocks.
+/// The pages of all blocks that the image contains.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Coverage {
-    /// As in the shape.
+    /// One entry for each block, in the order of the shape.
     pub blocks: Vec<BlockCoverage>,
 }
 
 impl Coverage {
-    /// Finds out. A mapped-ram image's bitmaps are in memory already; a legacy stream is read to its end, and
-    /// decompressed into a temporary file if pages came as differences (XBZRLE).
+    /// Determines the coverage of `image`.
+    ///
+    /// The bitmaps of a mapped-ram image are already in memory. A legacy stream is read to its end. If it contains
+    /// deltas (XBZRLE), it is first copied into a temporary file.
     ///
     /// # Errors
-    /// As [`Image::visit_pages`] and [`Image::spool`].
+    /// The errors of [`Image::visit_pages`] and [`Image::spool`].
     pub fn of(image: &Image) -> Result<Self, ImageError> {
         if image.has_deltas() {
             return Self::of(&image.spool(&spool::default_directory())?);
@@ -95,7 +99,7 @@ impl Coverage {
         Ok(coverage)
     }
 
-    /// Nothing came yet.
+    /// A coverage without any page.
     pub fn empty(shape: &Shape) -> Self {
         Self { blocks: shape.ram.blocks.iter().map(|block| BlockCoverage::new(block.length_bytes)).collect() }
     }

@@ -1,58 +1,57 @@
-//! The description behind a stream, as a map from a device's bytes to the names of its fields.
+//! The description after a stream, as a map from a device's bytes to field names.
 //!
-//! QEMU describes each FULL section (specs/stream.md §1.6): fields in order, each with its size, so that every
-//! byte of an opaque body has a name. That is how `diff` can say *which* register differs and how `extract`
-//! finds the processors' registers. A description is taken apart only as far as its sizes add up: where they do
-//! not, the enclosing field is all that is known.
+//! QEMU describes each FULL section (specs/stream.md §1.6): fields in order, each with its size. Therefore every byte
+//! of an opaque body has a name. `diff` uses this to name the register that differs. `extract` uses it to find the
+//! processors' registers. A description is followed only as far as its sizes add up. Otherwise only the enclosing
+//! field is known.
 
 use serde_json::Value;
 use sterna_wire::WireError;
 use sterna_wire::vmdesc;
 
-/// The description of all FULL sections.
+/// The parsed description of all FULL sections.
 #[derive(Debug, Clone)]
 pub struct Description {
     devices: Vec<Described>,
     configuration: Value,
 }
 
-/// The description of one FULL section.
+/// The parsed description of one FULL section.
 #[derive(Debug, Clone)]
 pub struct Described {
     /// Name of the section.
     pub name: String,
-    /// Its instance.
+    /// Instance number of the section.
     pub instance: u32,
-    /// Version of its body. Sections that QEMU's older interface writes, such as `slirp`, are described
-    /// without one.
+    /// Version of the body. None for sections that QEMU's older interface writes, such as `slirp`.
     pub version: Option<u32>,
-    /// Length of its body in bytes.
+    /// Length of the body in bytes.
     pub length_bytes: u64,
     value: Value,
 }
 
-/// A named piece of a body.
+/// A named part of a body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FieldPlace {
-    /// Its name with those around it: `env.segs[1].base`.
+    /// Name with the enclosing names, such as `env.segs[1].base`.
     pub path: String,
-    /// Its type as QEMU calls it.
+    /// QEMU's name of the type.
     pub kind: String,
-    /// Where it starts in the body, in bytes.
+    /// Start in the body, in bytes.
     pub offset: u64,
-    /// Its length in bytes.
+    /// Length of the field in bytes.
     pub bytes: u64,
 }
 
 impl Description {
-    /// Reads the JSON.
+    /// Parses the JSON of a description.
     ///
     /// # Errors
-    /// As [`vmdesc::section_lengths`].
+    /// The errors of [`vmdesc::section_lengths`].
     pub fn parse(text: &(impl AsRef<[u8]> + ?Sized)) -> Result<Self, WireError> {
         let text = text.as_ref();
         let value = vmdesc::parse(text)?;
-        // Lengths first: that refuses whatever is not as it should be.
+        // The lengths come first, because this call refuses an invalid description.
         let lengths = vmdesc::section_lengths(text)?;
         let configuration = value.get("configuration").cloned().unwrap_or(Value::Null);
         let devices = match value {
@@ -90,21 +89,21 @@ impl Description {
             .collect()
     }
 
-    /// Length of the configuration without its type byte, as the description tells it.
+    /// Length of the configuration in bytes without its type byte, according to the description.
     pub fn configuration_bytes(&self) -> u64 {
         own_bytes(&self.configuration)
     }
 }
 
 impl Described {
-    /// The innermost field that holds byte `at` of the body.
+    /// The innermost field that contains byte `at` of the body.
     pub fn locate(&self, at: u64) -> FieldPlace {
         let whole =
             FieldPlace { path: String::new(), kind: "body".into(), offset: 0, bytes: self.length_bytes };
         locate(&self.value, at, whole)
     }
 
-    /// The field of this name right inside the body: its place, and how many elements it has.
+    /// The place and the number of elements of the top-level field `name`.
     pub fn field(&self, name: &str) -> Option<(FieldPlace, u64)> {
         let mut offset = 0;
         for field in members(&self.value, "fields") {
@@ -119,7 +118,7 @@ impl Described {
         None
     }
 
-    /// The field `inner` of element `index` of the structure `name`.
+    /// The place of the field `inner` in element `index` of the structure `name`.
     pub fn nested(&self, name: &str, index: u64, inner: &str) -> Option<FieldPlace> {
         let (place, count) = self.field(name)?;
         let field = members(&self.value, "fields").iter().find(|f| text(f, "name") == name)?;
@@ -141,7 +140,7 @@ impl Described {
     }
 }
 
-/// Descends from `around`, which is what `structure` describes, to the field at byte `at` of the body.
+/// Descends from `around`, described by `structure`, to the field at byte `at`.
 fn locate(structure: &Value, at: u64, around: FieldPlace) -> FieldPlace {
     let mut offset = around.offset;
     for field in members(structure, "fields") {
@@ -194,12 +193,12 @@ fn inside_field(
     }
 }
 
-/// What describes the inside of a field; fields of the type `tmp` hold it themselves.
+/// The description of a field's inner structure. Fields of the type `tmp` contain it directly.
 fn inner_structure(field: &Value) -> Option<&Value> {
     field.get("struct").or_else(|| field.get("fields").map(|_| field))
 }
 
-/// Bytes that a structure's own fields and subsections add up to.
+/// Sum of the bytes of a structure's own fields and subsections.
 fn own_bytes(structure: &Value) -> u64 {
     let fields = members(structure, "fields").iter().map(|field| {
         let (size, count) = extent(field);
@@ -211,7 +210,7 @@ fn own_bytes(structure: &Value) -> u64 {
     fields.chain(subsections).fold(0, u64::saturating_add)
 }
 
-/// Size of one element, and how many there are.
+/// Size of one element in bytes, and the number of elements.
 fn extent(field: &Value) -> (u64, u64) {
     let number = |key| field.get(key).and_then(Value::as_u64);
     (number("size").unwrap_or(0), number("array_len").unwrap_or(1))

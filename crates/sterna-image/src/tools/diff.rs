@@ -1,13 +1,12 @@
-//! What two images differ in: pages, devices down to their fields, configuration.
+//! Compares two images: pages, configuration, and devices down to their fields.
 //!
-//! The forms do not matter: a converted image is the same. So of the capabilities `mapped-ram` is left out, and of
-//! the description what it says of them.
+//! The forms do not count: a converted image is equal to its source. Therefore the capability `mapped-ram`, and the
+//! description's part about capabilities, are left out.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::Mutex;
 use serde::Serialize;
 use sterna_wire::{PAGE_SHIFT, PAGE_SIZE};
 use xxhash_rust::xxh3::xxh3_64;
@@ -16,20 +15,21 @@ use super::sections::DeviceSection;
 use super::spool;
 use super::state::{Live, Section, State};
 use crate::ImageError;
+use crate::crew;
 use crate::model::{BlockShape, Shape};
 use crate::read::{Image, MappedPages};
 
-/// Pages compared at once.
+/// Pages that a thread compares in one step (1 MiB).
 const PIECE_PAGES: u64 = 256;
-/// Fields of one section that are named.
+/// The limit of differing fields that are named for a section.
 const NAMED_FIELDS: usize = 32;
 
-/// How to compare.
+/// Options of a comparison.
 #[derive(Debug, Clone)]
 pub struct DiffOptions {
-    /// Threads that read pages; 0 for one per processor.
+    /// Threads that read pages; 0 means one for each CPU.
     pub threads: usize,
-    /// Ranges of pages that are listed for each block.
+    /// The limit of page ranges that are listed for each block.
     pub ranges: usize,
 }
 
@@ -39,25 +39,25 @@ impl Default for DiffOptions {
     }
 }
 
-/// What differs.
+/// The result of a comparison.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Difference {
-    /// Kinds of the two images; they may differ and the images be the same.
+    /// Formats of the two images. Equal images may have different formats.
     pub kinds: [String; 2],
-    /// Members of the configuration, and the stream's shape.
+    /// Differences in the configuration and in the stream's shape.
     pub configuration: Vec<Pair>,
-    /// Blocks that differ.
+    /// RAM blocks that differ in length or content.
     pub blocks: Vec<BlockDifference>,
-    /// Sections of devices that differ.
+    /// Device sections that differ.
     pub sections: Vec<SectionDifference>,
     /// Whether the descriptions differ in their devices.
     pub description: bool,
-    /// Pages that were compared.
+    /// Number of pages that were compared.
     pub compared_pages: u64,
 }
 
 impl Difference {
-    /// Whether the two are the same machine in the same state.
+    /// Whether both images contain the same machine in the same state.
     pub fn is_same(&self) -> bool {
         self.configuration.is_empty()
             && self.blocks.is_empty()
@@ -66,62 +66,63 @@ impl Difference {
     }
 }
 
-/// Something that is one thing here and another there.
+/// A property with its values in both images.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Pair {
-    /// What it is.
+    /// Name of the property.
     pub what: String,
-    /// In the first image.
+    /// Value in the first image.
     pub a: String,
-    /// In the second image.
+    /// Value in the second image.
     pub b: String,
 }
 
 /// A block that differs.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct BlockDifference {
-    /// Its name.
+    /// Name of the block.
     pub name: String,
-    /// Its length in bytes in each image; none where it is not there.
+    /// Length in bytes in each image; none if the block is missing there.
     pub length_bytes: [Option<u64>; 2],
-    /// Why its pages were not compared.
+    /// The reason why the pages were not compared.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub not_compared: Option<String>,
-    /// Pages that differ.
+    /// Number of pages that differ.
     pub pages: u64,
-    /// Ranges of them, first page and count; the first ones only.
+    /// Ranges of differing pages, as first page and count; limited to [`DiffOptions::ranges`].
     pub ranges: Vec<(u64, u64)>,
-    /// How many ranges there are.
+    /// Number of all ranges.
     pub range_count: u64,
 }
 
 /// A section that differs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct SectionDifference {
-    /// Its name.
+    /// Name of the section.
     pub name: String,
-    /// Its instance.
+    /// Instance number of the section.
     pub instance: u32,
-    /// Length of its body in bytes in each image; none where it is not there.
+    /// Length of the body in bytes in each image; none if missing there.
     pub bytes: [Option<u64>; 2],
-    /// Its version in each image.
+    /// Version in each image; none if the section is missing there.
     pub versions: [Option<u32>; 2],
-    /// Bytes of the body that differ, as far as both have them.
+    /// Number of bytes that differ within the common length of the bodies.
     pub differing_bytes: u64,
-    /// Fields that differ, the first ones only.
+    /// The first 32 fields that differ.
     pub fields: Vec<Pair>,
-    /// Whether there are more.
+    /// Whether more than these fields differ.
     pub has_more: bool,
 }
 
-/// Compares `a` with `b`. Images without places for their pages are decompressed into `directory` first.
+/// Compares `a` with `b`. Images without random access to pages are first copied into `directory`.
 ///
 /// # Errors
-/// What is wrong with either image, [`ImageError::Io`].
+/// The error of a damaged image; [`ImageError::Io`].
 pub fn diff(a: &Image, b: &Image, directory: &Path, options: &DiffOptions) -> Result<Difference, ImageError> {
     a.check_bitmaps()?;
     b.check_bitmaps()?;
-    let mut difference = Difference { kinds: [a.kind().name(), b.kind().name()], ..Difference::default() };
+    let mut difference =
+        Difference { kinds: [a, b].map(|image| image.format().to_string()), ..Difference::default() };
     difference.configuration = configuration(a.shape(), b.shape());
     let (state_a, state_b) = (State::of(a), State::of(b));
     difference.sections = sections(&state_a, &state_b);
@@ -154,7 +155,7 @@ fn beside(shape: &Shape) -> Vec<u8> {
     [&shape.setup[..], &shape.between].concat()
 }
 
-/// Commands between RAM's sections, as they stand there.
+/// The commands between RAM's sections, as bytes of the stream.
 fn commands(state: &State<'_>) -> Vec<u8> {
     let bytes = |(number, body): &(u16, &[u8])| {
         [&number.to_be_bytes()[..], &(body.len() as u16).to_be_bytes(), *body].concat()
@@ -162,10 +163,10 @@ fn commands(state: &State<'_>) -> Vec<u8> {
     state.commands.iter().flat_map(bytes).collect()
 }
 
-/// Name, instance, and which of those that have both: a sound stream has one.
+/// Name, instance, and a counter for sections that share both. In a valid stream the counter is always 1.
 type Key<'s> = (&'s str, u32, usize);
 
-/// Counts names that come again.
+/// Counts sections with equal name and instance.
 #[derive(Default)]
 struct Keys<'s>(BTreeMap<(&'s str, u32), usize>);
 
@@ -183,12 +184,12 @@ impl<'s> Keys<'s> {
     }
 }
 
-/// The FULL sections in stream order.
+/// The keys of the FULL sections in stream order.
 fn keys<'s>(state: &'s State<'_>) -> Vec<Key<'s>> {
     Keys::of_all(state.sections.iter().map(|section| &section.header))
 }
 
-/// Whether the same devices come in another order.
+/// Reports devices that are the same but have another order.
 fn order(a: &State<'_>, b: &State<'_>, difference: &mut Difference) {
     let (a, b) = (keys(a), keys(b));
     if a != b && a.iter().collect::<BTreeSet<_>>() == b.iter().collect() {
@@ -197,8 +198,10 @@ fn order(a: &State<'_>, b: &State<'_>, difference: &mut Difference) {
     }
 }
 
-/// What devices sent beside RAM, bit by bit: compared as a whole, for nobody here knows it. In how many PARTs it came does
-/// not count.
+/// Compares the sections of other live devices between RAM's sections.
+///
+/// Sterna does not decode them. Therefore each device's bytes are compared as a whole. The number of PARTs does not
+/// count.
 fn live(a: &State<'_>, b: &State<'_>, difference: &mut Difference) {
     let mut both: BTreeMap<Key<'_>, [Option<&Live<'_>>; 2]> = BTreeMap::new();
     for (side, state) in [a, b].into_iter().enumerate() {
@@ -218,7 +221,7 @@ fn live(a: &State<'_>, b: &State<'_>, difference: &mut Difference) {
     }
 }
 
-/// Bytes that nobody here can tell apart.
+/// Compares bytes that Sterna cannot split into sections.
 fn opaque(what: &str, a: &[u8], b: &[u8], difference: &mut Difference) {
     if a != b {
         let text = |bytes: &[u8]| match bytes.len() {
@@ -270,14 +273,14 @@ fn configuration(a: &Shape, b: &Shape) -> Vec<Pair> {
     pairs
 }
 
-/// The devices of the description, as text that compares.
+/// The devices of the description, as a comparable JSON value.
 fn described(shape: &Shape) -> Option<serde_json::Value> {
     sterna_wire::vmdesc::parse(shape.description.as_deref()?).ok()?.get("devices").cloned()
 }
 
 fn sections(a: &State<'_>, b: &State<'_>) -> Vec<SectionDifference> {
     type Both<'s> = (Option<&'s Section<'s>>, Option<&'s Section<'s>>);
-    // In the order of the first image; what only the second has comes last.
+    // The first image gives the order. Sections that only the second image has follow.
     let mut order = Vec::new();
     let mut both: BTreeMap<Key<'_>, Both<'_>> = BTreeMap::new();
     for (key, section) in keys(a).into_iter().zip(&a.sections) {
@@ -346,7 +349,7 @@ fn fields(state: &State<'_>, a: &Section<'_>, b: &Section<'_>, difference: &mut 
     }
 }
 
-/// A field's bytes: a number as far as one fits, else bytes.
+/// Formats a field: a number if its size allows it, otherwise bytes.
 fn value(bytes: &[u8]) -> String {
     match bytes.len() {
         1 | 2 | 4 | 8 => format!("0x{}", hex(bytes)),
@@ -415,7 +418,6 @@ fn pages_of(
     let threads = if options.threads == 0 { cores } else { options.threads };
     let words: Vec<AtomicU64> = (0..pages.div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
     let next = AtomicU64::new(0);
-    let failure = Mutex::new(None);
     let work = || -> Result<(), ImageError> {
         let size = PIECE_PAGES as usize * PAGE_SIZE;
         let (mut left, mut right) = (vec![0; size], vec![0; size]);
@@ -447,25 +449,14 @@ fn pages_of(
             }
         }
     };
-    std::thread::scope(|scope| {
-        for _ in 0..threads.max(1) {
-            scope.spawn(|| {
-                if let Err(error) = work() {
-                    failure.lock().get_or_insert(error);
-                }
-            });
-        }
-    });
-    if let Some(error) = failure.into_inner() {
-        return Err(error);
-    }
+    crew::share(threads, work)?;
     let words: Vec<u64> = words.into_iter().map(AtomicU64::into_inner).collect();
     found.pages = words.iter().map(|word| u64::from(word.count_ones())).sum();
     ranges(&words, pages, options.ranges, found);
     Ok(())
 }
 
-/// The runs of set bits.
+/// Lists the runs of set bits.
 fn ranges(words: &[u64], pages: u64, most: usize, found: &mut BlockDifference) {
     let is_set = |page: u64| words[(page / 64) as usize] >> (page % 64) & 1 == 1;
     let mut page = 0;

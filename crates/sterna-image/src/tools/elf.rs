@@ -1,12 +1,15 @@
 //! The head of an ELF core file of a guest's physical memory.
 //!
-//! It has the shape of QEMU's own `dump-guest-memory`, which gdb and `crash` read: a note segment, then one
-//! loadable segment per stretch of physical memory with `p_paddr` set. Notes are one `CORE` register set per
-//! processor, then one `QEMU` note per processor with the segment and control registers, from which `crash`
-//! finds the page tables and where a relocated kernel lies. Unlike QEMU's, segments start at multiples of the
-//! page size, so that file systems can share blocks, and the file is sparse.
+//! It has the format of QEMU's own `dump-guest-memory`, which gdb and `crash` read. The file starts with a note
+//! segment. Then follows one loadable segment for each range of physical memory, with `p_paddr` set.
 //!
-//! Of processors other than x86 there are no registers here: the note segment is empty then.
+//! The notes are one `CORE` register set for each processor, then one `QEMU` note for each processor with the segment
+//! and control registers. `crash` uses these registers to find the page tables and the address of a relocated kernel.
+//!
+//! Unlike in QEMU's files, segments start at multiples of the page size, so that file systems can share blocks. The
+//! file is sparse.
+//!
+//! Sterna has no registers of processors other than x86. Their note segment is empty.
 
 use super::architecture::Architecture;
 use super::registers::{Registers, Segment};
@@ -17,25 +20,27 @@ const LOAD: u32 = 1;
 const NOTE: u32 = 4;
 const HEADER_BYTES: usize = 64;
 const PROGRAM_BYTES: usize = 56;
-/// A count of program headers that means: see the section header (more than 65534 of them).
+/// The count of program headers that refers to the section header (for 65535 or more).
 const MANY: usize = 0xffff;
 const SECTION_BYTES: usize = 64;
 
-/// A loadable segment.
+/// A loadable segment of the core.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Load {
-    /// Virtual address; the physical one where no tables were followed.
+    /// Virtual address; equal to the physical one if page tables were not followed.
     pub virtual_address: u64,
-    /// Guest physical address.
+    /// First guest physical address of the segment.
     pub physical_address: u64,
-    /// Length in bytes.
+    /// Length of the segment in bytes.
     pub length_bytes: u64,
-    /// Offset of its bytes behind the head, in bytes.
+    /// Offset of the segment's bytes after the head, in bytes.
     pub data_offset: u64,
 }
 
-/// The head: everything before the first segment's bytes, padded to a whole number of pages. Its length is what
-/// the loads' offsets are relative to. `processors` are those of x86.
+/// The head: everything before the first segment's bytes, padded to a whole number of pages.
+///
+/// The loads' offsets are relative to its length. `processors` are x86 processors; the slice is empty for other
+/// architectures.
 pub fn head(architecture: Architecture, loads: &[Load], processors: &[Registers]) -> Vec<u8> {
     let is_long = processors.is_empty() || processors.iter().any(Registers::is_long_mode);
     let machine = if is_long { architecture.elf_machine() } else { I386 };
@@ -58,7 +63,7 @@ pub fn head(architecture: Architecture, loads: &[Load], processors: &[Registers]
     out.put16(&[HEADER_BYTES as u16, PROGRAM_BYTES as u16, programs.min(MANY) as u16]);
     out.put16(&[section_bytes, sections as u16, 0]);
     if sections > 0 {
-        // The first section header's `info` holds the number of program headers.
+        // The field `info` of the first section header contains the number of program headers.
         out.put32(&[0, 0]);
         out.put64(&[0, 0, 0, 0]);
         out.put32(&[0, programs as u32]);
@@ -75,7 +80,7 @@ pub fn head(architecture: Architecture, loads: &[Load], processors: &[Registers]
     out
 }
 
-/// Numbers in the guest's byte order.
+/// A buffer of integers in the guest's byte order.
 struct Numbers {
     bytes: Vec<u8>,
     is_big: bool,
@@ -106,7 +111,7 @@ impl Numbers {
     }
 }
 
-/// The notes of x86.
+/// The notes of x86 processors.
 fn notes(processors: &[Registers], is_long: bool) -> Vec<u8> {
     let mut out = Vec::new();
     for (index, registers) in processors.iter().enumerate() {
@@ -155,7 +160,7 @@ fn status_32(r: &Registers, pid: u32) -> Vec<u8> {
     out
 }
 
-/// QEMU's own note, 440 bytes.
+/// QEMU's own note with the state of one processor, 440 bytes.
 fn qemu_state(r: &Registers) -> Vec<u8> {
     const BYTES: u32 = 440;
     let [rax, rcx, rdx, rbx, rsp, rbp, rsi, rdi, high @ ..] = r.general;

@@ -1,7 +1,7 @@
-//! Taking memory out of an image: a block, a range of physical addresses, or a core file.
+//! Extracts memory from an image: a block, a physical range, or a core file.
 //!
-//! What comes out is sparse: pages of zeros are holes. Where the file system can share blocks between files it
-//! does. A core has the shape of QEMU's own `dump-guest-memory` (see [`elf`](super::elf)).
+//! The output file is sparse: zero pages become holes. Blocks are shared with the image if the file system supports
+//! it. A core has the format of QEMU's own `dump-guest-memory` (see [`elf`](super::elf)).
 
 mod plan;
 mod write;
@@ -19,62 +19,72 @@ use crate::read::Image;
 use plan::Planner;
 use write::write;
 
-/// What is taken out.
+/// The part of an image that is extracted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Part {
     /// A RAM block, by its name.
     Block(String),
-    /// A range of guest physical addresses; what is not RAM there is zeros.
+    /// A range of guest physical addresses. Addresses without RAM are written as zeros.
     Range {
-        /// First address.
+        /// First guest physical address.
         start: u64,
-        /// Length in bytes.
+        /// Length of the range in bytes.
         length_bytes: u64,
     },
     /// An ELF core of all memory with a known address.
     Core {
-        /// Whether a processor's page tables are followed, so that virtual addresses work without a kernel's help.
+        /// Whether a processor's page tables are followed. Then virtual addresses work without a debugger's knowledge
+        /// of the kernel.
         is_virtual: bool,
     },
 }
 
-/// How it is taken out.
+/// Options of an extraction.
 #[derive(Debug, Clone, Default)]
 pub struct ExtractOptions {
-    /// Replace a file that is there.
+    /// Replace an existing file.
     pub replace: bool,
-    /// Physical addresses of blocks, by name, where the user knows them.
+    /// Physical addresses of blocks, by name, from the user.
     pub placed: Vec<(String, u64)>,
-    /// What processors the machine has, where the user knows it better than the image tells.
+    /// The architecture from the user; it has precedence over the image's signs.
     pub architecture: Option<Architecture>,
-    /// Threads that copy; 0 for one per processor.
+    /// Threads that copy; 0 means one for each CPU.
     pub threads: usize,
+    /// Writes the file even if some guest RAM is missing.
+    ///
+    /// Missing RAM is not in the image, or its address is unknown. Without this option, it causes an error.
+    pub partial: bool,
 }
 
-/// What came of it.
+/// The result of an extraction.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Extracted {
     /// Length of the file in bytes.
     pub file_bytes: u64,
-    /// Bytes of pages with data in it.
+    /// Bytes of the pages with data.
     pub data_bytes: u64,
-    /// Of these, bytes that share their place on the disk with the image.
+    /// Bytes among `data_bytes` that share their disk blocks with the image.
     pub shared_bytes: u64,
-    /// Loadable segments of a core.
+    /// Number of loadable segments of a core.
     pub segments: usize,
-    /// Processors with registers in a core.
+    /// Number of processors whose registers are in the core.
     pub processors: usize,
-    /// What processors a core is of; empty for anything else.
+    /// The architecture of a core; empty for other parts.
     pub architecture: &'static str,
-    /// What a user should know.
+    /// Bytes of guest RAM that are left out; only with [`ExtractOptions::partial`].
+    pub missing_bytes: u64,
+    /// Assumptions and omissions that a user should know.
     pub notes: Vec<String>,
 }
 
-/// Takes `part` out of `image` into a new file `to`, which is whole or absent.
+/// Extracts `part` of `image` into a new file `to`, which is complete or absent.
 ///
 /// # Errors
-/// [`ImageError::Request`] for a block that is not there, a range without RAM; [`ImageError::SameFile`];
-/// [`ImageError::NoBitmaps`]; [`ImageError::File`]; what is wrong with the image.
+/// - [`ImageError::Request`] for an unknown block, a range without RAM, or missing RAM ([`ExtractOptions::partial`])
+/// - [`ImageError::SameFile`]
+/// - [`ImageError::NoBitmaps`]
+/// - [`ImageError::File`]
+/// - the error of a damaged image
 pub fn extract(
     image: &Image,
     part: &Part,
@@ -85,7 +95,7 @@ pub fn extract(
     if image.is_at(to) {
         return Err(ImageError::SameFile { file: to.display().to_string() });
     }
-    // Before the time that a spool takes.
+    // Create the file before the spool, because a spool takes long and this call may fail.
     let create = CreateOptions { direct: Direct::Wanted, replace: options.replace, keep_bytes: 0 };
     let file = Arc::new(PageFile::create(to, create)?);
     let plan = Planner { image, options }.plan(part)?;
@@ -104,6 +114,7 @@ pub fn extract(
     extracted.segments = plan.loads.len();
     extracted.processors = plan.processors.len();
     extracted.architecture = plan.architecture.map_or("", Architecture::name);
+    extracted.missing_bytes = plan.missing_bytes;
     extracted.notes = plan.notes;
     Ok(extracted)
 }

@@ -1,62 +1,62 @@
-//! What a check found: how bad, where, by which rule, what follows from it, and what to do.
+//! The result of one check: severity, place, rule, effect and remedy.
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// How bad a finding is.
+/// Severity of a finding, in ascending order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
-    /// Worth knowing; nothing is wrong.
+    /// Information; the image is valid.
     Note,
-    /// It loads as it was meant to today, but something is not as a careful writer leaves it.
+    /// The image loads correctly today, but differs from the output of a careful writer.
     Warning,
-    /// The image is damaged or not whole.
+    /// The image is damaged or incomplete.
     Error,
 }
 
-/// Where in an image.
+/// The place of a finding in an image.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct Place {
-    /// Byte of the file, or with [`Place::is_decompressed`] of the stream after decompressing.
+    /// Byte of the file, or of the decompressed stream with [`Place::is_decompressed`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub byte: Option<u64>,
-    /// Whether `byte` counts in the decompressed stream.
+    /// Whether `byte` is an offset in the decompressed stream.
     #[serde(rename = "is_unpacked", skip_serializing_if = "std::ops::Not::not")]
     pub is_decompressed: bool,
-    /// RAM block.
+    /// Name of the RAM block.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub block: Option<String>,
-    /// First page in that block.
+    /// First affected page of that block.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub page: Option<u64>,
-    /// Section of a device.
+    /// Name of the device's section.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub section: Option<String>,
 }
 
 impl Place {
-    /// A byte of the file.
+    /// A place at a byte of the file.
     pub fn byte(byte: u64) -> Self {
         Self { byte: Some(byte), ..Self::default() }
     }
 
-    /// The same place, of this block.
+    /// Adds a RAM block to the place.
     #[must_use]
     pub fn block(mut self, block: &str) -> Self {
         self.block = Some(block.to_owned());
         self
     }
 
-    /// The same place, at this page.
+    /// Adds a page number to the place.
     #[must_use]
     pub fn page(mut self, page: u64) -> Self {
         self.page = Some(page);
         self
     }
 
-    /// The same place, in this section.
+    /// Adds a section to the place.
     #[must_use]
     pub fn section(mut self, section: &str) -> Self {
         self.section = Some(section.to_owned());
@@ -85,52 +85,52 @@ impl fmt::Display for Place {
     }
 }
 
-/// One finding.
+/// One result of a check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Finding {
     /// A stable name for programs, such as `stale-data`.
     pub code: &'static str,
-    /// How bad.
+    /// Severity of the finding.
     pub severity: Severity,
-    /// Where.
+    /// Place of the finding in the image.
     pub place: Place,
-    /// What is there.
+    /// The observation, as a clause.
     pub what: String,
     /// The rule, as a paragraph of the project's specifications.
     pub rule: &'static str,
-    /// What QEMU or libvirt makes of it.
+    /// The effect when QEMU or libvirt loads the image.
     #[serde(skip_serializing_if = "str::is_empty")]
     pub effect: &'static str,
-    /// What to do.
+    /// The recommended action of the user.
     #[serde(skip_serializing_if = "str::is_empty")]
     pub remedy: &'static str,
 }
 
 impl Finding {
-    /// An error.
+    /// Makes a finding of severity [`Severity::Error`].
     pub fn error(code: &'static str, rule: &'static str, place: Place, what: impl Into<String>) -> Self {
         Self::new(Severity::Error, code, rule, place, what.into())
     }
 
-    /// A warning.
+    /// Makes a finding of severity [`Severity::Warning`].
     pub fn warning(code: &'static str, rule: &'static str, place: Place, what: impl Into<String>) -> Self {
         Self::new(Severity::Warning, code, rule, place, what.into())
     }
 
-    /// A note.
+    /// Makes a finding of severity [`Severity::Note`].
     pub fn note(code: &'static str, rule: &'static str, place: Place, what: impl Into<String>) -> Self {
         Self::new(Severity::Note, code, rule, place, what.into())
     }
 
-    /// With what follows from it when it is loaded.
+    /// Adds the effect when QEMU or libvirt loads the image.
     #[must_use]
     pub fn effect(mut self, effect: &'static str) -> Self {
         self.effect = effect;
         self
     }
 
-    /// With what to do.
+    /// Adds the recommended action.
     #[must_use]
     pub fn remedy(mut self, remedy: &'static str) -> Self {
         self.remedy = remedy;
@@ -143,7 +143,7 @@ impl Finding {
 }
 
 impl fmt::Display for Finding {
-    /// One sentence each: where and what, what follows, what to do.
+    /// Writes one sentence each: place and observation, effect, remedy.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {} ({})", self.place, self.what, self.rule)?;
         for more in [self.effect, self.remedy].into_iter().filter(|text| !text.is_empty()) {

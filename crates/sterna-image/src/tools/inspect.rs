@@ -1,7 +1,7 @@
-//! What an image is, without looking at its pages.
+//! Describes an image without its page contents.
 //!
-//! Of a mapped-ram image only the head, the bitmaps and the tail are read, however much RAM it has. A legacy stream
-//! has no index: it is read to its end, and [`Inspection::was_streamed`] says so.
+//! For a mapped-ram image, only the head, the bitmaps and the tail are read, whatever the size of its RAM. A legacy
+//! stream has no index. It is read to its end, and [`Inspection::was_streamed`] is true.
 
 use serde::Serialize;
 
@@ -9,153 +9,154 @@ use super::coverage::Coverage;
 use super::memory_map::Split;
 use super::state::State;
 use crate::ImageError;
-use crate::model::{Compression, Container, Form, LibvirtHeader};
+use crate::format::{Form, Format};
+use crate::model::LibvirtHeader;
 use crate::read::Image;
 
-/// What an image is.
+/// The description of an image, as `sterna inspect` reports it.
 #[derive(Debug, Clone, Serialize)]
 #[non_exhaustive]
 pub struct Inspection {
-    /// Always `sterna-image`.
+    /// Name of this record's schema, always `sterna-image`.
     pub schema: &'static str,
-    /// Version of this record.
+    /// Version of this record's schema.
     pub version: u32,
-    /// The file.
+    /// Path or name of the file.
     pub file: String,
     /// Length of the file in bytes.
     pub file_bytes: u64,
-    /// Bytes that it takes on the disk; none if that is not known.
+    /// Bytes that the file occupies on the disk; none if unknown.
     pub allocated_bytes: Option<u64>,
-    /// Kind as `sterna convert` names it.
+    /// Format, as `sterna convert` names it.
     pub kind: String,
-    /// `mapped-ram` or `legacy`.
+    /// Form of the stream: `mapped-ram` or `legacy`.
     pub form: &'static str,
-    /// How the stream is compressed, or `none`.
+    /// Compression of the stream, or `none`.
     #[serde(rename = "packing")]
     pub compression: &'static str,
-    /// libvirt's container.
+    /// Content of libvirt's container; none for a bare image.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub libvirt: Option<LibvirtPart>,
-    /// Offset of the stream in the file.
+    /// Offset of the stream in the file, in bytes.
     pub stream_offset: u64,
     /// Machine type; empty if the stream does not name it.
     pub machine_type: String,
-    /// Capabilities that a loader has to agree with.
+    /// Capabilities that a loader must match.
     pub capabilities: Vec<String>,
-    /// UUID of the machine, if the stream states it.
+    /// UUID of the machine, if the stream contains it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uuid: Option<String>,
-    /// What the guest was doing before it was stopped for the save.
+    /// Run state of the guest before it was stopped for the save.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub run_state: Option<String>,
-    /// RAM of all blocks in bytes.
+    /// Length of all RAM blocks in bytes.
     pub ram_bytes: u64,
-    /// Blocks in stream order.
+    /// RAM blocks in stream order.
     pub blocks: Vec<BlockPart>,
     /// Devices in stream order.
     pub devices: Vec<DevicePart>,
-    /// Whether all devices are listed; else some could not be told apart, or are truncated.
+    /// Whether all devices are listed. Otherwise some could not be separated, or are truncated.
     pub is_told_apart: bool,
     /// Length of the devices' sections in bytes.
     pub devices_bytes: u64,
     /// Length of the description in bytes; none if there is none.
     pub description_bytes: Option<u64>,
-    /// Numbers of the commands between RAM's sections; 11 tells that the guest was stopped.
+    /// Numbers of the commands between RAM's sections; 11 means that the guest was stopped.
     pub commands: Vec<u16>,
-    /// Whether RAM's END is there; background snapshots lack it.
+    /// Whether the stream has RAM's END section; background snapshots lack it.
     pub has_end: bool,
-    /// Whether the stream is whole up to its EOF.
+    /// Whether the stream is complete up to its EOF.
     pub has_eof: bool,
-    /// Whether nobody can tell if the stream is whole: no footers, no description.
+    /// Whether the end of the stream is unknown: it has neither footers nor a description.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub is_end_unsure: bool,
-    /// Bytes behind the stream, which mean nothing.
+    /// Bytes after the stream, which have no meaning.
     pub trailing_bytes: u64,
-    /// How much of the machine's RAM lies below 4 GiB of physical addresses.
+    /// The part of the machine's RAM below 4 GiB of physical addresses.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub split: Option<Split>,
-    /// Processors whose registers can be told.
+    /// Number of processors whose registers can be read.
     pub processors: usize,
-    /// Whether the whole file had to be read for this.
+    /// Whether the inspection had to read the whole file.
     pub was_streamed: bool,
 }
 
-/// libvirt's part.
+/// The content of libvirt's container.
 #[derive(Debug, Clone, Serialize)]
 pub struct LibvirtPart {
     /// Version of the header.
     pub version: u32,
-    /// Name of the format.
+    /// Name of the format, as libvirt spells it.
     pub format: String,
     /// Whether libvirt starts the guest after a restore.
     pub was_running: bool,
-    /// Name of the domain, if the XML tells.
+    /// Name of the domain, if the XML contains it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub domain: Option<String>,
     /// Length of the XML in bytes.
     pub xml_bytes: u64,
-    /// Length of the cookie in bytes, if there is one.
+    /// Length of the cookie in bytes; none without a cookie.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cookie_bytes: Option<u64>,
-    /// How long an XML the file has room for, in bytes.
+    /// Room for an XML in the file, in bytes.
     pub xml_room_bytes: u64,
 }
 
-/// A block.
+/// A RAM block of the image.
 #[derive(Debug, Clone, Serialize)]
 pub struct BlockPart {
-    /// Its name.
+    /// Name of the block.
     pub name: String,
-    /// Its used length in bytes.
+    /// Used length in bytes.
     pub length_bytes: u64,
-    /// Its pages.
+    /// Number of pages in the block.
     pub pages: u64,
-    /// Pages with data.
+    /// Number of pages with data.
     pub data_pages: u64,
-    /// Pages of zeros.
+    /// Number of zero pages.
     pub zero_pages: u64,
-    /// Pages that are not in the image: shared memory, or not plugged in.
+    /// Number of pages that are not in the image: shared memory, or not plugged in.
     pub absent_pages: u64,
     /// Whether the block is left out because it is shared memory.
     pub is_skipped: bool,
-    /// Where the file has the block's bitmap.
+    /// File offset of the bitmap.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bitmap_offset: Option<u64>,
-    /// Where the file has its page 0.
+    /// File offset of page 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pages_offset: Option<u64>,
-    /// Address that the stream states (with `x-ignore-shared`).
+    /// Guest physical address, if the stream contains it (`x-ignore-shared`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub address: Option<u64>,
 }
 
-/// A device.
+/// A device of the image.
 #[derive(Debug, Clone, Serialize)]
 pub struct DevicePart {
-    /// Its name.
+    /// Name of the section.
     pub name: String,
-    /// Its instance.
+    /// Instance number of the section.
     pub instance: u32,
-    /// Version of its state.
+    /// Version of the device's state.
     pub version: u32,
-    /// Number of its section.
+    /// Number of the section in the stream.
     pub section: u32,
-    /// Length of its state in bytes.
+    /// Length of the device's state in bytes.
     pub bytes: u64,
-    /// Whether the description tells its fields.
+    /// Whether the description names the fields of the state.
     pub is_described: bool,
-    /// Whether it is loaded before RAM.
+    /// Whether the state is loaded before RAM.
     pub is_early: bool,
-    /// Whether it sends its state bit by bit beside RAM (START, PARTs, END).
+    /// Whether the device sends its state in parts between RAM's sections (START, PARTs, END).
     pub is_live: bool,
 }
 
-/// Looks at `image`; `coverage` is what [`Coverage::of`] gave for it.
+/// Describes `image`; `coverage` is the result of [`Coverage::of`] for the same image.
 ///
 /// # Errors
-/// [`ImageError::Io`].
+/// [`ImageError::Io`] if the file's length cannot be read.
 pub fn inspect(image: &Image, coverage: &Coverage) -> Result<Inspection, ImageError> {
-    let (shape, kind) = (image.shape(), image.kind());
+    let (shape, format) = (image.shape(), image.format());
     let state = State::of(image);
     let file_bytes =
         image.source().len_bytes().map_err(|error| ImageError::io(image.path_name(), "fstat", error))?;
@@ -165,13 +166,10 @@ pub fn inspect(image: &Image, coverage: &Coverage) -> Result<Inspection, ImageEr
         file: image.path_name().to_owned(),
         file_bytes,
         allocated_bytes: allocated(image),
-        kind: kind.name(),
-        form: if kind.form == Form::Mapped { "mapped-ram" } else { "legacy" },
-        compression: if kind.compression == Compression::None { "none" } else { kind.compression.name() },
-        libvirt: match &kind.container {
-            Container::Libvirt(header) => Some(libvirt(header, kind.name())),
-            Container::Bare => None,
-        },
+        kind: format.to_string(),
+        form: format.form().name(),
+        compression: if format.is_compressed() { format.compression().name() } else { "none" },
+        libvirt: image.libvirt_header().map(|header| libvirt(header, format)),
         stream_offset: image.stream_offset(),
         machine_type: shape.configuration.machine_type.clone(),
         capabilities: shape.configuration.capabilities.clone(),
@@ -190,7 +188,7 @@ pub fn inspect(image: &Image, coverage: &Coverage) -> Result<Inspection, ImageEr
         trailing_bytes: image.trailing_bytes(),
         split: state.memory_map(&[], None).split,
         processors: state.registers().map_or(0, |registers| registers.len()),
-        was_streamed: kind.form == Form::Legacy,
+        was_streamed: format.form() == Form::Legacy,
     })
 }
 
@@ -245,13 +243,13 @@ fn devices(state: &State<'_>) -> Vec<DevicePart> {
     state.sections.iter().map(part).chain(state.live.iter().map(live)).collect()
 }
 
-fn libvirt(header: &LibvirtHeader, kind: String) -> LibvirtPart {
+fn libvirt(header: &LibvirtHeader, format: Format) -> LibvirtPart {
     let xml = String::from_utf8_lossy(&header.xml);
     let domain = xml.split_once("<name>").and_then(|(_, rest)| rest.split_once("</name>"));
     let cookie = header.cookie.as_ref().map(|cookie| cookie.len() as u64);
     LibvirtPart {
         version: header.version,
-        format: kind.strip_prefix("libvirt-").unwrap_or(&kind).to_owned(),
+        format: format.word().to_owned(),
         was_running: header.was_running != 0,
         domain: domain.map(|(name, _)| name.to_owned()),
         xml_bytes: header.xml.len() as u64,

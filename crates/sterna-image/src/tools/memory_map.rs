@@ -1,87 +1,88 @@
-//! Where the blocks of an image lie in the guest's physical memory.
+//! Maps the blocks of an image to the guest's physical memory.
 //!
-//! An image says how long the machine's RAM is, not where it lies: PC machines leave a hole for devices below
-//! 4 GiB and put the rest of RAM behind it. How much lies below, firmware finds in the CMOS memory of the
-//! real-time clock, and so does this: the clock's state is in the image, in the fields that its description
-//! names. Without it the rule of the machine type decides, as seen on QEMU 11.1:
+//! An image contains the length of the machine's RAM, but not its address. PC machines leave a hole for devices below
+//! 4 GiB and put the remaining RAM after it. Firmware reads the length of the lower part from the CMOS memory of the
+//! real-time clock. This module does the same: the clock's state is in the image, in fields that the description
+//! names. Without them, the rule of the machine type decides, as observed on QEMU 11.1:
 //!
-//! | machine | RAM from | below 4 GiB then |
+//! | machine | if RAM is | RAM below 4 GiB |
 //! | --- | --- | --- |
-//! | `pc-i440fx-*` | 3.5 GiB on | 3 GiB |
-//! | `pc-q35-*` | 2.75 GiB on | 2 GiB |
+//! | `pc-i440fx-*` | at least 3.5 GiB | 3 GiB |
+//! | `pc-q35-*` | at least 2.75 GiB | 2 GiB |
 //! | `microvm` | above 3 GiB | 3 GiB |
 //!
-//! The firmware (`pc.bios`) ends at 4 GiB. A virtio-mem device states its address in its early section.
-//! Other processors' machines have their RAM in one piece ([`Architecture::ram_base`]). What has no known address (DIMMs,
-//! the backends of several NUMA nodes, video memory, the RAM of a machine that is not known) is left out, and named.
+//! The firmware (`pc.bios`) ends at 4 GiB. The early section of a virtio-mem device contains its address. Machines of
+//! other architectures have their RAM in one piece ([`Architecture::ram_base`]). Blocks without a known address are
+//! left out and reported: DIMMs, the backends of several NUMA nodes, video memory, the RAM of an unknown machine.
 
 use super::architecture::Architecture;
 
-/// Start of RAM that does not fit below the hole.
+/// Address of the RAM that does not fit below the hole.
 const HIGH: u64 = 4 << 30;
 
-/// A block, as far as a map needs it.
+/// The properties of a block that a map needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MapBlock {
-    /// Its name.
+    /// Name of the block.
     pub name: String,
-    /// Its length in bytes.
+    /// Length of the block in bytes.
     pub length_bytes: u64,
 }
 
-/// A stretch of physical addresses that one block fills.
+/// A range of physical addresses that belongs to one block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub struct Region {
     /// First guest physical address.
     pub address: u64,
-    /// Length in bytes.
+    /// Length of the range in bytes.
     pub length_bytes: u64,
-    /// Index of the block.
+    /// Index of the block in the image.
     pub block: usize,
-    /// Where in the block it starts, in bytes.
+    /// Offset of the range in the block, in bytes.
     pub block_offset: u64,
 }
 
-/// The map, by rising address, without overlap.
+/// Ranges of physical addresses, in ascending order, without overlap.
 #[derive(Debug, Clone, PartialEq, Eq, Default, serde::Serialize)]
 pub struct MemoryMap {
-    /// The stretches.
+    /// The ranges of blocks with a known address.
     pub regions: Vec<Region>,
-    /// Indices of blocks whose address is not known.
+    /// Indices of blocks whose address is unknown.
     pub unplaced: Vec<usize>,
-    /// The machine's RAM, if its address is not known: what lies elsewhere may be it.
+    /// The machine's RAM block, if its address is unknown. Any address without a region may belong to it.
     pub unplaced_main: Option<usize>,
-    /// Where the machine's RAM begins, if only the machine type says so.
+    /// Address of the machine's RAM, if only the machine type determines it.
     pub assumed_base: Option<u64>,
-    /// How much of the machine's RAM lies below 4 GiB, where that is known to come from.
+    /// The part of the machine's RAM below 4 GiB; none for machines without a split.
     pub split: Option<Split>,
 }
 
-/// Where the machine's RAM is split.
+/// The split of the machine's RAM at the hole below 4 GiB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub struct Split {
-    /// Bytes below 4 GiB.
+    /// Bytes of RAM below 4 GiB.
     pub low_bytes: u64,
-    /// Whether the guest's CMOS memory says so; else it is the machine type's rule.
+    /// Whether the value is from the guest's CMOS memory. Otherwise it follows the machine type's rule.
     pub is_from_cmos: bool,
 }
 
-/// What is known about a machine.
+/// Known properties of a machine, for its map.
 #[derive(Debug, Clone, Default)]
 pub struct MapHints<'a> {
-    /// Its processors, if they are known; only those of x86 have the hole below 4 GiB. Where the RAM of others lies is
-    /// not known.
+    /// The architecture, if known. Only x86 machines have the hole below 4 GiB.
+    ///
+    /// Without the architecture, the address of the machine's RAM is unknown.
     pub architecture: Option<Architecture>,
     /// Machine type, such as `pc-q35-11.1`.
     pub machine_type: &'a str,
-    /// CMOS memory of the real-time clock.
+    /// CMOS memory of the real-time clock; none if it is not in the image.
     pub cmos: Option<&'a [u8]>,
-    /// Blocks whose address is known for sure: by the user, or from their device's state.
+    /// Blocks with a certain address, from the user or from a device's state.
     pub placed: Vec<(usize, u64)>,
 }
 
 impl MemoryMap {
-    /// The map of a machine.
+    /// Makes the map of a machine.
     pub fn of(blocks: &[MapBlock], hints: &MapHints<'_>) -> Self {
         let mut map = Self::default();
         for &(block, address) in &hints.placed {
@@ -119,7 +120,7 @@ impl MemoryMap {
         map
     }
 
-    /// The stretch at `address`, cut to start there.
+    /// The part of a region from `address` to the region's end; none outside all regions.
     pub fn at(&self, address: u64) -> Option<Region> {
         let index = self.regions.partition_point(|region| region.address <= address);
         let region = self.regions[..index].last()?;
@@ -132,7 +133,7 @@ impl MemoryMap {
         })
     }
 
-    /// Adds a stretch that overlaps none.
+    /// Adds a region, unless it overlaps another one.
     fn place(&mut self, region: Region) {
         let end = region.address.checked_add(region.length_bytes);
         let is_free = end.is_some_and(|end| {
@@ -146,8 +147,9 @@ impl MemoryMap {
     }
 }
 
-/// The block that is the machine's RAM: by its usual name, else by the length that CMOS tells, else the longest
-/// that belongs to no device.
+/// The block that is the machine's RAM.
+///
+/// Criteria, in this order: its usual name, the length in CMOS memory, the only block that belongs to no device.
 fn main_block(blocks: &[MapBlock], hints: &MapHints<'_>) -> Option<usize> {
     let usual = [
         "pc.ram",
@@ -168,7 +170,7 @@ fn main_block(blocks: &[MapBlock], hints: &MapHints<'_>) -> Option<usize> {
     }
     let mut backends: Vec<_> = (0..blocks.len()).filter(|index| own(&blocks[*index])).collect();
     backends.sort_by_key(|index| std::cmp::Reverse(blocks[*index].length_bytes));
-    // Several may be NUMA nodes, whose order an image does not tell.
+    // Several blocks may be NUMA nodes. Their order is not in the image.
     (backends.len() == 1).then(|| backends[0])
 }
 
@@ -192,8 +194,9 @@ fn split(length: u64, hints: &MapHints<'_>) -> Split {
     Split { low_bytes, is_from_cmos: false }
 }
 
-/// Bytes below and above 4 GiB, by the CMOS registers in which firmware looks them up: 34/35 hold what lies
-/// between 16 MiB and 4 GiB, 5b to 5d what lies above, in units of 64 KiB.
+/// Bytes of RAM below and above 4 GiB, from the CMOS registers that firmware reads.
+///
+/// Registers 0x34 and 0x35 contain the RAM between 16 MiB and 4 GiB, 0x5b to 0x5d the RAM above. The unit is 64 KiB.
 fn cmos_split(cmos: &[u8]) -> Option<(u64, u64)> {
     let byte = |at: usize| cmos.get(at).map(|byte| u64::from(*byte));
     let low = byte(0x34)? | byte(0x35)? << 8;

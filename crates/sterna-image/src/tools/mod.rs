@@ -1,17 +1,18 @@
-//! Looking at images, and mending them: what stands behind `sterna verify`, `inspect`, `extract`, `diff` and
-//! `repair`.
+//! Tools that examine and repair images.
 //!
-//! | module | what |
+//! They are the library part of `sterna verify`, `inspect`, `extract`, `diff` and `repair`.
+//!
+//! | module | contains |
 //! | --- | --- |
-//! | [`verify`](mod@verify) | is it sound; what is damaged, where, and what to do |
-//! | [`finding`] | how that is said |
-//! | [`inspect`](mod@inspect), [`coverage`], [`picture`](mod@picture) | what it is; which pages hold data |
+//! | [`verify`](mod@verify) | checks an image; reports damage, its place and the remedy |
+//! | [`finding`] | the record of one check's result |
+//! | [`inspect`](mod@inspect), [`coverage`], [`picture`](mod@picture) | properties of an image; pages that have data |
 //! | [`state`], [`description`], [`sections`] | a device's opaque bytes by the names of their fields |
 //! | [`extract`](mod@extract) | memory out of an image, raw or as a core file |
-//! | [`memory_map`], [`paging`], [`registers`], [`elf`], [`architecture`] | where blocks lie in physical memory, what maps it, core files |
-//! | [`diff`](mod@diff) | what two images differ in |
+//! | [`memory_map`], [`paging`], [`registers`], [`elf`], [`architecture`] | block addresses, page tables, core files |
+//! | [`diff`](mod@diff) | differences between two images |
 //! | [`repair`](mod@repair) | bitmaps for a background snapshot |
-//! | [`reading`], [`spool`] | reading much, once; random access to what has none |
+//! | [`reading`], [`spool`] | fast reads of whole files; random access to compressed images |
 
 pub mod architecture;
 pub mod coverage;

@@ -1,33 +1,33 @@
-//! A processor's page tables, followed through guest memory.
+//! Follows a processor's page tables through guest memory.
 //!
-//! All of x86's forms: 32-bit with and without 4 MiB pages, PAE, four and five levels. Tables come from a guest and
-//! may be anything, also circular, so the number of tables and of mappings that are looked at is bounded.
+//! All x86 formats are supported: 32-bit with and without 4 MiB pages, PAE, four and five levels. Tables come from a
+//! guest and can contain anything, even cycles. Therefore the number of tables and mappings is limited.
 
 use super::registers::Registers;
 
-/// A stretch of virtual addresses.
+/// A range of virtual addresses that is contiguous in physical memory, too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mapping {
-    /// First virtual address.
+    /// First virtual address of the range.
     pub virtual_address: u64,
-    /// Physical address that it means.
+    /// Physical address of the range.
     pub physical_address: u64,
-    /// Length in bytes.
+    /// Length of the range in bytes.
     pub length_bytes: u64,
 }
 
-/// What tables map.
+/// The mappings of all tables.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Mappings {
-    /// By rising virtual address; neighbours that are neighbours in physical memory, too, are one.
+    /// In ascending order of virtual addresses. Ranges that are adjacent in virtual and physical memory are merged.
     pub list: Vec<Mapping>,
-    /// Whether all was followed; else there were more tables or mappings than any sane guest has.
+    /// Whether all tables were followed. False if they exceed the limits: 2^18 tables or 2^20 mappings.
     pub is_whole: bool,
 }
 
-/// A page of a table.
+/// One page of a table.
 pub type Table = [u8; 4096];
-/// Reads the page of physical memory at an address; false if nothing is there.
+/// Reads the page of physical memory at an address; false if no memory is there.
 pub type ReadPage<'a> = dyn FnMut(u64, &mut Table) -> bool + 'a;
 
 const MOST_TABLES: usize = 1 << 18;
@@ -36,7 +36,7 @@ const PRESENT: u64 = 1;
 const LARGE: u64 = 1 << 7;
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
-/// Follows the tables of the processor with these registers; `None` if it does no paging.
+/// Follows a processor's page tables; `None` if the processor does not use paging.
 pub fn mappings(registers: &Registers, read: &mut ReadPage<'_>) -> Option<Mappings> {
     let [cr0, _, _, cr3, cr4] = registers.control;
     if cr0 & 1 << 31 == 0 {
@@ -61,7 +61,7 @@ struct Walk<'a, 'r> {
 }
 
 impl Walk<'_, '_> {
-    /// Entries of 8 bytes: a table of `count` of them at `at`, on `level` of `top`.
+    /// Reads a table of `count` entries of 8 bytes at `at`. Its level is `level` of `top`.
     fn wide(&mut self, at: u64, base: u64, count: usize, level: u32, top: u32) {
         let Some(table) = self.table(at) else { return };
         let shift = 12 + 9 * (level - 1);
@@ -75,7 +75,7 @@ impl Walk<'_, '_> {
             }
             let mut address = base | (index as u64) << shift;
             if level == top && top > 3 && index >= 256 {
-                // Canonical: the highest bit goes on to bit 63.
+                // Addresses are canonical: the highest bit is repeated up to bit 63.
                 address |= u64::MAX << (shift + 9);
             }
             let size = 1u64 << shift;
@@ -87,7 +87,7 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// Entries of 4 bytes: two levels.
+    /// Reads two levels of tables with entries of 4 bytes.
     fn narrow(&mut self, at: u64, has_large: bool) {
         let Some(directory) = self.table(at) else { return };
         for (index, entry) in entries(&directory) {
@@ -139,7 +139,7 @@ fn entries(table: &Table) -> impl Iterator<Item = (u64, u64)> {
 mod tests {
     use super::*;
 
-    /// Memory whose pages hold entries of 8 (or 4) bytes.
+    /// Memory whose pages contain entries of 8 (or 4) bytes.
     fn memory(tables: &[(u64, usize, usize, u64)]) -> impl FnMut(u64, &mut Table) -> bool {
         let tables = tables.to_vec();
         move |at, table| {

@@ -1,7 +1,7 @@
-//! RAM as a picture: each block a strip of cells, the darker the more of a cell's pages hold data.
+//! Draws RAM as a picture: each block is a strip of cells. A darker cell has more pages with data.
 //!
-//! A block is written like text: from left to right, then on to the next row. Neighbours of one shade are one
-//! rectangle, so the picture stays small however much RAM there is, and each says its range as a tooltip.
+//! A block runs like text: from left to right, then to the next row. Adjacent cells of one shade are one rectangle.
+//! Therefore the picture stays small for any amount of RAM. Each rectangle shows its range as a tooltip.
 
 use std::fmt::Write;
 
@@ -10,7 +10,7 @@ use super::inspect::{BlockPart, Inspection};
 
 /// Cells in a row.
 const COLUMNS: u64 = 128;
-/// Rows that all blocks share, by their size; each has at least one.
+/// Rows that all blocks share in proportion to their size. Each block has at least one row.
 const ROWS: u64 = 56;
 const CELL: f64 = 6.0;
 const ROW: f64 = 11.0;
@@ -19,7 +19,7 @@ const TOP: f64 = 62.0;
 const GAP: f64 = 10.0;
 const WIDTH: f64 = LEFT + COLUMNS as f64 * CELL + 24.0;
 
-/// Shades, from no data to nothing but data.
+/// Class and legend of each shade: from no data to only data, then absent pages.
 const SHADES: [(&str, &str); 7] = [
     ("z", "all zero"),
     ("a", "up to 25 % data"),
@@ -43,7 +43,7 @@ text{fill:#24292f}.h{font-size:15px;font-weight:600}.s{fill:#57606a;font-size:11
 patternTransform=\"rotate(45)\"><line class=\"l\" x1=\"0\" y1=\"0\" x2=\"0\" y2=\"5\"/></pattern></defs>
 ";
 
-/// The picture as SVG.
+/// Returns the picture as SVG.
 pub fn picture(inspection: &Inspection, coverage: &Coverage) -> String {
     let total: u64 = coverage.blocks.iter().map(|block| block.pages).sum();
     let rows: Vec<u64> = coverage.blocks.iter().map(|block| rows(block.pages, total)).collect();
@@ -68,7 +68,7 @@ pub fn picture(inspection: &Inspection, coverage: &Coverage) -> String {
     svg
 }
 
-/// Rows of a block: its share of all, at least one.
+/// Number of rows of a block: its share of all rows, at least one.
 fn rows(pages: u64, total: u64) -> u64 {
     let share = u128::from(pages) * u128::from(ROWS) / u128::from(total.max(1));
     (share as u64).min(pages.div_ceil(COLUMNS)).max(1)

@@ -1,9 +1,11 @@
-//! Reading much of a file once: from the page cache if it is there, else past it.
+//! Reads large parts of a file, from the page cache or with direct I/O.
 //!
-//! An image is read once, so filling the page cache with it costs more than the disk does; but what is there
-//! already comes from memory several times as fast. Samples tell which it is: a read that must not wait
-//! (`RWF_NOWAIT`) succeeds only from the cache. They are few and as far apart as the data, since a sample that
-//! is not there makes the kernel fetch its page. Where the file system has no direct I/O, plain reads do.
+//! An image is read once. To fill the page cache with it costs more time than the disk does. But data that is already
+//! cached is read several times as fast from memory. Samples show which case applies: a read with `RWF_NOWAIT`
+//! succeeds only from the cache.
+//!
+//! The samples are few and as far apart as the data allows, because a sample that is not cached makes the kernel read
+//! its page. Plain reads replace direct I/O if the file system does not support it.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -15,20 +17,20 @@ use rustix::io::{Errno, IoSliceMut, ReadWriteFlags};
 
 use crate::read::ReadAt;
 
-/// What direct I/O wants offsets, lengths and buffers to be multiples of.
+/// Alignment of offsets, lengths and buffers that direct I/O requires, in bytes.
 const ALIGNMENT: usize = 4096;
-/// Places that are asked whether they are in the page cache.
+/// Number of places whose presence in the page cache is tested.
 const SAMPLES: u64 = 32;
 
-/// A source that is read in large pieces by several threads.
+/// Reads a source in large pieces. Several threads may use it.
 pub struct Reading<'a> {
     source: &'a dyn ReadAt,
     extents: Vec<(u64, u64)>,
-    /// The file past the page cache, if that is the better way.
+    /// The file opened for direct I/O; none if most of the file is cached.
     direct: Option<File>,
 }
 
-/// A buffer that direct I/O takes.
+/// A buffer with the alignment that direct I/O requires.
 pub struct Buffer {
     bytes: Vec<u8>,
     start: usize,
@@ -36,14 +38,14 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// A buffer of `length` bytes.
+    /// Makes a buffer of `length` bytes.
     pub fn new(length: usize) -> Self {
         let bytes = vec![0u8; length + ALIGNMENT];
         let start = bytes.as_ptr().align_offset(ALIGNMENT).min(ALIGNMENT);
         Self { bytes, start, length }
     }
 
-    /// Its first `count` bytes.
+    /// Returns the first `count` bytes.
     pub fn first(&self, count: usize) -> &[u8] {
         &self.bytes[self.start..self.start + count.min(self.length)]
     }
@@ -63,16 +65,19 @@ impl<'a> Reading<'a> {
         Self { source, extents, direct }
     }
 
-    /// Stretches of the first `length` bytes of `source` that hold data, in order; all of it where nobody can tell.
+    /// Ranges with data in the first `length` bytes of `source`, in ascending order.
+    ///
+    /// One range covers all bytes if the source cannot report holes.
     pub fn extents(source: &dyn ReadAt, length: u64) -> Vec<(u64, u64)> {
         source.file().and_then(|file| data(file, length)).unwrap_or_else(|| vec![(0, length)])
     }
 
-    /// Reads `count` bytes from `offset` on; how many came, fewer only at the end of the file. Both should be
-    /// multiples of the page size.
+    /// Reads `count` bytes from `offset`. Returns the number of bytes, which is smaller only at the end of the file.
+    ///
+    /// Both values should be multiples of the page size.
     ///
     /// # Errors
-    /// The system's.
+    /// An error of the system.
     pub fn read(&self, offset: u64, count: usize, buffer: &mut Buffer) -> io::Result<usize> {
         let to = buffer.first_mut(count);
         if let Some(direct) = &self.direct
@@ -90,13 +95,15 @@ impl<'a> Reading<'a> {
         Ok(done)
     }
 
-    /// Stretches of the file that hold data, in order; all of it where the file system cannot tell.
+    /// Ranges of the file with data, in ascending order.
+    ///
+    /// One range covers the whole file if the file system cannot report holes.
     pub fn data(&self) -> &[(u64, u64)] {
         &self.extents
     }
 }
 
-/// The same file once more, whatever stands at its path by now.
+/// Opens the same file again, even if its path now leads to another file.
 fn open(file: &File, flags: OFlags) -> Option<File> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     OpenOptions::new().read(true).custom_flags(flags.bits() as i32).open(path).ok()
@@ -104,7 +111,7 @@ fn open(file: &File, flags: OFlags) -> Option<File> {
 
 /// Whether most of the file is in the page cache.
 fn is_cached(file: &File, extents: &[(u64, u64)]) -> bool {
-    // A descriptor of its own, so that not being there fetches one page and not what follows it.
+    // A separate descriptor with `Advice::Random`: a sample that is not cached then reads one page and no read-ahead.
     let Some(file) = open(file, OFlags::empty()) else { return true };
     let _ = rustix::fs::fadvise(&file, 0, None, Advice::Random);
     let total: u64 = extents.iter().map(|(start, end)| end - start).sum();
@@ -126,13 +133,13 @@ fn is_cached(file: &File, extents: &[(u64, u64)]) -> bool {
     there * 2 >= asked
 }
 
-/// Reads with direct I/O; `None` if the file system does not do it.
+/// Reads with direct I/O; `None` if the file system does not support it.
 fn read_direct(direct: &File, offset: u64, to: &mut [u8]) -> io::Result<Option<usize>> {
     let mut done = 0;
     while done < to.len() {
         match FileExt::read_at(direct, &mut to[done..], offset + done as u64) {
             Ok(0) => break,
-            // Only the end of the file is at an odd place.
+            // Only the end of the file causes an unaligned count.
             Ok(got) => {
                 done += got;
                 if got % ALIGNMENT != 0 {

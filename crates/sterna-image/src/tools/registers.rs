@@ -1,52 +1,54 @@
-//! A processor's registers out of QEMU's `cpu` section, by the names in its description.
+//! Reads a processor's registers from QEMU's `cpu` section, by the field names in its description.
 //!
-//! Nothing about the section's layout is assumed: a register is where the description says the field of its name
-//! is, and if one is missing the processor has no registers here.
+//! The code assumes nothing about the section's layout: the description gives the place of each register's field. If
+//! a field is missing, the whole processor has no registers here.
 
 use super::description::Described;
 
-/// A segment register with what the processor keeps of its descriptor.
+/// A segment register with the cached content of its descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Segment {
-    /// Selector.
+    /// Selector as the guest loaded it.
     pub selector: u32,
-    /// Linear address of its first byte.
+    /// Linear address of the segment's first byte.
     pub base: u64,
-    /// Offset of its last byte.
+    /// Offset of the segment's last byte.
     pub limit: u32,
-    /// Type and rights, as in bits 32 to 63 of a descriptor.
+    /// Type and access rights, as in bits 32 to 63 of a descriptor.
     pub flags: u32,
 }
 
-/// The registers of one processor.
+/// The registers of one x86 processor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Registers {
-    /// rax, rcx, rdx, rbx, rsp, rbp, rsi, rdi, r8 to r15: the order of the instruction set.
+    /// rax, rcx, rdx, rbx, rsp, rbp, rsi, rdi, r8 to r15 (the instruction set's order).
     pub general: [u64; 16],
-    /// Instruction pointer.
+    /// Instruction pointer (rip, eip).
     pub rip: u64,
-    /// Flags.
+    /// Flags register (rflags, eflags).
     pub rflags: u64,
-    /// es, cs, ss, ds, fs, gs: the order of the instruction set.
+    /// es, cs, ss, ds, fs, gs (the instruction set's order).
     pub segments: [Segment; 6],
-    /// Local descriptor table.
+    /// Local descriptor table register.
     pub ldt: Segment,
-    /// Task register.
+    /// Task register with the current task's segment.
     pub tr: Segment,
-    /// Global descriptor table.
+    /// Global descriptor table register.
     pub gdt: Segment,
-    /// Interrupt descriptor table.
+    /// Interrupt descriptor table register.
     pub idt: Segment,
-    /// cr0 to cr4; cr1 is 0.
+    /// Control registers cr0 to cr4; cr1 is 0.
     pub control: [u64; 5],
-    /// Extended features.
+    /// Extended feature enable register (EFER).
     pub efer: u64,
-    /// What SWAPGS brings.
+    /// The base that SWAPGS exchanges with the base of gs.
     pub kernel_gs_base: u64,
 }
 
 impl Registers {
-    /// Those in `body`, a `cpu` section that `described` describes.
+    /// Reads the registers from `body`, a `cpu` section with the description `described`.
+    ///
+    /// `None` if a field is missing, except `kernel_gs_base`, which is 0 then.
     pub fn find(described: &Described, body: &[u8]) -> Option<Self> {
         let find = Finder { described, body };
         let mut registers = Self {
@@ -108,7 +110,7 @@ impl Finder<'_> {
         })
     }
 
-    /// A big-endian number of up to 8 bytes.
+    /// Reads a big-endian integer of 1 to 8 bytes.
     fn bytes(&self, offset: u64, count: u64) -> Option<u64> {
         let start = usize::try_from(offset).ok()?;
         let count = usize::try_from(count).ok().filter(|count| (1..=8).contains(count))?;

@@ -1,12 +1,14 @@
-//! Giving a background snapshot its bitmaps.
+//! Writes the missing bitmaps of a background snapshot.
 //!
-//! QEMU 11.1 writes the bitmaps when it writes RAM's END, which a background snapshot does not have: the file has
-//! all pages, a whole tail, and no bit is set (specs/mapped-ram.md §4.9). The bitmaps can be written afterwards, since
-//! such a snapshot writes each page at most once: what is not zero in the file is the page. For any other save that
-//! would bring back stale pages, so nothing else is touched (§7.5).
+//! QEMU 11.1 writes the bitmaps together with RAM's END section. A background snapshot has no END section. Its file
+//! has all pages and a complete tail, but no bit is set (specs/mapped-ram.md §4.9).
 //!
-//! A repair in place that is interrupted leaves an image that nobody reads, until the next repair finishes it
-//! (`in_place`). Where such an image has RAM's END, only its magic can have been wrong, and only that is repaired.
+//! The bitmaps can be written afterwards, because such a snapshot writes each page at most once. Every page that is
+//! not zero in the file is valid. In any other image, this would restore stale pages. Therefore the repair refuses
+//! other images (§7.5).
+//!
+//! An interrupted repair in place leaves an image that every reader refuses, until the next repair completes it
+//! (`in_place`). If such an image has RAM's END, only its magic can be wrong, and only the magic is repaired.
 
 use std::fs::OpenOptions;
 use std::os::fd::AsRawFd;
@@ -29,33 +31,33 @@ use crate::read::half_repaired::{self, WithMagic};
 use crate::read::image::open_file;
 use crate::read::{Image, MappedBlock};
 
-/// Where the repaired image goes.
+/// The target of a repair.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RepairTo {
-    /// Into another file, which is whole or absent.
+    /// Into another file, which is complete or absent.
     File {
-        /// Its path.
+        /// Path of the new file.
         path: PathBuf,
-        /// Whether one that is there is replaced.
+        /// Whether an existing file is replaced.
         replace: bool,
     },
-    /// Into the image itself. If that is interrupted, the image is refused until it is repaired again.
+    /// Into the image itself. After an interruption, the image is refused until it is repaired again.
     Itself,
 }
 
-/// What was done.
+/// The result of a repair.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Repaired {
-    /// Pages that are in the image now and were not before.
+    /// Number of pages whose bit was set by the repair.
     pub pages: u64,
-    /// Bitmaps that were written.
+    /// Number of bitmaps that were written.
     pub bitmaps: usize,
 }
 
 /// Repairs the background snapshot at `image`.
 ///
 /// # Errors
-/// [`ImageError::Request`] if it is none, or something else is wrong with it: then nothing is written.
+/// [`ImageError::Request`] if the image is not a background snapshot, or has other damage. Then nothing is written.
 pub fn repair(image: &Path, to: &RepairTo, options: &VerifyOptions) -> Result<Repaired, ImageError> {
     let (opened, bitmaps, repaired) = examine(image, options)?;
     match to {
@@ -65,10 +67,10 @@ pub fn repair(image: &Path, to: &RepairTo, options: &VerifyOptions) -> Result<Re
     Ok(repaired)
 }
 
-/// As [`repair`] with [`RepairTo::Itself`], and writes to `medium` what belongs into the image's file: for tests alone.
+/// Like [`repair`] with [`RepairTo::Itself`], but writes to `medium` instead of the image's file. Only for tests.
 ///
 /// # Errors
-/// As [`repair`]; those of `medium`.
+/// The errors of [`repair`], and the errors of `medium`.
 #[doc(hidden)]
 pub fn repair_onto(
     image: &Path,
@@ -84,9 +86,9 @@ pub fn repair_onto(
 /// Bitmaps with their offsets in the file.
 type Bitmaps = Vec<(u64, Vec<u8>)>;
 
-/// Looks at the image and works out its bitmaps.
+/// Checks the image and computes its bitmaps.
 fn examine(image: &Path, options: &VerifyOptions) -> Result<(Image, Bitmaps, Repaired), ImageError> {
-    // One file from here on, whatever comes to lie at its path.
+    // All later steps use this open file, even if its path leads to another file by then.
     let mut source = open_file(image)?;
     let name = image.display().to_string();
     let broken_off =
@@ -99,7 +101,7 @@ fn examine(image: &Path, options: &VerifyOptions) -> Result<(Image, Bitmaps, Rep
     if verdict.is_sound() && broken_off.is_none() {
         return Err(ImageError::Request(format!("{name} is sound: nothing to repair")));
     }
-    // That the bitmaps are lost says less than whatever else is wrong.
+    // The loss of bitmaps is the least specific error. Any other error is reported first.
     let errors = verdict
         .findings
         .iter()
@@ -115,7 +117,7 @@ fn examine(image: &Path, options: &VerifyOptions) -> Result<(Image, Bitmaps, Rep
     let Some(pages) = opened.mapped() else {
         return Err(ImageError::Request(format!("{name} has no bitmaps")));
     };
-    // With an END it is no background snapshot, whatever its magic says: pages with data under clear bits are stale.
+    // An image with an END is not a background snapshot, whatever its magic is. Its data under clear bits is stale.
     let blocks = if opened.shape().has_end { &[] } else { pages.blocks() };
     let data = verify::data_pages(&**opened.source(), name, blocks, options)?;
     let mut repaired = Repaired::default();
@@ -128,7 +130,7 @@ fn examine(image: &Path, options: &VerifyOptions) -> Result<(Image, Bitmaps, Rep
     Ok((opened, bitmaps, repaired))
 }
 
-/// The bitmap of `block` with the pages of `data`, as it stands in a file.
+/// The bitmap of `block` with the pages of `data` added, in the file's byte order.
 fn merged(block: &MappedBlock, data: &[u64], repaired: &mut Repaired) -> Vec<u8> {
     repaired.bitmaps += 1;
     let word = |index: usize| {
@@ -149,13 +151,15 @@ fn write_into(image: &Image, bitmaps: &[(u64, Vec<u8>)]) -> Result<(), ImageErro
     let Some(file) = image.source().file() else {
         return Err(ImageError::Request("the image is not in a file".into()));
     };
-    // The file that was looked at, by its descriptor.
+    // Open the examined file by its descriptor, because its path may lead to another file.
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let file = OpenOptions::new().write(true).open(path).map_err(io("open"))?;
     in_place::write(&file, image.stream_offset(), bitmaps).map_err(io("write"))
 }
 
-/// Copies the image with its holes, sharing what can be shared, and writes the bitmaps into the copy.
+/// Copies the image with its holes, and writes the bitmaps into the copy.
+///
+/// Reflinks replace copies where the file system supports them.
 fn write_copy(
     image: &Image,
     path: &Path,
@@ -182,7 +186,7 @@ fn write_copy(
     for (offset, bytes) in bitmaps {
         to.write_at(*offset, &[IoPart::Bytes(bytes)])?;
     }
-    // A repair that was interrupted has taken it away.
+    // An interrupted repair has changed the magic in the source.
     to.write_at(image.stream_offset(), &[IoPart::Bytes(&FileHeader::MAGIC)])?;
     image.check_unchanged()?;
     Ok(to.complete()?)

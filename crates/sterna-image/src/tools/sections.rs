@@ -1,9 +1,9 @@
-//! The sections of devices in a stretch of a stream, found by their description or by their footers.
+//! Finds the device sections in a stretch of a stream, by description or footers.
 //!
-//! A body has no length (specs/stream.md §1.3). Where the description names the next section its length is taken
-//! and the footer behind it demanded; else the body ends at the first footer that something plausible follows
-//! (§1.6, method B). Nothing is believed: what does not fit becomes a [`Flaw`], and the walk goes on as far as it
-//! can.
+//! A body has no length field (specs/stream.md §1.3). If the description names the next section, its length is used,
+//! and the footer must be at that place. Otherwise the body ends at the first footer with a plausible element after
+//! it (§1.6, method B). All input is checked: an inconsistency becomes a [`Flaw`], and the walk continues as far as
+//! possible.
 
 mod walker;
 
@@ -19,26 +19,26 @@ const DESCRIPTION: u8 = 0x06;
 /// A START or FULL section of a device other than RAM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceSection {
-    /// Its name.
+    /// Name of the section.
     pub name: String,
-    /// Which of the devices of that name.
+    /// Instance number among the devices with that name.
     pub instance: u32,
-    /// Version of its body.
+    /// Version of the body.
     pub version: u32,
-    /// Its number in the stream.
+    /// Number of the section in the stream.
     pub id: u32,
-    /// Where its type byte stands, from the start of the stretch.
+    /// Offset of the type byte in the stretch.
     pub offset: usize,
-    /// Where its body starts, from the start of the stretch.
+    /// Offset of the body in the stretch.
     pub body_offset: usize,
-    /// Length of its body in bytes.
+    /// Length of the body in bytes.
     pub body_bytes: usize,
-    /// Its place in [`Description::devices`], if that describes it; START sections are never described.
+    /// Index in [`Description::devices`], if the description contains the section. None for START sections.
     pub described: Option<usize>,
 }
 
 impl DeviceSection {
-    /// Where its body is.
+    /// Range of the body in the stretch.
     pub fn body(&self) -> Range<usize> {
         self.body_offset..self.body_offset + self.body_bytes
     }
@@ -47,49 +47,49 @@ impl DeviceSection {
 /// A PART or END of a section that was started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Part {
-    /// Where its type byte stands, from the start of the stretch.
+    /// Offset of the type byte in the stretch.
     pub offset: usize,
-    /// Number of the section.
+    /// Number of the section in the stream.
     pub id: u32,
-    /// Whether it is the END.
+    /// Whether it is an END, not a PART.
     pub is_end: bool,
-    /// Length of its body in bytes; the body starts 5 bytes behind the type byte.
+    /// Length of the body in bytes. The body starts 5 bytes after the type byte.
     pub body_bytes: usize,
 }
 
 impl Part {
-    /// Where its body is.
+    /// Range of the body in the stretch.
     pub fn body(&self) -> Range<usize> {
         self.offset + 5..self.offset + 5 + self.body_bytes
     }
 }
 
-/// A command.
+/// A command between sections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Command {
-    /// Its number.
+    /// Number of the command.
     pub number: u16,
-    /// Where its type byte stands, from the start of the stretch.
+    /// Offset of the type byte in the stretch.
     pub offset: usize,
-    /// Length of its body in bytes; the body starts 5 bytes behind the type byte.
+    /// Length of the body in bytes. The body starts 5 bytes after the type byte.
     pub body_bytes: usize,
 }
 
 impl Command {
-    /// Where its body is.
+    /// Range of the body in the stretch.
     pub fn body(&self) -> Range<usize> {
         self.offset + 5..self.offset + 5 + self.body_bytes
     }
 }
 
-/// Something that a stretch must not hold.
+/// A violation of the format in a stretch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Flaw {
-    /// Where, from the start of the stretch.
+    /// Offset in the stretch.
     pub offset: usize,
-    /// What is wrong.
+    /// The violation, as a clause.
     pub what: String,
-    /// Whether the description is wrong rather than the sections.
+    /// Whether the description is wrong, not the sections.
     pub in_description: bool,
 }
 
@@ -98,26 +98,26 @@ pub struct Flaw {
 pub enum Stop {
     /// At the end of the stretch, between two elements.
     Whole,
-    /// At EOF; the offset is that of the byte behind it.
+    /// At EOF. The value is the offset after it.
     Eof(usize),
-    /// At a byte that no element starts with, or in an element that is truncated.
+    /// At an unknown element, or in a truncated one. The value is the element's offset.
     Lost(usize),
 }
 
-/// What was found.
+/// The elements of one stretch.
 #[derive(Debug, Clone)]
 pub struct Walk {
     /// FULL sections, in stream order.
     pub sections: Vec<DeviceSection>,
-    /// START sections: of devices that live beside RAM, whose PARTs and END follow.
+    /// START sections of other live devices, whose PARTs and END follow.
     pub starts: Vec<DeviceSection>,
     /// PARTs and ENDs, in stream order.
     pub parts: Vec<Part>,
     /// Commands, in stream order.
     pub commands: Vec<Command>,
-    /// What is wrong.
+    /// Violations of the format, in the order of the walk.
     pub flaws: Vec<Flaw>,
-    /// How it ended.
+    /// How the walk ended.
     pub stop: Stop,
 }
 
@@ -134,21 +134,21 @@ impl Walk {
     }
 }
 
-/// The stretches of a machine's stream in which sections of devices stand, walked one after the other.
+/// Walks through all stretches of a machine's stream that contain device sections.
 #[derive(Debug, Clone)]
 pub struct ShapeWalk {
-    /// [`Shape::early`].
+    /// Elements of [`Shape::early`], before RAM's START.
     pub early: Walk,
-    /// [`Shape::setup`].
+    /// Elements of [`Shape::setup`], directly after RAM's START.
     pub setup: Walk,
-    /// [`Shape::between`].
+    /// Elements of [`Shape::between`], between RAM's sections.
     pub between: Walk,
-    /// [`Shape::devices`].
+    /// Elements of [`Shape::devices`], after RAM.
     pub devices: Walk,
 }
 
 impl ShapeWalk {
-    /// Walks all of `shape`, whose sections must have footers.
+    /// Walks through all of `shape`, whose sections must have footers.
     pub fn of(shape: &Shape, description: Option<&Description>) -> Self {
         let mut walker = Walker::new(description);
         let early = walker.stretch(&shape.early);
@@ -170,8 +170,9 @@ impl ShapeWalk {
     }
 }
 
-/// Walks `bytes`, a stretch behind [`Shape::early`] that RAM's sections are part of: RAM's number is `ram`. Gives the
-/// walk of `early`, and that of `bytes`.
+/// Walks through `early` and then `bytes`, a stretch after [`Shape::early`] that includes RAM's sections.
+///
+/// `ram` is the number of RAM's section. Returns the walk of `early` and the walk of `bytes`.
 pub fn walk_behind(early: &[u8], ram: u32, bytes: &[u8], description: Option<&Description>) -> (Walk, Walk) {
     let mut walker = Walker::new(description);
     let early = walker.stretch(early);
@@ -179,25 +180,25 @@ pub fn walk_behind(early: &[u8], ram: u32, bytes: &[u8], description: Option<&De
     (early, walker.stretch(bytes))
 }
 
-/// What can be said of the end of a tail without footers.
+/// How a tail without footers ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BareEnd {
     /// EOF and a description that reaches exactly to the end.
     Described,
-    /// What may be EOF, or EOF and a part of a description, and may be bytes of a device.
+    /// Bytes that may be EOF with part of a description, or a device's bytes.
     Unsure,
     /// No EOF: the stream is truncated.
     Cut,
 }
 
-/// Looks at the end of `bytes`, a tail without footers.
+/// Examines the end of `bytes`, a tail without footers.
 pub fn bare_end(bytes: &[u8]) -> BareEnd {
     let heads = |at: &usize| bytes[*at..].starts_with(&[EOF, DESCRIPTION]);
     let reaches_end = |at: usize| {
         let length = bytes.get(at + 2..at + 6).map(|b| u32::from_be_bytes([b[0], b[1], b[2], b[3]]) as usize);
         length.is_some_and(|length| at + 6 + length == bytes.len() && bytes.get(at + 6) == Some(&b'{'))
     };
-    // From a description's first byte on no byte is zero.
+    // After the description's length field, no byte is zero.
     let may_be_torn = |at: usize| bytes.get(at + 6..).is_none_or(|text| !text.contains(&EOF));
     let places = || (0..bytes.len()).rev().filter(heads);
     if places().any(reaches_end) {

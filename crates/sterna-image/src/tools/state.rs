@@ -1,4 +1,4 @@
-//! The devices of an image, taken apart: each section's body, and by the description its fields.
+//! Splits the devices of an image into sections, and names their fields by the description.
 
 use std::collections::BTreeMap;
 
@@ -12,52 +12,53 @@ use super::sections::{DeviceSection, ShapeWalk, Stop};
 use crate::model::Shape;
 use crate::read::Image;
 
-/// The devices of an image.
+/// The devices of an image, split into sections.
 pub struct State<'a> {
     image: &'a Image,
     description: Option<Description>,
     /// FULL sections in stream order, early ones first.
     pub sections: Vec<Section<'a>>,
-    /// Devices that live beside RAM, in the order of their STARTs.
+    /// Other live devices, in the order of their START sections.
     pub live: Vec<Live<'a>>,
     /// Commands between RAM's sections: number and body.
     pub commands: Vec<(u16, &'a [u8])>,
-    /// Whether every section is in these lists: all bytes could be told apart, and the stream is not truncated. What the
-    /// description says wrongly does not matter.
+    /// Whether these lists are complete: all bytes were separated, and the stream has EOF.
+    ///
+    /// Errors of the description do not count.
     pub is_whole: bool,
 }
 
-/// One FULL section.
+/// One FULL section with its body.
 #[derive(Debug, Clone)]
 pub struct Section<'a> {
-    /// What its header says.
+    /// Decoded header of the section.
     pub header: DeviceSection,
-    /// Its body.
+    /// Body without header and footer.
     pub body: &'a [u8],
-    /// Whether it is loaded before RAM.
+    /// Whether the section is loaded before RAM.
     pub is_early: bool,
 }
 
-/// A device that sends its state bit by bit beside RAM: START, PARTs, END.
+/// A live device: it sends its state in parts between RAM's sections (START, PARTs, END).
 #[derive(Debug, Clone)]
 pub struct Live<'a> {
-    /// What the header of its START says.
+    /// Decoded header of its START section.
     pub header: DeviceSection,
     /// The bodies of START, PARTs and END, in stream order.
     pub bodies: Vec<&'a [u8]>,
-    /// Whether its END was there.
+    /// Whether the stream has its END section.
     pub has_end: bool,
 }
 
 impl Live<'_> {
-    /// Bytes of all its bodies.
+    /// Length of all bodies in bytes.
     pub fn bytes(&self) -> u64 {
         self.bodies.iter().map(|body| body.len() as u64).sum()
     }
 }
 
 impl<'a> State<'a> {
-    /// Takes the devices of `image` apart, as far as they can be.
+    /// Splits the devices of `image`, as far as possible.
     pub fn of(image: &'a Image) -> Self {
         let shape = image.shape();
         let description = shape.description.as_deref().and_then(|text| Description::parse(text).ok());
@@ -79,10 +80,10 @@ impl<'a> State<'a> {
         let walk = ShapeWalk::of(shape, self.description.as_ref());
         let commands = walk.between.commands.iter();
         self.commands = commands.map(|command| (command.number, &shape.between[command.body()])).collect();
-        // Each START has a number of its own.
+        // Each START has a unique section number.
         let mut live_of: BTreeMap<u32, usize> = BTreeMap::new();
         for (index, (walk, bytes)) in walk.stretches(shape).into_iter().enumerate() {
-            // QEMU 10.0 puts after RAM's START what it loads before RAM's pages.
+            // QEMU 10.0 writes sections that it loads before RAM's pages after RAM's START.
             let is_early = index < 2;
             self.is_whole &= walk.stop == Stop::Whole;
             for header in &walk.starts {
@@ -103,28 +104,28 @@ impl<'a> State<'a> {
         }
     }
 
-    /// The description of a section, if it has one that fits.
+    /// The description of a section; none if it is missing or does not match.
     pub fn described(&self, section: &Section<'_>) -> Option<&Described> {
         self.description.as_ref()?.devices().get(section.header.described?)
     }
 
-    /// The section of that name and instance.
+    /// The section with that name and instance.
     pub fn find(&self, name: &str, instance: u32) -> Option<&Section<'a>> {
         self.sections
             .iter()
             .find(|section| section.header.name == name && section.header.instance == instance)
     }
 
-    /// What the guest was doing before it was stopped: `running`, `paused`, ….
+    /// Run state of the guest before it was stopped, such as `running` or `paused`.
     pub fn run_state(&self) -> Option<String> {
         let section = self.find("globalstate", 0)?;
         GlobalState::decode(section.body).ok().map(|state| state.run_state)
     }
 
-    /// The registers of all processors, by rising instance.
+    /// The registers of all processors, by ascending instance.
     ///
     /// # Errors
-    /// Why there are none, as a sentence.
+    /// The reason why there are none, as a sentence.
     pub fn registers(&self) -> Result<Vec<Registers>, String> {
         let mut found: Vec<_> = self.sections.iter().filter(|section| section.header.name == "cpu").collect();
         found.sort_by_key(|section| section.header.instance);
@@ -136,7 +137,7 @@ impl<'a> State<'a> {
         registers.ok_or_else(|| "the description does not say where the processors' registers are".to_owned())
     }
 
-    /// The bytes of a field.
+    /// The bytes of a top-level field.
     pub fn field(&self, name: &str, instance: u32, field: &str) -> Option<&'a [u8]> {
         let section = self.find(name, instance)?;
         let (place, _) = self.described(section)?.field(field)?;
@@ -144,10 +145,10 @@ impl<'a> State<'a> {
         section.body.get(start..start.checked_add(usize::try_from(place.bytes).ok()?)?)
     }
 
-    /// What processors the machine has.
+    /// Determines the architecture of the machine.
     ///
     /// # Errors
-    /// The image does not tell.
+    /// [`Unknown`] if the image does not identify it.
     pub fn architecture(&self) -> Result<Architecture, Unknown> {
         let shape = self.image.shape();
         Architecture::of(&Signs {
@@ -157,8 +158,7 @@ impl<'a> State<'a> {
         })
     }
 
-    /// Where blocks lie in physical memory; `placed` are addresses, and `architecture` the processors, that the user
-    /// gives.
+    /// Maps blocks to physical memory. `placed` and `architecture` come from the user and have precedence.
     pub fn memory_map(&self, placed: &[(usize, u64)], architecture: Option<Architecture>) -> MemoryMap {
         let shape = self.image.shape();
         let blocks: Vec<_> = shape
@@ -178,7 +178,7 @@ impl<'a> State<'a> {
         let machine_type = &shape.configuration.machine_type;
         let cmos = self.field("mc146818rtc", 0, "cmos_data");
         let told = || match self.architecture() {
-            // Both have it at the same place.
+            // RAM of both byte orders has the same address.
             Err(Unknown::ByteOrder) => Some(Architecture::Ppc64),
             told => told.ok(),
         };
@@ -186,7 +186,7 @@ impl<'a> State<'a> {
         MemoryMap::of(&blocks, &MapHints { architecture, machine_type, cmos, placed })
     }
 
-    /// The address that the virtio-mem device of this block's path states in its early section.
+    /// The address of a virtio-mem block, from its device's early section.
     fn virtio_mem_address(&self, block: &str) -> Option<u64> {
         let (path, _) = block.rsplit_once('/')?;
         let section = self.find(&format!("{path}/virtio-mem-device-early"), 0)?;

@@ -1,7 +1,7 @@
-//! One bit for each page of a block, which cost memory only where pages come.
+//! One bit for each page of a block. Memory is allocated only for chunks with a set bit.
 //!
-//! A stream of some hundred bytes can announce blocks of 32 TiB, whose bits would take a gigabyte. So they are made
-//! in chunks, each when the first bit in it is set.
+//! A stream of some hundred bytes can announce blocks of 32 TiB. Their bits would take 1 GiB. Therefore a chunk of
+//! bits is allocated when its first bit is set.
 
 use std::sync::OnceLock;
 
@@ -10,7 +10,7 @@ use sterna_ram::PageBitmap;
 /// Pages in a chunk: 1 MiB of bits, for 32 GiB of RAM.
 pub(super) const CHUNK: u64 = 8 << 20;
 
-/// The bits; any thread may change them.
+/// The bits of a block; any thread may change them.
 pub(super) struct Bits {
     pages: u64,
     chunks: Vec<OnceLock<PageBitmap>>,
@@ -26,7 +26,7 @@ impl Bits {
         self.chunk(page / CHUNK).is_some_and(|chunk| chunk.get(page % CHUNK))
     }
 
-    /// Gives how many were clear.
+    /// Sets bits, and returns the number of bits that were clear before.
     pub(super) fn set_range(&self, first: u64, count: u64) -> u64 {
         let set = |(index, first, count): (u64, u64, u64)| {
             let pages = CHUNK.min(self.pages - index * CHUNK);
@@ -44,22 +44,22 @@ impl Bits {
         }
     }
 
-    /// How many are set.
+    /// Number of set bits.
     pub(super) fn count(&self) -> u64 {
         self.made().map(|(_, chunk)| chunk.count()).sum()
     }
 
-    /// The chunks that had a bit set once, by their number.
+    /// The allocated chunks with their numbers.
     pub(super) fn made(&self) -> impl Iterator<Item = (u64, &PageBitmap)> {
         (0..).zip(&self.chunks).filter_map(|(index, chunk)| Some((index, chunk.get()?)))
     }
 
-    /// Chunk number `index`, if a bit was set in it once.
+    /// Chunk number `index`, if it is allocated.
     pub(super) fn chunk(&self, index: u64) -> Option<&PageBitmap> {
         self.chunks.get(index as usize)?.get()
     }
 
-    /// A range as chunks: number, first page in it, count.
+    /// Splits a range by chunks: chunk number, first page in the chunk, count.
     fn parts(&self, first: u64, count: u64) -> impl Iterator<Item = (u64, u64, u64)> + use<> {
         let end = first.checked_add(count).filter(|end| *end <= self.pages);
         let Some(end) = end else { panic!("pages {first} and {count} more are not in the block") };

@@ -1,4 +1,4 @@
-//! A shape as bytes.
+//! Encodes the parts of a shape as bytes of a stream.
 
 use sterna_wire::main::{FileHeader, SectionHeader, encode_end, encode_footer, encode_section_part};
 use sterna_wire::mapped_ram::MappedHeader;
@@ -7,7 +7,7 @@ use sterna_wire::{WireError, vmdesc};
 
 use crate::model::{BlockShape, Shape};
 
-/// From the first byte to the total of RAM's block list.
+/// Appends the stream from its first byte to the total in RAM's block list.
 pub(super) fn head(shape: &Shape, out: &mut Vec<u8>) -> Result<(), WireError> {
     FileHeader.encode(out);
     if shape.has_configuration {
@@ -25,7 +25,7 @@ pub(super) fn head(shape: &Shape, out: &mut Vec<u8>) -> Result<(), WireError> {
     Ok(())
 }
 
-/// A block's entry without a mapped-ram header.
+/// Appends a block's entry without a mapped-ram header.
 pub(super) fn block(block: &BlockShape, out: &mut Vec<u8>) -> Result<(), WireError> {
     BlockEntry::new(block.name.clone(), block.length_bytes).encode(out)?;
     if let Some(bytes) = block.host_page_bytes {
@@ -37,7 +37,7 @@ pub(super) fn block(block: &BlockShape, out: &mut Vec<u8>) -> Result<(), WireErr
     Ok(())
 }
 
-/// The end of a section of RAM.
+/// Appends the end of a section of RAM.
 pub(super) fn end_of_section(shape: &Shape, out: &mut Vec<u8>) {
     RamRecordWriter::eos(out);
     if shape.ram.footers {
@@ -45,20 +45,21 @@ pub(super) fn end_of_section(shape: &Shape, out: &mut Vec<u8>) {
     }
 }
 
-/// The header of RAM's PART.
+/// Appends the header of RAM's PART.
 pub(super) fn part(shape: &Shape, out: &mut Vec<u8>) {
     encode_section_part(shape.ram.section_id, false, out);
 }
 
-/// What stands behind START and before RAM's pages in a stream that holds them in PARTs.
+/// Appends the sections between START and RAM's pages, for a stream with pages in PARTs.
 pub(super) fn setup(shape: &Shape, out: &mut Vec<u8>) {
     out.extend_from_slice(&shape.setup);
 }
 
-/// Everything after the last section with pages.
+/// Appends the stream after the last section with pages.
 pub(super) fn tail(shape: &Shape, out: &mut Vec<u8>) -> Result<(), WireError> {
     out.extend_from_slice(&shape.between);
-    // Without END only a section of RAM tells FULL sections beside it from the devices behind it.
+    // Without END, FULL sections are devices unless a section of RAM follows them. Therefore an empty PART is
+    // written.
     let is_alone = shape.setup.is_empty() && shape.between.is_empty();
     if !shape.has_end && !is_alone {
         part(shape, out);

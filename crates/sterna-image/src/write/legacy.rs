@@ -1,4 +1,4 @@
-//! Legacy streams: head, one PART with every page, devices (`specs/mapped-ram.md §7.2`).
+//! Writes legacy streams: head, one PART with every page, devices (`specs/mapped-ram.md §7.2`).
 
 use std::io::{self, Write};
 
@@ -7,14 +7,17 @@ use sterna_wire::ram::RamRecordWriter;
 
 use super::encode;
 use crate::ImageError;
-use crate::model::{Form, Shape};
+use crate::format::Form;
+use crate::model::Shape;
 use crate::read::PageVisitor;
 
-/// Bytes that are handed on at once.
+/// Bytes that are collected before a write.
 const CHUNK: usize = 1 << 20;
 
-/// A legacy stream that is being written. Every page of every block must be given, page or zero: a loader leaves
-/// what is missing as it was (§7.2).
+/// Writes a legacy stream.
+///
+/// The caller must pass every page of every block, with content or as zero. A loader leaves a missing page unchanged
+/// (§7.2).
 #[derive(Debug)]
 pub struct LegacyWriter<W> {
     out: W,
@@ -25,10 +28,12 @@ pub struct LegacyWriter<W> {
 }
 
 impl<W: Write> LegacyWriter<W> {
-    /// Begins a stream of `shape`, whose devices need not be known yet; `name` is the file's, for errors.
+    /// Starts a stream of `shape`, whose devices may still be unknown.
+    ///
+    /// `name` is the name of the file, for errors.
     ///
     /// # Errors
-    /// [`ImageError`].
+    /// [`ImageError`] if the shape cannot be encoded.
     pub fn new(out: W, name: impl Into<String>, shape: &Shape) -> Result<Self, ImageError> {
         let shape = shape.for_form(Form::Legacy);
         let mut buffer = Vec::with_capacity(CHUNK + 2 * PAGE_SIZE);
@@ -43,10 +48,10 @@ impl<W: Write> LegacyWriter<W> {
         Ok(Self { out, name: name.into(), blocks, records: RamRecordWriter::new(), buffer })
     }
 
-    /// Ends RAM, writes the devices and gives back what is below. Nothing is flushed there.
+    /// Ends RAM, writes the devices and returns the inner writer, which is not flushed.
     ///
     /// # Errors
-    /// [`ImageError`].
+    /// [`ImageError`] if a write fails or the shape cannot be encoded.
     pub fn finish(mut self, shape: &Shape) -> Result<W, ImageError> {
         let shape = shape.for_form(Form::Legacy);
         encode::end_of_section(&shape, &mut self.buffer);
@@ -85,7 +90,7 @@ impl<W: Write> PageVisitor for LegacyWriter<W> {
     }
 }
 
-/// An error of an output; a typed one that went through `io::Error` comes out again.
+/// Converts an error of an output. An [`ImageError`] inside the `io::Error` is restored.
 pub(crate) fn failed(name: &str, error: io::Error) -> ImageError {
     match error.downcast::<ImageError>() {
         Ok(error) => error,

@@ -1,29 +1,33 @@
-//! libvirt's container around an image (`specs/libvirt-save.md §1`).
+//! Encodes libvirt's container for an image (`specs/libvirt-save.md §1`).
 
-use sterna_wire::libvirt::{ByteOrder, FORMAT_SPARSE, PADDING_BYTES, SaveHeader, VERSION, is_domain_xml};
+use sterna_wire::libvirt::{ByteOrder, PADDING_BYTES, SaveHeader, VERSION, is_domain_xml};
 
 use crate::ImageError;
-use crate::model::{Compression, Form, LibvirtHeader, Shape};
+use crate::format::Format;
+use crate::model::{LibvirtHeader, Shape};
 
-/// The only version of the header that is written.
+/// The only version of the header that Sterna writes.
 pub const OUTPUT_VERSION: u32 = VERSION;
 
-/// What goes into the container besides the stream.
+/// The content of the container, except the stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Envelope {
     /// The domain's XML without a NUL; kept byte for byte.
     pub xml: Vec<u8>,
     /// The cookie without a NUL; kept byte for byte.
     pub cookie: Option<Vec<u8>>,
-    /// The word *was running*: not 0 to start the CPUs after a restore; none for what the guest was when it was
-    /// saved.
+    /// The word *was running*: not 0 if a restore starts the CPUs.
+    ///
+    /// None uses the guest's run state from the save.
     pub was_running: Option<u32>,
-    /// Bytes between header and stream; none for what libvirt would take: the texts and room for longer ones.
+    /// Bytes between header and stream.
+    ///
+    /// None uses libvirt's default: the texts, with room for longer ones.
     pub data_length: Option<u32>,
 }
 
 impl Envelope {
-    /// The envelope of an image that was read, its room for texts included.
+    /// The envelope of an existing image, including its room for texts.
     pub fn of(header: &LibvirtHeader) -> Self {
         Self {
             xml: header.xml.clone(),
@@ -33,10 +37,10 @@ impl Envelope {
         }
     }
 
-    /// An envelope for a domain.
+    /// Makes an envelope for a domain.
     ///
     /// # Errors
-    /// [`ImageError::Request`] unless `xml` is a domain's ([`is_domain_xml`]), or for a cookie with a NUL in it.
+    /// [`ImageError::Request`] if `xml` is not a domain's XML ([`is_domain_xml`]), or if the cookie contains a NUL.
     pub fn new(xml: Vec<u8>, cookie: Option<Vec<u8>>) -> Result<Self, ImageError> {
         let request = |text: &str| Err(ImageError::Request(text.to_owned()));
         if !is_domain_xml(&xml) {
@@ -50,14 +54,18 @@ impl Envelope {
         Ok(Self { xml, cookie, was_running: None, data_length: None })
     }
 
-    /// Header and texts, and where the stream starts; between them lie zeros. With the whole shape, the image is
-    /// marked complete.
+    /// Returns header and texts, and the stream's offset. The caller leaves zeros between them.
+    ///
+    /// If `complete` contains the whole shape, the header marks the image as complete.
     pub(crate) fn bytes(
         &self,
-        form: Form,
-        compression: Compression,
+        format: Format,
         complete: Option<&Shape>,
     ) -> Result<(Vec<u8>, u64), ImageError> {
+        let Some(number) = format.number() else {
+            let text = format!("only libvirt images contain XML and cookie, {format} does not");
+            return Err(ImageError::Request(text));
+        };
         let texts = self.xml.len() + 1 + self.cookie.as_ref().map_or(0, |cookie| cookie.len() + 1);
         let smallest = u32::try_from(texts).ok().filter(|bytes| bytes.checked_add(PADDING_BYTES).is_some());
         let Some(smallest) = smallest else {
@@ -74,7 +82,7 @@ impl Envelope {
             version: OUTPUT_VERSION,
             data_length,
             was_running: self.was_running.unwrap_or(was_running),
-            format: format_number(form, compression),
+            format: number,
             cookie_offset: if self.cookie.is_some() { self.xml.len() as u32 + 1 } else { 0 },
         };
         let mut out = Vec::new();
@@ -86,18 +94,5 @@ impl Envelope {
             out.push(0);
         }
         Ok((out, header.stream_offset()))
-    }
-}
-
-/// The format word (§2).
-fn format_number(form: Form, compression: Compression) -> u32 {
-    match (form, compression) {
-        (Form::Mapped, _) => FORMAT_SPARSE,
-        (_, Compression::None) => 0,
-        (_, Compression::Gzip) => 1,
-        (_, Compression::Bzip2) => 2,
-        (_, Compression::Xz) => 3,
-        (_, Compression::Lzop) => 4,
-        (_, Compression::Zstd) => 5,
     }
 }

@@ -1,4 +1,4 @@
-//! mapped-ram images: every page at its place, bitmaps and devices last.
+//! Writes mapped-ram images: every page at its place, then bitmaps and devices.
 
 use std::fmt;
 use std::path::Path;
@@ -13,16 +13,17 @@ use super::bits::{Bits, CHUNK};
 use super::mapped_lane::MappedLane;
 use super::{Envelope, encode};
 use crate::ImageError;
-use crate::model::{Compression, Form, RamShape, Shape};
+use crate::format::{Form, Format};
+use crate::model::{RamShape, Shape};
 
-/// How a mapped-ram image is made.
+/// Options of a new mapped-ram image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MappedOptions {
-    /// How the file is made.
+    /// Options of the page file.
     pub file: CreateOptions,
-    /// What the start of each block's pages is a multiple of, in bytes; itself a multiple of the page size.
+    /// Alignment of each block's pages in bytes, a multiple of the page size.
     pub alignment: u64,
-    /// Where the stream starts, in bytes, if there is no envelope.
+    /// File offset of the stream in bytes, if there is no envelope.
     pub start_offset: u64,
     /// libvirt's container; none for a bare image.
     pub envelope: Option<Envelope>,
@@ -34,7 +35,7 @@ impl Default for MappedOptions {
     }
 }
 
-/// A mapped-ram image that is being written. Absent from its place until [`complete`](Self::complete).
+/// Writes a mapped-ram image. The file is absent from its path until [`complete`](Self::complete).
 #[derive(Clone)]
 pub struct MappedWriter {
     inner: Arc<Inner>,
@@ -44,17 +45,17 @@ pub(super) struct Inner {
     pub file: Arc<PageFile>,
     ram: RamShape,
     pub blocks: Vec<Placed>,
-    /// Where the stream goes on behind START.
+    /// File offset of the stream after START.
     tail_offset: u64,
     envelope: Option<Envelope>,
 }
 
 pub(super) struct Placed {
-    /// Both offsets 0 if the block is skipped.
+    /// Both offsets are 0 if the block is skipped.
     pub header: MappedHeader,
-    /// Pages that count.
+    /// Pages with content in the image.
     pub held: Bits,
-    /// Pages that were written, whether or not they count: what is not held of them is stale.
+    /// Pages that were written. Written pages that are not in `held` are stale.
     pub written: Bits,
 }
 
@@ -65,15 +66,15 @@ impl fmt::Debug for MappedWriter {
 }
 
 impl MappedWriter {
-    /// Begins an image of `shape` for `path`. The shape's devices need not be known yet.
+    /// Starts an image of `shape` for `path`. The shape's devices may still be unknown.
     ///
     /// # Errors
-    /// [`ImageError`]; nothing is left behind.
+    /// [`ImageError`]; no file is left.
     pub fn create(path: &Path, shape: &Shape, options: MappedOptions) -> Result<Self, ImageError> {
         Self::begin(PageFile::create(path, options.file)?, shape, options)
     }
 
-    /// Begins an image without a name in `directory`, to be read by [`PageFile::reopened`].
+    /// Starts an image without a name in `directory`, which [`PageFile::reopened`] then reads.
     pub(crate) fn temporary(directory: &Path, shape: &Shape) -> Result<Self, ImageError> {
         let options = MappedOptions::default();
         Self::begin(PageFile::temporary(directory, options.file.direct)?, shape, options)
@@ -84,7 +85,7 @@ impl MappedWriter {
         let shape = shape.for_form(Form::Mapped);
         let mut start = options.start_offset;
         if let Some(envelope) = &options.envelope {
-            let (bytes, offset) = envelope.bytes(Form::Mapped, Compression::None, None)?;
+            let (bytes, offset) = envelope.bytes(Format::LibvirtSparse, None)?;
             file.write_at(0, &[IoPart::Bytes(&bytes)])?;
             start = offset;
         }
@@ -101,17 +102,17 @@ impl MappedWriter {
         Ok(Self { inner: Arc::new(Inner { file, ram, blocks, tail_offset, envelope }) })
     }
 
-    /// The file.
+    /// The file that is written.
     pub fn file(&self) -> &Arc<PageFile> {
         &self.inner.file
     }
 
-    /// Where the pages of block `block` start in the file; 0 if it is skipped.
+    /// File offset of the pages of block `block`; 0 if it is skipped.
     pub fn pages_offset(&self, block: usize) -> u64 {
         self.inner.blocks[block].header.pages_offset
     }
 
-    /// Writes whole pages of block `block` from page `first` on. Any thread, any order.
+    /// Writes whole pages of block `block` from page `first`. Threads may call this in any order.
     ///
     /// # Errors
     /// [`ImageError::File`], such as a full disk.
@@ -134,7 +135,7 @@ impl MappedWriter {
         Ok(())
     }
 
-    /// These pages are zero, whatever was written before.
+    /// Marks pages as zero, whatever was written to them before.
     ///
     /// # Panics
     /// If the pages are not in the block.
@@ -142,8 +143,9 @@ impl MappedWriter {
         self.inner.blocks[block].held.clear_range(first, count);
     }
 
-    /// Marks pages as held that somebody else has written, or will have before [`complete`](Self::complete): by
-    /// reflinks, a queue of their own, another process.
+    /// Marks pages as present that other means write before [`complete`](Self::complete).
+    ///
+    /// Examples are reflinks, a separate queue, and another process.
     ///
     /// # Panics
     /// If the pages are not in the block.
@@ -152,15 +154,15 @@ impl MappedWriter {
         self.inner.blocks[block].held.set_range(first, count);
     }
 
-    /// A thread's own way into the image: queued, coalesced, several pieces on their way at once.
+    /// Makes a lane for one thread. A lane queues and merges writes, and has several in flight.
     pub fn lane(&self) -> MappedLane {
         MappedLane::new(Arc::clone(&self.inner))
     }
 
-    /// Fills `to` with a page as it stands now; what lanes have not drained yet is not seen.
+    /// Fills `to` with the current content of a page. Writes that a lane has not drained are not visible.
     ///
     /// # Errors
-    /// [`ImageError::File`].
+    /// [`ImageError::File`] if the read fails.
     ///
     /// # Panics
     /// If the page is not in the block.
@@ -168,41 +170,46 @@ impl MappedWriter {
         self.inner.read(block, page, to)
     }
 
-    /// Pages that the image holds so far.
+    /// Number of pages that the image contains so far.
     pub fn held_pages(&self) -> u64 {
         self.inner.blocks.iter().map(|placed| placed.held.count()).sum()
     }
 
-    /// Leaves no stale bytes, writes bitmaps, devices and description, syncs, and puts the file in its place.
-    /// All lanes must have been drained.
+    /// Finishes the image and publishes it at its path.
+    ///
+    /// This removes stale pages, writes bitmaps, devices and description, and syncs the file. All lanes must be
+    /// drained before.
     ///
     /// # Errors
-    /// [`ImageError::File`]: the place is as it was. [`ImageError::Request`] if the RAM of `shape` is not that of
-    /// the shape which the image was begun with.
+    /// [`ImageError::File`]: the path is unchanged. [`ImageError::Request`] if the RAM of `shape` differs from the
+    /// RAM of the shape that the image was started with.
     pub fn complete(&self, shape: &Shape) -> Result<(), ImageError> {
         self.fill_in(shape)?;
         self.inner.file.publish()?;
         Ok(())
     }
 
-    /// All of [`complete`](Self::complete) but the last step: the file is whole and on the disk, not in its place.
-    /// May be called again with a shape of which more is known.
+    /// Finishes the image without publishing it: the file is complete and synced.
+    ///
+    /// Can be called again with a shape that contains more.
     ///
     /// # Errors
-    /// As [`complete`](Self::complete).
+    /// The errors of [`complete`](Self::complete).
     pub fn fill_in(&self, shape: &Shape) -> Result<(), ImageError> {
         let shape = self.fill_in_unsynced(shape)?;
         let inner = &self.inner;
         inner.file.sync()?;
         if let Some(envelope) = &inner.envelope {
-            let (bytes, _) = envelope.bytes(Form::Mapped, Compression::None, Some(&shape))?;
+            let (bytes, _) = envelope.bytes(Format::LibvirtSparse, Some(&shape))?;
             inner.file.write_at(0, &[IoPart::Bytes(&bytes)])?;
             inner.file.sync()?;
         }
         Ok(())
     }
 
-    /// Whole, but not on the disk, and not marked complete: for a file that is gone with this process.
+    /// Finishes the image without a sync, and without the mark of a complete container.
+    ///
+    /// For a file that disappears with this process.
     pub(crate) fn fill_in_unsynced(&self, shape: &Shape) -> Result<Shape, ImageError> {
         let inner = &self.inner;
         let shape = shape.for_form(Form::Mapped);
@@ -255,7 +262,7 @@ impl Inner {
     }
 
     fn write_bitmap(&self, placed: &Placed) -> Result<(), ImageError> {
-        // Where no bit ever was set the new file has a hole, which reads as clear bits.
+        // A chunk without set bits is a hole of the new file, which reads as clear bits.
         for (index, chunk) in placed.held.made() {
             let bytes: Vec<u8> =
                 chunk.words().iter().flat_map(|word| word.load(Acquire).to_le_bytes()).collect();
@@ -266,7 +273,7 @@ impl Inner {
     }
 }
 
-/// What is written before any page, where; the headers of the blocks; where the stream goes on.
+/// Parts before the pages with their offsets; the blocks' headers; the stream's offset after START.
 type Layout = (Vec<(u64, Vec<u8>)>, Vec<MappedHeader>, u64);
 
 fn layout(shape: &Shape, start: u64, alignment: u64) -> Result<Layout, ImageError> {

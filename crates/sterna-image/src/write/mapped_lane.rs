@@ -1,4 +1,4 @@
-//! A thread's own way into a mapped-ram image: queued, coalesced, and with the pages at hand that differences change.
+//! One thread's writes to a mapped-ram image: queued, merged, with a cache for deltas.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,22 +11,26 @@ use crate::ImageError;
 use crate::read::PageVisitor;
 use crate::read::body::RecordSink;
 
-/// One thread's way into a mapped-ram image. Pages of different lanes must differ; one lane may write a page again.
+/// Writes pages to a mapped-ram image from one thread.
+///
+/// Different lanes must write different pages. One lane may write a page several times.
 pub struct MappedLane {
     inner: Arc<Inner>,
     queue: PageQueue,
-    /// Pages that may still be on their way; neighbours as one entry.
+    /// Pages whose writes may be in flight; adjacent pages are one entry.
     on_the_way: Vec<(usize, u64, u64)>,
-    /// Pages to which differences were applied, by block and number, not yet in the queue: who sends differences sends
-    /// the same pages again and again, and each would be read back from the file.
+    /// Pages that deltas have changed and that are not queued yet, by block and number.
+    ///
+    /// A source that sends deltas sends the same pages repeatedly. Without this cache, each delta would need a read
+    /// from the file.
     changed: BTreeMap<(usize, u64), Box<[u8; PAGE_SIZE]>>,
-    /// When so many are held all of them are written.
+    /// The limit of pages in `changed`. At the limit, all of them are written.
     changed_most: usize,
 }
 
-/// Entries of [`MappedLane::on_the_way`] that are searched at most.
+/// The limit of entries in [`MappedLane::on_the_way`], because every search scans them all.
 const ON_THE_WAY: usize = 256;
-/// Pages of [`MappedLane::changed`] at most: 64 MiB, as much as QEMU's `xbzrle-cache-size` has by default.
+/// The limit of pages in [`MappedLane::changed`]: 64 MiB, the default of QEMU's `xbzrle-cache-size`.
 const CHANGED: usize = 16_384;
 
 impl MappedLane {
@@ -35,10 +39,10 @@ impl MappedLane {
         Self { inner, queue, on_the_way: Vec::new(), changed: BTreeMap::new(), changed_most: CHANGED }
     }
 
-    /// Waits until everything is written.
+    /// Waits until all pages are written.
     ///
     /// # Errors
-    /// [`ImageError::File`].
+    /// [`ImageError::File`] if a write fails.
     pub fn drain(&mut self) -> Result<(), ImageError> {
         self.write_changed()?;
         self.drain_queue()
@@ -65,7 +69,7 @@ impl MappedLane {
         Ok(())
     }
 
-    /// Pieces overtake each other: two that touch the same page must not be on their way at once.
+    /// Waits for earlier writes of the same pages. Writes in flight can overtake each other.
     fn announce(&mut self, block: usize, first: u64, count: u64) -> Result<(), ImageError> {
         let is_again = self.inner.blocks[block].written.set_range(first, count) < count;
         if is_again && self.is_on_the_way(block, first, count) {
@@ -87,7 +91,7 @@ impl MappedLane {
         self.on_the_way.iter().any(|entry| entry.0 == block && entry.1 < first + count && first < entry.2)
     }
 
-    /// What comes now stands in the place of these pages.
+    /// Drops cached pages that a new write replaces.
     fn forget_changed(&mut self, block: usize, first: u64, count: u64) {
         if self.changed.is_empty() {
             return;
@@ -177,7 +181,7 @@ mod tests {
         for value in 2..100 {
             lane.delta(0, 7, &[9, 1, value]).unwrap();
             assert_eq!(lane.changed.len(), 1);
-            // Only the first difference waited for what was on its way; nothing followed it.
+            // Only the first delta waited for writes in flight; no further write was queued.
             assert!(lane.on_the_way.is_empty());
         }
         lane.drain().unwrap();

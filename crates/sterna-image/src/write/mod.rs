@@ -1,8 +1,8 @@
-//! Writing images: complete or absent, whatever happens.
+//! Writes images. A file is complete or absent at its path at any time.
 //!
-//! Both writers are begun with a [`Shape`](crate::Shape) whose head is known (configuration, early sections, RAM
-//! blocks) and finished with the whole one, so that a receiver may begin before the devices came. [`MappedWriter`]
-//! takes pages in any order from any thread, [`LegacyWriter`] takes them one behind the other.
+//! Both writers start with a [`Shape`](crate::Shape) whose head is known (configuration, early sections, RAM blocks).
+//! They finish with the whole shape. Therefore a receiver can start before the devices arrive. [`MappedWriter`]
+//! accepts pages in any order from any thread, [`LegacyWriter`] one after another.
 
 mod bits;
 mod encode;

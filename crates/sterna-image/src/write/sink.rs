@@ -8,48 +8,53 @@ use sterna_transport::{CreateOptions, IoPart, PageFile, PageQueue, QueueOptions}
 
 use super::Envelope;
 use crate::ImageError;
-use crate::model::{Compression, Form, Shape};
+use crate::format::Format;
+use crate::model::Shape;
 
-/// A file for a stream, in libvirt's container or bare. Absent from its place until [`complete`](Self::complete).
+/// A file for a stream, in libvirt's container or bare.
+///
+/// The file is absent from its path until [`complete`](Self::complete).
 pub struct FileSink {
     file: Arc<PageFile>,
     queue: PageQueue,
     position: u64,
-    envelope: Option<(Envelope, Compression)>,
+    format: Format,
+    envelope: Option<Envelope>,
 }
 
 impl FileSink {
-    /// Begins a file for `path`; the stream will be compressed by `compression`.
+    /// Starts a file for `path`. The caller must compress the stream as `format` requires.
     ///
     /// # Errors
-    /// [`ImageError`]; nothing is left behind.
+    /// [`ImageError`]; no file is left.
     pub fn create(
         path: &Path,
         options: CreateOptions,
+        format: Format,
         envelope: Option<Envelope>,
-        compression: Compression,
     ) -> Result<Self, ImageError> {
         let file = Arc::new(PageFile::create(path, options)?);
         let mut position = 0;
         if let Some(envelope) = &envelope {
-            let (bytes, offset) = envelope.bytes(Form::Legacy, compression, None)?;
+            let (bytes, offset) = envelope.bytes(format, None)?;
             file.write_at(0, &[IoPart::Bytes(&bytes)])?;
             position = offset;
         }
         let queue = PageQueue::new(&file, QueueOptions::default());
-        Ok(Self { file, queue, position, envelope: envelope.map(|envelope| (envelope, compression)) })
+        Ok(Self { file, queue, position, format, envelope })
     }
 
-    /// Syncs, marks it complete, and puts the file in its place. `shape` is that of the stream. Gives
-    /// the file's length in bytes.
+    /// Syncs the file, marks it complete, and publishes it. Returns the file's length in bytes.
+    ///
+    /// `shape` is the shape of the stream.
     ///
     /// # Errors
-    /// [`ImageError::File`]: the place is as it was.
+    /// [`ImageError::File`]: the path is unchanged.
     pub fn complete(mut self, shape: &Shape) -> Result<u64, ImageError> {
         self.queue.drain()?;
         self.file.sync()?;
-        if let Some((envelope, compression)) = &self.envelope {
-            let (bytes, _) = envelope.bytes(Form::Legacy, *compression, Some(shape))?;
+        if let Some(envelope) = &self.envelope {
+            let (bytes, _) = envelope.bytes(self.format, Some(shape))?;
             self.file.write_at(0, &[IoPart::Bytes(&bytes)])?;
             self.file.sync()?;
         }

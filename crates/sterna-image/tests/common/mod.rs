@@ -1,4 +1,4 @@
-//! Real files of QEMU 11.1.3, out of sterna-wire's golden vectors, and small ones made here.
+//! Files of a real QEMU 11.1.3, from sterna-wire's golden vectors, and small generated images.
 #![allow(dead_code)]
 
 use std::io::Read;
@@ -18,8 +18,9 @@ pub fn vector(name: &str) -> Vec<u8> {
     bytes
 }
 
-/// An image of a real QEMU whose RAM was cut down, and whose pages were replaced by [`stand_in`] (firmware is not ours to
-/// copy); all else is as QEMU wrote it.
+/// An image of a real QEMU with less RAM and with [`stand_in`] pages. All other bytes are QEMU's.
+///
+/// The pages are replaced because they contain firmware, which this project may not copy.
 pub fn cut_down(name: &str) -> Vec<u8> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors").join(format!("{name}.gz"));
     let file = std::fs::File::open(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -28,7 +29,7 @@ pub fn cut_down(name: &str) -> Vec<u8> {
     bytes
 }
 
-/// Page `page` of the block `name` of a [`cut_down`] image, if it holds data.
+/// The replacement for page `page` with data in block `name` of a [`cut_down`] image.
 pub fn stand_in(name: &str, page: u64) -> [u8; PAGE_SIZE] {
     std::array::from_fn(|at| (at as u64 * (page + 3) + at as u64 / 256 * 7 + 13 * name.len() as u64) as u8)
 }
@@ -45,7 +46,7 @@ pub fn section(id: u32, name: &str, body: &[u8]) -> Vec<u8> {
     out
 }
 
-/// A machine of two blocks, three pages and two, with every part that a shape can have.
+/// A machine with every part of a shape. Its two blocks have three and two pages.
 pub fn machine() -> Shape {
     let block = |name: &str, pages: u64| BlockShape {
         name: name.to_owned(),
@@ -54,7 +55,7 @@ pub fn machine() -> Shape {
         host_page_bytes: None,
         is_skipped: false,
     };
-    // Bodies that hold what looks like a footer, like RAM's START, and like EOF with a description.
+    // Bodies that contain bytes like a footer, like RAM's START, and like EOF with a description.
     let early = section(7, "0000:00:02.0/early", b"body \x7e\0\0\0\x07 \x7e\0\0\0\x01\x01\0\0\0\x05\x03ram");
     let device = section(9, "cpu", b"registers \x7e\0\0\0\x09\x08 \0\x06\0\0\0\x02{} end");
     let devices = [device, section(10, "apic", &[0; 40])].concat();
@@ -73,7 +74,7 @@ pub fn machine() -> Shape {
     }
 }
 
-/// Page `page` of block `block` of the machine: every other one is zero.
+/// Content of page `page` of block `block` of the machine. Every second page is zero.
 pub fn content(block: usize, page: u64) -> [u8; PAGE_SIZE] {
     let mut content = [0; PAGE_SIZE];
     if page.is_multiple_of(2) {
@@ -84,7 +85,7 @@ pub fn content(block: usize, page: u64) -> [u8; PAGE_SIZE] {
     content
 }
 
-/// All pages of a shape, as [`content`] has them.
+/// Passes all pages of a shape, with the content of [`content`], to a visitor.
 pub fn give(shape: &Shape, to: &mut dyn PageVisitor) -> Result<(), ImageError> {
     for (index, block) in shape.ram.blocks.iter().enumerate().filter(|(_, block)| !block.is_skipped) {
         for page in 0..block.length_bytes / PAGE_SIZE as u64 {
@@ -104,12 +105,12 @@ pub fn legacy(shape: &Shape) -> Vec<u8> {
     writer.finish(shape).unwrap()
 }
 
-/// RAM, block by block, as a visitor sees it.
+/// RAM, block by block, as a visitor receives it.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Ram(pub Vec<Vec<u8>>);
 
 impl Ram {
-    /// Memory that nobody has written yet.
+    /// Memory that was not written: filled with `0xaa`.
     pub fn of(shape: &Shape) -> Self {
         Self(shape.ram.blocks.iter().map(|block| vec![0xaa; block.length_bytes as usize]).collect())
     }

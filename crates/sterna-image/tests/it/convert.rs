@@ -1,4 +1,4 @@
-//! Files of a real QEMU 11.1.3 through every form and back, byte for byte.
+//! Converts files of a real QEMU 11.1.3 through every form and back, byte for byte.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use crate::common::{legacy, machine, vector};
-use sterna_image::convert::{ConvertOptions, Converted, Input, Output, Target, convert};
+use sterna_image::convert::{ConvertOptions, Converted, Input, Output, convert};
 use sterna_image::tools::verify::{VerifyOptions, verify};
-use sterna_image::{Container, Image, ImageError, MappedOptions, MappedWriter, Shape};
+use sterna_image::{Format, Image, ImageError, MappedOptions, MappedWriter, Shape};
 use sterna_transport::IoPart;
 
 const XML: &[u8] = b"<domain type='qemu'>\n  <name>golden</name>\n</domain>\n";
@@ -33,8 +33,8 @@ fn convert_legacy_through_every_form_and_back_gives_the_same_bytes() {
     let directory = tempfile::tempdir().unwrap();
     let golden = vector("file-legacy");
     let source = put(directory.path(), "golden", &golden);
-    for form in Target::all() {
-        let mut options = target(&form.name());
+    for &form in Format::ALL {
+        let mut options = target(form.name());
         if form.is_libvirt() {
             options.xml = Some(XML.to_vec());
             options.cookie = Some(COOKIE.to_vec());
@@ -42,10 +42,10 @@ fn convert_legacy_through_every_form_and_back_gives_the_same_bytes() {
         let (there, back) = (directory.path().join(form.name()), directory.path().join("back"));
 
         let done = run(&source, &there, &options).unwrap();
-        assert_eq!((done.from.as_str(), done.to), ("legacy", form.name()));
+        assert_eq!((done.from, done.to), (Format::Legacy, form));
         let image = Image::open(&there).unwrap();
-        assert_eq!(image.kind().name(), form.name());
-        if let Container::Libvirt(header) = &image.kind().container {
+        assert_eq!(image.format(), form);
+        if let Some(header) = image.libvirt_header() {
             assert_eq!((&header.xml[..], header.cookie.as_deref()), (XML, Some(COOKIE)));
             assert_eq!((header.version, header.is_complete), (2, true));
             let texts = XML.len() + 1 + COOKIE.len() + 1;
@@ -60,7 +60,8 @@ fn convert_legacy_through_every_form_and_back_gives_the_same_bytes() {
 
 #[test]
 fn convert_with_a_description_outside_ascii_gives_the_same_bytes() {
-    // The first is JSON in UTF-8. The second is none, and so damaged, but QEMU loads both: they go over as they are.
+    // The first is JSON in UTF-8. The second is not valid JSON and counts as damage. QEMU loads both, so both are
+    // copied.
     let utf8 = "{\"page_size\": 4096, \"devices\": [], \"ä\": 1}".as_bytes().to_vec();
     let latin = b"{\"page_size\": 4096, \"devices\": [], \"\xe4\": 1}".to_vec();
     for (text, is_sound) in [(utf8, true), (latin, false)] {
@@ -90,15 +91,15 @@ fn convert_mapped_through_every_form_and_back_gives_the_same_bytes() {
     let directory = tempfile::tempdir().unwrap();
     let golden = vector("file-mapped-ram");
     let source = put(directory.path(), "golden", &golden);
-    for form in Target::all() {
-        let mut options = target(&form.name());
+    for &form in Format::ALL {
+        let mut options = target(form.name());
         options.xml = form.is_libvirt().then(|| XML.to_vec());
         let (there, back) = (directory.path().join(form.name()), directory.path().join("back"));
 
         run(&source, &there, &options).unwrap();
         run(&there, &back, &target("mapped-ram")).unwrap();
 
-        // The PART of no pages, which QEMU writes and nobody needs, is not written again.
+        // QEMU writes a PART without pages, which has no effect. The converter does not write it again.
         let (again, was) = (Image::open(&back).unwrap(), Image::open(&source).unwrap());
         assert!(again.shape() == was.shape(), "mapped-ram, {form}, mapped-ram");
         let part = 18;
@@ -126,7 +127,7 @@ fn convert_onto_a_file_is_refused_unless_forced_and_onto_itself_always() {
         assert!(matches!(refused, ImageError::SameFile { .. }), "{refused}");
     }
     run(&source, &other, &forced).unwrap();
-    assert_eq!(Image::open(&other).unwrap().kind().name(), "mapped-ram");
+    assert_eq!(Image::open(&other).unwrap().format().name(), "mapped-ram");
 }
 
 #[test]
@@ -138,6 +139,32 @@ fn convert_bare_image_to_libvirt_without_xml_is_refused() {
 
     assert!(refused.to_string().contains("--xml"), "{refused}");
     assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn convert_with_the_xml_of_another_machine_or_domain_is_refused_unless_forced() {
+    let directory = tempfile::tempdir().unwrap();
+    let source = put(directory.path(), "a", &vector("file-legacy"));
+    let saved = directory.path().join("saved");
+    let domain = |uuid: u8, machine: &str| {
+        let text = format!(
+            "<domain><uuid>5f0c8e1c-8d0e-4f3f-9a52-0c5a2f0b7d{uuid:02x}</uuid><os><type machine='{machine}'/></os></domain>"
+        );
+        ConvertOptions { xml: Some(text.into_bytes()), ..target("libvirt-raw") }
+    };
+    let machine = Image::open(&source).unwrap().shape().configuration.machine_type.clone();
+    run(&source, &saved, &domain(1, &machine)).unwrap();
+    let place = directory.path().join("b");
+    for (from, options, word) in
+        [(&source, domain(1, "pc-q35-9.9"), "pc-q35-9.9"), (&saved, domain(2, &machine), "7d02")]
+    {
+        let refused = run(from, &place, &options).unwrap_err();
+
+        assert!(matches!(refused, ImageError::Request(_)) && refused.to_string().contains(word), "{refused}");
+        assert!(!place.exists());
+        run(from, &place, &ConvertOptions { replace: true, ..options }).unwrap();
+        fs::remove_file(&place).unwrap();
+    }
 }
 
 #[test]
@@ -174,7 +201,7 @@ fn convert_pipes_of_compressed_streams_give_the_same_bytes() {
     assert!(refused.to_string().contains("pipe"), "{refused}");
 }
 
-/// Keeps what is written, and can be read a little at a time.
+/// Keeps all written bytes, and can be read in small pieces.
 #[derive(Clone, Default)]
 struct Kept(Arc<Mutex<Vec<u8>>>);
 
@@ -188,7 +215,7 @@ impl Write for Kept {
     }
 }
 
-/// A pipe whose writer writes so many bytes at once.
+/// A pipe that returns at most `.1` bytes for each read.
 struct Drops(std::io::Cursor<Vec<u8>>, usize);
 
 impl Read for Drops {
@@ -252,7 +279,7 @@ fn convert_to_other_alignment_and_back_gives_the_same_bytes() {
     assert!(refused.unwrap_err().to_string().contains("multiple"));
 }
 
-/// An output that has no room.
+/// An output without room, like a full disk.
 struct Full(usize);
 
 impl std::io::Write for Full {
@@ -291,7 +318,7 @@ fn convert_of_a_background_snapshot_without_bitmaps_is_refused() {
     shape.between.clear();
     let source = directory.path().join("a");
     let writer = MappedWriter::create(&source, &shape, MappedOptions::default()).unwrap();
-    // Pages at their places, and no bit: as QEMU leaves it.
+    // Pages at their places but no set bit, like QEMU's background snapshot.
     writer.file().write_at(writer.pages_offset(0), &[IoPart::Bytes(&[7; 4096])]).unwrap();
     writer.complete(&shape).unwrap();
     for form in ["mapped-ram", "legacy", "legacy-zstd"] {

@@ -1,17 +1,17 @@
-//! Files of real QEMUs (11.1.3 and 10.0), opened: every byte has its place, and RAM comes out byte for byte.
+//! Opens files of real QEMUs (11.1.3 and 10.0) and compares their RAM byte for byte.
 
 use std::sync::Arc;
 
 use crate::common::{Ram, cut_down, stand_in, vector};
-use sterna_image::convert::{ConvertOptions, Input, Output, Target, convert};
+use sterna_image::convert::{ConvertOptions, Input, Output, convert};
 use sterna_image::tools::coverage::Coverage;
 use sterna_image::tools::diff::{DiffOptions, diff};
 use sterna_image::tools::inspect::inspect;
 use sterna_image::tools::verify::{VerifyOptions, verify_source};
-use sterna_image::{Compression, Container, Form, Image, ImageError, PageVisitor};
+use sterna_image::{Form, Format, Image, ImageError, PageVisitor};
 use sterna_wire::PAGE_SIZE;
 
-/// RAM as a flat piece of memory.
+/// RAM as one contiguous range of memory.
 struct Flat(Vec<u8>);
 
 impl PageVisitor for Flat {
@@ -39,9 +39,8 @@ fn open_mapped_file_of_qemu_gives_shape_and_ram() {
     let image = open("file-mapped-ram");
     let ram = vector("guest.ram");
 
-    assert_eq!((image.kind().form, image.kind().compression), (Form::Mapped, Compression::None));
-    assert_eq!(image.kind().container, Container::Bare);
-    assert_eq!(image.kind().name(), "mapped-ram");
+    assert_eq!(image.format(), Format::MappedRam);
+    assert_eq!(image.libvirt_header(), None);
     let shape = image.shape();
     assert!(shape.has_capability("mapped-ram") && shape.has_end && shape.has_eof && shape.ram.footers);
     assert_eq!(shape.between, [8, 0, 11, 0, 0]);
@@ -60,7 +59,7 @@ fn open_legacy_file_of_qemu_gives_shape_and_ram() {
     let image = open("file-legacy");
     let ram = vector("guest.ram");
 
-    assert_eq!(image.kind().name(), "legacy");
+    assert_eq!(image.format().name(), "legacy");
     let shape = image.shape();
     assert!(
         shape.has_end && shape.has_eof && shape.ram.footers && shape.configuration.capabilities.is_empty()
@@ -72,7 +71,7 @@ fn open_legacy_file_of_qemu_gives_shape_and_ram() {
     assert!(seen.0 == ram);
 }
 
-/// Images of real QEMUs with sections beside RAM: name, devices that the description lists, live devices.
+/// Images of real QEMUs with live sections: name, devices in the description, live devices.
 const BESIDE: [(&str, usize, usize); 2] =
     [("qemu10-virtio-mem-legacy", 33, 0), ("dirty-bitmaps-legacy", 32, 1)];
 
@@ -80,13 +79,13 @@ fn open_cut_down(name: &str) -> Image {
     Image::open_source(Arc::new(cut_down(name)), name).unwrap()
 }
 
-/// Every page is zero or what stands for its data. Gives how many hold data.
+/// Checks that every page is zero or its [`stand_in`]. Returns the number of pages with data.
 fn check_ram(image: &Image) -> usize {
     let ram = Ram::read(image).unwrap();
     let mut data = 0;
     for (block, bytes) in image.shape().ram.blocks.iter().zip(&ram.0) {
         for (page, content) in bytes.chunks_exact(PAGE_SIZE).enumerate() {
-            // What is not plugged in never comes from a legacy stream.
+            // A legacy stream does not contain pages that are not plugged in.
             let is_nothing =
                 content.iter().all(|byte| *byte == 0) || content.iter().all(|byte| *byte == 0xaa);
             if !is_nothing {
@@ -127,7 +126,7 @@ fn conversion_of_what_stands_beside_ram_keeps_it_byte_for_byte_and_in_its_place(
         std::fs::write(path("a"), cut_down(name)).unwrap();
         for (from, to, kind) in [("a", "b", "mapped-ram"), ("b", "c", "legacy"), ("c", "d", "legacy-zstd")] {
             let options =
-                ConvertOptions { target: Some(kind.parse::<Target>().unwrap()), ..Default::default() };
+                ConvertOptions { target: Some(kind.parse::<Format>().unwrap()), ..Default::default() };
             convert(Input::File(path(from)), Output::File(path(to)), &options).unwrap();
         }
         let images = ["a", "b", "c", "d"].map(|name| Image::open(&path(name)).unwrap());

@@ -1,4 +1,5 @@
-//! Bad input: cut anywhere, bits flipped, offsets that lie. An error each time, never a panic, and little memory.
+//! Invalid input: truncated anywhere, flipped bits, wrong offsets. Each case gives an error, no panic, and uses
+//! little memory.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -22,10 +23,10 @@ fn mapped_bytes() -> Vec<u8> {
     std::fs::read(path).unwrap()
 }
 
-/// Opens it and reads every page.
+/// Opens an image and reads every page.
 fn read_all(bytes: &[u8]) -> Result<(Image, Ram), ImageError> {
     let image = open(bytes)?;
-    // A flipped bit can make a block long; then its pages are not all there, and its memory is not asked for.
+    // A flipped bit can make a block very long. Then pages are missing, and the test does not allocate the block.
     let bound = 64 << 20;
     if image.shape().ram_bytes() > bound {
         return Ok((image, Ram::default()));
@@ -43,7 +44,7 @@ fn image_cut_at_every_byte_is_told() {
         for length in 0..whole.len() {
             match read_all(&whole[..length]) {
                 Ok((cut, same)) => {
-                    // Only the devices may be cut, and what is whole behind them does not count as a cut.
+                    // Only the devices may be truncated. Bytes after the complete devices do not count as truncation.
                     assert!(length >= eof - image.shape().devices.len(), "{length}");
                     assert_eq!(cut.shape().has_eof, length > eof, "{length}");
                     assert!(cut.shape().description.is_none() && same == ram, "{length}");
@@ -61,7 +62,7 @@ fn image_cut_at_every_byte_is_told() {
 #[test]
 fn image_with_any_bit_flipped_never_panics() {
     for whole in [legacy(&machine()), mapped_bytes()] {
-        // Every bit of what has a structure: not of the pages.
+        // Every bit of the structure, but not of the pages.
         let ram = whole.windows(3).position(|window| window == b"ram").unwrap();
         let structure = (0..ram + 300).chain(whole.len() - 700..whole.len());
         for at in structure {
@@ -78,18 +79,16 @@ fn image_with_any_bit_flipped_never_panics() {
 
 #[test]
 fn compressed_image_with_any_byte_changed_never_panics() {
-    for compression in
-        [Compression::Gzip, Compression::Bzip2, Compression::Xz, Compression::Lzop, Compression::Zstd]
-    {
+    for compression in Compression::all() {
         let mut compressor = Compressor::new(Vec::new(), compression, 1);
         compressor.write_all(&legacy(&machine())).unwrap();
         let compressed = compressor.finish().unwrap();
         let (image, _) = read_all(&compressed).unwrap();
-        assert_eq!(image.kind().compression, compression);
+        assert_eq!(image.format().compression(), compression);
         for at in (0..compressed.len()).step_by(1 + compressed.len() / 200) {
             let mut changed = compressed.clone();
             changed[at] ^= 0x24;
-            // All of them have checksums, but not over every byte of their headers.
+            // All formats have checksums, but not over every byte of their headers.
             if let Ok((image, _)) = read_all(&changed) {
                 assert!(*image.shape() == machine(), "{compression:?}, byte {at}");
             }
@@ -98,7 +97,7 @@ fn compressed_image_with_any_byte_changed_never_panics() {
     }
 }
 
-/// A mapped image with the header of its first block changed.
+/// Opens a mapped-ram image after a change to the header of its first block.
 fn with_header(change: impl FnOnce(&mut [u8])) -> Result<(Image, Ram), ImageError> {
     let mut bytes = mapped_bytes();
     let at = bytes.windows(3).position(|window| window == b"\x02m0").unwrap() + 3 + 8;
@@ -186,7 +185,7 @@ fn block_list_that_lies_is_refused() {
 #[test]
 fn record_that_cannot_be_is_refused() {
     let whole = legacy(&machine());
-    // The first record names m0; the second, of a zero page, continues it.
+    // The first record names m0. The second, a zero page, continues the same block.
     let part = whole.windows(5).position(|window| window == [2, 0, 0, 0, 5]).unwrap() + 5;
     let second = part + 8 + 3 + PAGE_SIZE;
     let put = |at: usize, bytes: &[u8]| {
@@ -216,7 +215,7 @@ fn record_of_a_page_in_a_mapped_image_is_refused() {
     assert!(error.contains("must be empty in a mapped-ram image"), "{error}");
 }
 
-/// A libvirt image around the machine, with this header.
+/// Opens a libvirt image of the machine after a change to its header.
 fn libvirt(change: impl FnOnce(&mut SaveHeader)) -> Result<Image, ImageError> {
     let texts = b"<domain/>\0<cookie/>\0";
     let mut header = SaveHeader {

@@ -1,10 +1,13 @@
-//! The integration tests of this crate, one module for each subject: one program is linked, not one for each file.
-//! `cargo test -p sterna-image --test it SUBJECT::` runs those of one subject.
+//! The integration tests of this crate, one module for each subject. They are one program, so that only one is
+//! linked.
+//!
+//! `cargo test -p sterna-image --test it SUBJECT::` runs the tests of one subject.
 
 #[path = "../common/mod.rs"]
 mod common;
 
 mod convert;
+mod formats;
 mod golden;
 mod hostile;
 mod of_0_1;

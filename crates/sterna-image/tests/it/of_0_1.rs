@@ -1,19 +1,21 @@
-//! Images that version 0.1 wrote, in each form: later versions read them (docs/compatibility.md).
+//! Reads images that version 0.1 wrote, in each form.
 //!
-//! `STERNA_WRITE_GOLDEN=1 cargo test --workspace -p sterna-image --test it of_0_1 -- --ignored` writes them. They are of 0.1
-//! and stay as they are: write only a form that has none yet.
+//! Later versions must support them (docs/compatibility.md).
+//!
+//! `STERNA_WRITE_GOLDEN=1 cargo test --workspace -p sterna-image --test it of_0_1 -- --ignored` writes them. The
+//! existing files are from version 0.1 and must not change. Write a file only for a form that has none yet.
 
 use std::io::{Read, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use sterna_image::Image;
-use sterna_image::convert::{ConvertOptions, Input, Output, Target, convert};
+use sterna_image::convert::{ConvertOptions, Input, Output, convert};
 use sterna_image::tools::verify::{VerifyOptions, verify_source};
+use sterna_image::{Format, Image};
 
 use crate::common::{Ram, legacy, machine, section};
 
-/// The machine of `common`, but for devices whose bodies look like the ends of sections.
+/// The machine of `common`, but without devices whose bodies look like the ends of sections.
 fn shape() -> sterna_image::Shape {
     let mut shape = machine();
     shape.early = Vec::new();
@@ -21,11 +23,11 @@ fn shape() -> sterna_image::Shape {
     shape
 }
 
-fn file(target: Target) -> PathBuf {
+fn file(target: Format) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/of-0.1").join(format!("{}.gz", target.name()))
 }
 
-fn read(target: Target) -> Vec<u8> {
+fn read(target: Format) -> Vec<u8> {
     let file = std::fs::File::open(file(target)).unwrap_or_else(|error| panic!("{}: {error}", target.name()));
     let mut bytes = Vec::new();
     flate2::read::GzDecoder::new(file).read_to_end(&mut bytes).unwrap();
@@ -35,14 +37,14 @@ fn read(target: Target) -> Vec<u8> {
 #[test]
 fn image_of_0_1_in_each_form_is_read() {
     let wanted = Image::open_source(Arc::new(legacy(&shape())), "wanted").unwrap();
-    for target in Target::all() {
+    for &target in Format::ALL {
         let (name, bytes) = (target.name(), read(target));
 
-        let image = Image::open_source(Arc::new(bytes.clone()), &name).unwrap();
+        let image = Image::open_source(Arc::new(bytes.clone()), name).unwrap();
 
         assert_eq!(Ram::read(&image).unwrap(), Ram::read(&wanted).unwrap(), "{name}");
         assert_eq!(image.shape().devices, wanted.shape().devices, "{name}");
-        let report = verify_source(Arc::new(bytes), &name, &VerifyOptions { threads: 1, digest: false });
+        let report = verify_source(Arc::new(bytes), name, &VerifyOptions { threads: 1, digest: false });
         assert!(report.is_ok(), "{name}: {:?}", report.err());
     }
 }
@@ -57,9 +59,9 @@ fn record() {
     let directory = tempfile::tempdir().unwrap();
     let source = directory.path().join("source");
     std::fs::write(&source, legacy(&shape())).unwrap();
-    for target in Target::all().into_iter().filter(|target| !file(*target).exists()) {
+    for &target in Format::ALL.iter().filter(|target| !file(**target).exists()) {
         let place = directory.path().join(target.name());
-        let xml = target.name().starts_with("libvirt").then(|| b"<domain><name>a</name></domain>".to_vec());
+        let xml = target.is_libvirt().then(|| b"<domain><name>a</name></domain>".to_vec());
         let options = ConvertOptions { target: Some(target), xml, threads: 1, ..ConvertOptions::default() };
         convert(Input::File(source.clone()), Output::File(place.clone()), &options).unwrap();
         std::fs::create_dir_all(file(target).parent().unwrap()).unwrap();

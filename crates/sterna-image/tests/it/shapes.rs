@@ -1,4 +1,4 @@
-//! Machines of every shape: what QEMU may leave out or add, read, and written again.
+//! Machines of every shape: with optional parts that QEMU may add or omit.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use sterna_wire::main::{encode_footer, encode_section_part};
 use sterna_wire::ram::RamRecordWriter;
 use sterna_wire::{PAGE_SIZE, xbzrle};
 
-/// The shape as mapped-ram, written and opened again.
+/// Writes the shape as mapped-ram and opens the file.
 fn mapped(directory: &Path, shape: &Shape) -> Image {
     let path = directory.join("mapped");
     let writer = MappedWriter::create(&path, shape, MappedOptions::default()).unwrap();
@@ -22,7 +22,7 @@ fn mapped(directory: &Path, shape: &Shape) -> Image {
     image
 }
 
-/// Both forms of the shape come back as it is.
+/// Checks that both forms of an image preserve the shape.
 fn check(shape: &Shape) {
     let directory = tempfile::tempdir().unwrap();
     let bytes = legacy(shape);
@@ -51,7 +51,7 @@ fn image_without_end_command_description_or_configuration_comes_back() {
     check(&shape);
     shape.devices.clear();
     check(&shape);
-    // mapped-ram needs its capability, and so a configuration.
+    // mapped-ram needs its capability, and therefore a configuration.
     shape.has_configuration = false;
     shape.configuration.machine_type.clear();
     assert!(*open(&legacy(&shape)).unwrap().shape() == shape);
@@ -83,7 +83,7 @@ fn image_with_shared_memory_left_out_comes_back() {
     shape.ram.blocks[0].is_skipped = true;
     check(&shape);
 
-    // From a file both ways; through a pipe nobody knows in time what is left out.
+    // A file can be converted both ways. A pipe cannot, because the skipped blocks are known only at its end.
     let directory = tempfile::tempdir().unwrap();
     let (from, to) = (directory.path().join("a"), directory.path().join("b"));
     std::fs::write(&from, legacy(&shape)).unwrap();
@@ -118,7 +118,7 @@ fn image_with_host_page_sizes_comes_back() {
 
 #[test]
 fn section_before_ram_that_holds_its_own_footer_is_told_by_the_description() {
-    // A body with a perfect footer and a perfect RAM section in it: only its length tells.
+    // The body contains a valid footer and a valid section of RAM. Only its length separates them.
     let body =
         [&b"body "[..], b"\x7e\0\0\0\x07", b"\x01\0\0\0\x05\x03ram\0\0\0\0\0\0\0\x04\0\0\0\0\0\0\x10\x04"]
             .concat();
@@ -133,14 +133,14 @@ fn section_before_ram_that_holds_its_own_footer_is_told_by_the_description() {
     shape.description = Some(format!(r#"{{"page_size": 4096, "devices": [{devices}]}}"#).into_bytes());
     check(&shape);
 
-    // A length that leads nowhere is not believed.
+    // A length that does not lead to a footer is ignored.
     shape.early = machine().early;
     check(&shape);
 }
 
 #[test]
 fn other_live_sections_between_rams_are_kept() {
-    // Those that start before RAM, and those that start behind it.
+    // Some sections start before RAM, others after RAM's START.
     let mut shape = machine();
     let mut live = vec![1];
     live.extend_from_slice(&section(20, "dirty-bitmap", b"start \x7e\0\0\0\x14 here")[1..]);
@@ -185,7 +185,7 @@ fn junk_behind_the_stream_is_told_and_left_out() {
     assert_eq!(Image::open(&to).unwrap().trailing_bytes(), 0);
 }
 
-/// A stream of the machine with these records behind its own, as a live save has them.
+/// A stream of the machine with more records after its own, like a live save.
 fn live(records: impl FnOnce(&mut RamRecordWriter, &mut Vec<u8>)) -> Vec<u8> {
     let shape = machine();
     let mut bytes = Vec::new();
@@ -234,7 +234,7 @@ fn page_that_comes_again_is_as_it_came_last() {
     let mapped = converted.mapped().unwrap();
     let block = &mapped.blocks()[0];
     assert!(!block.bitmap.get(0) && block.bitmap.get(1) && block.bitmap.get(2));
-    // Nothing stale under the clear bit.
+    // No stale data under the clear bit.
     let mut under = [0xaa; PAGE_SIZE];
     assert_eq!(mapped.source().read_at(block.pages_offset, &mut under).unwrap(), PAGE_SIZE);
     assert_eq!(under, [0; PAGE_SIZE]);
@@ -257,7 +257,7 @@ fn page_that_comes_as_a_difference_is_applied_to_what_came_before() {
             assert!(xbzrle::encode(from, to, PAGE_SIZE, &mut delta));
             records.xbzrle(0, "m0", 8192, &delta, out).unwrap();
         }
-        // Of a page of zeros, too.
+        // A delta of a zero page, too.
         let mut delta = Vec::new();
         assert!(xbzrle::encode(&[0; PAGE_SIZE], &few, PAGE_SIZE, &mut delta));
         records.xbzrle(0, "m0", 4096, &delta, out).unwrap();
@@ -297,7 +297,7 @@ fn mapped_pages_read_at_random_are_those_of_the_visit() {
 
 #[test]
 fn lane_that_writes_pages_again_and_again_leaves_the_last() {
-    // Some hundred thousand writes in an order that a seed gives, against a plain array.
+    // Several hundred thousand writes in a seeded random order, compared with a plain array.
     let mut rng = sterna_testing::random("lane_that_writes_pages_again_and_again");
     let mut random = |below: u64| rng.u64(..below);
     let mut shape = machine();
@@ -334,7 +334,7 @@ fn lane_that_writes_pages_again_and_again_leaves_the_last() {
 fn index_of_a_stream_leads_to_the_last_record_of_each_page() {
     let shape = machine();
     let mut writer = LegacyWriter::new(Vec::new(), "memory", &shape).unwrap();
-    // A page that was zero gets content, one with content becomes zero, one gets other content, and one never comes.
+    // A zero page gets content, a page with content becomes zero, another page changes, and one page is missing.
     let (old, new) = ([1; PAGE_SIZE], [2; PAGE_SIZE]);
     writer.zero(0, 0, 1).unwrap();
     writer.pages(0, 1, &old).unwrap();

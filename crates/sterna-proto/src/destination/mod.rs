@@ -1,4 +1,5 @@
-//! The destination's handover machine.
+//! The destination's handover machine: decides when the guest starts here, and which answer is
+//! final.
 //!
 //! ```text
 //!  Setup ─► Active ─PREPARE─► Completing ─loaded─► Preparing ─hooks─► Prepared
@@ -16,22 +17,29 @@
 //!                           Failed: answers "never"
 //! ```
 //!
-//! In postcopy RUN takes the place of EOF as the commit, Postcopy follows
-//! Committed, and Running (or Paused) follows when EOF and every page are
-//! here. A loss before RUN fails, as before EOF; a loss after it leads to
-//! PostcopyPaused, where the guest waits at the first page that is missing,
-//! until its source connects again: over PostcopyRecover back to Postcopy. If
-//! none is missing, Running (or Paused) follows: only the end was lost.
+//! In postcopy, RUN takes the place of EOF as the commit. Postcopy follows Committed, and Running
+//! (or Paused) follows when EOF and every page have arrived. A loss before RUN fails the migration,
+//! as before EOF. A loss after RUN leads to PostcopyPaused: a vCPU that touches a missing page
+//! blocks until the source reconnects. PostcopyRecover leads back to Postcopy. If no page is
+//! missing, only the end was lost, and Running (or Paused) follows.
 //!
-//! * `table.rs` holds every transition.
-//! * What is said is final. *Committed* and SHUT 0 only when the guest has
-//!   been started or taken over paused. *Never* and SHUT 1 only in
-//!   [`State::Failed`], which has no way out, and only when the hooks are back
-//!   (or could not be given back), so that the source can take them. Between
-//!   EOF and the start the answer is *pending*: the start may still fail.
-//! * A loss of the connection before EOF fails; after EOF it changes nothing.
-//! * After EOF, with no way to tell the source of a failure, this side holds
-//!   the only copy, and keeps it in [`State::Held`] rather than reset it.
+//! The start itself may block on a missing page. Therefore a loss in Committed leads to
+//! PostcopyPaused too, and the start continues there. If the start fails there, the guest returns
+//! to the source (*never*). If the source may already know that this side has the guest, the guest
+//! is instead taken over paused.
+//!
+//! * `table.rs` contains every transition.
+//! * An answer to the source is final. *Committed* and SHUT 0 are sent only when the guest has been
+//!   started, taken over paused, or is permanently held here. *Never* and SHUT 1 are sent only in
+//!   [`State::Failed`], which is a final state. At that time the hooks are given back (or could not
+//!   be given back), so that the source can acquire them. Between EOF and the start the answer is
+//!   *pending*, because the start can still fail.
+//! * Two processes on one host share one copy of the memory. A start that fails after devices of
+//!   this side may have written that memory is final. The destination then sends SHUT 0, so that
+//!   the source releases the memory, and the guest is in [`State::Held`].
+//! * A loss of the connection before EOF fails the migration. After EOF it changes nothing.
+//! * After EOF, if no return path exists to report a failure, this side has the only copy. It keeps
+//!   the copy in [`State::Held`] and does not reset it.
 
 mod table;
 mod types;
@@ -42,8 +50,7 @@ use crate::limits::after;
 use crate::{MigrationId, Status};
 use std::time::Duration;
 
-/// The destination's machine. One per migration; see the module's
-/// documentation.
+/// The destination's machine, one per migration; see the module's documentation.
 #[derive(Clone, Debug)]
 pub struct Destination {
     config: Config,
@@ -53,33 +60,40 @@ pub struct Destination {
     id: Option<MigrationId>,
     /// The source has sent the PREPARE ping.
     prepares: bool,
-    /// EOF was read without a PREPARE ping before it.
+    /// EOF was read, and no PREPARE ping preceded it.
     ended: bool,
     /// The guest ran at the source.
     run: bool,
     hooks: Hooks,
-    /// SHUT 0 was said, or would have been on a return path.
+    /// SHUT 0 was sent, or would have been sent if there were a return path.
     committed: bool,
-    /// The source comes back over another connection if this one is lost.
+    /// The source reconnects if this connection is lost.
     reconnects: bool,
-    /// `cont` was said while the hooks were missing.
+    /// Devices of this side may have written memory that the source would use to resume.
+    may_have_written: bool,
+    /// `cont` was requested while hooks were missing.
     conts: bool,
     postcopy: Postcopy,
     cause: Option<Cause>,
 }
 
-/// What is known of a guest that runs before its pages are there.
+/// State of a guest that runs before all of its pages have arrived.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Postcopy {
-    /// RUN was read.
+    /// RUN was read, which is the commit in postcopy.
     is_on: bool,
-    /// EOF was read behind it.
+    /// EOF was read after RUN.
     has_ended: bool,
-    /// The channels failed while the guest was being started.
-    is_lost: bool,
+    /// The start, or the taking over, has begun and not ended. It may block on a missing page.
+    is_starting: bool,
+    /// Every page is in place, but the start has not ended.
+    is_whole: bool,
+    /// The source may know that this side has the guest. A start that fails then does not return
+    /// the guest.
+    is_said: bool,
     /// The guest was taken over paused.
     is_paused: bool,
-    /// In a pause: nothing of the lost channels is fed any more.
+    /// In a pause: the engine feeds no event of the lost channels any more.
     is_closed: bool,
 }
 
@@ -87,14 +101,15 @@ struct Postcopy {
 enum Hooks {
     None,
     Acquiring,
-    /// Some or all are held.
+    /// Some or all hooks are acquired.
     Held,
     GivingBack,
     Stuck,
 }
 
 impl Destination {
-    /// A machine in [`State::Setup`], made when the last channel has come.
+    /// A machine in [`State::Setup`], created when the last channel is accepted.
+    ///
     /// `now` is the time since any fixed moment, as in every later call.
     #[must_use]
     pub fn new(config: Config, now: Duration) -> Self {
@@ -110,6 +125,7 @@ impl Destination {
             hooks: Hooks::None,
             committed: false,
             reconnects: false,
+            may_have_written: false,
             conts: false,
             postcopy: Postcopy::default(),
             cause: None,
@@ -118,46 +134,53 @@ impl Destination {
         machine
     }
 
-    /// Tells the machine what happened; the engine performs what comes back,
-    /// in order.
+    /// Reports an event to the machine. The engine performs the returned actions in order.
     ///
     /// # Errors
-    /// [`Refusal`] if the event cannot be in this state; nothing changed.
+    /// [`Refusal`] if the event is impossible in this state; the machine did not change.
     pub fn handle(&mut self, now: Duration, event: Event) -> Result<Vec<Action>, Refusal> {
         self.step(now, event)
     }
 
-    /// Where the machine stands.
+    /// The present state; only [`Destination::handle`] changes it.
     #[must_use]
     pub fn state(&self) -> State {
         self.state
     }
 
-    /// When the present wait is over: an [`Event::Tick`] at or after it acts.
-    /// None while a wait has no limit.
+    /// The end of the present wait: an [`Event::Tick`] at or after it acts.
+    ///
+    /// `None` while a wait has no limit.
     #[must_use]
     pub fn deadline(&self) -> Option<Duration> {
         self.deadline
     }
 
-    /// The migration's id, once a Sterna source has said it.
+    /// The migration's id; `None` until a Sterna source has sent it.
     #[must_use]
     pub fn id(&self) -> Option<MigrationId> {
         self.id
     }
 
-    /// Whether the VMM may let the guest run at its operator's wish. In
-    /// [`State::Held`] `cont` goes to the machine instead.
+    /// Whether the VMM may run the guest at its operator's request.
+    ///
+    /// In [`State::Held`] the VMM passes `cont` to the machine instead.
     #[must_use]
     pub fn may_guest_run(&self) -> bool {
-        matches!(
+        let is_here = matches!(
             self.state,
             State::Running | State::Paused | State::Postcopy | State::PostcopyPaused | State::PostcopyRecover
-        )
+        );
+        is_here && !self.postcopy.is_starting
     }
 
-    /// Whether pages may be missing that only the source has: it can connect
-    /// again.
+    /// Whether a postcopy guest is being started or taken over. This may block on a missing page.
+    #[must_use]
+    pub fn starts_in_postcopy(&self) -> bool {
+        self.postcopy.is_starting
+    }
+
+    /// Whether pages may be missing that only the source has, so that the source can reconnect.
     #[must_use]
     pub fn lacks_pages(&self) -> bool {
         matches!(self.state, State::Postcopy | State::PostcopyPaused | State::PostcopyRecover)
@@ -175,7 +198,7 @@ impl Destination {
         self.state == State::Paused || self.may_guest_run() && self.postcopy.is_paused
     }
 
-    /// Whether a connection that is lost now is waited for.
+    /// Whether this side would wait for the source if the connection were lost now.
     #[must_use]
     pub fn would_suspend(&self) -> bool {
         let may =
@@ -183,7 +206,7 @@ impl Destination {
         may && self.reconnects
     }
 
-    /// What the destination answers to the status question.
+    /// The answer to the status question for the migration `id`.
     #[must_use]
     pub fn status(&self, id: MigrationId) -> Status {
         if self.id != Some(id) {
@@ -191,14 +214,22 @@ impl Destination {
         }
         match self.state {
             State::Running | State::Paused => Status::Committed,
-            State::Held if self.committed => Status::Committed,
+            // Also for a guest that was discarded later, because the source's copy is out of date
+            // in any case.
+            State::Held | State::Failed if self.committed => Status::Committed,
             State::Postcopy | State::PostcopyPaused | State::PostcopyRecover => Status::Incomplete,
             State::Failed => Status::Never,
             _ => Status::Pending,
         }
     }
 
-    /// Enters a state; its wait begins now.
+    /// Breaks the machine on purpose for a test of the simulator.
+    #[cfg(any(test, feature = "sim"))]
+    pub(crate) fn forget_what_it_said(&mut self) {
+        self.postcopy.is_said = false;
+    }
+
+    /// Enters a state; the state's wait begins now.
     fn enter(&mut self, now: Duration, state: State) {
         let limits = &self.config.limits;
         let limit = match state {

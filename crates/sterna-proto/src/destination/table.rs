@@ -1,34 +1,46 @@
 //! Every transition of the destination, in one table.
 
 use super::{Action as A, Cause, Destination, Event as E, Held, Hooks, Outcome, Refusal, State as S};
+use crate::Status;
 use std::time::Duration;
 
 type Step = Result<Vec<A>, Refusal>;
 
-/// Nothing changes, and nothing is to be done.
+/// The event is accepted, but the machine does not change and returns no action.
 const IGNORE: Step = Ok(Vec::new());
 
 impl Destination {
-    /// The table: (state, event) → next state and actions. Rows are read from
-    /// the top; the first that fits counts.
+    /// The table: (state, event) → next state and actions.
+    ///
+    /// Rows are read from the top; the first row that matches is used.
     pub(super) fn step(&mut self, now: Duration, event: E) -> Step {
         let event = match (self.state, event) {
-            // Only a held guest makes a difference.
+            // A discard differs from an abandon only if the guest is held.
             (state, E::Discard) if state != S::Held => E::Abandon,
             _ => event,
         };
         match (self.state, event) {
-            // Only a source that has committed asks: it does not come back.
+            // Only a source that has committed asks for the status. It does not reconnect.
             (S::Suspending | S::Suspended, E::StatusAsked(id)) if self.id == Some(id) => {
                 let answer = A::Answer(self.status(id));
                 let actions = self.fail(now, Cause::NotResumed)?;
                 Ok([vec![answer], actions].concat())
             }
-            (_, E::StatusAsked(id)) => Ok(vec![A::Answer(self.status(id))]),
+            // This source has closed its channels, and learns from the answer that this side has
+            // the guest. A start that fails later must not contradict the answer.
+            (S::Committed, E::StatusAsked(id)) if self.postcopy.is_starting && self.id == Some(id) => {
+                self.postcopy.is_said = true;
+                let actions = self.pause(now)?;
+                Ok([actions, vec![A::Answer(self.status(id))]].concat())
+            }
+            (_, E::StatusAsked(id)) => {
+                self.postcopy.is_said |= self.status(id) == Status::Incomplete;
+                Ok(vec![A::Answer(self.status(id))])
+            }
 
-            // The way forward.
+            // Progress without failures.
             (S::Setup, E::ChannelsReady) => self.go(now, S::Active, &[]),
-            // QEMU ignores a second one too (spec §1.8).
+            // QEMU ignores a second OPEN_RETURN_PATH too (spec §1.8).
             (S::Active, E::ReturnPathOpened) => {
                 self.return_path = true;
                 IGNORE
@@ -41,7 +53,7 @@ impl Destination {
                 self.prepares = true;
                 self.go(now, S::Completing, &[A::FinishLoading])
             }
-            // Only a source that is no Sterna ends without preparing.
+            // Only a source that is no Sterna sends EOF without a PREPARE ping.
             (S::Active, E::EofRead) if self.id.is_none() => {
                 self.ended = true;
                 self.go(now, S::Completing, &[A::FinishLoading])
@@ -56,7 +68,7 @@ impl Destination {
                 self.postcopy.is_on = true;
                 self.take_over(now)
             }
-            // Only a source that is no Sterna lets the guest run without preparing.
+            // Only a source that is no Sterna sends RUN without a PREPARE ping.
             (S::Active, E::RunRead) if self.id.is_none() && self.return_path => {
                 self.postcopy.is_on = true;
                 self.go(now, S::Completing, &[A::FinishLoading])
@@ -64,27 +76,51 @@ impl Destination {
             (S::Committed, E::GuestStarted) => self.started(now),
             (S::Held, E::OperatorCont) => self.cont(now),
 
-            // Behind RUN.
+            // After RUN. The start, or the taking over, may block on a page, so no other action
+            // waits for its end.
             (s, e)
-                if self.postcopy.is_on && is_from_channels(e) && s >= S::Completing && s <= S::Committed =>
+                if self.postcopy.is_on && is_from_channels(e) && s >= S::Completing && s < S::Committed =>
             {
                 self.before_the_start(now, e)
             }
-            (S::Postcopy, E::EofRead) if !self.postcopy.has_ended => {
+            (s, E::EofRead) if self.gets_pages(s) && !self.postcopy.has_ended => {
                 self.postcopy.has_ended = true;
                 Ok(vec![A::FinishPages])
             }
-            // A fact, whatever became of the connection that brought the last one.
-            (S::Postcopy | S::PostcopyPaused | S::PostcopyRecover, E::PagesComplete) => self.has_all(now),
-            // The source knows better than this side that these channels are lost.
-            (S::Postcopy | S::PostcopyRecover, E::Superseded | E::PauseRequested) => self.pause(now),
+            // A fact, even if the connection that delivered the last page is lost.
+            (s, E::PagesComplete) if self.gets_pages(s) || self.lacks_pages() => self.has_all(now),
+            (S::Postcopy | S::PostcopyPaused | S::PostcopyRecover, E::GuestStarted)
+                if self.postcopy.is_starting =>
+            {
+                self.is_here(now)
+            }
+            (S::PostcopyPaused, E::GuestStartFailed)
+                if self.postcopy.is_starting && !self.postcopy.is_said =>
+            {
+                self.fail(now, Cause::GuestStart)
+            }
+            // The source never runs this guest again. An operator can start it here.
+            (S::Postcopy | S::PostcopyPaused | S::PostcopyRecover, E::GuestStartFailed)
+                if self.postcopy.is_starting =>
+            {
+                self.postcopy.is_paused = true;
+                Ok(vec![A::ReportHeld(Held::StartInPostcopy), A::TakeOverPaused])
+            }
+            // The source knows before this side that these channels are lost.
+            (s, E::Superseded | E::PauseRequested) if self.gets_pages(s) || s == S::PostcopyRecover => {
+                self.postcopy.is_said = true;
+                self.pause(now)
+            }
             (state, E::PauseRequested) => Err(Refusal::NotPostcopyActive { state }),
-            // All that came is in place: what is missing is known.
+            // Every received page is in place, so the set of missing pages is known.
             (S::PostcopyPaused, E::ChannelsClosed) => {
                 self.postcopy.is_closed = true;
-                Ok(vec![A::ReportHeld(Held::Pages)])
+                // If no page is missing, the start is about to end.
+                let is_whole = self.postcopy.is_whole;
+                Ok(if is_whole { Vec::new() } else { vec![A::ReportHeld(Held::Pages)] })
             }
             (S::PostcopyPaused, E::RecoveryBegun) if self.postcopy.is_closed => {
+                self.postcopy.is_said = true;
                 self.go(now, S::PostcopyRecover, &[A::Recover])
             }
             (state, E::RecoveryBegun) => Err(Refusal::NotPostcopyPaused { state }),
@@ -94,14 +130,21 @@ impl Destination {
             }
             (S::PostcopyRecover, E::Tick) if self.is_due(now) => self.pause(now),
             (S::PostcopyRecover, e) if is_from_channels(e) => self.pause(now),
-            // Whether something is missing is known when all that came is in place.
-            (S::Postcopy, e) if is_from_channels(e) && self.postcopy.has_ended => IGNORE,
-            (S::Postcopy, E::PagesFailed) => self.pause(now),
-            (S::Postcopy, e) if is_from_channels(e) => self.pause(now),
+            // The missing pages are known only after every received page is in place.
+            (s, e) if is_from_channels(e) && self.gets_pages(s) && self.postcopy.has_ended => IGNORE,
+            (s, E::PagesFailed) if self.gets_pages(s) => {
+                self.postcopy.is_said = true;
+                self.pause(now)
+            }
+            (s, e) if is_from_channels(e) && self.gets_pages(s) => {
+                // The engine may report to the source that a page could not be placed.
+                self.postcopy.is_said |= e == E::LocalFailure;
+                self.pause(now)
+            }
             (S::PostcopyPaused | S::PostcopyRecover, E::Abandon | E::Discard) => Err(Refusal::LacksPages),
             (S::PostcopyPaused | S::PostcopyRecover, E::PagesFailed) => IGNORE,
             (S::PostcopyPaused, e) if is_from_channels(e) => IGNORE,
-            // Of a connection that is over.
+            // Events of a connection that is over.
             (_, E::Superseded | E::ChannelsClosed) => IGNORE,
 
             // Failures after EOF.
@@ -113,16 +156,29 @@ impl Destination {
             (S::Committed, E::GuestStartFailed) if self.is_only_copy() => {
                 self.go(now, S::Held, &[A::CloseChannels, A::ReportHeld(Held::Start)])
             }
+            (S::Committed, E::MemoryMayChange) => {
+                self.may_have_written = true;
+                IGNORE
+            }
+            (_, E::MemoryMayChange) => IGNORE,
+            // Memory was written here, so the source must not run its guest on it. SHUT 0 prevents
+            // that.
+            (S::Committed, E::GuestStartFailed) if self.may_have_written => {
+                self.enter(now, S::Held);
+                let mut actions = self.say_committed();
+                actions.extend([A::CloseChannels, A::ReportHeld(Held::Start)]);
+                Ok(actions)
+            }
             (S::Committed, E::GuestStartFailed) => self.fail(now, Cause::GuestStart),
             (S::Held, E::Discard) => self.fail(now, Cause::Abandoned),
             (S::Held, E::Abandon) => Err(Refusal::MayBeOnlyCopy),
-            // All is here: the channels have nothing more to say.
+            // Everything has been received, so no event of the channels matters.
             (_, e) if is_from_channels(e) && self.is_only_copy() => IGNORE,
             (S::Committed | S::Held, e) if is_from_channels(e) => IGNORE,
-            // A source without return path closes when it has sent all.
+            // A source without return path closes its channels after the last byte.
             (S::Completing, E::ConnectionLost) if self.ended && !self.return_path => IGNORE,
 
-            // A lost connection, where another one will do.
+            // A lost connection that another connection can replace.
             (S::Active, E::MayReconnect) => {
                 self.reconnects = !self.config.limits.reconnect.is_zero() && self.return_path;
                 IGNORE
@@ -161,7 +217,7 @@ impl Destination {
             (s, E::SourceGaveUp) if s <= S::Suspended => self.fail(now, Cause::NotResumed),
             (_, E::SourceGaveUp) => IGNORE,
 
-            // Failures before EOF, or before all is loaded: the source runs on.
+            // Failures before EOF, or before everything is loaded: the source resumes the guest.
             (s, E::ConnectionLost) if s <= S::Prepared => self.fail(now, Cause::ConnectionLost),
             (
                 s,
@@ -181,7 +237,7 @@ impl Destination {
             (s, E::Tick) if s <= S::Prepared && self.is_due(now) => self.fail(now, Cause::TimedOut(s)),
             (s, E::Abandon) if s <= S::Prepared && !self.is_only_copy() => self.fail(now, Cause::Abandoned),
 
-            // The way back.
+            // Undoing: hooks are given back, then the memory is reset.
             (S::Failing, E::HooksAcquired | E::HookAcquireFailed) if self.hooks == Hooks::Acquiring => {
                 self.hooks = Hooks::Held;
                 self.next_undo(Vec::new())
@@ -195,13 +251,13 @@ impl Destination {
                 self.next_undo(Vec::new())
             }
 
-            // What an operator may not do now.
+            // Requests of an operator that are refused in the present state.
             (S::Failing, E::Abandon) => IGNORE,
             (S::Failed, E::Abandon) => Err(Refusal::NothingToAbandon),
             (state, E::Abandon) => Err(Refusal::AbandonAfterCommit { state }),
             (state, E::OperatorCont) => Err(Refusal::NotHeld { state }),
 
-            // Too early, or too late to matter.
+            // Too early or too late: these change nothing.
             (_, E::Tick) => IGNORE,
             (s, _) if s >= S::Running => IGNORE,
             (state, event) => Err(Refusal::OutOfOrder { state, event }),
@@ -217,8 +273,10 @@ impl Destination {
         self.deadline.is_some_and(|deadline| now >= deadline)
     }
 
-    /// Everything is here, the source has completed or believes so, and no
-    /// failure can be told to it any more.
+    /// Whether this side has the only copy of the guest.
+    ///
+    /// That is so when everything is loaded and the source has completed or believes so. No failure
+    /// can be reported to the source any more.
     fn is_only_copy(&self) -> bool {
         self.committed || (self.state >= S::Preparing && !self.return_path)
     }
@@ -230,16 +288,17 @@ impl Destination {
 
     fn acquired(&mut self, now: Duration) -> Step {
         self.hooks = Hooks::Held;
-        if self.prepares {
-            return self.go(now, S::Prepared, &[A::SendPong]);
-        }
         if self.conts {
             return self.start(now);
         }
-        // In postcopy its source cannot complete before the guest runs, and never runs it again.
+        if self.prepares {
+            return self.go(now, S::Prepared, &[A::SendPong]);
+        }
+        // In postcopy, the source cannot complete before the guest runs here, and never runs it
+        // again.
         if self.config.managed && self.run && !self.postcopy.is_on {
-            // A QEMU source completes only by SHUT 0; the guest is taken over
-            // paused, so it is true.
+            // A QEMU source completes only on SHUT 0. SHUT 0 is true here, because the guest is
+            // taken over paused.
             self.enter(now, S::Held);
             let mut actions = self.say_committed();
             actions.push(A::CloseChannels);
@@ -249,14 +308,15 @@ impl Destination {
         self.take_over(now)
     }
 
-    /// EOF was read and everything is ready.
+    /// Starts the guest, or takes it over paused. EOF or RUN was read, and the hooks are acquired.
     fn take_over(&mut self, now: Duration) -> Step {
         if self.run && self.config.autostart {
             return self.start(now);
         }
         if self.postcopy.is_on {
             self.postcopy.is_paused = true;
-            return self.gets_pages(now);
+            self.postcopy.is_starting = true;
+            return self.go(now, S::Committed, &[A::TakeOverPaused]);
         }
         self.enter(now, S::Paused);
         let mut actions = self.say_committed();
@@ -265,16 +325,18 @@ impl Destination {
     }
 
     fn start(&mut self, now: Duration) -> Step {
-        self.enter(now, S::Committed);
-        Ok(vec![A::StartGuest])
+        self.postcopy.is_starting = self.postcopy.is_on;
+        self.go(now, S::Committed, &[A::StartGuest])
     }
 
     fn started(&mut self, now: Duration) -> Step {
         if self.postcopy.is_on {
-            return self.gets_pages(now);
+            self.enter(now, S::Postcopy);
+            return self.is_here(now);
         }
         self.enter(now, S::Running);
-        // The source waits for SHUT; who announces may take its time.
+        // The source waits for SHUT, and the network announcement may take long. Therefore SHUT is
+        // sent first.
         let was_committed = self.committed;
         let mut actions = self.say_committed();
         actions.push(A::AnnounceNetwork);
@@ -285,34 +347,41 @@ impl Destination {
         Ok(actions)
     }
 
-    /// The guest is here, and its pages come.
-    fn gets_pages(&mut self, now: Duration) -> Step {
-        self.enter(now, S::Postcopy);
+    /// Whether the channels deliver pages in this state.
+    ///
+    /// They do in postcopy, to a guest that runs or is being started.
+    fn gets_pages(&self, state: S) -> bool {
+        state == S::Postcopy || state == S::Committed && self.postcopy.is_starting
+    }
+
+    /// Handles the end of the start, or of the taking over, of a postcopy guest.
+    fn is_here(&mut self, now: Duration) -> Step {
+        self.postcopy.is_starting = false;
         let mut actions = vec![A::SayStarted, A::AnnounceNetwork];
-        if self.postcopy.is_lost {
-            self.enter(now, S::PostcopyPaused);
-            actions.push(A::KeepWaiting);
-        } else if self.postcopy.has_ended {
-            actions.push(A::FinishPages);
+        if self.postcopy.is_whole {
+            actions.extend(self.has_all(now)?);
         }
         Ok(actions)
     }
 
-    /// RUN was read, and the guest was not started yet: what channels say counts when it is.
+    /// Handles an event of the channels after RUN and before the start.
     fn before_the_start(&mut self, now: Duration, event: E) -> Step {
         match event {
             E::EofRead if !self.postcopy.has_ended => self.postcopy.has_ended = true,
             E::ConnectionLost if self.postcopy.has_ended => {}
-            // What is loading, or being acquired, may need what does not come any more.
-            _ if self.state < S::Committed => return self.fail(now, cause_of(event)),
-            // Whether something is missing is known when all that came is in place.
-            _ => self.postcopy.is_lost |= !self.postcopy.has_ended,
+            // The loaders or the hooks may need data that does not arrive any more.
+            _ => return self.fail(now, cause_of(event)),
         }
         IGNORE
     }
 
-    /// Every page is in place.
+    /// Handles the arrival of the last page.
     fn has_all(&mut self, now: Duration) -> Step {
+        if self.postcopy.is_starting {
+            // No missing page can block the start any more.
+            self.postcopy.is_whole = true;
+            return IGNORE;
+        }
         let (state, outcome) = match self.postcopy.is_paused {
             true => (S::Paused, Outcome::Paused),
             false => (S::Running, Outcome::Running),
@@ -320,7 +389,7 @@ impl Destination {
         let hears = self.state == S::Postcopy;
         self.enter(now, state);
         let shut = self.say_committed();
-        // Over a lost connection nobody hears it: the source asks.
+        // The source cannot receive SHUT over a lost connection. It asks for the status instead.
         let mut actions = if hears { shut } else { Vec::new() };
         actions.extend([A::CloseChannels, A::Finish(outcome)]);
         Ok(actions)
@@ -333,12 +402,12 @@ impl Destination {
 
     fn cont(&mut self, now: Duration) -> Step {
         self.conts = true;
-        // After a failed acquisition some are missing; acquiring those that
-        // are held already does nothing.
+        // After a failed acquisition some hooks are missing. Acquiring a hook that is acquired
+        // already does nothing.
         self.acquire(now)
     }
 
-    /// SHUT 0, once, if there is a return path to say it on.
+    /// Sends SHUT 0 once, if there is a return path.
     fn say_committed(&mut self) -> Vec<A> {
         let says = self.return_path && !self.committed;
         self.committed = true;
@@ -351,7 +420,7 @@ impl Destination {
         self.next_undo(vec![A::StopLoading])
     }
 
-    /// Adds the next step of a suspension, or the end of it.
+    /// Adds the next step of a suspension, or its end.
     fn next_suspension(&mut self, now: Duration, mut actions: Vec<A>) -> Vec<A> {
         match self.hooks {
             Hooks::Acquiring | Hooks::GivingBack => {}
@@ -367,7 +436,7 @@ impl Destination {
         actions
     }
 
-    /// Adds the next step of the way back, or the end of it.
+    /// Adds the next step of the undoing, or the end of the migration.
     fn next_undo(&mut self, mut actions: Vec<A>) -> Step {
         match self.hooks {
             Hooks::Acquiring | Hooks::GivingBack => return Ok(actions),
@@ -392,7 +461,7 @@ impl Destination {
     }
 }
 
-/// Events that a channel, or a thread that reads one, causes.
+/// Events that a channel, or a thread that reads a channel, causes.
 fn is_from_channels(event: E) -> bool {
     matches!(
         event,
@@ -408,7 +477,7 @@ fn is_from_channels(event: E) -> bool {
     )
 }
 
-/// Why a migration fails after such an event.
+/// The cause with which the migration fails after such an event.
 fn cause_of(event: E) -> Cause {
     match event {
         E::ConnectionLost => Cause::ConnectionLost,

@@ -2,15 +2,15 @@
 
 use crate::{Limits, MigrationId, Status};
 
-/// What the destination must know before it starts.
+/// The destination's settings, fixed before the migration starts.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
-    /// Start the guest if it ran at the source; otherwise it is left paused.
+    /// Start the guest if it ran at the source. If false, the guest stays paused.
     pub autostart: bool,
-    /// Somebody (`sterna migrate`) holds the monitors of both sides and will
-    /// say [`Event::OperatorCont`] once a QEMU source has completed.
+    /// A manager (`sterna migrate`) controls the monitors of both sides. It sends
+    /// [`Event::OperatorCont`] once a QEMU source has completed.
     pub managed: bool,
-    /// Limits of the waits.
+    /// Time limits of this side's waits.
     pub limits: Limits,
 }
 
@@ -20,48 +20,48 @@ impl Default for Config {
     }
 }
 
-/// Where the destination stands. [`State::qemu_status`] gives QEMU's name.
+/// The destination's states. [`State::qemu_status`] returns QEMU's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum State {
-    /// Waits for the channels.
+    /// Waits until all channels are accepted.
     Setup,
-    /// Loads.
+    /// Receives and loads RAM and devices.
     Active,
-    /// The PREPARE ping, or EOF without one, was read; lanes and devices
-    /// finish.
+    /// The PREPARE ping, or EOF without a ping, was read; lanes and devices finish.
     Completing,
-    /// All is loaded; hooks (disks, locks) are being acquired.
+    /// Everything is loaded; hooks (disks, locks) are being acquired.
     Preparing,
     /// PONG was sent; waits for EOF.
     Prepared,
-    /// The connection was lost, and the source will come back: lanes and loader end, and hooks are given back.
+    /// The connection was lost, and the source will reconnect. Lanes and loader end, and hooks are
+    /// given back.
     Suspending,
-    /// Waits for the source; what came of RAM is kept.
+    /// Waits for the source; the received RAM is kept.
     Suspended,
     /// EOF was read: the guest is being started.
     Committed,
-    /// Everything is here and the guest waits, paused, until it is told that
-    /// the source has completed; or its start failed and this is the only copy.
+    /// The guest is here and paused. Either the manager has not confirmed yet that the source has
+    /// completed, or the start failed and this is the only copy.
     Held,
-    /// Postcopy: the guest runs here, or is here paused, and pages come.
+    /// Postcopy: the guest runs here, or is here paused, and pages arrive.
     Postcopy,
-    /// The same, and the connection broke: whoever needs a missing page waits.
+    /// As [`State::Postcopy`], but the connection broke. A vCPU or device that needs a missing page
+    /// blocks.
     PostcopyPaused,
-    /// The same, and the source has connected again: it asks which pages are
-    /// here.
+    /// As [`State::Postcopy`], and the source has reconnected. It asks which pages are here.
     PostcopyRecover,
-    /// The guest runs here.
+    /// The guest runs here. Final.
     Running,
-    /// The guest is here, paused as it was at the source or as was wished.
+    /// The guest is here, paused as at the source or as the operator requested. Final.
     Paused,
-    /// Undoing.
+    /// Undoing after a failure.
     Failing,
     /// The guest does not run here and never will for this migration.
     Failed,
 }
 
 impl State {
-    /// Every state, in order.
+    /// Every state, in the order of the type.
     pub const ALL: [Self; 16] = [
         Self::Setup,
         Self::Active,
@@ -102,139 +102,158 @@ impl State {
         }
     }
 
-    /// Whether the migration is over.
+    /// Whether the migration is over: no event changes this state any more.
     #[must_use]
     pub fn is_final(self) -> bool {
         matches!(self, Self::Running | Self::Paused | Self::Failed)
     }
 }
 
-/// What the destination is told.
+/// Input of the destination's machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Event {
     /// All channels are accepted.
     ChannelsReady,
-    /// OPEN_RETURN_PATH was read.
+    /// OPEN_RETURN_PATH was read: answers can be sent from now on.
     ReturnPathOpened,
     /// The handover section was read: the source is a Sterna.
     HandoverIdRead(MigrationId),
     /// The PREPARE ping was read. Do not answer it: [`Action::SendPong`] does.
     PrepareRead,
-    /// In postcopy: the source says which pages will be missing. From now on what came of memory is no longer what the
-    /// source believes, so a connection that is lost before RUN ends the migration.
+    /// In postcopy: the source announces which pages will be missing.
+    ///
+    /// From now on the received memory no longer is the memory that the source assumes. Therefore a
+    /// connection that is lost before RUN ends the migration.
     PostcopyBegins,
-    /// In postcopy: RUN was read. The commit.
+    /// In postcopy: RUN was read. This is the commit.
     RunRead,
     /// EOF `00` was read.
     EofRead,
-    /// In postcopy: the source connects again, so it has given the channels up
-    /// that are here.
+    /// In postcopy: the source reconnects, so it has given up the present channels.
     Superseded,
-    /// The operator wants a postcopy to stand still (QMP `migrate-pause`).
+    /// The operator requests a pause of a postcopy (QMP `migrate-pause`).
     PauseRequested,
-    /// [`Action::KeepWaiting`] ended: nothing of these channels is fed any
-    /// more.
+    /// [`Action::KeepWaiting`] ended: the engine feeds no event of these channels any more.
     ChannelsClosed,
-    /// The main channel of a recovery is here. Who brings it has proved to be
-    /// the migration's source, if that has a secret.
+    /// The main channel of a recovery is connected. If the migration has a secret, the new
+    /// connection has proved that it is the migration's source.
     RecoveryBegun,
     /// In a recovery: POSTCOPY_RESUME was read.
     ResumeRead,
-    /// [`Action::FinishPages`] ended, or [`Action::KeepWaiting`] is about to: every page is in place.
+    /// [`Action::FinishPages`] succeeded, or [`Action::KeepWaiting`] is about to end: every page is
+    /// in place.
     PagesComplete,
     /// [`Action::FinishPages`] failed: pages are missing.
     PagesFailed,
-    /// [`Action::FinishLoading`] ended: RAM and devices are complete.
+    /// [`Action::FinishLoading`] succeeded: RAM and devices are complete.
     LoadComplete {
         /// The guest ran at the source (global state, spec §1.10).
         run: bool,
     },
-    /// [`Action::AcquireHooks`] ended: all are held.
+    /// [`Action::AcquireHooks`] succeeded: all hooks are acquired.
     HooksAcquired,
-    /// [`Action::AcquireHooks`] failed; some may be held.
+    /// [`Action::AcquireHooks`] failed; some hooks may be acquired.
     HookAcquireFailed,
-    /// [`Action::StartGuest`] ended: the guest runs.
+    /// [`Action::StartGuest`] or [`Action::TakeOverPaused`] succeeded: the guest runs, or is here
+    /// paused.
     GuestStarted,
     /// [`Action::StartGuest`] failed: the guest does not run.
     GuestStartFailed,
-    /// [`Action::GiveBackHooks`] ended: none is held.
+    /// Between two processes of one host: [`Action::StartGuest`] is about to start devices.
+    ///
+    /// Devices may write the memory that the source would use to resume its guest. From now on a
+    /// start that fails is final here.
+    MemoryMayChange,
+    /// [`Action::GiveBackHooks`] succeeded: no hook is acquired any more.
     HooksGivenBack,
-    /// [`Action::GiveBackHooks`] failed: some are still held.
+    /// [`Action::GiveBackHooks`] failed: some hooks are still acquired.
     HookGiveBackFailed,
     /// A channel ended or failed.
     ConnectionLost,
-    /// The source broke a rule of the format.
+    /// The source broke a rule of the protocol or of its formats.
     PeerMisbehaved,
-    /// The source comes back if its connection is lost, and this side waits for it.
+    /// The source reconnects if its connection is lost, and this side waits for it.
     MayReconnect,
-    /// The source has proved that it is back, over the channels of a new session; nothing of the old ones is read any more.
+    /// The source has reconnected over the channels of a new session and proved its identity. No
+    /// byte of the old channels is read any more.
     Resumed,
-    /// The source has proved that it is itself, and said that it does not come back.
+    /// The source has proved its identity, and declared that it does not reconnect.
     SourceGaveUp,
-    /// Something of ours failed (a device's load, memory, a thread).
+    /// A local part failed (a device's load, memory, a thread).
     LocalFailure,
-    /// The source asks over a new connection what became of this migration.
+    /// The source asks over a new connection for this migration's outcome.
     StatusAsked(MigrationId),
-    /// QMP `cont` for a guest that is [`State::Held`]: the source has
-    /// completed, so that the guest runs nowhere else.
+    /// QMP `cont` for a guest that is [`State::Held`].
+    ///
+    /// The operator vouches that the source has completed, so that the guest runs nowhere else.
     OperatorCont,
-    /// The operator gives the incoming migration up. Refused where that could lose the guest: see
-    /// [`Event::Discard`].
+    /// The operator gives the incoming migration up.
+    ///
+    /// Refused if that could lose the guest: see [`Event::Discard`].
     Abandon,
-    /// As [`Event::Abandon`], and a guest that is [`State::Held`] goes, too: the operator says that it is not the only
-    /// copy, or not wanted.
+    /// As [`Event::Abandon`], and a guest that is [`State::Held`] is discarded too. The operator
+    /// vouches that it is not the only copy, or not needed.
     Discard,
-    /// Time has passed; due at [`super::Destination::deadline`].
+    /// The time has advanced; due at [`super::Destination::deadline`].
     Tick,
 }
 
-/// What the engine shall do, in this order.
+/// Output of the destination's machine: the engine performs these in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
     /// Wait for all lanes and devices to finish. Ends in
     /// [`Event::LoadComplete`] (or `LocalFailure`, `PeerMisbehaved`).
     FinishLoading,
-    /// Acquire disks and locks (those not yet held). Ends in
-    /// [`Event::HooksAcquired`] or `HookAcquireFailed`.
+    /// Acquire the disks and locks that are not acquired yet. Ends in [`Event::HooksAcquired`] or
+    /// `HookAcquireFailed`.
     AcquireHooks,
-    /// Answer the PREPARE ping.
+    /// Answer the PREPARE ping with PONG.
     SendPong,
     /// Start the guest. Ends in [`Event::GuestStarted`] or `GuestStartFailed`.
+    ///
+    /// In postcopy the start may block on a missing page, so the engine performs other actions in
+    /// parallel.
     StartGuest,
-    /// In postcopy: tell the source that the guest was started, or taken over
-    /// paused.
+    /// In postcopy: take the guest over without starting it. Ends in [`Event::GuestStarted`].
+    ///
+    /// As [`Action::StartGuest`] it may block on a missing page, so the engine performs other
+    /// actions in parallel.
+    TakeOverPaused,
+    /// In postcopy: report to the source that the guest was started, or taken over paused.
     SayStarted,
-    /// In postcopy: wait until every page is in place. Ends in
-    /// [`Event::PagesComplete`] or `PagesFailed`.
+    /// In postcopy: wait until every page is in place. Ends in [`Event::PagesComplete`] or
+    /// `PagesFailed`.
     FinishPages,
-    /// In postcopy: stop receiving pages, and leave whoever waits for a missing
-    /// one waiting. Close the channels. Ends in [`Event::ChannelsClosed`], with [`Event::PagesComplete`] before it
-    /// if what had come was all.
+    /// In postcopy: stop receiving pages and close the channels. Threads that need a missing page
+    /// stay blocked.
+    ///
+    /// Ends in [`Event::ChannelsClosed`]. If the received pages were all pages,
+    /// [`Event::PagesComplete`] precedes it.
     KeepWaiting,
-    /// In a recovery: receive over the new channels, and answer which pages are
-    /// here.
+    /// In a recovery: receive over the new channels, and report which pages are here.
     Recover,
-    /// In a recovery: tell the source that this side goes on, and ask again for
-    /// the pages that are waited for.
+    /// In a recovery: confirm to the source that this side continues. Request again the pages on
+    /// which threads are blocked.
     SayResumed,
-    /// Announce the guest's network addresses from here.
+    /// Announce the guest's network addresses from this host.
     AnnounceNetwork,
-    /// Send SHUT with this value; if it cannot be sent, the source will ask.
+    /// Send SHUT with this value. If it cannot be sent, the source will ask for the status.
     SendShut(u32),
     /// Answer [`Event::StatusAsked`] on the connection that asked.
     Answer(Status),
-    /// Tell the operator that the guest is held, and why.
+    /// Report to the operator that the guest is held, and why.
     ReportHeld(Held),
-    /// Stop every lane and load thread, and return only when none writes guest
-    /// RAM any more. The return path stays usable if it still is.
+    /// Stop every lane and load thread. Returns only when no thread writes guest RAM any more. The
+    /// return path stays usable if it was usable before.
     StopLoading,
-    /// Close this session's channels, which nobody reads any more, and forget what came of devices. RAM stays as it is. From
-    /// now on the source may come back, which is [`Event::Resumed`].
+    /// Close this session's channels, which no thread reads any more, and drop the received device
+    /// state. RAM stays as it is. From now on the source may reconnect, which is
+    /// [`Event::Resumed`].
     Suspend,
-    /// Give the hooks that are held back, last first. Ends in
-    /// [`Event::HooksGivenBack`] or `HookGiveBackFailed`.
+    /// Give the acquired hooks back, the last first. Ends in [`Event::HooksGivenBack`] or
+    /// `HookGiveBackFailed`.
     GiveBackHooks,
-    /// Close all channels; what was sent on them still goes out.
+    /// Close all channels; the bytes that were queued on them are still sent.
     CloseChannels,
     /// Reset the VM and free the memory that was loaded.
     ResetMemory,
@@ -242,44 +261,48 @@ pub enum Action {
     Finish(Outcome),
 }
 
-/// Why the guest is held.
+/// The reason why the guest is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Held {
-    /// Until a QEMU source has completed: it would resume if it missed SHUT.
+    /// A QEMU source has not completed yet: it would resume the guest if it missed SHUT.
     UntilSourceCompleted,
-    /// Hooks could not be acquired and the source cannot be told: the only
-    /// copy is here. `cont` tries again.
+    /// Hooks could not be acquired, and no return path exists to report it.
+    ///
+    /// The only copy is here. `cont` retries.
     Hooks,
-    /// The start failed and the source has completed: the only copy is here.
-    /// `cont` tries again.
+    /// The start failed, and the only copy is here.
+    ///
+    /// The source has completed, or its memory may have been written here. `cont` retries.
     Start,
-    /// Postcopy, and the connection broke: pages that only the source has are
-    /// missing.
+    /// Postcopy, and the connection broke: pages that only the source has are missing.
     Pages,
+    /// Postcopy, and the start failed after the source learned that this side has the guest. The
+    /// guest is here, paused.
+    StartInPostcopy,
 }
 
-/// Why the migration failed.
+/// The reason of a failed migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Cause {
-    /// [`Event::ConnectionLost`].
+    /// A channel ended or failed: [`Event::ConnectionLost`].
     ConnectionLost,
     /// [`Event::PeerMisbehaved`], or an element at a wrong time.
     PeerMisbehaved,
-    /// [`Event::LocalFailure`].
+    /// A local part failed: [`Event::LocalFailure`].
     LocalFailure,
-    /// [`Event::HookAcquireFailed`].
+    /// A hook could not be acquired: [`Event::HookAcquireFailed`].
     HookAcquire,
-    /// [`Event::GuestStartFailed`].
+    /// The guest could not be started: [`Event::GuestStartFailed`].
     GuestStart,
-    /// The connection was lost, and the source did not come back in time, or said that it does not.
+    /// The source did not reconnect in time after a loss, or declared that it does not.
     NotResumed,
-    /// [`Event::Abandon`] or [`Event::Discard`].
+    /// The operator gave the migration up: [`Event::Abandon`] or [`Event::Discard`].
     Abandoned,
-    /// The wait in this state was over its limit.
+    /// The wait in this state reached its limit.
     TimedOut(State),
 }
 
-/// How the migration ended at the destination.
+/// The result of the migration at the destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Outcome {
     /// The guest runs here.
@@ -288,27 +311,27 @@ pub enum Outcome {
     Paused,
     /// The guest does not run here and never will.
     Failed {
-        /// Why.
+        /// The reason of the failure.
         cause: Cause,
-        /// Some hooks could not be given back: the source may miss them.
+        /// Some hooks could not be given back, so the source may be unable to acquire them.
         hooks_left_held: bool,
     },
 }
 
-/// Why an event was refused; the machine did not change.
+/// Why the machine refused an event. A refusal does not change the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// Abandon after EOF.
+    /// An abandon after EOF.
     #[error(
         "cannot abandon: the guest has been handed over to this side ({state:?}); \
          stop it here, or migrate it back"
     )]
     AbandonAfterCommit {
-        /// Where the destination stands.
+        /// The state of the destination.
         state: State,
     },
-    /// Abandon while the guest is held.
+    /// An abandon while the guest is held.
     #[error(
         "the guest is held here, and this may be its only copy: its source may have completed and forgotten it, and a \
          guest that is discarded cannot be brought back. Look at the source: unless its migration has failed and the \
@@ -316,16 +339,16 @@ pub enum Refusal {
          ('sterna cancel --force', or 'migrate_cancel' with \"x-sterna-force\": true through QMP)"
     )]
     MayBeOnlyCopy,
-    /// Abandon while pages are missing.
+    /// An abandon while pages are missing.
     #[error(
         "the guest runs here and lacks pages that only its source has, which keeps them: it cannot be given up on one side. \
          If it is not wanted any more, end this process, and say destination-runs at the source"
     )]
     LacksPages,
-    /// Abandon when it has failed already.
+    /// An abandon after the migration has failed.
     #[error("nothing to abandon: the incoming migration has failed; start a new one")]
     NothingToAbandon,
-    /// A recovery when there is nothing to recover.
+    /// A request for recovery in a state other than postcopy-paused.
     #[error(
         "only a guest in postcopy-paused can be recovered, the state is {}; {}",
         state.qemu_status(),
@@ -336,30 +359,30 @@ pub enum Refusal {
         }
     )]
     NotPostcopyPaused {
-        /// Where the destination stands.
+        /// The state of the destination.
         state: State,
     },
-    /// A pause when there is nothing to pause.
+    /// A request for a pause in a state without a running postcopy.
     #[error(
         "migrate-pause works only in postcopy-active and postcopy-recover, the state is {}",
         state.qemu_status()
     )]
     NotPostcopyActive {
-        /// Where the destination stands.
+        /// The state of the destination.
         state: State,
     },
-    /// `cont` when the guest is not held.
+    /// `cont` while the guest is not held.
     #[error("cont: the incoming guest is not held in state {state:?}; before it is here it cannot run")]
     NotHeld {
-        /// Where the destination stands.
+        /// The state of the destination.
         state: State,
     },
-    /// The event cannot happen in this state: the engine's fault.
+    /// The event is impossible in this state, which is a fault of the engine.
     #[error("{event:?} cannot happen in state {state:?}: the engine fed the machine out of order")]
     OutOfOrder {
-        /// Where the destination stands.
+        /// The state of the destination.
         state: State,
-        /// What it was told.
+        /// The event that was fed.
         event: Event,
     },
 }

@@ -1,26 +1,26 @@
-//! One side's claim of a generation: asked for until the arbiter has ruled.
+//! One side's claim of a generation: the machine repeats the question until the arbiter has ruled.
 
 use crate::limits::after;
 use std::time::Duration;
 
-/// Where the claim stands before a ruling.
+/// The progress of the claim before a ruling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(super) enum Claim {
-    /// Nobody asked.
+    /// The claim has not been requested.
     #[default]
     Idle,
     /// The arbiter is being asked.
     Asking,
-    /// It was out of reach; asked again at this time. It may have ruled, and
-    /// only its answer was lost.
+    /// The arbiter was out of reach; the machine asks again at this time. The arbiter may have
+    /// ruled already, and only its answer was lost.
     Waiting {
-        /// When.
+        /// The time of the next question; `None` if the interval has no end.
         until: Option<Duration>,
     },
 }
 
 impl Claim {
-    /// When to ask again.
+    /// The time at which to ask again.
     pub(super) fn deadline(self) -> Option<Duration> {
         match self {
             Self::Waiting { until } => until,
@@ -33,7 +33,7 @@ impl Claim {
         self.deadline().is_some_and(|until| now >= until)
     }
 
-    /// The question brought no answer.
+    /// Records that a question ended without an answer.
     pub(super) fn out_of_reach(&mut self, now: Duration, interval: Duration) {
         if *self == Self::Asking {
             *self = Self::Waiting { until: after(now, interval) };

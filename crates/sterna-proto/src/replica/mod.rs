@@ -1,25 +1,24 @@
 //! Who may run a guest that is protected by a standby: pure state machines.
 //!
-//! A *primary* runs the guest and sends checkpoints; a *standby* holds them
-//! and runs nothing. Checkpoints are numbered from 1 within a *protection*;
-//! the time between two of them is an *epoch*. What the guest says in epoch
-//! `n` waits in the primary's *gate* until the standby holds checkpoint `n`.
-//! If the primary is gone, the standby starts the guest from the last
-//! checkpoint that it holds whole. That state is at least as new as anything
-//! the world has seen of the guest.
+//! A *primary* runs the guest and sends checkpoints. A *standby* stores them and runs no guest.
+//! Checkpoints are numbered from 1 within a *protection*; the time between two of them is an
+//! *epoch*.
+//!
+//! The guest's output of epoch `n` waits in the primary's *gate* until the standby has stored
+//! checkpoint `n`. If the primary fails, the standby starts the guest from the last complete
+//! checkpoint. That state includes every state whose output has been released.
 //!
 //! Three rules decide who may run:
 //!
-//! 1. **The lease.** The primary sends numbered heartbeats and the standby
-//!    echoes them. The primary's lease ends [`Terms::lease`] after it *sent*
-//!    the last heartbeat that was echoed. With the lease, the guest stops and
-//!    the gate closes. The standby waits [`Terms::patience`] from its last
-//!    *echo*, which is always longer.
-//! 2. **The claim.** Without a valid lease only who wins the arbiter's claim
-//!    of this protection's generation runs the guest. The first who asks wins,
-//!    for ever. An arbiter out of reach leaves both waiting.
-//! 3. **The last word.** A standby that says *never* discards what it holds,
-//!    and the primary goes on without a claim.
+//! 1. **The lease.** The primary sends numbered heartbeats and the standby echoes them. The
+//!    primary's lease ends [`Terms::lease`] after it *sent* the last heartbeat that was echoed. When
+//!    the lease ends, the guest stops and the gate closes. The standby waits [`Terms::patience`] from
+//!    its last *echo*, which is always longer.
+//! 2. **The claim.** Without a valid lease, only the side that wins the arbiter's claim of this
+//!    protection's generation runs the guest. The first side that asks wins, and the ruling never
+//!    changes. If the arbiter is out of reach, both sides wait.
+//! 3. **The last answer.** A standby that sends *never* discards its checkpoints, and the primary
+//!    continues without a claim.
 //!
 //! ```text
 //! primary                                   standby
@@ -41,10 +40,9 @@
 //! Alone                           <-------  NEVER: Discarded
 //! ```
 //!
-//! The machines hold no socket, thread, clock or randomness. The simulator in
-//! `sim` (feature `sim`, and the crate's own tests) drives them with clocks
-//! that drift, processes that freeze, messages that are lost, and an arbiter
-//! that each side reaches or not.
+//! The machines contain no socket, thread, clock or randomness. The simulator in `sim` (feature
+//! `sim`, and the crate's own tests) drives them. It simulates clocks that drift, processes that
+//! freeze, messages that are lost, and an arbiter that either side may be unable to reach.
 
 mod claim;
 pub mod primary;
@@ -54,30 +52,30 @@ pub mod standby;
 
 use std::time::Duration;
 
-/// Names one protection of one guest by one standby. The primary draws `id`;
-/// `generation` is higher by one than that of the guest's protection before.
+/// Names one protection of one guest by one standby.
+///
+/// The primary draws `id`. `generation` is one more than the generation of the guest's previous
+/// protection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Protection {
-    /// Drawn by the primary for this protection.
+    /// Drawn at random by the primary for this protection.
     pub id: [u8; 16],
-    /// What the arbiter's claim is about.
+    /// The number that a claim at the arbiter names.
     pub generation: u64,
 }
 
-/// The times that both sides of a protection agree on before it begins.
+/// Time limits on which both sides agree before a protection begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terms {
-    /// From heartbeat to heartbeat.
+    /// Interval between two heartbeats.
     pub heartbeat: Duration,
-    /// How long the primary may run the guest after it sent a heartbeat that
-    /// was echoed.
+    /// How long the primary may run the guest after it sent a heartbeat that was echoed.
     pub lease: Duration,
-    /// By how much the rates of the two hosts' clocks differ at most, in
-    /// thousandths.
+    /// The largest difference between the rates of the two hosts' clocks, in thousandths.
     pub drift_per_mille: u32,
-    /// What stopping a guest takes at most after its lease has ended.
+    /// The longest time that stopping a guest takes after its lease has ended.
     pub margin: Duration,
-    /// From a claim that found no arbiter to the next try.
+    /// From a claim that reached no arbiter to the next attempt.
     pub claim_interval: Duration,
 }
 
@@ -94,18 +92,19 @@ impl Default for Terms {
 }
 
 impl Terms {
-    /// How long a standby waits from its last echo until it may claim: the
-    /// lease on the primary's clock, seen from this one, and the margin.
+    /// How long a standby waits from its last echo until it may claim.
+    ///
+    /// This is the primary's lease, measured with this side's clock, plus the margin.
     #[must_use]
     pub fn patience(&self) -> Duration {
         let drift = self.lease.saturating_mul(self.drift_per_mille) / 1000;
         self.lease.saturating_add(drift).saturating_add(self.margin)
     }
 
-    /// Whether a protection can live with these times.
+    /// Checks that the times fit each other.
     ///
     /// # Errors
-    /// [`BadTerms`] says which.
+    /// [`BadTerms`] names the time that is too short.
     pub fn check(&self) -> Result<(), BadTerms> {
         if self.heartbeat.is_zero() || self.heartbeat.saturating_mul(3) > self.lease {
             return Err(BadTerms::Heartbeat { heartbeat: self.heartbeat, lease: self.lease });
@@ -120,11 +119,11 @@ impl Terms {
     }
 }
 
-/// Times that no protection can live with.
+/// A time limit that makes a protection impossible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BadTerms {
-    /// One lost heartbeat would end the lease.
+    /// The lease is so short that one lost heartbeat would end it.
     #[error(
         "a heartbeat every {} ms and a lease of {} ms: the lease must outlast three heartbeats, and a heartbeat \
          cannot be 0",
@@ -132,35 +131,35 @@ pub enum BadTerms {
         lease.as_millis()
     )]
     Heartbeat {
-        /// From heartbeat to heartbeat.
+        /// Interval between two heartbeats.
         heartbeat: Duration,
-        /// The lease.
+        /// The primary's lease in these terms.
         lease: Duration,
     },
-    /// Stopping a guest takes time.
+    /// The margin is 0, but stopping a guest takes time.
     #[error("the margin is 0: give it the time that stopping the guest takes at most")]
     NoMargin,
-    /// The arbiter would be asked all the time.
+    /// The interval is 0, so the arbiter would be asked without a break.
     #[error("the interval between two claims is 0: give it at least some milliseconds")]
     NoClaimInterval,
 }
 
-/// What a standby says of itself: all that it holds and has heard.
+/// A standby's report: the checkpoint that it has stored, and the heartbeat that it echoes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// Which protection it speaks of.
+    /// The protection that the answer concerns.
     pub protection: Protection,
-    /// The last checkpoint that it holds whole; 0 before the first.
+    /// The last complete checkpoint at the standby; 0 before the first.
     pub held: u64,
-    /// The last heartbeat that it has read; 0 before the first.
+    /// The last heartbeat that the standby has read; 0 before the first.
     pub heartbeat: u64,
 }
 
-/// What the arbiter says of a claim. It never changes.
+/// The arbiter's answer to a claim. It never changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Ruling {
-    /// Who asked has the guest.
+    /// The side that asked has the guest.
     Won,
-    /// The other side has it.
+    /// The other side has the guest.
     Lost,
 }

@@ -1,4 +1,4 @@
-//! What strikes: cuts, crashes, commands of an operator, local failures.
+//! Faults that the simulator injects: cuts, crashes, an operator's commands, local failures.
 
 use super::schedule::{Blow, Place};
 use super::world::{Command, Item, Message, Owner, SECOND, Side, World};
@@ -41,7 +41,7 @@ impl World<'_> {
         }
     }
 
-    /// Silent: the sides notice by their stall limits, much later.
+    /// Cuts a direction silently: the sides notice only by their stall limits, much later.
     fn cut(&mut self, lost: &[Side]) {
         for side in lost {
             let drops = self.rng.percent(50);
@@ -70,7 +70,7 @@ impl World<'_> {
         }
     }
 
-    /// Every page comes, and the connection breaks before the end of the stream.
+    /// Delivers every page, and breaks the connection before the end of the stream.
     pub(super) fn loses_end(&mut self) {
         let behind_the_last = self.forward.last_arrival.max(self.now) - self.now + 1;
         (self.forward.cut, self.back.cut) = (true, true);
@@ -90,7 +90,7 @@ impl World<'_> {
             Side::Source => (Owner::Source, Side::Destination),
             Side::Destination => (Owner::Destination, Side::Source),
         };
-        // The kernel gives a dead process's locks back.
+        // The kernel releases the locks of a dead process.
         for hook in self.hooks.iter_mut().filter(|hook| **hook == mine) {
             *hook = Owner::Nobody;
         }
@@ -98,8 +98,8 @@ impl World<'_> {
             Side::Source => self.source.dies(),
             Side::Destination => self.destination.dies(),
         }
-        // What it had sent may still arrive, then the connection is reset;
-        // what was under way to it is lost with it.
+        // Data that the dead process had sent may still arrive, then the connection is reset. Data
+        // under way to the dead process is lost with it.
         let now = self.now;
         let link = self.link_to(peer);
         if !link.cut {

@@ -1,5 +1,5 @@
-//! Which states were struck by which kind of fault, so that the simulator
-//! cannot silently go blind.
+//! Counts which states were struck by which kind of fault. Tests use the counts to notice when the
+//! simulator no longer reaches a case.
 
 use super::schedule::{Blow, Place};
 use crate::{destination, source};
@@ -11,7 +11,7 @@ use std::fmt;
 pub enum Kind {
     /// A cut or a reset of the connection.
     Cut,
-    /// A cancel at the source, a give-up at the destination.
+    /// A cancel at the source, or an abandon at the destination.
     Cancel,
     /// An operator's pause on either side.
     Pause,
@@ -22,7 +22,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Every kind.
+    /// Every kind, in the order of the type.
     pub const ALL: [Self; 5] = [Self::Cut, Self::Cancel, Self::Pause, Self::Crash, Self::Other];
 
     fn of(blow: Blow) -> Self {
@@ -36,20 +36,20 @@ impl Kind {
     }
 }
 
-/// Counts over many schedules.
+/// Counts of visits, blows and results over many schedules.
 #[derive(Clone, Debug, Default)]
 pub struct Coverage {
     visits: BTreeMap<Place, u64>,
     blows: BTreeMap<(Place, Kind), u64>,
     ends: BTreeMap<String, u64>,
-    /// Schedules that ran.
+    /// Number of schedules that ran.
     pub schedules: u64,
-    /// Events that were handled.
+    /// Events that the machines handled.
     pub events: u64,
-    /// Schedules in which an unmanaged QEMU source and our destination both
-    /// ran the guest: the guarantee that the docs call lost.
+    /// Schedules in which an unmanaged QEMU source and Sterna's destination both ran the guest. The
+    /// documentation states that this pairing does not exclude it.
     pub known_double_runs: u64,
-    /// How often a destination had every page when its connection was lost before the end of the stream.
+    /// How often a destination with every page lost the connection before the end of the stream.
     pub whole_without_end: u64,
 }
 
@@ -66,13 +66,13 @@ impl Coverage {
         self.blows.get(&(place, kind)).copied().unwrap_or(0)
     }
 
-    /// How often both machines ended like this.
+    /// How often both machines ended in each pair of results.
     #[must_use]
     pub fn ends(&self) -> &BTreeMap<String, u64> {
         &self.ends
     }
 
-    /// States of both machines in which a handover can be, in order.
+    /// States of both machines that a handover can enter, in the order of their types.
     pub fn places() -> impl Iterator<Item = Place> {
         let sources = source::State::ALL.into_iter().filter(|state| !state.is_of_protection());
         let sources = sources.map(Place::Source);
@@ -84,7 +84,7 @@ impl Coverage {
     }
 
     pub(super) fn strike(&mut self, place: Place, blow: Blow) {
-        // What an operator says strikes the side where it is said.
+        // An operator's command strikes only the side that gets it.
         let misses = matches!(
             (place, blow),
             (Place::Source(_), Blow::Abandon | Blow::PauseDestination | Blow::LocalDestination)

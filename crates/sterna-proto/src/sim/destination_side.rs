@@ -1,5 +1,5 @@
-//! The destination's process: performs the machine's actions as an engine
-//! would, and checks what must hold before each.
+//! The destination's process: performs the machine's actions as an engine would, and checks the
+//! preconditions of each action.
 
 use super::recovery::ALL;
 use super::schedule::{Effect, Pairing, Place};
@@ -9,7 +9,7 @@ use crate::destination::{Action, Event, Held, Refusal, State};
 use crate::source::SwitchoverAck;
 
 impl World<'_> {
-    /// Feeds the machine and performs what comes back.
+    /// Feeds an event to the machine and performs the returned actions.
     pub(super) fn destination_event(&mut self, event: Event) {
         if !self.destination.alive {
             return;
@@ -47,6 +47,7 @@ impl World<'_> {
                 return self.send(Side::Source, Message::PreparePong);
             }
             Action::StartGuest => Work::Do(Effect::Start),
+            Action::TakeOverPaused => Work::TakesOver,
             Action::AnnounceNetwork | Action::StopLoading => return,
             Action::SayStarted => {
                 self.says_taken_over("the guest was said to be started");
@@ -75,7 +76,7 @@ impl World<'_> {
                 match status {
                     Status::Committed => self.says_committed("\"committed\" was answered"),
                     Status::Never => self.says_never("\"never\" was answered"),
-                    Status::Incomplete => self.says_taken_over("\"incomplete\" was answered"),
+                    Status::Incomplete => self.says_it_has_the_guest("\"incomplete\" was answered"),
                     Status::Pending | Status::Unknown => {}
                 }
                 let at = self.network_delay();
@@ -105,7 +106,7 @@ impl World<'_> {
         match work {
             Work::Load => {
                 if self.destination_state() != Some(State::Completing) {
-                    return; // StopLoading came first.
+                    return; // StopLoading was performed before.
                 }
                 if self.fails(Effect::Load) || !self.facts.final_arrived {
                     return self.destination_event(Event::LocalFailure);
@@ -116,7 +117,8 @@ impl World<'_> {
             }
             Work::Pages => {
                 if self.facts.placed != ALL && !self.facts.page_lost {
-                    // The stream keeps its order: what was sent before its end has come.
+                    // The stream keeps its order: everything that was sent before its end has
+                    // arrived.
                     self.violate("invariant 2: the stream has ended, and a page was never sent");
                 }
                 if self.facts.placed != ALL {
@@ -126,7 +128,17 @@ impl World<'_> {
                 self.destination_event(Event::PagesComplete);
             }
             Work::Closed => self.channels_are_closed(),
+            // The guest, or its VMM, touches a page when it starts. The start is repeated until the
+            // page is there.
+            Work::Do(Effect::Start) if self.start_waits() => {
+                self.push(SECOND / 2, Item::DestinationDoes(work))
+            }
             Work::Do(effect) => self.destination_effect(effect),
+            Work::TakesOver => {
+                self.check_ready("the guest was taken over paused");
+                self.facts.taken_over = true;
+                self.destination_event(Event::GuestStarted);
+            }
             Work::QemuStarts | Work::QemuPongs | Work::QemuRuns => self.qemu_destination_does(work),
             _ => {}
         }
@@ -150,7 +162,14 @@ impl World<'_> {
                     Event::HooksGivenBack
                 }
             }
-            Effect::Start if fails => Event::GuestStartFailed,
+            Effect::Start if fails => {
+                if self.schedule.one_host {
+                    // Devices run before the vCPUs, and may write memory.
+                    self.destination_event(Event::MemoryMayChange);
+                    self.facts.written = true;
+                }
+                Event::GuestStartFailed
+            }
             Effect::Start => {
                 self.check_ready("the guest was started");
                 if self.destination.running {
@@ -182,7 +201,7 @@ impl World<'_> {
         Event::HooksAcquired
     }
 
-    /// Everything must be loaded, and every hook held.
+    /// Checks that everything is loaded and every hook is acquired.
     fn check_ready(&mut self, what: &str) {
         if !self.facts.loaded {
             self.violate(&format!("invariant 2: {what} before all was loaded"));
@@ -192,23 +211,51 @@ impl World<'_> {
         }
     }
 
-    /// Of postcopy.
+    /// Checks a report in postcopy that the guest was taken over.
     fn says_taken_over(&mut self, what: &str) {
-        self.check_ready(what);
         let machine = self.destination.machine.as_ref();
         let is_paused = machine.is_some_and(|machine| machine.is_taken_over_paused());
         if !self.destination.running && !is_paused {
             self.violate(&format!("invariant 1: {what} before the guest was started or taken over paused"));
         }
+        self.says_it_has_the_guest(what);
+    }
+
+    /// Checks an answer that this side has the guest. The source never runs it from now on.
+    fn says_it_has_the_guest(&mut self, what: &str) {
+        self.check_ready(what);
+        let machine = self.destination.machine.as_ref();
+        let is_here = machine.is_some_and(|machine| machine.may_guest_run() || machine.starts_in_postcopy());
+        if !is_here {
+            self.violate(&format!("invariant 1: {what} before the guest was being started"));
+        }
         self.facts.taken_over = true;
     }
 
+    /// Whether the start blocks on a missing page. The page is requested; if the request is lost,
+    /// the start stays blocked.
+    fn start_waits(&mut self) -> bool {
+        let wants = self.schedule.start_needs & !self.facts.placed;
+        if wants == 0 || !self.facts.run_out {
+            return false;
+        }
+        if self.destination.open {
+            self.send(Side::Source, Message::Wants(wants));
+        }
+        true
+    }
+
     fn says_committed(&mut self, what: &str) {
-        self.check_ready(what);
+        if self.destination_state() != Some(State::Failed) {
+            self.check_ready(what);
+        }
         if self.facts.run_out && !self.facts.pages_complete {
             self.violate(&format!("invariant 2: {what} while pages were missing"));
         }
-        let paused = matches!(self.destination_state(), Some(State::Paused | State::Held));
+        // The operator has discarded the guest. The source must not run it on memory that was
+        // written here.
+        let is_gone = self.facts.written && self.destination_state() == Some(State::Failed);
+        let paused = is_gone || matches!(self.destination_state(), Some(State::Paused | State::Held));
         if !self.destination.running && !paused {
             self.violate(&format!("invariant 1: {what} before the guest was started or taken over paused"));
         }
@@ -223,12 +270,15 @@ impl World<'_> {
         if self.destination.running {
             self.violate(&format!("invariant 1: {what} while the guest runs"));
         }
+        if self.facts.written {
+            self.violate(&format!("invariant 2: {what}, and the source's memory was written here"));
+        }
         self.facts.never = true;
     }
 
     fn destination_held(&mut self, why: Held) {
         let managed = matches!(self.schedule.pairing, Pairing::FromQemu { managed: true, .. });
-        // `sterna migrate` speaks when it has seen the source's end (qemu.rs).
+        // `sterna migrate` sends `cont` after it has seen the end of the source (qemu.rs).
         if why == Held::UntilSourceCompleted && managed {
             return self.tool_looks();
         }
@@ -238,7 +288,7 @@ impl World<'_> {
         }
     }
 
-    /// A message from the source.
+    /// Handles a message that arrives from the source.
     pub(super) fn destination_reads(&mut self, message: Message) {
         if self.destination.machine.is_none() {
             return self.qemu_destination_reads(message);
@@ -260,7 +310,7 @@ impl World<'_> {
             Message::Compatibility => self.send(Side::Source, Message::CompatibilityPong),
             Message::DeviceAsks => self.send(Side::Source, Message::Ack),
             Message::Ram => {
-                // Lanes that were stopped write no more.
+                // Lanes that were stopped write no pages.
                 self.facts.memory_used |= self.destination_state() == Some(State::Active);
             }
             Message::Final => {
@@ -283,7 +333,7 @@ impl World<'_> {
         if self.destination.machine.is_none() {
             return self.qemu_destination_broken();
         }
-        // A stream that ends inside an element looks like a broken rule.
+        // A stream that ends inside an element looks like a violation of the format.
         if self.rng.percent(30) {
             return self.destination_event(Event::PeerMisbehaved);
         }

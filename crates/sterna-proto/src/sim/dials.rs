@@ -1,29 +1,29 @@
-//! What is known of connections that are made anew.
+//! State of reconnections. A *dial* is the source's attempt to connect again.
 
-/// What the destination answers.
+/// The result of a dial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DialEnd {
     /// The session has begun, over connections of this generation.
     Taken(u32),
-    /// It does not go on with this migration.
+    /// The destination does not continue this migration.
     Refused,
-    /// No answer came.
+    /// No answer arrived within the limit.
     Nothing,
 }
 
-/// Both sides' view of sessions.
+/// Both sides' numbers of sessions.
 #[derive(Debug, Default)]
 pub(super) struct Dials {
-    /// The last one that the source has dialled, and whether it waits for its end.
+    /// The last session that the source has dialled, and whether it waits for the result.
     pub(super) last: u32,
     pub(super) is_waiting: bool,
-    /// The last one that the destination has taken, and one that waits until the lost session has ended.
+    /// The last accepted session, and one that waits until the lost session has ended.
     pub(super) taken: u32,
     pub(super) pending: Option<u32>,
 }
 
 impl Dials {
-    /// The session that the destination has taken last.
+    /// The last session that the destination has accepted.
     pub(super) fn taken(&self) -> u32 {
         self.taken
     }

@@ -1,21 +1,22 @@
 //! A seeded simulator of handovers that drives the machines themselves.
 //!
-//! It owns what the machines do not: time, two processes with a guest, two
-//! exclusive hooks and dirty tracking, and the network between them, an
-//! ordered stream in each direction that delays, is cut for good, or loses
-//! what is under way, plus the connections of the status question, and those that take its place when it is lost. A
-//! [`Schedule`] follows from one seed: who talks to whom (two Sternas, QEMU as
-//! either side), what is configured, and which faults are placed where. After
-//! every step the invariants 1 and 3 of the design are checked, and at the end
-//! that both sides have ended and agree.
+//! It simulates everything outside the machines:
+//! * time;
+//! * two processes with a guest, two exclusive hooks and dirty tracking;
+//! * the main connection: an ordered stream in each direction that delays, is cut permanently, or
+//!   loses the data under way;
+//! * connections of the status question, and connections that replace a lost one.
 //!
-//! [`campaign`] runs many schedules; the first that violates an invariant is
-//! shrunk to the faults that it needs and comes back with its trace. Schedule
-//! `i` of a campaign has the seed `seed + i`, so `STERNA_SEED=<its seed>
-//! STERNA_SCHEDULES=1` replays it alone.
+//! A [`Schedule`] follows from one seed: the pairing (two Sternas, or QEMU as either side), the
+//! configuration, and the faults with their places. After every step the simulator checks
+//! invariants 1 and 3 of the design. At the end it checks that both sides have ended and agree.
 //!
-//! The bugs of [`Planted`] prove that the checks see: the tests plant each, between a machine and its process, and
-//! expect the simulator to find it.
+//! [`campaign`] runs many schedules. The first schedule that violates an invariant is reduced to
+//! the faults that it needs and returned with its trace. Schedule `i` of a campaign has the seed
+//! `seed + i`, so `STERNA_SEED=<its seed> STERNA_SCHEDULES=1` replays it alone.
+//!
+//! The bugs of [`Planted`] prove that the checks work: the tests plant each bug between a machine
+//! and its process, and expect the simulator to find it.
 
 mod blows;
 mod check;
@@ -43,14 +44,14 @@ pub use schedule::{Blow, Effect, Fault, Micros, Pairing, Place, Schedule};
 use std::fmt;
 use world::World;
 
-/// A schedule that violated an invariant, shrunk.
+/// A schedule that violated an invariant, reduced to the necessary faults.
 #[derive(Debug)]
 pub struct Failure {
-    /// What it needs.
+    /// The schedule with only the necessary faults.
     pub schedule: Schedule,
-    /// What was violated.
+    /// The violated invariant, as text.
     pub violation: String,
-    /// What happened, one line an event.
+    /// The events of the run, one per line.
     pub trace: Vec<String>,
 }
 
@@ -67,7 +68,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Runs the schedules of the seeds from `seed` on, with a bug planted or none.
+/// Runs schedules with consecutive seeds from `seed` on, with or without a planted bug.
 ///
 /// # Errors
 /// The first schedule that violates an invariant.
@@ -87,7 +88,7 @@ pub fn campaign(
     Ok(())
 }
 
-/// Drops faults, one at a time, while an invariant is still violated.
+/// Drops faults, one at a time, as long as an invariant is still violated.
 fn shrink(mut schedule: Schedule) -> Failure {
     let mut ignored = Coverage::default();
     let mut index = 0;

@@ -1,11 +1,11 @@
-//! The main connection: an ordered stream in each direction that delays, loses
-//! everything after a cut, and ends in order or not.
+//! The main connection: an ordered stream in each direction. It delays messages, loses everything
+//! after a cut, and ends with or without an orderly close.
 
 use super::planted::Planted;
 use super::world::{Item, Link, Message, Side, World};
 
 impl World<'_> {
-    /// Sends in order; lost if that direction is cut.
+    /// Sends a message in order. A direction that is cut loses it.
     pub(super) fn send(&mut self, to: Side, message: Message) {
         let delay = self.network_delay();
         let now = self.now;
@@ -18,7 +18,7 @@ impl World<'_> {
         self.push(delay, Item::Arrives(to, message, generation));
     }
 
-    /// The orderly close of this side's channels.
+    /// Closes this side's channels in an orderly way.
     pub(super) fn close(&mut self, by: Side) {
         let (open, peer) = match by {
             Side::Source => (&mut self.source.open, Side::Destination),
@@ -27,8 +27,8 @@ impl World<'_> {
         if !std::mem::replace(open, false) {
             return;
         }
-        // Closing with unread bytes resets the connection: what the source
-        // still has under way is lost. The destination closes gently.
+        // A close with unread bytes resets the connection, so data of the source that is under way
+        // is lost. The destination reads everything before it closes.
         if by == Side::Source && self.rng.percent(30) {
             self.link_to(peer).generation += 1;
         }
@@ -57,7 +57,7 @@ impl World<'_> {
             Side::Source => (self.source.alive, self.source.open),
             Side::Destination => (self.destination.alive, self.destination.open),
         };
-        // A closed side still has what was read and queued just before.
+        // A closed side may still handle a message that it read and queued immediately before.
         if !alive || (!open && !self.rng.percent(20)) {
             return;
         }

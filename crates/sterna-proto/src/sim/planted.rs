@@ -1,17 +1,18 @@
 //! Bugs planted on purpose, to prove that the simulator finds them.
 //!
-//! The machines are sound: the bugs stand between a machine and its process. They change what a machine is told or what
-//! it asks for, as a machine with the bug in its table would have it.
+//! The machines themselves stay correct. A planted bug sits between a machine and its process. It
+//! changes the events that the machine gets or the actions that it returns, as if the machine's
+//! table had the bug.
 
 use crate::destination::{self, Destination};
 use crate::source::{self, Source};
 use crate::{Status, destination::Action as D, source::Action as S};
 use std::time::Duration;
 
-/// A bug that one of the two sides has.
+/// A bug of one of the two sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Planted {
-    /// Destination: answers the PREPARE ping before all is loaded.
+    /// Destination: answers the PREPARE ping before everything is loaded.
     AcknowledgeBeforeLoad,
     /// Destination: answers the PREPARE ping before its hooks are acquired.
     AcknowledgeBeforeHooks,
@@ -21,7 +22,7 @@ pub enum Planted {
     AnswerCommittedBeforeStart,
     /// Destination: sends SHUT 0 before the guest was started.
     ShutBeforeStart,
-    /// Destination: reports failure while it still holds the hooks.
+    /// Destination: reports failure while its hooks are still acquired.
     ShutFailureBeforeHooksBack,
     /// Destination: starts the guest when the connection is lost in Prepared.
     CommitOnLoss,
@@ -29,71 +30,72 @@ pub enum Planted {
     KeepHooks,
     /// Destination: fails without resetting the memory.
     KeepMemory,
-    /// Destination: waits for its source with its hooks held.
+    /// Destination: waits for its source without giving its hooks back.
     SuspendWithHooks,
-    /// Destination: lets a session begin that has begun before.
+    /// Destination: accepts a session that has begun before.
     TakeStaleDial,
-    /// Source: hears what a lost connection still brings.
+    /// Source: handles late events of a lost connection.
     HearLostConnection,
     /// Destination: starts the guest as soon as it is prepared.
     StartBeforeCommit,
-    /// Destination, in postcopy: says that the guest was started before it was.
+    /// Destination, in postcopy: reports the start of the guest before it.
     SayStartedBeforeStart,
     /// Destination, in postcopy: confirms that it has all pages while some are
     /// missing.
     ShutWithPagesMissing,
-    /// Destination, in postcopy: takes a lost connection for the end of the
-    /// stream, and completes with pages missing.
+    /// Destination, in postcopy: completes with pages missing when the connection is lost.
     CompleteWithPagesMissing,
     /// Destination, in postcopy: answers *never* when the connection broke.
     AnswerNeverWhenPaused,
-    /// Source: takes "incomplete" for "never".
+    /// Destination, in postcopy: returns a guest that it has reported as taken over.
+    ///
+    /// It does so when the start fails.
+    DenyAfterIncomplete,
+    /// Destination, on one host: returns the guest after its devices have written the memory.
+    GiveBackWrittenMemory,
+    /// Source: treats "incomplete" as "never".
     IncompleteMeansNever,
     /// Source, in postcopy: gives the guest's memory up when the connection
     /// breaks.
     ForgetPagesWhenPaused,
-    /// Destination, in a recovery: lets a session in that is older than
-    /// another which it has seen.
+    /// Destination, in a recovery: accepts a session that is older than one that it has seen.
     AcceptStaleSession,
     /// Destination, in a recovery: forgets a page that is in place, and places
     /// it again.
     ForgetPlacedPage,
-    /// Source, in postcopy: takes an operator's pause for a lost connection,
-    /// and connects again.
+    /// Source, in postcopy: treats an operator's pause as a lost connection, and reconnects.
     ConnectAgainAfterPause,
-    /// Source, in a recovery: takes what it has sent for what has come.
+    /// Source, in a recovery: assumes that every page that it sent has arrived.
     DropLostPages,
-    /// Source, in postcopy: runs the guest again when the connection breaks
-    /// before it was heard that the destination started it.
+    /// Source, in postcopy: resumes the guest when the connection breaks before the reported start.
     ResumeAfterRun,
-    /// Source: runs the guest again when the connection is lost after EOF.
+    /// Source: resumes the guest when the connection is lost after EOF.
     ResumeAfterCommit,
-    /// Source: runs the guest again when SHUT does not come in time.
+    /// Source: resumes the guest when SHUT does not arrive in time.
     ResumeAfterSilence,
     /// Source: cancels after EOF.
     CancelAfterCommit,
-    /// Source: takes "unknown migration" for "never".
+    /// Source: treats "unknown migration" as "never".
     UnknownMeansNever,
-    /// Source: takes "pending" for "never".
+    /// Source: treats "pending" as "never".
     PendingMeansNever,
     /// Source: sends EOF without waiting for the PONG.
     CommitWithoutPrepare,
     /// Source: resumes the guest twice.
     ResumeTwice,
-    /// Source: resumes a guest that was paused before.
+    /// Source: resumes a guest that was paused before the migration.
     ResumePaused,
-    /// Source: resumes the guest before the hooks are back.
+    /// Source: resumes the guest before the hooks are re-acquired.
     ResumeBeforeHooks,
     /// Source: forgets to stop dirty tracking when it fails.
     ForgetTracking,
-    /// Source: forgets to resume the guest when a stop that was under way
-    /// ends after the cancel.
+    /// Source: forgets to resume the guest when a stop ends after the cancel.
     ForgetLateStop,
 }
 
 impl Planted {
-    /// Every planted bug.
-    pub const ALL: [Self; 35] = [
+    /// Every planted bug, in the order of the type.
+    pub const ALL: [Self; 37] = [
         Self::AcknowledgeBeforeLoad,
         Self::AcknowledgeBeforeHooks,
         Self::AnswerNeverThenCommit,
@@ -111,6 +113,8 @@ impl Planted {
         Self::ShutWithPagesMissing,
         Self::CompleteWithPagesMissing,
         Self::AnswerNeverWhenPaused,
+        Self::DenyAfterIncomplete,
+        Self::GiveBackWrittenMemory,
         Self::IncompleteMeansNever,
         Self::ForgetPagesWhenPaused,
         Self::AcceptStaleSession,
@@ -131,7 +135,7 @@ impl Planted {
         Self::ForgetLateStop,
     ];
 
-    /// Tells the source what happened, with the bug. Gives what it asks for.
+    /// Feeds an event to the source with the bug, and returns the source's actions.
     pub(super) fn source(
         self,
         machine: &mut Source,
@@ -169,7 +173,8 @@ impl Planted {
         use source::{Event as E, State};
         let state = machine.state();
         let is_committed = matches!(state, State::Committing | State::AwaitingAck);
-        // The destination's word that it never runs the guest: what makes a sound source resume it.
+        // SHUT 1, the declaration that the destination never runs the guest, makes a correct source
+        // resume it.
         let never = E::Shut(1);
         match (self, event) {
             (Self::ResumeAfterCommit, E::ConnectionLost) if is_committed => never,
@@ -196,7 +201,7 @@ impl Planted {
         }
     }
 
-    /// Tells the destination what happened, with the bug. Gives what it asks for.
+    /// Feeds an event to the destination with the bug, and returns the destination's actions.
     pub(super) fn destination(
         self,
         machine: &mut Destination,
@@ -206,7 +211,8 @@ impl Planted {
         use destination::{Event as E, State};
         let before = machine.state();
         if self == Self::StartBeforeCommit && event == E::GuestStarted && before != State::Committed {
-            // It started the guest unasked, and nobody waits for that.
+            // The planted bug started the guest without a request, so the machine does not expect
+            // this event.
             return Ok(Vec::new());
         }
         let event = match (self, before, event) {
@@ -215,8 +221,14 @@ impl Planted {
             (Self::CompleteWithPagesMissing, State::PostcopyPaused, E::ChannelsClosed) => E::PagesComplete,
             _ => event,
         };
+        if self == Self::DenyAfterIncomplete && event == E::GuestStartFailed {
+            machine.forget_what_it_said();
+        }
+        if self == Self::GiveBackWrittenMemory && event == E::MemoryMayChange {
+            return Ok(Vec::new());
+        }
         let mut actions = machine.handle(now, event)?;
-        // What it would ask for next, told that.
+        // The actions that the machine would return for this event afterwards.
         let next = |machine: &Destination, event| machine.clone().handle(now, event).unwrap_or_default();
         match self {
             Self::AcknowledgeBeforeLoad if event == E::PrepareRead && actions.contains(&D::FinishLoading) => {
@@ -276,7 +288,7 @@ impl Planted {
     }
 }
 
-/// Removes an action. Whether it was there.
+/// Removes an action; returns whether it was there.
 fn remove<A: PartialEq>(actions: &mut Vec<A>, which: A) -> bool {
     let before = actions.len();
     actions.retain(|action| *action != which);

@@ -1,5 +1,5 @@
-//! Peers that behave as QEMU does (spec §1.8, §5), and the tool that holds
-//! both monitors of a managed migration.
+//! Peers that behave like QEMU (spec §1.8, §5), and the tool that controls both monitors of a
+//! managed migration.
 
 use super::qemu_state::Stage;
 use super::schedule::{Effect, Pairing};
@@ -15,7 +15,7 @@ impl World<'_> {
         )
     }
 
-    // The source: no prepare; resumes by itself when it misses SHUT.
+    // The source: it does not prepare, and resumes by itself when it misses SHUT.
 
     pub(super) fn qemu_source_connects(&mut self) {
         if self.qemu_return_path() {
@@ -78,7 +78,8 @@ impl World<'_> {
         }
     }
 
-    /// On storage without locks it resumes whatever the destination does.
+    /// Resumes the source's guest. On storage without locks, QEMU resumes whatever the destination
+    /// does.
     fn qemu_source_resumes(&mut self) {
         if self.locks_some(Owner::Destination) {
             self.source.retries += 1;
@@ -95,8 +96,8 @@ impl World<'_> {
         self.source.running = self.schedule.was_running;
     }
 
-    /// `sterna migrate` looks at the source of a managed migration whose
-    /// destination is held, and tells the destination.
+    /// Plays `sterna migrate`, which looks at the source of a managed migration whose destination
+    /// is held. It then sends a command to the destination.
     pub(super) fn tool_looks(&mut self) {
         let command = match self.source.qemu.stage {
             Stage::Active => return,
@@ -109,7 +110,7 @@ impl World<'_> {
         }
     }
 
-    // The destination: loads in order, answers any PING, starts after EOF.
+    // The destination: it loads in order, answers any PING, and starts after EOF.
 
     pub(super) fn qemu_destination_reads(&mut self, message: Message) {
         match message {
@@ -159,7 +160,7 @@ impl World<'_> {
         self.hooks = [Owner::Destination; 2];
         self.destination.running = self.schedule.was_running && self.schedule.autostart;
         if work == Work::QemuRuns {
-            // From now on it keeps the guest when the connection breaks.
+            // From now on the destination keeps the guest when the connection breaks.
             self.destination.qemu.eof = true;
             self.facts.taken_over = true;
             return self.send(Side::Source, Message::Started);

@@ -1,6 +1,6 @@
-//! What a QEMU knows of its migration.
+//! State of a simulated QEMU, which has no machine of this crate.
 
-/// A QEMU source.
+/// State of a QEMU source.
 #[derive(Debug, Default)]
 pub(super) struct QemuSource {
     pub(super) stage: Stage,
@@ -15,7 +15,7 @@ pub(super) enum Stage {
     Failed,
 }
 
-/// A QEMU destination.
+/// State of a QEMU destination.
 #[derive(Debug, Default)]
 pub(super) struct QemuDestination {
     pub(super) eof: bool,

@@ -1,4 +1,5 @@
-//! Connections that are made anew: dials, the destination's answers to them, and old ones that come late or twice.
+//! Connections that replace a lost one: dials, the destination's answers, and old dials that arrive
+//! late or twice.
 
 use super::dials::DialEnd;
 use super::planted::Planted;
@@ -16,14 +17,14 @@ impl World<'_> {
         let at = self.network_delay();
         self.push(at, Item::Dial(number));
         if self.rng.percent(20) {
-            // Somebody on the way sends it again, perhaps much later.
+            // The network delivers the dial a second time, perhaps much later.
             let at = self.network_delay() + self.rng.below(4 * SECOND);
             self.push(at, Item::Dial(number));
         }
         self.push(DIAL_LIMIT, Item::DialEnds(number, DialEnd::Nothing));
     }
 
-    /// A dial reaches the destination's address.
+    /// Handles a dial that reaches the destination's address.
     pub(super) fn dialled(&mut self, number: u32) {
         if self.now < self.asks_blocked_until || !self.destination.alive {
             return;
@@ -34,7 +35,7 @@ impl World<'_> {
         }
         let Some(machine) = &self.destination.machine else { return };
         if machine.would_suspend() {
-            // The source has noticed first.
+            // The source has noticed the loss before the destination.
             self.dials.pending = Some(number);
             return self.destination_event(destination::Event::ConnectionLost);
         }
@@ -49,7 +50,7 @@ impl World<'_> {
         }
     }
 
-    /// The destination waits for the source: one may be there already.
+    /// Accepts a dial that arrived while the lost session was ending.
     pub(super) fn resume_pending(&mut self) {
         let Some(number) = self.dials.pending.take() else { return };
         if number <= self.dials.taken {
@@ -66,7 +67,7 @@ impl World<'_> {
             link.generation += 1;
             link.last_arrival = now;
         }
-        // The answer is the first that comes over it.
+        // The answer is the first message over the new connection.
         let (at, generation) = (self.network_delay(), self.forward.generation);
         self.push(at, Item::DialEnds(number, DialEnd::Taken(generation)));
         self.back.last_arrival += at;
@@ -77,7 +78,7 @@ impl World<'_> {
         self.destination_event(destination::Event::Resumed);
     }
 
-    /// What the destination answered over a connection before this one may still come out of the network.
+    /// May deliver an answer that the destination sent over an earlier connection.
     pub(super) fn lost_connection_comes_back(&mut self) {
         if self.dials.last > 0 && self.rng.percent(30) {
             let (at, generation) = (self.rng.below(2_000), self.back.generation.wrapping_sub(1));
@@ -90,7 +91,8 @@ impl World<'_> {
         self.push(at, Item::DialEnds(number, end));
     }
 
-    /// The source learns how a dial ended; one that it has given up is of no interest.
+    /// Handles the result of a dial at the source. The result of a dial that the source has dropped
+    /// is ignored.
     pub(super) fn dial_ended(&mut self, number: u32, end: DialEnd) {
         let is_lost = self.back.cut && matches!(end, DialEnd::Taken(_));
         let is_current = number == self.dials.last && self.dials.is_waiting && !is_lost;
@@ -99,7 +101,8 @@ impl World<'_> {
         }
         let is_wanted = self.source.alive && self.source_state() == Some(source::State::Reconnecting);
         if !is_current || !is_wanted {
-            // Its process, or the kernel of one that is dead, closes what nobody uses.
+            // The destination's process, or the kernel if that process is dead, closes the unused
+            // connection.
             if let DialEnd::Taken(generation) = end {
                 let at = self.network_delay() + if is_lost { DIAL_LIMIT } else { 0 };
                 self.push(at, Item::Closed(Side::Destination, generation));

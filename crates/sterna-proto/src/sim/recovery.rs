@@ -1,4 +1,4 @@
-//! Another connection in place of one that was lost in postcopy: dials that are late, come twice, or find nobody.
+//! Recovery in postcopy: dials that are late, arrive twice, or reach no process.
 
 use super::planted::Planted;
 use super::schedule::{Effect, Pairing};
@@ -6,20 +6,21 @@ use super::world::{Item, Message, Side, World};
 use crate::destination::{self, Destination};
 use crate::source::{Event, State};
 
-/// SHUT of an operator at the destination.
+/// Value of SHUT that reports an operator's pause at the destination.
 const PAUSED: u32 = 2;
-/// All pages, as bits.
+/// The set of all pages, as bits.
 pub(super) const ALL: u8 = 0b1111;
-/// How often it is looked whether a source can be let in.
+/// Interval, in microseconds, at which a waiting source is checked again.
 const LOOK: u64 = 1_000;
 
 impl World<'_> {
-    /// The source performs `Recover`.
+    /// Performs [`Action::Recover`](crate::source::Action::Recover) of the source.
     pub(super) fn source_dials(&mut self) {
         if self.facts.told_to_wait {
             self.violate("invariant 4: the source connects again, and was told to wait for its operator");
         }
-        // One row of numbers with the sessions of precopy: an old connection of either kind is refused.
+        // Sessions of precopy and of recovery share one sequence of numbers, so that an old
+        // connection of either kind is refused.
         self.dials.last += 1;
         let session = self.dials.last;
         self.facts.session = session;
@@ -28,7 +29,7 @@ impl World<'_> {
         self.push(delay, if is_blocked { Item::NotConnected(session) } else { Item::RecoveryDial(session) });
     }
 
-    /// It reaches the destination's address.
+    /// Handles a recovery's dial that reaches the destination's address.
     pub(super) fn recovery_dialled(&mut self, session: u32) {
         let is_stale = session <= self.facts.newest.max(self.dials.taken())
             && self.schedule.planted != Some(Planted::AcceptStaleSession);
@@ -72,10 +73,11 @@ impl World<'_> {
         self.push(delay, Item::NotConnected(session));
     }
 
-    /// The source hears that it was let in.
+    /// Handles the destination's acceptance at the source.
     pub(super) fn connected(&mut self, session: u32) {
         if session != self.facts.session || self.source_state() != Some(State::PostcopyRecover) {
-            // It has given this attempt up, which the destination notices unless a newer one has come.
+            // The source has given this attempt up. The destination notices that, unless a newer
+            // attempt has arrived.
             if session == self.facts.newest {
                 self.push(LOOK, Item::Broken(Side::Destination, session));
             }
@@ -91,14 +93,14 @@ impl World<'_> {
         }
     }
 
-    /// The destination says what it has.
+    /// Sends the destination's set of placed pages.
     pub(super) fn says_bitmap(&mut self) {
         if self.destination_state() != Some(destination::State::PostcopyRecover) {
             return self.destination_event(destination::Event::PeerMisbehaved);
         }
         self.facts.page_lost = false;
         let bits = match self.schedule.planted {
-            // Forgets one that is in place.
+            // The planted bug forgets page 0 although it is in place.
             Some(Planted::ForgetPlacedPage) => self.facts.placed & !1,
             _ => self.facts.placed,
         };
@@ -115,10 +117,22 @@ impl World<'_> {
         self.send(Side::Destination, Message::Resume);
     }
 
-    /// A page has come.
+    /// Sends pages for which the destination's guest, or its start, waits.
+    pub(super) fn sends_requested(&mut self, pages: u8) {
+        let serves = matches!(self.source_state(), Some(State::AwaitingAck | State::Postcopy));
+        let unsent = pages & !self.facts.sent;
+        if serves && unsent != 0 {
+            self.facts.sent |= unsent;
+            (0..4).map(|bit| unsent & (1 << bit)).filter(|page| *page != 0).for_each(|page| {
+                self.send(Side::Destination, Message::Page(page));
+            });
+        }
+    }
+
+    /// Handles a page that arrives at the destination.
     pub(super) fn places(&mut self, page: u8) {
         use destination::State as D;
-        // Those that were stopped place none any more.
+        // Lanes that were stopped place no pages.
         if matches!(self.destination_state(), Some(D::Committed | D::Postcopy)) {
             if self.fails(Effect::Place) {
                 return self.cannot_place();
@@ -130,7 +144,8 @@ impl World<'_> {
         }
     }
 
-    /// That is noticed at once, or it went over a channel of its own and is missing at the end.
+    /// Loses a page. Either the destination notices immediately, or the page had a channel of its
+    /// own and is missing at the end.
     fn cannot_place(&mut self) {
         if self.rng.percent(50) {
             return self.destination_event(destination::Event::LocalFailure);
@@ -138,7 +153,7 @@ impl World<'_> {
         self.facts.page_lost = true;
     }
 
-    /// Nothing of the lost channels is placed any more.
+    /// Handles the end of the lost channels: no page of theirs is placed any more.
     pub(super) fn channels_are_closed(&mut self) {
         self.forward.generation += u32::from(!self.destination.open);
         let waits = self.destination_state() == Some(destination::State::PostcopyPaused);
@@ -150,7 +165,7 @@ impl World<'_> {
         self.destination_event(destination::Event::ChannelsClosed);
     }
 
-    /// The source's operator breaks the connection on purpose.
+    /// Plays the source's operator, who breaks the connection on purpose.
     pub(super) fn source_pauses(&mut self) {
         let may = matches!(self.source_state(), Some(State::Postcopy | State::PostcopyRecover));
         self.source_event(Event::PauseRequested);
@@ -162,24 +177,32 @@ impl World<'_> {
         }
     }
 
-    /// The destination's operator does, and the source is told.
+    /// Plays the destination's operator, who breaks the connection on purpose. The source may be
+    /// informed.
     pub(super) fn destination_pauses(&mut self) {
         use destination::State as D;
-        let may = matches!(self.destination_state(), Some(D::Postcopy | D::PostcopyRecover));
+        let starts = self.destination.machine.as_ref().is_some_and(Destination::starts_in_postcopy);
+        let may = match self.destination_state() {
+            Some(D::Postcopy | D::PostcopyRecover) => true,
+            state => starts && state == Some(D::Committed),
+        };
         self.facts.last_word |= may && self.destination.alive;
         if self.destination_state().is_some() {
             self.destination_event(destination::Event::PauseRequested);
         }
     }
 
-    /// What the destination says before it ends a connection on purpose.
+    /// Sends the SHUT that precedes an intended end of the connection.
     pub(super) fn says_last_word(&mut self) {
         if self.facts.last_word {
+            // This SHUT declares that this side has the guest, even while the guest is being
+            // started.
+            self.facts.taken_over = true;
             self.send(Side::Source, Message::Shut(PAUSED));
         }
     }
 
-    /// The source hears SHUT.
+    /// Handles SHUT at the source.
     pub(super) fn hears_shut(&mut self, code: u32) {
         use State as S;
         let waits = matches!(self.source_state(), Some(S::Postcopy | S::PostcopyPaused | S::PostcopyRecover));

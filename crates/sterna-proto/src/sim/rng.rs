@@ -1,17 +1,17 @@
-//! Numbers that follow from a seed alone, the same on every machine.
+//! Random numbers that depend only on a seed, so that every machine replays a schedule identically.
 
-/// A seeded generator, and the two draws that schedules are made of.
+/// A seeded generator with the draws that schedules need.
 #[derive(Clone, Debug)]
 pub struct Rng(fastrand::Rng);
 
 impl Rng {
-    /// A generator whose numbers follow from the seed alone.
+    /// A generator with this seed.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self(fastrand::Rng::with_seed(seed))
     }
 
-    /// A number below `n` (which is not 0).
+    /// A number from 0 to `n - 1`; `n` is not 0.
     pub fn below(&mut self, n: u64) -> u64 {
         self.0.u64(..n)
     }
@@ -21,7 +21,7 @@ impl Rng {
         self.below(100) < percent
     }
 
-    /// One of the choices.
+    /// One of the choices, each with the same probability.
     pub fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
         choices[self.0.usize(..choices.len())]
     }

@@ -1,38 +1,37 @@
-//! A schedule: who talks to whom, and what goes wrong where.
+//! A schedule of the simulator: the pairing, the configuration, and the faults with their places.
 //!
-//! Faults are *placed*: each waits for one side to enter one state and then
-//! strikes after a delay that is often zero, so that rare states (the moment
-//! around the commit) are hit as often as the common ones. Delays of messages
-//! and local effects are drawn from the seed while the schedule runs.
+//! Faults are *placed*: each waits until one side enters one state, and then strikes after a delay
+//! that is often zero. Therefore rare states (around the commit) are hit as often as common ones.
+//! Delays of messages and local effects are drawn from the seed while the schedule runs.
 
 use super::Planted;
 use super::rng::Rng;
 use crate::source::SwitchoverAck;
 use crate::{destination, source};
 
-/// Microseconds of simulated time.
+/// Simulated time in microseconds.
 pub type Micros = u64;
 
-/// Who the two sides are.
+/// The kinds of the two sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pairing {
     /// Two Sternas with return path.
     Sternas,
-    /// Our source, a QEMU destination.
+    /// Sterna's source with a QEMU destination.
     ToQemu {
-        /// With return path.
+        /// The migration has a return path.
         return_path: bool,
     },
-    /// A QEMU source, our destination.
+    /// A QEMU source with Sterna's destination.
     FromQemu {
-        /// With return path.
+        /// The migration has a return path.
         return_path: bool,
-        /// `sterna migrate` holds both monitors.
+        /// `sterna migrate` controls both monitors.
         managed: bool,
     },
 }
 
-/// A state of one of our machines.
+/// A state of one of the two machines, where a fault can strike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Place {
     /// The source is in this state.
@@ -41,16 +40,16 @@ pub enum Place {
     Destination(destination::State),
 }
 
-/// What strikes.
+/// A fault from outside that strikes in a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Blow {
-    /// Everything from source to destination is lost from now on, silently.
+    /// All data from source to destination is lost from now on, silently.
     CutForward,
-    /// Everything from destination to source is lost from now on, silently.
+    /// All data from destination to source is lost from now on, silently.
     CutBack,
     /// Both directions are lost, silently.
     CutBoth,
-    /// Both sides see a broken connection at once; what is under way is lost.
+    /// Both sides see a broken connection at the same time; data under way is lost.
     Reset,
     /// New connections fail for a while.
     CutAsks,
@@ -58,25 +57,25 @@ pub enum Blow {
     CrashSource,
     /// The destination's process dies.
     CrashDestination,
-    /// The same, and a new process listens on its address.
+    /// As [`Blow::CrashDestination`], and a new process listens on the same address.
     RestartDestination,
     /// The operator cancels at the source.
     Cancel,
-    /// The operator gives up at the destination.
+    /// The operator abandons the migration at the destination.
     Abandon,
-    /// The operator says `migrate-pause` at the source.
+    /// The operator issues `migrate-pause` at the source.
     PauseSource,
-    /// The operator says `migrate-pause` at the destination.
+    /// The operator issues `migrate-pause` at the destination.
     PauseDestination,
-    /// Something local breaks at the source.
+    /// A local part of the source fails.
     LocalSource,
-    /// Something local breaks at the destination.
+    /// A local part of the destination fails.
     LocalDestination,
     /// The destination sends garbage.
     Garbage,
-    /// The destination sends an acknowledgement too many.
+    /// The destination sends one acknowledgement more than due.
     ExtraAck,
-    /// The operator says `migrate-continue` and `cont` when nobody asked.
+    /// The operator issues `migrate-continue` and `cont` in a state that does not expect them.
     Stray,
 }
 
@@ -99,7 +98,7 @@ pub enum Effect {
 }
 
 impl Effect {
-    /// Every effect.
+    /// Every effect, in the order of the type.
     pub const ALL: [Self; 12] = [
         Self::Stop,
         Self::Release,
@@ -116,54 +115,59 @@ impl Effect {
     ];
 }
 
-/// One thing that goes wrong.
+/// One fault of a schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// A blow after a state was entered for the first time.
     At {
-        /// Where.
+        /// The state that is struck.
         place: Place,
-        /// How long after it was entered.
+        /// Delay after the state was entered.
         delay: Micros,
-        /// What.
+        /// The fault that strikes.
         blow: Blow,
     },
-    /// The first so many attempts of an effect fail.
+    /// The first `times` attempts of an effect fail.
     Fail {
-        /// Which.
+        /// The effect that fails.
         effect: Effect,
-        /// How many; [`Fault::ALWAYS`] for all.
+        /// Number of failing attempts; [`Fault::ALWAYS`] for all.
         times: u8,
     },
 }
 
 impl Fault {
-    /// An effect that never works.
+    /// Number of attempts with which an effect never succeeds.
     pub const ALWAYS: u8 = u8::MAX;
 }
 
-/// Everything that one run follows from.
+/// The complete input of one run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schedule {
     /// Seed of this schedule, and of its delays.
     pub seed: u64,
-    /// Who talks to whom.
+    /// The kinds of the two sides.
     pub pairing: Pairing,
     /// The guest ran when the migration began.
     pub was_running: bool,
-    /// The destination starts it.
+    /// The destination starts a guest that ran.
     pub autostart: bool,
-    /// There is a compatibility record.
+    /// The VM has a compatibility record.
     pub compatibility: bool,
-    /// Capability `pause-before-switchover`.
+    /// Capability `pause-before-switchover` is on.
     pub pause: bool,
-    /// Capability `switchover-ack`.
+    /// Form of the capability `switchover-ack`.
     pub ack: SwitchoverAck,
-    /// The guest goes on at the destination before its pages are there.
+    /// The operator requests postcopy.
     pub postcopy: bool,
-    /// An operator lets a paused postcopy go on.
+    /// Pages that the destination's start touches, as bits.
+    pub start_needs: u8,
+    /// Both processes share the memory, and the destination's devices write it before the guest's
+    /// start.
+    pub one_host: bool,
+    /// An operator recovers a paused postcopy.
     pub resumes: bool,
-    /// How many devices of the source ask (`Modern`).
+    /// Number of the source's devices that require an acknowledgement (`Modern`).
     pub asks: u8,
     /// Messages may take longer than limits.
     pub slow_network: bool,
@@ -171,18 +175,18 @@ pub struct Schedule {
     pub slow_local: bool,
     /// An operator decides an undecided migration after a while.
     pub operator_decides: bool,
-    /// Hooks are exclusive, as a disk lock is; without, whoever asks gets them.
+    /// Hooks are exclusive, as a disk lock is. If false, every side that asks acquires them.
     pub locks: bool,
-    /// The source connects again by itself when a connection is lost, before and after a switch to postcopy.
+    /// The source reconnects by itself after a loss, before and after a switch to postcopy.
     pub reconnects: bool,
-    /// What goes wrong.
+    /// The faults of this run.
     pub faults: Vec<Fault>,
     /// A bug planted in one of the two sides.
     pub planted: Option<Planted>,
 }
 
 impl Schedule {
-    /// The schedule that follows from a seed.
+    /// Draws a schedule from a seed.
     #[must_use]
     pub fn from_seed(seed: u64) -> Self {
         let mut rng = Rng::new(seed ^ 0x5354_4e41_5045_5245);
@@ -206,6 +210,8 @@ impl Schedule {
                 SwitchoverAck::Modern,
             ]),
             postcopy: false,
+            start_needs: 0,
+            one_host: false,
             resumes: false,
             asks: rng.below(3) as u8,
             slow_network: rng.percent(15),
@@ -222,6 +228,10 @@ impl Schedule {
         let can_do_postcopy = matches!(pairing, Pairing::Sternas | Pairing::ToQemu { return_path: true });
         schedule.postcopy = can_do_postcopy && rng.percent(40);
         schedule.resumes = schedule.postcopy && rng.percent(60);
+        if schedule.postcopy && rng.percent(50) {
+            schedule.start_needs = rng.pick(&[0b0001, 0b0100, 0b1010]);
+        }
+        schedule.one_host = pairing == Pairing::Sternas && !schedule.postcopy && rng.percent(30);
         schedule.reconnects = schedule.postcopy && rng.percent(30);
         let loses = pairing == Pairing::Sternas && rng.percent(50);
         schedule.reconnects |= loses;
@@ -232,7 +242,7 @@ impl Schedule {
         schedule
     }
 
-    /// Losses before the commit, and what befalls the states that follow them.
+    /// Draws losses before the commit, and blows in the states that follow a loss.
     fn draw_losses(&mut self, rng: &mut Rng) {
         use source::State as S;
         for _ in 0..rng.pick(&[0, 1, 1, 2, 3]) {
@@ -266,17 +276,31 @@ impl Schedule {
             let mut times = rng.pick(&[1, 1, 1, 2, Fault::ALWAYS]);
             let effect = rng.pick(&Effect::ALL);
             if effect == Effect::Place && self.reconnects {
-                // A source that connects again by itself does so as often as it loses a connection.
+                // A source that reconnects by itself repeats that for every lost connection, so the
+                // failures are limited.
                 times = times.min(2);
             }
             self.faults.push(Fault::Fail { effect, times });
         }
-        // Only a managed QEMU source, or one without return path, gets us held.
+        // Sterna's destination is held only with a managed QEMU source, or one without return path.
         if matches!(self.pairing, Pairing::FromQemu { .. }) && rng.percent(30) {
             let held = Place::Destination(destination::State::Held);
             self.faults.push(strike(rng, held));
         }
-        // States that only a failing undo reaches.
+        // After devices have written the memory, the start fails, some times or always.
+        if self.one_host && rng.percent(30) {
+            let times = rng.pick(&[1, 2, Fault::ALWAYS]);
+            self.faults.push(Fault::Fail { effect: Effect::Start, times });
+            let place = Place::Destination(destination::State::Committed);
+            self.faults.push(Fault::At {
+                place,
+                delay: rng.below(5_000),
+                blow: rng.pick(&[Blow::Reset, Blow::CutBack]),
+            });
+            let held = Place::Destination(destination::State::Held);
+            self.faults.push(strike(rng, held));
+        }
+        // These states are reached only if the undoing fails.
         if rng.percent(6) {
             self.faults.push(Fault::Fail {
                 effect: rng.pick(&[Effect::Reacquire, Effect::Resume]),
@@ -290,7 +314,18 @@ impl Schedule {
             let held = Place::Source(source::State::Held);
             self.faults.push(strike(rng, held));
         }
-        // States that only a loss in postcopy reaches.
+        // A start that blocks on a page and then fails.
+        if self.start_needs != 0 && rng.percent(30) {
+            self.faults.push(Fault::At {
+                place: Place::Destination(destination::State::Committed),
+                delay: rng.below(2_000),
+                blow: rng.pick(&[Blow::Reset, Blow::CutBack, Blow::CutForward, Blow::PauseDestination]),
+            });
+            if rng.percent(50) {
+                self.faults.push(Fault::Fail { effect: Effect::Start, times: 1 });
+            }
+        }
+        // These states are reached only by a loss in postcopy.
         if self.postcopy && rng.percent(25) {
             self.faults.push(Fault::At {
                 place: rng.pick(&[
@@ -317,7 +352,7 @@ impl Schedule {
                 self.faults.push(strike(rng, paused));
             }
         }
-        // States that only a loss after the commit reaches.
+        // These states are reached only by a loss after the commit.
         if rng.percent(8) {
             self.faults.push(Fault::At {
                 place: Place::Source(source::State::AwaitingAck),

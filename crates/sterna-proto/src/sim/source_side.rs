@@ -7,7 +7,7 @@ use crate::destination;
 use crate::source::{Action, Decision, Event, Peer, Refusal, State};
 
 impl World<'_> {
-    /// Feeds the machine and performs what comes back.
+    /// Feeds an event to the machine and performs the returned actions.
     pub(super) fn source_event(&mut self, event: Event) {
         if !self.source.alive {
             return;
@@ -71,7 +71,7 @@ impl World<'_> {
                     let at = self.local_delay();
                     self.push(at, Item::SourceDoes(Work::DeviceAsks));
                 }
-                // After the asks, most of the time.
+                // Usually after the devices' requests for an acknowledgement.
                 let at = self.local_delay();
                 self.push(at + 2_000, Item::SourceDoes(Work::WantSwitchover));
                 return;
@@ -86,7 +86,7 @@ impl World<'_> {
             Action::SendEof => Work::EofByte,
             Action::SendRun => Work::RunByte,
             Action::SendPages => Work::Pages,
-            // Only of a protection.
+            // Only a protection takes checkpoints.
             Action::TakeCheckpoints => return,
             Action::ReportUndecided(_) | Action::ReportPaused(_) => {
                 let is_paused = matches!(action, Action::ReportPaused(_));
@@ -128,7 +128,7 @@ impl World<'_> {
         self.push(at, Item::SourceDoes(work));
     }
 
-    /// Local work of the source ends.
+    /// Handles the end of local work at the source.
     pub(super) fn source_does(&mut self, work: Work) {
         match work {
             Work::Connect => {
@@ -151,14 +151,14 @@ impl World<'_> {
                     false => Event::SwitchoverRequested { guest_running },
                 });
             }
-            // An engine that closes its channels drops what it was sending.
+            // An engine that closes its channels drops the data that it was sending.
             Work::Final(session) if self.source.open && session == self.dials.session() => {
                 self.send(Side::Destination, Message::Final);
                 self.source_event(Event::FinalStateSent);
             }
             Work::EofByte | Work::RunByte if self.source.open => {
                 let commit = if work == Work::EofByte { Message::Eof } else { Message::Run };
-                // Not a byte, or one and an error, or all.
+                // Either no byte is sent, or one byte and an error, or all bytes.
                 if !self.fails(Effect::SendEof) {
                     self.commit_goes_out(commit);
                     let at = self.local_delay();
@@ -185,7 +185,7 @@ impl World<'_> {
             }
             Work::EofDone if self.source.open => self.source_event(Event::EofSent),
             Work::Closed => {
-                // Nothing of these channels is fed any more.
+                // No event of these channels is fed any more.
                 self.back.generation += u32::from(!self.source.open);
                 self.source_event(Event::ChannelsClosed);
             }
@@ -266,13 +266,16 @@ impl World<'_> {
         if committed && !self.facts.never && !decided {
             self.violate("invariant 1: the source resumed after the commit");
         }
+        if self.facts.written && !decided {
+            self.violate("invariant 2: the source resumed on memory that the destination has written");
+        }
         if self.schedule.postcopy && self.facts.taken_over {
             self.violate("invariant 1: the source resumed a guest that has run at the destination");
         }
         self.source.running = true;
     }
 
-    /// A message from the destination.
+    /// Handles a message that arrives from the destination.
     pub(super) fn source_reads(&mut self, message: Message) {
         if self.source.machine.is_none() {
             return self.qemu_source_reads(message);
@@ -288,6 +291,7 @@ impl World<'_> {
             Message::Bitmap(bits) => self.hears_bitmap(bits),
             Message::ResumeAck => self.source_event(Event::ResumeAcknowledged),
             Message::Started => self.source_event(Event::DestinationStarted),
+            Message::Wants(pages) => self.sends_requested(pages),
             Message::PreparePong => self.source_event(Event::PrepareAcknowledged),
             Message::Shut(code) => self.hears_shut(code),
             _ => self.source_event(Event::PeerMisbehaved),
@@ -308,7 +312,7 @@ impl World<'_> {
         }
     }
 
-    /// The operator's cancel, checked: refused exactly from the commit on.
+    /// Plays the operator's cancel, and checks that it is refused exactly after the commit.
     pub(super) fn cancel(&mut self) {
         if self.source.machine.is_none() {
             return self.qemu_source_broken();
@@ -345,7 +349,7 @@ impl World<'_> {
         }
     }
 
-    /// An operator who looks at the destination first, and makes sure.
+    /// Plays an operator who looks at the destination before the decision.
     fn decide(&mut self) {
         let is_open = matches!(
             self.source_state(),
@@ -354,7 +358,7 @@ impl World<'_> {
         if !is_open || !self.source.alive {
             return;
         }
-        // In postcopy the guest cannot be brought back once it has run there.
+        // In postcopy the guest never returns to the source after it has run at the destination.
         let has_run = self.schedule.postcopy && self.facts.taken_over;
         let has_it = has_run || self.destination.alive && (self.destination.running || self.facts.committed);
         let decision = if has_it {
@@ -367,7 +371,7 @@ impl World<'_> {
         self.source_event(Event::OperatorDecides(decision));
     }
 
-    /// A status question reaches the destination's address.
+    /// Handles a status question that reaches the destination's address.
     pub(super) fn question(&mut self) {
         let blocked = self.now < self.asks_blocked_until || self.rng.percent(5);
         let to_qemu = matches!(self.schedule.pairing, Pairing::ToQemu { .. });

@@ -1,16 +1,18 @@
-//! The ordinary test run: 300,000 schedules, and every planted bug found.
+//! The ordinary test run: 300,000 schedules without a violation, and every planted bug found.
 
 use super::{Coverage, Kind, Place, Planted, campaign};
 use crate::{destination, source};
 
 const SCHEDULES: u64 = 300_000;
+/// Limit of campaigns in which a planted bug must break an invariant.
+const MOST_CAMPAIGNS: u64 = 64;
 
-/// A number from the environment, as decimal.
+/// A decimal number from an environment variable.
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().and_then(|text| text.parse().ok())
 }
 
-/// The seed of this run: given, or one that the operating system gives.
+/// The seed of this run: `STERNA_SEED`, or a random one.
 fn seed() -> u64 {
     number("STERNA_SEED").unwrap_or_else(|| fastrand::u64(..) >> 1)
 }
@@ -41,7 +43,7 @@ fn handover_under_random_faults_keeps_invariants() {
 /// How often each kind of blow must strike a state in the ordinary run.
 fn least(place: Place) -> u64 {
     match place {
-        // Nothing can befall what is over.
+        // No blow can strike in a final state.
         Place::Source(state) if state.is_final() => 0,
         Place::Destination(state) if state.is_final() => 0,
         _ => 50,
@@ -55,14 +57,16 @@ fn simulator_with_planted_bug_finds_it() {
     println!("STERNA_SEED={seed}");
     for bug in Planted::ALL {
         let mut coverage = Coverage::default();
-        let found = campaign(seed, SCHEDULES, Some(bug), &mut coverage);
-        let failure = found.err().unwrap_or_else(|| panic!("{bug:?} was not found"));
+        // Some bugs only prevent the end of a schedule, because a start waits for a page that never
+        // arrives. That alone does not prove that the checks work.
+        let failure = (0..MOST_CAMPAIGNS).find_map(|n| {
+            let found =
+                campaign(seed.wrapping_add(n * SCHEDULES), SCHEDULES, Some(bug), &mut coverage).err()?;
+            found.violation.starts_with("invariant").then_some(found)
+        });
+        let failure = failure.unwrap_or_else(|| panic!("{bug:?} was not found"));
         let after = coverage.schedules;
         println!("{bug:?}: after {after} schedules: {}", failure.violation);
-        assert!(
-            failure.violation.starts_with("invariant"),
-            "{bug:?} was found for a wrong reason: {failure}"
-        );
     }
 }
 

@@ -1,5 +1,5 @@
-//! The simulated world: time, the queue of what will happen, both sides, the
-//! network between them, and the blows that strike it.
+//! The simulated world: time, the queue of future items, both sides, the network between them, and
+//! the faults.
 
 use super::coverage::Coverage;
 use super::dials::{DialEnd, Dials};
@@ -15,11 +15,11 @@ use std::time::Duration;
 
 pub(super) const ID: MigrationId = MigrationId(*b"simulated-guest!");
 pub(super) const SECOND: Micros = 1_000_000;
-/// Faults end and everything settles long before this.
+/// All faults have ended long before this time, so both sides must have ended too.
 const HORIZON: Micros = 300 * SECOND;
 const MOST_EVENTS: u32 = 20_000;
 
-/// Who holds a hook (a disk, a lock); exclusive, as a disk lock is.
+/// The side that has acquired a hook (a disk, a lock). Exclusive, as a disk lock is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
     Nobody,
@@ -33,10 +33,10 @@ pub(super) enum Side {
     Destination,
 }
 
-/// What travels on the main channel.
+/// Messages of the main channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Message {
-    // Source to destination.
+    // From source to destination.
     Connected,
     OpenReturnPath,
     Hello,
@@ -52,7 +52,7 @@ pub(super) enum Message {
     AskBitmap,
     Resume,
     Eof,
-    // Destination to source.
+    // From destination to source.
     HelloPong {
         sterna: bool,
     },
@@ -61,54 +61,57 @@ pub(super) enum Message {
     Ack,
     PreparePong,
     Started,
+    /// Pages that a blocked thread requests, as bits.
+    Wants(u8),
     Shut(u32),
-    /// Which pages are in place.
+    /// The set of placed pages, as bits.
     Bitmap(u8),
     ResumeAck,
     Garbage,
 }
 
-/// What will happen.
+/// Future events of the simulation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Item {
     SourceDoes(Work),
     DestinationDoes(Work),
-    /// A message reaches this side, if the link's generation is still this.
+    /// A message reaches this side, if the link still has this generation.
     Arrives(Side, Message, u32),
     /// The peer's orderly close reaches this side.
     Closed(Side, u32),
     /// This side notices that the connection of this session is broken.
     Broken(Side, u32),
     QuestionArrives,
-    /// In postcopy: a source that has begun this session reaches the destination.
+    /// In postcopy: the source's dial of this session reaches the destination.
     RecoveryDial(u32),
-    /// It waits to be let in.
+    /// The destination checks again whether it can accept this session.
     Waits(u32),
-    /// It was let in, or not.
+    /// The source learns that the destination has accepted the session.
     Connected(u32),
     NotConnected(u32),
     Answer(Option<Status>),
     /// The source's dial of this number reaches the destination's address.
     Dial(u32),
-    /// The source learns how it ended.
+    /// The source learns the result of this dial.
     DialEnds(u32, DialEnd),
     Strikes(Blow),
     Operator(Command),
 }
 
-/// Local work that ends now.
+/// Kinds of local work, for the item that reports the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Work {
     Connect,
     WantSwitchover,
     DeviceAsks,
-    /// In this session.
+    /// Sends the final state, in this session.
     Final(u32),
     EofByte,
     RunByte,
     EofDone,
     Pages,
     Closed,
+    TakesOver,
     Load,
     Do(Effect),
     QemuStops,
@@ -130,7 +133,7 @@ pub(super) enum Command {
     Resume,
 }
 
-/// One direction of the connection: ordered, delayed, and cut for good.
+/// One direction of the connection: ordered, delayed, and cut permanently.
 #[derive(Debug, Default)]
 pub(super) struct Link {
     pub(super) cut: bool,
@@ -138,37 +141,38 @@ pub(super) struct Link {
     pub(super) last_arrival: Micros,
 }
 
-/// What both kinds of side have.
+/// State that source and destination have in common.
 #[derive(Debug)]
 pub(super) struct Process<M, Q> {
     pub(super) machine: Option<M>,
     pub(super) qemu: Q,
     pub(super) alive: bool,
-    /// Its channels are open.
+    /// The process's channels are open.
     pub(super) open: bool,
-    /// Its guest runs.
+    /// The process's guest runs.
     pub(super) running: bool,
     pub(super) retries: u8,
 }
 
-/// What was said and done, for the checks.
+/// Facts about the run that the checks compare with the machines.
 #[derive(Debug, Default)]
 pub(super) struct Facts {
     /// The destination answered the PREPARE ping.
     pub(super) prepared: bool,
-    /// The first byte of EOF went to the network.
+    /// The first byte of EOF was handed to the network.
     pub(super) eof_out: bool,
-    /// The first byte of RUN went to the network.
+    /// The first byte of RUN was handed to the network.
     pub(super) run_out: bool,
-    /// All pages have gone out, have come, are in place.
+    /// Whether all pages were sent, and whether all are in place.
     pub(super) pages_out: bool,
     pub(super) pages_complete: bool,
-    /// Pages in place at the destination, and pages that the source will not send any more, as bits.
+    /// Pages in place at the destination, and pages not to be sent again, as bits.
     pub(super) placed: u8,
     pub(super) sent: u8,
-    /// A page that came could not be placed, and nobody was told.
+    /// A page that arrived could not be placed, and no side noticed.
     pub(super) page_lost: bool,
-    /// The destination tells the source why it ends the connection; the source was told to wait for its operator.
+    /// The destination ends the connection with a SHUT. The source has received it and waits for
+    /// its operator.
     pub(super) last_word: bool,
     pub(super) told_to_wait: bool,
     /// The last session that the source has begun, and the newest that has reached the destination.
@@ -176,9 +180,11 @@ pub(super) struct Facts {
     pub(super) newest: u32,
     /// The destination has run the guest, or taken it over.
     pub(super) taken_over: bool,
-    /// The destination said SHUT 1 or *never*.
+    /// Devices of the destination have written the shared memory.
+    pub(super) written: bool,
+    /// The destination sent SHUT 1 or *never*.
     pub(super) never: bool,
-    /// The destination said SHUT 0 or *committed*.
+    /// The destination sent SHUT 0 or *committed*.
     pub(super) committed: bool,
     pub(super) decided: Option<Decision>,
     pub(super) source_outcome: Option<source::Outcome>,
@@ -214,7 +220,7 @@ pub(super) struct World<'a> {
     pub(super) violation: Option<String>,
 }
 
-/// An item in the queue; never compared, `seq` is unique.
+/// An item in the queue. Its order is irrelevant, because `seq` is unique.
 #[derive(Debug, PartialEq, Eq)]
 struct Entry(Item);
 
@@ -230,7 +236,7 @@ impl Ord for Entry {
     }
 }
 
-/// Short limits, so that slow networks and effects pass them.
+/// Short limits, so that slow networks and effects exceed them.
 pub(super) fn limits() -> Limits {
     let s = Duration::from_secs;
     Limits {
@@ -262,7 +268,7 @@ impl<'a> World<'a> {
             compatibility: schedule.compatibility,
             pause_before_switchover: schedule.pause,
             switchover_ack: schedule.ack,
-            // No handover: `replica::sim` plays what follows a seeding.
+            // Not part of a handover: `replica::sim` simulates the states after a seeding.
             protects: false,
             postcopy: schedule.postcopy,
             limits: Limits {
@@ -303,8 +309,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Runs until nothing more will happen. Gives back what was violated and
-    /// the trace, if one was asked for.
+    /// Runs until the queue is empty. Returns the violated invariant and, if requested, the trace.
     pub(super) fn run(mut self) -> (Option<String>, Vec<String>) {
         self.entered(Place::Source(source::State::Setup));
         self.entered(Place::Destination(destination::State::Setup));
@@ -326,7 +331,7 @@ impl<'a> World<'a> {
         (self.violation, self.trace.unwrap_or_default())
     }
 
-    /// The next thing that happens: an item, or a machine's deadline.
+    /// Handles the next item or deadline; returns false if none is left.
     fn next(&mut self) -> bool {
         let item_at = self.queue.peek().map_or(Micros::MAX, |Reverse(e)| e.0);
         let source_at = self.source_deadline();
@@ -360,7 +365,7 @@ impl<'a> World<'a> {
     }
 
     fn destination_deadline(&self) -> Micros {
-        // The machine is made when the source connects.
+        // The machine exists only after the source has connected.
         let machine = self.destination.machine.as_ref();
         let machine = machine.filter(|_| self.destination.alive);
         micros(machine.and_then(Destination::deadline))
@@ -393,7 +398,7 @@ impl<'a> World<'a> {
         }
     }
 
-    // What sides use.
+    // Used by both sides.
 
     pub(super) fn push(&mut self, delay: Micros, item: Item) {
         self.seq += 1;
@@ -432,17 +437,17 @@ impl<'a> World<'a> {
         50 + self.rng.below(2_000)
     }
 
-    /// Whether a side holds all hooks, as far as this world can tell.
+    /// Whether a side has acquired all hooks, as far as this world can tell.
     pub(super) fn holds_all(&self, owner: Owner) -> bool {
         !self.schedule.locks || self.hooks == [owner; 2]
     }
 
-    /// Whether a lock of this side keeps the other from acquiring some hook.
+    /// Whether a lock of this side prevents the other from acquiring some hook.
     pub(super) fn locks_some(&self, owner: Owner) -> bool {
         self.schedule.locks && self.hooks.contains(&owner)
     }
 
-    /// A machine of ours entered a state: blows placed there will strike.
+    /// Records that a machine entered a state, and schedules the blows placed there.
     pub(super) fn entered(&mut self, place: Place) {
         self.coverage.visit(place);
         let faults = &self.schedule.faults;
@@ -485,7 +490,7 @@ fn micros(time: Option<Duration>) -> Micros {
     time.map_or(Micros::MAX, |time| time.as_micros() as Micros)
 }
 
-/// The simulated clock as the machines take it.
+/// The simulated time in the type that the machines use.
 pub(super) fn time(now: Micros) -> Duration {
     Duration::from_micros(now)
 }

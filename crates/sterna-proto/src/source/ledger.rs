@@ -1,41 +1,41 @@
-//! What a migration has done to the guest, so that it can be undone.
+//! Record of the effects that a migration has had on the guest. `undo.rs` reverts exactly these.
 
 use std::time::Duration;
 
 use super::types::{End, Hold};
 
-/// What this migration has done to the guest so far.
+/// Effects of this migration on the guest so far, and deadlines of attempts.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Ledger {
     pub(super) guest: Guest,
     pub(super) hooks: Hooks,
-    /// Dirty tracking may be on.
+    /// Dirty tracking may be on. Set before the start is certain, so that a failure turns it off.
     pub(super) tracking: bool,
     pub(super) tracking_left_on: bool,
-    /// `StopTracking` is under way.
+    /// [`Action::StopTracking`](super::Action::StopTracking) was issued and has not ended.
     pub(super) untracking: bool,
-    /// The guest runs before its pages are there.
+    /// The migration has switched to postcopy.
     pub(super) postcopy: bool,
-    /// In postcopy, all pages and EOF have gone out.
+    /// In postcopy, the engine sends the last pages and EOF.
     pub(super) pages_sent: bool,
-    /// Nothing of the channels is fed any more.
+    /// All channels are closed: the engine feeds no event of theirs any more.
     pub(super) channels_closed: bool,
-    /// In postcopy, an operator wants to go on, as soon as that is so.
+    /// An operator has requested `resume`. The recovery starts once `channels_closed` is set.
     pub(super) resumes: bool,
-    /// In postcopy, the source connects again by itself until then.
+    /// In postcopy, the source reconnects without an operator until this time.
     pub(super) recover_until: Option<Duration>,
-    /// How the migration will have ended.
+    /// The result that the migration reports when the undoing is complete.
     pub(super) end: Option<End>,
     pub(super) hold: Option<Hold>,
-    /// Attempts to connect again end here.
+    /// Deadline of the attempts to reconnect.
     pub(super) reconnect_until: Option<Duration>,
-    /// Attempts to re-acquire hooks end here.
+    /// Deadline of the attempts to re-acquire hooks.
     pub(super) reacquire_until: Option<Duration>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Guest {
-    /// Runs, or is paused, as its operator likes.
+    /// Not stopped by this migration: it runs or is paused as its operator chose.
     #[default]
     Free,
     Stopping,
@@ -50,10 +50,10 @@ pub(super) enum Hooks {
     #[default]
     Acquired,
     Releasing,
-    /// Some or all are released.
+    /// Some or all hooks are released.
     Released,
     Reacquiring,
-    /// The last attempt failed; the next one comes at the deadline.
+    /// The last attempt failed; the machine retries at its deadline.
     Retrying,
 }
 

@@ -1,4 +1,4 @@
-//! The source's handover machine.
+//! The source's handover machine: decides when the guest stops here, and whether it may run again.
 //!
 //! ```text
 //! Setup ─► Identifying ─► Comparing ─► Active ─► Stopping ─► [PreSwitchover]
@@ -18,30 +18,29 @@
 //!      Cancelled/Failed   Held ──cont──► again           asks again
 //! ```
 //!
-//! A connection that is lost before the PONG ends nothing if both sides can go on over another one: from Active to Preparing
-//! ─► Suspending (channels closed, hooks back, guest resumed) ─► Reconnecting ─► Active, until
-//! [`Limits::reconnect`](crate::Limits::reconnect) is over. Once postcopy was requested a loss fails, as without that: the
-//! destination has dropped pages by then.
+//! A connection that is lost before the PONG does not end the migration if both sides can continue
+//! over another one. The source goes from any state of Active to Preparing to Suspending (channels
+//! closed, hooks re-acquired, guest resumed), then to Reconnecting, then to Active again.
+//! [`Limits::reconnect`](crate::Limits::reconnect) limits the time. After postcopy was requested, a
+//! loss fails the migration, because the destination has dropped pages by then.
 //!
-//! With [`Config::protects`] the destination is a standby: Switchover ─►
-//! Seeding ─SHUT 0─► Protected, and the guest stays here. Nothing is
-//! committed, so any failure up to there lets it run on.
+//! With [`Config::protects`] the destination is a standby: Switchover ─► Seeding ─SHUT 0─►
+//! Protected, and the guest stays here. Nothing is committed, so after any failure before Protected
+//! the guest continues here.
 //!
-//! With [`Event::PostcopyRequested`] the commit is RUN instead of EOF, and what
-//! follows AwaitingAck is Postcopy, in which the pages go, and Completed at
-//! SHUT 0. A loss in Postcopy leads to PostcopyPaused, from where nothing
-//! lets the guest run here again. An operator, or the source by itself within
-//! [`Limits::reconnect`](crate::Limits::reconnect), leads over PostcopyRecover
-//! back to Postcopy; an answer or an operator ends it.
+//! With [`Event::PostcopyRequested`] the commit is RUN instead of EOF. AwaitingAck is followed by
+//! Postcopy, in which the source sends the pages, and by Completed at SHUT 0. A loss in Postcopy
+//! leads to PostcopyPaused. From there the guest never runs here again. An operator, or the source
+//! itself within [`Limits::reconnect`](crate::Limits::reconnect), leads over PostcopyRecover back
+//! to Postcopy. An answer of the destination or an operator's decision ends PostcopyPaused.
 //!
-//! * `table.rs` holds every transition; `postcopy.rs` those behind a commit
-//!   in postcopy; `undo.rs` holds the way back. A ledger
-//!   remembers what was done to the guest, so that exactly that is undone, and
-//!   what is still under way, so that the undoing waits for it.
-//! * What the engine or the peer reports after the end has begun is late, not
-//!   wrong, and changes nothing. What cannot be is a [`Refusal`].
-//! * In [`State::Undecided`] an answer *committed* or *never* and a SHUT are
-//!   facts that never change, so an answer to an older question is as good.
+//! * `table.rs` contains every transition, `postcopy.rs` those after a commit in postcopy,
+//!   `undo.rs` the way back. The ledger records the effects on the guest, so that exactly those are
+//!   undone. It also records unfinished actions, so that the undoing waits for them.
+//! * A report of the engine or the peer after the end has begun is late, not wrong, and changes
+//!   nothing. An event that is impossible in a state is a [`Refusal`].
+//! * In [`State::Undecided`] a SHUT and the answers *committed* and *never* are facts that never
+//!   change. Therefore an answer to an older question counts too.
 
 mod ledger;
 mod postcopy;
@@ -58,7 +57,7 @@ use crate::limits::after;
 use ledger::Ledger;
 use std::time::Duration;
 
-/// The source's machine. One per migration; see the module's documentation.
+/// The source's machine, one per migration; see the module's documentation.
 #[derive(Clone, Debug)]
 pub struct Source {
     config: Config,
@@ -67,14 +66,15 @@ pub struct Source {
     peer: Peer,
     acks_due: u32,
     acks_arrived: u32,
-    /// A lost connection is made anew.
+    /// Both sides can continue over another connection if this one is lost.
     reconnects: bool,
     ledger: Ledger,
 }
 
 impl Source {
-    /// A machine in [`State::Setup`]; the engine begins to connect. `now` is
-    /// the time since any fixed moment, as in every later call.
+    /// A machine in [`State::Setup`]; the engine begins to connect.
+    ///
+    /// `now` is the time since any fixed moment, as in every later call.
     #[must_use]
     pub fn new(config: Config, now: Duration) -> Self {
         Self {
@@ -89,48 +89,51 @@ impl Source {
         }
     }
 
-    /// Tells the machine what happened; the engine performs what comes back,
-    /// in order.
+    /// Reports an event to the machine. The engine performs the returned actions in order.
     ///
     /// # Errors
-    /// [`Refusal`] if the event cannot be in this state; nothing changed.
+    /// [`Refusal`] if the event is impossible in this state; the machine did not change.
     pub fn handle(&mut self, now: Duration, event: Event) -> Result<Vec<Action>, Refusal> {
         self.step(now, event)
     }
 
-    /// Where the machine stands.
+    /// The present state; only [`Source::handle`] changes it.
     #[must_use]
     pub fn state(&self) -> State {
         self.state
     }
 
-    /// When the present wait is over: an [`Event::Tick`] at or after it acts.
-    /// None while a wait has no limit.
+    /// The end of the present wait: an [`Event::Tick`] at or after it acts.
+    ///
+    /// `None` while a wait has no limit.
     #[must_use]
     pub fn deadline(&self) -> Option<Duration> {
         self.deadline
     }
 
-    /// What is known about the peer.
+    /// The peer's answer to the extension pings; the default before [`Event::PeerIdentified`].
     #[must_use]
     pub fn peer(&self) -> Peer {
         self.peer
     }
 
-    /// Whether the VMM may let the guest run at its operator's wish (`cont`).
-    /// False from the moment the guest is being stopped until it is resumed.
+    /// Whether the VMM may run the guest at its operator's request (`cont`).
+    ///
+    /// False from the moment at which the guest is being stopped until it is resumed.
     #[must_use]
     pub fn may_guest_run(&self) -> bool {
         self.ledger.is_guest_free() && self.state != State::Completed
     }
 
-    /// Whether enough acknowledgements came to switch over a running guest.
+    /// Whether enough acknowledgements have arrived to switch over a running guest.
     #[must_use]
     pub fn is_acknowledged(&self) -> bool {
         self.acks_arrived >= self.acks_due
     }
 
-    /// Whether a connection that is lost now is made anew. Not once postcopy was requested: the destination drops pages then.
+    /// Whether the source would reconnect if the connection were lost now.
+    ///
+    /// False after postcopy was requested, because the destination drops pages then.
     #[must_use]
     pub fn would_reconnect(&self) -> bool {
         let may = matches!(
@@ -145,13 +148,13 @@ impl Source {
         may && self.reconnects && !self.ledger.postcopy
     }
 
-    /// Whether the guest goes on at the destination before its pages are there.
+    /// Whether the destination runs the guest before it has every page.
     #[must_use]
     pub fn is_postcopy(&self) -> bool {
         self.ledger.postcopy
     }
 
-    /// Why the migration fails; `None` unless it does.
+    /// Why the migration fails; `None` if it does not fail.
     #[must_use]
     pub fn failure(&self) -> Option<Cause> {
         match self.ledger.end {
@@ -160,7 +163,7 @@ impl Source {
         }
     }
 
-    /// Enters a state; its wait begins now.
+    /// Enters a state; the state's wait begins now.
     fn enter(&mut self, now: Duration, state: State) {
         let limits = &self.config.limits;
         let limit = match state {
@@ -170,7 +173,7 @@ impl Source {
             State::Preparing => limits.prepare,
             State::Committing => limits.commit,
             State::AwaitingAck | State::Seeding => limits.acknowledge,
-            // A peer that cannot be asked leaves the decision to the operator.
+            // A peer that cannot be asked leaves the decision to the operator, without a limit.
             State::Undecided | State::PostcopyPaused if self.peer.sterna => limits.ask,
             State::PostcopyRecover => limits.setup,
             _ => Duration::MAX,
@@ -180,7 +183,7 @@ impl Source {
     }
 }
 
-/// Acknowledgements that are due before any device has asked.
+/// Acknowledgements that are due before any device has requested one.
 fn first_acks(config: &Config) -> u32 {
     u32::from(config.switchover_ack == SwitchoverAck::Legacy)
 }

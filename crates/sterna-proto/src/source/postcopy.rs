@@ -1,11 +1,12 @@
-//! Every transition behind the commit of a migration that goes on in postcopy.
+//! Every transition after the commit of a migration that continues in postcopy.
 //!
-//! Once the destination has said that it started the guest, the source never
-//! runs it again: what is here is the guest's past. Before that, only the word
-//! of a Sterna that it never started it, or an operator's, brings it back.
+//! Once the destination has reported the start of the guest, the source never runs it again,
+//! because the copy here is out of date. Before that report, the guest returns to the source in two
+//! cases only. Either a Sterna destination declares that it never started the guest, or an operator
+//! decides it.
 //!
-//! A recovery (PostcopyRecover) begins when nothing of the lost channels is fed
-//! any more, so that nothing old can pass for something new.
+//! A recovery (PostcopyRecover) begins when the lost channels are closed and the engine feeds no
+//! event of theirs any more. Otherwise an old event could be taken for one of the new channels.
 
 use super::table::{IGNORE, Step};
 use super::{Action as A, Cause, Decision, Event as E, Refusal, Source, State as S};
@@ -13,16 +14,19 @@ use crate::Status;
 use crate::limits::after;
 use std::time::Duration;
 
-/// SHUT of a destination that ends the connection on purpose, and keeps the guest (specs/extension.md §14).
+/// Value of SHUT: the destination ends the connection on purpose and keeps the guest.
+///
+/// specs/extension.md §14 defines it.
 const PAUSED: u32 = 2;
 const PAGE_FAILED: u32 = 3;
 
 impl Source {
-    /// The rows that differ from those of a migration without postcopy. Before
-    /// the commit there are none.
+    /// The transitions that differ from a migration without postcopy.
+    ///
+    /// Before the commit there are none: `None` is returned.
     pub(super) fn in_postcopy(&mut self, now: Duration, event: E) -> Option<Step> {
         let step = match (self.state, event) {
-            // The way forward.
+            // Progress without failures.
             (S::Committing | S::AwaitingAck, E::DestinationStarted) => {
                 self.go(now, S::Postcopy, &[A::SendPages])
             }
@@ -36,7 +40,7 @@ impl Source {
                 self.complete(now)
             }
 
-            // Once more, over other channels.
+            // Another attempt, over new channels.
             (S::PostcopyPaused, E::ResumeRequested) if self.ledger.channels_closed => self.recover(now),
             (S::PostcopyPaused, E::ResumeRequested) => {
                 self.ledger.resumes = true;
@@ -48,23 +52,26 @@ impl Source {
                 self.go(now, S::Postcopy, &[A::SendPages])
             }
 
-            // The last word of a Sterna on purpose, which runs the guest, even if its word of the start did not come.
+            // A Sterna sends these values only if it runs the guest, even if its report of the
+            // start was lost.
             (S::Committing | S::AwaitingAck | S::Undecided, E::Shut(code @ (PAUSED | PAGE_FAILED)))
                 if self.peer.sterna =>
             {
                 self.paused(now, Cause::DestinationFailed(code))
             }
 
-            // It cannot have all pages: it lies, and may run the guest.
+            // SHUT 0 is false here, because the destination cannot have all pages. It may run the
+            // guest.
             (S::Committing | S::AwaitingAck, E::Shut(0)) => self.undecided(now, Cause::PeerMisbehaved),
-            // A QEMU says so after it has run the guest, too.
+            // A QEMU sends this value even after it has run the guest, so the value decides
+            // nothing.
             (S::Committing | S::AwaitingAck, E::Shut(code)) if !self.peer.sterna => {
                 self.undecided(now, Cause::DestinationFailed(code))
             }
             (S::Undecided, E::Shut(0)) => IGNORE,
             (S::Undecided, E::Shut(_)) if !self.peer.sterna => IGNORE,
 
-            // It was started there: whatever happens, it is not run here.
+            // The guest was started at the destination. From here on it never runs at the source.
             (S::Postcopy | S::PostcopyRecover, E::ConnectionLost) => self.paused(now, Cause::ConnectionLost),
             (
                 S::Postcopy | S::PostcopyRecover,
@@ -75,11 +82,11 @@ impl Source {
             }
             (S::Postcopy | S::PostcopyRecover, E::LocalFailure) => self.paused(now, Cause::LocalFailure),
             (S::Postcopy | S::PostcopyRecover, E::PauseRequested) => self.paused(now, Cause::OperatorPaused),
-            // Until an operator says otherwise this side connects no more by itself.
+            // The source reconnects no more by itself until an operator requests `resume`.
             (S::PostcopyPaused, E::PauseRequested) if self.ledger.recover_until.take().is_some() => {
                 Ok(vec![A::ReportPaused(Cause::OperatorPaused)])
             }
-            // The destination's last word on a connection that was noticed to be lost before.
+            // The destination's final SHUT, on a connection whose loss was noticed before.
             (S::PostcopyPaused, E::Shut(code)) if code != 0 && self.ledger.recover_until.take().is_some() => {
                 Ok(vec![A::ReportPaused(Cause::DestinationFailed(code))])
             }
@@ -91,7 +98,7 @@ impl Source {
                 Err(Refusal::CancelPaused { state })
             }
 
-            // Facts and the operator decide, all else asks again.
+            // Facts and the operator decide. Every other answer leads to another question.
             (S::Undecided | S::PostcopyPaused | S::PostcopyRecover, E::AskAnswered(Status::Committed)) => {
                 self.complete(now)
             }
@@ -113,7 +120,7 @@ impl Source {
                 Err(Refusal::RanElsewhere)
             }
 
-            // Too late to matter.
+            // Too late: these change nothing any more.
             (S::Postcopy, E::AskAnswered(_) | E::AskFailed) => IGNORE,
             (
                 S::PostcopyPaused | S::PostcopyRecover,
@@ -135,7 +142,8 @@ impl Source {
         Some(step)
     }
 
-    /// What remains shall follow the guest.
+    /// Switches over while memory remains: the source sends the remaining pages after the guest has
+    /// moved.
     pub(super) fn switch_to_postcopy(&mut self, now: Duration, guest_running: bool) -> Step {
         if !self.config.postcopy || !self.config.return_path {
             return Err(Refusal::NoPostcopy);
@@ -145,7 +153,7 @@ impl Source {
         Ok(actions)
     }
 
-    /// Nothing of the last channels is fed any more.
+    /// The engine feeds no event of the last channels any more: a requested recovery can start.
     pub(super) fn channels_closed(&mut self, now: Duration) -> Step {
         self.ledger.channels_closed = true;
         if self.state == S::PostcopyPaused && self.ledger.resumes { self.recover(now) } else { IGNORE }
@@ -164,7 +172,7 @@ impl Source {
             let may = cause == Cause::ConnectionLost && self.peer.sterna && !window.is_zero();
             self.ledger.recover_until = if may { after(now, window) } else { None };
         } else if !matches!(cause, Cause::ConnectionLost | Cause::TimedOut(_)) {
-            // It would end so every time, or is not wanted.
+            // The next attempt would fail for the same reason, or the operator does not want it.
             self.ledger.recover_until = None;
         }
         self.enter(now, S::PostcopyPaused);
@@ -173,7 +181,7 @@ impl Source {
             self.ledger.channels_closed = false;
             actions.push(A::CloseChannels);
         }
-        // An attempt of the source's own that fails is no news.
+        // A failed attempt that the source made by itself is not reported to the operator.
         if !(before == S::PostcopyRecover && tries && self.ledger.recover_until.is_some()) {
             actions.push(A::ReportPaused(cause));
         }
@@ -183,7 +191,7 @@ impl Source {
         Ok(actions)
     }
 
-    /// What is due in a pause: to connect again within the window, to ask behind it.
+    /// Handles a tick in a pause: reconnects within the window, and asks after it.
     fn tries_again(&mut self, now: Duration) -> Step {
         match self.ledger.recover_until {
             Some(until) if now < until && self.ledger.channels_closed => self.recover(now),

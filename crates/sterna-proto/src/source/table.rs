@@ -1,4 +1,4 @@
-//! Every transition of the source, in one table.
+//! Every transition of the source, in one table, except those of postcopy and of the undoing.
 
 use super::ledger::{Guest, Hooks};
 use super::{
@@ -10,16 +10,17 @@ use std::time::Duration;
 
 pub(super) type Step = Result<Vec<A>, Refusal>;
 
-/// Nothing changes, and nothing is to be done.
+/// The event is accepted, but the machine does not change and returns no action.
 pub(super) const IGNORE: Step = Ok(Vec::new());
 
 impl Source {
-    /// The table: (state, event) → next state and actions. Rows are read from
-    /// the top; the first that fits counts.
+    /// The table: (state, event) → next state and actions.
+    ///
+    /// Rows are read from the top; the first row that matches is used.
     pub(super) fn step(&mut self, now: Duration, event: E) -> Step {
         let event = match event {
             E::ChannelsClosed => return self.channels_closed(now),
-            // An answer without a question.
+            // An acknowledgement that no request of this source preceded.
             E::ResumeAcknowledged if self.state != S::PostcopyRecover => E::PeerMisbehaved,
             event => event,
         };
@@ -29,7 +30,7 @@ impl Source {
             return step;
         }
         match (self.state, event) {
-            // The way forward.
+            // Progress without failures.
             (S::Setup, E::ChannelsReady) if self.config.return_path => {
                 self.go(now, S::Identifying, &[A::Identify])
             }
@@ -40,7 +41,7 @@ impl Source {
             (S::Active, E::PostcopyRequested { guest_running }) => {
                 self.switch_to_postcopy(now, guest_running)
             }
-            // It is asked for again over the next connection.
+            // The engine requests postcopy again over the next connection.
             (S::Suspending | S::Reconnecting, E::PostcopyRequested { .. }) => IGNORE,
             (state, E::PostcopyRequested { .. }) => Err(Refusal::NotActive { state }),
             (S::Stopping, E::GuestStopped { was_running }) => self.stopped(now, was_running),
@@ -56,10 +57,11 @@ impl Source {
             (S::Preparing, E::PrepareAcknowledged) => self.commit(now),
             (S::Committing, E::EofSent) if self.config.return_path => self.go(now, S::AwaitingAck, &[]),
             (S::Committing, E::EofSent) => self.complete(now),
-            // The peer may answer before we hear that our EOF is out.
+            // The peer can answer before the engine reports that EOF was sent.
             (S::Committing | S::AwaitingAck | S::Undecided, E::Shut(0)) => self.complete(now),
 
-            // A seeding: the guest goes on here, and what ends the protection is not decided here.
+            // A seeding: the guest stays here. The machines of `crate::replica` decide the end of
+            // the protection.
             (S::Seeding, E::EofSent) => IGNORE,
             (S::Seeding, E::EofFailed) => self.fail(now, Cause::Eof),
             (S::Seeding, E::Shut(0)) => self.protected(now),
@@ -67,7 +69,7 @@ impl Source {
             (state @ S::Protected, E::PauseRequested) => Err(Refusal::NotPostcopyActive { state }),
             (S::Protected, event) => self.in_protection(now, event),
 
-            // A lost connection, where another one will do.
+            // A lost connection that another connection can replace.
             (s, E::MayReconnect) if is_before_commit(s) => {
                 self.reconnects = !self.config.limits.reconnect.is_zero() && !self.config.protects;
                 IGNORE
@@ -88,17 +90,18 @@ impl Source {
                 self.deadline = self.ledger.reconnect_until;
                 Ok(vec![A::Reconnect])
             }
-            // What the lost channels, and whoever used them, still had to say.
+            // Late events of the lost channels and of the threads that used them.
             (S::Suspending | S::Reconnecting, event) if is_of_session(event) => IGNORE,
 
-            // Switchover acknowledgements: one more than due is a lie (spec §5.3).
+            // Switchover acknowledgements. One more than due is a violation of the protocol (spec
+            // §5.3).
             (s, E::DeviceAsksAck) if is_before_commit(s) => self.device_asks(),
             (s, E::SwitchoverAck) if is_before_commit(s) && self.acks_arrived < self.acks_due => {
                 self.acks_arrived += 1;
                 IGNORE
             }
 
-            // Failures before the commit: the source runs on.
+            // Failures before the commit: the source resumes the guest.
             (s, E::ConnectionLost) if is_before_commit(s) => self.fail(now, Cause::ConnectionLost),
             (s, E::PeerMisbehaved | E::SwitchoverAck | E::Shut(0) | E::PrepareAcknowledged)
                 if is_before_commit(s) =>
@@ -118,10 +121,11 @@ impl Source {
             (s, E::Tick) if is_before_commit(s) && self.is_due(now) => self.fail(now, Cause::TimedOut(s)),
             (s, E::Cancel) if is_before_commit(s) => self.cancel(now),
 
-            // Failures after the commit: ask, and never run the guest meanwhile.
+            // Failures after the commit: the source asks, and does not run the guest until the
+            // answer.
             (S::Committing, E::EofFailed) => self.undecided(now, Cause::Eof),
-            // A peer without return path closes when it has read EOF, perhaps
-            // before we hear that it is out: only our own write tells.
+            // A peer without return path closes when it has read EOF, perhaps before the engine
+            // reports EOF as sent. Only the result of this side's own write counts.
             (S::Committing, E::ConnectionLost) if !self.config.return_path => IGNORE,
             (S::Committing | S::AwaitingAck, E::ConnectionLost) => self.undecided(now, Cause::ConnectionLost),
             (S::Committing | S::AwaitingAck, E::PeerMisbehaved) => self.undecided(now, Cause::PeerMisbehaved),
@@ -129,12 +133,13 @@ impl Source {
             (s @ (S::Committing | S::AwaitingAck), E::Tick) if self.is_due(now) => {
                 self.undecided(now, Cause::TimedOut(s))
             }
-            // The destination's word that it never runs the guest.
+            // The destination declares that it never runs the guest.
             (S::Committing | S::AwaitingAck | S::Undecided, E::Shut(code)) => {
                 self.fail(now, Cause::DestinationFailed(code))
             }
 
-            // Undecided: facts and the operator decide, all else asks again.
+            // Undecided: facts and the operator decide. Every other answer leads to another
+            // question.
             (S::Undecided, E::AskAnswered(Status::Committed)) => self.complete(now),
             (S::Undecided, E::AskAnswered(Status::Never)) => self.fail(now, Cause::DestinationNever),
             (S::Undecided, E::AskAnswered(_) | E::AskFailed) if self.peer.sterna => {
@@ -147,11 +152,11 @@ impl Source {
                 self.fail(now, Cause::OperatorDecided)
             }
 
-            // The way back.
+            // Undoing, after a failure or a cancel.
             (S::Cancelling | S::Failing, e) if is_undo(e) => self.undo_event(now, e),
             (S::Held, E::OperatorRetry) => self.retry(now),
 
-            // What an operator may not do now.
+            // Requests of an operator that are refused in the present state.
             (S::Cancelling | S::Failing, E::Cancel) => IGNORE,
             (state @ (S::Committing | S::AwaitingAck), E::Cancel) => {
                 Err(Refusal::CancelAfterCommit { state })
@@ -164,8 +169,8 @@ impl Source {
             (state, E::PauseRequested) => Err(Refusal::NotPostcopyActive { state }),
             (state, E::OperatorRetry) => Err(Refusal::NotHeld { state }),
 
-            // Too early, or too late to matter: after the commit only facts
-            // about who runs the guest count, and after the end nothing does.
+            // Too early or too late. After the commit only facts about who runs the guest count,
+            // and after the end no event counts.
             (_, E::Tick) => IGNORE,
             (s, _) if s > S::Undecided => IGNORE,
             (
@@ -214,7 +219,7 @@ impl Source {
     }
 
     fn reconnected(&mut self, now: Duration) -> Step {
-        // Devices are counted anew, and the destination acknowledges anew.
+        // The engine counts the devices again, and the destination acknowledges again.
         self.acks_due = first_acks(&self.config);
         self.acks_arrived = 0;
         self.go(now, S::Active, &[A::ResumePrecopy])
@@ -238,7 +243,7 @@ impl Source {
     fn stopped(&mut self, now: Duration, was_running: bool) -> Step {
         self.ledger.guest = Guest::Stopped { was_running };
         if self.config.protects {
-            // The guest keeps what belongs to it.
+            // The guest stays here, so the hooks are not released.
             return self.go(now, S::Switchover, &[A::SendFinalState]);
         }
         if self.config.pause_before_switchover {
@@ -277,21 +282,21 @@ impl Source {
             E::OperatorContinue => return Err(Refusal::NotPreSwitchover { state: S::Protected }),
             E::OperatorDecides(_) => return Err(Refusal::NotUndecided { state: S::Protected }),
             E::OperatorRetry => return Err(Refusal::NotHeld { state: S::Protected }),
-            // A connection that is lost is the protection's to judge.
+            // The protection's machine handles the loss of a connection.
             _ => {}
         }
         IGNORE
     }
 
     fn prepare(&mut self, now: Duration) -> Step {
-        // A QEMU reads RUN with the devices: there is nothing to prepare before it.
+        // A QEMU reads RUN together with the devices, so there is no earlier moment to prepare.
         if !self.config.return_path || self.ledger.postcopy && !self.peer.sterna {
             return self.commit(now);
         }
         self.go(now, S::Preparing, &[A::SendPrepare])
     }
 
-    /// The commit: the state changes before the first byte of EOF, or of RUN, goes out.
+    /// The commit: the state changes before the first byte of EOF, or of RUN, is sent.
     fn commit(&mut self, now: Duration) -> Step {
         let action = if self.ledger.postcopy { A::SendRun } else { A::SendEof };
         self.go(now, S::Committing, &[action])
@@ -307,7 +312,7 @@ impl Source {
     }
 }
 
-/// Events that a session's channels cause, or the work over them.
+/// Events that a session's channels cause, or that the work over these channels causes.
 fn is_of_session(event: E) -> bool {
     matches!(
         event,
@@ -326,7 +331,7 @@ fn is_before_commit(state: S) -> bool {
     state < S::Committing
 }
 
-/// Events that the undoing waits for.
+/// Events that report the end of an action that the undoing waits for.
 fn is_undo(event: E) -> bool {
     matches!(
         event,

@@ -2,52 +2,53 @@
 
 use crate::{Limits, Status};
 
-/// How many acknowledgements must come before switching over (spec §5.3).
+/// How many acknowledgements must arrive before the switchover (spec §5.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum SwitchoverAck {
-    /// Capability off: none may come.
+    /// Capability off: any acknowledgement is an error.
     #[default]
     Off,
-    /// Machine types up to 11.0: exactly one must come.
+    /// Machine types up to 11.0: exactly one is due.
     Legacy,
     /// From 11.1: one for each [`Event::DeviceAsksAck`].
     Modern,
 }
 
-/// What the source must know before it starts.
+/// The source's settings, fixed before the migration starts.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Config {
-    /// The peer can answer on the main channel. Without it there is neither
-    /// prepare nor acknowledgement: see the crate's documentation.
+    /// The peer can answer on the main channel. Without a return path there is neither prepare nor
+    /// acknowledgement: see the crate's documentation.
     pub return_path: bool,
     /// The VM has a compatibility record for a Sterna peer to accept.
     pub compatibility: bool,
-    /// Capability `pause-before-switchover`.
+    /// Capability `pause-before-switchover`: the source waits in [`State::PreSwitchover`].
     pub pause_before_switchover: bool,
-    /// Capability `switchover-ack` and its form.
+    /// Capability `switchover-ack`, and the machine type's form of it.
     pub switchover_ack: SwitchoverAck,
-    /// The destination is a standby: the guest stays here, and the migration
-    /// is the seeding of its protection. There is neither prepare nor commit.
+    /// The destination is a standby, and the migration is the seeding of a protection.
+    ///
+    /// The guest stays here. There is neither prepare nor commit.
     pub protects: bool,
-    /// Capability `postcopy-ram`: [`Event::PostcopyRequested`] may come.
+    /// Capability `postcopy-ram`: [`Event::PostcopyRequested`] is allowed.
     pub postcopy: bool,
-    /// Limits of the waits.
+    /// Time limits of this side's waits.
     pub limits: Limits,
 }
 
-/// What the answer to the extension pings said about the peer.
+/// The peer's kind, learned from its answers to the extension pings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Peer {
-    /// A Sterna: knows the handover section and the status question.
+    /// The peer is a Sterna: it knows the handover section and the status question.
     pub sterna: bool,
-    /// Its feature bits; 0 for a QEMU.
+    /// The peer's feature bits; 0 for a QEMU.
     pub features: u16,
 }
 
-/// Where the source stands. [`State::qemu_status`] gives QEMU's name.
+/// The source's states. [`State::qemu_status`] returns QEMU's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum State {
-    /// Waits for the channels.
+    /// Waits until all channels are connected.
     Setup,
     /// Waits for the peer's answers to the extension pings.
     Identifying,
@@ -63,52 +64,51 @@ pub enum State {
     Releasing,
     /// The last RAM and the devices' state are being sent.
     Switchover,
-    /// All of a seeding is being sent, its EOF with it; waits for SHUT. EOF
-    /// commits nothing: a standby runs no guest from a seeding alone.
+    /// The whole seeding, including its EOF, is being sent; waits for SHUT. This EOF commits
+    /// nothing, because a standby runs no guest from a seeding alone.
     Seeding,
-    /// The standby holds the seeding, and the guest goes on here. Who may run
-    /// it is decided by the machines of [`crate::replica`]; here nothing ends
-    /// the protection but [`Event::ProtectionEnded`].
+    /// The standby has the seeding, and the guest runs here. The machines of [`crate::replica`]
+    /// decide which side runs it. This machine leaves the state at [`Event::ProtectionEnded`].
     Protected,
     /// The PREPARE ping was sent; waits for its PONG.
     Preparing,
-    /// The connection was lost, and another one will be made: what the switchover had begun is being undone, and the guest
-    /// runs on.
+    /// The connection was lost, and the source will reconnect. The switchover's effects are being
+    /// undone, and the guest resumes.
     Suspending,
-    /// The guest runs here, its writes are tracked, and the source connects again.
+    /// The guest runs here, its writes are tracked, and the source reconnects.
     Reconnecting,
-    /// Committed: EOF, in postcopy RUN, is being handed to the transport.
+    /// Committed: EOF, or RUN in postcopy, is being handed to the transport.
     Committing,
-    /// EOF was sent; waits for SHUT. In postcopy RUN was sent; waits to hear
-    /// that the guest was started.
+    /// EOF was sent; waits for SHUT. In postcopy, RUN was sent; waits for the report that the guest
+    /// was started.
     AwaitingAck,
-    /// The destination runs the guest, or has it paused, and gets its pages.
+    /// The destination runs the guest, or has it paused, and the source sends its pages.
     Postcopy,
-    /// The same, and the connection broke: here the guest's memory is kept.
+    /// As [`State::Postcopy`], but the connection broke. The source keeps the guest's memory.
     PostcopyPaused,
-    /// The same, and the source connects again: it asks which pages the
-    /// destination has, and tells it to go on.
+    /// As [`State::Postcopy`], and the source reconnects. It asks which pages the destination has,
+    /// and requests that the destination continue.
     PostcopyRecover,
-    /// Committed, and nobody knows whether the destination runs the guest:
-    /// asks again. The guest stays stopped.
+    /// Committed, and the source cannot tell whether the destination runs the guest. It asks again.
+    /// The guest stays stopped.
     Undecided,
     /// Undoing after a cancel.
     Cancelling,
     /// Undoing after a failure.
     Failing,
-    /// Cancelled or failed, but the undoing failed as well: the guest is held
-    /// stopped until [`Event::OperatorRetry`].
+    /// Cancelled or failed, and the undoing failed as well. The guest stays stopped until
+    /// [`Event::OperatorRetry`].
     Held,
-    /// The destination has the guest.
+    /// The destination has the guest. Final.
     Completed,
-    /// Undone; the guest is as it was.
+    /// The cancelled migration is undone; the guest is as before.
     Cancelled,
-    /// Undone; the guest is as it was.
+    /// The failed migration is undone; the guest is as before.
     Failed,
 }
 
 impl State {
-    /// Every state, in order.
+    /// Every state, in the order of the type.
     pub const ALL: [Self; 25] = [
         Self::Setup,
         Self::Identifying,
@@ -163,8 +163,9 @@ impl State {
         }
     }
 
-    /// Whether the commit lies behind: cancelling is refused. `Failing` is not
-    /// among them although it may follow a commit that came to nothing.
+    /// Whether the commit has happened, so that a cancel is refused.
+    ///
+    /// False for `Failing`, although a failure after the commit leads there too: the guest returns.
     #[must_use]
     pub fn is_committed(self) -> bool {
         matches!(
@@ -179,148 +180,146 @@ impl State {
         )
     }
 
-    /// Whether only a migration enters it whose destination is a standby.
+    /// Whether only a migration to a standby enters this state.
     #[must_use]
     pub fn is_of_protection(self) -> bool {
         matches!(self, Self::Seeding | Self::Protected)
     }
 
-    /// Whether nothing happens any more without a new migration.
+    /// Whether the migration is over: no event changes this state any more.
     #[must_use]
     pub fn is_final(self) -> bool {
         matches!(self, Self::Completed | Self::Cancelled | Self::Failed)
     }
 }
 
-/// Who shall run the guest of an undecided migration.
+/// An operator's decision which side runs the guest of an undecided migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Decision {
-    /// The operator vouches that the destination does not and never will.
+    /// The operator vouches that the destination does not run the guest and never will.
     SourceRuns,
-    /// The destination does: the source gives the guest up.
+    /// The destination runs the guest: the source gives it up.
     DestinationRuns,
 }
 
-/// What the source is told. Times and causes in full stay with the engine.
+/// Input of the source's machine. The engine keeps exact times and full causes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Event {
-    /// All channels are connected.
+    /// All channels of the migration are connected.
     ChannelsReady,
-    /// [`Action::Identify`] ended.
+    /// [`Action::Identify`] succeeded with this result.
     PeerIdentified(Peer),
-    /// [`Action::Compare`] ended: the PONG of the compatibility ping came.
+    /// [`Action::Compare`] succeeded: the PONG of the compatibility ping arrived.
     CompatibilityAccepted,
-    /// A device of ours asks that the destination acknowledge the switchover.
+    /// A local device requires that the destination acknowledge the switchover.
     DeviceAsksAck,
-    /// SWITCHOVER_ACK was read.
+    /// SWITCHOVER_ACK was read from the return path.
     SwitchoverAck,
-    /// What remains fits the downtime: switch over.
+    /// The remaining pages fit the downtime limit: switch over.
     SwitchoverRequested {
-        /// The guest runs. A paused one does not wait for acknowledgements.
+        /// The guest runs. A paused guest does not wait for acknowledgements.
         guest_running: bool,
     },
-    /// As [`Event::SwitchoverRequested`], and what remains follows the guest:
+    /// As [`Event::SwitchoverRequested`], but the remaining pages are sent after the switchover:
     /// postcopy. Only with [`Config::postcopy`] and a return path.
     PostcopyRequested {
-        /// The guest runs.
+        /// The guest runs, as in [`Event::SwitchoverRequested`].
         guest_running: bool,
     },
-    /// [`Action::StopGuest`] ended: the guest is stopped.
+    /// [`Action::StopGuest`] succeeded: the guest is stopped.
     GuestStopped {
-        /// It ran before, and shall run again if the migration fails.
+        /// The guest ran before, and must run again if the migration fails.
         was_running: bool,
     },
-    /// [`Action::StopGuest`] failed, and the VM has undone what it had begun:
-    /// the guest goes on as before.
+    /// [`Action::StopGuest`] failed, and the VM has undone its partial effects: the guest continues
+    /// as before.
     GuestStopFailed,
     /// QMP `migrate-continue` for the state pre-switchover.
     OperatorContinue,
-    /// [`Action::ReleaseHooks`] ended.
+    /// [`Action::ReleaseHooks`] succeeded: no hook is acquired any more.
     HooksReleased,
     /// [`Action::ReleaseHooks`] failed; some hooks may have been released.
     HookReleaseFailed,
-    /// [`Action::SendFinalState`] ended.
+    /// [`Action::SendFinalState`] succeeded: everything up to the last device was sent.
     FinalStateSent,
     /// The PONG of the PREPARE ping was read.
     PrepareAcknowledged,
-    /// [`Action::SendEof`] or [`Action::SendRun`] ended: all bytes are with
-    /// the transport.
+    /// [`Action::SendEof`] or [`Action::SendRun`] succeeded: the transport has all bytes.
     EofSent,
-    /// [`Action::SendEof`] or [`Action::SendRun`] failed; bytes may have gone
-    /// out.
+    /// [`Action::SendEof`] or [`Action::SendRun`] failed; some bytes may have been sent.
     EofFailed,
-    /// In postcopy: the destination says that it has started the guest, or
-    /// taken it over paused.
+    /// In postcopy: the destination reports that it has started the guest, or taken it over paused.
     DestinationStarted,
-    /// In postcopy: every page and EOF are about to go out.
+    /// In postcopy: the engine is about to send the last pages and EOF.
     PagesSent,
-    /// [`Action::CloseChannels`] ended: nothing of these channels is fed any
-    /// more.
+    /// [`Action::CloseChannels`] ended: the engine feeds no event of these channels any more.
     ChannelsClosed,
-    /// The operator wants a paused postcopy to go on (QMP `migrate` with
-    /// `resume`).
+    /// The operator requests the recovery of a paused postcopy (QMP `migrate` with `resume`).
     ResumeRequested,
-    /// The operator wants a postcopy to stand still (QMP `migrate-pause`).
+    /// The operator requests a pause of a postcopy (QMP `migrate-pause`).
     PauseRequested,
-    /// In a recovery: the destination goes on.
+    /// In a recovery: the destination has confirmed that it continues.
     ResumeAcknowledged,
-    /// SHUT was read.
+    /// SHUT with this value was read.
     Shut(u32),
     /// A channel ended or failed.
     ConnectionLost,
-    /// The peer broke a rule of the format.
+    /// The peer broke a rule of the protocol or of its formats.
     PeerMisbehaved,
-    /// Something of ours failed (tracking, a device's save, a thread).
+    /// A local part failed (tracking, a device's save, a thread).
     LocalFailure,
-    /// The destination has answered [`Action::AskAgain`].
+    /// The destination has answered [`Action::AskAgain`] with this status.
     AskAnswered(Status),
-    /// [`Action::AskAgain`] brought no answer.
+    /// [`Action::AskAgain`] ended without an answer.
     AskFailed,
-    /// Both sides can go on over another connection if this one is lost.
+    /// Both sides can continue over another connection if this one is lost.
     MayReconnect,
-    /// [`Action::Reconnect`] ended: the channels of a new session are up, and the destination has said what it holds.
+    /// [`Action::Reconnect`] succeeded: the channels of a new session are connected.
+    ///
+    /// The destination has also reported which pages it has.
     Reconnected,
-    /// [`Action::Reconnect`] brought no connection.
+    /// [`Action::Reconnect`] found no connection; the machine retries.
     ReconnectFailed,
-    /// The destination has answered [`Action::Reconnect`]: it does not go on with this migration.
+    /// The destination has answered [`Action::Reconnect`]: it does not continue this migration.
     ReconnectRefused,
-    /// QMP `migrate_cancel`.
+    /// An operator cancels (QMP `migrate_cancel`).
     Cancel,
-    /// The guest of a protection stands, by the word of the protection's own
-    /// machine: no operator may let it run.
+    /// The protection's machine has stopped the guest: no operator may run it.
     GuestWithheld {
-        /// It ran before.
+        /// The guest ran before it was stopped.
         was_running: bool,
     },
-    /// It is its operator's again.
+    /// The protection's machine no longer withholds the guest: its operator may run it.
     GuestGivenBack,
-    /// The protection is over.
+    /// The protection is over; its own machine has decided the outcome.
     ProtectionEnded {
-        /// The guest stays here; else the standby has it.
+        /// The guest stays here. If false, the standby has it.
         guest_is_here: bool,
     },
-    /// The operator ends an undecided migration.
+    /// The operator ends an undecided migration with this decision.
     OperatorDecides(Decision),
-    /// [`Action::ReacquireHooks`] ended: all hooks are held again.
+    /// [`Action::ReacquireHooks`] succeeded: all hooks are acquired again.
     HooksReacquired,
-    /// [`Action::ReacquireHooks`] failed: some are missing.
+    /// [`Action::ReacquireHooks`] failed: some hooks are not acquired.
     HooksReacquireFailed,
-    /// [`Action::ResumeGuest`] ended.
+    /// [`Action::ResumeGuest`] succeeded: the guest runs.
     GuestResumed,
     /// [`Action::ResumeGuest`] failed: the guest is stopped.
     GuestResumeFailed,
-    /// [`Action::StopTracking`] ended.
+    /// [`Action::StopTracking`] succeeded: dirty tracking is off.
     TrackingStopped,
-    /// [`Action::StopTracking`] failed.
+    /// [`Action::StopTracking`] failed: dirty tracking may still be on.
     TrackingStopFailed,
     /// QMP `cont` for a guest that is [`State::Held`].
     OperatorRetry,
-    /// Time has passed; due at [`super::Source::deadline`].
+    /// The time has advanced; due at [`super::Source::deadline`].
     Tick,
 }
 
-/// What the engine shall do, in this order. Actions named in an event's
-/// documentation report their end through it; the others need not.
+/// Output of the source's machine: the engine performs these in order.
+///
+/// An action whose documentation names an event reports its end through that event. The other
+/// actions report nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
     /// Open the return path, send the extension pings and the fence, wait for
@@ -347,103 +346,104 @@ pub enum Action {
     /// Send EOF and the description. The commit has happened. Ends in
     /// [`Event::EofSent`] or `EofFailed`.
     SendEof,
-    /// In postcopy: send what lets the destination start the guest. The commit
-    /// has happened. Ends in [`Event::EofSent`] or `EofFailed`.
+    /// In postcopy: send the message that lets the destination start the guest. The commit has
+    /// happened. Ends in [`Event::EofSent`] or `EofFailed`.
     SendRun,
-    /// In postcopy: send all pages that remain, those first that the
-    /// destination asks for. Ends in [`Event::PagesSent`], EOF, and then
-    /// [`Event::Shut`].
+    /// In postcopy: send all remaining pages. Pages that the destination requests have priority.
+    /// Ends in [`Event::PagesSent`], EOF, and then [`Event::Shut`].
     SendPages,
-    /// In postcopy: connect again, learn which pages the destination has, and
-    /// tell it to go on. Ends in [`Event::ResumeAcknowledged`] (or
-    /// `ConnectionLost`, `PeerMisbehaved`, `LocalFailure`).
+    /// In postcopy: reconnect, learn which pages the destination has, and request that it continue.
+    /// Ends in [`Event::ResumeAcknowledged`] (or `ConnectionLost`, `PeerMisbehaved`,
+    /// `LocalFailure`).
     Recover,
-    /// Tell the operator that nobody knows who runs the guest, and what to do.
+    /// Report to the operator that the outcome is unknown, and what to do.
     ReportUndecided(Cause),
-    /// Tell the operator that the destination runs the guest and may lack
-    /// pages, which are kept here.
+    /// Report to the operator that the destination has the guest and may lack pages. The source
+    /// keeps these pages.
     ReportPaused(Cause),
     /// Take checkpoints of the guest and send them, until the protection ends.
     TakeCheckpoints,
-    /// Ask a new connection for the migration's status, giving up an older
-    /// question. Ends in [`Event::AskAnswered`] or `AskFailed`.
+    /// Ask for the migration's status over a new connection, and drop an older question. Ends in
+    /// [`Event::AskAnswered`] or `AskFailed`.
     AskAgain,
-    /// Shut every channel down, and return only when no thread of this
-    /// migration sends, or reads guest RAM, any more.
+    /// Shut every channel down. Returns only when every thread of this migration has stopped
+    /// sending and reading guest RAM.
     CloseChannels,
-    /// Shut every channel down, as [`Action::CloseChannels`] does; the migration goes on over others. No event of these
-    /// channels may be fed once this is done.
+    /// Shut every channel down, as [`Action::CloseChannels`] does, but continue the migration over
+    /// other channels. Once this is done, the engine may feed no event of the old channels.
     BreakOff,
-    /// Try once to connect again. Ends in [`Event::Reconnected`], `ReconnectFailed` or `ReconnectRefused`.
+    /// Try once to reconnect. Ends in [`Event::Reconnected`], `ReconnectFailed` or
+    /// `ReconnectRefused`.
     Reconnect,
-    /// Go on with precopy over the new channels: what the destination lacks, and what was written since. Ends as
+    /// Resume precopy over the new channels.
+    ///
+    /// Send the pages that the destination lacks, and the pages that were written since. Ends as
     /// [`Action::StartPrecopy`].
     ResumePrecopy,
-    /// Re-acquire in reverse order the hooks that are released. Ends in
-    /// [`Event::HooksReacquired`] or `HooksReacquireFailed`.
+    /// Re-acquire the released hooks in reverse order. Ends in [`Event::HooksReacquired`] or
+    /// `HooksReacquireFailed`.
     ReacquireHooks,
-    /// Let the guest run. Ends in [`Event::GuestResumed`] or
-    /// `GuestResumeFailed`.
+    /// Resume the guest. Ends in [`Event::GuestResumed`] or `GuestResumeFailed`.
     ResumeGuest,
-    /// Stop dirty tracking. Ends in [`Event::TrackingStopped`] or
-    /// `TrackingStopFailed` (of no interest after `Completed`).
+    /// Stop dirty tracking. Ends in [`Event::TrackingStopped`] or `TrackingStopFailed` (without
+    /// effect after `Completed`).
     StopTracking,
-    /// The migration is over. Comes once more when a held guest was freed.
+    /// The migration is over. Issued once more when a held guest is freed.
     Finish(Outcome),
 }
 
 /// Why a migration ended early or became undecided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Cause {
-    /// [`Event::ConnectionLost`].
+    /// A channel ended or failed: [`Event::ConnectionLost`].
     ConnectionLost,
     /// [`Event::PeerMisbehaved`], or an answer that was not due.
     PeerMisbehaved,
-    /// [`Event::LocalFailure`].
+    /// A local part failed: [`Event::LocalFailure`].
     LocalFailure,
-    /// [`Event::GuestStopFailed`].
+    /// The guest could not be stopped: [`Event::GuestStopFailed`].
     GuestStop,
-    /// [`Event::HookReleaseFailed`].
+    /// A hook could not be released: [`Event::HookReleaseFailed`].
     HookRelease,
-    /// [`Event::EofFailed`].
+    /// EOF or RUN could not be sent: [`Event::EofFailed`].
     Eof,
-    /// The destination said SHUT with this value, not 0.
+    /// The destination sent SHUT with this value, not 0.
     DestinationFailed(u32),
     /// The destination answered that it never runs the guest.
     DestinationNever,
-    /// The connection was lost, and no other one could be made in time, or the destination does not go on.
+    /// The connection was not replaced in time, or the destination does not continue.
     NotReconnected,
     /// The operator decided that the source runs the guest.
     OperatorDecided,
-    /// [`Event::PauseRequested`].
+    /// The operator paused a postcopy: [`Event::PauseRequested`].
     OperatorPaused,
-    /// The wait in this state was over its limit.
+    /// The wait in this state reached its limit.
     TimedOut(State),
 }
 
-/// How the migration ended.
+/// The result of the migration at the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum End {
     /// The destination has the guest.
     Completed,
-    /// Cancelled before the commit.
+    /// An operator cancelled before the commit.
     Cancelled,
-    /// Failed.
+    /// The migration failed with this cause.
     Failed(Cause),
 }
 
-/// What became of the source's guest.
+/// The state in which the migration leaves the source's guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GuestAfter {
-    /// As it was before the migration: running if it ran, else paused.
+    /// As before the migration: running if it ran, otherwise paused.
     AsBefore,
-    /// The destination has it; here it stays stopped for good.
+    /// The destination has the guest. Here it stays stopped permanently.
     Given,
-    /// Held stopped, because this failed; `cont` tries again.
+    /// The guest is held, because this step failed. `cont` retries the step.
     HeldStopped(Hold),
 }
 
-/// What keeps a guest held.
+/// The failed step of the undoing that keeps a guest held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Hold {
     /// A hook could not be re-acquired.
@@ -452,31 +452,33 @@ pub enum Hold {
     Resume,
 }
 
-/// The end of a migration at the source.
+/// The result of a migration at the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Outcome {
-    /// How it ended.
+    /// Completed, cancelled or failed.
     pub end: End,
-    /// What became of the guest.
+    /// Where the guest is now.
     pub guest: GuestAfter,
     /// Dirty tracking could not be stopped.
     pub tracking_left_on: bool,
 }
 
-/// Why an event was refused; the machine did not change.
+/// Why the machine refused an event. A refusal does not change the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// Cancel after the commit.
+    /// A cancel after the commit.
     #[error(
         "cannot cancel: the guest has been handed over ({state:?}) and may already run at the destination; \
          wait for the outcome, or stop the guest there and migrate it back"
     )]
     CancelAfterCommit {
-        /// Where the source stands.
+        /// The state of the source.
         state: State,
     },
-    /// Cancel while the guest waits at the destination for pages that are here, or is whole there and nobody says so.
+    /// A cancel after the guest has run at the destination, in postcopy.
+    ///
+    /// The guest waits for pages there, or is complete and the source does not know it.
     #[error(
         "cannot cancel: the guest has run at the destination since, and what is here is its past ({}). Look at the \
          destination: where 'query-migrate' says postcopy-paused, pages are missing there, so say migrate with resume here; \
@@ -484,104 +486,104 @@ pub enum Refusal {
         state.qemu_status()
     )]
     CancelPaused {
-        /// Where the source stands.
+        /// The state of the source.
         state: State,
     },
-    /// Cancel while undecided.
+    /// A cancel of an undecided migration.
     #[error(
         "cannot cancel: nobody knows whether the destination runs the guest; find out there, \
          then decide: source-runs (only if the destination's guest is gone for good) or destination-runs"
     )]
     CancelUndecided,
-    /// Cancel while the guest is protected.
+    /// A cancel while a standby protects the guest.
     #[error(
         "cannot cancel: the guest is protected by a standby that may have to run it; end the protection instead, which \
          asks the standby for its last word"
     )]
     CancelProtected,
-    /// Cancel when the migration is over.
+    /// A cancel after the end of the migration.
     #[error("nothing to cancel: the migration is over ({state:?}); start another one if it is wanted")]
     NothingToCancel {
-        /// Where the source stands.
+        /// The state of the source.
         state: State,
     },
-    /// `migrate-continue` at a wrong time.
+    /// `migrate-continue` in a state other than pre-switchover.
     #[error(
         "migrate-continue works only in pre-switchover, the state is {}; wait for it, with pause-before-switchover on",
         state.qemu_status()
     )]
     NotPreSwitchover {
-        /// Where the source stands.
+        /// The state of the source.
         state: State,
     },
-    /// Postcopy without the capability.
+    /// A request for postcopy without the capability or without a return path.
     #[error(
         "postcopy cannot be started: capability postcopy-ram was not on when the migration began, or the return path is off"
     )]
     NoPostcopy,
-    /// Postcopy at a wrong time.
+    /// A request for postcopy in a state other than active.
     #[error(
         "postcopy can only be started while memory moves and the guest runs here, the state is {}",
         state.qemu_status()
     )]
     NotActive {
-        /// Where the source stands.
+        /// The state of the source.
         state: State,
     },
-    /// A decision that the source runs a guest which has run elsewhere.
+    /// The decision that the source runs a guest that has run at the destination.
     #[error(
         "the source cannot run the guest any more: it has run at the destination since, and what is here is its past. \
          Decide destination-runs to give its memory up here, once the guest is complete there or lost"
     )]
     RanElsewhere,
-    /// A recovery when there is nothing to recover.
+    /// A request for recovery in a state other than postcopy-paused.
     #[error(
         "migrate with resume works only in postcopy-paused, the state is {}; leave resume out to start a new migration",
         state.qemu_status()
     )]
     NotPostcopyPaused {
-        /// Where the source stands.
+        /// The state of the source.
         state: State,
     },
-    /// A pause when there is nothing to pause.
+    /// A request for a pause in a state without a running postcopy.
     #[error(
         "migrate-pause works only in postcopy-active and postcopy-recover, the state is {}",
         state.qemu_status()
     )]
     NotPostcopyActive {
-        /// Where the source stands.
+        /// The state of the source.
         state: State,
     },
-    /// A decision when there is nothing to decide.
+    /// An operator's decision about a migration that is not undecided.
     #[error(
         "nothing to decide: only an undecided migration takes an operator's decision, the state is {state:?}"
     )]
     NotUndecided {
-        /// Where the source stands.
+        /// The state of the source.
         state: State,
     },
-    /// A retry when the guest is not held.
+    /// A retry although the guest is not held.
     #[error(
         "the guest is not held after a failed undoing, there is nothing to retry; the state is {state:?}"
     )]
     NotHeld {
-        /// Where the source stands.
+        /// The state of the source.
         state: State,
     },
-    /// Acknowledgements are missing: go on with precopy.
+    /// Acknowledgements are missing: the engine continues precopy.
     #[error("the destination has acknowledged {arrived} of {due} times: continue precopy until it is ready")]
     AcknowledgementsMissing {
-        /// How many came.
+        /// Acknowledgements that have arrived.
         arrived: u32,
-        /// How many must come.
+        /// Acknowledgements that are due.
         due: u32,
     },
-    /// The event cannot happen in this state: the engine's fault.
+    /// The event is impossible in this state, which is a fault of the engine.
     #[error("{event:?} cannot happen in state {state:?}: the engine fed the machine out of order")]
     OutOfOrder {
-        /// Where the source stands.
+        /// The state of the source.
         state: State,
-        /// What it was told.
+        /// The event that was fed.
         event: Event,
     },
 }

@@ -1,8 +1,8 @@
-//! The way back: what was done to the guest is undone, last first.
+//! The way back: undoes the migration's effects on the guest, the last effect first.
 //!
-//! Order: wait for an effect that is under way, hooks back, guest resumed if
-//! it ran, tracking stopped. A step that fails holds the guest stopped, but
-//! the steps after it that do not need it are still done.
+//! Order: wait for an action that has not ended, re-acquire the hooks, resume the guest if it ran,
+//! stop tracking. If a step fails, the guest stays stopped. The later steps that do not need the
+//! failed one are still done.
 
 use super::ledger::{Guest, Hooks};
 use super::{Action as A, Cause, End, Event as E, GuestAfter, Hold, Outcome};
@@ -19,14 +19,14 @@ impl Source {
         self.begin_undo(now, S::Failing, End::Failed(cause))
     }
 
-    /// The destination has the guest.
+    /// Ends the migration: the destination has the guest.
     pub(super) fn complete(&mut self, now: Duration) -> Result<Vec<A>, Refusal> {
         self.enter(now, S::Completed);
         let outcome = Outcome { end: End::Completed, guest: GuestAfter::Given, tracking_left_on: false };
         Ok(vec![A::CloseChannels, A::StopTracking, A::Finish(outcome)])
     }
 
-    /// The operator tries to free a held guest.
+    /// Retries the failed steps for a held guest at the operator's request.
     pub(super) fn retry(&mut self, now: Duration) -> Result<Vec<A>, Refusal> {
         self.ledger.hold = None;
         let state = match self.ledger.end {
@@ -37,7 +37,7 @@ impl Source {
         Ok(self.next_undo(now, Vec::new()))
     }
 
-    /// An event that the undoing may be waiting for; others are late.
+    /// Handles an event that the undoing may be waiting for; other events are late.
     pub(super) fn undo_event(&mut self, now: Duration, event: E) -> Result<Vec<A>, Refusal> {
         let ledger = &mut self.ledger;
         match (ledger.guest, ledger.hooks, event) {
@@ -77,7 +77,8 @@ impl Source {
         Ok(self.next_undo(now, Vec::new()))
     }
 
-    /// The connection is lost, and the migration goes on over another one once the guest is as before the switchover.
+    /// Begins the undoing after a lost connection; the migration continues over another one
+    /// afterwards.
     pub(super) fn suspend(&mut self, now: Duration) -> Result<Vec<A>, Refusal> {
         self.set_out(now, S::Suspending);
         Ok(self.next_undo(now, vec![A::BreakOff]))
@@ -85,7 +86,7 @@ impl Source {
 
     fn begin_undo(&mut self, now: Duration, state: S, end: End) -> Result<Vec<A>, Refusal> {
         self.ledger.end = Some(end);
-        // From Suspending: the tick that it waits for is not due any more.
+        // In Suspending, a retry may have been planned for a tick. That tick is no longer due.
         if self.ledger.hooks == Hooks::Retrying {
             self.ledger.hooks = Hooks::Released;
         }
@@ -98,10 +99,10 @@ impl Source {
         self.ledger.reacquire_until = after(now, self.config.limits.reacquire);
     }
 
-    /// Adds the next step of the way back, or the end of it.
+    /// Adds the next step of the undoing, or the end of the migration.
     fn next_undo(&mut self, now: Duration, mut actions: Vec<A>) -> Vec<A> {
         let ledger = &mut self.ledger;
-        // Half an effect cannot be taken back: wait for its end.
+        // Half an effect cannot be taken back: wait for the end of the action.
         let under_way = matches!(ledger.guest, Guest::Stopping | Guest::Resuming)
             || matches!(ledger.hooks, Hooks::Releasing | Hooks::Reacquiring | Hooks::Retrying);
         if under_way {
@@ -135,7 +136,7 @@ impl Source {
         self.finish(actions)
     }
 
-    /// All is as before the switchover; or it is not, and then the migration is over.
+    /// Reconnects after a complete undoing. After an incomplete one, ends the migration.
     fn next_connection(&mut self, now: Duration, mut actions: Vec<A>) -> Vec<A> {
         if self.ledger.hold.is_some() {
             self.ledger.end = Some(End::Failed(Cause::ConnectionLost));

@@ -1,9 +1,9 @@
-//! What a destination says of itself on its way: deadline, id, and whether its guest may run.
+//! The destination's queries along a migration: deadline, id, and whether its guest may run.
 
 use std::time::Duration;
 
-use sterna_proto::destination::{Config, Destination, Event as E, State as S};
-use sterna_proto::{Limits, MigrationId};
+use sterna_proto::destination::{Action as A, Config, Destination, Event as E, Held, State as S};
+use sterna_proto::{Limits, MigrationId, Status};
 
 const ID: MigrationId = MigrationId([7; 16]);
 
@@ -11,7 +11,7 @@ fn at(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-/// A destination that has been told these events at time 0.
+/// A destination that handled these events at time 0.
 fn told(config: Config, events: &[E]) -> Destination {
     let mut machine = Destination::new(config, at(0));
     for event in events {
@@ -93,7 +93,7 @@ fn guest_whose_source_cannot_be_told_is_held_where_hooks_are_missing() {
 fn prepare_without_a_return_path_is_the_sources_fault() {
     let machine = told(Config::default(), &[E::ChannelsReady, E::PrepareRead]);
 
-    // Nothing could be answered, so nothing is loaded to the end for it.
+    // The status question could not be answered, so the destination does not finish the load.
     assert_eq!(machine.state(), S::Failed);
 }
 
@@ -117,4 +117,53 @@ fn guest_of_a_qemu_is_held_only_where_it_is_managed_and_ran() {
             [E::ChannelsReady, E::ReturnPathOpened, E::EofRead, E::LoadComplete { run }, E::HooksAcquired];
         assert_eq!(told(config, &events).state(), expected, "managed {managed}, ran {run}");
     }
+}
+
+/// A destination after the commit, between two processes of one host.
+fn committed() -> Destination {
+    let events = [
+        E::ChannelsReady,
+        E::ReturnPathOpened,
+        E::HandoverIdRead(ID),
+        E::PrepareRead,
+        E::LoadComplete { run: true },
+        E::HooksAcquired,
+        E::EofRead,
+    ];
+    told(Config::default(), &events)
+}
+
+#[test]
+fn start_that_fails_after_memory_may_have_been_written_is_final_and_may_be_tried_again() {
+    let mut machine = committed();
+    let mut tell = |event| machine.handle(at(0), event).expect("not refused");
+    assert_eq!(tell(E::MemoryMayChange), []);
+    let held = [A::SendShut(0), A::CloseChannels, A::ReportHeld(Held::Start)];
+    assert_eq!(tell(E::GuestStartFailed), held, "the source lets go of the memory");
+    assert_eq!((machine.state(), machine.status(ID)), (S::Held, Status::Committed));
+    assert!(machine.handle(at(0), E::Abandon).is_err(), "it is the only copy");
+
+    let mut tell = |event| machine.handle(at(0), event).expect("not refused");
+    assert_eq!(tell(E::OperatorCont), [A::AcquireHooks]);
+    assert_eq!(tell(E::HooksAcquired), [A::StartGuest], "nobody waits for a PONG");
+    assert_eq!(tell(E::GuestStartFailed), held[1..], "once");
+    tell(E::OperatorCont);
+    tell(E::HooksAcquired);
+    tell(E::GuestStarted);
+    assert_eq!(machine.state(), S::Running);
+}
+
+#[test]
+fn guest_that_is_held_after_its_memory_was_written_is_never_given_back() {
+    let mut machine = committed();
+    for event in [E::MemoryMayChange, E::GuestStartFailed, E::Discard, E::HooksGivenBack] {
+        machine.handle(at(0), event).expect("not refused");
+    }
+    assert_eq!((machine.state(), machine.status(ID)), (S::Failed, Status::Committed));
+
+    let mut machine = committed();
+    for event in [E::GuestStartFailed, E::HooksGivenBack] {
+        machine.handle(at(0), event).expect("not refused");
+    }
+    assert_eq!(machine.status(ID), Status::Never, "nothing was written");
 }

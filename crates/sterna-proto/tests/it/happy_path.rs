@@ -1,4 +1,4 @@
-//! Both machines along the way on which nothing fails.
+//! Both machines along a migration without failures.
 
 use std::time::Duration;
 use sterna_proto::destination::{self as dst, Destination};

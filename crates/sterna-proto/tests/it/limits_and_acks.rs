@@ -1,4 +1,4 @@
-//! Waits that end by their limit, and acknowledgements of the switchover.
+//! Waits that reach their limit, and acknowledgements of the switchover.
 
 use std::time::Duration;
 use sterna_proto::source::{Action as A, Cause, Config, Event as E, Peer, Refusal, Source};
@@ -11,7 +11,7 @@ fn at(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-/// A source that has been told these events at time 0.
+/// A source that handled these events at time 0.
 fn source(config: Config, sterna: bool, events: &[E]) -> Source {
     let mut machine = Source::new(config, at(0));
     let identified = E::PeerIdentified(Peer { sterna, features: 0 });
@@ -81,10 +81,10 @@ fn shut_that_never_comes_leads_to_questions_at_intervals() {
     assert_eq!(machine.handle(at(3), E::Tick), Ok(vec![]));
     let late = A::ReportUndecided(Cause::TimedOut(S::AwaitingAck));
     assert_eq!(machine.handle(at(4), E::Tick), Ok(vec![A::CloseChannels, late, A::AskAgain]));
-    // No answer within the limit: the question is asked anew.
+    // No answer within the limit: the source asks again.
     assert_eq!(machine.deadline(), Some(at(6)));
     assert_eq!(machine.handle(at(6), E::Tick), Ok(vec![A::AskAgain]));
-    // An answer that decides nothing: the next question comes an interval later.
+    // An answer that decides nothing: the source waits one interval before it asks again.
     assert_eq!(machine.handle(at(6), E::AskAnswered(Status::Pending)), Ok(vec![]));
     assert_eq!(machine.deadline(), Some(at(7)));
     assert_eq!(machine.handle(at(7), E::Tick), Ok(vec![A::AskAgain]));
@@ -100,7 +100,7 @@ fn undecided_with_qemu_peer_asks_nobody_and_waits_for_operator() {
     let lost = machine.handle(at(1), E::ConnectionLost);
     assert_eq!(lost, Ok(vec![A::CloseChannels, A::ReportUndecided(Cause::ConnectionLost)]));
     assert_eq!(machine.deadline(), None);
-    // Not even an answer that cannot have come makes it ask.
+    // Even an impossible report of a failed question does not make it ask.
     assert_eq!(machine.handle(at(2), E::AskFailed), Ok(vec![]));
     assert_eq!(machine.deadline(), None);
     assert_eq!(machine.handle(at(2), E::Cancel), Err(Refusal::CancelUndecided));
@@ -128,7 +128,7 @@ fn hooks_are_not_tried_again_from_the_limit_on() {
         let mut machine = source(config, true, &TO_ACK[..4]);
         machine.handle(at(0), E::Cancel).expect("not refused");
         let mut answered = machine.handle(at(failed_at), E::HooksReacquireFailed).expect("not refused");
-        // What remains to be undone is undone without the hooks.
+        // The remaining effects are undone without the hooks.
         while let Some(action) = answered.pop() {
             if action == A::StopTracking {
                 answered = machine.handle(at(failed_at), E::TrackingStopped).expect("not refused");

@@ -1,4 +1,4 @@
-//! Both machines where the guest goes on at the destination before its pages are there.
+//! Both machines in postcopy: the guest runs at the destination before it has every page.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ fn active(sterna: bool) -> Source {
     machine
 }
 
-/// A source that is told these events after its guest was asked to stop.
+/// A source that handles these events after it was asked to stop its guest.
 fn switching(sterna: bool, events: &[src::Event]) -> Source {
     use src::Event as E;
     let mut machine = active(sterna);
@@ -60,7 +60,7 @@ fn a_loss_in_the_switch_is_not_waited_for_and_one_before_it_is() {
     let mut lost = machine.clone();
     lost.handle(NOW, E::ConnectionLost).expect("not refused");
     assert_eq!(lost.state(), S::Reconnecting);
-    // Over the new connection it may switch, too.
+    // Postcopy is permitted over the new connection too.
     for event in [E::Reconnected, GO, E::GuestStopped { was_running: true }, E::HooksReleased] {
         lost.handle(NOW, event).expect("not refused");
     }
@@ -148,7 +148,8 @@ fn failure_of_a_qemu_behind_run_does_not_bring_the_guest_back() {
 #[test]
 fn last_word_of_a_destination_that_runs_the_guest_does_not_bring_it_back() {
     use src::{Action as A, Cause, Event as E, State as S};
-    // It has started the guest, and the question whether it has was not read: the last word comes alone.
+    // The destination has started the guest, but its report of the start was not read. The final
+    // SHUT arrives alone.
     for before in [&[E::PrepareAcknowledged][..], &[E::PrepareAcknowledged, E::EofSent]] {
         for code in [2, 3] {
             let mut machine = switching(true, before);
@@ -197,7 +198,6 @@ fn destination_runs_at_run_and_says_shut_when_all_pages_are_there() {
     let mut machine = destination(&[]);
     let mut tell = |event| machine.handle(NOW, event).expect("not refused");
     assert_eq!(tell(E::RunRead), [A::StartGuest]);
-    assert_eq!(tell(E::StatusAsked(ID)), [A::Answer(Status::Pending)]);
     assert_eq!(tell(E::GuestStarted), [A::SayStarted, A::AnnounceNetwork]);
     assert_eq!(tell(E::StatusAsked(ID)), [A::Answer(Status::Incomplete)]);
     assert_eq!(tell(E::EofRead), [A::FinishPages]);
@@ -220,10 +220,6 @@ fn destination_that_loses_its_source_keeps_the_guest_waiting() {
     assert!(machine.handle(NOW, E::Abandon).is_err() && machine.handle(NOW, E::Discard).is_err());
 
     let mut machine = destination(&[E::RunRead, E::ConnectionLost]);
-    let started = machine.handle(NOW, E::GuestStarted).expect("not refused");
-    assert_eq!(started[2..], wait, "lost while the guest was being started");
-
-    let mut machine = destination(&[E::RunRead, E::ConnectionLost]);
     machine.handle(NOW, E::GuestStartFailed).expect("not refused");
     machine.handle(NOW, E::HooksGivenBack).expect("not refused");
     assert_eq!(machine.status(ID), Status::Never, "it never ran");
@@ -234,7 +230,8 @@ fn destination_that_has_all_pages_completes_without_the_end_of_the_stream() {
     use dst::{Action as A, Event as E, Outcome, State as S};
     let started = [E::RunRead, E::GuestStarted];
     let lost = |events: &[E]| destination(&[&started[..], events].concat());
-    // What breaks the connection, or who ends it on purpose, makes no difference: nobody is left to hear SHUT.
+    // The reason for the end of the connection does not matter, because no peer can receive SHUT
+    // any more.
     for end in [E::ConnectionLost, E::PeerMisbehaved, E::LocalFailure, E::PauseRequested, E::Superseded] {
         let mut machine = lost(&[end]);
         let mut tell = |event| machine.handle(NOW, event).expect("not refused");
@@ -245,11 +242,16 @@ fn destination_that_has_all_pages_completes_without_the_end_of_the_stream() {
         assert!(!machine.lacks_pages() && machine.state() == S::Running);
         assert!(machine.handle(NOW, E::RecoveryBegun).is_err(), "nothing is left to recover");
     }
-    // Lost while the guest was being started.
+    // The connection was lost while the guest was being started.
     let mut machine = destination(&[E::RunRead, E::ConnectionLost, E::GuestStarted]);
     machine.handle(NOW, E::PagesComplete).expect("not refused");
     assert_eq!(machine.state(), S::Running);
-    // That every page is there stays true, whichever connection comes meanwhile.
+    let mut machine = destination(&[E::RunRead, E::ConnectionLost, E::PagesComplete]);
+    assert_eq!(machine.handle(NOW, E::ChannelsClosed).expect("not refused"), [], "nothing is missing");
+    assert_eq!((machine.state(), machine.status(ID)), (S::PostcopyPaused, Status::Incomplete));
+    let started = machine.handle(NOW, E::GuestStarted).expect("not refused");
+    assert_eq!(started[2..], [A::CloseChannels, A::Finish(Outcome::Running)]);
+    // That every page is in place stays true, whatever other connection is made in the meantime.
     let mut machine = lost(&[E::EofRead, E::Superseded, E::ChannelsClosed, E::RecoveryBegun]);
     let late = machine.handle(NOW, E::PagesComplete).expect("not refused");
     assert_eq!(late, [A::CloseChannels, A::Finish(Outcome::Running)]);
@@ -269,6 +271,7 @@ fn guest_that_was_taken_over_paused_and_lost_its_source_is_paused_when_it_is_who
         E::HooksAcquired,
         E::RunRead,
         E::ConnectionLost,
+        E::GuestStarted,
     ] {
         tell(event);
     }
@@ -286,7 +289,8 @@ fn guest_that_is_taken_over_paused_gets_its_pages_too() {
     }
     tell(E::LoadComplete { run: true });
     tell(E::HooksAcquired);
-    assert_eq!(tell(E::RunRead), [A::SayStarted, A::AnnounceNetwork]);
+    assert_eq!(tell(E::RunRead), [A::TakeOverPaused]);
+    assert_eq!(tell(E::GuestStarted), [A::SayStarted, A::AnnounceNetwork]);
     tell(E::EofRead);
     tell(E::PagesComplete);
     assert!(machine.is_taken_over_paused());
@@ -310,7 +314,7 @@ fn destination_of_a_qemu_loads_and_runs_at_run() {
     assert_eq!(tell(E::GuestStarted), [A::SayStarted, A::AnnounceNetwork]);
 }
 
-/// What a paused source was told, and what it asks for then.
+/// A source in PostcopyPaused with these limits.
 fn paused_source(limits: sterna_proto::Limits) -> Source {
     let mut machine = source_in_postcopy(limits);
     machine.handle(NOW, src::Event::ConnectionLost).expect("not refused");
@@ -343,7 +347,7 @@ fn source_goes_on_when_nothing_of_the_lost_channels_is_left_and_never_runs_the_g
     use src::{Action as A, Event as E, State as S};
     let mut machine = paused_source(Default::default());
     let mut tell = |event| machine.handle(NOW, event);
-    // What the old threads still have to say comes before the channels are closed.
+    // Late events of the old threads precede the end of the channels.
     assert_eq!(tell(E::ResumeRequested), Ok(vec![]));
     assert_eq!(tell(E::ConnectionLost), Ok(vec![]));
     assert_eq!(tell(E::ChannelsClosed), Ok(vec![A::Recover]));
@@ -404,7 +408,7 @@ fn source_connects_again_by_itself_within_its_window_and_then_waits_for_an_opera
     tell(9, E::ChannelsClosed);
     tell(9, E::AskFailed);
     assert_eq!(tell(10, E::Tick), [A::Recover], "another loss has a window of its own");
-    // What cannot go well another time is not tried again.
+    // An attempt that would fail for the same reason is not repeated.
     assert_eq!(tell(10, E::PeerMisbehaved)[1], A::ReportPaused(Cause::PeerMisbehaved));
     tell(10, E::ChannelsClosed);
     tell(10, E::AskFailed);
@@ -416,7 +420,8 @@ fn source_that_was_paused_on_purpose_connects_again_only_when_it_is_told_to() {
     use src::{Action as A, Cause, Event as E, State as S};
     let by_operator = A::ReportPaused(Cause::OperatorPaused);
     let by_destination = A::ReportPaused(Cause::DestinationFailed(2));
-    // An operator's word in postcopy, in an attempt, and between two; the destination's before and after the loss is seen.
+    // The operator's pause: in postcopy, in an attempt, and between two attempts. Then the
+    // destination's SHUT, before and after the loss is noticed.
     let lost = [E::ConnectionLost];
     let in_attempt = [E::ConnectionLost, E::ChannelsClosed, E::ResumeRequested];
     for (before, word, said) in [
@@ -450,7 +455,7 @@ fn pause_is_refused_where_no_pages_follow() {
     let mut machine = active(true);
     let refused = Refusal::NotPostcopyActive { state: S::Active };
     assert_eq!(machine.handle(NOW, E::PauseRequested), Err(refused));
-    // Without attempts of its own there is nothing more to pause.
+    // Without attempts of its own the source has nothing more to pause.
     let mut machine = switching(true, &[E::PrepareAcknowledged, E::DestinationStarted, E::ConnectionLost]);
     let refused = Refusal::NotPostcopyActive { state: S::PostcopyPaused };
     assert_eq!(machine.handle(NOW, E::PauseRequested), Err(refused));
@@ -480,7 +485,7 @@ fn destination_lets_a_source_in_when_nothing_of_the_lost_channels_is_left() {
     let early = machine.handle(NOW, E::RecoveryBegun);
     assert_eq!(early, Err(Refusal::NotPostcopyPaused { state: S::Postcopy }));
     let wait = [A::KeepWaiting];
-    // The end was on its way, and the source knows better.
+    // EOF was read, but the source knows that the connection is lost.
     machine.handle(NOW, E::EofRead).expect("not refused");
     assert_eq!(machine.handle(NOW, E::Superseded).expect("not refused"), wait);
     assert!(machine.handle(NOW, E::RecoveryBegun).is_err() && !machine.may_recover());
@@ -494,4 +499,94 @@ fn destination_lets_a_source_in_when_nothing_of_the_lost_channels_is_left() {
     assert_eq!(tell(E::ResumeRead), [A::SayResumed]);
     assert_eq!(tell(E::EofRead), [A::FinishPages]);
     assert_eq!(tell(E::PagesComplete)[0], A::SendShut(0));
+}
+
+/// A destination whose guest is being started, and whose start blocks on a page.
+fn starting(events: &[dst::Event]) -> Destination {
+    destination(&[&[dst::Event::RunRead], events].concat())
+}
+
+#[test]
+fn start_that_waits_for_a_page_is_no_reason_to_wait_with_a_lost_connection() {
+    use dst::{Action as A, Event as E, State as S};
+    for lost in [
+        E::ConnectionLost,
+        E::PeerMisbehaved,
+        E::LocalFailure,
+        E::PauseRequested,
+        E::Superseded,
+        E::PagesFailed,
+    ] {
+        let mut machine = starting(&[]);
+        let mut tell = |event| machine.handle(NOW, event).expect("not refused");
+        assert_eq!(tell(lost), [A::KeepWaiting], "{lost:?}");
+        assert_eq!(tell(E::ChannelsClosed), [A::ReportHeld(dst::Held::Pages)], "{lost:?}");
+        assert_eq!(tell(E::StatusAsked(ID)), [A::Answer(Status::Incomplete)], "{lost:?}");
+        assert!(!machine.may_guest_run(), "{lost:?}: an operator waits until it is started");
+        assert!(machine.lacks_pages() && machine.may_recover(), "{lost:?}");
+        assert!(machine.handle(NOW, E::Abandon).is_err() && machine.handle(NOW, E::Discard).is_err());
+
+        let mut tell = |event| machine.handle(NOW, event).expect("not refused");
+        assert_eq!(tell(E::RecoveryBegun), [A::Recover]);
+        assert_eq!(tell(E::ResumeRead), [A::SayResumed]);
+        assert_eq!(tell(E::EofRead), [A::FinishPages], "{lost:?}");
+        assert_eq!(tell(E::PagesComplete), [], "{lost:?}: the start ends now");
+        assert_eq!(
+            tell(E::GuestStarted)[2..],
+            [A::SendShut(0), A::CloseChannels, A::Finish(dst::Outcome::Running)]
+        );
+        assert_eq!(machine.state(), S::Running);
+    }
+}
+
+#[test]
+fn question_of_the_source_says_that_the_connection_is_lost_while_the_guest_is_being_started() {
+    use dst::{Action as A, Event as E, State as S};
+    let mut machine = starting(&[]);
+
+    let asked = machine.handle(NOW, E::StatusAsked(ID)).expect("not refused");
+
+    assert_eq!(asked, [A::KeepWaiting, A::Answer(Status::Incomplete)], "only a source without channels asks");
+    assert_eq!(machine.state(), S::PostcopyPaused);
+    let mut machine = starting(&[]);
+    let other = machine.handle(NOW, E::StatusAsked(MigrationId([8; 16]))).expect("not refused");
+    assert_eq!((other, machine.state()), (vec![A::Answer(Status::Unknown)], S::Committed));
+}
+
+#[test]
+fn start_that_fails_after_a_loss_gives_the_guest_back_only_if_its_source_knows_nothing() {
+    use dst::{Action as A, Event as E, State as S};
+    let mut machine = starting(&[E::ConnectionLost]);
+    machine.handle(NOW, E::GuestStartFailed).expect("not refused");
+    machine.handle(NOW, E::HooksGivenBack).expect("not refused");
+    assert_eq!((machine.state(), machine.status(ID)), (S::Failed, Status::Never));
+
+    for said in [
+        &[E::ConnectionLost, E::StatusAsked(ID)][..],
+        &[E::StatusAsked(ID)],
+        &[E::PauseRequested],
+        &[E::ConnectionLost, E::ChannelsClosed, E::RecoveryBegun],
+        &[E::ConnectionLost, E::ChannelsClosed, E::RecoveryBegun, E::ResumeRead],
+    ] {
+        let mut machine = starting(said);
+        let failed = machine.handle(NOW, E::GuestStartFailed).expect("not refused");
+        assert_eq!(failed, [A::ReportHeld(dst::Held::StartInPostcopy), A::TakeOverPaused], "{said:?}");
+        assert!(!machine.may_guest_run(), "{said:?}: not taken over yet");
+        let taken = machine.handle(NOW, E::GuestStarted).expect("not refused");
+        assert_eq!(taken, [A::SayStarted, A::AnnounceNetwork], "{said:?}");
+        assert!(machine.is_taken_over_paused() && machine.may_guest_run(), "{said:?}");
+        machine.handle(NOW, E::PagesComplete).expect("not refused");
+        assert_eq!((machine.state(), machine.status(ID)), (S::Paused, Status::Committed), "{said:?}");
+    }
+}
+
+#[test]
+fn start_that_fails_over_its_connection_gives_the_guest_back() {
+    use dst::{Event as E, State as S};
+    for before in [&[][..], &[E::EofRead], &[E::EofRead, E::PagesComplete]] {
+        let mut machine = starting(before);
+        machine.handle(NOW, E::GuestStartFailed).expect("not refused");
+        machine.handle(NOW, E::HooksGivenBack).expect("not refused");
+        assert_eq!(machine.state(), S::Failed, "{before:?}");
+    }
 }

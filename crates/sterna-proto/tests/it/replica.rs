@@ -1,4 +1,4 @@
-//! A protected guest: leases, claims and last words, event by event.
+//! A protected guest: leases, claims and last answers, event by event.
 
 use std::time::Duration;
 use sterna_proto::replica::primary::{self, Primary};
@@ -38,7 +38,7 @@ fn protected() -> Primary {
     machine
 }
 
-/// A standby at 0 ms that holds checkpoint 1.
+/// A standby at 0 ms that has stored checkpoint 1.
 fn following(needs_fence: bool) -> Standby {
     let mut machine = Standby::new(standby::Config { protection: OURS, terms: TERMS, needs_fence });
     machine.handle(ms(0), standby::Event::CheckpointHeld(1)).expect("not refused");
@@ -77,8 +77,33 @@ fn lease_that_is_over_is_seen_before_the_answer_that_comes_too_late() {
 
     use primary::Action::{Claim, CloseChannels, StopGuest};
     assert_eq!(actions, [StopGuest, CloseChannels, Claim]);
-    assert!(!machine.may_guest_run());
+    assert!(!machine.may_guest_run(ms(3_600_000)));
     assert_eq!(machine.cause(), Some(primary::Cause::LeaseOver));
+}
+
+#[test]
+fn guest_whose_lease_ended_in_a_pause_may_not_run_before_any_event_says_so() {
+    let mut machine = protected();
+    assert!(machine.may_guest_run(ms(1_999)));
+
+    assert!(!machine.may_guest_run(ms(2_000)));
+
+    let actions = machine.handle(ms(2_001), answer(1, 1)).expect("not refused");
+    assert_eq!(actions[0], primary::Action::StopGuest, "what the query said is ordered next");
+    machine.handle(ms(9_000), primary::Event::Ruled(Ruling::Won)).expect("not refused");
+    assert!(machine.may_guest_run(ms(9_000)), "no lease is needed any more");
+}
+
+#[test]
+fn guest_may_run_until_the_last_checkpoint_of_a_planned_takeover_is_taken() {
+    let mut machine = protected();
+    machine.handle(ms(2), answer(1, 1)).expect("not refused");
+    machine.handle(ms(3), HAND_OVER).expect("not refused");
+    assert!(machine.may_guest_run(ms(3)));
+
+    machine.handle(ms(4), primary::Event::LastCheckpointTaken(2)).expect("not refused");
+
+    assert!(!machine.may_guest_run(ms(4)));
 }
 
 #[test]
@@ -99,7 +124,7 @@ fn standby_that_acknowledges_what_was_never_sent_loses_contact() {
         let mut machine = protected();
         let actions = machine.handle(ms(1), lie).expect("not refused");
         assert_eq!(actions, [primary::Action::CloseChannels, primary::Action::Claim]);
-        assert!(machine.may_guest_run(), "the lease lasts");
+        assert!(machine.may_guest_run(ms(1)), "the lease lasts");
     }
 }
 
@@ -113,7 +138,7 @@ fn failure_before_the_first_checkpoint_leaves_the_guest_as_it_was() {
     let failed = primary::Outcome::Failed(primary::Cause::ConnectionLost);
     use primary::Action::{CloseChannels, Finish, OpenGate};
     assert_eq!(actions, [CloseChannels, OpenGate, Finish(failed)]);
-    assert!(machine.may_guest_run() && machine.may_say(ms(9), 1));
+    assert!(machine.may_guest_run(ms(9)) && machine.may_say(ms(9), 1));
 }
 
 #[test]
@@ -154,11 +179,11 @@ fn planned_takeover_gives_the_guest_when_its_last_checkpoint_is_held() {
 
     let unasked = machine.handle(ms(3), primary::Event::HandOver { is_arbiter_in_reach: false });
     assert_eq!(unasked, Err(primary::Refusal::ArbiterOutOfReach));
-    assert_eq!((machine.state(), machine.may_guest_run()), (primary::State::Protected, true));
+    assert_eq!((machine.state(), machine.may_guest_run(ms(3))), (primary::State::Protected, true));
     assert_eq!(machine.handle(ms(3), HAND_OVER), Ok(vec![TakeLastCheckpoint]));
     assert_eq!(machine.handle(ms(4), primary::Event::LastCheckpointTaken(2)), Ok(vec![]));
     assert_eq!(machine.handle(ms(5), answer(2, 1)), Ok(vec![Release(2), SendGive]));
-    assert!(!machine.may_guest_run());
+    assert!(!machine.may_guest_run(ms(5)));
 
     machine.handle(ms(6), primary::Event::StandbyRuns(OURS)).expect("not refused");
     assert_eq!(machine.state(), primary::State::HandedOver);
@@ -193,7 +218,7 @@ fn standby_waits_longer_than_any_lease_that_its_answer_can_give() {
 fn checkpoints_do_not_stand_for_heartbeats() {
     let mut machine = following(false);
     machine.handle(ms(300), standby::Event::Heartbeat(OURS, 1)).expect("not refused");
-    // Whoever sends heartbeats is dead, and the guest's process is not.
+    // The thread that sends heartbeats is dead, but the guest's process still runs.
     for (at, number) in [(1_000, 2), (2_000, 3), (2_800, 4)] {
         let held = machine.handle(ms(at), standby::Event::CheckpointHeld(number)).expect("not refused");
         assert!(matches!(held[..], [standby::Action::SendAnswer(Answer { heartbeat: 1, .. })]), "{held:?}");
@@ -216,7 +241,8 @@ fn standby_answers_nothing_once_its_patience_is_over() {
 #[test]
 fn patience_begins_anew_with_the_first_checkpoint() {
     use standby::{Event, State};
-    // The primary was frozen in the seeding, after a heartbeat. Its lease begins when it takes checkpoint 1.
+    // The primary was frozen during the seeding, after a heartbeat. Its lease begins when it takes
+    // checkpoint 1.
     let mut machine = Standby::new(standby::Config { protection: OURS, terms: TERMS, needs_fence: false });
     machine.handle(ms(1), Event::Heartbeat(OURS, 1)).expect("not refused");
 
@@ -267,11 +293,12 @@ fn given_guest_goes_back_if_its_standby_finds_no_arbiter_and_has_claimed_nothing
     let finish = Action::Finish(Outcome::Discarded(Because::ArbiterOutOfReach));
     assert_eq!(actions, [Action::SendNever, Action::CloseChannels, Action::Discard, finish]);
 
-    // Where the primary is lost there is nobody to give it back to: the arbiter is asked until it rules.
+    // If contact with the primary is lost, the guest cannot be returned: the standby asks the
+    // arbiter until it rules.
     let mut machine = following(false);
     machine.handle(ms(5_000), Event::Tick).expect("not refused");
     assert_eq!(machine.handle(ms(5_001), prepared(false)), Ok(vec![Action::Claim]));
-    // And once it was asked, the claim may have been made.
+    // After the arbiter was asked once, the claim may have been made.
     let mut machine = following(false);
     machine.handle(ms(1), Event::GiveRead(OURS)).expect("not refused");
     assert_eq!(machine.handle(ms(2), prepared(true)), Ok(vec![Action::Claim]));
@@ -302,4 +329,52 @@ fn terms_that_one_lost_heartbeat_would_end_are_refused() {
     assert!(matches!(short.check(), Err(BadTerms::Heartbeat { .. })));
     assert_eq!(Terms { margin: ms(0), ..TERMS }.check(), Err(BadTerms::NoMargin));
     assert_eq!(Terms { claim_interval: ms(0), ..TERMS }.check(), Err(BadTerms::NoClaimInterval));
+}
+
+#[test]
+fn guest_that_has_ended_is_taken_over_without_waiting_for_the_lease() {
+    use primary::Action::{CloseChannels, DestroyGuest, DropOutput, Finish, SendGone, StopGuest};
+    let mut machine = protected();
+    let actions = machine.handle(ms(1), primary::Event::GuestGone).expect("not refused");
+    let lost = Finish(primary::Outcome::Lost);
+    assert_eq!(actions, [SendGone, StopGuest, CloseChannels, DropOutput, DestroyGuest, lost]);
+    assert!(!machine.may_guest_run(ms(1)) && !machine.may_say(ms(1), 1));
+
+    let mut machine = following(true);
+    let actions = machine.handle(ms(1), standby::Event::GoneRead(OURS)).expect("not refused");
+    assert_eq!(actions, [standby::Action::CloseChannels, standby::Action::Prepare(1)]);
+    // The claim and the fence follow in the usual order.
+    let claims = machine.handle(ms(2), prepared(true));
+    assert_eq!(claims, Ok(vec![standby::Action::Claim]));
+    let fences = machine.handle(ms(3), standby::Event::Ruled(Ruling::Won));
+    assert_eq!(fences, Ok(vec![standby::Action::Fence]));
+}
+
+#[test]
+fn guest_that_ends_after_contact_was_lost_is_not_claimed_any_more() {
+    use primary::Action::{DestroyGuest, DropOutput, Finish, StopGuest};
+    let mut machine = protected();
+    machine.handle(ms(1), primary::Event::ConnectionLost).expect("not refused");
+    machine.handle(ms(2), primary::Event::ArbiterOutOfReach).expect("not refused");
+
+    let actions = machine.handle(ms(3), primary::Event::GuestGone).expect("not refused");
+
+    assert_eq!(actions, [StopGuest, DropOutput, DestroyGuest, Finish(primary::Outcome::Lost)]);
+    assert_eq!(machine.handle(ms(10_000), primary::Event::Tick), Ok(vec![]));
+}
+
+#[test]
+fn end_of_the_guest_of_another_protection_changes_nothing() {
+    let mut machine = following(true);
+    let stray = standby::Event::GoneRead(Protection { generation: 2, ..OURS });
+    assert_eq!(machine.handle(ms(1), stray), Ok(vec![]));
+    assert_eq!(machine.state(), standby::State::Following);
+}
+
+#[test]
+fn guest_that_ends_while_its_operator_ends_the_protection_is_not_taken_over() {
+    let mut machine = protected();
+    machine.handle(ms(1), answer(1, 1)).expect("not refused");
+    machine.handle(ms(2), primary::Event::Unprotect).expect("not refused");
+    assert_eq!(machine.handle(ms(3), primary::Event::GuestGone), Ok(vec![]));
 }

@@ -1,7 +1,8 @@
-//! Every (state, event) pair of both machines has a defined result: the next
-//! state and actions, or a refusal that changes nothing. The results are the
-//! files in `tests/tables`; `STERNA_BLESS=1` writes them anew, for a reviewer
-//! to read the difference.
+//! Every (state, event) pair of both machines has a defined result: the next state and actions, or
+//! a refusal that changes nothing.
+//!
+//! The results are the files in `tests/tables`. `STERNA_BLESS=1` rewrites them; a reviewer then
+//! reads the difference.
 
 use std::fmt::{Debug, Display, Write};
 use std::time::Duration;
@@ -10,11 +11,11 @@ use sterna_proto::source::{self as src, Decision, Source};
 use sterna_proto::{Limits, MigrationId, Status};
 
 const START: Duration = Duration::ZERO;
-/// Past every limit.
+/// Later than every limit.
 const LATE: Duration = Duration::from_secs(100_000);
 const ID: MigrationId = MigrationId([7; 16]);
 
-/// A lost connection may be made anew.
+/// Limits that permit the replacement of a lost connection.
 fn limits() -> Limits {
     Limits { reconnect: Duration::from_secs(30), ..Limits::default() }
 }
@@ -110,7 +111,7 @@ fn source_path(state: src::State) -> Vec<src::Event> {
     };
     let undone = [E::HooksReacquired, E::GuestResumed, E::TrackingStopped];
     match state {
-        // Without the steps of a handover.
+        // A seeding skips the steps of a handover.
         S::Seeding => {
             let until_stopped = until(S::PreSwitchover);
             [&until_stopped[..], &[E::FinalStateSent]].concat()
@@ -183,6 +184,7 @@ fn destination_events() -> Vec<dst::Event> {
         E::HookAcquireFailed,
         E::GuestStarted,
         E::GuestStartFailed,
+        E::MemoryMayChange,
         E::HooksGivenBack,
         E::HookGiveBackFailed,
         E::ConnectionLost,
@@ -200,8 +202,9 @@ fn destination_events() -> Vec<dst::Event> {
     ]
 }
 
-/// The events that lead to a state: from a Sterna, or from a QEMU for `Held`,
-/// which no Sterna causes.
+/// The events that lead to a state, from a Sterna source.
+///
+/// For `Held` they come from a QEMU source, because no Sterna source causes that state.
 fn destination_path(state: dst::State) -> Vec<dst::Event> {
     use dst::{Event as E, State as S};
     let start = [E::ChannelsReady, E::ReturnPathOpened, E::HandoverIdRead(ID)];
@@ -251,7 +254,7 @@ fn destination_in(state: dst::State) -> Destination {
     machine
 }
 
-/// The rows of one state: events with the same result share one.
+/// The rows of one state; events with the same result share a row.
 #[derive(Default)]
 struct Rows(Vec<(String, Vec<String>)>);
 
@@ -291,7 +294,7 @@ impl Rows {
     }
 }
 
-/// Drops the bytes of the id: they say nothing.
+/// Replaces the bytes of the ids with names, because the bytes are irrelevant to a reader.
 fn tidy(table: String) -> String {
     table.replace(&format!("{ID:?}"), "this").replace(&format!("{:?}", MigrationId([8; 16])), "other")
 }

@@ -1,4 +1,4 @@
-//! Where a migration goes or comes from: `uri` strings and the `channels` form.
+//! Parses the address of a migration, as a `uri` string or in the `channels` form.
 
 use serde_json::{Map, Value, json};
 use sterna::Address;
@@ -7,7 +7,7 @@ use sterna_transport::TransportError;
 use crate::error::QmpError;
 use crate::server::Arguments;
 
-/// The address that `migrate` or `migrate-incoming` names, by `uri` or by `channels`.
+/// The address in the arguments `uri` or `channels` of `migrate` or `migrate-incoming`.
 pub(super) fn from_arguments(command: &str, arguments: &Map<String, Value>) -> Result<Address, QmpError> {
     match (Arguments(arguments).string("uri")?, arguments.get("channels")) {
         (Some(_), Some(_)) => Err(QmpError::generic(format!(
@@ -22,10 +22,10 @@ pub(super) fn from_arguments(command: &str, arguments: &Map<String, Value>) -> R
     }
 }
 
-/// What a refusal offers.
+/// The forms of an address that a refusal lists.
 const KINDS: &str = "tcp:HOST:PORT, rdma:HOST:PORT, unix:PATH, fd:NAME or file:PATH";
 
-/// `tcp:HOST:PORT` or `rdma:HOST:PORT` (IPv6 in brackets, an empty host for any), `unix:PATH`, `fd:NAME` or
+/// Parses `tcp:HOST:PORT` or `rdma:HOST:PORT` (IPv6 in brackets, an empty host for any), `unix:PATH`, `fd:NAME` or
 /// `file:PATH[,offset=N]`.
 pub fn from_uri(uri: &str) -> Result<Address, QmpError> {
     uri.parse().map_err(|error| {
@@ -43,7 +43,7 @@ pub fn from_uri(uri: &str) -> Result<Address, QmpError> {
     })
 }
 
-/// The `channels` list: one channel of the type `main` over a socket, RDMA or a file.
+/// Parses the list `channels`: one channel of the type `main`, over a socket, RDMA or a file.
 pub fn from_channels(channels: &Value) -> Result<Address, QmpError> {
     let list = channels.as_array().ok_or_else(|| QmpError::wrong_type("channels", "array"))?;
     let [channel] = list.as_slice() else {
@@ -78,8 +78,8 @@ pub fn from_channels(channels: &Value) -> Result<Address, QmpError> {
     }
 }
 
-/// Where a destination listens, as a member of `query-migrate`: QEMU's `socket-address`, which has no RDMA, or
-/// `x-sterna-address` in the form of a channel's `addr`.
+/// The address at which a destination listens, as a member of `query-migrate`: QEMU's `socket-address`, which has no
+/// RDMA, or `x-sterna-address` in the form of a channel's `addr`.
 pub(super) fn to_member(address: &Address) -> (&'static str, Value) {
     let socket = match address {
         Address::Tcp { host, port } => json!({"type": "inet", "host": host, "port": port.to_string()}),
@@ -95,7 +95,7 @@ pub(super) fn to_member(address: &Address) -> (&'static str, Value) {
                 json!({"transport": "rdma", "host": host, "port": port.to_string()}),
             );
         }
-        // One of a later engine, which QEMU does not have.
+        // An address kind of a later engine, which QEMU does not have.
         other => json!({"type": "x-sterna", "str": other.to_string()}),
     };
     ("socket-address", json!([socket]))
@@ -120,8 +120,8 @@ fn file(address: Arguments<'_>) -> Result<Address, QmpError> {
 fn socket(address: Arguments<'_>) -> Result<Address, QmpError> {
     match address.required_string("type")? {
         "inet" => {
-            // Ranges of ports and choices of family are QEMU's own extras; leaving them out silently would
-            // connect elsewhere than asked for.
+            // Ranges of ports and a choice of the address family are only in QEMU. Ignoring them could connect to
+            // another address than the requested one.
             address.only(&["transport", "type", "host", "port"])?;
             host_and_port("tcp", address)
         }
@@ -142,7 +142,7 @@ fn socket(address: Arguments<'_>) -> Result<Address, QmpError> {
     }
 }
 
-/// `host` and `port`, both strings as in QEMU.
+/// Parses `host` and `port`, which are both strings, as in QEMU.
 fn host_and_port(scheme: &str, address: Arguments<'_>) -> Result<Address, QmpError> {
     let host = address.required_string("host")?;
     let port = address.required_string("port")?;

@@ -1,83 +1,51 @@
-//! COLO on the monitor: QEMU's commands, and this monitor's own, of a VM that is a side of a protection.
+//! COLO on the monitor: QEMU's and Sterna's commands for a VM that is a side of a protection.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use serde_json::{Map, Value, json};
-use sterna::replica::{
-    CheckpointCopy, CheckpointMode, MOST_IN_FLIGHT, PrimaryOptions, StandbyOptions, Terms,
-};
+use sterna::replica::{CheckpointMode, PrimaryOptions, StandbyOptions, Terms};
 
 use super::engine::{Outgoing, Receiving};
-use super::parameters::{
-    BUFFER_SIZE, CHECKPOINT_COPY, CHECKPOINT_MODE, CHECKPOINT_OVERHEAD, IN_FLIGHT, JOURNAL_SIZE,
-    OUTPUT_DELAY, ParameterSet,
-};
+use super::events::{COLO_EXIT, RESUME};
+use super::parameters::{Checkpoints, Mode};
 use super::protection::{Decide, Protection, ProtectionEnd};
 use super::vm::MonitoredVm;
 use crate::error::QmpError;
-use crate::server::{ArgumentKind, Arguments, CommandSpec, EventBus};
+use crate::server::{Arguments, EventBus};
 
-impl ParameterSet {
-    /// How a guest is protected from here.
+impl Checkpoints {
+    /// The options of a protection by which this VM is the primary.
     pub(super) fn primary_options(&self, terms: Terms) -> PrimaryOptions {
         PrimaryOptions {
-            checkpoint_delay: self.checkpoint_delay(),
-            checkpoint_mode: self.checkpoint_mode(),
-            checkpoints_in_flight: self.checkpoints_in_flight(),
-            buffer_bytes: self.number(BUFFER_SIZE),
-            checkpoint_copy: self.checkpoint_copy(),
+            checkpoint_delay: self.delay,
+            checkpoint_mode: self.mode(),
+            checkpoints_in_flight: self.in_flight,
+            buffer_bytes: self.buffer_bytes,
+            checkpoint_copy: self.copy,
             terms,
         }
     }
 
-    /// How a standby here holds checkpoints.
+    /// The options of a protection by which this VM is the standby.
     pub(super) fn standby_options(&self, is_insecure: bool) -> StandbyOptions {
         StandbyOptions {
-            journal_limit_bytes: self.number(JOURNAL_SIZE),
+            journal_limit_bytes: self.journal_bytes,
             insecure: is_insecure,
             ..StandbyOptions::default()
         }
     }
 
-    pub(super) fn checkpoint_delay(&self) -> Duration {
-        Duration::from_millis(self.number("x-checkpoint-delay"))
-    }
-
-    pub(super) fn checkpoints_in_flight(&self) -> u8 {
-        // The table takes no other.
-        self.number(IN_FLIGHT).clamp(1, MOST_IN_FLIGHT.into()) as u8
-    }
-
-    pub(super) fn checkpoint_copy(&self) -> CheckpointCopy {
-        match self.word(CHECKPOINT_COPY) {
-            "copy" => CheckpointCopy::Copy,
-            "copy-on-write" => CheckpointCopy::CopyOnWrite,
-            _ => CheckpointCopy::Auto,
-        }
-    }
-
-    pub(super) fn checkpoint_mode(&self) -> CheckpointMode {
-        match self.word(CHECKPOINT_MODE) {
-            "output" => CheckpointMode::Output(Duration::from_millis(self.number(OUTPUT_DELAY))),
-            "load" => CheckpointMode::Load(u8::try_from(self.number(CHECKPOINT_OVERHEAD)).unwrap_or(u8::MAX)),
-            _ => CheckpointMode::Interval,
+    /// The mode, with its output delay if it has one.
+    pub(super) fn mode(&self) -> CheckpointMode {
+        match self.mode {
+            Mode::Interval => CheckpointMode::Interval,
+            Mode::Output => CheckpointMode::Output(self.output_delay),
+            Mode::Load => CheckpointMode::Load(self.overhead_percent),
         }
     }
 }
 
-/// QEMU's commands of COLO, and this monitor's own.
-pub(super) fn commands() -> [CommandSpec; 5] {
-    [
-        CommandSpec::new("query-colo-status"),
-        CommandSpec::new("x-colo-lost-heartbeat"),
-        CommandSpec::new("x-sterna-query-protection"),
-        CommandSpec::new("x-sterna-unprotect"),
-        CommandSpec::new("x-sterna-takeover").optional("planned", ArgumentKind::Boolean),
-    ]
-}
-
-/// Executes one of [`commands`]; `last`: the newest protection, if there ever was one. `None`: it is another command.
+/// Executes a command of COLO. `last`: the newest protection, if there was one. `None`: it is another command.
 pub(super) fn execute(
     command: &str,
     arguments: &Map<String, Value>,
@@ -91,7 +59,8 @@ pub(super) fn execute(
     };
     Some(match command {
         "query-colo-status" => Ok(status(mode, last)),
-        // QEMU's primary goes on alone, its secondary runs the guest. Here both ask: nothing is forced.
+        // In QEMU, the primary continues alone and the secondary runs the guest. Here both ask first: nothing is
+        // forced.
         "x-colo-lost-heartbeat" if mode == Some("secondary") => {
             with(&|protection| protection.take_over(false))
         }
@@ -114,7 +83,7 @@ fn status(mode: Option<&'static str>, last: Option<&dyn Protection>) -> Value {
     json!({"mode": mode.unwrap_or("none"), "last-mode": before.unwrap_or_else(|| "none".to_owned()), "reason": reason})
 }
 
-/// Passes an operator's decision on.
+/// Passes an operator's decision to the arbiter's function.
 pub(super) fn decide(decide: Option<&Decide>, has_won: bool) -> Result<(), String> {
     match decide {
         Some(decide) => decide(has_won),
@@ -122,7 +91,7 @@ pub(super) fn decide(decide: Option<&Decide>, has_won: bool) -> Result<(), Strin
     }
 }
 
-/// Tells clients how a protection ends at its primary. A guest that the standby has makes this VM useless.
+/// Informs clients of the end of a protection at its primary. If the standby has the guest, this VM is useless.
 pub(super) fn watch_primary(outgoing: Arc<dyn Outgoing>, vm: Arc<dyn MonitoredVm>, bus: EventBus) {
     let watch = move || {
         let Some(end) = outgoing.protection().map(Protection::wait) else { return };
@@ -131,7 +100,7 @@ pub(super) fn watch_primary(outgoing: Arc<dyn Outgoing>, vm: Arc<dyn MonitoredVm
             ProtectionEnd::Here { is_wanted: true } | ProtectionEnd::There { is_planned: true } => "request",
             _ => "error",
         };
-        bus.emit("COLO_EXIT", Some(json!({"mode": "primary", "reason": reason})));
+        bus.emit(&COLO_EXIT, Some(json!({"mode": "primary", "reason": reason})));
         if let ProtectionEnd::There { is_planned: false } = end {
             vm.guest_is_lost();
         }
@@ -139,18 +108,18 @@ pub(super) fn watch_primary(outgoing: Arc<dyn Outgoing>, vm: Arc<dyn MonitoredVm
     spawn(watch);
 }
 
-/// Tells clients how a protection ends at its standby.
+/// Informs clients of the end of a protection at its standby.
 pub(super) fn watch_standby(standby: Arc<dyn Receiving>, bus: EventBus) {
     let watch = move || {
         let Some(end) = standby.protection().map(Protection::wait) else { return };
         match end {
             ProtectionEnd::Failed => {}
             ProtectionEnd::Here { .. } => {
-                bus.emit("COLO_EXIT", Some(json!({"mode": "secondary", "reason": "request"})));
-                bus.emit("RESUME", None);
+                bus.emit(&COLO_EXIT, Some(json!({"mode": "secondary", "reason": "request"})));
+                bus.emit(&RESUME, None);
             }
             ProtectionEnd::There { .. } => {
-                bus.emit("COLO_EXIT", Some(json!({"mode": "secondary", "reason": "error"})));
+                bus.emit(&COLO_EXIT, Some(json!({"mode": "secondary", "reason": "error"})));
             }
         }
     };
@@ -158,6 +127,6 @@ pub(super) fn watch_standby(standby: Arc<dyn Receiving>, bus: EventBus) {
 }
 
 fn spawn(watch: impl FnOnce() + Send + 'static) {
-    // Without the thread clients hear nothing by themselves; 'query-colo-status' still says what happened.
+    // Without the thread, clients get no event. 'query-colo-status' still shows the result.
     let _ = std::thread::Builder::new().name("qmp-protection".into()).spawn(watch);
 }

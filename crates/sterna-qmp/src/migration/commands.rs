@@ -1,73 +1,21 @@
-//! The commands over QMP: names, arguments, and which of [`MigrationControl`]'s methods each calls.
+//! Calls the method of [`MigrationControl`] for each command of [`COMMANDS`].
 
 use serde_json::{Map, Value, json};
 use sterna::{Address, HandedFd};
 use uuid::Uuid;
 
 use super::engine::GuestAt;
-use super::relay::EVENTS;
-use super::{
-    MigrationControl, address, capabilities, colo, devices, dirty_limit, dirty_rate, hmp, objects,
-    parameters, qom,
-};
+use super::events::EVENTS;
+use super::{COMMANDS, MigrationControl, address, capabilities, dirty_rate, hmp};
 use crate::error::QmpError;
-use crate::server::ArgumentKind::{Any, Array, Boolean, Integer, String as Text};
-use crate::server::{Arguments, CommandSpec, Context, Handler};
+use crate::server::{Arguments, CommandSpec, Context, EventSpec, Handler};
 
 impl Handler for MigrationControl {
     fn commands(&self) -> Vec<CommandSpec> {
-        let plain = [
-            "query-status",
-            "query-name",
-            "query-uuid",
-            "query-kvm",
-            "query-target",
-            "query-machines",
-            "query-cpus-fast",
-            "query-memory-size-summary",
-            "stop",
-            "cont",
-            "quit",
-            "query-migrate",
-            "query-migrate-capabilities",
-            "query-migrate-parameters",
-            "migrate-start-postcopy",
-            "migrate-pause",
-            "x-sterna-migration-statistics",
-            "x-sterna-migration-recording",
-        ];
-        let mut commands: Vec<_> = plain.into_iter().map(CommandSpec::new).collect();
-        commands.extend([
-            CommandSpec::new("migrate")
-                .optional("uri", Text)
-                .optional("channels", Array)
-                .optional("detach", Boolean)
-                .optional("resume", Boolean),
-            CommandSpec::new("migrate-incoming")
-                .optional("uri", Text)
-                .optional("channels", Array)
-                .optional("exit-on-error", Boolean),
-            CommandSpec::new("migrate-recover").required("uri", Text),
-            CommandSpec::new("migrate_cancel").optional("x-sterna-force", Boolean),
-            CommandSpec::new("migrate-continue").required("state", Text),
-            CommandSpec::new("migrate-set-capabilities").required("capabilities", Array),
-            CommandSpec { name: "migrate-set-parameters", arguments: parameters::argument_specs() },
-            CommandSpec::new("human-monitor-command")
-                .required("command-line", Text)
-                .optional("cpu-index", Integer),
-            objects::add_command(),
-            CommandSpec::new("object-del").required("id", Text),
-            CommandSpec::new("x-sterna-decide").required("guest", Any),
-        ]);
-        commands.extend(devices::commands());
-        commands.extend(dirty_rate::commands());
-        commands.extend(dirty_limit::commands());
-        commands.extend(qom::commands());
-        commands.extend(colo::commands());
-        commands
+        COMMANDS.to_vec()
     }
 
-    fn events(&self) -> Vec<&'static str> {
+    fn events(&self) -> Vec<EventSpec> {
         EVENTS.to_vec()
     }
 
@@ -149,7 +97,7 @@ impl Handler for MigrationControl {
 impl MigrationControl {
     pub(super) fn quit_after_reply(&self, context: &mut Context) {
         self.announce_shutdown();
-        let vm = self.vm.clone();
+        let vm = self.vm.shared();
         context.after_reply(move || vm.quit());
     }
 
@@ -210,8 +158,9 @@ impl MigrationControl {
     }
 }
 
-/// The address with the descriptor that it names, if that was given with `getfd`: the command uses it up, and it is
-/// closed with the migration. A number is that of a descriptor with an owner in this process: it is only duplicated.
+/// Replaces the descriptor's name in the address by the descriptor that `getfd` passed. This uses the descriptor up,
+/// and it is closed with the migration. A number names a descriptor that belongs to another part of this process. It
+/// is only duplicated.
 fn with_descriptor(address: Address, context: &mut Context) -> Result<Address, QmpError> {
     let Address::Fd(name) = &address else { return Ok(address) };
     if name.bytes().all(|byte| byte.is_ascii_digit()) {

@@ -1,44 +1,54 @@
-//! One VM's migrations: what operators have set, what runs, and which command is refused when.
+//! The migrations of one VM: settings, present state, and the rules when a command is refused.
 
+mod operating;
 mod postcopy;
 mod protecting;
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
 use sterna::ram::Custody;
+use sterna::ram::engine_lock::EngineLock;
 use sterna::ram::missing_pages::MissingPages;
 use sterna::throttle::Throttle;
 use sterna::{Address, Parameters, RunState, SourceVm, StartError, Status, TargetVm, TlsEndpoint};
+use sterna_transport::CancelFlag;
 
-use super::announcing::Announcing;
 use super::capabilities::CapabilitySet;
 use super::colo;
-use super::custody::{NO_GUEST, NOT_STARTED, ONE_CHANNEL, cannot_leave, not_free};
+use super::custody::{NO_GUEST, NOT_STARTED, ONE_CHANNEL, REACHING, cannot_leave, not_free};
 use super::dirty_limit;
 use super::dirty_rate::{self, Measuring, Order};
 use super::engine::{Engine, GuestAt, Outgoing, Receiving};
+use super::events::{RESUME, SHUTDOWN};
 use super::objects::Objects;
-use super::parameters::ParameterSet;
+use super::parameters::{ParameterSet, Typed};
 use super::query;
 use super::real::SternaEngine;
 use super::refusal::refused;
 use super::relay::Relay;
-use super::vm::MonitoredVm;
+use super::vm::{MonitoredVm, Vmm};
 use crate::error::QmpError;
 use crate::server::EventBus;
 
-/// Parameters, capabilities and migrations of one VM; executes the monitor's commands.
+/// Parameters, capabilities and migrations of one VM. Executes the monitor's commands.
 pub struct MigrationControl {
-    pub(super) vm: Arc<dyn MonitoredVm>,
+    pub(super) vm: Vmm,
     engine: Arc<dyn Engine>,
     relay: Arc<Relay>,
-    state: Mutex<ControlState>,
+    /// Locked by every command that begins or sets something. So only one of them runs at a time. The engine and the
+    /// VMM are called meanwhile. `stop`, `cont`, queries and postcopy commands do not lock it: a guest may wait for
+    /// them.
+    beginning: Mutex<()>,
+    /// No callback of the VMM may run while this is locked.
+    state: Arc<EngineLock<ControlState>>,
+    /// Number of commands that operate the guest now, or wait for it: see `operating`.
+    operating: Arc<AtomicU32>,
 }
 
-/// The migration away from here and the one to here.
+/// The migration away from this VM, and the migration to this VM.
 type Handles = (Option<Arc<dyn Outgoing>>, Option<Arc<dyn Receiving>>);
 
 struct ControlState {
@@ -48,26 +58,28 @@ struct ControlState {
     outgoing: Option<Arc<dyn Outgoing>>,
     incoming: Option<Arc<dyn Receiving>>,
     /// The last measurement of the dirty rate.
-    measuring: Option<Measuring>,
-    /// Whether a guest that comes starts by itself: true unless the VMM was started with `-S`, or `stop` was
-    /// the operator's last word.
+    measuring: Option<Arc<Measuring>>,
+    /// Whether an arriving guest starts by itself. True unless the VMM was started with `-S`, or the operator's last
+    /// command was `stop`.
     autostart: bool,
-    /// The VM has waited for its guest.
+    /// The VM had no guest when this control was created, so it waits for one, or has waited.
     began_without_guest: bool,
-    /// The VM was started with `-S` and nobody has said `cont` yet.
+    /// The VM was started with `-S`, and no client has sent `cont` yet.
     prelaunch: bool,
-    /// Of the last protection from here; 0 before the first.
+    /// Generation of the last protection by which this VM was the primary. 0 before the first.
     generation: u64,
+    /// While connecting to a standby: the flag that cancels it.
+    reaching: Option<CancelFlag>,
 }
 
 impl MigrationControl {
-    /// The monitor of `vm`. Events go to `bus`, which its servers share. `autostart` is false if the VMM was
-    /// told to leave its guest stopped (`-S`).
+    /// The monitor of `vm`. Events are sent to `bus`, which its servers share. `autostart` is false if the VMM was
+    /// started with `-S`, so that its guest stays stopped.
     pub fn new(vm: Arc<dyn MonitoredVm>, bus: EventBus, autostart: bool) -> Arc<Self> {
         Self::with_engine(vm, Arc::new(SternaEngine), bus, autostart)
     }
 
-    /// As [`MigrationControl::new`], over another engine.
+    /// Does the same as [`MigrationControl::new`] with another engine.
     pub fn with_engine(
         vm: Arc<dyn MonitoredVm>,
         engine: Arc<dyn Engine>,
@@ -86,51 +98,60 @@ impl MigrationControl {
             began_without_guest,
             prelaunch: !autostart,
             generation: 0,
+            reaching: None,
         };
         let relay = Arc::new(Relay { bus, ..Relay::default() });
-        Arc::new(Self { vm, engine, relay, state: Mutex::new(state) })
+        let state = Arc::new(EngineLock::new("monitor state", state));
+        let (beginning, operating) = (Mutex::default(), Arc::default());
+        Arc::new(Self { vm: Vmm::new(vm), engine, relay, beginning, state, operating })
     }
 
-    /// The migration away from here, if one was ever started.
+    /// The last migration away from this VM, if there was one.
     pub fn outgoing(&self) -> Option<Arc<dyn Outgoing>> {
         self.state.lock().outgoing.clone()
     }
 
-    /// The migration to here, if one was ever waited for.
+    /// The last migration to this VM, if there was one.
     pub fn incoming(&self) -> Option<Arc<dyn Receiving>> {
         self.state.lock().incoming.clone()
     }
 
-    /// `migrate`: starts moving the guest to `to`.
+    /// Executes `migrate`: starts moving the guest to `to`.
     ///
     /// # Errors
-    /// While one runs, after one has completed, without a guest.
+    /// A migration runs, or has completed, or the VM has no guest.
     pub fn migrate(&self, to: &Address) -> Result<(), QmpError> {
-        let mut state = self.state.lock();
-        state.may_migrate(self.vm.has_guest(), self.custody(), to)?;
-        if state.capabilities.get("x-colo") {
-            return self.protect(&mut state, to);
-        }
-        let vm: Arc<dyn SourceVm> = self.vm.clone();
+        let _one = self.beginning.lock();
+        let (has_guest, custody) = (self.vm.has_guest(), self.custody());
+        let state = self.state.lock();
+        state.may_migrate(has_guest, custody, to)?;
+        let is_protection = state.capabilities.get("x-colo");
         let parameters = state.engine_parameters(to, TlsEndpoint::Client)?;
         let capabilities = state.capabilities.to_engine(true);
+        let measuring = state.measuring.clone();
+        drop(state);
+        if is_protection {
+            return self.protect(to, (parameters, capabilities));
+        }
+        let vm: Arc<dyn SourceVm> = self.vm.shared();
         let start = || {
             let (vm, observer) = (vm.clone(), self.relay.clone());
             self.engine.start_outgoing(vm, to, parameters.clone(), capabilities, observer)
         };
         let mut started = start();
-        // The dirty log has one owner. Where nothing else is in the way, a measurement gives way.
+        // The dirty log has one owner. If only a measurement of the dirty rate blocks the migration, it is ended.
         if matches!(started, Err(StartError::Tracked))
-            && let Some(measuring) = &state.measuring
+            && let Some(measuring) = &measuring
         {
             measuring.finish();
             started = start();
         }
-        state.outgoing = Some(started.map_err(refused)?);
+        let started = started.map_err(refused)?;
+        self.state.lock().outgoing = Some(started);
         Ok(())
     }
 
-    /// A command of COLO, if it is one.
+    /// Executes a command of COLO. `None` if it is another command.
     pub(super) fn execute_protection(
         &self,
         command: &str,
@@ -142,31 +163,40 @@ impl MigrationControl {
         colo::execute(command, arguments, last)
     }
 
-    /// `calc-dirty-rate`: begins to measure how fast the guest dirties its memory.
+    /// Executes `calc-dirty-rate`: starts a measurement of the guest's dirty rate.
     pub(super) fn calc_dirty_rate(&self, order: Order) -> Result<(), QmpError> {
-        let mut state = self.state.lock();
-        let refusal = if state.is_measuring() {
+        let _one = self.beginning.lock();
+        let (is_measuring, is_migrating) = {
+            let state = self.state.lock();
+            (state.is_measuring(), state.is_migrating())
+        };
+        let refusal = if is_measuring {
             "the dirty rate is already being measured."
-        } else if state.is_migrating() {
+        } else if is_migrating {
             "A migration tracks the guest's writes: 'query-migrate' shows its dirty-pages-rate"
         } else if !self.vm.has_guest() {
             "Guest is waiting for an incoming migration; it does not run here"
         } else {
-            state.measuring = Some(order.start(self.vm.clone())?);
+            let measuring = Arc::new(order.start(self.vm.shared())?);
+            self.state.lock().measuring = Some(measuring);
             return Ok(());
         };
         Err(QmpError::generic(refusal))
     }
 
-    /// What limits vCPUs' dirty rates, if anything does.
+    /// The VM's throttle, if it can limit the dirty rates of vCPUs.
     fn limiter(&self) -> Option<&dyn Throttle> {
         dirty_limit::limiter(self.vm.throttle())
     }
 
-    /// `set-vcpu-dirty-limit` and, without a `dirty-rate`, `cancel-vcpu-dirty-limit`.
+    /// Executes `set-vcpu-dirty-limit` and, without a `dirty-rate`, `cancel-vcpu-dirty-limit`.
     pub(super) fn limit_dirty_rate(&self, arguments: &Map<String, Value>) -> Result<(), QmpError> {
-        let state = self.state.lock();
-        if state.is_migrating() && state.capabilities.get("dirty-limit") {
+        let _one = self.beginning.lock();
+        let is_taken = {
+            let state = self.state.lock();
+            state.is_migrating() && state.capabilities.get("dirty-limit")
+        };
+        if is_taken {
             return Err(QmpError::generic(
                 "The running migration limits dirty rates itself; set its 'vcpu-dirty-limit'",
             ));
@@ -177,50 +207,62 @@ impl MigrationControl {
         }
     }
 
-    /// `query-vcpu-dirty-limit`.
+    /// Answers `query-vcpu-dirty-limit`.
     pub(super) fn query_dirty_limits(&self) -> Value {
         dirty_limit::query(self.vm.throttle())
     }
 
-    /// `query-dirty-rate`: the last measurement.
+    /// Answers `query-dirty-rate` with the last measurement.
     pub(super) fn query_dirty_rate(&self, arguments: &Map<String, Value>) -> Result<Value, QmpError> {
-        dirty_rate::query(self.state.lock().measuring.as_ref(), arguments)
+        let measuring = self.state.lock().measuring.clone();
+        dirty_rate::query(measuring.as_deref(), arguments)
     }
 
-    /// `migrate-incoming`: waits for a guest at `at`; bound when it returns.
+    /// Executes `migrate-incoming`: waits for a guest at `at`. The socket is bound when this returns.
     ///
     /// # Errors
-    /// While one is waited for, and in a VM that has a guest.
+    /// The VM waits for a guest already, or has one.
     pub fn listen(&self, at: &Address) -> Result<(), QmpError> {
+        let _one = self.beginning.lock();
+        let has_guest = self.vm.has_guest();
         let mut state = self.state.lock();
-        state.may_listen(self.vm.has_guest())?;
-        let vm: Arc<dyn TargetVm> = self.vm.clone();
+        state.may_listen(has_guest)?;
+        let is_protection = state.capabilities.get("x-colo");
         let parameters = state.engine_parameters(at, TlsEndpoint::Server)?;
         let capabilities = state.capabilities.to_engine(state.autostart);
         self.relay.start_when_held.store(false, Ordering::SeqCst);
-        // What listened before has ended; let go of its address first.
-        state.incoming = None;
-        let before = self.relay.incoming.lock().take();
+        // The previous listener has ended. Drop it first, so that its address is free.
+        let before = (state.incoming.take(), self.relay.incoming.lock().take());
+        drop(state);
         drop(before);
-        if state.capabilities.get("x-colo") {
-            return self.stand_by(&mut state, at);
+        if is_protection {
+            return self.stand_by(at, (parameters, capabilities));
         }
+        let vm: Arc<dyn TargetVm> = self.vm.shared();
         let incoming = self.engine.start_incoming(vm, at, parameters, capabilities, self.relay.clone());
         let incoming = incoming.map_err(refused)?;
-        // In time: nothing is loaded within the moment since it was bound.
-        let _ = incoming.set_autostart(state.autostart);
         *self.relay.incoming.lock() = Some(incoming.clone());
-        state.incoming = Some(incoming);
+        let autostart = {
+            let mut state = self.state.lock();
+            state.incoming = Some(incoming.clone());
+            state.autostart
+        };
+        // This is early enough: no guest is loaded in the short time since the socket was bound.
+        let _ = incoming.set_autostart(autostart);
         Ok(())
     }
 
-    /// `migrate_cancel`, for either side. With `force` a destination discards even a guest that it holds. Where
-    /// nothing runs there is nothing to do.
+    /// Executes `migrate_cancel` on either side. With `force`, a destination discards even a guest that it holds.
+    /// Succeeds without effect if no migration runs.
     ///
     /// # Errors
-    /// After the commit, until the end; without `force`, while a guest is held here, of which this may be the
+    /// The migration is committed and has not ended. Or a guest is held here, and `force` is not set: this may be its
     /// only copy.
     pub fn cancel(&self, force: bool) -> Result<(), QmpError> {
+        if let Some(reaching) = &self.state.lock().reaching {
+            reaching.cancel();
+            return Ok(());
+        }
         let (outgoing, incoming) = self.handles();
         if let Some(outgoing) = &outgoing {
             match outgoing.status() {
@@ -235,7 +277,7 @@ impl MigrationControl {
         }
     }
 
-    /// `migrate-continue`: goes on from the pause before the switchover.
+    /// Executes `migrate-continue`: continues after the pause before the switchover.
     pub fn continue_switchover(&self, state: &str) -> Result<(), QmpError> {
         if state != "pre-switchover" {
             return Err(QmpError::generic(format!(
@@ -252,7 +294,7 @@ impl MigrationControl {
         outgoing.continue_switchover().map_err(QmpError::generic)
     }
 
-    /// `x-sterna-decide`: says where the guest is when the acknowledgement was lost.
+    /// Executes `x-sterna-decide`: the operator states which side has the guest after the acknowledgement was lost.
     pub fn decide(&self, guest_at: GuestAt) -> Result<(), QmpError> {
         let (outgoing, incoming) = self.handles();
         let protection = outgoing.as_ref().and_then(|outgoing| outgoing.protection());
@@ -268,60 +310,68 @@ impl MigrationControl {
         outgoing.decide(guest_at).map_err(QmpError::generic)
     }
 
-    /// `migrate-set-parameters`.
+    /// Executes `migrate-set-parameters`.
     pub fn set_parameters(&self, changes: &Map<String, Value>) -> Result<(), QmpError> {
-        let mut state = self.state.lock();
-        let busy = state.is_busy();
-        state.parameters.set(changes, busy)?;
-        self.vm.set_announcing(Announcing::of_parameters(&state.parameters));
-        if let Some(outgoing) = state.outgoing.as_ref().filter(|outgoing| !outgoing.status().is_terminal()) {
-            outgoing.set_live(&state.parameters.to_engine());
+        let _one = self.beginning.lock();
+        let (parameters, outgoing) = {
+            let mut state = self.state.lock();
+            let busy = state.is_busy();
+            state.parameters.set(changes, busy)?;
+            (state.parameters.clone(), state.outgoing.clone())
+        };
+        let Typed { engine, announcing, checkpoints, .. } = parameters.typed();
+        self.vm.set_announcing(announcing);
+        if let Some(outgoing) = outgoing.filter(|outgoing| !outgoing.status().is_terminal()) {
+            outgoing.set_live(&engine);
             if let Some(protection) = outgoing.protection() {
-                protection.set_mode(state.parameters.checkpoint_mode());
-                protection.set_copy(state.parameters.checkpoint_copy());
-                protection.set_in_flight(state.parameters.checkpoints_in_flight());
-                // Given again, even unchanged, it asks for a checkpoint, as in QEMU.
+                protection.set_mode(checkpoints.mode());
+                protection.set_copy(checkpoints.copy);
+                protection.set_in_flight(checkpoints.in_flight);
+                // Setting this parameter, even to the same value, requests a checkpoint, as in QEMU.
                 if changes.contains_key("x-checkpoint-delay") {
-                    protection.set_delay(state.parameters.checkpoint_delay());
+                    protection.set_delay(checkpoints.delay);
                 }
             }
         }
         Ok(())
     }
 
-    /// `object-add`: TLS credentials, or who is allowed to come.
+    /// Executes `object-add`: adds TLS credentials, or a list of identities that are allowed to connect.
     ///
     /// # Errors
-    /// A kind, property or id that does not do, and files that cannot be used.
+    /// An invalid kind, property or id, or a file that cannot be used.
     pub fn add_object(&self, arguments: &Map<String, Value>) -> Result<(), QmpError> {
         self.state.lock().objects.add(arguments)
     }
 
-    /// Every object's id and kind.
+    /// Id and kind of every object.
     pub(super) fn objects(&self) -> Vec<(String, &'static str)> {
         self.state.lock().objects.list()
     }
 
-    /// `object-del`.
+    /// Executes `object-del`.
     ///
     /// # Errors
-    /// When there is none of that id.
+    /// There is no object with this id.
     pub fn delete_object(&self, id: &str) -> Result<(), QmpError> {
         self.state.lock().objects.delete(id)
     }
 
-    /// `migrate-set-capabilities`: pairs of a name and its new state.
+    /// Executes `migrate-set-capabilities` with pairs of a name and its new state.
     pub fn set_capabilities(&self, changes: &[(String, bool)]) -> Result<(), QmpError> {
+        let _one = self.beginning.lock();
+        let (can_limit, has_guest) = (self.limiter().is_some(), self.vm.has_guest());
         let mut state = self.state.lock();
         let next = state.capabilities.with(changes)?;
-        if next.get("dirty-limit") && self.limiter().is_none() {
+        if next.get("dirty-limit") && !can_limit {
             return Err(QmpError::generic(
                 "dirty-limit requires KVM with accelerator property 'dirty-ring-size' set: start the VM with a dirty \
                  ring, or use auto-converge",
             ));
         }
-        // Before anything is given away: at the source it costs nothing, and another host may take the guest.
-        if next.get("postcopy-ram") && !self.vm.has_guest() {
+        // Checked before the source gives its guest away: a refusal costs nothing then, and another host may take the
+        // guest.
+        if next.get("postcopy-ram") && !has_guest {
             MissingPages::probe()
                 .map_err(|error| QmpError::generic(format!("Postcopy is not supported: {error}")))?;
         }
@@ -343,17 +393,18 @@ impl MigrationControl {
         Ok(())
     }
 
-    /// What operators have set.
+    /// The operators' parameters.
     pub fn parameters(&self) -> ParameterSet {
         self.state.lock().parameters.clone()
     }
 
-    /// What operators have switched on.
+    /// The operators' capabilities.
     pub fn capabilities(&self) -> CapabilitySet {
         self.state.lock().capabilities.clone()
     }
 
-    /// `query-migrate`: the last migration away from here, else the one to here, else nothing.
+    /// Answers `query-migrate` for the last migration away from this VM. Without one, the last migration to it, else
+    /// an empty object.
     pub fn query(&self) -> Value {
         match self.handles() {
             (Some(outgoing), _) => {
@@ -365,7 +416,7 @@ impl MigrationControl {
         }
     }
 
-    /// `x-sterna-migration-statistics`: everything the engine knows, as its types serialise.
+    /// Answers `x-sterna-migration-statistics`: all statistics of the engine, serialised from its types.
     pub fn statistics(&self) -> Value {
         let (outgoing, incoming) = self.handles();
         json!({
@@ -374,12 +425,13 @@ impl MigrationControl {
         })
     }
 
-    /// `x-sterna-migration-recording`: what the precopy policy of the last migration away from here was told.
+    /// Answers `x-sterna-migration-recording`: the inputs of the precopy policy in the last migration away from this
+    /// VM.
     pub fn recording(&self) -> Value {
         json!(self.handles().0.and_then(|outgoing| outgoing.recording()))
     }
 
-    /// `query-status`'s word for what the VM does.
+    /// The run state of the VM, under QEMU's name for `query-status`.
     pub fn run_state(&self) -> &'static str {
         let (outgoing, incoming) = self.handles();
         let custody = self.custody();
@@ -409,7 +461,7 @@ impl MigrationControl {
         }
     }
 
-    /// `stop`. A guest that is still on its way will be paused when it has come.
+    /// Executes `stop`. A guest that has not arrived yet will stay paused.
     pub fn stop(&self) -> Result<(), QmpError> {
         if !self.vm.has_guest() {
             self.relay.start_when_held.store(false, Ordering::SeqCst);
@@ -418,20 +470,13 @@ impl MigrationControl {
         if self.custody() == Custody::Saved {
             return Ok(());
         }
-        self.while_guest_is_free(|_| {
-            let ran = self.vm.run_state() == RunState::Running;
-            self.vm.pause().map_err(|error| QmpError::generic(error.to_string()))?;
-            if ran {
-                self.relay.bus.emit("STOP", None);
-            }
-            Ok(())
-        })
+        self.pause_guest()
     }
 
-    /// `cont`. While the guest is still on its way, it will run when it has come.
+    /// Executes `cont`. A guest that has not arrived yet will run after its arrival.
     pub fn cont(&self) -> Result<(), QmpError> {
         let incoming = self.incoming();
-        // In this order: a guest that becomes held meanwhile is released by one of the two.
+        // The flag is set first. So a guest that becomes held at this moment is released here or by the relay.
         self.relay.start_when_held.store(true, Ordering::SeqCst);
         if let Some(incoming) = incoming.filter(|incoming| incoming.status() == Status::Held) {
             let released = incoming.release();
@@ -445,34 +490,27 @@ impl MigrationControl {
             (Custody::Held, Some(outgoing)) => return outgoing.retry().map_err(QmpError::generic),
             (Custody::Saved, Some(outgoing)) => {
                 outgoing.resume_saved().map_err(QmpError::generic)?;
-                self.relay.bus.emit("RESUME", None);
+                self.relay.bus.emit(&RESUME, None);
                 return Ok(());
             }
             _ => {}
         }
-        self.while_guest_is_free(|state| {
-            let ran = self.vm.run_state() == RunState::Running;
-            self.vm.cont().map_err(|error| QmpError::generic(error.to_string()))?;
-            state.prelaunch = false;
-            if !ran {
-                self.relay.bus.emit("RESUME", None);
-            }
-            Ok(())
-        })
+        self.run_guest()
     }
 
-    /// `quit`, apart from asking the VMM to go: that is for after the answer.
+    /// Announces the end of the VM for `quit`. The VMM is asked to end after the answer.
     pub(super) fn announce_shutdown(&self) {
-        self.relay.bus.emit("SHUTDOWN", Some(json!({"guest": false, "reason": "host-qmp-quit"})));
+        self.relay.bus.emit(&SHUTDOWN, Some(json!({"guest": false, "reason": "host-qmp-quit"})));
     }
 
-    /// `stop` and `cont` of a guest that is still on its way.
+    /// Executes `stop` and `cont` for a guest that has not arrived yet.
     fn start_on_arrival(&self, on: bool) -> Result<(), QmpError> {
-        let mut state = self.state.lock();
-        state.autostart = on;
-        let coming = state.incoming.as_ref().filter(|incoming| incoming.is_waiting());
-        // A held guest starts by `cont` alone.
+        let incoming = self.state.lock().incoming.clone();
+        let coming = incoming.filter(|incoming| incoming.is_waiting());
+        // A held guest is started only by `cont`.
         if coming.is_none_or(|it| it.status() == Status::Held || it.set_autostart(on)) {
+            // Stored only after success, because a refused command must not affect the next migration.
+            self.state.lock().autostart = on;
             return Ok(());
         }
         Err(QmpError::generic(
@@ -481,25 +519,7 @@ impl MigrationControl {
         ))
     }
 
-    /// Runs `act` wholly before or wholly after a migration's switchover; refuses it during and behind one.
-    fn while_guest_is_free(
-        &self,
-        act: impl FnOnce(&mut ControlState) -> Result<(), QmpError>,
-    ) -> Result<(), QmpError> {
-        let mut state = self.state.lock();
-        let done = self.vm.ram().while_free(|| act(&mut state));
-        done.unwrap_or_else(|custody| Err(not_free(custody, state.outgoing.as_deref())))
-    }
-
-    /// The same for what changes nothing here.
-    pub(super) fn with_free_guest(
-        &self,
-        act: impl FnOnce(&dyn MonitoredVm) -> Result<(), QmpError>,
-    ) -> Result<(), QmpError> {
-        self.while_guest_is_free(|_| act(&*self.vm))
-    }
-
-    /// Who has the guest, as the engine knows.
+    /// The guest's custody, as the engine knows it.
     fn custody(&self) -> Custody {
         self.vm.ram().custody()
     }
@@ -511,23 +531,25 @@ impl MigrationControl {
 }
 
 impl ControlState {
-    /// The parameters of a migration over `address`, with the objects that they name.
+    /// The parameters of a migration over `address`, including the objects that they refer to.
     fn engine_parameters(&self, address: &Address, endpoint: TlsEndpoint) -> Result<Parameters, QmpError> {
-        let tls = self.objects.tls(&self.parameters, endpoint)?;
+        let Typed { engine, tls, .. } = self.parameters.typed();
+        let tls = self.objects.tls(&tls, endpoint)?;
         if tls.is_some() && matches!(address, Address::File { .. }) {
             return Err(QmpError::generic(
                 "TLS needs a peer, which a file is not: unset 'tls-creds' for 'file:'",
             ));
         }
-        Ok(Parameters { tls, ..self.parameters.to_engine() })
+        Ok(Parameters { tls, ..engine })
     }
 
     fn is_migrating(&self) -> bool {
-        self.outgoing.as_ref().is_some_and(|outgoing| !outgoing.status().is_terminal())
+        self.reaching.is_some()
+            || self.outgoing.as_ref().is_some_and(|outgoing| !outgoing.status().is_terminal())
     }
 
     fn is_measuring(&self) -> bool {
-        self.measuring.as_ref().is_some_and(Measuring::is_running)
+        self.measuring.as_ref().is_some_and(|measuring| measuring.is_running())
     }
 
     fn is_listening(&self) -> bool {
@@ -542,7 +564,7 @@ impl ControlState {
         self.prelaunch && !self.began_without_guest
     }
 
-    /// What the engine would refuse is said in QMP's words.
+    /// Checks whether a migration may start, so that the refusal has QMP's wording and not the engine's.
     fn may_migrate(&self, has_guest: bool, custody: Custody, to: &Address) -> Result<(), QmpError> {
         let refusal = if !has_guest {
             NO_GUEST
@@ -550,6 +572,8 @@ impl ControlState {
             refusal
         } else if self.is_listening() {
             NOT_STARTED
+        } else if self.reaching.is_some() {
+            REACHING
         } else if to.is_descriptor() && self.capabilities.get("multifd") {
             ONE_CHANNEL
         } else {

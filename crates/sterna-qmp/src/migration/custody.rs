@@ -1,4 +1,5 @@
-//! Who has the guest, in words: why it cannot be migrated, or neither run nor stop at an operator's wish.
+//! Texts about the guest's custody. They tell why the guest cannot be migrated, or cannot be started and stopped by
+//! an operator.
 
 use sterna::Status;
 use sterna::ram::Custody;
@@ -6,11 +7,12 @@ use sterna::ram::Custody;
 use super::engine::Outgoing;
 use crate::error::QmpError;
 
+pub(super) const REACHING: &str = "The guest's standby is being connected to: 'migrate_cancel' ends that";
 pub(super) const NOT_STARTED: &str = "The guest that arrived is not started yet; start it with 'cont' first";
 
 pub(super) const NO_GUEST: &str = "Guest is waiting for an incoming migration; migrate it when it runs here";
 
-/// Why a guest that somebody has cannot be migrated.
+/// The reason why a guest with this custody cannot be migrated. None if it can.
 pub(super) fn cannot_leave(custody: Custody) -> Option<&'static str> {
     Some(match custody {
         Custody::Free | Custody::Arrived => return None,
@@ -42,7 +44,7 @@ pub(super) fn cannot_leave(custody: Custody) -> Option<&'static str> {
     })
 }
 
-/// The guest belongs to a migration from the stop for its switchover on.
+/// The refusal of a command while a migration has the guest, from the stop for its switchover on.
 pub(super) fn not_free(custody: Custody, outgoing: Option<&dyn Outgoing>) -> QmpError {
     let what_to_do = match custody {
         Custody::Undecided => "it may run at the destination; find out and decide with 'x-sterna-decide'",

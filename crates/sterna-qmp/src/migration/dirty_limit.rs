@@ -1,37 +1,27 @@
-//! Limits of vCPUs' dirty rates by hand: `set-vcpu-dirty-limit` and what belongs to it, as QEMU answers them
-//! (specs/stream.md §8.1). They need a VM that counts what each vCPU dirties: one with a dirty ring.
+//! Commands that limit the dirty rates of vCPUs: `set-vcpu-dirty-limit` and related ones, with QEMU's answers
+//! (specs/stream.md §8.1). They need a VM that counts the dirty pages of each vCPU, for example with a dirty ring.
 //!
-//! QEMU tracks the guest's writes for as long as there is a limit. Here a VM may track them only while it migrates or is
-//! measured (the KVM machine does): a limit can be set at any time, is shown, and slows the vCPU down from then on.
+//! QEMU tracks the guest's writes as long as there is a limit. Here a VM may track them only during a migration or a
+//! measurement (the KVM machine does). A limit can be set and queried at any time, and slows the vCPU down while
+//! writes are tracked.
 
 use serde_json::{Map, Value, json};
 use sterna::throttle::Throttle;
 
 use crate::error::QmpError;
-use crate::server::{ArgumentKind, CommandSpec};
 
 const MEGABYTE: u64 = 1 << 20;
 
-/// What QEMU says, and how to come by a ring here.
+/// QEMU's refusal, with the advice to use a dirty ring.
 pub(super) const NEEDS_RING: &str = "dirty page limit feature requires KVM with accelerator property 'dirty-ring-size' set: \
      start the VM with a dirty ring";
-
-pub(super) fn commands() -> [CommandSpec; 3] {
-    [
-        CommandSpec::new("set-vcpu-dirty-limit")
-            .optional("cpu-index", ArgumentKind::Integer)
-            .required("dirty-rate", ArgumentKind::Integer),
-        CommandSpec::new("cancel-vcpu-dirty-limit").optional("cpu-index", ArgumentKind::Integer),
-        CommandSpec::new("query-vcpu-dirty-limit"),
-    ]
-}
 
 /// The VM's throttle, if it can limit dirty rates.
 pub(super) fn limiter(throttle: Option<&dyn Throttle>) -> Option<&dyn Throttle> {
     throttle.filter(|throttle| throttle.can_limit_dirty_rate())
 }
 
-/// `set-vcpu-dirty-limit`.
+/// Executes `set-vcpu-dirty-limit`.
 pub(super) fn set(throttle: Option<&dyn Throttle>, arguments: &Map<String, Value>) -> Result<(), QmpError> {
     let throttle = limiter(throttle).ok_or_else(|| QmpError::generic(NEEDS_RING))?;
     let vcpu = vcpu(throttle, arguments)?;
@@ -44,7 +34,7 @@ pub(super) fn set(throttle: Option<&dyn Throttle>, arguments: &Map<String, Value
         .map_err(|error| QmpError::generic(error.to_string()))
 }
 
-/// `cancel-vcpu-dirty-limit`; without a ring there is nothing to cancel.
+/// Executes `cancel-vcpu-dirty-limit`. Without a dirty ring there is no limit to cancel.
 pub(super) fn cancel(
     throttle: Option<&dyn Throttle>,
     arguments: &Map<String, Value>,
@@ -54,7 +44,7 @@ pub(super) fn cancel(
     throttle.set_dirty_limit(vcpu, None).map_err(|error| QmpError::generic(error.to_string()))
 }
 
-/// `query-vcpu-dirty-limit`: every vCPU that has one.
+/// Answers `query-vcpu-dirty-limit` with every vCPU that has a limit.
 pub(super) fn query(throttle: Option<&dyn Throttle>) -> Value {
     let rates = limiter(throttle).map(|throttle| throttle.vcpu_dirty_rates()).unwrap_or_default();
     let limited = rates.into_iter().enumerate().filter_map(|(index, vcpu)| {

@@ -1,8 +1,8 @@
 //! `calc-dirty-rate` and `query-dirty-rate`, as QEMU answers them (specs/stream.md §8.1).
 //!
-//! Sterna counts every page, so it has no `page-sampling`: a client that asks for it, or names no mode, gets the
-//! log that the VM has, and `mode` in the answer says so. `x-sterna-measured` holds the exact figures, which QEMU
-//! rounds to whole MB per second.
+//! Sterna counts every page, so it has no `page-sampling`. A client that requests it, or no mode, gets the dirty log
+//! that the VM has, and `mode` in the answer names it. `x-sterna-measured` contains the exact values, which QEMU's
+//! members round to whole MB per second.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,41 +14,30 @@ use sterna::ram::PAGE_SIZE;
 
 use super::vm::MonitoredVm;
 use crate::error::QmpError;
-use crate::server::{ArgumentKind, Arguments, CommandSpec};
+use crate::server::Arguments;
 
 const SHORTEST_MS: u64 = 50;
 const LONGEST_MS: u64 = 60_000;
 const MEGABYTE: u64 = 1 << 20;
 const BITMAP: &str = "dirty-bitmap";
 const RING: &str = "dirty-ring";
-const MODES: [&str; 3] = ["page-sampling", BITMAP, RING];
+pub(super) const MODES: [&str; 3] = ["page-sampling", BITMAP, RING];
 
-/// What a client asks for.
+/// The request of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Order {
     interval: Duration,
     mode: Option<&'static str>,
 }
 
-/// A measurement that runs or has ended.
+/// A running or finished measurement.
 pub(super) struct Measuring {
     measurement: DirtyRateMeasurement,
     started: SystemTime,
     interval: Duration,
     mode: &'static str,
-    /// A migration ended it before its time.
+    /// A migration ended the measurement early.
     is_short: AtomicBool,
-}
-
-pub(super) fn commands() -> [CommandSpec; 2] {
-    [
-        CommandSpec::new("calc-dirty-rate")
-            .required("calc-time", ArgumentKind::Integer)
-            .optional("calc-time-unit", ArgumentKind::String)
-            .optional("sample-pages", ArgumentKind::Integer)
-            .optional("mode", ArgumentKind::String),
-        CommandSpec::new("query-dirty-rate").optional("calc-time-unit", ArgumentKind::String),
-    ]
 }
 
 impl Order {
@@ -79,14 +68,14 @@ impl Order {
         Ok(Self { interval: Duration::from_millis(milliseconds), mode })
     }
 
-    /// Over whole seconds, as the human monitor asks.
+    /// A request over whole seconds, from the human monitor.
     pub(super) fn of_seconds(seconds: u64, mode: Option<&'static str>) -> Result<Self, QmpError> {
         let arguments = json!({ "calc-time": seconds });
         let order = Self::parse(arguments.as_object().unwrap_or(&Map::new()))?;
         Ok(Self { mode, ..order })
     }
 
-    /// Starts it.
+    /// Starts the measurement.
     pub(super) fn start(self, vm: Arc<dyn MonitoredVm>) -> Result<Measuring, QmpError> {
         let own = own_mode(&*vm);
         if let Some(mode) = self.mode.filter(|mode| *mode != own && *mode != "page-sampling") {
@@ -102,7 +91,7 @@ impl Order {
     }
 }
 
-/// Which log the VM has. Only KVM has rings; another VM may count what each vCPU dirties in its own way.
+/// The mode of the VM's dirty log. Only KVM has rings. Another VM may count the dirty pages of vCPUs in its own way.
 fn own_mode(vm: &dyn MonitoredVm) -> &'static str {
     if vm.uses_kvm() && super::dirty_limit::limiter(vm.throttle()).is_some() { RING } else { BITMAP }
 }
@@ -112,7 +101,7 @@ impl Measuring {
         self.measurement.is_running()
     }
 
-    /// Ends it with what was counted so far; the dirty log is free when this returns.
+    /// Ends the measurement with the pages counted so far. The dirty log is free when this returns.
     pub(super) fn finish(&self) {
         if self.is_running() {
             self.is_short.store(true, Ordering::Relaxed);
@@ -155,7 +144,7 @@ impl Measuring {
     }
 }
 
-/// The answer to `query-dirty-rate`.
+/// Answers `query-dirty-rate`.
 pub(super) fn query(last: Option<&Measuring>, arguments: &Map<String, Value>) -> Result<Value, QmpError> {
     let unit_ms = unit_ms(arguments)?;
     let nothing = || info("unstarted", unit_ms, BITMAP, Duration::ZERO, Duration::ZERO);
@@ -173,7 +162,7 @@ fn info(status: &str, unit_ms: u64, mode: &str, since: Duration, interval: Durat
     })
 }
 
-/// Milliseconds of the unit that a client counts in.
+/// The number of milliseconds in the client's unit, `calc-time-unit`.
 fn unit_ms(arguments: &Map<String, Value>) -> Result<u64, QmpError> {
     match Arguments(arguments).string("calc-time-unit")? {
         None | Some("second") => Ok(1000),

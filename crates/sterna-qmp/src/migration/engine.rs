@@ -1,5 +1,5 @@
-//! The seam to what moves the guest. [`SternaEngine`](super::SternaEngine) is the engine itself; tests of
-//! the dialogue put a scripted one in its place.
+//! The interface to the engine that moves the guest. [`SternaEngine`](super::SternaEngine) implements it. Tests of the
+//! monitor implement it with a scripted engine.
 
 use std::sync::Arc;
 
@@ -8,10 +8,11 @@ use sterna::{
     Address, Capabilities, IncomingStatistics, Observer, Parameters, Recording, SourceVm, StartError,
     Statistics, Status, TargetVm,
 };
+use sterna_transport::CancelFlag;
 
 use super::protection::{Protection, ProtectionMeans};
 
-/// Which side has the guest, in the operator's judgement.
+/// The side that has the guest, by the operator's decision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GuestAt {
     /// The source: it may resume.
@@ -20,13 +21,13 @@ pub enum GuestAt {
     Destination,
 }
 
-/// Starts migrations. Errors are sentences for the operator, as [`StartError`] says them. Who has the guest meanwhile and
-/// afterwards it says through the VM's [`GuestRam::custody`](sterna::ram::GuestRam::custody).
+/// Starts migrations. Errors are sentences for the operator, from [`StartError`]. The engine reports the guest's
+/// custody through the VM's [`GuestRam::custody`](sterna::ram::GuestRam::custody).
 pub trait Engine: Send + Sync {
-    /// Starts an outgoing migration and returns at once.
+    /// Starts an outgoing migration and returns immediately.
     ///
     /// # Errors
-    /// [`StartError::Tracked`] only where nothing else keeps it from starting: a measurement is ended for it then.
+    /// [`StartError::Tracked`] only if no other reason exists: the caller then ends a measurement and tries again.
     fn start_outgoing(
         &self,
         vm: Arc<dyn SourceVm>,
@@ -36,10 +37,10 @@ pub trait Engine: Send + Sync {
         observer: Arc<dyn Observer>,
     ) -> Result<Arc<dyn Outgoing>, StartError>;
 
-    /// Listens for a migration; bound when it returns.
+    /// Listens for a migration. The socket is bound when this returns.
     ///
     /// # Errors
-    /// Why it cannot.
+    /// The reason why the engine cannot listen.
     fn start_incoming(
         &self,
         vm: Arc<dyn TargetVm>,
@@ -49,10 +50,11 @@ pub trait Engine: Send + Sync {
         observer: Arc<dyn Observer>,
     ) -> Result<Arc<dyn Receiving>, StartError>;
 
-    /// Protects a guest by the standby at `to`, and returns when that was greeted. `generation`: that of the protection.
+    /// Protects a guest by the standby at `to`. Returns after the standby has sent its greeting. `generation`: of
+    /// this protection.
     ///
     /// # Errors
-    /// Why it is not protected.
+    /// The reason why the guest is not protected.
     fn start_protected(
         &self,
         vm: Arc<dyn SourceVm>,
@@ -66,10 +68,10 @@ pub trait Engine: Send + Sync {
         Err("this engine protects no guest".to_owned())
     }
 
-    /// Makes a VM the standby of a guest that comes to `at`; bound when it returns.
+    /// Makes a VM the standby of a guest that arrives at `at`. The socket is bound when this returns.
     ///
     /// # Errors
-    /// Why it cannot.
+    /// The reason why the VM cannot be the standby.
     fn start_standby(
         &self,
         vm: Arc<dyn TargetVm>,
@@ -84,33 +86,35 @@ pub trait Engine: Send + Sync {
     }
 }
 
-/// How a guest is protected.
+/// The settings for protecting a guest.
 pub struct Protecting {
-    /// What its VM has for that.
+    /// The VM's own settings and functions for a protection.
     pub means: ProtectionMeans,
-    /// When checkpoints come, and what they may take.
+    /// The times of checkpoints and their limits.
     pub options: PrimaryOptions,
-    /// The protection's generation.
+    /// The generation of the protection.
     pub generation: u64,
+    /// Cancels connecting to the standby.
+    pub cancel: CancelFlag,
 }
 
 /// An outgoing migration.
 pub trait Outgoing: Send + Sync {
-    /// Where it stands.
+    /// The status of the migration.
     fn status(&self) -> Status;
-    /// Its figures.
+    /// The statistics of the migration.
     fn statistics(&self) -> Statistics;
-    /// What its precopy policy was told; `None` before pages move.
+    /// The inputs of its precopy policy. `None` until pages are sent.
     fn recording(&self) -> Option<Recording>;
-    /// Ends it; refused after the commit.
+    /// Cancels the migration. Refused after the commit.
     fn cancel(&self) -> Result<(), String>;
-    /// Goes on from the pause before the switchover.
+    /// Continues after the pause before the switchover.
     fn continue_switchover(&self) -> Result<(), String>;
-    /// Lets the guest go on at the destination before its pages are there.
+    /// Switches to postcopy: the guest continues at the destination before its pages are there.
     fn start_postcopy(&self) -> Result<(), String> {
         Err("this engine has no postcopy".to_owned())
     }
-    /// Goes on over another connection after that of a postcopy broke.
+    /// Continues a postcopy whose connection broke over another connection.
     fn resume(&self, to: &Address) -> Result<(), String> {
         Err(format!("this engine has no postcopy that could go on at {to}"))
     }
@@ -118,40 +122,40 @@ pub trait Outgoing: Send + Sync {
     fn pause(&self) -> Result<(), String> {
         Err("this engine has no postcopy that could be paused".to_owned())
     }
-    /// Takes over the live ones of `parameters`.
+    /// Applies the parameters that may change during a migration.
     fn set_live(&self, parameters: &Parameters);
-    /// Brings back a guest that is held stopped since bringing it back had failed.
+    /// Tries again to bring back a guest that is held because an earlier attempt failed.
     fn retry(&self) -> Result<(), String>;
-    /// Lets a guest run again that was saved to a file.
+    /// Resumes a guest that was saved to a file.
     fn resume_saved(&self) -> Result<(), String> {
         Err("the guest was not saved to a file".to_owned())
     }
-    /// Ends an undecided handover.
+    /// Ends an undecided handover by the operator's decision.
     fn decide(&self, guest_at: GuestAt) -> Result<(), String>;
-    /// The protection that it is, if it is one.
+    /// The protection, if this migration is one.
     fn protection(&self) -> Option<&dyn Protection> {
         None
     }
 }
 
-/// A destination's side of a migration.
+/// The destination's side of a migration.
 pub trait Receiving: Send + Sync {
-    /// Where it listens.
+    /// The address at which it listens.
     fn address(&self) -> Address;
-    /// Where it stands.
+    /// The status of the migration.
     fn status(&self) -> Status;
-    /// Whether it still listens, loads, or holds its guest.
+    /// Whether it still listens or loads, or holds its guest.
     fn is_waiting(&self) -> bool {
         !matches!(self.status(), Status::Cancelled | Status::Failed | Status::Completed)
     }
-    /// Its figures.
+    /// The statistics of the migration.
     fn statistics(&self) -> IncomingStatistics;
-    /// Ends it; refused after the commit, and without `force` while a guest is held.
+    /// Cancels the migration. Refused after the commit, and without `force` while a guest is held.
     fn cancel(&self, force: bool) -> Result<(), String>;
-    /// Whether the guest starts when it has come, if it ran at the source. Returns whether it will be so: too
-    /// late once everything is loaded.
+    /// Sets whether the guest starts after its arrival, if it ran at the source. Returns false if it is too late,
+    /// because everything is loaded.
     fn set_autostart(&self, on: bool) -> bool;
-    /// Listens at another address, too, for the source of a guest that lacks pages.
+    /// Also listens at another address for the source of a guest that lacks pages.
     fn recover_at(&self, at: &Address) -> Result<(), String> {
         Err(format!("this engine has no postcopy that could go on at {at}"))
     }
@@ -159,9 +163,9 @@ pub trait Receiving: Send + Sync {
     fn pause(&self) -> Result<(), String> {
         Err("this engine has no postcopy that could be paused".to_owned())
     }
-    /// Starts a held guest.
+    /// Starts a guest that is held.
     fn release(&self) -> Result<(), String>;
-    /// The protection that this is the standby of, if it is one.
+    /// The protection, if this VM is the standby of one.
     fn protection(&self) -> Option<&dyn Protection> {
         None
     }

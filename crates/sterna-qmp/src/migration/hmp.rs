@@ -1,7 +1,7 @@
-//! The human monitor's commands around migration, as `human-monitor-command` gives them.
+//! Executes the human monitor's migration commands, for `human-monitor-command`.
 //!
-//! The text has QEMU's lines and units; an error is text too, behind `Error: `. Numbers take QEMU's suffixes:
-//! a bare `max-bandwidth` counts MiB, other sizes count bytes.
+//! The output has QEMU's lines and units. An error is also output, after `Error: `. Numbers may have QEMU's suffixes:
+//! without a suffix, `max-bandwidth` counts MiB and other sizes count bytes.
 
 mod info;
 mod numbers;
@@ -14,12 +14,56 @@ pub use numbers::{parse_number, parse_size};
 
 use super::address;
 use super::control::MigrationControl;
+use super::declared::declared;
 use super::dirty_rate::Order;
 use super::parameters::{ParameterSpec, Range, Unit, parameter};
 use crate::error::QmpError;
 use crate::server::Context;
 
-/// Executes one line and gives what it prints.
+/// A command of the human monitor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HumanCommand {
+    /// Name of the command, or `info` with the subject.
+    pub name: &'static str,
+    /// Syntax of the arguments.
+    pub arguments: &'static str,
+    /// The effect, in one sentence.
+    pub about: &'static str,
+}
+
+/// All commands of the human monitor, in the order in which a refusal lists them.
+#[rustfmt::skip]
+pub const HUMAN_COMMANDS: &[HumanCommand] = &[
+    human("info migrate", "[-a]", "Shows `query-migrate`; with `-a` more figures."),
+    human("info migrate_parameters", "", "Shows the parameters."),
+    human("info migrate_capabilities", "", "Shows the capabilities."),
+    human("info status", "", "Shows what the VM does."),
+    human("info dirty_rate", "", "Shows the last measurement of the dirty rate."),
+    human("info vcpu_dirty_limit", "", "Shows the vCPUs' dirty limits."),
+    human("calc_dirty_rate", "[-r] [-b] SECONDS [SAMPLE-PAGES]", "Measures the dirty rate: `-r` by a dirty ring, `-b` by a bitmap."),
+    human("set_vcpu_dirty_limit", "MB-PER-SECOND [VCPU]", "Limits the dirty rate of one vCPU, or of all."),
+    human("cancel_vcpu_dirty_limit", "[VCPU]", "Removes such a limit."),
+    human("migrate_set_parameter", "NAME VALUE", "Sets a parameter. Sizes take suffixes; a bare `max-bandwidth` counts MiB."),
+    human("migrate_set_capability", "NAME on|off", "Switches a capability."),
+    human("migrate", "[-d] [-r] URI", "Starts a migration; `-r` continues a paused postcopy."),
+    human("migrate_incoming", "URI", "Waits for a guest."),
+    human("migrate_recover", "URI", "Waits for the source of a paused postcopy."),
+    human("migrate_cancel", "", "Cancels the migration."),
+    human("migrate_continue", "pre-switchover", "Continues a migration that `pause-before-switchover` has paused."),
+    human("migrate_start_postcopy", "", "Starts postcopy."),
+    human("migrate_pause", "", "Breaks a postcopy's connections."),
+    human("object_add", "TYPE,id=ID[,PROPERTY=VALUE…]", "Adds an object; a comma in a value is doubled."),
+    human("object_del", "ID", "Deletes an object."),
+    human("stop", "", "Stops the guest; also `s`."),
+    human("cont", "", "Starts the guest; also `c`."),
+    human("quit", "", "Ends the VM; also `q`."),
+];
+
+const fn human(name: &'static str, arguments: &'static str, about: &'static str) -> HumanCommand {
+    HumanCommand { name, arguments, about }
+}
+
+/// Executes one line and returns its output.
 pub(super) fn run(control: &MigrationControl, line: &str, context: &mut Context) -> String {
     match execute(control, line, context) {
         Ok(text) => text,
@@ -75,35 +119,18 @@ fn execute(control: &MigrationControl, line: &str, context: &mut Context) -> Res
             control.quit_after_reply(context);
             Ok(String::new())
         }
-        [
-            "migrate_set_parameter"
-            | "migrate_set_capability"
-            | "migrate_incoming"
-            | "migrate_recover"
-            | "migrate_cancel"
-            | "object_add"
-            | "object_del"
-            | "migrate_continue"
-            | "migrate_start_postcopy"
-            | "migrate_pause"
-            | "stop"
-            | "cont"
-            | "quit",
-            ..,
-        ] => Ok(format!("{}: wrong number of arguments\r\n", words[0])),
+        [name, ..] if HUMAN_COMMANDS.iter().any(|command| command.name == *name) => {
+            Ok(format!("{name}: wrong number of arguments\r\n"))
+        }
         _ => Err(unknown(line)),
     }
 }
 
 fn unknown(line: &str) -> QmpError {
-    // What a client sent comes back shortened and without control characters.
+    // The client's text is shortened and freed from control characters before it is returned.
     let shown: String = line.chars().filter(|character| !character.is_control()).take(80).collect();
-    QmpError::generic(format!(
-        "unknown command: '{shown}'; known: info migrate, info migrate_parameters, info migrate_capabilities, \
-         info status, info dirty_rate, info vcpu_dirty_limit, calc_dirty_rate, set_vcpu_dirty_limit, \
-         cancel_vcpu_dirty_limit, migrate_set_parameter, migrate_set_capability, migrate, migrate_incoming, \
-         migrate_recover, migrate_cancel, migrate_continue, migrate_start_postcopy, migrate_pause, object_add, object_del, stop, cont, quit"
-    ))
+    let known: Vec<&str> = HUMAN_COMMANDS.iter().map(|command| command.name).collect();
+    QmpError::generic(format!("unknown command: '{shown}'; known: {}", known.join(", ")))
 }
 
 fn migrate(
@@ -133,13 +160,13 @@ fn migrate(
     }
     let mut text = String::new();
     if !detached {
-        // As QEMU does where the monitor cannot be made to wait.
+        // QEMU prints this if the monitor cannot wait for the migration.
         let _ = write!(text, "terminal does not allow synchronous migration, continuing detached\r\n");
     }
     Ok(text)
 }
 
-/// `calc_dirty_rate [-r] [-b] second [sample_pages_per_GB]`.
+/// Executes `calc_dirty_rate [-r] [-b] second [sample_pages_per_GB]`.
 fn calc_dirty_rate(control: &MigrationControl, arguments: &[&str]) -> Result<String, QmpError> {
     let mut mode = None;
     let mut numbers = Vec::new();
@@ -164,7 +191,7 @@ fn calc_dirty_rate(control: &MigrationControl, arguments: &[&str]) -> Result<Str
     ))
 }
 
-/// `set_vcpu_dirty_limit dirty_rate [cpu_index]` and `cancel_vcpu_dirty_limit [cpu_index]`.
+/// Executes `set_vcpu_dirty_limit dirty_rate [cpu_index]` and `cancel_vcpu_dirty_limit [cpu_index]`.
 fn limit_dirty_rate(
     control: &MigrationControl,
     rate: Option<&str>,
@@ -196,7 +223,7 @@ fn value_of(spec: &ParameterSpec, text: &str) -> Result<Value, QmpError> {
             let number = match unit {
                 Unit::BytesPerSecond => parse_size(text, 1 << 20),
                 Unit::Bytes | Unit::BytesPerSecondBare => parse_size(text, 1),
-                Unit::None | Unit::Milliseconds | Unit::Megabytes => parse_number(text),
+                Unit::None | Unit::Milliseconds | Unit::Megabytes | Unit::Percent => parse_number(text),
             };
             let sizes = matches!(unit, Unit::Bytes | Unit::BytesPerSecond | Unit::BytesPerSecondBare);
             number.map(Value::from).ok_or_else(|| {
@@ -207,13 +234,13 @@ fn value_of(spec: &ParameterSpec, text: &str) -> Result<Value, QmpError> {
         (Range::Boolean, _) => on_off(text)
             .map(Value::from)
             .ok_or_else(|| QmpError::expects(spec.name, format!("'on' or 'off', not '{text}'"))),
-        // A quoted empty string is how people say "none" here.
+        // In the human monitor, a quoted empty string means "none".
         (Range::Text, _) if text == "\"\"" || text == "''" => Ok(json!("")),
         (Range::Word(_) | Range::Text, _) => Ok(text.into()),
     }
 }
 
-/// `TYPE,id=ID,PROPERTY=VALUE,…`; a comma in a value is doubled.
+/// Parses `TYPE,id=ID,PROPERTY=VALUE,…`. A comma in a value is doubled.
 fn object(options: &str) -> Result<Map<String, Value>, QmpError> {
     const COMMA: &str = "\0";
     let options = options.replace(",,", COMMA);
@@ -230,7 +257,7 @@ fn object(options: &str) -> Result<Map<String, Value>, QmpError> {
         };
         arguments.insert(name.to_owned(), value);
     }
-    super::objects::add_command().check(&arguments)?;
+    declared("object-add").map_or(Ok(()), |command| command.check(&arguments))?;
     Ok(arguments)
 }
 

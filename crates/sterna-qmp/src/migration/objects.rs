@@ -1,8 +1,8 @@
-//! Objects that operators add and migrations name: TLS credentials, and who is allowed to come.
+//! Objects that operators add and migrations refer to: TLS credentials, and lists of identities that may connect.
 //!
-//! `object-add` and `object-del` know the kinds that migration needs: `tls-creds-x509`, `authz-simple` and
-//! `authz-list`, with QEMU's properties. Credentials are read and checked when they are added, not when a
-//! guest is to leave.
+//! `object-add` and `object-del` know the kinds that migrations need: `tls-creds-x509`, `authz-simple` and
+//! `authz-list`, with QEMU's properties. Credentials are read and checked when they are added, so that an error
+//! appears before a guest leaves.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -11,19 +11,18 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 use sterna::{Authorization, AuthorizationRule, Tls, TlsCredentials, TlsEndpoint};
 
-use super::parameters::ParameterSet;
+use super::parameters::TlsNames;
 use crate::error::QmpError;
-use crate::server::ArgumentKind::{Any, String as Text};
-use crate::server::{Arguments, CommandSpec};
+use crate::server::Arguments;
 
-/// What was added, by id.
+/// The added objects, by id.
 #[derive(Default)]
 pub(super) struct Objects(BTreeMap<String, Object>);
 
 #[derive(Clone)]
 enum Object {
     Credentials(Arc<TlsCredentials>),
-    /// With its kind: one identity, or a list.
+    /// With the object's kind: one identity, or a list.
     Authorization(Authorization, &'static str),
 }
 
@@ -36,26 +35,8 @@ impl Object {
     }
 }
 
-/// `object-add`: its arguments are those of all kinds together.
-pub(super) fn add_command() -> CommandSpec {
-    let properties = [
-        "dir",
-        "endpoint",
-        "identity",
-        "passwordid",
-        "policy",
-        "priority",
-        "rules",
-        "sanity-check",
-        "username",
-        "verify-peer",
-    ];
-    let command = CommandSpec::new("object-add").required("qom-type", Text).required("id", Text);
-    properties.into_iter().fold(command, |command, property| command.optional(property, Any))
-}
-
 impl Objects {
-    /// `object-add`.
+    /// Executes `object-add`.
     pub(super) fn add(&mut self, arguments: &Map<String, Value>) -> Result<(), QmpError> {
         let given = Arguments(arguments);
         let kind = given.required_string("qom-type")?;
@@ -84,7 +65,7 @@ impl Objects {
         Ok(())
     }
 
-    /// `object-del`. Migrations that use the object keep what they have.
+    /// Executes `object-del`. Running migrations keep the credentials that they have read.
     pub(super) fn delete(&mut self, id: &str) -> Result<(), QmpError> {
         match self.0.remove(id) {
             Some(_) => Ok(()),
@@ -92,19 +73,15 @@ impl Objects {
         }
     }
 
-    /// Every object's id and kind.
+    /// Id and kind of every object.
     pub(super) fn list(&self) -> Vec<(String, &'static str)> {
         self.0.iter().map(|(id, object)| (id.clone(), object.kind())).collect()
     }
 
-    /// What the parameters `tls-creds`, `tls-hostname` and `tls-authz` ask for at this end of a migration.
-    pub(super) fn tls(
-        &self,
-        parameters: &ParameterSet,
-        endpoint: TlsEndpoint,
-    ) -> Result<Option<Tls>, QmpError> {
-        let text = |name| parameters.get(name).and_then(Value::as_str).filter(|text: &&str| !text.is_empty());
-        let Some(id) = text("tls-creds") else { return Ok(None) };
+    /// The TLS settings of the parameters `tls-creds`, `tls-hostname` and `tls-authz` for this end of a migration.
+    pub(super) fn tls(&self, names: &TlsNames, endpoint: TlsEndpoint) -> Result<Option<Tls>, QmpError> {
+        let given = |name| Some(name).filter(|name: &&str| !name.is_empty());
+        let Some(id) = given(names.creds.as_str()) else { return Ok(None) };
         let credentials = match self.0.get(id) {
             Some(Object::Credentials(credentials)) => Arc::clone(credentials),
             Some(_) => return Err(wrong_object("tls-creds", id, "no TLS credentials")),
@@ -119,7 +96,7 @@ impl Objects {
                 endpoint.word()
             )));
         }
-        let authorization = match (endpoint, text("tls-authz")) {
+        let authorization = match (endpoint, given(names.authz.as_str())) {
             (TlsEndpoint::Client, _) | (_, None) => None,
             (TlsEndpoint::Server, Some(id)) => match self.0.get(id) {
                 Some(Object::Authorization(authorization, _)) => Some(authorization.clone()),
@@ -132,7 +109,11 @@ impl Objects {
                 "'tls-authz' needs clients' certificates: set 'verify-peer' of the credentials to true",
             ));
         }
-        Ok(Some(Tls { credentials, hostname: text("tls-hostname").map(str::to_owned), authorization }))
+        Ok(Some(Tls {
+            credentials,
+            hostname: given(names.hostname.as_str()).map(str::to_owned),
+            authorization,
+        }))
     }
 }
 
@@ -172,7 +153,7 @@ fn credentials(given: Arguments<'_>) -> Result<TlsCredentials, QmpError> {
         .map_err(|error| QmpError::generic(format!("Unable to access credentials {error}")))
 }
 
-/// A flag that is true unless it is set.
+/// A flag with the default true.
 fn optional_flag(given: Arguments<'_>, name: &str) -> Result<bool, QmpError> {
     if given.0.contains_key(name) { given.flag(name) } else { Ok(true) }
 }

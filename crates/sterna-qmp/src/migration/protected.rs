@@ -1,4 +1,4 @@
-//! The engine's two sides of a protection, behind the seam.
+//! Implements the monitor's interface with the engine's two sides of a protection.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use sterna::replica::machines::{primary, standby};
 use sterna::replica::{
     CheckpointCopy, CheckpointMode, ContactRules, Primary, Standby, StandbyContact, StandbyState,
+    checkpoints_hang,
 };
 use sterna::{Address, IncomingStatistics, Migration, Parameters, Recording, Statistics, Status};
 
@@ -16,26 +17,44 @@ use super::engine::{GuestAt, Outgoing, Receiving};
 use super::protection::{Decide, Protection, ProtectionEnd, ProtectionMeans, Side};
 use crate::standby::StandbyReport;
 
-/// A standby looks so often whether its primary is in contact.
+/// Interval at which a standby checks whether its primary is in contact.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// A guest that a standby protects, and its protection's generation.
-pub(super) struct ProtectedGuest(pub(super) Primary, pub(super) Option<Decide>, pub(super) u64);
+/// A protected guest, with the operator's decision function, the generation, and whether a watchdog guards its lease.
+pub(super) struct ProtectedGuest(
+    pub(super) Primary,
+    pub(super) Option<Decide>,
+    pub(super) u64,
+    pub(super) bool,
+);
 
-/// A VM that is the standby of another's guest.
+impl ProtectedGuest {
+    /// A sentence for the operator if checkpoints have stopped.
+    fn hang(&self) -> Option<String> {
+        let is_protected = self.0.state().state == primary::State::Protected;
+        let (age, interval) = (self.0.held_for()?, self.0.statistics().interval);
+        (is_protected && checkpoints_hang(age, interval)).then(|| {
+            "no checkpoint has become held for some intervals, although the standby is in contact: see 'checkpoint-age'. What the \
+             guest says waits. The standby takes nothing, or the guest cannot be stopped"
+                .to_owned()
+        })
+    }
+}
+
+/// A VM that is the standby of another VM's guest.
 pub(super) struct StandbyVm {
     standby: Standby,
     decide: Option<Decide>,
-    /// Where an operator is the arbiter: the takeover that was wished, until it is the claim.
+    /// If an operator is the arbiter: the requested takeover, until a claim waits for it.
     wished: Mutex<Option<Wish>>,
 }
 
-/// A takeover that an operator wishes.
+/// A takeover that an operator has requested.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Wish {
-    /// The primary gives its guest.
+    /// The primary hands its guest over.
     Planned,
-    /// The primary's guest does not run.
+    /// The operator states that the primary's guest does not run.
     Unplanned,
 }
 
@@ -44,7 +63,8 @@ impl StandbyVm {
         Self { standby, decide, wished: Mutex::default() }
     }
 
-    /// The operator's word is the claim, once one waits for it. A guest that was to be given, and was not, is its primary's.
+    /// Decides a waiting claim by the operator's request. After a planned request, the guest must have been handed
+    /// over: otherwise it still belongs to the primary.
     fn look_at_wish(&self, contact: &StandbyContact) {
         let Some(wish) = *self.wished.lock() else { return };
         let is_due = contact.state().state == standby::State::Claiming
@@ -55,7 +75,7 @@ impl StandbyVm {
     }
 }
 
-/// What a standby in contact goes by.
+/// The rules of a standby's contact.
 pub(super) fn rules(means: &ProtectionMeans) -> ContactRules {
     let claims = Arc::clone(&means.claims);
     ContactRules {
@@ -65,6 +85,7 @@ pub(super) fn rules(means: &ProtectionMeans) -> ContactRules {
         fence: Arc::new(|_| {
             Err("this standby has no fence, and its primary cannot stop its guest by itself: use `sterna standby --fence`".to_owned())
         }),
+        always_fences: false,
     }
 }
 
@@ -74,7 +95,7 @@ impl Outgoing for ProtectedGuest {
             primary::Outcome::Failed(_) => Status::Failed,
             _ => Status::Completed,
         });
-        // Until the migration has ended, too, the guest is not free.
+        // The guest becomes free only when the migration has ended, too.
         match (self.0.migration().status(), ended) {
             (status, Some(ended)) if status.is_terminal() => ended,
             (status, None) if status.is_terminal() => Status::Failing,
@@ -103,7 +124,7 @@ impl Outgoing for ProtectedGuest {
     }
 
     fn set_live(&self, parameters: &Parameters) {
-        // Only live settings are taken over, which are never refused.
+        // Only live settings are applied, and these are never refused.
         let _ = self.0.migration().set_live(|running| running.take_live(parameters));
     }
 
@@ -150,20 +171,28 @@ impl Protection for ProtectedGuest {
             "pause-p50": seconds(counts.pause_p50),
             "pause-p99": seconds(counts.pause_p99),
             "pause-most": seconds(counts.pause_most),
+            "pause-last": seconds(counts.pause_last),
             "last-transfer": seconds(counts.last_transfer),
             "output-waiting-bytes": counts.output.waiting_bytes,
             "output-delay": seconds(counts.output.last_delay),
+            "output-released": counts.output.released,
             "output-delay-p50": seconds(counts.output.delay_p50),
             "output-delay-p99": seconds(counts.output.delay_p99),
             "transferred-bytes": self.0.migration().statistics().transferred_bytes,
             "outcome": state.outcome.map(|outcome| outcome_word(&outcome)),
             "alone-by": state.outcome.and_then(|outcome| alone_by(&outcome)),
-            "trouble": state.trouble,
+            "checkpoint-age": self.0.held_for().map(seconds),
+            "watchdog": self.3,
+            "trouble": state.trouble.or_else(|| self.hang()),
         })
     }
 
     fn generation(&self) -> u64 {
         self.2
+    }
+
+    fn may_guest_run(&self) -> bool {
+        self.0.may_guest_run()
     }
 
     fn unprotect(&self) -> Result<(), String> {
@@ -185,7 +214,7 @@ impl Protection for ProtectedGuest {
     }
 
     fn set_delay(&self, delay: Duration) {
-        // The table takes none that is too short.
+        // The parameter table refuses delays that are too short.
         let _ = self.0.set_checkpoint_delay(delay);
     }
 
@@ -198,7 +227,7 @@ impl Protection for ProtectedGuest {
     }
 
     fn set_in_flight(&self, in_flight: u8) {
-        // The table takes no other.
+        // The parameter table refuses other numbers.
         let _ = self.0.set_checkpoints_in_flight(in_flight);
     }
 
@@ -255,7 +284,7 @@ impl Receiving for StandbyVm {
     }
 
     fn set_autostart(&self, _: bool) -> bool {
-        // The guest goes on as it stood at its primary.
+        // The guest always continues in the run state that it had at its primary.
         true
     }
 
@@ -292,7 +321,7 @@ impl Protection for StandbyVm {
         let state = contact.state().state;
         let is_failed =
             matches!(state, standby::State::Unready | standby::State::Unfenced | standby::State::Held);
-        // The operator's word is for the step that failed, if one has.
+        // If a step has failed, the operator's command repeats it.
         if is_failed {
             return contact.retry().map_err(|refusal| refusal.to_string());
         }
@@ -351,7 +380,7 @@ fn primary_word(state: primary::State) -> &'static str {
     }
 }
 
-/// What lets the guest run here unprotected.
+/// The authority by which the guest may run here unprotected.
 fn alone_by(outcome: &primary::Outcome) -> Option<&'static str> {
     match outcome {
         primary::Outcome::Alone(primary::Because::Never) => Some("standby"),

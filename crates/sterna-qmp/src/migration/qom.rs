@@ -1,23 +1,14 @@
-//! `qom-list` and `qom-get`: the VM's parts as a tree of names, as far as a monitor of migrations knows them.
+//! Answers `qom-list` and `qom-get` with a tree of the VM's parts that this monitor knows.
 //!
 //! Programs that connect to a QEMU look here for the machine's type and for objects that they have added. Every node
-//! has the property `type`; its other properties are its children.
+//! has the property `type`. Its other properties are its children.
 
 use serde_json::{Value, json};
 
 use super::MigrationControl;
 use crate::error::{ErrorClass, QmpError};
-use crate::server::ArgumentKind::String as Text;
-use crate::server::CommandSpec;
 
-pub(super) fn commands() -> [CommandSpec; 2] {
-    [
-        CommandSpec::new("qom-list").required("path", Text),
-        CommandSpec::new("qom-get").required("path", Text).required("property", Text),
-    ]
-}
-
-/// A part and its parts.
+/// A part of the VM, with its children.
 struct Node {
     kind: String,
     children: Vec<(String, Node)>,
@@ -34,10 +25,10 @@ impl Node {
 }
 
 impl MigrationControl {
-    /// `qom-list`: the properties of the part at `path`.
+    /// Answers `qom-list`: the properties of the part at `path`.
     ///
     /// # Errors
-    /// There is no such part.
+    /// There is no part at `path`.
     pub fn list_properties(&self, path: &str) -> Result<Value, QmpError> {
         let root = self.tree();
         let mut list = vec![json!({"name": "type", "type": "string"})];
@@ -50,17 +41,17 @@ impl MigrationControl {
         Ok(list.into())
     }
 
-    /// `qom-get`: a property of the part at `path`.
+    /// Answers `qom-get`: a property of the part at `path`.
     ///
     /// # Errors
-    /// There is no such part, or no such property.
+    /// There is no part at `path`, or it has no such property.
     pub fn property(&self, path: &str, property: &str) -> Result<Value, QmpError> {
         let root = self.tree();
         let node = find(&root, path)?;
         if property == "type" {
             return Ok(node.kind.as_str().into());
         }
-        // A child's value is where it is.
+        // The value of a child property is the child's path.
         node.child(property)
             .map(|_| format!("/{}", names(path).chain([property]).collect::<Vec<_>>().join("/")))
             .map(Value::from)
@@ -88,7 +79,7 @@ fn names(path: &str) -> impl Iterator<Item = &str> {
     path.split('/').filter(|name| !name.is_empty())
 }
 
-/// The part at `path`. A path need not begin with a slash: nothing here is called twice.
+/// Finds the part at `path`. The slash at the start may be missing, because no name occurs twice in this tree.
 fn find<'a>(root: &'a Node, path: &str) -> Result<&'a Node, QmpError> {
     if path.is_empty() {
         return Err(QmpError::generic("Path '' is ambiguous"));

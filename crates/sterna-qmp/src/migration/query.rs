@@ -1,4 +1,4 @@
-//! `query-migrate`: the engine's figures under QEMU's names (specs/stream.md §8).
+//! Answers `query-migrate`: the engine's statistics under QEMU's names (specs/stream.md §8).
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::address;
 use super::engine::Receiving;
 use super::rdma;
 
-/// QEMU's word for `status`. Undecided and held have none of their own: see [`crate::migration`].
+/// QEMU's name of `status`. QEMU has no names for *undecided* and *held*: see [`crate::migration`].
 pub fn status_word(status: Status) -> &'static str {
     match status {
         Status::None => "none",
@@ -29,12 +29,31 @@ pub fn status_word(status: Status) -> &'static str {
         Status::Completed | Status::Held => "completed",
         Status::Failing => "failing",
         Status::Failed => "failed",
-        // One of a later engine: the migration is under way, or its observers would have been told its end.
+        // A status of a later engine: the migration runs, because its end would have been reported.
         _ => "active",
     }
 }
 
-/// The source's side. `downtime_limit` is what the pause may take, `window` what a lost connection may.
+/// All results of [`status_word`].
+pub(super) const STATUS_WORDS: &[&str] = &[
+    "none",
+    "setup",
+    "cancelling",
+    "cancelled",
+    "active",
+    "pre-switchover",
+    "device",
+    "postcopy-device",
+    "postcopy-active",
+    "postcopy-paused",
+    "postcopy-recover",
+    "colo",
+    "completed",
+    "failing",
+    "failed",
+];
+
+/// The answer of a source. `downtime_limit`: the parameter. `window`: the reconnect window.
 pub(crate) fn outgoing(statistics: &Statistics, downtime_limit: Duration, window: Duration) -> Value {
     let mut info = Map::new();
     let status = statistics.status;
@@ -50,7 +69,7 @@ pub(crate) fn outgoing(statistics: &Statistics, downtime_limit: Duration, window
             let downtime = statistics.downtime.unwrap_or_default();
             info.insert("downtime".into(), milliseconds(downtime));
         } else {
-            // Before the first look at what the guest dirties nothing is expected but what is allowed.
+            // Before the first sync there is no estimate, so the downtime limit is reported.
             let expected = Some(statistics.expected_downtime).filter(|expected| !expected.is_zero());
             info.insert("expected-downtime".into(), milliseconds(expected.unwrap_or(downtime_limit)));
         }
@@ -89,11 +108,11 @@ pub(crate) const PAUSED: &str = "the connection broke while the guest ran at the
      are here: it waits there when it needs one; keep this VM; to go on say 'migrate' with 'resume'; if 'query-migrate' \
      there says 'completed', or the guest is lost, 'x-sterna-decide'";
 
-/// The destination's side.
+/// The answer of a destination.
 pub(crate) fn incoming(receiving: &dyn Receiving) -> Value {
     let IncomingStatistics { status, error, rdma, postcopy, .. } = receiving.statistics();
     let mut info = Map::new();
-    // QEMU says setup from migrate-incoming on.
+    // QEMU reports `setup` after `migrate-incoming`.
     let status = if status == Status::None { Status::Setup } else { status };
     info.insert("status".into(), status_word(status).into());
     if matches!(status, Status::Setup | Status::Active | Status::PostcopyActive) {
@@ -115,8 +134,8 @@ pub(crate) fn incoming(receiving: &dyn Receiving) -> Value {
     info.into()
 }
 
-/// Connections that were lost; `None` if there was none. `disconnected` is there while the connection is being made anew: milliseconds
-/// since it was lost, and with it `remaining`: those until the migration is given up.
+/// Lost connections. `None` if there was none. While the connection is lost, `disconnected` has the milliseconds since
+/// the loss, and `remaining` the milliseconds until the migration is given up.
 fn reconnect(statistics: &Statistics, window: Duration) -> Option<Value> {
     let totals = statistics.reconnection_totals();
     let disconnected = statistics.disconnected;
@@ -135,7 +154,7 @@ fn reconnect(statistics: &Statistics, window: Duration) -> Option<Value> {
     Some(shown)
 }
 
-/// `postcopy-blocktime`.
+/// Adds the members of the capability `postcopy-blocktime`.
 fn blocktime(times: &PostcopyTimes, info: &mut Map<String, Value>) {
     let nanoseconds = |time: Duration| Value::from(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
     info.insert("postcopy-blocktime".into(), milliseconds(times.blocktime));

@@ -1,11 +1,11 @@
-//! `x-sterna-rdma` of `query-migrate`: what RDMA did (specs/stream.md §8.3), one table for each side.
+//! The member `x-sterna-rdma` of `query-migrate`: RDMA statistics (specs/stream.md §8.3), with a table for each side.
 
 use serde_json::{Map, Value};
 use sterna::{IncomingRdmaStatistics, RdmaStatistics};
 
 type Fields<T> = &'static [(&'static str, fn(&mut T) -> &mut u64)];
 
-/// Of a source.
+/// Members of a source.
 const OUTGOING: Fields<RdmaStatistics> = &[
     ("writes", |rdma| &mut rdma.writes),
     ("written-bytes", |rdma| &mut rdma.written_bytes),
@@ -18,7 +18,7 @@ const OUTGOING: Fields<RdmaStatistics> = &[
     ("receiver-not-ready", |rdma| &mut rdma.receiver_not_ready),
 ];
 
-/// Of a destination.
+/// Members of a destination.
 const INCOMING: Fields<IncomingRdmaStatistics> = &[
     ("registrations", |rdma| &mut rdma.registrations),
     ("pinned-bytes", |rdma| &mut rdma.pinned_bytes),
@@ -34,8 +34,8 @@ pub(super) fn incoming(rdma: &IncomingRdmaStatistics) -> Value {
     to_json(INCOMING, *rdma)
 }
 
-/// What a source's `query-migrate` says; none if it says nothing of RDMA. Numbers that are missing are 0.
-pub(crate) fn from_query(query: &Value) -> Option<RdmaStatistics> {
+/// Reads a source's answer to `query-migrate`. None if it has no RDMA statistics. Missing numbers are 0.
+pub fn from_query(query: &Value) -> Option<RdmaStatistics> {
     let object = query["x-sterna-rdma"].as_object()?;
     let mut rdma = RdmaStatistics::default();
     for (name, field) in OUTGOING {

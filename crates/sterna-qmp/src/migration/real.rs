@@ -1,4 +1,4 @@
-//! Sterna's own engine behind the seam.
+//! Implements the monitor's interface with Sterna's own engine.
 
 use std::sync::Arc;
 
@@ -50,7 +50,7 @@ impl Engine for SternaEngine {
         capabilities: Capabilities,
         observer: Arc<dyn Observer>,
     ) -> Result<Arc<dyn Outgoing>, String> {
-        let Protecting { means, options, generation } = protecting;
+        let Protecting { means, options, generation, cancel } = protecting;
         let decide = means.decide.clone();
         let protection = new_protection(generation).map_err(|error| error.to_string())?;
         let guardians = Guardians {
@@ -59,12 +59,22 @@ impl Engine for SternaEngine {
             claims: (means.claims)(Side::Primary, protection),
             gate: Arc::clone(&means.gate),
         };
-        let primary = Primary::protect(vm, to, &options, guardians, parameters, capabilities, observer);
+        let primary =
+            Primary::protect_unless(vm, to, &options, guardians, parameters, capabilities, observer, &cancel);
         let primary = primary.map_err(|error| match error {
             ProtectError::Start(error) => super::refusal::sentence(&error),
             error => error.to_string(),
         });
-        Ok(Arc::new(ProtectedGuest(primary?, decide, generation)))
+        let primary = primary?;
+        let has_watchdog = means.watchdog.is_some();
+        if let Some(watchdog) = means.watchdog
+            && let Err(error) = primary.arm(watchdog)
+        {
+            // No checkpoint is held yet, so this ends the protection on both sides.
+            let _ = primary.unprotect();
+            return Err(error.to_string());
+        }
+        Ok(Arc::new(ProtectedGuest(primary, decide, generation, has_watchdog)))
     }
 
     fn start_standby(
@@ -120,8 +130,7 @@ impl Outgoing for Migration {
     }
 
     fn set_live(&self, parameters: &Parameters) {
-        // The engine takes those that are live.
-        // Only live settings are taken over, which are never refused.
+        // Only live settings are applied, and these are never refused.
         let _ = Migration::set_live(self, |running| running.take_live(parameters));
     }
 

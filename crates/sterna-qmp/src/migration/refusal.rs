@@ -1,11 +1,11 @@
-//! What the engine says of settings, under QEMU's names: why it refuses to start, and what a forecast advises.
+//! Translates the engine's texts about settings to QEMU's names: refusals to start, and advice of a forecast.
 
 use sterna::forecast::Advice;
 use sterna::{SettingsError, StartError, TlsEndpoint};
 
 use crate::error::QmpError;
 
-/// The sentence for an operator, who knows settings by QEMU's names.
+/// The text for an operator, with QEMU's names of the settings.
 pub fn sentence(why: &StartError) -> String {
     match why {
         StartError::Settings(error) => of_settings(error),
@@ -13,7 +13,7 @@ pub fn sentence(why: &StartError) -> String {
     }
 }
 
-/// The same as a command's refusal.
+/// The text as a command's refusal.
 pub(super) fn refused(why: StartError) -> QmpError {
     QmpError::generic(sentence(&why))
 }
@@ -38,7 +38,7 @@ pub fn advice(advice: &Advice) -> String {
              writes, which runs at the destination, more slowly, until all of its pages are there, and depends on both hosts \
              and the link until then"
             .to_owned(),
-        // Says nothing of a setting by its name, or is of a later engine.
+        // The text contains no name of a setting, or belongs to a later engine.
         other => other.to_string(),
     }
 }
@@ -85,7 +85,7 @@ fn of_settings(error: &SettingsError) -> String {
              (dirty-ring-size), or use auto-converge"
         }
         SettingsError::CprExcludes { .. } => return error.to_string().replace('_', "-"),
-        // Says nothing of a setting by its name, or is of a later engine.
+        // The text contains no name of a setting, or belongs to a later engine.
         other => return other.to_string(),
     };
     sentence.to_owned()

@@ -1,39 +1,45 @@
-//! What a monitor needs of a VMM besides what the engine does.
+//! The monitor's interface to a VMM, in addition to the engine's.
 
+use std::ops::Deref;
+use std::sync::Arc;
+
+use sterna::ram::engine_lock::assert_none_held;
 use sterna::{SourceVm, TargetVm, VmError};
 
 use super::announcing::Announcing;
 use super::protection::ProtectionMeans;
 
-/// A disk that the VMM has.
+/// A disk of the VM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BlockDevice {
-    /// The file or device.
+    /// Path of the file or device.
     pub file: String,
-    /// QEMU's word for its format.
+    /// QEMU's name of its format.
     pub format: &'static str,
-    /// What the guest sees.
+    /// Size that the guest sees, in bytes.
     pub len_bytes: u64,
-    /// The guest cannot write it.
+    /// Whether the guest cannot write to it.
     pub is_read_only: bool,
-    /// The file that has what this one has not.
+    /// The file that contains the blocks that this file lacks.
     pub backing_file: Option<String>,
 }
 
-/// A virtual machine behind a monitor.
+/// A virtual machine that a monitor controls.
 pub trait MonitoredVm: SourceVm + TargetVm {
-    /// Stops the guest on an operator's word (`stop`). Idempotent. As [`MonitoredVm::cont`], it is called while
-    /// a migration is kept from taking the guest, so it must be short and ask no migration anything.
+    /// Pauses the guest, by an operator's `stop`. Idempotent. Like [`MonitoredVm::cont`], it is called as an act of
+    /// [`GuestRam::while_free`](sterna::ram::GuestRam::while_free), in its own thread and without a lock. A switchover
+    /// waits for it. In postcopy it may wait for a vCPU that waits for a page.
     fn pause(&self) -> Result<(), VmError>;
-    /// Lets the guest run (`cont`). Idempotent; short, as [`MonitoredVm::pause`].
+    /// Runs the guest, by an operator's `cont`. Idempotent. Called like [`MonitoredVm::pause`].
     fn cont(&self) -> Result<(), VmError>;
-    /// Ends the VMM (`quit`): asks for it and returns; the answer to the client is out already.
+    /// Requests the end of the VMM (`quit`) and returns. The client has its answer already.
     fn quit(&self);
-    /// False while the VM waits for a migration to bring its guest.
+    /// False while the VM waits for a migration to bring its guest. Like `run_state`, it is called by queries, so it
+    /// must not wait for a pause that is under way.
     fn has_guest(&self) -> bool;
-    /// For people; may be empty.
+    /// Name of the VM for people. May be empty.
     fn name(&self) -> String;
-    /// The vCPUs' threads, in the vCPUs' order.
+    /// Thread ids of the vCPUs, in the order of the vCPUs.
     fn vcpu_threads(&self) -> Vec<i32> {
         Vec::new()
     }
@@ -45,28 +51,50 @@ pub trait MonitoredVm: SourceVm + TargetVm {
     fn disks(&self) -> Vec<BlockDevice> {
         Vec::new()
     }
-    /// Makes one of [`MonitoredVm::disks`] as long as that (`block_resize`), while no migration has the guest. An error says why
-    /// not.
+    /// Changes the size of one of [`MonitoredVm::disks`] (`block_resize`), while no migration has the guest. The error
+    /// contains the reason.
     fn resize_disk(&self, index: usize, len_bytes: u64) -> Result<(), VmError> {
         let _ = (index, len_bytes);
         Err(VmError::new("block_resize", "this VM cannot do that"))
     }
-    /// What this VM has for being a side of a protection (`x-colo`); `None`: it cannot be one.
+    /// The VM's settings and functions for a protection (`x-colo`). `None` if it supports none.
     fn protection(&self) -> Option<ProtectionMeans> {
         None
     }
-    /// The protection of the guest that was here has ended, and the standby has it: this VM has no further use.
+    /// Called when a protection has ended and the standby has the guest. This VM is not needed any more.
     fn guest_is_lost(&self) {
         self.quit();
     }
-    /// How a guest is announced that arrives from now on.
+    /// Sets how guests that arrive from now on are announced.
     fn set_announcing(&self, announcing: Announcing) {
         let _ = announcing;
     }
-    /// Announces the guest's network cards by their numbers, all if none is named (`announce-self`). What goes on under the same
-    /// `id` ends. Returns at once.
+    /// Announces the guest's network cards with these numbers, or all if there are none (`announce-self`). Ends an
+    /// announcement with the same `id`. Returns immediately.
     fn announce(&self, announcing: Announcing, cards: &[usize], id: &str) -> Result<(), VmError> {
         let _ = (announcing, cards, id);
         Ok(())
+    }
+}
+
+/// The VM. Its callbacks must run under no lock of the engine or the monitor: a debug build panics otherwise.
+pub(super) struct Vmm(Arc<dyn MonitoredVm>);
+
+impl Vmm {
+    pub(super) fn new(vm: Arc<dyn MonitoredVm>) -> Self {
+        Self(vm)
+    }
+
+    /// Another handle of the VM. Calls no callback.
+    pub(super) fn shared(&self) -> Arc<dyn MonitoredVm> {
+        Arc::clone(&self.0)
+    }
+}
+
+impl Deref for Vmm {
+    type Target = dyn MonitoredVm;
+    fn deref(&self) -> &Self::Target {
+        assert_none_held("a callback of MonitoredVm");
+        &*self.0
     }
 }

@@ -1,4 +1,4 @@
-//! Events to all clients, and each client's bytes that wait to be written.
+//! Sends events to all clients, and keeps the unread bytes of each client.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
@@ -8,36 +8,38 @@ use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 use serde_json::{Value, json};
 
+use super::spec::EventSpec;
 use crate::framing::to_line;
 
-/// What a client may leave unread before it is disconnected.
+/// Maximum unread bytes of a client. A client with more is disconnected.
 pub const MAX_UNREAD_BYTES: usize = 4 << 20;
 
-/// Sends events to every client of the servers that share it. Clone it freely.
+/// Sends events to every client of the servers that share it. Clones share the clients.
 #[derive(Clone, Default)]
 pub struct EventBus {
     clients: Arc<Mutex<Vec<Weak<Outbox>>>>,
 }
 
 impl EventBus {
-    /// A bus without clients.
+    /// Creates a bus without clients.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Tells every negotiated client that `name` happened just now. Never waits for one.
-    pub fn emit(&self, name: &str, data: Option<Value>) {
-        // The lock is held to the end so that all clients see events in one order.
+    /// Sends `event` with the present time to every negotiated client. Never waits for a client.
+    pub fn emit(&self, event: &EventSpec, data: Option<Value>) {
+        debug_assert_eq!(event.undeclared(data.as_ref()), None);
+        // Locked until the end, so that all clients get events in the same order.
         let mut clients = self.clients.lock();
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let mut event = json!({
+        let mut line = json!({
             "timestamp": {"seconds": since.as_secs(), "microseconds": since.subsec_micros()},
-            "event": name,
+            "event": event.name,
         });
-        if let (Some(data), Some(event)) = (data, event.as_object_mut()) {
-            event.insert("data".into(), data);
+        if let (Some(data), Some(line)) = (data, line.as_object_mut()) {
+            line.insert("data".into(), data);
         }
-        let line = to_line(&event);
+        let line = to_line(&line);
         clients.retain(|client| match client.upgrade() {
             Some(client) => {
                 client.event(&line);
@@ -54,7 +56,7 @@ impl EventBus {
     }
 }
 
-/// What one client is still to be sent. Any thread adds; the client's own thread takes.
+/// Bytes that wait for one client. Any thread adds bytes, and the client's own thread removes them.
 pub(crate) struct Outbox {
     queue: Mutex<Queue>,
     wake: OwnedFd,
@@ -68,7 +70,7 @@ struct Queue {
     closing: bool,
 }
 
-/// A look at an [`Outbox`].
+/// A snapshot of an [`Outbox`].
 pub(crate) struct OutboxState {
     pub pending_bytes: usize,
     pub overflowed: bool,
@@ -83,7 +85,7 @@ impl Outbox {
         })
     }
 
-    /// Becomes readable when something changed here.
+    /// Becomes readable when the outbox has changed.
     pub(crate) fn wake_fd(&self) -> &OwnedFd {
         &self.wake
     }
@@ -92,7 +94,7 @@ impl Outbox {
         let _ = rustix::io::read(&self.wake, &mut [0; 8]);
     }
 
-    /// Queues an answer; with `negotiates`, events may follow it.
+    /// Queues an answer. With `negotiates`, events may follow it.
     pub(crate) fn reply(&self, line: &[u8], negotiates: bool) {
         let mut queue = self.queue.lock();
         queue.bytes.extend_from_slice(line);
@@ -109,7 +111,7 @@ impl Outbox {
         OutboxState { pending_bytes: queue.bytes.len(), overflowed: queue.overflowed, closing: queue.closing }
     }
 
-    /// Gives `write` the waiting bytes and drops as many of them as it says it took.
+    /// Passes the waiting bytes to `write`, and removes as many as it returns.
     pub(crate) fn drain<E>(&self, write: impl FnOnce(&[u8]) -> Result<usize, E>) -> Result<(), E> {
         let mut queue = self.queue.lock();
         let written = write(&queue.bytes)?;
@@ -132,7 +134,7 @@ impl Outbox {
     }
 
     fn ring(&self) {
-        // Fails only when the counter is full, and then the reader is awake already.
+        // This fails only if the counter is at its maximum. Then the reader is awake already.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 }

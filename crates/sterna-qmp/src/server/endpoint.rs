@@ -1,4 +1,4 @@
-//! Where a monitor listens.
+//! The address of a monitor.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -8,9 +8,9 @@ use std::str::FromStr;
 /// A monitor's address: `unix:PATH` (or a bare path) or `tcp:HOST:PORT` with a numeric host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Endpoint {
-    /// A socket file.
+    /// The path of a socket file.
     Unix(PathBuf),
-    /// A TCP address.
+    /// A TCP address with a numeric host.
     Tcp(SocketAddr),
 }
 

@@ -1,19 +1,19 @@
-//! What executes commands.
+//! The interface between the server and the program that executes the commands.
 
 use std::os::fd::OwnedFd;
 
 use serde_json::{Map, Value};
 
-use super::arguments::CommandSpec;
+use super::spec::{CommandSpec, EventSpec};
 use crate::error::QmpError;
 
-/// Executes commands.
+/// Executes the commands of a monitor.
 pub trait Handler: Send + Sync {
-    /// Every command, with its arguments, which are checked before [`Handler::execute`] sees them.
+    /// All commands. The server checks the arguments before it calls [`Handler::execute`].
     fn commands(&self) -> Vec<CommandSpec>;
-    /// The names of the events that may be emitted.
-    fn events(&self) -> Vec<&'static str>;
-    /// Executes one of [`Handler::commands`]. Called from clients' threads, several at a time.
+    /// All events that may be emitted.
+    fn events(&self) -> Vec<EventSpec>;
+    /// Executes one of [`Handler::commands`]. Called from the clients' threads, several at a time.
     fn execute(
         &self,
         command: &str,
@@ -22,7 +22,7 @@ pub trait Handler: Send + Sync {
     ) -> Result<Value, QmpError>;
 }
 
-/// What a command may use of the connection that it came over.
+/// The parts of a connection that a command may use.
 #[derive(Default)]
 pub struct Context {
     pub(crate) named_fds: Vec<(String, OwnedFd)>,
@@ -37,13 +37,13 @@ impl Context {
         Some(self.named_fds.swap_remove(at).1)
     }
 
-    /// Puts a descriptor back under `name`: the command that took it was refused.
+    /// Puts a descriptor back under `name` after the command that took it was refused.
     pub fn put_fd(&mut self, name: &str, fd: OwnedFd) {
         self.named_fds.retain(|(known, _)| known != name);
         self.named_fds.push((name.to_owned(), fd));
     }
 
-    /// Runs `action` once the answer has been written to the client (or the client has gone).
+    /// Runs `action` after the answer was written to the client, or after the connection was closed.
     pub fn after_reply(&mut self, action: impl FnOnce() + Send + 'static) {
         self.after_reply.push(Box::new(action));
     }

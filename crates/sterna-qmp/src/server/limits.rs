@@ -1,6 +1,6 @@
-//! What the server takes at most.
+//! Limits of the server.
 
-/// The most clients at a time; more are refused at once.
+/// Maximum number of clients. Further clients are disconnected immediately.
 pub const MAX_CLIENTS: usize = 32;
-/// The longest command in bytes.
+/// Maximum length of a command, in bytes.
 pub const MAX_COMMAND_BYTES: usize = 1 << 20;

@@ -1,11 +1,11 @@
-//! The listening socket: binding, accepting, and an end that leaves no thread, descriptor or file behind.
+//! The listening socket: binds, accepts, and at the end removes all threads, descriptors and files.
 
 use std::fs;
 use std::io;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,32 +14,33 @@ use std::thread::{self, JoinHandle};
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
-use super::arguments::CommandSpec;
 use super::bus::{EventBus, Outbox};
 use super::endpoint::Endpoint;
 use super::handler::Handler;
 use super::limits::MAX_CLIENTS;
-use super::session::{Session, builtin_commands};
+use super::session::{BUILTIN_COMMANDS, Session};
+use super::spec::CommandSpec;
+use sterna_transport::UnixPath;
 
-/// Why a server could not begin. Always local.
+/// The reason why a server could not start. All reasons are local.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServerError {
-    /// Another program answers on the socket.
+    /// Another program listens on the socket.
     #[error("{0}: another program listens there; stop it or choose another path")]
     InUse(Endpoint),
-    /// The path is taken by something that is no socket.
+    /// The path exists and is not a socket.
     #[error("{0}: the path exists and is not a socket; remove it or choose another")]
     NotASocket(Endpoint),
-    /// A monitor can do everything with the VM and asks for no password.
+    /// The address is not on loopback. A monitor has full control of the VM and needs no password.
     #[error("{0}: a monitor listens only on loopback or a Unix socket, because it has no authentication")]
     NotLoopback(Endpoint),
-    /// The system refused.
+    /// The operating system refused.
     #[error("{endpoint}: {error}")]
     Io {
-        /// Where it was to listen.
+        /// The address at which it should listen.
         endpoint: Endpoint,
-        /// The system's reason.
+        /// The reason from the operating system.
         error: io::Error,
     },
 }
@@ -67,14 +68,14 @@ enum Listener {
 }
 
 impl Server {
-    /// Listens at `endpoint` and serves until closed. A socket file that nobody listens on any more is
-    /// replaced.
+    /// Listens at `endpoint` and serves until it is closed. A socket file without a listener is replaced.
     pub fn bind(endpoint: &Endpoint, handler: Arc<dyn Handler>, bus: EventBus) -> Result<Self, ServerError> {
         let io_error = |error: io::Error| ServerError::Io { endpoint: endpoint.clone(), error };
         let (listener, endpoint, file) = match endpoint {
             Endpoint::Unix(path) => {
                 remove_stale(path, endpoint)?;
-                let listener = UnixListener::bind(path).map_err(io_error)?;
+                let short = UnixPath::new(path).map_err(io_error)?;
+                let listener = UnixListener::bind(short.as_path()).map_err(io_error)?;
                 (Listener::Unix(listener), endpoint.clone(), Some(SocketFile::of(path).map_err(io_error)?))
             }
             Endpoint::Tcp(address) if !address.ip().is_loopback() => {
@@ -89,7 +90,7 @@ impl Server {
         listener.set_nonblocking().map_err(io_error)?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|error| io_error(error.into()))?;
-        let mut commands = builtin_commands();
+        let mut commands = BUILTIN_COMMANDS.to_vec();
         commands.extend(handler.commands());
         let shared = Arc::new(Shared {
             handler,
@@ -107,12 +108,12 @@ impl Server {
         Ok(Self { endpoint, shared, acceptor: Some(acceptor), file })
     }
 
-    /// Where it listens, with the port that the system chose if 0 was asked for.
+    /// The address of the server, with the system's choice if port 0 was requested.
     pub fn endpoint(&self) -> &Endpoint {
         &self.endpoint
     }
 
-    /// Ends every connection and thread and removes the socket file.
+    /// Ends all connections and threads, and removes the socket file.
     pub fn close(mut self) {
         self.end();
     }
@@ -121,7 +122,7 @@ impl Server {
         let Some(acceptor) = self.acceptor.take() else { return };
         self.shared.stop.store(true, Ordering::Release);
         self.shared.ring();
-        // A panic there was reported by the panic hook; the end goes on.
+        // The panic hook has reported a panic of this thread. Closing continues.
         let _ = acceptor.join();
         self.file.take();
     }
@@ -138,7 +139,7 @@ impl Shared {
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
-    /// Joins the threads of clients that have gone.
+    /// Joins the threads of disconnected clients.
     fn reap(&self) {
         let mut clients = self.clients.lock();
         let mut at = 0;
@@ -164,7 +165,7 @@ impl Shared {
             session.run(&shared.bus);
             shared.ring();
         };
-        // Without a thread the client is dropped and sees its connection closed.
+        // If no thread can be started, the socket is dropped, so the client sees its connection closed.
         if let Ok(thread) = thread::Builder::new().name("qmp-client".into()).spawn(serve) {
             clients.push((thread, outbox));
         }
@@ -183,7 +184,7 @@ fn accept_all(listener: &Listener, shared: &Arc<Shared>) {
         match listener.accept() {
             Ok(socket) => shared.welcome(socket),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            // Out of descriptors, mostly: the connection stays in the backlog; do not spin on it.
+            // Usually no descriptors are left. The connection stays in the backlog, so sleep instead of spinning.
             Err(_) => thread::sleep(std::time::Duration::from_millis(20)),
         }
     }
@@ -221,7 +222,7 @@ impl Listener {
     }
 }
 
-/// Our socket file, removed with us, but only while it is still ours.
+/// The server's socket file. Dropping this removes the file if it is still the same one.
 struct SocketFile {
     path: PathBuf,
     identity: (u64, u64),
@@ -253,11 +254,9 @@ fn remove_stale(path: &Path, endpoint: &Endpoint) -> Result<(), ServerError> {
     if !found.file_type().is_socket() {
         return Err(ServerError::NotASocket(endpoint.clone()));
     }
-    match UnixStream::connect(path) {
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            fs::remove_file(path).map_err(|error| ServerError::Io { endpoint: endpoint.clone(), error })
-        }
-        Err(error) => Err(ServerError::Io { endpoint: endpoint.clone(), error }),
-        Ok(_) => Err(ServerError::InUse(endpoint.clone())),
+    let failed = |error| ServerError::Io { endpoint: endpoint.clone(), error };
+    match sterna_transport::is_abandoned(path).map_err(failed)? {
+        true => fs::remove_file(path).map_err(failed),
+        false => Err(ServerError::InUse(endpoint.clone())),
     }
 }

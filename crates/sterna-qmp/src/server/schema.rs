@@ -1,56 +1,95 @@
-//! `query-qmp-schema`: what this server takes, in the form in which QEMU describes itself.
-//!
-//! Truthful rather than complete: commands with their arguments' names and JSON types, and events' names.
-//! What answers and events hold is described as `any`.
+//! Answers `query-qmp-schema`: the declared commands and events, in the format of QEMU's own description.
 
 use serde_json::{Value, json};
 
-use super::arguments::{ArgumentKind, CommandSpec};
+use super::spec::{CommandSpec, EventSpec, MemberKind, MemberSpec};
 
-/// The schema of `commands` and `events`.
-pub(crate) fn schema(commands: &[CommandSpec], events: &[&'static str]) -> Value {
-    let mut entries = vec![
-        json!({"name": "str", "meta-type": "builtin", "json-type": "string"}),
-        json!({"name": "int", "meta-type": "builtin", "json-type": "int"}),
-        json!({"name": "bool", "meta-type": "builtin", "json-type": "boolean"}),
-        json!({"name": "any", "meta-type": "builtin", "json-type": "value"}),
+/// The answer to `query-qmp-schema` of a monitor with these commands and events.
+pub fn schema(commands: &[CommandSpec], events: &[EventSpec]) -> Value {
+    let mut schema = Schema(vec![
+        builtin("str", "string"),
+        builtin("int", "int"),
+        builtin("number", "number"),
+        builtin("bool", "boolean"),
+        builtin("null", "null"),
+        builtin("any", "value"),
         json!({"name": "[any]", "meta-type": "array", "element-type": "any"}),
-        json!({"name": "0", "meta-type": "object", "members": []}),
-    ];
+        json!({"name": EMPTY, "meta-type": "object", "members": []}),
+        json!({"name": "StrOrNull", "meta-type": "alternate", "members": [{"type": "str"}, {"type": "null"}]}),
+    ]);
     for command in commands {
-        let arguments = if command.arguments.is_empty() {
-            "0".to_owned()
-        } else {
-            let name = format!("{}-arg", command.name);
-            entries.push(json!({"name": name, "meta-type": "object", "members": members(command)}));
-            name
+        let arguments = schema.object(&format!("{}-arg", command.name), command.arguments);
+        let answer = match command.returns {
+            Some(kind) => schema.kind(&format!("{}-ret", command.name), kind),
+            None => EMPTY.to_owned(),
         };
-        entries.push(json!({
+        schema.0.push(json!({
             "name": command.name,
             "meta-type": "command",
             "arg-type": arguments,
-            "ret-type": "any",
+            "ret-type": answer,
             "allow-oob": false,
         }));
     }
-    entries.extend(events.iter().map(|name| json!({"name": name, "meta-type": "event", "arg-type": "0"})));
-    Value::Array(entries)
+    for event in events {
+        let data = schema.object(&format!("{}-data", event.name), event.members);
+        schema.0.push(json!({"name": event.name, "meta-type": "event", "arg-type": data}));
+    }
+    Value::Array(schema.0)
 }
 
-fn members(command: &CommandSpec) -> Vec<Value> {
-    let member = |argument: &super::arguments::ArgumentSpec| {
-        let kind = match argument.kind {
-            ArgumentKind::String => "str",
-            ArgumentKind::Integer => "int",
-            ArgumentKind::Boolean => "bool",
-            ArgumentKind::Array => "[any]",
-            ArgumentKind::Object | ArgumentKind::Any => "any",
+/// Name of the object type without members.
+const EMPTY: &str = "0";
+
+/// The entries that were added so far.
+struct Schema(Vec<Value>);
+
+impl Schema {
+    /// The name of the type of `kind`. Adds the type as `name` if it is missing.
+    fn kind(&mut self, name: &str, kind: MemberKind) -> String {
+        let known = match kind {
+            MemberKind::String => "str",
+            MemberKind::StringOrNull => "StrOrNull",
+            MemberKind::Integer => "int",
+            MemberKind::Number => "number",
+            MemberKind::Boolean => "bool",
+            MemberKind::Array => "[any]",
+            MemberKind::Object | MemberKind::Any => "any",
+            MemberKind::Word(words) => {
+                let members: Value = words.iter().map(|word| json!({"name": word})).collect();
+                self.0.push(json!({"name": name, "meta-type": "enum", "members": members, "values": words}));
+                name
+            }
+            MemberKind::List(members) => {
+                let element = self.object(&format!("{name}-element"), members);
+                self.0.push(json!({"name": name, "meta-type": "array", "element-type": element}));
+                name
+            }
+            MemberKind::Members(members) => return self.object(name, members),
         };
-        let mut member = json!({"name": argument.name, "type": kind});
-        if let (true, Some(member)) = (argument.optional, member.as_object_mut()) {
-            member.insert("default".into(), Value::Null);
+        known.to_owned()
+    }
+
+    fn object(&mut self, name: &str, members: &[MemberSpec]) -> String {
+        if members.is_empty() {
+            return EMPTY.to_owned();
         }
-        member
-    };
-    command.arguments.iter().map(member).collect()
+        let entries: Vec<Value> = members
+            .iter()
+            .map(|member| {
+                let kind = self.kind(&format!("{name}-{}", member.name), member.kind);
+                if member.optional {
+                    json!({"name": member.name, "type": kind, "default": null})
+                } else {
+                    json!({"name": member.name, "type": kind})
+                }
+            })
+            .collect();
+        self.0.push(json!({"name": name, "meta-type": "object", "members": entries}));
+        name.to_owned()
+    }
+}
+
+fn builtin(name: &str, json: &str) -> Value {
+    json!({"name": name, "meta-type": "builtin", "json-type": json})
 }

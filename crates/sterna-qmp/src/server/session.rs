@@ -1,5 +1,5 @@
-//! One client: reads commands, executes them one by one, writes answers and events. One thread, no queue
-//! between, so that a client that does not read is not read from either.
+//! Serves one client: reads commands, executes them one by one, writes answers and events. It is one thread without a
+//! queue of commands, so it reads no commands while the client does not read.
 
 use std::collections::VecDeque;
 use std::io::IoSliceMut;
@@ -15,20 +15,21 @@ use rustix::net::{
 };
 use serde_json::{Map, Value, json};
 
-use super::arguments::{ArgumentKind, Arguments, CommandSpec};
+use super::arguments::Arguments;
 use super::bus::{EventBus, Outbox};
 use super::handler::{Context, Handler};
 use super::limits::MAX_COMMAND_BYTES;
 use super::schema;
+use super::spec::{CommandSpec, MemberKind, MemberSpec, optional, required};
 use super::version::version;
 use crate::error::QmpError;
 use crate::framing::{Frame, Framer, to_line};
 
-/// Above this many unread bytes no further command is executed for a client.
+/// Number of unread bytes above which no further command of the client is executed.
 const HIGH_WATER_BYTES: usize = 64 << 10;
-/// How long the last answers may take to leave when the connection ends.
+/// How long sending the last answers may take when the connection ends.
 const FLUSH_LIMIT: Duration = Duration::from_secs(1);
-/// Descriptors held for a client, named or not yet named.
+/// Maximum number of open descriptors that a client has passed, named or not.
 const MAX_FDS: usize = 16;
 
 pub(crate) struct Session {
@@ -40,17 +41,38 @@ pub(crate) struct Session {
     negotiated: bool,
 }
 
-/// The commands that every session knows, whatever its handler.
-pub(crate) fn builtin_commands() -> Vec<CommandSpec> {
-    vec![
-        CommandSpec::new("qmp_capabilities").optional("enable", ArgumentKind::Array),
-        CommandSpec::new("query-version"),
-        CommandSpec::new("query-commands"),
-        CommandSpec::new("query-qmp-schema"),
-        CommandSpec::new("getfd").required("fdname", ArgumentKind::String),
-        CommandSpec::new("closefd").required("fdname", ArgumentKind::String),
-    ]
-}
+/// The commands that every session knows, with any handler.
+pub const BUILTIN_COMMANDS: &[CommandSpec] = &[
+    CommandSpec::new("qmp_capabilities", "Ends the negotiation; commands and events follow.")
+        .takes(&[optional("enable", MemberKind::Array, "Features of the protocol: none is offered.")]),
+    CommandSpec::new(
+        "query-version",
+        "Returns the version of QEMU that this monitor resembles, and Sterna's own.",
+    )
+    .returns(MemberKind::Members(&[
+        required("qemu", MemberKind::Members(VERSION), "The QEMU."),
+        required("package", MemberKind::String, "Sterna's name and version."),
+    ])),
+    CommandSpec::new("query-commands", "Lists the commands.").returns(MemberKind::List(&[required(
+        "name",
+        MemberKind::String,
+        "",
+    )])),
+    CommandSpec::new("query-qmp-schema", "Describes every command and event.").returns(MemberKind::Array),
+    CommandSpec::new("getfd", "Names the descriptor that comes with this command, for `fd:NAME`.")
+        .takes(&[required("fdname", MemberKind::String, "A name that does not begin with a digit.")]),
+    CommandSpec::new("closefd", "Closes a descriptor that `getfd` has named.").takes(&[required(
+        "fdname",
+        MemberKind::String,
+        "The name.",
+    )]),
+];
+
+const VERSION: &[MemberSpec] = &[
+    required("major", MemberKind::Integer, ""),
+    required("minor", MemberKind::Integer, ""),
+    required("micro", MemberKind::Integer, ""),
+];
 
 impl Session {
     pub(super) fn new(
@@ -62,11 +84,11 @@ impl Session {
         Self { socket, outbox, handler, commands, context: Context::default(), negotiated: false }
     }
 
-    /// Serves the client until it goes, misbehaves, or the server closes.
+    /// Serves the client until it disconnects or breaks the protocol, or until the server closes.
     pub(super) fn run(mut self, bus: &EventBus) {
         bus.join(&self.outbox);
         self.reply(&json!({"QMP": {"version": version(), "capabilities": []}}), false);
-        // An error here means that the client has gone: there is nobody to tell.
+        // An error means that the client has disconnected, so it cannot be reported to the client.
         let _ = self.serve();
         let _ = self.flush();
         let _ = shutdown(&self.socket, Shutdown::Both);
@@ -140,7 +162,14 @@ impl Session {
         let known = self.commands.iter().find(|spec| spec.name == command).ok_or_else(|| {
             QmpError::command_not_found(format!("The command {command} has not been found"))
         })?;
+        let known = *known;
         known.check(arguments)?;
+        let answer = self.answer_to(command, arguments)?;
+        debug_assert_eq!(known.undeclared(&answer), None);
+        Ok(answer)
+    }
+
+    fn answer_to(&mut self, command: &str, arguments: &Map<String, Value>) -> Result<Value, QmpError> {
         match command {
             "qmp_capabilities" => self.negotiate(arguments),
             "query-version" => Ok(version()),
@@ -216,7 +245,7 @@ impl Session {
         })
     }
 
-    /// Writes out what waits, for a limited time.
+    /// Writes the waiting bytes, for at most `FLUSH_LIMIT`.
     fn flush(&self) -> Result<(), Errno> {
         let deadline = Instant::now() + FLUSH_LIMIT;
         while self.outbox.state().pending_bytes > 0 {
@@ -259,7 +288,7 @@ impl Session {
     }
 }
 
-/// The command's name and arguments, or QEMU's complaint about the request's shape.
+/// The command's name and arguments, or QEMU's error about the form of the request.
 fn dissect(request: &Map<String, Value>) -> Result<(&str, &Map<String, Value>), QmpError> {
     static NONE: std::sync::LazyLock<Map<String, Value>> = std::sync::LazyLock::new(Map::new);
     for key in request.keys() {

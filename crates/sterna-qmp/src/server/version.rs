@@ -1,8 +1,8 @@
-//! The version that the server states.
+//! The version in the server's greeting.
 
 use serde_json::Value;
 
-/// QEMU's version whose dialogue is spoken: major, minor, micro.
+/// The version of QEMU whose protocol the server uses: major, minor, micro.
 pub const QEMU_VERSION: (u32, u32, u32) = (11, 1, 3);
 
 /// The `version` member of the greeting, and the answer to `query-version`.

@@ -1,15 +1,9 @@
-//! A standby's monitor: how its guest is protected, and the operator's word to take it over.
+//! The monitor of a standby. It reports the protection of the guest, and starts a takeover by an operator's command.
 //!
-//! | command | does |
-//! | --- | --- |
-//! | `query-colo-status`, `query-migrate`, `query-status` | as a QEMU that is a secondary |
-//! | `x-colo-lost-heartbeat` | an unplanned takeover. It forces nothing: the claim and the fence decide |
-//! | `x-sterna-takeover` | the same, or planned, or the step that failed once more |
-//! | `x-sterna-query-protection` | all that is known ([`StandbyReport`]) |
-//! | `quit` | as Ctrl-C |
+//! [`COMMANDS`] lists the commands. [`StandbyReport`] is the answer to `x-sterna-query-protection`.
 
 mod monitor;
 mod report;
 
-pub use monitor::{StandbyControl, StandbyMonitor, Takeover};
+pub use monitor::{COMMANDS, StandbyControl, StandbyMonitor, Takeover};
 pub use report::StandbyReport;

@@ -1,4 +1,4 @@
-//! The monitor's commands.
+//! The commands of a standby's monitor.
 
 use std::sync::Arc;
 
@@ -6,33 +6,57 @@ use serde_json::{Map, Value, json};
 
 use super::report::StandbyReport;
 use crate::error::QmpError;
-use crate::server::{ArgumentKind, CommandSpec, Context, Handler};
+use crate::migration::declared::{COLO_STATUS, MIGRATION, PROTECTION, STATUS};
+use crate::migration::events::COLO_EXIT;
+use crate::server::MemberKind::{self, Boolean, Members};
+use crate::server::{CommandSpec, Context, EventSpec, Handler, optional};
 
-/// What an operator wants when a guest is to be taken over.
+/// All commands of a standby's monitor, in addition to [`BUILTIN_COMMANDS`](crate::server::BUILTIN_COMMANDS).
+#[rustfmt::skip]
+pub const COMMANDS: &[CommandSpec] = &[
+    CommandSpec::new("query-status", "Returns `inmigrate`: no guest runs here.").returns(Members(STATUS)),
+    CommandSpec::new("query-migrate", "Returns the state of the protection, as a QEMU that is a secondary.").returns(Members(MIGRATION)),
+    CommandSpec::new("query-colo-status", "Returns whether a guest is protected here.").returns(Members(COLO_STATUS)),
+    CommandSpec::new("x-colo-lost-heartbeat", "Starts an unplanned takeover. The claim and the fence decide."),
+    CommandSpec::new("x-sterna-query-protection", "Returns the state and the figures of the protection.").returns(Members(PROTECTION)),
+    CommandSpec::new("x-sterna-takeover", "Starts a takeover, or repeats its step that has failed. Returns as soon as it is under way.").takes(&[
+        optional("planned", Boolean, "The primary takes a last checkpoint first, and stops its guest."),
+        optional("vouch", Boolean, "The operator vouches that the primary's guest does not run and never will."),
+        optional("image", Boolean, "Into an image, instead of the VM that waits."),
+        optional("without-arbiter", Boolean, "Last resort: the operator decides instead of an arbiter that never answers. Needs `vouch` and `image`."),
+    ]),
+    CommandSpec::new("x-sterna-migration-statistics", "Returns an empty object.").returns(MemberKind::Object),
+    CommandSpec::new("quit", "Ends the standby, as Ctrl-C."),
+];
+
+/// The operator's options for a takeover.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Takeover {
-    /// The primary makes a last checkpoint first, and stops its guest.
+    /// Whether the primary first takes a last checkpoint and stops its guest.
     pub is_planned: bool,
-    /// The operator vouches that the primary's guest does not run, and never will.
+    /// Whether the operator guarantees that the primary's guest does not run, and never will.
     pub vouches: bool,
-    /// Into an image, and not into the VM that waits.
+    /// Whether the guest is saved into an image, instead of running in the waiting VM.
     pub into_image: bool,
+    /// Whether the operator decides in place of an arbiter that never answers. Only for emergencies. Needs
+    /// [`Takeover::vouches`] and [`Takeover::into_image`].
+    pub without_arbiter: bool,
 }
 
-/// What the monitor is about.
+/// The standby that a monitor controls.
 pub trait StandbyControl: Send + Sync {
-    /// What is to be said now.
+    /// The present state.
     fn report(&self) -> StandbyReport;
-    /// The operator wants a takeover, or the step that failed once more. Returns as soon as it is under way.
+    /// Starts a takeover, or repeats the step that failed. Returns when the takeover is under way.
     ///
     /// # Errors
-    /// Why there is none, and what to do.
+    /// The reason why no takeover starts, with advice.
     fn take_over(&self, wish: Takeover) -> Result<(), String>;
-    /// As Ctrl-C.
+    /// Ends the standby, as Ctrl-C does.
     fn quit(&self);
 }
 
-/// Answers a monitor's clients.
+/// Executes the commands of a monitor's clients.
 pub struct StandbyMonitor(Arc<dyn StandbyControl>);
 
 impl StandbyMonitor {
@@ -41,7 +65,7 @@ impl StandbyMonitor {
         Arc::new(Self(standby))
     }
 
-    /// As a QEMU that is a secondary.
+    /// The answer to `query-colo-status` of a QEMU that is a secondary.
     fn colo_status(&self) -> Value {
         match self.0.report().word() {
             "following" => json!({"mode": "secondary", "last-mode": "none", "reason": "none"}),
@@ -72,23 +96,11 @@ impl StandbyMonitor {
 
 impl Handler for StandbyMonitor {
     fn commands(&self) -> Vec<CommandSpec> {
-        vec![
-            CommandSpec::new("query-status"),
-            CommandSpec::new("query-migrate"),
-            CommandSpec::new("query-colo-status"),
-            CommandSpec::new("x-colo-lost-heartbeat"),
-            CommandSpec::new("x-sterna-query-protection"),
-            CommandSpec::new("x-sterna-takeover")
-                .optional("planned", ArgumentKind::Boolean)
-                .optional("vouch", ArgumentKind::Boolean)
-                .optional("image", ArgumentKind::Boolean),
-            CommandSpec::new("x-sterna-migration-statistics"),
-            CommandSpec::new("quit"),
-        ]
+        COMMANDS.to_vec()
     }
 
-    fn events(&self) -> Vec<&'static str> {
-        vec!["COLO_EXIT"]
+    fn events(&self) -> Vec<EventSpec> {
+        vec![COLO_EXIT]
     }
 
     fn execute(
@@ -99,7 +111,7 @@ impl Handler for StandbyMonitor {
     ) -> Result<Value, QmpError> {
         let flag = |name: &str| arguments.get(name) == Some(&Value::Bool(true));
         match command {
-            // No guest runs here.
+            // A standby never runs a guest itself.
             "query-status" => Ok(json!({"status": "inmigrate", "running": false})),
             "query-migrate" => Ok(self.query_migrate()),
             "query-colo-status" => Ok(self.colo_status()),
@@ -108,6 +120,7 @@ impl Handler for StandbyMonitor {
                 is_planned: flag("planned"),
                 vouches: flag("vouch"),
                 into_image: flag("image"),
+                without_arbiter: flag("without-arbiter"),
             }),
             "x-sterna-query-protection" => Ok(self.0.report().to_json()),
             "x-sterna-migration-statistics" => Ok(json!({})),

@@ -1,29 +1,32 @@
-//! What is to be said of a standby.
+//! The state of a standby, as its monitor reports it.
 
 use serde_json::{Value, json};
 use sterna::Address;
 use sterna::replica::machines::standby::{Because, Outcome, State};
 use sterna::replica::{Standby, StandbyContact, StandbyState, StandbyStatistics};
 
-/// A standby at a moment.
+const HANGS: &str = "no checkpoint has come for some intervals, although the primary is in contact: its guest, or the QEMU that runs it, \
+                     hangs. The last checkpoint stays held; `age` says how old it is";
+
+/// A snapshot of a standby.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct StandbyReport {
-    /// Where it listens.
+    /// The address at which it listens.
     pub address: Address,
-    /// Where it stands.
+    /// The state of its stream.
     pub state: StandbyState,
-    /// What it counts.
+    /// The statistics.
     pub statistics: StandbyStatistics,
-    /// The contact with its primary.
+    /// The contact with its primary. None if the protection has no contact.
     pub contact: Option<ContactReport>,
-    /// The arbiter, and which one it is, as far as that is known.
+    /// Name and identity of the arbiter, as far as known.
     pub arbiter: Option<(String, Option<String>)>,
-    /// The VM that waits for the guest, in words.
+    /// State of the VM that waits for the guest, in words.
     pub waiting_vm: Option<String>,
 }
 
-/// A contact at a moment.
+/// A snapshot of the contact.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct ContactReport {
@@ -31,24 +34,24 @@ pub struct ContactReport {
     pub is_connected: bool,
     /// The protection's id, in hexadecimal digits.
     pub id: String,
-    /// Its generation.
+    /// The generation of the protection.
     pub generation: u64,
     /// Whether the guest is started only after a fence.
     pub needs_fence: bool,
-    /// How long the primary may run its guest without an answer.
+    /// How long the primary may run its guest without an answer from this side.
     pub lease: std::time::Duration,
     /// How long this side waits after the last heartbeat that it echoed.
     pub patience: std::time::Duration,
-    /// Where the machine stands.
+    /// The state of the contact's state machine.
     pub state: State,
-    /// How the protection ended.
+    /// The outcome of the protection, if it has ended.
     pub outcome: Option<Outcome>,
-    /// What failed last.
+    /// The last failure.
     pub trouble: Option<String>,
 }
 
 impl StandbyReport {
-    /// As it is now; nothing of the arbiter and the VM.
+    /// The snapshot of `standby`, without the arbiter and the VM.
     pub fn of(standby: &Standby) -> Self {
         Self {
             address: standby.address(),
@@ -60,7 +63,7 @@ impl StandbyReport {
         }
     }
 
-    /// The state in a word or two.
+    /// The state in one or two words.
     pub fn word(&self) -> &'static str {
         let state = self.contact.as_ref().map(|contact| contact.state);
         match (&self.state, state) {
@@ -81,16 +84,29 @@ impl StandbyReport {
         }
     }
 
-    /// Why it is in trouble, if it is.
+    /// The reason for a problem, if there is one.
     pub fn trouble(&self) -> Option<String> {
         match &self.state {
             StandbyState::Failed(why) => Some(why.to_string()),
             StandbyState::Lost(why) if self.contact.is_none() => Some(why.to_string()),
-            _ => self.contact.as_ref().and_then(|contact| contact.trouble.clone()),
+            _ => {
+                let trouble = self.contact.as_ref().and_then(|contact| contact.trouble.clone());
+                trouble.or_else(|| self.hangs().then(|| HANGS.to_owned()))
+            }
         }
     }
 
-    /// All of it.
+    /// Whether checkpoints have stopped, although the primary is in contact.
+    pub fn hangs(&self) -> bool {
+        let is_followed = matches!(self.state, StandbyState::Following)
+            && self
+                .contact
+                .as_ref()
+                .is_some_and(|contact| contact.is_connected && contact.state == State::Following);
+        is_followed && self.statistics.checkpoints_hang()
+    }
+
+    /// All members, as JSON.
     pub fn to_json(&self) -> Value {
         let StandbyStatistics {
             checkpoints,
@@ -136,7 +152,7 @@ impl ContactReport {
         }
     }
 
-    /// The outcome in a word.
+    /// The outcome in one word.
     pub fn outcome_word(&self) -> Option<&'static str> {
         self.outcome.map(|outcome| match outcome {
             Outcome::Running(_) => "running",
@@ -148,7 +164,7 @@ impl ContactReport {
         })
     }
 
-    /// All of it.
+    /// All members, as JSON.
     pub fn to_json(&self) -> Value {
         json!({
             "connected": self.is_connected,

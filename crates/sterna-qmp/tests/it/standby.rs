@@ -1,4 +1,4 @@
-//! A standby's monitor, for a standby that only notes what it is told.
+//! Tests a standby's monitor, with a standby that only records its commands.
 
 use std::sync::Arc;
 
@@ -60,13 +60,14 @@ fn monitor_of_a_standby_answers_as_a_secondary_and_hands_wishes_on() {
         matches!(&refused, ClientError::Refused { desc, .. } if desc == "there is no contact"),
         "{refused}"
     );
-    // Nothing forces it.
+    // The command has no argument that forces it.
     assert!(ask("x-colo-lost-heartbeat", json!({"force": true})).is_err());
     ask("quit", Value::Null).unwrap();
     drop(client);
     server.close();
 
-    let wish = |is_planned, vouches, into_image| Takeover { is_planned, vouches, into_image };
+    let wish =
+        |is_planned, vouches, into_image| Takeover { is_planned, vouches, into_image, ..Takeover::default() };
     let wishes = [wish(false, false, false), wish(false, true, true), wish(true, false, false)];
     assert_eq!(*noted.wishes.lock(), wishes);
     assert_eq!(*noted.quits.lock(), 1);

@@ -1,5 +1,7 @@
-//! What the only holder of a bitmap may do to it: plain loads and stores, in vectors and on several
-//! threads, instead of an atomic instruction for each word.
+//! Operations that need exclusive access to a bitmap.
+//!
+//! They use plain loads and stores, in vectors and on several threads, instead of one atomic instruction per
+//! word.
 
 #[cfg(not(loom))]
 use super::AtomicU64;
@@ -9,8 +11,10 @@ use super::{PageBitmap, staged};
 use crate::merge::{self, Method, Shifted};
 
 impl PageBitmap {
-    /// ORs foreign words in, whose bit 0 is page `first_page` here, at any alignment. Bits that fall
-    /// after the last page are ignored. Gives how many bits were clear before.
+    /// Sets every bit that is set in `words`, whose bit 0 is page `first_page` here.
+    ///
+    /// `first_page` needs no alignment. Bits after the last page are ignored. Returns how many bits were clear
+    /// before.
     pub fn merge_words(&mut self, first_page: u64, words: &[u64]) -> u64 {
         if first_page >= self.pages {
             return 0;
@@ -19,15 +23,16 @@ impl PageBitmap {
         let from = Shifted::new(words, (first_page % 64) as u32);
         self.with_words(|all| {
             let into = &mut all[(first_page / 64) as usize..];
-            // The last word alone may have bits that stand for no page.
+            // Only the last word can contain bits after the last page.
             let Some((last, before)) = into.split_last_mut() else { return 0 };
             let newly = merge::merge(before, from);
             newly + merge::add(last, from.word(before.len()) & valid)
         })
     }
 
-    /// ORs another bitmap of the same size in, which others may be changing; gives how many bits were
-    /// clear before.
+    /// Sets every bit that is set in `other`, which other threads may change meanwhile.
+    ///
+    /// Returns how many bits were clear before.
     ///
     /// # Panics
     /// If the sizes differ.
@@ -40,10 +45,11 @@ impl PageBitmap {
         })
     }
 
-    /// Sets the bits of `[first, first + count)`; gives how many were clear. As [`PageBitmap::set_range`],
-    /// without its atomic instructions.
+    /// Sets the bits of `[first, first + count)` and returns how many were clear.
+    ///
+    /// It does the same as [`PageBitmap::set_range`] without atomic instructions.
     pub fn add_range(&mut self, first: u64, count: u64) -> u64 {
-        // Most runs that a scan reports are a page or a few, in one word.
+        // Most runs that a scan reports have few pages and lie in one word.
         let (index, bit) = ((first / 64) as usize, (first % 64) as u32);
         if (1..=u64::from(64 - bit)).contains(&count) && first.saturating_add(count) <= self.pages {
             let mask = (u64::MAX >> (64 - count)) << bit;
@@ -53,8 +59,9 @@ impl PageBitmap {
         self.with_words(|words| masks.map(|(index, mask)| merge::add(&mut words[index], mask)).sum())
     }
 
-    /// Clears every bit that is set in `sent`, which others may be changing; gives how many were set here.
-    /// See [`crate::DirtyBitmaps::drop_reported`].
+    /// Clears every bit that is set in `sent`, which other threads may change meanwhile.
+    ///
+    /// Returns how many of them were set here. See [`crate::DirtyBitmaps::drop_reported`].
     ///
     /// # Panics
     /// If the sizes differ.
@@ -67,16 +74,16 @@ impl PageBitmap {
         })
     }
 
-    /// Lets `work` at the plain words. It must not set bits after the last page.
+    /// Calls `work` with the words as plain integers. `work` must not set bits after the last page.
     #[cfg(not(loom))]
     pub(crate) fn with_words<T>(&mut self, work: impl FnOnce(&mut [u64]) -> T) -> T {
         let words: *mut [AtomicU64] = &raw mut *self.words;
-        // SAFETY: an AtomicU64 is as large, as aligned and as free in its bits as a u64, and `self` is
-        // borrowed exclusively for as long as the slice lives, so no one else reads or writes the words.
+        // SAFETY: an AtomicU64 has the size, the alignment and the valid values of a u64. `self` is borrowed
+        // exclusively while the slice lives, so no other code reads or writes the words.
         work(unsafe { &mut *(words as *mut [u64]) })
     }
 
-    /// Loom's words are more than eight bytes: lets `work` at a copy.
+    /// Calls `work` with a copy of the words. Loom's atomics are larger than eight bytes.
     #[cfg(loom)]
     pub(crate) fn with_words<T>(&mut self, work: impl FnOnce(&mut [u64]) -> T) -> T {
         let mut copy: Vec<u64> = self.words.iter().map(|word| word.load(Ordering::Acquire)).collect();

@@ -1,4 +1,4 @@
-//! The bitmaps of `vm-memory` as a software dirty log: what the VMM's devices write through that crate.
+//! Uses the bitmaps of `vm-memory` as a software dirty log of the VMM's emulated devices.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,8 +12,9 @@ use crate::{DirtyError, GuestRam, PageBitmap, RamBlock};
 
 const NAME: &str = "atomic-bitmap";
 
-/// Reports the writes that went through a `GuestMemoryMmap<AtomicBitmap>`: those of emulated devices. What vCPUs write is
-/// reported by another source; make them one with [`Combined`](super::Combined).
+/// Reports the writes through a `GuestMemoryMmap<AtomicBitmap>`, which are those of emulated devices.
+///
+/// Writes of vCPUs need another source; join both with [`Combined`](super::Combined).
 ///
 /// ```
 /// use sterna_ram::dirty::AtomicBitmapLog;
@@ -37,16 +38,18 @@ const NAME: &str = "atomic-bitmap";
 #[derive(Debug)]
 pub struct AtomicBitmapLog {
     ram: GuestRam,
-    /// The block, and the region that it is over.
+    /// Each entry is a block's index and the region that has its memory.
     regions: Vec<(usize, Arc<MmapRegion<AtomicBitmap>>)>,
     is_active: AtomicBool,
 }
 
 impl AtomicBitmapLog {
-    /// A log over the regions of `memory` that `ram` has blocks over ([`GuestRam::from_guest_memory`]). Not started.
+    /// Makes a log over all blocks of `ram`, which must be regions of `memory`
+    /// ([`GuestRam::from_guest_memory`]). The log is not started.
     ///
     /// # Errors
-    /// [`DirtyError::Range`] for a block that is no region of `memory`, or whose bitmap is not one of pages of 4 KiB.
+    /// [`DirtyError::Range`] for a block that is no region of `memory`, or whose bitmap does not have one bit
+    /// per 4 KiB page.
     pub fn new(ram: &GuestRam, memory: &GuestMemoryMmap<AtomicBitmap>) -> Result<Self, DirtyError> {
         let region_of = |(index, block): (usize, &RamBlock)| {
             let refuse = |rule| DirtyError::Range { origin: NAME, block: index, rule };
@@ -72,7 +75,7 @@ impl AtomicBitmapLog {
 impl DirtySource for AtomicBitmapLog {
     fn start(&self) -> Result<(), DirtyError> {
         if !self.is_active.load(Ordering::SeqCst) {
-            // Bits are set after the write: what they stand for was written before tracking began.
+            // Writers set a bit after the write, so all present bits belong to writes before the start.
             self.regions.iter().for_each(|(_, region)| region.bitmap().reset());
             self.is_active.store(true, Ordering::SeqCst);
         }
@@ -96,7 +99,7 @@ impl DirtySource for AtomicBitmapLog {
         Ok(SyncReport { newly_dirty, times })
     }
 
-    /// Syncing re-arms.
+    /// Does nothing more than its checks, because syncing re-arms.
     fn rearm(&self, block: usize, first: u64, count: u64, synced: &PageBitmap) -> Result<(), DirtyError> {
         self.check_active()?;
         let pages = self.ram.blocks().get(block).map(|block| block.pages());

@@ -1,18 +1,18 @@
-//! The bitmaps of a whole guest.
+//! The page bitmaps of all blocks of a guest, as one value.
 
 use crate::{GuestRam, PageBitmap};
 
-/// One [`PageBitmap`] for each block of a guest.
+/// One [`PageBitmap`] per block of a guest, such as the dirty pages of a round.
 #[derive(Debug)]
 pub struct DirtyBitmaps(Vec<PageBitmap>);
 
 impl DirtyBitmaps {
-    /// Bitmaps for every block, all clear.
+    /// Makes bitmaps for all blocks, with all bits clear.
     pub fn new(ram: &GuestRam) -> Self {
         DirtyBitmaps(ram.blocks().iter().map(|block| PageBitmap::new(block.pages())).collect())
     }
 
-    /// The bitmap of one block.
+    /// Returns the bitmap of one block.
     ///
     /// # Panics
     /// If there is no block `index`.
@@ -20,7 +20,7 @@ impl DirtyBitmaps {
         &self.0[index]
     }
 
-    /// The bitmap of one block, to change it without atomic instructions.
+    /// Returns the bitmap of one block for changes without atomic instructions.
     ///
     /// # Panics
     /// If there is no block `index`.
@@ -28,40 +28,42 @@ impl DirtyBitmaps {
         &mut self.0[index]
     }
 
-    /// All of them, in the order of the blocks.
+    /// Returns all bitmaps, in the order of the blocks.
     pub fn blocks(&self) -> &[PageBitmap] {
         &self.0
     }
 
-    /// How many bits are set in all.
+    /// Returns the number of set bits in all blocks.
     pub fn count(&self) -> u64 {
         self.0.iter().map(PageBitmap::count).sum()
     }
 
-    /// Clears every bit, while no one else changes any (see [`PageBitmap::clear_all`]).
+    /// Clears every bit. No other thread may change a bit meanwhile (see [`PageBitmap::clear_all`]).
     pub fn clear_all(&self) {
         self.0.iter().for_each(PageBitmap::clear_all);
     }
 
-    /// Sets every page's bit, while no one else changes any (see [`PageBitmap::set_all`]).
+    /// Sets the bits of all pages. No other thread may change a bit meanwhile (see [`PageBitmap::set_all`]).
     pub fn set_all(&self) {
         self.0.iter().for_each(PageBitmap::set_all);
     }
 
-    /// ORs others in; gives how many bits were clear before.
+    /// Sets every bit that is set in `other`, and returns how many were clear before.
     ///
     /// # Panics
-    /// If the two are not of the same RAM.
+    /// If the bitmaps belong to different RAM.
     pub fn or_from(&mut self, other: &DirtyBitmaps) -> u64 {
         self.pairs(other).map(|(to, from)| to.or_from(from)).sum()
     }
 
-    /// Drops reports that came too early: clears here every bit that is still set in `sent`, the round that
-    /// is being sent (see [`crate::dirty`]). `sent` may lose bits meanwhile; one that goes after it was
-    /// looked at makes no difference, as its page is read after that. Gives how many were dropped.
+    /// Clears every bit that is set in `sent`, and returns how many were set here.
+    ///
+    /// `sent` is the round that is being sent. These reports are too early, because the pages will be read
+    /// later (see [`crate::dirty`]). Lanes may clear bits of `sent` meanwhile. If a bit is cleared after this
+    /// check, the result stays correct, because its page is read after the check.
     ///
     /// # Panics
-    /// If the two are not of the same RAM.
+    /// If the bitmaps belong to different RAM.
     pub fn drop_reported(&mut self, sent: &DirtyBitmaps) -> u64 {
         self.pairs(sent).map(|(to, sent)| to.drop_reported(sent)).sum()
     }

@@ -1,5 +1,6 @@
-//! Several sources over one guest's RAM, as one: KVM's log for what vCPUs write, a vhost log for what
-//! devices write.
+//! Joins several dirty sources of one guest into one.
+//!
+//! For example, KVM's log reports the writes of vCPUs, and a vhost log reports the writes of devices.
 
 use std::sync::Arc;
 
@@ -9,26 +10,27 @@ use parking_lot::Mutex;
 
 const NAME: &str = "combined";
 
-/// Sources that together see every write to the RAM that each of them is over.
+/// Dirty sources that together report every write to their common RAM.
 ///
-/// A page is dirty if one of them says so; re-arming arms it in each. That is right for sources that re-arm
-/// while syncing beside those that do not: one of them reported the bit, and clearing it in
-/// another before the page is read loses nothing, as a write that the other saw before is seen by the read.
+/// A page is dirty if at least one source reports it. Re-arming re-arms the page in every source. This also
+/// works if only some sources re-arm while syncing. Re-arming a page in a source that did not report it loses
+/// no write. The read that follows sees every write that this source saw before.
 pub struct Combined {
     sources: Vec<Arc<dyn DirtySource>>,
     started: Mutex<bool>,
 }
 
 impl Combined {
-    /// All of `sources`, which must be over the same RAM. They are started, synced and stopped in this
-    /// order, and none of them may be started already.
+    /// Joins `sources`, which must be over the same RAM and not started.
+    ///
+    /// They are started, synced and stopped in this order.
     pub fn new(sources: Vec<Arc<dyn DirtySource>>) -> Self {
         Combined { sources, started: Mutex::new(false) }
     }
 }
 
 impl DirtySource for Combined {
-    /// Starts all or none.
+    /// Starts all sources. If one fails, those started before are stopped.
     fn start(&self) -> Result<(), DirtyError> {
         let mut started = self.started.lock();
         if *started {
@@ -37,7 +39,7 @@ impl DirtySource for Combined {
         for (index, source) in self.sources.iter().enumerate() {
             if let Err(error) = source.start() {
                 for source in self.sources[..index].iter().rev() {
-                    // The error that matters is the first one.
+                    // The caller gets the error of the start, which is the cause.
                     let _ = source.stop();
                 }
                 return Err(error);
@@ -47,7 +49,7 @@ impl DirtySource for Combined {
         Ok(())
     }
 
-    /// Stops all; goes on after an error and gives the first.
+    /// Stops all sources, also after an error, and returns the first error.
     fn stop(&self) -> Result<(), DirtyError> {
         let mut started = self.started.lock();
         *started = false;
@@ -65,18 +67,20 @@ impl DirtySource for Combined {
         Ok(sum)
     }
 
-    /// Re-arms in all; gives the first error, after which the range is not armed everywhere.
+    /// Re-arms in every source until one fails. After an error, the range is not re-armed everywhere.
     fn rearm(&self, block: usize, first: u64, count: u64, synced: &PageBitmap) -> Result<(), DirtyError> {
         self.sources.iter().try_for_each(|source| source.rearm(block, first, count, synced))
     }
 
-    /// If one of them is: its pages must all be re-armed once, by a first round that reads every page after
-    /// it was re-armed, and that is right for the others too.
+    /// Whether one of the sources is initially set.
+    ///
+    /// The first round must then re-arm every page and read it afterwards, which is correct for the other
+    /// sources, too.
     fn initially_set(&self) -> bool {
         self.sources.iter().any(|source| source.initially_set())
     }
 
-    /// By the first source: what is known of a page before it is written does not depend on who watches.
+    /// Asks the first source. The result does not depend on the writers that a source sees.
     fn mark_absent(
         &self,
         ram: &GuestRam,

@@ -1,4 +1,4 @@
-//! A dirty log that the VMM reads itself.
+//! Dirty logs that the VMM reads itself, as dirty sources.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,46 +10,50 @@ use parking_lot::{Mutex, MutexGuard};
 
 const NAME: &str = "external-log";
 
-/// A dirty log of the VMM's own: KVM's log that it reads itself, or that of a device.
+/// A dirty log that the VMM reads: KVM's log, or the log of a device.
 pub trait VmmLog: Send + Sync {
-    /// Begins to log: every write from now on is found by [`VmmLog::read`].
+    /// Begins to log: [`VmmLog::read`] reports every write from now on.
     ///
     /// # Errors
-    /// It cannot be logged; nothing has begun then.
+    /// Logging cannot start; nothing is logged then.
     fn start(&self) -> io::Result<()>;
 
-    /// Ends it. Also called after a [`VmmLog::read`] that failed.
+    /// Ends logging. The engine also calls it after a failed [`VmmLog::read`].
     ///
     /// # Errors
-    /// What could not be undone.
+    /// A part of the logging could not be ended.
     fn stop(&self) -> io::Result<()>;
 
-    /// Hands over the pages that were written since the last call, and logs their next write again. The last call
-    /// comes after the guest was stopped, and must miss nothing. May hand over a page that was not written.
+    /// Reports the pages written since the last call, and logs their next write again.
+    ///
+    /// The last call is made after the guest was stopped, and must report every write. A page that was not
+    /// written may be reported, too.
     ///
     /// # Errors
-    /// The log cannot be read. What was handed over counts anyway.
+    /// The log cannot be read. Pages that were reported before the error still count.
     fn read(&self, found: &mut FoundPages<'_>) -> io::Result<()>;
 }
 
-/// Where [`VmmLog::read`] puts what it found. Words have the first page in their lowest bit.
+/// Receives the pages that [`VmmLog::read`] found. In a word, the lowest bit is the first page.
 #[derive(Debug)]
 pub struct FoundPages<'a> {
     ram: &'a GuestRam,
     into: &'a mut DirtyBitmaps,
     newly_dirty: u64,
-    /// The first report that named no page of the RAM.
+    /// The first error: a reported page that the RAM does not have.
     refused: Option<DirtyError>,
 }
 
 impl FoundPages<'_> {
-    /// The RAM that the log is over.
+    /// Returns the RAM of the log.
     pub fn ram(&self) -> &GuestRam {
         self.ram
     }
 
-    /// Pages of a block from `first_page` on, a bit for each: as KVM_GET_DIRTY_LOG has them for a slot that maps the
-    /// block from there on. Bits after the block's last page must be clear.
+    /// Reports the set bits of `words` as pages of `block`, starting at `first_page`.
+    ///
+    /// This is the format of KVM_GET_DIRTY_LOG for a slot that maps the block from that page on. Bits after the
+    /// block's last page must be clear.
     pub fn words(&mut self, block: usize, first_page: u64, words: &[u64]) {
         let Some(pages) = self.ram.blocks().get(block).map(|block| block.pages()) else {
             return self.refuse(block, "there is no such block");
@@ -68,8 +72,10 @@ impl FoundPages<'_> {
         }
     }
 
-    /// Pages of guest-physical memory from `guest_address` on, a bit for each. They must lie in one block, which was
-    /// told its address ([`RamBlock::at_guest_address`](crate::RamBlock::at_guest_address)).
+    /// Reports the set bits of `words` as pages of guest-physical memory, starting at `guest_address`.
+    ///
+    /// The pages must be in one block, whose address was stated
+    /// ([`RamBlock::at_guest_address`](crate::RamBlock::at_guest_address)).
     pub fn words_at(&mut self, guest_address: u64, words: &[u64]) {
         match self.place(guest_address) {
             Some((block, first_page)) => self.words(block, first_page, words),
@@ -77,7 +83,7 @@ impl FoundPages<'_> {
         }
     }
 
-    /// Some pages of a block.
+    /// Reports `count` pages of a block from `first` on.
     pub fn pages(&mut self, block: usize, first: u64, count: u64) {
         match self.ram.blocks().get(block).map(|block| block.pages()) {
             Some(pages) if first.checked_add(count).is_some_and(|end| end <= pages) => {
@@ -100,7 +106,7 @@ impl FoundPages<'_> {
     }
 }
 
-/// Makes a [`VmmLog`] a dirty source.
+/// A dirty source over a [`VmmLog`].
 ///
 /// ```
 /// use std::io;
@@ -108,7 +114,7 @@ impl FoundPages<'_> {
 /// use sterna_ram::dirty::{ExternalLog, FoundPages, VmmLog};
 /// use sterna_ram::{Backing, DirtyBitmaps, DirtySource, GuestRam, RamBlock};
 ///
-/// /// Stands for a VMM that calls KVM_GET_DIRTY_LOG.
+/// /// Represents a VMM that calls KVM_GET_DIRTY_LOG.
 /// struct Slot(Mutex<Vec<u64>>);
 ///
 /// impl VmmLog for Slot {
@@ -140,17 +146,17 @@ pub struct ExternalLog<L> {
     ram: GuestRam,
     log: L,
     is_active: AtomicBool,
-    /// Two who take from one log would each miss what the other took.
+    /// Serializes reads: of two concurrent readers, each would miss the pages that the other took.
     reading: Mutex<()>,
 }
 
 impl<L: VmmLog> ExternalLog<L> {
-    /// A source over `log`, which is that of `ram`. Not started.
+    /// Makes a source over `log`, which logs the writes to `ram`. It is not started.
     pub fn new(ram: &GuestRam, log: L) -> Self {
         Self { ram: ram.clone(), log, is_active: AtomicBool::new(false), reading: Mutex::new(()) }
     }
 
-    /// The VMM's log.
+    /// Returns the VMM's log.
     pub fn log(&self) -> &L {
         &self.log
     }
@@ -199,7 +205,7 @@ impl<L: VmmLog> DirtySource for ExternalLog<L> {
         }
     }
 
-    /// Reading has re-armed.
+    /// Does nothing more than its checks, because reading the log re-arms.
     fn rearm(&self, block: usize, first: u64, count: u64, synced: &PageBitmap) -> Result<(), DirtyError> {
         self.check_active()?;
         let pages = self.ram.blocks().get(block).map(|block| block.pages());

@@ -1,10 +1,12 @@
-//! KVM's dirty log.
+//! KVM's dirty log, as a dirty source.
 //!
-//! A memory slot with KVM_MEM_LOG_DIRTY_PAGES has a bitmap in the kernel. Under *manual protection*
-//! GET_DIRTY_LOG only copies it, and CLEAR_DIRTY_LOG clears and write-protects given pages slice by
-//! slice, so that the cost is spread and only pages that are about to be read pay it. Under *initially
-//! set* nothing is protected at the start: the bitmap begins all set and each page is protected when it
-//! is cleared first. Without either, GET clears and protects at once.
+//! A memory slot with KVM_MEM_LOG_DIRTY_PAGES has a bitmap in the kernel.
+//!
+//! - With *manual protection*, GET_DIRTY_LOG only copies the bitmap. CLEAR_DIRTY_LOG clears and write-protects
+//!   given pages, slice by slice. The cost is spread, and applies only to pages that are about to be read.
+//! - With *initially set*, all bits of the bitmap are set at the start, and no page is protected. Each page is
+//!   protected when its bit is first cleared.
+//! - Without either, GET clears and protects in one step.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -24,10 +26,10 @@ const KVM_ENABLE_CAP: u32 = 0x4068_aea3;
 const KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2: u32 = 168;
 const KVM_MEM_LOG_DIRTY_PAGES: u32 = 1;
 
-/// Pages that one CLEAR_DIRTY_LOG covers at most: 1 GiB, a bitmap of 32 KiB.
+/// Largest number of pages per CLEAR_DIRTY_LOG: 1 GiB, a bitmap of 32 KiB.
 const CLEAR_PAGES: u64 = 1 << 18;
 
-/// `struct kvm_userspace_memory_region`.
+/// The argument of KVM_SET_USER_MEMORY_REGION: `struct kvm_userspace_memory_region`.
 #[repr(C)]
 struct MemoryRegion {
     slot: u32,
@@ -37,7 +39,7 @@ struct MemoryRegion {
     host_address: u64,
 }
 
-/// `struct kvm_dirty_log`.
+/// The argument of KVM_GET_DIRTY_LOG: `struct kvm_dirty_log`.
 #[repr(C)]
 struct DirtyLog {
     slot: u32,
@@ -45,7 +47,7 @@ struct DirtyLog {
     bitmap: u64,
 }
 
-/// `struct kvm_clear_dirty_log`.
+/// The argument of KVM_CLEAR_DIRTY_LOG: `struct kvm_clear_dirty_log`.
 #[repr(C)]
 struct ClearDirtyLog {
     slot: u32,
@@ -54,7 +56,7 @@ struct ClearDirtyLog {
     bitmap: u64,
 }
 
-/// `struct kvm_enable_cap`.
+/// The argument of KVM_ENABLE_CAP: `struct kvm_enable_cap`.
 #[repr(C)]
 struct EnableCap {
     capability: u32,
@@ -70,44 +72,46 @@ const _: () = assert!(
         && size_of::<EnableCap>() == 104
 );
 
-/// A memory slot of the VM and the part of guest RAM that it maps.
+/// A memory slot of the VM, and the part of guest RAM that it maps.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct KvmSlot {
-    /// The slot's number (with the address space in its upper half, as KVM has it).
+    /// Number of the slot, with the address space in the upper half, as in KVM.
     pub slot: u32,
-    /// Its flags, without KVM_MEM_LOG_DIRTY_PAGES.
+    /// Flags of the slot, without KVM_MEM_LOG_DIRTY_PAGES.
     pub flags: u32,
-    /// Where the guest sees it.
+    /// Guest-physical address of the slot.
     pub guest_address: u64,
-    /// Index of the block that it maps.
+    /// Index of the mapped block.
     pub block: usize,
-    /// The first page of the block that it maps.
+    /// First page of the block that the slot maps.
     pub first_page: u64,
-    /// How many pages it maps.
+    /// Number of mapped pages of 4 KiB.
     pub pages: u64,
 }
 
-/// How KVM keeps the log; ordered from the worst to the best.
+/// The way in which KVM keeps the log, ordered from the worst to the best.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum KvmLogMode {
-    /// GET clears and protects: syncing re-arms.
+    /// GET_DIRTY_LOG clears and protects, so syncing re-arms.
     Automatic = 0,
-    /// CLEAR clears and protects; starting protects everything.
+    /// CLEAR_DIRTY_LOG clears and protects. Starting protects all pages.
     Manual = 1,
-    /// As `Manual`, but starting protects nothing and reports everything.
+    /// Like `Manual`, but starting protects no page and reports all pages.
     InitiallySet = 3,
 }
 
-/// The dirty log of a KVM virtual machine. Several slots may map parts of one block, and several may map the same pages
-/// (aliases): a page that was written through any of them is dirty.
+/// The dirty log of a KVM virtual machine.
+///
+/// Several slots may map parts of one block, and several slots may map the same pages (aliases). A page that
+/// was written through any slot is dirty.
 #[derive(Debug)]
 pub struct KvmDirtyLog {
     vm: OwnedFd,
     most: KvmLogMode,
     state: RwLock<LogState>,
-    /// Where the kernel copies a slot's log to. Kept, as the first touch of fresh memory costs as much as
-    /// everything else in a sync.
+    /// Buffer for the kernel's copy of a slot's log. It is kept because the first touch of fresh memory costs
+    /// as much as the rest of a sync.
     buffer: Mutex<Vec<u64>>,
 }
 
@@ -115,7 +119,7 @@ pub struct KvmDirtyLog {
 struct LogState {
     slots: Vec<KvmSlot>,
     ram: GuestRam,
-    /// The mode in which tracking runs; none while it does not.
+    /// The mode of the running tracking; `None` while it does not run.
     running: Option<KvmLogMode>,
 }
 
@@ -126,8 +130,9 @@ impl LogState {
 }
 
 impl KvmDirtyLog {
-    /// A log over the given slots of a VM (a duplicate of its descriptor), which must be set up already
-    /// and mapped where `ram` has its blocks. Not started.
+    /// Makes a log over slots of a VM; `vm` is a duplicate of its descriptor.
+    ///
+    /// The slots must exist already and map the blocks of `ram`. The log is not started.
     ///
     /// # Errors
     /// [`DirtyError::Slot`].
@@ -137,7 +142,7 @@ impl KvmDirtyLog {
         Ok(KvmDirtyLog { vm, most: KvmLogMode::InitiallySet, state, buffer: Mutex::default() })
     }
 
-    /// The VM has other slots now, which map `ram`: memory was plugged, or a slot has moved.
+    /// Replaces the slots and the RAM, after memory was plugged or a slot was moved.
     ///
     /// # Errors
     /// [`DirtyError::Running`] while writes are tracked, [`DirtyError::Slot`]; nothing has changed then.
@@ -151,22 +156,23 @@ impl KvmDirtyLog {
         Ok(())
     }
 
-    /// Uses at most this mode (the best that the kernel has, if not said otherwise).
+    /// Limits the mode; the default is the best mode of the kernel.
     pub fn with_mode(mut self, most: KvmLogMode) -> Self {
         self.most = most;
         self
     }
 
-    /// The mode in which tracking runs; none while it does not.
+    /// Returns the mode of the running tracking; `None` while it does not run.
     pub fn mode(&self) -> Option<KvmLogMode> {
         self.state.read().running
     }
 
-    /// Makes the system calls of a sync and forgets what they report, which is lost then in the automatic
-    /// mode: for benches, to see what a sync costs beyond them.
+    /// Makes only the system calls of a sync, so that benches can measure the rest.
+    ///
+    /// The reported pages are dropped. In the automatic mode, they are lost.
     ///
     /// # Errors
-    /// As [`DirtySource::sync`].
+    /// The errors of [`DirtySource::sync`].
     #[cfg(feature = "bench")]
     pub fn system_calls_alone(&self) -> Result<(), DirtyError> {
         let state = self.state.read();
@@ -175,7 +181,7 @@ impl KvmDirtyLog {
         state.slots.iter().try_for_each(|slot| self.read(slot, &mut buffer).map(|_| ()))
     }
 
-    /// The best mode that both the kernel and the caller allow.
+    /// Returns the best mode that both the kernel and the caller allow.
     fn best_mode(&self) -> KvmLogMode {
         let kernel = match capability(self.vm.as_fd(), KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2) {
             has if has & 3 == 3 => KvmLogMode::InitiallySet,
@@ -195,7 +201,7 @@ impl KvmDirtyLog {
             .map_err(|source| failed("KVM_SET_USER_MEMORY_REGION", slot.slot, source))
     }
 
-    /// Takes everything back that `start` did; goes on after an error and gives the first.
+    /// Undoes `start`. Continues after an error, and returns the first one.
     fn undo(&self, state: &LogState, mode: KvmLogMode) -> Result<(), DirtyError> {
         let mut result = Ok(());
         for slot in &state.slots {
@@ -207,7 +213,7 @@ impl KvmDirtyLog {
         result
     }
 
-    /// Has the kernel copy the slot's log into the buffer, and gives its words.
+    /// Makes the kernel copy the slot's log into the buffer, and returns its words.
     fn read<'a>(&self, slot: &KvmSlot, buffer: &'a mut Vec<u64>) -> Result<&'a [u64], DirtyError> {
         let len = slot.pages.div_ceil(64) as usize;
         if buffer.len() < len {
@@ -219,15 +225,15 @@ impl KvmDirtyLog {
         // which is as much as the kernel writes.
         unsafe { sys::ioctl(self.vm.as_fd(), KVM_GET_DIRTY_LOG, &mut log) }
             .map_err(|source| failed("KVM_GET_DIRTY_LOG", slot.slot, source))?;
-        // Bits after the slot's last page belong to the next slot of the block.
+        // Bits after the slot's last page would be merged into the next slot of the block.
         keep_only(&mut words[len - 1..], 0, (slot.pages - 1) % 64 + 1);
         Ok(words)
     }
 
-    /// Re-arms what a sync reported of pages `[first, end)` of the slot, counted inside the slot.
+    /// Re-arms the pages of `[first, end)` that a sync reported. The range is counted inside the slot.
     fn clear(&self, slot: &KvmSlot, first: u64, end: u64, synced: &PageBitmap) -> Result<(), DirtyError> {
-        // KVM wants whole words of the slot's own bitmap. What lies around [first, end) in them must
-        // stay as it is, so its bits are not given.
+        // KVM requires whole words of the slot's bitmap. Pages around [first, end) in them must not change, so
+        // their bits are cleared.
         let (from, to) = (first / 64 * 64, end.next_multiple_of(64).min(slot.pages));
         let mut words = vec![0u64; (to - from).min(CLEAR_PAGES).div_ceil(64) as usize];
         let mut at = from;
@@ -266,7 +272,7 @@ impl DirtySource for KvmDirtyLog {
         }
         for slot in &state.slots {
             if let Err(error) = self.set_logging(&state.ram, slot, true) {
-                // The error that matters is the first one.
+                // The caller gets the error of the start, which is the cause.
                 let _ = self.undo(&state, mode);
                 return Err(error);
             }
@@ -329,12 +335,12 @@ impl DirtySource for KvmDirtyLog {
 
 impl Drop for KvmDirtyLog {
     fn drop(&mut self) {
-        // No caller is left to report an error to.
+        // A drop cannot return an error.
         let _ = self.stop();
     }
 }
 
-/// Refuses slots that do not lie in `ram`, or that somebody logs already.
+/// Refuses slots that are outside of `ram`, or whose dirty log is already in use.
 pub(super) fn check_slots(slots: &[KvmSlot], ram: &GuestRam) -> Result<(), DirtyError> {
     for slot in slots {
         let refuse = |rule| Err(DirtyError::Slot { slot: slot.slot, rule });
@@ -352,7 +358,7 @@ pub(super) fn check_slots(slots: &[KvmSlot], ram: &GuestRam) -> Result<(), Dirty
     Ok(())
 }
 
-/// Turns the logging of a slot on or off, and changes nothing else of it.
+/// Turns the logging of a slot on or off, without another change of the slot.
 pub(super) fn set_logging(vm: BorrowedFd<'_>, ram: &GuestRam, slot: &KvmSlot, on: bool) -> io::Result<()> {
     let host = ram.block(slot.block).host_address() as u64;
     let mut region = MemoryRegion {
@@ -367,19 +373,19 @@ pub(super) fn set_logging(vm: BorrowedFd<'_>, ram: &GuestRam, slot: &KvmSlot, on
     unsafe { sys::ioctl(vm, KVM_SET_USER_MEMORY_REGION, &mut region) }.map(|_| ())
 }
 
-/// Switches a capability of the VM on, with one argument.
+/// Enables a capability of the VM, with one argument.
 pub(super) fn enable_capability(vm: BorrowedFd<'_>, capability: u32, argument: u64) -> io::Result<()> {
     let mut enable = EnableCap { capability, flags: 0, arguments: [argument, 0, 0, 0], padding: [0; 64] };
     // SAFETY: the request expects this structure, which points to nothing.
     unsafe { sys::ioctl(vm, KVM_ENABLE_CAP, &mut enable) }.map(|_| ())
 }
 
-/// What the VM's kernel says about a capability; 0: it does not have it.
+/// Returns the kernel's value for a capability of the VM; 0 means unsupported.
 pub(super) fn capability(vm: BorrowedFd<'_>, capability: u32) -> u32 {
     sys::ioctl_value(vm, KVM_CHECK_EXTENSION, capability.into()).unwrap_or(0).try_into().unwrap_or(0)
 }
 
-/// Clears the bits outside `[first, end)`.
+/// Clears the bits outside of `[first, end)`.
 fn keep_only(words: &mut [u64], first: u64, end: u64) {
     for (index, word) in words.iter_mut().enumerate() {
         let start = index as u64 * 64;

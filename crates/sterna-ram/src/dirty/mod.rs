@@ -1,24 +1,24 @@
-//! Who wrote which page.
+//! Dirty sources: they report which pages of guest RAM were written.
 //!
 //! # The model
-//! Tracking a page has two steps. A *sync* ([`DirtySource::sync`]) reports that it was written;
-//! *re-arming* makes the source report the next write. Some sources do both at once (userfaultfd, KVM
-//! without manual protection); the others (KVM with manual protection, the software log) report a page
-//! at every sync until it is re-armed. This order is correct for all of them: sync, re-arm, then read
-//! the page. A later sync reports a write after the re-arming; the read sees a write before it.
+//! Tracking a page has two steps. A *sync* ([`DirtySource::sync`]) reports that the page was written.
+//! *Re-arming* makes the source report the next write. Some sources do both in one step (userfaultfd, KVM
+//! without manual protection). The others (KVM with manual protection, the software log) report a page at every
+//! sync until it is re-armed. This order is correct for all of them: sync, re-arm, then read the page. A later
+//! sync reports a write after the re-arming; the read sees a write before it.
 //!
 //! Two rules for users of a source follow:
-//! - Re-arm only bits that a sync reported. Re-arming another one loses a write.
-//! - A page that is not re-armed yet may be reported again. In a sync while a round is still being
-//!   sent, drop reports of pages that are still set in that round *after* the sync: they will be
-//!   re-armed and read later, and the source reports writes after that. Do not drop reports of pages
-//!   that will be sent without being read, such as absent ones.
+//! - Re-arm only bits that a sync reported. Re-arming another bit loses a write.
+//! - A page that is not re-armed yet may be reported again. In a sync while a round is still being sent, drop
+//!   reports of pages that are still set in that round *after* the sync. These pages will be re-armed and read
+//!   later, and the source reports writes after that. Do not drop reports of pages that will be sent without
+//!   being read, such as absent ones.
 //!
-//! [`DirtySource::initially_set`] sources report every page until it was re-armed once: the first round
-//! must then re-arm all pages, absent ones too, before it asks which are absent.
+//! [`DirtySource::initially_set`] sources report every page until it was re-armed once. The first round must
+//! then re-arm all pages, also absent ones, before it looks for absent pages.
 //!
-//! A writer that one source does not see needs another source: KVM does not see what a vhost device writes,
-//! which has its own log ([`VhostLog`]). [`Combined`] joins several sources.
+//! A write that one source does not see needs another source. For example, KVM does not see the writes of a
+//! vhost device, which has a separate log ([`VhostLog`]). [`Combined`] joins several sources.
 //!
 //! A VMM that reads KVM's log itself, or has another log, supplies its results through an [`ExternalLog`].
 
@@ -52,48 +52,55 @@ pub use vhost::{LoggedRange, VhostLog};
 
 use crate::{DirtyError, GuestRam, PageBitmap, RamError};
 
-/// Reports which pages were written.
+/// Reports which pages of a guest's RAM were written. See the module for the model.
 pub trait DirtySource: Send + Sync {
-    /// Begins tracking: every write from now on is reported.
+    /// Starts tracking: every write from now on is reported.
     ///
     /// # Errors
-    /// The kernel refused; nothing is tracked then.
+    /// The kernel refused; no write is tracked then.
     fn start(&self) -> Result<(), DirtyError>;
 
-    /// Ends tracking and leaves everything as it was before [`DirtySource::start`]. Idempotent.
+    /// Ends tracking and restores the state from before [`DirtySource::start`]. Repeated calls have no effect.
     ///
     /// # Errors
-    /// The kernel refused; what could be undone was undone.
+    /// The kernel refused a part; all other parts were undone.
     fn stop(&self) -> Result<(), DirtyError>;
 
-    /// Syncs: sets the bits of the pages that were written since they were last re-armed.
+    /// Sets the bits of the pages that were written since they were last re-armed.
     ///
     /// # Errors
-    /// The source is not started, the bitmaps do not belong to its RAM, or the kernel refused. What was
-    /// found before the failure is in the bitmaps, and may be nowhere else.
+    /// The source is not started, the bitmaps do not belong to its RAM, or the kernel refused. Pages that were
+    /// found before the failure are in the bitmaps, possibly only there.
     fn sync(&self, into: &mut DirtyBitmaps) -> Result<SyncReport, DirtyError>;
 
-    /// Re-arms those pages of `[first, first + count)` whose bit is set in `synced`, what syncs have reported
-    /// (a bitmap over the whole block): they are about to be read, so writes to them until now need not be
-    /// reported. Another page of the range may be re-armed only by a source that reports its write in the next
-    /// sync: else the write is lost. Sources that re-arm during the sync may do nothing. `first` is a multiple of 64;
-    /// `count` too, unless the range ends with the block. May be called from several threads for disjoint ranges.
+    /// Re-arms the pages of `[first, first + count)` whose bit is set in `synced`.
+    ///
+    /// `synced` covers the whole block and contains the pages that syncs have reported. The caller reads the
+    /// pages afterwards, so earlier writes to them need not be reported. A source may re-arm another page of
+    /// the range only if it reports that page's write in the next sync. Otherwise the write would be lost.
+    /// Sources that re-arm during the sync may do nothing.
+    ///
+    /// `first` is a multiple of 64. `count` is one, too, unless the range ends with the block. Several threads
+    /// may call this in parallel for disjoint ranges.
     ///
     /// # Errors
-    /// The source is not started, the range or bitmap does not fit, or the kernel refused.
+    /// The source is not started, the range or the bitmap does not match the block, or the kernel refused.
     fn rearm(&self, block: usize, first: u64, count: u64, synced: &PageBitmap) -> Result<(), DirtyError>;
 
     /// Whether every page is reported after `start` until it was re-armed once (KVM's "initially set").
-    /// Known once the source was started.
+    ///
+    /// The result is valid after the source was started.
     fn initially_set(&self) -> bool {
         false
     }
 
-    /// Marks pages of `[first, first + count)` in block `block` of `ram` that are known to be zero without
-    /// being read: those that were never populated, unless the source has better information.
+    /// Marks pages that are known to be zero in `absent`, without reading them.
+    ///
+    /// The range is `[first, first + count)` in block `block` of `ram`. By default, the pages are those that
+    /// were never populated. A source with better information overrides the method.
     ///
     /// # Errors
-    /// As [`crate::RamBlock::mark_absent`].
+    /// The errors of [`crate::RamBlock::mark_absent`].
     fn mark_absent(
         &self,
         ram: &GuestRam,
@@ -105,7 +112,7 @@ pub trait DirtySource: Send + Sync {
         ram.block(block).mark_absent(first, count, absent)
     }
 
-    /// A short name for statistics and errors.
+    /// Returns a short name for statistics and errors.
     fn name(&self) -> &'static str;
 }
 

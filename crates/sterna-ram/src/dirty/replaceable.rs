@@ -1,4 +1,4 @@
-//! A dirty source in whose place another comes when the guest's memory changes.
+//! A dirty source that can be replaced when the guest's memory changes.
 
 use std::sync::Arc;
 
@@ -8,9 +8,10 @@ use parking_lot::RwLock;
 
 const NAME: &str = "replaceable";
 
-/// The dirty source of a VM whose memory is plugged and unplugged. Each source is over one [`GuestRam`], so the RAM of
-/// [`GuestRam::with_blocks`] needs another one: the VM keeps one of these and [replaces](Replaceable::replace) what is in
-/// it.
+/// The dirty source of a VM whose memory is plugged and unplugged.
+///
+/// Each source is over one [`GuestRam`], so the RAM of [`GuestRam::with_blocks`] needs a new source. The VM
+/// keeps one `Replaceable` and [replaces](Replaceable::replace) the source in it.
 pub struct Replaceable(RwLock<ReplaceableState>);
 
 struct ReplaceableState {
@@ -19,12 +20,12 @@ struct ReplaceableState {
 }
 
 impl Replaceable {
-    /// Begins with `source`, which is not started.
+    /// Makes a `Replaceable` with `source`, which must not be started.
     pub fn new(source: Arc<dyn DirtySource>) -> Self {
         Self(RwLock::new(ReplaceableState { source, is_running: false }))
     }
 
-    /// Puts another source, which is not started, in the place of the one that was there.
+    /// Replaces the source with another one, which must not be started.
     ///
     /// # Errors
     /// [`DirtyError::Running`] while writes are tracked; nothing has changed then.

@@ -1,46 +1,49 @@
-//! KVM's dirty ring.
+//! KVM's dirty rings, as a dirty source.
 //!
 //! # The model
-//! Instead of a bitmap for each slot every vCPU has a ring in memory that the kernel and this process share. When
-//! a vCPU writes to a page that is protected, the kernel lifts the protection and puts the page into that vCPU's
-//! ring: one entry, with the flag *dirty*. We take entries out and mark them *reset*; the system call
-//! KVM_RESET_DIRTY_RINGS then protects the pages of all marked entries again and frees their places. So the cost
-//! follows the pages that were written and not the size of the guest, and it is known which vCPU wrote them.
+//! Instead of one bitmap per slot, every vCPU has a ring in memory that the kernel and this process share. When
+//! a vCPU writes to a protected page, the kernel removes the protection. It puts the page into that vCPU's
+//! ring, as an entry with the flag *dirty*. This process takes entries out and marks them *reset*. The system
+//! call KVM_RESET_DIRTY_RINGS then protects the pages of all marked entries again and frees their places. The
+//! cost therefore depends on the number of written pages instead of the guest's size, and it is known which
+//! vCPU wrote them.
 //!
-//! A vCPU whose ring is nearly full comes out of the guest (exit reason [`KvmDirtyRing::EXIT_RING_FULL`]) and may
-//! not go on before its ring was emptied ([`KvmDirtyRing::reap_full`]). It is better to empty rings earlier:
-//! [`KvmDirtyRing::poll`], called every few milliseconds, empties those that are half full. What was taken out
-//! waits in the *pending* bitmaps for the next sync. A page counts for the vCPU that made it pending.
+//! A vCPU whose ring is nearly full exits from the guest (exit reason [`KvmDirtyRing::EXIT_RING_FULL`]). It
+//! must not run again before its ring was emptied ([`KvmDirtyRing::reap_full`]). Emptying rings earlier avoids
+//! these exits: [`KvmDirtyRing::poll`], called every few milliseconds, empties rings that are half full. The
+//! pages of removed entries are stored in the *pending* bitmaps until the next sync. A page counts for the vCPU
+//! that made it pending.
 //!
-//! # The order that makes it right
-//! A page's bit may be handed out only after the reset that protects the page again: if it came earlier, a lane
-//! could read the page, the guest write to it (unprotected still, so unnoticed), and the reset come last. That
-//! write would never be sent. So taking entries out and their reset are one step under one lock, for the vCPUs'
-//! threads as for a sync; and a sync reports nothing before its own reset is done. A write
-//! after the reset makes a new entry; a write before it is seen by every read that follows the sync.
+//! # Order
+//! A page's bit may be handed out only after the reset that protects the page again. If it were handed out
+//! earlier, a write could be lost. A lane could read the page, and the guest could write to it unnoticed,
+//! because it is not protected. The reset would follow too late. Removing entries and resetting them is
+//! therefore one step under one lock, for vCPU threads and for syncs. A sync reports no page before its own
+//! reset is done. A write after the reset makes a new entry. A write before it is seen by every read that
+//! follows the sync.
 //!
-//! Syncing re-arms, so [`DirtySource::rearm`] does nothing. A stopped vCPU has put all of its writes into its
-//! ring: the processor's own log of dirty pages is emptied at every exit from the guest.
+//! Syncing re-arms, so [`DirtySource::rearm`] does nothing. The ring of a stopped vCPU contains all of its
+//! writes: every exit from the guest empties the processor's own log of dirty pages.
 //!
-//! # Bounds
-//! One entry is 16 bytes; a ring has a power of two of them, at most what the kernel says (65,536). It keeps some
-//! for itself (64, and 512 more where the processor logs pages), so the smallest ring that works everywhere has
-//! 1024. Rings are switched on before the VM has its first vCPU, and for good: the bitmaps of
+//! # Limits
+//! An entry has 16 bytes. A ring has a power of two of entries, at most the kernel's limit (65,536). The kernel
+//! reserves some (64, and 512 more if the processor logs pages), so the smallest ring that works everywhere has
+//! 1024 entries. Rings must be enabled before the VM has its first vCPU, and cannot be disabled. The bitmaps of
 //! [`super::KvmDirtyLog`] do not work in that VM.
 //!
-//! # Rings that run over
-//! A kernel that checks its limit too seldom writes over entries that were not taken out yet. (The limit leaves
-//! room for 64; kernels that emulate the guest's instructions go on for hundreds between two checks.) Which pages
-//! were lost cannot be known, so all are reported and protected again; [`KvmDirtyRing::overruns`] counts that.
-//! It shows in one of these ways:
-//! - Every entry is dirty: a kernel that keeps to its limit never comes so far.
-//! - An entry that is not dirty has a dirty one after it. After an overrun the kernel's positions are ahead of
-//!   ours; the places between are marked too, or it would wait for them for ever.
-//! - Marked entries are not reset, as they were written over before their reset. Those are taken out again.
-//! - A vCPU comes out twice for a full ring that is empty: there are only places without entries.
+//! # Overruns
+//! A kernel that checks its limit too rarely overwrites entries that were not removed yet. The limit leaves
+//! room for 64 entries. Kernels that emulate the guest's instructions may add hundreds between two checks. The
+//! lost pages are unknown, so all pages are reported and protected again. [`KvmDirtyRing::overruns`] counts
+//! overruns. One of these signs reveals an overrun:
+//! - Every entry is dirty. A kernel that respects its limit never fills the ring.
+//! - An entry that is not dirty is followed by a dirty one. After an overrun, the kernel's positions are ahead
+//!   of this process's position. The entries between them are marked, too, because the kernel waits for them.
+//! - Marked entries are not reset, because they were overwritten before their reset. They are removed again.
+//! - A vCPU exits twice for a full ring that is empty: there are only places without entries.
 //!
-//! An entry that names a page of no slot is skipped, and from then on every sync fails until tracking is
-//! started anew: a page was written and it is unknown which.
+//! An entry that names a page of no slot is skipped. From then on every sync fails until tracking is restarted,
+//! because the written page is unknown.
 
 mod map;
 mod pending;
@@ -64,7 +67,7 @@ const KVM_CAP_DIRTY_LOG_RING_ACQ_REL: u32 = 223;
 const KVM_RESET_DIRTY_RINGS: u32 = 0xaec7;
 const ENTRY_BYTES: u32 = 16;
 
-/// Rings that were switched on in a VM that has no vCPU yet.
+/// Dirty rings that were enabled in a VM without vCPUs.
 #[derive(Debug)]
 pub struct KvmDirtyRings {
     vm: OwnedFd,
@@ -72,13 +75,14 @@ pub struct KvmDirtyRings {
 }
 
 impl KvmDirtyRings {
-    /// The most entries that a ring may have in this VM; 0 if its kernel has no dirty rings.
+    /// Returns the limit of entries per ring; 0 if the kernel has no dirty rings.
     pub fn most_entries(vm: BorrowedFd<'_>) -> u32 {
         capability(vm, ring_capability(vm)) / ENTRY_BYTES
     }
 
-    /// Switches rings of `entries` entries on, for good. `vm` is a duplicate of the VM's descriptor; the VM has no
-    /// vCPU yet.
+    /// Enables rings of `entries` entries. They cannot be disabled.
+    ///
+    /// `vm` is a duplicate of the VM's descriptor. The VM must not have a vCPU yet.
     ///
     /// # Errors
     /// [`DirtyError::Unsupported`] without dirty rings in the kernel, [`DirtyError::RingSize`], and
@@ -95,7 +99,7 @@ impl KvmDirtyRings {
         let bytes = u64::from(entries) * u64::from(ENTRY_BYTES);
         enable_capability(vm.as_fd(), ring_capability(vm.as_fd()), bytes).map_err(|source| {
             match source.raw_os_error() {
-                // Below a page, or below what the kernel keeps for itself.
+                // `entries` is smaller than a page, or than the kernel's reserve.
                 Some(libc::EINVAL) if entries < 1024 => DirtyError::RingSize { entries, most },
                 _ => failed("KVM_ENABLE_CAP", "ring size", entries.into(), source),
             }
@@ -103,8 +107,9 @@ impl KvmDirtyRings {
         Ok(Self { vm, entries })
     }
 
-    /// Maps the rings of the VM's vCPUs (all of them, in their order) as a source over the given slots, which must
-    /// be set up already and mapped where `ram` has its blocks. Not started.
+    /// Maps the rings of all vCPUs, in their order, as a source over `slots`.
+    ///
+    /// The slots must exist already and map the blocks of `ram`. The source is not started.
     ///
     /// # Errors
     /// [`DirtyError::Slot`], or [`DirtyError::System`] if a ring cannot be mapped.
@@ -135,17 +140,17 @@ impl KvmDirtyRings {
     }
 }
 
-/// The dirty rings of a KVM virtual machine. See the module for the model.
+/// The dirty rings of a KVM virtual machine, as a dirty source. See the module for the model.
 #[derive(Debug)]
 pub struct KvmDirtyRing {
     vm: OwnedFd,
-    /// Of each ring.
+    /// Number of entries per ring.
     entries: u32,
-    /// Changes under `state`'s lock.
+    /// Changes only under `state`'s lock.
     ram: RwLock<GuestRam>,
-    /// Changes under `state`'s lock.
+    /// Changes only under `state`'s lock.
     running: AtomicBool,
-    /// Pages that each vCPU's ring has named.
+    /// For each vCPU, the number of pages that its ring has named.
     reported: Vec<AtomicU64>,
     full_exits: AtomicU64,
     overruns: AtomicU64,
@@ -156,25 +161,25 @@ pub struct KvmDirtyRing {
 struct RingState {
     rings: Vec<RingMap>,
     slots: Vec<KvmSlot>,
-    /// What the rings have named since the last sync. Handed out only after the reset.
+    /// The pages that the rings have named since the last sync. They are handed out only after the reset.
     pending: Pending,
-    /// Pages were lost: every page counts as named.
+    /// Whether pages were lost, so that every page counts as named.
     is_all_dirty: bool,
     damage: Option<Damage>,
-    /// When tracking began, and what each vCPU had reported by then; none while it does not run.
+    /// The start of tracking, and each vCPU's count then; `None` while it does not run.
     begun: Option<(Instant, Vec<u64>)>,
 }
 
-/// Why tracking cannot be trusted until it is started anew.
+/// The reason why tracking cannot be trusted until it is restarted.
 #[derive(Debug, Clone, Copy)]
 enum Damage {
     /// An entry named a page that does not exist.
     Entry { vcpu: usize, slot: u32, offset: u64 },
-    /// After an overrun the pages of a slot could not be protected again.
+    /// After an overrun, the pages of a slot could not be protected again.
     Unprotected { slot: u32, errno: i32 },
 }
 
-/// How a ring is emptied.
+/// Why a ring is emptied. `Full` means that its vCPU exited because the ring is full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Reap {
     Some,
@@ -182,10 +187,10 @@ enum Reap {
 }
 
 impl KvmDirtyRing {
-    /// KVM_EXIT_DIRTY_RING_FULL: answer it with [`KvmDirtyRing::reap_full`] and run the vCPU on.
+    /// KVM_EXIT_DIRTY_RING_FULL: the VMM must call [`KvmDirtyRing::reap_full`] before it runs the vCPU again.
     pub const EXIT_RING_FULL: u32 = 31;
 
-    /// The VM has other slots now, which map `ram`: memory was plugged, or a slot has moved.
+    /// Replaces the slots and the RAM, after memory was plugged or a slot was moved.
     ///
     /// # Errors
     /// [`DirtyError::Running`] while writes are tracked, [`DirtyError::Slot`]; nothing has changed then.
@@ -201,11 +206,12 @@ impl KvmDirtyRing {
         Ok(())
     }
 
-    /// Empties the ring of a vCPU that came out because it is full; its next run goes on. To be called on any
-    /// thread, while tracking or not.
+    /// Empties a full ring, so that its vCPU can run again.
+    ///
+    /// It may be called on any thread, also while tracking does not run.
     ///
     /// # Errors
-    /// [`DirtyError::System`]: the kernel does not free the ring, so the vCPU cannot go on.
+    /// [`DirtyError::System`]: the kernel does not free the ring, so the vCPU cannot run.
     ///
     /// # Panics
     /// If there is no vCPU of this index.
@@ -225,7 +231,7 @@ impl KvmDirtyRing {
         let mut state = self.state.lock();
         for vcpu in 0..state.rings.len() {
             let RingState { rings, slots, pending, .. } = &mut *state;
-            // What is wrong with an entry is found when it is taken out.
+            // Invalid entries are detected when they are removed.
             rings[vcpu].each_new(|slot, offset| {
                 self.note(slots, vcpu, (slot, offset), pending);
             });
@@ -237,13 +243,15 @@ impl KvmDirtyRing {
         Ok(())
     }
 
-    /// How many pages each vCPU has dirtied so far while tracking ran, as of the last [`KvmDirtyRing::poll`], sync
-    /// or full ring. A page counts once between two syncs, for the vCPU that was first.
+    /// Returns how many pages each vCPU has dirtied while tracking ran.
+    ///
+    /// The counts are updated by [`KvmDirtyRing::poll`], by a sync and by a full ring. Between two syncs, a
+    /// page counts once, for the vCPU that was first.
     pub fn reported(&self) -> Vec<u64> {
         self.reported.iter().map(|count| count.load(Ordering::Relaxed)).collect()
     }
 
-    /// One vCPU's count of [`KvmDirtyRing::reported`].
+    /// Returns one vCPU's count of [`KvmDirtyRing::reported`].
     ///
     /// # Panics
     /// If there is no vCPU of this index.
@@ -251,34 +259,37 @@ impl KvmDirtyRing {
         self.reported[vcpu].load(Ordering::Relaxed)
     }
 
-    /// When tracking began, and what each vCPU had [reported](KvmDirtyRing::reported) by then; none while it does not
-    /// run.
+    /// Returns the start of tracking and each vCPU's [`reported`](KvmDirtyRing::reported) count at that time.
+    ///
+    /// `None` while tracking does not run.
     pub fn begun(&self) -> Option<(Instant, Vec<u64>)> {
         self.state.lock().begun.clone()
     }
 
-    /// How many entries each ring has.
+    /// Returns the number of entries per ring.
     pub fn entries(&self) -> u32 {
         self.entries
     }
 
-    /// How often a vCPU came out because its ring was full.
+    /// Returns how often a vCPU exited because its ring was full.
     pub fn full_exits(&self) -> u64 {
         self.full_exits.load(Ordering::Relaxed)
     }
 
-    /// How often the kernel ran over the end of a ring, and all pages were reported because of it. Larger rings make
-    /// it rarer.
+    /// Returns how often the kernel overran a ring, so that all pages were reported.
+    ///
+    /// Larger rings make overruns rarer.
     pub fn overruns(&self) -> u64 {
         self.overruns.load(Ordering::Relaxed)
     }
 
-    /// Whether tracking runs.
+    /// Whether tracking runs, between `start` and `stop`.
     pub fn is_running(&self) -> bool {
         self.running.load(Ordering::Acquire)
     }
 
-    /// Makes a page pending, and counts it for the vCPU if it was not. False: there is no such page.
+    /// Makes a page pending, and counts it for the vCPU if it was not pending. Returns `false` if there is no
+    /// such page.
     fn note(&self, slots: &[KvmSlot], vcpu: usize, entry: (u32, u64), pending: &mut Pending) -> bool {
         let Some((block, page)) = locate(slots, entry) else { return false };
         if pending.add(block, page) {
@@ -287,7 +298,7 @@ impl KvmDirtyRing {
         true
     }
 
-    /// Empties a ring into the pending pages and has the kernel protect them again.
+    /// Moves a ring's entries into the pending pages, which the kernel then protects again.
     fn reap(&self, state: &mut RingState, vcpu: usize, how: Reap) -> Result<(), DirtyError> {
         let RingState { rings, slots, pending, damage, .. } = state;
         let each = |slot, offset| {
@@ -310,7 +321,7 @@ impl KvmDirtyRing {
         Ok(())
     }
 
-    /// Pages were lost: protects all of them again, and reports all.
+    /// Handles lost pages: protects all pages again, and reports all.
     fn recover(&self, state: &mut RingState) {
         self.overruns.fetch_add(1, Ordering::Relaxed);
         if !self.is_running() {
@@ -338,7 +349,7 @@ impl KvmDirtyRing {
         (state.is_all_dirty, state.damage) = (false, None);
     }
 
-    /// Empties the rings and forgets what they held.
+    /// Empties the rings and drops their entries.
     fn drain(&self, state: &mut RingState) -> Result<(), DirtyError> {
         for vcpu in 0..state.rings.len() {
             self.reap(state, vcpu, Reap::Some)?;
@@ -352,7 +363,7 @@ impl KvmDirtyRing {
             .map_err(|source| failed("KVM_SET_USER_MEMORY_REGION", "slot", slot.slot.into(), source))
     }
 
-    /// Turns logging off everywhere; goes on after an error and gives the first.
+    /// Turns logging off in every slot. Continues after an error, and returns the first one.
     fn undo(&self, slots: &[KvmSlot]) -> Result<(), DirtyError> {
         let mut result = Ok(());
         for slot in slots {
@@ -371,7 +382,7 @@ impl DirtySource for KvmDirtyRing {
         self.drain(&mut state)?;
         for slot in &state.slots {
             if let Err(error) = self.set_logging(slot, true) {
-                // The error that matters is the first one.
+                // The caller gets the error of the start, which is the cause.
                 let _ = self.undo(&state.slots);
                 return Err(error);
             }
@@ -419,7 +430,7 @@ impl DirtySource for KvmDirtyRing {
             }
         }
         report.newly_dirty += state.pending.move_into(into);
-        // The pending bitmaps are those of whole blocks.
+        // The pending bitmaps cover whole blocks, so merging needs no shift.
         (report.times.kernel, report.times.aligned) = (walked - began, walked.elapsed());
         Ok(report)
     }
@@ -439,19 +450,21 @@ impl DirtySource for KvmDirtyRing {
 
 impl Drop for KvmDirtyRing {
     fn drop(&mut self) {
-        // No caller is left to report an error to.
+        // A drop cannot return an error.
         let _ = self.stop();
     }
 }
 
-/// The block and page that an entry names.
+/// Returns the block and the page that an entry names.
 fn locate(slots: &[KvmSlot], (slot, offset): (u32, u64)) -> Option<(usize, u64)> {
     let found = slots.iter().find(|known| known.slot == slot)?;
     (offset < found.pages).then(|| (found.block, found.first_page + offset))
 }
 
-/// The newer capability says that flags must be read with acquire and written with release order, which is what
-/// we do anyway; some processors have only that one.
+/// Returns the number of the capability for dirty rings.
+///
+/// The newer one requires acquire and release order for the flags, which this code uses anyway. Some processors
+/// have only the newer one.
 fn ring_capability(vm: BorrowedFd<'_>) -> u32 {
     let newer = capability(vm, KVM_CAP_DIRTY_LOG_RING_ACQ_REL) > 0;
     if newer { KVM_CAP_DIRTY_LOG_RING_ACQ_REL } else { KVM_CAP_DIRTY_LOG_RING }

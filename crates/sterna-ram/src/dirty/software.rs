@@ -1,4 +1,4 @@
-//! A dirty log for whoever can say itself what it writes: test guests, emulated devices.
+//! A dirty log for writers that report their own writes: test guests, emulated devices.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -8,8 +8,9 @@ use crate::{DirtyError, GuestRam, PageBitmap};
 
 const NAME: &str = "software-log";
 
-/// A log that writers fill through [`SoftwareLog::mark`]. In two phases like KVM's manual protection: a
-/// bit stays, and is reported by every sync, until it is re-armed.
+/// A log that writers fill through [`SoftwareLog::mark`].
+///
+/// It has two phases, like KVM's manual protection: every sync reports a bit until it is re-armed.
 #[derive(Debug)]
 pub struct SoftwareLog {
     ram: GuestRam,
@@ -18,13 +19,15 @@ pub struct SoftwareLog {
 }
 
 impl SoftwareLog {
-    /// A log over all blocks, not started.
+    /// Makes a log over all blocks of `ram`. It is not started.
     pub fn new(ram: &GuestRam) -> Self {
         SoftwareLog { ram: ram.clone(), log: DirtyBitmaps::new(ram), active: AtomicBool::new(false) }
     }
 
-    /// Reports that a page was written. Call it *after* the write: a bit that a sync reports before the
-    /// write it stands for would let the page be read too early and the write be lost.
+    /// Reports that a page was written. Call it *after* the write.
+    ///
+    /// If a sync reported the bit before the write, the page could be read too early and the write would be
+    /// lost.
     ///
     /// # Panics
     /// If there is no such block or page.
@@ -32,13 +35,13 @@ impl SoftwareLog {
         self.mark_range(block, page, 1);
     }
 
-    /// Reports that neighbouring pages were written; as [`SoftwareLog::mark`].
+    /// Reports that neighbouring pages were written, like [`SoftwareLog::mark`].
     ///
     /// # Panics
     /// If there is no such block or the pages are not in it.
     pub fn mark_range(&self, block: usize, first: u64, count: u64) {
-        // Sequentially consistent against `start`: a writer that does not see the log active wrote
-        // before start() returned, which no sync has to report.
+        // Sequentially consistent with `start`: a writer that does not see the log active wrote before start()
+        // returned, and no sync has to report that write.
         if self.active.load(Ordering::SeqCst) {
             self.log.block(block).set_range(first, count);
         }

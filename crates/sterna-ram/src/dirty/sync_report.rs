@@ -1,14 +1,14 @@
-//! The result of a sync.
+//! The result of a sync: the number of newly dirty pages, and the time spent.
 
 use std::ops::AddAssign;
 use std::time::Duration;
 
-/// What a sync found, and what it cost.
+/// The pages that a sync found, and its cost.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SyncReport {
-    /// Pages whose bit was clear in the bitmap and is set now.
+    /// Number of pages whose bit was clear in the bitmap and is set now.
     pub newly_dirty: u64,
-    /// The parts of its time.
+    /// The time of each part of the sync.
     pub times: SyncTimes,
 }
 
@@ -19,16 +19,16 @@ impl AddAssign for SyncReport {
     }
 }
 
-/// The parts of a sync's time. Parts that ran in parallel share the elapsed time, so the total is wall time.
+/// The parts of a sync's time. Parts that ran in parallel share the elapsed time, so the sum is wall time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SyncTimes {
-    /// The kernel's: GET_DIRTY_LOG, PAGEMAP_SCAN, walking dirty rings.
+    /// Time of the kernel: GET_DIRTY_LOG, PAGEMAP_SCAN, walking dirty rings.
     pub kernel: Duration,
-    /// Reading and clearing vhost logs.
+    /// Time to read and clear vhost logs.
     pub vhost: Duration,
-    /// Merging words whose first page in the block is a multiple of 64.
+    /// Time to merge words whose first page in the block is a multiple of 64.
     pub aligned: Duration,
-    /// Merging words whose first page in the block is not.
+    /// Time to merge all other words, which need a shift.
     pub misaligned: Duration,
 }
 

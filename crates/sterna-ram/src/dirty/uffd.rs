@@ -1,20 +1,20 @@
-//! userfaultfd write protection, resolved by the kernel itself (WP_ASYNC), synced by PAGEMAP_SCAN.
+//! Tracks writes by userfaultfd write protection that the kernel resolves itself (WP_ASYNC), synced by
+//! PAGEMAP_SCAN.
 //!
-//! A protected page's first write lifts the protection without waking anybody. A scan reports pages that
-//! are not protected and protects them in the same step, so syncing re-arms. It sees the writes of
-//! this process's threads, of the kernel on their behalf and of KVM; writes through another mapping of a
-//! memfd (a vhost-user device) it does not see.
+//! The first write to a protected page removes the protection without a notification. A scan reports pages that
+//! are not protected and protects them in the same step, so syncing re-arms. It sees the writes of this
+//! process's threads, of the kernel on their behalf, and of KVM. It does not see writes through another mapping
+//! of a memfd (a vhost-user device).
 //!
-//! Re-arming scans once more: what was written since the sync to pages that are about to be read need not
-//! be reported, and would else be sent twice. What such a scan finds of other pages is kept for the next
-//! sync.
+//! Re-arming scans once more. Writes since the sync to pages that are about to be read need not be reported,
+//! and would otherwise be sent twice. If such a scan finds other pages, they are kept for the next sync.
 //!
 //! Memory of the VMM is tracked only where its permissions allow userfaultfd.
 //!
-//! At the start shared memory is protected whole, pages that are not mapped here included (markers in
-//! the page table, eight bytes a page). In anonymous memory a page that is not there needs no marker:
-//! when it comes, it comes unprotected, and so as written. That keeps a sparse guest sparse and lets
-//! [`crate::RamBlock::mark_absent`], which asks the same page table, see what is absent.
+//! At the start, shared memory is protected completely, also pages that are not mapped here (by markers in the
+//! page table, eight bytes per page). In anonymous memory, an absent page needs no marker: once populated, it
+//! is unprotected and counts as written. Therefore a sparse guest stays sparse, and
+//! [`crate::RamBlock::mark_absent`] still finds absent pages in the same page table.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -37,37 +37,38 @@ use crate::{DirtyError, GuestRam, PAGE_SHIFT, PageBitmap, RamBlock};
 
 const NAME: &str = "userfaultfd";
 
-/// `UFFDIO_WRITEPROTECT_MODE_WP`, which the headers define in a way that bindings miss.
+/// `UFFDIO_WRITEPROTECT_MODE_WP`, whose definition in the headers the bindings miss.
 const MODE_WP: u64 = 1;
 
-/// Tracks writes by userfaultfd; needs Linux 6.7 and no privilege.
+/// Tracks writes by userfaultfd. It needs Linux 6.7 and no privilege.
 #[derive(Debug)]
 pub struct UffdDirtyLog {
     ram: GuestRam,
     running: RwLock<Option<OwnedFd>>,
-    /// Found while re-arming other pages, and in no sync yet.
+    /// Pages that were found while re-arming others, and not reported by a sync yet.
     kept: DirtyBitmaps,
-    /// Whether there is anything in it.
+    /// Whether `kept` contains pages.
     keeps: AtomicBool,
 }
 
 impl UffdDirtyLog {
-    /// Tracks all blocks. Not started.
+    /// Makes a log over all blocks of `ram`. It is not started.
     pub fn new(ram: GuestRam) -> Self {
         let kept = DirtyBitmaps::new(&ram);
         UffdDirtyLog { ram, running: RwLock::new(None), kept, keeps: AtomicBool::new(false) }
     }
 
-    /// Whether this machine's kernel can do it.
+    /// Whether this machine's kernel supports the log.
     pub fn is_supported() -> bool {
         open().is_ok() && scan_exists()
     }
 
-    /// Makes the system calls of a sync and forgets what they report, which is lost then: for benches, to
-    /// see what a sync costs beyond them.
+    /// Makes only the system calls of a sync, so that benches can measure the rest.
+    ///
+    /// The reported pages are lost.
     ///
     /// # Errors
-    /// As [`DirtySource::sync`].
+    /// The errors of [`DirtySource::sync`].
     #[cfg(feature = "bench")]
     pub fn system_calls_alone(&self) -> Result<(), DirtyError> {
         let running = self.running.read();
@@ -77,7 +78,7 @@ impl UffdDirtyLog {
         self.scan(|_, _, _| {})
     }
 
-    /// Scans all blocks, and protects again what was written: `each(block, first page, pages)`.
+    /// Scans all blocks and protects the written pages again. Calls `each(block, first page, pages)`.
     fn scan(&self, mut each: impl FnMut(usize, u64, u64)) -> Result<(), DirtyError> {
         for (index, block) in self.ram.blocks().iter().enumerate() {
             self.scan_pages(index, 0, block.pages(), |first, count| each(index, first, count))?;
@@ -85,7 +86,7 @@ impl UffdDirtyLog {
         Ok(())
     }
 
-    /// The same for some pages of a block, which must have them: `each(first page, pages)`.
+    /// Scans and protects pages of one block, which must contain them. Calls `each(first page, pages)`.
     fn scan_pages(
         &self,
         index: usize,
@@ -102,7 +103,7 @@ impl UffdDirtyLog {
         .map_err(|source| failed("ioctl(PAGEMAP_SCAN)", index, source))
     }
 
-    /// Keeps those of some written pages that are not `about_to_be_read`; gives whether there were any.
+    /// Keeps the written pages that are not in `about_to_be_read`, and returns whether there were any.
     fn keep_others(&self, block: usize, first: u64, count: u64, about_to_be_read: &PageBitmap) -> bool {
         let (kept, read) = (self.kept.block(block).words(), about_to_be_read.words());
         let mut keeps = false;
@@ -119,7 +120,7 @@ impl UffdDirtyLog {
         keeps
     }
 
-    /// Moves what was kept; gives how many bits were clear there.
+    /// Moves the kept pages into `into`, and returns how many bits were clear there.
     fn take_kept(&self, into: &mut DirtyBitmaps) -> u64 {
         let mut newly_dirty = 0;
         for (index, kept) in self.kept.blocks().iter().enumerate() {
@@ -144,7 +145,7 @@ impl UffdDirtyLog {
         Ok(())
     }
 
-    /// Unregisters what is registered; goes on after an error and gives the first.
+    /// Unregisters all blocks. Continues after an error, and returns the first one.
     fn unregister(&self, fd: &OwnedFd) -> Result<(), DirtyError> {
         let mut result = Ok(());
         for (index, block) in self.ram.blocks().iter().enumerate() {
@@ -174,7 +175,7 @@ impl DirtySource for UffdDirtyLog {
                 libc::ENOTTY,
             )));
         }
-        // On failure the descriptor is closed, which undoes what was registered.
+        // On failure the descriptor is closed, which undoes the registrations.
         self.register(&fd)?;
         self.kept.clear_all();
         self.keeps.store(false, Ordering::Release);
@@ -191,7 +192,7 @@ impl DirtySource for UffdDirtyLog {
     }
 
     fn sync(&self, into: &mut DirtyBitmaps) -> Result<SyncReport, DirtyError> {
-        // Held while scanning: stop() must not lift the protection half-way.
+        // Locked during the scan: stop() must not remove the protection meanwhile.
         let running = self.running.read();
         if running.is_none() {
             return Err(DirtyError::NotStarted { origin: NAME });
@@ -203,13 +204,14 @@ impl DirtySource for UffdDirtyLog {
         if self.keeps.swap(false, Ordering::AcqRel) {
             report.newly_dirty += self.take_kept(into);
         }
-        // The bits are set as the kernel reports the runs: a store each, which no clock could single out.
+        // The bits are set while the kernel reports the runs. One store each is too short to be timed
+        // separately.
         report.times.kernel = began.elapsed();
         Ok(report)
     }
 
     fn rearm(&self, block: usize, first: u64, count: u64, synced: &PageBitmap) -> Result<(), DirtyError> {
-        // Held while scanning, as in a sync.
+        // Locked during the scan, as in a sync.
         let running = self.running.read();
         if running.is_none() {
             return Err(DirtyError::NotStarted { origin: NAME });
@@ -219,7 +221,7 @@ impl DirtySource for UffdDirtyLog {
         let mut keeps = false;
         let found = |page: u64, count: u64| keeps |= self.keep_others(block, page, count, synced);
         let scanned = self.scan_pages(block, first, count, found);
-        // Also what was found before a failure is reported nowhere else.
+        // Pages that were found before a failure are reported by no other scan.
         if keeps {
             self.keeps.store(true, Ordering::Release);
         }
@@ -233,13 +235,14 @@ impl DirtySource for UffdDirtyLog {
 
 impl Drop for UffdDirtyLog {
     fn drop(&mut self) {
-        // No caller is left to report an error to.
+        // A drop cannot return an error.
         let _ = self.stop();
     }
 }
 
-/// Report and protect. The kernel has a quick way for exactly this; it takes pages that are not mapped
-/// for written, of which there are none after everything was protected with markers.
+/// Report and protect written pages, for which the kernel has a fast path.
+///
+/// It treats unmapped pages as written. After the protection with markers, there are none.
 const WRITTEN_SHARED: Scan = Scan {
     flags: PM_SCAN_WP_MATCHING | PM_SCAN_CHECK_WPASYNC,
     all_of: PAGE_IS_WRITTEN,
@@ -247,15 +250,15 @@ const WRITTEN_SHARED: Scan = Scan {
     report: PAGE_IS_WRITTEN,
 };
 
-/// The same, but never for pages that are not there.
+/// The same scan, but never for absent pages.
 const WRITTEN_ANONYMOUS: Scan = Scan { any_of: PAGE_IS_PRESENT | PAGE_IS_SWAPPED, ..WRITTEN_SHARED };
 
-/// Whether pages that are not there are protected by markers: all but anonymous memory on normal pages.
+/// Whether absent pages are protected by markers. Only anonymous memory on normal pages needs none.
 fn needs_markers(block: &RamBlock) -> bool {
     block.mapping.kind() != Kind::Anonymous || block.mapping.is_huge()
 }
 
-/// Protects a block that was just registered.
+/// Protects a newly registered block.
 fn protect(fd: &OwnedFd, block: &RamBlock) -> Result<(), (&'static str, io::Error)> {
     if !needs_markers(block) {
         let scan = Scan { all_of: 0, report: PAGE_IS_PRESENT, ..WRITTEN_ANONYMOUS };
@@ -267,14 +270,14 @@ fn protect(fd: &OwnedFd, block: &RamBlock) -> Result<(), (&'static str, io::Erro
         // SAFETY: the request expects this structure; protecting changes no byte of the block.
         match unsafe { sys::ioctl(fd.as_fd(), UFFDIO_WRITEPROTECT, &mut protect) } {
             Ok(_) => return Ok(()),
-            // The address space is just changing; it begins anew.
+            // The address space is changing; a repeated call starts again at the first byte.
             Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR)) => {}
             Err(error) => return Err(("UFFDIO_WRITEPROTECT", error)),
         }
     }
 }
 
-/// A userfaultfd with the features that are needed.
+/// Opens a userfaultfd with the needed features.
 fn open() -> Result<OwnedFd, DirtyError> {
     let fd = sys::userfaultfd().map_err(unsupported("userfaultfd(2)"))?;
     let features = UFFD_FEATURE_PAGEFAULT_FLAG_WP

@@ -1,13 +1,13 @@
-//! Copies and scans for architectures without routines in assembly. They are not guarded.
+//! Unguarded copies and scans, for architectures without assembly routines.
 
 use std::ptr;
 
 use super::{Done, ZERO};
 
-/// Copies and scans are not guarded here, so the signal is never theirs.
+/// Returns `false`: copies and scans are not guarded here, so no signal belongs to them.
 ///
 /// # Safety
-/// None is needed; as on other architectures.
+/// There is no requirement. The function is `unsafe` to match the other architectures.
 pub unsafe fn handle_sigbus(_: *const libc::siginfo_t, _: *mut libc::c_void) -> bool {
     false
 }

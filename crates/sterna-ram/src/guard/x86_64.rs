@@ -1,27 +1,31 @@
-//! The routines, and what leads a thread out of them. None uses the stack or calls anything, so that leaving them from any instruction on is a plain
-//! return. Being opaque to the compiler they make no assumption that the guest's concurrent writes could break.
+//! The assembly routines, and the signal handler that ends them after a fault.
+//!
+//! No routine uses the stack or calls a function, so a plain return is possible from every instruction. The
+//! compiler cannot see into them, so it makes no assumption that the guest's concurrent writes could violate.
 
 use super::Done;
 use crate::PAGE_BYTES;
 
-/// Takes a SIGBUS that a copy or a scan of guest RAM has raised, so that it ends with a [`super::RamFault`] when the handler
-/// returns. False: the signal came from elsewhere (the guest's own access through KVM, another part of the process),
-/// and the caller deals with it, or restores the default action and returns, which ends the process as before.
+/// Handles a SIGBUS of a copy or scan of guest RAM, which returns a [`super::RamFault`] then.
 ///
-/// To be called by the VMM's handler of SIGBUS, which was installed with `SA_SIGINFO`, with the handler's second and
-/// third argument. Async-signal-safe: touches the interrupted thread's saved registers and nothing else.
+/// `false` means that the signal has another origin: the guest's own access through KVM, or another part of the
+/// process. The caller must handle it, or restore the default action and return, which ends the process.
+///
+/// The VMM's SIGBUS handler, installed with `SA_SIGINFO`, calls this with its second and third argument. The
+/// function is async-signal-safe: it changes only the saved registers of the interrupted thread.
 ///
 /// # Safety
-/// `info` and `context` must be what the kernel gave to the handler that is running now.
+/// `info` and `context` must be the arguments that the kernel passed to the handler that runs now.
 pub unsafe fn handle_sigbus(info: *const libc::siginfo_t, context: *mut libc::c_void) -> bool {
-    /// A page that cannot be had (a file that became shorter), and one that has failed under this very instruction.
-    /// The third, that a page has failed which nobody is reading (BUS_MCEERR_AO), interrupts anything.
+    /// Codes for an access by the interrupted instruction. The page is beyond the end of a shortened file, or
+    /// has failed. BUS_MCEERR_AO is left out: it reports a failed page that no thread is reading, and can
+    /// interrupt any instruction.
     const SYNCHRONOUS: [libc::c_int; 3] = [libc::BUS_ADRERR, libc::BUS_OBJERR, libc::BUS_MCEERR_AR];
     if info.is_null() || context.is_null() {
         return false;
     }
-    // SAFETY: both are what the kernel gave to the running handler (the caller's promise): a filled siginfo_t, and the
-    // ucontext_t on the handler's stack, which no one else uses while it runs.
+    // SAFETY: both are the arguments that the kernel passed to the running handler (the caller's promise). They
+    // are a filled siginfo_t, and the ucontext_t on the handler's stack, which only this handler uses.
     let (info, registers) = unsafe { (&*info, &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs) };
     let begin = (&raw const sterna_ram_guard_begin) as u64;
     let end = (&raw const sterna_ram_guard_end) as u64;
@@ -31,14 +35,14 @@ pub unsafe fn handle_sigbus(info: *const libc::siginfo_t, context: *mut libc::c_
     }
     // SAFETY: a SIGBUS of these codes carries an address.
     let address = unsafe { info.si_addr() };
-    // The routines' own text has failed, told by its address or its page: no routine can go on, and before its first
-    // instruction has run R11 is the caller's.
+    // The routines' own code has failed; its address or its page shows that. No routine can continue then, and
+    // before the first instruction of a routine, R11 contains the caller's value.
     let text = begin / PAGE_BYTES * PAGE_BYTES..end.next_multiple_of(PAGE_BYTES);
     if text.contains(&(address as u64)) {
         return false;
     }
-    // Every routine keeps in R11 where it ends after a fault, from its first instruction on, and gives RDX back. That
-    // instruction touches no memory, so a fault on other memory comes after it.
+    // From its first instruction on, every routine keeps in R11 its exit after a fault, and returns RDX. The
+    // first instruction touches no memory, so a fault on other memory follows later.
     registers[libc::REG_RIP as usize] = registers[libc::REG_R11 as usize];
     registers[libc::REG_RDX as usize] = address as i64;
     true
@@ -56,11 +60,11 @@ unsafe extern "C" {
     pub(super) fn sterna_ram_zero_avx512(start: *const u8, lines: usize) -> Done;
 }
 
-// In: RDI, RSI, RDX. Out: RAX the result, RDX the address of a fault. R11 is where to go on after one; a copy that
-// was left has its missing bytes in RCX, which is the result.
+// In: RDI, RSI, RDX. Out: RAX is the result, RDX the address of a fault. R11 is the exit after a fault. After a
+// fault in a copy, RCX is the number of missing bytes, which is the result.
 //
-// A scan looks at the first line alone, which decides most pages that are not zero, then at blocks of four lines
-// (the test costs more than the ORs), then at the lines that are left.
+// A scan checks the first line separately, because it decides most pages that are not zero. Blocks of four
+// lines follow, because the test costs more than the ORs, and then the remaining lines.
 std::arch::global_asm!(
     r#"
         .pushsection .text.sterna_ram_guard, "ax", @progbits
@@ -280,10 +284,11 @@ sterna_ram_guard_end:
 mod tests {
     use super::*;
 
-    /// What the handler does with a fault on `address` under the routines' instruction `at`, where R11 holds `way_out`:
-    /// its answer, and where the thread goes on.
+    /// Runs the handler for a fault on `address` at instruction `at`, with `way_out` in R11.
+    ///
+    /// Returns the handler's result and the address at which the thread continues.
     fn handled(address: u64, at: u64, way_out: u64) -> (bool, u64) {
-        /// Of `si_addr` in `siginfo_t`.
+        /// Offset of `si_addr` in `siginfo_t`.
         const ADDRESS_OFFSET: usize = 16;
         // SAFETY: both are plain data, for which zeros are valid.
         let (mut info, mut context): (libc::siginfo_t, libc::ucontext_t) = unsafe { std::mem::zeroed() };
@@ -293,7 +298,7 @@ mod tests {
         let registers = &mut context.uc_mcontext.gregs;
         registers[libc::REG_RIP as usize] = at as i64;
         registers[libc::REG_R11 as usize] = way_out as i64;
-        // SAFETY: filled as the kernel does; it is not asked for more than these registers.
+        // SAFETY: filled like the kernel does; the handler reads only these registers.
         let taken = unsafe { handle_sigbus(&raw const info, (&raw mut context).cast()) };
         (taken, context.uc_mcontext.gregs[libc::REG_RIP as usize] as u64)
     }
@@ -308,7 +313,7 @@ mod tests {
     #[test]
     fn fault_of_the_routines_own_text_is_not_taken() {
         let begin = (&raw const sterna_ram_guard_begin) as u64;
-        // R11 is still the caller's, and leads anywhere.
+        // R11 still contains the caller's value, an arbitrary address.
         for address in [begin, begin / PAGE_BYTES * PAGE_BYTES] {
             assert_eq!(handled(address, begin, 0xdead), (false, begin), "{address:#x}");
         }

@@ -1,4 +1,4 @@
-//! One mapping of this process: the engine's own, or memory that the VMM mapped.
+//! One mapping of this process: memory that the engine mapped, or memory of the VMM.
 
 mod own;
 mod pins;
@@ -15,18 +15,18 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
-use crate::sys::check;
+use crate::sys::{self, check};
 use crate::{MemoryPermissions, PAGE_BYTES};
 use parking_lot::Mutex;
 use pins::Pins;
 
-/// What the memory of a block is made of that the engine maps itself ([`RamBlock::new`](crate::RamBlock::new)).
+/// The kind of memory that the engine maps for a block ([`RamBlock::new`](crate::RamBlock::new)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Backing {
-    /// A memfd, mapped shared: can be handed to another process (vhost-user).
+    /// A memfd, mapped shared: another process can map it, too (vhost-user).
     Memfd,
-    /// Private anonymous memory.
+    /// Private anonymous memory, which cannot be handed to another process.
     Anonymous,
     /// A memfd on huge pages of 2 MiB, which the host must have reserved.
     Huge2M,
@@ -35,7 +35,7 @@ pub enum Backing {
 }
 
 impl Backing {
-    /// Bytes in the smallest piece that this backing gives and takes.
+    /// Returns the page size of the backing in bytes, the smallest unit of allocation.
     pub fn unit_bytes(self) -> u64 {
         match self {
             Backing::Memfd | Backing::Anonymous => PAGE_BYTES,
@@ -44,7 +44,7 @@ impl Backing {
         }
     }
 
-    /// Whether the memory lies on reserved huge pages.
+    /// Whether the memory is on reserved huge pages.
     pub fn is_huge(self) -> bool {
         matches!(self, Backing::Huge2M | Backing::Huge1G)
     }
@@ -58,7 +58,7 @@ impl Backing {
     }
 }
 
-/// How a mapping gets its memory, which decides how memory is given back and who knows which pages are there.
+/// The kind of a mapping. It decides how memory is given back and how absent pages are found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Private, without a file.
@@ -69,47 +69,47 @@ pub(crate) enum Kind {
     Tmpfs,
     /// Shared, of a file on hugetlbfs.
     Hugetlbfs,
-    /// Shared, of a file elsewhere.
+    /// Shared, of a file on another file system.
     File,
     /// Private, of a file on tmpfs.
     PrivateTmpfs,
-    /// Private, of a file elsewhere.
+    /// Private, of a file on another file system.
     PrivateFile,
 }
 
 impl Kind {
-    /// Whether writes reach whoever else has the memory.
+    /// Whether other mappings of the same memory see writes.
     pub(crate) fn is_shared(self) -> bool {
         !matches!(self, Kind::Anonymous | Kind::PrivateTmpfs | Kind::PrivateFile)
     }
 
-    /// Whether a page that is given back reads as zero afterwards. A private page of a file reads as the file.
+    /// Whether a page that was given back reads as zero. A private page of a file reads as the file instead.
     pub(crate) fn is_zero_when_discarded(self) -> bool {
         !matches!(self, Kind::PrivateTmpfs | Kind::PrivateFile)
     }
 }
 
-/// The file of a mapping, and where in it the mapping begins.
+/// The file of a mapping, and the offset at which the mapping begins.
 #[derive(Debug, Clone)]
 pub(crate) struct FileRange {
     pub file: Arc<File>,
     pub offset: u64,
 }
 
-/// What the memory of a mapping is.
+/// The kind and the file of a mapping's memory.
 #[derive(Debug, Clone)]
 pub(crate) struct Under {
     pub kind: Kind,
     pub file: Option<FileRange>,
 }
 
-/// Who unmaps the memory.
+/// The party that unmaps the memory.
 pub(crate) enum Owner {
-    /// There is no memory.
+    /// No party: there is no memory.
     Nobody,
-    /// This mapping, when it is dropped.
+    /// This mapping unmaps it when it is dropped.
     Mapping,
-    /// Whoever this keeps alive.
+    /// The VMM unmaps it, after the last clone of this owner is dropped.
     External(Arc<dyn Any + Send + Sync>),
 }
 
@@ -123,41 +123,41 @@ impl fmt::Debug for Owner {
     }
 }
 
-/// A live mapping.
+/// A mapped range of addresses and the properties of its memory.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     pub(super) address: *mut u8,
     pub(super) len: usize,
-    /// Bytes in the smallest piece that the kernel gives and takes.
+    /// Bytes in the smallest unit that the kernel allocates and frees.
     pub(super) page_bytes: u64,
-    /// Changes when memory is taken over from another process, or given to one ([`super::descriptors`]).
+    /// Changes when memory is taken over from another process, or handed to one ([`super::descriptors`]).
     pub(super) under: Mutex<Under>,
-    /// As [`Mapping::under`].
+    /// Changes together with [`Mapping::under`].
     pub(super) is_read_only: AtomicBool,
-    /// Another process has the memory, and none has come in its stead.
+    /// Whether another process has the memory and this mapping has no other.
     pub(super) is_gone: AtomicBool,
-    /// A page that is not there is filled by somebody when it is touched first.
+    /// Whether a userfaultfd of the VMM fills missing pages when they are first touched.
     pub(super) is_filled_on_demand: bool,
     pub(super) permissions: MemoryPermissions,
     pub(super) owner: Owner,
     /// Other mappings of the same file in the same guest: see [`Mapping::link`].
     pub(super) siblings: Mutex<Vec<Weak<Mapping>>>,
-    /// Bytes whose pages must not be given back.
+    /// Byte ranges whose pages must not be given back.
     pub(crate) pins: Mutex<Pins>,
 }
 
-// SAFETY: the mapping belongs to the process, not to a thread; all access goes through raw pointers
-// with volatile or atomic operations, and the address never changes until drop.
+// SAFETY: the mapping belongs to the process, not to a thread. All access uses raw pointers with volatile or
+// atomic operations, and the address never changes until drop.
 unsafe impl Send for Mapping {}
 // SAFETY: as above; shared use hands out raw pointers only.
 unsafe impl Sync for Mapping {}
 
-// A panic leaves nothing half changed: the mapping never changes, and of the owner nothing is used.
+// A panic leaves no inconsistent state: the mapping does not change, and the owner's value is not used.
 impl UnwindSafe for Mapping {}
 impl RefUnwindSafe for Mapping {}
 
 impl Mapping {
-    /// Maps `len` bytes (a multiple of the backing's unit, above 0). On failure says which call failed.
+    /// Maps `len` bytes, a positive multiple of the backing's unit. The error names the failed call.
     pub(crate) fn new(name: &str, len: usize, backing: Backing) -> Result<Self, (&'static str, io::Error)> {
         let file = match backing {
             Backing::Anonymous => None,
@@ -182,8 +182,10 @@ impl Mapping {
         })
     }
 
-    /// Maps the first `len` bytes (a multiple of `page_bytes`, above 0) of `file`, which has them, shared. On failure says which
-    /// call failed.
+    /// Maps the first `len` bytes of `file`, shared. `len` is a positive multiple of `page_bytes`, and at most
+    /// the file's length.
+    ///
+    /// The error names the failed call.
     pub(crate) fn of_file(
         len: usize,
         file: File,
@@ -199,7 +201,7 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// `len` bytes of addresses, aligned for the backing's pages, to which memory of that kind comes later.
+    /// Reserves `len` bytes of addresses, aligned for the backing's pages. Memory of that kind arrives later.
     pub(crate) fn awaiting(len: usize, backing: Backing) -> Result<Self, (&'static str, io::Error)> {
         let address = own::reserve(len, backing).map_err(|error| ("mmap", error))?;
         let mut mapping = Mapping::none();
@@ -210,7 +212,7 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// No memory at all.
+    /// Makes a mapping without memory.
     pub(crate) fn none() -> Self {
         Mapping {
             address: ptr::null_mut(),
@@ -231,7 +233,7 @@ impl Mapping {
         self.address
     }
 
-    /// Bytes that are mapped.
+    /// Returns the number of mapped bytes.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
@@ -248,7 +250,7 @@ impl Mapping {
         self.under.lock().file.clone()
     }
 
-    /// Both at one moment.
+    /// Returns kind and file from one lock, so that they match.
     pub(crate) fn under(&self) -> Under {
         self.under.lock().clone()
     }
@@ -257,12 +259,12 @@ impl Mapping {
         self.is_read_only.load(Ordering::Acquire)
     }
 
-    /// Whether another process has the memory, and none has come in its stead.
+    /// Whether another process has the memory and this mapping has no other.
     pub(crate) fn is_gone(&self) -> bool {
         self.is_gone.load(Ordering::Acquire)
     }
 
-    /// Whether a page that is not there may hold bytes anyway.
+    /// Whether a userfaultfd of the VMM fills missing pages with content.
     pub(crate) fn is_filled_on_demand(&self) -> bool {
         self.is_filled_on_demand
     }
@@ -271,13 +273,14 @@ impl Mapping {
         self.permissions
     }
 
-    /// Whether the mapping's memory comes in pieces larger than a page.
+    /// Whether the pages of the memory are larger than [`PAGE_BYTES`].
     pub(crate) fn is_huge(&self) -> bool {
         self.page_bytes > PAGE_BYTES
     }
 
-    /// Tells the mappings of a guest which of them are parts of one file on hugetlbfs: what such a file holds can only be
-    /// counted for the whole of it.
+    /// Records for each mapping which others are parts of the same file on hugetlbfs.
+    ///
+    /// The kernel counts the allocated bytes of such a file only as a whole.
     pub(crate) fn link(all: &[Arc<Mapping>]) {
         let files: Vec<_> = all.iter().map(|mapping| mapping.huge_file()).collect();
         for (mapping, file) in all.iter().zip(&files).filter(|(_, file)| file.is_some()) {
@@ -287,25 +290,25 @@ impl Mapping {
         }
     }
 
-    /// Device and inode of the file on hugetlbfs of which this is a part.
+    /// Returns device and inode of the mapping's file, if it is on hugetlbfs.
     fn huge_file(&self) -> Option<(u64, u64)> {
         let Under { kind, file } = self.under();
         let range = file.filter(|_| kind == Kind::Hugetlbfs)?;
         range.file.metadata().ok().map(|status| (status.dev(), status.ino()))
     }
 
-    /// The other mappings of the same file in the same guest, as far as they are still there.
+    /// Returns the other mappings of the same file in the same guest that still exist.
     pub(crate) fn siblings(&self) -> Vec<Arc<Mapping>> {
         self.siblings.lock().iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// `madvise` on bytes `[offset, offset + len)`, which must lie inside the mapping.
+    /// Calls `madvise` on bytes `[offset, offset + len)`, which must be inside the mapping.
     pub(crate) fn advise(&self, offset: u64, len: u64, advice: libc::c_int) -> io::Result<()> {
         let (offset, len) = (offset as usize, len as usize);
         assert!(offset.checked_add(len).is_some_and(|end| end <= self.len));
         loop {
-            // SAFETY: the range lies inside this mapping (asserted), over which no Rust reference
-            // exists, so whatever the advice does to its contents breaks no rule of the language.
+            // SAFETY: the range is inside this mapping (asserted). No Rust reference to its bytes exists, so no
+            // effect of the advice on its content violates a rule of the language.
             let result = unsafe { libc::madvise(self.address.add(offset).cast(), len, advice) };
             match check(libc::c_long::from(result)) {
                 Ok(_) => return Ok(()),
@@ -315,20 +318,35 @@ impl Mapping {
         }
     }
 
-    /// Gives the memory of bytes `[offset, offset + len)` back; they read as zero afterwards. Whole pages of
-    /// [`Mapping::page_bytes`] only, only where the owner permits it, and nothing that is pinned: the one place that gives
-    /// memory back. If a call fails, the bytes are then anything.
+    /// The reason if the page at byte `offset` is a hole of its file, and the file system has no space left. Changes nothing.
+    ///
+    /// A signal does not tell this from poisoned memory: SIGBUS has the code BUS_ADRERR for a full file system and for a file that
+    /// became shorter, and a system call that meets the page fails with EFAULT for poisoned memory, too. Private mappings never
+    /// need space of their file. A page that a VMM fills on demand, and a huge page, are missing for other reasons.
+    pub(crate) fn lacks_space(&self, offset: u64) -> Option<io::Error> {
+        let Under { kind, file } = self.under();
+        let range = file.filter(|_| matches!(kind, Kind::Tmpfs | Kind::File) && !self.is_filled_on_demand)?;
+        let lacks = sys::is_hole(&range.file, range.offset + offset, PAGE_BYTES)
+            .and_then(|is_hole| Ok(is_hole && sys::is_full(&range.file)?));
+        lacks.unwrap_or(false).then(|| io::Error::from_raw_os_error(libc::ENOSPC))
+    }
+
+    /// Gives the memory of `[offset, offset + len)` back to the kernel. It reads as zero afterwards.
+    ///
+    /// This is the only function that gives memory back. The range must consist of whole pages of
+    /// [`Mapping::page_bytes`], and the owner must permit it. Pinned bytes are refused. If a call fails, the
+    /// bytes are undefined.
     pub(crate) fn discard(&self, offset: u64, len: u64) -> Result<(), NotDiscarded> {
         assert!(self.permissions.discard, "whoever discards has asked for the permission");
         if len == 0 {
             return Ok(());
         }
-        // Until it is done: what is pinned afterwards is pinned as it is then.
+        // The lock is kept until the end, so that a later pin applies to the pages after the discard.
         let pins = self.pins.lock();
         if let Some(pinned) = pins.first_in(offset..offset + len) {
             return Err(NotDiscarded::Pinned { offset: pinned.start, len: pinned.end - pinned.start });
         }
-        // Whoever changes what the memory is holds the pins, too.
+        // Every change of `under` and `is_read_only` holds the lock of the pins, too.
         if self.is_read_only() {
             return Err(NotDiscarded::ReadOnly);
         }
@@ -339,7 +357,7 @@ impl Mapping {
         let Under { kind, file } = self.under();
         match (kind, &file) {
             (Kind::Anonymous, _) => match self.advise(offset, len, libc::MADV_DONTNEED) {
-                // What a locked mapping says. Linux 5.18 has an advice of its own for those.
+                // The kernel returns EINVAL for locked memory. Linux 5.18 has a separate advice for it.
                 Err(error) if error.raw_os_error() == Some(libc::EINVAL) => self
                     .advise(offset, len, libc::MADV_DONTNEED_LOCKED)
                     .map_err(|_| ("madvise(MADV_DONTNEED)", error)),
@@ -353,14 +371,14 @@ impl Mapping {
     }
 }
 
-/// Why memory was not given back.
+/// The reason why memory was not given back.
 #[derive(Debug)]
 pub(crate) enum NotDiscarded {
-    /// These bytes are pinned. Nothing was given back.
+    /// These bytes are pinned. No memory was given back.
     Pinned { offset: u64, len: u64 },
-    /// The memory cannot be written. Nothing was given back.
+    /// The memory is read-only. No memory was given back.
     ReadOnly,
-    /// This call failed.
+    /// This system call failed; a part may have been given back.
     System(&'static str, io::Error),
 }
 
@@ -368,7 +386,7 @@ fn punch_hole(range: &FileRange, offset: u64, len: u64) -> Result<(), (&'static 
     let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
     let from = (range.offset + offset) as libc::off_t;
     loop {
-        // SAFETY: no pointers are passed; what the file loses no Rust reference names.
+        // SAFETY: no pointers are passed; no Rust reference names the bytes that the file loses.
         let result = unsafe { libc::fallocate(range.file.as_raw_fd(), mode, from, len as libc::off_t) };
         match check(libc::c_long::from(result)) {
             Ok(_) => return Ok(()),

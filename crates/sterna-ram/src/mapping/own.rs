@@ -1,4 +1,4 @@
-//! Memory that the engine maps itself.
+//! Maps, reserves and unmaps the memory that the engine owns.
 
 use std::fs::File;
 use std::io;
@@ -8,11 +8,13 @@ use std::ptr;
 use super::{Backing, FileRange};
 use crate::sys::check;
 
-/// Mappings start at a multiple of this, so that the kernel and KVM may use transparent huge pages.
+/// Alignment of mappings, so that the kernel and KVM can use transparent huge pages.
 const ALIGN: usize = 2 << 20;
 
-/// Creates a memfd of `len` bytes whose size is sealed: nobody who is handed the descriptor can shrink
-/// it under our mapping and so kill us with SIGBUS.
+/// Creates a memfd of `len` bytes with a sealed size.
+///
+/// Without the seal, another process with the descriptor could shrink the file, and an access here would raise
+/// SIGBUS.
 pub(super) fn memfd(name: &str, len: usize, backing: Backing) -> Result<File, (&'static str, io::Error)> {
     let mut label: Vec<u8> = name.bytes().filter(|byte| *byte != 0).take(200).chain([0]).collect();
     label.shrink_to_fit();
@@ -38,7 +40,7 @@ pub(super) fn memfd(name: &str, len: usize, backing: Backing) -> Result<File, (&
     Ok(file)
 }
 
-/// Maps the memory at an address aligned to [`ALIGN`] (huge pages: the kernel aligns).
+/// Maps the memory at an address aligned to [`ALIGN`]. For huge pages, the kernel aligns.
 pub(super) fn map(len: usize, backing: Backing, file: Option<&File>) -> io::Result<*mut u8> {
     let kind = if file.is_some() { libc::MAP_SHARED } else { libc::MAP_PRIVATE | libc::MAP_ANONYMOUS };
     let fd = file.map_or(-1, AsRawFd::as_raw_fd);
@@ -69,7 +71,7 @@ pub(super) fn map(len: usize, backing: Backing, file: Option<&File>) -> io::Resu
     mapped
 }
 
-/// Reserves addresses that nobody can access, aligned for the backing's pages.
+/// Reserves addresses without access rights, aligned for the backing's pages.
 pub(super) fn reserve(len: usize, backing: Backing) -> io::Result<*mut u8> {
     let align = ALIGN.max(backing.unit_bytes() as usize);
     let room = len.checked_add(align).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
@@ -85,7 +87,7 @@ pub(super) fn reserve(len: usize, backing: Backing) -> io::Result<*mut u8> {
     Ok(base.wrapping_add(skip))
 }
 
-/// Maps shared memory over `len` bytes at `address`, which must be a whole mapping of the engine's own.
+/// Maps shared memory over a whole mapping of the engine, `len` bytes at `address`.
 pub(super) fn map_over(
     address: *mut u8,
     len: usize,
@@ -96,15 +98,15 @@ pub(super) fn map_over(
     mmap_at(address, len, access, flags, range.file.as_raw_fd(), range.offset).map(drop)
 }
 
-/// Leaves nothing at a whole mapping of the engine's own but its addresses, which stay reserved.
+/// Unmaps the memory of a whole mapping of the engine; its addresses stay reserved.
 pub(super) fn unmap_in_place(address: *mut u8, len: usize) -> io::Result<()> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
     mmap(address, len, libc::PROT_NONE, flags, -1).map(drop)
 }
 
-/// Makes a whole mapping of the engine's own writable.
+/// Makes a whole mapping of the engine writable.
 pub(super) fn make_writable(address: *mut u8, len: usize) -> io::Result<()> {
-    // SAFETY: the mapping is the caller's own; to permit more access breaks nobody's.
+    // SAFETY: the mapping is the caller's own; permitting more access violates no reference.
     let result = unsafe { libc::mprotect(address.cast(), len, libc::PROT_READ | libc::PROT_WRITE) };
     check(libc::c_long::from(result)).map(drop)
 }
@@ -128,8 +130,8 @@ fn mmap_at(
     offset: u64,
 ) -> io::Result<*mut u8> {
     let offset = libc::off_t::try_from(offset).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
-    // SAFETY: either the kernel chooses a free address, or (MAP_FIXED) the range lies inside a reservation or is a whole
-    // mapping of ours, so no one else's mapping is replaced, and no Rust reference names its bytes.
+    // SAFETY: either the kernel chooses a free address, or (MAP_FIXED) the range is inside a reservation or is
+    // a whole mapping of the engine. So no other mapping is replaced, and no Rust reference names its bytes.
     let mapped = unsafe { libc::mmap(address.cast(), len, access, flags, fd, offset) };
     if mapped == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(mapped.cast()) }
 }

@@ -1,20 +1,20 @@
-//! Ranges of a mapping whose pages must stay where they are.
+//! Byte ranges of a mapping that must keep their pages, which an adapter has registered.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Ranges of bytes. They may overlap, and the same range may be there several times.
+/// A set of byte ranges. Ranges may overlap and repeat.
 #[derive(Debug, Default)]
 pub(crate) struct Pins {
-    /// The end of each range, by its first byte and its number.
+    /// The end of each range; the key is its first byte and a unique number.
     ends: BTreeMap<(u64, u64), u64>,
-    /// The longest range that was ever there.
+    /// Length of the longest range that was ever added.
     longest: u64,
     numbers: u64,
 }
 
 impl Pins {
-    /// Adds a range. Gives what [`Pins::remove`] takes.
+    /// Adds a range and returns the key for [`Pins::remove`].
     pub(crate) fn add(&mut self, range: Range<u64>) -> (u64, u64) {
         self.numbers += 1;
         self.longest = self.longest.max(range.end.saturating_sub(range.start));
@@ -27,12 +27,12 @@ impl Pins {
         self.ends.remove(&key);
     }
 
-    /// The first part of `range` that one of them covers.
+    /// Returns the first part of `range` that one of the pins covers.
     pub(crate) fn first_in(&self, range: Range<u64>) -> Option<Range<u64>> {
         if range.is_empty() {
             return None;
         }
-        // No range that begins earlier reaches so far.
+        // Ranges that begin before this byte are too short to reach `range`.
         let earliest = range.start.saturating_sub(self.longest);
         let mut near = self.ends.range((earliest, 0)..(range.end, 0));
         let found = near.find(|(_, end)| **end > range.start);

@@ -1,5 +1,6 @@
-//! Other memory comes to the place of a mapping, at the same address: whoever knows the address (KVM's slots, devices) goes on with
-//! the new memory and need not be told.
+//! Replaces the memory of a mapping at the same address.
+//!
+//! Users of the address (KVM's slots, devices) continue with the new memory without a notification.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -7,24 +8,25 @@ use std::sync::atomic::Ordering;
 use super::{Backing, FileRange, Kind, Mapping, Owner, Under, own};
 use crate::PAGE_BYTES;
 
-/// A system call that failed, and how.
+/// The name of a failed system call, and its error.
 type Failed = (&'static str, io::Error);
 
 impl Mapping {
-    /// Maps `range` in place of the memory, shared and read-only. Nothing writes it or gives it back from now on. Gives what was
-    /// there.
+    /// Maps `range` in place of the memory, shared and read-only. Returns the replaced memory.
+    ///
+    /// Afterwards the engine neither writes the memory nor gives it back.
     pub(crate) fn show(&self, range: &FileRange) -> Result<Under, Failed> {
-        // Nothing is given back meanwhile.
+        // The lock prevents a concurrent `discard`.
         let _pins = self.pins.lock();
         let mut under = self.under.lock();
         own::map_over(self.address, self.len, libc::PROT_READ, range).map_err(|error| ("mmap", error))?;
         self.is_read_only.store(true, Ordering::Release);
         self.is_gone.store(false, Ordering::Release);
-        // No page of it is known to be absent, and no file is known to be given back to.
+        // The kind `File` without a file: no page is known to be absent, and no file can be discarded.
         Ok(std::mem::replace(&mut *under, Under { kind: Kind::File, file: None }))
     }
 
-    /// What [`Mapping::show`] has mapped is the mapping's own from now on, and writable.
+    /// Makes the memory that [`Mapping::show`] mapped the mapping's own, and writable.
     pub(crate) fn keep(&self, under: Under) -> Result<(), Failed> {
         let _pins = self.pins.lock();
         own::make_writable(self.address, self.len).map_err(|error| ("mprotect", error))?;
@@ -33,13 +35,13 @@ impl Mapping {
         Ok(())
     }
 
-    /// Undoes [`Mapping::show`]: `before` is there again. If the kernel refuses, the memory stays read-only.
+    /// Undoes [`Mapping::show`] and maps `before` again. If the kernel refuses, the memory stays read-only.
     pub(crate) fn show_again(&self, before: Under) -> Result<(), Failed> {
         let _pins = self.pins.lock();
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let put_back = match &before.file {
             Some(file) => own::map_over(self.address, self.len, access, file),
-            // There was none.
+            // The mapping had no memory before.
             None => {
                 self.is_gone.store(true, Ordering::Release);
                 own::unmap_in_place(self.address, self.len)
@@ -51,11 +53,13 @@ impl Mapping {
         Ok(())
     }
 
-    /// Another process has the memory: this one lets go of it. Ordinary memory of the engine's own is followed by fresh memory of the
-    /// same kind, and all other memory by none.
+    /// Releases memory that another process has now.
+    ///
+    /// A memfd of the engine on normal pages is replaced with fresh memory of the same kind. All other mappings
+    /// have no memory afterwards.
     pub(crate) fn let_go(&self, name: &str) -> Result<(), Failed> {
         let _pins = self.pins.lock();
-        // Whatever fails from here on, nobody here accesses the memory.
+        // Set first: also after a later failure, this process must not access the memory.
         self.is_gone.store(true, Ordering::Release);
         let mut under = self.under.lock();
         let had = std::mem::replace(&mut *under, Under { kind: Kind::File, file: None });
@@ -74,7 +78,7 @@ impl Mapping {
         Ok(())
     }
 
-    /// Whether other memory may come to its place.
+    /// Whether the mapping's memory may be replaced.
     pub(crate) fn is_own(&self) -> bool {
         matches!(self.owner, Owner::Mapping)
     }

@@ -1,9 +1,8 @@
-//! Merging bitmaps at the speed of memory.
+//! Merges bitmaps at the speed of memory.
 //!
-//! Words of one bitmap are ORed into another, moved up by any number of bits, and the bits that are new
-//! there are counted in the same pass. The source is looked at four vectors at a time; where it is clear, as
-//! most of a dirty log is, the target's memory is not touched. Above a size that pays for starting them,
-//! threads share the work.
+//! Words of one bitmap are shifted by any number of bits and ORed into another bitmap. The same pass counts the
+//! bits that are new there. The source is read four vectors at a time. Where it is clear, like most of a dirty
+//! log, the target's memory is not touched. Large bitmaps are merged by several threads.
 
 mod share;
 #[cfg(target_arch = "x86_64")]
@@ -15,29 +14,31 @@ use std::thread;
 
 pub(crate) use share::share;
 
-/// Words that the vector loops do in one turn.
+/// Words per iteration of the vector loops.
 const GROUP: usize = 32;
-/// Words in a cache line, to which the vector loops align the target.
+/// Words in a cache line; the vector loops align the target to it.
 const LINE: usize = 8;
-/// A thread must have as many words to work on, or starting it costs more than it saves: 8 MiB, the bits of
-/// 256 GiB, which one thread merges in some 1.2 ms. The start itself is 30 µs, but lanes keep the cores busy
-/// while bits are gathered, and then a helper waits for its turn, up to 4 ms: with 1 MiB a thread, two were
-/// no faster than one on a loaded machine of two cores.
+/// Minimum of words per thread: 8 MiB, the bits of 256 GiB of guest RAM.
+///
+/// One thread merges this many words in about 1.2 ms. With fewer words, starting a thread costs more than it
+/// saves. The start itself takes 30 µs. But lanes keep the cores busy during a sync, and then a helper waits up
+/// to 4 ms for a core. With 1 MiB per thread, two threads were no faster than one on a loaded machine with two
+/// cores.
 const WORDS_PER_THREAD: usize = 1 << 20;
-/// More threads than this find no more memory bandwidth.
+/// Limit of threads: more threads get no more memory bandwidth.
 const MOST_THREADS: usize = 8;
 
-/// Words to be merged, moved up by some bits: bit `n` of the words stands at bit `n + bits`.
+/// Words to merge, shifted up: bit `n` of the words becomes bit `n + bits`.
 #[derive(Debug, Clone, Copy)]
 pub struct Shifted<'a> {
     words: &'a [u64],
     bits: u32,
-    /// Words at the beginning, as moved, that are left out.
+    /// Number of leading shifted words that are left out.
     skipped: usize,
 }
 
 impl<'a> Shifted<'a> {
-    /// `words` moved up by `bits`.
+    /// Returns `words` shifted up by `bits`.
     ///
     /// # Panics
     /// If `bits` is more than 63.
@@ -46,12 +47,12 @@ impl<'a> Shifted<'a> {
         Shifted { words, bits, skipped: 0 }
     }
 
-    /// The same without the first `words` words (as moved).
+    /// Returns the same words without the first `words` shifted words.
     pub fn after(self, words: usize) -> Self {
         Shifted { skipped: self.skipped + words, ..self }
     }
 
-    /// Word `index` as moved; 0 where there is none.
+    /// Returns the shifted word at `index`; 0 after the end.
     pub fn word(&self, index: usize) -> u64 {
         let at = self.skipped + index;
         let word = |at: usize| self.words.get(at).copied().unwrap_or(0);
@@ -59,14 +60,15 @@ impl<'a> Shifted<'a> {
         word(at) << self.bits | below
     }
 
-    /// From which word on (as moved) there is none.
+    /// Returns the number of shifted words.
     fn end(&self) -> usize {
         (self.words.len() + usize::from(self.bits > 0)).saturating_sub(self.skipped)
     }
 }
 
-/// ORs `from` into `into`, on several threads if that pays; gives how many bits were clear before. What
-/// lies after the end of `into` is left out.
+/// Sets the bits of `from` in `into`, and returns how many were clear before.
+///
+/// Several threads share the work if that is faster. Words after the end of `into` are ignored.
 pub fn merge(into: &mut [u64], from: Shifted<'_>) -> u64 {
     let end = into.len().min(from.end());
     let into = &mut into[..end];
@@ -80,7 +82,7 @@ pub fn merge(into: &mut [u64], from: Shifted<'_>) -> u64 {
     merged.into_iter().sum()
 }
 
-/// ORs one word in; gives how many bits were clear before.
+/// Sets the bits of one word and returns how many were clear before.
 #[inline]
 pub(crate) fn add(into: &mut u64, bits: u64) -> u64 {
     if bits == 0 {
@@ -91,8 +93,9 @@ pub(crate) fn add(into: &mut u64, bits: u64) -> u64 {
     u64::from(newly.count_ones())
 }
 
-/// Clears in `from` what is set in `bits`. Plain enough for the compiler to make vectors of it, of whichever
-/// instructions the caller has.
+/// Clears in `from` every bit that is set in `bits`, and returns how many were set.
+///
+/// The loop is simple enough for the compiler to vectorize it with the caller's instructions.
 #[inline(always)]
 fn clear(from: &mut [u64], bits: &[u64]) -> u64 {
     let mut cleared = 0;
@@ -103,15 +106,15 @@ fn clear(from: &mut [u64], bits: &[u64]) -> u64 {
     cleared
 }
 
-/// How many bits are set; as plain as `clear`.
+/// Returns the number of set bits; the compiler vectorizes it like `clear`.
 #[inline(always)]
 fn count(bits: &[u64]) -> u64 {
     bits.iter().map(|word| u64::from(word.count_ones())).sum()
 }
 
-/// On how many threads so many words should be worked.
+/// Returns the number of threads for a merge of this many words.
 pub(crate) fn threads_for(words: usize) -> usize {
-    // Asking costs files to be read.
+    // Cached, because `available_parallelism` reads files.
     static CORES: OnceLock<usize> = OnceLock::new();
     let wanted = words / WORDS_PER_THREAD;
     if wanted <= 1 {
@@ -121,19 +124,19 @@ pub(crate) fn threads_for(words: usize) -> usize {
     wanted.min(cores).min(MOST_THREADS)
 }
 
-/// By which instructions to merge.
+/// The instructions for a merge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Method {
-    /// Words of eight bytes; works everywhere.
+    /// 8 bytes per step; works on every machine.
     Scalar,
-    /// 32 bytes at once.
+    /// 32 bytes per step.
     Avx2,
-    /// 64 bytes at once.
+    /// 64 bytes per step.
     Avx512,
 }
 
 impl Method {
-    /// The methods that this machine can do, the best last.
+    /// Returns the methods that this machine supports, the best last.
     pub fn available() -> &'static [Method] {
         static FOUND: OnceLock<Vec<Method>> = OnceLock::new();
         FOUND.get_or_init(|| {
@@ -151,16 +154,16 @@ impl Method {
         })
     }
 
-    /// The best of them.
+    /// Returns the best method that this machine supports.
     pub fn best() -> Method {
         static BEST: OnceLock<Method> = OnceLock::new();
         *BEST.get_or_init(|| Self::available().last().copied().unwrap_or(Method::Scalar))
     }
 
-    /// As [`merge`], on this thread alone.
+    /// Merges like [`merge`], on this thread only.
     ///
     /// # Panics
-    /// If this machine cannot do the method.
+    /// If this machine does not support the method.
     pub fn merge(self, into: &mut [u64], from: Shifted<'_>) -> u64 {
         assert!(self == Method::best() || Self::available().contains(&self));
         let end = into.len().min(from.end());
@@ -171,7 +174,7 @@ impl Method {
             newly += add(word, from.word(index));
         }
         if body > 0 {
-            // In `from.words`: from where on the body's words are.
+            // Index in `from.words` of the body's first word.
             let at = from.skipped + head;
             let high = &from.words[at..at + body];
             let low = if from.bits == 0 { high } else { &from.words[at - 1..at - 1 + body] };
@@ -183,43 +186,44 @@ impl Method {
         newly
     }
 
-    /// Clears in `from` what is set in `bits`; gives how many bits were set there.
+    /// Clears in `from` every bit that is set in `bits`, and returns how many were set.
     ///
     /// # Panics
-    /// If the lengths differ, or this machine cannot do the method.
+    /// If the lengths differ, or if this machine does not support the method.
     pub fn clear(self, from: &mut [u64], bits: &[u64]) -> u64 {
         assert!(self == Method::best() || Self::available().contains(&self));
         assert_eq!(from.len(), bits.len());
         match self {
+            #[cfg(target_arch = "x86_64")]
             // SAFETY: `available` has found AVX2 here (asserted above).
-            #[cfg(target_arch = "x86_64")]
             Method::Avx2 => unsafe { x86::clear_avx2(from, bits) },
-            // SAFETY: `available` has found AVX-512 F and VPOPCNTDQ here (asserted above).
             #[cfg(target_arch = "x86_64")]
+            // SAFETY: `available` has found AVX-512 F and VPOPCNTDQ here (asserted above).
             Method::Avx512 => unsafe { x86::clear_avx512(from, bits) },
             _ => clear(from, bits),
         }
     }
 
-    /// How many bits are set.
+    /// Returns the number of set bits.
     ///
     /// # Panics
-    /// If this machine cannot do the method.
+    /// If this machine does not support the method.
     pub fn count(self, bits: &[u64]) -> u64 {
         assert!(self == Method::best() || Self::available().contains(&self));
         match self {
+            #[cfg(target_arch = "x86_64")]
             // SAFETY: `available` has found AVX2 here (asserted above).
-            #[cfg(target_arch = "x86_64")]
             Method::Avx2 => unsafe { x86::count_avx2(bits) },
-            // SAFETY: `available` has found AVX-512 F and VPOPCNTDQ here (asserted above).
             #[cfg(target_arch = "x86_64")]
+            // SAFETY: `available` has found AVX-512 F and VPOPCNTDQ here (asserted above).
             Method::Avx512 => unsafe { x86::count_avx512(bits) },
             _ => count(bits),
         }
     }
 
-    /// How many words at the beginning go one by one, and how many after them by groups: such that in the
-    /// groups the target is aligned and each word has both of its parts in the source.
+    /// Returns how many words are merged one by one, and how many then in groups.
+    ///
+    /// In the groups, the target is aligned, and both parts of each shifted word are in the source.
     fn divide(self, into: &[u64], from: &Shifted<'_>) -> (usize, usize) {
         let mut head = into.as_ptr().align_offset(LINE * size_of::<u64>());
         if head == 0 && from.bits > 0 && from.skipped == 0 {
@@ -237,13 +241,13 @@ impl Method {
     fn body(self, into: &mut [u64], high: &[u64], low: &[u64], bits: u32) -> u64 {
         assert!(into.len() == high.len() && into.len() == low.len() && into.len().is_multiple_of(GROUP));
         match self {
+            #[cfg(target_arch = "x86_64")]
             // SAFETY: the machine has the instructions (asserted in `merge`); the slices' lengths were
             // asserted just now, and `divide` aligns `into` to a line.
-            #[cfg(target_arch = "x86_64")]
             Method::Avx2 => unsafe { x86::avx2(into, high, low, bits) },
+            #[cfg(target_arch = "x86_64")]
             // SAFETY: as for AVX2: the instructions were asserted in `merge`, the lengths just now, and `divide` aligns
             // `into` to a line.
-            #[cfg(target_arch = "x86_64")]
             Method::Avx512 => unsafe { x86::avx512(into, high, low, bits) },
             _ => {
                 let words = into.iter_mut().zip(high.iter().zip(low));

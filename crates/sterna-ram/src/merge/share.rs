@@ -1,16 +1,18 @@
-//! Work shared out among threads.
+//! Distributes work to threads.
 
 use std::panic::resume_unwind;
 use std::thread::{self, Builder};
 
 use parking_lot::Mutex;
 
-/// Has `work` done to every part: by this thread, and by as many others as the system gives, `threads` in all at
-/// most. Each takes the next part when it is done with one, so a helper that comes late keeps nobody waiting. Gives
-/// what each part gave, in no order.
+/// Calls `work` for every part, on this thread and on helpers.
+///
+/// At most `threads` threads work in all, and fewer if the system refuses threads. Each thread takes the next
+/// part when it has finished one, so a late helper delays no other thread. The results are in no particular
+/// order.
 ///
 /// # Panics
-/// If `work` does, on whichever thread.
+/// If `work` panics, on whichever thread.
 pub(crate) fn share<P: Send, R: Send>(
     threads: usize,
     parts: impl Iterator<Item = P> + Send,
@@ -19,7 +21,7 @@ pub(crate) fn share<P: Send, R: Send>(
     share_by(Builder::new, threads, parts, work)
 }
 
-/// The same with threads such as the tests want.
+/// Distributes the work with a builder of helpers that tests can replace.
 fn share_by<P: Send, R: Send>(
     helper: impl Fn() -> Builder,
     threads: usize,
@@ -27,15 +29,15 @@ fn share_by<P: Send, R: Send>(
     work: impl Fn(P) -> R + Sync,
 ) -> Vec<R> {
     let parts = Mutex::new(parts);
-    // Only the parts' own code runs under the lock.
+    // Only the iterator's own code runs under the lock.
     let next = || parts.lock().next();
     let run = || -> Vec<R> { std::iter::from_fn(next).map(&work).collect() };
     thread::scope(|scope| {
-        // Without helpers it takes longer, and is done anyway.
+        // If no helper starts, this thread does all the work.
         let helpers: Vec<_> = (1..threads).map_while(|_| helper().spawn_scoped(scope, run).ok()).collect();
         let mut all = run();
         for helper in helpers {
-            // Whoever gave the parts has not got all of their bits: nothing may go on as if it had.
+            // After a panic the bits of a part are missing, so the caller must not continue.
             all.extend(helper.join().unwrap_or_else(|panic| resume_unwind(panic)));
         }
         all
@@ -60,7 +62,7 @@ mod tests {
 
     #[test]
     fn share_without_helpers_is_done_by_this_thread() {
-        // No system has room for such a stack.
+        // No system can allocate such a stack.
         let none = || Builder::new().stack_size(1 << 60);
         assert!(none().spawn(|| ()).is_err());
         let here = thread::current().id();
@@ -72,7 +74,7 @@ mod tests {
 
     #[test]
     fn share_whose_helper_panics_panics() {
-        // Both threads have a part: the helper's panics.
+        // Both threads get a part, and the helper's part panics.
         let (here, both) = (thread::current().id(), Barrier::new(2));
         let work = |_part: u32| {
             both.wait();

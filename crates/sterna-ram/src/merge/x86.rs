@@ -1,6 +1,8 @@
-//! The vector loops. Each turn takes four vectors of the source; where they are clear the target is left
-//! alone. The shift counts are the same for all words: 64 shifts everything out, so that words that are
-//! not moved need no loop of their own but find nothing in `low`.
+//! The vector loops of a merge.
+//!
+//! Each iteration reads four vectors of the source, and skips the target if they are clear. The shift counts
+//! are the same for all words. A shift by 64 produces zeros, so unshifted words need no separate loop: `low`
+//! contributes nothing.
 
 use std::arch::x86_64::{
     __m128i, __m256i, __m512i, _mm_cvtsi64_si128, _mm256_add_epi8, _mm256_add_epi64, _mm256_and_si256,
@@ -14,7 +16,7 @@ use std::arch::x86_64::{
 
 use super::{GROUP, clear, count};
 
-/// The two shift counts.
+/// Returns the two shift counts: up by `bits`, and down by `64 - bits`.
 fn counts(bits: u32) -> (__m128i, __m128i) {
     // SAFETY: SSE2 is part of x86-64.
     unsafe { (_mm_cvtsi64_si128(i64::from(bits)), _mm_cvtsi64_si128(i64::from(64 - bits))) }
@@ -33,7 +35,7 @@ pub(super) unsafe fn avx512(into: &mut [u64], high: &[u64], low: &[u64], bits: u
     while at < into.len() {
         let mut moved = [_mm512_setzero_si512(); VECTORS];
         for (index, moved) in moved.iter_mut().enumerate() {
-            // SAFETY: a whole group from `at` on lies in each slice.
+            // SAFETY: each slice contains a whole group from `at` on.
             let (high, low) = unsafe {
                 let at = at + index * WORDS;
                 (
@@ -105,7 +107,7 @@ pub(super) unsafe fn avx2(into: &mut [u64], high: &[u64], low: &[u64], bits: u32
     sums.iter().sum()
 }
 
-/// The number of set bits of each word: looked up for each half of a byte, then added up.
+/// Counts the set bits of each word, by a table lookup per half byte.
 #[target_feature(enable = "avx2")]
 fn count_bits(bits: __m256i) -> __m256i {
     let table = _mm256_setr_epi8(

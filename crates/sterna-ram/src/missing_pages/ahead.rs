@@ -1,38 +1,40 @@
-//! Pages that are taken away while nobody would wait for them yet.
+//! Discards pages before missing pages are registered, to shorten the downtime.
 
 use crate::{DirtyBitmaps, GuestRam, PageBitmap, absent};
 
 use super::{MissingPagesError, checked};
 
-/// Pages that are taken away ahead of [`MissingPages::register`](super::MissingPages::register): less is left to do while a guest stands.
+/// Pages that were discarded before [`MissingPages::register`](super::MissingPages::register).
 ///
-/// Until the memory is registered, whoever touches such a page, and the kernel where it makes huge pages of small ones, puts zeros in its
-/// place. A file of memory tells by its size whether that has happened. Where nothing tells, pages are to be taken away once more.
+/// Less work then remains while the guest is paused. Until the memory is registered, an access to such a page
+/// fills it with zeros. The kernel also fills it when it collapses small pages into a huge page. The size of a
+/// memory file reveals whether that happened. For memory without such a file, the pages must be discarded
+/// again.
 #[derive(Debug)]
 pub struct TakenAhead {
     ram: GuestRam,
     taken: DirtyBitmaps,
-    /// For each block.
+    /// One entry per block.
     holds: Vec<Holds>,
 }
 
-/// What a block's memory held when the last page was taken away.
+/// The state of a block's memory after the last discard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Holds {
-    /// No page was taken away yet.
+    /// No page of the block was discarded yet.
     Anything,
     Bytes(u64),
     Unknown,
 }
 
 impl TakenAhead {
-    /// No pages yet.
+    /// Makes an empty record for `ram`. It discards nothing.
     pub fn new(ram: &GuestRam) -> Self {
         let holds = vec![Holds::Anything; ram.blocks().len()];
         Self { ram: ram.clone(), taken: DirtyBitmaps::new(ram), holds }
     }
 
-    /// Takes pages away, whatever they hold. Whole pages of the memory below.
+    /// Discards pages, whatever they contain. The range must consist of whole pages of the backing.
     ///
     /// # Errors
     /// [`MissingPagesError::Discard`], [`MissingPagesError::Outside`].
@@ -40,13 +42,19 @@ impl TakenAhead {
         checked(&self.ram, block, first, count)?;
         let before = self.holds[block];
         let is_as_before = matches!(before, Holds::Anything) || before == self.now(block);
-        self.ram.block(block).discard_pages(first, count)?;
+        if let Err(error) = self.ram.block(block).discard_pages(first, count) {
+            // The kernel may have discarded some of the pages.
+            self.holds[block] = Holds::Unknown;
+            return Err(error.into());
+        }
         self.holds[block] = if is_as_before { self.now(block) } else { Holds::Unknown };
         self.taken.block(block).set_range(first, count);
         Ok(())
     }
 
-    /// Pages of a block that are certainly away. To be asked when the memory is registered: from then on none comes by itself.
+    /// Returns the pages of a block that are still missing; `None` if that is unknown.
+    ///
+    /// Call it after the memory is registered, because pages are no longer filled by an access then.
     pub fn still_away(&self, block: usize) -> Option<&PageBitmap> {
         let then = self.holds[block];
         (matches!(then, Holds::Bytes(_)) && then == self.now(block)).then(|| self.taken.block(block))

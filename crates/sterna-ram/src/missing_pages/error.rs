@@ -1,22 +1,22 @@
-//! Why a guest cannot run before its pages are there.
+//! Errors of [`MissingPages`](super::MissingPages), by which a guest runs before its pages have arrived.
 
 use std::io;
 
 use crate::RamError;
 
-/// A guest cannot run before its pages are there. Every error here is local.
+/// The reason why a guest cannot run before its pages have arrived. Every error is local.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MissingPagesError {
-    /// This host does not have it, or this process not the right.
+    /// This host lacks the feature, or this process lacks the right to use it.
     #[error(
         "this host cannot run a guest before its pages are there: {what} ({source}); it needs CAP_SYS_PTRACE, access to \
          /dev/userfaultfd, or vm.unprivileged_userfaultfd=1"
     )]
     Unsupported {
-        /// What is missing.
+        /// The missing feature or right.
         what: &'static str,
-        /// The kernel's answer.
+        /// The error that the kernel returned.
         source: io::Error,
     },
     /// A block's memory is registered with another userfaultfd.
@@ -25,49 +25,49 @@ pub enum MissingPagesError {
          example to that of a dirty log"
     )]
     Taken {
-        /// The block's name.
+        /// Name of the affected RAM block.
         block: String,
     },
-    /// A block's memory is not of the kind whose pages can come later.
+    /// A block's memory does not support missing pages.
     #[error("pages of RAM block {block:?} cannot come while the guest runs: {rule}")]
     Refused {
-        /// The block's name.
+        /// Name of the affected RAM block.
         block: String,
-        /// Why.
+        /// The rule that the request violates.
         rule: &'static str,
     },
-    /// The kernel refuses something for a block.
+    /// A system call failed for one block.
     #[error("pages of RAM block {block:?} cannot come while the guest runs: {call} failed: {source}")]
     Block {
-        /// The block's name.
+        /// Name of the affected RAM block.
         block: String,
-        /// The call that failed.
+        /// Name of the system call that failed.
         call: &'static str,
-        /// The kernel's answer.
+        /// The error that the kernel returned.
         source: io::Error,
     },
-    /// A block's memory could not be given back before the guest runs.
+    /// A block's memory could not be discarded before the guest runs.
     #[error("pages that the guest must not see yet could not be taken away: {0}")]
     Discard(#[from] RamError),
-    /// There is no memory in which the parts of a huge page wait for the others.
+    /// There is no memory to assemble a huge page from its parts.
     #[error("parts of huge pages cannot be put together before they are placed: {0}")]
     Staging(#[source] RamError),
-    /// A call of the kernel failed.
+    /// A system call failed that concerns no single block.
     #[error("pages cannot come while the guest runs: {call} failed: {source}")]
     System {
-        /// The call that failed.
+        /// Name of the system call that failed.
         call: &'static str,
-        /// The kernel's answer.
+        /// The error that the kernel returned.
         source: io::Error,
     },
-    /// Pages that are not there, or not whole pages of the memory below.
+    /// The pages are outside of the block, or not whole pages of the backing.
     #[error("{count} pages from {first} on of RAM block number {block} cannot be placed: no such pages")]
     Outside {
-        /// The block's index.
+        /// Index of the block in the guest's RAM.
         block: usize,
-        /// The first page.
+        /// Index of the first page in the block.
         first: u64,
-        /// How many.
+        /// Number of pages of 4 KiB, from `first` on.
         count: u64,
     },
 }

@@ -1,19 +1,22 @@
-//! Guest RAM whose pages come while the guest runs: whoever touches a page that is not there waits until it is placed.
+//! Guest RAM whose pages arrive while the guest runs (postcopy), by userfaultfd for missing pages.
 //!
-//! userfaultfd, for missing pages. It holds the threads of this process and the kernel on their behalf (KVM for a vCPU,
-//! `read(2)` into guest RAM) that touch a page through the block's own mapping. Not held are
+//! A thread that touches a missing page blocks until the page is placed. This applies to the threads of this
+//! process, if they use the block's own mapping. It also applies to the kernel on their behalf (KVM for a vCPU,
+//! `read(2)` into guest RAM). It does not apply to
 //!
-//! - another mapping of the same memory: another process's (vhost-user, vfio-user), or a second one of this process;
-//! - a device that has pinned the memory (VFIO): it has its pages already.
+//! - another mapping of the same memory: another process's (vhost-user, vfio-user), or a second one of this
+//!   process;
+//! - a device that has pinned the memory (VFIO), because its pages are populated already.
 //!
-//! So a VM with either of them cannot have pages that come later; who knows of them refuses it.
+//! A VM with such a mapping or device cannot use missing pages. The caller must check for them and refuse it.
 //!
-//! Whoever [registers](MissingPages::register) owes every thread that waits an answer: [`MissingPages::wait`] tells of them,
-//! [`MissingPages::place`] and [`MissingPages::place_zeros`] answer. After [`MissingPages::end`] nobody waits any more, and a page
-//! that is still missing reads as zero. **That must not happen to a guest that runs**, so dropping does not do it: the memory
-//! stays registered as long as the process lives, and whoever touches a missing page waits for ever.
+//! The caller of [`MissingPages::register`] must resolve every fault: [`MissingPages::wait`] reports faults,
+//! [`MissingPages::place`] and [`MissingPages::place_zeros`] resolve them. After [`MissingPages::end`], no
+//! access blocks any more, and a page that is still missing reads as zero. **That must not happen while the
+//! guest runs.** Dropping therefore does not end the registration. The memory stays registered until the
+//! process ends, and an access to a missing page blocks until then.
 //!
-//! A page is placed whole and at once: nobody sees half of one. On huge pages a whole huge page is placed.
+//! A page is placed atomically: no thread sees a part of it. On huge pages, a whole huge page is placed.
 
 mod ahead;
 mod error;
@@ -32,42 +35,71 @@ pub use ahead::TakenAhead;
 pub use error::MissingPagesError;
 
 use crate::mapping::{Backing, Kind};
-use crate::userfault::{self, Stop, Unsupported, Userfault};
+use crate::userfault::{self, FillEnd, Filled, Stop, Unsupported, Userfault};
 use crate::{GuestRam, PAGE_BYTES, PAGE_SHIFT, PAGE_SIZE, RamBlock};
 
 const FEATURES: u32 = UFFD_FEATURE_MISSING_HUGETLBFS | UFFD_FEATURE_MISSING_SHMEM | UFFD_FEATURE_THREAD_ID;
 
-/// Those that were dropped with pages missing: closing their descriptors would let the guest see zeros.
+/// Registrations that were dropped with missing pages. If their descriptors were closed, the guest would read
+/// zeros.
 static LEFT: Mutex<Vec<Arc<Userfault>>> = Mutex::new(Vec::new());
 
-/// A thread touches a page that is not there.
+/// A thread that blocks on a missing page.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Fault {
     /// Index of the block.
     pub block: usize,
-    /// The first page, and how many: one page of the memory below.
+    /// The first of the missing pages. Together they are one page of the backing.
     pub first: u64,
-    /// See [`Fault::first`].
+    /// Number of pages of [`PAGE_SIZE`], see [`Fault::first`].
     pub count: u64,
-    /// The thread that waits (`gettid(2)`).
+    /// The id of the blocked thread (`gettid(2)`).
     pub thread: u32,
 }
 
-/// Holds whoever touches a page of guest RAM that is not there.
+/// The number of placed pages, and why placing stopped.
+///
+/// The kernel places page after page, so a call can fail after it placed some of its pages. A thread may have
+/// read the placed pages, so they must not be placed again.
+#[derive(Debug)]
+#[must_use = "pages that are in place must be recorded, also if the page after them failed"]
+pub struct Placed {
+    /// Number of placed pages, counted from the first page of the call.
+    pub pages: u64,
+    /// The reason why the following page was not placed. `None`: all pages were placed.
+    pub end: Option<PlacedEnd>,
+}
+
+/// Why a page was not placed.
+#[derive(Debug)]
+pub enum PlacedEnd {
+    /// The page was not missing.
+    Occupied,
+    /// A local error, for example no free memory on the host.
+    Failed(MissingPagesError),
+}
+
+impl Placed {
+    fn none(error: MissingPagesError) -> Self {
+        Self { pages: 0, end: Some(PlacedEnd::Failed(error)) }
+    }
+}
+
+/// The registration of guest RAM whose missing pages block the threads that touch them.
 #[derive(Debug)]
 pub struct MissingPages {
     ram: GuestRam,
     kernel: Arc<Userfault>,
     stop: Stop,
-    /// Bytes of this process and their block; ordered.
+    /// Address range and block index of each block; ordered by address.
     places: Vec<(Range<u64>, usize)>,
-    /// Zeros for a whole page of the largest memory below, where that is huge. Never written: it takes no memory.
+    /// Zeros for one page of the largest huge-page backing. They are never written, so they take no memory.
     zeros: Option<RamBlock>,
     is_registered: AtomicBool,
 }
 
 impl MissingPages {
-    /// Whether this host and this process can do it at all, whatever the memory is.
+    /// Checks whether this host and this process can use missing pages, independent of the memory.
     ///
     /// # Errors
     /// [`MissingPagesError::Unsupported`].
@@ -75,15 +107,15 @@ impl MissingPages {
         Userfault::open(FEATURES).map(drop).map_err(unsupported)
     }
 
-    /// Whether all of `ram`'s memory is of the kind whose pages can come later. Changes nothing.
+    /// Checks whether all memory of `ram` supports missing pages. The call changes nothing.
     ///
     /// # Errors
-    /// [`MissingPagesError::Refused`], with the first block that is not.
+    /// [`MissingPagesError::Refused`], for the first block that does not.
     pub fn check(ram: &GuestRam) -> Result<(), MissingPagesError> {
         ram.blocks().iter().try_for_each(check)
     }
 
-    /// Gets ready. Nothing is registered yet.
+    /// Opens the userfaultfd. No memory is registered yet.
     ///
     /// # Errors
     /// [`MissingPagesError::Unsupported`], [`MissingPagesError::Refused`], [`MissingPagesError::System`].
@@ -101,7 +133,9 @@ impl MissingPages {
         Ok(Self { ram: ram.clone(), kernel, stop, places, zeros, is_registered: AtomicBool::new(false) })
     }
 
-    /// From now on whoever touches a page that is not there waits. If it fails, nobody does.
+    /// Registers all blocks: from now on, an access to a missing page blocks.
+    ///
+    /// If the call fails, no access blocks.
     ///
     /// # Errors
     /// [`MissingPagesError::Taken`], [`MissingPagesError::Block`].
@@ -121,7 +155,8 @@ impl MissingPages {
         Ok(())
     }
 
-    /// Takes pages away, whatever they hold, so that they are missing. Whole pages of the memory below.
+    /// Discards pages, whatever they contain, so that they are missing. The range must consist of whole pages
+    /// of the backing.
     ///
     /// # Errors
     /// [`MissingPagesError::Discard`], [`MissingPagesError::Outside`].
@@ -130,53 +165,51 @@ impl MissingPages {
         Ok(self.ram.block(block).discard_pages(first, count)?)
     }
 
-    /// Puts pages in place that are missing, and lets whoever waits for them go on. Whole pages of the memory below. False: a page
-    /// was there, and what came after it was not placed.
-    ///
-    /// # Errors
-    /// [`MissingPagesError`].
-    pub fn place(&self, block: usize, first: u64, content: &[u8]) -> Result<bool, MissingPagesError> {
-        let bytes = self.checked(block, first, (content.len() / PAGE_SIZE) as u64)?;
-        self.copy(block, bytes.start, content.as_ptr(), content.len() as u64)
+    /// Places missing pages and wakes the threads that wait for them. The range must consist of whole pages of
+    /// the backing.
+    pub fn place(&self, block: usize, first: u64, content: &[u8]) -> Placed {
+        match self.checked(block, first, (content.len() / PAGE_SIZE) as u64) {
+            Ok(bytes) => self.copy(block, bytes.start, content.as_ptr(), content.len() as u64),
+            Err(error) => Placed::none(error),
+        }
     }
 
-    /// As [`MissingPages::place`], of a huge page whose content was put together in a block of its own.
-    ///
-    /// # Errors
-    /// [`MissingPagesError`].
-    pub fn place_block(
-        &self,
-        block: usize,
-        first: u64,
-        content: &RamBlock,
-    ) -> Result<bool, MissingPagesError> {
-        let bytes = self.checked(block, first, content.pages())?;
-        // Where it meets a page fault, the kernel begins again by way of one more huge page, and there may be none.
-        content.populate_to_read().map_err(MissingPagesError::Staging)?;
-        self.copy(block, bytes.start, content.host_address(), content.len_bytes())
+    /// Places a huge page whose content was assembled in `content`, like [`MissingPages::place`].
+    pub fn place_block(&self, block: usize, first: u64, content: &RamBlock) -> Placed {
+        // On a page fault in `content`, the kernel retries through one more huge page, and none may be free.
+        let readable = || content.populate_to_read().map_err(MissingPagesError::Staging);
+        match self.checked(block, first, content.pages()).and_then(|bytes| readable().map(|()| bytes)) {
+            Ok(bytes) => self.copy(block, bytes.start, content.host_address(), content.len_bytes()),
+            Err(error) => Placed::none(error),
+        }
     }
 
-    /// As [`MissingPages::place`], of pages that are zero.
-    ///
-    /// # Errors
-    /// [`MissingPagesError`].
-    pub fn place_zeros(&self, block: usize, first: u64, count: u64) -> Result<bool, MissingPagesError> {
-        let bytes = self.checked(block, first, count)?;
+    /// Places zero pages, like [`MissingPages::place`].
+    pub fn place_zeros(&self, block: usize, first: u64, count: u64) -> Placed {
+        let bytes = match self.checked(block, first, count) {
+            Ok(bytes) => bytes,
+            Err(error) => return Placed::none(error),
+        };
         let unit = self.ram.block(block).page_bytes();
         if unit == PAGE_BYTES {
-            return self.kernel.zero(&bytes).map_err(self.failed("UFFDIO_ZEROPAGE", block));
+            return self.placed("UFFDIO_ZEROPAGE", block, self.kernel.zero(&bytes));
         }
-        let Some(zeros) = &self.zeros else { return Ok(true) };
-        zeros.populate_to_read().map_err(MissingPagesError::Staging)?;
+        let Some(zeros) = &self.zeros else { return Placed { pages: count, end: None } };
+        if let Err(error) = zeros.populate_to_read() {
+            return Placed::none(MissingPagesError::Staging(error));
+        }
+        let mut pages = 0;
         for start in bytes.step_by(unit as usize) {
-            if !self.copy(block, start, zeros.host_address(), unit)? {
-                return Ok(false);
+            let Placed { pages: more, end } = self.copy(block, start, zeros.host_address(), unit);
+            pages += more;
+            if end.is_some() {
+                return Placed { pages, end };
             }
         }
-        Ok(true)
+        Placed { pages, end: None }
     }
 
-    /// Has whoever waits for these pages look again.
+    /// Wakes the threads that wait for these pages, so that they repeat their access.
     ///
     /// # Errors
     /// [`MissingPagesError`].
@@ -185,8 +218,9 @@ impl MissingPages {
         self.kernel.wake(&bytes).map_err(self.failed("UFFDIO_WAKE", block))
     }
 
-    /// Waits for threads that touch a page that is not there, and adds them. Several may wait for one page. False: after
-    /// [`MissingPages::stop_waiting`].
+    /// Waits for faults and appends them to `faults`. Several threads may wait for the same page.
+    ///
+    /// Returns `false` after [`MissingPages::stop_waiting`].
     ///
     /// # Errors
     /// [`MissingPagesError::System`].
@@ -198,12 +232,14 @@ impl MissingPages {
         Ok(goes_on)
     }
 
-    /// Has [`MissingPages::wait`] return, now or when it is called.
+    /// Makes the current or the next call of [`MissingPages::wait`] return `false`.
     pub fn stop_waiting(&self) {
         self.stop.set();
     }
 
-    /// Lets everybody go on, for ever: all pages are there, or no guest runs that would see zeros for those that are not.
+    /// Ends the registration: no access blocks any more.
+    ///
+    /// Call it when all pages are placed, or when no guest runs that would read zeros from missing pages.
     pub fn end(&self) {
         if self.is_registered.swap(false, Ordering::AcqRel) {
             self.places.iter().for_each(|(bytes, _)| self.kernel.unregister(bytes));
@@ -219,14 +255,16 @@ impl MissingPages {
         bytes.contains(&fault.address).then_some(found)
     }
 
-    fn copy(
-        &self,
-        block: usize,
-        address: u64,
-        content: *const u8,
-        bytes: u64,
-    ) -> Result<bool, MissingPagesError> {
-        self.kernel.copy(address, content, bytes).map_err(self.failed("UFFDIO_COPY", block))
+    fn copy(&self, block: usize, address: u64, content: *const u8, bytes: u64) -> Placed {
+        self.placed("UFFDIO_COPY", block, self.kernel.copy(address, content, bytes))
+    }
+
+    fn placed(&self, call: &'static str, block: usize, Filled { bytes, end }: Filled) -> Placed {
+        let end = end.map(|end| match end {
+            FillEnd::Occupied => PlacedEnd::Occupied,
+            FillEnd::Failed(error) => PlacedEnd::Failed(self.failed(call, block)(error)),
+        });
+        Placed { pages: bytes >> PAGE_SHIFT, end }
     }
 
     fn checked(&self, block: usize, first: u64, count: u64) -> Result<Range<u64>, MissingPagesError> {
@@ -256,7 +294,7 @@ fn unsupported(Unsupported { is_feature, source }: Unsupported) -> MissingPagesE
     MissingPagesError::Unsupported { what, source }
 }
 
-/// The addresses of these pages, which are whole pages of the memory below.
+/// Returns the addresses of these pages, which must be whole pages of the backing.
 fn checked(ram: &GuestRam, block: usize, first: u64, count: u64) -> Result<Range<u64>, MissingPagesError> {
     let outside = || MissingPagesError::Outside { block, first, count };
     let found = ram.blocks().get(block).ok_or_else(outside)?;

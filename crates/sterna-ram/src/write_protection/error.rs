@@ -1,20 +1,20 @@
-//! Why writes cannot be held.
+//! Errors of [`WriteProtection`](super::WriteProtection), which blocks the first write to a page.
 
 use std::io;
 
-/// Writes to guest RAM cannot be held. Every error here is local.
+/// The reason why writes to guest RAM cannot be blocked. Every error is local.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WriteProtectionError {
-    /// This host does not have it, or this process not the right.
+    /// This host lacks the feature, or this process lacks the right to use it.
     #[error(
         "this host cannot hold writes to guest memory: {what} ({source}); it needs Linux 6.4, and CAP_SYS_PTRACE, access to \
          /dev/userfaultfd, or vm.unprivileged_userfaultfd=1"
     )]
     Unsupported {
-        /// What is missing.
+        /// The missing feature or right.
         what: &'static str,
-        /// The kernel's answer.
+        /// The error that the kernel returned.
         source: io::Error,
     },
     /// A block's memory is registered with another userfaultfd.
@@ -23,49 +23,49 @@ pub enum WriteProtectionError {
          dirty log"
     )]
     Taken {
-        /// The block's name.
+        /// Name of the affected RAM block.
         block: String,
     },
-    /// A block's memory is not of the kind that can be protected.
+    /// A block's memory does not support write protection.
     #[error("writes to RAM block {block:?} cannot be held: {rule}")]
     Refused {
-        /// The block's name.
+        /// Name of the affected RAM block.
         block: String,
-        /// Why.
+        /// The rule that the request violates.
         rule: &'static str,
     },
-    /// The guest has no memory.
+    /// The guest has no memory to protect.
     #[error("writes cannot be held: the guest has no memory")]
     NoMemory,
-    /// The kernel refuses something for a block.
+    /// A system call failed for one block.
     #[error("writes to RAM block {block:?} cannot be held: {call} failed: {source}")]
     Block {
-        /// The block's name.
+        /// Name of the affected RAM block.
         block: String,
-        /// The call that failed.
+        /// Name of the system call that failed.
         call: &'static str,
-        /// The kernel's answer.
+        /// The error that the kernel returned.
         source: io::Error,
     },
-    /// A call of the kernel failed.
+    /// A system call failed that concerns no single block.
     #[error("writes to guest memory cannot be held: {call} failed: {source}")]
     System {
-        /// The call that failed.
+        /// Name of the system call that failed.
         call: &'static str,
-        /// The kernel's answer.
+        /// The error that the kernel returned.
         source: io::Error,
     },
-    /// Pages that are not there, or not protected by this.
+    /// The pages are outside of the block, or the block is not protected.
     #[error("{count} pages from {first} on of RAM block {block} cannot be write-protected: no such pages")]
     Outside {
-        /// The block's index.
+        /// Index of the block in the guest's RAM.
         block: usize,
-        /// The first page.
+        /// Index of the first page in the block.
         first: u64,
-        /// How many.
+        /// Number of pages of 4 KiB, from `first` on.
         count: u64,
     },
-    /// The protection was lifted.
+    /// The protection was [lifted](super::WriteProtection::lift), so no page can be protected.
     #[error("the write protection of guest memory was lifted")]
     Lifted,
 }

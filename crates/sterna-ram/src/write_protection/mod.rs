@@ -1,17 +1,21 @@
-//! Write protection that holds whoever writes: a page's first write waits until it is let through.
+//! Write protection that blocks the first write to a page until the page is released.
 //!
-//! userfaultfd, synchronous. It holds the writes of this process's threads and of the kernel on their behalf (`read(2)` into guest RAM,
-//! O_DIRECT, KVM for a vCPU) through the block's own mapping. Not held are
+//! The mechanism is synchronous userfaultfd. It blocks writes of this process's threads, if they use the
+//! block's own mapping. It also blocks writes of the kernel on their behalf (`read(2)` into guest RAM,
+//! O_DIRECT, KVM for a vCPU). It does not block
 //!
-//! - writes through another mapping of the same memory: another process's (vhost-user, vfio-user), or a second one of this process;
-//! - a device's that has pinned the page before (VFIO);
-//! - memory that is given back. [`RamBlock::pin`] keeps the engine from that.
+//! - writes through another mapping of the same memory: another process's (vhost-user, vfio-user), or a second
+//!   one of this process;
+//! - writes of a device that pinned the page before (VFIO);
+//! - the loss of content when memory is given back. [`RamBlock::pin`] prevents the engine from doing that.
 //!
-//! Whoever asks for protection owes every writer an answer: a thread serves the writers ([`WriteProtection::serve`]), and
-//! [`WriteProtection::lift`] lets all of them go on. Dropping does the same. A process that ends lets nobody wait.
+//! The caller must release every blocked writer: one thread reports them ([`WriteProtection::serve`]), and
+//! [`WriteProtection::lift`] releases all. Dropping lifts the protection, too. When the process ends, no writer
+//! stays blocked.
 //!
-//! It needs the right to hold the kernel's writes: CAP_SYS_PTRACE, `/dev/userfaultfd`, or `vm.unprivileged_userfaultfd`. Each mapping
-//! belongs to one userfaultfd, so memory that [`UffdDirtyLog`](crate::dirty::UffdDirtyLog) tracks cannot be protected by this.
+//! Blocking the kernel's writes needs a right: CAP_SYS_PTRACE, `/dev/userfaultfd`, or
+//! `vm.unprivileged_userfaultfd`. A mapping can be registered with one userfaultfd only. Memory that
+//! [`UffdDirtyLog`](crate::dirty::UffdDirtyLog) tracks can therefore not be protected.
 
 mod error;
 
@@ -28,26 +32,26 @@ pub use error::WriteProtectionError;
 use crate::userfault::{Stop, Unsupported, Userfault};
 use crate::{GuestRam, PAGE_SHIFT, RamBlock};
 
-/// Also of memory that is not populated: whoever writes there first must wait, too.
+/// `WP_UNPOPULATED` is needed because the first write to unpopulated memory must block, too.
 const FEATURES: u32 =
     UFFD_FEATURE_PAGEFAULT_FLAG_WP | UFFD_FEATURE_WP_HUGETLBFS_SHMEM | UFFD_FEATURE_WP_UNPOPULATED;
 
-/// Holds writes to guest RAM. Nothing is protected at first.
+/// Blocks writes to protected pages of guest RAM. No page is protected at first.
 #[derive(Debug)]
 pub struct WriteProtection {
     ram: GuestRam,
     kernel: Userfault,
     stop: Stop,
-    /// By block: why it cannot be protected.
+    /// For each block, the reason why it cannot be protected.
     refused: Vec<Option<WriteProtectionError>>,
-    /// Bytes of this process and their block, of those that can be protected; ordered.
+    /// Address range and block index of each block that can be protected; ordered by address.
     places: Vec<(Range<u64>, usize)>,
-    /// False once lifted. Held while pages are protected.
+    /// `false` once lifted. Locked for reading while pages are protected or released.
     is_on: RwLock<bool>,
 }
 
 impl WriteProtection {
-    /// Gets ready to hold writes to all blocks whose memory allows it. [`WriteProtection::refused`] tells of the others.
+    /// Registers all blocks whose memory supports protection. [`WriteProtection::refused`] lists the others.
     ///
     /// # Errors
     /// [`WriteProtectionError::Unsupported`]; and the first block's reason if no block can be protected.
@@ -68,20 +72,20 @@ impl WriteProtection {
         Ok(Self { ram: ram.clone(), kernel, stop, refused, places, is_on: RwLock::new(true) })
     }
 
-    /// Whether writes to this block can be held.
+    /// Whether writes to this block can be blocked.
     pub fn covers(&self, block: usize) -> bool {
         self.refused.get(block).is_some_and(Option::is_none)
     }
 
-    /// Why some blocks cannot be protected.
+    /// Returns the reasons why some blocks cannot be protected.
     pub fn refused(&self) -> impl Iterator<Item = &WriteProtectionError> {
         self.refused.iter().flatten()
     }
 
-    /// From now on every first write to these pages waits. One call of the kernel.
+    /// Protects pages by one system call: from now on, each first write blocks.
     ///
     /// # Errors
-    /// [`WriteProtectionError`]; some of the pages may be protected then. Release them.
+    /// [`WriteProtectionError`]. Some of the pages may be protected then, so the caller must release them.
     pub fn protect(&self, block: usize, first: u64, count: u64) -> Result<(), WriteProtectionError> {
         let bytes = self.checked(block, first, count)?;
         let is_on = self.is_on.read();
@@ -91,21 +95,22 @@ impl WriteProtection {
         self.kernel.set_protected(&bytes, true).map_err(self.failed("UFFDIO_WRITEPROTECT", block))
     }
 
-    /// Lets writers of these pages go on, those that wait and those that come.
+    /// Releases pages: blocked and later writers continue.
     ///
     /// # Errors
-    /// [`WriteProtectionError`]: writers may wait still. [`WriteProtection::lift`] is what is left to do.
+    /// [`WriteProtectionError`]. Writers may still be blocked then, so the caller must
+    /// [lift](WriteProtection::lift) the protection.
     pub fn release(&self, block: usize, first: u64, count: u64) -> Result<(), WriteProtectionError> {
         let bytes = self.checked(block, first, count)?;
         let is_on = self.is_on.read();
         if !*is_on {
-            // All are released.
+            // `lift` has released all pages.
             return Ok(());
         }
         self.kernel.set_protected(&bytes, false).map_err(self.failed("UFFDIO_WRITEPROTECT", block))
     }
 
-    /// Lets all writers go on, for ever. Nothing can be protected afterwards.
+    /// Releases all writers permanently. No page can be protected afterwards.
     pub fn lift(&self) {
         let mut is_on = self.is_on.write();
         if !std::mem::replace(&mut *is_on, false) {
@@ -116,16 +121,19 @@ impl WriteProtection {
         }
     }
 
-    /// Whether it was [lifted](WriteProtection::lift).
+    /// Whether the protection was [lifted](WriteProtection::lift).
     pub fn is_lifted(&self) -> bool {
         !*self.is_on.read()
     }
 
-    /// Waits for writers: `held(block, page)` is called for each, and owes it a [release](WriteProtection::release). Several
-    /// may wait for one page. Returns after [`WriteProtection::stop_serving`].
+    /// Waits for writers and calls `held(block, page)` for each; the caller must
+    /// [release](WriteProtection::release) the page.
+    ///
+    /// Several writers may wait for one page. Returns after [`WriteProtection::stop_serving`].
     ///
     /// # Errors
-    /// [`WriteProtectionError::System`]: nobody is served any more. [Lift](WriteProtection::lift) the protection.
+    /// [`WriteProtectionError::System`]. Writers are not reported any more, so the caller must
+    /// [lift](WriteProtection::lift) the protection.
     pub fn serve(&self, mut held: impl FnMut(usize, u64)) -> Result<(), WriteProtectionError> {
         let failed = |source| WriteProtectionError::System { call: "read of a userfaultfd", source };
         let mut writers = Vec::new();
@@ -139,7 +147,7 @@ impl WriteProtection {
         Ok(())
     }
 
-    /// Has [`WriteProtection::serve`] return, now or when it is called.
+    /// Makes the current or the next call of [`WriteProtection::serve`] return.
     pub fn stop_serving(&self) {
         self.stop.set();
     }
@@ -175,7 +183,7 @@ impl WriteProtection {
 
 impl Drop for WriteProtection {
     fn drop(&mut self) {
-        // Closing would not do: a process that was forked off may have the descriptor, too.
+        // Closing the descriptor is not enough, because a forked child may have it open, too.
         self.lift();
     }
 }

@@ -1,4 +1,4 @@
-//! Page bitmaps against a plain model, and under threads.
+//! Compares page bitmaps with a simple model, also under concurrent threads.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -153,8 +153,7 @@ fn bitmap_runs_are_those_of_the_model() {
     }
 }
 
-/// Takers and setters on the same words: every bit that was set is taken exactly as often as it was set
-/// anew, none is lost, none is taken twice.
+/// Takers and setters on the same words: every bit is taken exactly as often as it was set.
 #[test]
 fn bitmap_runs_taken_by_threads_lose_and_double_nothing() {
     const PAGES: u64 = 300;
@@ -175,7 +174,7 @@ fn bitmap_runs_taken_by_threads_lose_and_double_nothing() {
                                 set[page as usize].fetch_add(1, Ordering::Relaxed);
                             }
                         } else {
-                            // A range; of one page, so that we know whose it was.
+                            // A range of one page, so that the test knows which thread set it.
                             let newly = map.set_range(page, 1);
                             set[page as usize].fetch_add(newly, Ordering::Relaxed);
                         }

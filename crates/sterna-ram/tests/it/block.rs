@@ -107,7 +107,7 @@ fn absent_random_pages_are_told_apart_without_being_touched() {
         let expected: Vec<u64> = (0..4096).filter(|page| written.binary_search(page).is_err()).collect();
 
         assert_eq!(absent_pages(&block), expected, "{backing:?}");
-        // Looking changed nothing.
+        // The first call has not changed the result.
         assert_eq!(absent_pages(&block), expected, "{backing:?}");
         assert_eq!(block.resident_bytes().unwrap(), written.len() as u64 * PAGE);
 
@@ -215,7 +215,7 @@ fn block_dropped_leaves_no_descriptor_and_no_mapping() {
     assert!(!seen());
 }
 
-/// Lets this thread call neither `fallocate` nor `madvise` to give memory back, as a sandbox may.
+/// Forbids this thread to give memory back by `fallocate` or `madvise`, like a sandbox.
 fn forbid_discards() -> std::io::Result<()> {
     const ALLOW: u32 = libc::SECCOMP_RET_ALLOW;
     const REFUSE: u32 = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
@@ -223,7 +223,7 @@ fn forbid_discards() -> std::io::Result<()> {
     let equal =
         |value: u32, then, otherwise| libc::sock_filter { code: 0x15, jt: then, jf: otherwise, k: value };
     let answer = |value| libc::sock_filter { code: 0x06, jt: 0, jf: 0, k: value };
-    // Offsets in `seccomp_data`: the call's number at 0, its third argument at 32.
+    // Offsets in `seccomp_data`: the number of the system call at 0, its third argument at 32.
     let mut filter = [
         load(0),
         equal(libc::SYS_fallocate as u32, 5, 0),
@@ -235,7 +235,8 @@ fn forbid_discards() -> std::io::Result<()> {
         answer(REFUSE),
     ];
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
-    // SAFETY: numbers alone; then a program that outlives the call, which copies it.
+    // SAFETY: the first call gets only numbers; the second gets a program that outlives the call, which copies
+    // it.
     let refused = unsafe {
         libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0
             || libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) != 0

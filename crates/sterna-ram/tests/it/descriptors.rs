@@ -1,4 +1,4 @@
-//! Memory that changes hands between processes: here between two guests of one process.
+//! Memory that processes hand over, tested with two guests of one process.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -51,7 +51,7 @@ fn memory_that_was_given_away_is_not_accessed() {
     let mapped = Mapped::new(BYTES as usize, libc::MAP_SHARED, Some((file, 0))).unwrap();
     let memory = ExternalMemory::new(mapped.address(), BYTES, mapped.clone());
     let memory = memory.shared().file(Arc::clone(&mapped.file.as_ref().unwrap().0), 0);
-    // SAFETY: `mapped` has mapped it until it is dropped.
+    // SAFETY: `mapped` keeps the memory mapped until it is dropped.
     let theirs = unsafe { RamBlock::from_external("ram", memory) }.unwrap();
     theirs.sharable().expect("a VMM's file can be handed over");
     assert!(matches!(
@@ -105,7 +105,7 @@ fn block_that_awaits_memory_has_none_before_and_after_it() {
     );
 }
 
-/// Only where the host has reserved one page, which is enough: memory is there once.
+/// Runs only on a host with one reserved huge page, which is enough because the memory exists once.
 #[test]
 fn huge_pages_change_hands_as_pages_of_their_size() {
     let bytes = 2 << 20;

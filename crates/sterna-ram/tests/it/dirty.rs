@@ -1,4 +1,4 @@
-//! The software log and userfaultfd.
+//! Tests of the software log and of userfaultfd.
 
 use crate::support::skipped;
 use sterna_ram::dirty::{SoftwareLog, UffdDirtyLog};
@@ -75,8 +75,9 @@ fn rearm_crooked_ranges_are_refused() {
     assert!(matches!(log.sync(&mut foreign), Err(DirtyError::Range { .. })));
 }
 
-/// A writer that marks after it writes, a migrator that syncs, re-arms and then reads: what it read
-/// last is what is there at the end.
+/// A writer marks pages after it writes them; a migrator syncs, re-arms and then reads.
+///
+/// At the end, the migrator's copy must equal the RAM.
 #[test]
 fn software_log_under_a_writer_loses_no_write() {
     let ram = ram(64, &[Backing::Memfd]);
@@ -138,7 +139,7 @@ fn uffd_random_writes_are_synced_exactly() {
     for round in 0..30 {
         let mut expected = [Vec::new(), Vec::new()];
         for (index, block) in ram.blocks().iter().enumerate() {
-            // From a few pages to thousands of regions, more than one scan's answer holds.
+            // From a few pages to thousands of regions, more than one scan returns.
             for _ in 0..random.u64(..1 << (1 + round % 13)) {
                 let page = random.u64(..PAGES);
                 block.write(page * PAGE + random.u64(..PAGE), &[round as u8]).unwrap();
@@ -151,7 +152,7 @@ fn uffd_random_writes_are_synced_exactly() {
         assert_eq!(set(found.block(0)), expected[0], "memfd, round {round}");
         assert_eq!(set(found.block(1)), expected[1], "anonymous, round {round}");
     }
-    // Every other page: the most regions there can be.
+    // Every second page: the largest possible number of regions.
     for page in (0..PAGES).step_by(2) {
         ram.block(0).write(page * PAGE, &[2]).unwrap();
         ram.block(1).write(page * PAGE, &[2]).unwrap();
@@ -170,7 +171,7 @@ fn uffd_reading_is_no_writing() {
     for block in ram.blocks() {
         block.read(3 * PAGE, &mut [0; 100]).unwrap();
     }
-    // A hole of the memfd is populated by that, but not written.
+    // Reading populates a hole of the memfd but does not write it.
     ram.block(0).read(9 * PAGE, &mut [0; 100]).unwrap();
     assert_eq!(sync(&log, &ram).count(), 0);
 }
@@ -185,7 +186,7 @@ fn uffd_kernel_writes_are_reported() {
     writer.write_all(&[7; 2 * PAGE_SIZE]).unwrap();
     for (index, page) in [(0usize, 5u64), (1, 9)] {
         let target = ram.block(index).page(page).unwrap();
-        // SAFETY: nobody else touches this page during the call, and the slice ends with it.
+        // SAFETY: no other code accesses this page during the call, and the slice ends with it.
         let target = unsafe { std::slice::from_raw_parts_mut(target.as_ptr(), PAGE_SIZE) };
         reader.read_exact(target).unwrap();
     }
@@ -226,7 +227,7 @@ fn uffd_stopped_can_start_again_and_another_can_too() {
     assert_eq!(sync(&log, &ram).count(), 0);
 }
 
-/// As with the software log, with the kernel's tracking and threads that know nothing of it.
+/// The same test as with the software log, but the kernel tracks writers that do not report their writes.
 #[test]
 fn uffd_under_writers_loses_no_write() {
     let ram = ram(256, &[Backing::Memfd, Backing::Anonymous]);

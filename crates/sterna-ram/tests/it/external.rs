@@ -1,4 +1,4 @@
-//! Blocks over memory that the VMM mapped.
+//! Tests of blocks over memory that the VMM mapped.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ fn maps() -> Vec<String> {
     maps.lines().map(str::to_owned).collect()
 }
 
-/// The lines of /proc/self/maps that have a part of this memory.
+/// Returns the lines of /proc/self/maps that overlap this memory.
 fn maps_of(memory: &Mapped) -> Vec<String> {
     let (start, end) = (memory.address() as u64, memory.address() as u64 + memory.len as u64);
     let overlaps = |line: &String| {
@@ -40,7 +40,7 @@ fn maps_of(memory: &Mapped) -> Vec<String> {
     maps().into_iter().filter(overlaps).collect()
 }
 
-/// Every kind of memory without huge pages that a VMM maps, of so many pages, and whether absent pages are found exactly.
+/// Returns every kind of memory without huge pages that a VMM maps, and whether absent pages are found exactly.
 fn kinds(pages: u64) -> Vec<(&'static str, Arc<Mapped>, bool)> {
     let len = pages * PAGE;
     let file = || memfd(len + 64 * PAGE, 0).unwrap();
@@ -84,7 +84,7 @@ fn absent_pages_of_the_vmms_memory_never_hold_bytes() {
 
         assert!(written.iter().all(|page| !absent.get(*page)), "{name}");
         let expected = if is_exact { PAGES - written.len() as u64 } else { 0 };
-        // Anonymous memory may come in transparent huge pages.
+        // The kernel may populate anonymous memory with transparent huge pages.
         let is_thp = name == "anonymous" && absent.count() < expected;
         assert!(absent.count() == expected || is_thp, "{name}: {} of {expected}", absent.count());
         let resident = (PAGES - absent.count()) * PAGE;
@@ -164,7 +164,7 @@ fn memory_that_must_not_be_given_back_is_zeroed_where_it_is() {
         block.empty().unwrap();
 
         assert!((0..pages).all(|page| is_zero(&block, page)), "{name}");
-        // A private page of a file that was only read gets a page of its own when it is written first.
+        // A page of a private file mapping that was only read is copied on the first write.
         if !name.starts_with("private") {
             assert!(memory.physical_pages().unwrap() == before, "{name}: a device would write other pages");
         }
@@ -173,7 +173,7 @@ fn memory_that_must_not_be_given_back_is_zeroed_where_it_is() {
     }
 }
 
-/// What the test above would say of an engine that gives memory back without leave.
+/// Shows that the test above would detect an engine that gives memory back without permission.
 #[test]
 fn memory_that_was_given_back_is_noticed() {
     let memory = Mapped::anonymous(1024 * PAGE);
@@ -256,7 +256,7 @@ fn what_does_not_fit_together_is_refused() {
     let owner = || Arc::new(()) as Arc<_>;
     let at = |address: usize, len| {
         let memory = ExternalMemory::new(address as *mut u8, len, owner());
-        // SAFETY: refused before anything is accessed.
+        // SAFETY: the call is refused before it accesses memory.
         unsafe { RamBlock::from_external("ram", memory) }.unwrap_err()
     };
     let address = memory.address() as usize;
@@ -291,7 +291,7 @@ fn userfaultfd_tracks_every_kind_that_the_kernel_can() {
         ram.block(0).write(7 * PAGE, &[1]).unwrap();
         match log.start() {
             Ok(()) => {}
-            // Files on disks.
+            // The kernel cannot track files on disks.
             Err(DirtyError::System { .. }) if name.contains("disk") => continue,
             Err(error) => {
                 skipped("userfaultfd_tracks_every_kind_that_the_kernel_can", format!("{name}: {error}"));
@@ -359,7 +359,7 @@ fn part_of_a_hugetlbfs_file_is_zeroed_inside_its_bounds() {
 
         block.empty().unwrap();
 
-        // Reading a page brings it back.
+        // Must precede the reads below, because reading a page populates it again.
         assert_eq!(held - file_bytes(&file), if permissions.discard { 3 * HUGE } else { 0 });
         assert!((0..block.pages()).all(|page| is_zero(&block, page)));
         let outside = (0..256).chain(256 + block.pages()..around.pages());

@@ -1,4 +1,4 @@
-//! A process that forks (a VMM that daemonises) sees its own page tables afterwards, not its parent's.
+//! After a fork (a VMM that daemonises), the child reads its own page tables, not its parent's.
 
 use sterna_ram::dirty::UffdDirtyLog;
 use sterna_ram::{Backing, DirtyBitmaps, DirtySource, GuestRam, PAGE_SIZE, PageBitmap, RamBlock};
@@ -6,7 +6,7 @@ use sterna_ram::{Backing, DirtyBitmaps, DirtySource, GuestRam, PAGE_SIZE, PageBi
 use crate::support::{is_alone, skipped};
 
 const PAGES: u64 = 1024;
-/// What the child's exit status says: anything else is a test that failed.
+/// Exit statuses of the child; every other status is a failed test.
 const RIGHT: i32 = 0;
 const NO_LOG: i32 = 77;
 
@@ -26,15 +26,15 @@ fn write_all(ram: &GuestRam) {
     (0..PAGES).for_each(|page| ram.block(0).write(page * PAGE_SIZE as u64, &[1]).unwrap());
 }
 
-/// Runs `work` in a child and gives its exit status.
+/// Runs `work` in a child and returns its exit status.
 fn forked(work: fn(&GuestRam) -> i32, inherited: &GuestRam) -> i32 {
-    // SAFETY: this process has no other thread at work (the test runs alone in it), so nobody holds a lock that
-    // the child would wait for.
+    // SAFETY: the test runs alone in this process, so no other thread holds a lock that the child would wait
+    // for.
     let child = unsafe { libc::fork() };
     assert!(child >= 0, "fork failed");
     if child == 0 {
         let status = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(inherited))).unwrap_or(1);
-        // SAFETY: ends the child without running what the test harness left to be done at exit.
+        // SAFETY: ends the child without the exit handlers of the test harness.
         unsafe { libc::_exit(status) };
     }
     let mut status = 0;
@@ -44,7 +44,7 @@ fn forked(work: fn(&GuestRam) -> i32, inherited: &GuestRam) -> i32 {
     if libc::WIFEXITED(status) { libc::WEXITSTATUS(status) } else { -status }
 }
 
-/// What a daemon does after its fork: a guest of its own, tracked.
+/// Behaves like a daemon after its fork: makes and tracks a guest of its own.
 fn track_own(_: &GuestRam) -> i32 {
     let ram = ram();
     write_all(&ram);
@@ -62,7 +62,7 @@ fn track_own(_: &GuestRam) -> i32 {
     RIGHT
 }
 
-/// The same with memory that was there before the fork, and of which the child writes its own copy.
+/// Checks memory that was mapped before the fork and of which the child writes its own copy.
 fn look_at_inherited(inherited: &GuestRam) -> i32 {
     assert_eq!(absent(inherited), PAGES);
     write_all(inherited);
@@ -75,7 +75,7 @@ fn fork_after_the_page_table_was_asked_sees_its_own_pages() {
     if !is_alone() {
         return;
     }
-    // As a VMM that finds out what it can do, and then becomes a daemon.
+    // The order of a VMM that checks its features first and then becomes a daemon.
     UffdDirtyLog::is_supported();
     let before = ram();
     assert_eq!(absent(&before), PAGES);

@@ -12,11 +12,12 @@ use sterna_ram::{Backing, DirtyBitmaps, DirtyError, DirtySource, GuestRam, PAGE_
 
 const PAGE: u64 = PAGE_SIZE as u64;
 const NONE: Vec<u64> = Vec::new();
-/// Where the code lies: the guest's page 1, before all pages that it writes.
+/// Guest address of the code: page 1, before all pages that the guest writes.
 const CODE: u64 = 0x1000;
 
-/// Writes CX pages, each 1 << 8 paragraphs (4 KiB) behind the last, from segment BX on; then halts.
-/// Writes the counter into the page's first word.
+/// Writes CX pages from segment BX on, each 1 << 8 paragraphs (4 KiB) after the last, and halts.
+///
+/// The first word of each page gets the counter.
 const GUEST: &[u8] = &[
     0x8e, 0xdb, // mov ds, bx
     0x89, 0x0e, 0x00, 0x00, // mov [0], cx
@@ -33,13 +34,16 @@ struct Machine {
     slots: Vec<KvmSlot>,
 }
 
-/// Slots at crooked places of the blocks: 150 pages from page 5 of block 0 at the guest's 0; 70 pages from
-/// page 155 of block 0 behind them; 100 pages of block 1 (of 100) behind those.
+/// A machine whose slots begin inside words of the bitmaps.
+///
+/// - 150 pages from page 5 of block 0, at the guest's page 0.
+/// - 70 pages from page 155 of block 0, after those.
+/// - all 100 pages of block 1, after those.
 fn machine(test: &str) -> Option<Machine> {
     machine_of(test, vec![slot(0, 0, 0, 5, 150), slot(1, 150, 0, 155, 70), slot(7, 220, 1, 0, 100)])
 }
 
-/// The guest reaches its pages below 256.
+/// Makes a machine with these slots. The guest can reach its pages below 256.
 fn machine_of(test: &str, slots: Vec<KvmSlot>) -> Option<Machine> {
     let kvm = match Kvm::new() {
         Ok(kvm) => kvm,
@@ -62,7 +66,7 @@ fn machine_of(test: &str, slots: Vec<KvmSlot>) -> Option<Machine> {
 }
 
 impl Machine {
-    /// Another slot.
+    /// Creates a slot in the running VM.
     fn add(&mut self, slot: KvmSlot) {
         set_slot(&self.vm, &self.ram, &slot);
         self.slots.push(slot);
@@ -75,7 +79,7 @@ impl Machine {
         KvmDirtyLog::new(vm, self.slots.clone(), self.ram.clone()).unwrap().with_mode(mode)
     }
 
-    /// Lets the guest write its pages `[first, first + count)`.
+    /// Runs the guest until it has written its pages `[first, first + count)`.
     fn write(&mut self, first: u64, count: u64) {
         let regs = kvm_regs { rip: CODE, rflags: 2, rbx: first << 8, rcx: count, ..Default::default() };
         self.vcpu.set_regs(&regs).unwrap();
@@ -108,7 +112,7 @@ fn pages(range: std::ops::Range<u64>) -> Vec<u64> {
     range.collect()
 }
 
-/// A log in this mode, or none if the kernel has only a lesser one. It begins with nothing reported.
+/// Starts a log in this mode, and takes its first reports; `None` if the kernel lacks the mode.
 fn started(machine: &Machine, mode: KvmLogMode, test: &str) -> Option<KvmDirtyLog> {
     let log = machine.log(mode);
     log.start().unwrap();
@@ -132,7 +136,7 @@ fn kvm_log_pages_written_by_the_guest_are_synced_over_crooked_slots() {
         let Some(mut machine) = machine(test) else { return };
         let Some(log) = started(&machine, mode, test) else { continue };
 
-        // Over the borders of all three slots: guest pages 140 to 229.
+        // Across the borders of all three slots: guest pages 140 to 229.
         machine.write(140, 90);
 
         let expected = [pages(145..225), pages(0..10)];
@@ -161,7 +165,7 @@ fn kvm_log_rearms_what_was_synced_in_the_range_and_nothing_else() {
         let synced = PageBitmap::new(230);
         synced.set_range(0, 230);
         synced.clear_range(100, 10); // as if these had been written after the sync
-        // Block pages 64..128: neither border lies at a word of the slot's bitmap.
+        // Block pages 64..128: neither border is at a word of the slot's bitmap.
         log.rearm(0, 64, 64, &synced).unwrap();
 
         let left = machine.sync(&log);
@@ -187,7 +191,7 @@ fn kvm_log_stopped_leaves_the_vm_as_it_was() {
     assert!(machine.vm.get_dirty_log(0, 150 * PAGE_SIZE).is_err(), "the slot logs no more");
     machine.write(10, 5);
 
-    // A log that the VMM keeps for itself works as before: GET clears.
+    // A log that the VMM uses itself works as before the start: GET clears.
     let plain = machine.log(KvmLogMode::Automatic);
     plain.start().unwrap();
     machine.write(30, 2);
@@ -242,7 +246,7 @@ fn kvm_log_slots_that_do_not_fit_are_refused() {
 fn page_written_through_an_alias_is_dirty_in_every_mode() {
     for mode in [KvmLogMode::Automatic, KvmLogMode::Manual, KvmLogMode::InitiallySet] {
         let test = "page_written_through_an_alias_is_dirty_in_every_mode";
-        // The guest sees pages 20..60 of block 1 a second time, at its pages 200..240.
+        // Pages 20..60 of block 1 are mapped a second time, at the guest's pages 200..240.
         let slots = vec![slot(0, 0, 0, 5, 90), slot(7, 100, 1, 0, 100), slot(9, 200, 1, 20, 40)];
         let Some(mut machine) = machine_of(test, slots) else { return };
         let log = machine.log(mode);
@@ -301,7 +305,7 @@ fn vcpu_that_writes_a_protected_page_waits_and_its_write_is_reported() {
         let Some(mut machine) = machine(test) else { return };
         let Some(log) = started(&machine, mode, test) else { continue };
         let Some(protection) = protection(&machine.ram, test) else { return };
-        // Pages that the guest has mapped writable, and pages that it has never seen.
+        // Pages that the guest has mapped writable, and pages that it has never accessed.
         machine.write(100, 10);
         assert_eq!(machine.sync(&log)[0], pages(105..115));
         machine.rearm_all(&log);

@@ -1,6 +1,7 @@
-//! The integration tests of this crate, one module for each subject: one program is linked, not one for each file.
-//! `cargo test -p sterna-ram --test it SUBJECT::` runs those of one subject.
-//! `loom` is built with another configuration, so it is a program of its own.
+//! The integration tests of this crate: one module per subject, all linked into one program.
+//!
+//! `cargo test -p sterna-ram --test it SUBJECT::` runs the tests of one subject. `loom` is a separate program,
+//! because it is built with another configuration.
 
 #[path = "../support/broken.rs"]
 mod broken;
@@ -22,6 +23,7 @@ mod pinned;
 mod poison;
 mod ring;
 mod slots;
+mod space;
 mod vhost;
 mod vmm_logs;
 mod write_protection;

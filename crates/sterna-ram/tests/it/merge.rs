@@ -1,11 +1,11 @@
-//! Merging against a model that goes bit by bit: every method, every offset, odd ends, threads.
+//! Compares merging with a bitwise model: every method, every offset, odd ends, threads.
 
 use std::sync::atomic::Ordering;
 
 use sterna_ram::merge::{Method, Shifted, merge};
 use sterna_ram::{Backing, DirtyBitmaps, GuestRam, PAGE_SIZE, PageBitmap, RamBlock};
 
-/// Words of a random kind: sparse, dense, mostly clear with islands, all set.
+/// Returns words of a random kind: sparse, dense, mostly clear with islands, or all set.
 fn words(random: &mut fastrand::Rng, len: usize) -> Vec<u64> {
     let kind = random.u64(..4);
     let word = |random: &mut fastrand::Rng| match kind {
@@ -22,7 +22,7 @@ fn bit(words: &[u64], index: usize) -> bool {
     words.get(index / 64).is_some_and(|word| word >> (index % 64) & 1 == 1)
 }
 
-/// `from` moved up by `bits`, without its first `skipped` words, ORed into `into`; one bit at a time.
+/// ORs `from`, shifted up by `bits` and without its first `skipped` words, into `into`, one bit at a time.
 fn model(into: &mut [u64], from: &[u64], bits: usize, skipped: usize) -> u64 {
     let mut newly = 0;
     for index in 0..from.len() * 64 {
@@ -49,7 +49,7 @@ fn merge_by_every_method_at_every_offset_is_the_model() {
                 let len = 8 + random.u64(..lengths) as usize;
                 words(&mut random, len)
             };
-            // The target begins anywhere in a line, and the source's beginning may be left out.
+            // The target begins at any word of a cache line, and leading words of the source may be left out.
             let (begin, skipped) = (random.u64(..8) as usize, random.u64(..3) as usize);
             let mut expected = target.clone();
             let newly = model(&mut expected[begin..], &from, bits as usize, skipped);
@@ -82,7 +82,7 @@ fn bits_cleared_and_counted_by_every_method_are_those_of_the_model() {
 fn merge_on_threads_is_as_on_one() {
     let mut random = sterna_testing::random("merge_on_threads");
     for bits in [0, 1, 37, 63] {
-        // Enough for two threads, and no multiple of anything.
+        // Enough for two threads, and an odd number of words.
         let from = words(&mut random, (1 << 21) + 77);
         let len = (1 << 21) + 50 + random.u64(..60) as usize;
         let target = words(&mut random, len);
@@ -99,7 +99,7 @@ fn bitmap_merged_with_bits_behind_its_end_keeps_none_of_them() {
     for first in 0..64u64 {
         for pages in [1, 63, 64, 65, 4095, 4096, 4097, 9_000 + random.u64(..500)] {
             let mut map = PageBitmap::new(pages);
-            // Far more than the bitmap has, all set.
+            // Far more bits than the bitmap has, all set.
             let newly = map.merge_words(first, &vec![u64::MAX; pages as usize / 64 + 40]);
             assert_eq!(newly, pages.saturating_sub(first), "page {first} of {pages}");
             let in_words: u64 =

@@ -1,4 +1,4 @@
-//! Pages that come while somebody waits for them.
+//! Tests of pages that arrive while a thread waits for them.
 
 use std::fs::File;
 use std::io::Read;
@@ -7,7 +7,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use sterna_ram::missing_pages::{Fault, MissingPages, MissingPagesError, TakenAhead};
+use sterna_ram::missing_pages::{Fault, MissingPages, MissingPagesError, Placed, PlacedEnd, TakenAhead};
 use sterna_ram::{Backing, ExternalMemory, GuestRam, PAGE_SIZE, RamBlock};
 
 use crate::support::skipped;
@@ -18,7 +18,7 @@ fn ram(backing: Backing) -> GuestRam {
     GuestRam::new(vec![RamBlock::new("m0", PAGES * PAGE_SIZE as u64, backing).unwrap()]).unwrap()
 }
 
-/// Registered, or `None` where this host forbids it.
+/// Registers the RAM; `None` if this host forbids it.
 fn registered(ram: &GuestRam) -> Option<Arc<MissingPages>> {
     match MissingPages::new(ram) {
         Ok(missing) => {
@@ -31,6 +31,17 @@ fn registered(ram: &GuestRam) -> Option<Arc<MissingPages>> {
         }
         Err(error) => panic!("{error}"),
     }
+}
+
+const OCCUPIED: &str = "there was a page";
+
+/// Returns the number of placed pages, and why the next one was not placed.
+fn pages(placed: Placed) -> (u64, Option<&'static str>) {
+    let end = placed.end.map(|end| match end {
+        PlacedEnd::Occupied => OCCUPIED,
+        PlacedEnd::Failed(error) => panic!("{error}"),
+    });
+    (placed.pages, end)
 }
 
 fn first_fault(missing: &MissingPages) -> Fault {
@@ -58,13 +69,13 @@ fn whoever_touches_a_missing_page_waits_until_it_is_placed() {
         assert_eq!((fault.block, fault.first, fault.count), (0, 3, 1));
         assert_ne!(fault.thread, 0, "which thread waits");
         assert!(hears.try_recv().is_err(), "it waits");
-        assert!(missing.place(0, 3, &[7; PAGE_SIZE]).unwrap());
+        assert_eq!(pages(missing.place(0, 3, &[7; PAGE_SIZE])), (1, None));
 
         assert_eq!(hears.recv().unwrap(), [7; PAGE_SIZE]);
         reader.join().unwrap();
-        assert!(!missing.place(0, 3, &[8; PAGE_SIZE]).unwrap(), "a page is placed once");
-        assert!(missing.place_zeros(0, 4, 2).unwrap());
-        assert!(!missing.place_zeros(0, 4, 1).unwrap());
+        assert_eq!(pages(missing.place(0, 3, &[8; PAGE_SIZE])), (0, Some(OCCUPIED)), "a page is placed once");
+        assert_eq!(pages(missing.place_zeros(0, 4, 2)), (2, None));
+        assert_eq!(pages(missing.place_zeros(0, 4, 1)), (0, Some(OCCUPIED)));
         let mut page = [1; PAGE_SIZE];
         ram.block(0).read(4 * PAGE_SIZE as u64, &mut page).unwrap();
         assert_eq!(page, [0; PAGE_SIZE]);
@@ -79,14 +90,14 @@ fn kernel_that_writes_into_a_missing_page_waits_too() {
     let theirs = ram.clone();
     let writer = thread::spawn(move || {
         let address = theirs.block(0).host_address();
-        // SAFETY: a page of the block, which lives until this thread has ended; nobody else accesses it.
+        // SAFETY: a page of the block, which lives until this thread has ended; no other code accesses it.
         let place = unsafe { std::slice::from_raw_parts_mut(address.wrapping_add(PAGE_SIZE), 16) };
         File::open("/dev/zero").unwrap().read_exact(place).unwrap();
     });
 
     let fault = first_fault(&missing);
     assert_eq!(fault.first, 1);
-    assert!(missing.place(0, 1, &[9; PAGE_SIZE]).unwrap());
+    assert_eq!(pages(missing.place(0, 1, &[9; PAGE_SIZE])), (1, None));
 
     writer.join().unwrap();
     let mut bytes = [1; 32];
@@ -122,7 +133,7 @@ fn pages_taken_away_ahead_are_away_unless_somebody_touches_one() {
         assert!(ahead.still_away(0).is_none());
         ahead.take_away(0, 1, 2).unwrap();
         if touch {
-            // Reading is enough.
+            // A read is enough to fill a discarded page.
             assert_eq!(ram.block(0).read_u64(PAGE_SIZE as u64).unwrap(), 0);
         }
         ahead.take_away(0, 5, 1).unwrap();
@@ -146,12 +157,12 @@ fn guest_whose_missing_pages_are_dropped_waits_for_ever_and_sees_no_zeros() {
     drop(missing);
     let theirs = ram.clone();
     let (said, hears) = mpsc::channel();
-    // Ends with the process.
+    // The thread blocks until the process ends.
     thread::spawn(move || said.send(theirs.block(0).read_u64(0)));
 
-    // A thread that did not wait would have answered within a fraction of this.
+    // A thread that does not block would answer within a fraction of this time.
     assert!(hears.recv_timeout(Duration::from_millis(300)).is_err());
-    // Its memory must outlive it.
+    // The memory must outlive the blocked thread.
     std::mem::forget(ram);
 }
 
@@ -173,9 +184,31 @@ fn memory_whose_pages_cannot_come_later_is_refused_by_its_name() {
 fn pages_that_are_not_there_are_not_placed() {
     let ram = ram(Backing::Anonymous);
     let Some(missing) = registered(&ram) else { return };
-    for wrong in [missing.place(0, PAGES, &[0; PAGE_SIZE]), missing.place(1, 0, &[0; PAGE_SIZE])] {
-        assert!(matches!(wrong, Err(MissingPagesError::Outside { .. })));
+    let empty = missing.place(0, 0, &[]);
+    for wrong in [missing.place(0, PAGES, &[0; PAGE_SIZE]), missing.place(1, 0, &[0; PAGE_SIZE]), empty] {
+        assert_eq!(wrong.pages, 0);
+        assert!(matches!(wrong.end, Some(PlacedEnd::Failed(MissingPagesError::Outside { .. }))), "{wrong:?}");
     }
-    assert!(missing.place(0, 0, &[]).is_err());
     missing.end();
+}
+
+#[test]
+fn pages_before_one_that_cannot_be_placed_are_counted() {
+    for backing in [Backing::Anonymous, Backing::Memfd] {
+        let ram = ram(backing);
+        let Some(missing) = registered(&ram) else { return };
+        assert_eq!(pages(missing.place(0, 3, &[1; PAGE_SIZE])), (1, None));
+        assert_eq!(pages(missing.place_zeros(0, 6, 1)), (1, None));
+
+        assert_eq!(pages(missing.place(0, 1, &[2; 4 * PAGE_SIZE])), (2, Some(OCCUPIED)));
+        assert_eq!(pages(missing.place_zeros(0, 4, 4)), (2, Some(OCCUPIED)));
+
+        let mut content = [0; PAGES as usize * PAGE_SIZE];
+        assert_eq!(pages(missing.place_zeros(0, 0, 1)), (1, None));
+        assert_eq!(pages(missing.place_zeros(0, 7, 1)), (1, None));
+        ram.block(0).read(0, &mut content).unwrap();
+        let first_bytes = content.iter().step_by(PAGE_SIZE).copied().collect::<Vec<_>>();
+        assert_eq!(first_bytes, [0, 2, 2, 1, 0, 0, 0, 0], "what was there is unchanged");
+        missing.end();
+    }
 }

@@ -1,4 +1,4 @@
-//! Pages that an adapter uses stay where they are.
+//! Pages that an adapter uses keep their physical memory.
 
 use sterna_ram::{Backing, Emptied, PAGE_SIZE, PageBitmap, RamBlock, RamError, Run};
 
@@ -33,7 +33,7 @@ fn zeros_are_stored_under_a_pin_and_memory_is_given_back_elsewhere() {
         assert_eq!(absent(&block), 512, "{backing:?}: a page was given back under the pin");
         assert!(is_zero(&block, 512, 512), "{backing:?}");
 
-        // Clones are the same memory.
+        // A clone has the same memory. Its pin is dropped immediately.
         drop(block.clone().pin(0, PAGE).unwrap());
         drop(pin);
         block.zero_present_pages(512, 512).unwrap();

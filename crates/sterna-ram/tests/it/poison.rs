@@ -1,4 +1,4 @@
-//! Memory that fails: known pages are kept off, and one that fails under an access is an error with its place.
+//! Tests of failed memory: known pages are not accessed, and a new failure is an error with its place.
 
 use std::cell::Cell;
 use std::sync::Once;
@@ -13,17 +13,17 @@ const PAGE: u64 = PAGE_SIZE as u64;
 const PAGES: u64 = 64;
 
 thread_local! {
-    /// The address that signals of this thread tell instead of the one that was touched; 0 for none.
+    /// The address that this thread's signals report instead of the accessed one; 0 for none.
     static HEAD: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Forwards SIGBUS as a VMM does.
-fn forward_sigbus() {
-    /// Of `si_addr` in `siginfo_t`.
+/// Installs a handler that forwards SIGBUS, like a VMM.
+pub fn forward_sigbus() {
+    /// Offset of `si_addr` in `siginfo_t`.
     const ADDRESS_OFFSET: usize = 16;
     extern "C" fn on_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-        // SAFETY: these are the arguments of the running handler, whose structure it may change; then a call that
-        // handlers may make.
+        // SAFETY: these are the arguments of the running handler, which may change the structure; `signal` is
+        // async-signal-safe.
         unsafe {
             if HEAD.get() != 0 {
                 info.byte_add(ADDRESS_OFFSET).cast::<usize>().write_unaligned(HEAD.get());
@@ -36,7 +36,8 @@ fn forward_sigbus() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) = on_sigbus;
-        // SAFETY: the structure is plain data, and filled; the handler has the signature that SA_SIGINFO asks for.
+        // SAFETY: the structure is plain data, and filled; the handler has the signature that SA_SIGINFO
+        // requires.
         let result = unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = handler as usize;
@@ -112,7 +113,7 @@ fn page_that_fails_under_a_copy_is_an_error_with_block_and_offset() {
     }
 }
 
-/// Kernels before 6.8 may say where the huge page begins in which a page was touched.
+/// Kernels before 6.8 may report the first byte of the huge page around the accessed page.
 #[test]
 fn page_that_fails_and_is_told_by_the_begin_of_its_huge_page_is_an_error() {
     forward_sigbus();
@@ -135,7 +136,7 @@ fn page_that_fails_and_is_told_by_the_begin_of_its_huge_page_is_an_error() {
 
 #[test]
 fn page_that_is_known_to_have_failed_is_not_touched() {
-    // In a process without a handler a signal would end it.
+    // In a process without a handler, so that a signal would end the process.
     if !is_alone() {
         return;
     }
@@ -186,7 +187,7 @@ fn pages_that_have_failed_are_found_without_a_signal() {
     assert_eq!(ram.block(0).resident_bytes().unwrap(), resident, "nothing was populated");
 }
 
-/// What the kernel does to memory that really fails, if it can be made to.
+/// The real error of the kernel for failed memory, if this machine can inject it.
 #[test]
 fn page_that_the_kernel_has_given_up_is_an_error() {
     forward_sigbus();

@@ -13,12 +13,12 @@ use sterna_ram::{Backing, DirtyBitmaps, DirtyError, DirtySource, GuestRam, PAGE_
 
 const PAGE: u64 = PAGE_SIZE as u64;
 const NONE: Vec<u64> = Vec::new();
-/// Where the code lies: the guest's page 1, before all pages that it writes.
+/// Guest address of the code: page 1, before all pages that the guest writes.
 const CODE: u64 = 0x1000;
-/// Processors that log pages themselves need more.
+/// Sizes of the rings to try. Processors that log pages themselves need the larger one.
 const SIZES: [u32; 2] = [256, 1024];
 
-/// Writes EDX into the first word of ECX pages from address EBX on; then halts.
+/// Writes EDX into the first word of ECX pages from address EBX on, and halts.
 const GUEST: &[u8] = &[
     0x89, 0x13, // mov [ebx], edx
     0x81, 0xc3, 0x00, 0x10, 0x00, 0x00, // add ebx, 4096
@@ -31,15 +31,17 @@ struct Machine {
     ring: KvmDirtyRing,
     vcpus: Vec<VcpuFd>,
     entries: u32,
-    /// As of the last sync: those before it make no later one inexact.
+    /// Overruns up to the last sync. Earlier overruns do not make later syncs inexact.
     overruns: Cell<u64>,
     vm: VmFd,
     ram: GuestRam,
 }
 
-/// A machine with the smallest rings that its kernel makes. Slots at crooked places of the blocks: `low` pages
-/// from page 5 of block 0 at the guest's 0; 70 pages from page `low + 5` of it behind them; 100 pages of block 1
-/// (of 100) behind those.
+/// A machine with the smallest rings that its kernel supports. The slots begin inside words of the bitmaps.
+///
+/// - `low` pages from page 5 of block 0, at the guest's page 0.
+/// - 70 pages from page `low + 5` of block 0, after those.
+/// - all 100 pages of block 1, after those.
 fn machine(test: &str, low: u64, vcpus: u64) -> Option<Machine> {
     let kvm = match Kvm::new() {
         Ok(kvm) => kvm,
@@ -73,7 +75,7 @@ fn machine(test: &str, low: u64, vcpus: u64) -> Option<Machine> {
 }
 
 fn fd(of: &impl AsRawFd) -> BorrowedFd<'_> {
-    // SAFETY: borrowed from its owner for as long as that is borrowed.
+    // SAFETY: the result borrows `of`, which owns the descriptor.
     unsafe { BorrowedFd::borrow_raw(of.as_raw_fd()) }
 }
 
@@ -100,7 +102,8 @@ fn vcpu(vm: &VmFd, index: u64) -> VcpuFd {
     vcpu
 }
 
-/// Lets the guest write `value` into its pages `[first, first + count)`, which may take several runs.
+/// Runs the guest until it has written `value` into its pages `[first, first + count)`. This may take several
+/// runs.
 fn write(ring: &KvmDirtyRing, index: usize, vcpu: &mut VcpuFd, first: u64, count: u64, value: u64) {
     let regs =
         kvm_regs { rip: CODE, rflags: 2, rbx: first * PAGE, rcx: count, rdx: value, ..Default::default() };
@@ -119,7 +122,7 @@ impl Machine {
         write(&self.ring, vcpu, &mut self.vcpus[vcpu], first, count, 1);
     }
 
-    /// A sync that reports at least this, and exactly this if the kernel kept to the ring's limits.
+    /// Syncs and checks that at least these pages are reported, and exactly these if there was no overrun.
     fn assert_sync(&self, expected: [Vec<u64>; 2]) {
         let before = self.overruns.get();
         let found = self.sync();
@@ -166,7 +169,7 @@ fn ring_pages_written_by_the_guest_are_synced_once_over_crooked_slots() {
     assert!(!machine.ring.initially_set());
     assert_eq!(machine.sync(), [NONE, NONE], "what was written before is nobody's business");
 
-    // Over the borders of all three slots: guest pages 140 to 229.
+    // Across the borders of all three slots: guest pages 140 to 229.
     machine.write(0, 140, 90);
 
     assert_eq!(machine.sync(), [pages(145..225), pages(0..10)]);
@@ -216,7 +219,7 @@ fn ring_counts_what_each_vcpu_wrote_without_taking_it() {
     assert_eq!(machine.ring.reported(), [30, 8]);
 }
 
-/// Rounds over the ring while two vCPUs write, one of them over the other's pages too: the copy is the RAM.
+/// Rounds over the ring while two vCPUs write, one of them also the other's pages: the copy must equal the RAM.
 #[test]
 fn ring_synced_while_vcpus_write_leaves_an_exact_copy() {
     let test = "ring_synced_while_vcpus_write_leaves_an_exact_copy";

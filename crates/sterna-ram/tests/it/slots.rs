@@ -1,4 +1,4 @@
-//! Memory slots of a VM of KVM's.
+//! Memory slots of a KVM virtual machine, for the tests of its dirty logs.
 
 use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::VmFd;
@@ -11,7 +11,7 @@ pub fn slot(slot: u32, guest_page: u64, block: usize, first_page: u64, pages: u6
     KvmSlot { slot, flags: 0, guest_address: guest_page * PAGE, block, first_page, pages }
 }
 
-/// Sets a slot of the VM's up, or moves it.
+/// Creates or moves a slot of the VM.
 pub fn set_slot(vm: &VmFd, ram: &GuestRam, slot: &KvmSlot) {
     let region = kvm_userspace_memory_region {
         slot: slot.slot,
@@ -20,6 +20,6 @@ pub fn set_slot(vm: &VmFd, ram: &GuestRam, slot: &KvmSlot) {
         memory_size: slot.pages * PAGE,
         userspace_addr: ram.block(slot.block).host_address() as u64 + slot.first_page * PAGE,
     };
-    // SAFETY: each test's machine owns the RAM with the VM, and no vCPU runs but by the machine's methods.
+    // SAFETY: each test's machine owns the RAM and the VM, and its vCPUs run only in the machine's methods.
     unsafe { vm.set_user_memory_region(region) }.unwrap();
 }

@@ -1,4 +1,4 @@
-//! The vhost log: against a model, and filled by another process.
+//! Tests of the vhost log: against a model, and filled by another process.
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -14,7 +14,7 @@ use sterna_ram::{
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
-/// Shared memory as a back end has it: a mapping of its own.
+/// Shared memory as a back end has it: a separate mapping.
 struct Mapped {
     address: *mut u8,
     len: usize,
@@ -31,7 +31,7 @@ impl Mapped {
         Mapped { address: address.cast(), len }
     }
 
-    /// As a back end logs a page: one bit of one byte.
+    /// Logs a page like a back end: sets one bit of one byte.
     fn log(&self, guest_page: u64) {
         assert!(guest_page / 8 < self.len as u64);
         // SAFETY: inside the mapping, which is never unmapped.
@@ -50,7 +50,7 @@ fn mapped(log: &VhostLog) -> Mapped {
     Mapped::new(log.file(), log.len_bytes())
 }
 
-/// Blocks without memory: only their sizes matter.
+/// Makes blocks without memory, because only their sizes matter.
 fn shape(pages: &[u64]) -> GuestRam {
     let block = |(index, pages): (usize, &u64)| {
         RamBlock::without_memory(format!("ram{index}"), pages * PAGE).unwrap()
@@ -73,7 +73,7 @@ fn sync(source: &dyn DirtySource, ram: &GuestRam) -> DirtyBitmaps {
     found
 }
 
-/// Ranges of random lengths at random places, with holes or none between them.
+/// Returns ranges of random lengths at random places, with and without holes between them.
 fn random_ranges(random: &mut fastrand::Rng, pages: &[u64]) -> Vec<LoggedRange> {
     let mut guest_page = random.u64(..200);
     let mut ranges = Vec::new();
@@ -101,7 +101,7 @@ fn vhost_log_over_crooked_ranges_is_synced_as_the_model() {
         let back_end = mapped(&log);
         let end = ranges.iter().map(|range| range.guest_address / PAGE + range.pages).max().unwrap();
         let step = 1 + random.u64(..30);
-        // Pages in holes too: nobody has them.
+        // Also logs pages in holes, which belong to no block.
         let logged: Vec<u64> = (0..end).filter(|_| random.u64(..step) == 0).collect();
         logged.iter().for_each(|page| back_end.log(*page));
         let expected = DirtyBitmaps::new(&ram);
@@ -123,7 +123,7 @@ fn vhost_log_over_crooked_ranges_is_synced_as_the_model() {
     }
 }
 
-/// Large enough for threads, crooked in every way.
+/// Large enough for threads, with every combination of offsets in words.
 #[test]
 fn vhost_log_of_a_large_guest_is_synced_as_the_model() {
     let mut random = sterna_testing::random("vhost_log_of_a_large_guest");
@@ -134,7 +134,7 @@ fn vhost_log_of_a_large_guest_is_synced_as_the_model() {
         log.start().unwrap();
         let back_end = mapped(&log);
         let mut expected = std::collections::BTreeSet::new();
-        // Everywhere, and at the borders between whatever parts there may be.
+        // Random pages, and pages at the borders of all possible parts.
         let anywhere = (0..3000).map(|_| random.u64(..pages - 100)).collect::<Vec<_>>();
         let borders = (0..=256).flat_map(|part| {
             let border = part * (pages / 256);
@@ -225,7 +225,7 @@ fn vhost_log_too_small_or_over_impossible_ranges_is_refused() {
     assert!(VhostLog::new(&ram, vec![last]).is_err(), "no memory for such a log");
 }
 
-/// KVM's share and the devices' share of the same guest.
+/// Combines the reports of vCPUs (here a software log) and of devices of one guest.
 #[test]
 fn combined_reports_what_either_source_saw() {
     let ram = shape(&[500]);
@@ -252,7 +252,7 @@ fn combined_reports_what_either_source_saw() {
     assert!(matches!(cpu.sync(&mut found), Err(DirtyError::NotStarted { .. })));
 }
 
-/// A source whose start or stop fails, and which may report all at first.
+/// A source whose start or stop may fail, and which may be initially set.
 #[derive(Default)]
 struct Fickle {
     fails_to_start: bool,
@@ -324,15 +324,16 @@ fn combined_is_initially_set_if_one_of_its_sources_is() {
     assert!(!Combined::new(vec![source(false), source(false)]).initially_set());
 }
 
-/// Pages of the shared guest, where it sees them, and where the first one lies in the block.
+/// Number of pages of the shared guest, their guest page, and their first page in the block.
 const SHARED_PAGES: u64 = 300;
 const SHARED_GUEST_PAGE: u64 = 1003;
 const SHARED_FIRST: u64 = 13;
 const LOG_VARIABLE: &str = "STERNA_TEST_VHOST_LOG";
 const RAM_VARIABLE: &str = "STERNA_TEST_VHOST_RAM";
 
-/// A device in another process: writes a number into a page, then logs the page, over and over. What the
-/// pages hold at the end has been read after a sync, or a bit was lost.
+/// A device in another process writes a number into a page and then logs the page, repeatedly.
+///
+/// If a final value was not read after a sync, a bit was lost.
 #[test]
 fn vhost_log_filled_by_another_process_loses_no_write() {
     let blocks = vec![RamBlock::new("ram", (SHARED_PAGES + 20) * PAGE, Backing::Memfd).unwrap()];
@@ -361,7 +362,7 @@ fn vhost_log_filled_by_another_process_loses_no_write() {
             reported += 1;
         }
         syncs += 1;
-        // However slow this process is: the device writes until some syncs have met its writes.
+        // Also on a slow machine, the device writes until some syncs have found its writes.
         if reported > 2 * SHARED_PAGES && syncs > 2 {
             drop(device.stdin.take());
         }

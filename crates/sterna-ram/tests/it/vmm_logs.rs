@@ -56,7 +56,7 @@ fn regions_of_one_file_with_a_hole_become_blocks() {
         [64, 3]
     );
     assert_eq!(ram.blocks().iter().map(|b| b.permissions().advise).collect::<Vec<_>>(), [true, false]);
-    // The same memory, not a copy, and alive without the VMM's handle.
+    // The same memory, not a copy, and still mapped without the VMM's handle.
     memory.write_obj(0x1122_u64, GuestAddress((1 << 32) + 8)).unwrap();
     drop(memory);
     assert_eq!(ram.block(1).read_u64(8).unwrap(), 0x1122);
@@ -100,7 +100,7 @@ fn writes_through_vm_memory_are_reported_once() {
     assert!(found(&ram, &log).is_empty());
     let other = GuestMemoryMmap::<AtomicBitmap>::from_ranges(&ranges).unwrap();
     assert!(matches!(AtomicBitmapLog::new(&ram, &other), Err(DirtyError::Range { .. })));
-    // Beside what the VMM says itself.
+    // Combined with the writes that the VMM reports itself.
     let software = Arc::new(SoftwareLog::new(&ram));
     log.stop().unwrap();
     let both = Combined::new(vec![Arc::new(log), Arc::clone(&software) as _]);
@@ -112,7 +112,7 @@ fn writes_through_vm_memory_are_reported_once() {
 
 type Feed = Box<dyn FnOnce(&mut FoundPages<'_>) + Send>;
 
-/// What a VMM hands over at the next call.
+/// A log whose next reports are set by the test.
 #[derive(Default)]
 struct Fed {
     next: Mutex<Vec<Feed>>,
@@ -186,7 +186,7 @@ fn page_that_the_ram_does_not_have_is_an_error_and_not_lost() {
         let mut dirty = DirtyBitmaps::new(&ram);
         assert!(matches!(source.sync(&mut dirty), Err(DirtyError::Range { .. })));
     }
-    // Clear bits after the end are what KVM's words have there.
+    // KVM's words may have clear bits after the end.
     source.log().feed(|found| found.words(0, 99, &[1, 0]));
     assert_eq!(found(&ram, &source), [(0, 99)]);
     source.log().fails.store(true, Ordering::SeqCst);

@@ -1,4 +1,4 @@
-//! Writes that are held: by whom, until when, and that nobody waits for ever.
+//! Tests of blocked writes: which writes block, until when, and that no writer blocks forever.
 
 use std::io::{Read, Write};
 use std::sync::Arc;
@@ -18,7 +18,7 @@ fn ram(backing: Backing) -> GuestRam {
     GuestRam::new(vec![RamBlock::new("ram", PAGES * PAGE, backing).unwrap()]).unwrap()
 }
 
-/// A protection, or none where this host has no such thing.
+/// Makes a protection, or `None` if this host does not support it.
 pub(crate) fn protection(ram: &GuestRam, test: &str) -> Option<Arc<WriteProtection>> {
     match WriteProtection::new(ram) {
         Ok(protection) => Some(Arc::new(protection)),
@@ -30,7 +30,7 @@ pub(crate) fn protection(ram: &GuestRam, test: &str) -> Option<Arc<WriteProtecti
     }
 }
 
-/// Serves writers until dropped: notes the page and what it held, then lets them go on.
+/// Serves writers until dropped: records the page and its content, then releases the writer.
 pub(crate) struct Served {
     protection: Arc<WriteProtection>,
     pub(crate) held: Arc<parking_lot::Mutex<Vec<(u64, u64)>>>,
@@ -59,7 +59,7 @@ impl Drop for Served {
     }
 }
 
-/// A thread that writes a page; whether it is through.
+/// Starts a thread that writes a page. The flag is set once the write is done.
 fn writer(ram: &GuestRam, page: u64) -> (Arc<AtomicBool>, std::thread::JoinHandle<()>) {
     let (ram, done) = (ram.clone(), Arc::new(AtomicBool::new(false)));
     let is_done = Arc::clone(&done);
@@ -70,7 +70,7 @@ fn writer(ram: &GuestRam, page: u64) -> (Arc<AtomicBool>, std::thread::JoinHandl
     (done, thread)
 }
 
-/// Until it waits in the kernel: a state that only the kernel knows, so it is given some time.
+/// Gives the thread time to block in the kernel, which user space cannot observe.
 fn let_it_wait() {
     std::thread::sleep(Duration::from_millis(30));
 }
@@ -80,7 +80,7 @@ fn first_write_of_a_thread_waits_and_the_others_do_not() {
     let test = "first_write_of_a_thread_waits_and_the_others_do_not";
     for backing in [Backing::Memfd, Backing::Anonymous] {
         let ram = ram(backing);
-        // A page that is not populated waits alike.
+        // Page 20 is not populated; writes to it must block, too.
         (0..PAGES)
             .filter(|page| *page != 20)
             .for_each(|page| ram.block(0).write_u64(page * PAGE, page).unwrap());
@@ -105,7 +105,7 @@ fn writes_of_the_kernel_wait_alike() {
     protection.protect(0, 0, 2).unwrap();
     let (mut from, mut to) = std::io::pipe().unwrap();
     to.write_all(&[5; PAGE_SIZE]).unwrap();
-    // SAFETY: a window of the block, to which no reference is made but for this call.
+    // SAFETY: a window of the block; the only reference to it exists during this call.
     let bytes = unsafe { std::slice::from_raw_parts_mut(ram.block(0).host_address(), PAGE_SIZE) };
     from.read_exact(bytes).unwrap();
 
@@ -120,7 +120,7 @@ fn lifting_and_dropping_let_everybody_go_on_for_ever() {
         let ram = ram(backing);
         let Some(protection) = protection(&ram, test) else { return };
         protection.protect(0, 0, PAGES).unwrap();
-        // Nobody serves.
+        // No thread serves writers here.
         let (done, thread) = writer(&ram, 3);
         let_it_wait();
         assert!(!done.load(Ordering::Acquire), "the write was not held");
@@ -165,14 +165,14 @@ fn writers_that_are_known_but_not_answered_go_on_when_it_is_lifted() {
     server.join().unwrap();
 }
 
-/// A process that was forked off has the descriptor, too, so that closing it here would let nobody go on.
+/// A forked process also has the descriptor, so closing it here would release no writer.
 #[test]
 fn forked_process_keeps_nobody_waiting() {
     let ram = ram(Backing::Memfd);
     let Some(protection) = protection(&ram, "forked_process_keeps_nobody_waiting") else { return };
     protection.protect(0, 0, PAGES).unwrap();
     let (mut from, to) = std::io::pipe().unwrap();
-    // SAFETY: the child makes two system calls and no more.
+    // SAFETY: the child makes only system calls.
     let child = unsafe { libc::fork() };
     assert!(child >= 0);
     if child == 0 {
@@ -244,7 +244,7 @@ fn private_memory_of_a_file_is_refused_where_the_kernel_cannot_protect_it() {
     match WriteProtection::new(&GuestRam::new(vec![block]).unwrap()) {
         Err(WriteProtectionError::Unsupported { .. }) => {}
         Err(WriteProtectionError::Block { block, call: "UFFDIO_REGISTER", .. }) => assert_eq!(block, "disk"),
-        // Its directory is on tmpfs.
+        // The test's directory may be on tmpfs, which can be protected.
         Ok(_) => {}
         other => panic!("{other:?}"),
     }

@@ -1,10 +1,10 @@
-//! Memory that fails, as far as software can make it.
+//! Simulates memory that fails, by a page whose access raises SIGBUS.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use sterna_ram::{PAGE_SIZE, RamBlock};
 
-/// Puts memory in the place of a page that raises SIGBUS when it is touched: that of a file without a byte.
+/// Replaces a page with a mapping beyond the end of an empty file, which raises SIGBUS on access.
 pub fn break_page(block: &RamBlock, page: u64) {
     let offset = page * PAGE_SIZE as u64;
     block.write(offset, &[1]).unwrap();

@@ -1,4 +1,4 @@
-//! Memory that a test maps itself, as a VMM does.
+//! Memory that a test maps itself, like a VMM.
 #![allow(dead_code, reason = "each module uses its own part")]
 
 use std::fs::File;
@@ -11,7 +11,7 @@ use sterna_ram::{ExternalMemory, MemoryPermissions, RamBlock, RamError};
 pub const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
 pub const ANONYMOUS: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
 
-/// A mapping, which is unmapped when the last handle is dropped.
+/// A mapping that is unmapped when the last handle is dropped.
 #[derive(Debug)]
 pub struct Mapped {
     address: *mut u8,
@@ -26,7 +26,7 @@ unsafe impl Send for Mapped {}
 unsafe impl Sync for Mapped {}
 
 impl Mapped {
-    /// Maps memory; the reason where this machine cannot.
+    /// Maps memory, or returns the reason why this machine cannot.
     pub fn new(len: usize, flags: i32, file: Option<(Arc<File>, u64)>) -> std::io::Result<Arc<Self>> {
         Self::protected(len, READ_WRITE, flags, file)
     }
@@ -62,7 +62,7 @@ impl Mapped {
         self.address
     }
 
-    /// What a VMM says of it.
+    /// Returns the description that a VMM would give of this memory.
     pub fn external(self: &Arc<Self>) -> ExternalMemory {
         let mut memory = ExternalMemory::new(self.address, self.len as u64, self.clone());
         if let Some((file, offset)) = &self.file {
@@ -87,7 +87,7 @@ impl Mapped {
         unsafe { RamBlock::from_external(name, more(self.external())) }
     }
 
-    /// The physical pages below, 0 for one that is not there; `None` without the privilege to see them.
+    /// Returns the physical pages, 0 for an absent one; `None` without the privilege to read them.
     pub fn physical_pages(&self) -> Option<Vec<u64>> {
         let pagemap = File::open("/proc/self/pagemap").ok()?;
         let mut bytes = vec![0; self.len / 4096 * 8];
@@ -97,7 +97,7 @@ impl Mapped {
         pages.iter().any(|page| *page != 0).then_some(pages)
     }
 
-    /// Populates all of it, as pinning does.
+    /// Populates all pages, like pinning.
     pub fn populate(&self) {
         for page in (0..self.len).step_by(4096) {
             // SAFETY: inside of the mapping, which is writable.
@@ -108,12 +108,12 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // SAFETY: mapped by us, and nobody has a handle any more.
+        // SAFETY: mapped by `new`, and the last handle is being dropped.
         unsafe { libc::munmap(self.address.cast(), self.len) };
     }
 }
 
-/// A memfd of this length; `flags` as MFD_HUGETLB.
+/// Makes a memfd of this length; `flags` may contain MFD_HUGETLB.
 pub fn memfd(len: u64, flags: u32) -> std::io::Result<Arc<File>> {
     // SAFETY: a string that ends in zero.
     let fd = unsafe { libc::memfd_create(c"vmm".as_ptr(), libc::MFD_CLOEXEC | flags) };
@@ -126,7 +126,8 @@ pub fn memfd(len: u64, flags: u32) -> std::io::Result<Arc<File>> {
     Ok(Arc::new(file))
 }
 
-/// Huge pages that a test reserves, if it may, and gives back. One test of this process at a time.
+/// Huge pages that a test reserves, if it has the right, and gives back. Only one test of this process at a
+/// time has them.
 pub struct Reserve {
     path: String,
     had: u64,
@@ -134,7 +135,7 @@ pub struct Reserve {
 }
 
 impl Reserve {
-    /// `bytes`: the size of a huge page.
+    /// Reserves `pages` more huge pages of `bytes` bytes each.
     pub fn more(pages: u64, bytes: u64) -> Self {
         static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
         let turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);

@@ -1,8 +1,10 @@
-//! What the tests share: a process of its own, and saying that a test cannot run here.
+//! Functions that several test programs share: running a test in a separate process, and reporting a skipped
+//! test.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
-/// Runs the calling test in a process of its own, which does nothing else. True in that process; false, once it has ended
-/// well, in the one that called.
+/// Runs the calling test in a separate process.
+///
+/// Returns `true` in that process. Returns `false` in the caller, after the process has succeeded.
 #[must_use]
 pub fn is_alone() -> bool {
     const ALONE: &str = "STERNA_TEST_ALONE";
@@ -20,7 +22,7 @@ pub fn is_alone() -> bool {
     false
 }
 
-/// Says that a test did not run, and why.
+/// Reports that a test was skipped, with the reason.
 pub fn skipped(test: &str, reason: impl std::fmt::Display) {
     say(&format!("SKIPPED {test}: {reason}"));
 }

@@ -1,49 +1,54 @@
-//! How the network takes what a channel sends, as the kernel's TCP sees it.
+//! Delivery statistics and pacing of a TCP channel, from the kernel. The engine detects congestion with them.
 
 use std::time::Duration;
 
 use super::Channel;
 use crate::socket;
 
-/// How a TCP connection's bytes are delivered.
+/// Round trips, acknowledgements and busy time of a TCP connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Delivery {
-    /// From sending to acknowledgement, smoothed over the last ones.
+    /// Time from sending to acknowledgement, smoothed by the kernel over recent packets.
     pub round_trip: Duration,
-    /// The shortest one, that of the connection's own handshake included: without anything that waits in the network's
-    /// queues.
+    /// The shortest round trip, including the handshake's: the one without waiting in the network's queues.
     pub least_round_trip: Duration,
-    /// Bytes that the peer's kernel has acknowledged since the connection was made.
+    /// Bytes that the peer's kernel has acknowledged since the connection was established.
     pub acknowledged_bytes: u64,
-    /// For how long there were bytes that were not acknowledged.
+    /// Total time in which there were unacknowledged bytes.
     pub busy: Duration,
+    /// Time since the last acknowledgement from the peer's kernel.
+    pub acknowledged_ago: Duration,
 }
 
 impl Delivery {
-    /// How long bytes wait in queues between the two ends.
+    /// Time that bytes wait in queues between the two ends.
     pub fn queueing(&self) -> Duration {
         self.round_trip.saturating_sub(self.least_round_trip)
     }
 }
 
 impl Channel {
-    /// How its bytes are delivered. `None` if it is no TCP connection, or the kernel does not say.
+    /// The delivery statistics. `None` if the channel is not TCP, or the kernel does not report them.
     pub fn delivery(&self) -> Option<Delivery> {
         let delivery = socket::delivery(self.socket()?)?;
         let least = self.first_round_trip.unwrap_or(Duration::MAX).min(delivery.least_round_trip);
         Some(Delivery { least_round_trip: least, ..delivery })
     }
 
-    /// From now on sends no more than so many bytes a second; what is written beyond that waits in the channel, and then
-    /// its writer. Does nothing to a channel that is no TCP connection.
+    /// Limits sending to `bytes_per_second`. Does nothing if the channel is not TCP.
+    ///
+    /// Bytes beyond the rate wait in the socket, and then the writer blocks.
     pub fn pace(&self, bytes_per_second: u64) {
         if let Some(socket) = self.socket() {
             socket::pace(socket, bytes_per_second);
         }
     }
 
-    /// Bytes that were written and that the peer's kernel has not acknowledged: those that were not sent, and those on their
-    /// way. Of a Unix socket as [`Channel::unsent_bytes`].
+    /// Bytes that were written and that the peer's kernel has not acknowledged.
+    ///
+    /// They are unsent or in flight.
+    ///
+    /// For a Unix socket as [`Channel::unsent_bytes`].
     pub fn outstanding_bytes(&self) -> u64 {
         self.socket().map_or_else(|| self.unsent_bytes(), socket::outstanding)
     }
@@ -89,7 +94,7 @@ mod tests {
             scope.spawn(|| there.read_exact(&mut vec![0; 1 << 20]).unwrap());
             here.write_all(&vec![7; 1 << 20]).unwrap();
         });
-        // A quarter of a second; what the kernel sends in one go is not paced.
+        // The nominal time is 250 ms. The check is weaker because the kernel does not pace within one burst.
         assert!(began.elapsed() > Duration::from_millis(100), "{:?}", began.elapsed());
     }
 

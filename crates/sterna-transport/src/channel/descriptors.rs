@@ -1,4 +1,4 @@
-//! Descriptors over a Unix socket, and who is at its other end.
+//! Passes file descriptors over a Unix socket, and reads the credentials of its peer.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -15,35 +15,39 @@ use super::Channel;
 use crate::group::Wait;
 use crate::{Direction, TransportError};
 
-/// The byte that descriptors travel with: the kernel carries none without a byte.
+/// The byte that descriptors travel with: the kernel sends descriptors only together with data.
 const CARRIER: u8 = b'D';
 
-/// Who opened, or listens at, the other end of a Unix socket.
+/// The process and user at the other end of a Unix socket.
+///
+/// It is the process that connected, or the one that called `listen`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PeerCredentials {
-    /// The process, as this process's namespace counts; 0 where it has none there.
+    /// Process id in this process's pid namespace; 0 if the peer has none there.
     pub pid: i32,
-    /// Its user.
+    /// User id of the peer.
     pub uid: u32,
 }
 
 impl PeerCredentials {
-    /// The user for which this process acts.
+    /// The effective user id of this process, for a comparison with [`PeerCredentials::uid`].
     pub fn own_uid() -> u32 {
         rustix::process::geteuid().as_raw()
     }
 }
 
 impl Channel {
-    /// Most descriptors that one call sends: the kernel takes no more at once.
+    /// Maximum number of descriptors per call: the kernel's limit.
     pub const MOST_DESCRIPTORS: usize = 253;
 
-    /// Sends descriptors, with one byte. Each is duplicated for the peer, which must call
-    /// [`receive_descriptors`](Channel::receive_descriptors) at this place of the stream.
+    /// Sends descriptors together with one byte. Each is duplicated for the peer.
+    ///
+    /// The peer must call [`receive_descriptors`](Channel::receive_descriptors) at this position of the stream.
     ///
     /// # Errors
-    /// As [`Channel::write_all`]. Only Unix sockets carry descriptors, and at most [`Channel::MOST_DESCRIPTORS`] at once.
+    /// As [`Channel::write_all`]. Also if the channel is not a Unix socket or uses TLS, or if there are more than
+    /// [`Channel::MOST_DESCRIPTORS`].
     pub fn send_descriptors(&self, descriptors: &[BorrowedFd<'_>]) -> Result<(), TransportError> {
         let socket = self.unix_socket("sendmsg")?;
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(Channel::MOST_DESCRIPTORS))];
@@ -65,10 +69,11 @@ impl Channel {
         Ok(())
     }
 
-    /// Receives what [`send_descriptors`](Channel::send_descriptors) has sent. They are closed when a program is executed.
+    /// Receives the descriptors of [`send_descriptors`](Channel::send_descriptors). They are close-on-exec.
     ///
     /// # Errors
-    /// As [`Channel::read_exact`]; also where another byte than that of descriptors comes, or this process may not have so many.
+    /// As [`Channel::read_exact`]. Also if the byte is not the one that descriptors travel with, or if this process
+    /// would exceed its limit of open descriptors.
     pub fn receive_descriptors(&self) -> Result<Vec<OwnedFd>, TransportError> {
         let socket = self.unix_socket("recvmsg")?;
         let mut wait = Wait::default();
@@ -89,7 +94,7 @@ impl Channel {
                     continue;
                 }
             };
-            // Whatever is wrong with it, what came is closed.
+            // Owned before any check, so that every early return closes the received descriptors.
             let mut descriptors = Vec::new();
             for message in control.drain() {
                 if let RecvAncillaryMessage::ScmRights(came) = message {
@@ -112,10 +117,10 @@ impl Channel {
         }
     }
 
-    /// Who is at the other end, as the kernel has noted when the connection was made (a client) or listened for (a server).
+    /// The peer's credentials. The kernel recorded them at `connect` (a client) or `listen` (a server).
     ///
     /// # Errors
-    /// It is no Unix socket.
+    /// [`TransportError::System`] if the channel is not a Unix socket.
     pub fn peer_credentials(&self) -> Result<PeerCredentials, TransportError> {
         let socket = self.unix_socket("getsockopt(SO_PEERCRED)")?;
         let credentials = sockopt::socket_peercred(socket)

@@ -1,4 +1,5 @@
-//! What a channel's bytes go over.
+//! The transport below a channel: a socket, or a [`ByteStream`] such as RDMA. The channel's logic is the same for
+//! both.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,7 +15,7 @@ use crate::parts::{Part, Remaining};
 use crate::stream::StreamError;
 use crate::{ByteStream, Direction, TransportError, socket};
 
-/// Bytes that go through a buffer at once, between memory and a stream that is not a socket.
+/// Size in bytes of the buffer between memory and a stream that is not a socket.
 const PIECE: usize = 256 << 10;
 
 #[derive(Debug)]
@@ -23,9 +24,9 @@ pub(super) enum Medium {
     Stream(Arc<dyn ByteStream>),
 }
 
-/// Why a call moved nothing.
+/// Reason why a call moved no byte.
 pub(super) enum Unmoved {
-    /// The kernel's word, to be judged; EAGAIN after the time that the channel waits at once.
+    /// An error of the kernel, which the channel judges. EAGAIN: the time limit of one call passed.
     System(io::Error),
     Broken(TransportError),
 }
@@ -38,7 +39,7 @@ impl Medium {
         }
     }
 
-    /// One call that moves something, or finds the end. `whole`: better wait for more.
+    /// One call that moves bytes or finds the end of the stream. `whole`: the kernel should wait for all bytes.
     pub(super) fn once<P: Part>(
         &self,
         channel: &Channel,
@@ -59,7 +60,7 @@ impl Medium {
 
     pub(super) fn shutdown(&self) {
         match self {
-            // Fails only if the connection is gone already.
+            // Fails only if the connection has already ended.
             Medium::Socket(socket) => drop(rustix::net::shutdown(socket, Shutdown::Both)),
             Medium::Stream(stream) => stream.shutdown(),
         }
@@ -67,7 +68,7 @@ impl Medium {
 
     pub(super) fn finish_reading(&self) {
         match self {
-            // Fails only if the connection is gone already.
+            // Fails only if the connection has already ended.
             Medium::Socket(socket) => drop(rustix::net::shutdown(socket, Shutdown::Read)),
             Medium::Stream(stream) => stream.finish_reading(),
         }
@@ -101,7 +102,7 @@ impl Medium {
     }
 }
 
-/// Moves bytes between memory and a stream, by way of a buffer.
+/// Moves bytes between memory and a stream, through a buffer.
 fn over_stream<P: Part>(
     stream: &dyn ByteStream,
     channel: &Channel,
@@ -119,7 +120,7 @@ fn over_stream<P: Part>(
         Direction::Write => {
             let count = places.take_bytes(&mut buffer);
             match places.fault() {
-                // What failed is not sent.
+                // The buffer holds no valid copy of a failed page, so nothing is sent.
                 Some(_) => Ok(0),
                 None => stream.write(&buffer[..count], channel.stall_limit()),
             }
@@ -131,16 +132,16 @@ fn over_stream<P: Part>(
     }
 }
 
-/// What an error of a stream means for its channel.
+/// Converts an error of a stream that the channel may still retry.
 fn broken(channel: &Channel, direction: Direction, error: StreamError) -> Unmoved {
     match error {
-        // Whether it was too long is for the channel to say.
+        // The channel decides whether the silence exceeds its stall limit.
         StreamError::Quiet => Unmoved::System(rustix::io::Errno::AGAIN.into()),
         error => Unmoved::Broken(explain(channel, direction, error)),
     }
 }
 
-/// The same, where nothing may move for the stall limit at most.
+/// Converts an error of a stream whose call already waited for the whole stall limit.
 pub(super) fn explain(channel: &Channel, direction: Direction, error: StreamError) -> TransportError {
     let (name, offset) = (channel.peer.clone(), channel.offset(direction));
     match error {

@@ -1,5 +1,7 @@
-//! Bytes that go from one channel to another. Where the kernel can, they are never copied: `splice(2)` takes the pages that
-//! hold them out of one socket into a pipe, and out of the pipe into the other socket.
+//! Forwards bytes between two channels without a copy, for programs that relay a migration.
+//!
+//! `splice(2)` moves the pages that contain the bytes from one socket into a pipe, and from the pipe into the other
+//! socket. If the kernel cannot do that, the bytes are copied through a buffer.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,14 +14,15 @@ use super::Channel;
 use crate::group::Wait;
 use crate::{Direction, TransportError, socket};
 
-/// Bytes on their way from one channel to another ([`Channel::read_piece`], [`Channel::write_piece`]). What it holds when
-/// it is dropped is lost.
+/// Bytes in transit from one channel to another ([`Channel::read_piece`], [`Channel::write_piece`]).
+///
+/// If a piece is dropped, the bytes in it are lost.
 #[derive(Debug)]
 pub struct Piece {
     most: usize,
-    /// Those that lie in this process; they come first.
+    /// Bytes in this process's memory. They precede those in the pipe.
     copied: Vec<u8>,
-    /// None: all are copied.
+    /// `None` if all bytes are copied.
     pipe: Option<Pipe>,
 }
 
@@ -31,39 +34,44 @@ struct Pipe {
 }
 
 impl Piece {
-    /// An empty one, for `most` bytes at a time from `from` to `to`. They are copied if either end speaks TLS or is not a
-    /// socket, if the host refuses a pipe, and in a program that a signal tells of a peer that is gone (`SIGPIPE`), which
-    /// only a copy can avoid.
+    /// An empty piece that moves up to `most` bytes at a time from `from` to `to`.
+    ///
+    /// The bytes are copied, not spliced, in three cases:
+    /// * an end uses TLS or is not a socket;
+    /// * the host refuses a pipe;
+    /// * the program does not ignore `SIGPIPE`. Only a copying write can suppress that signal when the peer has
+    ///   closed.
     pub fn between(from: &Channel, to: &Channel, most: usize) -> Self {
         let splices = [from, to].iter().all(|end| end.socket().is_some() && !end.is_tls());
         let pipe = if splices && socket::ignores_sigpipe() { Pipe::new(most) } else { None };
         Self { most, copied: Vec::new(), pipe }
     }
 
-    /// An empty one, whose bytes are copied.
+    /// An empty piece that always copies, at most `most` bytes at a time.
     pub fn copying(most: usize) -> Self {
         Self { most, copied: Vec::new(), pipe: None }
     }
 
-    /// Bytes that it holds.
+    /// Number of bytes in the piece.
     pub fn len(&self) -> usize {
         self.copied.len() + self.pipe.as_ref().map_or(0, |pipe| pipe.holds)
     }
 
-    /// Whether it holds none.
+    /// Whether the piece contains no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Whether the next bytes are spliced.
+    /// Whether the next bytes will be spliced rather than copied.
     pub fn is_spliced(&self) -> bool {
         self.pipe.is_some()
     }
 }
 
 impl Channel {
-    /// Reads what is there behind what the piece holds, at least one byte, at most what the piece is for; 0 means that the
-    /// peer closed.
+    /// Reads available bytes and appends them to the piece: at least one, at most its size.
+    ///
+    /// Returns 0 if the peer closed.
     ///
     /// # Errors
     /// As [`Channel::read_some`].
@@ -78,7 +86,7 @@ impl Channel {
                 self.count_read(moved);
                 return Ok(moved);
             }
-            // This kernel cannot.
+            // This kernel cannot splice from this socket.
             piece.pipe = None;
         }
         self.take_out(piece)?;
@@ -89,7 +97,7 @@ impl Channel {
         read
     }
 
-    /// Writes all that the piece holds, after which it is empty. After an error it may hold a part.
+    /// Writes all bytes of the piece and empties it. After an error the piece may contain the unwritten bytes.
     ///
     /// # Errors
     /// As [`Channel::write_all`].
@@ -117,12 +125,12 @@ impl Channel {
         Ok(())
     }
 
-    /// Its socket, if the kernel may move bytes from or to it that this process does not see.
+    /// The socket, if the kernel may move its bytes past this process (no TLS).
     fn spliceable(&self) -> Option<BorrowedFd<'_>> {
         self.socket().filter(|_| !self.is_tls())
     }
 
-    /// One system call that moved something, or the end, or an error. None: the kernel cannot do it between these two.
+    /// One `splice` that moved bytes, found the end or failed. `None`: the kernel cannot splice between these two.
     fn splice(
         &self,
         direction: Direction,
@@ -135,9 +143,9 @@ impl Channel {
             if self.is_shut_down() {
                 return Err(self.cancelled());
             }
-            // It waits as other calls do: the socket is one that blocks, with the limit that is set on it.
+            // The call blocks as the other calls do: the socket is in blocking mode, with the time limit set on it.
             let result = splice(from, None, to, None, most, SpliceFlags::MOVE);
-            // Whatever is said after a shutdown of ours, it is that shutdown's doing.
+            // After a shutdown of this side, every result is a consequence of that shutdown.
             if self.is_shut_down() {
                 return Err(self.cancelled());
             }
@@ -152,13 +160,13 @@ impl Channel {
         }
     }
 
-    /// Copies what lies in the piece's pipe behind what is copied already.
+    /// Copies the bytes in the piece's pipe to the end of the copied ones.
     fn take_out(&self, piece: &mut Piece) -> Result<(), TransportError> {
         let Some(pipe) = piece.pipe.as_mut() else { return Ok(()) };
         while pipe.holds > 0 {
             let before = piece.copied.len();
             piece.copied.resize(before + pipe.holds, 0);
-            // It does not wait: they are there.
+            // The read does not block: the pipe contains these bytes.
             let read = match rustix::io::read(&pipe.read, &mut piece.copied[before..]) {
                 Err(Errno::INTR) => Ok(0),
                 Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
@@ -172,10 +180,10 @@ impl Channel {
 }
 
 impl Pipe {
-    /// None if the host refuses one.
+    /// Makes a pipe for `room` bytes; `None` if the host refuses.
     fn new(room: usize) -> Option<Self> {
         let (read, write) = pipe_with(PipeFlags::CLOEXEC).ok()?;
-        // A host that refuses it gives a smaller one, through which as much goes in more pieces.
+        // If the host refuses the size, the pipe is smaller, and the same bytes take more calls.
         let _ = fcntl_setpipe_size(&write, room);
         Some(Self { read, write, holds: 0 })
     }

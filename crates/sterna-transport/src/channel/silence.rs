@@ -1,4 +1,4 @@
-//! How long a channel may be silent.
+//! Stall limits: how long a channel may be silent before a blocked call fails.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,65 +11,67 @@ use crate::group::ChannelGroup;
 use crate::socket;
 
 impl Channel {
-    /// From now on a call that is blocked while no byte moves for this long ends as
-    /// [`crate::TransportError::Stalled`]. A call that is blocked already keeps the limit it began with.
+    /// Sets the time after which a blocked call without progress fails as [`crate::TransportError::Stalled`].
     ///
-    /// A channel that has joined a group stalls in reading only when no byte came on any channel of the group for
-    /// this long; it is noticed within another such time.
+    /// A call that is already blocked keeps its old limit. A channel in a group stalls in reading only if no
+    /// channel of the group received a byte for this time. The stall is noticed after at most twice the limit.
     pub fn set_stall_limit(&self, limit: Option<Duration>) {
         self.set_limit(limit, false);
     }
 
-    /// As [`Channel::set_stall_limit`], for this channel alone: what comes on others of its group does not count.
+    /// As [`Channel::set_stall_limit`], for this channel alone. Traffic on other channels of its group does not count.
     pub fn set_own_stall_limit(&self, limit: Option<Duration>) {
         self.set_limit(limit, true);
     }
 
-    /// Joins a group, once and permanently; a second group is ignored. To be followed by
-    /// [`Channel::set_stall_limit`].
+    /// Joins a group, permanently; joining a second group has no effect. Call [`Channel::set_stall_limit`] afterwards.
     pub fn join(&self, group: &Arc<ChannelGroup>) {
         let _ = self.group.set(Arc::clone(group));
     }
 
-    /// From now on finds out by itself whether the peer's machine is still there while nothing comes: if it answers
-    /// nothing for about `limit`, reading ends as [`crate::TransportError::Reset`]. The peer's program need not do
-    /// anything for that. Over a Unix socket the kernel knows without asking.
+    /// Makes the kernel probe the peer's machine while no bytes arrive.
+    ///
+    /// If the machine answers nothing for about `limit`, reading fails as [`crate::TransportError::Reset`]. The peer's
+    /// program need not do anything. Over a Unix socket no probe is needed: the kernel knows both ends.
     pub fn probe_peer(&self, limit: Duration) {
-        // An adapter asks by itself, with each request.
+        // An RDMA adapter needs no probe: each of its requests is acknowledged.
         if let Some(socket) = self.socket() {
             socket::probe_peer(socket, limit);
         }
     }
 
-    /// Whether the peer has closed the connection, or its direction of it: nothing more comes than what has come, some
-    /// of which may be unread.
+    /// Whether the peer has closed the connection, or its writing direction.
+    ///
+    /// No further bytes will arrive; some that arrived earlier may still be unread.
     pub fn peer_has_closed(&self) -> bool {
         self.medium.peer_has_closed()
     }
 
     fn set_limit(&self, limit: Option<Duration>, alone: bool) {
-        // Below a microsecond the kernel would round to "for ever".
+        // Below one microsecond the kernel would round to 0, which means no limit.
         let limit = limit.map(|limit| limit.max(Duration::from_millis(1)));
         let nanos = limit.map_or(0, |limit| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX));
         self.is_alone.store(alone, Ordering::Relaxed);
         self.stall_limit.store(nanos, Ordering::Relaxed);
         let look = self.look();
         for (direction, limit) in [(sockopt::Timeout::Recv, look), (sockopt::Timeout::Send, limit)] {
-            // On a connected socket this fails only for values out of the kernel's range, which then
-            // means no limit.
+            // On a connected socket this fails only for values outside the kernel's range. They then mean no limit.
             if let Some(socket) = self.socket() {
                 let _ = sockopt::set_socket_timeout(socket, direction, limit);
             }
         }
     }
 
-    /// The channels that count when this one is silent.
+    /// The group whose traffic counts when this channel is silent.
     pub(super) fn company(&self) -> Option<&Arc<ChannelGroup>> {
         self.group.get().filter(|_| !self.is_alone.load(Ordering::Relaxed))
     }
 
-    /// How long the kernel may wait for bytes before it is looked whether others have any: twice within the limit, so
-    /// that a slow channel, whose calls last as long, shows in between that it moves.
+    /// Maximum time of one wait in the kernel. Then the channel checks whether others of its group have received
+    /// bytes.
+    ///
+    /// It is half the limit in a group. A slow channel, whose calls last as long, therefore reports progress in
+    /// between.
     pub(super) fn look(&self) -> Option<Duration> {
         let parts = if self.company().is_some() { 2 } else { 1 };
         self.stall_limit().map(|limit| (limit / parts).max(Duration::from_millis(1)))

@@ -1,4 +1,4 @@
-//! Page-aligned memory of our own for direct I/O.
+//! Page-aligned memory of this process for direct I/O.
 
 use std::alloc::{Layout, handle_alloc_error};
 use std::ptr;
@@ -7,25 +7,26 @@ use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 use super::DIRECT_ALIGN;
 
-/// Bytes of one buffer: large enough that a disk does not notice the gaps.
+/// Size of one buffer in bytes. It is large enough that the gaps between requests do not slow a disk down.
 pub(super) const BUFFER_BYTES: usize = 1 << 20;
 
-/// Some buffers of [`BUFFER_BYTES`] in one piece of memory. At any time each is either ours or the kernel's;
-/// the queue keeps the books.
+/// Several buffers of [`BUFFER_BYTES`] in one mapping.
+///
+/// At any time each buffer belongs either to this process or to the kernel. The queue keeps track of it.
 pub(super) struct Buffers {
     memory: *mut u8,
     count: usize,
 }
 
-// SAFETY: plain memory, owned here; who may touch which buffer is decided by the one owner (`&mut`).
+// SAFETY: plain memory, owned here. The single owner (`&mut`) decides which thread touches which buffer.
 unsafe impl Send for Buffers {}
 
 impl Buffers {
     pub(crate) fn new(count: usize) -> Self {
         let layout = layout(count);
-        // Mapped, not allocated: an allocation of this alignment is zeroed byte by byte, and most queues of small files
-        // never touch more than the first buffer.
-        // SAFETY: a new private mapping at a place that the kernel chooses touches no memory that anyone has.
+        // Mapped, not allocated: an allocator zeroes memory of this alignment byte by byte, and most queues of
+        // small files touch only the first buffer.
+        // SAFETY: a new private mapping at an address that the kernel chooses overlaps no existing memory.
         let mapped = unsafe {
             mmap_anonymous(
                 ptr::null_mut(),
@@ -42,26 +43,27 @@ impl Buffers {
         self.count
     }
 
-    /// Where buffer `index` begins.
+    /// Start of buffer `index`.
     pub(crate) fn address(&self, index: usize) -> *mut u8 {
         assert!(index < self.count);
         self.memory.wrapping_add(index * BUFFER_BYTES)
     }
 
-    /// Bytes of a buffer that the kernel does not have.
+    /// The bytes of a buffer that the kernel is not using.
     ///
     /// # Safety
-    /// No I/O on buffer `index` is on its way.
+    /// No I/O on buffer `index` is in progress.
     pub(crate) unsafe fn bytes(&mut self, index: usize) -> &mut [u8] {
-        // SAFETY: inside the mapping, initialised (the kernel gives zeros), and nobody else's as the caller says.
+        // SAFETY: the range is inside the mapping and initialised (the kernel zeroes it). The caller guarantees
+        // sole access.
         unsafe { std::slice::from_raw_parts_mut(self.address(index), BUFFER_BYTES) }
     }
 }
 
 impl Drop for Buffers {
     fn drop(&mut self) {
-        // SAFETY: mapped with this very length, and unmapped nowhere else; the queue waits for all I/O before it drops its
-        // buffers.
+        // SAFETY: mapped with the same length, and unmapped nowhere else. The queue waits for all I/O before it
+        // drops its buffers.
         let unmapped = unsafe { munmap(self.memory.cast(), layout(self.count).size()) };
         debug_assert!(unmapped.is_ok());
     }

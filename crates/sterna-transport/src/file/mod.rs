@@ -1,30 +1,37 @@
-//! Files for pages: complete or absent, sparse, past the page cache where that can be had.
+//! Files for pages: sparse, with direct I/O where available. A new file appears at its path complete or not at all.
 //!
 //! # The model
-//! A [`PageFile`] that is being created is a *staging file*: in the directory of its place, under a hidden name that
-//! ends in `.partial`. [`PageFile::complete`] puts its bytes on the disk, renames it into its place and puts
-//! the directory on the disk; dropped before that, it is gone, unless it is to be [kept](PageFile::keep). A file that is
-//! replaced changes places with the new one and is removed when the directory is on the disk; if that fails, the two
-//! change back. So the place holds a complete file or what it held before, whatever happens: a full disk, a failing
-//! one, a cancel, `kill -9` (which leaves the `.partial`; [`PageFile::stale_staging_files`] finds those that nobody writes any
-//! more). File systems without exchange link the old file to another name meanwhile; only where there are no links either, the
-//! new file stays in the place although its directory could not be synced.
+//! A [`PageFile`] that is being created is a *staging file*. It is in the directory of its place, under a hidden
+//! name that ends in `.partial`. [`PageFile::complete`] publishes it: it syncs the file, renames it to its place
+//! and syncs the directory. A staging file that is dropped before that is removed, unless it is to be
+//! [kept](PageFile::keep).
 //!
-//! Bytes go to any offset from any thread ([`PageFile::write_at`]). What is large goes through a
-//! [`PageQueue`], one for each thread: aligned pieces of up to some MiB, several on their way at once, past
-//! the page cache, straight out of guest RAM or into it. A [`RangeReader`] hands out ranges in order, read ahead.
-//! What nobody writes stays a hole.
+//! If a file exists at the place, the two files are exchanged. The old one is removed after the sync of the
+//! directory; if that sync fails, the two are exchanged back. The place therefore contains either the complete new
+//! file or its previous content, whatever happens: a full or failing disk, a cancel, or `kill -9`. (`kill -9`
+//! leaves the `.partial` file; [`PageFile::stale_staging_files`] finds those that no process writes any more.)
+//!
+//! On a file system without exchange, the old file gets a second name by a link meanwhile. On one without links
+//! too, a new file stays in the place even if its directory could not be synced.
+//!
+//! Any thread can write at any offset ([`PageFile::write_at`]). Large data goes through a [`PageQueue`], one per
+//! thread. A queue moves aligned pieces of up to some MiB, several in parallel, past the page cache, directly from
+//! or to guest RAM. A [`RangeReader`] returns ranges in order and reads ahead. Ranges that are never written stay
+//! holes.
 //!
 //! # Direct I/O
-//! [`Direct`] says whether it is wanted. It needs a file system that has it (asked by `statx` and by opening);
-//! without it [`Direct::Wanted`] goes through the page cache and [`PageFile::is_direct`] says so, and
-//! [`Direct::Required`] is refused. Whole pages at page-aligned offsets go directly, the rest (headers, bitmaps,
-//! the ends of odd ranges) through the page cache of the same file; the kernel keeps the two coherent as long as
-//! nobody writes the same page both ways at once, which the callers' layouts exclude: pages are pages.
+//! [`Direct`] requests direct I/O. The file system must support it (checked by `statx` and by opening the file).
+//! Without support, [`Direct::Wanted`] uses the page cache and [`PageFile::is_direct`] returns false;
+//! [`Direct::Required`] is refused.
 //!
-//! With io_uring a queue keeps several pieces on their way; without it (old kernels, seccomp, `io_uring_disabled`)
-//! a queue writes and reads one piece at a time, and more threads make up for it.
+//! Whole pages at page-aligned offsets are written and read directly. All other bytes (headers, bitmaps, the ends
+//! of unaligned ranges) go through the page cache of the same file. The kernel keeps the two coherent unless the
+//! same page is written both ways at the same time. The layouts of the callers exclude that.
+//!
+//! With io_uring a queue has several pieces in progress. Without it (old kernels, seccomp, `io_uring_disabled`) a
+//! queue writes or reads one piece at a time, and several threads make up for it.
 
+mod aborted;
 mod buffers;
 mod page_file;
 mod queue;
@@ -38,5 +45,5 @@ pub use page_file::{CreateOptions, Direct, OpenOptions, PageFile};
 pub use queue::{PageQueue, QueueOptions};
 pub use reader::RangeReader;
 
-/// Offsets, lengths and addresses of direct I/O are multiples of this. File systems ask for 512 or 4096.
+/// Alignment in bytes of offsets, lengths and addresses of direct I/O. File systems need 512 or 4096.
 pub const DIRECT_ALIGN: u64 = 4096;

@@ -1,76 +1,77 @@
-//! A file for pages.
+//! A file of pages, with staging, direct I/O and holes.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Seek, SeekFrom};
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use parking_lot::Mutex;
 use sterna_ram::RamSlice;
 
+use super::aborted;
 use super::staging::{self, StagingFile, stale_staging_files};
 use super::system::{Links, open_regular, read_parts, system, write_parts};
 use super::{DIRECT_ALIGN, sparse};
 use crate::parts::Part;
 use crate::{IoPart, TransportError};
 
-/// Whether whole pages go past the page cache.
+/// Whether whole pages bypass the page cache (direct I/O).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Direct {
-    /// They do not.
+    /// All bytes go through the page cache.
     #[default]
     Off,
-    /// They do where the file system can; [`PageFile::is_direct`] tells.
+    /// Direct I/O if the file system supports it; [`PageFile::is_direct`] reports the result.
     Wanted,
-    /// They do, or the file is refused ([`TransportError::NoDirect`]).
+    /// Direct I/O, or the file is refused ([`TransportError::NoDirect`]).
     Required,
 }
 
-/// How to make a file.
+/// Settings for creating a file with [`PageFile::create`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CreateOptions {
-    /// Past the page cache.
+    /// Whether whole pages bypass the page cache.
     pub direct: Direct,
-    /// A file that lies in the place is replaced; else it is refused ([`TransportError::FileExists`]).
+    /// Whether an existing file is replaced. If false, an existing file is an error ([`TransportError::FileExists`]).
     pub replace: bool,
-    /// The new file begins with so many bytes of the one that is replaced (a container's header).
+    /// Number of bytes that are copied from the start of the replaced file (a container's header).
     pub keep_bytes: u64,
 }
 
-/// How to open a file to read it.
+/// Settings for opening a file with [`PageFile::open`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct OpenOptions {
-    /// Past the page cache.
+    /// Whether whole pages bypass the page cache.
     pub direct: Direct,
 }
 
-/// A file that pages go into or come from; see the module's documentation. Shared by threads.
+/// A file that pages are written to or read from; see the module's documentation. Threads can share it.
 #[derive(Debug)]
 pub struct PageFile {
-    /// Through the page cache.
+    /// Descriptor that uses the page cache.
     file: File,
-    /// The same file, past it.
+    /// Descriptor of the same file that bypasses the page cache.
     direct: Option<File>,
     path: PathBuf,
-    /// None once it is in its place, or if it was opened to be read.
+    /// `None` after publishing, and if the file was opened for reading.
     staging: Mutex<Option<StagingFile>>,
 }
 
 impl PageFile {
-    /// Begins a new file for `path`, as a staging file.
+    /// Creates a new file for `path`, as a staging file.
     ///
     /// # Errors
     /// [`TransportError::FileExists`], [`TransportError::NotAFile`], [`TransportError::NoDirect`],
-    /// [`TransportError::DiskFull`], [`TransportError::System`]. Nothing is left behind.
+    /// [`TransportError::DiskFull`], [`TransportError::System`]. No staging file remains.
     pub fn create(path: impl AsRef<Path>, options: CreateOptions) -> Result<PageFile, TransportError> {
         let (staging, file) = StagingFile::create(path.as_ref(), options.replace)?;
         let direct = open_direct(&file, staging.path(), options.direct, true)?;
         let path = staging.place().to_owned();
         if options.keep_bytes > 0 {
-            match open_regular(&path, Links::Follow) {
+            match open_regular(&path, &path, Links::Follow) {
                 Ok(old) => sparse::copy(&file, &path, 0, &old, 0, options.keep_bytes).map(drop)?,
                 Err(TransportError::System { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
@@ -79,8 +80,9 @@ impl PageFile {
         Ok(PageFile { file, direct, path, staging: Mutex::new(Some(staging)) })
     }
 
-    /// A file without a name in `directory`, which is gone when the last descriptor is closed, whatever happens.
-    /// [`PageFile::path`] only describes it.
+    /// Creates a file without a name in `directory`. The kernel removes it when its last descriptor is closed.
+    ///
+    /// [`PageFile::path`] is then only a description.
     ///
     /// # Errors
     /// [`TransportError::NoDirect`], [`TransportError::DiskFull`], [`TransportError::System`].
@@ -91,30 +93,55 @@ impl PageFile {
         Ok(PageFile { file, direct, path, staging: Mutex::new(None) })
     }
 
-    /// Opens a complete file to read it.
+    /// Opens a complete file for reading.
     ///
     /// # Errors
     /// [`TransportError::NotAFile`], [`TransportError::NoDirect`], [`TransportError::System`].
     pub fn open(path: impl AsRef<Path>, options: OpenOptions) -> Result<PageFile, TransportError> {
         let path = path.as_ref().to_owned();
-        let file = open_regular(&path, Links::Follow)?;
+        let file = open_regular(&path, &path, Links::Follow)?;
         let direct = open_direct(&file, &path, options.direct, false)?;
         Ok(PageFile { file, direct, path, staging: Mutex::new(None) })
     }
 
-    /// Staging files for `path` that another run left when it was killed.
+    /// Opens the same file as `file` again, even if its path now names another. `path` is its name in errors.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_again(
+        file: &File,
+        path: impl AsRef<Path>,
+        options: OpenOptions,
+    ) -> Result<PageFile, TransportError> {
+        let path = path.as_ref().to_owned();
+        let name = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let file = open_regular(Path::new(&name), &path, Links::Follow)?;
+        let direct = open_direct(&file, &path, options.direct, false)?;
+        Ok(PageFile { file, direct, path, staging: Mutex::new(None) })
+    }
+
+    /// Finds staging files for `path` that no process writes any more. `kill -9` can leave one.
     pub fn stale_staging_files(path: impl AsRef<Path>) -> Vec<PathBuf> {
         stale_staging_files(path.as_ref())
     }
 
-    /// Removes the staging files of this process that are not to be [kept](PageFile::keep): for a process that is about
-    /// to end without dropping anything, such as one that was told to by a signal. Files that are being made can
-    /// not be published afterwards.
+    /// Removes the staging files of this process that are not to be [kept](PageFile::keep).
+    ///
+    /// It is for a process that ends without dropping its values, for example after a signal. Files that are being
+    /// written cannot be published afterwards.
     pub fn remove_staging_files() {
         staging::remove_all();
     }
 
-    /// The file once more, through the page cache and wherever it lies: one that outlives this.
+    /// Makes an abort of this process remove its staging files, as [`PageFile::remove_staging_files`] does.
+    ///
+    /// The process then ends with exit status 1 and `message` on standard error instead of by a signal. A Rust
+    /// program aborts when a memory allocation fails.
+    pub fn remove_staging_files_on_abort(message: &'static str) {
+        aborted::clean_up(message);
+    }
+
+    /// A second descriptor of the file, through the page cache, which outlives this value.
     ///
     /// # Errors
     /// [`TransportError::System`].
@@ -122,31 +149,38 @@ impl PageFile {
         self.file.try_clone().map_err(|error| system(&self.path, "dup", error))
     }
 
-    /// Its place.
+    /// The path at which the file will be, or is, published.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Where it lies until it is complete; none then. Another program may write it there, if it keeps the file
-    /// (opens it without replacing it).
+    /// Path of the staging file; `None` after publishing.
+    ///
+    /// Another program may write the file there, if it opens the file without replacing it.
     pub fn staging_path(&self) -> Option<PathBuf> {
         self.staging.lock().as_ref().map(|staging| staging.path().to_owned())
     }
 
-    /// Whether whole pages go past the page cache.
+    /// Whether whole pages bypass the page cache.
     pub fn is_direct(&self) -> bool {
         self.direct.is_some()
     }
 
-    /// Its length in bytes.
+    /// Length of the file or block device in bytes.
     ///
     /// # Errors
     /// [`TransportError::System`].
     pub fn len_bytes(&self) -> Result<u64, TransportError> {
-        Ok(self.metadata()?.len())
+        let metadata = self.metadata()?;
+        if metadata.file_type().is_block_device() {
+            // The inode of a device has no length. Moving the position is harmless, because all I/O here has
+            // explicit offsets.
+            return (&self.file).seek(SeekFrom::End(0)).map_err(|error| system(&self.path, "lseek", error));
+        }
+        Ok(metadata.len())
     }
 
-    /// Bytes of the disk that it takes.
+    /// Bytes that the file occupies on the disk.
     ///
     /// # Errors
     /// [`TransportError::System`].
@@ -154,9 +188,10 @@ impl PageFile {
         Ok(self.metadata()?.blocks() * 512)
     }
 
-    /// When it was changed last, in a form that only equality is asked of: device, inode, length, the time of its
-    /// bytes, and the time of its inode, which nobody can set back. Reading changes neither; a new name, owner or mode
-    /// changes the latter.
+    /// An identification of the file's content, to be compared for equality only.
+    ///
+    /// It consists of device, inode, length, modification time and change time. No program can set the change time
+    /// back. Reading changes neither time; a new name, owner or mode changes the change time.
     ///
     /// # Errors
     /// [`TransportError::System`].
@@ -166,7 +201,7 @@ impl PageFile {
         Ok([device, inode, length, now.mtime(), now.mtime_nsec(), now.ctime(), now.ctime_nsec()])
     }
 
-    /// Makes it `length` bytes long; what is new reads as zero.
+    /// Sets the length in bytes. New bytes read as zero.
     ///
     /// # Errors
     /// [`TransportError::DiskFull`], [`TransportError::System`].
@@ -174,8 +209,10 @@ impl PageFile {
         self.file.set_len(length).map_err(|error| system(&self.path, "ftruncate", error))
     }
 
-    /// Writes all parts, one behind the other, from byte `offset` on, at any alignment. Returns when the kernel
-    /// has them. What is aligned in the file and in memory goes directly, the rest through the page cache.
+    /// Writes all parts in sequence, starting at byte `offset`, at any alignment.
+    ///
+    /// Returns when the kernel has accepted the bytes. Parts that are aligned in the file and in memory bypass the
+    /// page cache; others go through it.
     ///
     /// # Errors
     /// [`TransportError::DiskFull`], [`TransportError::System`].
@@ -183,7 +220,7 @@ impl PageFile {
         write_parts(self.file_for(offset, parts), &self.path, offset, parts)
     }
 
-    /// Fills windows of guest RAM from byte `offset` on, at any alignment.
+    /// Fills windows of guest RAM with the bytes from `offset`, at any alignment.
     ///
     /// # Errors
     /// [`TransportError::FileEnd`], [`TransportError::System`].
@@ -192,17 +229,17 @@ impl PageFile {
         unsafe { read_parts(self.file_for(offset, parts), &self.path, offset, parts) }
     }
 
-    /// Fills `buffer` from byte `offset` on, at any alignment.
+    /// Fills `buffer` with the bytes from `offset`, at any alignment.
     ///
     /// # Errors
     /// [`TransportError::FileEnd`], [`TransportError::System`].
     pub fn read_bytes_at(&self, offset: u64, buffer: &mut [u8]) -> Result<(), TransportError> {
         let part = [Whole(buffer.as_mut_ptr(), buffer.len())];
-        // SAFETY: the part is a unique borrow of ours.
+        // SAFETY: the part is this function's unique borrow of the buffer.
         unsafe { read_parts(self.file_for(offset, &part), &self.path, offset, &part) }
     }
 
-    /// Makes a range a hole: it reads as zero and takes no room.
+    /// Makes a range a hole: it reads as zero and occupies no disk space.
     ///
     /// # Errors
     /// [`TransportError::System`].
@@ -210,7 +247,7 @@ impl PageFile {
         sparse::punch(&self.file, &self.path, range)
     }
 
-    /// The first range that holds data at or behind `from`, cut at `end`; none if only a hole is left.
+    /// The first range with data at or after `from`, cut at `end`. `None` if only a hole follows.
     ///
     /// # Errors
     /// [`TransportError::System`].
@@ -218,8 +255,10 @@ impl PageFile {
         sparse::next_data(&self.file, &self.path, from, end)
     }
 
-    /// Lets `[to, to + length)` share the disk blocks of `from`'s bytes from `at` on. False, and nothing was
-    /// done, where the file system does not share, or the offsets are not multiples of its blocks.
+    /// Makes `[to, to + length)` share the disk blocks of `from` that start at `at`.
+    ///
+    /// Returns false, without any change, if the file system cannot share blocks or the offsets are not multiples
+    /// of its blocks.
     ///
     /// # Errors
     /// [`TransportError::DiskFull`], [`TransportError::System`].
@@ -233,8 +272,10 @@ impl PageFile {
         sparse::reflink(&self.file, &self.path, to, &from.file, at, length)
     }
 
-    /// Copies `length` bytes of `from` inside the kernel, shared where that can be. Gives the bytes copied:
-    /// fewer where `from` ends. Holes are copied as zeros: ask [`PageFile::next_data`] first.
+    /// Copies `length` bytes of `from` inside the kernel, with shared blocks where possible.
+    ///
+    /// Returns the number of copied bytes, which is smaller if `from` ends. Holes are copied as zeros: call
+    /// [`PageFile::next_data`] first to skip them.
     ///
     /// # Errors
     /// [`TransportError::DiskFull`], [`TransportError::System`].
@@ -242,7 +283,7 @@ impl PageFile {
         sparse::copy(&self.file, &self.path, to, &from.file, at, length)
     }
 
-    /// Puts what was written so far on the disk.
+    /// Flushes all written bytes to the disk.
     ///
     /// # Errors
     /// [`TransportError::DiskFull`] (file systems that allocate late), [`TransportError::System`].
@@ -250,23 +291,22 @@ impl PageFile {
         self.file.sync_all().map_err(|error| system(&self.path, "fsync", error))
     }
 
-    /// Puts it on the disk and into its place. Nobody may write it any more.
+    /// Flushes the file to the disk and renames it to its place. Nothing may write it afterwards.
     ///
     /// # Errors
-    /// [`TransportError::FileExists`] if something came into the place meanwhile; [`TransportError::DiskFull`],
-    /// [`TransportError::System`]. The place is as it was.
+    /// [`TransportError::FileExists`] if another file was created at the place meanwhile;
+    /// [`TransportError::DiskFull`], [`TransportError::System`]. The place keeps its previous content.
     pub fn complete(&self) -> Result<(), TransportError> {
         self.sync()?;
         self.publish()
     }
 
-    /// Moves it into its place: the second half of [`PageFile::complete`], for those who have called
-    /// [`PageFile::sync`].
+    /// Renames the file to its place: the second half of [`PageFile::complete`], after [`PageFile::sync`].
     ///
     /// # Errors
-    /// As [`PageFile::complete`], also if only the directory could not be put on the disk: the file is a staging file
-    /// again and may be published once more, or [kept](PageFile::keep). Only where a file system knows neither
-    /// `RENAME_EXCHANGE` nor links, a file that was replaced then is gone, and this one stays in its place.
+    /// As [`PageFile::complete`], also if only the sync of the directory failed. The file is then a staging file
+    /// again, and can be published again or [kept](PageFile::keep). Exception: if the file system has neither
+    /// `RENAME_EXCHANGE` nor links, a replaced file is lost and the new one stays in its place.
     pub fn publish(&self) -> Result<(), TransportError> {
         let mut staging = self.staging.lock();
         let Some(staging_now) = &mut *staging else { return Ok(()) };
@@ -277,9 +317,10 @@ impl PageFile {
         published
     }
 
-    /// The file stays where it lies, also if it never comes into its place: it may be the only copy of what is
-    /// in it. Gives its path: the staging file's, or the place if it is there. Whoever asks for it must have called
-    /// [`PageFile::sync`], and should tell its user where the file is. It can still be published.
+    /// Keeps the staging file even if it is never published. It may be the only copy of its content.
+    ///
+    /// Returns its path: the staging file's, or the place after publishing. The caller must have called
+    /// [`PageFile::sync`], and should show the path to its user. The file can still be published.
     pub fn keep(&self) -> PathBuf {
         match &mut *self.staging.lock() {
             Some(staging) => {
@@ -290,12 +331,12 @@ impl PageFile {
         }
     }
 
-    /// The descriptor that goes past the page cache, if there is one, else the other.
+    /// The descriptor for direct I/O if there is one, otherwise the other.
     pub(super) fn fast(&self) -> BorrowedFd<'_> {
         self.direct.as_ref().unwrap_or(&self.file).as_fd()
     }
 
-    /// The descriptor that fits these parts.
+    /// The descriptor for these parts: direct I/O only if all of them are aligned.
     fn file_for<P: Part>(&self, offset: u64, parts: &[P]) -> &File {
         let fits = |part: &P| {
             let (start, length) = part.raw();
@@ -307,31 +348,31 @@ impl PageFile {
         }
     }
 
-    /// Writes what is aligned, past the page cache where that can be.
+    /// Writes aligned parts, bypassing the page cache if the file allows it.
     pub(super) fn write_fast<P: Part>(&self, offset: u64, parts: &[P]) -> Result<(), TransportError> {
         write_parts(self.direct.as_ref().unwrap_or(&self.file), &self.path, offset, parts)
     }
 
-    /// Reads what is aligned, past the page cache where that can be.
+    /// Reads aligned parts, bypassing the page cache if the file allows it.
     ///
     /// # Safety
     /// As `read_parts`.
     pub(super) unsafe fn read_fast<P: Part>(&self, offset: u64, parts: &[P]) -> Result<(), TransportError> {
-        // SAFETY: the caller vouches for the parts.
+        // SAFETY: the caller guarantees that the parts are writable.
         unsafe { read_parts(self.direct.as_ref().unwrap_or(&self.file), &self.path, offset, parts) }
     }
 
-    /// Writes through the page cache, whatever the alignment.
+    /// Writes through the page cache, at any alignment.
     pub(super) fn write_cached<P: Part>(&self, offset: u64, parts: &[P]) -> Result<(), TransportError> {
         write_parts(&self.file, &self.path, offset, parts)
     }
 
-    /// Reads through the page cache, whatever the alignment.
+    /// Reads through the page cache, at any alignment.
     ///
     /// # Safety
     /// As `read_parts`.
     pub(super) unsafe fn read_cached<P: Part>(&self, offset: u64, parts: &[P]) -> Result<(), TransportError> {
-        // SAFETY: the caller vouches for the parts.
+        // SAFETY: the caller guarantees that the parts are writable.
         unsafe { read_parts(&self.file, &self.path, offset, parts) }
     }
 
@@ -340,7 +381,7 @@ impl PageFile {
     }
 }
 
-/// Memory for a call.
+/// One piece of memory for a call: start and length.
 pub(super) struct Whole(pub *mut u8, pub usize);
 
 impl Part for Whole {
@@ -349,7 +390,7 @@ impl Part for Whole {
     }
 }
 
-/// Opens the file again, past the page cache.
+/// Opens the same file again, with O_DIRECT.
 fn open_direct(
     file: &File,
     path: &Path,
@@ -361,7 +402,7 @@ fn open_direct(
     }
     let why = match check_alignment(file) {
         Ok(()) => {
-            // By the descriptor, not by the name, which might be another's by now.
+            // By the descriptor, because the path may name another file by now.
             let name = format!("/proc/self/fd/{}", file.as_raw_fd());
             let opened =
                 std::fs::OpenOptions::new().read(true).write(write).custom_flags(libc::O_DIRECT).open(name);
@@ -378,10 +419,10 @@ fn open_direct(
     Ok(None)
 }
 
-/// What `statx` says of direct I/O on this file.
+/// Checks with `statx` whether the file supports direct I/O at [`DIRECT_ALIGN`].
 fn check_alignment(file: &File) -> Result<(), String> {
     let mut status = std::mem::MaybeUninit::<libc::statx>::zeroed();
-    // SAFETY: an empty path with AT_EMPTY_PATH means the descriptor; the kernel fills a structure of this type.
+    // SAFETY: an empty path with AT_EMPTY_PATH names the descriptor; the kernel fills a structure of this type.
     let result = unsafe {
         libc::statx(
             file.as_raw_fd(),
@@ -391,10 +432,10 @@ fn check_alignment(file: &File) -> Result<(), String> {
             status.as_mut_ptr(),
         )
     };
-    // SAFETY: all zero is a valid value of this structure of integers, filled or not.
+    // SAFETY: zero is a valid value for every field of this structure of integers, filled or not.
     let status = unsafe { status.assume_init() };
     if result != 0 || status.stx_mask & libc::STATX_DIOALIGN == 0 {
-        // An old kernel, or a file system that does not say: opening tells.
+        // An old kernel, or a file system that does not report it. Opening with O_DIRECT shows whether it works.
         return Ok(());
     }
     match status.stx_dio_mem_align.max(status.stx_dio_offset_align) {

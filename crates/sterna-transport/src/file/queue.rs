@@ -1,4 +1,4 @@
-//! One thread's queue of large pieces to or from a file.
+//! One thread's queue of large reads and writes of a file, several in parallel.
 
 use std::io;
 use std::sync::Arc;
@@ -13,15 +13,16 @@ use super::system::failed;
 use crate::parts::Part;
 use crate::{IoPart, TransportError};
 
-/// How a queue works.
+/// Settings of a [`PageQueue`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueueOptions {
-    /// Pieces on their way at once.
+    /// Maximum number of pieces in progress, 1 to 1024 (default 8).
     pub depth: usize,
-    /// Use io_uring where it is. Without it each piece is done when its call returns.
+    /// Use io_uring if it is available. Without it, each call returns only when its piece is done.
     pub io_uring: bool,
-    /// Let the kernel map all guest RAM once instead of each piece for itself. That populates RAM that was
-    /// never touched, and locks it in memory while the queue lives.
+    /// Map all guest RAM in the kernel once, instead of each piece separately.
+    ///
+    /// This populates RAM that was never touched, and locks it in memory while the queue exists.
     pub register_ram: bool,
 }
 
@@ -31,32 +32,31 @@ impl Default for QueueOptions {
     }
 }
 
-/// Writes and reads large pieces of a file, several on their way at once; each thread has its own.
+/// Writes and reads large pieces of a file, several in parallel. Each thread has its own queue.
 ///
-/// Pieces are not ordered among each other: between two that touch the same bytes [`PageQueue::drain`] must be
-/// called. What went wrong with a piece is told by a later call, at the latest by `drain`; from then on every call
-/// fails, since nobody knows what of the file is there. Dropping a queue waits for what is on its way, and tells
-/// nobody how it went.
+/// Pieces are not ordered. Between two pieces that touch the same bytes, call [`PageQueue::drain`]. The failure of
+/// a piece is returned by a later call, at the latest by `drain`. Every call after that fails too, because the
+/// content of the file is unknown. Dropping a queue waits for the pieces in progress and discards their errors.
 pub struct PageQueue {
     file: Arc<PageFile>,
-    /// Keeps the memory of pieces alive.
+    /// Keeps the memory of the pieces alive.
     ram: Option<GuestRam>,
     options: QueueOptions,
     engine: Engine,
-    /// Made when they are needed.
+    /// Allocated on first use.
     buffers: Option<Buffers>,
-    /// Buffers that the kernel does not have.
+    /// Indices of the buffers that the kernel is not using.
     free: Vec<usize>,
-    /// The buffer that is being filled: its number, its place in the file, and how much is in it.
+    /// The buffer that is being filled: its index, its offset in the file, and its length.
     filling: Option<(usize, u64, usize)>,
-    /// The first failure, until somebody was told.
+    /// The first failure that no call has returned yet.
     failure: Option<TransportError>,
-    /// What it was, once somebody was told.
+    /// Text of the failure that a call has returned.
     broken: Option<String>,
     moved_bytes: u64,
 }
 
-/// Made by the first piece, on the thread that works with the queue.
+/// Chosen by the first piece, on the thread that uses the queue.
 enum Engine {
     New,
     Ring(Box<Ring>),
@@ -64,7 +64,7 @@ enum Engine {
 }
 
 impl PageQueue {
-    /// A queue for bytes of ours.
+    /// A queue for bytes of this process only.
     pub fn new(file: &Arc<PageFile>, options: QueueOptions) -> Self {
         Self {
             file: Arc::clone(file),
@@ -80,31 +80,34 @@ impl PageQueue {
         }
     }
 
-    /// A queue that also takes windows of `ram`, in place.
+    /// A queue that also reads and writes windows of `ram`, in place.
     pub fn with_ram(file: &Arc<PageFile>, ram: &GuestRam, options: QueueOptions) -> Self {
         let mut queue = Self::new(file, options);
         queue.ram = Some(ram.clone());
         queue
     }
 
-    /// The file.
+    /// The file that the queue reads and writes.
     pub fn file(&self) -> &Arc<PageFile> {
         &self.file
     }
 
-    /// Bytes of pieces that are done.
+    /// Number of bytes of the completed pieces.
     pub fn moved_bytes(&self) -> u64 {
         self.moved_bytes
     }
 
-    /// Sends `[offset, offset + length)` of RAM block `block` on its way to byte `at` of the file. The guest may
-    /// write it meanwhile: what arrives then is old, new or torn.
+    /// Starts to write a window of guest RAM to byte `at` of the file.
+    ///
+    /// The window is `[offset, offset + length)` of RAM block `block`.
+    ///
+    /// The guest may write the range meanwhile. The file then contains old bytes, new bytes or a mixture.
     ///
     /// # Errors
-    /// Of this piece or an earlier one: [`TransportError::DiskFull`], [`TransportError::System`].
+    /// The failure of this piece or an earlier one: [`TransportError::DiskFull`], [`TransportError::System`].
     ///
     /// # Panics
-    /// If the window is not in the RAM that the queue was made with.
+    /// If the window is not in the RAM that was given to [`PageQueue::with_ram`].
     pub fn write_ram(
         &mut self,
         at: u64,
@@ -116,14 +119,15 @@ impl PageQueue {
         self.send(Piece { write: true, at, memory, length, buffer: None })
     }
 
-    /// Sends for `[at, at + length)` of the file, to be put to `offset` of RAM block `block`. It is there after
-    /// [`PageQueue::drain`].
+    /// Starts to read `[at, at + length)` of the file to `offset` of block `block`.
+    ///
+    /// The bytes are there after [`PageQueue::drain`].
     ///
     /// # Errors
-    /// Of this piece or an earlier one: [`TransportError::FileEnd`], [`TransportError::System`].
+    /// The failure of this piece or an earlier one: [`TransportError::FileEnd`], [`TransportError::System`].
     ///
     /// # Panics
-    /// If the window is not in the RAM that the queue was made with.
+    /// If the window is not in the RAM that was given to [`PageQueue::with_ram`].
     pub fn read_ram(
         &mut self,
         at: u64,
@@ -135,16 +139,17 @@ impl PageQueue {
         self.send(Piece { write: false, at, memory, length, buffer: None })
     }
 
-    /// Writes bytes of ours to byte `at` of the file. They are copied, and neighbours are sent together; nothing
-    /// may be on its way until [`PageQueue::drain`].
+    /// Writes bytes of this process to byte `at` of the file. The bytes are copied into a buffer.
+    ///
+    /// Adjacent bytes are written together, so the write may start only with [`PageQueue::drain`].
     ///
     /// # Errors
-    /// Of these bytes or earlier ones: [`TransportError::DiskFull`], [`TransportError::System`].
+    /// The failure of these bytes or earlier ones: [`TransportError::DiskFull`], [`TransportError::System`].
     pub fn write_bytes(&mut self, at: u64, bytes: &[u8]) -> Result<(), TransportError> {
         self.write_copy(at, &IoPart::Bytes(bytes))
     }
 
-    /// As [`PageQueue::write_bytes`], of bytes or of guest RAM, which is copied.
+    /// As [`PageQueue::write_bytes`], for bytes or for guest RAM. Both are copied.
     ///
     /// # Errors
     /// As [`PageQueue::write_bytes`].
@@ -165,7 +170,7 @@ impl PageQueue {
             let room = BUFFER_BYTES - (start % BUFFER_BYTES as u64) as usize - filled;
             let now = room.min(length - done);
             let Some(buffers) = &mut self.buffers else { return Err(self.internal("no buffers")) };
-            // SAFETY: the buffer was taken from `free`: no I/O on it is on its way.
+            // SAFETY: the buffer was taken from `free`, so no I/O on it is in progress.
             let to = unsafe { &mut buffers.bytes(index)[filled..filled + now] };
             match part {
                 IoPart::Bytes(bytes) => to.copy_from_slice(&bytes[done..done + now]),
@@ -183,13 +188,13 @@ impl PageQueue {
         Ok(())
     }
 
-    /// Waits until everything is done: what follows cannot overtake it.
+    /// Waits until all pieces are done, so that later ones cannot overtake them.
     ///
     /// # Errors
-    /// The first failure of any piece. Nothing is on its way then either, unless the ring itself has failed.
+    /// The first failure of any piece. Even then no piece is in progress, unless the ring itself has failed.
     pub fn drain(&mut self) -> Result<(), TransportError> {
         if let Err(error) = self.send_filling() {
-            // Told here, behind the waiting.
+            // Returned at the end, after the wait for all pieces.
             self.broken = None;
             self.failure.get_or_insert(error);
         }
@@ -199,7 +204,7 @@ impl PageQueue {
         self.told()
     }
 
-    /// The window's address, checked.
+    /// The checked address of a window of guest RAM.
     fn window(&self, block: usize, offset: u64, length: usize) -> Result<*mut u8, TransportError> {
         let block = self.ram.as_ref().and_then(|ram| ram.blocks().get(block));
         match block.map(|block: &RamBlock| (block, block.slice(offset, length))) {
@@ -212,7 +217,7 @@ impl PageQueue {
         }
     }
 
-    /// A page of guest RAM is known to have failed, or failed under a copy of ours.
+    /// Makes the error for a page of guest RAM that has failed, before or during a copy.
     fn failed_memory(&self, fault: RamFault) -> TransportError {
         TransportError::FailedMemory { channel: self.file.path().display().to_string(), fault }
     }
@@ -235,20 +240,20 @@ impl PageQueue {
             self.reap()?;
         }
         let Engine::Ring(ring) = &mut self.engine else { return self.do_now(piece, aligned) };
-        // SAFETY: the memory is a window of `self.ram` (which this queue keeps alive; guest RAM is never borrowed)
-        // or a buffer taken from `free`, which nobody touches until `reap` puts it back. Drop waits for all
-        // pieces before either is let go, and a queue that is leaked leaks both.
+        // SAFETY: the memory is a window of `self.ram`, which this queue keeps alive and which is never borrowed.
+        // Or it is a buffer taken from `free`, which no code touches until `reap` returns it. Drop waits for all
+        // pieces before it releases either, and a leaked queue leaks both.
         let pushed = unsafe { ring.push(piece) };
         pushed.map_err(|error| failed(self.file.path(), "io_uring_enter", piece.at, error))
     }
 
-    /// Chooses how to work, once.
+    /// Chooses between io_uring and plain calls, once.
     fn start(&mut self) {
         if !matches!(self.engine, Engine::New) {
             return;
         }
         self.engine = Engine::Plain;
-        // Through the page cache a ring would only hand the pieces to threads of the kernel's.
+        // For I/O through the page cache, io_uring would only pass the pieces to kernel threads.
         if !self.options.io_uring || !self.file.is_direct() {
             return;
         }
@@ -262,13 +267,13 @@ impl PageQueue {
                 .extend(ram.blocks().iter().map(|block| (block.host_address(), block.len_bytes() as usize)));
         }
         if !memory.is_empty() {
-            // SAFETY: buffers and RAM are dropped after the ring: see Drop.
+            // SAFETY: buffers and RAM are dropped after the ring; see Drop.
             let _ = unsafe { ring.register(memory.into_iter()) };
         }
         self.engine = Engine::Ring(Box::new(ring));
     }
 
-    /// Does a piece with plain calls.
+    /// Performs a piece with plain system calls.
     fn do_now(&mut self, piece: Piece, aligned: bool) -> Result<(), TransportError> {
         let done = self.plain(piece, aligned);
         if let Some(index) = piece.buffer {
@@ -281,7 +286,7 @@ impl PageQueue {
     }
 
     fn plain(&self, piece: Piece, aligned: bool) -> Result<(), TransportError> {
-        // The page cache takes what is not aligned, and what direct I/O has refused.
+        // Unaligned bytes, and those that direct I/O refused, go through the page cache.
         let body = if aligned { piece.length } else { piece.length - (piece.length % DIRECT_ALIGN as usize) };
         let is_body_aligned = (piece.at | piece.memory as u64).is_multiple_of(DIRECT_ALIGN);
         if !aligned && is_body_aligned && body > 0 {
@@ -301,7 +306,7 @@ impl PageQueue {
         let done = if piece.write {
             self.file.write_fast(piece.at, &part)
         } else {
-            // SAFETY: guest RAM, or a buffer that nobody else has.
+            // SAFETY: guest RAM, or a buffer that only this queue uses.
             unsafe { self.file.read_fast(piece.at, &part) }
         };
         match done {
@@ -317,7 +322,7 @@ impl PageQueue {
         if piece.write {
             return self.file.write_cached(piece.at, &part);
         }
-        // SAFETY: guest RAM, or a buffer that nobody else has.
+        // SAFETY: guest RAM, or a buffer that only this queue uses.
         unsafe { self.file.read_cached(piece.at, &part) }
     }
 
@@ -328,7 +333,7 @@ impl PageQueue {
         }
     }
 
-    /// Waits for one piece and looks how it went.
+    /// Waits for one piece and records its result.
     fn reap(&mut self) -> Result<(), TransportError> {
         let Engine::Ring(ring) = &mut self.engine else { return Ok(()) };
         let (piece, moved) = match ring.reap() {
@@ -340,8 +345,8 @@ impl PageQueue {
         };
         let done = match moved {
             Ok(moved) if moved == piece.length => Ok(()),
-            // The kernel stopped in the middle (or at the end of the file, or of the disk): go on by hand, and it
-            // says why if it cannot.
+            // The kernel stopped early, perhaps at the end of the file or the disk. Plain calls do the rest, and
+            // return the reason if they fail.
             Ok(moved) => {
                 let moved = moved - moved % DIRECT_ALIGN as usize;
                 let rest = Piece {
@@ -352,7 +357,13 @@ impl PageQueue {
                 };
                 self.plain(rest, true)
             }
-            Err(error) if matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EINVAL)) => {
+            // ECANCELED: the kernel has no thread for the request, for example because of the user's process limit.
+            Err(error)
+                if matches!(
+                    error.raw_os_error(),
+                    Some(libc::EINTR | libc::EAGAIN | libc::EINVAL | libc::ECANCELED)
+                ) =>
+            {
                 self.plain(piece, true)
             }
             Err(error) => {
@@ -372,7 +383,7 @@ impl PageQueue {
         Ok(())
     }
 
-    /// A failure that nobody was told yet, or that there was one.
+    /// Returns the first failure, or an error that the queue failed earlier.
     fn told(&mut self) -> Result<(), TransportError> {
         if let Some(error) = self.failure.take() {
             return Err(self.note(error));
@@ -383,7 +394,7 @@ impl PageQueue {
         }
     }
 
-    /// Remembers that `error` is told.
+    /// Records that `error` is returned to the caller.
     fn note(&mut self, error: TransportError) -> TransportError {
         self.broken.get_or_insert_with(|| error.to_string());
         error
@@ -391,7 +402,7 @@ impl PageQueue {
 
     fn free_buffer(&mut self) -> Result<usize, TransportError> {
         if self.buffers.is_none() {
-            // One more than can be on their way: the one that is being filled.
+            // One more than can be in progress: the one that is being filled.
             let count = self.options.depth + 1;
             self.buffers = Some(Buffers::new(count));
             self.free = (0..count).collect();
@@ -423,13 +434,13 @@ impl Drop for PageQueue {
     fn drop(&mut self) {
         while !self.is_idle() {
             if self.reap().is_err() {
-                // The kernel may still have pieces: better lose the memory than let it be used again.
+                // The kernel may still use the memory of some pieces. Leaking it is safer than a second use.
                 std::mem::forget(self.buffers.take());
                 std::mem::forget(self.ram.take());
                 break;
             }
         }
-        // The ring goes before the memory that is registered with it.
+        // The ring must be dropped before the memory that is registered with it.
         self.engine = Engine::Plain;
     }
 }

@@ -1,4 +1,4 @@
-//! Reads ranges of a file in order, ahead of whoever looks at them.
+//! Reads ranges of a file in order, ahead of the caller that processes them.
 
 use std::collections::VecDeque;
 use std::io;
@@ -14,10 +14,11 @@ use super::ring::{Piece, Ring};
 use super::system::failed;
 use crate::TransportError;
 
-/// Ranges closer together than this are read in one piece: a disk reads on faster than it starts again.
+/// Maximum gap, in bytes, between two ranges of one piece. A disk reads such a gap faster than it starts a new
+/// request.
 const GAP_BYTES: u64 = 64 * 1024;
 
-/// Reads ranges of a file in order, several pieces ahead, into memory of its own.
+/// Reads ranges of a file in order, several pieces ahead, into its own memory.
 pub struct RangeReader {
     file: Arc<PageFile>,
     ring: Option<Ring>,
@@ -26,38 +27,39 @@ pub struct RangeReader {
     on_the_way: VecDeque<Ahead>,
 }
 
-/// A piece that was asked for.
+/// A piece whose read was started.
 struct Ahead {
     buffer: usize,
-    /// Where it begins in the file, aligned.
+    /// Start of the piece in the file, aligned.
     at: u64,
     length: usize,
-    /// The ranges in it that are wanted.
+    /// The requested ranges in the piece.
     wanted: Vec<Range<u64>>,
-    /// It is in the buffer.
+    /// Set when the read has ended.
     done: Option<Result<(), TransportError>>,
 }
 
 impl RangeReader {
-    /// A reader of `file`.
+    /// Makes a reader of `file`. `options.depth` is the number of pieces that it reads ahead.
     pub fn new(file: &Arc<PageFile>, options: QueueOptions) -> Self {
         let depth = options.depth.clamp(1, 1024);
         let buffers = Buffers::new(depth);
         let mut ring =
             (options.io_uring && file.is_direct()).then(|| Ring::new(file.fast(), depth).ok()).flatten();
         if let Some(ring) = &mut ring {
-            // SAFETY: the buffers are dropped after the ring: see Drop.
+            // SAFETY: the buffers are dropped after the ring; see Drop.
             let _ = unsafe { ring.register(std::iter::once((buffers.address(0), depth * BUFFER_BYTES))) };
         }
         let free = (0..depth).collect();
         Self { file: Arc::clone(file), ring, buffers, free, on_the_way: VecDeque::new() }
     }
 
-    /// Hands the bytes of each range to `each(offset, bytes)`, in order, in pieces of at most 1 MiB. Ranges
-    /// must ascend and not overlap.
+    /// Passes the bytes of each range to `each(offset, bytes)`, in order. A piece has at most 1 MiB.
+    ///
+    /// The ranges must be ascending and must not overlap.
     ///
     /// # Errors
-    /// [`TransportError::FileEnd`], [`TransportError::System`], and whatever `each` says, which ends it.
+    /// [`TransportError::FileEnd`], [`TransportError::System`], and any error of `each`, which ends the reading.
     pub fn read<E: From<TransportError>>(
         &mut self,
         ranges: impl IntoIterator<Item = Range<u64>>,
@@ -84,7 +86,7 @@ impl RangeReader {
         result
     }
 
-    /// Asks for as many pieces as there are buffers and waits for the first.
+    /// Starts as many reads as there are buffers, and waits for the first.
     fn next_piece(
         &mut self,
         pieces: &mut impl Iterator<Item = Vec<Range<u64>>>,
@@ -108,7 +110,7 @@ impl RangeReader {
         Ok(Some(first))
     }
 
-    /// Sends for the bytes of one piece.
+    /// Starts the read of one piece.
     fn ask(&mut self, buffer: usize, wanted: Vec<Range<u64>>) -> Result<(), TransportError> {
         let (Some(first), Some(last)) = (wanted.first(), wanted.last()) else { return Ok(()) };
         let at = first.start - first.start % DIRECT_ALIGN;
@@ -119,13 +121,13 @@ impl RangeReader {
         match &mut self.ring {
             Some(ring) => {
                 let piece = Piece { write: false, at, memory, length, buffer: Some(buffer) };
-                // SAFETY: the buffer was free: nobody touches it until the piece is back, and `settle`, which also
-                // Drop calls, waits for all pieces.
+                // SAFETY: the buffer was free, so no code touches it until the piece is done. `settle`, which Drop
+                // also calls, waits for all pieces.
                 unsafe { ring.push(piece) }
                     .map_err(|error| failed(self.file.path(), "io_uring_enter", at, error))?;
             }
             None => {
-                // SAFETY: a buffer of ours that nobody else has.
+                // SAFETY: a buffer of this reader that is not in use.
                 let read = unsafe { self.file.read_cached(at, &[Whole(memory, needed)]) };
                 ahead.done = Some(read);
             }
@@ -134,7 +136,7 @@ impl RangeReader {
         Ok(())
     }
 
-    /// Waits for the first piece that was asked for.
+    /// Waits for the oldest piece.
     fn await_first(&mut self) -> Result<Option<Ahead>, TransportError> {
         while self.on_the_way.front().is_some_and(|first| first.done.is_none()) {
             let Some(ring) = &mut self.ring else { break };
@@ -147,27 +149,27 @@ impl RangeReader {
             let needed = (ahead.wanted.last().map_or(ahead.at, |last| last.end) - ahead.at) as usize;
             ahead.done = Some(match moved {
                 Ok(moved) if moved >= needed => Ok(()),
-                // Cut short, or refused: by hand, which says why if it cannot.
-                // SAFETY: the piece is back: the buffer is ours alone.
+                // Cut short or refused: a plain read repeats it, and returns the reason if it fails.
+                // SAFETY: the piece is done, so the kernel no longer uses the buffer.
                 _ => unsafe { self.file.read_cached(piece.at, &[Whole(piece.memory, needed)]) },
             });
         }
         Ok(self.on_the_way.pop_front())
     }
 
-    /// What a piece that is back has brought.
+    /// The bytes of a completed piece.
     fn bytes(&mut self, piece: &Ahead) -> &[u8] {
-        // SAFETY: the piece is back: the kernel does not have the buffer.
+        // SAFETY: the piece is done, so the kernel no longer uses the buffer.
         let bytes = unsafe { self.buffers.bytes(piece.buffer) };
         &bytes[..piece.length]
     }
 
-    /// Takes back what is on its way and nobody wants any more; then all buffers are free, whatever has failed.
+    /// Waits for all reads in progress and discards them. Afterwards all buffers are free, even after a failure.
     fn settle(&mut self) {
         if let Some(ring) = &mut self.ring {
             while !ring.is_idle() {
                 if ring.reap().is_err() {
-                    // The kernel may still have buffers: never use them again.
+                    // The kernel may still write to the buffers, so they are leaked.
                     let lost = std::mem::replace(&mut self.buffers, Buffers::new(1));
                     std::mem::forget(lost);
                     self.ring = None;
@@ -183,7 +185,7 @@ impl RangeReader {
 impl Drop for RangeReader {
     fn drop(&mut self) {
         self.settle();
-        // The ring goes before the memory that is registered with it.
+        // The ring must be dropped before the memory that is registered with it.
         self.ring = None;
     }
 }
@@ -194,7 +196,7 @@ impl std::fmt::Debug for RangeReader {
     }
 }
 
-/// Cuts ranges where buffers end and puts neighbours together.
+/// Splits ranges at buffer boundaries and joins neighbours.
 fn pieces(ranges: impl Iterator<Item = Range<u64>>) -> impl Iterator<Item = Vec<Range<u64>>> {
     let mut cut = Cut { ranges: ranges.filter(|range| !range.is_empty()).peekable(), rest: None };
     std::iter::from_fn(move || cut.next_piece())
@@ -202,7 +204,7 @@ fn pieces(ranges: impl Iterator<Item = Range<u64>>) -> impl Iterator<Item = Vec<
 
 struct Cut<I: Iterator<Item = Range<u64>>> {
     ranges: Peekable<I>,
-    /// What did not fit the last piece.
+    /// The part of a range that did not fit into the previous piece.
     rest: Option<Range<u64>>,
 }
 
@@ -241,7 +243,7 @@ mod tests {
         std::io::Write::write_all(&mut content, &[7; 10_000]).unwrap();
         let file = Arc::new(PageFile::open(content.path(), OpenOptions::default()).unwrap());
         let mut reader = RangeReader::new(&file, QueueOptions::default());
-        // As a piece that could not be sent would leave it.
+        // The state after a piece whose read could not be started.
         reader.free.clear();
         let mut came = 0;
         let mut read = |reader: &mut RangeReader| {

@@ -1,11 +1,11 @@
-//! io_uring: pieces of I/O on their way while we go on.
+//! io_uring: several pieces of I/O in progress while the thread continues.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
 use io_uring::{IoUring, opcode, squeue, types};
 
-/// One piece of I/O: memory, and where it goes to or comes from.
+/// One piece of I/O: a range of memory and its offset in the file.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Piece {
     pub write: bool,
@@ -13,42 +13,43 @@ pub(super) struct Piece {
     pub at: u64,
     pub memory: *mut u8,
     pub length: usize,
-    /// The queue's buffer that the memory is, if it is one.
+    /// Index of the queue's buffer, if the memory is one.
     pub buffer: Option<usize>,
 }
 
-// SAFETY: the pointer is only a name for memory that whoever pushed the piece keeps alive and unshared.
+// SAFETY: the pointer only identifies memory. The code that pushed the piece keeps that memory alive and unshared.
 unsafe impl Send for Piece {}
 
-/// A ring with at most as many pieces on their way as it has slots.
+/// An io_uring with one slot for each piece in progress.
 pub(super) struct Ring {
     ring: IoUring,
     file: RawFd,
     slots: Vec<Option<Piece>>,
-    /// Registered with the kernel: (start, bytes), by index.
+    /// Memory registered with the kernel: (start, bytes), by index.
     registered: Vec<(usize, usize)>,
 }
 
 impl Ring {
-    /// A ring for `file`, which must stay open as long as the ring lives. Fails where there is no io_uring.
+    /// A ring for `file`, which must stay open while the ring exists. Fails if there is no io_uring.
     pub(crate) fn new(file: BorrowedFd<'_>, depth: usize) -> io::Result<Self> {
         let entries = u32::try_from(depth).map_err(|_| io::ErrorKind::InvalidInput)?;
         let ring = IoUring::builder()
-            // Completions are taken when we come for them, not by interrupting us.
+            // Completions are processed when this thread enters the kernel, without interrupting it.
             .setup_coop_taskrun()
             .build(entries)
-            // Linux before 5.19 does not know the flag.
+            // Linux before 5.19 does not have the flag.
             .or_else(|_| IoUring::new(entries))?;
         Ok(Self { ring, file: file.as_raw_fd(), slots: vec![None; depth], registered: Vec::new() })
     }
 
-    /// Lets the kernel map memory once instead of with every piece. Refused (limits of locked memory) is no
-    /// harm: then it maps each time. Gives whether it is so.
+    /// Lets the kernel map memory once instead of for every piece. Returns whether it did.
+    ///
+    /// A refusal (limit of locked memory) is harmless: the kernel then maps the memory for each piece.
     ///
     /// # Safety
-    /// The memory must stay mapped as long as the ring lives.
+    /// The memory must stay mapped while the ring exists.
     pub(crate) unsafe fn register(&mut self, memory: impl Iterator<Item = (*mut u8, usize)>) -> bool {
-        /// The kernel's limit for one.
+        /// The kernel's limit for one registered range: 1 GiB.
         const MOST: usize = 1 << 30;
         let mut vectors = Vec::new();
         for (start, length) in memory {
@@ -57,7 +58,7 @@ impl Ring {
                 vectors.push(libc::iovec { iov_base, iov_len: MOST.min(length - from) });
             }
         }
-        // SAFETY: the caller keeps the memory mapped; all access by the kernel is asked for piece by piece.
+        // SAFETY: the caller keeps the memory mapped. The kernel accesses it only for pieces that are pushed.
         if unsafe { self.ring.submitter().register_buffers(&vectors) }.is_err() {
             return false;
         }
@@ -65,30 +66,30 @@ impl Ring {
         true
     }
 
-    /// Whether another piece finds room.
+    /// Whether a slot is free for another piece.
     pub(crate) fn has_room(&self) -> bool {
         self.slots.iter().any(Option::is_none)
     }
 
-    /// Whether nothing is on its way.
+    /// Whether no piece is in progress.
     pub(crate) fn is_idle(&self) -> bool {
         self.slots.iter().all(Option::is_none)
     }
 
-    /// Sends a piece on its way; there must be room ([`Ring::has_room`]).
+    /// Starts a piece. A slot must be free ([`Ring::has_room`]).
     ///
     /// # Safety
-    /// Until [`Ring::reap`] gives the piece back its memory must stay mapped, must not be written by others than
-    /// a guest if it is read, and no reference to it may exist if it is written.
+    /// Until [`Ring::reap`] returns the piece, its memory must stay mapped. If the kernel reads it, only a guest
+    /// may write it. If the kernel writes it, no reference to it may exist.
     pub(crate) unsafe fn push(&mut self, piece: Piece) -> io::Result<()> {
         let Some(slot) = self.slots.iter().position(Option::is_none) else {
             return Err(io::Error::other("io_uring: no free slot"));
         };
         let entry = self.entry(&piece).user_data(slot as u64);
-        // SAFETY: the caller vouches for the memory; the descriptor is open as long as the ring lives.
+        // SAFETY: the caller keeps the memory as required above. The descriptor is open while the ring exists.
         unsafe { self.ring.submission().push(&entry) }
             .map_err(|_| io::Error::other("io_uring: the submission queue is full"))?;
-        // From here on the kernel may have it.
+        // From here on the kernel may use the piece's memory.
         self.slots[slot] = Some(piece);
         loop {
             match self.ring.submit() {
@@ -99,7 +100,7 @@ impl Ring {
         }
     }
 
-    /// Waits until a piece is done; gives it and what it moved. There must be one ([`Ring::is_idle`]).
+    /// Waits until a piece is done, and returns it with its result. One must be in progress ([`Ring::is_idle`]).
     pub(crate) fn reap(&mut self) -> io::Result<(Piece, io::Result<usize>)> {
         loop {
             if let Some(done) = self.ring.completion().next() {
@@ -123,7 +124,7 @@ impl Ring {
 
     fn entry(&self, piece: &Piece) -> squeue::Entry {
         let file = types::Fd(self.file);
-        // The queue's pieces are far below 4 GiB.
+        // Cannot truncate: the queue's pieces are far below 4 GiB.
         let (memory, length) = (piece.memory, piece.length as u32);
         match (self.index_of(piece), piece.write) {
             (Some(index), true) => {
@@ -137,7 +138,7 @@ impl Ring {
         }
     }
 
-    /// The registered memory that holds all of the piece.
+    /// Index of the registered memory that contains the whole piece.
     fn index_of(&self, piece: &Piece) -> Option<u16> {
         let start = piece.memory as usize;
         let holds = |&(from, length): &(usize, usize)| start >= from && start + piece.length <= from + length;

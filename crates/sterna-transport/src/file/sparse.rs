@@ -1,4 +1,4 @@
-//! Holes, shared extents, and copies inside the kernel.
+//! Holes, shared extents and copies inside the kernel, with fallbacks where they are missing.
 
 use std::fs::File;
 use std::io;
@@ -14,7 +14,7 @@ use super::DIRECT_ALIGN;
 use super::system::{failed, retry, system};
 use crate::TransportError;
 
-/// Makes `range` a hole again; where the file system has no holes, zeros are written.
+/// Makes `range` a hole. If the file system has no holes, writes zeros.
 pub(super) fn punch(file: &File, path: &Path, range: Range<u64>) -> Result<(), TransportError> {
     if range.is_empty() {
         return Ok(());
@@ -28,7 +28,7 @@ pub(super) fn punch(file: &File, path: &Path, range: Range<u64>) -> Result<(), T
 }
 
 fn zeros(file: &File, path: &Path, range: Range<u64>) -> Result<(), TransportError> {
-    // Behind the end there is nothing to overwrite.
+    // Bytes after the end already read as zero.
     let end = range.end.min(file.metadata().map_err(|error| system(path, "fstat", error))?.len());
     let block = [0; 64 * 1024];
     let mut at = range.start;
@@ -40,8 +40,9 @@ fn zeros(file: &File, path: &Path, range: Range<u64>) -> Result<(), TransportErr
     Ok(())
 }
 
-/// The first range that holds data at or behind `from`, cut at `end`; none if only a hole is left. File
-/// systems without holes call everything data.
+/// The first range with data at or after `from`, cut at `end`. `None` if only a hole follows.
+///
+/// File systems without holes report everything as data.
 pub(super) fn next_data(
     file: &File,
     path: &Path,
@@ -61,13 +62,13 @@ pub(super) fn next_data(
     };
     match retry(|| seek(file, SeekFrom::Hole(start))) {
         Ok(hole) => Ok(Some(start..hole.clamp(start + 1, end))),
-        // Cut meanwhile.
+        // Another process truncated the file meanwhile.
         Err(error) if error.raw_os_error() == Some(libc::ENXIO) => Ok(Some(start..end)),
         Err(error) => Err(refuse(error)),
     }
 }
 
-/// `struct file_clone_range` of the kernel.
+/// The kernel's `struct file_clone_range`.
 #[repr(C)]
 struct CloneRange {
     from_file: i64,
@@ -76,11 +77,12 @@ struct CloneRange {
     to: u64,
 }
 
-/// `_IOW(0x94, 13, struct file_clone_range)`.
+/// Request number of the kernel: `_IOW(0x94, 13, struct file_clone_range)`.
 const FICLONERANGE: libc::c_ulong = 0x4020_940d;
 
-/// Lets `[to, to + length)` share the extents of `from`'s `[at, at + length)`. False: the file system does not
-/// share, or not at these offsets.
+/// Makes `[to, to + length)` share the extents of `from`'s `[at, at + length)`.
+///
+/// Returns false if the file system cannot share extents, or not at these offsets.
 pub(super) fn reflink(
     file: &File,
     path: &Path,
@@ -97,7 +99,7 @@ pub(super) fn reflink(
     }
     let range = CloneRange { from_file: from.as_raw_fd().into(), from: at, length, to };
     let done = retry(|| {
-        // SAFETY: the request takes a pointer to this structure, which the kernel only reads; both descriptors are
+        // SAFETY: the request takes a pointer to this structure, which the kernel only reads. Both descriptors are
         // open.
         let result = unsafe { libc::ioctl(file.as_raw_fd(), FICLONERANGE, &raw const range) };
         if result < 0 {
@@ -117,8 +119,9 @@ pub(super) fn reflink(
     }
 }
 
-/// Copies inside the kernel, which shares extents itself where it can. Ends early, without an error, where
-/// `from` ends. Gives the bytes copied.
+/// Copies inside the kernel, which shares extents where it can. Returns the number of copied bytes.
+///
+/// Ends early, without an error, if `from` ends.
 pub(super) fn copy(
     file: &File,
     path: &Path,

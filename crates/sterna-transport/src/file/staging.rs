@@ -1,4 +1,4 @@
-//! Staging files: where a file lies until it is complete, and how it gets into its place.
+//! Staging files. A new file is written under a hidden name, and renamed to its place when it is complete.
 
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
@@ -18,41 +18,43 @@ mod stale;
 pub(super) use stale::stale_staging_files;
 
 const ENDING: &str = ".partial";
-/// Longest name that file systems take.
+/// Maximum length of a file name in bytes.
 const NAME_MAX: usize = 255;
-/// The extension of a file that is to be kept; no longer than that of [`ENDING`].
+/// The extension of a file that is to be kept. It is no longer than [`ENDING`].
 const KEPT: &str = "kept";
-/// Names that are tried, one after the other, for a file that has one already.
+/// Maximum path length in bytes for which rustix does not allocate.
+const LONGEST_ON_STACK: usize = 255;
+/// Number of new names that are tried when a name is already taken.
 const NAME_TRIES: usize = 10_000;
 
-/// A file under a hidden name beside its place, removed when dropped unless it was published or is to be kept.
+/// A file under a hidden name in the directory of its place. Drop removes it unless it was published or kept.
 ///
-/// It is locked while somebody writes it, so that another run can tell it from a stale one.
+/// It is locked while a process writes it, so that another process can distinguish it from a stale one.
 #[derive(Debug)]
 pub(super) struct StagingFile {
     path: PathBuf,
     place: PathBuf,
-    /// What lies in the place may be replaced.
+    /// Whether a file at the place may be replaced.
     replace: bool,
-    /// The place's directory: opened before anything is written, so that one that cannot be synced shows at once.
+    /// Directory of the place. It is opened before anything is written, so that an unusable directory fails early.
     directory: File,
-    /// It is in its place.
+    /// Whether the file is at its place.
     published: bool,
-    /// The staging file stays when this is dropped.
+    /// Whether the staging file stays when this value is dropped.
     kept: bool,
-    /// The process that made it. A process that was forked since must not remove what this one still writes.
+    /// Id of the process that created the file. A forked child must not remove a file that its parent still writes.
     owner: u32,
 }
 
 impl StagingFile {
-    /// Makes an empty staging file for `place`.
+    /// Creates an empty staging file for `place`.
     pub(crate) fn create(place: &Path, replace: bool) -> Result<(StagingFile, File), TransportError> {
         let place = check_place(place, replace)?;
         let directory = directory_of(&place);
         let directory = File::open(directory).map_err(|error| system(directory, "open", error))?;
         loop {
             let path = staging_name(&place);
-            // Guest RAM is nobody else's business: as QEMU does.
+            // Guest RAM may contain secrets, so only the owner may read the file. QEMU uses the same mode.
             let made = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path);
             match made {
                 Ok(file) => {
@@ -69,34 +71,34 @@ impl StagingFile {
         }
     }
 
-    /// Where it lies now.
+    /// Current path of the file.
     pub(crate) fn path(&self) -> &Path {
         if self.published { &self.place } else { &self.path }
     }
 
-    /// Where it will lie.
+    /// Path at which the file will be published.
     pub(crate) fn place(&self) -> &Path {
         &self.place
     }
 
-    /// Whether it is in its place.
+    /// Whether the file is at its place.
     pub(crate) fn is_published(&self) -> bool {
         self.published
     }
 
-    /// It is no longer removed with all staging files.
+    /// Removes the file from the list of files that [`remove_all`] removes.
     fn forget(&self) {
         every_staging_file().remove(&(self.owner, self.path.clone()));
     }
 
-    /// From now on it stays, whatever happens, under a name that nobody takes for what a killed run has left.
+    /// Keeps the file whatever happens. Its new name is not mistaken for a killed run's staging file.
     pub(crate) fn keep(&mut self) {
         self.kept = true;
         self.forget();
         if self.published {
             return;
         }
-        // A process of the same number, in a container always 1, may have kept another only copy under this name.
+        // A process with the same id (in a container always 1) may have kept another only copy under this name.
         let kept = self.path.with_extension(KEPT);
         let names =
             iter::once(kept).chain(iter::repeat_with(|| staging_name(&self.place).with_extension(KEPT)));
@@ -107,7 +109,7 @@ impl StagingFile {
                     return;
                 }
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                // It is safe under the name that it has, too.
+                // The file is safe under its present name too.
                 Err(_) => return,
             }
         }
@@ -123,14 +125,14 @@ impl Drop for StagingFile {
     }
 }
 
-/// All staging files that are removed when they are dropped, each with the process that made it: after a fork the
-/// child has its parent's entries too.
+/// All staging files that Drop removes, each with the id of its process. A forked child inherits its parent's entries.
 fn every_staging_file() -> MutexGuard<'static, BTreeSet<(u32, PathBuf)>> {
-    static EVERY: Mutex<BTreeSet<(u32, PathBuf)>> = Mutex::new(BTreeSet::new());
     EVERY.lock()
 }
 
-/// Removes those of this process.
+static EVERY: Mutex<BTreeSet<(u32, PathBuf)>> = Mutex::new(BTreeSet::new());
+
+/// Removes the staging files of this process.
 pub(super) fn remove_all() {
     let ours = std::process::id();
     for (owner, path) in std::mem::take(&mut *every_staging_file()) {
@@ -140,13 +142,28 @@ pub(super) fn remove_all() {
     }
 }
 
-/// A file in `directory` that has no name.
+/// As [`remove_all`], for a signal handler: takes no blocking lock and allocates nothing.
+///
+/// A thread that was interrupted anywhere, or has no memory, may therefore call it. If the list is locked at that
+/// moment, the files stay.
+pub(super) fn remove_all_in_handler() {
+    let ours = std::process::id();
+    let Some(every) = EVERY.try_lock() else { return };
+    for (_, path) in every.iter().filter(|(owner, _)| *owner == ours) {
+        // A longer path would need an allocation, which may be what failed in this process.
+        if path.as_os_str().len() < LONGEST_ON_STACK {
+            let _ = rustix::fs::unlink(path);
+        }
+    }
+}
+
+/// Creates a file without a name in `directory`.
 pub(super) fn temporary(directory: &Path) -> Result<File, TransportError> {
     let open = |flags: i32, path: &Path| {
         OpenOptions::new().read(true).write(true).mode(0o600).custom_flags(flags).open(path)
     };
     match open(libc::O_TMPFILE, directory) {
-        // The file system, or the kernel, does not know them: then its name is taken away at once.
+        // The file system or the kernel does not support O_TMPFILE. A named file is created and unlinked immediately.
         Err(error)
             if matches!(
                 error.raw_os_error(),
@@ -167,17 +184,17 @@ pub(super) fn temporary(directory: &Path) -> Result<File, TransportError> {
     }
 }
 
-/// A staging file's name for `place` that this process has not given before.
+/// A staging file name for `place` that this process has not used yet.
 fn staging_name(place: &Path) -> PathBuf {
     static COUNTER: AtomicU64 = AtomicU64::new(0);
     let number = COUNTER.fetch_add(1, Ordering::Relaxed);
     place.with_file_name(format!("{}{}-{number}{ENDING}", prefix(place), std::process::id()))
 }
 
-/// How staging files' names for `place` begin. Long names are cut, so that what is added fits.
+/// Start of the names of staging files for `place`. Long names are cut, so that the suffix fits.
 fn prefix(place: &Path) -> String {
     let name = place.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    // Room for a process id, a counter and the ending.
+    // Leave room for a process id, a counter and the ending.
     let mut end = name.len().min(NAME_MAX - 48);
     while !name.is_char_boundary(end) {
         end -= 1;
@@ -185,7 +202,7 @@ fn prefix(place: &Path) -> String {
     format!(".{}.", &name[..end])
 }
 
-/// The place that is meant (links followed), if a file may be put there.
+/// The place with symbolic links followed, if a file may be published there.
 fn check_place(place: &Path, replace: bool) -> Result<PathBuf, TransportError> {
     if place.file_name().is_none() {
         let what = "a file's name must follow".to_owned();
@@ -247,7 +264,7 @@ mod tests {
         let (mut staging, _file) = StagingFile::create(&directory.path().join("image"), false).unwrap();
         let path = staging.path().to_owned();
         staging.forget();
-        // As a child sees what its parent made before the fork.
+        // The state in a forked child whose parent created the file.
         staging.owner = std::process::id() + 1;
 
         drop(staging);

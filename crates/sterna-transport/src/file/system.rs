@@ -1,38 +1,41 @@
-//! Positional vectored calls, repeated until all is done, and what their failures mean.
+//! Positional vectored I/O, repeated until all bytes have moved, and the conversion of its errors.
 
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
 use super::staging::kind_name;
 use crate::TransportError;
 use crate::parts::{Part, Remaining};
 
-/// Whether a symbolic link that stands for a file is gone through.
+/// Whether a symbolic link to a file is followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Links {
     Follow,
     Refuse,
 }
 
-/// Opens a regular file to read it, and nothing else: whoever may write to its directory could have put a pipe, whose
-/// open waits for its writer, or a device in its place.
-pub(super) fn open_regular(path: &Path, links: Links) -> Result<File, TransportError> {
-    // For files O_NONBLOCK means nothing.
+/// Opens a regular file for reading; with followed links also a block device.
+///
+/// All other objects are refused, because every user who may write to the directory could put a pipe or a device
+/// there. Opening a pipe would wait for its writer. `shown` is the name in errors.
+pub(super) fn open_regular(path: &Path, shown: &Path, links: Links) -> Result<File, TransportError> {
+    // O_NONBLOCK has no effect on regular files; it keeps the open of a pipe from blocking.
     let flags = libc::O_NONBLOCK | libc::O_NOCTTY | if links == Links::Refuse { libc::O_NOFOLLOW } else { 0 };
     let opened = OpenOptions::new().read(true).custom_flags(flags).open(path);
-    let file = opened.map_err(|error| system(path, "open", error))?;
-    let kind = file.metadata().map_err(|error| system(path, "fstat", error))?.file_type();
-    if !kind.is_file() {
+    let file = opened.map_err(|error| system(shown, "open", error))?;
+    let kind = file.metadata().map_err(|error| system(shown, "fstat", error))?.file_type();
+    // Block devices are allowed because hypervisors store hibernated guests in logical volumes.
+    if !(kind.is_file() || links == Links::Follow && kind.is_block_device()) {
         let what = format!("it is {}; pages are read at offsets, from a file", kind_name(kind));
-        return Err(TransportError::NotAFile { file: path.display().to_string(), what });
+        return Err(TransportError::NotAFile { file: shown.display().to_string(), what });
     }
     Ok(file)
 }
 
-/// Writes all parts, one behind the other, from byte `offset` on.
+/// Writes all parts in sequence, starting at byte `offset`.
 pub(super) fn write_parts<P: Part>(
     file: &File,
     path: &Path,
@@ -64,10 +67,10 @@ pub(super) fn write_parts<P: Part>(
     Ok(())
 }
 
-/// Fills all parts, one behind the other, from byte `offset` on.
+/// Fills all parts in sequence from byte `offset`.
 ///
 /// # Safety
-/// The parts must be writable for the kernel: nobody may hold a shared reference to their memory.
+/// The kernel must be allowed to write the parts: no shared reference to their memory may exist.
 pub(super) unsafe fn read_parts<P: Part>(
     file: &File,
     path: &Path,
@@ -78,7 +81,8 @@ pub(super) unsafe fn read_parts<P: Part>(
     let mut at = offset;
     while left.bytes() > 0 {
         let mut vectors = left.vectors();
-        // SAFETY: the vectors name the parts that `left` borrows: mapped and, as the caller says, writable.
+        // SAFETY: the vectors name the parts that `left` borrows. They are mapped, and the caller guarantees that
+        // they are writable.
         let moved = unsafe {
             libc::preadv(
                 file.as_raw_fd(),
@@ -105,7 +109,7 @@ pub(super) unsafe fn read_parts<P: Part>(
     Ok(())
 }
 
-/// What a call moved; none if it was interrupted and is to be tried again.
+/// Number of bytes that a call moved. `None` if a signal interrupted it, so that it must be repeated.
 fn moved_bytes(result: isize) -> io::Result<Option<usize>> {
     if result >= 0 {
         return Ok(Some(result as usize));
@@ -116,7 +120,7 @@ fn moved_bytes(result: isize) -> io::Result<Option<usize>> {
     }
 }
 
-/// A failure at byte `offset`: a full disk is told from all else.
+/// Makes the error of a call at byte `offset`. A full disk has its own variant.
 pub(super) fn failed(path: &Path, call: &'static str, offset: u64, source: io::Error) -> TransportError {
     let file = path.display().to_string();
     match source.raw_os_error() {
@@ -125,12 +129,12 @@ pub(super) fn failed(path: &Path, call: &'static str, offset: u64, source: io::E
     }
 }
 
-/// A failure that has no offset.
+/// Makes the error of a call that has no offset.
 pub(super) fn system(path: &Path, call: &'static str, source: impl Into<io::Error>) -> TransportError {
     failed(path, call, 0, source.into())
 }
 
-/// Tries again what a signal interrupted.
+/// Repeats a call while signals interrupt it.
 pub(super) fn retry<T>(mut act: impl FnMut() -> rustix::io::Result<T>) -> io::Result<T> {
     loop {
         match act() {

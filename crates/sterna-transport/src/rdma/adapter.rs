@@ -1,57 +1,61 @@
-//! A device, one of its ports, and the protection domain over it.
+//! An RDMA device, one of its ports, and the protection domain for registered memory.
 
 use std::fmt::{self, Debug};
 use std::net::IpAddr;
 
 use super::{Access, Memory, RdmaError, Registration};
 
-/// A device with its protection domain.
+/// A device with its protection domain, through one of its ports.
 pub trait Adapter: Debug + Send + Sync {
-    /// The port as it is now: its state and MTU may change. Its addresses are looked up in sysfs, which takes long.
+    /// The port's present state and limits, because state and MTU can change. Slow: it looks up addresses in sysfs.
     fn info(&self) -> AdapterInfo;
 
-    /// [`AdapterInfo::max_message_bytes`] alone, which is cheap.
+    /// Only [`AdapterInfo::max_message_bytes`], without the slow lookup.
     fn max_message_bytes(&self) -> u32;
 
-    /// [`AdapterInfo::on_demand_paging`] alone, which is cheap.
+    /// Only [`AdapterInfo::on_demand_paging`], without the slow lookup.
     fn has_on_demand_paging(&self) -> bool;
 
-    /// How much memory this process may pin, as it is now.
+    /// The memory that this process may pin and has pinned now.
     fn locked_memory(&self) -> LockedMemory;
 
-    /// Registers memory: pins its pages as they are now, and gives the keys under which work requests and the peer name
-    /// it. Memory that was never touched is populated by this, whatever `access` is, unless it is [`Access::on_demand`].
-    /// Until the registration is dropped, nobody may discard or replace pages of it: the adapter would go on using the
-    /// old ones.
+    /// Registers memory: pins its present pages, and assigns their keys.
+    ///
+    /// Work requests use the local key, and the peer uses the remote key.
+    ///
+    /// Untouched memory is populated, whatever `access` is, unless it is [`Access::on_demand`]. Until the
+    /// registration is dropped, no code may discard or replace its pages, because the adapter would continue to
+    /// use the old ones.
     ///
     /// # Errors
     /// [`RdmaError::LockedMemory`], [`RdmaError::Registration`].
     fn register(&self, memory: Memory, access: Access) -> Result<Registration, RdmaError>;
 }
 
-/// One port of a device.
+/// State and limits of one port of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AdapterInfo {
-    /// The device's name, for example `mlx5_0`.
+    /// Name of the device, for example `mlx5_0`.
     pub device: String,
-    /// The port's number, from 1 on.
+    /// Number of the port; the first is 1.
     pub port: u8,
-    /// Whether it has a link.
+    /// Whether the port has a link and is ready.
     pub state: PortState,
-    /// Addresses of its network interface.
+    /// IP addresses of the network interface over the port.
     pub addresses: Vec<IpAddr>,
-    /// Payload bytes of one packet.
+    /// Maximum payload bytes of one packet.
     pub active_mtu: u32,
-    /// The longest message.
+    /// Maximum bytes of one message.
     pub max_message_bytes: u32,
-    /// The largest registration.
+    /// Maximum bytes of one registration.
     pub max_registration_bytes: u64,
-    /// The most work requests that a queue holds.
+    /// Maximum number of work requests in a queue.
     pub max_work_requests: u32,
-    /// The most entries that a completion queue holds.
+    /// Maximum number of entries in a completion queue.
     pub max_completions: u32,
-    /// Whether memory can be registered without pinning it ([`Access::on_demand`]), as a target of writes and a source.
+    /// Whether memory can be registered without pinning ([`Access::on_demand`]). It holds for sources and for
+    /// targets of writes.
     pub on_demand_paging: bool,
 }
 
@@ -73,15 +77,15 @@ impl AdapterInfo {
     }
 }
 
-/// The state of a port.
+/// Whether a port can carry connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PortState {
-    /// No link.
+    /// The port has no link.
     Down,
-    /// A link, but not ready yet (InfiniBand: no subnet manager has come).
+    /// The port has a link but is not ready. InfiniBand: no subnet manager has configured it.
     Initialising,
-    /// Ready.
+    /// The port is ready for connections.
     Active,
 }
 
@@ -95,17 +99,17 @@ impl fmt::Display for PortState {
     }
 }
 
-/// How much memory the process may pin (RLIMIT_MEMLOCK).
+/// The memory that the process may pin (RLIMIT_MEMLOCK), and has pinned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LockedMemory {
-    /// The limit in bytes; `None` for no limit, also for a process that the limit does not bind (CAP_IPC_LOCK).
+    /// The limit in bytes. `None` means no limit, also for a process with CAP_IPC_LOCK.
     pub limit_bytes: Option<u64>,
-    /// Bytes that are pinned now.
+    /// Bytes that are pinned at present.
     pub pinned_bytes: u64,
 }
 
 impl LockedMemory {
-    /// Whether `bytes` more may be pinned.
+    /// Whether `bytes` more can be pinned within the limit.
     pub fn has_room(&self, bytes: u64) -> bool {
         self.limit_bytes.is_none_or(|limit| self.pinned_bytes.saturating_add(bytes) <= limit)
     }

@@ -1,4 +1,4 @@
-//! A queue pair with its buffers: messages, writes, and their completions.
+//! A queue pair with its buffers: sends and receives messages, writes memory, and tracks completions.
 
 mod receiving;
 mod sending;
@@ -17,11 +17,12 @@ use crate::CancelFlag;
 use receiving::Receiving;
 use sending::Sending;
 
-/// A connection with registered buffers for messages, which knows what is in flight.
+/// A connection with registered buffers for messages, which tracks the requests in flight.
 ///
-/// Messages are copied into and out of the buffers; memory that is written is registered by whoever writes. One thread may
-/// receive while another sends; any third shuts it down. It knows nothing of credits: before a peer may send,
-/// [`Endpoint::post_receives`] has to be called, and whose turn it is to send is for the protocol above.
+/// Messages are copied into and out of the buffers. For writes, the caller registers the memory. One thread may
+/// receive while another sends, and a third may shut the endpoint down. The endpoint does not count credits:
+/// [`Endpoint::post_receives`] must be called before the peer sends, and the protocol above decides which side
+/// sends.
 ///
 /// Dropping it destroys the queue pair and then deregisters the buffers.
 #[derive(Debug)]
@@ -35,52 +36,54 @@ pub struct Endpoint {
     receiving_over: CancelFlag,
 }
 
-/// How much an endpoint holds.
+/// Sizes of an endpoint's buffers and queues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EndpointSizes {
-    /// The longest message, both ways.
+    /// Maximum bytes of a message, in both directions.
     pub message_bytes: u32,
-    /// Buffers for messages that come.
+    /// Number of buffers for received messages.
     pub receives: u32,
-    /// Buffers for messages that go.
+    /// Number of buffers for messages to send.
     pub sends: u32,
-    /// Writes that may be in flight.
+    /// Maximum number of writes in flight.
     pub writes: u32,
 }
 
 impl EndpointSizes {
-    /// For messages alone.
+    /// Sizes for messages without writes.
     pub const fn messages(message_bytes: u32, receives: u32, sends: u32) -> Self {
         Self { message_bytes, receives, sends, writes: 0 }
     }
 
-    /// And so many writes.
+    /// Adds room for `writes` writes in flight.
     #[must_use]
     pub const fn with_writes(mut self, writes: u32) -> Self {
         self.writes = writes;
         self
     }
 
-    /// What the queue pair has to be made with.
+    /// The queue pair's attributes for these sizes, without remote writes.
+    ///
+    /// [`QueuePairAttributes::with_remote_write`] adds them.
     pub const fn attributes(&self) -> QueuePairAttributes {
         QueuePairAttributes::new(self.sends + self.writes, self.receives)
     }
 }
 
-/// Bytes of this side that are written into the peer's memory.
+/// A write of this side's bytes into the peer's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Write {
-    /// Where they are.
+    /// The bytes, in registered memory of this side.
     pub from: Piece,
-    /// The address in the peer's process.
+    /// Destination address in the peer's process.
     pub address: u64,
-    /// The key of the peer's registration.
+    /// Remote key of the peer's registration.
     pub rkey: u32,
 }
 
 impl Endpoint {
-    /// Registers buffers for a connection that was opened with [`EndpointSizes::attributes`]. It need not be established.
+    /// Registers buffers for a connection that was opened with [`EndpointSizes::attributes`], established or not.
     ///
     /// # Errors
     /// [`RdmaError::LockedMemory`], [`RdmaError::Registration`], [`RdmaError::System`].
@@ -101,39 +104,44 @@ impl Endpoint {
         })
     }
 
-    /// Its connection, to establish it, to take rights away, and to look at its end.
+    /// The connection, for example to establish it, revoke rights or query its end.
     pub fn connection(&self) -> &Arc<dyn Connection> {
         &self.connection
     }
 
-    /// How much it holds.
+    /// The sizes that the endpoint was made with.
     pub fn sizes(&self) -> EndpointSizes {
         self.sizes
     }
 
-    /// Posts so many receives: lets so many more messages come.
+    /// Posts `count` receives, so that the peer may send as many more messages.
+    ///
+    /// After the end of the connection it succeeds without effect: [`Endpoint::receive`] returns the earlier
+    /// messages and then the end.
     ///
     /// # Errors
-    /// [`RdmaError::QueueFull`] if more would be posted than there are buffers; as [`Connection::post_receive`].
+    /// [`RdmaError::QueueFull`] if more receives would be posted than there are buffers; as
+    /// [`Connection::post_receive`].
     pub fn post_receives(&self, count: usize) -> Result<(), RdmaError> {
         (0..count).try_for_each(|_| self.receiving.post(&*self.connection))
     }
 
-    /// The next message. Waits for it, `limit` at most: then `None`. One thread at a time.
+    /// Returns the next message, or `None` if none arrives within `limit`. One thread at a time may call it.
     ///
     /// # Errors
-    /// [`RdmaError::Ended`] when all that came before has been received, [`RdmaError::Failed`], [`RdmaError::Cancelled`]
+    /// [`RdmaError::Ended`] after all earlier messages were received, [`RdmaError::Failed`], [`RdmaError::Cancelled`]
     /// after [`Endpoint::finish_receiving`] or [`Endpoint::shutdown`], [`RdmaError::System`].
     pub fn receive(&self, limit: Option<Duration>) -> Result<Option<Vec<u8>>, RdmaError> {
         let received = self.receiving.receive(&*self.connection, limit, &self.receiving_over);
         received.map_err(|error| self.first_cause(error))
     }
 
-    /// Sends a message: the parts one after the other. Copies them, and waits until there is a buffer; what is sent goes
-    /// after everything that was sent and written before. If nothing moves for `limit` meanwhile, it fails.
+    /// Sends one message that consists of `parts`, after all earlier sends and writes.
+    ///
+    /// The parts are copied; the call waits for a free buffer. It fails if no request completes for `limit` meanwhile.
     ///
     /// # Errors
-    /// [`RdmaError::Failed`] also for requests before this one; [`RdmaError::TimedOut`], [`RdmaError::Ended`],
+    /// [`RdmaError::Failed`], also for earlier requests; [`RdmaError::TimedOut`], [`RdmaError::Ended`],
     /// [`RdmaError::Cancelled`], [`RdmaError::System`]. [`RdmaError::MessageTooLong`].
     pub fn send(&self, parts: &[&[u8]], limit: Option<Duration>) -> Result<(), RdmaError> {
         let len = parts.iter().map(|part| part.len()).sum();
@@ -143,8 +151,9 @@ impl Endpoint {
         self.sending.lock().send(parts, len as u32, &self.waiter(limit))
     }
 
-    /// Posts writes, in order. Waits while [`EndpointSizes::writes`] are in flight. When this returns, they need not be
-    /// complete: see [`Endpoint::flush`].
+    /// Posts writes, in order, and waits while [`EndpointSizes::writes`] are in flight.
+    ///
+    /// The writes may still be in flight when it returns: see [`Endpoint::flush`].
     ///
     /// # Errors
     /// As [`Endpoint::send`].
@@ -152,7 +161,7 @@ impl Endpoint {
         self.sending.lock().write(writes, &self.waiter(limit))
     }
 
-    /// Waits until everything that was sent and written is complete.
+    /// Waits until all sends and writes are complete.
     ///
     /// # Errors
     /// As [`Endpoint::send`].
@@ -160,7 +169,7 @@ impl Endpoint {
         self.sending.lock().flush(&self.waiter(limit))
     }
 
-    /// Takes in completions that are there, without waiting.
+    /// Processes available completions, without waiting.
     ///
     /// # Errors
     /// As [`Endpoint::send`].
@@ -176,29 +185,41 @@ impl Endpoint {
         self.sending.lock().wait_for_writes(most, &self.waiter(limit))
     }
 
-    /// Writes that were posted and are not known to be complete.
+    /// Number of writes that were posted and are not known to be complete.
     pub fn writes_in_flight(&self) -> usize {
         self.sending.lock().writes_in_flight()
     }
 
-    /// Bytes that were posted to be sent or written and are not known to be complete.
+    /// Number of bytes in sends and writes that were posted and are not known to be complete.
     pub fn bytes_in_flight(&self) -> u64 {
         self.in_flight.load(Ordering::Relaxed)
     }
 
-    /// Ends receiving from any thread: blocked and later calls of [`Endpoint::receive`] are cancelled. Sending goes on.
+    /// Cancels blocked and later calls of [`Endpoint::receive`], from any thread. Sending continues.
     pub fn finish_receiving(&self) {
         self.receiving_over.cancel();
     }
 
-    /// Ends the connection from any thread: every blocked or later call fails.
+    /// Revokes the peer's right to write.
+    ///
+    /// After it returns, nothing is written over this connection any more, and later writes of the peer are not
+    /// executed. Messages that the peer has sent can still be received, also after the end of the connection.
+    ///
+    /// # Errors
+    /// As [`Connection::set_remote_write`]. The queue pair was then destroyed: nothing is written in that case
+    /// either, and nothing can be received.
+    pub fn end_remote_writes(&self) -> Result<(), RdmaError> {
+        self.connection.set_remote_write(false).inspect_err(|_| self.connection.destroy())
+    }
+
+    /// Ends the connection, from any thread: blocked and later calls fail.
     pub fn shutdown(&self) {
         self.closed.cancel();
         self.finish_receiving();
         self.connection.disconnect();
     }
 
-    /// When a request fails, receives are flushed: then that request's error, which says why.
+    /// Returns the error of the request that caused a flush instead of the flushed one. It contains the reason.
     fn first_cause(&self, error: RdmaError) -> RdmaError {
         use CompletionStatus::WorkRequestFlushed;
         if !matches!(error, RdmaError::Failed { status: WorkRequestFlushed, .. }) {
@@ -218,12 +239,12 @@ impl Endpoint {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        // Before the buffers go.
+        // The adapter must not use the buffers any more when they are dropped.
         self.connection.destroy();
     }
 }
 
-/// Memory for so many messages.
+/// Registers memory for `count` messages.
 fn buffers(
     adapter: &dyn Adapter,
     sizes: &EndpointSizes,
@@ -239,13 +260,13 @@ fn buffers(
     adapter.register(memory, access)
 }
 
-/// The buffer of message `slot`, of so many bytes.
+/// The part of the buffer of message `slot` with length `len`.
 fn place(buffers: &Registration, message_bytes: u32, slot: u32, len: u32) -> Piece {
     let offset = slot as usize * message_bytes as usize;
     buffers.piece(offset, len).unwrap_or(Piece::EMPTY)
 }
 
-/// A request of this side has failed.
+/// Makes the error for a failed request of this side.
 fn failed(
     connection: &dyn Connection,
     operation: &'static str,
@@ -254,11 +275,11 @@ fn failed(
 ) -> RdmaError {
     let peer = connection.peer().to_string();
     match connection.end() {
-        // Flushed by the end of the connection.
+        // The end of the connection flushed the request.
         Some(event) if status == CompletionStatus::WorkRequestFlushed => {
             RdmaError::Ended { peer, event: Some(event) }
         }
-        // Nobody could answer.
+        // The packet could not leave this host, so no peer could answer.
         None if status == CompletionStatus::RetryExceeded && has_no_link(connection) => {
             RdmaError::Ended { peer, event: Some(Event::PortDown) }
         }

@@ -1,4 +1,4 @@
-//! What can go wrong with RDMA, and what to do about it.
+//! Errors of RDMA, each with a remedy for the operator where one exists.
 
 use std::fmt;
 use std::io;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::{CompletionStatus, Event};
 
-/// An adapter, a connection or a registration failed.
+/// Failure of an adapter, a connection or a registration.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RdmaError {
@@ -15,156 +15,158 @@ pub enum RdmaError {
         "{library} cannot be loaded ({why}): install the packages libibverbs1, librdmacm1 and ibverbs-providers"
     )]
     NoLibrary {
-        /// Which one.
+        /// Name of the library.
         library: String,
-        /// What the loader said.
+        /// Error of the dynamic loader.
         why: String,
     },
-    /// No device leads to the address, or serves it.
+    /// No RDMA device of this host has or reaches the address.
     #[error("no RDMA device serves {address}: {}", usable(.having))]
     NoDevice {
-        /// What was asked for.
+        /// The address that was requested.
         address: String,
-        /// Addresses of this host that have a device.
+        /// Addresses of this host that have an RDMA device.
         having: Vec<String>,
     },
-    /// No way to the address.
+    /// The peer's address or the route could not be resolved.
     #[error(
         "cannot resolve the {what} to {address} ({why}): check that both hosts' RDMA ports are up and in one network"
     )]
     Resolve {
-        /// "address" or "route".
+        /// The step that failed: "address" or "route".
         what: &'static str,
-        /// Where to.
+        /// The address of the peer.
         address: String,
-        /// What the connection manager or the kernel said.
+        /// Error of the connection manager or the kernel.
         why: String,
     },
-    /// The address cannot be listened on.
+    /// The connection manager cannot listen on the address.
     #[error("cannot listen on rdma:{address}: {source}")]
     Bind {
-        /// Where.
+        /// The address to listen on.
         address: String,
-        /// Why not.
+        /// Error of the kernel.
         source: io::Error,
     },
-    /// The peer, or the system in its place, refused the connection.
+    /// The peer, or the system on its behalf, refused the connection.
     #[error("{peer} rejected the connection: {reason}")]
     Rejected {
-        /// Who.
+        /// Address of the peer.
         peer: String,
-        /// Why.
+        /// Reason code of the refusal.
         reason: RejectReason,
-        /// What it said; empty if it said nothing. Bytes beyond those that it sent may be anything.
+        /// Private data of the reject message; empty without data. Bytes after the peer's own are undefined.
         private_data: Vec<u8>,
     },
-    /// More private data than the connection manager carries: a fault of the caller.
+    /// More private data than the connection manager can send: a bug of the caller.
     #[error("{len} bytes of private data in a {what}, which holds {limit} at most")]
     PrivateData {
         /// The message: "request", "reply" or "reject".
         what: &'static str,
-        /// Bytes given.
+        /// Number of bytes given.
         len: usize,
-        /// Bytes that fit.
+        /// Maximum number of bytes.
         limit: usize,
     },
-    /// Nothing came within the limit.
+    /// The operation made no progress within the limit.
     #[error("{what} {address}: no progress for {after:?}")]
     TimedOut {
-        /// What was waited for: "resolving", "connecting to", "accepting on", "accepting the
-        /// request of" or "waiting for completions from".
+        /// The operation that was waited for.
+        ///
+        /// It is "resolving", "connecting to", "accepting on", "accepting the request of" or "waiting for
+        /// completions from".
         what: &'static str,
-        /// The address.
+        /// Address that the operation was for.
         address: String,
-        /// The limit.
+        /// The limit that passed.
         after: Duration,
     },
-    /// We ourselves cancelled the wait.
+    /// This side cancelled the wait.
     #[error("rdma:{address}: cancelled from this side")]
     Cancelled {
         /// The address that was waited for.
         address: String,
     },
-    /// The connection has ended, or its queue pair was destroyed from this side (`event` is `None`).
+    /// The connection has ended. `event` is `None` if this side destroyed the queue pair.
     #[error("rdma:{peer}: {}", ended(.event.as_ref()))]
     Ended {
-        /// The peer.
+        /// Address of the peer.
         peer: String,
-        /// What ended it.
+        /// The event that ended the connection.
         event: Option<Event>,
     },
-    /// A request that was posted has failed. The connection is of no further use.
+    /// A posted request failed. The connection cannot be used any more.
     #[error("rdma:{peer}: {operation}{} ended with \"{status}\"", to_address(.remote_address))]
     Failed {
-        /// The peer.
+        /// Address of the peer.
         peer: String,
-        /// "a send", "a write" or "a receive".
+        /// The failed request: "a send", "a write" or "a receive".
         operation: &'static str,
-        /// How it ended.
+        /// Status of the completion.
         status: CompletionStatus,
-        /// Of a write, the first address in the peer's process.
+        /// For a write, the first destination address in the peer's process.
         remote_address: Option<u64>,
     },
-    /// A message does not fit its buffer: a fault of the caller.
+    /// A message is longer than a buffer: a bug of the caller.
     #[error("a message of {len} bytes, and the longest has {limit}")]
     MessageTooLong {
-        /// Its bytes.
+        /// Length of the message in bytes.
         len: usize,
-        /// Bytes that fit.
+        /// Maximum length in bytes.
         limit: usize,
     },
-    /// There is no place in the queue: a fault of the caller, who counts its requests.
+    /// The queue has no free slot. This is a bug of the caller, which must count its requests.
     #[error("rdma:{peer}: the {queue} queue is full after {posted} requests")]
     QueueFull {
-        /// The peer.
+        /// Address of the peer.
         peer: String,
-        /// "send" or "receive".
+        /// The full queue: "send" or "receive".
         queue: &'static str,
-        /// How many of this call's requests were posted.
+        /// Number of requests of this call that were posted.
         posted: usize,
     },
-    /// The process may not pin that much memory.
+    /// The locked-memory limit of the process is too small for the registration.
     #[error(
         "registering {wanted} bytes: {pinned} bytes are pinned and the locked-memory limit is {limit} bytes: raise it \
          (ulimit -l, LimitMEMLOCK= of the service), or lower x-sterna-rdma-pinned-limit"
     )]
     LockedMemory {
-        /// Bytes of this registration.
+        /// Number of bytes to register.
         wanted: u64,
-        /// Bytes pinned before.
+        /// Bytes that were already pinned.
         pinned: u64,
-        /// The limit.
+        /// The limit in bytes.
         limit: u64,
     },
     /// The adapter or the kernel refused a registration.
     #[error("cannot register {len} bytes at host address {address:#x}: {source}")]
     Registration {
-        /// The first byte.
+        /// Address of the first byte.
         address: u64,
-        /// How many.
+        /// Length of the memory in bytes.
         len: u64,
-        /// Why not.
+        /// Error of the kernel.
         source: io::Error,
     },
-    /// This machine's kernel, library or adapter refused.
+    /// A call of this host's kernel, library or adapter failed.
     #[error("rdma:{subject}: {call} failed: {source}")]
     System {
-        /// The peer, device or address that it was for.
+        /// The peer, device or address that the call was for.
         subject: String,
-        /// The call.
+        /// Name of the call.
         call: &'static str,
-        /// Why.
+        /// Error of the call.
         source: io::Error,
     },
 }
 
 impl RdmaError {
-    /// Whether we ended it ourselves.
+    /// Whether this side ended the operation itself.
     pub fn is_cancelled(&self) -> bool {
         matches!(self, RdmaError::Cancelled { .. } | RdmaError::Ended { event: None, .. })
     }
 
-    /// Whether this host refused what this side wanted: its adapter, kernel, libraries or limits.
+    /// Whether the cause is on this host: adapter, kernel, libraries, limits, or a caller bug.
     pub fn is_local(&self) -> bool {
         match self {
             RdmaError::NoLibrary { .. }
@@ -185,7 +187,7 @@ impl RdmaError {
         }
     }
 
-    /// Whether the peer is gone or the network between us is broken.
+    /// Whether the peer has closed or the network connection broke.
     pub fn is_end(&self) -> bool {
         use CompletionStatus::{RetryExceeded, WorkRequestFlushed};
         match self {
@@ -196,14 +198,14 @@ impl RdmaError {
     }
 }
 
-/// Why a connection was rejected: the reason of the InfiniBand connection manager, which is the status of the event.
+/// Reason of a rejected connection: the InfiniBand connection manager's code, which is the event's status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RejectReason(pub i32);
 
 impl RejectReason {
-    /// Nobody listens there.
+    /// No program listens on the port.
     pub const NO_LISTENER: Self = Self(8);
-    /// The peer's program refused.
+    /// The peer's program refused the connection.
     pub const BY_PEER: Self = Self(28);
 }
 

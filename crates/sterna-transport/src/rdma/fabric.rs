@@ -1,4 +1,4 @@
-//! How connections come about.
+//! Traits for establishing connections: routes at the source, listeners and requests at the destination.
 
 use std::fmt::Debug;
 use std::net::SocketAddr;
@@ -8,25 +8,28 @@ use std::time::Duration;
 use super::{Adapter, AdapterInfo, Connection, QueuePairAttributes, RdmaError};
 use crate::CancelFlag;
 
-/// This host's way to RDMA: its devices and its connection manager.
+/// The RDMA devices of this host and its connection manager.
 ///
-/// A fabric has one protection domain for each device. Two fabrics share nothing: a key of one is not valid in the other.
+/// A fabric has one protection domain for each device. Two fabrics share nothing: a key of one is invalid in the
+/// other.
 pub trait Fabric: Debug + Send + Sync {
-    /// The ports that this host has, with their state and limits. Empty if it has none.
+    /// The ports of this host, with their state and limits; empty if it has none.
     ///
     /// # Errors
     /// [`RdmaError::NoLibrary`], [`RdmaError::System`].
     fn adapters(&self) -> Result<Vec<AdapterInfo>, RdmaError>;
 
-    /// Listens for connect requests. Port 0 lets the system choose, see [`Listener::local_address`]; `[::]` takes
-    /// IPv4 peers, too. The address is reused at once after an earlier listener.
+    /// Listens for connect requests. With port 0 the system chooses one, see [`Listener::local_address`].
+    ///
+    /// `[::]` also accepts IPv4 peers. The address can be reused immediately after an earlier listener.
     ///
     /// # Errors
     /// [`RdmaError::Bind`], [`RdmaError::NoDevice`], [`RdmaError::NoLibrary`].
     fn listen(&self, address: SocketAddr, backlog: u32) -> Result<Arc<dyn Listener>, RdmaError>;
 
-    /// Finds the adapter that leads to `address`, and the route. Sends nothing that the peer's program would see. Port 0
-    /// stands for none, where nobody wants to connect: errors then name the host alone.
+    /// Finds the adapter and the route to `address`. The peer's program does not notice it.
+    ///
+    /// Port 0 means no port, for callers that do not connect: errors then contain only the host.
     ///
     /// # Errors
     /// [`RdmaError::Resolve`], [`RdmaError::NoDevice`], [`RdmaError::NoLibrary`], [`RdmaError::TimedOut`],
@@ -41,10 +44,10 @@ pub trait Fabric: Debug + Send + Sync {
 
 /// A resolved route to a peer.
 pub trait Route: Debug + Send {
-    /// The adapter that it leads over.
+    /// The adapter that reaches the peer.
     fn adapter(&self) -> Arc<dyn Adapter>;
 
-    /// Where it leads.
+    /// The address that was resolved.
     fn peer(&self) -> SocketAddr;
 
     /// Allocates a queue pair. [`Connection::establish`] connects it.
@@ -54,56 +57,59 @@ pub trait Route: Debug + Send {
     fn open(self: Box<Self>, attributes: &QueuePairAttributes) -> Result<Arc<dyn Connection>, RdmaError>;
 }
 
-/// Waits for connect requests.
+/// Receives connect requests at an address.
 pub trait Listener: Debug + Send + Sync {
-    /// Where it listens, with the port that the system chose.
+    /// The address, with the port that the system chose if the given one was 0.
     fn local_address(&self) -> SocketAddr;
 
-    /// The next request: until it comes, `limit` passes, `cancel` is cancelled, or the listener is closed. Requests that
-    /// nobody fetched are rejected when the listener is dropped.
+    /// Waits for the next request. A passed `limit`, `cancel` and [`Listener::close`] end the wait.
+    ///
+    /// When the listener is dropped, requests that were not accepted are rejected.
     ///
     /// # Errors
     /// [`RdmaError::TimedOut`], [`RdmaError::Cancelled`], [`RdmaError::System`].
     fn accept(&self, limit: Option<Duration>, cancel: &CancelFlag) -> Result<Box<dyn Request>, RdmaError>;
 
-    /// Ends every accept, from any thread.
+    /// Ends every `accept` call, from any thread.
     fn close(&self);
 }
 
-/// A peer's connect request. No queue pair or memory is allocated for it yet. Dropping it rejects it without private data.
+/// A peer's connect request. Dropping it rejects it without private data.
+///
+/// No queue pair or memory is allocated for it before [`Request::open`].
 pub trait Request: Debug + Send {
-    /// The adapter that it came over.
+    /// The adapter that the request arrived on.
     fn adapter(&self) -> Arc<dyn Adapter>;
 
-    /// Who asks.
+    /// Address of the requesting side.
     fn peer(&self) -> SocketAddr;
 
-    /// The private data: [`PrivateDataLimits::request`] bytes. Those beyond what the peer sent may be anything.
+    /// The private data, always [`PrivateDataLimits::request`] bytes. Bytes after the peer's own are undefined.
     fn private_data(&self) -> &[u8];
 
-    /// Refuses it; the peer reads `private_data` in its [`RdmaError::Rejected`].
+    /// Rejects the request. The peer finds `private_data` in its [`RdmaError::Rejected`].
     ///
     /// # Errors
     /// [`RdmaError::PrivateData`], [`RdmaError::System`].
     fn reject(self: Box<Self>, private_data: &[u8]) -> Result<(), RdmaError>;
 
-    /// Allocates a queue pair. [`Connection::establish`] accepts the request.
+    /// Allocates a queue pair. [`Connection::establish`] then accepts the request.
     ///
     /// # Errors
     /// [`RdmaError::System`].
     fn open(self: Box<Self>, attributes: &QueuePairAttributes) -> Result<Arc<dyn Connection>, RdmaError>;
 }
 
-/// How many bytes of private data a message of the connection manager carries at most. The receiver is always given this many.
+/// Maximum private data of the connection manager's messages, in bytes. The receiver always gets this many.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PrivateDataLimits {
-    /// In a connect request.
+    /// Maximum in a connect request.
     pub request: usize,
-    /// In the reply that accepts.
+    /// Maximum in the reply that accepts.
     pub reply: usize,
-    /// In a reject.
+    /// Maximum in a reject message.
     pub reject: usize,
 }
 
-/// The limits over InfiniBand and RoCE.
+/// The limits of InfiniBand and RoCE.
 pub const PRIVATE_DATA: PrivateDataLimits = PrivateDataLimits { request: 56, reply: 196, reject: 148 };

@@ -1,22 +1,24 @@
-//! RDMA: what the engine uses of an adapter, as traits.
+//! RDMA: traits for the operations that the engine uses, and their implementation by verbs.
 //!
 //! # The model
-//! A [`Fabric`] is this host's way to RDMA. At the source, [`Fabric::resolve`] gives a [`Route`] to a peer; at the
-//! destination, a [`Listener`] gives each connect [`Request`] with its private data. Nothing is allocated for a request
-//! before it is opened, so a stranger's request costs nothing.
+//! A [`Fabric`] represents RDMA on this host. At the source, [`Fabric::resolve`] finds a [`Route`] to a peer. At
+//! the destination, a [`Listener`] returns each connect [`Request`] with its private data. Nothing is allocated
+//! for a request before it is opened, so an unwanted request costs nothing.
 //!
-//! Opening a route or a request gives a [`Connection`]: a reliable connected queue pair that is not connected yet. Receives
-//! are posted first, then [`Connection::establish`] connects or accepts. Sends, receives and RDMA writes are posted,
-//! and their completions are polled, as with verbs: the names here are those of verbs.
+//! Opening a route or a request creates a [`Connection`]: a reliable connected queue pair that is not connected
+//! yet. Receives are posted first; then [`Connection::establish`] connects or accepts. Sends, receives and RDMA
+//! writes are posted and their completions polled as with verbs, and the names here are those of verbs.
 //!
-//! An [`Adapter`] is a device with one protection domain. All connections of one fabric over the same device share it, so
-//! memory that is registered once ([`Adapter::register`]) serves all of them.
+//! An [`Adapter`] is a device with one protection domain. All connections of one fabric over the same device share
+//! it, so memory is registered once ([`Adapter::register`]) for all of them. A connection that is opened
+//! [apart](QueuePairAttributes::apart) has its own adapter. The peer may write through a connection only if it is
+//! opened [with the right](QueuePairAttributes::with_remote_write).
 //!
-//! [`VerbsFabric`] is the one with adapters in it: libibverbs and librdmacm, loaded when they are needed.
+//! [`VerbsFabric`] is the implementation for real adapters: libibverbs and librdmacm, loaded when they are needed.
 //!
-//! An [`Endpoint`] adds buffers for messages, and knows what is in flight.
+//! An [`Endpoint`] adds buffers for messages to a connection, and tracks the requests in flight.
 //!
-//! Guest RAM is written concurrently, so memory is a pointer and a length ([`Memory`]), never a Rust reference.
+//! The guest writes its RAM at any time, so memory is a pointer and a length ([`Memory`]), never a Rust reference.
 
 mod adapter;
 #[cfg(feature = "rdma-double")]
@@ -28,6 +30,8 @@ mod endpoint;
 mod error;
 mod fabric;
 mod memory;
+#[cfg(any(test, feature = "rdma-double"))]
+mod transitions;
 mod verbs;
 mod work;
 

@@ -1,94 +1,94 @@
-//! Work requests and their completions.
+//! Work requests and their completions, in the terms of verbs.
 
 use std::fmt;
 
 use super::Piece;
 
-/// A request for the send queue.
+/// A request for the send queue: a send or a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SendRequest {
-    /// Given back in the completion.
+    /// Number chosen by the caller; the completion contains it.
     pub id: u64,
-    /// What to do.
+    /// The operation to execute.
     pub operation: Operation,
-    /// The bytes; a piece of length 0 needs no registration ([`Piece::EMPTY`]).
+    /// The bytes to send or write. A piece of length 0 needs no registration ([`Piece::EMPTY`]).
     pub from: Piece,
-    /// Whether success gives a completion. Failure always does.
+    /// Whether success produces a completion. Failure always does.
     pub is_signalled: bool,
 }
 
-/// What a request does with its bytes.
+/// Destination of a request's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {
-    /// Puts them into the peer's next receive.
+    /// Stores the bytes in the peer's next receive.
     Send,
-    /// Writes them into the peer's memory.
+    /// Writes the bytes to the peer's memory.
     Write {
-        /// The address in the peer's process.
+        /// Destination address in the peer's process.
         address: u64,
-        /// The key of the peer's registration.
+        /// Remote key of the peer's registration.
         rkey: u32,
     },
-    /// As `Write`, and then completes the peer's next receive, which gets no bytes.
+    /// As `Write`, and then completes the peer's next receive, without storing bytes in it.
     WriteWithImmediate {
-        /// The address in the peer's process.
+        /// Destination address in the peer's process.
         address: u64,
-        /// The key of the peer's registration.
+        /// Remote key of the peer's registration.
         rkey: u32,
-        /// What the peer's completion says.
+        /// Value in the peer's completion.
         immediate: u32,
     },
 }
 
-/// A request or a receive that is done.
+/// Result of a finished request or receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Completion {
-    /// The request's.
+    /// The number that the request or receive was posted with.
     pub id: u64,
-    /// How it ended. If it failed, only `id` and this have meaning.
+    /// Success or error. After an error only `id` and `status` are meaningful.
     pub status: CompletionStatus,
-    /// What it was.
+    /// The kind of operation.
     pub kind: CompletionKind,
-    /// Bytes received; of a receive that a write with immediate completed, bytes written.
+    /// Bytes received. For a receive that a write with immediate completed: bytes written.
     pub bytes: u32,
 }
 
-/// What was done.
+/// Kind of a finished operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CompletionKind {
-    /// A send.
+    /// A send of this side.
     Send,
-    /// A write, with immediate or without.
+    /// A write of this side, with or without immediate.
     Write,
-    /// A receive that a send filled.
+    /// A receive that contains a message of the peer.
     Receive,
-    /// A receive that a write with immediate completed; the immediate.
+    /// A receive that a write with immediate completed, with the immediate.
     ReceiveImmediate(u32),
 }
 
-/// How a request ended: the statuses of verbs (`ibv_wc_status`).
+/// Status of a finished request, as in verbs (`ibv_wc_status`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum CompletionStatus {
-    /// It succeeded.
+    /// The request was executed.
     Success,
-    /// The message did not fit: longer than the receive, or than the port allows.
+    /// The message is longer than the receive, or than the port allows.
     LocalLength,
-    /// The request made no sense to the local queue pair.
+    /// The request is invalid for the local queue pair.
     LocalQueuePairOperation,
     /// The local key, address or length is wrong.
     LocalProtection,
-    /// An earlier request failed, or the queue pair was put into the error state: not executed.
+    /// The request was not executed. An earlier one failed, or the queue pair entered the error state.
     WorkRequestFlushed,
-    /// The local adapter could not store what the peer sent.
+    /// The local adapter could not store the bytes that the peer sent.
     LocalAccess,
-    /// The peer's adapter refused it as invalid: writing is not allowed on its queue pair.
+    /// The peer's adapter rejected the request as invalid. Its queue pair may allow no writes.
     RemoteInvalidRequest,
-    /// The peer's adapter refused the key, the address or the length.
+    /// The peer's adapter rejected the key, the address or the length.
     RemoteAccess,
-    /// The peer's adapter failed.
+    /// The peer's adapter failed to execute the request.
     RemoteOperation,
-    /// The peer's adapter did not answer; all retries are used up.
+    /// The peer's adapter did not acknowledge; all retries are used up.
     RetryExceeded,
     /// The peer had no receive posted; all retries are used up.
     RnrRetryExceeded,
@@ -97,7 +97,7 @@ pub enum CompletionStatus {
 }
 
 impl CompletionStatus {
-    /// All that have a name, with their numbers in verbs.
+    /// All statuses with a name, with their numbers in verbs.
     const NAMED: [(CompletionStatus, u32, &'static str); 11] = [
         (Self::Success, 0, "success"),
         (Self::LocalLength, 1, "local length error"),
@@ -112,7 +112,7 @@ impl CompletionStatus {
         (Self::RnrRetryExceeded, 13, "RNR retry counter exceeded"),
     ];
 
-    /// The status with this number in verbs.
+    /// The status with the number `number` in verbs.
     pub fn from_verbs(number: u32) -> Self {
         let named = Self::NAMED.iter().find(|(_, of, _)| *of == number);
         named.map_or(Self::Other(number), |(status, ..)| *status)

@@ -1,4 +1,4 @@
-//! A session that is broken stays so for every thread that uses it.
+//! Test: an error that breaks a session is returned to every thread that uses it.
 
 use rustls::client::UnbufferedClientConnection;
 use rustls::pki_types::ServerName;

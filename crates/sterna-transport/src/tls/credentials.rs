@@ -1,4 +1,4 @@
-//! A side's files: authorities, certificate, key, revocations; named as QEMU names them.
+//! One side's files (authorities, certificate, key, revocations), with the names that QEMU uses.
 
 use std::fmt;
 use std::io;
@@ -16,17 +16,17 @@ use super::problem::certificate;
 use super::provider::provider;
 use super::verify::{self, AnyServer};
 
-/// Which end of a connection credentials are for: the side that connects is the client.
+/// The end of a connection that credentials are for. The connecting side is the client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TlsEndpoint {
-    /// The side that connects: the source of a migration.
+    /// The connecting side: the source of a migration.
     Client,
-    /// The side that listens: the destination.
+    /// The listening side: the destination.
     Server,
 }
 
 impl TlsEndpoint {
-    /// QEMU's word for it.
+    /// The role as QEMU spells it in `endpoint` and in file names.
     pub fn word(self) -> &'static str {
         match self {
             TlsEndpoint::Client => "client",
@@ -35,26 +35,28 @@ impl TlsEndpoint {
     }
 }
 
-/// Where the files are.
+/// Paths of the files; `None` for a file that does not exist.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// Authorities that are trusted, PEM. None only where peers are not verified.
+    /// Trusted authorities, PEM. `None` is valid only if peers are not verified.
     pub authorities: Option<PathBuf>,
-    /// Our certificate with what lies between it and the authority, PEM. A client may have none.
+    /// This side's certificate and the intermediate certificates up to the authority, PEM. Optional for a client.
     pub certificate: Option<PathBuf>,
-    /// Its key, PEM, not encrypted.
+    /// Private key of the certificate, PEM, unencrypted.
     pub key: Option<PathBuf>,
-    /// Revocations, PEM.
+    /// Certificate revocation lists, PEM.
     pub revocations: Option<PathBuf>,
 }
 
 impl TlsFiles {
-    /// The files of `directory` under QEMU's names: `ca-cert.pem`, `ca-crl.pem`, and `server-cert.pem` with
-    /// `server-key.pem` or `client-cert.pem` with `client-key.pem`. What is not there is left out.
+    /// Finds the files in `directory` by QEMU's names.
+    ///
+    /// The names are `ca-cert.pem`, `ca-crl.pem`, and `server-cert.pem` with `server-key.pem` or `client-cert.pem`
+    /// with `client-key.pem`. Files that do not exist are `None`.
     pub fn in_directory(directory: &Path, endpoint: TlsEndpoint) -> TlsFiles {
         let there = |name: &str| {
             let path = directory.join(name);
-            // A link that leads nowhere, or a directory that may not be searched, is an error and no absence.
+            // A dangling link, or a directory without search permission, must be an error and not count as absence.
             let is_absent =
                 std::fs::symlink_metadata(&path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
             (!is_absent).then_some(path)
@@ -68,17 +70,17 @@ impl TlsFiles {
     }
 }
 
-/// Credentials that cannot be used.
+/// Error for credentials that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{file}: {problem}")]
 pub struct CredentialsError {
-    /// The file or directory.
+    /// Path of the file or directory.
     pub file: String,
-    /// What is wrong with it, and what to do.
+    /// The problem and a remedy.
     pub problem: String,
 }
 
-/// One side's files, read and checked.
+/// One side's certificate files, read and checked.
 pub struct TlsCredentials {
     pub(super) config: Config,
     origin: String,
@@ -108,13 +110,15 @@ impl TlsCredentials {
         Self::read(&files, endpoint, verify_peer, origin)
     }
 
-    /// Reads and checks `files`. `verify_peer`: a client verifies the server's certificate and name, a
-    /// server demands and verifies a client's certificate.
+    /// Reads and checks `files`.
+    ///
+    /// With `verify_peer`, a client verifies the server's certificate and name, and a server requires and verifies
+    /// a client's certificate.
     ///
     /// # Errors
-    /// [`CredentialsError`]: a file that is missing, cannot be read or parsed, a key that is not the
-    /// certificate's, a certificate that has expired, is for another purpose, or was not issued by one of
-    /// the authorities.
+    /// [`CredentialsError`] for a file that is missing, unreadable or not valid PEM, and for a key that does not
+    /// match the certificate. Also for a certificate that has expired, is for another purpose, or was not issued
+    /// by one of the authorities.
     pub fn load(
         files: &TlsFiles,
         endpoint: TlsEndpoint,
@@ -125,7 +129,7 @@ impl TlsCredentials {
         Self::read(files, endpoint, verify_peer, origin)
     }
 
-    /// As [`TlsCredentials::from_directory`], with the ciphers of a test.
+    /// As [`TlsCredentials::from_directory`], with a test's ciphers.
     #[cfg(test)]
     pub(super) fn with_ciphers(
         directory: &Path,
@@ -138,7 +142,7 @@ impl TlsCredentials {
         Ok(TlsCredentials { config, origin, verify_peer: true })
     }
 
-    /// Which end they are for.
+    /// The role that the credentials are for.
     pub fn endpoint(&self) -> TlsEndpoint {
         match self.config {
             Config::Client(_) => TlsEndpoint::Client,
@@ -146,7 +150,7 @@ impl TlsCredentials {
         }
     }
 
-    /// Whether peers are verified.
+    /// Whether peers must present a valid certificate.
     pub fn verifies_peer(&self) -> bool {
         self.verify_peer
     }
@@ -165,7 +169,7 @@ impl TlsCredentials {
 
 impl fmt::Debug for TlsCredentials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Never the key.
+        // The key is left out, because debug output goes to logs.
         f.debug_struct("TlsCredentials")
             .field("endpoint", &self.endpoint())
             .field("verify_peer", &self.verify_peer)
@@ -174,7 +178,7 @@ impl fmt::Debug for TlsCredentials {
     }
 }
 
-/// A certificate with what lies between it and the authority, and its key.
+/// A certificate with its intermediate certificates, and its key.
 type Identity = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
 
 struct Read<'a> {
@@ -273,8 +277,8 @@ impl Read<'_> {
         let builder = ServerConfig::builder_with_provider(Arc::clone(&self.provider))
             .with_safe_default_protocol_versions()?;
         let builder = if self.verify_peer {
-            // Without the authorities' names: a client with another authority's certificate shows it then, and is
-            // told what is wrong, rather than keeping it back.
+            // No authority names are sent. A client with another authority's certificate then sends it and gets an
+            // error that names the problem, instead of sending none.
             let verifier = WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(&self.provider))
                 .clear_root_hint_subjects()
                 .with_crls(revocations)
@@ -286,7 +290,7 @@ impl Read<'_> {
             builder.with_no_client_auth()
         };
         let mut config = builder.with_single_cert(chain, key)?;
-        // A ticket that a client never reads would turn its close into a reset.
+        // If the client never reads the ticket, closing the socket would send a reset.
         config.send_tls13_tickets = 0;
         config.session_storage = Arc::new(NoServerSessionStorage {});
         Ok(Arc::new(config))
@@ -325,7 +329,7 @@ fn certificate_lists(path: &Path) -> Result<Vec<CertificateRevocationListDer<'st
     let found: Result<Vec<_>, pem::Error> =
         CertificateRevocationListDer::pem_file_iter(path).and_then(|lists| lists.collect());
     match found {
-        // Taken for "nothing is revoked", a list in DER or a truncated file would switch revocation off.
+        // If it counted as "nothing is revoked", a list in DER or a truncated file would disable revocation.
         Ok(found) if found.is_empty() => Err(wrong(
             path,
             "there is no PEM revocation list (X509 CRL) in it: add one, or remove the file".to_owned(),
@@ -351,11 +355,11 @@ fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, CredentialsError> 
     })
 }
 
-/// A pipe would make whoever asks for the credentials, often a monitor, wait for its writer.
+/// Refuses a pipe. Reading it would block the caller, often a monitor, until a writer opens it.
 fn check_is_file(path: &Path) -> Result<(), CredentialsError> {
     match std::fs::metadata(path) {
         Ok(metadata) if !metadata.is_file() => Err(wrong(path, "it is not a regular file".to_owned())),
-        // What cannot be looked at is told when it is opened.
+        // The later open returns the error of a file that cannot be examined.
         _ => Ok(()),
     }
 }

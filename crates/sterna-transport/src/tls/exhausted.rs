@@ -1,4 +1,4 @@
-//! A session whose key has sealed all that its cipher allows, with a cipher that allows little.
+//! Test: a session whose key has reached its cipher's limit of records, which is small here.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::{CancelFlag, Channel, TransportError};
 
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// TLS 1.2 with AES-GCM, and so many records for a key.
+/// TLS 1.2 with AES-GCM and a limit of `records` records per key.
 fn with_records(records: u64) -> Arc<CryptoProvider> {
     let all = provider();
     let wanted = CipherSuite::TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256;

@@ -1,4 +1,4 @@
-//! The binding is the value that rustls exports itself, where it can be asked.
+//! Test: the channel binding equals the value that rustls's own exporter returns.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ fn binding_is_what_rustls_exports_under_the_label_of_rfc_9266() {
     let directory = certificates::good_directory();
     let server = TlsCredentials::from_directory(directory.path(), TlsEndpoint::Server, true);
     let Config::Server(server) = server.expect("credentials").config else { panic!("a server") };
-    // Both hashes that TLS 1.3's ciphers have.
+    // The two hash functions of TLS 1.3's cipher suites.
     for suite in
         [rustls::CipherSuite::TLS13_AES_128_GCM_SHA256, rustls::CipherSuite::TLS13_AES_256_GCM_SHA384]
     {

@@ -1,8 +1,8 @@
-//! The value by which both ends of a TLS session can name it: `tls-exporter` of RFC 9266.
+//! Channel binding: a value that identifies a TLS session at both ends (`tls-exporter` of RFC 9266).
 //!
-//! rustls computes exporters itself, but not for the interface without buffers that channels use. So the exporter
-//! secret is taken where rustls offers it, at the session's key log, kept for the handshake, and put through
-//! RFC 8446 §7.5 here. Nothing is logged.
+//! rustls computes exporters, but not in its interface without buffers, which channels use. This file therefore
+//! takes the exporter secret from the session's key log during the handshake, and derives the value itself (RFC
+//! 8446 §7.5). Nothing is logged.
 
 use std::fmt;
 
@@ -10,12 +10,12 @@ use parking_lot::Mutex;
 use rustls::crypto::tls13::{HkdfExpander, OkmBlock};
 use rustls::{CommonState, KeyLog, SupportedCipherSuite};
 
-/// RFC 9266 §2.
+/// Exporter label of RFC 9266 §2.
 const LABEL: &[u8] = b"EXPORTER-Channel-Binding";
-/// What rustls calls the secret that exporters come from. TLS 1.2 has none.
+/// rustls's name of the exporter secret in the key log. TLS 1.2 has no such secret.
 const SECRET: &str = "EXPORTER_SECRET";
 
-/// Catches the exporter secret of one session.
+/// Stores the exporter secret of one session.
 #[derive(Default)]
 pub(super) struct Exporter(Mutex<Option<OkmBlock>>);
 
@@ -38,13 +38,14 @@ impl fmt::Debug for Exporter {
 }
 
 impl Exporter {
-    /// The value of the session, whose handshake is done; forgets the secret. `None` for TLS 1.2, whose value is
-    /// not always unique.
+    /// The binding of a session after its handshake; erases the secret.
+    ///
+    /// `None` for TLS 1.2, whose value is not always unique.
     pub(crate) fn channel_binding(&self, session: &CommonState) -> Option<[u8; 32]> {
         let secret = self.0.lock().take()?;
         let Some(SupportedCipherSuite::Tls13(suite)) = session.negotiated_cipher_suite() else { return None };
         let empty = suite.common.hash_provider.start().finish();
-        // Derive-Secret(exporter secret, label, ""), then the label "exporter" over an empty context.
+        // Derive-Secret(exporter secret, label, ""), then the label "exporter" with an empty context.
         let mut derived = vec![0; empty.as_ref().len()];
         expand(suite.hkdf_provider.expander_for_okm(&secret).as_ref(), LABEL, empty.as_ref(), &mut derived)?;
         let derived = OkmBlock::new(&derived);
@@ -55,7 +56,7 @@ impl Exporter {
     }
 }
 
-/// HKDF-Expand-Label of RFC 8446 §7.1.
+/// Derives `out` from `key` by HKDF-Expand-Label (RFC 8446 §7.1).
 fn expand(key: &dyn HkdfExpander, label: &[u8], context: &[u8], out: &mut [u8]) -> Option<()> {
     const PREFIX: &[u8] = b"tls13 ";
     let bytes = u16::try_from(out.len()).ok()?.to_be_bytes();

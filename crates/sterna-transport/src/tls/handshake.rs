@@ -1,4 +1,4 @@
-//! The handshake: bounded, cancellable, and its failures in words.
+//! The TLS handshake, with a time limit, cancellation, and errors for an operator.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -20,12 +20,12 @@ use crate::cancel::{Waited, wait};
 use crate::group::Wait;
 use crate::{CancelFlag, Channel, Direction, TransportError};
 
-/// How long a peer that was refused may take to hear why.
+/// Time that a refused peer has to read the alert.
 const FAREWELL: Duration = Duration::from_millis(500);
-/// The first bytes of TLS records.
+/// Valid first bytes of a TLS record.
 const RECORD_TYPES: std::ops::RangeInclusive<u8> = 0x14..=0x17;
 
-/// Does the handshake on `channel`, whose address names `host`.
+/// Does the handshake on `channel`. `host` is the host name in the channel's address.
 pub(crate) fn handshake(
     channel: &Channel,
     tls: &Tls,
@@ -56,7 +56,7 @@ pub(crate) fn handshake(
     }
 }
 
-/// Each session has settings of its own, which share all but where the exporter secret goes.
+/// Starts the TLS state machine. Each session has its own copy of the settings, because the exporter secret differs.
 fn begin(
     tls: &Tls,
     endpoint: TlsEndpoint,
@@ -90,7 +90,7 @@ fn server_name(tls: &Tls, host: Option<&str>) -> Result<ServerName<'static>, Tls
     let named = tls.hostname.as_deref().or(host).filter(|name| !name.is_empty());
     let name = match named {
         Some(name) => name,
-        // Nobody will look at it.
+        // The name is not checked.
         None if !tls.credentials.verifies_peer() => "localhost",
         None => {
             return Err(TlsProblem::Name(
@@ -146,7 +146,7 @@ impl Hands<'_> {
         }
     }
 
-    /// Waits for bytes and takes them.
+    /// Waits until bytes arrive and receives them.
     fn receive(&mut self) -> Result<(), TransportError> {
         loop {
             if self.channel.is_shut_down() || self.cancel.is_cancelled() {
@@ -184,12 +184,12 @@ impl Hands<'_> {
         }
     }
 
-    /// TLS begins on sockets only.
+    /// The channel's socket. TLS can only start on a socket.
     fn socket(&self) -> io::Result<BorrowedFd<'_>> {
         self.channel.socket().ok_or_else(|| io::ErrorKind::Unsupported.into())
     }
 
-    /// A connection that breaks in the handshake was closed by a peer that did not want it.
+    /// Replaces a reset: in the handshake it means that the peer refused the connection and closed.
     fn closed(&self, error: TransportError) -> TransportError {
         if matches!(error, TransportError::Reset { .. }) {
             return self.channel.tls_error(TlsProblem::Closed);
@@ -197,7 +197,7 @@ impl Hands<'_> {
         error
     }
 
-    /// Who came, and whether that one may. Only a server asks.
+    /// The peer's name, after the check that it is allowed. Only a server has an authorization.
     fn meet(&self, tls: &Tls) -> Result<Option<String>, TransportError> {
         let certificates = self.state.common().peer_certificates();
         let name = certificates.and_then(<[_]>::first).and_then(subject);
@@ -213,9 +213,11 @@ impl Hands<'_> {
         Ok(name)
     }
 
-    /// Lets the peer read why it was refused. What it sends meanwhile stays unread, so that closing breaks the
-    /// connection: a client that believes the handshake done must not believe that its stream was taken (a QEMU
-    /// without return path would give its guest up for it).
+    /// Gives the peer time to read the alert that refuses it.
+    ///
+    /// Bytes that the peer sends meanwhile are not read, so that closing resets the connection. A TLS 1.3 client
+    /// already considers the handshake complete, and must not conclude that its stream was accepted. A QEMU
+    /// without return path would then give its guest up.
     fn say_farewell(&self) {
         if self.channel.is_shut_down() || self.cancel.is_cancelled() {
             return;

@@ -1,36 +1,35 @@
-//! A client's distinguished name, and which names may come.
+//! A client's distinguished name, and the rules that allow or deny it.
 
 use rustls::pki_types::CertificateDer;
 
-/// Which clients may come: a list of rules, the first that fits decides (QEMU's `authz-simple` and
-/// `authz-list`).
+/// Rules for client names. The first matching rule decides (QEMU's `authz-simple` and `authz-list`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Authorization {
-    /// Patterns and their verdicts, in order. A pattern may hold `*` and `?` if its third member says so.
+    /// Rules in the order in which they are tried.
     pub rules: Vec<AuthorizationRule>,
-    /// The verdict on names that no rule fits.
+    /// Whether a name is allowed that no rule matches.
     pub otherwise: bool,
 }
 
-/// One rule.
+/// One rule of an [`Authorization`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AuthorizationRule {
     /// A distinguished name, such as `CN=host,O=Example`.
     pub pattern: String,
-    /// Whether `*` and `?` in it stand for others.
+    /// Whether `*` and `?` in the pattern are wildcards.
     pub is_glob: bool,
-    /// Whether names that fit may come.
+    /// Whether matching names are allowed.
     pub allow: bool,
 }
 
 impl Authorization {
-    /// Only `name`.
+    /// Makes rules that allow exactly one name.
     pub fn only(name: &str) -> Authorization {
         let rule = AuthorizationRule { pattern: name.to_owned(), is_glob: false, allow: true };
         Authorization { rules: vec![rule], otherwise: false }
     }
 
-    /// Whether `name` may come.
+    /// Whether `name` is allowed.
     pub fn allows(&self, name: &str) -> bool {
         let fits = |rule: &&AuthorizationRule| {
             if rule.is_glob { glob(rule.pattern.as_bytes(), name.as_bytes()) } else { rule.pattern == name }
@@ -39,7 +38,7 @@ impl Authorization {
     }
 }
 
-/// `*` for any bytes, `?` for one. Linear in the lengths' product: no pattern takes for ever.
+/// Matches `*` to any bytes and `?` to one. Time grows with the product of the lengths, for every pattern.
 fn glob(pattern: &[u8], name: &[u8]) -> bool {
     let (mut at, mut from) = (0, 0);
     let mut star = None;
@@ -64,8 +63,9 @@ fn glob(pattern: &[u8], name: &[u8]) -> bool {
     pattern[at..].iter().all(|byte| *byte == b'*')
 }
 
-/// The subject of a certificate, in the spelling of RFC 4514 but in the certificate's own order, as QEMU
-/// spells it: `C=GB,O=Example,CN=host`.
+/// The subject of a certificate as QEMU prints it: `C=GB,O=Example,CN=host`.
+///
+/// The spelling is RFC 4514's, but the order is the certificate's.
 pub(super) fn subject(certificate: &CertificateDer<'_>) -> Option<String> {
     let parsed = webpki::EndEntityCert::try_from(certificate).ok()?;
     let mut sets = parsed.subject();
@@ -84,7 +84,7 @@ pub(super) fn subject(certificate: &CertificateDer<'_>) -> Option<String> {
     Some(parts.join(","))
 }
 
-/// The content of the DER element at the front, which must have `tag`.
+/// Takes the content of the DER element at the front, which must have `tag`.
 fn take<'a>(bytes: &mut &'a [u8], tag: u8) -> Option<&'a [u8]> {
     element(bytes).filter(|(found, _)| *found == tag).map(|(_, content)| content)
 }
@@ -99,7 +99,7 @@ fn element<'a>(bytes: &mut &'a [u8]) -> Option<(u8, &'a [u8])> {
             let (len, rest) = rest.split_at_checked(2)?;
             (usize::from(u16::from_be_bytes([len[0], len[1]])), rest)
         }
-        // No name is longer.
+        // Names with longer lengths do not occur.
         _ => return None,
     };
     let (content, rest) = rest.split_at_checked(len)?;

@@ -1,32 +1,32 @@
-//! What can go wrong with TLS, in words for an operator: what, whose fault, what to do.
+//! Failures of TLS as text for an operator: problem, responsible side and remedy.
 
 use rustls::pki_types::ServerName;
 use rustls::{AlertDescription, CertificateError, Error};
 
-/// Who has to change something.
+/// The side that must change something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TlsFault {
-    /// This side's settings or files.
+    /// The settings or files of this side.
     Ours,
-    /// The two sides do not go together, or the peer's files are wrong.
+    /// The two sides do not match, or the peer's files are wrong.
     Setup,
-    /// The peer sends what is no TLS.
+    /// The peer sends bytes that are not valid TLS.
     Peer,
-    /// Nobody that this side can name.
+    /// This side cannot tell which side is responsible.
     Nobody,
 }
 
-/// Why a channel has no TLS session, or lost it.
+/// Reason why a channel has no TLS session, or lost it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TlsProblem {
-    /// The peer began without TLS.
+    /// The peer started without TLS.
     #[error(
         "the peer does not use TLS and this side requires it: set TLS credentials on the other side too, \
          or on neither"
     )]
     PlainPeer,
-    /// The peer closed before the handshake was done.
+    /// The peer closed the connection before the handshake was complete.
     #[error(
         "the peer closed during the TLS handshake: it has no TLS credentials, or refused this side; its own log \
          says which"
@@ -38,19 +38,19 @@ pub enum TlsProblem {
          (a QEMU checks it only then), or had no use for the connection; its own log says which"
     )]
     Dismissed,
-    /// The peer's certificate does not hold.
+    /// The peer's certificate is invalid.
     #[error("the peer's certificate is refused: {0}")]
     TheirCertificate(String),
-    /// The client sent none and must.
+    /// The client sent no certificate although one is required.
     #[error(
         "the peer sent no certificate and this side verifies peers: give the other side client-cert.pem and \
-         client-key.pem, or set verify-peer to false here"
+         client-key.pem and let it load its credentials again, or load this side's with verify-peer false"
     )]
     NoCertificate,
-    /// The peer does not take ours.
+    /// The peer refused this side's certificate.
     #[error("the peer refused this side's certificate: {0}")]
     OurCertificate(String),
-    /// The client is known, and not allowed.
+    /// The client's certificate is valid, but its name is not allowed.
     #[error(
         "the peer {name:?} is not on the list of allowed names here: allow it, or migrate from a host whose \
          certificate is allowed"
@@ -59,40 +59,40 @@ pub enum TlsProblem {
         /// The certificate's distinguished name.
         name: String,
     },
-    /// No name to expect in the server's certificate.
+    /// The name to expect in the server's certificate is missing or invalid.
     #[error("{0}")]
     Name(String),
-    /// The credentials are for the other end.
+    /// The credentials are for the other role.
     #[error(
         "these TLS credentials are for the endpoint {theirs:?}, but this side is the {wanted}: use the other credentials"
     )]
     Endpoint {
-        /// What they are for.
+        /// Role that the credentials are for.
         theirs: &'static str,
-        /// What this side is.
+        /// Role of this side.
         wanted: &'static str,
     },
-    /// The two TLS libraries have no version or cipher in common.
+    /// The two TLS libraries have no common version or cipher.
     #[error(
         "no common TLS version or cipher: {0}; the two sides must share TLS 1.2 or 1.3 with an AEAD cipher"
     )]
     Incompatible(String),
-    /// As many records were sealed with one key as its cipher allows.
+    /// The session has sealed as many records with one key as the cipher allows.
     #[error(
         "a channel has reached its TLS session's limit: with AES-GCM, TLS 1.2 carries at most 256 GiB per \
          channel; enable TLS 1.3 on the peer, or use more channels"
     )]
     Exhausted,
-    /// This side could not send a record as a whole, so nothing can follow it.
+    /// This side could send only part of a record, so no further record can follow.
     #[error("a record was sent only in part: {0}; the channel cannot be used any more")]
     Torn(String),
-    /// A record that cannot be read, or a rule of TLS that was broken.
+    /// A record could not be decrypted, or the peer broke a rule of TLS.
     #[error("TLS failed: {0}; something between the two sides changes the bytes, or the peer is faulty")]
     Broken(String),
 }
 
 impl TlsProblem {
-    /// Whose fault it is.
+    /// The side that must change something to remove the problem.
     pub fn fault(&self) -> TlsFault {
         match self {
             TlsProblem::PlainPeer
@@ -113,7 +113,7 @@ impl TlsProblem {
             Error::NoCertificatesPresented => TlsProblem::NoCertificate,
             Error::InvalidCertificate(error) => TlsProblem::TheirCertificate(certificate(&error)),
             Error::AlertReceived(alert) => from_alert(alert),
-            // Of a session this means that its keys are used up: no record that is too long is ever made.
+            // In a session this means that the key's limit is reached, because records are never too long.
             Error::EncryptError => TlsProblem::Exhausted,
             Error::PeerIncompatible(what) => TlsProblem::Incompatible(format!("{what:?}")),
             other => TlsProblem::Broken(other.to_string()),
@@ -121,13 +121,13 @@ impl TlsProblem {
     }
 }
 
-/// What an alert of the peer says about us.
+/// Converts an alert of the peer.
 fn from_alert(alert: AlertDescription) -> TlsProblem {
     use AlertDescription as Alert;
     let because = match alert {
         Alert::CertificateRequired | Alert::NoCertificate => {
             "it requires one and this side has none: put client-cert.pem and client-key.pem into the directory of \
-             its TLS credentials"
+             its TLS credentials, then load these again"
         }
         Alert::UnknownCA => {
             "its issuer is not among the authorities that the peer trusts: both sides need the same ca-cert.pem"
@@ -143,7 +143,7 @@ fn from_alert(alert: AlertDescription) -> TlsProblem {
         Alert::BadCertificate | Alert::CertificateUnknown | Alert::UnsupportedCertificate => {
             "the peer's log says why (the name, the purpose, or the signature)"
         }
-        // Before any certificate was looked at, these mean that nothing is in common.
+        // Before any certificate was checked, these alerts mean that there is no common version or cipher.
         Alert::HandshakeFailure | Alert::ProtocolVersion | Alert::InsufficientSecurity => {
             return TlsProblem::Incompatible(format!("the peer says {alert:?}"));
         }
@@ -152,7 +152,7 @@ fn from_alert(alert: AlertDescription) -> TlsProblem {
     TlsProblem::OurCertificate(because.to_owned())
 }
 
-/// What is wrong with a certificate, and what to do about it.
+/// Describes the problem of a certificate and its remedy.
 pub(super) fn certificate(error: &CertificateError) -> String {
     use CertificateError as Wrong;
     match error {
@@ -179,7 +179,8 @@ pub(super) fn certificate(error: &CertificateError) -> String {
             "it is for another name; set the expected host name to one of its subjectAltNames".to_owned()
         }
         Wrong::InvalidPurpose | Wrong::InvalidPurposeContext { .. } => {
-            "it is not for this use: a server's needs the purpose tls_www_server, a client's tls_www_client"
+            "it is not for this use: a server's needs the purpose tls_www_server (openssl: extendedKeyUsage=serverAuth), \
+             a client's tls_www_client (clientAuth)"
                 .to_owned()
         }
         other => other.to_string(),
@@ -201,7 +202,7 @@ fn wrong_name(expected: &ServerName<'_>, presented: &[String]) -> String {
     )
 }
 
-/// rustls gives names in its debug spelling: `DnsName("host")`.
+/// The name in rustls's debug spelling, such as `DnsName("host")`.
 fn plain_name(presented: &str) -> &str {
     presented.split_once('"').and_then(|(_, rest)| rest.split_once('"')).map_or(presented, |(name, _)| name)
 }

@@ -1,4 +1,4 @@
-//! Which library does the arithmetic: aws-lc-rs, or ring.
+//! The cryptography library of TLS: aws-lc-rs, or ring, by a feature of the crate.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use rustls::crypto::aws_lc_rs as library;
 #[cfg(not(any(feature = "aws-lc-rs", feature = "ring")))]
 compile_error!("TLS needs one of the features aws-lc-rs and ring");
 
-/// AES with 128 bits first: as safe for this, and a quarter faster.
+/// The ciphers, with 128-bit AES first. It is safe enough for this use, and a quarter faster.
 pub(super) fn provider() -> Arc<CryptoProvider> {
     let mut provider = library::default_provider();
     provider.cipher_suites.sort_by_key(|suite| {

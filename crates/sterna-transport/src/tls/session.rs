@@ -1,8 +1,8 @@
-//! A TLS session on a channel that is connected and greeted.
+//! A TLS session after its handshake: reading and writing in parallel.
 //!
-//! Who reads waits for the socket without the state's lock, then takes what is there and opens records under
-//! it, straight to where they belong. Who writes copies a record's worth out of guest RAM, seals it under
-//! the lock, and sends without it. So neither waits for the other's peer.
+//! A reader waits for the socket without the state's lock. It then opens the received records under the lock,
+//! directly into their destination. A writer copies one record's bytes out of guest RAM, seals the record under
+//! the lock, and sends without it. Neither direction therefore waits for the peer of the other.
 //!
 //! Lock order: `sending`, then `state`.
 
@@ -21,23 +21,23 @@ use crate::group::Wait;
 use crate::parts::{Part, Remaining};
 use crate::{Channel, Direction, TransportError};
 
-/// The most that a record holds.
+/// Maximum plain bytes of a record.
 const RECORD: usize = 16 * 1024;
-/// Records that are sealed before they are sent together.
+/// Number of records that are sealed and then sent with one call.
 const RECORDS: usize = 16;
-/// More than any version adds to a record.
+/// Upper bound of the bytes that any TLS version adds to a record.
 const OVERHEAD: usize = 64;
-/// Room for a few messages of TLS itself between records.
+/// Bytes for a few TLS messages between records.
 const SPARE: usize = 8 * 1024;
-/// Ciphertext that is received at once.
+/// Maximum ciphertext bytes that one receive takes.
 const INBOX: usize = 256 * 1024;
-/// How long a writer whose connection broke waits for the reader to learn why.
+/// Time that a writer whose connection broke waits for the reader to find the reason.
 const EXPLANATION: Duration = Duration::from_millis(200);
 
 pub(crate) struct Session {
     state: Mutex<SessionState>,
     sending: Mutex<Outbox>,
-    /// Why it broke, once it has.
+    /// The reason why the session broke, once it has.
     problem: OnceLock<TlsProblem>,
     peer_name: Option<String>,
     binding: Option<[u8; 32]>,
@@ -49,14 +49,14 @@ impl std::fmt::Debug for Session {
     }
 }
 
-/// What writers share: a record's plain bytes and the records that wait to be sent.
+/// State that writers share: a record's plain bytes, and the sealed records to send.
 struct Outbox {
     plain: Box<[u8]>,
     sealed: Sealed,
     said_goodbye: bool,
 }
 
-/// Ciphertext to be sent, in a buffer that never grows.
+/// Ciphertext to send, in a buffer of fixed size.
 struct Sealed {
     bytes: Box<[u8]>,
     len: usize,
@@ -74,17 +74,17 @@ impl Session {
         }
     }
 
-    /// What both ends of this session have alike, and no other session has.
+    /// The channel binding: equal at both ends, and different for every session.
     pub(crate) fn binding(&self) -> Option<[u8; 32]> {
         self.binding
     }
 
-    /// The distinguished name in the client's certificate, at a server that verified it.
+    /// The distinguished name in the peer's certificate, if it sent one.
     pub(crate) fn peer_name(&self) -> Option<&str> {
         self.peer_name.as_deref()
     }
 
-    /// Fills as much of `left` as has come, at least a byte; 0 at the end.
+    /// Fills `left` with the bytes that have arrived, at least one. Returns 0 at the end.
     pub(crate) fn read<P: Part>(
         &self,
         channel: &Channel,
@@ -131,7 +131,7 @@ impl Session {
         }
     }
 
-    /// Sends the front of `left`; says how much.
+    /// Sends the first bytes of `left` and returns their count.
     pub(crate) fn write<P: Part>(
         &self,
         channel: &Channel,
@@ -166,7 +166,7 @@ impl Session {
         Ok((left.bytes() - places.bytes()) as usize)
     }
 
-    /// Tells the peer in TLS that nothing more will be written; once.
+    /// Sends the closing alert of TLS, once.
     pub(crate) fn say_goodbye(&self, channel: &Channel) -> Result<(), TransportError> {
         let mut outbox = self.sending.lock();
         if outbox.said_goodbye || self.problem.get().is_some() {
@@ -182,7 +182,7 @@ impl Session {
         self.send(channel, sealed)
     }
 
-    /// Sends what reading gave rise to. A writer that is at it takes it along with its next records.
+    /// Sends the TLS messages that reading produced. If a writer holds the lock, it sends them with its next records.
     fn send_answers(&self, channel: &Channel, are_there: bool) {
         if !are_there {
             return;
@@ -192,7 +192,7 @@ impl Session {
         sealed.len = 0;
         let taken = sealed.append(&mut self.state.lock().out);
         if taken.is_ok() {
-            // The next read or write meets the same error.
+            // Ignored, because the next read or write finds the same error.
             let _ = channel.send_raw(sealed.bytes());
         }
     }
@@ -207,12 +207,12 @@ impl Session {
         {
             return Err(channel.tls_error(problem));
         }
-        // Half a record may be out: nothing can follow it.
+        // Part of a record may have been sent, so no other record can follow.
         let _ = self.problem.set(TlsProblem::Torn(error.to_string()));
         Err(error)
     }
 
-    /// The connection broke under a writer: the peer may have said why before it closed.
+    /// Looks for an alert that the peer sent before it closed. A writer calls it after a reset.
     fn explanation(&self, channel: &Channel) -> Option<TlsProblem> {
         let until = Instant::now() + EXPLANATION;
         while self.problem.get().is_none() && Instant::now() < until {
@@ -223,7 +223,7 @@ impl Session {
             if let Err(error) = opened {
                 let _ = self.problem.set(TlsProblem::from_rustls(error));
             } else if !matches!(received, Ok(1..)) {
-                // Nothing is there; a reader may be about to say it.
+                // No bytes are available; a concurrent reader may be about to record the reason.
                 std::thread::sleep(Duration::from_millis(10));
             }
         }
@@ -232,7 +232,7 @@ impl Session {
 
     fn broken(&self, channel: &Channel, error: Error) -> TransportError {
         let problem = TlsProblem::from_rustls(error);
-        // Tells the peer, if rustls has prepared an alert.
+        // Sends the alert, if rustls has prepared one.
         let answers = {
             let mut state = self.state.lock();
             state.prepare_alert();
@@ -264,7 +264,7 @@ impl Sealed {
     }
 }
 
-/// One end's TLS machine, with what came and is not opened, and what is opened and not asked for.
+/// One side's TLS state machine, with received bytes that are sealed or still unread.
 pub(super) struct SessionState {
     side: Side,
     inbox: Box<[u8]>,
@@ -272,10 +272,10 @@ pub(super) struct SessionState {
     end: usize,
     plain: Vec<u8>,
     plain_start: usize,
-    /// Messages of TLS itself that are to be sent before anything else.
+    /// TLS messages that must be sent before anything else.
     out: Vec<u8>,
     is_closed: bool,
-    /// What broke the session. rustls says it once, to whichever thread is there first.
+    /// The error that broke the session. rustls returns it only once, to whichever thread calls first.
     failed: Option<Error>,
 }
 
@@ -284,16 +284,16 @@ pub(super) enum Side {
     Server(Box<UnbufferedServerConnection>),
 }
 
-/// What one step of the machine came to.
+/// Result of one step of the state machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
-    /// It moved on and may move further.
+    /// The machine advanced and may advance further.
     Progress,
-    /// It waits for bytes, or for us to write.
+    /// The machine needs more bytes, or is ready to write.
     Idle,
 }
 
-/// What to do when the machine is ready to write.
+/// Action for the moment when the machine is ready to write.
 enum Wish<'a> {
     Nothing,
     Seal(&'a [u8], &'a mut Sealed),
@@ -322,7 +322,7 @@ impl SessionState {
         }
     }
 
-    /// Ciphertext that came and is not opened.
+    /// Ciphertext that was received and is not opened yet.
     pub(super) fn received(&self) -> &[u8] {
         &self.inbox[self.start..self.end]
     }
@@ -331,12 +331,12 @@ impl SessionState {
         self.is_closed
     }
 
-    /// Messages of TLS to send now.
+    /// Takes the TLS messages to send now.
     pub(super) fn take_out(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.out)
     }
 
-    /// One step without anything to write.
+    /// Advances the machine without writing data.
     pub(super) fn step(&mut self) -> Result<Step, Error> {
         let mut hoard = std::mem::take(&mut self.plain);
         let step = self.advance(Wish::Nothing, &mut |record| hoard.extend_from_slice(record));
@@ -344,7 +344,7 @@ impl SessionState {
         step
     }
 
-    /// Takes what the socket has, without waiting. Gives 0 at the end.
+    /// Receives available bytes without waiting. Returns 0 at the end of the stream.
     pub(super) fn receive(&mut self, channel: &Channel) -> io::Result<usize> {
         if self.is_closed {
             return Ok(0);
@@ -355,7 +355,7 @@ impl SessionState {
             self.start = 0;
         }
         if self.end == self.inbox.len() {
-            // Full of what cannot be opened yet: longer than any record or message of TLS that we take.
+            // The buffer is full of bytes that cannot be opened: the message is longer than any that is accepted here.
             return Err(io::Error::new(io::ErrorKind::InvalidData, "an endless TLS message"));
         }
         let count = channel.receive_now(&mut self.inbox[self.end..])?;
@@ -364,7 +364,7 @@ impl SessionState {
         Ok(count)
     }
 
-    /// Puts plain bytes into `places`: those that wait, then records as long as there is room.
+    /// Moves plain bytes into `places`: first the stored ones, then those of further records.
     fn open_into<P: Part>(&mut self, places: &mut Remaining<'_, P>) -> Result<(), Error> {
         if self.plain_start < self.plain.len() {
             self.plain_start += places.put_bytes(&self.plain[self.plain_start..]);
@@ -387,20 +387,20 @@ impl SessionState {
         Ok(())
     }
 
-    /// Opens all that came.
+    /// Opens all received records and stores their plain bytes.
     pub(super) fn hoard(&mut self) -> Result<(), Error> {
         while self.step()? == Step::Progress {}
         Ok(())
     }
 
-    /// As if these bytes had come.
+    /// Appends bytes as if they had been received.
     #[cfg(test)]
     pub(super) fn put(&mut self, bytes: &[u8]) {
         self.inbox[self.end..self.end + bytes.len()].copy_from_slice(bytes);
         self.end += bytes.len();
     }
 
-    /// After an error rustls may have an alert to send: puts it into `out`.
+    /// Lets rustls put an alert into `out` after an error, if it has one.
     pub(super) fn prepare_alert(&mut self) {
         let failed = self.failed.take();
         let _ = self.step();
@@ -415,7 +415,7 @@ impl SessionState {
         self.write(Wish::Goodbye(sealed))
     }
 
-    /// Gets the machine to where it writes, and lets it. What it reads on the way waits for a reader.
+    /// Advances the machine until it can write, and writes. Records that are opened meanwhile wait for a reader.
     fn write(&mut self, mut wish: Wish<'_>) -> Result<(), TlsProblem> {
         let mut hoard = std::mem::take(&mut self.plain);
         let result = loop {
@@ -456,7 +456,7 @@ impl SessionState {
 }
 
 impl Wish<'_> {
-    /// Sealed bytes so far.
+    /// Number of sealed bytes so far.
     fn len(&self) -> usize {
         match self {
             Wish::Nothing => 0,
@@ -465,7 +465,7 @@ impl Wish<'_> {
     }
 }
 
-/// Handles one status; gives what to drop from the front of the inbox.
+/// Handles one status of rustls. Returns how many bytes to drop from the inbox.
 fn digest<Data>(
     status: UnbufferedStatus<'_, '_, Data>,
     wish: Wish<'_>,
@@ -494,7 +494,7 @@ fn digest<Data>(
             written.map(|_| Step::Progress).map_err(|error| Error::General(error.to_string()))
         }
         Ok(ConnectionState::TransmitTlsData(transmit)) => {
-            // It is in `out`, which goes first.
+            // The message is in `out`, which is sent before other data.
             transmit.done();
             Ok(Step::Progress)
         }
@@ -527,13 +527,14 @@ fn digest<Data>(
                     Step::Idle
                 }),
         },
-        // Early data is never offered; the others wait for bytes, or for nothing any more.
+        // Early data is never offered. The other states wait for bytes, or the session is closed.
         Ok(_) => Ok(Step::Idle),
     };
     (discard, step)
 }
 
-/// In the one error type that everything here has; [`TlsProblem::from_rustls`] knows it again.
+/// Converts an error of sealing into rustls's general type. [`TlsProblem::from_rustls`] recognises `EncryptError`
+/// again.
 fn unsealed(error: EncryptError) -> Error {
     match error {
         EncryptError::EncryptExhausted => Error::EncryptError,

@@ -1,4 +1,4 @@
-//! Looking at certificates: ours when they are loaded, the peer's in the handshake.
+//! Verification of certificates: this side's own when they are loaded, the peer's in the handshake.
 
 use std::sync::Arc;
 
@@ -11,8 +11,9 @@ use rustls::{DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
 
 use super::TlsEndpoint;
 
-/// Whether our own certificate would be taken by a peer with the same authorities: found now, not when a
-/// guest is to leave.
+/// Checks whether a peer with the same authorities would accept this side's certificate.
+///
+/// The check runs when the files are loaded, so that a bad certificate is found before a migration starts.
 pub(super) fn own(
     endpoint: TlsEndpoint,
     chain: &[CertificateDer<'static>],
@@ -37,7 +38,7 @@ pub(super) fn own(
     }
 }
 
-/// `verify-peer` off at a client: any server, as long as it has the key of the certificate that it shows.
+/// Verifier of a client without `verify-peer`. It accepts any server that has its certificate's key.
 #[derive(Debug)]
 pub(super) struct AnyServer(pub Arc<CryptoProvider>);
 

@@ -21,12 +21,12 @@ fn tcp_pair() -> (Channel, Channel) {
     (one, listener.accept(Some(LONG), &flag).unwrap())
 }
 
-/// Over TCP and over a Unix socket.
+/// Connected pairs over TCP and over a Unix socket.
 pub(super) fn pairs() -> [(Channel, Channel); 2] {
     [tcp_pair(), Channel::pair().unwrap()]
 }
 
-/// One end a channel, the other a plain socket with whatever manners the test wants.
+/// A channel, connected to a plain socket with which the test plays the peer.
 fn with_plain_peer() -> (Channel, std::net::TcpStream) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -77,7 +77,7 @@ fn channel_thousands_of_scattered_pages_arrive_in_place() {
     for (one, other) in pairs() {
         let from = filled(PAGES);
         let to = RamBlock::new("to", from.len_bytes(), Backing::Anonymous).unwrap();
-        // Backwards, so that no two are neighbours in memory: 5000 vectors and a header between some.
+        // In reverse order, so that no two pages are adjacent in memory: 5000 vectors, with a header between some.
         let backwards: Vec<u64> = (0..PAGES).rev().collect();
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -103,7 +103,7 @@ fn channel_slow_reader_with_crooked_lengths_gets_every_byte() {
         let expected = bytes(&from);
         let got = std::thread::scope(|scope| {
             scope.spawn(|| {
-                // Vectors of odd lengths, larger in sum than any socket buffer: short writes are sure.
+                // Vectors of odd lengths, in total larger than any socket buffer, so that short writes must occur.
                 let (mut at, mut parts) = (0, Vec::new());
                 while at < from.len_bytes() {
                     let len = (1 + at % 8191).min(from.len_bytes() - at);
@@ -138,7 +138,7 @@ fn channel_peeked_bytes_are_read_again() {
         other.read_exact(&mut two).unwrap();
         assert_eq!(&two, b"QE");
         assert_eq!(other.read_some(&mut two).unwrap(), 2);
-        // One window ends within the peeked bytes, the other behind them.
+        // The first window ends within the peeked bytes, the second after them.
         other.read_into_ram(&[to.slice(0, 1).unwrap(), to.slice(10, 9).unwrap()]).unwrap();
         let mut got = [0; 9];
         to.read(10, &mut got).unwrap();
@@ -209,7 +209,7 @@ fn channel_peer_that_stalls_ends_reads_and_writes() {
             }
             result => panic!("{result:?}"),
         }
-        // The channel is not broken by it.
+        // The stall does not break the channel.
         other.set_stall_limit(None);
         assert!(other.read_some(&mut [0; 10]).unwrap() > 0);
     }
@@ -231,8 +231,9 @@ fn channel_slow_peer_that_moves_is_no_stall() {
     }
 }
 
-/// Reads two bytes from `silent`, of which the second comes after two and a half limits, while bytes come on `busy`. Gives
-/// what the read gave, and the longest time in which none came on `busy`.
+/// Reads two bytes from `silent` while bytes arrive on `busy`. The second byte arrives after 2.5 limits.
+///
+/// Returns the result of the read, and the longest time without a byte on `busy`.
 fn read_beside(
     (silent, its_peer): (&Channel, &Channel),
     (busy, mover): (&Channel, &Channel),
@@ -273,7 +274,7 @@ fn channel_of_a_group_is_no_stall_while_another_moves() {
             let (read, longest) = read_beside((&silent, &its_peer), (&busy, &mover), LIMIT);
             match read {
                 Ok(bytes) => assert_eq!(bytes, *b"ab"),
-                // This machine did not let the other move either: that is a stall.
+                // A busy machine delayed the other channel too, so the stall is legitimate.
                 Err(TransportError::Stalled { .. }) if longest >= LIMIT / 2 => continue,
                 Err(error) => panic!("though another moved, at least every {longest:?}: {error}"),
             }
@@ -294,13 +295,13 @@ fn channel_of_a_group_stalls_when_nothing_moves_on_any() {
         }
         mover.write_all(b"x").unwrap();
         other.read_exact(&mut [0]).unwrap();
-        // What goes out does not count: nobody says that it is read.
+        // Sent bytes do not count, because nothing shows that the peer reads them.
         silent.write_all(b"?").unwrap();
         match silent.read_exact(&mut [0; 2]) {
             Err(TransportError::Stalled { direction: Direction::Read, after: SHORT, .. }) => {}
             result => panic!("{result:?}"),
         }
-        // By itself it stalls whatever others do.
+        // With its own stall limit, the channel stalls whatever the others receive.
         silent.set_own_stall_limit(Some(SHORT));
         mover.write_all(b"x").unwrap();
         std::thread::scope(|scope| {
@@ -330,20 +331,20 @@ fn channel_shut_down_from_another_thread_ends_blocked_calls_as_cancelled() {
         std::thread::scope(|scope| {
             let reader = scope.spawn(|| one.read_exact(&mut [0; 10]));
             let writer = scope.spawn(|| one.write_all(&vec![0; 64 << 20]));
-            // Both block, or will: nobody reads, and 64 MiB fit into no buffer.
+            // Both calls block, now or soon: the peer does not read, and no buffer has room for 64 MiB.
             std::thread::sleep(SHORT);
             one.shutdown();
             for result in [reader.join().unwrap(), writer.join().unwrap()] {
                 assert!(matches!(&result, Err(error) if error.is_cancelled()), "{result:?}");
             }
         });
-        // Every later call too, and again.
+        // Every later call fails too, also after a second shutdown.
         one.shutdown();
         assert!(one.is_shut_down());
         assert!(one.write_all(b"x").unwrap_err().is_cancelled());
         assert!(one.read_some(&mut [0; 1]).unwrap_err().is_cancelled());
         assert!(one.peek(1).unwrap_err().is_cancelled());
-        // The other end sees a close or a reset, not a cancel of its own.
+        // The other end finds a close or a reset, not a cancel.
         let mut sink = vec![0; 1 << 20];
         let end = loop {
             match other.read_some(&mut sink) {
@@ -433,7 +434,7 @@ fn unsent_bytes_over_tcp_are_not_those_that_wait_for_an_acknowledgement() {
     let here = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (there, _) = listener.accept().unwrap();
     let here = Channel::from_fd(here.into()).unwrap();
-    // From now on it acknowledges late, as a peer far away does.
+    // From here on it delays its acknowledgements, like a distant peer.
     rustix::net::sockopt::set_tcp_quickack(&there, false).unwrap();
 
     here.write_all(&[7; 1000]).unwrap();
@@ -449,7 +450,7 @@ fn unsent_bytes_over_tcp_are_those_for_which_the_peer_has_no_room() {
     let here = Channel::from_fd(here.into()).unwrap();
     std::thread::scope(|scope| {
         let writer = scope.spawn(|| here.write_all(&vec![7; 64 << 20]));
-        // Nobody reads: sooner or later the peer's host takes no more.
+        // The peer does not read, so its host eventually accepts no more bytes.
         while here.unsent_bytes() == 0 {
             assert!(!writer.is_finished(), "64 MiB have found room");
             std::thread::yield_now();

@@ -1,11 +1,13 @@
-//! Listening, connecting, and giving up on either.
+//! Listening and connecting, with their limits and cancellation.
 
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, IntoRawFd};
 use std::os::unix::net::UnixListener;
 use std::time::Duration;
 
-use sterna_transport::{Address, CancelFlag, Channel, HandedFd, Listener, TransportError};
+use sterna_transport::{
+    Address, CancelFlag, Channel, HandedFd, Listener, TransportError, connect_socket, is_abandoned,
+};
 
 const LONG: Duration = Duration::from_secs(30);
 const SHORT: Duration = Duration::from_millis(30);
@@ -93,7 +95,7 @@ fn listener_path_that_another_took_is_left_alone() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("sock");
     let listener = Listener::bind(&Address::Unix(path.clone())).unwrap();
-    // Another inode is sure: ours is still in use while the new one is made.
+    // The new socket file has another inode, because the old inode is still in use.
     std::fs::rename(&path, directory.path().join("moved")).unwrap();
     let _other = UnixListener::bind(&path).unwrap();
     drop(listener);
@@ -118,7 +120,7 @@ fn accept_with_nobody_coming_ends_by_limit_cancel_and_close() {
         }
     });
     assert!(listener.accept(None, &flag).unwrap_err().is_cancelled(), "cancelled for good");
-    // Another flag is another matter, until the listener is closed.
+    // Another flag is not affected; closing the listener ends its wait.
     let other = CancelFlag::new();
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| listener.accept(None, &other));
@@ -143,7 +145,7 @@ fn connect_refused_and_unknown_say_where() {
     }
 }
 
-/// A Unix listener that accepts nobody and whose queue is full: connecting waits there.
+/// A Unix listener that accepts no connection. Its queue is full, so connecting waits.
 fn full_queue() -> (tempfile::TempDir, Address, std::os::fd::OwnedFd, Vec<Channel>) {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, listen, socket};
     let directory = tempfile::tempdir().unwrap();
@@ -164,10 +166,25 @@ fn connect_that_waits_ends_by_limit_and_cancel() {
     let (_directory, address, _socket, inside) = full_queue();
     assert!(!inside.is_empty());
     let flag = CancelFlag::new();
-    assert!(matches!(
-        Channel::connect(&address, SHORT, &flag),
-        Err(TransportError::TimedOut { after: SHORT, .. })
-    ));
+    let late = Channel::connect(&address, SHORT, &flag).unwrap_err();
+    assert!(
+        matches!(&late, TransportError::Connect { source, .. } if source.kind() == std::io::ErrorKind::TimedOut)
+    );
+    assert!(late.to_string().contains("queue of connections has been full"), "{late}");
+    let Address::Unix(path) = &address else { panic!("{address}") };
+    assert!(!is_abandoned(path).unwrap(), "its owner is alive");
+    // Cancelling a parent cancels its child, but not the reverse.
+    flag.child().cancel();
+    assert!(!flag.is_cancelled());
+    let parent = CancelFlag::new();
+    let child = parent.child();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| connect_socket(&address, LONG, &child));
+        std::thread::sleep(SHORT);
+        parent.cancel();
+        assert!(waiting.join().unwrap().unwrap_err().is_cancelled());
+    });
+    assert!(parent.child().is_cancelled(), "one that comes later");
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| Channel::connect(&address, LONG, &flag));
         std::thread::sleep(SHORT);
@@ -191,7 +208,7 @@ fn fd_connected_is_a_channel_once() {
     assert_eq!(channel.peek(2).unwrap(), b"hi");
     assert!(matches!(listener.accept(Some(LONG), &flag), Err(TransportError::System { .. })));
     assert!(Listener::bind(&given).unwrap_err().to_string().contains("fd:ours"), "it is used up");
-    // It was handed over: dropping the channel is the end for the peer.
+    // The channel owns the descriptor, so dropping it closes the connection for the peer.
     drop((channel, listener));
     assert!(peer.read_some(&mut [0; 1]).is_ok_and(|count| count == 0) || peer.write_all(b"x").is_err());
 }
@@ -232,14 +249,14 @@ fn fd_that_is_named_is_left_to_its_owner() {
 
 #[test]
 fn fd_of_the_command_line_is_taken_over_once_and_only_if_it_was_inherited() {
-    // SAFETY: what is open and has an owner below is close-on-exec, which is refused; the rest is nobody's.
+    // SAFETY: open descriptors that have an owner below are close-on-exec, which is refused. The others have no owner.
     let claim = |number: i32| unsafe { Address::Fd(number.to_string()).claim_inherited() };
     let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
-    // What this process opened has an owner here.
+    // A descriptor that this process opened has an owner here.
     assert!(claim(ours.as_raw_fd()).unwrap_err().to_string().contains("not inherited"));
-    // As after an exec: open, and nobody's.
+    // The state after an exec: open, and without an owner.
     let number = ours.into_raw_fd();
-    // SAFETY: nobody owns it from the line above on.
+    // SAFETY: the descriptor has no owner after the line above.
     let given = unsafe { std::os::fd::BorrowedFd::borrow_raw(number) };
     rustix::io::fcntl_setfd(given, rustix::io::FdFlags::empty()).unwrap();
     let claimed = claim(number).unwrap();
@@ -252,7 +269,7 @@ fn fd_of_the_command_line_is_taken_over_once_and_only_if_it_was_inherited() {
         assert!(claim(number).is_err(), "{number}");
     }
     let elsewhere = address("tcp:127.0.0.1:1");
-    // SAFETY: it names no descriptor.
+    // SAFETY: the address names no descriptor.
     assert_eq!(unsafe { elsewhere.clone().claim_inherited() }.unwrap(), elsewhere);
 }
 

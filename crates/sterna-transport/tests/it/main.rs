@@ -1,6 +1,7 @@
-//! The integration tests of this crate, one module for each subject: one program is linked, not one for each file.
-//! `cargo test -p sterna-transport --test it SUBJECT::` runs those of one subject.
-//! `staging_removed` removes the files of the whole process, so it is a program of its own.
+//! The integration tests of this crate, one module per subject, linked into one program.
+//!
+//! `cargo test -p sterna-transport --test it SUBJECT::` runs those of one subject. `staging_removed` is a program
+//! of its own, because it removes the files of the whole process.
 
 #[path = "../support/certificates.rs"]
 mod certificates;

@@ -1,4 +1,4 @@
-//! Page files: complete or absent, direct or not, sparse, and what happens when there is no room.
+//! Page files: complete or absent, direct I/O, holes, and a disk without space.
 
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ fn ram(name: &str, pages: u64, backing: Backing) -> GuestRam {
     GuestRam::new(vec![RamBlock::new(name, pages * PAGE, backing).unwrap()]).unwrap()
 }
 
-/// Every page holds its number, at a place that depends on it.
+/// Writes into each page its number, at an offset that depends on the number.
 fn number(ram: &GuestRam) {
     for page in 0..ram.block(0).pages() {
         ram.block(0).write_u64(page * PAGE + page % 512 * 8, page + 1).unwrap();
@@ -40,12 +40,12 @@ fn names(directory: &Path) -> Vec<String> {
     names
 }
 
-/// A directory on a disk (the build's), where direct I/O can be had as a rule.
+/// A directory on a disk (the build's), where direct I/O usually works.
 fn on_disk() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
 
-/// Each way a queue can work.
+/// All modes of a queue: with and without direct I/O, io_uring and registered RAM.
 fn ways() -> [(Direct, QueueOptions); 5] {
     let options = QueueOptions::default();
     [
@@ -155,7 +155,7 @@ fn queue_that_has_failed_fails_from_then_on() {
         let directory = on_disk();
         let path = directory.path().join("image");
         std::fs::write(&path, vec![1; 5000]).unwrap();
-        // Opened to be read, it takes no byte.
+        // The file is opened read-only, so writes must fail.
         let file = Arc::new(PageFile::open(&path, OpenOptions { direct }).unwrap());
         let mut queue = PageQueue::new(&file, options);
 
@@ -240,7 +240,7 @@ fn stale_staging_files_names_those_that_nobody_writes() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("image");
     let alive = PageFile::create(&path, CreateOptions::default()).unwrap();
-    // A killed container's first process has the number of the next one's.
+    // In a container, the killed process and the next one both have id 1.
     let dead = directory.path().join(".image.1-0.partial");
     std::fs::write(&dead, "left").unwrap();
     std::fs::write(directory.path().join(".image.other.1-0.partial"), "another's").unwrap();
@@ -256,7 +256,7 @@ fn keep_gives_the_file_a_name_that_is_no_rubbish() {
     let file = PageFile::create(&path, CreateOptions::default()).unwrap();
     file.write_at(0, &[IoPart::Bytes(b"the only copy")]).unwrap();
     file.sync().unwrap();
-    // Nothing can be published where a directory lies.
+    // A directory is never replaced, so publishing fails.
     std::fs::create_dir(&path).unwrap();
     file.publish().unwrap_err();
 
@@ -338,7 +338,7 @@ fn copy_and_reflink_bring_the_bytes() {
 
 #[test]
 fn create_with_direct_required_is_refused_where_it_cannot_be_had() {
-    // Files of /proc and /sys know no direct I/O, and are there everywhere.
+    // Files in /proc and /sys do not support direct I/O, and exist on every host.
     let path = PathBuf::from("/proc/self/status");
     let refused = PageFile::open(&path, OpenOptions { direct: Direct::Required });
     assert!(matches!(refused, Err(TransportError::NoDirect { .. })), "{refused:?}");
@@ -352,7 +352,8 @@ fn reader_ranges_come_in_order_every_way() {
     let path = directory.path().join("image");
     let all: Vec<u8> = (0..9_000_003u32).map(|at| (at / 5 % 241) as u8).collect();
     std::fs::write(&path, &all).unwrap();
-    // Neighbours, near and far ones, one over many buffers, an empty one, the odd end of the file.
+    // Adjacent, near and distant ranges, one larger than several buffers, an empty one, and the unaligned end of
+    // the file.
     let ranges = [
         0..1,
         1..4096,
@@ -413,7 +414,7 @@ fn version_tells_bytes_that_were_written_in_place_under_old_times() {
     let modified = other.metadata().unwrap().modified().unwrap();
     let began = Instant::now();
 
-    // The clock of inodes ticks slowly.
+    // The clock of inodes has a coarse resolution, so one write may not change the time.
     while file.version().unwrap() == before {
         assert!(began.elapsed() < Duration::from_secs(30), "nobody notices");
         other.write_all_at(&[8], 100).unwrap();

@@ -1,4 +1,5 @@
-//! Pieces that go from one channel to another: whole, whoever moves them, and every way in which a call can end.
+//! Pieces that are relayed between two channels, spliced or copied. The tests cover complete data and every end of
+//! a call.
 
 use std::sync::mpsc;
 
@@ -9,7 +10,7 @@ use crate::tls::{pair as tls_pair, pattern};
 
 const MOST: usize = 100_003;
 
-/// Relays from one to the other until the end, and says how many bytes went in how many pieces.
+/// Relays from one channel to the other until the end. Returns the numbers of bytes and pieces.
 fn relay(from: &Channel, to: &Channel, mut piece: Piece) -> (u64, usize) {
     let (mut bytes, mut pieces) = (0, 0);
     loop {
@@ -27,7 +28,9 @@ fn relay(from: &Channel, to: &Channel, mut piece: Piece) -> (u64, usize) {
     }
 }
 
-/// All of it comes through a relay between the second of one pair and the first of another.
+/// Asserts that a relay between two pairs delivers all bytes.
+///
+/// It connects the second channel of the first pair with the first channel of the second pair.
 fn assert_whole((one, from): (Channel, Channel), (to, other): (Channel, Channel), piece: Piece, what: &str) {
     let sent = pattern(3_000_017);
     std::thread::scope(|scope| {
@@ -37,7 +40,7 @@ fn assert_whole((one, from): (Channel, Channel), (to, other): (Channel, Channel)
             relayed
         });
         scope.spawn(|| {
-            // Of odd lengths, from one byte to more than any buffer.
+            // Writes of odd lengths, from one byte to more than any buffer.
             let mut rest = &sent[..];
             for length in [1, 3, 4095, 4097, 70_001, 1, 333_333].into_iter().cycle() {
                 let (part, after) = rest.split_at(length.min(rest.len()));
@@ -87,7 +90,7 @@ fn bytes_from_or_to_an_end_with_tls_are_copied() {
     assert!(!piece.is_spliced());
     assert_whole(first, second, piece, "from TLS");
 
-    // Even if they lie in a pipe.
+    // The bytes may already be in the pipe when the destination turns out to use TLS.
     let ((one, from), (to, other)) = (Channel::pair().unwrap(), tls_pair());
     let mut piece = Piece::between(&one, &from, MOST);
     one.write_all(b"a secret").unwrap();
@@ -107,7 +110,7 @@ fn what_was_peeked_at_comes_first() {
         one.write_all(b"QEVM and more").unwrap();
         assert_eq!(from.peek(4).unwrap(), b"QEVM");
         assert_eq!(from.read_piece(&mut piece).unwrap(), 4);
-        // And what a piece holds already comes before what it gets.
+        // New bytes are appended to those that the piece already contains.
         assert_eq!(from.read_piece(&mut piece).unwrap(), 9);
         assert_eq!((piece.len(), from.bytes_read()), (13, 13));
         to.write_piece(&mut piece).unwrap();
@@ -153,7 +156,7 @@ fn peer_that_is_gone_is_an_error() {
             let mut piece = piece(&from, &to);
             one.write_all(&pattern(50_000)).unwrap();
             drop(other);
-            // A socket learns it when it tries.
+            // A socket reports a closed peer only when it is written to.
             let error = std::iter::repeat_with(|| {
                 if piece.is_empty() {
                     one.write_all(&[1]).unwrap();
@@ -164,7 +167,7 @@ fn peer_that_is_gone_is_an_error() {
             .find_map(Result::err)
             .unwrap();
             assert!(matches!(error, TransportError::Reset { direction: Direction::Write, .. }), "{error:?}");
-            // What was not read is lost with its peer.
+            // Bytes that were not read are lost when their sender closes.
             drop(one);
             let mut rest = Piece::between(&from, &to, MOST);
             while from.read_piece(&mut rest).unwrap() > 0 {}
@@ -175,7 +178,7 @@ fn peer_that_is_gone_is_an_error() {
 #[test]
 fn any_thread_ends_a_call_that_waits() {
     for ((one, from), (to, other)) in pairs().into_iter().zip(pairs()) {
-        // For bytes.
+        // A call that waits for bytes.
         let mut piece = Piece::between(&from, &to, MOST);
         assert!(piece.is_spliced());
         let (tell, told) = mpsc::channel();
@@ -191,7 +194,7 @@ fn any_thread_ends_a_call_that_waits() {
         assert!(matches!(later, Err(TransportError::Cancelled { .. })), "{later:?}");
         drop(one);
 
-        // For room.
+        // A call that waits for room.
         let (one, from) = Channel::pair().unwrap();
         let (tell, told) = mpsc::channel();
         std::thread::scope(|scope| {
@@ -236,7 +239,7 @@ fn silence_ends_a_call_after_its_limit() {
                     break ended;
                 }
             };
-            // Its own end: a TCP peer that is shut down with a full buffer does not free it.
+            // Shut down the writer's own end: shutting down its TCP peer with a full buffer would not unblock it.
             one.shutdown();
             ended
         });

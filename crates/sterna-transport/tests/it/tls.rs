@@ -1,4 +1,4 @@
-//! Channels that speak TLS: bytes, guest RAM, threads, cancelling, stalling, the end.
+//! Channels with TLS: bytes, guest RAM, threads, cancelling, stalling and closing.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ fn tls(directory: &Path, endpoint: TlsEndpoint) -> Tls {
     Tls::new(Arc::new(TlsCredentials::from_directory(directory, endpoint, true).expect("credentials")))
 }
 
-/// Two ends, client first.
+/// Two connected channels after the handshake, client first.
 pub(super) fn pair() -> (Channel, Channel) {
     let directory = good_directory();
     let (client, server) = Channel::pair().expect("a pair");
@@ -43,12 +43,12 @@ pub(super) fn pattern(len: usize) -> Vec<u8> {
         .collect()
 }
 
-/// Memory that stands for guest RAM.
+/// Memory that takes the place of guest RAM.
 struct Ram(Vec<u8>);
 
 impl Ram {
     fn slice(&mut self) -> RamSlice<'_> {
-        // SAFETY: the vector is borrowed for as long as the window lives, and nobody else refers to it.
+        // SAFETY: the vector is mutably borrowed while the window lives, so no other reference to it exists.
         unsafe { RamSlice::from_raw(self.0.as_mut_ptr(), self.0.len()) }
     }
 }
@@ -256,7 +256,7 @@ fn finish_writing_that_cannot_say_goodbye_ends_the_stream_all_the_same() {
     for channel in [&client, &server] {
         channel.set_stall_limit(Some(Duration::from_millis(50)));
     }
-    // Beneath TLS: the socket takes nothing more.
+    // Fill the socket below TLS, so that it accepts no further bytes.
     while rustix::io::write(client.socket().unwrap(), &[0; 1 << 16]).is_ok() {}
 
     let result = client.finish_writing();
@@ -317,7 +317,7 @@ fn start_tls_on_a_channel_that_was_used_is_refused() {
 #[test]
 fn records_that_were_changed_on_the_way_are_refused() {
     let (client, server) = pair();
-    // Beneath TLS, straight into the socket: a record that nobody sealed.
+    // Write to the socket below TLS: a record that no session has sealed.
     rustix::io::write(
         client.socket().unwrap(),
         &[0x17, 3, 3, 0, 20, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20],

@@ -1,4 +1,4 @@
-//! Certificates for tests, made anew each time.
+//! Certificates for tests, generated in each run.
 
 use std::path::Path;
 
@@ -8,23 +8,23 @@ use rcgen::{
     RevokedCertParams, RsaKeySize, SerialNumber, date_time_ymd,
 };
 
-/// An authority.
+/// A certificate authority of a test.
 pub(crate) struct Authority {
     issuer: Issuer<'static, KeyPair>,
     pem: String,
-    /// Certificates between those that it issues and the authority that is trusted.
+    /// Intermediate certificates between the issued ones and the trusted authority, PEM.
     chain: String,
 }
 
-/// What a certificate is to be like.
+/// Properties of a certificate to issue.
 pub(crate) struct Wanted<'a> {
-    /// Its common name.
+    /// Common name of the subject.
     pub name: &'a str,
-    /// Names and numbers that it bears as subjectAltName.
+    /// Host names and IP addresses for subjectAltName.
     pub hosts: &'a [&'a str],
     pub is_server: bool,
     pub is_expired: bool,
-    /// RSA keys, as QEMU's manual makes them, rather than ECDSA.
+    /// Use RSA keys, as in QEMU's manual, instead of ECDSA.
     pub is_rsa: bool,
     pub serial: u64,
 }
@@ -47,7 +47,7 @@ impl Authority {
         Self::with_key(name, KeyPair::generate().expect("a key"))
     }
 
-    /// With an RSA key.
+    /// An authority with an RSA key.
     #[allow(dead_code)]
     pub(crate) fn rsa(name: &str) -> Authority {
         Self::with_key(name, rsa_key())
@@ -59,7 +59,7 @@ impl Authority {
         Authority { issuer: Issuer::new(params, key), pem, chain: String::new() }
     }
 
-    /// An authority that this one vouches for.
+    /// An intermediate authority that this one has issued.
     #[allow(dead_code)]
     pub(crate) fn intermediate(&self, name: &str, serial: u64) -> Authority {
         let key = KeyPair::generate().expect("a key");
@@ -70,16 +70,16 @@ impl Authority {
         Authority { issuer: Issuer::new(params, key), pem, chain }
     }
 
-    /// Writes `ca-cert.pem`.
+    /// Writes the authority to `ca-cert.pem`.
     pub(crate) fn write(&self, directory: &Path) {
         std::fs::write(directory.join("ca-cert.pem"), &self.pem).expect("written");
     }
 
-    /// Issues a certificate and writes it with its key under QEMU's names.
+    /// Issues a certificate, and writes it and its key with QEMU's names.
     pub(crate) fn issue(&self, directory: &Path, wanted: &Wanted<'_>) {
         let hosts: Vec<String> = wanted.hosts.iter().map(|host| (*host).to_owned()).collect();
         let mut params = CertificateParams::new(hosts).expect("names");
-        // GnuTLS shows a country in any other encoding as hexadecimal digits.
+        // GnuTLS prints a country in any other encoding as hexadecimal digits.
         let country = DnValue::PrintableString("GB".try_into().expect("printable"));
         params.distinguished_name = rcgen::DistinguishedName::new();
         params.distinguished_name.push(DnType::CountryName, country);
@@ -143,7 +143,7 @@ pub(crate) fn good_directory() -> tempfile::TempDir {
     directory_of("Test authority")
 }
 
-/// As [`good_directory`], with an authority of this name.
+/// As [`good_directory`], with the authority's name `authority`.
 #[allow(dead_code)]
 pub(crate) fn directory_of(authority: &str) -> tempfile::TempDir {
     let directory = tempfile::tempdir().expect("a directory");

@@ -1,12 +1,12 @@
 //! Section `kvm-clock`, version 1: the VM-wide paravirtual clock.
 //!
-//! | field | what |
+//! | field | content |
 //! | --- | --- |
-//! | `clck` | `kvm_clock_data` as KVM_GET_CLOCK gave it, with the host's realtime and TSC if offered |
+//! | `clck` | `kvm_clock_data` as KVM_GET_CLOCK returned it, with the host's realtime and TSC if offered |
 //! | `real` | CLOCK_REALTIME at that moment, in ns since 1970 |
 //!
-//! The clock goes on by the real time that has passed. Where both kernels know KVM_CLOCK_REALTIME the
-//! destination's kernel adds it, else this module does.
+//! The clock advances by the real time that passed during the migration. If both kernels know
+//! KVM_CLOCK_REALTIME, the destination's kernel adds that time. Otherwise this module does.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use super::codec::{Body, Fields, StateError, kernel};
 use super::context::{Context, saving};
 use super::realtime::{at_once, passed_ns};
 
-/// How often the clock is set, until it is so near to what it should be.
+/// Attempts to set the clock. They end once the clock is within [`NEAR_NS`] of its target.
 const TRIES: usize = 9;
 const NEAR_NS: u64 = 20_000;
 
@@ -64,7 +64,8 @@ fn load(context: &Context, fields: &mut Fields<'_>) -> Result<(), StateError> {
         let (clock, realtime) = (saved.clock, saved.realtime);
         return set(kvm_clock_data { clock, flags: KVM_CLOCK_REALTIME, realtime, ..Default::default() });
     }
-    // A call takes time, which is measured and added; more than once if the thread was preempted.
+    // A call takes time. That time is measured and added in the next attempt, several times if the thread was
+    // preempted.
     let mut lag = 0;
     for _ in 0..TRIES {
         let clock = saved.clock.saturating_add(passed_ns(real)).saturating_add_signed(lag);

@@ -1,12 +1,12 @@
-//! How bodies are written and read: a list of fields, each a four-letter tag, a little-endian u32 length,
-//! and so many bytes. A body has each of its fields once; the reader takes them by tag and in the end
-//! refuses what nobody took.
+//! Encodes and decodes the bodies of device sections. A body is a list of fields: a four-letter tag, a
+//! little-endian u32 length, and that many bytes. A body contains each field once. The reader takes fields by
+//! tag and refuses the fields that remain.
 
 use std::io;
 
 use crate::kvm::{Plain, bytes_of, from_bytes};
 
-/// A field's name.
+/// Tag of a field: four ASCII letters.
 pub(crate) type Tag = [u8; 4];
 
 /// Why a device's state could not be saved or loaded.
@@ -16,15 +16,15 @@ pub enum StateError {
     /// The body ends inside a field.
     #[error("the body of {len} bytes ends inside the field at byte {at}")]
     Truncated {
-        /// Offset of the field in the body.
+        /// Offset of the field in the body, in bytes.
         at: usize,
-        /// The body's length.
+        /// The body's length in bytes.
         len: usize,
     },
-    /// A field comes twice.
+    /// A field occurs more than once.
     #[error("field {0:?} comes twice")]
     Duplicate(String),
-    /// A field that must be there is not.
+    /// A required field is missing.
     #[error("field {0:?} is missing")]
     Missing(String),
     /// A field that this version does not know.
@@ -33,46 +33,46 @@ pub enum StateError {
     /// A field has the wrong length.
     #[error("field {field:?} has {got} bytes, {expected} are right")]
     Length {
-        /// Which field.
+        /// Tag of the field with the wrong length.
         field: String,
-        /// Its length.
+        /// The field's length in the body, in bytes.
         got: usize,
-        /// The length it should have.
+        /// The length that the field must have.
         expected: String,
     },
-    /// A field holds a value that cannot be.
+    /// A field has a value outside its range.
     #[error("field {field:?}: {why}")]
     Value {
-        /// Which field.
+        /// Tag of the field with the invalid value.
         field: String,
-        /// What is wrong.
+        /// Why the value is invalid.
         why: String,
     },
-    /// The two sides differ where they must not.
+    /// Source and destination differ in something that must be equal.
     #[error("{what}: the source has {theirs}, this machine has {ours}")]
     Mismatch {
-        /// What differs.
+        /// Name of the property that differs.
         what: String,
-        /// The source's.
+        /// Value of the source.
         theirs: String,
-        /// This machine's.
+        /// Value of this machine.
         ours: String,
     },
     /// The kernel refused the state.
     #[error("{call}: {source}")]
     Kernel {
-        /// Which call.
+        /// Name of the call, such as `KVM_SET_REGS`.
         call: &'static str,
-        /// Its answer.
+        /// The error that the kernel returned.
         source: io::Error,
     },
-    /// A section came before one that must precede it.
+    /// A section arrived before a section that must precede it.
     #[error("it came before section {missing}")]
     Order {
         /// The section that should have come first.
         missing: String,
     },
-    /// A section came twice.
+    /// The same section arrived twice.
     #[error("it came twice")]
     Twice,
 }
@@ -83,7 +83,7 @@ impl StateError {
     }
 }
 
-/// For `map_err`: the kernel refused `call`.
+/// Builds the error of a refused `call`, for `map_err`.
 pub(crate) fn kernel(call: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> StateError {
     move |error| StateError::Kernel { call, source: io::Error::from_raw_os_error(error.errno()) }
 }
@@ -92,7 +92,7 @@ fn name(tag: Tag) -> String {
     tag.escape_ascii().to_string()
 }
 
-/// Writes a body.
+/// A body that is being written.
 #[derive(Debug, Default)]
 pub(crate) struct Body(Vec<u8>);
 
@@ -116,12 +116,12 @@ impl Body {
     }
 }
 
-/// A body that was taken apart.
+/// The fields of a received body that the reader has not taken yet.
 #[derive(Debug)]
 pub(crate) struct Fields<'a>(Vec<(Tag, &'a [u8])>);
 
 impl<'a> Fields<'a> {
-    /// Takes a body apart; the number of fields is bounded by its length.
+    /// Splits a body into fields. The body's length bounds the number of fields.
     pub(crate) fn parse(body: &'a [u8]) -> Result<Self, StateError> {
         let mut fields: Vec<(Tag, &[u8])> = Vec::new();
         let mut at = 0;
@@ -160,7 +160,7 @@ impl<'a> Fields<'a> {
         bytes.try_into().map(u64::from_le_bytes).map_err(|_| length(tag, bytes.len(), 8))
     }
 
-    /// Refuses what is left.
+    /// Refuses fields that the reader has not taken.
     pub(crate) fn finish(&self) -> Result<(), StateError> {
         self.0.first().map_or(Ok(()), |field| Err(StateError::Unknown(name(field.0))))
     }

@@ -1,16 +1,18 @@
-//! Section `sterna/compatibility`, version 1: what must be equal on both sides, sent before any RAM.
+//! Section `sterna/compatibility`, version 1: the properties that both sides must share, sent before any RAM.
 //!
-//! | field | what |
+//! | field | content |
 //! | --- | --- |
 //! | `cpus` | number of vCPUs, u64 |
 //! | `tkhz` | TSC frequency in kHz, u64; this side's must be within 250 ppm, or scalable |
 //! | `rams` | each piece of RAM: guest-physical address u64, length u64 |
-//! | `virt` | only where there are virtio devices: of each how it moves u8 (0 no disk, 1 shared, 2 copied, 3 not at all, 4 and 5 vhost-user with and without a state of its own), its kind u32, features u64, number of queues u16, length of its configuration space u16, and this |
+//! | `virt` | only with virtio devices. For each device: how it moves u8 (0 no disk, 1 shared, 2 copied, 3 not at all, 4 and 5 vhost-user with and without a state of its own), kind u32, features u64, number of queues u16, length of the configuration space u16, configuration space |
 //! | `cpid` | every CPUID entry without the vCPU's own ids: function, index, flags, eax, ebx, ecx, edx, u32 each |
 //!
-//! *Compatibility rule*: equality; of a virtio device the destination may offer more features, and a vhost-user device that comes with the
-//! guest (`mode` `cpr-transfer`) is what the source says, as far as this side's options do not say otherwise. CPUID is
-//! what the guest has already seen, so a destination with more or with less is refused, with the leaf, the register and its bits named.
+//! *Compatibility rule*: the values are equal, with two exceptions. A virtio device of the destination may
+//! offer more features. A vhost-user device that is handed over with the guest (`mode` `cpr-transfer`) has
+//! the source's properties, unless this side's options contradict them. The guest has already read CPUID.
+//! Therefore a destination with more or fewer bits is refused, and the error names the leaf, the register and
+//! its bits.
 
 use std::sync::Arc;
 
@@ -84,7 +86,7 @@ fn compare(context: &Context, fields: &mut Fields<'_>) -> Result<(), StateError>
     compare_cpuid(&bytes.chunks_exact(ENTRY_BYTES).map(entry_of).collect::<Vec<_>>(), &context.hardware.cpuid)
 }
 
-/// The first difference between two CPUID tables, by leaf.
+/// Reports the first difference between two CPUID tables, by leaf.
 fn compare_cpuid(theirs: &[kvm_cpuid_entry2], ours: &[kvm_cpuid_entry2]) -> Result<(), StateError> {
     let find = |table: &[kvm_cpuid_entry2], key: &kvm_cpuid_entry2| {
         table.iter().find(|entry| (entry.function, entry.index) == (key.function, key.index)).copied()

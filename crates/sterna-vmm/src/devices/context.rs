@@ -1,4 +1,4 @@
-//! What devices save and load, and how far a machine that loads has come.
+//! The shared objects of a machine's devices, and the order in which sections are loaded.
 
 use std::sync::Arc;
 
@@ -10,26 +10,26 @@ use super::tsc::TscAnchor;
 use crate::hardware::Hardware;
 use crate::vcpus::Vcpus;
 
-/// What a machine's devices share.
+/// Objects that the devices of a machine share.
 pub(crate) struct Context {
     pub(crate) hardware: Arc<Hardware>,
     pub(crate) vcpus: Arc<Vcpus>,
     loading: Mutex<Loading>,
 }
 
-/// What a machine that loads has got so far: sections come in save order.
+/// Progress of a machine that loads its sections, in save order.
 #[derive(Debug, Default)]
 pub(crate) struct Loading {
     /// Name and instance of each section, in save order.
     order: Vec<(String, u32)>,
-    /// How many of them were loaded: the first ones.
+    /// Number of sections loaded so far. They are the first ones of `order`.
     loaded: usize,
-    /// How vCPU 0's TSC was set; the others follow it.
+    /// How vCPU 0's TSC was set. The other vCPUs are set relative to it.
     pub(crate) tsc: Option<TscAnchor>,
 }
 
 impl Context {
-    /// Nothing can be loaded yet: see [`Loading::expect_all`].
+    /// A context that loads nothing until [`Loading::expect_all`] is called.
     pub(crate) fn new(hardware: Arc<Hardware>, vcpus: Arc<Vcpus>) -> Self {
         Self { hardware, vcpus, loading: Mutex::default() }
     }
@@ -38,7 +38,7 @@ impl Context {
         self.loading.lock()
     }
 
-    /// Runs a device's load: order first, then the body; notes that it was loaded.
+    /// Loads a device's body after a check of the section's order. Records that it was loaded.
     pub(crate) fn load(
         &self,
         device: &dyn Device,
@@ -59,18 +59,18 @@ impl Context {
 }
 
 impl Loading {
-    /// From now on these sections are expected, each once and in this order.
+    /// Starts a load that expects these sections, each once and in this order.
     pub(crate) fn expect_all(&mut self, devices: &[Arc<dyn Device>]) {
         let order = devices.iter().map(|device| (device.name(), device.instance())).collect();
         *self = Self { order, ..Self::default() };
     }
 
-    /// The first section that is missing.
+    /// The first section that was not loaded yet.
     pub(crate) fn missing(&self) -> Option<String> {
         self.order.get(self.loaded).map(|(name, instance)| format!("{name} {instance}"))
     }
 
-    /// Section (`name`, `instance`) may be loaded: those that go before it were, itself was not.
+    /// Checks that section (`name`, `instance`) is the next one to load.
     fn expect(&self, name: &str, instance: u32) -> Result<(), StateError> {
         let is_it = |section: &(String, u32)| section.0 == name && section.1 == instance;
         if self.order[..self.loaded].iter().any(is_it) {
@@ -85,7 +85,7 @@ impl Loading {
     }
 }
 
-/// Names a failed save.
+/// Adds the device's name to the error of a failed save.
 pub(crate) fn saving(device: &dyn Device, result: Result<Vec<u8>, StateError>) -> Result<Vec<u8>, VmError> {
     result.map_err(|error| VmError::new(format!("saving {} {}", device.name(), device.instance()), error))
 }

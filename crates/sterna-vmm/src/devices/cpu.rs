@@ -1,6 +1,6 @@
-//! Section `cpu`, one instance a vCPU, version 1: all that a vCPU is.
+//! Section `cpu`, one instance per vCPU, version 1: the complete state of a vCPU.
 //!
-//! | field | what | there |
+//! | field | content | present |
 //! | --- | --- | --- |
 //! | `regs` | `kvm_regs` | always |
 //! | `sre2` or `sreg` | `kvm_sregs2`, or `kvm_sregs` from kernels before 5.14 | one of them |
@@ -15,11 +15,15 @@
 //! | `mpst` | the run state as a u64 (0 runnable, 1 uninitialised, 2 INIT received, 3 halted, 4 SIPI received) | always |
 //! | `dreg` | `kvm_debugregs` | if offered |
 //!
-//! A field that the source had and this kernel has no call for is an error: state would be lost.
+//! It is an error if this kernel has no call for a field that the source sent, because state would be lost.
 //!
-//! Order of loading: segment and control registers before the LAPIC (they hold its base) and before
-//! xcrs and xsave (CR4 permits them); the TSC before the deadline that is measured in it; the LAPIC
-//! before the deadline, which counts in the mode that the LAPIC is in; the general registers last.
+//! Order of loading:
+//!
+//! - Segment and control registers come before the LAPIC, because they contain its base.
+//! - They also come before xcrs and xsave, because CR4 permits those.
+//! - The TSC comes before the deadline, which is measured in it.
+//! - The LAPIC comes before the deadline, which counts in the LAPIC's mode.
+//! - The general registers come last.
 
 use std::sync::Arc;
 
@@ -35,7 +39,7 @@ use super::tsc::Reading;
 use super::{msrs, tsc};
 use crate::kvm;
 
-/// KVM lets a TSC run at another frequency than the host's without scaling if they differ by no more: 250 ppm.
+/// Frequency difference up to which KVM needs no TSC scaling: 250 ppm.
 const TSC_TOLERANCE_PPM: u64 = 250;
 
 pub(crate) struct Cpu {
@@ -76,7 +80,7 @@ impl Device for Cpu {
 fn save(context: &Context, index: usize) -> Result<Vec<u8>, StateError> {
     let (fd, caps) = (&*context.vcpus.fd(index), &context.hardware.caps);
     let mut body = Body::default();
-    // First of all: asking for it makes the kernel take pending INITs and SIPIs into account.
+    // Must be the first call: it makes the kernel process pending INITs and SIPIs.
     let mp_state = fd.get_mp_state().map_err(kernel("KVM_GET_MP_STATE"))?;
     body.u64(*b"mpst", mp_state.mp_state.into());
     body.plain(*b"regs", &fd.get_regs().map_err(kernel("KVM_GET_REGS"))?);
@@ -107,7 +111,7 @@ fn save(context: &Context, index: usize) -> Result<Vec<u8>, StateError> {
     Ok(body.finish())
 }
 
-/// A body that was read and checked, not yet the vCPU's.
+/// A decoded and checked body, not yet loaded into the vCPU.
 struct VcpuState<'a> {
     mp_state: kvm_mp_state,
     regs: kvm_regs,
@@ -218,7 +222,7 @@ fn u64_of(tag: super::codec::Tag, bytes: &[u8]) -> Result<u64, StateError> {
     bytes.try_into().map(u64::from_le_bytes).map_err(|_| length(tag, bytes.len(), 8))
 }
 
-/// The source's frequency, if this host can give the guest one.
+/// The source's TSC frequency, if this host can run the guest at it.
 pub(crate) fn check_khz(context: &Context, theirs: u64) -> Result<u32, StateError> {
     let ours = u64::from(context.hardware.tsc_khz);
     let near = theirs.abs_diff(ours).saturating_mul(1_000_000) <= ours * TSC_TOLERANCE_PPM;

@@ -1,13 +1,14 @@
-//! Sections `vfio-user/N` and `vhost-user/N`, version 1: a device in a process of its own. What it is; its state is
-//! its stream.
+//! Sections `vfio-user/N` and `vhost-user/N`, version 1: the identity of a device that another process
+//! serves. The device's state is sent as a device stream.
 //!
-//! | section | field | what |
+//! | section | field | content |
 //! | --- | --- | --- |
 //! | `vfio-user/N` | `info` | number of regions and of interrupt types, u32 each |
 //! | `vhost-user/N` | `queu` | number of queues, u32 |
 //!
-//! *Compatibility rule*: equality. Everything else is the two processes' affair: a device refuses a state that is not
-//! of its kind, and virtio features are checked with the rings, where it is known which ones the guest uses.
+//! *Compatibility rule*: equality. The two device processes check everything else. A device refuses a state
+//! of another kind. Virtio features are checked with the rings, because only the rings tell which features
+//! the guest uses.
 
 use std::sync::Arc;
 
@@ -21,13 +22,13 @@ pub(crate) struct ExternalProcess {
     context: Arc<Context>,
     name: String,
     field: Tag,
-    /// What `field` tells, for people.
+    /// Description of `field` for error messages.
     told: &'static str,
     value: Vec<u8>,
     stream: Arc<dyn DeviceStream>,
 }
 
-/// All of the machine, in save order.
+/// The machine's devices in other processes, in save order.
 pub(crate) fn all(context: &Arc<Context>) -> Vec<Arc<dyn Device>> {
     let vfio = context.hardware.external.vfio_user.iter().enumerate().map(|(index, device)| {
         let info = device.client.info();
@@ -88,7 +89,8 @@ impl Device for ExternalProcess {
         4096
     }
 
-    /// What it sends while the guest runs is loaded before the switchover; one that sends nothing then says so at once.
+    /// The stream's chunks that are sent while the guest runs are loaded before the switchover. A device
+    /// without such chunks acknowledges immediately.
     fn asks_switchover_ack(&self) -> bool {
         true
     }

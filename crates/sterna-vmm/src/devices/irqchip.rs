@@ -1,10 +1,10 @@
 //! Section `irqchip`, version 1: the interrupt controllers that all vCPUs share.
 //!
-//! | field | what |
+//! | field | content |
 //! | --- | --- |
 //! | `pic0` | `kvm_irqchip` of the first PIC |
-//! | `pic1` | of the second |
-//! | `ioap` | of the IOAPIC |
+//! | `pic1` | `kvm_irqchip` of the second PIC |
+//! | `ioap` | `kvm_irqchip` of the IOAPIC |
 
 use std::sync::Arc;
 

@@ -1,22 +1,26 @@
-//! The machine's state as it moves, one module a device.
+//! The device state of a machine that migrates, one module per device.
 //!
 //! Sections are saved and loaded in this order: `kvm-clock`, `serial`, `virtio/`, `vfio-user/` and
 //! `vhost-user/` each from 0, `cpu` 0 to n−1, `irqchip`, `pit`.
-//! A vCPU's LAPIC comes before the IOAPIC, whose loading may deliver an interrupt to it; the PIT comes
-//! last, since it ticks from the moment it is loaded, guest or none. [`context::Loading`] refuses another order,
-//! and a machine that was not given all sections takes nothing over.
+//! A vCPU's LAPIC comes before the IOAPIC, because loading the IOAPIC can deliver an interrupt to the LAPIC.
+//! The PIT comes last, because it ticks as soon as it is loaded, even while no guest runs.
+//! [`context::Loading`] refuses any other order. A machine that has not received all sections refuses to take
+//! over the guest.
 //!
 //! # Bodies
-//! A body is a list of fields ([`codec`]). The kernel's structures travel as they are: their layout is
-//! ABI, little-endian, without padding. *Compatibility rule*: a field that every reader must understand,
-//! or a changed meaning, raises the section's version; a reader takes versions from 1 to its own and
-//! refuses fields it does not know, so nothing of the state is ever dropped in silence.
+//! A body is a list of fields ([`codec`]). The kernel's structures are sent unchanged: their layout is ABI,
+//! little-endian, without padding.
+//!
+//! *Compatibility rule*: the section's version increases if a field is added that every reader must
+//! understand, or if a field's meaning changes. A reader accepts versions from 1 to its own. It refuses
+//! unknown fields, so no state is dropped silently.
 //!
 //! # Time
-//! Guest time goes on while the guest moves: TSC, kvmclock and LAPIC deadlines continue as if the vCPUs
-//! had only been stopped, and a guest that reads its clocks before and after sees how long it stood still.
-//! What has passed is read off CLOCK_REALTIME on both sides, so between hosts it is as good as their NTP;
-//! a destination whose clock is behind lets time stand still, never go back.
+//! Guest time continues while the guest migrates. TSC, kvmclock and LAPIC deadlines continue as if the vCPUs
+//! had only been stopped. A guest that reads its clocks before and after sees how long it was paused. The
+//! elapsed time is measured with CLOCK_REALTIME on both sides. Between hosts it is therefore as accurate as
+//! their NTP synchronisation. If the destination's clock is earlier than the source's, guest time stops
+//! during the migration but never runs backwards.
 
 pub(crate) mod codec;
 
@@ -42,10 +46,10 @@ use crate::vcpus::Vcpus;
 use context::Context;
 pub(crate) use msrs::known as known_msrs;
 
-/// The saved state of one machine.
+/// The devices of one machine whose state is saved.
 pub(crate) struct Devices {
     context: Arc<Context>,
-    /// In save order.
+    /// Devices in save order.
     all: Vec<Arc<dyn Device>>,
 }
 
@@ -62,7 +66,7 @@ impl Devices {
         &self.all
     }
 
-    /// The record that both sides must agree on.
+    /// The compatibility record, which both sides must agree on.
     pub(crate) fn compatibility(&self) -> Arc<dyn Device> {
         Arc::new(compat::Compatibility(Arc::clone(&self.context)))
     }
@@ -72,24 +76,24 @@ impl Devices {
         self.all.iter().map(|device| device.save()).collect()
     }
 
-    /// Every device gets its state of `bodies`, in save order, whatever was loaded before.
+    /// Loads `bodies` into all devices, in save order, regardless of earlier loads.
     pub(crate) fn reset(&self, bodies: &[Vec<u8>]) {
         self.context.loading().expect_all(&self.all);
         for (device, body) in self.all.iter().zip(bodies) {
             if let Err(error) = device.load(device.version(), body) {
-                // The next load replaces every bit of it, and no guest starts without one.
+                // The next load replaces the device's whole state, and no guest starts without a load.
                 tracing::error!(%error, "a device could not be reset");
             }
         }
         self.context.loading().expect_all(&self.all);
     }
 
-    /// The first section that was not loaded.
+    /// The first section that was not loaded yet.
     pub(crate) fn missing(&self) -> Option<String> {
         self.context.loading().missing()
     }
 
-    /// At the destination, before prepare is answered: all of the state must have come.
+    /// Hook of the destination: before prepare is answered, all sections must have been loaded.
     pub(crate) fn complete(&self) -> Arc<dyn Hook> {
         Arc::new(Complete(Arc::clone(&self.context)))
     }
@@ -124,7 +128,7 @@ impl Hook for Complete {
         }
     }
 
-    /// It belongs to no host.
+    /// The check depends on no other host, so seizing is the same as acquiring.
     fn seize(&self) -> Result<(), VmError> {
         self.acquire()
     }

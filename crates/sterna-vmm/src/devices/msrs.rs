@@ -1,7 +1,8 @@
-//! Which MSRs are the guest's state: those that the kernel lists, and those that it keeps without
-//! listing them on some versions (MTRRs, PAT, machine check).
+//! Selects the MSRs that are part of the guest's state. These are the MSRs that the kernel lists, and those
+//! that some kernel versions store without listing them (MTRRs, PAT, machine check).
 //!
-//! The TSC and the LAPIC's deadline are not among them: they are state too, but of time ([`super::tsc`]).
+//! The TSC and the LAPIC's deadline are not included. They depend on time and are saved separately
+//! ([`super::tsc`]).
 
 use kvm_bindings::{KVM_MAX_MSR_ENTRIES, Msrs, kvm_msr_entry};
 use kvm_ioctls::VcpuFd;
@@ -12,10 +13,10 @@ use crate::kvm;
 pub(crate) const TSC: u32 = 0x10;
 pub(crate) const TSC_DEADLINE: u32 = 0x6e0;
 
-/// One MSR in a body: index u32, value u64.
+/// Length of one MSR in a body: index u32, value u64.
 const ENTRY_BYTES: usize = 12;
 
-/// The MSRs that this vCPU's kernel lets us read. Others are dropped: the kernel keeps nothing under them.
+/// The MSRs that this vCPU's kernel can read. The kernel stores nothing for the others, so they are dropped.
 pub(crate) fn known(fd: &VcpuFd, listed: &[u32]) -> Vec<u32> {
     let mtrrs = (0x200..0x210).chain([0x250, 0x258, 0x259]).chain(0x268..0x270).chain([0x277, 0x2ff]);
     let machine_check = [0x17a, 0x17b].into_iter().chain(0x400..0x400 + 4 * 32);
@@ -32,7 +33,7 @@ pub(crate) fn known(fd: &VcpuFd, listed: &[u32]) -> Vec<u32> {
     indices
 }
 
-/// Reads all of `indices`.
+/// Reads the MSRs named by `indices`.
 pub(crate) fn save(fd: &VcpuFd, indices: &[u32]) -> Result<Vec<u8>, StateError> {
     let mut bytes = Vec::with_capacity(indices.len() * ENTRY_BYTES);
     for batch in indices.chunks(KVM_MAX_MSR_ENTRIES) {
@@ -47,7 +48,8 @@ pub(crate) fn save(fd: &VcpuFd, indices: &[u32]) -> Result<Vec<u8>, StateError> 
                 bytes.extend(entry.data.to_le_bytes());
             }
             if count < rest.len() {
-                // Readable at creation, not now: it hangs on something that the guest switched off.
+                // The MSR was readable when the vCPU was created, and is not now: it depends on a feature
+                // that the guest switched off.
                 tracing::debug!("MSR {:#x} is not saved: the kernel cannot read it now", rest[count]);
             }
             rest = &rest[(count + 1).min(rest.len())..];
@@ -56,7 +58,8 @@ pub(crate) fn save(fd: &VcpuFd, indices: &[u32]) -> Result<Vec<u8>, StateError> 
     Ok(bytes)
 }
 
-/// Sets what [`save`] read. An MSR that this kernel refuses is an error, unless it holds the value already.
+/// Sets the MSRs that [`save`] read. Fails if this kernel refuses an MSR, unless the MSR already has the
+/// value.
 pub(crate) fn load(fd: &VcpuFd, tag: Tag, bytes: &[u8], ours: &[u32]) -> Result<(), StateError> {
     if !bytes.len().is_multiple_of(ENTRY_BYTES) || bytes.len() > 4 * KVM_MAX_MSR_ENTRIES * ENTRY_BYTES {
         return Err(length(tag, bytes.len(), "a multiple of 12"));

@@ -1,12 +1,15 @@
 //! Section `pit`, version 1: the interval timer.
 //!
-//! | field | what |
+//! | field | content |
 //! | --- | --- |
 //! | `pit2` | `kvm_pit_state2` |
 //!
-//! The kernel does not save how far a period has run: a loaded channel starts its period anew. A periodic
-//! tick is late by less than a period; a one-shot that was pending fires, late by what had run; one that
-//! had fired before may fire once more (as it does under every VMM on this kernel interface).
+//! The kernel does not save how much of a period has elapsed. A loaded channel therefore restarts its period,
+//! as under every VMM on this kernel interface:
+//!
+//! - A periodic tick is late by less than a period.
+//! - A pending one-shot timer fires, late by the elapsed part of its period.
+//! - A one-shot timer that had already fired may fire once more.
 
 use std::sync::Arc;
 
@@ -59,7 +62,7 @@ fn load(context: &Context, fields: &mut Fields<'_>) -> Result<(), StateError> {
                 format!("channel {index} counts from {:#x}", channel.count),
             ));
         }
-        channel.count_load_time = 0; // the source's kernel's clock: means nothing here, and is set anew
+        channel.count_load_time = 0; // a time of the source's clock, meaningless here; loading sets it again
     }
     context.hardware.vm.fd().set_pit2(&state).map_err(kernel("KVM_SET_PIT2"))
 }

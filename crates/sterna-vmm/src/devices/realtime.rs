@@ -1,19 +1,19 @@
-//! The clock by which guest time goes on while the guest moves ([`super`], *Time*).
+//! The host clock that measures how far guest time advances during a migration ([`super`], *Time*).
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Nanoseconds since 1970.
+/// Time of the host's clock, nanoseconds since 1970.
 pub(crate) fn realtime_ns() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
 }
 
-/// Tries of [`at_once`], and after how short a one no other is made.
+/// Attempts of [`at_once`]. An attempt shorter than [`CLOSE_NS`] is the last one.
 const TRIES: usize = 9;
 const CLOSE_NS: u64 = 3000;
 
-/// Does something between two looks at the clock: of some tries the one that took the shortest time, with the time in its middle. A
-/// guest compares its clocks with each other every half second, and calls one unstable that is off by half a millisecond; this
-/// thread may be preempted for longer than that.
+/// Runs `act` between two readings of the clock. Returns its result with the time in the middle. The shortest
+/// of several attempts counts. A guest compares its clocks every half second and marks a clock unstable that
+/// is off by half a millisecond. This thread can be preempted for longer than that.
 pub(crate) fn at_once<T, E>(mut act: impl FnMut() -> Result<T, E>) -> Result<(T, u64), E> {
     let mut best: Option<(u64, T, u64)> = None;
     for _ in 0..TRIES {
@@ -33,7 +33,7 @@ pub(crate) fn at_once<T, E>(mut act: impl FnMut() -> Result<T, E>) -> Result<(T,
     }
 }
 
-/// How long ago `then` was; 0 if this host's clock is behind.
+/// Nanoseconds since `then`; 0 if this host's clock is earlier than `then`.
 pub(crate) fn passed_ns(then: u64) -> u64 {
     realtime_ns().saturating_sub(then)
 }

@@ -1,6 +1,6 @@
 //! Section `serial`, version 1: the console's UART.
 //!
-//! | field | what |
+//! | field | content |
 //! | --- | --- |
 //! | `regs` | nine bytes: divisor low and high, IER, IIR, LCR, LSR, MCR, MSR, scratch |
 //! | `fifo` | received bytes that the guest has not read, at most 64 |

@@ -1,10 +1,10 @@
-//! The time-stamp counters: saved with the moment at which they were read, loaded so that they go on as
-//! if they had ticked all along ([`super`], *Time*).
+//! Saves and loads the time-stamp counters. Each is saved with the time of its reading, and loaded as if it
+//! had ticked ever since ([`super`], *Time*).
 //!
-//! vCPU 0's counter is set by the clock; the others then get the distance from vCPU 0's that they had at
-//! the source, exactly, where the kernel lets us say so (KVM_VCPU_TSC_OFFSET); else each is set by the
-//! clock too, and the kernel makes equal what was written within a second. Whether the kernel did as told
-//! is read back, since a kernel may offer the call and ignore it.
+//! vCPU 0's counter is set by the clock. If the kernel offers KVM_VCPU_TSC_OFFSET, the other vCPUs get
+//! exactly the distance from vCPU 0 that they had at the source. Otherwise each is set by the clock too, and
+//! the kernel makes counters equal that are written within a second. The result is read back, because a
+//! kernel may offer the call and ignore it.
 
 use std::ops::Range;
 
@@ -15,16 +15,16 @@ use super::msrs;
 use super::realtime::{at_once, passed_ns};
 use crate::kvm;
 
-/// A counter's reading, and when it was made.
+/// A TSC value, and the time of its reading.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Reading {
     tsc: u64,
     realtime_ns: u64,
-    /// The guest's counter less the host's, where the kernel says it.
+    /// The guest's counter minus the host's, if the kernel offers it.
     offset: Option<u64>,
 }
 
-/// How vCPU 0 was set: its offset at the source and here.
+/// Offsets of vCPU 0 at the source and on this host. The other vCPUs are set relative to them.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TscAnchor {
     source: Option<u64>,
@@ -53,7 +53,7 @@ pub(crate) fn parse(fields: &mut Fields<'_>) -> Result<Reading, StateError> {
     Ok(Reading { tsc, realtime_ns, offset })
 }
 
-/// Sets a vCPU's counter; `anchor` is vCPU 0's, None for vCPU 0 itself.
+/// Sets a vCPU's counter. `anchor` is vCPU 0's; None for vCPU 0 itself.
 pub(crate) fn load(
     fd: &VcpuFd,
     saved: Reading,
@@ -81,7 +81,7 @@ pub(crate) fn load(
     Ok(TscAnchor { source: None, here: None })
 }
 
-/// Moves the offset by what the counter lacks. None if the kernel cannot, or does not.
+/// Adjusts the offset by the counter's error. None if the kernel cannot do so, or ignores the call.
 fn set_by_offset(fd: &VcpuFd, saved: Reading, khz: u32) -> Option<u64> {
     let offset = kvm::tsc_offset(fd).ok()?;
     let now = read(fd)?;
@@ -91,7 +91,7 @@ fn set_by_offset(fd: &VcpuFd, saved: Reading, khz: u32) -> Option<u64> {
     is_near(fd, saved, khz).then_some(ours)
 }
 
-/// What the counter should read now.
+/// The value that the counter should have now.
 fn expected(saved: Reading, khz: u32) -> u64 {
     at(saved, khz, passed_ns(saved.realtime_ns))
 }
@@ -101,7 +101,8 @@ fn at(saved: Reading, khz: u32, passed_ns: u64) -> u64 {
     saved.tsc.wrapping_add(ticks as u64)
 }
 
-/// Whether the counter reads what it should, within 100 ms on either side (this thread may be preempted).
+/// Whether the counter is within 100 ms of its expected value. The tolerance is needed because this thread
+/// may be preempted.
 fn is_near(fd: &VcpuFd, saved: Reading, khz: u32) -> bool {
     let slack = u64::from(khz) * 100;
     let before = expected(saved, khz);

@@ -1,21 +1,22 @@
-//! Sections `virtio/N`, version 1: the virtio device in place N.
+//! Sections `virtio/N`, version 1: the state of the virtio device in slot N.
 //!
-//! | field | what |
+//! | field | content |
 //! | --- | --- |
-//! | `kind` | virtio's number of the kind, u32 |
+//! | `kind` | virtio's device type number, u32 |
 //! | `conf` | the configuration space, as the driver reads it |
 //! | `stat` | status, causes of the interrupt, and the three selectors, u32 each |
 //! | `feat` | the features that the driver chose, u64 |
-//! | `queu` | each queue: most entries, entries, next available, next used (u16 each), ready, event index (u8 each), addresses of descriptors, available ring and used ring (u64 each) |
-//! | `more` | of a network card with several pairs of queues: how many are active, u16; of a console: what was typed and not read yet; of a device with free page hinting: the last command id, u32 |
+//! | `queu` | for each queue: maximum size, size, next available, next used (u16 each), ready, event index (u8 each), addresses of descriptors, available ring and used ring (u64 each) |
+//! | `more` | network card with several queue pairs: number of active pairs, u16. Console: typed input that the guest has not read. Device with free page hinting: the last command id, u32 |
 //!
-//! Of a device that another process serves (vhost-user) how far its queues are also stands in that one's stream
-//! (`vhost-user/N`), which is what its back end gets.
+//! For a device that another process serves (vhost-user), the stream `vhost-user/N` also contains the queues'
+//! positions. The back end gets the positions from that stream.
 //!
-//! A device is saved when nothing is in flight: what it has taken it has returned, and the rest stands in the rings.
+//! A device is saved when no request is in flight. It has returned all buffers that it took, and the other
+//! requests are still in the rings.
 //!
-//! *Compatibility rule*: kind and configuration space are equal on both sides, and the destination offers what the driver chose.
-//! `sterna/compatibility` compares them before any RAM moves.
+//! *Compatibility rule*: both sides have the same kind and configuration space, and the destination offers
+//! every feature that the driver chose. `sterna/compatibility` compares them before any RAM is sent.
 
 pub(super) mod record;
 
@@ -37,7 +38,7 @@ pub(crate) struct Virtio {
     place: usize,
 }
 
-/// All of the machine, in the order of their places.
+/// The machine's virtio devices, in the order of their slots.
 pub(crate) fn all(context: &Arc<Context>) -> Vec<Arc<dyn Device>> {
     let devices = 0..context.hardware.virtio.all().len();
     devices.map(|place| Arc::new(Virtio { context: Arc::clone(context), place }) as Arc<dyn Device>).collect()
@@ -70,7 +71,7 @@ impl Device for Virtio {
         16 << 10
     }
 
-    /// What a disk sends while the guest runs is loaded before the switchover.
+    /// The disk content that is sent while the guest runs is loaded before the switchover.
     fn asks_switchover_ack(&self) -> bool {
         self.transport().identity.stream.is_some()
     }
@@ -112,13 +113,13 @@ pub(crate) fn load(transport: &Transport, fields: &mut Fields<'_>) -> Result<(),
     if stat.len() != 4 * WORDS {
         return Err(length(*b"stat", stat.len(), 4 * WORDS));
     }
-    // The length of a disk that no driver has seen may be another one.
+    // The disk's length may differ, as long as no driver has read it.
     let unseen = if status == 0 && identity.disk.is_some() { 8 } else { 0 };
     if configuration.get(unseen..) != ours.get(unseen..) {
         return Err(mismatch("configuration space", configuration, &ours));
     }
     let driver_features = fields.u64(*b"feat")?;
-    // Until they are agreed on a driver may have chosen anything, and nothing works by it.
+    // Before FEATURES_OK a driver may have written any bits, and no device uses them.
     if status & VIRTIO_CONFIG_S_FEATURES_OK != 0 && driver_features & !identity.features() != 0 {
         let lacking = format!("{:#x}", driver_features & !identity.features());
         let ours = format!("{:#x}", identity.features());
@@ -155,7 +156,7 @@ fn queue_bytes(queue: &QueueState) -> Vec<u8> {
     bytes
 }
 
-/// `None` for flags that are none.
+/// Decodes a queue's state. `None` if a flag is neither 0 nor 1.
 fn queue_of(bytes: &[u8; QUEUE_BYTES]) -> Option<QueueState> {
     let short = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
     let long = |at: usize| bytes[at..at + 8].try_into().map(u64::from_le_bytes).ok();

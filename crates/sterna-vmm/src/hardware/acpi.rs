@@ -1,7 +1,8 @@
-//! ACPI's tables: what firmware would tell a kernel of this machine.
+//! Writes the ACPI tables, by which a kernel finds this machine's devices without firmware.
 //!
-//! The machine is *hardware-reduced*: no fixed registers but one to sleep and one to reset, no system interrupt. So there is
-//! nothing to emulate, and no state to migrate. Devices stand in the DSDT.
+//! The machine is *hardware-reduced*: its only fixed registers are one for sleep and one for reset, and it
+//! has no system interrupt. Therefore no ACPI hardware is emulated, and no ACPI state migrates. The DSDT
+//! describes the devices.
 
 use acpi_tables::aml::{
     Device, EISAName, IO, Interrupt, Memory32Fixed, Name, Package, Path, ResourceTemplate, Scope,
@@ -22,18 +23,18 @@ use crate::layout::{
     virtio_interrupt,
 };
 
-/// Where the tables lie, the root first: in the first MiB, where kernels look for it.
+/// Address of the tables, the root first. Kernels search the first MiB for the root.
 pub(crate) const TABLES: u64 = 0xe_0000;
 const OEM: [u8; 6] = *b"STERNA";
 const TABLE: [u8; 8] = *b"STERNAVM";
 const REVISION: u32 = 1;
-/// FADT, `IAPC_BOOT_ARCH`: no VGA, no CMOS clock.
+/// FADT, `IAPC_BOOT_ARCH`: the machine has no VGA and no CMOS clock.
 const WITHOUT_VGA_AND_CMOS: u16 = 1 << 2 | 1 << 5;
-/// The DSDT's revision from which integers have 64 bits.
+/// First DSDT revision with 64-bit integers.
 const DSDT_REVISION: u8 = 2;
 const HEADER_BYTES: u32 = 36;
 
-/// Writes the tables of a machine with so many vCPUs and virtio devices. The root's address.
+/// Writes the tables of a machine and returns the root's address.
 pub(crate) fn write(ram: &GuestRam, vcpus: usize, virtio: usize) -> Result<u64, VmmError> {
     let mut at = (TABLES + Rsdp::len() as u64).next_multiple_of(16);
     let mut place = |bytes: &[u8]| -> Result<u64, VmmError> {
@@ -110,7 +111,7 @@ fn dsdt(virtio: usize) -> Sdt {
     dsdt
 }
 
-/// The virtio device in place `slot`.
+/// DSDT entry of the virtio device in slot `slot`.
 fn virtio_device(slot: usize) -> Vec<u8> {
     let registers = Memory32Fixed::new(true, virtio_address(slot) as u32, VIRTIO_BYTES as u32);
     let interrupt = Interrupt::new(true, true, false, false, virtio_interrupt(slot));
@@ -141,7 +142,7 @@ mod tests {
             };
             let word = |at| ram.block(0).read_u64(at).unwrap();
             let sum = |bytes: &[u8]| bytes.iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte));
-            // The XSDT's address is not aligned in the root.
+            // The root does not align the XSDT's address.
             let address = |at: u64| u64::from_le_bytes(read(at, 8).try_into().unwrap());
             let table = |at: u64| {
                 let length = u32::from_le_bytes(read(at + 4, 4).try_into().unwrap());

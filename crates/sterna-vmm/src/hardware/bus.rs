@@ -1,6 +1,6 @@
-//! Who answers when the guest reads or writes a port, or memory that is not RAM.
+//! Dispatches the guest's accesses to ports and to memory that is not RAM.
 //!
-//! Ports nobody answers read as all ones, as on a PC; so does memory outside RAM. Writes there are lost.
+//! Ports and memory without a device read as all ones, as on a PC. Writes to them are ignored.
 
 use std::io;
 use std::sync::Arc;
@@ -19,12 +19,13 @@ use crate::layout::{
 };
 use crate::ports::PortRange;
 
-/// Bit of ACPI's sleep control register.
+/// Sleep-enable bit of ACPI's sleep control register.
 const SLEEP_ENABLE: u8 = 1 << 5;
-/// The only event of the panic port that this machine knows: reads say so.
+/// The only event of the panic port that this machine supports. Reads return it.
 const PANICKED: u8 = 1;
 
-/// Raises the serial console's interrupt, at once: no event is on its way when a vCPU has stopped.
+/// Raises the serial console's interrupt immediately. No interrupt is therefore pending elsewhere when a vCPU
+/// has stopped.
 pub(crate) struct SerialInterrupt(Arc<KvmVm>);
 
 impl Trigger for SerialInterrupt {
@@ -67,34 +68,46 @@ impl Bus {
         self.serial.lock()
     }
 
-    /// Gives the console's first bytes of `bytes` to the guest, as many as its buffer takes. How many these were. The console is
-    /// the virtio one if that has a driver.
+    /// Whether a vCPU that has written to the serial port must wait. It waits while the console's gate is
+    /// full.
+    pub(crate) fn is_console_full(&self) -> bool {
+        self.console.is_full()
+    }
+
+    /// Whether a write to this port is console output.
+    pub(crate) fn is_said(&self, port: u16) -> bool {
+        self.range(port).is_none() && serial_offset(port) == Some(0)
+    }
+
+    /// Types `bytes` into the console and returns how many its buffer took. The virtio console gets them if
+    /// it has a driver, otherwise the serial port.
     pub(crate) fn type_in(&self, bytes: &[u8]) -> usize {
         if let Some(taken) = self.virtio.type_in(bytes) {
             return taken;
         }
-        // An error is a full buffer, or an interrupt that the kernel refuses: then the driver finds the bytes when it looks.
+        // An error means a full buffer, or an interrupt that the kernel refused. The driver then finds the
+        // bytes at its next check.
         self.serial().enqueue_raw_bytes(bytes).unwrap_or(0)
     }
 
-    /// The parts of which a serial device with another state is made.
+    /// The parts from which a serial device with a loaded state is built.
     pub(crate) fn serial_parts(&self) -> (SerialInterrupt, Console) {
         (SerialInterrupt(Arc::clone(&self.vm)), self.console.clone())
     }
 
-    /// A read of memory that is not RAM.
+    /// Handles a read of memory that is not RAM.
     pub(crate) fn memory_read(&self, address: u64, data: &mut [u8]) {
         if !self.virtio.read(address, data) {
             data.fill(0xff);
         }
     }
 
-    /// A write to memory that is not RAM.
+    /// Handles a write to memory that is not RAM.
     pub(crate) fn memory_write(&self, address: u64, data: &[u8]) {
         self.virtio.write(address, data);
     }
 
-    /// One `in`.
+    /// Handles one `in`.
     pub(crate) fn port_read(&self, port: u16, data: &mut [u8]) {
         if let Some((range, offset)) = self.range(port) {
             return range.device.read(offset, data);
@@ -109,7 +122,7 @@ impl Bus {
         }
     }
 
-    /// One `out`. Some: the guest has ended with it.
+    /// Handles one `out`. Some if the write ended the guest.
     pub(crate) fn port_write(&self, port: u16, data: &[u8]) -> Option<EndReason> {
         if let Some((range, offset)) = self.range(port) {
             range.device.write(offset, data);

@@ -1,4 +1,4 @@
-//! What the kernel offers beyond the least that the machine needs.
+//! Optional features of the host's kernel, beyond the machine's minimum.
 
 use kvm_bindings::kvm_cpuid_entry2;
 use kvm_ioctls::{Cap, Kvm, VcpuFd};
@@ -9,7 +9,7 @@ use crate::kvm;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Caps {
     pub(crate) sregs2: bool,
-    /// Bytes of the xsave area, 0 without KVM_CAP_XSAVE2.
+    /// Bytes of the xsave area. 0 if the kernel lacks KVM_CAP_XSAVE2.
     pub(crate) xsave2_bytes: usize,
     pub(crate) xsave: bool,
     pub(crate) xcrs: bool,
@@ -20,7 +20,7 @@ pub(crate) struct Caps {
 }
 
 impl Caps {
-    /// Asks the kernel. `cpuid` is what the guest sees.
+    /// Queries the kernel. `cpuid` is the guest's CPUID table.
     pub(crate) fn of(kvm: &Kvm, vm: &KvmVm, vcpu: &VcpuFd, cpuid: &[kvm_cpuid_entry2]) -> Self {
         let value = |cap| vm.fd().check_extension_int(cap);
         Self {

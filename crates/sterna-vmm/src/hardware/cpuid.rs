@@ -1,6 +1,8 @@
-//! What the guest's CPUID says: what KVM supports, in one topology, without what differs by host CPU.
+//! Builds the guest's CPUID from KVM's supported features. The topology is fixed, and values that differ by
+//! host CPU are removed.
 //!
-//! One socket of n cores without threads. Nested virtualisation is hidden: its state does not migrate.
+//! The topology is one socket of n cores, one thread per core. Nested virtualisation is hidden, because its
+//! state does not migrate.
 
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2};
 use kvm_ioctls::{Cap, Kvm, VcpuFd};
@@ -9,7 +11,7 @@ use crate::error::VmmError;
 
 const INDEXED: u32 = kvm_bindings::KVM_CPUID_FLAG_SIGNIFCANT_INDEX;
 
-/// The entries that all vCPUs have in common; [`set`] adds each one's APIC id.
+/// The entries that are equal for all vCPUs. [`set`] adds each vCPU's APIC id.
 pub(crate) fn template(kvm: &Kvm, vcpus: usize) -> Result<Vec<kvm_cpuid_entry2>, VmmError> {
     let supported = kvm
         .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
@@ -32,7 +34,8 @@ pub(crate) fn template(kvm: &Kvm, vcpus: usize) -> Result<Vec<kvm_cpuid_entry2>,
                 }
                 entry.edx = entry.edx & !(1 << 28) | u32::from(vcpus > 1) << 28;
             }
-            // Caches: shared by one core (levels 1 and 2) or by all (3); n cores a socket.
+            // Caches of levels 1 and 2 are shared by one core, those of level 3 by all cores; n cores per
+            // socket.
             4 if entry.eax & 0x1f != 0 => {
                 let sharing = if entry.eax >> 5 & 7 >= 3 { vcpus as u32 - 1 } else { 0 };
                 entry.eax = entry.eax & 0x3fff | sharing << 14 | (vcpus as u32 - 1) << 26;
@@ -50,7 +53,7 @@ pub(crate) fn template(kvm: &Kvm, vcpus: usize) -> Result<Vec<kvm_cpuid_entry2>,
     Ok(entries)
 }
 
-/// Gives a new vCPU its CPUID.
+/// Sets the CPUID of a new vCPU.
 pub(crate) fn set(fd: &VcpuFd, template: &[kvm_cpuid_entry2], index: usize) -> Result<(), VmmError> {
     let id = index as u32;
     let mut entries = template.to_vec();
@@ -69,7 +72,7 @@ pub(crate) fn set(fd: &VcpuFd, template: &[kvm_cpuid_entry2], index: usize) -> R
     fd.set_cpuid2(&cpuid).map_err(|error| VmmError::kvm("KVM_SET_CPUID2", format!("vcpu {index}"), error))
 }
 
-/// Leaf 0xb: one thread a core, n cores a socket.
+/// Leaf 0xb: one thread per core, n cores per socket.
 fn topology(vcpus: usize) -> [kvm_cpuid_entry2; 3] {
     let shift = usize::BITS - (vcpus - 1).leading_zeros();
     let level = |index, eax, ebx, kind: u32| kvm_cpuid_entry2 {

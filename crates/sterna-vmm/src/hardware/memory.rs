@@ -1,4 +1,4 @@
-//! Guest RAM as devices in this process see it: by guest-physical addresses, and with a bitmap of what they wrote.
+//! Guest RAM for devices in this process, by guest-physical address. A bitmap records the devices' writes.
 
 use std::num::NonZeroUsize;
 
@@ -10,22 +10,22 @@ use vm_memory::{GuestAddress, GuestMemoryMmap, GuestRegionMmap, VolatileSlice};
 use crate::error::VmmError;
 use crate::layout::Range;
 
-/// All of RAM.
+/// A view of all of RAM.
 pub(crate) type DeviceMemory = GuestMemoryMmap<AtomicBitmap>;
-/// A piece of it.
+/// A piece of guest RAM.
 pub(crate) type Slice<'a> = VolatileSlice<'a, BS<'a, AtomicBitmap>>;
 
-/// RAM and the view of it, which a VM shares with its devices.
+/// RAM and its view, which a VM shares with its devices.
 pub(crate) struct VmRam {
     ranges: Vec<Range>,
-    /// Over `ram`.
+    /// The view of `ram`.
     memory: DeviceMemory,
-    /// After it: fields are dropped in this order.
+    /// Declared after `memory`, so that the view is dropped first.
     ram: GuestRam,
 }
 
 impl VmRam {
-    /// RAM that lies at `ranges`.
+    /// Takes RAM that is mapped at the guest-physical `ranges`.
     pub(crate) fn new(ram: GuestRam, ranges: Vec<Range>) -> Result<Self, VmmError> {
         // SAFETY: both are parts of one value, which drops RAM last and gives the view out by reference only.
         let memory = unsafe { view(&ram, &ranges) }?;
@@ -36,18 +36,18 @@ impl VmRam {
         &self.ram
     }
 
-    /// RAM for whoever writes it in the guest's stead: what it writes is noted.
+    /// RAM for devices that write it. The view records their writes.
     pub(crate) fn memory(&self) -> &DeviceMemory {
         &self.memory
     }
 
-    /// How RAM lies in guest-physical memory.
+    /// The guest-physical ranges of RAM.
     pub(crate) fn ranges(&self) -> &[Range] {
         &self.ranges
     }
 }
 
-/// A view of `ram`, which lies at `ranges`.
+/// Creates a view of `ram` at the guest-physical `ranges`.
 ///
 /// # Safety
 /// `ram` must outlive the view.
@@ -60,7 +60,7 @@ pub(crate) unsafe fn view(ram: &GuestRam, ranges: &[Range]) -> Result<DeviceMemo
         let builder = MmapRegionBuilder::new_with_bitmap(length, AtomicBitmap::new(length, page))
             .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
             .with_mmap_flags(libc::MAP_SHARED | libc::MAP_NORESERVE);
-        // SAFETY: the block's whole mapping, which the caller keeps for as long as the view.
+        // SAFETY: the pointer covers the block's whole mapping, which the caller keeps as long as the view.
         let mapping = unsafe { builder.with_raw_mmap_pointer(block.host_address()) }.build();
         let mapping = mapping.map_err(|error| refuse(error.to_string()))?;
         GuestRegionMmap::new(mapping, GuestAddress(range.start))

@@ -1,4 +1,4 @@
-//! What the guest runs on besides its vCPUs.
+//! The hardware of a machine, except its vCPUs.
 
 pub(crate) mod acpi;
 pub(crate) mod bus;
@@ -20,16 +20,16 @@ use external::ExternalDevices;
 use virtio::VirtioDevices;
 use vm::KvmVm;
 
-/// All of it, as one machine has it from its making on.
+/// All hardware of one machine, fixed when the machine is built.
 pub(crate) struct Hardware {
     pub(crate) vm: Arc<KvmVm>,
     pub(crate) bus: Arc<Bus>,
     pub(crate) caps: Caps,
-    /// The frequency that guests see.
+    /// The TSC frequency that guests see, in kHz.
     pub(crate) tsc_khz: u32,
-    /// The entries that all vCPUs have in common.
+    /// The CPUID entries that are equal for all vCPUs.
     pub(crate) cpuid: Vec<kvm_cpuid_entry2>,
-    /// MSRs that this kernel knows and that are the guest's state.
+    /// MSRs that this kernel knows and that are part of the guest's state.
     pub(crate) msrs: Vec<u32>,
     pub(crate) virtio: Arc<VirtioDevices>,
     pub(crate) external: ExternalDevices,

@@ -1,4 +1,4 @@
-//! The VM as KVM knows it: its descriptor, the guest's RAM in its slots, and the chips that the kernel keeps.
+//! The VM in KVM: its descriptor, its slots with guest RAM, and the kernel's chips.
 
 use std::sync::Arc;
 
@@ -11,19 +11,19 @@ use super::memory::{DeviceMemory, VmRam};
 use crate::error::VmmError;
 use crate::layout::{self, Range};
 
-/// A VM and the RAM that its slots use. Whatever has a descriptor of the VM's (a vCPU, an interrupt line) shares
-/// this, so that the RAM stays mapped until the kernel has closed the VM.
+/// A VM and the RAM that its slots use. Every owner of a descriptor of the VM (a vCPU, an interrupt line)
+/// shares this value. RAM therefore stays mapped until the kernel has closed the VM.
 pub(crate) struct KvmVm {
     fd: VmFd,
-    /// After it: fields are dropped in this order.
+    /// Declared after `fd`, so that the VM is closed first.
     ram: Arc<VmRam>,
 }
 
-/// Makes a block of that name and length.
+/// Allocates a RAM block with this name and length in bytes.
 pub(crate) type MakeBlock<'a> = &'a dyn Fn(&str, u64) -> Result<RamBlock, RamError>;
 
 impl KvmVm {
-    /// A VM with so much RAM, the interrupt controllers and the timer; no vCPUs yet.
+    /// Creates a VM with RAM, the interrupt controllers and the timer, but without vCPUs.
     pub(crate) fn new(kvm: &Kvm, ram_bytes: u64, make: MakeBlock<'_>) -> Result<Self, VmmError> {
         let fd = kvm.create_vm().map_err(|error| VmmError::kvm("KVM_CREATE_VM", "/dev/kvm", error))?;
         let ranges = layout::ranges(ram_bytes);
@@ -38,27 +38,27 @@ impl KvmVm {
         &self.fd
     }
 
-    /// The guest's RAM.
+    /// The guest's RAM blocks.
     pub(crate) fn ram(&self) -> &GuestRam {
         self.ram.ram()
     }
 
-    /// The same, for devices that use it as long as they are.
+    /// The same RAM, shared with devices for their lifetime.
     pub(crate) fn shared_ram(&self) -> &Arc<VmRam> {
         &self.ram
     }
 
-    /// RAM for whoever writes it in the guest's stead: what it writes is noted.
+    /// RAM for devices that write it. The view records their writes.
     pub(crate) fn memory(&self) -> &DeviceMemory {
         self.ram.memory()
     }
 
-    /// How RAM lies in guest-physical memory.
+    /// The guest-physical ranges of RAM.
     pub(crate) fn ranges(&self) -> &[Range] {
         self.ram.ranges()
     }
 
-    /// The slots that RAM is in: range N in slot N.
+    /// The KVM slots of RAM: range N is in slot N.
     pub(crate) fn slots(&self) -> Vec<KvmSlot> {
         let slot = |(slot, range): (u32, &Range)| KvmSlot {
             slot,
@@ -71,7 +71,7 @@ impl KvmVm {
         (0..).zip(self.ranges()).map(slot).collect()
     }
 
-    /// RAM as dirty logs by guest-physical addresses need it.
+    /// The ranges of RAM for dirty logs that use guest-physical addresses.
     pub(crate) fn logged_ranges(&self) -> Vec<LoggedRange> {
         let range = |range: &Range| LoggedRange {
             guest_address: range.start,
@@ -92,8 +92,8 @@ impl KvmVm {
                 memory_size: range.len_bytes,
                 userspace_addr: block.host_address() as u64,
             };
-            // SAFETY: the range is one block's whole mapping, and whatever has a descriptor of the VM's keeps `self`
-            // and so the mapping.
+            // SAFETY: the range is one block's whole mapping. Every owner of a descriptor of the VM keeps
+            // `self` and so the mapping.
             unsafe { self.fd.set_user_memory_region(region) }
                 .map_err(|error| VmmError::kvm("KVM_SET_USER_MEMORY_REGION", block.name(), error))?;
         }

@@ -1,4 +1,4 @@
-//! Puts a machine's parts together, in the order that the kernel wants.
+//! Builds a machine's parts in the order that the kernel requires.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -24,16 +24,16 @@ use crate::kvm;
 use crate::vcpus::Vcpus;
 use crate::vcpus::tracking::{Tracking, VcpuTracking};
 
-/// What a machine is made of, without threads.
+/// The parts of a machine before its threads are started.
 pub(super) struct Parts {
     pub(super) hardware: Arc<Hardware>,
     pub(super) vcpus: Arc<Vcpus>,
     pub(super) tracking: Arc<Tracking>,
-    /// Length of a vCPU's run structure.
+    /// Length of a vCPU's run structure, in bytes.
     pub(super) run_bytes: usize,
 }
 
-/// Takes console and ports out of `config`.
+/// Builds the parts. Takes console and ports out of `config`.
 pub(super) fn parts(config: &mut MachineConfig) -> Result<Parts, VmmError> {
     let kvm = Kvm::new().map_err(|error| VmmError::kvm("open", "/dev/kvm", error))?;
     let make = |name: &str, bytes| match config.incoming && config.takes_over {
@@ -44,7 +44,8 @@ pub(super) fn parts(config: &mut MachineConfig) -> Result<Parts, VmmError> {
     let cpuid = cpuid::template(&kvm, usize::from(config.vcpus))?;
     let (vcpu_tracking, fds) = tracked_vcpus(config, &vm, &cpuid)?;
     let external = ExternalDevices::connect(config, &vm)?;
-    let console = Console::new(std::mem::replace(&mut config.serial, Box::new(io::sink())));
+    let serial = std::mem::replace(&mut config.serial, Box::new(io::sink()));
+    let console = Console::at_gate(serial, config.serial_gate.take());
     let virtio = VirtioDevices::new(config, vm.shared_ram(), &external.vhost_user, &console)?;
     virtio.connect(&vm)?;
     let virtio = Arc::new(virtio);
@@ -58,7 +59,7 @@ pub(super) fn parts(config: &mut MachineConfig) -> Result<Parts, VmmError> {
     let hardware = Hardware {
         bus: Arc::new(Bus::new(
             Arc::clone(&vm),
-            console,
+            console.clone(),
             Arc::clone(&virtio),
             std::mem::take(&mut config.ports),
         )),
@@ -70,15 +71,22 @@ pub(super) fn parts(config: &mut MachineConfig) -> Result<Parts, VmmError> {
         external,
         vm: Arc::clone(&vm),
     };
+    let vcpus = Arc::new(Vcpus::new(fds, &vm));
+    let sleepers = Arc::downgrade(&vcpus);
+    console.when_room(move || {
+        if let Some(vcpus) = sleepers.upgrade() {
+            vcpus.wake_sleepers();
+        }
+    });
     Ok(Parts {
         hardware: Arc::new(hardware),
-        vcpus: Arc::new(Vcpus::new(fds, &vm)),
+        vcpus,
         tracking: Arc::new(tracking),
         run_bytes: vm.fd().run_size(),
     })
 }
 
-/// Rings come before vCPUs, and their mapping after.
+/// Enables dirty rings before vCPUs are created, and maps the rings afterwards, as KVM requires.
 fn tracked_vcpus(
     config: &MachineConfig,
     vm: &KvmVm,

@@ -1,22 +1,22 @@
-//! The machine's disks and network cards, as an operator asks for them.
+//! An operator's calls for the machine's disks and network cards.
 
 use super::KvmMachine;
 use crate::config::{AnnounceOptions, DiskOptions};
 use crate::error::VmmError;
 
 impl KvmMachine {
-    /// The disks and their present lengths in bytes, in the order of [`crate::MachineConfig::disks`].
+    /// The disks and their current lengths in bytes, in the order of [`crate::MachineConfig::disks`].
     pub fn disks(&self) -> Vec<(DiskOptions, u64)> {
         let disks = self.hardware.virtio.all().iter().filter_map(|device| device.identity.disk.as_ref());
         disks.map(|disk| (disk.options.clone(), disk.len_bytes())).collect()
     }
 
-    /// Makes disk `index` longer, with the guest running or not, and tells the guest. A block device must have become longer before.
-    /// Its other side of a migration finds the new length by itself if both see the same file.
+    /// Grows disk `index` to `len_bytes` and notifies the guest, which may run or be paused. A block device
+    /// must have been grown before. The other side of a migration detects the new length by itself if both
+    /// sides use the same file.
     ///
-    /// # Errors
-    /// [`VmmError::State`] if there is no such disk or no guest, if the disk is read-only or just being copied, or would become
-    /// shorter, and if the host refuses.
+    /// [`VmmError::State`] if there is no such disk or no guest, or if the host refuses. The same if the disk
+    /// is read-only or just being copied, or would become shorter.
     pub fn grow_disk(&self, index: usize, len_bytes: u64) -> Result<(), VmmError> {
         let _one = self.operation();
         let refuse =
@@ -31,12 +31,13 @@ impl KvmMachine {
         disk.grow(len_bytes).map_err(refuse)
     }
 
-    /// Writes to disk `index` as a request of the running guest does. False if the guest stands, or there is no such disk.
-    /// For benches: a guest that drives a disk needs minutes to boot where KVM emulates its instructions.
+    /// Writes to disk `index` like a request of the running guest. False if the guest is paused, or there is
+    /// no such disk. For benches: a guest that drives a disk needs minutes to boot where KVM emulates its
+    /// instructions.
     #[cfg(feature = "bench")]
     #[doc(hidden)]
     pub fn write_to_disk(&self, index: usize, at: u64, bytes: &[u8]) -> std::io::Result<bool> {
-        // Nobody stops the guest meanwhile.
+        // The lock prevents another thread from stopping the guest during the write.
         let _one = self.operation();
         let disk = self.hardware.virtio.all().get(index).and_then(|device| device.identity.disk.as_ref());
         match disk {
@@ -45,15 +46,17 @@ impl KvmMachine {
         }
     }
 
-    /// How the guest's network cards are announced after it has arrived.
+    /// Sets how the network cards announce the guest after a migration.
     pub fn set_announcing(&self, options: AnnounceOptions) {
         self.hardware.virtio.announcers().iter().for_each(|card| card.set_options(options));
     }
 
-    /// Announces network cards, by their numbers; without any, all. Another announcement of the same `id` ends with it.
+    /// Announces the named network cards, or all cards if `cards` is empty. An earlier announcement with the
+    /// same `id` ends.
     ///
     /// # Errors
-    /// [`VmmError::State`] if there is no such card or no guest, [`VmmError::Thread`] if the host refuses.
+    /// [`VmmError::State`] if there is no such card or no guest; [`VmmError::Thread`] if the host refuses a
+    /// thread.
     pub fn announce(&self, options: AnnounceOptions, cards: &[usize], id: &str) -> Result<(), VmmError> {
         let all = self.hardware.virtio.announcers();
         if !self.has_guest() {

@@ -1,4 +1,4 @@
-//! The machine as the engine sees it.
+//! The engine's view of the machine: [`sterna::SourceVm`] and [`sterna::TargetVm`].
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -80,7 +80,7 @@ impl SourceVm for KvmMachine {
         Ok(())
     }
 
-    /// The engine runs devices with a stream itself, before it calls this.
+    /// Does not resume devices with a stream. The engine resumes those itself before it calls this.
     fn resume(&self) -> Result<(), VmError> {
         Ok(self.let_run(false)?)
     }
@@ -109,6 +109,10 @@ impl Throttle for KvmMachine {
 }
 
 impl TargetVm for KvmMachine {
+    fn prepare_start(&self) -> Result<(), VmError> {
+        self.check_loaded()
+    }
+
     fn start(&self) -> Result<(), VmError> {
         let _one = self.operation();
         TargetVm::take_over_paused(self)?;
@@ -117,9 +121,7 @@ impl TargetVm for KvmMachine {
     }
 
     fn take_over_paused(&self) -> Result<(), VmError> {
-        if let Some(section) = self.devices.missing() {
-            return Err(VmError::new("taking the guest over", format!("section {section} did not come")));
-        }
+        self.check_loaded()?;
         self.hardware.external.introduce(&self.name);
         self.has_guest.store(true, Ordering::Release);
         Ok(())
@@ -132,6 +134,17 @@ impl TargetVm for KvmMachine {
     fn reset(&self) {
         if let Some(pristine) = &self.pristine {
             self.devices.reset(pristine);
+        }
+    }
+}
+
+impl KvmMachine {
+    fn check_loaded(&self) -> Result<(), VmError> {
+        match self.devices.missing() {
+            Some(section) => {
+                Err(VmError::new("taking the guest over", format!("section {section} did not come")))
+            }
+            None => Ok(()),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The machine as it runs.
+//! The running machine and the calls of its operator.
 
 mod boot;
 mod build;
@@ -35,8 +35,8 @@ pub const MACHINE_TYPE: &str = "sterna-1";
 
 /// A virtual machine on `/dev/kvm`.
 ///
-/// Dropping it ends its vCPU threads and closes its descriptors, once the devices that
-/// [`KvmMachine::devices`] gave out are dropped too.
+/// Dropping it ends its vCPU threads and closes its descriptors, after the devices that
+/// [`KvmMachine::devices`] returned are dropped too.
 pub struct KvmMachine {
     name: String,
     uuid: Option<[u8; 16]>,
@@ -45,19 +45,19 @@ pub struct KvmMachine {
     tracking: Arc<Tracking>,
     throttling: Arc<Throttling>,
     devices: Devices,
-    /// The state of a machine that has no guest yet, to go back to after a failed load.
+    /// The initial state of a machine without a guest. It is restored after a failed load.
     pristine: Option<Vec<Vec<u8>>>,
     has_guest: AtomicBool,
     threads: Mutex<Vec<JoinHandle<()>>>,
-    /// One stop, resume or quit at a time.
+    /// Serialises stop, resume and quit.
     operation: Mutex<()>,
 }
 
 impl KvmMachine {
-    /// Builds the machine. With a guest it is ready and stopped ([`KvmMachine::resume`] starts it);
-    /// `incoming` it waits for a migration.
+    /// Builds the machine. With a guest, the machine is ready and stopped until [`KvmMachine::resume`]. With
+    /// `incoming`, it waits for a migration.
     ///
-    /// SIGRTMIN becomes the signal that calls vCPUs out of the guest: the embedder must not use it.
+    /// SIGRTMIN becomes the signal that interrupts vCPUs in the guest. The embedder must not use this signal.
     ///
     /// # Errors
     /// [`VmmError::Config`] if the configuration cannot be built, [`VmmError::Kvm`] if the kernel refuses
@@ -93,22 +93,22 @@ impl KvmMachine {
         Ok(Arc::new(machine))
     }
 
-    /// The name it was given.
+    /// The machine's name, from its configuration.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The guest's RAM.
+    /// The guest's RAM blocks.
     pub fn ram(&self) -> &GuestRam {
         self.hardware.vm.ram()
     }
 
-    /// How RAM lies in guest-physical memory.
+    /// The guest-physical ranges of RAM.
     pub fn ranges(&self) -> &[Range] {
         self.hardware.vm.ranges()
     }
 
-    /// The dirty rings, if the machine was made with them.
+    /// The dirty rings, if the configuration asked for them.
     pub fn dirty_ring(&self) -> Option<&KvmDirtyRing> {
         self.tracking.ring()
     }
@@ -118,8 +118,8 @@ impl KvmMachine {
         self.hardware.external.vfio_user.iter().map(|device| Arc::clone(&device.client)).collect()
     }
 
-    /// The virtio devices in other processes, in the order of [`crate::MachineConfig::vhost_user`]: to start their
-    /// rings, kick them and hear from them.
+    /// The virtio devices in other processes, in the order of [`crate::MachineConfig::vhost_user`]. The
+    /// caller can start their rings, kick them and wait for their notifications.
     pub fn vhost_user(&self) -> Vec<Arc<VhostUserDevice>> {
         self.hardware.external.vhost_user.clone()
     }
@@ -129,18 +129,18 @@ impl KvmMachine {
         self.devices.all().to_vec()
     }
 
-    /// The record that must be equal on both sides.
+    /// The compatibility record, which must be equal on both sides.
     pub fn compatibility(&self) -> Arc<dyn sterna::Device> {
         self.devices.compatibility()
     }
 
-    /// Holds what the guest's network cards send while it is protected by a standby; none without cards. Join it with the console's
-    /// ([`sterna::replica::JoinedGate`]).
+    /// The gate for packets of the guest's network cards while a standby protects the guest. `None` without
+    /// cards. Join it with the console's gate ([`sterna::replica::JoinedGate`]).
     pub fn packet_gate(&self) -> Option<Arc<dyn EpochGate>> {
         self.hardware.virtio.packet_gate()
     }
 
-    /// False while the machine waits for a migration.
+    /// Whether the machine has a guest. False while it waits for a migration.
     pub fn has_guest(&self) -> bool {
         self.has_guest.load(Ordering::Acquire)
     }
@@ -150,40 +150,40 @@ impl KvmMachine {
         self.vcpus.is_running()
     }
 
-    /// Why the guest ended, if it did.
+    /// Why the guest ended; `None` if it has not.
     pub fn ended(&self) -> Option<EndReason> {
         self.vcpus.ended()
     }
 
-    /// Waits until the guest has ended by itself and every vCPU is out of it; None if it has not within `limit`.
+    /// Waits until the guest has ended and every vCPU is parked. None after `limit`.
     pub fn wait_ended(&self, limit: Duration) -> Option<EndReason> {
         self.vcpus.wait_ended(limit)
     }
 
-    /// Types into the serial console. Gives how many of the bytes the guest's UART took: none while the guest does not run here,
-    /// and no more than its buffer holds until the guest has read them.
+    /// Types `bytes` into the serial console and returns how many the guest's UART took. It takes none while
+    /// the guest does not run here, and no more than its buffer has room for.
     pub fn type_in(&self, bytes: &[u8]) -> usize {
         let _one = self.operation();
         if self.is_running() { self.hardware.bus.type_in(bytes) } else { 0 }
     }
 
-    /// Stops the guest: on return every vCPU is out of it with its pending I/O completed, and its virtio devices have
-    /// finished what they had begun. Idempotent.
+    /// Stops the guest. On return every vCPU has left the guest with its pending I/O completed, and the
+    /// virtio devices have finished their requests. Idempotent.
     pub fn stop(&self) {
         let _one = self.operation();
         self.stand_still();
     }
 
-    /// Starts the guest, or lets it run on. Idempotent. A device in another process that cannot run is logged, and
-    /// the guest runs without it.
+    /// Starts or resumes the guest. Idempotent. If a device in another process cannot run, the failure is
+    /// logged, and the guest runs without the device.
     ///
     /// # Errors
-    /// [`VmmError::State`] if there is no guest, or it has ended.
+    /// [`VmmError::State`] if there is no guest, or the guest has ended.
     pub fn resume(&self) -> Result<(), VmmError> {
         self.let_run(true)
     }
 
-    /// As [`KvmMachine::resume`]; its devices may be another's to run.
+    /// Like [`KvmMachine::resume`]. Without `with_devices`, the caller runs the devices in other processes.
     fn let_run(&self, with_devices: bool) -> Result<(), VmmError> {
         let _one = self.operation();
         if !self.has_guest() {
@@ -196,7 +196,7 @@ impl KvmMachine {
             return Err(VmmError::State { what: "cont", why: format!("the guest has ended: {reason}") });
         }
         if self.is_running() {
-            // Its devices run too, or are being saved: to run them would end that.
+            // The devices already run, or are being saved; starting them again would end the save.
             return Ok(());
         }
         if with_devices {
@@ -206,39 +206,39 @@ impl KvmMachine {
         Ok(())
     }
 
-    /// The guest runs, and its devices in this process do.
+    /// Starts the devices in this process, then the vCPUs.
     fn run(&self) {
         self.hardware.virtio.run();
         self.vcpus.run();
     }
 
-    /// Nothing writes the guest's memory any more but devices in other processes.
+    /// Stops all writers of guest memory, except devices in other processes.
     fn stand_still(&self) {
         self.vcpus.park_and_wait();
         self.hardware.virtio.pause();
     }
 
-    /// An operator's stop: the guest, then devices in other processes. It is logged if one does not.
+    /// Pauses the guest, then its devices in other processes. A device that does not stop is logged.
     pub fn pause(&self) {
         let _one = self.operation();
         self.stand_still();
         self.hardware.external.stop(&self.name);
     }
 
-    /// An operator's resume.
+    /// Resumes the guest after [`KvmMachine::pause`].
     ///
     /// # Errors
-    /// As [`KvmMachine::resume`].
+    /// The same as for [`KvmMachine::resume`].
     pub fn cont(&self) -> Result<(), VmmError> {
         self.resume()
     }
 
-    /// The threads of the vCPUs (`gettid(2)`), in the vCPUs' order.
+    /// Thread ids of the vCPUs (`gettid(2)`), in the vCPUs' order.
     pub fn vcpu_threads(&self) -> Vec<i32> {
         self.vcpus.thread_ids()
     }
 
-    /// Ends the machine's threads; the guest never runs again. Idempotent.
+    /// Ends the machine's threads. The guest cannot run afterwards. Idempotent.
     pub fn quit(&self) {
         let _one = self.operation();
         self.vcpus.quit();

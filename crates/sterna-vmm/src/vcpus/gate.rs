@@ -1,9 +1,10 @@
-//! The gate at which vCPU threads wait: who may run, who has stopped, and why the guest ended.
+//! The gate at which vCPU threads wait. It records which threads may run, which are parked, and why the guest
+//! ended.
 //!
-//! The machine says what it wants ([`Wanted`]); every vCPU thread compares that with what it does. A
-//! thread is *parked* when it is out of the guest with its pending I/O completed, and stays so until the
-//! gate opens. Changing `wanted` and clearing a vCPU's immediate-exit flag happen under one lock, so no
-//! kick is lost.
+//! The machine sets the requested state ([`Wanted`]), and every vCPU thread compares it with its own. A
+//! thread is *parked* when its vCPU has left the guest with its pending I/O completed. It stays parked until
+//! the gate opens. Changes to `wanted` and to a vCPU's immediate-exit flag happen under one lock, so no kick
+//! is lost.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
@@ -12,15 +13,15 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::end_reason::EndReason;
 
-/// What the vCPU threads are to do.
+/// The state that the machine requests of its vCPU threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Wanted {
-    /// Stay out of the guest.
+    /// Leave the guest and park.
     Park,
-    /// Run the guest.
+    /// Enter and run the guest.
     Run,
-    /// End the thread.
+    /// Leave the guest and end the thread.
     Quit,
 }
 
@@ -36,7 +37,7 @@ pub(crate) struct GateState {
 pub(crate) struct Gate {
     state: Mutex<GateState>,
     changed: Condvar,
-    /// Copy of `state.wanted`, for the run loop to look at without the lock.
+    /// Copy of `state.wanted` that the run loop reads without the lock.
     glance: AtomicU8,
 }
 
@@ -50,22 +51,22 @@ impl Gate {
         self.state.lock()
     }
 
-    /// Whether a vCPU that is in the guest may stay there.
+    /// Whether a vCPU in the guest may stay there.
     pub(crate) fn may_run(&self) -> bool {
         self.glance.load(Ordering::Acquire) == Wanted::Run as u8
     }
 
-    /// Whether the guest runs now, as far as the machine wants it.
+    /// Whether the machine has requested that the guest runs.
     pub(crate) fn running(&self) -> bool {
         self.lock().wanted == Wanted::Run
     }
 
-    /// A thread has been started and will call [`Gate::wait`].
+    /// Counts a started thread, which will call [`Gate::wait`].
     pub(crate) fn enter(&self) {
         self.lock().threads += 1;
     }
 
-    /// Sets what is wanted; `before_release` runs under the lock (it kicks vCPUs).
+    /// Sets the requested state. `before_release` runs under the lock, to kick vCPUs.
     pub(crate) fn want(&self, wanted: Wanted, before_release: impl FnOnce()) {
         let mut state = self.lock();
         if state.wanted != Wanted::Quit {
@@ -76,7 +77,7 @@ impl Gate {
         self.changed.notify_all();
     }
 
-    /// The guest ended: nothing runs until it is replaced. The first reason stays.
+    /// Records that the guest ended. No vCPU runs until the guest is replaced. Only the first reason is kept.
     pub(crate) fn end(&self, reason: EndReason, before_release: impl FnOnce()) {
         {
             let mut state = self.lock();
@@ -86,13 +87,13 @@ impl Gate {
         self.want(Wanted::Park, before_release);
     }
 
-    /// The thread could not be started after all.
+    /// Undoes [`Gate::enter`] for a thread that could not be started.
     pub(crate) fn leave(&self) {
         self.lock().threads -= 1;
     }
 
-    /// A vCPU thread parks. True: run (after `before_run`, under the lock); false: end the thread (after
-    /// `before_end`, under the lock).
+    /// Parks the calling vCPU thread. True: run, after `before_run` under the lock. False: end the thread,
+    /// after `before_end` under the lock.
     pub(crate) fn wait(&self, before_run: impl FnOnce(), before_end: impl FnOnce()) -> bool {
         let mut state = self.lock();
         state.parked += 1;
@@ -110,7 +111,7 @@ impl Gate {
         true
     }
 
-    /// Does something under the lock, if the guest is to run.
+    /// Calls `then` under the lock if the guest is requested to run.
     pub(crate) fn if_running(&self, then: impl FnOnce()) {
         let state = self.lock();
         if state.wanted == Wanted::Run {
@@ -118,7 +119,8 @@ impl Gate {
         }
     }
 
-    /// A vCPU thread that is out of the guest sleeps, for as long as the guest is to run and `wanted` holds.
+    /// Sleeps on a vCPU thread outside the guest. The sleep ends when the guest must not run, or `wanted` is
+    /// false.
     pub(crate) fn sleep(&self, time: Duration, wanted: impl Fn() -> bool) {
         let deadline = Instant::now() + time;
         let mut state = self.lock();
@@ -131,7 +133,7 @@ impl Gate {
         }
     }
 
-    /// Has every thread in [`Gate::sleep`] look again whether its sleep is wanted.
+    /// Wakes every thread in [`Gate::sleep`] so that it checks `wanted` again.
     pub(crate) fn wake_sleepers(&self) {
         let _state = self.lock();
         self.changed.notify_all();
@@ -145,7 +147,7 @@ impl Gate {
         }
     }
 
-    /// Waits until the guest has ended; None if it has not within `limit`.
+    /// Waits until the guest has ended. None after `limit`.
     pub(crate) fn wait_ended(&self, limit: Duration) -> Option<EndReason> {
         let deadline = Instant::now() + limit;
         let mut state = self.lock();
@@ -167,7 +169,7 @@ mod tests {
 
     const HOUR: Duration = Duration::from_secs(3600);
 
-    /// A vCPU thread that sleeps an hour whenever it is to run. Ends with [`Wanted::Quit`].
+    /// A vCPU thread that sleeps an hour whenever it is requested to run. [`Wanted::Quit`] ends it.
     fn sleeper(gate: &Gate, wanted: &AtomicBool, slept: &AtomicBool) {
         while gate.wait(|| {}, || {}) {
             slept.store(true, Ordering::Release);
@@ -195,7 +197,7 @@ mod tests {
                 gate.want(Wanted::Run, || {});
                 until(|| slept.load(Ordering::Acquire));
                 gate.want(Wanted::Park, || {});
-                gate.wait_parked(); // hangs if the sleep goes on
+                gate.wait_parked(); // hangs if the sleep does not end
             }
             gate.want(Wanted::Run, || {});
             until(|| slept.load(Ordering::Acquire));

@@ -1,14 +1,17 @@
-//! A vCPU's thread: enters the guest and answers its exits.
+//! The thread of a vCPU. It enters the guest and handles its exits.
 //!
-//! After the last exit was answered one more KVM_RUN with the immediate-exit flag set lets the kernel complete the
-//! instruction that caused it; only then do registers and memory hold all that the guest did.
+//! After the last exit was handled, one more KVM_RUN with the immediate-exit flag lets the kernel complete
+//! the instruction that caused the exit. Only then do registers and memory contain everything that the guest
+//! did.
 //!
-//! A vCPU that is called out while the guest is to run on was called by the throttle ([`super::throttle`]): it
-//! sleeps as long as that says and runs on. So does one whose dirty ring was full, after it has emptied it.
+//! If a vCPU is interrupted while the guest should run, the throttle interrupted it ([`super::throttle`]).
+//! The vCPU sleeps as long as the throttle requests, then continues. A vCPU whose dirty ring is full does the
+//! same after it has emptied the ring.
 
 use std::os::unix::thread::JoinHandleExt;
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use kvm_bindings::{
     KVM_EXIT_FAIL_ENTRY, KVM_EXIT_INTERNAL_ERROR, KVM_EXIT_INTR, KVM_EXIT_IO, KVM_EXIT_IO_IN,
@@ -25,21 +28,21 @@ use super::vcpu::Vcpu;
 use crate::end_reason::EndReason;
 use crate::hardware::bus::Bus;
 
-/// What all vCPU threads of a machine work with.
+/// Objects that all vCPU threads of a machine share.
 pub(crate) struct Runner {
     pub(crate) vcpus: Arc<Vcpus>,
     pub(crate) tracking: Arc<Tracking>,
     pub(crate) throttling: Arc<Throttling>,
     pub(crate) bus: Arc<Bus>,
-    /// Length of a vCPU's run structure.
+    /// Length of a vCPU's run structure, in bytes.
     pub(crate) run_bytes: usize,
 }
 
-/// Starts the thread of vCPU `index`; it parks at the gate.
+/// Starts the thread of vCPU `index`, which parks at the gate.
 pub(crate) fn spawn(runner: &Arc<Runner>, index: usize) -> std::io::Result<JoinHandle<()>> {
     static HANDLER: OnceLock<Result<(), i32>> = OnceLock::new();
     extern "C" fn ignore(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
-    // Without a handler the first kick would end the process.
+    // Without a handler, the first kick would end the process.
     (*HANDLER.get_or_init(|| register_signal_handler(SIGRTMIN(), ignore).map_err(|error| error.errno())))
         .map_err(std::io::Error::from_raw_os_error)?;
     let theirs = Arc::clone(runner);
@@ -49,7 +52,8 @@ pub(crate) fn spawn(runner: &Arc<Runner>, index: usize) -> std::io::Result<JoinH
         .name(format!("vcpu{index}"))
         .spawn(move || thread(&theirs, index))
         .inspect_err(|_| vcpus.gate.leave())?;
-    // Under the lock, and only while the thread cannot have ended: it ends after the gate says so.
+    // The lock is held while the handle is stored. The thread cannot end before, because it ends only through
+    // the gate.
     let _gate = vcpus.gate.lock();
     vcpus.vcpus[index].set_thread(Some(handle.as_pthread_t()));
     Ok(handle)
@@ -59,21 +63,31 @@ fn thread(runner: &Runner, index: usize) {
     let vcpus = &runner.vcpus;
     let vcpu = &vcpus.vcpus[index];
     vcpu.note_thread_id();
+    // Kept across checkpoints. Otherwise a vCPU that writes one byte per checkpoint could fill the console's
+    // memory.
+    let mut waits_for_console = false;
     while vcpus.gate.wait(|| vcpu.set_immediate_exit(0), || vcpu.set_thread(None)) {
         let mut fd = vcpu.fd();
-        run(runner, vcpu, &mut fd);
-        complete(runner, vcpu, &mut fd);
+        run(runner, vcpu, &mut fd, &mut waits_for_console);
+        waits_for_console |= complete(runner, vcpu, &mut fd);
     }
 }
 
-/// Runs the guest until the gate closes or it ends.
-fn run(runner: &Runner, vcpu: &Vcpu, fd: &mut VcpuFd) {
+/// Runs the guest until the gate closes or the guest ends.
+fn run(runner: &Runner, vcpu: &Vcpu, fd: &mut VcpuFd, waits_for_console: &mut bool) {
     while runner.vcpus.gate.may_run() {
+        if *waits_for_console {
+            runner.vcpus.gate.sleep(CONSOLE_WAIT, || runner.bus.is_console_full());
+            *waits_for_console = runner.bus.is_console_full();
+            continue;
+        }
         match step(runner, vcpu, fd) {
             Step::Again => {}
+            Step::Said => *waits_for_console = runner.bus.is_console_full(),
             Step::Reaped => runner.throttling.rest(vcpu.index),
             Step::Interrupted => {
-                // Under the lock: a call to park comes after this, or was seen here.
+                // Under the gate's lock: a request to park either precedes this check, or kicks the vCPU
+                // after it.
                 runner.vcpus.gate.if_running(|| vcpu.set_immediate_exit(0));
                 runner.throttling.rest(vcpu.index);
             }
@@ -82,30 +96,40 @@ fn run(runner: &Runner, vcpu: &Vcpu, fd: &mut VcpuFd) {
     }
 }
 
-/// Lets the kernel finish the instruction whose exit was answered last.
-fn complete(runner: &Runner, vcpu: &Vcpu, fd: &mut VcpuFd) {
+/// Completes the instruction whose exit was handled last. True if it wrote to a console that is now full.
+fn complete(runner: &Runner, vcpu: &Vcpu, fd: &mut VcpuFd) -> bool {
     vcpu.set_immediate_exit(1);
+    let mut has_said = false;
     loop {
         match step(runner, vcpu, fd) {
             Step::Again | Step::Reaped => {}
-            Step::Interrupted => return,
-            Step::Ended(reason) => return runner.vcpus.end(reason),
+            Step::Said => has_said = true,
+            Step::Interrupted => return has_said && runner.bus.is_console_full(),
+            Step::Ended(reason) => {
+                runner.vcpus.end(reason);
+                return false;
+            }
         }
     }
 }
 
+/// Interval at which a vCPU that waits for the console checks again. It need not be woken for the check.
+const CONSOLE_WAIT: Duration = Duration::from_secs(1);
+
 enum Step {
-    /// An exit was answered.
+    /// An exit was handled.
     Again,
-    /// The dirty ring was full and is empty now.
+    /// An exit was handled that wrote to the guest's console.
+    Said,
+    /// The dirty ring was full and has been emptied.
     Reaped,
-    /// Nothing is pending; the kernel came back because it was asked to.
+    /// No exit is pending. The kernel returned because of a kick.
     Interrupted,
-    /// The guest cannot go on.
+    /// The guest cannot continue.
     Ended(EndReason),
 }
 
-/// One KVM_RUN and the answer to its exit.
+/// Performs one KVM_RUN and handles its exit.
 fn step(runner: &Runner, vcpu: &Vcpu, fd: &mut VcpuFd) -> Step {
     if let Err(error) = fd.run() {
         return match error.errno() {
@@ -164,7 +188,7 @@ fn failed(vcpu: &Vcpu, why: String) -> Step {
     Step::Ended(EndReason::Failed { vcpu: vcpu.index, why })
 }
 
-/// `in`, `out`, and their string forms: `count` times `size` bytes at one port.
+/// Handles `in`, `out` and their string forms: `count` times `size` bytes at one port.
 fn port_exit(runner: &Runner, vcpu: &Vcpu, run: &mut kvm_run) -> Step {
     // SAFETY: the exit reason says that this member of the union is the valid one.
     let io = unsafe { run.__bindgen_anon_1.io };
@@ -173,8 +197,8 @@ fn port_exit(runner: &Runner, vcpu: &Vcpu, run: &mut kvm_run) -> Step {
     if !matches!(size, 1 | 2 | 4) || end.is_none_or(|end| end > runner.run_bytes) {
         return failed(vcpu, format!("port exit of {count} × {size} bytes at {:#x}", io.data_offset));
     }
-    // SAFETY: the kernel put the data into the mapped run structure; the range was checked against its
-    // size, and nobody else uses it while this vCPU is out of the guest.
+    // SAFETY: the kernel put the data into the mapped run structure. The range was checked against its size,
+    // and no other code uses it while this vCPU is outside the guest.
     let data = unsafe {
         let start = std::ptr::from_mut(run).cast::<u8>().add(io.data_offset as usize);
         std::slice::from_raw_parts_mut(start, size * count)
@@ -187,5 +211,6 @@ fn port_exit(runner: &Runner, vcpu: &Vcpu, run: &mut kvm_run) -> Step {
             ended = ended.or(runner.bus.port_write(io.port, item));
         }
     }
-    ended.map_or(Step::Again, Step::Ended)
+    let is_said = u32::from(io.direction) != KVM_EXIT_IO_IN && runner.bus.is_said(io.port);
+    ended.map_or(if is_said { Step::Said } else { Step::Again }, Step::Ended)
 }

@@ -1,30 +1,30 @@
-//! How writes to guest RAM are found: the machine has one way for its vCPUs' from its making on, and one for each
-//! device in another process.
+//! The dirty sources of a machine. One tracks the vCPUs' writes and is chosen when the machine is built. Each
+//! device in another process has its own.
 
 use std::sync::Arc;
 
 use sterna_ram::DirtySource;
 use sterna_ram::dirty::{Combined, KvmDirtyLog, KvmDirtyRing};
 
-/// How vCPUs' writes are found.
+/// The dirty source for the vCPUs' writes.
 #[derive(Debug, Clone)]
 pub(crate) enum VcpuTracking {
-    /// By bitmaps.
+    /// KVM's dirty log, which uses bitmaps.
     Log(Arc<KvmDirtyLog>),
-    /// By rings.
+    /// KVM's dirty rings, one per vCPU.
     Ring(Arc<KvmDirtyRing>),
 }
 
-/// All of it.
+/// All dirty sources of a machine.
 #[derive(Debug)]
 pub(crate) struct Tracking {
     vcpus: VcpuTracking,
-    /// vCPUs' and devices' together, if there are devices.
+    /// vCPUs' and devices' sources combined. `None` without devices.
     all: Option<Combined>,
 }
 
 impl Tracking {
-    /// Finds what vCPUs write, and what `devices` find.
+    /// Combines the vCPUs' dirty source with the sources of `devices`.
     pub(crate) fn new(vcpus: VcpuTracking, devices: Vec<Arc<dyn DirtySource>>) -> Self {
         if devices.is_empty() {
             return Self { vcpus, all: None };
@@ -37,7 +37,7 @@ impl Tracking {
         Self { vcpus, all: Some(Combined::new(all)) }
     }
 
-    /// Finds everything.
+    /// The dirty source that covers all writers.
     pub(crate) fn source(&self) -> &dyn DirtySource {
         match (&self.all, &self.vcpus) {
             (Some(all), _) => all,
@@ -46,7 +46,7 @@ impl Tracking {
         }
     }
 
-    /// The rings, if vCPUs have them.
+    /// The dirty rings, if the vCPUs use them.
     pub(crate) fn ring(&self) -> Option<&KvmDirtyRing> {
         match &self.vcpus {
             VcpuTracking::Log(_) => None,

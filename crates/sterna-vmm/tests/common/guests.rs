@@ -1,4 +1,4 @@
-//! Guests of a few instructions. Flat ones start with rdi = vCPU index, rsi = boot parameters.
+//! Test guests of a few instructions. Flat guests start with rdi = vCPU index, rsi = boot parameters.
 
 use std::arch::global_asm;
 
@@ -27,9 +27,9 @@ blob!(triple_fault, guest_fault_start, guest_fault_end);
 blob!(ram_probe, guest_probe_start, guest_probe_end);
 blob!(halted, guest_halt_start, guest_halt_end);
 
-/// Where `counter` counts: one page a vCPU.
+/// Address of the counters of `counter`, one page per vCPU.
 pub const COUNTERS: u64 = 0x20_0000;
-/// Code of a guest that saw something wrong.
+/// Exit code of a guest that found wrong data.
 pub const WRONG: u8 = 0xee;
 
 global_asm!(

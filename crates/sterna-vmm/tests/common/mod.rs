@@ -1,4 +1,5 @@
-//! What the tests share: guests written in assembly, a console that remembers, moving state in one process.
+//! Helpers that the tests share. There are guests in assembly, a console that records its output, and a
+//! migration within one process.
 #![allow(dead_code, clippy::print_stderr, missing_docs)]
 
 pub mod guests;
@@ -11,7 +12,7 @@ use std::time::{Duration, Instant};
 use sterna::{SourceVm, TargetVm, Vm};
 use sterna_vmm::{GuestImage, KvmMachine, MachineConfig};
 
-/// Whether machines can be built here; says so if not.
+/// Whether machines can be built on this host. Prints a message if not.
 pub fn kvm_or_skip(test: &str) -> bool {
     match std::fs::OpenOptions::new().read(true).write(true).open("/dev/kvm") {
         Ok(_) => true,
@@ -22,12 +23,12 @@ pub fn kvm_or_skip(test: &str) -> bool {
     }
 }
 
-/// Says that a test cannot run here.
+/// Prints that a test cannot run on this host.
 pub fn skip(test: &str, why: impl std::fmt::Display) {
     eprintln!("SKIPPED {test}: {why}");
 }
 
-/// As [`kvm_or_skip`], for machines with dirty rings.
+/// Like [`kvm_or_skip`], for machines with dirty rings.
 pub fn rings_or_skip(test: &str) -> bool {
     use std::os::fd::AsFd;
     if !kvm_or_skip(test) {
@@ -65,7 +66,7 @@ pub fn flat(code: &[u8]) -> Option<GuestImage> {
     Some(GuestImage::Flat64 { code: code.to_vec(), parameters: vec![] })
 }
 
-/// A machine like `like` that waits for a migration.
+/// A machine with the given vCPUs and RAM that waits for a migration.
 pub fn target(vcpus: u8, ram_bytes: u64, console: &Console) -> Arc<KvmMachine> {
     let config = MachineConfig {
         vcpus,
@@ -77,7 +78,7 @@ pub fn target(vcpus: u8, ram_bytes: u64, console: &Console) -> Arc<KvmMachine> {
     KvmMachine::new(config).unwrap()
 }
 
-/// Copies every page that was populated.
+/// Copies every populated page.
 pub fn copy_ram(from: &KvmMachine, to: &KvmMachine) {
     for (source, target) in from.ram().blocks().iter().zip(to.ram().blocks()) {
         let absent = sterna_ram::PageBitmap::new(source.pages());
@@ -94,7 +95,7 @@ pub fn copy_ram(from: &KvmMachine, to: &KvmMachine) {
     }
 }
 
-/// Every body, in save order.
+/// Saves all devices; the bodies are in save order.
 pub fn save(machine: &KvmMachine) -> Vec<Vec<u8>> {
     machine.devices().iter().map(|device| device.save().unwrap()).collect()
 }
@@ -108,7 +109,7 @@ pub fn load(machine: &KvmMachine, bodies: &[Vec<u8>]) {
     }
 }
 
-/// Moves a guest as the engine does, without the wire: stop, compare, RAM, devices, start.
+/// Migrates a guest like the engine, but without the wire: stop, compare, RAM, devices, start.
 pub fn move_guest(from: &KvmMachine, to: &KvmMachine) {
     SourceVm::stop(from).unwrap();
     let record = from.compatibility().save().unwrap();
@@ -118,7 +119,7 @@ pub fn move_guest(from: &KvmMachine, to: &KvmMachine) {
     TargetVm::start(to).unwrap();
 }
 
-/// Waits for a condition that the guest brings about; a guest that hangs fails here rather than never.
+/// Waits for a condition that the guest must fulfil. A guest that hangs fails the test.
 pub fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !condition() {

@@ -1,4 +1,4 @@
-//! Machines that run a tide.
+//! Machines that run a tide, a guest whose memory shows whether a copy is consistent.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ pub fn tide(config: TideConfig) -> Tide {
     Tide::new(config, &ranges).unwrap()
 }
 
-/// A stopped machine with this tide in it, or one that waits for it.
+/// A stopped machine with this tide, or a machine that waits for the tide.
 pub fn machine(tide: &Tide, dirty_ring_size: Option<u32>, incoming: bool) -> Arc<KvmMachine> {
     let config = |dirty_ring_size| MachineConfig {
         vcpus: tide.config().vcpus as u8,
@@ -26,7 +26,7 @@ pub fn machine(tide: &Tide, dirty_ring_size: Option<u32>, incoming: bool) -> Arc
         ..MachineConfig::new("tide")
     };
     let machine = match KvmMachine::new(config(dirty_ring_size)) {
-        // Too few for a processor that logs pages itself.
+        // 256 entries are too few for a processor that logs pages in hardware.
         Err(VmmError::Dirty(_)) if dirty_ring_size == Some(256) => {
             KvmMachine::new(config(Some(1024))).unwrap()
         }
@@ -38,12 +38,12 @@ pub fn machine(tide: &Tide, dirty_ring_size: Option<u32>, incoming: bool) -> Arc
     machine
 }
 
-/// Steps of each vCPU so far.
+/// Number of steps of each vCPU so far.
 pub fn steps(tide: &Tide, machine: &KvmMachine) -> Vec<u64> {
     tide.progress(machine.ram()).unwrap().steps
 }
 
-/// The guest, which stands still, is one consistent cut.
+/// Checks that the memory of the paused guest is one consistent cut.
 pub fn assert_consistent(tide: &Tide, machine: &KvmMachine) {
     let verdict = tide.check(machine.ram()).unwrap();
     assert!(verdict.is_consistent(), "{verdict}");

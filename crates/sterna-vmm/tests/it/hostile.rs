@@ -1,4 +1,4 @@
-//! Bodies and records that lie: each ends in an error that says what is wrong, never in a panic.
+//! Tests of invalid bodies and records. Each must end in an error that names the fault, never in a panic.
 #![allow(clippy::print_stderr, missing_docs)]
 
 use std::sync::Arc;
@@ -20,7 +20,7 @@ fn stopped_source() -> Arc<KvmMachine> {
     source
 }
 
-/// Resets the target, loads what goes before device `index`, then `body` into it.
+/// Resets the target, loads the devices before `index`, then loads `body` into device `index`.
 fn load_one(target: &KvmMachine, good: &[Vec<u8>], index: usize, body: &[u8]) -> Result<(), sterna::VmError> {
     target.reset();
     let devices = target.devices();
@@ -30,7 +30,7 @@ fn load_one(target: &KvmMachine, good: &[Vec<u8>], index: usize, body: &[u8]) ->
     devices[index].load(1, body)
 }
 
-/// Bytes at places set to values, and what is left of the body.
+/// Random changes of a body: bytes to overwrite, and the length to cut it to.
 fn garbling() -> impl Strategy<Value = (usize, Vec<(usize, u8)>, Option<usize>)> {
     let edits = proptest::collection::vec((any::<usize>(), any::<u8>()), 0..6);
     (any::<usize>(), edits, proptest::option::of(any::<usize>()))
@@ -66,7 +66,7 @@ fn garbled_body_loaded_is_an_error_or_a_value_and_never_a_panic() {
     });
 
     result.unwrap();
-    // And after all that, the machine takes the true guest and runs it.
+    // After all failed loads, the machine loads the valid guest and runs it.
     target.reset();
     copy_ram(&source, &target);
     load(&target, &good);
@@ -77,7 +77,7 @@ fn garbled_body_loaded_is_an_error_or_a_value_and_never_a_panic() {
     assert_eq!(target.ended(), None);
 }
 
-/// The body with the value of one of its fields changed.
+/// The body with a changed value of one field.
 fn edited(body: &[u8], tag: &[u8; 4], edit: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     let at = body.windows(4).position(|window| window == tag).unwrap();
     let len = u32::from_le_bytes(body[at + 4..at + 8].try_into().unwrap()) as usize;
@@ -97,7 +97,7 @@ fn cpuid_that_differs_is_refused_with_leaf_register_and_bit() {
     }
     let (source, target) = (stopped_source(), target(1, RAM, &Console::default()));
     let record = source.compatibility().save().unwrap();
-    // Leaf 1, ecx, bit 12 (FMA): entries are seven words, ecx the sixth.
+    // Leaf 1, ecx, bit 12 (FMA): an entry has seven words, and ecx is the sixth.
     let other = edited(&record, b"cpid", |entries| {
         let leaf_1 =
             entries.chunks_exact_mut(28).find(|entry| entry[..8] == [1, 0, 0, 0, 0, 0, 0, 0]).unwrap();

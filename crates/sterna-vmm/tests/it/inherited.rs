@@ -1,4 +1,5 @@
-//! Descriptors of the command line: taken over once, and only those that the program was started with.
+//! Tests that a descriptor named on the command line is taken over once. The program must have been started
+//! with it.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -8,7 +9,7 @@ use std::process::Command;
 use sterna::Address;
 use sterna_vmm::claim_inherited;
 
-/// The number that the descriptor has in the program that is started.
+/// Number of the descriptor in the started program.
 const NUMBER: i32 = 100;
 const STARTED: &str = "STERNA_TEST_INHERITED";
 
@@ -40,9 +41,9 @@ fn descriptor_that_the_program_was_started_with_is_taken_over_once() {
     assert!(started.status.success(), "{}: {}", started.status, said.join("\n"));
 }
 
-/// In the program that was started so.
+/// Runs in the program that the test started.
 fn is_taken_over_once() {
-    // Passes an exec, but the program opened it itself, as a C library might.
+    // This descriptor survives an exec too, but the program opened it itself, as a C library might.
     let own: OwnedFd = UnixStream::pair().unwrap().0.into();
     rustix::io::fcntl_setfd(&own, rustix::io::FdFlags::empty()).unwrap();
     assert!(claim(own.as_raw_fd()).unwrap_err().to_string().contains("not started with"));

@@ -1,4 +1,4 @@
-//! The machine boots, runs, stops and ends.
+//! Tests that the machine boots, runs, stops and ends.
 #![allow(clippy::print_stderr, missing_docs)]
 
 use std::time::Duration;

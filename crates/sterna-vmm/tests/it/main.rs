@@ -1,5 +1,5 @@
-//! The integration tests of this crate, one module for each subject: one program is linked, not one for each file.
-//! `cargo test -p sterna-vmm --test it SUBJECT::` runs those of one subject.
+//! The integration tests of this crate, one module per subject, linked into one program. `cargo test -p
+//! sterna-vmm --test it SUBJECT::` runs the tests of one subject.
 
 #[path = "../../../sterna-devices/tests/support/back_end.rs"]
 mod back_end;
@@ -31,7 +31,7 @@ mod vhost_user_guest;
 mod vhost_user_machine;
 mod virtio;
 
-/// Not a test by itself: the other tests call this program again to be their back end.
+/// Not a test of its own. Other tests start this program again as their back end.
 #[test]
 fn back_end_runs_for_another_test() {
     back_end::run_if_asked();

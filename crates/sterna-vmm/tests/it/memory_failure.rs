@@ -1,4 +1,5 @@
-//! Memory of the host fails under a migration: an error that names the page, the process lives, the guest runs on.
+//! Tests of host memory failures during a migration. Each must give an error that names the page. Process and
+//! guest must continue.
 
 use std::sync::Arc;
 
@@ -30,7 +31,7 @@ fn broken() -> Vec<PoisonedPage> {
     vec![PoisonedPage { block: "ram".into(), offset, guest_address: Some(0x10_0000 + offset) }]
 }
 
-/// Ways on which pages are scanned, copied, or read by the kernel.
+/// Settings in which pages are scanned, copied, or read by the kernel.
 fn ways() -> Vec<(Parameters, Capabilities)> {
     let mut ways = Vec::new();
     for multifd in [true, false] {
@@ -88,7 +89,7 @@ fn page_that_fails_at_the_source_fails_the_migration_and_not_the_guest() {
         assert!(matches!(arrival, Arrival::Failed(_)), "{arrival:?}");
         assert_eq!(target.ram.block(0).resident_bytes().unwrap(), 0, "nothing is left");
         assert_eq!(byte_of(&source.ram, 1), 5);
-        // It is known now, so the next one does not begin.
+        // The failed page is known now, so the next migration does not begin.
         let to: Address = "tcp:127.0.0.1:1".parse().unwrap();
         let vm: Arc<dyn SourceVm> = Arc::clone(&source) as _;
         let again = Migration::start(vm, &to, params, capabilities, Arc::new(()));
@@ -134,7 +135,7 @@ fn page_that_fails_at_the_destination_fails_the_migration_and_not_the_process() 
 
 #[test]
 fn page_that_is_known_to_have_failed_is_refused_at_the_start_and_before_the_handover() {
-    // Nothing raises a signal here: the page itself is sound.
+    // No signal is raised in this test, because the page itself is sound.
     for (params, capabilities) in ways() {
         let source = source();
         source.ram.block(0).mark_poisoned(BROKEN, 1).unwrap();
@@ -144,7 +145,7 @@ fn page_that_is_known_to_have_failed_is_refused_at_the_start_and_before_the_hand
         let Err(StartError::Poisoned { pages }) = refused.map(drop) else { panic!("it began") };
         assert_eq!(pages, broken());
 
-        // Told when all of memory was sent and the guest has just stopped.
+        // The failure is reported after all memory was sent and the guest was stopped.
         source.ram.block(0).clear_poisoned(BROKEN, 1).unwrap();
         source.at_last(|vm| vm.ram.block(0).mark_poisoned(BROKEN, 1).unwrap());
         let (outcome, arrival) = run(&source, &empty_vm(), &params, capabilities);
@@ -155,7 +156,7 @@ fn page_that_is_known_to_have_failed_is_refused_at_the_start_and_before_the_hand
     }
 }
 
-/// One lane that scans, and one that copies: they tell which page it was.
+/// One lane scans, and one copies. Both report the failed page.
 #[test]
 fn page_that_a_copy_met_is_named_without_a_look_at_all_others() {
     sterna_vmm::forward_sigbus().unwrap();
@@ -182,7 +183,7 @@ fn page_that_a_copy_met_is_named_without_a_look_at_all_others() {
     }
 }
 
-/// A page that the kernel met: it does not say which.
+/// The kernel found the failed page, and does not report which one it is.
 #[test]
 fn page_that_fails_in_the_switchover_is_looked_for_when_the_guest_runs_again() {
     sterna_vmm::forward_sigbus().unwrap();

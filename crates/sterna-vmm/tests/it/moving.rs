@@ -1,4 +1,5 @@
-//! State saved in one machine and loaded in another of the same process: guests go on without a break.
+//! Tests that save state in one machine and load it in another. Both are in the same process. The guests must
+//! continue without a gap.
 #![allow(clippy::print_stderr, missing_docs)]
 
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -33,7 +34,8 @@ fn counter_moved_goes_on_where_it_stopped() {
 
     let stopped = count(&source, 0);
     wait_for("counting on", || count(&target, 0) > stopped + 1000);
-    // The guest compares its register with memory at each step: either one lost would have ended it.
+    // The guest compares its register with memory at each step. If either were lost, the guest would have
+    // ended.
     assert_eq!(target.ended(), None);
     assert_eq!(count(&source, 0), stopped);
     assert_eq!(SourceVm::run_state(&*target), RunState::Running);
@@ -75,7 +77,7 @@ fn state_loaded_and_saved_again_is_the_same() {
     }
 }
 
-/// The fields of a body, except those that hold the time.
+/// The fields of a body, without those that depend on time.
 fn without_time(body: &[u8]) -> Vec<(String, Vec<u8>)> {
     let mut fields = Vec::new();
     let mut at = 0;
@@ -94,7 +96,7 @@ fn without_time(body: &[u8]) -> Vec<(String, Vec<u8>)> {
     fields
 }
 
-/// Counts in order, wants the same count back, and remembers the strings that went through.
+/// Gives numbers in order and checks the numbers that it gets back. Records the strings that pass.
 #[derive(Default)]
 struct Sequence {
     given: AtomicU32,
@@ -238,7 +240,7 @@ fn machine_dropped_leaves_no_thread_and_no_descriptor() {
     if !kvm_or_skip("machine_dropped_leaves_no_thread_and_no_descriptor") {
         return;
     }
-    // Other tests of this process come and go: look only at what carries this machine's mark.
+    // Other tests of this process create and drop machines, so only mappings with this machine's mark count.
     let mark = format!("{}", RAM + (37 << 12));
     let machine = KvmMachine::new(MachineConfig {
         vcpus: 3,

@@ -1,7 +1,7 @@
-//! The state of the reference machine's devices as version 0.1 saved it: later versions load it (docs/compatibility.md).
+//! Tests that this version loads the device state that version 0.1 saved (docs/compatibility.md).
 //!
-//! `STERNA_WRITE_GOLDEN=1 cargo test --workspace -p sterna-vmm --test it of_0_1 -- --ignored` saves it. It is of 0.1 and
-//! stays as it is: save it only for a device that is new.
+//! `STERNA_WRITE_GOLDEN=1 cargo test --workspace -p sterna-vmm --test it of_0_1 -- --ignored` saves the
+//! state. It must remain 0.1's state: save it again only for a new device.
 #![allow(clippy::print_stderr, missing_docs)]
 
 use std::path::PathBuf;
@@ -34,15 +34,15 @@ fn devices_of_0_1_are_loaded() {
     if !kvm_or_skip("devices_of_0_1_are_loaded") {
         return;
     }
-    // One that always shows the processor's own counter is behind the stored one after a reboot, and a vCPU that shows a wrong time is
-    // not loaded.
+    // A KVM that always shows the processor's own counter cannot show the stored value after a reboot. A vCPU
+    // that shows a wrong time is not loaded.
     if !sets_tsc() {
         skip("devices_of_0_1_are_loaded", "this KVM takes a TSC and shows another");
         return;
     }
     let stored: Value = serde_json::from_slice(&std::fs::read(file()).unwrap()).unwrap();
     let target = target(1, RAM, &Console::default());
-    // It was saved on a processor that this one need not be like.
+    // The state was saved on a processor that may differ from this one.
     let record = &stored["compatibility"];
     if let Err(why) = target.compatibility().load(1, &bytes(record)) {
         eprintln!("SKIPPED devices_of_0_1_are_loaded: another processor: {why}");
@@ -59,7 +59,7 @@ fn devices_of_0_1_are_loaded() {
     }
 }
 
-/// Whether a vCPU's counter goes on from what it is set to.
+/// Whether a vCPU's counter continues from the value that it is set to.
 fn sets_tsc() -> bool {
     const TSC: u32 = 0x10;
     let vm = Kvm::new().unwrap().create_vm().unwrap();
@@ -71,7 +71,7 @@ fn sets_tsc() -> bool {
         assert_eq!(vcpu.get_msrs(&mut msrs).unwrap(), 1);
         msrs.as_slice()[0].data
     };
-    // Some minutes ahead.
+    // Some minutes later than the present value.
     let ahead = read() + (1 << 40);
     assert_eq!(vcpu.set_msrs(&msrs(ahead)).unwrap(), 1);
     read() >= ahead

@@ -1,4 +1,4 @@
-//! Disks in qcow2 files: which are refused, how they are copied, and headers that lie.
+//! Tests of disks in qcow2 files: refused files, copies, and invalid headers.
 #![allow(missing_docs)]
 
 use std::os::unix::fs::FileExt;
@@ -14,7 +14,7 @@ use tempfile::NamedTempFile;
 
 const DISK_BYTES: u64 = 3 << 20;
 
-/// An empty one, made by `change`.
+/// An empty qcow2 file with the options that `change` sets.
 fn qcow2(
     change: impl FnOnce(imago::qcow2::Qcow2CreateBuilder<Storage>) -> imago::qcow2::Qcow2CreateBuilder<Storage>,
 ) -> NamedTempFile {
@@ -91,16 +91,16 @@ fn file_that_names_another_one_needs_it_on_the_command_line() {
     }
     of(&with_backing, &backing(DiskFormat::Raw)).unwrap();
     of(&with_data, &data).unwrap();
-    // Its bytes are the disk's, whatever they look like.
+    // Opened as a raw disk: the bytes of the file are the disk's content, whatever format they resemble.
     of(&with_backing, &raw).unwrap();
-    // Somebody writes the backing file.
+    // Another machine opens the backing file for writing.
     let writer = machine(DiskOptions::new(secret.path()), true).unwrap();
     let why = of(&with_backing, &backing(DiskFormat::Raw)).map(|_| ()).unwrap_err().to_string();
     assert!(why.contains("its backing file: it is locked"), "{why}");
     drop(writer);
 }
 
-/// Into another format, too: what moves is what the guest reads.
+/// The content that the guest reads is copied, also into another format.
 #[test]
 fn disk_that_is_copied_arrives_as_the_guest_reads_it() {
     if !kvm_or_skip("disk_that_is_copied_arrives_as_the_guest_reads_it") {
@@ -156,7 +156,7 @@ fn disk_that_is_copied_arrives_as_the_guest_reads_it() {
     }
 }
 
-/// A header or a table that lies makes an error, or a disk with some content.
+/// An invalid header or table gives an error, or a disk with some content.
 #[test]
 fn header_that_lies_is_an_error_or_a_disk_and_never_a_panic() {
     if !kvm_or_skip("header_that_lies_is_an_error_or_a_disk_and_never_a_panic") {
@@ -171,7 +171,7 @@ fn header_that_lies_is_an_error_or_a_disk_and_never_a_panic() {
     for round in 0..200 {
         let mut bytes = good.clone();
         for _ in 0..random.usize(1..5) {
-            // The header, or any of the tables behind it.
+            // The header, or any table after it.
             let at = if random.bool() { random.usize(4..112) } else { random.usize(..bytes.len()) };
             bytes[at] = [0, 1, 0x7f, 0x80, 0xff, random.u8(..)][random.usize(..6)];
         }
@@ -181,7 +181,7 @@ fn header_that_lies_is_an_error_or_a_disk_and_never_a_panic() {
                 opened += 1;
                 let save = stream(&source);
                 let mut bytes = vec![0; 1 << 20];
-                // An error, or bytes: as much of it as a disk of this length has.
+                // An error, or as many bytes as a disk of this length has.
                 let _ = save.begin_save();
                 for _ in 0..8 {
                     if !matches!(save.read(&mut bytes), Ok(1..)) {

@@ -1,4 +1,4 @@
-//! Machines whose writes are found by dirty rings, and whose vCPUs are slowed down.
+//! Tests of machines with dirty rings and throttled vCPUs.
 #![allow(clippy::print_stderr, missing_docs)]
 
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use sterna_ram::DirtyBitmaps;
 use sterna_ram::missing_pages::MissingPages;
 use sterna_vmm::{KvmMachine, MachineConfig, VmmError};
 
-/// So small that it is full all the time.
+/// A ring so small that it is always full.
 const TINY: Option<u32> = Some(256);
 
 fn migrate(
@@ -25,7 +25,7 @@ fn migrate(
     target: &Arc<KvmMachine>,
     capabilities: Capabilities,
 ) -> (Outcome, Arrival) {
-    // Slow, so that the guest fills its rings for a while, and with time enough to stop in the end.
+    // Slow, so that the guest fills its rings for a while. The downtime limit is long enough to finish.
     let params = Parameters {
         max_bandwidth_bytes: 60 << 20,
         downtime_limit: Duration::from_secs(10),
@@ -49,7 +49,7 @@ fn begin(
     (migration, incoming)
 }
 
-/// The tide takes further steps where it is now, and neither side's memory contradicts itself.
+/// Checks that the tide continues on the destination, and that both sides' memory is consistent.
 fn assert_goes_on_whole(tide: &Tide, source: &KvmMachine, target: &KvmMachine) {
     let arrived = steps(tide, target);
     wait_for("steps after the move", || {
@@ -82,10 +82,10 @@ fn tide_over_tiny_rings_migrates_bit_for_bit() {
         assert!(matches!(ends, (Outcome::Completed, Arrival::Completed(_))), "{pattern}: {ends:?}");
         let ring = source.dirty_ring().unwrap();
         eprintln!("{test}: {pattern}: {} times full, {:?} pages", ring.full_exits(), ring.reported());
-        // How often and how many is a matter of how much of the processors the guest had.
+        // The numbers depend on the guest's share of the processors, so only their presence is checked.
         assert!(ring.full_exits() > 0, "{pattern}: {} times full", ring.full_exits());
         assert!(ring.reported().iter().all(|pages| *pages > 0), "{pattern}: {:?}", ring.reported());
-        // Rings of both sizes are one and the same machine type: it goes on wherever it is.
+        // Both ring sizes belong to the same machine type: the guest continues on either side.
         assert_goes_on_whole(&tide, &source, &target);
     }
 }
@@ -110,7 +110,7 @@ fn tide_over_tiny_rings_is_switched_to_postcopy() {
         let (source, target) = (machine(&tide, TINY, false), machine(&tide, TINY, true));
         source.resume().unwrap();
         wait_for("first steps", || steps(&tide, &source).iter().all(|steps| *steps > 100));
-        // It does not end by itself.
+        // The downtime limit of 0 keeps the migration from ending.
         let params = Parameters {
             max_bandwidth_bytes: 60 << 20,
             downtime_limit: Duration::ZERO,
@@ -140,8 +140,9 @@ fn throttled_guest_takes_fewer_steps() {
     wait_for("first steps", || steps(&tide, &machine).iter().all(|steps| *steps > 100));
     let total = || steps(&tide, &machine).iter().sum::<u64>();
 
-    // In turn, so that whatever else the machine does falls on all alike; and for longer where it does much, as a
-    // guest that sleeps gets more of a busy processor when it wakes than one that never does.
+    // Measured alternately, so that other load on the host affects all limits equally. Measured longer under
+    // load, because a guest that sleeps gets a larger share of a busy processor when it wakes than one that
+    // never sleeps.
     let (mut taken, percents) = ([0; 3], [0, 50, 90]);
     let tells_apart = |[free, half, tenth]: [u64; 3]| tenth * 2 < free && tenth < half;
     for turn in 0..100 {
@@ -174,7 +175,7 @@ fn throttled_guest_stops_and_runs_whenever_it_is_told_to() {
     }
     let tide = tide(TideConfig { vcpus: 4, ..TideConfig::default() });
     let machine = machine(&tide, None, false);
-    // At most: each sleep would be one to two seconds.
+    // The maximum: each sleep would last one to two seconds.
     machine.set_cpu_throttle(255);
     let mut before = steps(&tide, &machine);
 
@@ -209,7 +210,7 @@ fn dirty_limit_of_one_vcpu_slows_that_one_down() {
     let mut advance = |vcpu: usize, by: u64| {
         let before = steps(&tide, &machine);
         wait_for("steps", || {
-            // Syncing protects again, so that pages written again count again.
+            // A sync re-arms the pages, so that pages written again count again.
             source.sync(&mut dirty).unwrap();
             steps(&tide, &machine)[vcpu] > before[vcpu] + by
         });
@@ -261,7 +262,7 @@ fn vcpu_dirty_rates_name_every_vcpu_and_its_limit_while_nothing_is_tracked_too()
     source.start().unwrap();
     assert_eq!(machine.vcpu_dirty_rates()[1].limit_bytes, Some(5 << 20), "in the first moment, too");
     machine.resume().unwrap();
-    // Before a whole second is over.
+    // Before one second is complete.
     wait_for("a rate", || machine.vcpu_dirty_rates().iter().all(|vcpu| vcpu.rate_bytes > 0));
     machine.stop();
     source.stop().unwrap();
@@ -281,7 +282,7 @@ fn calc_dirty_rate_over_rings_knows_each_vcpus_rate() {
     machine.resume().unwrap();
     wait_for("first steps", || steps(&tide, &machine).iter().all(|steps| *steps > 100));
 
-    // Shorter than the second over which rates are measured else.
+    // Shorter than the second over which rates are otherwise measured.
     let vm: Arc<dyn SourceVm> = Arc::clone(&machine) as _;
     let reading = DirtyRateMeasurement::start(vm, Duration::from_millis(300)).unwrap().wait().unwrap();
 

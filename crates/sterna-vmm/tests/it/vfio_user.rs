@@ -1,4 +1,5 @@
-//! Machines with devices in other processes, moved by the engine: the devices judge whether state and RAM arrived.
+//! Tests that migrate machines with devices in other processes. The devices check whether state and RAM
+//! arrived.
 #![allow(clippy::print_stderr, missing_docs)]
 
 use std::path::PathBuf;
@@ -11,10 +12,10 @@ use sterna_devices::vfio::MigState;
 use sterna_vmm::{Backing, KvmMachine, MachineConfig};
 
 const STATE: u64 = 8 << 20;
-/// RAM that the guest does not use.
+/// RAM that the guest does not use: first address and length.
 const WINDOW: (u64, u64) = (0x300_0000, 0x40_0000);
 
-/// A machine and its devices.
+/// A machine and the processes of its devices.
 struct Host {
     machine: Arc<KvmMachine>,
     banks: Vec<BankServer>,
@@ -169,7 +170,7 @@ fn cont_of_a_machine_that_runs_leaves_the_save_of_its_devices_alone() {
     begin(&source);
     let address: Address = "tcp:127.0.0.1:0".parse().unwrap();
     let (parameters, capabilities) = multifd();
-    // So slow that it does not get out of the live phase.
+    // So slow that the migration stays in the live phase.
     let slow = Parameters { max_bandwidth_bytes: 64 << 10, ..parameters.clone() };
     let incoming =
         Incoming::listen(target.machine.clone(), &address, parameters, capabilities, Arc::new(())).unwrap();

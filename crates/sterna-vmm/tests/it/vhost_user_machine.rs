@@ -1,5 +1,5 @@
-//! Machines with virtio devices in other processes, moved by the engine. Who drives the device is the test: its rings lie
-//! in RAM that the guest leaves alone.
+//! Tests that migrate machines with virtio devices in other processes. The test itself drives the devices.
+//! Their rings are in RAM that the guest does not use.
 #![allow(clippy::print_stderr, missing_docs)]
 
 use std::ops::Range;
@@ -21,14 +21,14 @@ const REQUEST: u64 = RING + 0x1_0000;
 const ANSWER: u64 = RING + 0x2_0000;
 const ANSWER_BYTES: u32 = 5000 & !7;
 
-/// A machine and its device's process.
+/// A machine and the process of its device.
 struct Host {
     machine: Arc<KvmMachine>,
     _back_end: BackEnd,
     _directory: tempfile::TempDir,
 }
 
-/// What the guest's driver knows.
+/// The state of the guest's driver.
 struct Driver {
     queue: Virtqueue,
     model: Model,
@@ -150,7 +150,7 @@ fn virtio_device_of_a_paused_machine_stands_still() {
 
     host.machine.pause();
     let device = Arc::clone(&host.machine.vhost_user()[0]);
-    // It has one only while its rings are stopped.
+    // The device has a configuration record only while its rings are stopped.
     device.configuration().unwrap();
     driver.submit(&host, 5);
     host.machine.cont().unwrap();

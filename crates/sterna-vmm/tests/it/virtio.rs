@@ -1,4 +1,4 @@
-//! Virtio devices of the machine: what must be equal on both sides, the lock on a disk, and states that lie.
+//! Tests of the machine's virtio devices: equality of both sides, disk locks, and invalid states.
 #![allow(missing_docs)]
 
 use std::path::Path;
@@ -18,7 +18,7 @@ fn image(bytes: u64) -> tempfile::NamedTempFile {
     file
 }
 
-/// A machine with these disks and a source of random bytes; without a guest it waits for one.
+/// A machine with these disks and a source of random bytes. Without a guest, it waits for one.
 fn machine(disks: Vec<DiskOptions>, has_guest: bool) -> Result<Arc<KvmMachine>, VmmError> {
     KvmMachine::new(MachineConfig {
         guest: if has_guest { flat(&guests::counter()) } else { None },
@@ -67,7 +67,7 @@ fn device_that_differs_is_refused_by_name_before_any_ram_moves() {
         assert!(why.contains(device) || says.contains("kind"), "{why}");
         assert!(why.contains(says), "{why}");
     }
-    // The same devices, and a target that has none of them.
+    // First a target with the same devices, then one without any.
     machine(shared(disk.path()), false).unwrap().compatibility().load(1, &record).unwrap();
     let none = KvmMachine::new(MachineConfig { incoming: true, ..MachineConfig::new("none") }).unwrap();
     let why = none.compatibility().load(1, &record).unwrap_err().to_string();
@@ -87,7 +87,7 @@ fn disk_belongs_to_one_machine_at_a_time() {
     let source = machine(shared(disk.path()), true).unwrap();
     let refused = machine(shared(disk.path()), true).map(|_| ()).unwrap_err().to_string();
     assert!(refused.contains("is locked") && refused.contains(disk.path().to_str().unwrap()), "{refused}");
-    // One that waits gets the disk with the guest, and not before.
+    // A machine that waits gets the disk only with the guest.
     let target = machine(shared(disk.path()), false).unwrap();
     let hook = |machine: &KvmMachine| {
         machine.hooks().into_iter().find(|hook| hook.name() == "disk 0").expect("a hook for the disk")
@@ -98,7 +98,7 @@ fn disk_belongs_to_one_machine_at_a_time() {
     assert!(hook(&source).take_back().is_err());
     hook(&target).give_back();
     hook(&source).take_back().unwrap();
-    // A destination with a file of its own has it from the start.
+    // A destination with its own file has the disk from the start.
     let mut own = DiskOptions::new(disk.path());
     own.migration = DiskMigration::None;
     assert!(machine(vec![own.clone()], false).is_err());
@@ -159,7 +159,7 @@ fn garbled_state_of_a_device_is_an_error_or_a_value_and_never_a_panic() {
         for (device, body) in devices.iter().zip(&good).take(index) {
             device.load(1, body).unwrap();
         }
-        // A state that is taken can be run, and ends in an order that its driver breaks at worst.
+        // A device that accepts a state can run with it. The worst outcome is a failed request of its driver.
         if devices[index].load(1, &body).is_ok() {
             devices[index].save().unwrap();
         }
@@ -182,7 +182,7 @@ fn disk_that_grows_is_longer_for_its_guest_and_for_the_other_side() {
     assert!(why(&source, DISK_BYTES + 1).contains("whole number of sectors"));
     assert!(source.grow_disk(1, DISK_BYTES).unwrap_err().to_string().contains("there is none"));
 
-    // A driver that is ready is told: the cause of the interrupt is a change of the configuration.
+    // A driver that is ready is notified: the interrupt's cause is a change of the configuration.
     let field = |body: &[u8], tag: &[u8]| {
         let at = body.windows(4).position(|bytes| bytes == tag).unwrap() + 8;
         u64::from_le_bytes(body[at..at + 8].try_into().unwrap())
@@ -205,7 +205,8 @@ fn disk_that_grows_is_longer_for_its_guest_and_for_the_other_side() {
     assert_eq!(field(body, b"conf"), 2 * DISK_BYTES / 512);
     assert_eq!(field(body, b"stat"), 2 << 32 | 15);
 
-    // The next destination was made before, and finds the new length by itself; also if the disk grows during the migration.
+    // The next destination was built before the growth and detects the new length by itself, even if the disk
+    // grows during the migration.
     let third = machine(shared(disk.path()), false).unwrap();
     target.grow_disk(0, 3 * DISK_BYTES).unwrap();
     third.compatibility().load(1, &target.compatibility().save().unwrap()).unwrap();
@@ -213,7 +214,7 @@ fn disk_that_grows_is_longer_for_its_guest_and_for_the_other_side() {
     target.hooks().iter().for_each(|hook| hook.release().unwrap());
     load(&third, &save(&target));
     assert_eq!(third.disks()[0].1, 4 * DISK_BYTES);
-    // After a failure it waits again, with nothing of the guest.
+    // After a failure the machine waits again, without any state of the guest.
     third.hooks().iter().for_each(|hook| hook.give_back());
     third.reset();
     assert_eq!(field(&save(&third)[index], b"stat"), 0);
@@ -247,7 +248,7 @@ fn disk_that_is_copied_grows_before_or_after() {
     );
 }
 
-/// How many queues of a tap take packets.
+/// Number of queues of a tap that transmit packets.
 fn queues(tap: &str) -> usize {
     let entries = std::fs::read_dir(format!("/sys/class/net/{tap}/queues")).unwrap();
     entries.filter(|entry| entry.as_ref().unwrap().file_name().to_string_lossy().starts_with("tx-")).count()
@@ -289,7 +290,7 @@ fn pairs_of_queues_that_a_guest_uses_move_with_it() {
         let mut bodies = good.clone();
         let at = |tag: &[u8]| good[index].windows(4).position(|bytes| bytes == tag).unwrap() + 8;
         bodies[index][at(b"more")] = active;
-        // A driver that is ready, and knows of several pairs (VIRTIO_NET_F_MQ, VIRTIO_F_VERSION_1).
+        // A driver that is ready and supports several pairs (VIRTIO_NET_F_MQ, VIRTIO_F_VERSION_1).
         bodies[index][at(b"stat")] = 15;
         bodies[index][at(b"feat") + 2] = 1 << 6;
         bodies[index][at(b"feat") + 4] = 1;

@@ -1,5 +1,6 @@
-//! A driver of a virtio-mmio device that a test drives: the guest does what a mailbox in its RAM says, one access to a register
-//! after the other. So what is tested is the whole way: exits of the vCPU, the kernel's eventfds, the interrupt's status.
+//! A virtio-mmio driver that a test controls. The guest executes the commands in a mailbox in its RAM, one
+//! register access at a time. The tests therefore cover the whole path: exits of the vCPU, the kernel's
+//! eventfds, the interrupt's status.
 
 #![allow(dead_code, reason = "each program of tests uses a part")]
 
@@ -11,9 +12,9 @@ use sterna_vmm::{GuestImage, KvmMachine};
 
 use crate::virtqueue::{PATIENCE, Virtqueue};
 
-/// Words: what to do (1 writes, 2 reads, 0 when it is done), the address, the value.
+/// Address of the mailbox. Its words: command (1 writes, 2 reads, 0 when done), address, value.
 const MAILBOX: u64 = 0x20_0000;
-/// The devices' registers, and how far apart they are.
+/// Address of the first device's registers, and the distance to the next.
 const DEVICES: u64 = 0xd000_0000;
 const DEVICE_BYTES: u64 = 0x1000;
 
@@ -28,10 +29,10 @@ pub const CONFIGURATION: u64 = 0x100;
 pub const FEATURES_OK: u32 = 8;
 pub const DRIVER_OK: u32 = 4;
 pub const NEEDS_RESET: u32 = 64;
-/// VIRTIO_F_VERSION_1.
+/// The feature bit VIRTIO_F_VERSION_1.
 pub const VERSION_1: u64 = 1 << 32;
 
-/// The guest, with one vCPU.
+/// The guest that executes the mailbox's commands on one vCPU.
 pub fn guest() -> GuestImage {
     #[rustfmt::skip]
     let code = vec![
@@ -56,10 +57,10 @@ pub fn guest() -> GuestImage {
     GuestImage::Flat64 { code, parameters: Vec::new() }
 }
 
-/// Waits for what the guest or a device brings about.
+/// Waits for a condition that the guest or a device must fulfil.
 ///
 /// # Panics
-/// It does not come for [`PATIENCE`].
+/// If it is not fulfilled within [`PATIENCE`].
 pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !condition() {
@@ -68,12 +69,12 @@ pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// The registers of one device. They are the same at another machine.
+/// The registers of one device. They are the same on every machine.
 #[derive(Debug, Clone, Copy)]
 pub struct Registers(u64);
 
 impl Registers {
-    /// Of the device in place `slot`.
+    /// The registers of the device in slot `slot`.
     pub fn of(slot: u64) -> Self {
         Self(DEVICES + slot * DEVICE_BYTES)
     }
@@ -86,13 +87,13 @@ impl Registers {
         access(machine, 1, self.0 + register, value);
     }
 
-    /// So many bytes of the configuration space, a multiple of 4.
+    /// The first `bytes` of the configuration space, a multiple of 4.
     pub fn configuration(self, machine: &KvmMachine, bytes: u64) -> Vec<u8> {
         let word = |at| self.read(machine, CONFIGURATION + at).to_le_bytes();
         (0..bytes).step_by(4).flat_map(word).collect()
     }
 
-    /// What the device offers.
+    /// The features that the device offers.
     pub fn features(self, machine: &KvmMachine) -> u64 {
         let half = |select: u32| {
             self.write(machine, 0x014, select);
@@ -101,7 +102,7 @@ impl Registers {
         half(0) | half(1)
     }
 
-    /// Resets the device and takes `features`. False: the device refuses them.
+    /// Resets the device and negotiates `features`. False if the device refuses them.
     pub fn agree(self, machine: &KvmMachine, features: u64) -> bool {
         self.write(machine, STATUS, 0);
         self.write(machine, STATUS, 3);
@@ -113,7 +114,7 @@ impl Registers {
         self.read(machine, STATUS) & FEATURES_OK != 0
     }
 
-    /// Sets the queues up, and is ready. The driver must have agreed.
+    /// Sets up the queues and reports the driver as ready. The features must have been negotiated.
     pub fn start(self, machine: &KvmMachine, rings: &[Ring]) {
         for (index, ring) in (0..).zip(rings) {
             self.write(machine, 0x030, index);
@@ -133,7 +134,7 @@ impl Registers {
         self.write(machine, 0x050, queue);
     }
 
-    /// Kicks the device, and waits for an answer and the interrupt.
+    /// Kicks the device and waits for an answer and the interrupt.
     pub fn wait(self, machine: &KvmMachine, driver: &mut Virtqueue, queue: u32) -> (u16, u32) {
         self.notify(machine, queue);
         let mut answer = None;
@@ -145,7 +146,7 @@ impl Registers {
         answer.expect("it was waited for")
     }
 
-    /// Waits for an interrupt of this cause, and acknowledges it.
+    /// Waits for an interrupt with this cause and acknowledges it.
     pub fn acknowledge(self, machine: &KvmMachine, cause: u32) {
         wait_until("an interrupt", || self.read(machine, INTERRUPT_STATUS) & cause != 0);
         self.write(machine, 0x064, cause);

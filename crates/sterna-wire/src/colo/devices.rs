@@ -1,9 +1,11 @@
-//! Device state of a checkpoint: FULL sections and `00`, without lengths (`specs/colo.md §5`).
+//! The device state of a checkpoint: FULL sections and `00`, without lengths (`specs/colo.md §5`).
 //!
-//! A checkpoint has the sections of the seeding, each once. So the seeding's ids, names and lengths say where one ends: its
-//! footer is believed where the length says, if what follows is the end, or a section that has not come yet. A length may
-//! change (a device's queue): then the first footer is taken behind which that holds. Sections of a Sterna's in which the guest's own
-//! bytes stand say how long they are.
+//! A checkpoint contains each section of the seeding once. The ids, names and lengths of the seeding therefore
+//! show where a section ends. The footer at the expected length is accepted if EOF follows, or a section that
+//! has not appeared yet.
+//!
+//! A length may change, for example with a device's queue. Then the first footer that meets the same condition
+//! is accepted. Sections of a Sterna primary that contain the guest's own bytes state their length.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -23,17 +25,17 @@ const EOF: u8 = 0;
 /// A FULL section of the seeding.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KnownDevice {
-    /// The section's id, which links header and footer.
+    /// The section's id, which is the same in header and footer.
     pub id: u32,
-    /// Name of the section.
+    /// Name of the section, which identifies the device together with `instance`.
     pub name: String,
-    /// Its instance.
+    /// Number that distinguishes devices with the same name.
     pub instance: u32,
     /// Version of the body.
     pub version: u32,
     /// Length of the body in bytes.
     pub length_bytes: usize,
-    /// Whether it came before RAM.
+    /// Whether the section preceded RAM in the seeding.
     pub is_early: bool,
 }
 
@@ -43,17 +45,19 @@ impl KnownDevice {
     }
 }
 
-/// The devices of a machine, as its seeding listed them.
+/// The devices of a machine in the order of the seeding's sections.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DeviceList {
     devices: Vec<KnownDevice>,
     by_name: HashMap<(String, u32), usize>,
 }
 
-/// Where the sections of a checkpoint's device state are.
+/// Positions of the sections in the device state of a checkpoint, in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CheckpointDevices {
-    /// For each device of the list, in its order: the section from its header to behind its footer, and its body.
+    /// One pair per device of the list, in its order: section and body.
+    ///
+    /// The section's range includes header and footer.
     pub sections: Vec<(Range<usize>, Range<usize>)>,
 }
 
@@ -63,10 +67,10 @@ impl DeviceList {
         Self::default()
     }
 
-    /// Adds a device whose section came by itself.
+    /// Adds a device whose section the decoder delivered as one item.
     ///
     /// # Errors
-    /// It comes twice, or there are too many.
+    /// The device is in the list already, or the list has [`SECTIONS`] entries.
     pub fn push(&mut self, device: KnownDevice) -> Result<(), WireError> {
         if self.devices.len() >= SECTIONS {
             return Err(bad(0, format!("more than {SECTIONS} sections")));
@@ -80,10 +84,13 @@ impl DeviceList {
         Ok(())
     }
 
-    /// Adds the devices whose sections came behind RAM: `bytes`, without EOF. `description`: what the seeding said of them.
+    /// Adds the devices whose sections followed RAM.
+    ///
+    /// `bytes` holds these sections without EOF. `description` is the JSON description of the seeding, if it
+    /// had one.
     ///
     /// # Errors
-    /// The sections do not fill `bytes`, or one comes twice.
+    /// The sections do not fill `bytes`, or a section appears twice.
     pub fn push_tail(&mut self, bytes: &[u8], description: Option<&[u8]>) -> Result<(), WireError> {
         let lengths = description.and_then(|text| vmdesc::section_lengths(text).ok()).unwrap_or_default();
         let lengths: HashMap<(&str, u32), u64> = lengths
@@ -110,12 +117,12 @@ impl DeviceList {
         Ok(())
     }
 
-    /// The devices, those that came before RAM first.
+    /// The devices in stream order: first those whose sections preceded RAM.
     pub fn devices(&self) -> &[KnownDevice] {
         &self.devices
     }
 
-    /// The index of a device.
+    /// The index of a device in [`devices`](Self::devices()).
     pub fn find(&self, name: &str, instance: u32) -> Option<usize> {
         self.by_name.get(&(name.to_owned(), instance)).copied()
     }
@@ -123,8 +130,9 @@ impl DeviceList {
     /// Finds every section of a checkpoint's device state.
     ///
     /// # Errors
-    /// A section that the seeding did not have, had with another id or version, or that came before; one whose end cannot be
-    /// found; one that is missing; bytes that are none of this.
+    /// - a section that the seeding did not contain, or contained with another id or version
+    /// - a section that appears twice, is missing, or has no recognisable end
+    /// - other bytes where a section must begin, or no EOF at the end
     pub fn check(&self, bytes: &[u8]) -> Result<CheckpointDevices, WireError> {
         let Some((&EOF, _)) = bytes.split_last() else {
             return Err(bad(bytes.len().saturating_sub(1), "device state does not end with EOF (00)"));
@@ -134,7 +142,8 @@ impl DeviceList {
         let mut at = 0;
         while at < end {
             let (index, body) = self.header(bytes, at, &found)?;
-            // Marked first, so that a footer is not believed before the section's own header.
+            // Marked before the footer is searched, so that a repeated header of the same section is not accepted
+            // as continuation.
             found[index] = Some((at..at, body..body));
             let foot = self.foot(&bytes[..end], body, index, &found)?;
             found[index] = Some((at..foot + FOOTER_BYTES, body..foot));
@@ -149,7 +158,8 @@ impl DeviceList {
         Ok(CheckpointDevices { sections: found.into_iter().flatten().collect() })
     }
 
-    /// The header of a section that has not come yet: which device, and where its body begins.
+    /// Reads the header of a section that has not appeared yet. Returns the device's index and the start of the
+    /// body.
     fn header<T>(&self, bytes: &[u8], at: usize, found: &[Option<T>]) -> Result<(usize, usize), WireError> {
         let Some(header) = full_section(bytes, at) else {
             return Err(bad(at, "no FULL section begins here"));
@@ -176,7 +186,7 @@ impl DeviceList {
         Ok((index, header.body))
     }
 
-    /// Where the footer of the section of `index` stands. `bytes` end where EOF stands.
+    /// Position of the footer of the section of device `index`. `bytes` excludes EOF.
     fn foot<T>(
         &self,
         bytes: &[u8],
@@ -203,7 +213,8 @@ impl DeviceList {
         Err(bad(body, rule))
     }
 
-    /// Where the footer stands of a section whose body says how long it is: what the guest wrote may look like anything.
+    /// Position of the footer of a section whose body begins with its length. The guest's bytes in such a body
+    /// may look like a footer, so they are not searched.
     fn framed_foot<T>(
         &self,
         bytes: &[u8],
@@ -220,7 +231,9 @@ impl DeviceList {
         })
     }
 
-    /// Whether a footer of section `id` stands at `at`, and behind it the end or a section that has not come yet.
+    /// Whether a footer of section `id` is at `at`, with a valid continuation.
+    ///
+    /// Valid are the end of the bytes, and a section that has not appeared yet.
     fn is_foot<T>(&self, bytes: &[u8], at: usize, id: u32, found: &[Option<T>]) -> bool {
         let Some(next) = at.checked_add(FOOTER_BYTES) else { return false };
         let Some(footer) = bytes.get(at..next) else { return false };
@@ -230,7 +243,9 @@ impl DeviceList {
     }
 }
 
-/// Sections of a Sterna primary's whose bytes may be any: what its guest said or wrote, and a digest.
+/// Whether a Sterna primary sends this section with a length.
+///
+/// These sections contain arbitrary bytes: output or memory of the guest, and digests.
 fn is_framed(name: &str) -> bool {
     [Output::SECTION_NAME, CheckpointSummary::SECTION_NAME].contains(&name)
         || EpochSection::device_of(name).is_some()

@@ -1,4 +1,4 @@
-//! The messages (`specs/colo.md §2`).
+//! The seven messages of COLO and their encoding (`specs/colo.md §2`).
 
 use std::fmt;
 
@@ -12,46 +12,46 @@ const SPEC: &str = "specs/colo.md §2";
 /// One message of COLO, in either direction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Message {
-    /// Standby: the seeding is held, and checkpoints may come.
+    /// Standby to primary: the seeding is held, and the primary may start checkpoints.
     CheckpointReady,
-    /// Primary: a checkpoint is due.
+    /// Primary to standby: the primary wants to start a checkpoint.
     CheckpointRequest,
-    /// Standby: send it.
+    /// Standby to primary: the standby is ready for the checkpoint.
     CheckpointReply,
-    /// Primary: the guest is stopped, and RAM follows.
+    /// Primary to standby: the guest is paused, and RAM follows.
     VmstateSend,
-    /// Primary: so many bytes of device state follow.
+    /// Primary to standby: `bytes` bytes of device state follow.
     VmstateSize {
         /// At least 1, at most [`DEVICE_STATE_BYTES`].
         bytes: u64,
     },
-    /// Standby: all of the checkpoint is held. The primary lets go of the output that was held back.
+    /// Standby to primary: the whole checkpoint is held. The primary may release the output of that epoch.
     VmstateReceived,
-    /// Standby: the guest may go on.
+    /// Standby to primary: the primary may resume the guest.
     VmstateLoaded,
 }
 
-/// A message without what it carries.
+/// The type of a [`Message`], without its fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum MessageKind {
-    /// See [`Message::CheckpointReady`].
+    /// Kind of [`Message::CheckpointReady`], number 0 on the wire.
     CheckpointReady = 0,
-    /// See [`Message::CheckpointRequest`].
+    /// Kind of [`Message::CheckpointRequest`], number 1 on the wire.
     CheckpointRequest = 1,
-    /// See [`Message::CheckpointReply`].
+    /// Kind of [`Message::CheckpointReply`], number 2 on the wire.
     CheckpointReply = 2,
-    /// See [`Message::VmstateSend`].
+    /// Kind of [`Message::VmstateSend`], number 3 on the wire.
     VmstateSend = 3,
-    /// See [`Message::VmstateSize`].
+    /// Kind of [`Message::VmstateSize`], number 4 on the wire.
     VmstateSize = 4,
-    /// See [`Message::VmstateReceived`].
+    /// Kind of [`Message::VmstateReceived`], number 5 on the wire.
     VmstateReceived = 5,
-    /// See [`Message::VmstateLoaded`].
+    /// Kind of [`Message::VmstateLoaded`], number 6 on the wire.
     VmstateLoaded = 6,
 }
 
 impl MessageKind {
-    /// All of them, in the order of their numbers.
+    /// Every kind, in the order of the numbers on the wire.
     pub const ALL: [Self; 7] = [
         Self::CheckpointReady,
         Self::CheckpointRequest,
@@ -62,7 +62,7 @@ impl MessageKind {
         Self::VmstateLoaded,
     ];
 
-    /// The protocol's name.
+    /// The name in the specification, such as `CHECKPOINT_READY`.
     pub fn name(self) -> &'static str {
         match self {
             Self::CheckpointReady => "CHECKPOINT_READY",
@@ -83,10 +83,10 @@ impl fmt::Display for MessageKind {
 }
 
 impl Message {
-    /// Most bytes that one message takes.
+    /// Longest message, in bytes.
     pub const MAX_BYTES: usize = 12;
 
-    /// Which message it is.
+    /// The type of this message.
     pub fn kind(&self) -> MessageKind {
         match self {
             Self::CheckpointReady => MessageKind::CheckpointReady,
@@ -116,10 +116,10 @@ impl Message {
         Ok(())
     }
 
-    /// Reads one from the start of `buf`; `None` until all of it is there.
+    /// Reads one message from the start of `buf`; `None` while bytes are missing.
     ///
     /// # Errors
-    /// A number that no message has; a size of 0 or of more than [`DEVICE_STATE_BYTES`].
+    /// A number other than 0 to 6; a size of 0 or above [`DEVICE_STATE_BYTES`].
     pub fn decode(buf: &[u8]) -> Result<Option<(Self, usize)>, WireError> {
         reader::decode(buf, MESSAGE, |r| {
             let number = r.u32()?;
@@ -144,7 +144,7 @@ impl Message {
     }
 }
 
-/// Why no device state has so many bytes.
+/// The rule that a size of device state breaks; `None` for a valid size.
 fn broken_rule(bytes: u64) -> Option<String> {
     match bytes {
         0 => Some("VMSTATE_SIZE of 0 bytes: device state has at least its end (00)".to_owned()),

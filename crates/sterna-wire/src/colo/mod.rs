@@ -1,4 +1,4 @@
-//! COLO: the messages behind the acknowledgement of a migration, by which a primary sends checkpoints (`specs/colo.md`).
+//! COLO: a primary sends checkpoints after the acknowledgement of a migration (`specs/colo.md`).
 //!
 //! ```text
 //! primary                    standby
@@ -10,9 +10,11 @@
 //!                  ◄──────   RECEIVED, LOADED
 //! ```
 //!
-//! [`Message`] is the codec. [`StandbyOrder`] is the order at the standby: a pure machine that says what is due and
-//! refuses everything else. [`DeviceList`] finds the sections of a checkpoint's device state. RAM between VMSTATE_SEND and
-//! VMSTATE_SIZE is read by [`MainDecoder::begin_checkpoint`](crate::main::MainDecoder::begin_checkpoint).
+//! - [`Message`] encodes and decodes the messages.
+//! - [`StandbyOrder`] is the state machine of the standby: it names the next step and refuses every other one.
+//! - [`DeviceList`] finds the sections of a checkpoint's device state.
+//! - [`MainDecoder::begin_checkpoint`](crate::main::MainDecoder::begin_checkpoint) reads the RAM between
+//!   VMSTATE_SEND and VMSTATE_SIZE.
 
 mod devices;
 mod message;

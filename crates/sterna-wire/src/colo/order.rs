@@ -1,4 +1,6 @@
 //! The order of messages at the standby (`specs/colo.md §3`).
+//!
+//! [`StandbyOrder`] is a pure state machine. It sends and receives nothing itself.
 
 use crate::error::{Fault, WireError};
 
@@ -6,48 +8,50 @@ use super::message::{MESSAGE, Message, MessageKind};
 
 const SPEC: &str = "specs/colo.md §3";
 
-/// What comes next.
+/// The next step of the protocol, and the side that performs it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Due {
-    /// This side says that.
+    /// The standby sends this message.
     Say(MessageKind),
-    /// The primary says that.
+    /// The primary sends this message.
     Hear(MessageKind),
-    /// The primary sends RAM: END of the section, and `00`.
+    /// The primary sends RAM: the END section and `00`.
     Ram,
-    /// The primary sends so many bytes of device state.
+    /// The primary sends `bytes` bytes of device state.
     Devices {
-        /// How many.
+        /// Bytes of device state, as VMSTATE_SIZE stated.
         bytes: u64,
     },
 }
 
-/// A step that is not the one that is due. The machine is as it was.
+/// A step other than the next one of the protocol. The state does not change.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OrderError {
     /// The primary broke the order.
     #[error("the primary said {came}, and {expected} was due: start the protection anew")]
     Heard {
-        /// The message that came.
+        /// The message that the primary sent.
         came: MessageKind,
-        /// What was due from it.
+        /// The message that the protocol requires here.
         expected: MessageKind,
     },
-    /// The primary spoke while it was this side's turn, or while RAM or devices were due.
+    /// The primary sent a message where none of its messages was due.
+    ///
+    /// The standby had to send one, or RAM or devices were due.
     #[error("the primary said {came} out of turn ({due:?} was due): start the protection anew")]
     OutOfTurn {
-        /// The message that came.
+        /// The message that the primary sent.
         came: MessageKind,
-        /// What was due.
+        /// The step that the protocol requires here.
         due: Due,
     },
-    /// This side was about to break the order.
+    /// The standby's own code tried a step that the protocol does not allow here.
     #[error("this side was about to do {tried}, and {due:?} was due")]
     Own {
-        /// What it was about to do.
+        /// Name of the refused step.
         tried: &'static str,
-        /// What was due.
+        /// The step that the protocol requires here.
         due: Due,
     },
 }
@@ -63,7 +67,7 @@ impl From<OrderError> for WireError {
 }
 
 impl OrderError {
-    /// Who broke the order.
+    /// The side that broke the order.
     pub fn fault(&self) -> Fault {
         match self {
             Self::Heard { .. } | Self::OutOfTurn { .. } => Fault::PeerMisbehaved,
@@ -72,8 +76,10 @@ impl OrderError {
     }
 }
 
-/// The order at the standby, from the acknowledgement of the seeding on. It holds no connection: whoever does tells it
-/// each message that came and asks before each that is to go.
+/// The order at the standby, from the acknowledgement of the seeding on.
+///
+/// This type has no connection. The owner of the connection reports each received message, and asks before it
+/// sends one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StandbyOrder {
     due: Due,
@@ -86,25 +92,25 @@ impl Default for StandbyOrder {
 }
 
 impl StandbyOrder {
-    /// The order behind SHUT 0: CHECKPOINT_READY is due.
+    /// The order after SHUT 0: CHECKPOINT_READY is the next step.
     pub fn new() -> Self {
         Self { due: Due::Say(MessageKind::CheckpointReady) }
     }
 
-    /// What is due.
+    /// The next step, and the side that performs it.
     pub fn due(&self) -> Due {
         self.due
     }
 
-    /// Whether the primary owes nothing: it asks for the next checkpoint when it likes.
+    /// Whether the primary may be silent: it decides when it requests the next checkpoint.
     pub fn may_rest(&self) -> bool {
         self.due == Due::Hear(MessageKind::CheckpointRequest)
     }
 
-    /// Asks to say `kind`. Afterwards it counts as said.
+    /// Asks to send `kind`. On success the message counts as sent.
     ///
     /// # Errors
-    /// [`OrderError::Own`]: something else is due.
+    /// [`OrderError::Own`]: another step is due.
     pub fn say(&mut self, kind: MessageKind) -> Result<(), OrderError> {
         if self.due != Due::Say(kind) {
             return Err(OrderError::Own { tried: kind.name(), due: self.due });
@@ -112,16 +118,17 @@ impl StandbyOrder {
         self.due = match kind {
             MessageKind::CheckpointReply => Due::Hear(MessageKind::VmstateSend),
             MessageKind::VmstateReceived => Due::Say(MessageKind::VmstateLoaded),
-            // READY and LOADED: nothing else is ever due to be said.
+            // Only READY and LOADED remain: no other message is ever due from this side.
             _ => Due::Hear(MessageKind::CheckpointRequest),
         };
         Ok(())
     }
 
-    /// Takes a message of the primary.
+    /// Records a message that the primary sent.
     ///
     /// # Errors
-    /// [`OrderError::Heard`], [`OrderError::OutOfTurn`].
+    /// [`OrderError::Heard`]: another message is due. [`OrderError::OutOfTurn`]: no message of the primary is
+    /// due.
     pub fn heard(&mut self, message: &Message) -> Result<(), OrderError> {
         let came = message.kind();
         match self.due {
@@ -130,7 +137,7 @@ impl StandbyOrder {
                 self.due = match message {
                     Message::VmstateSend => Due::Ram,
                     Message::VmstateSize { bytes } => Due::Devices { bytes: *bytes },
-                    // REQUEST: nothing else is ever due to be heard.
+                    // Only REQUEST remains: no other message is ever due from the primary.
                     _ => Due::Say(MessageKind::CheckpointReply),
                 };
                 Ok(())
@@ -139,7 +146,7 @@ impl StandbyOrder {
         }
     }
 
-    /// RAM has come, its `00` included.
+    /// Records that RAM has been read, including its `00`.
     ///
     /// # Errors
     /// [`OrderError::Own`]: RAM is not due.
@@ -151,7 +158,7 @@ impl StandbyOrder {
         Ok(())
     }
 
-    /// All of the checkpoint is here, checked and held: the promise may be made.
+    /// Records that the whole checkpoint is stored and checked. VMSTATE_RECEIVED becomes the next step.
     ///
     /// # Errors
     /// [`OrderError::Own`]: the devices are not due.

@@ -1,4 +1,7 @@
 //! The name and the secret of one migration (`specs/extension.md §2`).
+//!
+//! The source sends both in the first section of the stream. With them, each side proves on later connections
+//! that it took part.
 
 use super::MigrationSecret;
 use crate::error::WireError;
@@ -10,18 +13,18 @@ const ID_BYTES: usize = 16;
 /// Body of the FULL section that gives the migration its name and its secret.
 #[derive(Debug, Clone)]
 pub struct Handover {
-    /// 16 bytes that the source drew at random.
+    /// 16 bytes that the source draws at random.
     pub migration_id: [u8; ID_BYTES],
-    /// What both sides prove themselves with later. `None` from a source that sends version 1.
+    /// The key with which both sides authenticate later connections. `None` from a source that sends version 1.
     pub secret: Option<MigrationSecret>,
 }
 
 impl Handover {
-    /// Name of the section.
+    /// Name of the section on the wire.
     pub const SECTION_NAME: &'static str = "sterna/handover";
-    /// Its instance.
+    /// Instance of the section on the wire.
     pub const SECTION_INSTANCE: u32 = 0;
-    /// The version that is sent. Version 1, without a secret, is read too.
+    /// The version that is sent. Version 1, without a secret, is accepted when read.
     pub const SECTION_VERSION: u32 = 2;
     /// Length of the longest body in bytes.
     pub const BODY_BYTES: usize = ID_BYTES + MigrationSecret::BYTES;
@@ -38,10 +41,10 @@ impl Handover {
         }
     }
 
-    /// Reads the body of a section of this version.
+    /// Reads the body of a section of `version`.
     ///
     /// # Errors
-    /// An unknown version, a body of another length than the version has, an id that is all zero.
+    /// An unknown version, a body whose length is not the version's, an id of zeros.
     pub fn decode(version: u32, body: &[u8]) -> Result<Self, WireError> {
         let secret_bytes = match version {
             1 => 0,

@@ -1,4 +1,6 @@
-//! Guest RAM as descriptors, between two processes of one host (`specs/extension.md §11`).
+//! Guest RAM as file descriptors, between two processes of one host (`specs/extension.md §11`).
+//!
+//! The destination maps the source's memory, so that no page is copied.
 
 use super::MigrationSecret;
 use super::secret::MacBytes;
@@ -11,32 +13,33 @@ const VERSION: u32 = 1;
 const VERSION_BYTES: [u8; 4] = VERSION.to_be_bytes();
 const LABEL: &str = "sterna memory";
 
-/// What a connection that brings descriptors begins with. The descriptors follow with one byte, and then the table that says what
-/// each of them is.
+/// The start of a connection that transfers file descriptors.
+///
+/// One byte follows with the descriptors attached, then the table that describes each descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryOffer {
-    /// The id that the handover section stated.
+    /// The id from the handover section.
     pub migration_id: [u8; 16],
-    /// Bytes of the table.
+    /// Length of the table, in bytes.
     pub table_bytes: u32,
     mac: MacBytes,
 }
 
 impl MemoryOffer {
-    /// The first four bytes of the connection, "STNM": nothing else that a destination accepts starts so.
+    /// The first four bytes of the connection, "STNM". No other kind of connection starts with them.
     pub const MAGIC: [u8; 4] = MAGIC.to_be_bytes();
-    /// Bytes on the wire.
+    /// Length on the wire, in bytes.
     pub const BYTES: usize = 60;
-    /// A longer table is refused before it is read.
+    /// Longest table, in bytes. A longer one is refused before it is read.
     pub const TABLE_BYTES_MAX: u32 = 1 << 20;
 
-    /// An offer of what `table` lists, in the migration of that name and secret.
+    /// An offer of the descriptors in `table`, for the migration with this id and secret.
     pub fn new(migration_id: [u8; 16], secret: &MigrationSecret, table: &[u8]) -> Self {
         let mac = secret.mac(LABEL, &[&VERSION_BYTES, &migration_id, table]);
         Self { migration_id, table_bytes: table.len() as u32, mac }
     }
 
-    /// Whether somebody who knows the secret offers just this.
+    /// Whether a peer that knows the secret made this offer, with this table.
     #[must_use]
     pub fn is_authentic(&self, secret: &MigrationSecret, table: &[u8]) -> bool {
         secret.verify(LABEL, &[&VERSION_BYTES, &self.migration_id, table], &self.mac)
@@ -51,10 +54,10 @@ impl MemoryOffer {
         out.extend_from_slice(&self.mac);
     }
 
-    /// Reads one from the start of `buf`.
+    /// Reads one offer from the start of `buf`; `None` while bytes are missing.
     ///
     /// # Errors
-    /// A wrong magic or version, a table that is too long.
+    /// A wrong magic or version; a table above [`TABLE_BYTES_MAX`](Self::TABLE_BYTES_MAX).
     pub fn decode(buf: &[u8]) -> Result<Option<(Self, usize)>, WireError> {
         reader::decode(buf, "offer of memory", |r| {
             if r.u32()? != MAGIC {
@@ -77,33 +80,33 @@ impl MemoryOffer {
     }
 }
 
-/// What one entry of the table says of the descriptors that are next.
+/// One entry of the table: the meaning of the next descriptors.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HandedOver {
     /// One descriptor: the memory of a RAM block.
     Block {
-        /// The block's name.
+        /// Name of the RAM block.
         name: String,
-        /// Its length in bytes.
+        /// Length of the block, in bytes.
         len_bytes: u64,
-        /// Bytes in a page of it.
+        /// Size of the block's host pages, in bytes.
         page_bytes: u64,
-        /// Where in the file it begins, in bytes.
+        /// Offset of the block in the file, in bytes.
         offset: u64,
     },
-    /// Descriptors of a device.
+    /// Descriptors that belong to a device.
     Device {
-        /// The device's name.
+        /// Name of the device.
         name: String,
-        /// Its instance.
+        /// Number that distinguishes devices with the same name.
         instance: u32,
-        /// How many descriptors.
+        /// Number of descriptors of this device.
         count: u32,
     },
 }
 
 impl HandedOver {
-    /// How many descriptors are its.
+    /// Number of descriptors that the entry describes.
     pub fn descriptors(&self) -> usize {
         match self {
             Self::Block { .. } => 1,
@@ -111,7 +114,7 @@ impl HandedOver {
         }
     }
 
-    /// Appends the entry. A name must have 1 to 255 bytes.
+    /// Appends the entry. The caller ensures that the name has 1 to 255 bytes.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let mut head = |kind: u8, name: &str| {
             out.push(kind);
@@ -136,7 +139,7 @@ impl HandedOver {
     /// Reads a whole table.
     ///
     /// # Errors
-    /// An entry of unknown kind or without a name, or that is cut short.
+    /// An entry of unknown kind, without a name, or cut short.
     pub fn decode_table(mut table: &[u8]) -> Result<Vec<Self>, WireError> {
         let (mut entries, whole) = (Vec::new(), table.len());
         while !table.is_empty() {
@@ -168,17 +171,17 @@ impl HandedOver {
     }
 }
 
-/// What a destination says to an offer.
+/// The destination's answer to an offer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MemoryAnswer {
     /// The memory is mapped, read-only.
     Taken,
-    /// Nothing was taken, for this reason.
+    /// The destination refused the offer and mapped nothing. The text is its reason.
     Refused(String),
 }
 
 impl MemoryAnswer {
-    /// A longer reason is cut.
+    /// Longest reason, in bytes. A longer one is cut.
     const REASON_BYTES_MAX: usize = 4096;
 
     /// Appends the bytes on the wire.
@@ -197,10 +200,10 @@ impl MemoryAnswer {
         out.extend_from_slice(&reason.as_bytes()[..length]);
     }
 
-    /// Reads one from the start of `buf`; `None` while it is incomplete.
+    /// Reads one answer from the start of `buf`; `None` while bytes are missing.
     ///
     /// # Errors
-    /// A wrong magic or status, a reason that is too long.
+    /// A wrong magic or status; a reason that is too long.
     pub fn decode(buf: &[u8]) -> Result<Option<(Self, usize)>, WireError> {
         reader::decode(buf, "answer to an offer of memory", |r| {
             if r.u32()? != MAGIC {

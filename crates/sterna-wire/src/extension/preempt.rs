@@ -1,7 +1,7 @@
 //! The first bytes of a preempt channel between two Sternas (`specs/extension.md §12`).
 //!
-//! A QEMU's preempt channel begins with a page, or says nothing for long, so that anybody could take its place. Between two
-//! Sternas it says whose it is.
+//! A preempt channel of QEMU begins with a page, and may be silent for a long time before it. Any other client
+//! could therefore take its place. Between two Sternas the channel identifies its migration first.
 
 use super::MigrationSecret;
 use super::secret::MacBytes;
@@ -15,10 +15,12 @@ const VERSION: u32 = 1;
 const VERSION_BYTES: [u8; 4] = VERSION.to_be_bytes();
 const LABEL: &str = "sterna preempt channel";
 
-/// "I am the preempt channel of this migration." Decoding proves nothing; [`PreemptHello::is_authentic`] does.
+/// Identifies a connection as the preempt channel of a migration.
+///
+/// Decoding proves nothing. [`PreemptHello::is_authentic`] checks the MAC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PreemptHello {
-    /// The id that the handover section stated.
+    /// The id from the handover section.
     pub migration_id: [u8; 16],
     mac: MacBytes,
 }
@@ -26,16 +28,16 @@ pub struct PreemptHello {
 impl PreemptHello {
     /// The first four bytes of the connection, "STNP".
     pub const MAGIC: [u8; 4] = MAGIC.to_be_bytes();
-    /// Bytes on the wire.
+    /// Length on the wire, in bytes.
     pub const BYTES: usize = 56;
 
-    /// The hello of that migration, over the connection of that binding.
+    /// The hello of a migration, authenticated with `secret` and bound to `binding`.
     pub fn new(migration_id: [u8; 16], secret: &MigrationSecret, binding: &ChannelBinding) -> Self {
         let binding = bound(binding);
         Self { migration_id, mac: secret.mac(LABEL, &[&VERSION_BYTES, &migration_id, &binding]) }
     }
 
-    /// Whether somebody who knows the secret says it, over the connection of that binding.
+    /// Whether a peer that knows the secret sent this hello over the connection of `binding`.
     #[must_use]
     pub fn is_authentic(&self, secret: &MigrationSecret, binding: &ChannelBinding) -> bool {
         secret.verify(LABEL, &[&VERSION_BYTES, &self.migration_id, &bound(binding)], &self.mac)
@@ -49,7 +51,7 @@ impl PreemptHello {
         out.extend_from_slice(&self.mac);
     }
 
-    /// Reads one from the start of `buf`.
+    /// Reads one hello from the start of `buf`; `None` while bytes are missing.
     ///
     /// # Errors
     /// A wrong magic or version.

@@ -1,6 +1,8 @@
-//! A connection that takes the place of one that was lost (`specs/extension.md §13`).
+//! The first messages of a connection that replaces a lost one (`specs/extension.md §13`).
 //!
-//! Decoding a message proves nothing. [`ReconnectHello::is_authentic`] and [`ReconnectAnswer::is_authentic`] do.
+//! With them the source learns which pages the destination has stored, so that it sends only the missing ones.
+//! Decoding a message proves nothing. [`ReconnectHello::is_authentic`] and [`ReconnectAnswerHead::with_pages`]
+//! check the MAC.
 
 use super::secret::MacBytes;
 use super::{ChannelBinding, MigrationSecret};
@@ -17,18 +19,18 @@ const GIVES_UP: u32 = u32::MAX;
 const RECOVERY: u32 = u32::MAX - 1;
 const PREEMPT: u32 = u32::MAX - 2;
 
-/// Which channel of the new session a connection is.
+/// The purpose of a connection within the new session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReconnectChannel {
-    /// The main channel.
+    /// The main channel of precopy.
     Main,
-    /// The multifd channel of this id.
+    /// The multifd channel with this id.
     Lane(u8),
-    /// None: the source says that it does not come back.
+    /// No channel: the source announces that it does not reconnect.
     GivesUp,
-    /// The main channel of a recovery: the guest runs at the destination, and lacks pages.
+    /// The main channel of a recovery: the guest runs at the destination without all pages.
     Recovery,
-    /// The channel of requested pages: of a recovery, or of a session of precopy that is not the first.
+    /// The preempt channel of a recovery, or of a later session of precopy.
     Preempt,
 }
 
@@ -44,27 +46,28 @@ impl ReconnectChannel {
     }
 }
 
-/// What every connection of a new session begins with.
+/// The first message of every connection of a new session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReconnectHello {
-    /// The id that the handover section stated.
+    /// The id from the handover section.
     pub migration_id: [u8; 16],
-    /// The session's number: larger with each attempt. The connections that the migration began with are session 0.
+    /// The session's number, which grows with each attempt. The first connections of a migration are session 0.
     pub session: u32,
-    /// What the connection is for.
+    /// The purpose of the connection.
     pub channel: ReconnectChannel,
-    /// Drawn at random for this connection: the answer is bound to it.
+    /// Drawn at random for this connection. The answer's MAC covers it, so that an old answer cannot be
+    /// replayed.
     pub nonce: [u8; 16],
     mac: MacBytes,
 }
 
 impl ReconnectHello {
-    /// The first four bytes of the connection, "STNS": nothing else that a destination accepts starts so.
+    /// The first four bytes of the connection, "STNS". No other kind of connection starts with them.
     pub const MAGIC: [u8; 4] = MAGIC.to_be_bytes();
-    /// Bytes on the wire.
+    /// Length on the wire, in bytes.
     pub const BYTES: usize = 80;
 
-    /// The hello of one connection, in the migration of that name and secret, over the connection of that binding.
+    /// The hello of one connection, authenticated with `secret` and bound to `binding`.
     pub fn new(
         migration_id: [u8; 16],
         (session, channel): (u32, ReconnectChannel),
@@ -77,13 +80,13 @@ impl ReconnectHello {
         hello
     }
 
-    /// Whether somebody who knows the secret says it, over the connection of that binding.
+    /// Whether a peer that knows the secret sent this hello over the connection of `binding`.
     #[must_use]
     pub fn is_authentic(&self, secret: &MigrationSecret, binding: &ChannelBinding) -> bool {
         secret.verify(HELLO_LABEL, &[&self.signed(), &bound(binding)], &self.mac)
     }
 
-    /// All but the MAC, as on the wire.
+    /// The bytes on the wire without the MAC.
     fn signed(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(Self::BYTES);
         out.extend_from_slice(&MAGIC.to_be_bytes());
@@ -101,10 +104,10 @@ impl ReconnectHello {
         out.extend_from_slice(&self.mac);
     }
 
-    /// Reads one from the start of `buf`.
+    /// Reads one hello from the start of `buf`; `None` while bytes are missing.
     ///
     /// # Errors
-    /// A wrong magic or version, a channel that there cannot be.
+    /// A wrong magic or version; an unknown channel number.
     pub fn decode(buf: &[u8]) -> Result<Option<(Self, usize)>, WireError> {
         reader::decode(buf, "reconnect hello", |r| {
             open(r)?;
@@ -124,23 +127,23 @@ impl ReconnectHello {
     }
 }
 
-/// What the destination holds, of the round in which the last session ended.
+/// The destination's progress in the round in which the last session ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holds {
-    /// The last session of which it has read a page, or the end of a round, whole.
+    /// The last session in which the destination read a page or a round's end.
     pub session: u32,
-    /// Rounds of that session whose end it has read.
+    /// Number of rounds of that session whose end the destination has read.
     pub rounds: u64,
-    /// Of the round after these, the pages that have come whole ([`encode_held`]).
+    /// The pages that arrived complete after these rounds, as [`encode_held`] encodes them.
     pub pages: Vec<u8>,
 }
 
-/// The answer to the hello of a main channel. [`ReconnectAnswerHead`] comes first on the wire.
+/// The answer to the hello of a main channel. [`ReconnectAnswerHead`] precedes it on the wire.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ReconnectAnswer {
-    /// Go on.
+    /// The migration continues. The source sends the pages that the destination does not have.
     Holds(Holds),
-    /// The migration is over here: this side does not run the guest and never will.
+    /// The migration is over: the destination does not run the guest and never will.
     Over,
 }
 
@@ -150,13 +153,13 @@ pub struct ReconnectAnswerHead {
     is_over: bool,
     session: u32,
     rounds: u64,
-    /// Bytes that follow.
+    /// Bytes of encoded pages that follow.
     pub pages_bytes: u32,
     mac: MacBytes,
 }
 
 impl ReconnectAnswer {
-    /// Appends the bytes on the wire: the answer to `hello`, which came over the connection of that binding.
+    /// Appends the answer to `hello`, bound to the connection of `binding`.
     pub fn encode(
         &self,
         hello: &ReconnectHello,
@@ -184,7 +187,7 @@ impl ReconnectAnswer {
 }
 
 impl ReconnectAnswerHead {
-    /// Bytes on the wire.
+    /// Length on the wire, in bytes.
     pub const BYTES: usize = 60;
 
     fn signed(&self) -> Vec<u8> {
@@ -198,10 +201,10 @@ impl ReconnectAnswerHead {
         out
     }
 
-    /// Reads one from the start of `buf`. `most` bytes may follow.
+    /// Reads one head from the start of `buf`. `most`: the largest accepted number of bytes after the head.
     ///
     /// # Errors
-    /// A wrong magic, version or status; more bytes than there may be.
+    /// A wrong magic, version or status; more than `most` bytes announced.
     pub fn decode(buf: &[u8], most: u64) -> Result<Option<(Self, usize)>, WireError> {
         reader::decode(buf, "reconnect answer", |r| {
             open(r)?;
@@ -220,7 +223,9 @@ impl ReconnectAnswerHead {
         })
     }
 
-    /// The whole answer, with the bytes that followed. `None`: nobody who knows the secret answers just this.
+    /// The whole answer, made of this head and the bytes after it.
+    ///
+    /// `None` if the MAC is wrong: the peer does not know the secret, or the bytes were changed.
     #[must_use]
     pub fn with_pages(
         self,
@@ -238,15 +243,17 @@ impl ReconnectAnswerHead {
     }
 }
 
-/// The most bytes that [`encode_held`] takes for blocks of so many pages.
+/// Upper bound in bytes of the output of [`encode_held`] for blocks of so many pages.
 pub fn most_held_bytes(block_pages: &[u64]) -> u64 {
-    // A run takes no more bytes than it has pages, but for an empty one at the start of a block.
+    // A run takes at most as many bytes as it has pages. The exception is an empty run at the start of a block.
     block_pages.iter().map(|pages| pages.saturating_add(1)).fold(0, u64::saturating_add)
 }
 
-/// Appends one block of `pages`: run lengths in turn, of pages that are not held and of pages that are, the first of which may be 0.
-/// Each is a number in groups of seven bits, the lowest first; all but the last byte have bit 7 set. `runs` are those that are held, in
-/// order, apart from each other.
+/// Appends one block of `pages`: run lengths of missing and stored pages in turn.
+///
+/// The first run (missing pages) may be 0. Each length is a number in groups of seven bits, lowest first. All
+/// bytes but the last have bit 7 set. `runs` lists the stored pages as (first, count), in order, with gaps
+/// between the runs.
 pub fn encode_held(pages: u64, runs: impl Iterator<Item = (u64, u64)>, out: &mut Vec<u8>) {
     let mut at = 0;
     for (first, count) in runs {
@@ -259,10 +266,12 @@ pub fn encode_held(pages: u64, runs: impl Iterator<Item = (u64, u64)>, out: &mut
     }
 }
 
-/// Reads what [`encode_held`] wrote for all blocks, which have so many pages: `held` gets block, first page and count of each run.
+/// Reads the output of [`encode_held`] for all blocks, which have so many pages.
+///
+/// Calls `held` for each run of stored pages with block, first page and count.
 ///
 /// # Errors
-/// Runs that are empty, overlong or beyond a block; too few or too many bytes.
+/// An empty or overlong run, a run beyond its block, too few or too many bytes.
 pub fn decode_held(
     bytes: &[u8],
     block_pages: &[u64],
@@ -306,7 +315,7 @@ fn take_number(bytes: &[u8], at: &mut usize) -> Option<u64> {
         let byte = *bytes.get(*at)?;
         *at += 1;
         let bits = u64::from(byte & 0x7f);
-        // Bits that do not fit, or a last byte that says nothing.
+        // Bits that do not fit into 64, or a last byte of zero: the same number has a shorter encoding.
         if bits << shift >> shift != bits || (byte == 0 && shift > 0) {
             return None;
         }
@@ -318,7 +327,8 @@ fn take_number(bytes: &[u8], at: &mut usize) -> Option<u64> {
     None
 }
 
-/// A connection without TLS cannot pass for one with it, whatever TLS exports.
+/// The binding's bytes for the MAC. Empty without TLS, so a connection without TLS never has the MAC of one
+/// with TLS.
 fn bound(binding: &ChannelBinding) -> Vec<u8> {
     binding.map(|value| value.to_vec()).unwrap_or_default()
 }

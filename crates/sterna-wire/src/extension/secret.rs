@@ -1,4 +1,7 @@
-//! The secret of one migration, and what is derived from it (`specs/extension.md §2`).
+//! The secret of one migration, and the MACs made with it (`specs/extension.md §2`).
+//!
+//! Connections that follow the first one (status question, reconnect, preempt, memory) prove with it that they
+//! belong to the migration.
 
 use std::fmt;
 
@@ -6,46 +9,47 @@ use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 use zeroize::Zeroize;
 
-/// 32 bytes that the source draws for one migration and gives to the destination. Both sides prove with it, over
-/// other connections, that they are the ones that took part.
+/// 32 bytes that the source draws for one migration and sends to the destination.
 ///
-/// It never shows its bytes in a log, and wipes them when it is dropped.
+/// Both sides authenticate later connections with it. `Debug` does not print the bytes, and `Drop` wipes them.
 #[derive(Clone)]
 pub struct MigrationSecret([u8; Self::BYTES]);
 
-/// What a message is authenticated with.
+/// A message authentication code (HMAC-SHA-256).
 pub type MacBytes = [u8; MigrationSecret::MAC_BYTES];
 
 impl MigrationSecret {
-    /// Length of the secret.
+    /// Length of the secret, in bytes.
     pub const BYTES: usize = 32;
-    /// Length of a MAC.
+    /// Length of a MAC, in bytes.
     pub const MAC_BYTES: usize = 32;
 
-    /// A secret of bytes that the operating system's generator has just given, or that came from the peer.
+    /// A secret from 32 bytes of the operating system's random generator, or from the peer.
     pub fn from_bytes(bytes: [u8; Self::BYTES]) -> Self {
         Self(bytes)
     }
 
-    /// Whether it is none: all bytes are zero.
+    /// Whether all bytes are zero, which means that there is no secret.
     pub fn is_none(&self) -> bool {
         self.0 == [0; Self::BYTES]
     }
 
-    /// Authenticates `parts` for the purpose that `label` names. A MAC under one label is worth nothing under
-    /// another, and the parts cannot be shifted against each other: lengths are part of what is authenticated.
+    /// Authenticates `parts` for the purpose that `label` names.
+    ///
+    /// A MAC for one label is not valid for another. Each part is authenticated with its length, so bytes
+    /// cannot move from one part to the next.
     pub fn mac(&self, label: &str, parts: &[&[u8]]) -> MacBytes {
         self.begin(label, parts).finalize().into_bytes().into()
     }
 
-    /// Whether `mac` is what [`MigrationSecret::mac`] gives. Takes the same time wherever the first difference is.
+    /// Whether `mac` is the MAC of these parts. The comparison takes constant time.
     #[must_use]
     pub fn verify(&self, label: &str, parts: &[&[u8]], mac: &MacBytes) -> bool {
         self.begin(label, parts).verify_slice(mac).is_ok()
     }
 
     fn begin(&self, label: &str, parts: &[&[u8]]) -> Hmac<Sha256> {
-        // The fixed size of the key fits HMAC-SHA-256, so there is no error to handle.
+        // HMAC-SHA-256 accepts this key size, so there is no error to handle.
         let mut mac = Hmac::<Sha256>::new(&self.padded().into());
         for part in std::iter::once(&label.as_bytes()).chain(parts) {
             mac.update(&(part.len() as u64).to_be_bytes());
@@ -54,7 +58,7 @@ impl MigrationSecret {
         mac
     }
 
-    /// A key of a whole block: HMAC puts these zeros behind a shorter key itself.
+    /// The key, padded with zeros to a whole block. HMAC pads a shorter key in the same way.
     fn padded(&self) -> [u8; 64] {
         let mut block = [0; 64];
         block[..Self::BYTES].copy_from_slice(&self.0);

@@ -1,6 +1,7 @@
-//! The question that a source asks when the acknowledgement was lost (`specs/extension.md §6`).
+//! The question that a source asks after the acknowledgement was lost (`specs/extension.md §6`).
 //!
-//! Decoding a message proves nothing. [`StatusQuestion::is_authentic`] and [`StatusAnswer::is_authentic`] do.
+//! The answer decides whether the source may run the guest. Decoding a message proves nothing.
+//! [`StatusQuestion::is_authentic`] and [`StatusAnswer::is_authentic`] check the MAC.
 
 use super::MigrationSecret;
 use super::secret::MacBytes;
@@ -13,26 +14,28 @@ const VERSION: u32 = 2;
 const QUESTION_LABEL: &str = "sterna status question";
 const ANSWER_LABEL: &str = "sterna status answer";
 
-/// Of which connection a message is part: the value that TLS exports for it (RFC 9266), `None` without TLS.
+/// The value that TLS exports for a connection (RFC 9266); `None` without TLS.
+///
+/// A MAC that covers it is valid on that connection only.
 pub type ChannelBinding = Option<[u8; 32]>;
 
-/// "What became of this migration?", asked first thing over a new connection.
+/// Asks for the state of a migration. It is the first message of a new connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StatusQuestion {
-    /// The id that the handover section stated.
+    /// The id from the handover section.
     pub migration_id: [u8; 16],
-    /// Drawn at random for this question: the answer is bound to it.
+    /// Drawn at random for this question. The answer's MAC covers it, so that an old answer cannot be replayed.
     pub nonce: [u8; 16],
     mac: MacBytes,
 }
 
 impl StatusQuestion {
-    /// The first four bytes of the connection, "STNQ": nothing else that a destination accepts starts so.
+    /// The first four bytes of the connection, "STNQ". No other kind of connection starts with them.
     pub const MAGIC: [u8; 4] = MAGIC.to_be_bytes();
-    /// Bytes on the wire.
+    /// Length on the wire, in bytes.
     pub const BYTES: usize = 72;
 
-    /// A question about the migration of that name and secret, over the connection of that binding.
+    /// A question about a migration, authenticated with `secret` and bound to `binding`.
     pub fn new(
         migration_id: [u8; 16],
         nonce: [u8; 16],
@@ -44,7 +47,7 @@ impl StatusQuestion {
         Self { mac, ..unsigned }
     }
 
-    /// Whether somebody who knows the secret asks it, over the connection of that binding.
+    /// Whether a peer that knows the secret sent this question over the connection of `binding`.
     #[must_use]
     pub fn is_authentic(&self, secret: &MigrationSecret, binding: &ChannelBinding) -> bool {
         secret.verify(QUESTION_LABEL, &self.parts(&bound(binding)), &self.mac)
@@ -63,7 +66,7 @@ impl StatusQuestion {
         out.extend_from_slice(&self.mac);
     }
 
-    /// Reads one from the start of `buf`.
+    /// Reads one question from the start of `buf`; `None` while bytes are missing.
     ///
     /// # Errors
     /// A wrong magic or version.
@@ -75,16 +78,18 @@ impl StatusQuestion {
     }
 }
 
-/// Where the destination stands.
+/// The state of the migration at the destination, and its consequence for the source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Status {
-    /// It runs the guest or did so: the source must not.
+    /// The destination runs the guest or did so: the source must not run it.
     Committed,
-    /// It does not run the guest and never will: the source may.
+    /// The destination does not run the guest and never will: the source may run it.
     Never,
-    /// It is still loading, or prepared: ask again.
+    /// The destination is still loading, or prepared: the source asks again later.
     Pending,
-    /// It runs the guest or did so, and may lack pages that only the source has (postcopy): the source must keep them.
+    /// The destination runs the guest or did so, but may lack pages (postcopy).
+    ///
+    /// The source must keep its pages.
     Incomplete,
 }
 
@@ -99,19 +104,19 @@ impl Status {
     }
 }
 
-/// The answer.
+/// The authenticated answer to one [`StatusQuestion`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StatusAnswer {
-    /// Where the destination stands.
+    /// The state of the migration at the destination.
     pub status: Status,
     mac: MacBytes,
 }
 
 impl StatusAnswer {
-    /// Bytes on the wire.
+    /// Length on the wire, in bytes.
     pub const BYTES: usize = 44;
 
-    /// The answer to `question`, which came over the connection of that binding.
+    /// The answer to `question`, bound to the connection of `binding`.
     pub fn new(
         status: Status,
         question: &StatusQuestion,
@@ -123,7 +128,7 @@ impl StatusAnswer {
         Self { status, mac }
     }
 
-    /// Whether somebody who knows the secret answers just this question, over the connection of that binding.
+    /// Whether a peer that knows the secret answered this question over the connection of `binding`.
     #[must_use]
     pub fn is_authentic(
         &self,
@@ -148,7 +153,7 @@ impl StatusAnswer {
         out.extend_from_slice(&self.mac);
     }
 
-    /// Reads one from the start of `buf`.
+    /// Reads one answer from the start of `buf`; `None` while bytes are missing.
     ///
     /// # Errors
     /// A wrong magic, version or status.
@@ -169,7 +174,8 @@ impl StatusAnswer {
 
 const VERSION_BYTES: [u8; 4] = VERSION.to_be_bytes();
 
-/// A connection without TLS cannot pass for one with it, whatever TLS exports.
+/// The binding's bytes for the MAC. Empty without TLS, so a connection without TLS never has the MAC of one
+/// with TLS.
 fn bound(binding: &ChannelBinding) -> Vec<u8> {
     binding.map(|value| value.to_vec()).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! Commands (`specs/stream.md §1.8`).
+//! Commands of the source on the main channel (`specs/stream.md §1.8`).
 
 use super::element::COMMAND;
 use crate::error::WireError;
@@ -7,34 +7,35 @@ use crate::reader::{self, Reader, Stop};
 
 const SPEC: &str = "specs/stream.md §1.8";
 
-/// A command of the source.
+/// A command that the source sends to the destination.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Command {
-    /// The destination may write to the connection from now on.
+    /// The destination may send messages on the return path from now on.
     OpenReturnPath,
-    /// To be answered by a PONG of the same value.
+    /// Asks for a PONG with the same value.
     Ping(u32),
-    /// Postcopy may come: OR of the host page sizes of all blocks, target page size. `None`: only
-    /// `dirty-bitmaps` is on.
+    /// Postcopy may follow. The values are the OR of all blocks' host page sizes, and the target page size.
+    ///
+    /// `None` if only `dirty-bitmaps` is on.
     PostcopyAdvise(Option<(u64, u64)>),
-    /// Postcopy: pages can come and be asked for.
+    /// Postcopy: the destination gets ready to receive and to request pages.
     PostcopyListen,
-    /// Postcopy: run the guest.
+    /// Postcopy: the destination starts the guest.
     PostcopyRun,
-    /// Postcopy: drop these pages (§6.2).
+    /// Postcopy: the destination drops these pages (§6.2).
     PostcopyDiscard {
         /// Name of the RAM block.
         block: String,
-        /// (start, length) in bytes, page-aligned, length above 0.
+        /// Pairs of start and length in bytes, page-aligned, with a length above 0.
         ranges: Vec<(u64, u64)>,
     },
     /// So many bytes of embedded elements follow the command.
     Packaged(u32),
-    /// Recovery: everything is settled, go on.
+    /// Recovery: both sides agree on the missing pages, and the stream continues.
     PostcopyResume,
-    /// Recovery: which pages of this block have arrived?
+    /// Recovery: asks which pages of this block have arrived.
     ReceivedBitmap(String),
-    /// The guest is stopped, the last of everything follows.
+    /// The guest is paused, and the last pages and the device state follow.
     SwitchoverStart,
 }
 
@@ -42,19 +43,19 @@ impl Command {
     /// Appends the bytes on the wire.
     ///
     /// # Errors
-    /// [`Fault::Local`](crate::Fault::Local) when a block name is not 1 to 255 bytes without NUL, or there is not
-    /// between 1 and 12 ranges.
+    /// [`Fault::Local`](crate::Fault::Local) when a block name is not 1 to 255 bytes without NUL, or when there
+    /// are 0 or more than 12 ranges.
     pub fn encode(&self, out: &mut Vec<u8>) -> Result<(), WireError> {
         let payload = self.payload()?;
         out.push(COMMAND);
         out.extend_from_slice(&self.number().to_be_bytes());
-        // At most 3 + 255 + 12 × 16 bytes.
+        // At most 3 + 255 + 12 × 16 bytes, so the length fits a u16.
         out.extend_from_slice(&(payload.len() as u16).to_be_bytes());
         out.extend_from_slice(&payload);
         Ok(())
     }
 
-    /// Reads one from the start of `buf`, type byte included.
+    /// Reads one command, type byte included, from `buf`; `None` while bytes are missing.
     ///
     /// # Errors
     /// Another element, an unknown command, a wrong length.
@@ -112,7 +113,7 @@ impl Command {
         })
     }
 
-    /// Reads what follows the type byte.
+    /// Reads the part after the type byte.
     pub(super) fn read(r: &mut Reader<'_>) -> Result<Self, Stop> {
         let number = r.u16()?;
         if !is_known(number) {
@@ -123,7 +124,7 @@ impl Command {
             return Err(r.bad(SPEC, format!("command {number} cannot have {length} bytes")));
         }
         let end = r.at() + length;
-        // All of it has to be here before any of it is looked at.
+        // The whole payload must have arrived before any field is checked.
         r.clone().take(length)?;
         let command = Self::read_payload(r, number, length)?;
         if r.at() != end {
@@ -157,8 +158,9 @@ impl Command {
 
 const DISCARD_RANGES: usize = 12;
 
-/// Whether the first bytes of `after_type`, which follow a type byte 08, can be a command; `None` when there are
-/// too few. Used to tell a footer from data that looks like one.
+/// Whether `after_type`, the bytes after a type byte 08, can begin a command.
+///
+/// `None` if more bytes are needed. Used to distinguish a footer from data that looks like one.
 pub(super) fn plausible(after_type: &[u8]) -> Option<bool> {
     let (head, _) = after_type.split_first_chunk::<4>()?;
     let number = u16::from_be_bytes([head[0], head[1]]);
@@ -186,7 +188,7 @@ fn read_discard(r: &mut Reader<'_>, length: usize) -> Result<Command, Stop> {
     if version != 0 {
         return Err(r.unfit(spec, format!("version {version} of the discard list, only 0 is known")));
     }
-    // The name must leave the final zero and at least one range.
+    // The name must leave room for the final zero and at least one range.
     let block = read_name(r, length - 2 - 1 - 16)?;
     if r.u8()? != 0 {
         return Err(r.bad(spec, "the byte after the block name is not zero"));
@@ -212,7 +214,7 @@ fn read_discard(r: &mut Reader<'_>, length: usize) -> Result<Command, Stop> {
     Ok(Command::PostcopyDiscard { block, ranges })
 }
 
-/// A name that must not be longer than `most`, so that it stays inside the payload.
+/// Reads a name of at most `most` bytes, so that it stays inside the payload.
 fn read_name(r: &mut Reader<'_>, most: usize) -> Result<String, Stop> {
     let length = r.clone().u8()?;
     if usize::from(length) > most {

@@ -13,9 +13,9 @@ const PREFIX: &[u8] = b"configuration/";
 const HEADER: &str = "file header";
 const MESSAGE: &str = "configuration";
 const SPEC: &str = "specs/stream.md §1.2";
-/// Capabilities that both sides must agree on, in the order of the wire.
+/// Capabilities that both sides must agree on, in the order on the wire.
 const VALIDATED: [&str; 2] = ["x-ignore-shared", "mapped-ram"];
-/// Names of capabilities in QEMU 11.1; others are refused.
+/// Names of the capabilities in QEMU 11.1. Other names are refused.
 const KNOWN: [&str; 21] = [
     "xbzrle",
     "rdma-pin-all",
@@ -40,16 +40,18 @@ const KNOWN: [&str; 21] = [
     "mapped-ram",
 ];
 
-/// The first eight bytes.
+/// The first eight bytes of the main channel: magic and version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileHeader;
 
 impl FileHeader {
-    /// Bytes on the wire.
+    /// Length on the wire, in bytes.
     pub const BYTES: usize = 8;
-    /// The first four: what tells the main channel from others.
+    /// The first four bytes, which distinguish the main channel from other channels.
     pub const MAGIC: [u8; 4] = MAGIC.to_be_bytes();
-    /// What stands there while `sterna repair` writes into an image, so that nobody reads it: specs/mapped-ram.md §7.5.
+    /// The magic while `sterna repair` writes into an image in place (`specs/mapped-ram.md §7.5`).
+    ///
+    /// It makes readers refuse an image whose repair was interrupted.
     pub const REPAIR_MAGIC: [u8; 4] = *b"QEVR";
 
     /// Appends the bytes on the wire.
@@ -58,7 +60,7 @@ impl FileHeader {
         out.extend_from_slice(&VERSION.to_be_bytes());
     }
 
-    /// Reads one from the start of `buf`.
+    /// Reads one header from the start of `buf`; `None` while bytes are missing.
     ///
     /// # Errors
     /// A wrong magic or version.
@@ -84,21 +86,21 @@ impl FileHeader {
     }
 }
 
-/// What the source says of itself.
+/// The source's machine type, capabilities and UUID.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Configuration {
-    /// Resolved machine type, such as `pc-i440fx-11.1`; at most 255 bytes.
+    /// Resolved machine type, such as `pc-i440fx-11.1`. At most 255 bytes.
     pub machine_type: String,
-    /// log2 of the target page size; absent on x86.
+    /// log2 of the target page size. Absent on x86.
     pub target_page_bits: Option<u32>,
-    /// Capabilities that both sides must agree on; absent from the wire when empty.
+    /// Capabilities that both sides must agree on. Absent from the wire if empty.
     pub capabilities: Vec<String>,
     /// UUID of the VM in RFC 4122 byte order.
     pub uuid: Option<[u8; 16]>,
 }
 
 impl Configuration {
-    /// Appends the element.
+    /// Appends the configuration element.
     ///
     /// # Errors
     /// [`Fault::Local`](crate::Fault::Local) when a name is too long or there are too many capabilities.
@@ -138,11 +140,14 @@ impl Configuration {
         Ok(())
     }
 
-    /// Reads one from the start of `buf`. The element has no end mark, so the byte after it has to be there too.
+    /// Reads one configuration from the start of `buf`.
+    ///
+    /// The element has no end mark. The byte after it must therefore have arrived too.
     ///
     /// # Errors
-    /// Another element, a name too long, too many capabilities, an unknown capability or subsection, one that comes
-    /// twice, another page size.
+    /// - another element, or another page size
+    /// - a name that is too long, or too many capabilities
+    /// - an unknown capability or subsection, or a repeated one
     pub fn decode(buf: &[u8]) -> Result<Option<(Self, usize)>, WireError> {
         reader::decode(buf, MESSAGE, Self::read)
     }
@@ -163,7 +168,7 @@ impl Configuration {
         Ok(configuration)
     }
 
-    /// Reads a subsection if one follows.
+    /// Reads a subsection, if one follows. Returns whether it did.
     fn read_subsection(&mut self, r: &mut Reader<'_>) -> Result<bool, Stop> {
         let mut ahead = r.clone();
         if ahead.u8()? != SUBSECTION {
@@ -205,7 +210,7 @@ impl Configuration {
         Ok(true)
     }
 
-    /// Holds the configuration against what this side expects.
+    /// Compares the configuration with this side's expectations.
     ///
     /// # Errors
     /// [`Fault::PeerIncompatible`](crate::Fault::PeerIncompatible): another machine type, UUID or capability.

@@ -14,19 +14,19 @@ pub(super) const FULL: u8 = 0x04;
 pub(super) const VM_DESCRIPTION: u8 = 0x06;
 pub(super) const COMMAND: u8 = 0x08;
 pub(super) const FOOTER: u8 = 0x7e;
-/// Bytes of a footer.
+/// Length of a footer, in bytes.
 pub(super) const FOOTER_BYTES: usize = 5;
 
-/// The four kinds of section.
+/// The kind of a section: its place among the sections of one device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SectionKind {
-    /// First section of a device that sends its state bit by bit.
+    /// First section of a device that sends its state in several sections.
     Start,
-    /// More of it.
+    /// A further section of such a device.
     Part,
-    /// The last of it.
+    /// The last section of such a device.
     End,
-    /// All of a device at once.
+    /// The only section of a device: its whole state.
     Full,
 }
 
@@ -49,7 +49,7 @@ pub struct SectionHeader<'a> {
     pub id: u32,
     /// Name of the device, 1 to 255 bytes without NUL.
     pub name: &'a str,
-    /// Which of the devices of that name.
+    /// Number that distinguishes devices with the same name.
     pub instance: u32,
     /// Version of the body.
     pub version: u32,
@@ -87,13 +87,15 @@ impl<'a> SectionHeader<'a> {
         Ok(())
     }
 
-    /// Reads what follows the type byte.
+    /// Reads the part after the type byte.
     pub(super) fn read(r: &mut Reader<'a>) -> Result<Self, Stop> {
         Ok(Self { id: r.u32()?, name: r.name()?, instance: r.u32()?, version: r.u32()? })
     }
 }
 
-/// Appends the header of a PART, or with `last` an END section; body and footer follow.
+/// Appends the header of a PART section, or of an END section if `last`.
+///
+/// Body and footer follow.
 pub fn encode_section_part(id: u32, last: bool, out: &mut Vec<u8>) {
     out.push(if last { END } else { PART });
     out.extend_from_slice(&id.to_be_bytes());
@@ -105,10 +107,10 @@ pub fn encode_footer(id: u32, out: &mut Vec<u8>) {
     out.extend_from_slice(&id.to_be_bytes());
 }
 
-/// Appends a body framed by its length ([`BodyKind::LengthPrefixed`](super::BodyKind::LengthPrefixed)).
+/// Appends a body with its length in front ([`BodyKind::LengthPrefixed`](super::BodyKind::LengthPrefixed)).
 ///
 /// # Errors
-/// [`Fault::Local`](crate::Fault::Local) when it has 4 GiB or more.
+/// [`Fault::Local`](crate::Fault::Local) when the body has 4 GiB or more.
 pub fn encode_length_prefixed(body: &[u8], out: &mut Vec<u8>) -> Result<(), WireError> {
     let Ok(length) = u32::try_from(body.len()) else {
         let rule = format!("a body of {} bytes does not fit a u32", body.len());
@@ -119,7 +121,7 @@ pub fn encode_length_prefixed(body: &[u8], out: &mut Vec<u8>) -> Result<(), Wire
     Ok(())
 }
 
-/// Appends EOF, the byte that commits. [`vmdesc::encode`](crate::vmdesc::encode) follows.
+/// Appends EOF, the byte that commits. The output of [`vmdesc::encode`](crate::vmdesc::encode) follows.
 pub fn encode_end(out: &mut Vec<u8>) {
     out.push(EOF);
 }

@@ -1,32 +1,34 @@
-//! Telling a footer from data that looks like one (`specs/stream.md §1.6`, method B).
+//! Distinguishes a footer from data that looks like one (`specs/stream.md §1.6`, method B).
+//!
+//! The body of an unknown device has no length, so that its footer is the only sign of its end.
 
 use super::command;
 use super::element::{COMMAND, END, EOF, FOOTER, FOOTER_BYTES, FULL, PART, START, VM_DESCRIPTION};
 
-/// What the bytes at some place of an opaque body are.
+/// The meaning of the bytes at one position of an opaque body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Judgement {
-    /// The section's footer: what follows it makes sense.
+    /// The section's footer: a plausible element follows it.
     Footer,
-    /// Part of the body.
+    /// Bytes of the body.
     Body,
-    /// So many bytes from this place on are needed to say.
+    /// So many bytes from this position are needed to decide.
     NeedMore(usize),
 }
 
-/// What a continuation is held against.
+/// The state of the stream that decides which continuations are plausible.
 pub(super) struct Context<'a> {
     /// Id of the section that is being read.
     pub(super) id: u32,
     /// Whether the stream ends with EOF, without a description.
     pub(super) no_description: bool,
-    /// Whether an id is taken.
+    /// Whether an earlier section has this id.
     pub(super) is_used: &'a dyn Fn(u32) -> bool,
-    /// Whether an id is that of a section with parts still to come.
+    /// Whether the section with this id still has parts to follow.
     pub(super) is_open: &'a dyn Fn(u32) -> bool,
 }
 
-/// Judges `bytes`, which start with `7e` or a part of a footer.
+/// Judges `bytes`, which start with `7e` or with the first bytes of a footer.
 pub(super) fn judge(bytes: &[u8], context: &Context<'_>) -> Judgement {
     let mut footer = [FOOTER; FOOTER_BYTES];
     footer[1..].copy_from_slice(&context.id.to_be_bytes());
@@ -42,7 +44,7 @@ pub(super) fn judge(bytes: &[u8], context: &Context<'_>) -> Judgement {
     }
 }
 
-/// Whether an element of a sound stream can start so; `Err`: so many bytes are needed to say.
+/// Whether `next` can be the start of an element. `Err`: so many bytes are needed to decide.
 fn continuation(next: &[u8], context: &Context<'_>) -> Result<bool, usize> {
     match next.first() {
         None => Err(1),

@@ -1,4 +1,4 @@
-//! What the decoder of the main channel hands over.
+//! The items that the decoder of the main channel returns.
 
 use super::{Command, Configuration, SectionKind};
 use crate::mapped_ram::MappedHeader;
@@ -7,91 +7,98 @@ use crate::ram::BlockList;
 /// Result of one call of [`MainDecoder::next`](super::MainDecoder::next).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
-    /// `buf` has to hold at least so many bytes from its start before another call makes sense; never more than
-    /// [`limits::MAIN_STEP_BYTES`](crate::limits::MAIN_STEP_BYTES).
+    /// More bytes are needed: `buf` must have at least so many before the next call.
+    ///
+    /// The number is never above [`limits::MAIN_STEP_BYTES`](crate::limits::MAIN_STEP_BYTES).
     NeedMore(usize),
-    /// The first so many bytes of `buf` were taken into the decoder; drop them and call again. Never 0.
+    /// The decoder has taken the first bytes of `buf`. The caller drops them and calls again.
     Partial {
-        /// How many bytes, at least 1.
+        /// Number of bytes to drop, at least 1.
         consumed: usize,
     },
-    /// Something whole.
+    /// One item of the stream was complete.
     Item {
-        /// What it is.
+        /// The item, with checked content.
         item: MainItem,
-        /// How many bytes to drop from the front of `buf`; may be 0.
+        /// Number of bytes to drop from the front of `buf`. May be 0.
         consumed: usize,
     },
-    /// The stream is over: [`MainItem::Eof`], and unless it was suppressed the description, are behind us; or
-    /// [`MainItem::Tail`] is.
+    /// The stream is over.
+    ///
+    /// The last item was [`MainItem::Tail`], or [`MainItem::Eof`] with its description unless that is
+    /// suppressed.
     End,
 }
 
-/// Something whole out of the main channel, in stream order.
+/// An item of the main channel, in stream order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MainItem {
-    /// Magic and version were right.
+    /// The header, with the right magic and version.
     Header,
-    /// The configuration, held against [`Expectations`](super::Expectations) already.
+    /// The configuration. It matches the [`Expectations`](super::Expectations).
     Configuration(Configuration),
-    /// A command.
+    /// A command of the source.
     Command(Command),
-    /// The block list of the RAM section, held against the expected blocks already.
+    /// The block list of the RAM section. It matches the expected blocks.
     ///
-    /// Where blocks are expected the list is in their order (the order on the wire means nothing), so an index
-    /// is an index into `Expectations::blocks`.
+    /// If the caller expects blocks, the list is in their order, so that an index is an index into
+    /// `Expectations::blocks`. The order on the wire has no meaning.
     RamStart(BlockList),
-    /// Before [`RamStart`](Self::RamStart), only with `mapped-ram`: where a block lies in the file. The decoder
-    /// goes on at `resume_at`: the caller continues with the bytes from that file offset.
+    /// Position of a block in a file. Before [`RamStart`](Self::RamStart), only with `mapped-ram`.
+    ///
+    /// The caller continues with the bytes at the file offset `resume_at`.
     MappedBlock {
-        /// Name of the block.
+        /// Name of the RAM block.
         name: String,
-        /// Its length in bytes.
+        /// Length of the block, in bytes.
         length_bytes: u64,
-        /// Where bitmap and pages are.
+        /// Positions of the bitmap and the pages.
         header: MappedHeader,
-        /// File offset of the byte to go on with.
+        /// File offset of the next byte of the stream.
         resume_at: u64,
     },
-    /// This page is all zero.
+    /// This page contains only zeros.
     Zero {
         /// Index in the block list.
         block: usize,
-        /// Offset in the block in bytes: page-aligned and inside.
+        /// Offset in the block, in bytes: page-aligned and inside the block.
         offset: u64,
     },
-    /// [`PAGE_SIZE`](crate::PAGE_SIZE) bytes of this page follow. The caller takes them where they are and then
-    /// calls [`payload_consumed`](super::MainDecoder::payload_consumed).
+    /// [`PAGE_SIZE`](crate::PAGE_SIZE) bytes of this page follow.
+    ///
+    /// The caller reads them directly to their destination, then calls
+    /// [`payload_consumed`](super::MainDecoder::payload_consumed).
     PagePayloadFollows {
         /// Index in the block list.
         block: usize,
-        /// Offset in the block in bytes: page-aligned and inside.
+        /// Offset in the block, in bytes: page-aligned and inside the block.
         offset: u64,
     },
-    /// This page differs from its older content by `delta`, which [`xbzrle::check`](crate::xbzrle::check) has
-    /// passed.
+    /// `delta` turns the page's older content into the new one. [`xbzrle::check`](crate::xbzrle::check) has
+    /// accepted it.
     Xbzrle {
         /// Index in the block list.
         block: usize,
-        /// Offset in the block in bytes: page-aligned and inside.
+        /// Offset in the block, in bytes: page-aligned and inside the block.
         offset: u64,
-        /// What [`xbzrle::apply`](crate::xbzrle::apply) takes.
+        /// The argument for [`xbzrle::apply`](crate::xbzrle::apply).
         delta: Vec<u8>,
     },
-    /// All multifd channels have to be in step here (§3.5). With legacy flushes: an EOS.
+    /// A synchronisation point for all multifd channels (§3.5). With legacy flushes, an EOS.
     MultifdFlush,
-    /// Only with [`Expectations::rdma`](super::Expectations::rdma): a phase begins. The caller runs it and then goes on
-    /// with the bytes after this item, which it keeps meanwhile (`specs/rdma.md §5.2`).
+    /// A phase of RDMA begins. Only with [`Expectations::rdma`](super::Expectations::rdma).
+    ///
+    /// The caller keeps the bytes after this item and decodes them after the phase (`specs/rdma.md §5.2`).
     Hook {
-        /// Start (the blocks are exchanged), Part or End.
+        /// Start (the sides exchange their blocks), Part or End.
         kind: SectionKind,
     },
-    /// A section of RAM is over, its footer checked.
+    /// A section of RAM is over, and its footer is correct.
     RamEnd {
         /// Start, Part or End.
         kind: SectionKind,
     },
-    /// A section of another device, whole, its footer checked.
+    /// A complete section of another device, and its footer is correct.
     Section {
         /// Name of the section.
         name: String,
@@ -101,19 +108,23 @@ pub enum MainItem {
         version: u32,
         /// Start, Part, End or Full.
         kind: SectionKind,
-        /// The body; of a length-prefixed one without the length.
+        /// The body, without the length of a length-prefixed one.
         body: Vec<u8>,
     },
-    /// Only with [`Expectations::opaque_tail`](super::Expectations::opaque_tail): the first byte behind this item
-    /// is that of the first device's section after RAM, or EOF. The decoder takes no more of the stream;
-    /// [`Tail`](super::Tail) finds its end.
+    /// The device state after RAM begins. Only with
+    /// [`Expectations::opaque_tail`](super::Expectations::opaque_tail).
+    ///
+    /// The next byte begins a device's section, or is EOF. The decoder takes no more bytes.
+    /// [`Tail`](super::Tail) finds the end of the stream.
     Tail,
     /// End of the stream, `00`: the source has committed.
     Eof,
-    /// The description after it, any bytes; [`vmdesc::parse`](crate::vmdesc::parse) reads it. Empty when the peer sent
-    /// an empty one.
+    /// The description after EOF, with any content. Empty if the peer sent an empty one.
+    ///
+    /// [`vmdesc::parse`](crate::vmdesc::parse) reads it.
     VmDescription(Vec<u8>),
-    /// All of a checkpoint's RAM has come ([`MainDecoder::begin_checkpoint`](super::MainDecoder::begin_checkpoint)). The
-    /// decoder takes no more until the next one begins.
+    /// The end of a checkpoint's RAM ([`MainDecoder::begin_checkpoint`](super::MainDecoder::begin_checkpoint)).
+    ///
+    /// The decoder takes no more bytes until the caller begins the next checkpoint.
     CheckpointRam,
 }

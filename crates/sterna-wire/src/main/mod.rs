@@ -1,18 +1,18 @@
-//! The main channel (`specs/stream.md §1`).
+//! The main channel: headers, sections and commands (`specs/stream.md §1`).
 //!
 //! ```text
 //! header, configuration | element, element, … | EOF | description
 //! ```
 //!
-//! An element is a command or a section. A section has a header, a body and a footer; a body has no length, and
-//! only who knows the device knows where it ends. [`MainDecoder`] therefore asks its caller's
-//! [`SectionKnowledge`] how the body of each section is delimited, reads RAM sections itself record by record,
-//! and hands everything over as [`MainItem`]s. It holds no more than the section that it is in the middle of.
+//! An element is a command or a section. A section has a header, a body and a footer. A body has no length, so
+//! that only a reader who knows the device can find its end. [`MainDecoder`] therefore asks its caller's
+//! [`SectionKnowledge`] for the end of each body. It reads RAM sections itself, record by record, and returns
+//! everything as [`MainItem`]s. It stores at most the section that it is reading.
 //!
-//! A COLO primary sends more behind the description: [`MainDecoder::begin_checkpoint`] reads the RAM of its checkpoints.
+//! A COLO primary sends checkpoints after the description. [`MainDecoder::begin_checkpoint`] reads their RAM.
 //!
-//! The encoding side is a handful of functions that append to a buffer: [`FileHeader`], [`Configuration`],
-//! [`SectionHeader`], [`Command`], [`encode_footer`], [`encode_end`].
+//! The encoders are functions that append to a buffer: [`FileHeader`], [`Configuration`], [`SectionHeader`],
+//! [`Command`], [`encode_footer`], [`encode_end`].
 
 mod command;
 mod configuration;

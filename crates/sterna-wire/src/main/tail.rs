@@ -1,25 +1,30 @@
-//! The end of device state that nobody here knows (`specs/stream.md §1.6`).
+//! The end of the device state of an opaque machine (`specs/stream.md §1.6`).
 //!
-//! Bodies have no length, and on a socket nobody closes the stream behind them: the source waits. So a
-//! receiver keeps what comes, byte by byte as it came, and asks after every read whether it ends here:
+//! Bodies have no length, and a source on a socket keeps the connection open after the stream, because it waits
+//! for an answer. A receiver therefore stores the bytes as they arrive. After every read it checks whether the
+//! stream ends there. There are three signs of an end:
 //!
-//! - a description whose JSON ends exactly with what has come, and whose list of devices, or the footers,
-//!   lead exactly to the EOF before it ([`Tail::described`]);
-//! - a Sterna source asks before it commits: its PING *prepare* stands behind a footer ([`Tail::asks`]);
-//! - a source that has closed has said all ([`Tail::closed`]), and so has one that is silent behind an EOF
+//! - A description: its JSON ends exactly with the received bytes. Its list of devices leads exactly to the EOF
+//!   before it, or the footers do ([`Tail::described`]).
+//! - A question: a Sterna source sends the PING *prepare* before it commits, directly after a footer
+//!   ([`Tail::asks`]).
+//! - Silence: the source has closed the connection ([`Tail::closed`]), or it sends nothing after an EOF
 //!   (`suppress-vmdesc=on`; [`Tail::bare_end`]).
 //!
-//! Where a section ends in between matters to none of them: nothing is cut up. Bytes that a guest controls can
-//! delay the end, or hide it from a receiver that is not told by a description. Can they bring it forward?
+//! None of them needs the ends of single sections, because the tail is not split. Bytes that a guest controls
+//! can delay the end, or hide it from a receiver without a description. They can fake an early end only under
+//! these conditions:
 //!
-//! - With a description, or where the source asks, only if all three come together: device bytes that hold a footer, an
-//!   EOF and a description that fits all before it (or a footer and the PING); a read that ends exactly there; and
-//!   nothing that follows within the time for which the receiver looks once more ([`Tail::described`] is asked again
-//!   when more has come). For both are held against all that came, and real bytes behind a false end undo it.
-//! - A bare EOF is weaker: device bytes that look like a footer and an EOF end the stream if the source is silent right
-//!   behind them for as long as the receiver waits.
+//! - With a description, or with a source that asks, three things must coincide. The device bytes contain a
+//!   footer, an EOF and a description that fits all bytes before it (or a footer and the PING). A read ends
+//!   exactly there. No byte follows while the receiver checks again ([`Tail::described`] is called again after
+//!   more bytes). Both signs are compared with all received bytes, so that the next real bytes refute a false
+//!   end.
+//! - A bare EOF is weaker. Device bytes that look like a footer and an EOF end the stream if the source is then
+//!   silent for the receiver's whole waiting time.
 //!
-//! A source whose bytes go on behind an end that was taken for the true one is refused, and keeps its guest.
+//! If a source sends more bytes after a false end, the receiver refuses the migration, and the guest stays at
+//! the source.
 
 use super::command::Command;
 use super::element::{COMMAND, EOF, FOOTER, FOOTER_BYTES, FULL, VM_DESCRIPTION};
@@ -35,47 +40,49 @@ use std::ops::Range;
 const MESSAGE: &str = "device state";
 /// `00 06`, a length, and the first byte of the JSON.
 const DESCRIPTION_HEAD: usize = 7;
-/// Places that look like the start of a description, at most so many remembered at once.
+/// Limit on remembered positions that look like the start of a description.
 const CANDIDATES: usize = 65_536;
 
-/// What has come after RAM so far.
+/// The bytes that have arrived after RAM so far.
 #[derive(Debug, Default)]
 pub struct Tail {
     bytes: Vec<u8>,
-    /// Devices whose sections came before RAM: the description lists them too.
+    /// Devices whose sections preceded RAM. The description lists them too.
     early: Vec<(String, u32)>,
-    /// Where an EOF with a description may stand, and where its JSON would end.
+    /// Pairs: position of a possible EOF with a description, and the end of its JSON.
     candidates: Vec<(usize, usize)>,
-    /// Looked through for candidates up to here.
+    /// Position up to which candidates have been searched.
     searched: usize,
 }
 
-/// How a tail is made up.
+/// The parts of a complete tail.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TailEnd {
-    /// Length of the device sections in bytes, from the tail's start.
+    /// Length of the device sections from the tail's start, in bytes.
     pub devices_bytes: usize,
-    /// Whether EOF came behind them.
+    /// Whether EOF follows them.
     pub has_eof: bool,
-    /// Where the JSON of the description stands in the tail.
+    /// Position of the description's JSON in the tail.
     pub description: Option<Range<usize>>,
 }
 
 impl Tail {
-    /// An empty tail of a stream whose `early` (name, instance) FULL sections came before RAM.
+    /// An empty tail of a stream in which the `early` FULL sections preceded RAM.
+    ///
+    /// `early` has pairs of name and instance.
     pub fn new(early: Vec<(String, u32)>) -> Self {
         Self { early, ..Self::default() }
     }
 
-    /// All that came.
+    /// The bytes that have arrived so far.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// More of it.
+    /// Adds bytes that have arrived.
     ///
     /// # Errors
-    /// More than a receiver holds.
+    /// More than [`DEVICE_STATE_BYTES`] plus [`VM_DESCRIPTION_BYTES`] bytes without an end.
     pub fn push(&mut self, bytes: &[u8]) -> Result<(), WireError> {
         let most = DEVICE_STATE_BYTES as usize + VM_DESCRIPTION_BYTES;
         if self.bytes.len() + bytes.len() > most {
@@ -87,19 +94,22 @@ impl Tail {
         Ok(())
     }
 
-    /// The end by a description that ends exactly here. Only what comes next tells a description from device bytes that
-    /// look like one: look once more whether something comes before you believe it.
+    /// The end, if a description ends exactly at the last byte.
+    ///
+    /// Device bytes can look like a description. Before the caller accepts the end, it must check once more
+    /// whether further bytes follow.
     pub fn described(&mut self) -> Option<TailEnd> {
         let here = self.bytes.len();
         self.candidates.retain(|(_, end)| *end >= here);
         let ends_here: Vec<usize> =
             self.candidates.iter().filter(|(_, end)| *end == here).map(|(at, _)| *at).collect();
-        // The first that holds: one that stands inside another's JSON is no EOF.
+        // The first candidate that fits. A later one lies inside the JSON of another and is no EOF.
         ends_here.into_iter().find_map(|at| self.holds(at, here))
     }
 
-    /// Length of the device sections, if they end here with a PING of `value` after the last footer. The source
-    /// may have said that it lives before it asked, and again since: those PINGs count for nothing.
+    /// Length of the device sections, if the tail ends with a PING of `value`.
+    ///
+    /// The PING must follow a footer. Keepalive PINGs before and after that PING are ignored.
     pub fn asks(&self, value: u32) -> Option<usize> {
         let (asked, alive) = (ping(value)?, ping(KEEPALIVE_PING)?);
         let devices = without(&self.bytes, &alive).strip_suffix(&asked[..])?;
@@ -107,14 +117,14 @@ impl Tail {
         (devices == 0 || self.walk_by_footers(devices).is_some()).then_some(devices)
     }
 
-    /// The end by an EOF without description that stands exactly here.
+    /// The end, if an EOF without a description is the last byte.
     pub fn bare_end(&self) -> Option<TailEnd> {
         let (last, devices) = self.bytes.split_last()?;
         let is_end = *last == EOF && self.walk_by_footers(devices.len()).is_some();
         is_end.then_some(TailEnd { devices_bytes: devices.len(), has_eof: true, description: None })
     }
 
-    /// The end, where the source has closed: all that can come has come.
+    /// The end of a tail whose source has closed the connection.
     ///
     /// # Errors
     /// The source closed before EOF.
@@ -122,7 +132,8 @@ impl Tail {
         if let Some(end) = self.described().or_else(|| self.bare_end()) {
             return Ok(end);
         }
-        // Torn inside the description: all that counts is there (§9).
+        // The connection ended inside the description. The sections and EOF are complete, and only they are
+        // needed (§9).
         if let Some((devices_bytes, _)) = self.walk()
             && self.bytes.get(devices_bytes) == Some(&EOF)
         {
@@ -147,7 +158,7 @@ impl Tail {
         self.searched = at;
     }
 
-    /// Whether the description behind an EOF at `at` describes what comes before it.
+    /// Checks that the description after an EOF at `at` fits the sections before it.
     fn holds(&self, at: usize, end: usize) -> Option<TailEnd> {
         let description = at + DESCRIPTION_HEAD - 1..end;
         let lengths = vmdesc::section_lengths(&self.bytes[description.clone()]).ok()?;
@@ -160,7 +171,7 @@ impl Tail {
         fits.then_some(TailEnd { devices_bytes: at, has_eof: true, description: Some(description) })
     }
 
-    /// The devices whose sections stand after RAM: those before it are listed first.
+    /// The listed devices whose sections follow RAM. The description lists those before RAM first.
     fn without_early<'a, 'b>(&self, listed: &'a [(&'b str, u32, u64)]) -> Option<&'a [(&'b str, u32, u64)]> {
         let (early, behind) = listed.split_at_checked(self.early.len())?;
         let same = |((name, instance, _), ours): (&(&str, u32, u64), &(String, u32))| {
@@ -169,7 +180,7 @@ impl Tail {
         early.iter().zip(&self.early).all(same).then_some(behind)
     }
 
-    /// Method A: header, as many bytes as are listed, footer, and so on, exactly up to `end`.
+    /// Method A: header, body of the listed length, footer, repeated exactly up to `end`.
     fn walk_by_lengths(&self, listed: &[(&str, u32, u64)], end: usize) -> bool {
         let mut at = 0;
         for (name, instance, length) in listed {
@@ -195,7 +206,7 @@ impl Tail {
         at == end
     }
 
-    /// Method B, and the names are those of the description.
+    /// Method B, with the additional check that the names are the description's.
     fn names_fit(&self, listed: &[(&str, u32, u64)], end: usize) -> bool {
         self.walk_by_footers(end).is_some_and(|names| {
             names.len() == listed.len()
@@ -203,13 +214,13 @@ impl Tail {
         })
     }
 
-    /// Method B up to exactly `end`: the sections' names.
+    /// Method B exactly up to `end`. Returns the sections' names.
     fn walk_by_footers(&self, end: usize) -> Option<Vec<(String, u32)>> {
         let (at, names) = self.walk()?;
         (at == end).then_some(names)
     }
 
-    /// Method B: from footer to footer, as long as sections follow. Where they end, and their names.
+    /// Method B: from footer to footer, as long as sections follow. Returns the end position and the names.
     fn walk(&self) -> Option<(usize, Vec<(String, u32)>)> {
         let mut used = HashSet::new();
         let mut names = Vec::new();
@@ -230,7 +241,7 @@ fn ping(value: u32) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// `bytes` without any number of `suffix` at its end.
+/// `bytes` without any repetitions of `suffix` at its end.
 fn without<'a>(mut bytes: &'a [u8], suffix: &[u8]) -> &'a [u8] {
     while let Some(rest) = bytes.strip_suffix(suffix) {
         bytes = rest;
@@ -238,18 +249,19 @@ fn without<'a>(mut bytes: &'a [u8], suffix: &[u8]) -> &'a [u8] {
     bytes
 }
 
-/// Reads a FULL section's header at `at`: id, name, instance, and where the body starts.
+/// Reads a FULL section's header at `at`: id, name, instance, start of the body.
 fn header(bytes: &[u8], at: usize) -> Option<(u32, &str, u32, usize)> {
     let FullSection { id, name, instance, body, .. } = full_section(bytes, at)?;
     Some((id, name, instance, body))
 }
 
-/// Where the footer of section `id` stands, from `from` on. At the end of what has come a footer needs no
-/// continuation.
+/// Position of the footer of section `id`, searched from `from`.
+///
+/// A footer at the end of the received bytes needs no continuation.
 pub(super) fn foot(bytes: &[u8], from: usize, id: u32, used: &HashSet<u32>) -> Option<usize> {
     let context = Context {
         id,
-        // EOF alone may be the end of what has come.
+        // An EOF at the end of the received bytes counts as a continuation that is not complete yet.
         no_description: false,
         is_used: &|id| used.contains(&id),
         is_open: &|_| false,
@@ -272,7 +284,7 @@ mod tests {
 
     const PING: u32 = 77;
 
-    /// Two sections, the first with bytes that look like its own footer and like a description.
+    /// Two sections. The first contains bytes that look like its own footer and like a description.
     fn devices() -> (Vec<u8>, String) {
         let bodies: [(&str, u32, Vec<u8>); 2] = [
             ("timer", 7, [&[0x7e, 0, 0, 0, 7, 0x55][..], &[0, 6, 0, 0, 0, 3, b'{', b'}'][..]].concat()),
@@ -351,7 +363,7 @@ mod tests {
 
     #[test]
     fn described_by_a_device_that_plays_the_end_is_undone_by_the_bytes_that_follow() {
-        // The body of the first section holds a footer, an EOF and a description that fits.
+        // The body of the first section contains a footer, an EOF and a matching description.
         let device = |size| vmdesc::Device {
             name: "timer".to_owned(),
             instance: 0,

@@ -1,4 +1,6 @@
-//! Sections of devices in bytes that have all come (`specs/stream.md §1.4`, `§1.6`).
+//! Finds the sections of devices in a complete buffer (`specs/stream.md §1.4`, `§1.6`).
+//!
+//! Tails and checkpoints use it, because their sections are searched after all bytes have arrived.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -7,17 +9,17 @@ use super::element::{self, FOOTER, FOOTER_BYTES, SectionHeader};
 use super::tail;
 use crate::reader::{Reader, Stop};
 
-/// Header of a FULL section.
+/// Header of a FULL section, with the position of the body.
 pub(crate) struct FullSection<'a> {
     pub(crate) id: u32,
     pub(crate) name: &'a str,
     pub(crate) instance: u32,
     pub(crate) version: u32,
-    /// Where its body begins.
+    /// Offset of the body in the buffer, in bytes.
     pub(crate) body: usize,
 }
 
-/// The header of a FULL section at `at`.
+/// Reads the header of a FULL section at `at`; `None` without a whole one.
 pub(crate) fn full_section(bytes: &[u8], at: usize) -> Option<FullSection<'_>> {
     let mut r = Reader::new(bytes.get(at..)?, "section header");
     let read = (|| -> Result<_, Stop> {
@@ -33,8 +35,10 @@ pub(crate) fn full_section(bytes: &[u8], at: usize) -> Option<FullSection<'_>> {
     }
 }
 
-/// All sections, from header to behind the footer, if they fill `bytes`. A section ends where `length_of` says (by name and
-/// instance) if a footer is there, otherwise where a footer is found.
+/// The ranges of all sections, header to footer, if they fill `bytes`.
+///
+/// A section ends at the length from `length_of` (by name and instance) if a footer is there. Otherwise it ends
+/// at the first plausible footer.
 pub(crate) fn sections(
     bytes: &[u8],
     length_of: impl Fn(&str, u32) -> Option<u64>,

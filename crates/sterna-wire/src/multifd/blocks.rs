@@ -1,4 +1,6 @@
-//! The RAM blocks that a receiver knows, for looking up the names in packets.
+//! The RAM blocks that a receiver knows.
+//!
+//! Packets and records name their block. The table turns each name into an index and a length.
 
 use crate::PAGE_SIZE;
 use crate::error::WireError;
@@ -7,7 +9,7 @@ use crate::limits;
 const MESSAGE: &str = "table of RAM blocks";
 const SPEC: &str = "specs/stream.md §2.2";
 
-/// Names and lengths of the RAM blocks of a guest; the index is the position in the list it was made from.
+/// Names and lengths of a guest's RAM blocks. The index is the position in the original list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BlockTable {
     blocks: Vec<(String, u64)>,
@@ -15,11 +17,11 @@ pub struct BlockTable {
 }
 
 impl BlockTable {
-    /// Makes a table of (name, length in bytes).
+    /// Builds a table from pairs of name and length in bytes.
     ///
     /// # Errors
-    /// [`Fault::Local`](crate::Fault::Local) when a name is empty, too long, holds NUL or occurs twice, or when a
-    /// length is not a multiple of the page size.
+    /// [`Fault::Local`](crate::Fault::Local) for a name that is empty, longer than 255 bytes, repeated, or
+    /// contains NUL. Also for a length that is not a multiple of the page size.
     pub fn new(blocks: impl IntoIterator<Item = (String, u64)>) -> Result<Self, WireError> {
         let blocks: Vec<(String, u64)> = blocks.into_iter().collect();
         for (name, length) in &blocks {
@@ -41,43 +43,43 @@ impl BlockTable {
         Ok(Self { blocks, by_name })
     }
 
-    /// Number of blocks.
+    /// Number of blocks in the table.
     pub fn len(&self) -> usize {
         self.blocks.len()
     }
 
-    /// Whether there is no block.
+    /// Whether the table has no block.
     pub fn is_empty(&self) -> bool {
         self.blocks.is_empty()
     }
 
-    /// Name of block `index`.
+    /// Name of the block with this index.
     ///
     /// # Panics
-    /// When there is no such block.
+    /// When `index` is [`len`](Self::len) or more.
     pub fn name(&self, index: usize) -> &str {
         &self.blocks[index].0
     }
 
-    /// Length of block `index` in bytes.
+    /// Length of the block with this index, in bytes.
     ///
     /// # Panics
-    /// When there is no such block.
+    /// When `index` is [`len`](Self::len) or more.
     pub fn length_bytes(&self, index: usize) -> u64 {
         self.blocks[index].1
     }
 
-    /// (name, length in bytes) of all blocks, in index order.
+    /// Pairs of name and length in bytes, in index order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, u64)> {
         self.blocks.iter().map(|(name, length)| (name.as_str(), *length))
     }
 
-    /// Sum of all lengths, in bytes; `None` when it does not fit.
+    /// Sum of all lengths, in bytes; `None` on overflow.
     pub fn total_bytes(&self) -> Option<u64> {
         self.blocks.iter().try_fold(0u64, |sum, block| sum.checked_add(block.1))
     }
 
-    /// Index of the block of that name.
+    /// Index of the block with this name.
     pub fn find(&self, name: &[u8]) -> Option<usize> {
         let order = |index: &usize| self.blocks[*index].0.as_bytes().cmp(name);
         let place = self.by_name.binary_search_by(order).ok()?;

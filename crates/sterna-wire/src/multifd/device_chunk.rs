@@ -1,5 +1,7 @@
-//! A chunk of a device's stream: what the payload of a device-state packet begins with (`specs/stream.md §3.8`,
-//! `specs/extension.md §8`).
+//! The head of a chunk of a device stream (`specs/stream.md §3.8`, `specs/extension.md §8`).
+//!
+//! It is at the start of a device-state packet's payload, so that the destination can restore the order of
+//! chunks that several channels carry.
 
 use crate::error::WireError;
 use crate::reader;
@@ -11,35 +13,35 @@ const FLAG_CONFIGURATION: u32 = 0x1;
 const FLAG_INITIAL_ENDS: u32 = 0x2;
 const FLAG_TOTAL: u32 = 0x4;
 
-/// The head of a chunk; its bytes follow.
+/// The head of a chunk. The chunk's bytes follow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceChunk {
-    /// Place in the device's stream, from 0 without a gap; the configuration comes last.
+    /// Position in the device stream, from 0 without a gap. The configuration has the last index.
     pub index: u32,
-    /// What it carries.
+    /// Purpose of the chunk.
     pub kind: DeviceChunkKind,
 }
 
-/// What a chunk carries.
+/// Purpose of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceChunkKind {
-    /// Bytes of the stream.
+    /// Bytes of the device stream.
     Data {
-        /// The initial bytes end with it (only between two Sternas).
+        /// Whether the initial bytes end with this chunk (only between two Sternas).
         initial_ends: bool,
     },
-    /// What the device needs last.
+    /// The device's final state, which it loads after all data.
     Configuration {
-        /// How many bytes the stream had before it (only between two Sternas).
+        /// Number of stream bytes before this chunk (only between two Sternas).
         total_bytes: Option<u64>,
     },
 }
 
 impl DeviceChunk {
-    /// Most bytes on the wire.
+    /// Longest head on the wire, in bytes.
     pub const MAX_BYTES: usize = 20;
 
-    /// Appends the bytes on the wire.
+    /// Appends the head as it is on the wire.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let (flags, total) = match self.kind {
             DeviceChunkKind::Data { initial_ends: false } => (0, None),
@@ -55,10 +57,10 @@ impl DeviceChunk {
         }
     }
 
-    /// Reads one from the start of a payload: the head and how many bytes it took.
+    /// Reads one head from the start of a payload. Returns the head and its length in bytes.
     ///
     /// # Errors
-    /// Another version, flags that are unknown or contradict each other, a payload that is too short.
+    /// Another version; flags that are unknown or contradict each other; a payload that is too short.
     pub fn decode(payload: &[u8]) -> Result<(Self, usize), WireError> {
         let read = reader::decode(payload, MESSAGE, |r| {
             let version = r.u32()?;

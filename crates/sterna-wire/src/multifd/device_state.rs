@@ -1,4 +1,4 @@
-//! Device state beside the main channel (`specs/stream.md §3.8`).
+//! Device state over multifd channels (`specs/stream.md §3.8`).
 
 use super::{FLAG_DEVICE_STATE, MAGIC, PacketHeader, PacketKind, VERSION};
 use crate::error::WireError;
@@ -8,14 +8,14 @@ use crate::reader;
 const MESSAGE: &str = "multifd device-state packet";
 const SPEC: &str = "specs/stream.md §3.8";
 
-/// The packet before a piece of a device's state; the piece follows it.
+/// The packet before a piece of a device's state. The piece follows as payload.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceStatePacket {
     /// Section name of the device, 1 to 255 bytes.
     pub name: String,
-    /// Its instance.
+    /// Number that distinguishes devices with the same name.
     pub instance: u32,
-    /// Length of the payload in bytes, above 0.
+    /// Length of the payload, in bytes. At least 1.
     pub payload_bytes: u32,
 }
 
@@ -48,10 +48,10 @@ impl DeviceStatePacket {
         Ok(())
     }
 
-    /// Reads one from the start of `buf`.
+    /// Reads one packet from the start of `buf`; `None` while bytes are missing.
     ///
     /// # Errors
-    /// A wrong header, a name without NUL or empty, a payload length of 0 or above the limit.
+    /// A wrong header; an empty name, or one without NUL; a payload length of 0 or above the limit.
     pub fn decode(buf: &[u8]) -> Result<Option<(Self, usize)>, WireError> {
         let Some(PacketHeader { kind }) = PacketHeader::peek(buf)? else { return Ok(None) };
         if kind != PacketKind::DeviceState {

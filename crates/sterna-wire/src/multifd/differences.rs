@@ -1,4 +1,6 @@
-//! The payload of a packet of differences (`specs/extension.md §10`): for each page of the packet the length of its delta, and the delta.
+//! The payload of a packet of differences (`specs/extension.md §10`).
+//!
+//! The payload has one entry for each page of the packet: the length of the delta, then the delta.
 
 use crate::PAGE_SIZE;
 use crate::error::WireError;
@@ -6,12 +8,12 @@ use crate::limits::PACKET_PAGES;
 
 const MESSAGE: &str = "multifd packet of differences";
 pub(super) const SPEC: &str = "specs/extension.md §10";
-/// Bytes of a length.
+/// Bytes of a delta's length field.
 const LENGTH: usize = 2;
-/// The most bytes of a payload.
+/// Longest payload, in bytes.
 pub(super) const MOST_BYTES: usize = PACKET_PAGES * (LENGTH + PAGE_SIZE);
 
-/// Appends a page's delta (`specs/stream.md §2.4`) to a payload.
+/// Appends a page's delta (`specs/stream.md §2.4`) with its length to a payload.
 ///
 /// # Errors
 /// [`Fault::Local`](crate::Fault::Local) for a delta that is not 1 to [`PAGE_SIZE`] bytes.
@@ -20,13 +22,15 @@ pub fn push_difference(delta: &[u8], payload: &mut Vec<u8>) -> Result<(), WireEr
         let rule = format!("a delta of {} bytes, not 1 to {PAGE_SIZE}", delta.len());
         return Err(WireError::local(MESSAGE, payload.len() as u64, SPEC, rule));
     }
-    // At most 4096.
+    // At most 4096, so the length fits a u16.
     payload.extend_from_slice(&(delta.len() as u16).to_be_bytes());
     payload.extend_from_slice(delta);
     Ok(())
 }
 
-/// The deltas of a payload, in the order of its packet's pages. What they hold is not checked yet. After an error nothing follows.
+/// Iterator over a payload's deltas, in the order of the packet's pages.
+///
+/// The content of the deltas is not checked yet. The iterator ends after an error.
 #[derive(Debug, Clone)]
 pub struct Differences<'a> {
     payload: &'a [u8],
@@ -35,7 +39,7 @@ pub struct Differences<'a> {
 }
 
 impl<'a> Differences<'a> {
-    /// Those of a packet with so many normal pages.
+    /// The deltas of a packet with `pages` normal pages.
     pub fn new(payload: &'a [u8], pages: usize) -> Self {
         Self { payload, at: 0, left: pages }
     }
@@ -94,7 +98,7 @@ mod tests {
             let read: Result<Vec<_>, _> = Differences::new(&payload[..length], 3).collect();
             assert!(read.is_err(), "cut to {length} bytes");
         }
-        // Fewer or more pages than there are deltas.
+        // Fewer or more pages than deltas.
         for pages in [1, 2, 4] {
             assert!(Differences::new(&payload, pages).any(|delta| delta.is_err()), "{pages} pages");
         }

@@ -1,4 +1,6 @@
-//! Writing RAM packets into a buffer that is used again (`specs/stream.md §3.4`).
+//! Encoder of RAM packets (`specs/stream.md §3.4`).
+//!
+//! It reuses its buffer, so that a lane allocates no memory per packet.
 
 use super::{FLAG_DIFFERENCES, FLAG_SYNC, MAGIC, Method, RAM_PACKET_BYTES, VERSION};
 use crate::error::WireError;
@@ -12,13 +14,13 @@ const OFFSETS: usize = 320;
 
 /// Fills one packet after the other in the same buffer.
 ///
-/// `begin`, any number of `push_normal` and `push_zero` in any order, `finish`; or `sync`. Nothing of a packet
-/// outlives the next one.
+/// The order of calls is `begin`, any number of `push_normal` and `push_zero` in any order, then `finish`; or
+/// only `sync`. No content of a packet remains in the next one.
 #[derive(Debug, Clone)]
 pub struct RamPacketEncoder {
     buffer: Box<[u8; RAM_PACKET_BYTES]>,
     method: Method,
-    /// Bytes of `buffer` after [`OFFSETS`] that are not zero because of the packet before.
+    /// Number of bytes after [`OFFSETS`] in `buffer` that the previous packet may have set.
     written: usize,
     name_length: usize,
     normal: usize,
@@ -27,7 +29,7 @@ pub struct RamPacketEncoder {
 }
 
 impl RamPacketEncoder {
-    /// An encoder for a channel with that method.
+    /// An encoder for a channel with the compression `method`.
     pub fn new(method: Method) -> Self {
         let mut buffer = Box::new([0; RAM_PACKET_BYTES]);
         buffer[0..4].copy_from_slice(&MAGIC.to_be_bytes());
@@ -38,7 +40,7 @@ impl RamPacketEncoder {
     /// Starts a packet with pages of the block `name`.
     ///
     /// # Errors
-    /// A name that is empty, longer than 255 bytes or holds NUL.
+    /// A name that is empty, longer than 255 bytes or contains NUL.
     pub fn begin(&mut self, name: &str) -> Result<(), WireError> {
         let bytes = name.as_bytes();
         if bytes.is_empty() || bytes.len() > NAME_BYTES || bytes.contains(&0) {
@@ -55,22 +57,22 @@ impl RamPacketEncoder {
         Ok(())
     }
 
-    /// Pages in the packet so far, normal and zero.
+    /// Number of pages in the packet so far, normal and zero.
     pub fn pages(&self) -> usize {
         self.normal + self.zeros
     }
 
-    /// Normal pages in the packet so far.
+    /// Number of normal pages in the packet so far.
     pub fn normal_pages(&self) -> usize {
         self.normal
     }
 
-    /// Whether no page fits any more.
+    /// Whether the packet has its maximum of [`PACKET_PAGES`] pages.
     pub fn is_full(&self) -> bool {
         self.pages() >= PACKET_PAGES
     }
 
-    /// Adds a page whose content is in the payload; `false`, and nothing done, when the packet is full.
+    /// Adds a page whose content is in the payload. Returns `false` if the packet is full.
     #[must_use]
     pub fn push_normal(&mut self, offset: u64) -> bool {
         if self.is_full() {
@@ -81,7 +83,7 @@ impl RamPacketEncoder {
         true
     }
 
-    /// Adds a page that is all zero; `false`, and nothing done, when the packet is full.
+    /// Adds a page that contains only zeros. Returns `false` if the packet is full.
     #[must_use]
     pub fn push_zero(&mut self, offset: u64) -> bool {
         if self.is_full() {
@@ -92,13 +94,16 @@ impl RamPacketEncoder {
         true
     }
 
-    /// Ends the packet. `payload_bytes` is the length of what follows it: for [`Method::None`] the normal pages
-    /// times the page size, without normal pages 0.
+    /// Ends the packet. `payload_bytes` is the length of the payload that follows.
+    ///
+    /// For [`Method::None`] it is the number of normal pages times the page size. Without normal pages it is 0.
     pub fn finish(&mut self, packet_number: u64, payload_bytes: u32) -> &[u8; RAM_PACKET_BYTES] {
         self.finish_with(self.method.flags(), packet_number, payload_bytes)
     }
 
-    /// As [`finish`](Self::finish), for a packet whose normal pages come as [differences](super::push_difference); it has no zero pages.
+    /// Like [`finish`](Self::finish), for a packet of [differences](super::push_difference).
+    ///
+    /// Such a packet has no zero pages.
     pub fn finish_differences(&mut self, packet_number: u64, payload_bytes: u32) -> &[u8; RAM_PACKET_BYTES] {
         self.finish_with(FLAG_DIFFERENCES, packet_number, payload_bytes)
     }
@@ -113,7 +118,7 @@ impl RamPacketEncoder {
         &self.buffer
     }
 
-    /// A SYNC packet: no pages, no name.
+    /// A SYNC packet, which has no pages and no name.
     pub fn sync(&mut self, packet_number: u64) -> &[u8; RAM_PACKET_BYTES] {
         self.buffer[NAME].fill(0);
         self.name_length = 0;
@@ -130,7 +135,7 @@ impl RamPacketEncoder {
         self.written = self.written.max(8 * index + 8);
     }
 
-    /// Zeroes what the packet before left behind the offsets of this one.
+    /// Clears the offsets of the previous packet that this packet has not overwritten.
     fn clear_offsets_from(&mut self, used: usize) {
         if self.written > used {
             self.buffer[OFFSETS + used..OFFSETS + self.written].fill(0);

@@ -1,4 +1,6 @@
 //! The first 64 bytes of a multifd connection (`specs/stream.md §3.2`).
+//!
+//! They identify the VM and the channel, because connections may arrive in any order.
 
 use super::{MAGIC, VERSION};
 use crate::error::WireError;
@@ -7,20 +9,20 @@ use crate::reader;
 const MESSAGE: &str = "multifd initial packet";
 const SPEC: &str = "specs/stream.md §3.2";
 
-/// What a multifd connection says about itself.
+/// Identifies a multifd connection: VM and channel number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InitialPacket {
-    /// UUID of the VM in RFC 4122 byte order, all zero when it has none.
+    /// UUID of the VM in RFC 4122 byte order, all zero without a UUID.
     pub uuid: [u8; 16],
     /// Number of the channel, from 0.
     pub id: u8,
 }
 
 impl InitialPacket {
-    /// Bytes on the wire.
+    /// Length on the wire, in bytes.
     pub const BYTES: usize = 64;
 
-    /// The bytes on the wire.
+    /// The packet as it is on the wire.
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
         let mut out = [0; Self::BYTES];
         out[0..4].copy_from_slice(&MAGIC.to_be_bytes());
@@ -35,10 +37,10 @@ impl InitialPacket {
         out.extend_from_slice(&self.to_bytes());
     }
 
-    /// Reads one from the start of `buf`.
+    /// Reads one packet from the start of `buf`; `None` while bytes are missing.
     ///
     /// # Errors
-    /// A wrong magic, version or a reserved byte that is not zero.
+    /// A wrong magic or version; a reserved byte that is not zero.
     pub fn decode(buf: &[u8]) -> Result<Option<(Self, usize)>, WireError> {
         reader::decode(buf, MESSAGE, |r| {
             if r.u32()? != MAGIC {
@@ -57,8 +59,9 @@ impl InitialPacket {
         })
     }
 
-    /// Holds the packet against this side's UUID (zero when it has none) and number of channels. That no id
-    /// comes twice is for the caller to check, who sees all connections.
+    /// Compares the packet with this side's UUID (zero without one) and number of channels.
+    ///
+    /// The caller must check that no id occurs twice, because only the caller sees all connections.
     ///
     /// # Errors
     /// [`Fault::PeerIncompatible`](crate::Fault::PeerIncompatible) when the UUID differs or the id is too high.

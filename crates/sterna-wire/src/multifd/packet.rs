@@ -1,4 +1,4 @@
-//! What all packets start with (`specs/stream.md §3.3`).
+//! The header that starts every packet after the initial one (`specs/stream.md §3.3`).
 
 use super::{DEVICE_STATE_PACKET_BYTES, RAM_PACKET_BYTES};
 use super::{FLAG_DEVICE_STATE, FLAG_DIFFERENCES, FLAG_SYNC, MAGIC, METHOD_MASK, VERSION};
@@ -7,10 +7,10 @@ use crate::reader;
 
 const SPEC: &str = "specs/stream.md §3.3";
 
-/// How pages look in the payload (`multifd-compression`).
+/// Compression of the pages in the payload (`multifd-compression`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Method {
-    /// As they are.
+    /// Pages are sent uncompressed.
     #[default]
     None,
     /// One zlib stream for each channel.
@@ -20,7 +20,7 @@ pub enum Method {
 }
 
 impl Method {
-    /// QEMU's name of it.
+    /// QEMU's name for the method.
     pub fn name(self) -> &'static str {
         match self {
             Method::None => "none",
@@ -29,7 +29,7 @@ impl Method {
         }
     }
 
-    /// Its bits in the flags.
+    /// The method's bits in the flags of a packet.
     pub(super) fn flags(self) -> u32 {
         match self {
             Method::None => 0,
@@ -48,24 +48,24 @@ impl Method {
     }
 }
 
-/// Which packet follows.
+/// Kind of the packet that a header starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PacketKind {
     /// Pages, or a SYNC.
     Ram {
-        /// What the method bits say.
+        /// The method that the flags state.
         method: Method,
-        /// Whether it is the SYNC of a round.
+        /// Whether the packet is the SYNC of a round.
         sync: bool,
-        /// Whether its payload holds differences (`specs/extension.md §10`), which a QEMU never sends.
+        /// Whether the payload has differences (`specs/extension.md §10`). QEMU never sends them.
         differences: bool,
     },
-    /// A device's state.
+    /// A piece of a device's state.
     DeviceState,
 }
 
 impl PacketKind {
-    /// Bytes of the packet from its magic on, without the payload.
+    /// Length of the packet from its magic, without the payload, in bytes.
     pub fn packet_bytes(self) -> usize {
         match self {
             PacketKind::Ram { .. } => RAM_PACKET_BYTES,
@@ -77,12 +77,14 @@ impl PacketKind {
 /// The twelve bytes at the start of each packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PacketHeader {
-    /// Which packet it starts.
+    /// Kind of the packet.
     pub kind: PacketKind,
 }
 
 impl PacketHeader {
-    /// Reads it from the start of `buf`, leaving it there: the packet's own decoder wants it, too.
+    /// Reads the header without consuming it; `None` while bytes are missing.
+    ///
+    /// The packet's own decoder reads the same bytes again.
     ///
     /// # Errors
     /// A wrong magic or version, an unknown flag or method, SYNC in a device-state packet.

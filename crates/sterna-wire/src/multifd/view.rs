@@ -1,7 +1,7 @@
-//! Reading RAM packets in place (`specs/stream.md §3.4`).
+//! Reads RAM packets in place (`specs/stream.md §3.4`).
 //!
-//! [`RamPacketView::decode`] makes every check once; after it the offsets come out of the received bytes as they
-//! are asked for, and each is known to be page-aligned, inside its block and the only one of its page.
+//! [`RamPacketView::decode`] makes every check once. The view then reads offsets from the received bytes on
+//! demand. Each offset is page-aligned, inside its block and unique in the packet.
 
 use super::differences::{self, MOST_BYTES};
 use super::{BlockTable, Method, PacketHeader, PacketKind, RAM_PACKET_BYTES};
@@ -13,7 +13,7 @@ const MESSAGE: &str = "multifd RAM packet";
 const SPEC: &str = "specs/stream.md §3.4";
 const OFFSETS: usize = 320;
 
-/// A checked RAM packet over the bytes it came in.
+/// A checked RAM packet that borrows the received bytes.
 #[derive(Debug, Clone, Copy)]
 pub struct RamPacketView<'a> {
     sync: bool,
@@ -28,17 +28,20 @@ pub struct RamPacketView<'a> {
 }
 
 impl<'a> RamPacketView<'a> {
-    /// Reads the packet `bytes`. `method` is the one that this side was told to expect.
+    /// Checks the packet `bytes`. `method` is the compression that this side expects.
     ///
     /// # Errors
-    /// Any broken rule of §3.4 and §9: counts, method, payload length, block, alignment and range of the offsets,
-    /// a page that occurs twice.
+    /// Any broken rule of §3.4 and §9:
+    ///
+    /// - counts, method, payload length
+    /// - block, alignment and range of the offsets
+    /// - a page that occurs twice
     pub fn decode(
         bytes: &'a [u8; RAM_PACKET_BYTES],
         table: &BlockTable,
         method: Method,
     ) -> Result<Self, WireError> {
-        // Twelve bytes are there, so the header is never missing.
+        // The array has more than twelve bytes, so the header is never incomplete.
         let Some(PacketHeader { kind: PacketKind::Ram { method: stated, sync, differences } }) =
             PacketHeader::peek(bytes)?
         else {
@@ -65,7 +68,8 @@ impl<'a> RamPacketView<'a> {
         if bytes[36..64].iter().any(|byte| *byte != 0) {
             return Err(bad(36, "a reserved byte is not zero"));
         }
-        // Without pages an old QEMU repeats the length of the packet before it, and no payload follows.
+        // An old QEMU repeats the payload length of the previous packet here. No payload follows a packet without
+        // pages.
         let payload_bytes = if normal == 0 { 0 } else { payload_bytes };
         if differences {
             check_differences(normal, zero, payload_bytes)?;
@@ -95,37 +99,43 @@ impl<'a> RamPacketView<'a> {
         Ok(view)
     }
 
-    /// Whether this is the SYNC of a round. Its pages, which QEMU puts into it up to 8.0, belong to the round that ends.
+    /// Whether this is the SYNC of a round.
+    ///
+    /// QEMU up to 8.0 puts pages into it. They belong to the round that ends.
     pub fn is_sync(&self) -> bool {
         self.sync
     }
 
-    /// Whether the payload is one of [`Differences`](super::Differences). Who did not agree to them refuses the packet.
+    /// Whether the payload has [`Differences`](super::Differences).
+    ///
+    /// The caller must refuse such a packet unless it agreed to differences.
     pub fn holds_differences(&self) -> bool {
         self.differences
     }
 
-    /// How the payload is compressed, unless it holds differences.
+    /// Compression of the payload, unless it has differences.
     pub fn method(&self) -> Method {
         self.method
     }
 
-    /// Room for pages that the sender states: 128, in a SYNC 0 unless it is an old QEMU's.
+    /// Room for pages that the sender states: 128, or 0 in a SYNC.
+    ///
+    /// An old QEMU states 128 in a SYNC, too.
     pub fn pages_alloc(&self) -> u32 {
         self.pages_alloc
     }
 
-    /// The sender's count of packets over all channels.
+    /// The sender's packet count over all channels.
     pub fn packet_number(&self) -> u64 {
         self.number
     }
 
-    /// Length in bytes of the payload that follows the packet.
+    /// Length of the payload that follows the packet, in bytes.
     pub fn payload_bytes(&self) -> usize {
         self.payload_bytes as usize
     }
 
-    /// Index in the table of the block that the pages are in; `None` when there are no pages.
+    /// Index of the pages' block in the table; `None` without pages.
     pub fn block(&self) -> Option<usize> {
         self.block
     }
@@ -135,17 +145,17 @@ impl<'a> RamPacketView<'a> {
         Offsets { bytes: self.normal }
     }
 
-    /// Offsets in the block of the pages that are zero.
+    /// Offsets in the block of the zero pages.
     pub fn zero(&self) -> Offsets<'a> {
         Offsets { bytes: self.zero }
     }
 
-    /// The normal pages as runs of neighbours, in the payload's order: one `readv` part each.
+    /// Runs of adjacent normal pages, in the payload's order. Each run is one `readv` part.
     pub fn normal_runs(&self) -> Runs<'a> {
         Runs { offsets: self.normal() }
     }
 
-    /// The zero pages as runs of neighbours.
+    /// Runs of adjacent zero pages.
     pub fn zero_runs(&self) -> Runs<'a> {
         Runs { offsets: self.zero() }
     }
@@ -171,7 +181,7 @@ impl<'a> RamPacketView<'a> {
     }
 }
 
-/// Offsets in bytes out of a checked packet.
+/// Iterator over the offsets of a checked packet, in bytes.
 #[derive(Debug, Clone)]
 pub struct Offsets<'a> {
     bytes: &'a [u8],
@@ -194,16 +204,16 @@ impl Iterator for Offsets<'_> {
 
 impl ExactSizeIterator for Offsets<'_> {}
 
-/// Neighbouring pages.
+/// A run of adjacent pages in one block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PageRun {
     /// Offset of the first page in its block, in bytes.
     pub offset: u64,
-    /// How many pages.
+    /// Number of pages in the run.
     pub pages: usize,
 }
 
-/// Runs out of a checked packet.
+/// Iterator over the runs of a checked packet.
 #[derive(Debug, Clone)]
 pub struct Runs<'a> {
     offsets: Offsets<'a>,
@@ -217,7 +227,7 @@ impl Iterator for Runs<'_> {
         let mut run = PageRun { offset, pages: 1 };
         loop {
             let mut ahead = self.offsets.clone();
-            // No overflow: checked offsets lie in a block whose length fits in 64 bits.
+            // The addition cannot overflow, because checked offsets lie in a block whose length fits 64 bits.
             if ahead.next() != Some(offset + ((run.pages as u64) << PAGE_SHIFT)) {
                 return Some(run);
             }
@@ -227,10 +237,10 @@ impl Iterator for Runs<'_> {
     }
 }
 
-/// Page numbers of one packet, to find one that comes twice.
+/// Page numbers of one packet, to find a page that occurs twice.
 ///
-/// Open addressing in twice as many slots as a packet can fill. A peer that makes all of them collide costs
-/// itself 1344 bytes and us some 8,000 comparisons.
+/// Open addressing, with twice as many slots as a packet can fill. A peer that makes all page numbers collide
+/// sends 1344 bytes and causes about 8,000 comparisons.
 struct PageSet {
     slots: [u64; 2 * PACKET_PAGES],
 }
@@ -242,11 +252,11 @@ impl Default for PageSet {
 }
 
 impl PageSet {
-    /// Adds a page; `false` when it is there already.
+    /// Adds a page. Returns `false` if the set contains the page already.
     fn insert(&mut self, page: u64) -> bool {
         let mask = self.slots.len() - 1;
         let mut slot = page.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(8) as usize & mask;
-        // 0 marks a free slot; a page number is an offset shifted right, so adding 1 cannot wrap.
+        // 0 marks a free slot. Adding 1 cannot overflow, because a page number is an offset shifted right.
         while self.slots[slot] != 0 {
             if self.slots[slot] == page + 1 {
                 return false;
@@ -273,7 +283,8 @@ fn check_differences(normal: usize, zero: usize, payload: u32) -> Result<(), Wir
 }
 
 fn check_method(stated: Method, expected: Method, normal: usize) -> Result<(), WireError> {
-    // A packet without normal pages may carry the bits or not: a SYNC does not, a packet of zero pages does.
+    // A packet without normal pages may have the bits or not. A SYNC does not have them, a packet of zero pages
+    // does.
     if stated == expected || (normal == 0 && stated == Method::None) {
         return Ok(());
     }

@@ -1,4 +1,6 @@
-//! Up to the first request.
+//! The NBD handshake, up to the first request.
+//!
+//! The server part of the fixed newstyle negotiation, and the hello that precedes it at a standby's address.
 
 use super::{OPTION_BYTES, SPEC, TRANSFER_BYTES};
 use crate::error::WireError;
@@ -19,28 +21,28 @@ const GO: u32 = 7;
 const INFO_EXPORT: u16 = 0;
 const INFO_BLOCK_SIZE: u16 = 3;
 
-/// There are flags; FLUSH, FUA, TRIM and WRITE_ZEROES are understood.
+/// The flags field is valid; FLUSH, FUA, TRIM and WRITE_ZEROES are supported.
 const TRANSMISSION_FLAGS: u16 = 1 | 1 << 2 | 1 << 3 | 1 << 5 | 1 << 6;
 
-/// What the server says first: its two magic numbers, fixed newstyle, and that it can leave zeroes out.
+/// The server's first message: two magic numbers, fixed newstyle, no zeroes on request.
 pub const GREETING: [u8; 18] = *b"NBDMAGICIHAVEOPT\x00\x03";
-/// Zeroes behind the answer to the oldest option, unless the client said that it wants none.
+/// Number of zeroes after the answer to EXPORT_NAME, unless the client declined them.
 pub const ZEROES_BYTES: usize = 124;
 
-/// What a connection for a disk begins with at a standby's address, before NBD's first byte.
+/// The first bytes of a disk connection at a standby's address, before NBD's first byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DiskHello;
 
 impl DiskHello {
-    /// Its first four bytes, "STND".
+    /// The first four bytes, "STND", which distinguish the connection from others.
     pub const MAGIC: [u8; 4] = *b"STND";
-    /// All of it: the magic, and version 1.
+    /// The whole hello: the magic, and version 1.
     pub const BYTES: [u8; 8] = *b"STND\x00\x00\x00\x01";
 
-    /// Whether it is one that this version knows; `None` until all of it is there.
+    /// Checks a hello. Returns its length; `None` while bytes are missing.
     ///
     /// # Errors
-    /// [`WireError`] for anything else.
+    /// [`WireError`] for a wrong magic or an unknown version.
     pub fn decode(bytes: &[u8]) -> Result<Option<usize>, WireError> {
         let done = decode(bytes, "disk hello", |r| {
             if r.array::<4>()? != Self::MAGIC {
@@ -58,10 +60,10 @@ impl DiskHello {
     }
 }
 
-/// The client's flags: whether zeroes go behind the answer to EXPORT_NAME.
+/// Reads the client's flags. True: zeroes follow the answer to EXPORT_NAME.
 ///
 /// # Errors
-/// [`WireError`] for a client that is older than the fixed newstyle, or has flags that nobody offered.
+/// [`WireError`] for a client without fixed newstyle, or with flags that the server did not offer.
 pub fn client_flags(bytes: &[u8]) -> Result<Option<(bool, usize)>, WireError> {
     decode(bytes, "NBD client flags", |r| match r.u32()? {
         FIXED_NEWSTYLE => Ok(true),
@@ -70,31 +72,33 @@ pub fn client_flags(bytes: &[u8]) -> Result<Option<(bool, usize)>, WireError> {
     })
 }
 
-/// What the client wants to know or to begin.
+/// A request of the client during the handshake.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ClientOption {
-    /// Begin with the export of this name. There is no answer but the export, or the end.
+    /// Starts transmission with the export of this name.
+    ///
+    /// The only answer is the export. If it does not exist, the server closes the connection.
     ExportName(String),
-    /// Tell of the export of this name (`INFO`), or begin with it (`GO`).
+    /// Asks for the properties of an export (`INFO`), or also starts transmission (`GO`).
     Export {
-        /// Its name.
+        /// Name of the export.
         name: String,
-        /// Whether the transmission begins.
+        /// Whether transmission starts (`GO`).
         is_go: bool,
     },
-    /// Name all exports.
+    /// Asks for the names of all exports.
     List,
-    /// End.
+    /// Ends the session during the handshake.
     Abort,
-    /// One that this server does not know. Its data are passed over.
+    /// An option that this server does not know. Its data are skipped.
     Unknown(u32),
 }
 
 impl ClientOption {
-    /// Reads an option; `None` until all of it is there.
+    /// Reads one option from the start of `bytes`; `None` while bytes are missing.
     ///
     /// # Errors
-    /// [`WireError`]: the option is longer than [`OPTION_BYTES`], or its parts do not fill it.
+    /// [`WireError`] when the option is longer than [`OPTION_BYTES`], or its parts do not fill it.
     pub fn decode(bytes: &[u8]) -> Result<Option<(Self, usize)>, WireError> {
         decode(bytes, "NBD option", |r| {
             if r.u64()? != OPTION_MAGIC {
@@ -121,7 +125,7 @@ impl ClientOption {
                         .ok_or_else(|| r.bad(SPEC, format!("a name of {length} bytes does not fit")))?;
                     let (count, requests) =
                         rest.split_at_checked(2).ok_or_else(|| r.bad(SPEC, "no information requests"))?;
-                    // What is asked for is told unasked; only their number must be right.
+                    // The server sends all information in any case, so only the number of requests must be right.
                     if usize::from(u16::from_be_bytes([count[0], count[1]])) * 2 != requests.len() {
                         return Err(r.bad(SPEC, "the information requests do not fill the option"));
                     }
@@ -132,7 +136,7 @@ impl ClientOption {
         })
     }
 
-    /// The option's number.
+    /// The option's number on the wire.
     pub fn number(&self) -> u32 {
         match self {
             Self::ExportName(_) => EXPORT_NAME,
@@ -152,31 +156,31 @@ fn name(r: &Reader<'_>, bytes: &[u8]) -> Result<String, Stop> {
     r.text(bytes).map(str::to_owned)
 }
 
-/// A disk as the server tells of it.
+/// The properties of a disk that the server states.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Export {
-    /// Its length.
+    /// Length of the disk, in bytes.
     pub len_bytes: u64,
 }
 
-/// An answer to an option.
+/// An answer of the server to an option.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OptionReply<'a> {
-    /// Done: behind GO the transmission begins.
+    /// Success. After GO, transmission starts.
     Ack,
-    /// A name, for LIST.
+    /// One export's name, in answer to LIST.
     Server(&'a str),
-    /// Length and flags.
+    /// Length and transmission flags of an export.
     Export(Export),
-    /// How requests should lie: any byte, best 4096, at most [`TRANSFER_BYTES`].
+    /// Block sizes: minimum 1 byte, preferred 4096, maximum [`TRANSFER_BYTES`].
     BlockSize,
     /// The server does not know the option.
     Unsupported,
-    /// There is no export of that name; in words.
+    /// No export has the requested name. The text explains it to the user.
     UnknownExport(&'a str),
 }
 
-/// Appends the answer to the option of that number.
+/// Appends the answer to the option with this number.
 pub fn option_reply(option: u32, answer: &OptionReply<'_>, out: &mut Vec<u8>) {
     const ERROR: u32 = 1 << 31;
     let (kind, data) = match answer {
@@ -205,7 +209,7 @@ pub fn option_reply(option: u32, answer: &OptionReply<'_>, out: &mut Vec<u8>) {
     out.extend_from_slice(&data);
 }
 
-/// Appends the answer to EXPORT_NAME, behind which the transmission begins.
+/// Appends the answer to EXPORT_NAME. Transmission starts after it.
 pub fn export_name_reply(export: Export, has_zeroes: bool, out: &mut Vec<u8>) {
     out.extend_from_slice(&export.len_bytes.to_be_bytes());
     out.extend_from_slice(&TRANSMISSION_FLAGS.to_be_bytes());

@@ -1,8 +1,13 @@
-//! NBD, as a standby serves it for a guest's disks (`specs/replica.md §6`): the fixed newstyle handshake and simple replies.
+//! The NBD protocol as a standby serves it for a guest's disks (`specs/replica.md §6`).
 //!
-//! [`DiskHello`] opens the connection at the standby's address. The server then says [`GREETING`], the client its flags
-//! ([`client_flags`]), and [`ClientOption`]s until one begins the transmission: then [`Request`]s come, and each gets a [`reply`]. A READ's
-//! data follow its reply, a WRITE's data its request.
+//! It has the fixed newstyle handshake and simple replies. The messages of a connection are, in order:
+//!
+//! 1. [`DiskHello`] opens the connection at the standby's address.
+//! 2. The server sends [`GREETING`], the client its flags ([`client_flags`]).
+//! 3. The client sends [`ClientOption`]s until one starts transmission.
+//! 4. The client sends [`Request`]s, and the server answers each with a [`reply`].
+//!
+//! A READ's data follow the reply, a WRITE's data the request.
 
 mod handshake;
 mod request;
@@ -15,7 +20,7 @@ pub use request::{CommandKind, Request, reply};
 
 const SPEC: &str = "specs/replica.md §6";
 
-/// Most bytes that a READ or a WRITE may move.
+/// Most bytes that a READ or a WRITE may transfer.
 pub const TRANSFER_BYTES: u32 = 32 << 20;
 /// Most bytes of an option's data.
 pub const OPTION_BYTES: u32 = 4096;

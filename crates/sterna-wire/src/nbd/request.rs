@@ -1,4 +1,4 @@
-//! Requests and their replies.
+//! NBD requests and their replies, after the handshake (`specs/replica.md §6`).
 
 use super::{SPEC, TRANSFER_BYTES};
 use crate::error::WireError;
@@ -7,44 +7,44 @@ use crate::reader::{Reader, Stop, decode};
 const MAGIC: u32 = 0x2560_9513;
 const REPLY_MAGIC: u32 = 0x6744_6698;
 
-/// What a request wants.
+/// The operation that a request asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CommandKind {
-    /// Bytes of the disk; they follow the reply.
+    /// Reads from the disk. The data follow the reply.
     Read,
-    /// Bytes for the disk; they follow the request.
+    /// Writes to the disk. The data follow the request.
     Write,
-    /// The end of the connection. There is no reply.
+    /// Ends the connection, without a reply.
     Disconnect,
-    /// What was written is to be kept.
+    /// Asks the server to make earlier writes durable.
     Flush,
-    /// These bytes mean nothing any more.
+    /// Declares that the client no longer needs these bytes.
     Trim,
-    /// These bytes are zero.
+    /// Writes zeros without sending data.
     WriteZeroes,
 }
 
-/// One request, which lies inside the disk.
+/// One request. Its range lies inside the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
-    /// What it wants.
+    /// The operation that the client requests.
     pub kind: CommandKind,
-    /// By which the client knows the reply.
+    /// Identifies the request. The reply repeats it.
     pub cookie: [u8; 8],
-    /// First byte.
+    /// Offset of the first byte on the disk.
     pub offset: u64,
-    /// Number of bytes.
+    /// Number of bytes that the request covers.
     pub length: u32,
 }
 
 impl Request {
-    /// Bytes on the wire, without a WRITE's data.
+    /// Length on the wire without a WRITE's data, in bytes.
     pub const BYTES: usize = 28;
 
-    /// Reads a request for a disk of `len_bytes`; `None` until all of it is there.
+    /// Reads one request for a disk of `len_bytes`; `None` while bytes are missing.
     ///
     /// # Errors
-    /// [`WireError`]: it is none, moves more than [`TRANSFER_BYTES`], or lies outside of the disk.
+    /// [`WireError`] for another message, more than [`TRANSFER_BYTES`] bytes, or a range outside of the disk.
     pub fn decode(bytes: &[u8], len_bytes: u64) -> Result<Option<(Self, usize)>, WireError> {
         decode(bytes, "NBD request", |r| Self::read(r, len_bytes))
     }
@@ -55,8 +55,8 @@ impl Request {
         }
         let flags = r.u16()?;
         let code = r.u16()?;
-        // FUA goes with everything; whether a hole may be made and whether that must be fast, with WRITE_ZEROES alone. The
-        // latter was not offered.
+        // FUA (bit 0) is allowed with every command. NO_HOLE (bit 1) and FAST_ZERO belong to WRITE_ZEROES only.
+        // The server did not offer FAST_ZERO.
         let (kind, known) = match code {
             0 => (CommandKind::Read, 1),
             1 => (CommandKind::Write, 1),
@@ -108,7 +108,7 @@ impl Request {
     }
 }
 
-/// Appends a simple reply; `error` is 0, or an errno of NBD's.
+/// Appends a simple reply. `error` is 0 or an errno value of NBD.
 pub fn reply(cookie: [u8; 8], error: u32, out: &mut Vec<u8>) {
     out.extend_from_slice(&REPLY_MAGIC.to_be_bytes());
     out.extend_from_slice(&error.to_be_bytes());

@@ -1,4 +1,6 @@
-//! Records without sections: what a preempt channel carries (`specs/postcopy.md §4`).
+//! Records without sections, as a preempt channel carries them (`specs/postcopy.md §4`).
+//!
+//! The channel carries only requested pages, so that it needs no section headers.
 
 use super::flags;
 use crate::error::WireError;
@@ -8,43 +10,48 @@ use crate::reader::{self, Reader, Stop};
 const MESSAGE: &str = "record on the preempt channel";
 const SPEC: &str = "specs/postcopy.md §4";
 
-/// One record.
+/// One record of a preempt channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BareRecord {
-    /// This page is all zero.
+    /// This page contains only zeros.
     Zero {
         /// Index in the block list.
         block: usize,
-        /// Offset in the block in bytes: page-aligned and inside.
+        /// Offset in the block, in bytes: page-aligned and inside the block.
         offset: u64,
     },
     /// [`PAGE_SIZE`](crate::PAGE_SIZE) bytes of this page follow the record.
     Page {
         /// Index in the block list.
         block: usize,
-        /// Offset in the block in bytes: page-aligned and inside.
+        /// Offset in the block, in bytes: page-aligned and inside the block.
         offset: u64,
     },
-    /// The channel carries no more. Sources of machine types up to 7.2 say so before they close it.
+    /// The channel carries no more records.
+    ///
+    /// Sources of machine types up to 7.2 send it before they close the channel.
     End,
 }
 
-/// Reads the records of one channel, and remembers the block of the last page.
+/// Reads the records of one channel. Remembers the block of the last page.
 #[derive(Debug, Clone, Default)]
 pub struct BareRecordReader {
     last: Option<usize>,
 }
 
 impl BareRecordReader {
-    /// Of a fresh channel.
+    /// A reader for a new channel.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Reads one from the start of `buf`, of a machine with these `blocks`; `None` until all of it is there.
+    /// Reads one record from the start of `buf`; `None` while bytes are missing.
+    ///
+    /// `blocks` are the machine's RAM blocks.
     ///
     /// # Errors
-    /// A word that is no page's, an unknown block, an offset beyond its block, a zero page of other bytes.
+    /// A word that starts no page; an unknown block; an offset beyond its block; a zero page with a byte other
+    /// than 0.
     pub fn decode(
         &mut self,
         blocks: &BlockTable,

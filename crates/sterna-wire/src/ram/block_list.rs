@@ -1,4 +1,4 @@
-//! The list of RAM blocks that opens the RAM section (`specs/stream.md §2.2`).
+//! The list of RAM blocks at the start of the RAM section (`specs/stream.md §2.2`).
 
 use super::flags;
 use crate::PAGE_SIZE;
@@ -9,14 +9,14 @@ use crate::reader::{Reader, Stop};
 const MESSAGE: &str = "RAM block list";
 const SPEC: &str = "specs/stream.md §2.2";
 
-/// One block.
+/// Entry of one block in the list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BlockEntry {
-    /// Its name, 1 to 255 bytes without NUL.
+    /// Name of the block, 1 to 255 bytes without NUL.
     pub name: String,
-    /// Its length in bytes, a multiple of the page size.
+    /// Length of the block in bytes, a multiple of the page size.
     pub length_bytes: u64,
-    /// Its guest physical address; only with `x-ignore-shared`.
+    /// Guest physical address of the block; only with `x-ignore-shared`.
     pub address: Option<u64>,
 }
 
@@ -26,7 +26,7 @@ impl BlockEntry {
         Self { name: name.into(), length_bytes, address: None }
     }
 
-    /// Appends the entry.
+    /// Appends the entry as it is on the wire.
     ///
     /// # Errors
     /// [`Fault::Local`](crate::Fault::Local) for a bad name or length.
@@ -49,7 +49,7 @@ impl BlockEntry {
         Ok(())
     }
 
-    /// Reads an entry. `left` is what the lengths of this and all later entries add up to.
+    /// Reads one entry. `left` is the sum of the lengths of this and all later entries.
     pub(crate) fn read(r: &mut Reader<'_>, left: u64, with_address: bool) -> Result<Self, Stop> {
         let name = r.name()?.to_owned();
         let length_bytes = r.u64()?;
@@ -66,15 +66,15 @@ impl BlockEntry {
     }
 }
 
-/// All blocks.
+/// The list of all blocks of a machine.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct BlockList {
-    /// The blocks.
+    /// The entries, in the order on the wire.
     pub blocks: Vec<BlockEntry>,
 }
 
 impl BlockList {
-    /// Sum of all lengths in bytes; `None` when it does not fit.
+    /// Sum of all lengths, in bytes; `None` on overflow.
     pub fn total_bytes(&self) -> Option<u64> {
         self.blocks.iter().try_fold(0u64, |sum, block| sum.checked_add(block.length_bytes))
     }

@@ -1,4 +1,4 @@
-//! Appending RAM records (`specs/stream.md §2.3`).
+//! Encoder of RAM records (`specs/stream.md §2.3`).
 
 use super::flags;
 use crate::PAGE_SIZE;
@@ -8,26 +8,28 @@ use crate::limits::NAME_BYTES;
 const MESSAGE: &str = "RAM record (encoder)";
 const SPEC: &str = "specs/stream.md §2.3";
 
-/// Appends records of one channel and remembers the block of the last page, so that it is named once only.
+/// Appends records of one channel. Remembers the last page's block, to name it only once.
 ///
-/// The memory is the channel's, not the section's: keep one writer for the whole stream.
+/// Keep one writer for the whole stream, because that memory belongs to the channel and not to the section.
 #[derive(Debug, Clone, Default)]
 pub struct RamRecordWriter {
     last: Option<usize>,
 }
 
 impl RamRecordWriter {
-    /// A writer for a fresh channel.
+    /// A writer for a new channel.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Forgets the block of the last page: the next record names its own (a switch to postcopy, §6.3).
+    /// Makes the next record name its block, as a switch to postcopy requires (§6.3).
     pub fn forget_block(&mut self) {
         self.last = None;
     }
 
-    /// Appends the record of a page that is all zero. `block` is the caller's number for the block `name`.
+    /// Appends the record of a page that contains only zeros.
+    ///
+    /// `block` is the caller's number for the block `name`.
     ///
     /// # Errors
     /// [`Fault::Local`](crate::Fault::Local) for a bad name or an offset that is not page-aligned.
@@ -43,7 +45,7 @@ impl RamRecordWriter {
         Ok(())
     }
 
-    /// Appends what comes before a page that goes out as it is; its [`PAGE_SIZE`] bytes follow.
+    /// Appends the record before a full page. The caller sends [`PAGE_SIZE`] bytes after it.
     ///
     /// # Errors
     /// As [`zero`](Self::zero).
@@ -57,7 +59,7 @@ impl RamRecordWriter {
         self.word(flags::PAGE, block, name, offset, out)
     }
 
-    /// Appends the record of a page that goes out as a delta.
+    /// Appends the record of a page that is sent as a delta.
     ///
     /// # Errors
     /// As [`zero`](Self::zero), and for a delta that is not 1 to [`PAGE_SIZE`] bytes.
@@ -80,18 +82,19 @@ impl RamRecordWriter {
         Ok(())
     }
 
-    /// Appends the word that asks all multifd channels to be in step (§3.5).
+    /// Appends the synchronisation point for all multifd channels (§3.5).
     pub fn multifd_flush(out: &mut Vec<u8>) {
         out.extend_from_slice(&flags::MULTIFD_FLUSH.to_be_bytes());
     }
 
-    /// Appends the mark at which a phase of RDMA begins (`specs/rdma.md §5.2`). It is the last of its FILE message: what
-    /// comes after it goes out when the phase is over.
+    /// Appends the mark at which a phase of RDMA begins (`specs/rdma.md §5.2`).
+    ///
+    /// The mark must be the last content of its FILE message. The stream continues after the phase.
     pub fn hook(out: &mut Vec<u8>) {
         out.extend_from_slice(&flags::HOOK.to_be_bytes());
     }
 
-    /// Appends the end of a section's list; the footer follows.
+    /// Appends the end of a section's list of records. The footer follows.
     pub fn eos(out: &mut Vec<u8>) {
         out.extend_from_slice(&flags::EOS.to_be_bytes());
     }

@@ -1,4 +1,4 @@
-//! Which connection is what, at the destination (`specs/rdma.md §2.4`).
+//! Assigns incoming RDMA connections to their purposes at the destination (`specs/rdma.md §2.4`).
 
 use super::chunk::ChunkSize;
 use super::introduction::{Introduction, Part};
@@ -10,41 +10,45 @@ const SPEC: &str = "specs/rdma.md §2.4";
 
 /// The connections of one migration that a destination has admitted.
 ///
-/// It decides on private data alone, before a queue pair or memory is there for the connection.
+/// It decides only by private data, before the connection has a queue pair or memory.
 #[derive(Debug, Clone)]
 pub struct Admission {
     lanes: u8,
     chunk: ChunkSize,
     pinned_limit: Option<u64>,
-    /// What the main connection asked for.
+    /// The connect request of the main connection.
     main: Option<ConnectRequest>,
-    /// Places that are taken beside it.
+    /// Parts that are connected in addition to the main connection.
     taken: Vec<Part>,
 }
 
 impl Admission {
-    /// A destination with this chunk size that takes so many lanes.
+    /// A destination with this chunk size that accepts at most `lanes` lanes.
     pub fn new(lanes: u8, chunk: ChunkSize) -> Self {
         Self { lanes, chunk, pinned_limit: None, main: None, taken: Vec::new() }
     }
 
-    /// The same, of a destination that registers no more than so many bytes at once.
+    /// The same destination, with a limit in bytes on registered memory.
     #[must_use]
     pub fn with_pinned_limit(self, limit: Option<u64>) -> Self {
         Self { pinned_limit: limit, ..self }
     }
 
-    /// Decides on a connect request: what the connection is, and what to accept it with. Its place is taken then, but
-    /// for a question, which takes none.
+    /// Decides on a connect request. Returns the connection's part and the reply to accept it with.
+    ///
+    /// The part then counts as connected. A question is the exception.
     ///
     /// # Errors
-    /// Private data that break a rule, a place that is taken, a connection that does not belong to the main one. Reject
-    /// the connection; nothing else changes.
+    /// - private data that break a rule
+    /// - a part that is connected already
+    /// - a connection that does not match the main one
+    ///
+    /// Then reject the connection. The state does not change.
     pub fn request(&mut self, received: &[u8]) -> Result<(Part, ConnectReply), WireError> {
         let request = ConnectRequest::decode(received)?;
         let part = match (&request.introduction, &self.main) {
             (Some(asked), _) => asked.part,
-            // A QEMU says nothing: it connects for the return path when the main connection is there.
+            // QEMU sends no introduction. It connects for the return path after the main connection.
             (None, None) => Part::Main,
             (None, Some(_)) => Part::ReturnPath,
         };
@@ -81,8 +85,9 @@ impl Admission {
         Ok(())
     }
 
-    /// A connection that was admitted has ended before it was of use. Without a main connection nothing is left of the
-    /// others: end them, too.
+    /// Records that an admitted connection ended before its first use.
+    ///
+    /// Without a main connection the other connections have no purpose. The caller must end them, too.
     pub fn ended(&mut self, part: Part) {
         match part {
             Part::Main => {
@@ -93,12 +98,12 @@ impl Admission {
         }
     }
 
-    /// The introduction of the main connection, if a Sterna has sent one.
+    /// The introduction of the main connection; `None` from a QEMU.
     pub fn introduction(&self) -> Option<Introduction> {
         self.main.as_ref().and_then(|main| main.introduction)
     }
 
-    /// Whether this part is there.
+    /// Whether this part is connected.
     pub fn has(&self, part: Part) -> bool {
         if part == Part::Main { self.main.is_some() } else { self.taken.contains(&part) }
     }

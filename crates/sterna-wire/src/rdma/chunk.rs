@@ -1,24 +1,25 @@
-//! The unit in which memory is registered (`specs/rdma.md §6.5`).
+//! The unit in which guest memory is registered (`specs/rdma.md §6.5`).
 
 use crate::error::WireError;
 use std::fmt;
 
-/// A chunk size: a power of two from 1 MiB to 1 GiB, the parameter `x-rdma-chunk-size`.
+/// A chunk size: a power of two from 1 MiB to 1 GiB.
 ///
-/// QEMU never transmits it: its two sides must be given the same, or the destination's the larger one. A Sterna states
-/// it in its [`Introduction`](super::Introduction).
+/// The parameter `x-rdma-chunk-size` sets it. QEMU never transmits it. Both sides of a QEMU migration need the
+/// same value, or the destination the larger one. A Sterna states it in its
+/// [`Introduction`](super::Introduction).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ChunkSize(u32);
 
 impl ChunkSize {
-    /// The smallest, and QEMU's default: 1 MiB.
+    /// The smallest chunk size and QEMU's default: 1 MiB.
     pub const LEAST: Self = Self(1 << 20);
-    /// The largest: 1 GiB.
+    /// The largest chunk size: 1 GiB.
     pub const MOST: Self = Self(1 << 30);
-    /// A window that is so long makes a registration's fixed cost small.
+    /// With windows of this length, the fixed cost of a registration is small.
     pub(super) const WINDOW: Self = Self(256 << 20);
 
-    /// A chunk size of so many bytes.
+    /// A chunk size of `bytes` bytes.
     ///
     /// # Errors
     /// [`Fault::Local`](crate::Fault::Local) when it is not a power of two from 1 MiB to 1 GiB.
@@ -38,27 +39,30 @@ impl ChunkSize {
         Self::exact(self.bytes() * 2)
     }
 
-    /// The same, or the largest of which two fit into so many bytes; 1 MiB at least. One of the two is registered while
-    /// the other is written.
+    /// The smaller of `self` and the largest size that fits twice into `bytes`. At least 1 MiB.
+    ///
+    /// One of the two chunks is registered while the other one is written.
     #[must_use]
     pub fn twice_within(self, bytes: u64) -> Self {
         let most = Self::exact(1 << (bytes / 2).clamp(Self::LEAST.bytes(), Self::MOST.bytes()).ilog2());
         most.map_or(self, |most| self.min(most))
     }
 
-    /// In bytes.
+    /// The size in bytes.
     pub fn bytes(self) -> u64 {
         u64::from(self.0)
     }
 
-    /// How long windows towards a QEMU with chunks of this size are: 256 MiB at least, and a chunk. A registration
-    /// call can cost as much as several MiB of its memory; with shorter windows the calls take more than a few percent.
+    /// Length of windows for a QEMU with this chunk size, at least 256 MiB.
+    ///
+    /// A registration call can cost as much as writing several MiB of memory. With shorter windows, the calls
+    /// take more than a few percent of the time.
     #[must_use]
     pub fn window(self) -> Self {
         self.max(Self::WINDOW)
     }
 
-    /// How many chunks a block of so many bytes has; the last may be shorter.
+    /// Number of chunks in a block of `length_bytes`. The last chunk may be shorter.
     pub fn chunks_in(self, length_bytes: u64) -> u64 {
         length_bytes.div_ceil(self.bytes())
     }

@@ -1,4 +1,4 @@
-//! The 16 bytes that every control message begins with (`specs/rdma.md §3.1`, `§3.2`).
+//! The 16-byte header of every control message (`specs/rdma.md §3.1`, `§3.2`).
 
 use super::{MESSAGE_BYTES, MOST_REPEATED, PAYLOAD_BYTES, Record, records};
 use crate::error::WireError;
@@ -7,36 +7,36 @@ use std::fmt;
 const SPEC: &str = "specs/rdma.md §3.1";
 const TYPES: &str = "specs/rdma.md §3.2";
 
-/// What a control message says. Type 0 is never sent.
+/// Type of a control message. Type 0 is never sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum MessageType {
-    /// Its sender has failed.
+    /// The sender has failed.
     Error = 1,
-    /// The listener takes one more command.
+    /// The listener accepts one more command.
     Ready = 2,
     /// Bytes of the migration stream, or of the return path.
     File = 3,
-    /// Where are the blocks?
+    /// Asks for the positions of the blocks.
     RamBlocksRequest = 4,
-    /// There.
+    /// The positions of the blocks.
     RamBlocksResult = 5,
-    /// A range is all zero.
+    /// A range contains only zeros.
     Compress = 6,
-    /// Register memory, so that it can be written.
+    /// Asks to register memory, so that the source can write to it.
     RegisterRequest = 7,
-    /// Its key.
+    /// The key of the registered memory.
     RegisterResult = 8,
     /// The phase is over.
     RegisterFinished = 9,
-    /// Deregister memory.
+    /// Asks to deregister memory.
     UnregisterRequest = 10,
-    /// Done.
+    /// The memory is deregistered.
     UnregisterFinished = 11,
 }
 
 impl MessageType {
-    /// Every type, in the order of their numbers.
+    /// Every type, in the order of the numbers on the wire.
     pub const ALL: [Self; 11] = [
         Self::Error,
         Self::Ready,
@@ -51,17 +51,17 @@ impl MessageType {
         Self::UnregisterFinished,
     ];
 
-    /// Its number.
+    /// The number on the wire.
     pub fn code(self) -> u32 {
         self as u32
     }
 
-    /// The type of that number, if there is one.
+    /// The type with this number; `None` for an unknown number.
     pub fn from_code(code: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.code() == code)
     }
 
-    /// Its name, as errors and traces show it.
+    /// The name in errors and traces, such as `RAM_BLOCKS_REQUEST`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Error => "ERROR",
@@ -78,17 +78,17 @@ impl MessageType {
         }
     }
 
-    /// Whether it takes a READY to send one.
+    /// Whether the sender must have received a READY first.
     pub fn is_command(self) -> bool {
         !matches!(self, Self::Error | Self::Ready) && !self.is_answer()
     }
 
-    /// Whether it answers a command.
+    /// Whether this type answers a command.
     pub fn is_answer(self) -> bool {
         matches!(self, Self::RamBlocksResult | Self::RegisterResult | Self::UnregisterFinished)
     }
 
-    /// The type of the answer to this command, if it has one.
+    /// The type of the answer to this command; `None` if it has no answer.
     pub fn answer(self) -> Option<Self> {
         match self {
             Self::RamBlocksRequest => Some(Self::RamBlocksResult),
@@ -105,25 +105,25 @@ impl fmt::Display for MessageType {
     }
 }
 
-/// The header; its payload follows.
+/// The header of a control message. The payload follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
-    /// What the message says.
+    /// Type of the message.
     pub kind: MessageType,
-    /// Bytes of the payload.
+    /// Length of the payload, in bytes.
     pub length: u32,
-    /// How many commands the payload holds; 0 in a FILE message.
+    /// Number of commands in the payload; 0 in a FILE message.
     pub repeat: u32,
 }
 
 impl Header {
-    /// Bytes on the wire.
+    /// Length on the wire, in bytes.
     pub const BYTES: usize = 16;
 
-    /// The header of a FILE message with so many bytes of stream.
+    /// The header of a FILE message with `length` bytes of stream.
     ///
     /// # Errors
-    /// [`Fault::Local`](crate::Fault::Local) when they are none, or more than [`PAYLOAD_BYTES`].
+    /// [`Fault::Local`](crate::Fault::Local) when `length` is 0 or more than [`PAYLOAD_BYTES`].
     pub fn file(length: usize) -> Result<Self, WireError> {
         match u32::try_from(length) {
             Ok(bytes) if (1..=PAYLOAD_BYTES).contains(&length) => {
@@ -136,7 +136,7 @@ impl Header {
         }
     }
 
-    /// The bytes on the wire. The last four are padding.
+    /// The header as it is on the wire. The last four bytes are padding.
     pub fn to_bytes(self) -> [u8; Self::BYTES] {
         let mut out = [0; Self::BYTES];
         for (field, word) in out.chunks_exact_mut(4).zip([self.length, self.kind.code(), self.repeat]) {
@@ -145,18 +145,19 @@ impl Header {
         out
     }
 
-    /// Reads the header of a received message, which is all of `received`.
+    /// Reads the header of the message `received`, which must be complete.
     ///
     /// # Errors
-    /// Fewer bytes than a header has; an unknown type; a length that is not that of the bytes received, not the
-    /// type's, or above [`PAYLOAD_BYTES`]; a repeat that is not 1 to [`MOST_REPEATED`] where it counts.
+    /// - fewer bytes than a header has, or an unknown type
+    /// - a length that does not match the received bytes or the type, or is above [`PAYLOAD_BYTES`]
+    /// - a repeat that is not 1 to [`MOST_REPEATED`] (only types with a repeat)
     pub fn decode(received: &[u8]) -> Result<Self, WireError> {
         let (message, bytes) = ("control message", received.len());
         let Some((head, payload)) = received.split_first_chunk::<{ Self::BYTES }>() else {
             let rule = format!("{bytes} bytes, and a header has {}", Self::BYTES);
             return Err(WireError::misbehaved(message, bytes as u64, SPEC, rule));
         };
-        // The fourth word is padding, which may hold anything.
+        // The fourth word is padding with arbitrary content.
         let [length, code, repeat] = [0, 4, 8].map(|at| records::be32(head, at));
         let Some(kind) = MessageType::from_code(code) else {
             return Err(WireError::misbehaved(message, 4, TYPES, format!("type {code} is not 1 to 11")));
@@ -179,7 +180,7 @@ impl Header {
         Ok(header)
     }
 
-    /// Whether `repeat` says how many records there are.
+    /// Whether `repeat` is the number of records in messages of this type.
     fn counts_commands(&self) -> bool {
         use MessageType::*;
         matches!(
@@ -199,7 +200,7 @@ impl Header {
             Compress => records(super::ZeroRange::BYTES),
             RegisterRequest => records(super::RegisterRequest::BYTES),
             UnregisterRequest => records(super::UnregisterRequest::BYTES),
-            // A QEMU answers several requests with the first result alone, and their repeat.
+            // QEMU answers several requests with the first result only, and states the requests' repeat.
             RegisterResult => length == super::RegisterResult::BYTES || records(super::RegisterResult::BYTES),
         }
     }

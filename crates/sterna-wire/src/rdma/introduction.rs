@@ -1,4 +1,4 @@
-//! What a Sterna adds to private data (`specs/rdma.md §2.3`).
+//! The introduction that a Sterna adds to private data (`specs/rdma.md §2.3`).
 
 use super::chunk::ChunkSize;
 use crate::error::WireError;
@@ -13,36 +13,40 @@ const RETURN_PATH: u16 = 2;
 const LANE: u16 = 3;
 const QUESTION: u16 = 4;
 
-/// Bytes 8 to 55 of private data: a connection of a Sterna says what it is.
+/// Bytes 8 to 55 of private data: the purpose of a Sterna's connection.
 ///
-/// Nothing about the guest follows from it. Whoever takes part in the migration proves it later, as over any other
-/// transport (`specs/extension.md §2`, `§6`).
+/// The introduction proves nothing. As with every other transport, the sides authenticate later
+/// (`specs/extension.md §2`, `§6`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Introduction {
-    /// Of a request the highest version that the source knows, of a reply the one that is spoken.
+    /// In a request the source's highest version, in a reply the selected one.
     pub version: u16,
-    /// What the connection is for.
+    /// The purpose of the connection.
     pub part: Part,
-    /// Of a request how many lanes the source wants, of a reply how many there are: no more than that. 0 is no lanes.
+    /// In a request the number of lanes that the source wants. A reply states at most that number.
+    ///
+    /// 0 means no lanes.
     pub lanes: u8,
-    /// The chunk size of the side that says it.
+    /// The chunk size of the sender.
     pub chunk: ChunkSize,
-    /// The migration's id (`specs/extension.md §2`): the same for all its connections. A name, not a secret.
+    /// The migration's id (`specs/extension.md §2`), the same for all its connections.
+    ///
+    /// It is a name, not a secret.
     pub session: [u8; 16],
-    /// The source draws it at random for each connection; the reply echoes it.
+    /// Drawn at random by the source for each connection. The reply repeats it.
     pub nonce: [u8; 16],
 }
 
-/// What a connection is for.
+/// The purpose of an RDMA connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Part {
-    /// The stream.
+    /// The main connection, which carries the stream.
     Main,
-    /// What the destination says back.
+    /// The return path, from the destination to the source.
     ReturnPath,
-    /// The lane of this number, from 0.
+    /// The lane with this number, from 0.
     Lane(u8),
-    /// The question after a lost acknowledgement.
+    /// The status question after a lost acknowledgement.
     Question,
 }
 
@@ -58,11 +62,13 @@ impl fmt::Display for Part {
 }
 
 impl Introduction {
-    /// Bytes on the wire.
+    /// Length on the wire, in bytes.
     pub const BYTES: usize = 48;
-    /// The version that this code speaks. From 2 on a reply states the destination's limit on registered memory.
+    /// The version of this code.
+    ///
+    /// From version 2 on, a reply states the destination's limit on registered memory.
     pub const VERSION: u16 = 2;
-    /// The first version whose replies state a limit.
+    /// The first version whose replies state a limit on registered memory.
     pub(super) const WITH_LIMIT: u16 = 2;
 
     pub(super) fn encode(&self, out: &mut Vec<u8>) {
@@ -75,14 +81,14 @@ impl Introduction {
         out.extend_from_slice(&MAGIC.to_be_bytes());
         out.extend_from_slice(&self.version.to_be_bytes());
         out.extend_from_slice(&part.to_be_bytes());
-        // A chunk size fits: it is at most 1 GiB.
+        // The cast is lossless, because a chunk size is at most 1 GiB.
         out.extend_from_slice(&(self.chunk.bytes() as u32).to_be_bytes());
         out.extend_from_slice(&[0, lane, 0, self.lanes]);
         out.extend_from_slice(&self.session);
         out.extend_from_slice(&self.nonce);
     }
 
-    /// What a destination with this chunk size and at most so many lanes answers.
+    /// The answer of a destination with this chunk size and at most `lanes` lanes.
     pub(super) fn answered(self, lanes: u8, chunk: ChunkSize) -> Result<Self, WireError> {
         let lanes = self.lanes.min(lanes);
         match self.part {
@@ -94,14 +100,16 @@ impl Introduction {
         }
     }
 
-    /// `None` without magic: so does a QEMU connect.
+    /// Reads the introduction of a request. `None` without the magic: the source is a QEMU.
     pub(super) fn in_request(bytes: &[u8]) -> Result<Option<Self>, WireError> {
         let Some(bytes) = with_magic(bytes) else { return Ok(None) };
         let mut r = Reader::new(bytes, MESSAGE);
         whole(read(&mut r)).map(Some)
     }
 
-    /// `None` without magic or nonce: nobody has answered `asked`. A QEMU replies with what its memory holds.
+    /// Reads the introduction of a reply to `asked`. `None` without the magic or the nonce.
+    ///
+    /// The reply of a QEMU has arbitrary bytes here.
     pub(super) fn in_reply(bytes: &[u8], asked: &Self) -> Result<Option<Self>, WireError> {
         let Some(bytes) = with_magic(bytes).filter(|bytes| bytes.ends_with(&asked.nonce)) else {
             return Ok(None);
@@ -125,14 +133,14 @@ impl Introduction {
     }
 }
 
-/// The bytes of an introduction, if its magic is there.
+/// The bytes of an introduction; `None` without the magic.
 fn with_magic(bytes: &[u8]) -> Option<&[u8; Introduction::BYTES]> {
     bytes.first_chunk().filter(|bytes| bytes.starts_with(&MAGIC.to_be_bytes()))
 }
 
 fn read(r: &mut Reader<'_>) -> Result<Introduction, Stop> {
     r.u32()?;
-    // Later versions keep these fields where they are.
+    // Later versions keep these fields at the same offsets.
     let version = r.u16()?;
     if version == 0 {
         return Err(r.bad(SPEC, "version 0, and the first is 1"));
@@ -168,7 +176,7 @@ fn read(r: &mut Reader<'_>) -> Result<Introduction, Stop> {
     Ok(Introduction { version, part, lanes, chunk, session, nonce })
 }
 
-/// All bytes are there.
+/// Turns missing bytes into an error, because private data arrive complete.
 fn whole<T>(read: Result<T, Stop>) -> Result<T, WireError> {
     read.map_err(|stop| match stop {
         Stop::Bad(error) => error,

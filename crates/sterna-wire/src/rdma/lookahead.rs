@@ -1,4 +1,4 @@
-//! How far registration goes ahead of the WRITEs (`specs/rdma.md §6.6`).
+//! Registers memory ahead of the WRITEs, because each call is expensive (`specs/rdma.md §6.6`).
 
 use super::places::BlockRange;
 use super::plan::{Batch, RegistrationPlan};
@@ -9,52 +9,51 @@ const SPEC: &str = "specs/rdma.md §6.6";
 
 /// Registers memory of one side ahead of the WRITEs that need it.
 ///
-/// A source has two: one for the destination's memory, which it asks for, and one for its own, which it registers itself.
-/// Both get the same runs. So both sides register at the same time, each at its own speed and in windows of its own
-/// size, while earlier windows are written; [`next_write`] says what both have ready. It holds no connection: whoever does
-/// carries out each [`Step`] and tells it what has come of it.
+/// A source has one for the destination's memory, which it requests, and one for its own. Both get the same
+/// runs. Both sides therefore register in parallel, each at its own speed and window size. [`next_write`]
+/// returns bytes that both have registered. The owner of the connection performs each [`Step`] and reports the
+/// result.
 #[derive(Debug, Clone)]
 pub struct Lookahead {
     plan: RegistrationPlan,
     runs: VecDeque<BlockRange>,
     most_ahead: u64,
-    /// Batches with windows that are not there yet, and those after them.
+    /// Batches with windows that are not registered yet, and the batches after them.
     batches: VecDeque<Scheduled>,
-    /// Windows that were handed out and are not there yet.
+    /// Number of windows that a step has returned and that are not registered yet.
     due: usize,
-    /// May be written: its windows are there.
+    /// Ranges whose windows are registered and that may be written.
     ready: VecDeque<BlockRange>,
     posted: VecDeque<BlockRange>,
-    /// Posted by one of several lanes: where each range ends, by block and start.
+    /// Ranges posted by one of several lanes: the end of each, by block and start.
     taken: BTreeMap<(usize, u64), u64>,
     /// Bytes that are planned and not written yet.
     open: u64,
 }
 
-/// What to do next for registration.
+/// The next action for registration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
-    /// Register these windows, in this order; then [`Lookahead::registered`].
+    /// Register these windows, in this order. Then call [`Lookahead::registered`].
     Register(Vec<BlockRange>),
-    /// Give these windows back: nothing that is to be written, or being written, lies in them.
+    /// Deregister these windows. No current or future WRITE uses them.
     GiveBack(Vec<BlockRange>),
-    /// Nothing, until something is registered or written, or there is more to write.
+    /// Wait until a window is registered, a WRITE completes, or more runs are added.
     Wait,
 }
 
 #[derive(Debug, Clone)]
 struct Scheduled {
     batch: Batch,
-    /// Windows to register that have been handed out, of those at the front of `batch.ask`.
+    /// Number of windows at the front of `batch.ask` that a step has returned.
     handed_out: usize,
 }
 
 impl Lookahead {
-    /// Most bytes that are registered and not written yet: two of the longest windows. So one can be registered while the
-    /// one before is written.
+    /// Most bytes registered ahead of WRITEs: two windows, one registered while the other is written.
     pub const MOST_AHEAD: u64 = 2 << 30;
 
-    /// Goes ahead by `most_ahead` bytes, by one batch of the plan at least.
+    /// A schedule that registers `most_ahead` bytes ahead, and at least one batch.
     pub fn new(plan: RegistrationPlan, most_ahead: u64) -> Self {
         Self {
             plan,
@@ -69,10 +68,10 @@ impl Lookahead {
         }
     }
 
-    /// These runs of pages are to be written after those that are known.
+    /// Adds runs of pages to write, after the runs that were added before.
     ///
     /// # Errors
-    /// [`Fault::Local`](crate::Fault::Local) for a run that is empty or leaves its block. Those before it were added.
+    /// [`Fault::Local`](crate::Fault::Local) for an empty run or one outside its block. Earlier runs are added.
     pub fn add(&mut self, runs: impl IntoIterator<Item = BlockRange>) -> Result<(), WireError> {
         for run in runs {
             self.plan.check(&run)?;
@@ -82,12 +81,12 @@ impl Lookahead {
         Ok(())
     }
 
-    /// All of this block is registered without being pinned: as [`RegistrationPlan::on_demand`].
+    /// Declares a block as registered without being pinned, see [`RegistrationPlan::on_demand`].
     pub fn on_demand(&mut self, block: usize) {
         self.plan.on_demand(block);
     }
 
-    /// The plan, with all that is registered or will be.
+    /// The plan, with all windows that are registered or will be.
     pub fn plan(&self) -> &RegistrationPlan {
         &self.plan
     }
@@ -97,10 +96,10 @@ impl Lookahead {
         self.runs.is_empty() && self.open == 0
     }
 
-    /// What to do next, with `most` windows at most: one towards a QEMU.
+    /// The next action, with at most `most` windows. Use 1 towards a QEMU.
     ///
-    /// Call it when the step can be carried out at once. The windows of a step are as long as the runs that are known by
-    /// then allow; while one step is carried out, the runs for the next one gather.
+    /// Call it when the step can be performed immediately. A step's windows are as long as the known runs
+    /// allow. The runs for the next step gather during the current one.
     pub fn next_step(&mut self, most: usize) -> Step {
         loop {
             let Some(index) = self.waiting_batch() else {
@@ -123,15 +122,15 @@ impl Lookahead {
         }
     }
 
-    /// Whether it is worth calling [`Self::next_step`]: false if that would say [`Step::Wait`].
+    /// Whether [`Self::next_step`] would return an action other than [`Step::Wait`].
     pub fn has_step(&self) -> bool {
         self.waiting_batch().map_or_else(|| self.may_plan(), |index| self.may_hand_out(index))
     }
 
-    /// The first so many of the windows that were handed out are registered.
+    /// Reports that the first `windows` of the returned windows are registered.
     ///
     /// # Errors
-    /// [`Fault::Local`](crate::Fault::Local) for more than were handed out.
+    /// [`Fault::Local`](crate::Fault::Local) for more windows than were returned and not reported yet.
     pub fn registered(&mut self, windows: usize) -> Result<(), WireError> {
         let Some(due) = self.due.checked_sub(windows) else {
             let rule = format!("{windows} windows are registered, and {} were handed out", self.due);
@@ -150,12 +149,12 @@ impl Lookahead {
         Ok(())
     }
 
-    /// The next bytes that may be written, as far as this side's memory is concerned.
+    /// The next range that may be written, by this side's registrations.
     pub fn ready(&self) -> Option<BlockRange> {
         self.ready.front().copied()
     }
 
-    /// The first `bytes` of what is ready have been posted.
+    /// Records that the first `bytes` of the ready ranges have been posted.
     fn post(&mut self, bytes: u64) {
         let Some(first) = self.ready.front_mut() else { return };
         let length = bytes.min(first.length);
@@ -167,10 +166,10 @@ impl Lookahead {
         }
     }
 
-    /// The oldest WRITE that was posted is complete: this one.
+    /// Reports that the oldest posted WRITE is complete. Returns its range.
     ///
     /// # Errors
-    /// [`Fault::Local`](crate::Fault::Local) when none was.
+    /// [`Fault::Local`](crate::Fault::Local) when no WRITE is posted.
     pub fn written(&mut self) -> Result<BlockRange, WireError> {
         let Some(write) = self.posted.pop_front() else {
             let rule = "a WRITE is complete, and none was posted";
@@ -181,12 +180,12 @@ impl Lookahead {
         Ok(write)
     }
 
-    /// Whether some of `range` may be written, as far as this side's memory is concerned.
+    /// Whether a part of `range` may be written, by this side's registrations.
     pub fn has_ready(&self, range: &BlockRange) -> bool {
         self.ready.iter().any(|ready| overlap(ready, range).is_some())
     }
 
-    /// The parts of `range` that may be written, as far as this side's memory is concerned.
+    /// The parts of `range` that may be written, by this side's registrations.
     fn ready_parts(&self, range: &BlockRange) -> Vec<BlockRange> {
         let (mut parts, mut missing) = (Vec::new(), range.length);
         for part in self.ready.iter().filter_map(|ready| overlap(ready, range)) {
@@ -199,7 +198,7 @@ impl Lookahead {
         parts
     }
 
-    /// Takes a part that is ready, wherever it stands: several lanes write, each in its own order. It counts as posted.
+    /// Takes a ready part from any position, because lanes differ in their order. It counts as posted.
     fn take(&mut self, range: BlockRange) {
         let Some(first) = self.ready.iter().position(|ready| overlap(ready, &range).is_some()) else {
             return;
@@ -223,10 +222,10 @@ impl Lookahead {
         self.ready.append(&mut left);
     }
 
-    /// What [`take_ready`] gave is complete.
+    /// Reports that a range from [`take_ready`] is complete.
     ///
     /// # Errors
-    /// [`Fault::Local`](crate::Fault::Local) if it did not give it.
+    /// [`Fault::Local`](crate::Fault::Local) when [`take_ready`] did not return the range.
     pub fn completed(&mut self, range: BlockRange) -> Result<(), WireError> {
         let (block, mut at) = (range.block, range.start);
         while let Some(end) = self.taken.get(&(block, at)).copied().filter(|end| *end <= range.end()) {
@@ -242,13 +241,13 @@ impl Lookahead {
         Ok(())
     }
 
-    /// The first batch of which something is to be handed out.
+    /// The first batch with windows that no step has returned yet.
     fn waiting_batch(&self) -> Option<usize> {
         let waits = |of: &Scheduled| !of.batch.give_back.is_empty() || of.handed_out < of.batch.ask.len();
         self.batches.iter().position(waits)
     }
 
-    /// Whether the windows that batch `index` gives back, if any, are not used any more.
+    /// Whether no WRITE uses the windows that batch `index` deregisters.
     fn may_hand_out(&self, index: usize) -> bool {
         !self.batches[index].batch.give_back.iter().any(|window| self.is_used(window, index))
     }
@@ -257,19 +256,19 @@ impl Lookahead {
         !self.runs.is_empty() && (self.open == 0 || self.open < self.most_ahead)
     }
 
-    /// Plans the runs at the front that lie in windows that are there or will be: they need no step.
+    /// Plans the first runs in windows that are or will be registered: they need no step.
     fn settle(&mut self) {
         while self.may_plan() && self.plan_batch(false) {}
     }
 
-    /// Plans a batch; only of what is registered or will be, unless it `may_ask`. Says whether it has any bytes.
+    /// Plans one batch, without `may_ask` only in planned windows. Returns whether it has any bytes.
     fn plan_batch(&mut self, may_ask: bool) -> bool {
         let mut batch = self.plan.take(&mut self.runs, self.plan.step(), may_ask);
         let bytes = batch.writes.iter().map(|write| write.length).sum::<u64>();
         let needs_none = batch.ask.is_empty() && batch.give_back.is_empty();
         self.open += bytes;
         match self.batches.back_mut() {
-            // It needs no window of its own, so it is written with the batch before it.
+            // The batch needs no window of its own, so it is written with the previous batch.
             Some(last) if needs_none => last.batch.writes.append(&mut batch.writes),
             _ if bytes > 0 => self.batches.push_back(Scheduled { batch, handed_out: 0 }),
             _ => {}
@@ -278,7 +277,7 @@ impl Lookahead {
         bytes > 0
     }
 
-    /// Lets batches be written whose windows are all there, in order.
+    /// Moves the batches whose windows are all registered to `ready`, in order.
     fn promote(&mut self) {
         while let Some(first) = self.batches.front() {
             if !first.batch.ask.is_empty() || !first.batch.give_back.is_empty() {
@@ -288,7 +287,7 @@ impl Lookahead {
         }
     }
 
-    /// Whether something that goes before batch `index` is written into the window.
+    /// Whether a WRITE that precedes batch `index` uses the window.
     fn is_used(&self, window: &BlockRange, index: usize) -> bool {
         let earlier = self.batches.iter().take(index).flat_map(|of| &of.batch.writes);
         let mut writes = self.posted.iter().chain(&self.ready).chain(earlier);
@@ -299,7 +298,7 @@ impl Lookahead {
     }
 }
 
-/// What two ranges have in common.
+/// The intersection of two ranges.
 fn overlap(one: &BlockRange, other: &BlockRange) -> Option<BlockRange> {
     let (start, end) = (one.start.max(other.start), one.end().min(other.end()));
     (one.block == other.block && start < end).then(|| BlockRange {
@@ -309,7 +308,7 @@ fn overlap(one: &BlockRange, other: &BlockRange) -> Option<BlockRange> {
     })
 }
 
-/// The next WRITE whose memory is registered on both sides, `most` bytes at most. It counts as posted.
+/// The next WRITE of at most `most` bytes, registered on both sides. It counts as posted.
 pub fn next_write(own: &mut Lookahead, remote: &mut Lookahead, most: u64) -> Option<BlockRange> {
     let (here, there) = (own.ready()?, remote.ready()?);
     let length = here.length.min(there.length).min(most);
@@ -318,9 +317,9 @@ pub fn next_write(own: &mut Lookahead, remote: &mut Lookahead, most: u64) -> Opt
     Some(BlockRange { length, ..there })
 }
 
-/// Takes what of `range` may be written now, since its memory is registered on both sides; each part is in one window of
-/// the smaller one. What is left becomes ready later. A lane must not wait until all of its pages are ready: they may
-/// need more memory than may be registered at once.
+/// Takes the parts of `range` that both sides have registered. Each lies in one window of the smaller size. The
+/// rest becomes ready later. A lane must not wait for all of its pages, because together they may exceed the
+/// limit on registered memory.
 pub fn take_ready(own: &mut Lookahead, remote: &mut Lookahead, range: BlockRange) -> Vec<BlockRange> {
     let here = own.ready_parts(&range);
     let parts: Vec<_> = here.iter().flat_map(|part| remote.ready_parts(part)).collect();
@@ -349,7 +348,7 @@ mod tests {
         Lookahead::new(RegistrationPlan::new(&[1 << 30], kind, limits).unwrap(), most_ahead)
     }
 
-    /// This side has everything already.
+    /// A side whose memory is already registered completely.
     fn other() -> Lookahead {
         lookahead(Destination::PinAll, None, u64::MAX)
     }
@@ -411,7 +410,7 @@ mod tests {
         assert_eq!(remote.next_step(1), Step::Register(vec![range(2, 198)]));
         assert!(!remote.has_step());
 
-        // What lies in a window that is there, or will be, needs no step.
+        // A run in a window that is or will be registered needs no step.
         add(&mut remote, 4);
         assert!(!remote.has_step());
         assert_eq!(remote.next_step(1), Step::Wait);
@@ -429,8 +428,8 @@ mod tests {
         assert!((0..100).all(|at| remote.has_ready(&page(at))));
     }
 
-    /// Carries out everything, one WRITE at a time. Most bytes that were registered at once, and how many windows were given
-    /// back.
+    /// Performs all steps, one WRITE at a time. Returns the largest number of registered bytes, and the number
+    /// of deregistered windows.
     fn carry_out(remote: &mut Lookahead) -> (u64, usize) {
         let mut own = other();
         own.add([range(0, 1024)]).unwrap();
@@ -501,7 +500,7 @@ mod tests {
         assert_eq!(remote.next_step(1), Step::Register(vec![range(64, 32)]));
     }
 
-    /// What is left of `range` without `parts`.
+    /// The rest of `range` without `parts`.
     fn without(range: BlockRange, parts: &[BlockRange]) -> Vec<BlockRange> {
         let mut left = vec![range];
         for part in parts {
@@ -530,7 +529,7 @@ mod tests {
             let kind = Destination::Sterna(ChunkSize::LEAST);
             let limits = [limit(&mut random), limit(&mut random)];
             let mut sides = limits.map(|limit| lookahead(kind, limit, 64 * MIB));
-            // Packets of four lanes; pieces begin and end inside of windows, or go over a border.
+            // Packets of four lanes. Their pieces begin and end inside windows, or cross a border.
             let mut packets: Vec<VecDeque<Vec<BlockRange>>> = vec![VecDeque::new(); 4];
             let mut at = 0;
             for _ in 0..20 {

@@ -1,4 +1,4 @@
-//! Whole control messages (`specs/rdma.md §3`).
+//! Whole control messages, header and payload (`specs/rdma.md §3`).
 
 use super::header::{Header, MessageType};
 use super::records::{
@@ -7,35 +7,35 @@ use super::records::{
 use super::{MOST_REPEATED, PAYLOAD_BYTES};
 use crate::error::WireError;
 
-/// A received message, read where it lies.
+/// A received message that borrows the receive buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Message<'a> {
-    /// The peer has failed, and says no more.
+    /// The peer has failed, and sends no further message.
     Error,
-    /// The listener takes one more command.
+    /// The listener accepts one more command.
     Ready,
     /// Bytes of the stream, at least one.
     File(&'a [u8]),
-    /// Where are the blocks?
+    /// Asks for the positions of the blocks.
     RamBlocksRequest,
     /// One entry for each block, in the order of the stream's block list.
     RamBlocksResult(Records<'a, BlockPlace>),
-    /// Ranges that are all zero.
+    /// Ranges that contain only zeros.
     Compress(Records<'a, ZeroRange>),
-    /// Memory to register.
+    /// Memory that the destination must register.
     RegisterRequest(Records<'a, RegisterRequest>),
-    /// Keys for the requests, in their order. Of a QEMU one only, however many were asked for.
+    /// Keys for the requests, in their order. QEMU sends only the first one.
     RegisterResult(Records<'a, RegisterResult>),
     /// The phase is over.
     RegisterFinished,
-    /// Chunks to deregister.
+    /// Chunks that the destination must deregister.
     UnregisterRequest(Records<'a, UnregisterRequest>),
-    /// They are deregistered.
+    /// The chunks are deregistered.
     UnregisterFinished,
 }
 
 impl<'a> Message<'a> {
-    /// Reads the message that one receive has brought; `received` is all of it.
+    /// Decodes the message of one completed receive. `received` must be the whole message.
     ///
     /// # Errors
     /// As [`Header::decode`].
@@ -57,7 +57,7 @@ impl<'a> Message<'a> {
         })
     }
 
-    /// What kind of message it is.
+    /// Type of the message.
     pub fn kind(&self) -> MessageType {
         match self {
             Self::Error => MessageType::Error,
@@ -75,12 +75,14 @@ impl<'a> Message<'a> {
     }
 }
 
-/// Appends a message without payload: ERROR, READY, RAM_BLOCKS_REQUEST, REGISTER_FINISHED, and UNREGISTER_FINISHED with
-/// the `repeat` of its request (1 for the others).
+/// Appends a message without payload.
+///
+/// The types are ERROR, READY, RAM_BLOCKS_REQUEST, REGISTER_FINISHED and UNREGISTER_FINISHED. `repeat` is the
+/// request's repeat for UNREGISTER_FINISHED, and 1 for the others.
 ///
 /// # Errors
-/// [`Fault::Local`](crate::Fault::Local) when such a message has a payload, or for a repeat that is not 1 to
-/// [`MOST_REPEATED`].
+/// [`Fault::Local`](crate::Fault::Local) when messages of the type have a payload, or for a repeat that is not
+/// 1 to [`MOST_REPEATED`].
 pub fn encode_empty(kind: MessageType, repeat: u32, out: &mut Vec<u8>) -> Result<(), WireError> {
     use MessageType::*;
     let is_empty = matches!(kind, Error | Ready | RamBlocksRequest | RegisterFinished | UnregisterFinished);
@@ -94,7 +96,7 @@ pub fn encode_empty(kind: MessageType, repeat: u32, out: &mut Vec<u8>) -> Result
     Ok(())
 }
 
-/// Appends a FILE message.
+/// Appends a FILE message with a piece of the stream.
 ///
 /// # Errors
 /// As [`Header::file`].
@@ -104,11 +106,13 @@ pub fn encode_file(stream: &[u8], out: &mut Vec<u8>) -> Result<(), WireError> {
     Ok(())
 }
 
-/// Appends the message that `records` come in. Towards a QEMU one record a message, but for blocks: it answers several
-/// requests wrongly, and of several zero ranges clears the first (§4.2, §4.4).
+/// Appends a message with `records`.
+///
+/// Towards a QEMU, send one record per message, except for blocks. QEMU answers several requests wrongly, and
+/// clears only the first of several zero ranges (§4.2, §4.4).
 ///
 /// # Errors
-/// [`Fault::Local`](crate::Fault::Local) when they are none, or too many for a message.
+/// [`Fault::Local`](crate::Fault::Local) when `records` is empty, or too long for a message.
 pub fn encode_records<T: Record>(records: &[T], out: &mut Vec<u8>) -> Result<(), WireError> {
     let are_blocks = T::TYPE == MessageType::RamBlocksResult;
     let most = if are_blocks { PAYLOAD_BYTES / T::BYTES } else { MOST_REPEATED as usize };

@@ -1,16 +1,18 @@
-//! What QEMU's `rdma:` transport sends beside the stream (`specs/rdma.md`).
+//! Messages of QEMU's `rdma:` transport, in addition to the stream (`specs/rdma.md`).
 //!
-//! A connection opens with private data: QEMU's eight bytes ([`ConnectRequest`], [`ConnectReply`]) and, between two
-//! Sternas, an [`Introduction`]. Then each SEND is one [`Message`]: a [`Header`] and a payload. Guest memory travels in
-//! none of them: the source writes it straight into the destination's memory, at the places and with the keys that
-//! the messages state.
+//! A connection starts with private data: QEMU's eight bytes ([`ConnectRequest`], [`ConnectReply`]) and,
+//! between two Sternas, an [`Introduction`]. Then each SEND is one [`Message`]: a [`Header`] and a payload. No
+//! message contains guest memory. The source writes memory directly into the destination's memory, at the
+//! addresses and with the keys in the messages.
 //!
-//! Decoding a message checks what can be seen in it alone. [`BlockPlaces`] checks what depends on the guest's blocks:
-//! indices, keys, addresses, ranges. A message is at most [`MESSAGE_BYTES`] long and is decoded where it lies; only
-//! [`BlockPlaces::agreed`] allocates, one entry for each block of this side.
+//! Decoding a message checks the rules that concern only that message. [`BlockPlaces`] checks the rules that
+//! depend on the guest's blocks: indices, keys, addresses, ranges. A message is at most [`MESSAGE_BYTES`] long
+//! and is decoded in place. Only [`BlockPlaces::agreed`] allocates, one entry for each block of this side.
 //!
-//! [`session`] keeps the order of messages, [`Admission`] the connections of a destination. [`RegistrationPlan`] decides
-//! which memory a source asks for, [`Lookahead`] when, and [`ChunkProbe`] finds how much a QEMU registers at once.
+//! - [`session`] enforces the order of messages.
+//! - [`Admission`] assigns the connections of a destination.
+//! - [`RegistrationPlan`] decides which memory a source requests, and [`Lookahead`] when.
+//! - [`ChunkProbe`] finds out how much memory a QEMU registers per request.
 
 mod admission;
 mod chunk;
@@ -39,11 +41,15 @@ pub use records::{
     BlockPlace, Record, Records, RegisterRequest, RegisterResult, UnregisterRequest, ZeroRange,
 };
 
-/// Most bytes of a control message, its header included; each receive buffer of a QEMU has so many (§3.1).
+/// Most bytes of a control message with its header (§3.1).
+///
+/// Each receive buffer of a QEMU has this size.
 pub const MESSAGE_BYTES: usize = 512 << 10;
-/// Most bytes of its payload.
+/// Most bytes of a control message's payload.
 pub const PAYLOAD_BYTES: usize = MESSAGE_BYTES - Header::BYTES;
-/// Most bytes of stream that QEMU puts into one FILE message (§5.1). It takes up to [`PAYLOAD_BYTES`].
+/// Most bytes of stream that QEMU sends in one FILE message (§5.1).
+///
+/// QEMU accepts up to [`PAYLOAD_BYTES`].
 pub const QEMU_FILE_BYTES: usize = 32 << 10;
 /// Most commands in one message (§3.1).
 pub const MOST_REPEATED: u32 = 4096;

@@ -1,4 +1,6 @@
-//! Checks that need the guest's blocks (`specs/rdma.md §4`, `§8`).
+//! Checks of RDMA messages against the guest's blocks (`specs/rdma.md §4`, `§8`).
+//!
+//! A record alone does not show whether its index, key, address and range are valid.
 
 use super::chunk::ChunkSize;
 use super::private_data::Registration;
@@ -10,39 +12,40 @@ use crate::limits::BLOCKS;
 
 const BLOCKS_SPEC: &str = "specs/rdma.md §4.1";
 
-/// Where every block is at the destination, as both sides know it after RAM_BLOCKS_RESULT.
+/// The address of every block at the destination, which both sides know after RAM_BLOCKS_RESULT.
 ///
-/// The destination checks with it what the source asks for, the source what the destination answers. `at` is where the
-/// record begins in its message, as [`Records::iter`] says; errors add the field's place.
+/// The destination checks the source's requests with it, and the source checks the destination's answers. In
+/// all checks `at` is the record's position in its message, from [`Records::iter`]. Errors add the position of
+/// the field.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BlockPlaces {
     places: Vec<BlockPlace>,
 }
 
-/// A part of one block, which it does not leave.
+/// A byte range inside one block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BlockRange {
-    /// Index of the block.
+    /// Index of the block in the block list.
     pub block: usize,
-    /// Offset of its first byte in the block.
+    /// Offset of the first byte in the block.
     pub start: u64,
-    /// Its length in bytes.
+    /// Length of the range, in bytes.
     pub length: u64,
 }
 
 impl BlockRange {
-    /// Offset in the block of the byte after it.
+    /// Offset in the block of the byte after the range.
     pub fn end(&self) -> u64 {
         self.start + self.length
     }
 }
 
 impl BlockPlaces {
-    /// What a destination answers.
+    /// The blocks of a destination, which it sends to the source.
     ///
     /// # Errors
-    /// [`Fault::Local`](crate::Fault::Local) for more than [`BLOCKS`] blocks, and for a block whose addresses or offsets
-    /// do not fit 64 bits.
+    /// [`Fault::Local`](crate::Fault::Local) for more than [`BLOCKS`] blocks, and for a block whose addresses
+    /// or offsets do not fit 64 bits.
     pub fn new(places: Vec<BlockPlace>) -> Result<Self, WireError> {
         let local = |rule| WireError::local(BlockPlace::TYPE.name(), 0, BLOCKS_SPEC, rule);
         if places.len() > BLOCKS {
@@ -54,11 +57,14 @@ impl BlockPlaces {
         }
     }
 
-    /// What a source takes from the answer. `own` are the lengths of its blocks, in the order of its block list.
+    /// The blocks from a destination's answer, checked by the source.
+    ///
+    /// `own` has the lengths of the source's blocks, in the order of its block list.
     ///
     /// # Errors
-    /// Another number of blocks, another length, addresses or offsets that do not fit 64 bits, and with pin-all a block
-    /// without key.
+    /// - another number of blocks, or another length
+    /// - addresses or offsets that do not fit 64 bits
+    /// - with pin-all, a block without a key
     pub fn agreed(
         answer: &Records<'_, BlockPlace>,
         own: &[u64],
@@ -95,10 +101,12 @@ impl BlockPlaces {
         &self.places
     }
 
-    /// Destination: the memory that a request is about: whole chunks, but for the end of the block.
+    /// Destination: the memory that a request asks for.
+    ///
+    /// It consists of whole chunks, except at the end of the block.
     ///
     /// # Errors
-    /// An unknown block, a key that is not inside it.
+    /// An unknown block; a key outside the block.
     pub fn requested(
         &self,
         request: &RegisterRequest,
@@ -113,10 +121,12 @@ impl BlockPlaces {
         Ok(BlockRange { block, start, length: wanted.min(place.length_bytes - start) })
     }
 
-    /// Destination: the memory that is to be cleared. It may begin and end inside a page.
+    /// Destination: the memory that the source wants cleared.
+    ///
+    /// The range may begin and end inside a page.
     ///
     /// # Errors
-    /// An unknown block, a range that is not inside it, a value other than 0.
+    /// An unknown block; a range outside the block; a value other than 0.
     pub fn cleared(&self, range: &ZeroRange, at: u64) -> Result<BlockRange, WireError> {
         let of = Place { message: ZeroRange::TYPE.name(), spec: "specs/rdma.md §4.4", at };
         if range.value != 0 {
@@ -133,10 +143,12 @@ impl BlockPlaces {
         Ok(BlockRange { block, start, length: range.length })
     }
 
-    /// Destination: the chunk to deregister. `is_registered` knows whether a registration begins with it.
+    /// Destination: the chunk to deregister.
+    ///
+    /// `is_registered` returns whether a registration begins with this range.
     ///
     /// # Errors
-    /// An unknown block, a chunk that it does not have or that is not registered.
+    /// An unknown block; a chunk that the block does not have, or that is not registered.
     pub fn given_back(
         &self,
         request: &UnregisterRequest,
@@ -159,11 +171,12 @@ impl BlockPlaces {
         }
     }
 
-    /// Source: asks for memory from `range` on, counted in units of `unit` (towards a QEMU [`ChunkSize::LEAST`], since
-    /// its chunks are no smaller).
+    /// Source: a request for the memory of `range`, counted in chunks of `unit`.
+    ///
+    /// Towards a QEMU, `unit` is [`ChunkSize::LEAST`], because the chunks of a QEMU are not smaller.
     ///
     /// # Errors
-    /// [`Fault::Local`](crate::Fault::Local) for an empty range, or one that is not inside a block.
+    /// [`Fault::Local`](crate::Fault::Local) for an empty range, or one outside its block.
     pub fn request(&self, range: BlockRange, unit: ChunkSize) -> Result<RegisterRequest, WireError> {
         let (place, block) = self.own(range, RegisterRequest::TYPE.name(), "specs/rdma.md §4.2")?;
         if range.length == 0 {
@@ -175,28 +188,28 @@ impl BlockPlaces {
         Ok(RegisterRequest { key: place.offset + range.start, block, more_chunks: last - first })
     }
 
-    /// Source: says that a range is all zero.
+    /// Source: the record of a range that contains only zeros.
     ///
     /// # Errors
-    /// [`Fault::Local`](crate::Fault::Local) for a range that is not inside a block.
+    /// [`Fault::Local`](crate::Fault::Local) for a range outside its block.
     pub fn zero_range(&self, range: BlockRange) -> Result<ZeroRange, WireError> {
         let (place, block) = self.own(range, ZeroRange::TYPE.name(), "specs/rdma.md §4.4")?;
         Ok(ZeroRange { value: 0, block, start: place.offset + range.start, length: range.length })
     }
 
-    /// Source: the remote address of a range.
+    /// Source: the address of a range at the destination.
     ///
     /// # Errors
-    /// [`Fault::Local`](crate::Fault::Local) for a range that is not inside a block.
+    /// [`Fault::Local`](crate::Fault::Local) for a range outside its block.
     pub fn address(&self, range: BlockRange) -> Result<u64, WireError> {
         let (place, _) = self.own(range, "WRITE", "specs/rdma.md §6.1")?;
         Ok(place.host_address + range.start)
     }
 
-    /// Source: the key that the answer to a request for `block` states.
+    /// Source: the key in the answer to a request for `block`.
     ///
     /// # Errors
-    /// No key, or another address of the block than RAM_BLOCKS_RESULT has stated.
+    /// A key of 0; an address of the block that differs from RAM_BLOCKS_RESULT.
     pub fn key(&self, block: usize, result: &RegisterResult, at: u64) -> Result<u32, WireError> {
         let of = Place { message: RegisterResult::TYPE.name(), spec: "specs/rdma.md §4.3", at };
         if result.key == 0 {
@@ -225,7 +238,7 @@ impl BlockPlaces {
             .ok_or_else(|| of.bad(field, format!("block {index}, and there are {count}")))
     }
 
-    /// A range of this side's own, checked.
+    /// Checks a range of this side and returns its block.
     fn own(
         &self,
         range: BlockRange,
@@ -235,7 +248,7 @@ impl BlockPlaces {
         let BlockRange { block, start, length } = range;
         let fits = |place: &&BlockPlace| start <= place.length_bytes && length <= place.length_bytes - start;
         match self.places.get(block).filter(fits) {
-            // At most `BLOCKS`.
+            // The index is below `BLOCKS`, so the cast is lossless.
             Some(place) => Ok((place, block as u32)),
             None => {
                 let rule = format!("{length} bytes from {start:#x} on are not inside block {block}");
@@ -245,7 +258,7 @@ impl BlockPlaces {
     }
 }
 
-/// A record under check, for its errors.
+/// Position and message of a record, for errors.
 #[derive(Clone, Copy)]
 struct Place {
     message: &'static str,
@@ -259,13 +272,13 @@ impl Place {
     }
 }
 
-/// Whether the end of a block is beyond 64 bits, at its address or at its offset.
+/// Whether the end of a block exceeds 64 bits, by address or offset.
 fn wraps(place: &BlockPlace) -> bool {
     let length = place.length_bytes;
     place.host_address.checked_add(length).is_none() || place.offset.checked_add(length).is_none()
 }
 
-/// The offset in the block that `stated` (its offset and that offset together) means.
+/// The offset in the block for `stated`, which includes the block's own offset.
 fn inside(place: &BlockPlace, stated: u64, field: u64, of: Place) -> Result<u64, WireError> {
     let offset = stated.checked_sub(place.offset).filter(|offset| *offset < place.length_bytes);
     offset.ok_or_else(|| {

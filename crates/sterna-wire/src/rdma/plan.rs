@@ -1,7 +1,7 @@
-//! Which memory to register when, and which WRITEs to post (`specs/rdma.md §6`).
+//! Decides which memory to register and when, and which WRITEs to post (`specs/rdma.md §6`).
 //!
-//! The plan holds no connection and no key. It is asked with runs of pages that are to be written and answers with a
-//! [`Batch`]: which windows to give back, which to ask for, and then which WRITEs fit into the windows that are there.
+//! The plan has no connection and no keys. From runs of pages it makes a [`Batch`]: windows to deregister,
+//! windows to request, and WRITEs that fit into the registered windows.
 
 use super::chunk::ChunkSize;
 use super::places::BlockRange;
@@ -10,59 +10,67 @@ use crate::error::WireError;
 use std::collections::{BTreeMap, VecDeque};
 
 const SPEC: &str = "specs/rdma.md §6.4";
-/// No WRITE is longer, whatever the port takes.
+/// Longest WRITE, independent of the port's own limit.
 const MOST_WRITE: u64 = 1 << 31;
 
-/// How the side whose memory is registered does it.
+/// How the side whose memory is written registers it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Destination {
-    /// All of it has keys already; nothing is asked for or given back.
+    /// All memory has keys already. The plan requests and deregisters nothing.
     PinAll,
-    /// A QEMU with dynamic registration, and how long a window is. It lies at a multiple of its length: so one key
-    /// covers it whatever chunk size the QEMU has, and whatever it has registered before (§6.4). A long window saves
-    /// exchanges. But a QEMU with chunks of n MiB registers n times as much as is asked for in units of 1 MiB: ask in
-    /// units of its chunk size ([`BlockPlaces::request`](super::BlockPlaces::request)), which a monitor or a
-    /// [`ChunkProbe`](super::ChunkProbe) tells, and make windows [`ChunkSize::window`] long.
+    /// A QEMU with dynamic registration, and the length of a window.
+    ///
+    /// A window starts at a multiple of its length. One key therefore covers the window with every chunk size
+    /// of the QEMU, and with every earlier registration (§6.4).
+    ///
+    /// A long window saves exchanges. But a QEMU with chunks of n MiB registers n times the requested memory if
+    /// the request counts in units of 1 MiB. Therefore request in units of the QEMU's chunk size
+    /// ([`BlockPlaces::request`](super::BlockPlaces::request)), with windows of [`ChunkSize::window`]. A
+    /// monitor or a [`ChunkProbe`](super::ChunkProbe) reveals the chunk size.
     Qemu(ChunkSize),
-    /// A Sterna with dynamic registration, and its chunk size: the other side, or this one. Windows grow up to
-    /// [`ChunkSize::window`] where their memory is written one after the other: an exchange for each chunk of 1 MiB would
-    /// cost more than writing it.
+    /// A Sterna with dynamic registration, and its chunk size. It is the other side or this one.
+    ///
+    /// Where memory is written in sequence, windows grow up to [`ChunkSize::window`]. An exchange for each
+    /// chunk of 1 MiB would cost more than writing the chunk.
     Sterna(ChunkSize),
 }
 
-/// What bounds a plan.
+/// Limits that a plan must respect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PlanLimits {
     /// The chunk size of this side.
     pub own_chunk: ChunkSize,
     /// Most bytes of one message of the port.
     pub most_message: u64,
-    /// Most bytes that may be registered at once, where windows can be given back: towards a Sterna.
+    /// Most bytes that may be registered at the same time.
+    ///
+    /// Applies only where windows can be deregistered: towards a Sterna.
     pub pinned: Option<u64>,
 }
 
-/// What to do next, in this order.
+/// The next actions, in the order of the fields.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Batch {
-    /// Windows to give back when their WRITEs are complete: those not used for longest.
+    /// Windows to deregister after their WRITEs are complete: the least recently used ones.
     pub give_back: Vec<BlockRange>,
-    /// Windows to ask for, in the order in which they are written.
+    /// Windows to request, in the order in which they are written.
     pub ask: Vec<BlockRange>,
-    /// WRITEs, each inside one window.
+    /// WRITEs. Each lies inside one window.
     pub writes: Vec<BlockRange>,
 }
 
-/// Windows that are registered at the other side, and those that will be.
+/// Windows that are registered at the other side, and windows that will be.
 #[derive(Debug, Clone)]
 pub struct RegistrationPlan {
     blocks: Vec<u64>,
-    /// Windows begin and end at multiples of this.
+    /// Windows begin and end at multiples of this length in bytes.
     grid: u64,
-    /// Neighbours on the grid that are asked for together make one window up to so many bytes, at a multiple of it.
+    /// Adjacent grid cells that are requested together form one window. Its length in bytes is at most `wide`,
+    /// and it does not cross a multiple of `wide`.
     wide: u64,
     most_write: u64,
     limit: u64,
-    /// By block and start: where a window ends, and in which batch it was used last.
+    /// By block and start: a window's end, and the last batch that used it.
     windows: BTreeMap<(usize, u64), Window>,
     pinned: u64,
     batch: u64,
@@ -72,15 +80,18 @@ pub struct RegistrationPlan {
 struct Window {
     end: u64,
     used: u64,
-    /// It counts against the limit, and is given back when it was not used for longest.
+    /// Whether the window counts against the limit. Only such a window is deregistered.
     is_pinned: bool,
 }
 
 impl RegistrationPlan {
-    /// A plan for blocks of these lengths. Nothing is registered yet, but with pin-all everything.
+    /// A plan for blocks of these lengths, without registered windows.
+    ///
+    /// With pin-all, all memory counts as registered.
     ///
     /// # Errors
-    /// [`Fault::Local`](crate::Fault::Local) for a port whose messages hold no page, or a limit below 1 MiB.
+    /// [`Fault::Local`](crate::Fault::Local) for a port whose messages are shorter than a page, or a limit
+    /// below 1 MiB.
     pub fn new(blocks: &[u64], destination: Destination, limits: PlanLimits) -> Result<Self, WireError> {
         let most_write = limits.most_message.min(MOST_WRITE) / PAGE_SIZE as u64 * PAGE_SIZE as u64;
         if most_write == 0 {
@@ -112,43 +123,47 @@ impl RegistrationPlan {
         Ok(plan)
     }
 
-    /// Bytes that are registered at the other side once the last batch has been carried out.
+    /// Bytes that are registered at the other side after the last batch has been performed.
     pub fn pinned(&self) -> u64 {
         self.pinned
     }
 
-    /// How much to take in one batch so that windows become as long as they should, and no longer.
+    /// Bytes for one batch that give windows their intended length.
     pub fn step(&self) -> u64 {
         self.wide.clamp(ChunkSize::LEAST.bytes(), ChunkSize::WINDOW.bytes())
     }
 
-    /// Takes in a window that is registered already, by a [`ChunkProbe`](super::ChunkProbe).
+    /// Adds a window that a [`ChunkProbe`](super::ChunkProbe) has registered.
     pub fn registered(&mut self, window: BlockRange) {
         self.add(window);
     }
 
-    /// Takes in a block whose adapter follows its memory instead of pinning it: all of it is registered, counts nothing
-    /// against the limit, and is never given back. Before the first run in this block.
+    /// Adds a block whose adapter pages on demand, so that its memory is not pinned.
+    ///
+    /// The whole block counts as registered. It does not count against the limit, and is never deregistered.
+    /// Call it before the first run in this block.
     pub fn on_demand(&mut self, block: usize) {
         if let Some(end) = self.blocks.get(block).copied().filter(|length| *length > 0) {
             self.windows.insert((block, 0), Window { end, used: self.batch, is_pinned: false });
         }
     }
 
-    /// The window that holds this byte, if one does.
+    /// The window that contains this byte; `None` if it is not registered.
     pub fn window(&self, block: usize, offset: u64) -> Option<BlockRange> {
         let (&(found, start), window) = self.windows.range(..=(block, offset)).next_back()?;
         let holds = found == block && offset < window.end;
         holds.then_some(BlockRange { block, start, length: window.end - start })
     }
 
-    /// Takes runs from the front of `runs` as long as their windows fit the limit and the WRITEs have no more than
-    /// `most_bytes` (at least one page goes). What it does not take stays; a run may be cut.
+    /// Takes runs from the front, within the limit and up to `most_bytes` of WRITEs.
     ///
-    /// The windows to give back are not those of this batch. They may still be written by an earlier one.
+    /// It takes at least one page. The other runs remain in `runs`, and one run may be split.
+    ///
+    /// The windows to deregister do not belong to this batch. WRITEs of an earlier batch may still use them.
     ///
     /// # Errors
-    /// [`Fault::Local`](crate::Fault::Local) for a run that is empty or leaves its block. Then nothing has been taken.
+    /// [`Fault::Local`](crate::Fault::Local) for a run that is empty or leaves its block. Then nothing has been
+    /// taken.
     pub fn next_batch(
         &mut self,
         runs: &mut VecDeque<BlockRange>,
@@ -158,7 +173,7 @@ impl RegistrationPlan {
         Ok(self.take(runs, most_bytes, true))
     }
 
-    /// Whether a run has bytes, and all of them are in its block.
+    /// Checks that a run is not empty and lies in its block.
     pub(super) fn check(&self, run: &BlockRange) -> Result<(), WireError> {
         let BlockRange { block, start, length } = *run;
         let most = self.blocks.get(block).copied().unwrap_or(0);
@@ -169,8 +184,8 @@ impl RegistrationPlan {
         Err(WireError::local("WRITE", 0, "specs/rdma.md §6.1", rule))
     }
 
-    /// As [`Self::next_batch`], of runs that were checked. With `may_ask` false it takes what lies in windows that are planned
-    /// already, and stops at the first byte that does not.
+    /// Like [`Self::next_batch`], for checked runs. Without `may_ask` it takes only runs in windows that are
+    /// planned already, and stops at the first byte outside.
     pub(super) fn take(&mut self, runs: &mut VecDeque<BlockRange>, most_bytes: u64, may_ask: bool) -> Batch {
         self.batch += 1;
         let mut batch = Batch::default();
@@ -180,7 +195,7 @@ impl RegistrationPlan {
         while let Some(run) = runs.front_mut() {
             let cell = self.cell(run.block, run.start);
             let is_there = self.windows.contains_key(&(cell.block, cell.start));
-            // A window that this batch cannot fill is left to the next one, which can.
+            // This batch cannot fill the window, but the next batch can. It is left to the next batch.
             let is_too_late = !pieces.is_empty() && cell.start.is_multiple_of(self.wide) && room < self.wide;
             if room == 0 || !is_there && (!may_ask || is_too_late) || !self.cover(cell, &mut batch) {
                 break;
@@ -194,7 +209,7 @@ impl RegistrationPlan {
                 runs.pop_front();
             }
         }
-        // Windows have grown while the batch did; WRITEs are cut when all of them are known.
+        // Windows have grown with the batch, so WRITEs are split only now that all windows are known.
         let mut joined: Option<BlockRange> = None;
         for piece in pieces {
             match &mut joined {
@@ -214,7 +229,7 @@ impl RegistrationPlan {
         batch
     }
 
-    /// Forgets windows that the other side has given back by itself, or that were asked for in vain.
+    /// Forgets a window that the other side has deregistered itself, or whose request failed.
     pub fn lost(&mut self, window: BlockRange) {
         if let Some(known) = self.windows.remove(&(window.block, window.start))
             && known.is_pinned
@@ -223,8 +238,8 @@ impl RegistrationPlan {
         }
     }
 
-    /// The memory that is registered for this byte if it is not yet. Beside windows that are shorter than the grid, of a
-    /// probe, it is shorter, too: it keeps its rule, a power of two at a multiple of its length.
+    /// The window of this byte, or the cell to register for it. Next to shorter windows of a probe, the cell is
+    /// shorter than the grid. Its length is still a power of two, and its start a multiple of its length.
     fn cell(&self, block: usize, offset: u64) -> BlockRange {
         if let Some(window) = self.window(block, offset) {
             return window;
@@ -245,7 +260,8 @@ impl RegistrationPlan {
         before_end.is_none_or(|(&(block, _), window)| block != cell.block || window.end <= cell.start)
     }
 
-    /// Whether the cell is registered now, or is asked for in this batch.
+    /// Ensures that the cell is registered or requested by this batch. Returns `false` if the limit prevents
+    /// it.
     fn cover(&mut self, cell: BlockRange, batch: &mut Batch) -> bool {
         let key = (cell.block, cell.start);
         if let Some(window) = self.windows.get_mut(&key) {
@@ -274,7 +290,7 @@ impl RegistrationPlan {
         true
     }
 
-    /// Whether the cell makes one window with the one that was asked for last. Cells that are shorter than the grid do not.
+    /// Whether the cell extends the window that was requested last. Cells shorter than the grid do not.
     fn grows(&self, last: &BlockRange, cell: &BlockRange) -> bool {
         let are_whole = last.start.is_multiple_of(self.grid) && cell.start.is_multiple_of(self.grid);
         let is_next = last.block == cell.block && last.end() == cell.start;
@@ -287,7 +303,7 @@ impl RegistrationPlan {
         self.windows.insert((window.block, window.start), known);
     }
 
-    /// The WRITEs of one run: cut at windows, and at the longest message.
+    /// Splits one run into WRITEs, at window borders and at the longest message.
     fn cut(&self, mut run: BlockRange, writes: &mut Vec<BlockRange>) {
         while run.length > 0 {
             let end = self.cell(run.block, run.start).end().min(run.end());
@@ -299,7 +315,7 @@ impl RegistrationPlan {
     }
 }
 
-/// Grid, widest window and limit towards a Sterna: the smaller wish for memory counts.
+/// Grid, widest window and limit towards a Sterna. `chunk` is the smaller of the two sides' chunk sizes.
 fn sterna(chunk: ChunkSize, limit: u64) -> Result<(u64, u64, u64), WireError> {
     if limit < ChunkSize::LEAST.bytes() {
         let rule =

@@ -1,4 +1,6 @@
-//! Private data of the connection manager (`specs/rdma.md §2`).
+//! Private data of the RDMA connection manager (`specs/rdma.md §2`).
+//!
+//! Both sides agree with it on registration, before a queue pair exists.
 
 use super::chunk::ChunkSize;
 use super::introduction::{Introduction, Part};
@@ -10,78 +12,81 @@ const REPLY: &str = "RDMA connect reply";
 const SPEC: &str = "specs/rdma.md §2.1";
 const VERSION: u32 = 1;
 const PIN_ALL: u32 = 1;
-/// Version and flags.
+/// Length of version and flags, in bytes.
 const PLAIN_BYTES: usize = 8;
 
-/// What a source opens a connection with.
+/// Private data with which a source opens a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConnectRequest {
-    /// Whether it wants all memory registered at once.
+    /// Whether the source wants all memory registered at the start.
     pub pin_all: bool,
-    /// What a Sterna adds.
+    /// The addition of a Sterna; `None` from a QEMU.
     pub introduction: Option<Introduction>,
 }
 
-/// What a destination answers.
+/// Private data with which a destination accepts a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConnectReply {
-    /// Whether it registers all memory at once.
+    /// Whether the destination registers all memory at the start.
     pub pin_all: bool,
-    /// What a Sterna adds for a source that introduced itself.
+    /// The addition of a Sterna, if the source sent an introduction.
     pub introduction: Option<Introduction>,
-    /// Most bytes of guest memory that the destination registers at once, from 1 MiB on. Only a Sterna of version 2 says it;
-    /// `None` for no limit.
+    /// Limit of the destination on registered guest memory, in bytes; `None` without a limit.
+    ///
+    /// At least 1 MiB. Only a Sterna of version 2 states it.
     pub pinned_limit: Option<u64>,
 }
 
-/// When memory is registered.
+/// The time at which memory is registered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Registration {
-    /// Piece by piece, before it is written for the first time.
+    /// In parts, each before its first WRITE.
     Dynamic,
-    /// All of it, when the blocks are exchanged.
+    /// All memory, when the sides exchange their blocks.
     PinAll,
 }
 
 impl ConnectRequest {
-    /// Most bytes on the wire; the connection manager takes no more in a request.
+    /// Most bytes on the wire. The connection manager accepts no more in a request.
     pub const MAX_BYTES: usize = PLAIN_BYTES + Introduction::BYTES;
 
-    /// The bytes to connect with: 8, or 56 with an introduction.
+    /// The private data of the request: 8 bytes, or 56 with an introduction.
     pub fn to_bytes(self) -> Vec<u8> {
         encode(self.pin_all, self.introduction)
     }
 
-    /// Reads what came with a connect request. The connection manager pads: bytes after those that were sent may be
-    /// anything.
+    /// Reads the private data of a connect request.
+    ///
+    /// The connection manager pads it, so that bytes after the sent ones are arbitrary.
     ///
     /// # Errors
-    /// Fewer than eight bytes, a version other than 1, an introduction that breaks its format. Reject the connection.
+    /// Fewer than eight bytes; a version other than 1; an introduction that breaks its format. Then reject the
+    /// connection.
     pub fn decode(received: &[u8]) -> Result<Self, WireError> {
         let (version, flags, rest) = plain(received, REQUEST)?;
         if version != VERSION {
             let rule = format!("version {version}, only {VERSION} is known");
             return Err(WireError::incompatible(REQUEST, 0, SPEC, rule));
         }
-        // Flags that are unknown are not answered: so their sender learns it.
+        // Unknown flags are not repeated in the reply, so that the sender notices.
         let introduction = Introduction::in_request(rest).map_err(|error| error.at(PLAIN_BYTES as u64))?;
         Ok(Self { pin_all: flags & PIN_ALL != 0, introduction })
     }
 
-    /// The reply of a destination with this chunk size and at most so many lanes.
+    /// The reply of a destination with this chunk size and at most `lanes` lanes.
     ///
     /// # Errors
-    /// The connection is a lane that this side does not want. Reject it.
+    /// The connection is a lane that this side does not accept. Then reject the connection.
     pub fn reply(&self, lanes: u8, chunk: ChunkSize) -> Result<ConnectReply, WireError> {
         let introduction = self.introduction.map(|asked| asked.answered(lanes, chunk)).transpose();
         let introduction = introduction.map_err(|error| error.at(PLAIN_BYTES as u64))?;
         Ok(ConnectReply { pin_all: self.pin_all, introduction, pinned_limit: None })
     }
 
-    /// What was agreed on, where `reply` came.
+    /// The registration that `reply` selects.
     ///
     /// # Errors
-    /// The reply asks for pin-all, and the request did not.
+    /// The reply selects pin-all, and the request did not offer it.
     pub fn agreed(&self, reply: &ConnectReply) -> Result<Registration, WireError> {
         match (self.pin_all, reply.pin_all) {
             (true, true) => Ok(Registration::PinAll),
@@ -95,14 +100,16 @@ impl ConnectRequest {
 }
 
 impl ConnectReply {
-    /// The same with a limit, if the version that is spoken has a place for it.
+    /// The same reply with a limit, if the selected version has a field for it.
     #[must_use]
     pub fn with_pinned_limit(self, limit: Option<u64>) -> Self {
         let limit = limit.filter(|_| states_limit(self.introduction));
         Self { pinned_limit: limit.map(|limit| limit.max(ChunkSize::LEAST.bytes())), ..self }
     }
 
-    /// The bytes to accept with: 8; 56 with an introduction of version 1, and 64 with a later one.
+    /// The private data of the reply, in bytes: 8 without an introduction.
+    ///
+    /// With an introduction of version 1 it has 56 bytes, with a later version 64.
     pub fn to_bytes(self) -> Vec<u8> {
         let mut out = encode(self.pin_all, self.introduction);
         if states_limit(self.introduction) {
@@ -111,11 +118,13 @@ impl ConnectReply {
         out
     }
 
-    /// Reads what came with the reply to `request`. Its version is not looked at; an introduction counts only if it
-    /// echoes the request's nonce.
+    /// Reads the private data of the reply to `request`.
+    ///
+    /// The reply's version is ignored. An introduction counts only if it repeats the request's nonce.
     ///
     /// # Errors
-    /// Fewer than eight bytes; an introduction of the right nonce that breaks its format, or contradicts the request.
+    /// Fewer than eight bytes; an introduction with the right nonce that breaks its format or contradicts the
+    /// request.
     pub fn decode(received: &[u8], request: &ConnectRequest) -> Result<Self, WireError> {
         let (_, flags, rest) = plain(received, REPLY)?;
         let introduction = match &request.introduction {
@@ -128,11 +137,12 @@ impl ConnectReply {
         Ok(Self { pin_all: flags & PIN_ALL != 0, introduction, pinned_limit })
     }
 
-    /// Whether the peer is a QEMU, as far as this connection tells. For a part that only a Sterna has (a lane, a
-    /// question) that is an error.
+    /// Whether the peer is a QEMU, as far as this connection shows.
+    ///
+    /// For a part that only a Sterna has (a lane, a question), a QEMU is an error.
     ///
     /// # Errors
-    /// The request asked for such a part.
+    /// A QEMU answered, and the request asked for such a part.
     pub fn is_plain(&self, request: &ConnectRequest) -> Result<bool, WireError> {
         match (&self.introduction, request.introduction.map(|asked| asked.part)) {
             (None, Some(part @ (Part::Lane(_) | Part::Question))) => {
@@ -144,12 +154,12 @@ impl ConnectReply {
     }
 }
 
-/// Whether a reply with this introduction goes on with a limit.
+/// Whether a reply with this introduction has a field for the limit.
 fn states_limit(introduction: Option<Introduction>) -> bool {
     introduction.is_some_and(|own| own.version >= Introduction::WITH_LIMIT)
 }
 
-/// The limit after an introduction; 0 is none.
+/// Reads the limit after an introduction; 0 means no limit.
 fn limit(rest: &[u8]) -> Result<Option<u64>, WireError> {
     let at = (PLAIN_BYTES + Introduction::BYTES) as u64;
     let bad = |rule| Err(WireError::misbehaved(REPLY, at, "specs/rdma.md §2.3", rule));
@@ -174,7 +184,7 @@ fn encode(pin_all: bool, introduction: Option<Introduction>) -> Vec<u8> {
     out
 }
 
-/// Version, flags, and what comes after them.
+/// Splits private data into version, flags and the remaining bytes.
 fn plain<'a>(received: &'a [u8], message: &'static str) -> Result<(u32, u32, &'a [u8]), WireError> {
     match received.split_first_chunk::<PLAIN_BYTES>() {
         Some((head, rest)) => Ok((be32(head, 0), be32(head, 4), rest)),

@@ -1,23 +1,27 @@
-//! How large a QEMU destination's chunks are (`specs/rdma.md §6.4`).
+//! Finds the chunk size of a QEMU destination (`specs/rdma.md §6.4`).
+//!
+//! A request that counts in a smaller unit makes the QEMU register more memory than requested.
 
 use super::chunk::ChunkSize;
 use super::places::BlockRange;
 
-/// Finds the chunk size of a QEMU destination that no monitor has told.
+/// Finds the chunk size of a QEMU destination when no monitor provides it.
 ///
-/// A request without further chunks registers the one chunk that holds its first byte, and a second request for the same
-/// chunk gets the same key. So two neighbours of n MiB with the same key lie in one chunk: it has 2n MiB at least. With
-/// different keys, a chunk has n MiB. The probe asks for neighbours of 1, 2, 4 … MiB until the keys differ: at most 11
-/// requests. No request is wasted: each registers memory of the largest block that is needed anyway, or nothing.
+/// A request without further chunks registers the one chunk that contains its first byte. A second request for
+/// the same chunk returns the same key. Two adjacent ranges of n MiB with the same key therefore lie in one
+/// chunk of at least 2n MiB. With different keys, a chunk has n MiB.
 ///
-/// It relies on no rule for safety: if a QEMU handed out another key for a chunk that it knows, the probe would find a
-/// smaller size, and counts in a smaller unit register more than is asked for, never less.
+/// The probe requests adjacent ranges of 1, 2, 4 … MiB until the keys differ, with at most 11 requests. No
+/// request is wasted: each registers needed memory of the largest block, or nothing.
+///
+/// Safety does not depend on QEMU's behaviour. If a QEMU returned a new key for a known chunk, the probe would
+/// find a smaller size. Requests that count in a smaller unit register more memory than requested, never less.
 #[derive(Debug, Clone)]
 pub struct ChunkProbe {
     block: usize,
     length: u64,
     unit: ChunkSize,
-    /// Of the memory from 0 up to `unit`, and of its neighbour if that differs.
+    /// Keys of the memory from 0 to `unit`, and of the adjacent range if different.
     keys: Vec<u32>,
 }
 
@@ -29,7 +33,7 @@ impl ChunkProbe {
         Self { block, length, unit: ChunkSize::LEAST, keys: Vec::new() }
     }
 
-    /// What to ask for next, in units of [`ChunkProbe::unit`]; `None` when all is known that can be.
+    /// The next request, in units of [`ChunkProbe::unit`]; `None` after the last one.
     pub fn next_ask(&self) -> Option<BlockRange> {
         let unit = self.unit.bytes();
         let start = match self.keys.len() {
@@ -40,7 +44,7 @@ impl ChunkProbe {
         (start < self.length).then(|| self.clipped(start, unit))
     }
 
-    /// The key for what was asked for.
+    /// Reports the key from the answer to the last request.
     pub fn answered(&mut self, key: u32) {
         match self.unit.twice() {
             Some(twice) if self.keys == [key] => self.unit = twice,
@@ -48,12 +52,16 @@ impl ChunkProbe {
         }
     }
 
-    /// The destination's chunk size. In a block that is shorter than two chunks: a lower bound, as good for that block.
+    /// The destination's chunk size.
+    ///
+    /// In a block that is shorter than two chunks it is a lower bound, which is as good for that block.
     pub fn unit(&self) -> ChunkSize {
         self.unit
     }
 
-    /// What has been registered, with the keys: tell [`RegistrationPlan::registered`](super::RegistrationPlan::registered).
+    /// The registered windows with their keys.
+    ///
+    /// Report them to [`RegistrationPlan::registered`](super::RegistrationPlan::registered).
     pub fn windows(&self) -> impl Iterator<Item = (BlockRange, u32)> {
         let unit = self.unit.bytes();
         (0..).zip(&self.keys).map(move |(index, key)| (self.clipped(index * unit, unit), *key))
@@ -70,7 +78,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// What a probe finds in a block of a QEMU with such chunks, and what it has asked for.
+    /// Runs a probe against a QEMU with this chunk size. Returns the probe and its requests.
     fn find(length: u64, chunk: u64) -> (ChunkProbe, Vec<BlockRange>) {
         let mut probe = ChunkProbe::new(&[MIB, length, 64 << 10]);
         let mut asked = Vec::new();

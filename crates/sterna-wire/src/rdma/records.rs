@@ -1,75 +1,79 @@
-//! The records that payloads consist of (`specs/rdma.md §4`).
+//! The records inside the payloads of control messages (`specs/rdma.md §4`).
 
 use super::header::MessageType;
 use std::marker::PhantomData;
 
-/// Where a block is at the destination: an entry of RAM_BLOCKS_RESULT (§4.1).
+/// Position of a block at the destination: an entry of RAM_BLOCKS_RESULT (§4.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BlockPlace {
-    /// Address of its first byte in the destination's process.
+    /// Address of the block's first byte in the destination's process.
     pub host_address: u64,
-    /// What the source adds to offsets in the block; a number of the destination's own.
+    /// Number that the source adds to offsets in the block. The destination chooses it.
     pub offset: u64,
     /// Length of the block in bytes.
     pub length_bytes: u64,
-    /// The key of the whole block with pin-all, and of one that a Sterna has registered on demand (§6.8); else 0.
+    /// The key of the whole block, or 0.
+    ///
+    /// It is set with pin-all, and for a block that a Sterna has registered on demand (§6.8).
     pub key: u32,
 }
 
-/// "Register this memory" (§4.2).
+/// A request to register memory (§4.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RegisterRequest {
     /// The block's [`offset`](BlockPlace::offset) plus the offset in the block of the first byte.
     pub key: u64,
     /// Index of the block in RAM_BLOCKS_RESULT.
     pub block: u32,
-    /// How many chunks more than the one that holds the first byte.
+    /// Number of chunks after the one that contains the first byte.
     pub more_chunks: u64,
 }
 
-/// Its answer (§4.3).
+/// The answer to a [`RegisterRequest`] (§4.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RegisterResult {
-    /// The key to write with.
+    /// The key that the source uses for its WRITEs.
     pub key: u32,
-    /// Address of the *block's* first byte.
+    /// Address of the *block's* first byte, not of the registered memory.
     pub host_address: u64,
 }
 
-/// "This range is all zero", COMPRESS (§4.4).
+/// The record of COMPRESS: a range that contains only zeros (§4.4).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ZeroRange {
-    /// The byte that the range consists of: 0.
+    /// The value of every byte in the range: 0.
     pub value: u32,
-    /// Index of the block.
+    /// Index of the block in RAM_BLOCKS_RESULT.
     pub block: u32,
     /// The block's [`offset`](BlockPlace::offset) plus the offset in the block of the first byte.
     pub start: u64,
-    /// Its length in bytes.
+    /// Length of the range, in bytes.
     pub length: u64,
 }
 
-/// "Deregister this chunk" (§4.5).
+/// A request to deregister a chunk (§4.5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct UnregisterRequest {
-    /// Number of the chunk in its block, from 0, in chunks of the destination.
+    /// Number of the chunk in its block, from 0, by the destination's chunk size.
     pub chunk: u64,
-    /// Index of the block.
+    /// Index of the block in RAM_BLOCKS_RESULT.
     pub block: u32,
 }
 
-/// A record of fixed length, of which a payload holds one or more. Padding is 0 when sent and ignored when received.
+/// A record of fixed length. A payload has one or more of one type.
+///
+/// Padding is 0 in sent records and ignored in received ones.
 pub trait Record: Sized + Copy {
-    /// The message that it comes in.
+    /// Type of the message that has these records.
     const TYPE: MessageType;
-    /// Bytes on the wire.
+    /// Length on the wire, in bytes.
     const BYTES: usize;
     /// Appends the bytes on the wire.
     fn encode(&self, out: &mut Vec<u8>);
-    /// Reads one from the first [`BYTES`](Self::BYTES) bytes.
+    /// Reads one record from the first [`BYTES`](Self::BYTES) bytes.
     ///
     /// # Panics
-    /// When there are fewer.
+    /// When `bytes` is shorter.
     fn decode(bytes: &[u8]) -> Self;
 }
 
@@ -153,7 +157,7 @@ impl Record for UnregisterRequest {
     }
 }
 
-/// The records of a received payload, read where they lie.
+/// The records of a received payload, decoded in place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Records<'a, T> {
     payload: &'a [u8],
@@ -161,23 +165,24 @@ pub struct Records<'a, T> {
 }
 
 impl<'a, T: Record> Records<'a, T> {
-    /// `payload` is a whole number of records.
+    /// The caller ensures that `payload` is a whole number of records.
     pub(super) fn new(payload: &'a [u8]) -> Self {
         Self { payload, record: PhantomData }
     }
 
-    /// How many there are.
+    /// Number of records in the payload.
     pub fn len(&self) -> usize {
         self.payload.len() / T::BYTES
     }
 
-    /// Whether there is none.
+    /// Whether the payload has no record.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The records, each with its position in bytes from the start of the message: what a check of
-    /// [`BlockPlaces`](super::BlockPlaces) is told, so that its error names the byte.
+    /// The records, each with its position in bytes from the start of the message.
+    ///
+    /// The checks of [`BlockPlaces`](super::BlockPlaces) need the position, so that their errors name the byte.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (u64, T)> + use<'a, T> {
         let positions = (0..self.len()).map(|index| (super::Header::BYTES + index * T::BYTES) as u64);
         positions.zip(self.payload.chunks_exact(T::BYTES).map(T::decode))

@@ -1,42 +1,47 @@
-//! Which arbiter a side asks (`specs/replica.md §1`).
+//! The identity of the arbiter that each side uses (`specs/replica.md §1`).
+//!
+//! Two different arbiters could both give the claim, and the guest would run twice.
 
 use super::SPEC;
 use crate::error::WireError;
 use crate::reader::{Reader, Stop};
 
-/// What a side says of its arbiter behind the greeting. [`super::Session::seal_arbiter`] and [`super::Session::open_arbiter`] put it on the
-/// wire.
+/// A side's statement about its arbiter, sent directly after the greeting.
+///
+/// [`super::Session::seal_arbiter`] and [`super::Session::open_arbiter`] encode and decode it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ArbiterIdentity {
-    /// What its operator calls it; for people.
+    /// The operator's name for the arbiter, for people.
     pub name: String,
-    /// What is found there.
+    /// Content of the arbiter's store.
     pub store: ArbiterStore,
 }
 
-/// What a side has found in its arbiter's own store.
+/// Content that a side has found in its arbiter's store.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum ArbiterStore {
-    /// That kind of arbiter keeps nothing that could be read.
+    /// This kind of arbiter keeps nothing that a side could read.
     #[default]
     Nothing,
-    /// What is kept there for this protection: one who sees it sees the same store.
+    /// A random token of this protection. Two sides that read the same token use the same store.
     Token(String),
-    /// It cannot be asked now, because of this.
+    /// The store cannot be reached now. The text is the reason.
     OutOfReach(String),
 }
 
 impl ArbiterIdentity {
-    /// The longest name.
+    /// Longest name, in bytes.
     pub const MOST_NAME_BYTES: usize = 1024;
-    /// The longest token, or reason.
+    /// Longest token or reason, in bytes.
     pub const MOST_TOKEN_BYTES: usize = 255;
-    /// Bytes that say how long the rest is.
+    /// Length of the head, which states the lengths of the texts, in bytes.
     pub const HEAD_BYTES: usize = 4;
-    /// Bytes behind the texts.
+    /// Length of the MAC after the texts, in bytes.
     pub const MAC_BYTES: usize = 32;
 
-    /// Whether two sides that say this ask one arbiter. Where neither keeps anything, equal names have to do: then it cannot be proved.
+    /// Whether two sides with these statements use one arbiter.
+    ///
+    /// If neither arbiter keeps anything, equal names are sufficient, but they prove nothing.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         match (&self.store, &other.store) {
@@ -46,20 +51,20 @@ impl ArbiterIdentity {
         }
     }
 
-    /// How many bytes follow the head.
+    /// Number of bytes after the head.
     ///
     /// # Errors
-    /// A broken rule.
+    /// A name above 1024 bytes; an unknown kind; a text that contradicts the kind.
     pub fn rest_bytes(head: [u8; Self::HEAD_BYTES]) -> Result<usize, WireError> {
         match read_head(&mut Reader::new(&head, MESSAGE)) {
             Ok((name, _, token)) => Ok(name + token + Self::MAC_BYTES),
             Err(Stop::Bad(error)) => Err(error),
-            // The head is whole.
+            // The head is complete, so this case does not occur.
             Err(Stop::Short(_)) => Ok(Self::MAC_BYTES),
         }
     }
 
-    /// What is authenticated.
+    /// The bytes that the MAC covers.
     pub(super) fn body(&self) -> Result<Vec<u8>, WireError> {
         let (kind, text) = self.store.to_wire();
         let local = |rule: &'static str| WireError::local(MESSAGE, 0, SPEC, rule);
@@ -107,7 +112,7 @@ const NOTHING: u8 = 0;
 const TOKEN: u8 = 1;
 const OUT_OF_REACH: u8 = 2;
 
-/// Length of the name, kind of the store, length of what is said of it.
+/// Reads the length of the name, the store's kind, and the length of its text.
 fn read_head(r: &mut Reader<'_>) -> Result<(usize, u8, usize), Stop> {
     let name = usize::from(r.u16()?);
     if name > ArbiterIdentity::MOST_NAME_BYTES {

@@ -1,6 +1,7 @@
-//! How the connection begins (`specs/replica.md §1`).
+//! The greeting between primary and standby (`specs/replica.md §1`).
 //!
-//! Decoding proves nothing. [`Hello::is_authentic`] and [`Welcome::is_authentic`] do.
+//! It authenticates both sides by their common secret, and sets the times of the protection. Decoding proves
+//! nothing. [`Hello::is_authentic`] and [`Welcome::is_authentic`] check the MAC.
 
 use super::{MAGIC, SPEC, VERSION_BYTES, bound, open};
 use crate::error::WireError;
@@ -12,46 +13,46 @@ const WELCOME_LABEL: &str = "sterna replica welcome";
 const NEEDS_FENCE: u32 = 1;
 const SENDS_DIFFERENCES: u32 = 2;
 
-/// The times of a protection; all but the drift in microseconds.
+/// The times of a protection, in microseconds, and the drift of the clocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Terms {
-    /// From heartbeat to heartbeat.
+    /// Time between two heartbeats, in microseconds.
     pub heartbeat_us: u32,
-    /// How long the primary may run the guest after a heartbeat that was echoed.
+    /// The lease in microseconds: how long an echoed heartbeat lets the primary run the guest.
     pub lease_us: u32,
-    /// What stopping the guest takes at most after that.
+    /// Most time that the primary needs to stop the guest after the lease, in microseconds.
     pub margin_us: u32,
-    /// From a claim that found no arbiter to the next.
+    /// Time between a claim that reached no arbiter and the next one, in microseconds.
     pub claim_interval_us: u32,
-    /// By how much the clocks' rates differ at most, in thousandths.
+    /// Largest difference between the rates of the two clocks, in thousandths.
     pub drift_per_mille: u32,
 }
 
-/// The primary's first message: which guest it protects, and on what terms.
+/// The primary's first message: identity and terms of the protection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Hello {
-    /// Drawn for this protection.
+    /// Drawn at random for this protection.
     pub protection_id: [u8; 16],
-    /// What the arbiter's claim is about; from 1.
+    /// The generation that the arbiter's claim refers to. At least 1.
     pub generation: u64,
-    /// The primary cannot stop its guest by itself.
+    /// Whether the primary cannot stop its guest itself, so that the standby needs a fence.
     pub needs_fence: bool,
-    /// Pages come as differences over multifd channels (`specs/extension.md §10`).
+    /// Whether pages are sent as differences over multifd channels (`specs/extension.md §10`).
     pub sends_differences: bool,
-    /// The times.
+    /// The times of the protection.
     pub terms: Terms,
-    /// Drawn for this connection.
+    /// Drawn at random for this connection.
     pub nonce: [u8; 16],
     mac: MacBytes,
 }
 
 impl Hello {
-    /// The first four bytes of the connection, "STNR": nothing else that a destination accepts starts so.
+    /// The first four bytes of the connection, "STNR". No other kind of connection starts with them.
     pub const MAGIC: [u8; 4] = MAGIC.to_be_bytes();
-    /// Bytes on the wire.
+    /// Length on the wire, in bytes.
     pub const BYTES: usize = 104;
 
-    /// A hello over the connection of that binding, from who knows the secret.
+    /// A hello, authenticated with `secret` and bound to the connection of `binding`.
     pub fn new(
         protection_id: [u8; 16],
         generation: u64,
@@ -67,7 +68,7 @@ impl Hello {
         unsigned.sign(secret, binding)
     }
 
-    /// The same, which announces differences over multifd channels.
+    /// The same hello, with the announcement of differences over multifd channels.
     #[must_use]
     pub fn announcing_differences(self, secret: &MigrationSecret, binding: &ChannelBinding) -> Self {
         Self { sends_differences: true, ..self }.sign(secret, binding)
@@ -78,7 +79,7 @@ impl Hello {
         Self { mac, ..self }
     }
 
-    /// Whether somebody who knows the secret says it, over the connection of that binding.
+    /// Whether a peer that knows the secret sent this hello over the connection of `binding`.
     #[must_use]
     pub fn is_authentic(&self, secret: &MigrationSecret, binding: &ChannelBinding) -> bool {
         secret.verify(HELLO_LABEL, &[&self.signed(), &bound(binding)], &self.mac)
@@ -90,10 +91,10 @@ impl Hello {
         out.extend_from_slice(&self.mac);
     }
 
-    /// Reads one from the start of `buf`.
+    /// Reads one hello from the start of `buf`; `None` while bytes are missing.
     ///
     /// # Errors
-    /// A wrong magic, version, generation or flag.
+    /// A wrong magic, version or generation; an unknown flag.
     pub fn decode(buf: &[u8]) -> Result<Option<(Self, usize)>, WireError> {
         reader::decode(buf, "replica hello", |r| {
             open(r)?;
@@ -119,7 +120,7 @@ impl Hello {
         })
     }
 
-    /// All but the MAC.
+    /// The bytes on the wire without the MAC.
     fn signed(&self) -> Vec<u8> {
         let Terms { heartbeat_us, lease_us, margin_us, claim_interval_us, drift_per_mille } = self.terms;
         let mut out = Vec::with_capacity(Self::BYTES);
@@ -140,22 +141,22 @@ impl Hello {
 /// The standby's answer to a hello that it accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Welcome {
-    /// Drawn for this connection.
+    /// Drawn at random for this connection.
     pub nonce: [u8; 16],
     mac: MacBytes,
 }
 
 impl Welcome {
-    /// Bytes on the wire.
+    /// Length on the wire, in bytes.
     pub const BYTES: usize = 56;
 
-    /// The answer to `hello`, which came over the connection of that binding.
+    /// The answer to `hello`, bound to the connection of `binding`.
     pub fn new(nonce: [u8; 16], hello: &Hello, secret: &MigrationSecret, binding: &ChannelBinding) -> Self {
         let mac = secret.mac(WELCOME_LABEL, &[&hello.signed(), &nonce, &bound(binding)]);
         Self { nonce, mac }
     }
 
-    /// Whether somebody who knows the secret answers just this hello.
+    /// Whether a peer that knows the secret answered this hello.
     #[must_use]
     pub fn is_authentic(&self, hello: &Hello, secret: &MigrationSecret, binding: &ChannelBinding) -> bool {
         secret.verify(WELCOME_LABEL, &[&hello.signed(), &self.nonce, &bound(binding)], &self.mac)
@@ -169,7 +170,7 @@ impl Welcome {
         out.extend_from_slice(&self.mac);
     }
 
-    /// Reads one from the start of `buf`.
+    /// Reads one welcome from the start of `buf`; `None` while bytes are missing.
     ///
     /// # Errors
     /// A wrong magic or version.

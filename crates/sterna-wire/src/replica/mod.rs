@@ -1,8 +1,11 @@
-//! What primary and standby of a protected guest say to each other beside the guest's state (`specs/replica.md`).
+//! Messages between primary and standby of a protected guest, in addition to its state (`specs/replica.md`).
 //!
-//! It has a connection of its own, so a heartbeat never waits for pages. [`Hello`] opens it, [`Welcome`] answers, each side says
-//! which arbiter it asks ([`ArbiterIdentity`]), and then each side sends [`Message`]s through its [`Session`], which authenticates every one. [`Output`], [`EpochSection`] and
-//! [`CheckpointSummary`] are sections of a Sterna's checkpoints.
+//! They have a separate connection, so that a heartbeat never waits for pages.
+//!
+//! - [`Hello`] opens the connection, and [`Welcome`] answers.
+//! - Each side states its arbiter ([`ArbiterIdentity`]).
+//! - Each side then sends [`Message`]s through its [`Session`], which authenticates every message.
+//! - [`Output`], [`EpochSection`] and [`CheckpointSummary`] are sections of a Sterna's checkpoints.
 
 mod arbiter;
 mod epoch_section;
@@ -23,7 +26,8 @@ const MAGIC: u32 = 0x5354_4e52;
 const VERSION: u32 = 2;
 const VERSION_BYTES: [u8; 4] = VERSION.to_be_bytes();
 
-/// A connection without TLS cannot pass for one with it, whatever TLS exports.
+/// The binding's bytes for the MAC. Empty without TLS, so a connection without TLS never has the MAC of one
+/// with TLS.
 fn bound(binding: &crate::extension::ChannelBinding) -> Vec<u8> {
     binding.map(|value| value.to_vec()).unwrap_or_default()
 }

@@ -1,16 +1,18 @@
-//! What a guest said and nobody heard yet (`specs/replica.md §4`).
+//! Output of a guest that waits for its checkpoint (`specs/replica.md §4`).
+//!
+//! The checkpoint contains this output, so that a takeover can send it.
 
 use crate::error::WireError;
 use crate::reader;
 
 const MESSAGE: &str = "output of a checkpoint";
 
-/// Output that waits for its checkpoint, as the checkpoint carries it.
+/// Output that waits for its checkpoint, as the checkpoint contains it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Output {
-    /// How many bytes the guest had said before.
+    /// Number of bytes that the guest had sent before.
     pub position: u64,
-    /// What it has said since, and what was not let go when the checkpoint was taken.
+    /// The following bytes of the guest, which were not released before the checkpoint.
     pub bytes: Vec<u8>,
 }
 
@@ -22,18 +24,18 @@ impl Output {
     /// Version of its body.
     pub const SECTION_VERSION: u32 = 1;
 
-    /// The most bytes that a body has where it is loaded.
+    /// Most bytes of a body that a standby loads.
     pub const MOST_BYTES: usize = 16 << 20;
 
-    /// The section's body.
+    /// The body of the section.
     pub fn encode(&self) -> Vec<u8> {
         [&self.position.to_be_bytes()[..], &self.bytes].concat()
     }
 
-    /// Reads a body.
+    /// Reads the body of a section.
     ///
     /// # Errors
-    /// It is too short.
+    /// The body has fewer than 8 bytes.
     pub fn decode(body: &[u8]) -> Result<Self, WireError> {
         let head = reader::decode(body, MESSAGE, |r| r.u64())?;
         let Some((position, used)) = head else {

@@ -1,4 +1,4 @@
-//! What is said after the greeting (`specs/replica.md §2`).
+//! The authenticated messages after the greeting (`specs/replica.md §2`).
 
 use super::arbiter::{self, ArbiterIdentity};
 use super::{Hello, SPEC, Welcome, bound};
@@ -15,12 +15,12 @@ const STANDBY_ARBITER_LABEL: &str = "sterna replica standby's arbiter";
 const NOT_AUTHENTIC: &str = "the message is not authentic at this place: the peer has another secret, or somebody has changed what it \
      said";
 
-/// Which side sends.
+/// The side that sends a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// Runs the guest.
+    /// The side that runs the guest.
     Primary,
-    /// Holds its checkpoints.
+    /// The side that stores the guest's checkpoints.
     Standby,
 }
 
@@ -33,37 +33,39 @@ impl Role {
     }
 }
 
-/// One message.
+/// A message after the greeting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Message {
-    /// Primary: I am here; numbered from 1.
+    /// Primary: a heartbeat, numbered from 1.
     Heartbeat(u64),
-    /// Primary: end the protection; I want your last word.
+    /// Primary: asks to end the protection. The standby answers `Never` or `Runs`.
     Unprotect,
-    /// Primary: the guest is stopped for you.
+    /// Primary: the guest is paused for the standby. The last checkpoint is final.
     Give,
-    /// Standby: all that I hold and have heard.
+    /// Primary: the guest ended with its process, without an operator's request. The standby may take over.
+    Gone,
+    /// Standby: its progress, sent for every heartbeat and every checkpoint.
     Answer {
-        /// The last checkpoint that is held whole; 0 before the first.
+        /// The last checkpoint that is held; 0 before the first.
         held: u64,
         /// The last heartbeat that was read; 0 before the first.
         heartbeat: u64,
     },
-    /// Standby: I have discarded everything, and never run the guest.
+    /// Standby: it has discarded everything and never runs the guest. Final.
     Never,
-    /// Standby: the guest runs here.
+    /// Standby: the guest runs at the standby. Final.
     Runs,
-    /// Standby: my operator wants a planned takeover.
+    /// Standby: an operator has requested a planned takeover.
     HandOver,
 }
 
 impl Message {
-    /// Bytes on the wire.
+    /// Length on the wire, in bytes.
     pub const BYTES: usize = 52;
 
     fn sender(self) -> Role {
         match self {
-            Self::Heartbeat(_) | Self::Unprotect | Self::Give => Role::Primary,
+            Self::Heartbeat(_) | Self::Unprotect | Self::Give | Self::Gone => Role::Primary,
             Self::Answer { .. } | Self::Never | Self::Runs | Self::HandOver => Role::Standby,
         }
     }
@@ -73,6 +75,7 @@ impl Message {
             Self::Heartbeat(number) => (1, number, 0),
             Self::Unprotect => (2, 0, 0),
             Self::Give => (3, 0, 0),
+            Self::Gone => (4, 0, 0),
             Self::Answer { held, heartbeat } => (16, held, heartbeat),
             Self::Never => (17, 0, 0),
             Self::Runs => (18, 0, 0),
@@ -85,19 +88,22 @@ impl Message {
             1 => Self::Heartbeat(first),
             2 => Self::Unprotect,
             3 => Self::Give,
+            4 => Self::Gone,
             16 => Self::Answer { held: first, heartbeat: second },
             17 => Self::Never,
             18 => Self::Runs,
             19 => Self::HandOver,
             _ => return None,
         };
-        // What a message does not use is zero.
+        // Values that a message does not use must be zero.
         (message.to_wire() == (kind, first, second)).then_some(message)
     }
 }
 
-/// One side of a connection after the greeting. A message counts only at its place: none can be left out, repeated, or moved
-/// to another connection.
+/// One side of a connection after the greeting.
+///
+/// A message is authentic only at its position. No message can be left out, repeated, or moved to another
+/// connection.
 #[derive(Debug, Clone)]
 pub struct Session {
     role: Role,
@@ -107,7 +113,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// The session that this greeting opens.
+    /// The session that hello and welcome establish.
     pub fn new(
         role: Role,
         secret: &MigrationSecret,
@@ -123,7 +129,7 @@ impl Session {
     /// Appends this side's next message.
     ///
     /// # Errors
-    /// The message is one of the other side.
+    /// The message belongs to the other role.
     pub fn seal(&mut self, message: Message, out: &mut Vec<u8>) -> Result<(), WireError> {
         if message.sender() != self.role {
             let rule = format!("{message:?} is not said by a {:?}", self.role);
@@ -137,10 +143,10 @@ impl Session {
         Ok(())
     }
 
-    /// Appends which arbiter this side asks: its first word.
+    /// Appends the identity of this side's arbiter: the first message of each side.
     ///
     /// # Errors
-    /// The name or the token is too long.
+    /// The name or the text is too long.
     pub fn seal_arbiter(&mut self, identity: &ArbiterIdentity, out: &mut Vec<u8>) -> Result<(), WireError> {
         let body = identity.body()?;
         let mac = self.key.mac(arbiter_label(self.role), &[&self.sent.to_be_bytes(), &body]);
@@ -150,10 +156,10 @@ impl Session {
         Ok(())
     }
 
-    /// Reads which arbiter the peer asks, from the start of `buf`.
+    /// Reads the identity of the peer's arbiter from `buf`; `None` while bytes are missing.
     ///
     /// # Errors
-    /// A broken rule, or it is not authentic at its place.
+    /// A broken rule; a message that is not authentic at its position.
     pub fn open_arbiter(&mut self, buf: &[u8]) -> Result<Option<(ArbiterIdentity, usize)>, WireError> {
         let read = reader::decode(buf, arbiter::MESSAGE, |r| {
             let identity = ArbiterIdentity::read(r)?;
@@ -167,10 +173,10 @@ impl Session {
         Ok(read)
     }
 
-    /// Reads the peer's next message from the start of `buf`.
+    /// Reads the peer's next message from the start of `buf`; `None` while bytes are missing.
     ///
     /// # Errors
-    /// An unknown message, one of this side, or one that is not authentic at its place.
+    /// An unknown message; a message of this side's role; a message that is not authentic at its position.
     pub fn open(&mut self, buf: &[u8]) -> Result<Option<(Message, usize)>, WireError> {
         let read = reader::decode(buf, "replica message", |r| {
             let (kind, first, second) = (r.u32()?, r.u64()?, r.u64()?);

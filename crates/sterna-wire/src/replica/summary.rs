@@ -1,4 +1,7 @@
-//! What a checkpoint has brought, as its primary says it (`specs/replica.md §7`).
+//! The primary's summary of a checkpoint: counts and digests (`specs/replica.md §7`).
+//!
+//! The standby compares it with the received data. It finds accidental changes and bugs, but it is no
+//! protection against an attacker.
 
 use std::fmt;
 use std::sync::LazyLock;
@@ -14,25 +17,29 @@ const RULES: &str = "specs/replica.md §7";
 /// XXH3-64 of a zero page.
 static ZERO_PAGE: LazyLock<u64> = LazyLock::new(|| xxh3_64(&[0; PAGE_SIZE]));
 
-/// Counts of pages and a digest of what they hold, in any order. Sums of parts are added to the sum of the whole.
+/// Counts of pages, and a digest of their content that ignores the order.
+///
+/// The sum of a whole is the sum of its parts, so that each lane can count on its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PageSums {
-    /// Pages that came with content, whole or as differences.
+    /// Number of pages with content, sent whole or as differences.
     pub normal_pages: u64,
-    /// Pages that came as zero.
+    /// Number of pages sent as zero.
     pub zero_pages: u64,
-    /// The sum over all of them of XXH3-64 of place and content, modulo 2^64.
+    /// Sum modulo 2^64 over all these pages of XXH3-64 of position and content.
     pub digest: u64,
 }
 
 impl PageSums {
-    /// Adds a page with content. For a difference it is that of the page that results. `block`: its number in the block list.
+    /// Adds a page with content. `block` is the block's number in the block list.
+    ///
+    /// For a difference, `content` is the resulting page.
     pub fn page(&mut self, block: usize, page: u64, content: &[u8]) {
         self.normal_pages += 1;
         self.digest = self.digest.wrapping_add(placed(block, page, xxh3_64(content)));
     }
 
-    /// Adds `count` zero pages from `first` on.
+    /// Adds `count` zero pages, starting at page `first`.
     pub fn zeros(&mut self, block: usize, first: u64, count: u64) {
         self.zero_pages += count;
         for page in first..first.saturating_add(count) {
@@ -40,7 +47,7 @@ impl PageSums {
         }
     }
 
-    /// Adds what another lane has summed up.
+    /// Adds the sums of another lane.
     pub fn add(&mut self, other: &Self) {
         self.normal_pages += other.normal_pages;
         self.zero_pages += other.zero_pages;
@@ -48,7 +55,7 @@ impl PageSums {
     }
 }
 
-/// The digest of content at its place.
+/// The digest of content at its position.
 fn placed(block: usize, page: u64, content: u64) -> u64 {
     let mut bytes = [0; 24];
     bytes[..8].copy_from_slice(&(block as u64).to_be_bytes());
@@ -57,25 +64,25 @@ fn placed(block: usize, page: u64, content: u64) -> u64 {
     xxh3_64(&bytes)
 }
 
-/// The last section of a Sterna's checkpoint: by it a standby knows that all has come as it was sent.
+/// The last section of a Sterna's checkpoint. The standby compares it with the received data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CheckpointSummary {
-    /// Of the checkpoint; 0 in the seeding, where all else is 0.
+    /// The checkpoint's number. 0 in the seeding, where all other fields are 0.
     pub number: u64,
-    /// Its pages.
+    /// Counts and digest of the checkpoint's pages.
     pub pages: PageSums,
     /// XXH3-64 of all sections before this one.
     pub sections: u64,
 }
 
-/// A field of a summary that differs, in what it is for.
+/// The first field in which a summary and the received data differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SummaryDifference {
-    /// Its name.
+    /// Name of the field.
     pub field: &'static str,
-    /// What the primary says.
+    /// Value in the primary's summary.
     pub said: u64,
-    /// What is so.
+    /// Value that the standby computed.
     pub found: u64,
 }
 
@@ -94,18 +101,18 @@ impl CheckpointSummary {
     pub const SECTION_NAME: &str = "sterna/checkpoint";
     /// Instance of the section.
     pub const SECTION_INSTANCE: u32 = 0;
-    /// Version of its body.
+    /// Version of the section's body.
     pub const SECTION_VERSION: u32 = 1;
-    /// Bytes of a body, without the length before it.
+    /// Length of a body without the length in front, in bytes.
     pub const BODY_BYTES: usize = 40;
 
-    /// Of a checkpoint whose other sections are `sections`.
+    /// The summary of a checkpoint whose other sections are `sections`.
     #[must_use]
     pub fn of(number: u64, pages: PageSums, sections: &[u8]) -> Self {
         Self { number, pages, sections: xxh3_64(sections) }
     }
 
-    /// The first field in which `found` is something else.
+    /// The first field whose value in `found` differs.
     #[must_use]
     pub fn difference(&self, found: &Self) -> Option<SummaryDifference> {
         let fields = |of: &Self| {
@@ -122,7 +129,7 @@ impl CheckpointSummary {
         Some(SummaryDifference { field, said, found })
     }
 
-    /// The section's body.
+    /// The body of the section.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let Self { number, pages, sections } = self;
@@ -130,10 +137,10 @@ impl CheckpointSummary {
         values.iter().flat_map(|value| value.to_be_bytes()).collect()
     }
 
-    /// Reads a body.
+    /// Reads the body of a section.
     ///
     /// # Errors
-    /// It has another length.
+    /// The body's length is not [`BODY_BYTES`](Self::BODY_BYTES).
     pub fn decode(body: &[u8]) -> Result<Self, WireError> {
         let read = reader::decode(body, MESSAGE, |r| {
             let number = r.u64()?;

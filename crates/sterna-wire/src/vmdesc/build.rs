@@ -1,48 +1,48 @@
-//! Writing the description.
+//! Encoder of the description (`specs/stream.md §1.6`).
 
 use crate::error::WireError;
 use crate::limits::VM_DESCRIPTION_BYTES;
 use crate::main::Configuration;
 use serde_json::{Value, json};
 
-/// One field of a device.
+/// One field in the state of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Field {
-    /// Its name.
+    /// Name of the field.
     pub name: String,
-    /// Its type, as QEMU would call it: `uint32`, `buffer`, …
+    /// QEMU's name for the type: `uint32`, `buffer` and others.
     pub kind: String,
-    /// Bytes that it takes in the body.
+    /// Bytes of the field in the body.
     pub size: u64,
 }
 
 impl Field {
-    /// A field.
+    /// A field with this name, type and size in bytes.
     pub fn new(name: impl Into<String>, kind: impl Into<String>, size: u64) -> Self {
         Self { name: name.into(), kind: kind.into(), size }
     }
 }
 
-/// One FULL section.
+/// One FULL section of the stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Device {
     /// Name of the section.
     pub name: String,
-    /// Its instance.
+    /// Number that distinguishes devices with the same name.
     pub instance: u32,
-    /// Version of its body.
+    /// Version of the section's body.
     pub version: u32,
-    /// Its fields; their sizes add up to the length of the body.
+    /// Fields of the body. Their sizes add up to its length.
     pub fields: Vec<Field>,
 }
 
-/// The JSON for these FULL sections, in stream order, and a machine type of so many bytes.
+/// The JSON for these FULL sections, in stream order, with this machine type.
 pub fn build(machine_type: &str, devices: &[Device]) -> String {
     let configuration = Configuration { machine_type: machine_type.to_owned(), ..Configuration::default() };
     build_for(&configuration, devices)
 }
 
-/// As [`build`], for a stream that begins with this configuration.
+/// Like [`build`], for a stream that begins with this configuration.
 pub fn build_for(configuration: &Configuration, devices: &[Device]) -> String {
     let configuration = describe(configuration);
     let devices: Vec<Value> = devices.iter().map(device).collect();
@@ -50,7 +50,7 @@ pub fn build_for(configuration: &Configuration, devices: &[Device]) -> String {
     to_ascii(&text.to_string())
 }
 
-/// The configuration and its subsections, as QEMU describes them.
+/// The configuration and its subsections, in the form that QEMU uses.
 fn describe(configuration: &Configuration) -> Value {
     let mut described = json!({
         "vmsd_name": "configuration",
@@ -69,7 +69,7 @@ fn describe(configuration: &Configuration) -> Value {
         subsection("target-page-bits", vec![field(&Field::new("target_page_bits", "uint32", 4))]);
     }
     if let Some(first) = configuration.capabilities.first() {
-        // Of several, QEMU gives the size of the first.
+        // For several capabilities, QEMU states the size of the first one.
         let mut list = field(&Field::new("capabilities", "capability", 1 + first.len() as u64));
         if configuration.capabilities.len() > 1 {
             list["array_len"] = configuration.capabilities.len().into();
@@ -87,7 +87,7 @@ fn describe(configuration: &Configuration) -> Value {
     described
 }
 
-/// JSON outside ASCII occurs in texts only, where an escape means the same.
+/// Escapes the characters outside ASCII. They occur only in JSON strings, where an escape has the same meaning.
 fn to_ascii(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for character in text.chars() {
@@ -103,11 +103,12 @@ fn to_ascii(text: &str) -> String {
     out
 }
 
-/// Appends the element: `06`, a length and the text (§1.6). It comes right after EOF. Any bytes will do: what was read is
-/// given back as it was.
+/// Appends the element: `06`, a length and the text (§1.6). It must follow EOF directly.
+///
+/// The text may have any bytes, so that a description can be written back unchanged.
 ///
 /// # Errors
-/// [`Fault::Local`](crate::Fault::Local) when the text is longer than a receiver takes.
+/// [`Fault::Local`](crate::Fault::Local) when the text is longer than [`VM_DESCRIPTION_BYTES`].
 pub fn encode(description: &(impl AsRef<[u8]> + ?Sized), out: &mut Vec<u8>) -> Result<(), WireError> {
     let description = description.as_ref();
     if description.len() > VM_DESCRIPTION_BYTES {

@@ -1,4 +1,4 @@
-//! Reading the description.
+//! Decoder of the description (`specs/stream.md §1.6`).
 
 use super::json::{array, bad, number, text};
 use crate::error::WireError;
@@ -10,22 +10,23 @@ use serde_json::Value;
 pub struct SectionLength {
     /// Name of the section.
     pub name: String,
-    /// Its instance.
+    /// Number that distinguishes devices with the same name.
     pub instance: u32,
-    /// Length of its body in bytes.
+    /// Length of the section's body, in bytes.
     pub length_bytes: u64,
 }
 
-/// Reads the JSON.
+/// Parses the JSON of a description, within the limits of this crate.
 ///
 /// # Errors
-/// A text that is too long, is no UTF-8, has too many values, is nested too deep, or is no JSON object.
+/// A text that is too long, is not UTF-8, has too many values, is nested too deep, or is not a JSON object.
 pub fn parse(description: &(impl AsRef<[u8]> + ?Sized)) -> Result<Value, WireError> {
     let description = description.as_ref();
     if description.len() > VM_DESCRIPTION_BYTES {
         return Err(bad(format!("{} bytes, more than {VM_DESCRIPTION_BYTES}", description.len())));
     }
-    // One of these stands before every value but the first (texts may hold more of them, which does no harm).
+    // One of these bytes precedes every value but the first. Strings may contain such bytes too, so the count
+    // is an upper bound.
     let values = description.iter().filter(|byte| matches!(byte, b'[' | b'{' | b',' | b':')).count();
     if values > VM_DESCRIPTION_VALUES {
         return Err(bad(format!("{values} values, more than {VM_DESCRIPTION_VALUES}")));
@@ -42,7 +43,7 @@ pub fn parse(description: &(impl AsRef<[u8]> + ?Sized)) -> Result<Value, WireErr
 /// The lengths of all FULL sections, in stream order.
 ///
 /// # Errors
-/// As [`parse`], a member that is missing or of another type, a length that does not fit.
+/// As [`parse`]; a member that is missing or has another type; a length that does not fit 64 bits.
 pub fn section_lengths(description: &(impl AsRef<[u8]> + ?Sized)) -> Result<Vec<SectionLength>, WireError> {
     let value = parse(description)?;
     array(&value, "devices")?.iter().map(section_length).collect()
@@ -56,7 +57,7 @@ fn section_length(device: &Value) -> Result<SectionLength, WireError> {
     Ok(SectionLength { name: text(device, "name")?.to_owned(), instance, length_bytes: body_length(device)? })
 }
 
-/// Sum over fields and subsections. Depth is bounded: the JSON was.
+/// Sum of the sizes of fields and subsections. The recursion is bounded, because the parser limits the nesting.
 fn body_length(structure: &Value) -> Result<u64, WireError> {
     let too_long = || bad("a length does not fit 64 bits");
     let mut length = 0u64;

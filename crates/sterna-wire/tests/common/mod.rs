@@ -1,11 +1,11 @@
-//! What several tests of this crate share: golden vectors and a driver for the decoder.
-#![allow(dead_code)] // each test program uses its own part
+//! Shared code of this crate's tests: golden vectors, and a driver for the decoder.
+#![allow(dead_code)] // each test program uses only a part
 
 use std::io::Read;
 use sterna_wire::PAGE_SIZE;
 use sterna_wire::main::{BodyKind, Expectations, MainDecoder, MainItem, SectionKind, Step};
 
-/// A vector of `tests/vectors`, unpacked.
+/// Reads and decompresses a file of `tests/vectors`.
 pub fn vector(name: &str) -> Vec<u8> {
     let path = format!("{}/tests/vectors/{name}.gz", env!("CARGO_MANIFEST_DIR"));
     let file = std::fs::File::open(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
@@ -14,12 +14,12 @@ pub fn vector(name: &str) -> Vec<u8> {
     bytes
 }
 
-/// RAM of the captures: one block.
+/// Name of the only RAM block in the captures.
 pub const BLOCK: &str = "m0";
-/// Its length.
+/// Length of that block, in bytes.
 pub const BLOCK_BYTES: u64 = 4 << 20;
 
-/// What the captured streams agree with.
+/// Expectations that the captured streams meet.
 pub fn expectations() -> Expectations {
     Expectations {
         machine_type: Some("none".into()),
@@ -28,12 +28,12 @@ pub fn expectations() -> Expectations {
     }
 }
 
-/// Knows no device but RAM.
+/// Knowledge of no device but RAM.
 pub fn opaque(name: &str, _: u32, _: u32, _: SectionKind) -> BodyKind {
     if name == "ram" { BodyKind::Ram } else { BodyKind::OpaqueByFooter }
 }
 
-/// Knows the devices of the captures.
+/// Knowledge of the devices in the captures.
 pub fn informed(name: &str, _: u32, _: u32, _: SectionKind) -> BodyKind {
     match name {
         "ram" => BodyKind::Ram,
@@ -43,10 +43,11 @@ pub fn informed(name: &str, _: u32, _: u32, _: SectionKind) -> BodyKind {
     }
 }
 
-/// An item, and for a page its bytes.
+/// An item, and the page's bytes if it is a page.
 pub type Seen = (MainItem, Vec<u8>);
 
-/// Reads a whole stream that arrives in pieces of `piece` bytes; returns the items and the bytes left over.
+/// Reads a whole stream that arrives in pieces of `piece` bytes. Returns the items and the number of bytes left
+/// over.
 pub fn read_all(
     decoder: &mut MainDecoder,
     stream: &[u8],
@@ -88,7 +89,7 @@ pub fn read_all(
     }
 }
 
-/// Runs a property over values drawn from the run's seed.
+/// Runs a property with values drawn from the run's seed.
 pub fn seeded<S: proptest::strategy::Strategy>(
     test: &str,
     strategy: &S,
@@ -105,12 +106,12 @@ pub fn seeded<S: proptest::strategy::Strategy>(
     }
 }
 
-/// Bytes as two digits each.
+/// The bytes as two hexadecimal digits each.
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The bytes of such digits; blanks mean nothing.
+/// The bytes of hexadecimal digits. Other characters are ignored.
 pub fn unhex(digits: &str) -> Vec<u8> {
     let digits: Vec<u32> = digits.chars().filter_map(|digit| digit.to_digit(16)).collect();
     digits.chunks(2).map(|pair| (pair[0] << 4 | pair[1]) as u8).collect()

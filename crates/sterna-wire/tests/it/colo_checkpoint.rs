@@ -1,4 +1,4 @@
-//! RAM and device state of COLO's checkpoints behind the end of a migration.
+//! RAM and device state of COLO's checkpoints, after the end of a migration.
 
 use crate::common::{opaque, read_all, seeded};
 use proptest::prelude::*;
@@ -11,7 +11,7 @@ use sterna_wire::ram::{BlockEntry, BlockList, RamRecordWriter};
 use sterna_wire::replica::{CheckpointSummary, EpochSection, PageSums};
 use sterna_wire::{Fault, PAGE_SIZE, vmdesc};
 
-/// A seeding of one block up to its devices, and a writer that goes on behind it.
+/// A seeding of one block up to its devices, and its writer of records.
 fn seeding(multifd: bool) -> (Vec<u8>, RamRecordWriter) {
     let (mut out, mut records) = (Vec::new(), RamRecordWriter::new());
     FileHeader.encode(&mut out);
@@ -34,7 +34,7 @@ fn seeding(multifd: bool) -> (Vec<u8>, RamRecordWriter) {
     (out, records)
 }
 
-/// A decoder behind a seeding, and the writer.
+/// A decoder after a seeding, the writer, and the stream's length.
 fn behind_seeding(multifd: bool) -> (MainDecoder, RamRecordWriter, u64) {
     let expect = Expectations { multifd, opaque_tail: true, ..Expectations::default() };
     let mut decoder = MainDecoder::new(Box::new(opaque), expect);
@@ -63,7 +63,7 @@ fn checkpoints_come_one_after_the_other_and_continue_the_last_block() {
         let (mut decoder, mut records, mut position) = behind_seeding(false);
         for _ in 0..3 {
             let bytes = ram(&mut records);
-            // The block of the seeding's page goes on: no name is said again.
+            // The seeding's last page was in the same block, so that no record names it again.
             assert!(!bytes.windows(2).any(|pair| pair == b"m0"));
 
             decoder.begin_checkpoint(position).unwrap();
@@ -192,7 +192,8 @@ fn blob(bodies: &[&[u8]]) -> Vec<u8> {
 
 #[test]
 fn devices_of_any_bytes_are_found_by_the_lengths_of_the_seeding() {
-    // Bytes that look like footers are frequent; the id of the last section does not come, so that no shorter state is sound.
+    // Bytes that look like footers are frequent. The id of the last section does not occur in bodies, so that
+    // no shorter state is valid.
     let byte = prop_oneof![Just(0x7eu8), Just(0), Just(3), Just(4), Just(5), 7u8..];
     let bodies = proptest::collection::vec(proptest::collection::vec(byte, 0..60), NAMES.len());
     seeded("colo_devices", &bodies, |bodies| {
@@ -216,7 +217,7 @@ fn devices_of_any_bytes_are_found_by_the_lengths_of_the_seeding() {
 #[test]
 fn devices_whose_length_has_changed_are_found_by_their_footers() {
     let known = list(&[10, 0, 300, 104]);
-    // A false footer with nothing behind it that a section could be.
+    // A false footer, followed by bytes that cannot be a section.
     let tricky = [&[0x7e, 0, 0, 0, 4, 4, 0, 0, 0, 9][..], &[1; 20]].concat();
     let bytes = blob(&[&[7; 12], &tricky, &[], &[2; 104]]);
 
@@ -233,7 +234,7 @@ fn what_a_guest_writes_to_its_disk_never_passes_for_a_section() {
     let mut known = DeviceList::new();
     known.push(epoch.clone()).unwrap();
     known.push(last.clone()).unwrap();
-    // In the guest's block: the section's own footer, and a state of the processor that it would like to have.
+    // In the guest's block: the section's own footer, and a forged state of the processor.
     let forged = [&[0x7e, 0, 0, 0, 7][..], &full(&last, b"forged")].concat();
     let framed = |length: usize, bytes: &[u8]| [&(length as u32).to_be_bytes()[..], bytes].concat();
     let with = |body: &[u8]| [&full(&epoch, body)[..], &full(&last, b"true"), &[0]].concat();
@@ -258,7 +259,7 @@ fn summary_is_found_whatever_its_digests_are() {
     let mut known = DeviceList::new();
     known.push(device(0, 4)).unwrap();
     known.push(summary.clone()).unwrap();
-    // The section's own footer, and the end behind it.
+    // The section's own footer, followed by the end.
     let pages = PageSums { digest: 0x7e00_0000_0700_0000, ..PageSums::default() };
     let said = CheckpointSummary { number: 3, pages, sections: 0 };
     let body = [&40_u32.to_be_bytes()[..], &said.encode()].concat();
@@ -280,7 +281,7 @@ fn devices_that_are_not_those_of_the_seeding_are_refused_by_name() {
     let with = |parts: &[&[u8]]| [&parts.concat()[..], &[0]].concat();
     let cases = [
         (with(&[&sections[0], &sections[1], &sections[3]]), "\"apic\" instance 0 of the seeding is missing"),
-        // Taken for one long section: nothing else could follow its first footer.
+        // Read as one long section, because no other element could follow its first footer.
         (with(&[&sections[0], &sections[0]]), "\"timer\" instance 0 of the seeding is missing"),
         (with(&[&other_id]), "has id 99"),
         (with(&[&other_version]), "has id 5 and version 2"),

@@ -1,4 +1,4 @@
-//! COLO's messages and their order at the standby: bytes as a QEMU 11.1.3 sends them, and single broken rules.
+//! COLO's messages and their order at the standby: bytes of a QEMU 11.1.3, and single broken rules.
 
 use crate::common::{seeded, unhex};
 use proptest::collection::vec;
@@ -90,7 +90,7 @@ fn size_of_nothing_or_of_more_than_is_held_is_refused_both_ways() {
     }
 }
 
-/// A standby's order up to where the step number `steps` is due.
+/// A standby's order at which step number `steps` is due.
 fn order_after(steps: usize) -> StandbyOrder {
     let mut order = StandbyOrder::new();
     for _ in 0..steps {
@@ -99,7 +99,7 @@ fn order_after(steps: usize) -> StandbyOrder {
     order
 }
 
-/// Does what is due.
+/// Performs the step that is due.
 fn step(order: &mut StandbyOrder) {
     match order.due() {
         Due::Say(kind) => order.say(kind).unwrap(),
@@ -115,7 +115,7 @@ fn of_kind(kind: MessageKind) -> Message {
     Message::decode(&bytes).unwrap().unwrap().0
 }
 
-/// Steps of the seeding's end and of one checkpoint.
+/// Number of steps at the seeding's end and in one checkpoint.
 const STEPS: usize = 9;
 
 #[test]

@@ -1,4 +1,4 @@
-//! The main channel's decoder against single broken rules: which byte, whose fault.
+//! The main channel's decoder with single broken rules: each error names the byte and the fault.
 
 use crate::common::{BLOCK, expectations, informed, opaque, read_all};
 use sterna_wire::Fault;
@@ -39,7 +39,7 @@ fn ram_listed(flush: bool) -> Vec<u8> {
 }
 
 fn refusal(expect: Expectations, stream: &[u8]) -> WireError {
-    // However the bytes arrive, the same byte is at fault.
+    // The same byte is at fault, independent of the pieces in which the bytes arrive.
     let mut whole = MainDecoder::new(Box::new(opaque), expect.clone());
     let mut pieces = MainDecoder::new(Box::new(opaque), expect);
     let error = read_all(&mut whole, stream, 1 << 16).expect_err("must be refused");
@@ -72,7 +72,7 @@ fn block_list_that_differs_is_incompatible() {
     BlockList { blocks: vec![BlockEntry::new("a", 8192), BlockEntry::new("b", 4096)] }
         .encode(&mut stream)
         .unwrap();
-    // The word at 34, entries of 10 bytes from 42 on, their lengths at 44 and 54.
+    // The word is at 34. Entries of 10 bytes start at 42, with their lengths at 44 and 54.
     let cases = [
         (blocks(&[("a", 8192)]), 54, "not here"),
         (blocks(&[("a", 4096), ("b", 4096)]), 44, "8192 bytes, here 4096"),
@@ -123,7 +123,7 @@ fn ram_record_that_breaks_a_rule_is_refused() {
     let word = |word: u64| word.to_be_bytes().to_vec();
     let named =
         |word: u64, name: &str| [&word.to_be_bytes()[..], &[name.len() as u8], name.as_bytes()].concat();
-    // (what, record, bytes into it where the error is)
+    // Name, record, and offset of the error in the record.
     let cases: [(&str, Vec<u8>, u64); 12] = [
         ("no flag", word(0), 0),
         ("two flags", word(0x00a), 0),
@@ -151,7 +151,8 @@ fn ram_record_that_breaks_a_rule_is_refused() {
 fn xbzrle_delta_that_leaves_the_page_is_refused_at_its_byte() {
     let mut stream = ram_listed(false);
     let start = stream.len() as u64;
-    // Keep 4095, two new bytes: the second is outside. Word 8, name 3, encoding 1, length 2, skip 2.
+    // Keep 4095 bytes, then two new bytes: the second is outside the page. Word 8, name 3, encoding 1, length
+    // 2, skip 2.
     RamRecordWriter::new().xbzrle(0, BLOCK, 0, &[0xff, 0x1f, 2, 9, 9], &mut stream).unwrap();
 
     let error = refusal(expectations(), &stream);
@@ -185,7 +186,7 @@ fn legacy_flush_is_refused_or_reported_at_each_eos() {
     let flush = MainItem::MultifdFlush;
     assert_eq!(tail, [flush.clone(), end(SectionKind::Start), flush, end(SectionKind::Part)]);
     assert!(decoder.flushes_silently());
-    // A source cannot change its mind.
+    // A source cannot change its way to flush.
     let mut changed = ram_listed(false);
     RamRecordWriter::multifd_flush(&mut changed);
     assert_eq!(refusal(accept, &changed).fault, Fault::PeerMisbehaved);
@@ -341,7 +342,8 @@ fn page_not_taken_is_our_fault() {
 
 #[test]
 fn description_of_any_bytes_is_taken_as_it_is_however_it_arrives() {
-    // A loader drops it unread: after EOF no byte of it can make the stream unsound (specs/stream.md §1.6).
+    // A loader ignores the description: after EOF, its content cannot make the stream invalid (specs/stream.md
+    // §1.6).
     for text in [&b"{ \xc3\xa4}"[..], b"{\xff\0}", b"nonsense"] {
         let mut stream = opened();
         encode_end(&mut stream);
@@ -422,7 +424,7 @@ fn bodies_that_pass_do_not_count_against_what_is_held() {
         read_all(&mut decoder, &stream(bodies), 16).map(|(items, _)| items.len())
     };
 
-    // Header and configuration stand before the bodies.
+    // Header and configuration precede the bodies.
     assert!(read(|| BodyKind::LengthPrefixed { most: 50 }, 3).unwrap_err().to_string().contains("120 bytes"));
     assert_eq!(read(|| BodyKind::Passing { most: 50 }, 3), Ok(5));
     assert!(read(|| BodyKind::Passing { most: 39 }, 1).unwrap_err().to_string().contains("at most 39"));
@@ -457,7 +459,7 @@ fn recovery_goes_on_with_the_stream_after_a_torn_record_and_after_rams_end() {
         assert_eq!(decoder.position(), 0);
         let Step::Item { item, .. } = decoder.next(&again).unwrap() else { panic!() };
         assert_eq!(item, MainItem::Zero { block: 0, offset: 4096 });
-        // Whatever was sent before the loss is forgotten.
+        // The decoder forgets the block of the records before the loss.
         decoder.begin_recovery();
         assert!(decoder.next(&nameless).is_err());
     }

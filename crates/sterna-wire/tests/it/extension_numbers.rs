@@ -1,4 +1,4 @@
-//! The numbers of specs/extension.md §1 are those of the code: all of them, and no others.
+//! The numbers in specs/extension.md §1 are the numbers in the code: all of them, and no others.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use sterna_wire::nbd::DiskHello;
 use sterna_wire::replica;
 use sterna_wire::return_path::ReturnMessage;
 
-/// §1, without what comes before and after.
+/// The text of §1 without the text before and after.
 fn section() -> String {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../specs/extension.md");
     let text = std::fs::read_to_string(path).unwrap();
@@ -19,7 +19,7 @@ fn section() -> String {
     after.split_once("\n## 2. ").unwrap().0.to_owned()
 }
 
-/// What stands in backticks in the first cell of each row of the table whose head begins with `head`.
+/// The texts in backticks in the first cell of each row. The table is the one whose head begins with `head`.
 fn numbers(section: &str, head: &str) -> BTreeSet<String> {
     let table = section.split_once(&format!("\n| {head} |")).unwrap().1;
     let rows = table.lines().skip(1).take_while(|line| line.starts_with('|'));
@@ -79,7 +79,7 @@ fn every_feature_bit_stands_in_the_table_and_no_other() {
         Features::POSTCOPY_LANES,
         Features::MEMORY,
     ];
-    // Bit 0 is an older Sterna's.
+    // An older Sterna uses bit 0.
     let mut known = BTreeSet::from([0]);
     known.extend(features.iter().map(|feature| feature.0.trailing_zeros()));
     assert_eq!(known.len(), features.len() + 1, "two have one bit");

@@ -1,4 +1,4 @@
-//! Bytes of a real QEMU 11.1.3: every byte is understood, and RAM comes out byte for byte.
+//! Bytes of a real QEMU 11.1.3: the decoder understands every byte, and rebuilds RAM exactly.
 
 use crate::common::{self, BLOCK, BLOCK_BYTES, expectations, informed, opaque, read_all, vector};
 use sterna_wire::global_state::GlobalState;
@@ -12,14 +12,14 @@ use sterna_wire::multifd::{
 use sterna_wire::ram::{BlockEntry, BlockList, RamRecordWriter};
 use sterna_wire::{PAGE_SIZE, mapped_ram, vmdesc};
 
-/// Section ids of the captures, which items do not tell.
+/// Section ids of the captures, which items do not contain.
 const IDS: [(&str, u32); 3] = [("ram", 1), ("timer", 0), ("globalstate", 3)];
 
 fn id(name: &str) -> u32 {
     IDS.iter().find(|pair| pair.0 == name).unwrap().1
 }
 
-/// Encodes what was decoded.
+/// Encodes decoded items again.
 fn encode_again(items: &[common::Seen]) -> Vec<u8> {
     let mut out = Vec::new();
     let mut records = RamRecordWriter::new();
@@ -71,7 +71,7 @@ fn encode_again(items: &[common::Seen]) -> Vec<u8> {
     out
 }
 
-/// Puts the pages of a main channel into `ram`.
+/// Writes the pages of a main channel into `ram`.
 fn apply(items: &[common::Seen], ram: &mut [u8]) {
     for (item, page) in items {
         match item {
@@ -84,7 +84,7 @@ fn apply(items: &[common::Seen], ram: &mut [u8]) {
     }
 }
 
-/// RAM that holds nothing right yet.
+/// RAM with wrong content in every byte that a test must overwrite.
 fn dirty_ram() -> Vec<u8> {
     vec![0xa5; BLOCK_BYTES as usize]
 }
@@ -152,7 +152,7 @@ fn main_channel_globalstate_is_prelaunch_and_reencodes() {
     assert_eq!(state.encode().unwrap().as_slice(), body.unwrap());
 }
 
-/// Unpacks the payloads of one channel.
+/// Decompresses the payloads of one channel.
 enum Unpacker {
     None,
     Zlib(flate2::Decompress),
@@ -184,8 +184,8 @@ impl Unpacker {
     }
 }
 
-/// Reads a multifd channel, puts its pages into `ram`, checks that it encodes to the same bytes; returns how many
-/// SYNCs it had and the numbers of its packets.
+/// Reads a multifd channel, writes its pages into `ram`, and checks the encoder against it. Returns the number
+/// of SYNCs and the packet numbers.
 fn read_channel(stream: &[u8], method: Method, ram: &mut [u8]) -> (usize, Vec<u64>) {
     let table = BlockTable::new([(BLOCK.to_owned(), BLOCK_BYTES)]).unwrap();
     let (initial, mut at) = InitialPacket::decode(stream).unwrap().unwrap();
@@ -275,7 +275,7 @@ fn mapped_ram_file_rebuilds_ram_through_its_layout() {
         panic!("no block");
     };
     assert_eq!((name.as_str(), *length_bytes), (BLOCK, BLOCK_BYTES));
-    // QEMU's own layout is the one that `place` gives.
+    // QEMU's layout is the layout that `place` computes.
     let start = header.bitmap_offset - mapped_ram::MappedHeader::BYTES as u64;
     assert_eq!(mapped_ram::MappedHeader::place(start, *length_bytes).unwrap(), *header);
     assert_eq!(*resume_at, header.end_of_pages(*length_bytes));
@@ -291,7 +291,7 @@ fn mapped_ram_file_rebuilds_ram_through_its_layout() {
     }
     assert!(ram == vector("guest.ram"), "RAM differs");
     assert_eq!(again, bitmap);
-    // Header, configuration and block entry, encoded again.
+    // Encode header, configuration and block entry again.
     let mut out = Vec::new();
     FileHeader.encode(&mut out);
     Configuration {

@@ -1,8 +1,8 @@
-//! Every truncation and every change of one byte of sample messages gives an error, another value or a wait for
-//! more bytes: never a panic, and never more memory than a stated multiple of what arrived.
+//! Damages sample messages by every truncation and by changes of single bytes.
 //!
-//! The bound is proved by a counting allocator: the live bytes that a decoder adds stay below
-//! [`FACTOR`] × bytes arrived + [`FLOOR`].
+//! The result is an error, another value or a wait for more bytes, but never a panic. A counting allocator
+//! proves the bound on memory: the live bytes that a decoder adds stay below [`FACTOR`] × received bytes +
+//! [`FLOOR`].
 
 use crate::common::{expectations, informed, opaque, read_all, vector};
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -26,9 +26,9 @@ use sterna_wire::rdma::{
 use sterna_wire::return_path::ReturnMessage;
 use sterna_wire::{PAGE_SIZE, vmdesc, xbzrle};
 
-/// Bytes that one byte on the wire may make a decoder hold: the largest is a section's entry in two tables.
+/// Most bytes of memory per received byte. A section's entry in two tables needs the most.
 const FACTOR: usize = 64;
-/// What a decoder may hold besides: an error's text, tables at their first growth.
+/// Additional memory in bytes, for an error's text and for tables at their first growth.
 const FLOOR: usize = 8 << 10;
 
 struct Counting;
@@ -39,24 +39,24 @@ thread_local! {
 }
 
 fn count(change: isize) {
-    // Allocations while a thread ends are nobody's.
+    // Ignore allocations at the end of a thread, when its thread-local values are gone.
     let _ = LIVE.try_with(|live| {
         live.set(live.get() + change);
         let _ = PEAK.try_with(|peak| peak.set(peak.get().max(live.get())));
     });
 }
 
-// SAFETY: every call goes to `System` as it came; counting allocates nothing.
+// SAFETY: every call passes its arguments to `System` unchanged. Counting allocates nothing.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as isize);
-        // SAFETY: the caller's promise about `layout` is passed on.
+        // SAFETY: the caller guarantees the requirements on `layout`, and `System` has the same ones.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         count(-(layout.size() as isize));
-        // SAFETY: `pointer` came from `System` with this layout, as all of ours do.
+        // SAFETY: `pointer` comes from `System` with this layout, as does every pointer from this allocator.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
@@ -64,7 +64,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// Runs `decode` and returns by how many bytes live memory rose at most.
+/// Runs `decode`. Returns the largest increase of live memory, in bytes.
 fn peak(decode: impl FnOnce()) -> usize {
     let before = LIVE.with(Cell::get);
     PEAK.with(|peak| peak.set(before));
@@ -85,7 +85,9 @@ fn check(what: &str, bytes: &[u8], decode: &dyn Fn(&[u8])) {
     assert!(held <= allowed, "{what}: {held} bytes held for {} that arrived, {allowed} allowed", bytes.len());
 }
 
-/// Every truncation; every byte changed to several values: each single bit, 0, ff, one more and one less.
+/// Tries every truncation, and several values for every byte.
+///
+/// The values are: each single bit flipped, 0, ff, plus one, minus one.
 fn assault(what: &str, sample: &[u8], decode: &dyn Fn(&[u8])) {
     for end in 0..=sample.len() {
         check(what, &sample[..end], decode);
@@ -205,7 +207,7 @@ fn connect() -> ConnectRequest {
     ConnectRequest { pin_all: true, introduction: Some(introduction) }
 }
 
-/// A control message, and what its records say of two blocks.
+/// Decodes a control message, and checks its records against two blocks.
 fn rdma(bytes: &[u8]) {
     let place = BlockPlace { host_address: 1 << 40, offset: 1 << 30, length_bytes: 4 << 20, key: 7 };
     let places = BlockPlaces::new(vec![place; 2]).unwrap();
@@ -263,7 +265,7 @@ fn ram_packet_decoding_and_encoding_allocate_nothing() {
     assert_eq!(held, 0);
 }
 
-/// A stream with every kind of element and record, small enough to try everything.
+/// A stream with every kind of element and record, small enough to try every change.
 fn rich_stream() -> Vec<u8> {
     let mut out = Vec::new();
     FileHeader.encode(&mut out);
@@ -326,7 +328,7 @@ fn main_stream_changed_or_cut_is_refused_or_another_stream() {
     });
 }
 
-/// Bytes left over.
+/// Decodes a stream. Returns the number of bytes left over.
 fn read(
     knowledge: fn(&str, u32, u32, SectionKind) -> BodyKind,
     expect: &Expectations,

@@ -1,5 +1,7 @@
-//! The integration tests of this crate, one module for each subject: one program is linked, not one for each file.
-//! `cargo test -p sterna-wire --test it SUBJECT::` runs those of one subject.
+//! The integration tests of this crate, one module for each subject.
+//!
+//! All modules form one program, so that the linker runs once. `cargo test -p sterna-wire --test it SUBJECT::`
+//! runs the tests of one subject.
 
 #[path = "../common/mod.rs"]
 mod common;

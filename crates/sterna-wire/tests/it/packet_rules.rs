@@ -1,4 +1,4 @@
-//! Multifd packets against single broken rules: which byte, whose fault.
+//! Multifd packets with single broken rules: each error names the byte and the fault.
 
 use sterna_wire::multifd::{
     BlockTable, DeviceChunk, DeviceChunkKind, DeviceStatePacket, InitialPacket, Method, PacketHeader,
@@ -19,10 +19,10 @@ fn sound() -> [u8; RAM_PACKET_BYTES] {
     *encoder.finish(7, 3 * 4096)
 }
 
-/// Bytes to put at an offset.
+/// An offset, and the bytes to write there.
 type Patch<'a> = (usize, &'a [u8]);
 
-/// The packet with some bytes replaced.
+/// The packet after some bytes were replaced.
 fn with(patches: &[Patch<'_>]) -> [u8; RAM_PACKET_BYTES] {
     let mut bytes = sound();
     for (at, patch) in patches {
@@ -78,8 +78,8 @@ fn ram_packet_that_breaks_a_rule_is_refused_at_its_byte() {
     }
 }
 
-/// As QEMU 7.2 sends them: the last pages of a round in its SYNC; packets without pages, SYNC or not, with the length of
-/// the packet before.
+/// Packets as QEMU 7.2 sends them. The last pages of a round are in its SYNC. A packet without pages, SYNC or
+/// not, repeats the payload length of the previous packet.
 #[test]
 fn ram_packets_of_an_old_qemu_are_taken() {
     let table = table();
@@ -125,7 +125,7 @@ fn ram_packet_compressed_payload_has_its_limits() {
 
 #[test]
 fn ram_packet_with_all_pages_colliding_is_still_judged() {
-    // A block so large that page numbers can be chosen to fall on one slot of the duplicate check.
+    // The block is large enough to choose page numbers that all fall on one slot of the duplicate check.
     let table = BlockTable::new([("big".to_owned(), 1 << 50)]).unwrap();
     let slot = |page: u64| page.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(8) & 255;
     let pages: Vec<u64> = (0u64..).filter(|page| slot(*page) == 255).take(128).collect();
@@ -211,7 +211,7 @@ fn packet_of_differences_is_taken_and_each_broken_rule_is_refused_at_its_byte() 
     assert!([0, 0x3000].into_iter().all(|offset| encoder.push_normal(offset)));
     let bytes = *encoder.finish_differences(9, 10);
 
-    // Whatever the lane's compression is.
+    // The result does not depend on the lane's compression.
     for method in [Method::None, Method::Zlib, Method::Zstd] {
         let view = RamPacketView::decode(&bytes, &table, method).unwrap();
         assert!(view.holds_differences() && !view.is_sync());

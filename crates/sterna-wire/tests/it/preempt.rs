@@ -1,4 +1,4 @@
-//! The preempt channel: what it says first, and its records.
+//! The preempt channel: its hello, and its records.
 
 use sterna_wire::extension::{MigrationSecret, PreemptHello};
 use sterna_wire::multifd::BlockTable;

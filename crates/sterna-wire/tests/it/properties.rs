@@ -1,5 +1,6 @@
-//! Round trips of every message, with values drawn at random from a seed that is printed and that `STERNA_SEED`
-//! sets.
+//! Round trips of every message with random values.
+//!
+//! The seed is printed, and `STERNA_SEED` sets it.
 
 use crate::common::{self, seeded};
 use proptest::collection::vec;
@@ -84,7 +85,7 @@ fn ram_packet_encoded_decodes_to_itself() {
     let pages = vec((0u64..1 << 20, any::<bool>()), 0..=128);
     let packets = vec((name(), pages, any::<u64>(), 1u32..=1 << 20), 1..4);
     seeded("ram_packet", &(method(), packets), |(method, packets)| {
-        // One encoder for all: nothing of a packet may show in the next.
+        // One encoder for all packets: no content of a packet may appear in the next one.
         let mut encoder = RamPacketEncoder::new(method);
         for (name, pages, number, compressed) in packets {
             let table = BlockTable::new([
@@ -234,16 +235,16 @@ fn configuration_encoded_decodes_to_itself() {
     });
 }
 
-/// A device section: name, body, whether framed by its length, else opaque.
+/// A device section: name, body, and whether it is framed by its length. Otherwise it is opaque.
 type DeviceSection = (String, Vec<u8>, bool);
 
 fn devices() -> impl Strategy<Value = Vec<DeviceSection>> {
-    // Bytes that look like footers on purpose.
+    // Many of these bytes look like parts of footers.
     let body = vec(prop_oneof![any::<u8>(), Just(0x7e), Just(0), Just(8), Just(4)], 0..300);
     vec((name(), body, any::<bool>()), 0..6)
 }
 
-/// Knows from the version how a body is framed.
+/// Selects the framing of a body by its version.
 fn by_version(name: &str, _: u32, version: u32, _: SectionKind) -> BodyKind {
     match (name, version) {
         ("ram", 4) => BodyKind::Ram,
@@ -265,12 +266,12 @@ fn main_stream_encoded_decodes_to_itself_in_any_pieces() {
         configuration.encode(&mut out).unwrap();
         expected.push(MainItem::Configuration(configuration));
         let mut commands = commands;
-        // This one comes once.
+        // This command may occur only once.
         let mut has_come = false;
         commands.retain(|command| {
             *command != Command::SwitchoverStart || !std::mem::replace(&mut has_come, true)
         });
-        // After it no description comes.
+        // After this command, no description follows.
         let is_postcopy = commands.contains(&Command::PostcopyListen);
         for command in std::iter::once(Command::OpenReturnPath).chain(commands) {
             command.encode(&mut out).unwrap();
@@ -279,7 +280,7 @@ fn main_stream_encoded_decodes_to_itself_in_any_pieces() {
         SectionHeader { id: 77, name: "ram", instance: 0, version: 4 }.encode_start(&mut out).unwrap();
         let entries = blocks.iter().map(|(name, length)| BlockEntry::new(*name, *length));
         let list = BlockList { blocks: entries.collect() };
-        // On the wire the other way round; the decoder hands it over in the expected order.
+        // On the wire the order is reversed. The decoder returns the list in the expected order.
         BlockList { blocks: list.blocks.iter().rev().cloned().collect() }.encode(&mut out).unwrap();
         RamRecordWriter::multifd_flush(&mut out);
         RamRecordWriter::eos(&mut out);

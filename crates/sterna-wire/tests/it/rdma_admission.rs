@@ -1,4 +1,4 @@
-//! Which connect requests a destination takes, and for what.
+//! The connect requests that a destination accepts, and the parts that it assigns.
 
 use sterna_wire::rdma::{Admission, ChunkSize, ConnectReply, ConnectRequest, Introduction, Part};
 use sterna_wire::{Fault, WireError};
@@ -13,7 +13,7 @@ fn flagged(session: u8, part: Part, pin_all: bool) -> Vec<u8> {
     ConnectRequest { pin_all, introduction: Some(own) }.to_bytes()
 }
 
-/// As the connection manager hands it over.
+/// A QEMU's private data as the connection manager delivers it, padded.
 fn qemu(pin_all: bool) -> Vec<u8> {
     let mut bytes = ConnectRequest { pin_all, introduction: None }.to_bytes();
     bytes.resize(56, 0);
@@ -108,7 +108,7 @@ fn place_of_a_connection_that_ended_is_free_and_all_are_without_the_main_one() {
     assert!(admission.has(Part::ReturnPath) && !admission.has(Part::Lane(0)));
     assert!(admission.request(&of(1, Part::Lane(0))).is_ok());
 
-    // The next source may be anybody.
+    // The next source may be any kind of peer.
     admission.ended(Part::Main);
     assert!(![Part::Main, Part::ReturnPath, Part::Lane(0)].iter().any(|part| admission.has(*part)));
     refused(admission.request(&of(1, Part::Lane(0))), 8, "no main connection");

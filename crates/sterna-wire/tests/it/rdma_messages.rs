@@ -1,4 +1,4 @@
-//! Control messages and private data of `rdma:`: bytes as a QEMU 11.1.3 sends them, and single broken rules.
+//! Control messages and private data of `rdma:`: bytes of a QEMU 11.1.3, and single broken rules.
 
 use crate::common::{hex, unhex};
 use sterna_wire::Fault;
@@ -44,7 +44,7 @@ fn messages_without_payload_are_those_of_the_specification() {
         assert_eq!(hex(&empty(kind)), bytes, "{kind}");
         assert_eq!(Message::decode(&unhex(bytes)).unwrap().kind(), kind);
     }
-    // What stands in the padding does not matter.
+    // The content of the padding does not matter.
     assert_eq!(Message::decode(&unhex("000000000000000200000001deadbeef")).unwrap(), Message::Ready);
 }
 
@@ -71,7 +71,7 @@ fn messages_of_a_captured_start_decode_and_encode_to_the_same_bytes() {
     let Message::RamBlocksResult(list) = Message::decode(&answer).unwrap() else { panic!("no list") };
     assert_eq!(list.iter().collect::<Vec<_>>(), [(16, blocks[0]), (48, blocks[1])]);
 
-    // The second page of a chunk: the first was zero.
+    // A request for the second page of a chunk, because the first page was zero.
     let request = RegisterRequest { key: 0x10_1000, block: 0, more_chunks: 0 };
     let bytes =
         unhex("00000018 00000007 00000001 00000000 0000000000101000 00000000 00000000 0000000000000000");
@@ -84,7 +84,7 @@ fn messages_of_a_captured_start_decode_and_encode_to_the_same_bytes() {
     let bytes = unhex("00000010 00000008 00000001 00000000 00005f3a 00000000 00007f0000000000");
     assert_eq!(hex(&records(&[result])), hex(&bytes));
 
-    // The index comes before the address here.
+    // In this record, the index precedes the address.
     let zero = ZeroRange { value: 0, block: 3, start: 0x90_0000, length: 12 << 10 };
     let bytes =
         unhex("00000018 00000006 00000001 00000000 00000000 00000003 0000000000900000 0000000000003000");
@@ -146,7 +146,7 @@ fn message_of_most_bytes_and_most_records_is_taken() {
     let Message::RegisterRequest(list) = Message::decode(&bytes).unwrap() else { panic!("no request") };
     assert_eq!(list.iter().map(|(_, record)| record).collect::<Vec<_>>(), most);
 
-    // A QEMU answers several requests with the first result, and their repeat.
+    // QEMU answers several requests with the first result only, and states the requests' repeat.
     let answer = [header(16, 8, 2), vec![0; 16]].concat();
     assert!(matches!(Message::decode(&answer).unwrap(), Message::RegisterResult(list) if list.len() == 1));
 }
@@ -173,7 +173,7 @@ fn message_that_cannot_be_said_is_our_fault_and_writes_nothing() {
     assert!(out.len() <= MESSAGE_BYTES);
 }
 
-/// Two blocks: 8 MiB and a half at offset 1 GiB, a page at offset 0.
+/// Two blocks: 8.5 MiB at offset 1 GiB, and one page at offset 0.
 fn places() -> BlockPlaces {
     let long = 8 * MIB + (MIB >> 1);
     BlockPlaces::new(vec![place(0x7f00_0000_0000, 1 << 30, long, 0), place(0x5500_0000_0000, 0, 4096, 0)])
@@ -331,7 +331,7 @@ fn request(part: Part) -> ConnectRequest {
     ConnectRequest { pin_all: false, introduction: Some(introduction(part)) }
 }
 
-/// As the connection manager hands it over: padded with bytes of no meaning.
+/// Private data as the connection manager delivers it: padded with arbitrary bytes.
 fn padded(bytes: &[u8], length: usize, padding: u8) -> Vec<u8> {
     let mut out = bytes.to_vec();
     out.resize(length, padding);
@@ -384,7 +384,7 @@ fn request_of_a_qemu_is_one_whatever_it_is_padded_with() {
 
 #[test]
 fn introduction_that_breaks_a_rule_is_refused_at_its_field() {
-    // (what, where, bytes there, where the error is)
+    // Name, offset of the change, new bytes, offset of the error.
     let cases: [(&str, usize, &[u8], u64); 12] = [
         ("version 0", 12, &[0, 0], 12),
         ("part 0", 14, &[0, 0], 14),
@@ -432,14 +432,14 @@ fn reply_counts_only_with_magic_and_the_nonce_that_was_sent() {
         changed[at] ^= 1;
         assert_eq!(ConnectReply::decode(&changed, &asked), Ok(plain), "byte {at}");
     }
-    // An answer to somebody else, left over in a buffer.
+    // A reply to another request, which remained in a buffer.
     let other = ConnectRequest {
         introduction: Some(Introduction { nonce: [0x33; 16], ..introduction(Part::Main) }),
         ..asked
     };
     assert_eq!(ConnectReply::decode(&bytes, &other), Ok(plain));
     assert_eq!(ConnectReply::decode(&bytes, &ConnectRequest { introduction: None, ..asked }), Ok(plain));
-    // A QEMU, with the version that nobody looks at, and nothing but its eight bytes.
+    // The eight bytes of a QEMU, with a version that the decoder ignores.
     assert_eq!(ConnectReply::decode(&unhex("0000000700000000"), &asked), Ok(plain));
     assert!(ConnectReply::decode(&[0; 7], &asked).is_err());
 
@@ -463,7 +463,7 @@ fn reply_of_the_right_nonce_that_contradicts_its_request_is_refused() {
         let error = ConnectReply::decode(&changed, &asked).expect_err(what);
         assert_eq!(error.fault, Fault::PeerMisbehaved, "{what}: {error}");
     }
-    // A newer source and this destination: the older version is spoken.
+    // With a newer source, the sides select the destination's older version.
     let newer = Introduction { version: 9, ..introduction(Part::Main) };
     let newer = ConnectRequest { introduction: Some(newer), ..asked };
     assert_eq!(ConnectRequest::decode(&newer.to_bytes()), Ok(newer));
@@ -486,11 +486,11 @@ fn reply_of_version_2_states_the_destination_s_limit_and_an_older_one_cannot() {
         let received = padded(&reply.to_bytes(), 196, 0xa5);
         assert_eq!(ConnectReply::decode(&received, &asked(2)).unwrap().pinned_limit, limit);
     }
-    // What lies behind an older reply means nothing.
+    // The bytes after an older reply have no meaning.
     let older = reply(1, Some(64 * MIB));
     assert_eq!((older.pinned_limit, older.to_bytes().len()), (None, 56));
     assert_eq!(ConnectReply::decode(&padded(&older.to_bytes(), 196, 0xa5), &asked(2)), Ok(older));
-    // Below a window, and cut off.
+    // A limit below one window, and a limit that is cut off.
     let sound = reply(2, Some(MIB)).to_bytes();
     let mut small = sound.clone();
     small[56..].copy_from_slice(&(MIB - 1).to_be_bytes());
@@ -499,7 +499,7 @@ fn reply_of_version_2_states_the_destination_s_limit_and_an_older_one_cannot() {
         assert_eq!((error.offset, error.fault), (56, Fault::PeerMisbehaved), "{error}");
         assert!(error.to_string().contains(words), "{error}");
     }
-    // A limit that holds no window holds one.
+    // A limit below one window is raised to one window.
     assert_eq!(reply(2, Some(1)).pinned_limit, Some(MIB));
 }
 

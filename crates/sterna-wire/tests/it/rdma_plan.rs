@@ -1,4 +1,4 @@
-//! Windows and WRITEs: every byte once, inside what is registered, towards each kind of destination.
+//! Windows and WRITEs: each byte is written once, inside registered memory, with every kind of destination.
 
 use crate::common::seeded;
 use proptest::collection::vec;
@@ -25,7 +25,8 @@ fn chunk() -> impl Strategy<Value = ChunkSize> {
     (20u32..=30).prop_map(|shift| ChunkSize::new(1 << shift).unwrap())
 }
 
-/// Lengths of blocks, some beyond 1 GiB, and rounds of runs in them: in order, and no page twice in a round.
+/// Lengths of blocks, some above 1 GiB, and rounds of runs in them. The runs are in order, and no page is twice
+/// in a round.
 fn guest() -> impl Strategy<Value = (Vec<u64>, Vec<Vec<BlockRange>>)> {
     let lengths = vec(prop_oneof![1u64..600, 1u64..40_000, 200_000u64..700_000], 1..4);
     (lengths, vec(vec((any::<u64>(), any::<u64>()), 1..12), 1..5)).prop_map(|(lengths, rounds)| {
@@ -35,7 +36,7 @@ fn guest() -> impl Strategy<Value = (Vec<u64>, Vec<Vec<BlockRange>>)> {
             for (block, pages) in lengths.iter().enumerate() {
                 let mut at = 0;
                 for (skip, count) in &drawn {
-                    // Long gaps and none, long runs and single pages.
+                    // A mixture of long gaps and no gaps, and of long runs and single pages.
                     at += skip % [1, 5, 3_000, 300_000][(skip >> 40) as usize % 4];
                     let length = (1 + count % [1, 40, 2_000, 200_000][(count >> 40) as usize % 4])
                         .min(pages.saturating_sub(at));
@@ -51,14 +52,15 @@ fn guest() -> impl Strategy<Value = (Vec<u64>, Vec<Vec<BlockRange>>)> {
     })
 }
 
-/// What a run of a plan has come to.
+/// Measurements of one run of a plan.
 struct Outcome {
     asked: Vec<BlockRange>,
     given_back: usize,
     most_pinned: u64,
 }
 
-/// Carries out a plan: checks each WRITE against what is registered, and what was written against what was asked.
+/// Performs a plan. Checks each WRITE against the registered memory, and the written bytes against the
+/// requested ones.
 fn carry_out(
     plan: &mut RegistrationPlan,
     rounds: &[Vec<BlockRange>],
@@ -68,7 +70,7 @@ fn carry_out(
     mut answer: impl FnMut(BlockRange) -> BlockRange,
 ) -> Result<Outcome, TestCaseError> {
     let mut outcome = Outcome { asked: Vec::new(), given_back: 0, most_pinned: 0 };
-    // By window that was asked for: what the answer's key covers.
+    // The range of the answer's key, by requested window.
     let mut covered: HashMap<BlockRange, BlockRange> =
         registered.iter().map(|window| (*window, *window)).collect();
     for runs in rounds {
@@ -108,7 +110,7 @@ fn carry_out(
                 );
                 prop_assert!(write.length <= most_message && write.length.is_multiple_of(PAGE));
             }
-            // Neighbours in one window are one WRITE, unless that is too long.
+            // Adjacent ranges in one window form one WRITE, unless it would be too long.
             for pair in batch.writes.windows(2) {
                 let is_next = pair[0].block == pair[1].block && pair[0].end() == pair[1].start;
                 if is_next
@@ -124,7 +126,7 @@ fn carry_out(
     Ok(outcome)
 }
 
-/// The same bytes with neighbours joined.
+/// The same bytes, with adjacent ranges joined.
 fn joined(ranges: &[BlockRange]) -> Vec<BlockRange> {
     let mut out: Vec<BlockRange> = Vec::new();
     for next in ranges {
@@ -136,7 +138,8 @@ fn joined(ranges: &[BlockRange]) -> Vec<BlockRange> {
     out
 }
 
-/// A QEMU destination: it registers whole chunks of its own and remembers them under the first.
+/// A QEMU destination. It registers whole chunks of its own size, and remembers a registration under its first
+/// chunk.
 struct Qemu {
     places: BlockPlaces,
     chunk: ChunkSize,
@@ -183,17 +186,17 @@ fn check_qemu(
     let mut starts: Vec<(usize, u64)> =
         outcome.asked.iter().map(|window| (window.block, window.start)).collect();
     prop_assert!(starts.iter().all(|(_, start)| start.is_multiple_of(window.bytes())));
-    // None is asked for twice, so none with a larger count.
+    // No window is requested twice, and therefore none with a larger count.
     let count = starts.len();
     starts.sort_unstable();
     starts.dedup();
     prop_assert_eq!(starts.len(), count);
     for (asked, registered) in answers {
-        // Nothing that holds no page of a run.
+        // Every requested window contains a page of a run.
         let holds =
             |run: &BlockRange| run.block == asked.block && run.start < asked.end() && asked.start < run.end();
         prop_assert!(rounds.iter().flatten().any(holds), "{asked:?} for nothing");
-        // In its own units a QEMU registers no more than its chunks that hold the window.
+        // If requests count in its own units, a QEMU registers only the chunks that contain the window.
         let end = asked.end().next_multiple_of(chunk.bytes()).min(blocks[asked.block]);
         prop_assert!(!is_known || registered.end() <= end, "{registered:?} for {asked:?}");
     }
@@ -210,7 +213,7 @@ fn windows_towards_a_qemu_have_one_key_whatever_its_chunk_size_and_are_asked_for
     );
 }
 
-/// A probe asks first; then windows are as long as the chunk size that it found says.
+/// A probe requests first. The windows then have the length for the chunk size that it found.
 fn check_probed(
     (blocks, rounds): (Vec<u64>, Vec<Vec<BlockRange>>),
     chunk: ChunkSize,
@@ -218,7 +221,7 @@ fn check_probed(
 ) -> TestCaseResult {
     let mut qemu = Qemu::new(&blocks, chunk);
     let mut probe = ChunkProbe::new(&blocks);
-    // Its keys are as different as its registrations.
+    // Different registrations have different keys.
     let key = |registered: BlockRange| 1 + (registered.start / MIB) as u32;
     while let Some(range) = probe.next_ask() {
         probe.answered(key(qemu.register(range, probe.unit())));
@@ -243,7 +246,7 @@ fn check_probed(
             && window.length <= 1 << 30;
         prop_assert!(is_rule_kept, "{window:?}");
     }
-    // Without overlaps: no byte is registered twice.
+    // The registrations do not overlap: no byte is registered twice.
     let registered: u64 = qemu.known.values().map(|range| range.length).sum();
     prop_assert!(registered <= blocks.iter().sum(), "{:?}", qemu.known);
     Ok(())
@@ -273,7 +276,7 @@ fn windows_towards_a_sterna_stay_below_the_limit_and_come_again() {
             if pinned.is_none() {
                 prop_assert_eq!(outcome.given_back, 0);
             }
-            // What one side wants no more of than a chunk at a time begins at its chunks.
+            // Windows begin at multiples of the smaller chunk size, or of half the limit if that is smaller.
             let grid = chunk
                 .min(own_chunk)
                 .bytes()
@@ -308,7 +311,7 @@ fn contiguous_memory_needs_few_exchanges_at_the_smallest_chunk_size() {
 
     let windows: Vec<_> = (0..2).map(|at| range(0, at * 256 * MIB, 256 * MIB)).collect();
     assert_eq!((&batch.ask, &batch.writes), (&windows, &windows));
-    // A sparse block: only chunks with pages.
+    // In a sparse block, only chunks with pages are registered.
     let mut sparse =
         RegistrationPlan::new(&[512 * MIB], Destination::Sterna(ChunkSize::LEAST), limits(1 << 30, None))
             .unwrap();
@@ -371,7 +374,7 @@ fn run_outside_of_the_blocks_and_limits_that_fit_nothing_are_our_fault() {
         assert_eq!(plan.next_batch(&mut runs, u64::MAX).unwrap_err().fault, Fault::Local);
         assert_eq!(runs.len(), 2);
     }
-    // An answer that never came: the window is asked for again.
+    // If an answer never arrives, the window is requested again.
     let mut runs = VecDeque::from([range(0, 0, PAGE)]);
     let asked = plan.next_batch(&mut runs, u64::MAX).unwrap().ask;
     plan.lost(asked[0]);

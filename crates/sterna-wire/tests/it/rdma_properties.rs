@@ -1,5 +1,6 @@
-//! Round trips and checks of `rdma:`'s messages, with values drawn from a seed that is printed and that `STERNA_SEED`
-//! sets; and every message cut at every byte.
+//! Round trips and checks of `rdma:`'s messages with random values, and every message cut at every byte.
+//!
+//! The seed is printed, and `STERNA_SEED` sets it.
 
 use crate::common::seeded;
 use proptest::collection::vec;
@@ -24,7 +25,7 @@ fn block_place() -> impl Strategy<Value = BlockPlace> {
     )
 }
 
-/// A block that a guest can have: whole pages, inside 64 bits.
+/// A block that a guest can have: whole pages, within 64 bits.
 fn sound_place() -> impl Strategy<Value = BlockPlace> {
     (1u64..1 << 48, 0u64..1 << 50, 1u64..1 << 24, any::<u32>()).prop_map(
         |(host_address, offset, pages, key)| BlockPlace {
@@ -127,7 +128,7 @@ fn introduction() -> impl Strategy<Value = Introduction> {
     (1u16.., part(), any::<u8>(), chunk(), any::<[u8; 15]>(), any::<[u8; 15]>()).prop_map(
         |(version, part, lanes, chunk, session, nonce)| {
             let lanes = if let Part::Lane(number) = part { lanes.max(number + 1) } else { lanes };
-            // Not all zero.
+            // An id of zeros breaks the format, so the first byte is 1.
             let id = |drawn: [u8; 15]| std::array::from_fn(|at| if at == 0 { 1 } else { drawn[at - 1] });
             Introduction { version, part, lanes, chunk, session: id(session), nonce: id(nonce) }
         },
@@ -144,7 +145,7 @@ fn private_data_encoded_decode_to_themselves_and_cut_anywhere_are_a_qemus_or_ref
         prop_assert_eq!(ConnectRequest::decode(&bytes), Ok(request));
         for end in 0..bytes.len() {
             let cut = ConnectRequest::decode(&bytes[..end]);
-            // Without all of its introduction, a request is a QEMU's: it is one that nobody sent.
+            // A request without its whole introduction is a QEMU's. No Sterna sends such a request.
             prop_assert_eq!(cut.ok(), (end >= 8).then_some(ConnectRequest { pin_all, introduction: None }));
         }
 
@@ -163,7 +164,7 @@ fn private_data_encoded_decode_to_themselves_and_cut_anywhere_are_a_qemus_or_ref
         );
         for end in 0..reply.to_bytes().len() {
             let cut = ConnectReply::decode(&bytes[..end], &request);
-            // Without its limit, an introduction breaks its format.
+            // An introduction without its limit breaks its format.
             let plain = ConnectReply { pin_all, introduction: None, pinned_limit: None };
             prop_assert_eq!(cut.ok(), (8..56).contains(&end).then_some(plain));
         }
@@ -177,7 +178,7 @@ fn checked_ranges_never_leave_their_block() {
     let values = (vec(sound_place(), 1..5), chunk(), wild, 0usize..5, 0u64..1 << 37);
     seeded("rdma_ranges", &values, |(list, chunk, (key, block, count, length), near, offset)| {
         let places = BlockPlaces::new(list.clone()).unwrap();
-        // Anything, and something that is near a block.
+        // An arbitrary value, and a value near a block.
         let near = near % list.len();
         let close = list[near].offset.saturating_add(offset % (2 * list[near].length_bytes));
         for (key, block) in [(key, block), (close, near as u32)] {
@@ -221,7 +222,7 @@ fn what_a_source_asks_for_is_registered_by_a_destination_of_any_chunk_size() {
         let length = 1 + count % (place.length_bytes - start);
         let range = BlockRange { block: 0, start, length };
 
-        // As towards a QEMU, whose chunks are unknown and no smaller than the unit.
+        // Towards a QEMU, whose chunk size is unknown and not smaller than the unit.
         let request = places.request(range, ChunkSize::LEAST).unwrap();
         let registered = places.requested(&request, chunk, 16).unwrap();
 

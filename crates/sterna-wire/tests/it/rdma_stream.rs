@@ -1,4 +1,4 @@
-//! The main channel over RDMA: hooks, where they may stand, and what may not come.
+//! The main channel over RDMA: valid places of hooks, and elements that are refused.
 
 use crate::common::{BLOCK, BLOCK_BYTES, expectations, hex, opaque, read_all};
 use sterna_wire::Fault;
@@ -19,7 +19,7 @@ fn listed() -> Vec<u8> {
     out
 }
 
-/// The stream as a source cuts it: each piece but the last ends with a hook.
+/// The stream in the pieces of a source: each piece but the last ends with a hook.
 fn pieces() -> Vec<Vec<u8>> {
     let mut pieces = vec![listed()];
     for last in [false, true] {
@@ -52,7 +52,7 @@ fn decoder(expect: Expectations) -> MainDecoder {
 fn sections_with_hooks_are_written_as_a_qemu_writes_them() {
     let pieces = pieces();
     assert!(hex(&pieces[0]).ends_with(&format!("{}0000000000000080", "0000000000400000")));
-    // The end of a section and the beginning of the next: 8 and 10 bytes of a captured migration, and its hook.
+    // The end of a section and the start of the next: 8 and 10 bytes of a captured migration, then its hook.
     assert_eq!(hex(&pieces[1]), "00000000000000107e0000000102000000010000000000000080");
     assert_eq!(hex(&pieces[2]), "00000000000000107e0000000103000000010000000000000080");
 }
@@ -76,7 +76,7 @@ fn hook_is_an_item_and_the_bytes_after_it_stay_with_the_caller() {
         assert_eq!((hooks, left), (wanted, 0), "pieces of {piece}");
     }
 
-    // All bytes are there, and yet the first call that reaches the hook takes none behind it.
+    // All bytes have arrived, but the first call that reaches the hook takes no byte after it.
     let mut decoder = decoder(rdma());
     let mut at = 0;
     let taken = loop {

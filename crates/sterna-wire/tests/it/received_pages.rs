@@ -1,11 +1,13 @@
-//! The bitmap behind RECV_BITMAP: golden bytes, every cut, wrong sizes, and that what is encoded decodes alike.
+//! The bitmap after RECV_BITMAP: golden bytes, every cut, wrong sizes, and round trips.
 
 use proptest::prelude::*;
 use sterna_wire::Fault;
 use sterna_wire::received_pages::ReceivedPages;
 use sterna_wire::return_path::ReturnMessage;
 
-/// A block of 128 pages of which the first 20 and page 127 have come, as a QEMU 11 answers.
+/// A QEMU 11's answer for a block of 128 pages.
+///
+/// The first 20 pages and page 127 have arrived.
 fn golden() -> Vec<u8> {
     let mut bytes = vec![0, 5, 0, 3, 2, b'm', b'0'];
     bytes.extend([0, 0, 0, 0, 0, 0, 0, 16]);

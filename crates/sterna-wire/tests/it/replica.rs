@@ -1,4 +1,4 @@
-//! The connection between primary and standby of a protected guest: bytes, and what passes for authentic.
+//! The connection between primary and standby of a protected guest: bytes and authentication.
 
 use crate::common::hex;
 use sterna_wire::Fault;
@@ -16,7 +16,7 @@ const TERMS: Terms = Terms {
     claim_interval_us: 1_000_000,
     drift_per_mille: 10,
 };
-const OF_PRIMARY: [Message; 3] = [Message::Heartbeat(9), Message::Unprotect, Message::Give];
+const OF_PRIMARY: [Message; 4] = [Message::Heartbeat(9), Message::Unprotect, Message::Give, Message::Gone];
 const OF_STANDBY: [Message; 4] =
     [Message::Answer { held: 3, heartbeat: 9 }, Message::Never, Message::Runs, Message::HandOver];
 
@@ -44,7 +44,7 @@ fn sealed(session: &mut Session, message: Message) -> Vec<u8> {
 
 #[test]
 fn bytes_are_those_of_the_specification() {
-    // MACs computed with another implementation of HMAC-SHA-256.
+    // Another implementation of HMAC-SHA-256 computed the MACs.
     let mut bytes = Vec::new();
     hello().encode(&mut bytes);
     let head = format!(
@@ -189,7 +189,7 @@ fn differences_are_announced_beside_the_fence_and_change_the_proof() {
     assert_eq!(bytes[32..36], [0, 0, 0, 3]);
     let (read, _) = Hello::decode(&bytes).expect("well formed").expect("whole");
     assert!(read.sends_differences && read.needs_fence && read.is_authentic(&secret(), &BINDING));
-    // Nobody on the way takes it back.
+    // An attacker on the connection cannot remove the flag.
     bytes[35] = 1;
     let (read, _) = Hello::decode(&bytes).expect("well formed").expect("whole");
     assert!(!read.sends_differences && !read.is_authentic(&secret(), &BINDING));
@@ -258,7 +258,7 @@ fn summary() -> CheckpointSummary {
 #[test]
 fn summary_of_a_checkpoint_has_the_bytes_of_the_specification_and_no_other_length() {
     let body = summary().encode();
-    // Computed with another implementation of XXH3.
+    // Another implementation of XXH3 computed the digests.
     assert_eq!(
         hex(&body),
         "000000000000000900000000000000020000000000000003b4d637cce4dd2b0939db2078b7e877e6"
@@ -289,7 +289,7 @@ fn digest_of_pages_depends_on_content_and_place_and_not_on_their_order_or_how_th
     changed[PAGE_SIZE - 1] ^= 1;
     let others: [&[(usize, u64, &[u8])]; 6] = [
         &[(0, 1, &changed), (0, 2, &b), (1, 1, &a)],
-        // Two pages have each other's content, or blocks, or numbers.
+        // Pages with exchanged content, blocks or numbers.
         &[(0, 1, &b), (0, 2, &a), (1, 1, &a)],
         &[(1, 1, &a), (1, 2, &b), (0, 1, &a)],
         &[(0, 2, &a), (0, 1, &b), (1, 1, &a)],

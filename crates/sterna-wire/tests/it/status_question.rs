@@ -1,4 +1,4 @@
-//! Question and answer after a lost acknowledgement: what passes for authentic, and what does not.
+//! Question and answer after a lost acknowledgement: bytes and authentication.
 
 use crate::common::hex;
 use sterna_wire::Fault;
@@ -18,7 +18,7 @@ fn question() -> StatusQuestion {
 
 #[test]
 fn bytes_are_those_of_the_specification() {
-    // Computed with another implementation of HMAC-SHA-256.
+    // Another implementation of HMAC-SHA-256 computed the MACs.
     let mut bytes = Vec::new();
     question().encode(&mut bytes);
     let head = format!("53544e5100000002{}{}", "11".repeat(16), "22".repeat(16));
@@ -63,7 +63,7 @@ fn answer_holds_for_its_question_only() {
         assert!(!answer.is_authentic(&other_migration, &secret(), &BINDING));
         assert!(!answer.is_authentic(&question(), &secret(), &None), "without TLS");
 
-        // Another status with the MAC of this one, and any other changed byte.
+        // Another status with this answer's MAC, and every other changed byte.
         let mut bytes = Vec::new();
         answer.encode(&mut bytes);
         for at in 11..bytes.len() {
@@ -79,7 +79,7 @@ fn answer_holds_for_its_question_only() {
 fn question_reflected_as_an_answer_is_not_authentic() {
     let mut asked = Vec::new();
     question().encode(&mut asked);
-    // The MAC of the question under the head of each answer.
+    // The question's MAC with the head of each answer.
     for status in 1..=3_u8 {
         let mut bytes = b"STNQ\0\0\0\x02\0\0\0".to_vec();
         bytes.push(status);

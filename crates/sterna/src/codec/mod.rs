@@ -1,7 +1,7 @@
-//! What a page looks like as bytes: raw, or one compressed stream per channel that lasts for the whole
-//! migration (specs/stream.md §3.4).
+//! Encodes pages for multifd channels (specs/stream.md §3.4): raw, or as one compressed stream per channel. A
+//! compressed stream lasts for the whole migration.
 //!
-//! Compressors need bytes that stand still, so pages are copied out of guest RAM first.
+//! A compressor's input must not change while it reads, so pages are copied out of guest RAM first.
 
 mod zlib;
 mod zstd;
@@ -11,7 +11,7 @@ use sterna_wire::multifd::Method;
 use crate::error::MigrationError;
 use crate::params::{Compression, Parameters};
 
-/// The method of a channel, as the wire names it.
+/// The compression method that multifd packets of a channel name.
 pub(crate) fn method(compression: Compression) -> Method {
     match compression {
         Compression::None => Method::None,
@@ -22,17 +22,17 @@ pub(crate) fn method(compression: Compression) -> Method {
 
 /// Compresses the payloads of one channel.
 pub(crate) trait Encoder: Send {
-    /// Appends the next piece of the channel's stream: all of `pages`, flushed.
+    /// Compresses `pages` as the next, flushed piece of the channel's stream. Appends it to `out`.
     fn encode(&mut self, pages: &[u8], out: &mut Vec<u8>) -> Result<(), MigrationError>;
 }
 
 /// Decompresses the payloads of one channel.
 pub(crate) trait Decoder: Send {
-    /// Fills `pages` from one payload, which must hold exactly that much.
+    /// Fills `pages` from one payload, whose decompressed length must be exactly that of `pages`.
     fn decode(&mut self, payload: &[u8], pages: &mut [u8]) -> Result<(), MigrationError>;
 }
 
-/// The encoder that `params` ask for; `None` for raw pages.
+/// Creates the encoder that `params` select; `None` for raw pages.
 pub(crate) fn encoder(params: &Parameters) -> Result<Option<Box<dyn Encoder>>, MigrationError> {
     Ok(match params.multifd_compression {
         Compression::None => None,
@@ -41,7 +41,7 @@ pub(crate) fn encoder(params: &Parameters) -> Result<Option<Box<dyn Encoder>>, M
     })
 }
 
-/// The decoder for a channel compressed with `compression`; `None` for raw pages.
+/// Creates the decoder for a channel compressed with `compression`; `None` for raw pages.
 pub(crate) fn decoder(compression: Compression) -> Result<Option<Box<dyn Decoder>>, MigrationError> {
     Ok(match compression {
         Compression::None => None,
@@ -64,7 +64,7 @@ mod tests {
         (encoder(&params).unwrap().unwrap(), decoder(compression).unwrap().unwrap())
     }
 
-    /// Half noise, half text, so that payloads shrink but stay large.
+    /// Random pages, half noise and half text, so that payloads shrink but stay large.
     fn pages(seed: u64, count: usize) -> Vec<u8> {
         let mut random = fastrand::Rng::with_seed(seed);
         (0..count * PAGE_SIZE).map(|i| if i % 2 == 0 { random.u8(..) } else { (i / 64) as u8 }).collect()
@@ -110,7 +110,7 @@ mod tests {
                 bad[at] ^= 0x55;
                 let mut copy = vec![0; original.len()];
                 let mut decoder = decoder(compression).unwrap().unwrap();
-                // Neither format has a checksum here: wrong bytes are all that may come of it.
+                // Neither format has a checksum here, so damaged input may decode to wrong bytes. It must not panic.
                 let _ = decoder.decode(&bad, &mut copy);
             }
         }

@@ -1,4 +1,4 @@
-//! zlib: one stream per channel, a sync flush after each payload, never finished.
+//! zlib: one stream per channel, with a sync flush after each payload; the stream is never finished.
 
 use flate2::{Compress, Compression, Decompress, FlushCompress, FlushDecompress, Status};
 
@@ -24,7 +24,7 @@ impl Encoder for ZlibEncoder {
                 .compress_vec(&pages[done..], out, FlushCompress::Sync)
                 .map_err(|error| MigrationError::Internal(format!("zlib: {error}")))?;
             let all_in = (self.0.total_in() - before) as usize == pages.len();
-            // A sync flush is complete when there was room to spare after it.
+            // A sync flush is complete only if output space is left after it.
             if all_in && out.len() < out.capacity() && status != Status::StreamEnd {
                 return Ok(());
             }
@@ -65,7 +65,7 @@ impl ZlibDecoder {
         ((self.0.total_in() - read) as usize, (self.0.total_out() - written) as usize)
     }
 
-    /// Reads the flush mark after the last page; no further byte may come out.
+    /// Reads the flush mark after the last page. An error if further bytes decompress.
     fn drain(&mut self, mut rest: &[u8]) -> Result<(), MigrationError> {
         let mut spare = [0; 1];
         while !rest.is_empty() {

@@ -1,4 +1,4 @@
-//! zstd: one frame per channel, flushed after each payload, never ended.
+//! zstd: one frame per channel, flushed after each payload; the frame is never ended.
 
 use zstd::stream::raw::{Decoder as RawDecoder, Encoder as RawEncoder, InBuffer, Operation, OutBuffer};
 
@@ -64,7 +64,7 @@ impl Decoder for ZstdDecoder {
 }
 
 impl ZstdDecoder {
-    /// Reads what is left of the flushed block; no further byte may come out.
+    /// Reads the remaining input of the flushed block. An error if further bytes decompress.
     fn drain(&mut self, mut input: InBuffer<'_>) -> Result<(), MigrationError> {
         let mut spare = [0; 1];
         loop {
@@ -84,7 +84,7 @@ impl ZstdDecoder {
     }
 }
 
-/// Lets `step` write after what `out` holds.
+/// Lets `step` write after the bytes that `out` contains.
 fn with_room(
     out: &mut Vec<u8>,
     room: usize,

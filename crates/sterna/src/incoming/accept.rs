@@ -1,13 +1,15 @@
-//! Accepting connections and telling them apart by their first bytes (specs/stream.md §3.1).
+//! Accepts connections and identifies each one by its first bytes (specs/stream.md §3.1).
 //!
-//! Every connection has a greeter thread of its own, so that one that sends nothing delays nobody. A connection
-//! that is refused costs a warning and never the migration: anyone who reaches the port can open one. So a
-//! connection has a place only when it has said what fits ([`super::places`]), and waits for the others no longer
-//! than the limit for setting up. What does not fit is reported here, where an operator reads it; the source finds its
-//! connection closed.
+//! Every connection has its own greeter thread, so a connection that sends nothing does not delay the others. A
+//! refused connection causes a warning and never fails the migration, because anyone who reaches the port can
+//! open one.
+//! A connection gets a place only after its greeting fits this side ([`super::places`]). It waits for the other
+//! channels at most for the setup limit.
+//! A mismatch is reported here, to the destination's operator. The source only sees that its connection is
+//! closed.
 //!
-//! Where a source opens more multifd channels than this side expects, those that are refused carry pages. That
-//! they are missing is found when RAM has ended ([`Shared::check_that_all_came`]).
+//! If a source opens more multifd channels than this side expects, the refused channels carry pages.
+//! [`Shared::check_that_all_came`] detects the missing pages when RAM has ended.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -29,6 +31,7 @@ use super::places::{Fate, Offer};
 use super::postcopy::{preempt, recovery};
 use super::questions;
 use super::shared::Shared;
+use super::shortage::Shortage;
 use crate::error::MigrationError;
 use crate::events::Event;
 use crate::interruption::Break;
@@ -36,19 +39,19 @@ use crate::threads::{self, tried};
 
 const MAIN_MAGIC: [u8; 4] = *b"QEVM";
 const MULTIFD_MAGIC: [u8; 4] = [0x11, 0x22, 0x33, 0x44];
-/// A TLS handshake's first bytes, whatever the version.
+/// The first bytes of a TLS handshake, in every TLS version.
 const TLS_MAGIC: [u8; 2] = [0x16, 3];
-/// Between two attempts to accept when the system refuses.
+/// Delay between two attempts to accept after the system has refused one.
 pub(super) const RETRY: Duration = Duration::from_millis(200);
 
-/// Starts the listener thread. The address is free when it has ended.
+/// Starts the listener thread. The address is released when the thread has ended.
 pub(super) fn spawn(shared: &Arc<Shared>, listener: Listener) -> Result<JoinHandle<()>, MigrationError> {
     let (died, cancel) = (unless_begun(shared), shared.closing.clone());
     let shared = Arc::clone(shared);
     threads::spawn("listener", move || listen(&shared, &listener, &cancel), died)
 }
 
-/// As [`spawn`], at an address beside the first one, until `cancel`.
+/// As [`spawn`], at an additional address, until `cancel`.
 pub(super) fn spawn_beside(
     shared: &Arc<Shared>,
     listener: Listener,
@@ -59,7 +62,7 @@ pub(super) fn spawn_beside(
     threads::spawn("listener", move || listen(&theirs, &listener, &cancel), died)
 }
 
-/// What the death of a listener thread means.
+/// The error handler of a listener thread: a thread that dies ends the migration.
 pub(super) fn unless_begun(shared: &Arc<Shared>) -> impl Fn(MigrationError) + Send + 'static {
     let shared = Arc::clone(shared);
     move |error: MigrationError| {
@@ -70,17 +73,24 @@ pub(super) fn unless_begun(shared: &Arc<Shared>) -> impl Fn(MigrationError) + Se
 }
 
 fn listen(shared: &Arc<Shared>, listener: &Listener, cancel: &CancelFlag) {
+    let mut shortage = Shortage::default();
     loop {
         match listener.accept(None, cancel) {
-            Ok(channel) => greet(shared, Arc::new(channel)),
+            Ok(channel) => {
+                shortage.is_over();
+                greet(shared, Arc::new(channel));
+            }
             Err(TransportError::Cancelled { .. }) => break,
-            // Out of descriptors or memory for a moment: a question may still come later.
+            // The process lacks descriptors or memory at the moment. The listener continues, because a question
+            // may still arrive.
             Err(TransportError::System { source, .. }) if source.raw_os_error().is_some() => {
-                warn(shared, &format!("cannot accept a connection now: {source}"));
+                if let Some(text) = shortage.met(shared, &source) {
+                    warn(shared, &text);
+                }
                 std::thread::sleep(RETRY);
             }
             Err(error) => {
-                // An inherited, connected descriptor gives one channel and then no more.
+                // An inherited, connected descriptor gives exactly one channel.
                 tracing::debug!(%error, "listener");
                 shared.no_more_come.store(true, Ordering::SeqCst);
                 give_up_if_alone(shared, None);
@@ -96,25 +106,25 @@ fn greet(shared: &Arc<Shared>, channel: Arc<Channel>) {
         let (shared, channel) = (Arc::clone(shared), Arc::clone(&channel));
         move || greet_with(&shared, channel, sort)
     };
-    // What may panic in it is caught there.
+    // A panic inside the greeter is caught by `greet_with`.
     if let Err(error) = threads::spawn("greeter", greeter, |_| ()) {
         end_greeting(shared, channel, Some(error));
     }
 }
 
-/// A connection is about to say what it is for.
+/// Registers a connection whose greeting has not been read yet.
 pub(super) fn enter(shared: &Shared, channel: &Arc<Channel>) {
     if let Some(gone) = shared.greetings.enter(channel) {
         gone.shutdown();
         warn(shared, &format!("{}: refused for a newer connection, because too many are open", gone.peer()));
     }
-    // Dropped meanwhile: nobody would end it.
+    // If the `Incoming` was dropped meanwhile, no other code would close this channel.
     if shared.closing.is_cancelled() {
         channel.shutdown();
     }
 }
 
-/// Lets a connection that was entered say what it is for.
+/// Reads the greeting of a registered connection with `sort`.
 pub(super) fn greet_with(
     shared: &Arc<Shared>,
     channel: Arc<Channel>,
@@ -124,7 +134,7 @@ pub(super) fn greet_with(
     end_greeting(shared, channel, sorted.err());
 }
 
-/// A connection's greeting is over, well or with an error.
+/// Removes a connection whose greeting was read or has failed, and reports the error.
 fn end_greeting(shared: &Shared, channel: Arc<Channel>, error: Option<MigrationError>) {
     shared.greetings.leave(&channel);
     drop(channel);
@@ -134,7 +144,7 @@ fn end_greeting(shared: &Shared, channel: Arc<Channel>, error: Option<MigrationE
     give_up_if_alone(shared, error);
 }
 
-/// Where no further connection can come, the last one that is refused was the migration's.
+/// Fails the migration if the last connection was refused and no further one is possible.
 fn give_up_if_alone(shared: &Shared, error: Option<MigrationError>) {
     let mut last = shared.last_refusal.lock();
     if error.is_some() {
@@ -152,17 +162,23 @@ fn give_up_if_alone(shared: &Shared, error: Option<MigrationError>) {
     }
 }
 
-/// Finds out what a connection is for. An error refuses it and leaves the migration alone.
+/// Identifies the purpose of a connection. An error refuses the connection and leaves the migration unchanged.
 fn sort(shared: &Arc<Shared>, channel: &Arc<Channel>) -> Result<(), Break> {
     let setup = shared.params.limits.setup;
     if let Some(tls) = &shared.params.tls {
-        // As long as the source gives it: the first one of a process takes seconds on a busy host.
+        // The handshake may take the whole setup limit, as at the source: the first handshake of a process takes
+        // seconds on a busy host.
+        shared.greetings.set_shaking_hands(channel, true);
         channel.start_tls(tls, TlsEndpoint::Server, None, setup, &shared.closing)?;
+        shared.greetings.set_shaking_hands(channel, false);
         if let Some(name) = channel.tls_peer() {
             tracing::info!(name, "{}: the client's certificate is verified", channel.peer());
         }
     }
-    let greeting = Greeting::new(channel, setup);
+    let greeting = match shared.places.lanes() {
+        0 => Greeting::new(channel, setup),
+        _ => Greeting::among(channel, setup, &shared.greetings),
+    };
     if preempt::takes_any(shared) {
         return Ok(preempt::take(shared, &greeting, false)?);
     }
@@ -205,15 +221,15 @@ fn sort(shared: &Arc<Shared>, channel: &Arc<Channel>) -> Result<(), Break> {
     Err(MigrationError::PeerMisbehaved { what }.into())
 }
 
-/// Primary and standby of a protected guest speak over it from now on (specs/replica.md).
+/// Gives the connection to the contact between primary and standby of a protected guest (specs/replica.md).
 fn contact(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), Break> {
-    // All of it within the greeting's limit, which ends here: the contact has times of its own.
+    // The whole hello must arrive within the greeting's limit. Afterwards the contact uses its own limits.
     greeting.peek(4, Hello::BYTES)?;
     greeting.channel.set_stall_limit(None);
     Ok(shared.target.contact(greeting.channel)?)
 }
 
-/// A protected guest's disk is written over it from now on (specs/replica.md §6).
+/// Gives the connection to the writes to a protected guest's disk (specs/replica.md §6).
 fn disk(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), Break> {
     let mut hello = DiskHello::BYTES;
     greeting.read_exact(&mut hello)?;
@@ -244,7 +260,7 @@ pub(super) fn main_channel(shared: &Shared, greeting: &Greeting<'_>) -> Result<(
     }
 }
 
-/// Reads on, without taking anything, until header and configuration are known to fit this side.
+/// Peeks at header and configuration, without consuming bytes, until both are known to fit this side.
 fn read_configuration(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), MigrationError> {
     let expect = shared.expectations();
     let mut decoder = MainDecoder::new(shared.target.knowledge(), expect);
@@ -261,7 +277,7 @@ fn read_configuration(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), Mi
             Step::End => break,
         }
     }
-    // The byte that ended the configuration begins an element.
+    // The byte after the configuration begins an element, and must be valid too.
     decoder.next(&bytes[position..]).map(drop).map_err(MigrationError::wire(super::loader::CHANNEL))
 }
 
@@ -294,6 +310,9 @@ pub(super) fn multifd(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), Br
     let others = || shared.greetings.has_others_than(channel);
     let offer = shared.places.offer_lane(id, hello.uuid, channel, &others);
     shared.greetings.place(channel);
+    if offer != Offer::TooLate {
+        shared.greetings.lane_came();
+    }
     follow(shared, offer, channel, &place)?;
     if let Err(error) = wait_for_packet(shared, channel, &place) {
         shared.places.drop_lane(id, channel, &error);
@@ -311,7 +330,7 @@ pub(super) fn multifd(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), Br
     }
 }
 
-/// Waits for the first packet: it may come as late as the source likes, once all channels are there.
+/// Waits for the first packet. Once all channels are connected, the source may send it at any time.
 fn wait_for_packet(shared: &Shared, channel: &Channel, place: &str) -> Result<(), MigrationError> {
     let setup = shared.params.limits.setup;
     let mut header = Vec::new();
@@ -328,20 +347,22 @@ fn wait_for_packet(shared: &Shared, channel: &Channel, place: &str) -> Result<()
     }
     PacketHeader::peek(&header)
         .map_err(|error| MigrationError::wire(place)(error.at(InitialPacket::BYTES as u64)))?;
-    // A source that waits for no answer sends at once.
+    // A source that waits for no answer sends immediately, so a packet may arrive before all channels are
+    // connected.
     if shared.places.wait_for_all(setup) {
         return Ok(());
     }
     Err(too_late(channel, &shared.places.missing(), setup))
 }
 
-/// Does what follows from an offer: with the last channel the migration begins. Interrupted if the migration is over.
+/// Acts on the result of an offer: the last channel begins the migration. Returns `Interrupted` if the
+/// migration is over.
 fn follow(shared: &Shared, offer: Offer, channel: &Channel, place: &str) -> Result<(), Break> {
     match offer {
         Offer::Waits => {}
         Offer::Completes => match shared.begin() {
             Some(_) => shared.report(Fed::ChannelsReady),
-            // Given up meanwhile.
+            // The migration was cancelled meanwhile.
             None => shared.places.end(),
         },
         Offer::TooLate if shared.places.is_over() => return Err(Break::Interrupted),

@@ -1,8 +1,10 @@
-//! Acknowledging the switchover: which of the two forms, and when (specs/stream.md §5.3).
+//! Acknowledges the switchover in one of two forms, and decides when (specs/stream.md §5.3).
 //!
-//! Until 11.0 the destination counts: one acknowledgement, when its last device is ready, at once if none
-//! asks. From 11.1 on the source counts: one for each device that asks, as each is ready. One too many is
-//! fatal to a source, one too few makes it wait for ever.
+//! Up to 11.0 the destination counts. It sends one acknowledgement when its last device is ready, or
+//! immediately if no device requires one.
+//! From 11.1 on the source counts. The destination sends one acknowledgement for each device that requires one,
+//! when that device is ready.
+//! A surplus acknowledgement is fatal to a source. With a missing one, the source waits without limit.
 
 use std::sync::Arc;
 
@@ -12,20 +14,20 @@ use crate::params::Capabilities;
 use crate::vm::Device;
 
 pub(super) struct Acks {
-    /// Devices that ask and are not ready.
+    /// Devices that require an acknowledgement and are not ready.
     waiting: Vec<Arc<dyn Device>>,
     form: Form,
 }
 
 enum Form {
-    /// Not asked for, or all said.
+    /// No acknowledgement was requested, or all were sent.
     Done,
     Old,
     Present,
 }
 
 impl Acks {
-    /// For a machine of type `machine_type` with these `devices`.
+    /// Chooses the form for `machine_type`, and selects those of the `devices` that require an acknowledgement.
     pub(super) fn new(
         devices: Vec<Arc<dyn Device>>,
         machine_type: &str,
@@ -40,10 +42,11 @@ impl Acks {
         Self { waiting: asking.collect(), form }
     }
 
-    /// How many acknowledgements are due now that the return path is open.
+    /// Number of acknowledgements to send when the return path opens.
     pub(super) fn at_opening(&mut self, streams: &Inboxes) -> usize {
         match self.form {
-            // Nobody has said yet whether devices' streams have initial bytes: RAM's first section comes after that.
+            // It is unknown yet whether the devices' streams have initial bytes, because RAM's first section
+            // follows the opening.
             Form::Old if self.waiting.iter().any(|device| device.stream().is_some()) => 0,
             Form::Old => self.at_section(streams),
             // The source counts its devices before it sends its first section of RAM.
@@ -51,7 +54,7 @@ impl Acks {
         }
     }
 
-    /// How many are due now that a section of RAM was read.
+    /// Number of acknowledgements to send after a section of RAM was read.
     pub(super) fn at_section(&mut self, streams: &Inboxes) -> usize {
         let before = self.waiting.len();
         let is_ready = |device: &Arc<dyn Device>| {

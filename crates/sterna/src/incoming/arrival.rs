@@ -1,4 +1,4 @@
-//! How an incoming migration ended, and what an operator sees of it on the way.
+//! The result of an incoming migration, and the status that an operator sees before the end.
 
 use sterna_proto::destination::State;
 
@@ -10,13 +10,13 @@ use crate::vm::RunState;
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum Arrival {
-    /// The guest is here, and runs or not as it did at the source.
+    /// The guest has arrived. It runs if it ran at the source, otherwise it is paused.
     Completed(RunState),
-    /// It never ran here and never will; RAM was discarded and the VM reset.
+    /// The guest never ran here and cannot start here. RAM was discarded and the VM was reset.
     Failed(MigrationError),
 }
 
-/// What an operator sees of `state`.
+/// Maps a state of the handover machine to the status that an operator sees.
 pub(super) fn status_of(state: State) -> Status {
     match state {
         State::Setup => Status::Setup,

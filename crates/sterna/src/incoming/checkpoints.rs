@@ -1,4 +1,4 @@
-//! The main channel behind the seeding: COLO's messages, and checkpoints between them (`specs/colo.md`).
+//! The main channel after the seeding: COLO's messages, and the checkpoints between them (`specs/colo.md`).
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -11,13 +11,14 @@ use super::loader::{CHANNEL, Loader, Read};
 use super::reader::Filled;
 use crate::error::MigrationError;
 
-/// Between two looks whether all is to stop.
+/// Interval at which the thread checks whether the migration is stopping.
 const PATIENCE: Duration = Duration::from_millis(50);
-/// Read at once of a checkpoint's devices: their length is the peer's word.
+/// Bytes of a checkpoint's devices that one read takes. Buffers grow in pieces because the peer chooses the
+/// total length.
 const PIECE: usize = 256 << 10;
 
 impl Loader<'_> {
-    /// Takes checkpoints until the primary has gone, or until told to stop.
+    /// Receives checkpoints until the primary closes the connection or this side stops.
     pub(super) fn follow(&mut self, follower: &dyn Follower) -> Result<(), MigrationError> {
         while !follower.has_begun() {
             if self.shared.stopping.load(Ordering::Acquire) {
@@ -27,7 +28,7 @@ impl Loader<'_> {
         }
         self.shared.wait_for_main();
         let mut order = StandbyOrder::new();
-        // It went out with SHUT.
+        // CHECKPOINT_READY was sent together with SHUT.
         order.say(MessageKind::CheckpointReady).map_err(broken)?;
         let mut is_first = true;
         let mut number = 0;
@@ -59,7 +60,8 @@ impl Loader<'_> {
                 Due::Say(MessageKind::VmstateReceived) => {
                     order.say(MessageKind::VmstateReceived).map_err(broken)?;
                     order.say(MessageKind::VmstateLoaded).map_err(broken)?;
-                    // In one write: nothing has to be loaded, and the primary's guest stands until it has read both.
+                    // Both go out in one write: nothing has to be loaded, and the primary's guest is paused
+                    // until the primary has read both.
                     self.say(&[Message::VmstateReceived, Message::VmstateLoaded])?;
                     follower.apply()?;
                 }
@@ -71,7 +73,7 @@ impl Loader<'_> {
         Ok(())
     }
 
-    /// The primary's next message. Between two checkpoints it may be silent for as long as it likes.
+    /// Reads the primary's next message. Between two checkpoints the primary may be silent without limit.
     fn message(&mut self, order: &StandbyOrder, is_first: bool) -> Result<Message, MigrationError> {
         loop {
             let decoded = Message::decode(self.reader.bytes()).map_err(MigrationError::wire(CHANNEL))?;
@@ -92,7 +94,7 @@ impl Loader<'_> {
         }
     }
 
-    /// A checkpoint's RAM: lanes take it beside, and are in step with it at its end.
+    /// Reads a checkpoint's RAM. Lanes receive pages in parallel, and are synchronised at its end.
     fn checkpoint_ram(&mut self) -> Result<(), MigrationError> {
         let shared = self.shared;
         let read = shared.places.main().map_or(0, |main| main.bytes_read());
@@ -102,7 +104,7 @@ impl Loader<'_> {
         loop {
             match self.read()? {
                 Read::Item(MainItem::CheckpointRam) => break,
-                // Nothing but lanes has to hear of it.
+                // Only lanes react to the end of RAM.
                 Read::Item(MainItem::RamEnd { .. }) => {}
                 Read::Item(item) => {
                     has_flushed |= item == MainItem::MultifdFlush;
@@ -122,7 +124,7 @@ impl Loader<'_> {
 
     fn device_state(&mut self, bytes: u64) -> Result<Vec<u8>, MigrationError> {
         let mut devices = Vec::new();
-        // The codec has held it against the most that is taken.
+        // The codec has already checked the length against its limit.
         let mut left = usize::try_from(bytes).unwrap_or(usize::MAX);
         while left > 0 {
             let piece = left.min(PIECE);
@@ -149,7 +151,7 @@ impl Loader<'_> {
     }
 }
 
-/// Says which checkpoint's bytes were wrong.
+/// Adds the checkpoint's number to an error about wrong bytes.
 fn of_checkpoint(number: u64, error: MigrationError) -> MigrationError {
     match error {
         MigrationError::Wire { channel, error } => {
@@ -163,7 +165,7 @@ fn broken(error: OrderError) -> MigrationError {
     MigrationError::wire(CHANNEL)(error.into())
 }
 
-/// The primary has closed the main channel.
+/// The error for a main channel that the primary has closed.
 fn gone(order: &StandbyOrder, is_first: bool) -> MigrationError {
     let what = match order.due() {
         _ if is_first && order.may_rest() => {

@@ -1,6 +1,6 @@
-//! A source whose connection was lost comes back (specs/extension.md §13).
+//! Lets a source reconnect after its connection was lost (specs/extension.md §13).
 //!
-//! Only a source that proves that it knows the migration's secret gets a byte, or changes anything.
+//! A source receives data and changes state only after it has proved that it knows the migration's secret.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,25 +18,27 @@ use crate::error::MigrationError;
 use crate::interruption::Break;
 use crate::reconnect::{Admission, Assembled};
 
-/// Magic and version: who comes back in another version is not waited for.
+/// Bytes of magic and version. They are checked first, so that a hello of another version fails without waiting
+/// for the rest.
 const HEAD: usize = 8;
-/// How often it is looked whether the migration has ended meanwhile.
+/// Interval at which the thread checks whether the migration has ended meanwhile.
 const LOOK: Duration = Duration::from_millis(20);
 
 impl Shared {
-    /// Whether a source whose connection was lost can be waited for.
+    /// Whether this side can wait for a source whose connection was lost.
     pub(super) fn can_wait(&self) -> bool {
         let is_network = matches!(self.address, Address::Tcp { .. } | Address::Unix { .. });
         !self.params.reconnect_window.is_zero() && is_network && self.target.keeps_pages()
     }
 
-    /// Something of this side's failed while the source is waited for.
+    /// Reports an error of this side while it waits for the source.
     pub(super) fn fail_waiting(&self, error: MigrationError) {
         self.note_error(error);
         self.report(Fed::LocalFailure);
     }
 
-    /// How long a source is waited for whose connection was lost: it may have noticed later than this side, by its limit.
+    /// How long this side waits for a source whose connection was lost. The source may notice the loss later
+    /// than this side, by at most its stall limit.
     pub(super) fn comeback_limit(&self) -> Duration {
         match self.params.reconnect_window {
             Duration::ZERO => Duration::ZERO,
@@ -44,30 +46,30 @@ impl Shared {
         }
     }
 
-    /// Keeps how the connection was lost.
+    /// Stores why the connection was lost. The first error is kept.
     pub(super) fn note_lost(&self, error: MigrationError) {
         self.lost.lock().get_or_insert(error);
     }
 
-    /// How the connection was lost, once.
+    /// Takes the stored error, so that it is used only once.
     pub(super) fn take_lost(&self) -> Option<MigrationError> {
         self.lost.lock().take()
     }
 
-    /// Another session begins, with what stands before RAM.
+    /// Begins another session, with the elements that precede RAM.
     pub(super) fn begin_again(&self) {
         self.ram_has_begun.store(false, Ordering::Release);
         self.postcopy.begin_again();
     }
 
-    /// The source does not come back, as `event` tells.
+    /// Ends the wait for the source, which does not reconnect. `event` is the reason.
     pub(super) fn comes_no_more(&self, event: Fed) {
         let is_waited_for = |machine: &Destination| {
             machine.would_suspend() || matches!(machine.state(), State::Suspending | State::Suspended)
         };
         let state = self.driver().map(|driver| driver.inspect(|m| (is_waited_for(m), m.would_suspend())));
         match (state, event) {
-            // Over a connection that is not lost it says so by closing it.
+            // While its connection is not lost, the source ends the migration by closing that connection.
             (Some((true, true)), Fed::StatusAsked(_)) | (Some((false, _)) | None, _) => {}
             (Some((true, _)), _) => {
                 self.note_error(MigrationError::Transport(
@@ -79,7 +81,7 @@ impl Shared {
         }
     }
 
-    /// The source has said that it comes back after a loss. It brings pages from now on.
+    /// The source has announced that it reconnects after a loss. Its pages follow.
     pub(super) fn expect_comeback(&self) -> Result<(), MigrationError> {
         if !self.can_wait() {
             let what =
@@ -88,11 +90,12 @@ impl Shared {
         }
         self.rounds.note_held(&self.layout()?.ram);
         self.report(Fed::MayReconnect);
+        self.watch_for_silence();
         Ok(())
     }
 }
 
-/// Takes a connection that begins as those of a source that comes back.
+/// Handles a connection that begins with a reconnect hello.
 pub(super) fn take(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), Break> {
     let channel = greeting.channel;
     let refuse = |why: &str| -> Break {
@@ -109,7 +112,8 @@ pub(super) fn take(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), Break
             if !shared.lobby.announce(hello.session) {
                 return Err(refuse("has an old number"));
             }
-            // If it does not learn that, it says so again, and is refused.
+            // The answer may fail: a source that does not receive it repeats its message, and the repetition is
+            // refused.
             let _ = answer(channel, &hello, &secret, &ReconnectAnswer::Over);
             shared.comes_no_more(Fed::SourceGaveUp);
             Ok(())
@@ -136,7 +140,7 @@ pub(super) fn take(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), Break
     }
 }
 
-/// Reads the hello, and lets through who proves it.
+/// Reads the hello, and accepts it only with a valid proof.
 fn read(
     shared: &Shared,
     greeting: &Greeting<'_>,
@@ -166,7 +170,8 @@ fn read(
     Ok((hello, secret))
 }
 
-/// Its main channel has come. What is still read of the session before ends now: the source has left it.
+/// Takes the new main channel. Reading of the previous session ends now, because the source has left that
+/// session.
 fn resume(
     shared: &Shared,
     channel: &Arc<Channel>,
@@ -219,7 +224,7 @@ fn answer(
     channel.write_all(&bytes).map_err(|_| "went away before it was answered")
 }
 
-/// All channels of a session are there.
+/// Resumes the migration when all channels of a session are connected.
 fn begin(shared: &Shared, assembled: &Assembled) -> Result<(), &'static str> {
     let Assembled { session, main, lanes } = assembled;
     shared.rounds.begin_session(*session);

@@ -1,13 +1,15 @@
-//! Where the memory is that comes as descriptors.
+//! The state of guest memory that arrives as file descriptors (same-host migration).
 
-/// How far it is.
+/// How far the transfer of the descriptors has progressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum ComingMemory {
-    /// Pages come, or nothing has come yet.
+    /// Memory arrives as pages, or no channel has connected yet.
     #[default]
     NotExpected,
-    /// The source has announced it.
+    /// The source has announced descriptors.
     Expected,
-    /// It is mapped.
+    /// The memory is mapped.
     Taken,
+    /// The migration has failed: no descriptors are accepted any more.
+    Over,
 }

@@ -1,7 +1,9 @@
 //! The control thread of an incoming migration: performs the handover machine's actions.
 
 mod early_guest;
+mod hooks;
 mod lost;
+mod starting;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,26 +16,25 @@ use sterna_wire::colo::Message;
 use sterna_wire::extension;
 use sterna_wire::return_path::ReturnMessage;
 
+use super::accept::warn;
 use super::arrival::Arrival;
 use super::arriving::LastWord;
 use super::follower::Follower;
 use super::shared::Shared;
-use super::{file, lane, loader, streams};
+use super::{file, lane, loader, memory, streams};
 use crate::driver::{Driver, Waited};
 use crate::error::MigrationError;
 use crate::events::{Event, Status};
 use crate::hooks::Hook;
 use crate::interruption::Break;
-use crate::threads::{self, call, caught, tried};
+use crate::threads::{self, caught};
 use crate::vm::RunState;
 
 const PATIENCE: Duration = Duration::from_millis(50);
-/// How long it may take until it is heard here that a source has closed its channels.
-const CLOSING: Duration = Duration::from_secs(1);
-/// How long a source may be silent between EOF and the end of the description, or its closing.
+/// How long the source may be silent after EOF, until it has sent the description or closed the channel.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// Starts the control thread; it waits until the last channel has come.
+/// Starts the control thread. It waits until the last channel has connected.
 pub(super) fn spawn(shared: &Arc<Shared>) -> Result<(), MigrationError> {
     let (shared, at_death) = (Arc::clone(shared), Arc::clone(shared));
     let work = move || {
@@ -44,7 +45,8 @@ pub(super) fn spawn(shared: &Arc<Shared>) -> Result<(), MigrationError> {
                 acquired: Vec::new(),
                 left_held: false,
                 taken_over: false,
-                start_has_failed: false,
+                start_was_tried: false,
+                beside: None,
                 last_status: None,
                 lost: None,
             };
@@ -57,16 +59,18 @@ pub(super) fn spawn(shared: &Arc<Shared>) -> Result<(), MigrationError> {
 struct Control {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
-    /// Hooks that are held, in the order of acquisition.
+    /// Acquired hooks, in the order of acquisition.
     acquired: Vec<Arc<dyn Hook>>,
-    /// One that may be held anyway could not be given back.
+    /// A hook could not be given back, so this side may still own its resource.
     left_held: bool,
-    /// The VM was told to take the guest over without starting it.
+    /// The VM has taken the guest over without starting it.
     taken_over: bool,
-    /// Starting the guest was tried, in vain.
-    start_has_failed: bool,
+    /// The guest's start was attempted.
+    start_was_tried: bool,
+    /// The thread of callbacks that may wait for a page, in postcopy: see `starting`.
+    beside: Option<JoinHandle<()>>,
     last_status: Option<Status>,
-    /// Since when the connection is lost, and how it was.
+    /// When the connection was lost, and why.
     lost: Option<(Instant, String)>,
 }
 
@@ -92,7 +96,7 @@ impl Control {
         }
     }
 
-    /// Performs the next action, if there is one. True: it was the last.
+    /// Performs the next action, if there is one. Returns true after the last action.
     fn turn(&mut self, driver: &Driver<Destination>) -> bool {
         self.shared.tell_passed(driver, &mut self.last_status);
         self.start_loading(driver);
@@ -103,7 +107,7 @@ impl Control {
                 if let Err(error) = self.shared.target.keep_memory() {
                     self.shared.tell(&Event::Warning(error.to_string()));
                 }
-                // It stays loaded, for the VMM to start.
+                // The guest stays loaded, so that the VMM can start it.
                 self.shared.guest_is(Custody::Arrived);
             }
             return is_left;
@@ -112,7 +116,7 @@ impl Control {
         tracing::debug!(?action, "destination");
         if let Action::Finish(outcome) = action {
             if let Err(error) = caught("the end of the incoming migration", || self.finish(outcome)) {
-                // Whatever it was, who has the guest is certain.
+                // The panic's place does not matter: the outcome determines which side has the guest.
                 let arrival = match outcome {
                     Outcome::Running => Arrival::Completed(RunState::Running),
                     Outcome::Paused => Arrival::Completed(RunState::Paused),
@@ -130,7 +134,7 @@ impl Control {
         false
     }
 
-    /// An action that panicked has failed: the machine hears of it as of any failure of that action.
+    /// Reports a panic inside an action to the machine as a failure of that action.
     fn panicked(&mut self, action: Action, error: MigrationError) {
         let event = match action {
             Action::FinishLoading | Action::SendPong | Action::Recover | Action::SayResumed => {
@@ -138,6 +142,7 @@ impl Control {
             }
             Action::AcquireHooks => Fed::HookAcquireFailed,
             Action::StartGuest => Fed::GuestStartFailed,
+            Action::TakeOverPaused => Fed::GuestStarted,
             Action::GiveBackHooks => Fed::HookGiveBackFailed,
             _ => return self.shared.tell(&Event::Warning(error.to_string())),
         };
@@ -145,7 +150,7 @@ impl Control {
         self.shared.report(event);
     }
 
-    /// Loader and lanes start when the last channel has come.
+    /// Starts the loader and the lanes when the last channel has connected.
     fn start_loading(&mut self, driver: &Driver<Destination>) {
         if !self.threads.is_empty() || driver.inspect(Destination::state) != State::Active {
             return;
@@ -188,9 +193,10 @@ impl Control {
         match action {
             Action::FinishLoading => self.finish_loading(driver),
             Action::AcquireHooks => self.acquire_hooks(driver),
-            Action::SendPong => self.answer_prepare(),
+            Action::SendPong => self.answer_prepare(driver),
             Action::StartGuest => self.start_guest(),
-            Action::SayStarted => self.say_started(driver),
+            Action::TakeOverPaused => self.take_over_paused(),
+            Action::SayStarted => self.say_started(),
             Action::FinishPages => self.finish_pages(driver),
             Action::KeepWaiting => self.keep_waiting(),
             Action::Recover => self.recover(),
@@ -208,13 +214,13 @@ impl Control {
                     None => self.send(&ReturnMessage::Shut(code)),
                 }
             }
-            // Questions are answered where they are asked, on their own connection.
+            // Questions are answered on the connections on which they arrive.
             Action::Answer(_) => {}
             Action::ReportHeld(why) => self.report_held(why),
             Action::StopLoading => self.stop_loading(),
             Action::Suspend => self.suspend(),
             Action::GiveBackHooks => self.give_back_hooks(),
-            // Checkpoints come over them. They are closed when no more do.
+            // The channels carry the checkpoints. They are closed after the last checkpoint.
             Action::CloseChannels if self.shared.is_followed() => {}
             Action::CloseChannels => self.close_channels(),
             Action::ResetMemory => self.reset(),
@@ -225,7 +231,7 @@ impl Control {
     fn finish_loading(&mut self, driver: &Driver<Destination>) {
         match self.await_completion(driver) {
             Ok(wants_to_run) => {
-                let run = wants_to_run && self.shared.autostart.read();
+                let run = wants_to_run && self.shared.autostart.begin_use();
                 self.shared.report(Fed::LoadComplete { run });
             }
             Err(Break::Interrupted) => {}
@@ -233,13 +239,12 @@ impl Control {
         }
     }
 
-    /// Waits until all is loaded, and checks it. Gives whether the guest ran at the source.
+    /// Waits until everything is loaded, and checks it. Returns whether the guest ran at the source.
     fn await_completion(&self, driver: &Driver<Destination>) -> Result<bool, Break> {
         self.wait_for_streams(driver)?;
-        // The last of guest memory has come: from here on it is checked, and then the guest's.
-        if let Some(rdma) = &self.shared.rdma {
-            rdma.end_writes()?;
-        }
+        // The last byte of guest memory has arrived. From here on no transport may write memory: it is checked,
+        // and then the guest uses it.
+        self.shared.carrier.end_writes(&|text| warn(&self.shared, text))?;
         self.shared.rounds.complete()?;
         let wants_to_run = match self.shared.postcopy.arriving() {
             Some(_) => self.shared.target.finish_devices()?,
@@ -249,13 +254,13 @@ impl Control {
         Ok(wants_to_run)
     }
 
-    /// Waits until every device's stream is loaded, as long as anything moves.
+    /// Waits until every device's stream is loaded. Fails if no stream progresses within the stall limit.
     fn wait_for_streams(&self, driver: &Driver<Destination>) -> Result<(), Break> {
         let streams = &self.shared.streams;
         let stall = self.shared.params.limits.stall;
         let is_alone = !self.shared.capabilities.multifd || self.shared.file.is_some();
         if is_alone {
-            // All of the main channel was read.
+            // All chunks are on the main channel, which was read to its end.
             streams.all_came()?;
         }
         let mut seen = (streams.progress(), Instant::now());
@@ -275,133 +280,34 @@ impl Control {
         }
     }
 
-    fn acquire_hooks(&mut self, driver: &Driver<Destination>) {
-        for hook in self.shared.target.hooks().into_iter().skip(self.acquired.len()) {
-            let name = hook.name();
-            let acquired = tried(&format!("Hook::acquire of {name}"), || hook.acquire());
-            if let Err(error) = acquired {
-                if matches!(error, MigrationError::Panicked { .. }) {
-                    // Perhaps it holds something anyway, which the source is about to take back.
-                    self.give_back(hook.as_ref());
-                }
-                if !self.is_lost_soon(driver) {
-                    self.shared.note_error(error);
-                }
-                return self.shared.report(Fed::HookAcquireFailed);
-            }
-            self.acquired.push(hook);
+    /// Answers the source's request to prepare. After the answer the source may release the guest, so this is
+    /// the last moment at which the guest can stay at the source.
+    fn answer_prepare(&mut self, driver: &Driver<Destination>) {
+        // The connection was lost, or this side has failed since. A source that received the answer would
+        // commit. Its guest would then be paused until the source has learned the outcome from this side.
+        if driver.inspect(Destination::state) != State::Prepared {
+            return;
         }
-        self.left_held = false;
-        self.shared.report(Fed::HooksAcquired);
-    }
-
-    /// A hook could not be acquired. A source that has lost the connection takes its hooks back, and comes again; it closes its
-    /// channels before: whether that is so is heard here.
-    fn is_lost_soon(&self, driver: &Driver<Destination>) -> bool {
-        let may_be = |machine: &Destination| machine.would_suspend() || machine.state() == State::Suspending;
-        // What is to be done about it is an action.
-        driver.inspect(may_be) && !matches!(driver.wait(CLOSING, || None::<()>), Waited::TimedOut)
-    }
-
-    /// One that cannot be given back keeps no other from it.
-    fn give_back_hooks(&mut self) {
-        while let Some(hook) = self.acquired.pop() {
-            self.give_back(hook.as_ref());
-        }
-        let event = if self.left_held { Fed::HookGiveBackFailed } else { Fed::HooksGivenBack };
-        self.shared.report(event);
-    }
-
-    fn give_back(&mut self, hook: &dyn Hook) {
-        let given_back = caught("Hook::give_back", || {
-            call(format!("Hook::give_back of {}", hook.name()), || hook.give_back());
-        });
-        if let Err(error) = given_back {
-            self.shared.tell(&Event::Warning(error.to_string()));
-            self.left_held = true;
-        }
-    }
-
-    /// The last moment at which the source's guest can run on: from the answer on, the source may let go of it.
-    fn answer_prepare(&mut self) {
         match self.check_memory() {
             Ok(()) => self.send(&ReturnMessage::Pong(extension::PREPARE_PING)),
             Err(error) => self.shared.fail(error),
         }
     }
 
-    /// A page may have failed after its bytes came: the VMM says so at any time.
+    /// Checks guest memory for a late error: the VMM may report a failed page at any time after its bytes have
+    /// arrived.
     fn check_memory(&self) -> Result<(), MigrationError> {
         self.shared.target.guest().map_or(Ok(()), MigrationError::check_memory)
     }
 
-    fn start_guest(&mut self) {
-        // Nobody else has the guest, and this was tried before: without a device that is dead it is better off than
-        // nowhere.
-        if let Err(error) = self.shared.target.keep_memory() {
-            self.start_has_failed = true;
-            self.shared.note_error(error);
-            return self.shared.report(Fed::GuestStartFailed);
-        }
-        let devices = if self.start_has_failed {
-            for error in self.shared.streams.run_devices_that_can() {
-                let text = format!("the guest runs without one of its devices: {error}");
-                self.shared.tell(&Event::Warning(text));
-            }
-            Ok(())
-        } else {
-            self.shared.streams.run_devices()
-        };
-        match devices.and_then(|()| tried("TargetVm::start", || self.shared.target.start())) {
-            Ok(()) => {
-                if self.shared.target.runs_guests() {
-                    self.shared.tell(&Event::Resumed);
-                }
-                self.shared.report(Fed::GuestStarted);
-            }
-            Err(error) => {
-                // The source may run the guest again: no device of this side may.
-                for error in self.shared.streams.stop_devices() {
-                    self.shared.tell(&Event::Warning(error.to_string()));
-                }
-                self.start_has_failed = true;
-                self.shared.note_error(error);
-                self.shared.report(Fed::GuestStartFailed);
-            }
-        }
-    }
-
-    /// Once, and before the peer is told; without a return path there is nobody to tell.
-    fn take_over_if_paused(&mut self, driver: &Driver<Destination>) {
-        if self.taken_over || !driver.inspect(Destination::is_taken_over_paused) {
-            return;
-        }
-        self.taken_over = true;
-        if let Err(error) = self.shared.target.keep_memory() {
-            self.shared.tell(&Event::Warning(format!("the guest has arrived and is paused, but: {error}")));
-        }
-        if let Err(error) = tried("TargetVm::take_over_paused", || self.shared.target.take_over_paused()) {
-            self.shared.tell(&Event::Warning(format!("the guest has arrived and is paused, but: {error}")));
-        }
-        self.shared.guest_is(Custody::Arriving { is_free: true });
-    }
-
-    fn announce(&mut self) {
-        for hook in self.shared.target.hooks() {
-            if let Err(error) = tried("Hook::announce", || hook.announce()) {
-                self.shared.tell(&Event::Warning(format!("{} was not announced: {error}", hook.name())));
-            }
-        }
-    }
-
-    /// A message that cannot be sent is no failure of ours: the source will ask.
+    /// Sends a message to the source. A failure to send is only logged: the source will ask again.
     fn send(&mut self, message: &ReturnMessage) {
         if let Err(error) = self.shared.say(message) {
             tracing::debug!(%error, ?message, "return path");
         }
     }
 
-    /// SHUT 0 and READY in one write: between them the primary's guest stands.
+    /// Sends SHUT 0 and READY in one write, because the primary's guest is paused between them.
     fn begin_following(&self, follower: &dyn Follower) {
         follower.begin();
         let mut bytes = Vec::new();
@@ -414,7 +320,7 @@ impl Control {
     }
 
     fn report_held(&mut self, why: Held) {
-        // What never runs a guest has nothing to wait for.
+        // A target that runs no guests (an image) cannot start one later, so there is nothing to hold.
         if !self.shared.target.runs_guests() {
             if matches!(why, Held::Hooks | Held::Start)
                 && let Some(place) = self.shared.target.keep_only_copy()
@@ -436,6 +342,14 @@ impl Control {
                 self.shared.postcopy.arriving().map_or(0, |arriving| arriving.left()),
                 self.shared.address
             ),
+            Held::StartInPostcopy => {
+                let why = self.shared.start_error.lock().as_ref().map(ToString::to_string);
+                format!(
+                    "the guest could not be started ({}) and its source never runs it again. It stays here, paused, and its pages \
+                     follow: fix that, then start it with cont",
+                    why.as_deref().unwrap_or("reason unknown")
+                )
+            }
             Held::Hooks | Held::Start => format!(
                 "this side has the only copy of the guest and could not start it ({}): fix that, then cont; a device \
                  that still does not run is left out then",
@@ -459,13 +373,13 @@ impl Control {
         }
     }
 
-    /// Ends lanes and loader. The main channel can still be written.
+    /// Stops lanes and loader. The main channel can still be written.
     fn stop_loading(&mut self) {
         self.shared.stopping.store(true, Ordering::Release);
         self.shared.rounds.stop();
         self.shared.streams.stop();
         self.shared.places.shut_lanes();
-        // No guest runs: a device that is being loaded may wait for a page.
+        // No guest runs. This wakes a device that waits for a page while it is loaded.
         self.shared.postcopy.shut_preempt();
         self.shared.postcopy.let_go();
         if let Some(main) = self.shared.places.main() {
@@ -476,18 +390,18 @@ impl Control {
 
     fn join(&mut self) {
         for thread in self.threads.drain(..) {
-            // One that panicked has said so.
+            // An error of the join is ignored: a panic in the thread was already reported.
             let _ = thread.join();
         }
         self.shared.postcopy.join();
     }
 
-    /// Lets the source finish: it may still be writing the description after EOF, and closing on bytes that
-    /// nobody has read would break its connection before it has read SHUT.
+    /// Lets the source finish. It may still write the description after EOF. Closing a channel with unread
+    /// bytes would break the source's connection before it has read SHUT.
     fn hear_the_source_out(&mut self) {
         if let Some(main) = self.shared.places.main() {
             main.set_own_stall_limit(Some(LAST_WORDS));
-            // Fails only if the connection is gone already.
+            // Fails only if the connection is closed already.
             let _ = main.finish_writing();
         }
         if self.shared.places.taken_lanes().iter().any(|channel| channel.is_tls()) {
@@ -500,8 +414,8 @@ impl Control {
         self.join();
     }
 
-    /// A QEMU that has read SHUT says goodbye in TLS on every multifd channel, and if it cannot, believes that the
-    /// migration failed: it would resume its guest.
+    /// Waits until multifd channels have ended. A QEMU that has read SHUT sends a TLS close on every multifd
+    /// channel. If it cannot, it treats the migration as failed and would resume its guest.
     fn wait_for_ends(&self) {
         let until = Instant::now() + LAST_WORDS;
         while Instant::now() < until && !self.threads.iter().all(JoinHandle::is_finished) {
@@ -512,9 +426,9 @@ impl Control {
     fn close_channels(&mut self) {
         if !self.shared.stopping.load(Ordering::Acquire) {
             self.hear_the_source_out();
-        } else if let Some(rdma) = &self.shared.rdma {
-            // Loading was stopped: this side has failed.
-            rdma.say_error();
+        } else {
+            // Loading was stopped because this side has failed.
+            self.shared.carrier.say_error();
         }
         self.shared.stopping.store(true, Ordering::Release);
         self.shared.rounds.stop();
@@ -522,12 +436,13 @@ impl Control {
         self.shared.places.end();
         self.shared.lobby.end();
         self.join();
-        self.shared.close_rdma();
+        self.shared.carrier.close();
     }
 
     fn reset(&mut self) {
-        // The source knows that it failed. After this the pages are gone.
+        // The source knows about the failure. The search comes first, because the reset discards the pages.
         self.shared.find_failed_pages();
+        memory::end(&self.shared);
         if let Err(error) = self.shared.streams.end_load() {
             self.shared.tell(&Event::Warning(error.to_string()));
         }
@@ -543,6 +458,7 @@ impl Control {
             self.stop_loading();
         }
         self.close_channels();
+        self.join_beside();
         let arrival = match outcome {
             Outcome::Running => Arrival::Completed(RunState::Running),
             Outcome::Paused => Arrival::Completed(RunState::Paused),
@@ -555,12 +471,12 @@ impl Control {
                 }
                 let breaks = |error: MigrationError| error.fault().is_none();
                 if cause == Cause::Abandoned && self.shared.error().is_some_and(breaks) {
-                    // An operator's wish is the reason, though a connection broke at the same time.
+                    // The operator's cancellation is the reason, although a connection broke at the same time.
                     self.shared.forget_error();
                 }
                 self.shared.note_error(self.explain(cause));
                 let error = self.shared.error().unwrap_or_else(|| self.explain(cause));
-                // The source only hears that it failed: why is to be found here.
+                // The source learns only that the migration failed, so the reason is logged here.
                 tracing::warn!("incoming migration failed: {error}");
                 Arrival::Failed(error)
             }
@@ -571,7 +487,7 @@ impl Control {
         self.shared.tell_status(status, &mut self.last_status);
     }
 
-    /// The machine's cause in words, where no thread has a better one.
+    /// Describes the machine's cause, for the case that no thread has recorded a more precise error.
     fn explain(&self, cause: Cause) -> MigrationError {
         let limits = &self.shared.params.limits;
         match cause {

@@ -1,11 +1,12 @@
-//! Faults that tests plant.
+//! Faults that tests plant in the destination.
 
-/// What a destination with a planted fault does to memory that its source has handed over.
+/// How a destination with a planted fault treats memory that its source has handed over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SharingFault {
-    /// It makes the memory writable before the commit.
+    /// The destination makes the memory writable before the commit.
     WritesEarly,
-    /// It does the same, and treats the memory as its own: clears pages that did not come, and gives all of it back after a failure.
+    /// As [`SharingFault::WritesEarly`]. The destination also clears pages that did not arrive, and gives all
+    /// memory back to the host after a failure.
     Empties,
 }

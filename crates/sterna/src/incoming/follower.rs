@@ -1,33 +1,34 @@
-//! What follows a guest behind the acknowledgement: a standby, to which a COLO primary sends checkpoints (`specs/colo.md`).
+//! The interface to a standby, which receives a COLO primary's checkpoints after the acknowledgement
+//! (`specs/colo.md`).
 //!
-//! The seeding is a migration like any other. The machine that handles it has come to its end when SHUT 0 is due; from then
-//! on [`super::checkpoints`] speaks on the main channel, and lanes go on as they are.
+//! The seeding is an ordinary migration. Its handover machine has finished when SHUT 0 is due. Afterwards
+//! [`super::checkpoints`] reads the main channel, and lanes continue unchanged.
 
 use std::time::Duration;
 
 use crate::error::MigrationError;
 
-/// Holds checkpoints. Called by the loader, but for [`begin`](Self::begin), [`lost`](Self::lost) and
+/// Stores checkpoints. The loader calls all methods except [`begin`](Self::begin), [`lost`](Self::lost) and
 /// [`wait_until_over`](Self::wait_until_over).
 pub(crate) trait Follower: Send + Sync {
-    /// SHUT 0 and READY go out now: what comes from here on belongs to checkpoints.
+    /// SHUT 0 and READY are sent now: all later data are part of checkpoints.
     fn begin(&self);
-    /// Waits for [`begin`](Self::begin), no longer than `most`.
+    /// Waits at most `most` for [`begin`](Self::begin).
     fn wait_until_begun(&self, most: Duration);
     /// Whether [`begin`](Self::begin) was called.
     fn has_begun(&self) -> bool;
-    /// REPLY goes out now: the pages of a checkpoint may come, on any lane.
+    /// REPLY is sent now: pages of a checkpoint may arrive on any lane.
     fn open(&self) -> Result<(), MigrationError>;
-    /// The checkpoint's RAM has come, in step with all lanes. Pages that come now wait for the next one.
+    /// The checkpoint's RAM is complete on all lanes. Pages that arrive now wait for the next checkpoint.
     fn close(&self);
-    /// The checkpoint's devices have come. When this returns the checkpoint is held, and RECEIVED goes out.
+    /// The checkpoint's devices have arrived. When this returns, the checkpoint is held and RECEIVED is sent.
     fn hold(&self, devices: Vec<u8>) -> Result<(), MigrationError>;
-    /// LOADED has gone out.
+    /// LOADED was sent: the held checkpoint may be applied.
     fn apply(&self) -> Result<(), MigrationError>;
-    /// Nothing more comes, for `why`. The checkpoint that was on its way is dropped.
+    /// The connection was lost because of `why`. The incomplete checkpoint is dropped.
     fn lost(&self, why: MigrationError);
-    /// Waits until nothing more comes, or nobody wants more.
+    /// Waits until the connection is lost or [`end`](Self::end) was called.
     fn wait_until_over(&self);
-    /// Nobody wants more.
+    /// Ends the wait of [`wait_until_over`](Self::wait_until_over): no more checkpoints are needed.
     fn end(&self);
 }

@@ -1,41 +1,76 @@
-//! Connections that have not said yet what they are for, and reading what they say.
+//! Registers connections that have not identified themselves yet, and reads their first bytes with a deadline.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use sterna_transport::Channel;
+use sterna_transport::{Channel, TransportError};
 
 use crate::error::MigrationError;
 
-/// Connections that may be saying what they are for, beside those of a migration; for each that is new an old one goes.
+/// Most unidentified connections, in addition to a migration's channels. Beyond this number, a new connection
+/// replaces an old one.
 const GREETINGS: usize = 300;
-/// How long a connection has for all of its first bytes together, once a TLS handshake has ended.
+/// How long a connection may take for all its first bytes, after a TLS handshake.
 const GREETING: Duration = Duration::from_secs(10);
+/// Interval at which a connection is checked after that time. It stays while a migration's channels are
+/// connecting.
+const LOOK: Duration = Duration::from_millis(200);
 
-/// The connections that are being greeted, oldest first.
+/// The connections whose greeting is being read, oldest first.
 pub(super) struct Greetings {
     list: Mutex<Vec<Greeted>>,
     room: usize,
+    /// When the most recent multifd channel connected.
+    lane_came: Mutex<Option<Instant>>,
+    /// How long after that time further channels are expected.
+    patience: Duration,
 }
 
 struct Greeted {
     channel: Arc<Channel>,
-    /// It was offered a place among the migration's channels.
+    /// The connection was offered a place among the migration's channels.
     is_placed: bool,
+    /// The TLS handshake has not ended yet.
+    is_shaking_hands: bool,
 }
 
 impl Greetings {
-    /// Beside those of a migration with so many channels.
+    /// Room for unidentified connections in addition to those of a migration with `channels` channels.
     pub(super) fn beside(channels: usize) -> Self {
-        Self { list: Mutex::default(), room: GREETINGS + channels }
+        Self {
+            list: Mutex::default(),
+            room: GREETINGS + channels,
+            lane_came: Mutex::default(),
+            patience: GREETING,
+        }
     }
 
-    /// Takes one in. Gives the one that has to go for it: the oldest of those that were not offered a place, or the
-    /// oldest of all.
+    /// Records that a connection's TLS handshake begins or has ended.
+    pub(super) fn set_shaking_hands(&self, channel: &Arc<Channel>, is_so: bool) {
+        let mut list = self.list.lock();
+        if let Some(greeted) = list.iter_mut().find(|greeted| Arc::ptr_eq(&greeted.channel, channel)) {
+            greeted.is_shaking_hands = is_so;
+        }
+    }
+
+    /// Records that a multifd channel was offered a place.
+    pub(super) fn lane_came(&self) {
+        *self.lane_came.lock() = Some(Instant::now());
+    }
+
+    /// Whether a migration's channels are connecting. A source's main channel is silent until all others are
+    /// connected.
+    fn are_arriving(&self) -> bool {
+        self.lane_came.lock().is_some_and(|at| at.elapsed() < self.patience)
+            || self.list.lock().iter().any(|greeted| greeted.is_shaking_hands)
+    }
+
+    /// Registers a connection. If there is no room, returns the connection to close: the oldest without an
+    /// offered place, or the oldest of all.
     ///
-    /// A few bytes prove nothing: a source's main channel is silent until all the others are connected, and a stranger
-    /// need not be. So each that comes may stay for as many as there is room for.
+    /// The first bytes prove nothing. A source's main channel is silent until all other channels are connected,
+    /// while a stranger can send bytes. Therefore every connection stays while there is room for it.
     #[must_use]
     pub(super) fn enter(&self, channel: &Arc<Channel>) -> Option<Arc<Channel>> {
         let mut list = self.list.lock();
@@ -43,11 +78,12 @@ impl Greetings {
             let unplaced = list.iter().position(|greeted| !greeted.is_placed);
             list.remove(unplaced.unwrap_or(0)).channel
         });
-        list.push(Greeted { channel: Arc::clone(channel), is_placed: false });
+        list.push(Greeted { channel: Arc::clone(channel), is_placed: false, is_shaking_hands: false });
         gone
     }
 
-    /// One was offered a place. Not before it was: in between it would count neither here nor as a candidate.
+    /// Marks a connection that was offered a place. Call it after the offer: otherwise the connection would
+    /// count neither here nor as a candidate in between.
     pub(super) fn place(&self, channel: &Arc<Channel>) {
         let mut list = self.list.lock();
         if let Some(greeted) = list.iter_mut().find(|greeted| Arc::ptr_eq(&greeted.channel, channel)) {
@@ -55,7 +91,7 @@ impl Greetings {
         }
     }
 
-    /// Whether there are others than this one and those that were offered a place.
+    /// Whether there are connections without an offered place, apart from `channel`.
     pub(super) fn has_others_than(&self, channel: &Arc<Channel>) -> bool {
         let list = self.list.lock();
         list.iter().any(|greeted| !greeted.is_placed && !Arc::ptr_eq(&greeted.channel, channel))
@@ -69,7 +105,7 @@ impl Greetings {
         self.list.lock().is_empty()
     }
 
-    /// Ends them all.
+    /// Closes all registered connections.
     pub(super) fn end(&self) {
         for greeted in self.list.lock().iter() {
             greeted.channel.shutdown();
@@ -77,25 +113,40 @@ impl Greetings {
     }
 }
 
-/// First bytes with one deadline for all of them, so that nobody holds a place byte by byte.
+/// Reads first bytes with one deadline for all of them, so that a slow sender cannot keep its registration.
 pub(super) struct Greeting<'a> {
     pub channel: &'a Arc<Channel>,
     until: Instant,
+    /// A later deadline, which applies while the migration's channels are connecting.
+    longer: Option<(&'a Greetings, Instant)>,
 }
 
 impl<'a> Greeting<'a> {
     pub(super) fn new(channel: &'a Arc<Channel>, setup: Duration) -> Self {
-        Self { channel, until: Instant::now() + Self::limit_of(setup) }
+        Self { channel, until: Instant::now() + Self::limit_of(setup), longer: None }
     }
 
-    /// How long one may last where setting up may last `setup`.
+    /// As [`Greeting::new`], for a connection that may be a source's main channel. It may take all of `setup`
+    /// while the source connects its multifd channels.
+    pub(super) fn among(channel: &'a Arc<Channel>, setup: Duration, others: &'a Greetings) -> Self {
+        Self { longer: Some((others, Instant::now() + setup)), ..Self::new(channel, setup) }
+    }
+
+    /// The limit of a greeting if the setup limit is `setup`.
     pub(super) fn limit_of(setup: Duration) -> Duration {
         GREETING.min(setup)
     }
 
-    /// The next call on the channel may take what is left.
+    /// Gives the next call on the channel the remaining time as its stall limit.
     pub(super) fn limit(&self) -> Result<(), MigrationError> {
-        let left = self.until.saturating_duration_since(Instant::now());
+        let now = Instant::now();
+        let mut left = self.until.saturating_duration_since(now);
+        if let Some((others, most)) = self.longer
+            && left.is_zero()
+            && others.are_arriving()
+        {
+            left = most.saturating_duration_since(now).min(LOOK);
+        }
         if left.is_zero() {
             let what = format!("{}: did not identify itself in time", self.channel.peer());
             return Err(MigrationError::PeerMisbehaved { what });
@@ -104,20 +155,19 @@ impl<'a> Greeting<'a> {
         Ok(())
     }
 
-    /// The first `count` bytes, which later reads give again. `known`: so many were asked for before.
+    /// Returns the first `count` bytes without consuming them. `known`: the number of bytes that an earlier
+    /// call has returned.
     pub(super) fn peek(&self, known: usize, count: usize) -> Result<Vec<u8>, MigrationError> {
         let mut bytes = Vec::new();
         for count in (known + 1).min(count)..=count {
-            self.limit()?;
-            bytes = self.channel.peek(count)?;
+            bytes = self.waiting(|channel| channel.peek(count))?;
         }
         Ok(bytes)
     }
 
     pub(super) fn read_exact(&self, mut to: &mut [u8]) -> Result<(), MigrationError> {
         while !to.is_empty() {
-            self.limit()?;
-            let got = self.channel.read_some(to)?;
+            let got = self.waiting(|channel| channel.read_some(to))?;
             if got == 0 {
                 let what = format!("{}: closed before it identified itself", self.channel.peer());
                 return Err(MigrationError::Transport(what, None));
@@ -126,15 +176,59 @@ impl<'a> Greeting<'a> {
         }
         Ok(())
     }
+
+    /// Repeats a call that timed out, until the deadline has passed.
+    fn waiting<T>(
+        &self,
+        mut act: impl FnMut(&Channel) -> Result<T, TransportError>,
+    ) -> Result<T, MigrationError> {
+        loop {
+            self.limit()?;
+            match act(self.channel) {
+                Err(TransportError::Stalled { .. }) => {}
+                other => return Ok(other?),
+            }
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// How long a silent connection is kept, with a limit of 100 ms, or 600 ms while channels connect.
+    fn kept(greetings: &Greetings) -> Duration {
+        let (ours, _theirs) = Channel::pair().unwrap();
+        let (ours, began) = (Arc::new(ours), Instant::now());
+        let mut greeting = Greeting::among(&ours, Duration::from_millis(600), greetings);
+        greeting.until = began + Duration::from_millis(100);
+        let error = greeting.peek(0, 4).unwrap_err().to_string();
+        assert!(error.contains("did not identify itself in time"), "{error}");
+        began.elapsed()
+    }
+
+    #[test]
+    fn silent_connection_is_kept_as_long_as_channels_arrive_and_setting_up_may_last() {
+        let greetings = Greetings { patience: Duration::from_millis(250), ..Greetings::beside(2) };
+        assert!(kept(&greetings) < Duration::from_millis(250), "none arrives");
+
+        greetings.lane_came();
+        let once = kept(&greetings);
+        assert!((250..550).contains(&once.as_millis()), "one has arrived: {once:?}");
+
+        let (ours, _theirs) = Channel::pair().unwrap();
+        let handshaking = Arc::new(ours);
+        assert!(greetings.enter(&handshaking).is_none());
+        greetings.set_shaking_hands(&handshaking, true);
+        let long = kept(&greetings);
+        assert!(long.as_millis() >= 600, "one has not ended its handshake: {long:?}");
+        greetings.set_shaking_hands(&handshaking, false);
+        assert!(kept(&greetings) < Duration::from_millis(250), "it has");
+    }
+
     #[test]
     fn oldest_without_a_place_goes_for_one_that_is_new() {
-        let greetings = Greetings { list: Mutex::default(), room: 3 };
+        let greetings = Greetings { room: 3, ..Greetings::beside(0) };
         let peers: Vec<_> = (0..6).map(|_| Channel::pair().unwrap()).collect();
         let (ours, _theirs): (Vec<_>, Vec<_>) = peers.into_iter().map(|(a, b)| (Arc::new(a), b)).unzip();
         let enter = |at: usize| {
@@ -142,7 +236,7 @@ mod tests {
             gone.map(|gone| ours.iter().position(|other| Arc::ptr_eq(other, &gone)).unwrap())
         };
         assert_eq!((enter(0), enter(1), enter(2)), (None, None, None));
-        // A lane that came first, and the main channel, which says nothing yet.
+        // A lane that connected first, and the main channel, which is silent so far.
         greetings.place(&ours[0]);
         assert_eq!(enter(3), Some(1));
         greetings.place(&ours[3]);

@@ -1,5 +1,5 @@
-//! One multifd channel at the destination: checks each packet, then reads its payload straight to where
-//! the sink says.
+//! One multifd channel at the destination: checks each packet, then reads its payload directly to the place
+//! that the sink names.
 
 use std::sync::atomic::Ordering;
 
@@ -21,7 +21,8 @@ use crate::interruption::Break;
 use crate::order::PageRun;
 use crate::pages::PageSink;
 
-/// Receives as lane number `index`, on the channel that takes that place, until it ends or all stops.
+/// Receives as lane number `index`, on the channel that gets this place, until the channel ends or loading
+/// stops.
 pub(super) fn receive(shared: &Shared, index: usize) {
     match run(shared, index).and_then(|()| Ok(shared.rounds.ended(index)?)) {
         Ok(()) | Err(Break::Interrupted) => {}
@@ -30,7 +31,8 @@ pub(super) fn receive(shared: &Shared, index: usize) {
 }
 
 fn run(shared: &Shared, index: usize) -> Result<(), Break> {
-    // Shorter than any wait for a packet of this lane, so that the error says why there is none.
+    // Shorter than any wait for a packet of this lane, so that the error names the reason of the missing
+    // channel.
     let patience = shared.params.limits.setup.min(shared.params.limits.stall) / 2;
     let channel = shared.places.lane(index, patience)?;
     shared.rounds.wait_for_blocks()?;
@@ -50,7 +52,7 @@ struct Lane<'a> {
     pages: Vec<u8>,
 }
 
-/// The start of the next packet, read together with a payload: as much as every packet has.
+/// The start of the next packet, read together with a payload. Its length is common to all packets.
 struct Ahead {
     bytes: [u8; DEVICE_STATE_PACKET_BYTES],
     count: usize,
@@ -97,7 +99,7 @@ impl<'a> Lane<'a> {
             if follows {
                 self.take_following(&view)?;
             } else {
-                // A SYNC may be the last packet for long: nothing is read ahead of it.
+                // A SYNC may be the last packet for a long time, so no header is read ahead of it.
                 self.take(&view, if view.is_sync() { None } else { Some(&mut next) })?;
             }
             let received = RAM_PACKET_BYTES + view.payload_bytes();
@@ -110,8 +112,8 @@ impl<'a> Lane<'a> {
         Ok(())
     }
 
-    /// Reads a packet without its payload, and says of which kind it is. None: the channel ended between two
-    /// packets, as it may.
+    /// Reads a packet's header and returns its kind. `None`: the channel ended between two packets, which is
+    /// allowed.
     fn read_header(
         &self,
         header: &mut [u8; RAM_PACKET_BYTES],
@@ -123,7 +125,7 @@ impl<'a> Lane<'a> {
             match self.channel.read_some(&mut header[..HEADER_BYTES]) {
                 Ok(0) => return Ok(None),
                 Ok(count) => got = count,
-                // Between packets a lane may be silent for as long as the main channel lives.
+                // Between packets a lane may be silent while the main channel lives.
                 Err(TransportError::Stalled { .. }) => {
                     if self.shared.stopping.load(Ordering::Acquire) {
                         return Ok(None);
@@ -139,7 +141,7 @@ impl<'a> Lane<'a> {
         let base = self.channel.bytes_read() - got as u64;
         let known = PacketHeader::peek(&header[..HEADER_BYTES])
             .map_err(|error| MigrationError::wire(&self.name)(error.at(base)))?;
-        // Twelve bytes are there, so the header is never missing.
+        // `HEADER_BYTES` bytes were read, so the decoder always finds a header.
         let Some(PacketHeader { kind }) = known else { return Ok(None) };
         let bytes =
             if kind == PacketKind::DeviceState { DEVICE_STATE_PACKET_BYTES } else { RAM_PACKET_BYTES };
@@ -149,7 +151,7 @@ impl<'a> Lane<'a> {
         Ok(Some(kind))
     }
 
-    /// Takes a chunk of a device's stream to its inbox.
+    /// Reads a chunk of a device's stream into its inbox.
     fn take_chunk(&self, header: &[u8]) -> Result<(), MigrationError> {
         let base = self.channel.bytes_read() - header.len() as u64;
         let packet = DeviceStatePacket::decode(header)
@@ -169,8 +171,10 @@ impl<'a> Lane<'a> {
         Ok(())
     }
 
-    /// Reads a payload in place and, in the same call, the start of the packet that must follow (none after a SYNC): at
-    /// least the round's SYNC does. If it does not come yet, or never, that is for [`Lane::read_header`] to judge.
+    /// Reads a payload in place and, in the same call, the start of the next packet.
+    ///
+    /// After a SYNC no packet need follow, so `next` is `None`. Otherwise at least the round's SYNC follows. If
+    /// it is late or missing, [`Lane::read_header`] handles that.
     fn read_raw(&self, places: &[RamSlice<'_>], next: Option<&mut Ahead>) -> Result<(), MigrationError> {
         let Some(next) = next else { return Ok(self.channel.read_into_ram(places)?) };
         let bytes: usize = places.iter().map(RamSlice::len).sum();
@@ -196,8 +200,7 @@ impl<'a> Lane<'a> {
             return self.take_differences(view, block);
         }
         let shared = self.shared;
-        // Over RDMA they are in their places: the source wrote them before it sent this.
-        let has_payload = shared.rdma.is_none();
+        let has_payload = !shared.carrier.writes_pages();
         let run = |part| run_of(block, part);
         let mut normal: [Option<PageRun>; PACKET_PAGES] = [None; PACKET_PAGES];
         let mut places: Vec<RamSlice<'_>> = Vec::with_capacity(PACKET_PAGES);
@@ -229,7 +232,8 @@ impl<'a> Lane<'a> {
         Ok(())
     }
 
-    /// Takes pages that come while the guest runs. Each is placed whole, so none is read into the guest's memory.
+    /// Takes pages that arrive while the guest runs. Each page is placed as a whole, so none is read directly
+    /// into guest memory.
     fn take_following(&mut self, view: &RamPacketView<'_>) -> Result<(), MigrationError> {
         let (shared, Some(block)) = (self.shared, view.block()) else { return Ok(()) };
         if view.holds_differences() {
@@ -264,7 +268,7 @@ impl<'a> Lane<'a> {
         Ok(())
     }
 
-    /// Takes pages that come as differences to what is held, and checks each (specs/extension.md §10).
+    /// Takes pages that arrive as differences to stored pages, and checks each (specs/extension.md §10).
     fn take_differences(&mut self, view: &RamPacketView<'_>, block: usize) -> Result<(), MigrationError> {
         let wire = MigrationError::wire(&self.name);
         let begin = self.channel.bytes_read();

@@ -1,7 +1,7 @@
-//! Reads the main channel, element by element, in order.
+//! Reads the main channel element by element, in order.
 //!
-//! Because it loads in order, a PING is answered after everything before it was loaded: that is what
-//! makes *prepare* a proof.
+//! Because elements are loaded in order, a PING is answered after everything before it was loaded. The answer
+//! to *prepare* therefore proves that all earlier elements were loaded.
 
 mod following;
 mod section;
@@ -20,9 +20,9 @@ use sterna_wire::return_path::ReturnMessage;
 
 use super::acks::Acks;
 use super::arriving::KeptReading;
+use super::carrier::Hooks;
 use super::memory;
 use super::postcopy;
-use super::rdma::phase::Phases;
 use super::reader::{Filled, Reader};
 use super::shared::Shared;
 use super::target::RamStart;
@@ -32,12 +32,12 @@ use crate::order::PageRun;
 
 pub(super) const CHANNEL: &str = "main channel";
 
-/// Loads until the end of the stream, or until told to stop.
+/// Loads until the end of the stream, or until loading stops.
 pub(super) fn load(shared: &Arc<Shared>, channel: &Arc<Channel>) {
     read_to_the_end(Loader::new(shared, channel));
 }
 
-/// Goes on over another channel in place of one that was lost in postcopy.
+/// Continues the stream on another channel after the first was lost in postcopy.
 pub(super) fn recover(shared: &Arc<Shared>, channel: &Arc<Channel>) {
     let Some(KeptReading { mut decoder, keeps_alive }) = shared.postcopy.take_reading() else {
         let what = "what was read of the lost connection is not known any more";
@@ -60,12 +60,12 @@ fn read_to_the_end(mut loader: Loader<'_>) {
     }
 }
 
-/// What came of reading on.
+/// The result of one read from the stream.
 pub(super) enum Read {
     Item(MainItem),
-    /// The stream is over.
+    /// The stream has ended.
     End,
-    /// All is to stop.
+    /// Loading is to stop.
     Stopped,
 }
 
@@ -73,23 +73,23 @@ pub(super) struct Loader<'a> {
     pub(super) shared: &'a Arc<Shared>,
     pub(super) reader: Reader,
     decoder: MainDecoder,
-    /// Once the configuration has come.
+    /// Set once the configuration was read.
     acks: Option<Acks>,
-    /// Multifd channels.
+    /// Number of multifd channels.
     lanes: usize,
-    /// The source sent a handover section.
+    /// The source has sent a handover section, so it is a Sterna.
     pub(super) is_sterna: bool,
-    /// The source never falls silent for long: it is a Sterna that hears what this side answers.
+    /// The source is a Sterna that receives this side's answers, so it sends keep-alive messages.
     keeps_alive: bool,
-    /// The source waits for SHUT.
+    /// The source has opened the return path and waits for SHUT.
     pub(super) has_return_path: bool,
-    /// The source has asked to prepare.
+    /// The source has requested *prepare*.
     pub(super) was_asked: bool,
-    /// The source keeps to what devices' streams are granted.
+    /// The source observes the grants of device streams.
     has_stream_credit: bool,
-    /// Over RDMA.
-    phases: Option<Phases<'a>>,
-    /// Behind the seeding, in a checkpoint: the primary owes its end.
+    /// The handler of the stream's hooks, if the transport has hooks.
+    hooks: Option<Box<dyn Hooks + 'a>>,
+    /// True inside a checkpoint after the seeding: the primary must send the rest and may not be silent.
     pub(super) in_checkpoint: bool,
 }
 
@@ -97,18 +97,18 @@ impl<'a> Loader<'a> {
     fn new(shared: &'a Arc<Shared>, channel: &Arc<Channel>) -> Self {
         let decoder = MainDecoder::new(shared.target.knowledge(), shared.expectations());
         let mut loader = Self::with(shared, Reader::new(Arc::clone(channel)), decoder);
-        loader.phases = shared.rdma.as_deref().map(|rdma| Phases::new(shared, rdma, Arc::clone(channel)));
+        loader.hooks = shared.carrier.hooks(shared.as_ref(), channel);
         loader
     }
 
-    /// A loader of what lies in a file from byte `offset` on.
+    /// A loader of the stream in a file, from byte `offset` on.
     pub(super) fn of_file(shared: &'a Arc<Shared>, file: &Arc<PageFile>, offset: u64) -> Self {
         let decoder = MainDecoder::new(shared.target.knowledge(), shared.expectations()).starting_at(offset);
         Self::with(shared, Reader::of_file(file, offset), decoder)
     }
 
     fn with(shared: &'a Arc<Shared>, reader: Reader, decoder: MainDecoder) -> Self {
-        // A source that has come back has said who it is.
+        // A source that has reconnected has proved that it is the migration's Sterna source.
         let is_back = shared.lobby.session() > 0;
         Self {
             shared,
@@ -121,7 +121,7 @@ impl<'a> Loader<'a> {
             has_return_path: false,
             was_asked: false,
             has_stream_credit: false,
-            phases: None,
+            hooks: None,
             in_checkpoint: false,
         }
     }
@@ -135,9 +135,9 @@ impl<'a> Loader<'a> {
         }
     }
 
-    /// Reads on to the next item.
+    /// Reads until the next item is complete.
     pub(super) fn read(&mut self) -> Result<Read, MigrationError> {
-        // An item may be followed by another that needs no further byte.
+        // 0: an item may be followed by another that needs no further byte.
         let mut due = 0;
         while !self.shared.stopping.load(Ordering::Acquire) {
             match self.reader.fill_or_silence(due)? {
@@ -162,18 +162,18 @@ impl<'a> Loader<'a> {
         Ok(Read::Stopped)
     }
 
-    /// Whether the source may have nothing to say for as long as it likes (specs/stream.md §5.4). One that was asked
-    /// whether it is a Sterna's, or is known to be, lets this side know that it lives.
+    /// Whether the source may be silent without limit now (specs/stream.md §5.4). A source that asked for
+    /// extensions, or is known to be a Sterna, sends keep-alive messages.
     fn may_be_silent(&self) -> bool {
         !self.keeps_alive && !self.in_checkpoint && self.decoder.may_rest(self.reader.bytes().len())
     }
 
-    /// The RAM of a checkpoint follows, at `position` of the channel.
+    /// Prepares the decoder for a checkpoint's RAM at byte `position` of the channel.
     pub(super) fn begin_checkpoint(&mut self, position: u64) -> Result<(), MigrationError> {
         self.decoder.begin_checkpoint(position).map_err(MigrationError::wire(CHANNEL))
     }
 
-    /// The index of a block in this side's RAM.
+    /// The index of the block `name` in this side's RAM.
     pub(super) fn block_index(&self, name: &str) -> Option<usize> {
         self.decoder.blocks()?.find(name.as_bytes())
     }
@@ -183,12 +183,13 @@ impl<'a> Loader<'a> {
         self.shared.received_bytes.fetch_add(count as u64, Ordering::Relaxed);
     }
 
-    /// The source has closed. After EOF that is allowed (specs/stream.md §9).
+    /// The source has closed the channel. This is allowed after EOF (specs/stream.md §9).
     fn end_of_file(&mut self) -> Result<(), MigrationError> {
         if self.shared.stopping.load(Ordering::Acquire) {
             return Ok(());
         }
-        // Nobody did wrong as far as this side can tell: the source died, or cancelled (specs/stream.md §5.2).
+        // No rule was broken as far as this side can tell: the source died, or cancelled (specs/stream.md
+        // §5.2).
         self.decoder.end_of_file(self.reader.bytes().len()).map_err(|error| {
             let what = match &self.shared.file {
                 Some(_) => format!("{} ends early", self.shared.address),
@@ -219,7 +220,7 @@ impl<'a> Loader<'a> {
                 self.following_page(block, offset)
             }
             MainItem::Xbzrle { .. } if self.shared.postcopy.arriving().is_some() => Err(postcopy::unfit()),
-            // The one behind the last page of the lanes.
+            // In postcopy, only the flush after the last page of the lanes is allowed.
             MainItem::MultifdFlush
                 if self.shared.postcopy.arriving().is_some() && !self.shared.rounds.is_following() =>
             {
@@ -237,9 +238,9 @@ impl<'a> Loader<'a> {
                 let silence = self.shared.group.watch();
                 self.shared.rounds.flush(silence, self.shared.params.limits.stall)
             }
-            MainItem::Hook { .. } => match &mut self.phases {
-                Some(phases) => phases.run(),
-                // Only a main channel over RDMA expects them.
+            MainItem::Hook { .. } => match &mut self.hooks {
+                Some(hooks) => hooks.run(),
+                // The decoder accepts hooks only if the transport has hooks.
                 None => {
                     let rule = "a hook of RDMA, and this connection is none";
                     let error =
@@ -249,7 +250,7 @@ impl<'a> Loader<'a> {
             },
             MainItem::RamEnd { kind } => {
                 self.shared.target.ram_section_ended(kind);
-                // A source with credit has written a barrier after the last chunk.
+                // A source that observes grants has written a barrier after the last chunk.
                 if kind == SectionKind::End && self.has_stream_credit {
                     self.shared.streams.all_came()?;
                 }
@@ -272,11 +273,11 @@ impl<'a> Loader<'a> {
                 self.shared.report(Fed::EofRead);
                 Ok(())
             }
-            // Its pages are in RAM by now.
+            // The block's pages are already in RAM, so reading continues after them.
             MainItem::MappedBlock { resume_at, .. } => self.reader.go_to(resume_at),
             MainItem::RamStart(blocks) => self.ram_starts(&blocks),
             MainItem::Configuration(configuration) => self.configuration(&configuration),
-            // Whoever reads a checkpoint takes it.
+            // A checkpoint is taken by the code that reads checkpoints (`follow`).
             MainItem::Header | MainItem::VmDescription(_) | MainItem::CheckpointRam => Ok(()),
         }
     }
@@ -284,9 +285,7 @@ impl<'a> Loader<'a> {
     fn command(&mut self, command: Command) -> Result<(), MigrationError> {
         match command {
             Command::OpenReturnPath => {
-                if let Some(rdma) = &self.shared.rdma {
-                    rdma.await_return_path(self.shared.params.limits.setup)?;
-                }
+                self.shared.carrier.await_return_path(self.shared.params.limits.setup)?;
                 self.has_return_path = true;
                 self.shared.report(Fed::ReturnPathOpened);
                 let streams = &self.shared.streams;
@@ -317,7 +316,7 @@ impl<'a> Loader<'a> {
                 self.pong(extension::ROUND_PING)
             }
             Command::Ping(value) => {
-                // Nobody but a Sterna asks this.
+                // Only a Sterna sends this PING.
                 self.keeps_alive |= value == extension::EXTENSION_PING;
                 self.pong(value)
             }
@@ -339,7 +338,7 @@ impl<'a> Loader<'a> {
                 postcopy::recovery::say_received(self.shared, self.block_index(&block), &block)
             }
             Command::PostcopyResume => postcopy::recovery::resume(self.shared),
-            // A Sterna has prepared before, and the package is loaded.
+            // A Sterna has requested *prepare* before, and the package is loaded.
             Command::PostcopyRun => {
                 self.shared.postcopy.commands.lock().runs()?;
                 self.shared.report(Fed::RunRead);
@@ -351,7 +350,7 @@ impl<'a> Loader<'a> {
         }
     }
 
-    /// The source keeps to what devices' streams are granted.
+    /// Grants credit to device streams: the source observes grants from now on.
     fn begin_streams(&mut self, ping: u32) -> Result<(), MigrationError> {
         if ping == extension::STREAMS_ANEW_PING {
             if self.has_stream_credit || self.shared.lobby.session() == 0 {
@@ -362,12 +361,12 @@ impl<'a> Loader<'a> {
             self.shared.streams.begin_anew()?;
         }
         self.has_stream_credit = true;
-        // After the grants: whoever got none by then has no counterpart here.
+        // The answer follows the grants: a device without a grant by then has no counterpart here.
         self.shared.streams.begin_credit(|message| self.shared.say(message))?;
         self.pong(ping)
     }
 
-    /// Answers a PING; a Sterna's question who this is, twice.
+    /// Answers a PING. The PING that asks for extensions gets a second answer with this side's features.
     pub(super) fn pong(&self, value: u32) -> Result<(), MigrationError> {
         self.shared.say(&ReturnMessage::Pong(value))?;
         if value == extension::EXTENSION_PING {
@@ -393,8 +392,8 @@ impl<'a> Loader<'a> {
         let Some(table) = table else {
             return Err(MigrationError::Internal("a block list without a table of blocks".to_owned()));
         };
-        if let Some(phases) = &mut self.phases {
-            phases.blocks_came(blocks, table)?;
+        if let Some(hooks) = &mut self.hooks {
+            hooks.blocks_came(blocks, table)?;
         }
         let started = shared.target.ram_starts(&RamStart {
             section_id: self.decoder.section_id(),
@@ -412,7 +411,8 @@ impl<'a> Loader<'a> {
         Ok(())
     }
 
-    /// Only a source that keeps its guest can be followed. Asked while its guest still runs.
+    /// Checks that a standby can follow this source: only a source that keeps its guest sends checkpoints.
+    /// Checked while the source's guest still runs.
     fn check_primary(&self) -> Result<(), MigrationError> {
         let what = if self.is_sterna {
             "a Sterna source hands its guest over and sends no checkpoints: migrate it to a destination instead of a standby"

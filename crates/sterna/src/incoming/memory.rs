@@ -1,7 +1,7 @@
-//! The guest's memory comes as descriptors, over a connection of its own (specs/extension.md §11).
+//! Receives the guest's memory as file descriptors, over a separate connection (specs/extension.md §11).
 //!
-//! The main channel announces it ([`expect`]), so that the secret is known by which the connection is authenticated ([`take`]);
-//! pages cannot begin before it has come ([`check_that_it_came`]).
+//! The main channel announces the memory ([`expect`]). By then the secret is known that authenticates the
+//! connection ([`take`]). Pages cannot begin before the memory has arrived ([`check_that_it_came`]).
 
 pub(super) mod handed;
 
@@ -15,6 +15,12 @@ use super::shared::Shared;
 use crate::error::MigrationError;
 use crate::same_host::check_peer;
 
+/// Refuses memory from now on, because the migration has failed and its memory is about to be released. If an
+/// offer is being taken, this waits for it, so that its memory is released as well.
+pub(super) fn end(shared: &Shared) {
+    *shared.memory.lock() = ComingMemory::Over;
+}
+
 /// The source has announced its memory.
 pub(super) fn expect(shared: &Shared) -> Result<(), MigrationError> {
     let mut memory = shared.memory.lock();
@@ -27,7 +33,7 @@ pub(super) fn expect(shared: &Shared) -> Result<(), MigrationError> {
     Ok(())
 }
 
-/// RAM's blocks are due.
+/// Checks, when RAM's blocks are due, that announced memory has arrived.
 pub(super) fn check_that_it_came(shared: &Shared) -> Result<(), MigrationError> {
     shared.note_ram_has_begun();
     match *shared.memory.lock() {
@@ -41,7 +47,7 @@ pub(super) fn check_that_it_came(shared: &Shared) -> Result<(), MigrationError> 
                     .to_owned(),
             })
         }
-        ComingMemory::NotExpected | ComingMemory::Taken => Ok(()),
+        ComingMemory::NotExpected | ComingMemory::Taken | ComingMemory::Over => Ok(()),
     }
 }
 
@@ -49,8 +55,8 @@ fn has_memory(ram: &GuestRam) -> bool {
     ram.blocks().iter().all(|block| !block.is_gone())
 }
 
-/// Takes what a connection offers, and says so over it. An error refuses the connection and leaves the migration alone: whether it
-/// can go on without is the source's to say.
+/// Takes the memory that a connection offers, and sends the result on it. An error refuses the connection and
+/// leaves the migration unchanged: the source decides whether to continue without it.
 pub(super) fn take(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), MigrationError> {
     let (offer, secret) = read_offer(shared, greeting)?;
     let taken = read_memory(shared, greeting, &offer, &secret);
@@ -65,7 +71,7 @@ pub(super) fn take(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), Migra
     taken
 }
 
-/// Whoever does not know the migration gets no byte.
+/// Reads the offer. A connection that does not name this migration receives no data.
 fn read_offer(
     shared: &Shared,
     greeting: &Greeting<'_>,

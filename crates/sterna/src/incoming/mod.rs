@@ -1,16 +1,18 @@
-//! The destination: a guest arrives.
+//! The destination side of a migration: receives a guest's memory and devices and starts the guest.
 //!
-//! A listener thread accepts connections for as long as the [`Incoming`] lives: first the migration's
-//! channels, later the questions of a source whose acknowledgement was lost ([`accept`]). A control
-//! thread performs what the handover machine asks for ([`control`]); a loader reads the main channel
-//! ([`loader`]); one thread per multifd channel puts pages where the [`crate::pages::PageSink`] says
-//! ([`lane`]), in step with the main channel's flushes ([`rounds`]).
+//! A listener thread accepts connections while the [`Incoming`] exists. First, the migration's channels
+//! connect. Later, a source whose acknowledgement was lost may connect with a question ([`accept`]).
+//! A control thread performs the actions that the handover machine requests ([`control`]).
+//! A loader thread reads the main channel ([`loader`]).
+//! One thread per multifd channel stores pages through [`crate::pages::PageSink`] ([`lane`]). It synchronises
+//! with the flushes on the main channel ([`rounds`]).
 
 mod accept;
 mod acks;
 mod arrival;
 mod arriving;
 mod autostart;
+mod carrier;
 mod checkpoints;
 mod comeback;
 mod coming_memory;
@@ -29,9 +31,12 @@ mod postcopy;
 mod questions;
 mod rdma;
 mod reader;
+mod receiver;
 mod rounds;
 mod sections;
 mod shared;
+mod shortage;
+mod silence;
 mod streams;
 mod tail;
 pub(crate) mod target;
@@ -52,41 +57,48 @@ pub use sterna_proto::destination::Refusal;
 
 use crate::error::MigrationError;
 use crate::events::{Observer, Status};
-use crate::params::{Capabilities, Compression, Parameters};
+use crate::params::{Capabilities, Parameters};
+use crate::rules::{self, Feature, Features, Side};
 use crate::settings_error::SettingsError;
 use crate::start_error::StartError;
 use crate::stats::IncomingStatistics;
 use crate::vm::TargetVm;
 use load_file::LoadFile;
 use postcopy::listening::Listening;
+use rdma::carrier::RdmaCarrier;
 use rdma::state::Rdma;
 use shared::Shared;
 use target::Target;
 use vm_target::VmTarget;
 
-/// An incoming migration. Connections that do not fit this side are refused with a warning
-/// ([`crate::Event::Warning`]); it fails only once all channels of a migration have come (specs/stream.md §3.1), and
-/// waits for the next source until then.
+/// The destination's handle of a migration.
 ///
-/// Cloning gives another handle; when the last one is dropped, the address is
-/// given up and a migration that is not committed fails. A guest that is held stays loaded in its VM.
+/// A connection that does not fit this side is refused with a warning ([`crate::Event::Warning`]), and this
+/// side waits for the next source. The migration can fail only after all its channels have connected
+/// (specs/stream.md §3.1).
 ///
-/// The address can be listened at again as soon as that drop returns; it waits for the listener thread, so
-/// do not hold a lock then that the observer takes.
+/// Cloning gives another handle of the same migration. When the last handle is dropped, the address is released
+/// and a migration that is not committed fails. A held guest stays loaded in its VM.
 ///
-/// Keep it after success: a source that lost the acknowledgement asks here what became of the guest.
+/// The address can be bound again as soon as that drop returns. The drop waits for the listener thread, so do
+/// not drop the last handle while you hold a lock that the observer takes.
+///
+/// Keep the handle after success: a source that lost the acknowledgement asks here whether the guest has
+/// started.
 #[derive(Clone)]
 pub struct Incoming {
     guard: Arc<Guard>,
 }
 
 impl Incoming {
-    /// Waits at `at` for a guest. The address is bound when this returns.
+    /// Listens at `at` for a source. The address is bound when this function returns.
     ///
     /// # Errors
-    /// [`StartError`] when the address cannot be bound or the settings make no sense, and [`StartError::Guest`] while
-    /// another migration has to do with the VM's guest, or where one has brought a guest that is still here
-    /// ([`Custody::Arrived`]). A guest that the VMM has put there itself is the VMM's responsibility.
+    /// [`StartError`] if the address cannot be bound or the settings contradict each other.
+    ///
+    /// [`StartError::Guest`] while another migration uses the VM's guest, or if an earlier migration's guest is
+    /// still loaded ([`Custody::Arrived`]). A guest that the VMM
+    /// itself has put there is the VMM's responsibility.
     pub fn listen(
         vm: Arc<dyn TargetVm>,
         at: &Address,
@@ -98,7 +110,7 @@ impl Incoming {
         Self::listen_for(Arc::new(target), at, params, capabilities, observer)
     }
 
-    /// As [`Incoming::listen`], for whatever takes the guest in.
+    /// As [`Incoming::listen`], for any [`Target`] (a VM, an image or a stored stream).
     pub(crate) fn listen_for(
         target: Arc<dyn Target>,
         at: &Address,
@@ -112,12 +124,12 @@ impl Incoming {
         if params.tls.as_ref().is_some_and(|tls| tls.credentials.endpoint() != TlsEndpoint::Server) {
             return Err(SettingsError::WrongCredentials { needed: TlsEndpoint::Server }.into());
         }
-        if matches!(at, Address::Rdma { .. }) {
-            check_rdma(target.as_ref(), &params, &capabilities)?;
-        }
-        let (is_file, is_rdma) = (matches!(at, Address::File { .. }), matches!(at, Address::Rdma { .. }));
-        postcopy::check(target.as_ref(), &capabilities, is_file, is_rdma)?;
-        let file = LoadFile::open(at, &params, &capabilities)?;
+        let features = Features::of(at, &params, &capabilities)
+            .with(Feature::Image, !target.is_in_memory())
+            .with(Feature::StoredImage, target.ram_sink().is_none());
+        rules::check(features, Side::Destination)?;
+        postcopy::check(target.as_ref(), &capabilities)?;
+        let file = LoadFile::open(at, &params)?;
         let custody = claim(target.as_ref())?;
         if let Some(file) = file {
             return Self::load((target, custody), at, file, params, capabilities, observer);
@@ -129,7 +141,7 @@ impl Incoming {
             let of_rdma = Arc::new(Rdma::new(&params, &capabilities));
             let mut shared = Shared::new((target, custody), address, params, capabilities, observer)
                 .map_err(|error| StartError::System(error.to_string()))?;
-            shared.rdma = Some(Arc::clone(&of_rdma));
+            shared.carrier = Arc::new(RdmaCarrier(Arc::clone(&of_rdma)));
             return Self::begin(shared, |shared| rdma::listen::spawn(shared, &of_rdma, listener));
         }
         let listener = Listener::bind(at).map_err(|error| StartError::System(error.to_string()))?;
@@ -139,12 +151,12 @@ impl Incoming {
         Self::begin(shared, |shared| accept::spawn(shared, listener))
     }
 
-    /// Starts the threads. `listen` starts the one that accepts connections.
+    /// Starts the control thread and, through `listen`, the thread that accepts connections.
     fn begin(
         shared: Shared,
         listen: impl FnOnce(&Arc<Shared>) -> Result<JoinHandle<()>, MigrationError>,
     ) -> Result<Self, StartError> {
-        // Before the threads: if only one of them starts, it ends that one.
+        // The guard exists before the threads: if only one thread starts, dropping the guard ends it.
         let mut guard = Guard { shared: Arc::new(shared), listening: None, recovery: Listening::default() };
         control::spawn(&guard.shared)
             .and_then(|()| listen(&guard.shared))
@@ -153,8 +165,8 @@ impl Incoming {
         Ok(Self { guard: Arc::new(guard) })
     }
 
-    /// Takes a guest out of a file, at once. Without [`Capabilities::unmanaged`] it arrives paused: there is no source
-    /// whose end somebody could wait for.
+    /// Starts to load a guest from a file immediately. Without [`Capabilities::unmanaged`] the guest arrives
+    /// paused, because no source exists whose end could be awaited.
     fn load(
         (target, custody): (Arc<dyn Target>, Option<CustodyClaim>),
         at: &Address,
@@ -163,9 +175,6 @@ impl Incoming {
         capabilities: Capabilities,
         observer: Arc<dyn Observer>,
     ) -> Result<Self, StartError> {
-        if !target.is_in_memory() {
-            return Err(SettingsError::ImageIntoFile.into());
-        }
         let mut shared = Shared::new((target, custody), at.clone(), params, capabilities, observer)
             .map_err(|error| StartError::System(error.to_string()))?;
         shared.file = Some(file);
@@ -179,8 +188,8 @@ impl Incoming {
         Ok(Self { guard: Arc::new(guard) })
     }
 
-    /// As [`Incoming::listen`], but takes pages that come twice in a round: for showing that memory is
-    /// corrupt if a source violates the page order and this is off.
+    /// As [`Incoming::listen`], but accepts a page that arrives twice in a round. A test uses this to show that
+    /// memory is corrupted if a source violates the page order and the check is off.
     ///
     /// # Errors
     /// As [`Incoming::listen`].
@@ -197,8 +206,8 @@ impl Incoming {
         Ok(incoming)
     }
 
-    /// As [`Incoming::listen`], with a destination that breaks the rules of memory that the source hands over: for showing that
-    /// the source's guest would be damaged, and that tests find it.
+    /// As [`Incoming::listen`], with a destination that breaks the rules for memory that the source hands over.
+    /// A test uses this to show that the source's guest would be damaged and that the damage is detected.
     ///
     /// # Errors
     /// As [`Incoming::listen`].
@@ -216,32 +225,36 @@ impl Incoming {
         Self::listen_for(Arc::new(target), at, params, capabilities, observer)
     }
 
-    /// A handle for what the migration itself keeps alive.
+    /// A weak handle for the parts that the migration itself keeps alive.
     pub(crate) fn downgrade(&self) -> WeakIncoming {
         WeakIncoming(Arc::downgrade(&self.guard))
     }
 
-    /// Where it listens, with the port that the kernel chose: at the address that [`Incoming::recover_at`] has named last, if it has.
+    /// The address of the listener, with the port that the kernel chose. After [`Incoming::recover_at`], the
+    /// address that it bound last.
     pub fn address(&self) -> Address {
         self.guard.recovery.address().unwrap_or_else(|| self.guard.shared.address.clone())
     }
 
-    /// Listens at `at`, too, for the source of a guest that lacks pages (QMP's `migrate-recover`); what this has named before is given
-    /// up. The first address stays: the source may come there as well.
+    /// Listens at `at` as well, for the source of a guest that lacks pages (QMP's `migrate-recover`).
+    ///
+    /// An address from an earlier call is released. The address of [`Incoming::listen`] stays bound, so the
+    /// source may connect to either.
     ///
     /// # Errors
-    /// [`RecoverError`] unless the status is [`Status::PostcopyPaused`], and for an address that cannot be bound or where no source
-    /// can come. Everything is as before then.
+    /// [`RecoverError`] unless the status is [`Status::PostcopyPaused`], if the address cannot be bound, or if
+    /// no source can connect to it. An error changes nothing.
     pub fn recover_at(&self, at: &Address) -> Result<(), RecoverError> {
         let shared = &self.guard.shared;
         let state = shared.driver().map_or(State::Setup, |driver| driver.inspect(Destination::state));
         if state != State::PostcopyPaused {
             return Err(Refusal::NotPostcopyPaused { state }.into());
         }
-        let has_two = shared.capabilities.postcopy_preempt;
-        if matches!(at, Address::File { .. } | Address::Rdma { .. }) || at.is_descriptor() && has_two {
-            return Err(SettingsError::NoWayToRecover.into());
-        }
+        let over_descriptor = shared.capabilities.postcopy_preempt && at.is_descriptor();
+        let features = Features::of_address(at)
+            .with(Feature::Recovery, true)
+            .with(Feature::PreemptOverDescriptor, over_descriptor);
+        rules::check(features, Side::Destination)?;
         if *at == shared.address || Some(at) == self.guard.recovery.address().as_ref() {
             return Ok(());
         }
@@ -254,8 +267,8 @@ impl Incoming {
         Ok(())
     }
 
-    /// Breaks the connection of a postcopy on purpose (QMP's `migrate-pause`): the guest runs on until it needs a page that did not
-    /// come. A Sterna source does not connect again before its operator says so.
+    /// Breaks the connection of a postcopy on purpose (QMP's `migrate-pause`). The guest runs until it touches
+    /// a missing page. A Sterna source does not reconnect until its operator requests it.
     ///
     /// # Errors
     /// [`Refusal`] unless the status is [`Status::PostcopyActive`] or [`Status::PostcopyRecover`].
@@ -265,44 +278,49 @@ impl Incoming {
         if !matches!(state, State::Postcopy | State::PostcopyRecover) {
             return Err(Refusal::NotPostcopyActive { state });
         }
-        // Before the connection ends: what ends it is what the source is told.
+        // Set before the connection ends, because the source is sent the reason when it ends.
         shared.postcopy.set_paused(true);
         shared.feed(Fed::PauseRequested).inspect_err(|_| shared.postcopy.set_paused(false))
     }
 
-    /// Where it stands.
+    /// The migration's present status.
     pub fn status(&self) -> Status {
         self.guard.shared.status()
     }
 
-    /// Its statistics now.
+    /// A snapshot of the migration's statistics.
     pub fn statistics(&self) -> IncomingStatistics {
         self.guard.shared.statistics()
     }
 
-    /// Gives it up.
+    /// Cancels the migration on this side and discards the guest.
     ///
     /// # Errors
-    /// [`Refusal`] once the guest was handed over to this side. Also while it is held ([`Status::Held`]): this may be
-    /// its only copy.
+    /// [`Refusal`] after the guest was handed over to this side. A held guest ([`Status::Held`]) is refused as
+    /// well, because this may be its only copy.
     pub fn cancel(&self) -> Result<(), Refusal> {
         self.guard.shared.abandon(false)
     }
 
-    /// As [`Incoming::cancel`], and a guest that is held goes, too. Only for an operator who knows that the source has
-    /// it and lets it run, or who does not want it any more: nobody can bring it back.
+    /// As [`Incoming::cancel`], but a held guest is discarded as well.
+    ///
+    /// Only for an operator who knows that the source runs the guest, or who gives the guest up. A discarded
+    /// guest cannot be restored.
     ///
     /// # Errors
-    /// [`Refusal`] once the guest was handed over to this side and started.
+    /// [`Refusal`] after the guest was handed over to this side and started.
     pub fn discard(&self) -> Result<(), Refusal> {
         self.guard.shared.abandon(true)
     }
 
-    /// Whether the guest starts when it has come, if it ran at the source; it does unless this was told
-    /// otherwise. False starts no guest: it arrives paused, and starting it is the VMM's affair (QMP's `stop`,
-    /// and `cont`, while the guest is on its way).
+    /// Sets whether a guest that ran at the source starts when it has arrived (default: true).
     ///
-    /// Returns whether it will be so: too late once everything is loaded and the handover is under way.
+    /// With false the guest arrives paused, and the VMM starts it. QMP's `stop` and `cont` use this while the
+    /// guest is on its way.
+    ///
+    /// Returns whether the decision takes effect. It is too late when everything is loaded and the handover has
+    /// begun. If the connection is lost during the handover and the source reconnects, the decision can be
+    /// changed again.
     #[must_use = "it may be too late"]
     pub fn set_autostart(&self, on: bool) -> bool {
         self.guard.shared.autostart.set(on)
@@ -316,36 +334,18 @@ impl Incoming {
         self.guard.shared.feed(Fed::OperatorCont)
     }
 
-    /// How it ended, if it has.
+    /// The result of the migration, or `None` while it runs.
     pub fn arrival(&self) -> Option<Arrival> {
         self.guard.shared.arrival()
     }
 
-    /// Waits for the end.
+    /// Blocks until the migration has ended, and returns its result.
     pub fn wait(&self) -> Arrival {
         self.guard.shared.wait()
     }
 }
 
-/// What does not go with a destination at `rdma:`.
-fn check_rdma(
-    target: &dyn Target,
-    params: &Parameters,
-    capabilities: &Capabilities,
-) -> Result<(), SettingsError> {
-    if target.ram_sink().is_none() {
-        return Err(SettingsError::ImageOverRdma);
-    }
-    if params.tls.is_some() {
-        return Err(SettingsError::RdmaHasNoTls);
-    }
-    if capabilities.multifd && params.multifd_compression != Compression::None {
-        return Err(SettingsError::RdmaIsUncompressed);
-    }
-    Ok(())
-}
-
-/// Claims the VM's guest, or the place for one.
+/// Claims the custody of the VM's guest, or of the place for a guest.
 fn claim(target: &dyn Target) -> Result<Option<CustodyClaim>, StartError> {
     let arriving = Custody::Arriving { is_free: false };
     let claim = target.guest().map(|ram| ram.claim_custody(arriving, Custody::may_arrive));
@@ -357,18 +357,18 @@ fn claim(target: &dyn Target) -> Result<Option<CustodyClaim>, StartError> {
 pub(crate) struct WeakIncoming(Weak<Guard>);
 
 impl WeakIncoming {
-    /// The migration, if anybody else still has it.
+    /// The migration, if another handle still exists.
     pub(crate) fn upgrade(&self) -> Option<Incoming> {
         self.0.upgrade().map(|guard| Incoming { guard })
     }
 }
 
-/// Ends the threads with the last handle.
+/// Ends the threads when the last handle is dropped.
 struct Guard {
     shared: Arc<Shared>,
     /// The listener thread, which owns the socket.
     listening: Option<JoinHandle<()>>,
-    /// Where else a source may come that was lost.
+    /// The additional address where a source that lost its connection may reconnect.
     recovery: Listening,
 }
 
@@ -376,9 +376,10 @@ impl Drop for Guard {
     fn drop(&mut self) {
         self.shared.close();
         self.recovery.end();
-        // An observer may drop the last handle on that very thread, which then ends by itself.
+        // An observer may drop the last handle on the listener thread itself. That thread cannot join itself,
+        // and ends alone.
         let listening = self.listening.take().filter(|thread| thread.thread().id() != current().id());
-        // One that panicked has said so.
+        // An error of the join is ignored: a panic in the thread was already reported.
         let _ = listening.map(JoinHandle::join);
     }
 }

@@ -1,14 +1,16 @@
-//! Which connection is which channel of the migration (specs/stream.md §3.1).
+//! Assigns connections to the channels of the migration (specs/stream.md §3.1).
 //!
-//! Until all channels are there, a stranger's connection cannot be told from the source's by its first bytes. So a
-//! place has candidates, and no candidate keeps another out. A main channel becomes a candidate by a header and a
-//! configuration that fit, a multifd channel by an initial packet that fits. A multifd place goes to the candidate
-//! from which the first packet comes.
+//! Until all channels are connected, the first bytes cannot distinguish a stranger's connection from the
+//! source's. Therefore a place has several candidates, and no candidate excludes another. A main channel
+//! becomes a candidate by a fitting header and configuration, a multifd channel by a fitting initial packet. A
+//! multifd place goes to the candidate that sends its first packet first.
 //!
-//! A source connects its main channel first and writes the configuration when all the others are connected. So once all
-//! places have candidates, the newest main channel is taken if no other connection is left that could be the right one
-//! of some place, or none of them speaks within [`GRACE`]. One whose peer has closed is what a source left that was
-//! given up, or somebody's recording: it is taken only if no other connection is left at all.
+//! A source connects its main channel first, and writes the configuration when all other channels are
+//! connected. Once all places have candidates, the newest main channel is taken in one of two cases. Either no
+//! unassigned connection is left that could fit a place, or none of them sends anything within [`GRACE`].
+//!
+//! A main channel whose peer has closed may be the remains of an abandoned source, or a replayed recording. It
+//! is taken only if no other connection is left.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,10 +21,11 @@ use sterna_transport::Channel;
 use crate::error::MigrationError;
 use crate::interruption::Break;
 
-/// How long other connections are waited for once every place has a candidate, and after each main channel that comes
-/// then.
+/// How long other connections are awaited once every place has a candidate. Each later main channel restarts the
+/// time.
 const GRACE: Duration = Duration::from_millis(200);
-/// How often a candidate checks whether its waiting is over; other connections come and go unannounced.
+/// Interval at which a candidate checks whether its wait is over. Other connections open and close without a
+/// notification.
 const LOOK: Duration = Duration::from_millis(20);
 
 pub(super) type Uuid = [u8; 16];
@@ -36,18 +39,18 @@ pub(super) struct Places {
 
 #[derive(Default)]
 struct PlacesState {
-    /// Main channels that may be the one, oldest first.
+    /// Candidates for the main channel, oldest first.
     mains: Vec<Arc<Channel>>,
-    /// By id.
+    /// The multifd places, by id.
     lanes: Vec<Lane>,
     main: Option<Arc<Channel>>,
-    /// Since when every multifd place has a candidate, and no main channel has come.
+    /// Since when every multifd place has a candidate and no new main channel has connected.
     ready_since: Option<Instant>,
-    /// Once all are there: what the multifd channels stated.
+    /// Set once all channels are connected: the UUID that the multifd channels stated.
     complete: Option<Uuid>,
-    /// No multifd channel is received on any more.
+    /// No multifd channel is received any more.
     lanes_over: bool,
-    /// The migration is over, or there will be none.
+    /// The migration is over, or was given up before it began.
     over: bool,
 }
 
@@ -55,32 +58,32 @@ struct PlacesState {
 struct Lane {
     candidates: Vec<(Uuid, Arc<Channel>)>,
     taken: Option<Arc<Channel>>,
-    /// Why the last candidate was dropped, and when.
+    /// Why and when the last candidate was dropped.
     dropped: Option<(MigrationError, Instant)>,
 }
 
-/// What became of a connection that fits a place.
+/// The result of offering a connection that fits a place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Offer {
-    /// It waits for others.
+    /// The connection waits for the other channels.
     Waits,
-    /// With it all are there.
+    /// With this connection all channels are connected.
     Completes,
-    /// The place is taken.
+    /// The place is taken, or the migration is over.
     TooLate,
 }
 
-/// How waiting ended for a candidate of the main channel.
+/// The result of a main channel candidate's wait.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     Taken,
-    /// With it all are there.
+    /// With this candidate all channels are connected.
     Completes,
-    /// Another one was taken.
+    /// Another candidate was taken.
     Displaced,
-    /// Not all channels came in time; their names.
+    /// Some channels did not connect in time. Contains their names.
     Alone(String),
-    /// There is nothing to wait for any more.
+    /// The migration is over, or this connection was closed.
     Over,
 }
 
@@ -91,19 +94,21 @@ impl Places {
         Self { state: Mutex::new(state), changed: Condvar::new(), lanes, grace: GRACE }
     }
 
-    /// Multifd channels that are to come.
+    /// Number of multifd channels of the migration.
     pub(super) fn lanes(&self) -> usize {
         self.lanes
     }
 
-    /// `others`: whether there are connections that have not been offered a place, and may be the right one.
+    /// Offers a main channel. `others`: whether there are connections without an offered place that may be the
+    /// right one.
     pub(super) fn offer_main(&self, channel: &Arc<Channel>, others: &dyn Fn() -> bool) -> Offer {
         let mut state = self.state.lock();
         if state.over || state.complete.is_some() {
             return Offer::TooLate;
         }
         state.mains.push(Arc::clone(channel));
-        // Initial packets alone prove nothing: they may be a stranger's, and the source's may still be on their way.
+        // Initial packets alone prove nothing: they may be a stranger's, and the source's may still be on their
+        // way. Therefore the grace period starts again.
         state.ready_since = None;
         self.check(&mut state, &|| self.lanes > 0 && others())
     }
@@ -128,7 +133,7 @@ impl Places {
         if state.complete.is_some() { Offer::Waits } else { self.check(&mut state, others) }
     }
 
-    /// Checks whether all are there.
+    /// Checks whether all channels are connected, and chooses them if so.
     fn check(&self, state: &mut PlacesState, others: &dyn Fn() -> bool) -> Offer {
         let has = |lane: &Lane, uuid: &Uuid| lane.candidates.iter().any(|(stated, _)| stated == uuid);
         let stated: Vec<Uuid> = match state.lanes.first() {
@@ -163,7 +168,7 @@ impl Places {
         Offer::Completes
     }
 
-    /// Waits for what becomes of a candidate for the main channel; no longer than `limit`.
+    /// Waits at most `limit` for the result of a main channel candidate.
     pub(super) fn wait_main(
         &self,
         channel: &Arc<Channel>,
@@ -185,7 +190,7 @@ impl Places {
                 return Fate::Displaced;
             }
             let is_newest = state.mains.last().is_some_and(|newest| Arc::ptr_eq(newest, channel));
-            // One checks for all, and it may not be the one that is taken.
+            // Only the newest candidate checks. The one that is taken may be another.
             if is_newest && state.ready_since.is_some() && self.check(&mut state, others) == Offer::Completes
             {
                 state.mains.retain(|other| !Arc::ptr_eq(other, channel));
@@ -200,7 +205,7 @@ impl Places {
         }
     }
 
-    /// Waits until every place has a candidate; no longer than `limit`. False: not in time, or all is over.
+    /// Waits at most `limit` until every place has a candidate. False: not in time, or the migration is over.
     pub(super) fn wait_for_all(&self, limit: Duration) -> bool {
         let mut state = self.state.lock();
         let waits = |state: &mut PlacesState| state.complete.is_none() && !state.lanes_over;
@@ -208,8 +213,8 @@ impl Places {
         state.complete.is_some()
     }
 
-    /// All are there, and a packet comes on a candidate of a multifd place: it takes the place, and the others go. False: another one
-    /// has it.
+    /// Gives a multifd place to the candidate that sends a packet after all channels are connected. The other
+    /// candidates are closed. False: the place is not available.
     pub(super) fn take_lane(&self, id: usize, channel: &Arc<Channel>) -> bool {
         let mut state = self.state.lock();
         let over = state.lanes_over || state.complete.is_none();
@@ -227,7 +232,7 @@ impl Places {
         true
     }
 
-    /// A candidate of a multifd place goes, and why.
+    /// Removes a candidate of a multifd place, and records why.
     pub(super) fn drop_lane(&self, id: usize, channel: &Arc<Channel>, why: &MigrationError) {
         let mut state = self.state.lock();
         if let Some(lane) = state.lanes.get_mut(id) {
@@ -240,10 +245,11 @@ impl Places {
         self.changed.notify_all();
     }
 
-    /// Waits until a multifd place is taken.
+    /// Waits until a multifd place is taken, and returns its channel.
     ///
     /// # Errors
-    /// All candidates have gone, and no other has come for `patience`: why the last one went.
+    /// The error of the last candidate, if all candidates were dropped and no other has connected for
+    /// `patience`.
     pub(super) fn lane(&self, id: usize, patience: Duration) -> Result<Arc<Channel>, Break> {
         let mut state = self.state.lock();
         loop {
@@ -268,7 +274,7 @@ impl Places {
         }
     }
 
-    /// All were closed, and this one takes the place of the main channel.
+    /// Replaces the main channel after all channels were closed.
     pub(super) fn put_main(&self, channel: &Arc<Channel>) {
         self.state.lock().main = Some(Arc::clone(channel));
     }
@@ -281,7 +287,7 @@ impl Places {
         self.state.lock().complete.is_some()
     }
 
-    /// Whether no multifd channel is taken any more.
+    /// Whether multifd channels are no longer accepted.
     pub(super) fn is_over(&self) -> bool {
         self.state.lock().lanes_over
     }
@@ -291,23 +297,23 @@ impl Places {
         self.state.lock().lanes.get(id).is_some_and(|lane| lane.taken.is_some())
     }
 
-    /// Whether anything waits for other channels.
+    /// Whether a connection waits for other channels.
     pub(super) fn has_candidates(&self) -> bool {
         let state = self.state.lock();
         !state.mains.is_empty() || state.lanes.iter().any(|lane| !lane.candidates.is_empty())
     }
 
-    /// Names the channels that have not come.
+    /// Names the channels that have not connected.
     pub(super) fn missing(&self) -> String {
         self.state.lock().missing()
     }
 
-    /// The multifd channels that are received on.
+    /// The multifd channels that own a place.
     pub(super) fn taken_lanes(&self) -> Vec<Arc<Channel>> {
         self.state.lock().lanes.iter().filter_map(|lane| lane.taken.clone()).collect()
     }
 
-    /// Ends receiving on multifd channels, and what waits to become one.
+    /// Closes all multifd channels and their candidates, and accepts none from now on.
     pub(super) fn shut_lanes(&self) {
         let mut state = self.state.lock();
         state.lanes_over = true;
@@ -319,7 +325,7 @@ impl Places {
         self.changed.notify_all();
     }
 
-    /// The channels are lost. No stranger takes their places.
+    /// Closes all channels after a loss. Strangers cannot take their places.
     pub(super) fn suspend(&self) {
         self.shut_lanes();
         let mut state = self.state.lock();
@@ -329,7 +335,7 @@ impl Places {
         state.lanes.iter_mut().for_each(|lane| lane.taken = None);
     }
 
-    /// Others have come in their places.
+    /// Assigns the channels of the session that resumes the migration.
     pub(super) fn resume(&self, main: &Arc<Channel>, lanes: &[Arc<Channel>]) {
         let mut state = self.state.lock();
         if state.over {
@@ -344,7 +350,7 @@ impl Places {
         self.changed.notify_all();
     }
 
-    /// None is taken from now on, and those that are here are closed.
+    /// Closes all channels and candidates, and accepts none from now on.
     pub(super) fn end(&self) {
         self.shut_lanes();
         let mut state = self.state.lock();

@@ -1,6 +1,7 @@
-//! Answering what became of the migration (specs/extension.md §6).
+//! Answers a source's question about the result of the migration (specs/extension.md §6).
 //!
-//! Only a source that proves that it knows the migration's secret is answered. Whoever does not gets no byte.
+//! Only a source that proves that it knows the migration's secret gets an answer. Any other peer receives no
+//! data.
 
 use sterna_proto::destination::Event as Fed;
 use sterna_proto::{MigrationId, Status};
@@ -11,7 +12,8 @@ use super::shared::Shared;
 use crate::error::MigrationError;
 use crate::params::StatusQuestions;
 
-/// Magic and version: who asks in another version is not waited for.
+/// Bytes of magic and version. They are checked first, so that a question of another version fails without
+/// waiting for the rest.
 const HEAD: usize = 8;
 
 pub(super) fn answer(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), MigrationError> {
@@ -45,8 +47,9 @@ pub(super) fn answer(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), Mig
     if !question.is_authentic(&secret, &binding) {
         return Err(refuse("has no proof that it comes from the migration's source"));
     }
-    // A source that comes back does not ask.
+    // A source that asks does not reconnect.
     shared.comes_no_more(Fed::StatusAsked(id));
+    shared.is_asked_while_starting(id);
     let status = match shared.answer(id) {
         Status::Committed => extension::Status::Committed,
         Status::Incomplete => extension::Status::Incomplete,

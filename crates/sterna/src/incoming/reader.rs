@@ -1,4 +1,4 @@
-//! Bytes of the main channel, as the decoder wants them: from the front of a buffer.
+//! A buffered reader of the main channel or a file. The decoder takes bytes from the front of the buffer.
 
 use std::sync::Arc;
 
@@ -7,36 +7,36 @@ use sterna_transport::{Channel, PageFile, TransportError};
 
 use crate::error::MigrationError;
 
-/// Read at once.
+/// Bytes of one read.
 const CHUNK: usize = 256 * 1024;
 
-/// What came of waiting for bytes.
+/// The result of waiting for more bytes.
 pub(super) enum More {
     Bytes,
     /// The channel has ended.
     End,
-    /// Nothing within the channel's stall limit.
+    /// No byte arrived within the channel's stall limit.
     Silence,
 }
 
-/// What came of waiting for so many bytes.
+/// The result of waiting for a number of bytes.
 pub(super) enum Filled {
     Full,
-    /// The channel ended before.
+    /// The channel ended before the number was reached.
     End,
-    /// Nothing came within the channel's stall limit. What had come before is kept.
+    /// No byte arrived within the channel's stall limit. Earlier bytes are kept.
     Silence(TransportError),
 }
 
-/// Where the bytes come from.
+/// The origin of the bytes.
 enum Source {
     Channel(Arc<Channel>),
-    /// A file, and what of it is read next.
+    /// A file, and the offset of the next read.
     File(Arc<PageFile>, u64),
 }
 
 impl Source {
-    /// Reads some bytes; 0: there are no more.
+    /// Reads some bytes. 0: the end is reached.
     fn read_some(&mut self, to: &mut [u8]) -> Result<usize, TransportError> {
         match self {
             Self::Channel(channel) => channel.read_some(to),
@@ -53,9 +53,9 @@ impl Source {
 
 pub(super) struct Reader {
     source: Source,
-    /// Of one size, unless an item is larger: growing and shrinking it with each read would set its bytes to zero each time.
+    /// Constant size, unless an item is larger. Resizing at each read would zero the new bytes each time.
     buffer: Vec<u8>,
-    /// What is there and not consumed.
+    /// The bytes from `start` to `end` are read and not consumed.
     start: usize,
     end: usize,
 }
@@ -74,7 +74,7 @@ impl Reader {
         Self { source, buffer: vec![0; 2 * CHUNK], start: 0, end: 0 }
     }
 
-    /// Goes on at byte `at` of a file.
+    /// Continues at byte `at` of a file.
     pub(super) fn go_to(&mut self, at: u64) -> Result<(), MigrationError> {
         let Source::File(_, next) = &mut self.source else {
             return Err(MigrationError::Internal("a channel has no places to go to".to_owned()));
@@ -84,7 +84,7 @@ impl Reader {
         Ok(())
     }
 
-    /// What is there and not consumed.
+    /// The bytes that are read and not consumed.
     pub(super) fn bytes(&self) -> &[u8] {
         &self.buffer[self.start..self.end]
     }
@@ -93,12 +93,12 @@ impl Reader {
         self.start += count;
     }
 
-    /// Reads on until `count` bytes are there. False: the channel ended before.
+    /// Reads until `count` bytes are buffered. False: the channel ended before.
     pub(super) fn fill(&mut self, count: usize) -> Result<bool, MigrationError> {
         Ok(self.fill_or_fail(count)?)
     }
 
-    /// As [`Reader::fill`], and silence is no failure.
+    /// As [`Reader::fill`], but silence is not an error.
     pub(super) fn fill_or_silence(&mut self, count: usize) -> Result<Filled, MigrationError> {
         match self.fill_or_fail(count) {
             Ok(true) => Ok(Filled::Full),
@@ -135,7 +135,7 @@ impl Reader {
         }
     }
 
-    /// Fills `place` from the front. False: the channel ended before.
+    /// Copies buffered and new bytes into `place` until it is full. False: the channel ended before.
     pub(super) fn fill_ram(&mut self, place: RamSlice<'_>) -> Result<bool, MigrationError> {
         if !self.fill(place.len())? {
             return Ok(false);

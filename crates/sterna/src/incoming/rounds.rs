@@ -1,8 +1,7 @@
-//! Keeps lanes and main channel in step (specs/stream.md §3.5).
+//! Synchronises lanes and main channel (specs/stream.md §3.5).
 //!
-//! A lane that has read SYNC number k waits until the main channel has reached flush number k; the main
-//! channel waits at flush k until every lane has read its k-th SYNC. Between two flushes a page may come
-//! only once.
+//! A lane that has read SYNC number k waits until the main channel has reached flush number k. The main channel
+//! waits at flush k until every lane has read its k-th SYNC. Between two flushes a page may arrive only once.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,38 +20,38 @@ use crate::reconnect::HeldPages;
 pub(super) struct Rounds {
     state: Mutex<FlushState>,
     changed: Condvar,
-    /// Pages that came in this round; once RAM's blocks are known.
+    /// Pages that arrived in this round. Set once RAM's blocks are known.
     seen: OnceLock<DirtyBitmaps>,
-    /// Pages that are held, where the source comes back after a loss.
+    /// Pages that are completely received. Set if the source reconnects after a loss.
     held: OnceLock<HeldPages>,
-    /// Does not look for pages that come twice.
+    /// True: pages that arrive twice are not detected.
     trusting: AtomicBool,
 }
 
 struct FlushState {
-    /// Per lane: SYNCs read.
+    /// Per lane: number of SYNCs that were read.
     syncs: Vec<u64>,
-    /// Per lane: it ended.
+    /// Per lane: whether its channel has ended.
     ended: Vec<bool>,
     flushes: u64,
-    /// Packets over all lanes: whether anything moves at all.
+    /// Packets over all lanes.
     packets: u64,
-    /// Packets of RAM, SYNCs among them, and one more than the highest of their numbers.
+    /// Number of RAM packets including SYNCs, and the highest packet number plus one.
     numbered: (u64, u64),
-    /// Of all packets, up to the last flush.
+    /// Packets over all lanes up to the last flush.
     flushed_packets: u64,
     phase: Phase,
     stopped: bool,
 }
 
-/// What packets are for.
+/// The purpose of packets on lanes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// Rounds of precopy.
+    /// Packets carry rounds of precopy.
     Precopy,
-    /// Nothing: the source is silent here in postcopy.
+    /// No packets are allowed: in postcopy the source does not use lanes here.
     Silent,
-    /// Pages that come while the guest runs, up to the next flush.
+    /// Packets carry pages while the guest runs, until the next flush.
     Following,
 }
 
@@ -82,39 +81,40 @@ impl Rounds {
         }
     }
 
-    /// RAM's blocks are known: lanes may begin.
+    /// Lets lanes begin, because RAM's blocks are known.
     pub(super) fn begin(&self, ram: &GuestRam) {
-        // Known once; a second time changes nothing.
+        // The first call counts. A second call changes nothing.
         let _ = self.seen.set(DirtyBitmaps::new(ram));
         drop(self.state.lock());
         self.changed.notify_all();
     }
 
-    /// From now on it is noted which pages are held: the source comes back after a loss.
+    /// Records from now on which pages are received, because the source reconnects after a loss.
     pub(super) fn note_held(&self, ram: &GuestRam) {
         self.held.get_or_init(|| HeldPages::new(ram));
     }
 
-    /// All bytes of these pages are in their places.
+    /// Records that all bytes of these pages are in their places.
     pub(super) fn came(&self, run: PageRun) {
         if let Some(held) = self.held.get() {
             held.came(run.block, run.first, run.count);
         }
     }
 
-    /// A round has ended on the main channel, where no lanes have to wait for each other.
+    /// Ends a round on the main channel, if no lanes have to be synchronised.
     pub(super) fn round_ended(&self) {
         if let Some(held) = self.held.get() {
             held.round_ended();
         }
     }
 
-    /// What is held of which session; `None` where that was not noted. Nobody receives meanwhile.
+    /// The received pages of the current session, or `None` if they are not recorded. Call it only while no
+    /// thread receives.
     pub(super) fn held(&self) -> Option<Holds> {
         self.held.get().map(HeldPages::report)
     }
 
-    /// Another session begins. Nobody receives yet.
+    /// Begins another session. Call it before any thread receives.
     pub(super) fn begin_session(&self, session: u32) {
         if let Some(held) = self.held.get() {
             held.begin_session(session);
@@ -140,14 +140,17 @@ impl Rounds {
         }
     }
 
-    /// From now on lets pages come twice. A QEMU up to 8.0 sends a page that fills a packet once more in the next one: both
-    /// times after it has taken the page's dirty bit, so that bytes which differ come again in a later round, and none
-    /// differ in the last.
+    /// Lets pages arrive twice from now on.
+    ///
+    /// A QEMU up to 8.0 repeats a page that fills a packet in the next packet. It sends both copies after it
+    /// has cleared the page's dirty bit. If the copies differ, the page is sent again in a later round. In the
+    /// last round they do not differ.
     pub(super) fn trust(&self) {
         self.trusting.store(true, Ordering::Relaxed);
     }
 
-    /// A lane is about to take `run`. Twice in one round is a fault of the source: newer bytes would race older.
+    /// A lane is about to receive `run`. A page that arrives twice in one round is a protocol error, because
+    /// newer bytes would race older ones.
     pub(super) fn enter(&self, run: PageRun) -> Result<(), MigrationError> {
         let Some(seen) = self.seen.get() else {
             return Err(MigrationError::Internal("a page came before the block list".to_owned()));
@@ -167,7 +170,7 @@ impl Rounds {
         })
     }
 
-    /// A lane took a packet, which has this number. True: its pages come while the guest runs.
+    /// Counts a packet with this number. True: its pages arrive while the guest runs.
     pub(super) fn packet(&self, number: u64) -> Result<bool, MigrationError> {
         let mut state = self.state.lock();
         state.packets += 1;
@@ -184,7 +187,7 @@ impl Rounds {
         }
     }
 
-    /// Precopy is over: nothing is on its way on any lane, and nothing comes.
+    /// Ends precopy: no packet may be on its way on a lane, and none may follow.
     pub(super) fn end_precopy(&self) -> Result<(), MigrationError> {
         let mut state = self.state.lock();
         if state.packets != state.flushed_packets && !self.trusting.load(Ordering::Relaxed) {
@@ -198,23 +201,24 @@ impl Rounds {
         Ok(())
     }
 
-    /// From now on lanes bring pages while the guest runs.
+    /// Lets lanes carry pages while the guest runs.
     pub(super) fn follow(&self) {
         self.state.lock().phase = Phase::Following;
     }
 
-    /// Whether lanes may bring pages while the guest runs.
+    /// Whether lanes may carry pages while the guest runs.
     pub(super) fn is_following(&self) -> bool {
         self.state.lock().phase == Phase::Following
     }
 
-    /// Whether as many packets came as their numbers say. They are counted over all of the source's channels, from 0.
+    /// Whether all packets up to the highest number have arrived. The numbers count from 0, over all channels
+    /// of the source.
     pub(super) fn numbers_are_complete(&self) -> bool {
         let (count, next) = self.state.lock().numbered;
         count == next
     }
 
-    /// A lane took a packet with a chunk of a device's stream, which is tied to no flush.
+    /// Counts a packet with a chunk of a device stream, which is not tied to a flush.
     pub(super) fn device_packet(&self) {
         let mut state = self.state.lock();
         state.packets += 1;
@@ -237,8 +241,8 @@ impl Rounds {
         }
     }
 
-    /// A lane's channel ended between two packets. Whether all came is seen at the next flush; in postcopy a guest may wait
-    /// for a page until then.
+    /// A lane's channel ended between two packets. The next flush checks whether packets are missing. In
+    /// postcopy this is an error immediately, because a guest may wait for a page until that flush.
     pub(super) fn ended(&self, lane: usize) -> Result<(), MigrationError> {
         let mut state = self.state.lock();
         state.ended[lane] = true;
@@ -254,8 +258,8 @@ impl Rounds {
         }
     }
 
-    /// The main channel has reached a flush: waits until all lanes have read their SYNC, no longer than `stall`
-    /// while nothing comes on any channel.
+    /// The main channel has reached a flush: waits until all lanes have read their SYNC. Fails if no channel
+    /// receives a byte for `stall`.
     pub(super) fn flush(&self, mut silence: SilenceWatch, stall: Duration) -> Result<(), MigrationError> {
         let mut state = self.state.lock();
         let due = state.flushes + 1;
@@ -274,7 +278,7 @@ impl Rounds {
                 return Err(self.broken(MigrationError::Limit { what, after: stall }));
             }
         }
-        // Every lane is at its SYNC and waits for us: no thread reads the bits meanwhile.
+        // Every lane waits at its SYNC, so no other thread uses the bits now.
         if let Some(seen) = self.seen.get() {
             seen.clear_all();
         }
@@ -291,7 +295,7 @@ impl Rounds {
         Ok(())
     }
 
-    /// A channel that ends or falls silent is the network's doing, where the source comes back after a loss.
+    /// Treats the error of an ended or silent channel as a lost connection, if the source reconnects.
     fn broken(&self, error: MigrationError) -> MigrationError {
         match self.held.get() {
             Some(_) => MigrationError::Transport(error.to_string(), None),
@@ -299,7 +303,8 @@ impl Rounds {
         }
     }
 
-    /// The stream has ended: nothing may have come after the last flush, since nobody waited for it.
+    /// The stream has ended. No packet may follow the last flush, because its pages would not have been
+    /// awaited.
     pub(super) fn complete(&self) -> Result<(), MigrationError> {
         let state = self.state.lock();
         if state.packets == state.flushed_packets || self.trusting.load(Ordering::Relaxed) {
@@ -315,14 +320,14 @@ impl Rounds {
         })
     }
 
-    /// RAM has ended while the guest runs: nothing comes any more, and a flush has followed all that came.
+    /// RAM has ended while the guest runs. No packet may follow, and a flush must have followed the last one.
     pub(super) fn end_following(&self) -> Result<(), MigrationError> {
         self.state.lock().phase = Phase::Silent;
         self.complete()
     }
 
-    /// The connection was lost, and another one without lanes takes its place; no lane is left. What was on its way on them comes over
-    /// other channels.
+    /// Another connection without lanes replaces a lost one, and all lanes have ended. Packets that were on
+    /// their way are lost, and their pages arrive over other channels.
     pub(super) fn begin_recovery(&self) {
         let mut state = self.state.lock();
         state.phase = Phase::Silent;
@@ -330,7 +335,7 @@ impl Rounds {
         state.numbered = (0, 0);
     }
 
-    /// Nobody waits any more.
+    /// Wakes all waiting threads, and ends every later wait.
     pub(super) fn stop(&self) {
         self.state.lock().stopped = true;
         self.changed.notify_all();
@@ -346,7 +351,7 @@ mod tests {
         let rounds = Rounds::new(2);
         rounds.end_precopy().unwrap();
         rounds.follow();
-        // Number 1 was on its way on the other lane.
+        // Packet number 1 was on its way on the other lane.
         for number in [0, 2] {
             assert!(rounds.packet(number).unwrap());
         }

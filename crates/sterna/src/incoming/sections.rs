@@ -1,4 +1,4 @@
-//! Sections of the stream and the devices that they belong to.
+//! Assigns sections of the stream to devices.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::error::MigrationError;
 use crate::streams::{self, MOST_CHUNK_BYTES};
 use crate::vm::{Device, TargetVm};
 
-/// What this side knows of the sections that may come.
+/// The sections that this side knows.
 pub(super) struct Sections {
     devices: Vec<Arc<dyn Device>>,
     compatibility: Option<Arc<dyn Device>>,
@@ -30,13 +30,13 @@ impl Sections {
         self.devices.iter().find(|device| device.name() == name && device.instance() == instance)
     }
 
-    /// The device whose stream has the section `name`.
+    /// The device whose stream uses the section `name`.
     fn find_stream(&self, name: &str, instance: u32) -> Option<&Arc<dyn Device>> {
         let device = self.find(streams::device_of_section(name)?, instance)?;
         device.stream().is_some().then_some(device)
     }
 
-    /// The most bytes that all bodies together may have.
+    /// Limit for the sum of all section bodies, in bytes.
     pub(super) fn most_bytes(&self) -> u64 {
         let bodies: usize =
             self.devices.iter().chain(&self.compatibility).map(|device| device.body_limit()).sum();
@@ -89,7 +89,7 @@ impl SectionKnowledge for Sections {
     }
 }
 
-/// Every device of this side must have come.
+/// Checks that the state of every device of this side has arrived.
 pub(super) fn all_came(vm: &dyn TargetVm, came: &[(String, u32)]) -> Result<(), MigrationError> {
     for device in vm.devices() {
         let (name, instance) = (device.name(), device.instance());

@@ -1,4 +1,4 @@
-//! What the threads of one incoming migration share.
+//! State that the threads of one incoming migration share.
 
 use std::cell::Cell;
 use std::path::PathBuf;
@@ -10,18 +10,18 @@ use parking_lot::{Condvar, Mutex};
 use sterna_proto::MigrationId;
 use sterna_proto::destination::{Config, Destination, Event as Fed, Refusal, State};
 use sterna_ram::{Custody, CustodyClaim};
-use sterna_transport::{Address, CancelFlag, Channel, ChannelGroup};
+use sterna_transport::{Address, CancelFlag, ChannelGroup};
 use sterna_wire::extension::{Features, MigrationSecret};
 use sterna_wire::main::Expectations;
 
 use super::arrival::{Arrival, status_of};
 use super::arriving::Postcopy;
 use super::autostart::Autostart;
+use super::carrier::{Carrier, Plain};
 use super::coming_memory::ComingMemory;
 use super::greeting::Greetings;
 use super::load_file::LoadFile;
 use super::places::Places;
-use super::rdma::state::Rdma;
 use super::rounds::Rounds;
 use super::streams::inboxes::Inboxes;
 use super::target::{Layout, Target};
@@ -38,59 +38,61 @@ use crate::threads;
 
 pub(super) struct Shared {
     pub target: Arc<dyn Target>,
-    /// Where it listens.
+    /// The address of the listener.
     pub address: Address,
-    /// The file, where the guest comes out of one.
+    /// The file, if the guest is loaded from one.
     pub file: Option<LoadFile>,
-    /// What there is beside the channel where the guest comes over RDMA.
-    pub rdma: Option<Arc<Rdma>>,
+    /// The transport of the migration.
+    pub carrier: Arc<dyn Carrier>,
     pub params: Parameters,
     pub capabilities: Capabilities,
     pub observer: Arc<dyn Observer>,
-    /// What this migration says of who has the VM's guest; none where no VM takes it.
+    /// This migration's claim on the VM's guest. `None` if the guest does not arrive in a VM.
     custody: Option<Arc<CustodyClaim>>,
-    /// Made when all channels have come: until then there is no migration.
+    /// Created when all channels have connected. Until then no migration has begun.
     driver: OnceLock<Driver<Destination>>,
-    /// Once RAM's blocks are known.
+    /// Set once RAM's blocks are known.
     layout: OnceLock<Layout>,
     pub rounds: Rounds,
-    /// Devices' streams.
+    /// The inboxes of device streams.
     pub streams: Inboxes,
-    /// Ends accepting, for good.
+    /// Ends the acceptance of connections permanently.
     pub closing: CancelFlag,
-    /// Lanes and loader are to stop: what they find from now on is no news.
+    /// Lanes and loader must stop. Their errors from now on are not reported.
     pub stopping: AtomicBool,
-    /// Connections that have not said yet what they are for.
+    /// Connections that have not identified themselves yet.
     pub greetings: Greetings,
-    /// No further connection can come.
+    /// No further connection is possible.
     pub no_more_come: AtomicBool,
     /// Why the last connection was refused.
     pub last_refusal: Mutex<Option<MigrationError>>,
-    /// All channels that have come: what is silent, and for how long, is judged by them together.
+    /// All channels of the migration. Silence is measured over all of them together.
     pub group: Arc<ChannelGroup>,
-    /// Channels that came so far.
+    /// The assignment of connections to the migration's channels.
     pub places: Places,
-    /// A multifd channel that had no place here and may be the source's.
+    /// Why a multifd channel that may be the source's was refused.
     unplaced: Mutex<Option<String>>,
-    /// Where a source comes whose connection was lost.
+    /// The place where the channels of a reconnecting source assemble.
     pub lobby: Lobby,
-    /// How it was lost.
+    /// Why the connection was lost.
     pub lost: Mutex<Option<MigrationError>>,
-    /// Memory that comes as descriptors.
+    /// State of memory that arrives as descriptors.
     pub memory: Mutex<ComingMemory>,
-    /// Memory that comes while the guest runs.
+    /// State of memory that arrives while the guest runs.
     pub postcopy: Postcopy,
-    /// RAM's section has come.
+    /// RAM's section was read.
     pub ram_has_begun: AtomicBool,
-    /// The migration's id and the secret that came with it.
+    /// The migration's id, and the secret that the source sent with it.
     pub secret: Mutex<Option<(MigrationId, MigrationSecret)>>,
-    /// Whole messages of the return path are written under it.
+    /// Locked while whole messages of the return path are written.
     pub returning: Mutex<()>,
-    /// Whether the guest shall start when it is here.
+    /// The decision whether the guest starts when it has arrived.
     pub autostart: Autostart,
     pub received_bytes: AtomicU64,
     pub normal_pages: AtomicU64,
     pub zero_pages: AtomicU64,
+    /// Why the last start of the guest failed.
+    pub start_error: Mutex<Option<MigrationError>>,
     error: Mutex<Option<MigrationError>>,
     arrival: Mutex<Option<Arrival>>,
     changed: Condvar,
@@ -111,7 +113,7 @@ impl Shared {
             custody: custody.map(Arc::new),
             layout: OnceLock::new(),
             file: None,
-            rdma: None,
+            carrier: Arc::new(Plain),
             rounds: Rounds::new(lanes),
             streams: Inboxes::new(Streamed::of(&target.devices()), params.max_queued_stream_bytes),
             driver: OnceLock::new(),
@@ -134,6 +136,7 @@ impl Shared {
             received_bytes: AtomicU64::new(0),
             normal_pages: AtomicU64::new(0),
             zero_pages: AtomicU64::new(0),
+            start_error: Mutex::default(),
             error: Mutex::default(),
             arrival: Mutex::default(),
             changed: Condvar::new(),
@@ -149,7 +152,7 @@ impl Shared {
         Ok(shared)
     }
 
-    /// What this side can do beyond QEMU's format, as the migration is set.
+    /// This side's features beyond QEMU's format, under the present settings.
     pub(super) fn features(&self) -> Features {
         let mut features = Features::OURS;
         if self.capabilities.postcopy_ram {
@@ -167,40 +170,40 @@ impl Shared {
         features
     }
 
-    /// What the main channel has to agree with.
+    /// The properties that the main channel must match.
     pub(super) fn expectations(&self) -> Expectations {
-        Expectations { rdma: self.rdma.is_some(), ..self.target.expectations(&self.capabilities) }
+        Expectations { rdma: self.carrier.writes_pages(), ..self.target.expectations(&self.capabilities) }
     }
 
-    /// Where pages go, once RAM's blocks are known.
+    /// The places of pages, once RAM's blocks are known.
     pub(super) fn layout(&self) -> Result<&Layout, MigrationError> {
         let missing = || MigrationError::Internal("RAM's blocks are unknown yet".to_owned());
         self.layout.get().ok_or_else(missing)
     }
 
-    /// RAM's blocks are known: lanes may begin.
+    /// Stores the layout and lets lanes begin, because RAM's blocks are known.
     pub(super) fn set_layout(&self, layout: Layout) {
         let layout = self.layout.get_or_init(|| layout);
         self.rounds.begin(&layout.ram);
     }
 
-    /// The sink of lane `lane`; that after the last lane's is the main channel's.
+    /// The sink of lane number `lane`. The number after the last lane is the main channel's sink.
     pub(super) fn sink(&self, lane: usize) -> Result<&Arc<dyn PageSink>, MigrationError> {
         let missing = || MigrationError::Internal(format!("there is no sink for lane {lane}"));
         self.layout()?.sinks.get(lane).ok_or_else(missing)
     }
 
-    /// The machine; made now if there is none, since all channels have come. `None` when the migration was
-    /// given up before.
+    /// The machine, created now if it does not exist, because all channels have connected. `None` if the
+    /// migration was given up before.
     pub(super) fn begin(&self) -> Option<&Driver<Destination>> {
-        // One decision with `end_before_it_began`: whoever holds this lock comes first.
+        // Decided under the same lock as `end_before_it_began`, so that exactly one of the two takes effect.
         let arrival = self.arrival.lock();
         if arrival.is_some() && self.driver.get().is_none() {
             return None;
         }
         let driver = self.driver.get_or_init(|| {
             let config = Config {
-                // An operator may say otherwise until all is loaded: see `Autostart`.
+                // An operator can change this until everything is loaded: see `Autostart`.
                 autostart: true,
                 managed: !self.capabilities.unmanaged && self.file.is_none(),
                 limits: sterna_proto::Limits {
@@ -211,14 +214,17 @@ impl Shared {
             let custody = self.custody.clone();
             let told = Cell::new(None);
             Driver::new(Destination::new(config, Duration::ZERO), move |machine| {
-                // A guest that is taken over paused is free when the VM has taken it: see `guest_is`.
-                let Some(custody) = custody.as_ref().filter(|_| !machine.is_taken_over_paused()) else {
+                // Without postcopy, a guest that is taken over paused is free only when the VM has taken it:
+                // see `guest_is`.
+                let Some(custody) = custody.as_ref().filter(|_| machine.state() != State::Paused) else {
                     return;
                 };
-                // An event that changes nothing must not take back what others have said since.
-                // Whoever stopped a guest that waits for a page would wait with it.
-                let is_paused = matches!(machine.state(), State::PostcopyPaused | State::PostcopyRecover);
-                let is_free = machine.may_guest_run() && !is_paused;
+                // Only changes are reported: an event without a change must not overwrite a custody that
+                // another thread has set since.
+                // While pages are missing, the guest is not free: code that stops a guest that waits for a page
+                // would wait as well.
+                let lacks_pages = matches!(machine.state(), State::PostcopyPaused | State::PostcopyRecover);
+                let is_free = machine.may_guest_run() && (!lacks_pages || machine.is_taken_over_paused());
                 let now = Custody::Arriving { is_free };
                 if told.replace(Some(now)) != Some(now) {
                     custody.set(now);
@@ -230,7 +236,7 @@ impl Shared {
         Some(driver)
     }
 
-    /// Ends a migration that has not begun, for `why`. False: it has.
+    /// Ends a migration that has not begun, because of `why`. False: it has begun.
     pub(super) fn end_before_it_began(&self, why: MigrationError) -> bool {
         let mut arrival = self.arrival.lock();
         if self.driver.get().is_some() {
@@ -245,19 +251,12 @@ impl Shared {
         drop(arrival);
         self.note_error(why);
         self.places.end();
-        self.close_rdma();
+        self.carrier.close();
         self.changed.notify_all();
         true
     }
 
-    /// Nothing is written to guest memory over RDMA any more, and none of it is registered.
-    pub(super) fn close_rdma(&self) {
-        if let Some(rdma) = &self.rdma {
-            rdma.close();
-        }
-    }
-
-    /// Says who has the guest, where the machine alone does not tell.
+    /// Sets the guest's custody where the machine's state is not sufficient.
     pub(super) fn guest_is(&self, custody: Custody) {
         if let Some(claim) = &self.custody {
             claim.set(custody);
@@ -268,7 +267,12 @@ impl Shared {
         self.driver.get()
     }
 
-    /// Waits until there is a migration; `None` when there will be none.
+    /// Whether pages of the guest arrive after its start.
+    pub(super) fn gets_pages_later(&self) -> bool {
+        self.postcopy.arriving().is_some()
+    }
+
+    /// Waits until the migration begins. `None`: it will not begin.
     pub(super) fn wait_for_migration(&self) -> Option<&Driver<Destination>> {
         let mut arrival = self.arrival.lock();
         loop {
@@ -289,7 +293,7 @@ impl Shared {
         driver.feed(event).map(drop)
     }
 
-    /// As [`Shared::feed`], for events that a machine never refuses from a sound engine.
+    /// As [`Shared::feed`], for events that the machine accepts at any time from a correct engine.
     pub(super) fn report(&self, event: Fed) {
         if let Err(refusal) = self.feed(event) {
             tracing::error!(%refusal, "the handover machine refused an event");
@@ -297,34 +301,35 @@ impl Shared {
         }
     }
 
-    /// RAM's section has come.
+    /// Records that RAM's section was read.
     pub(super) fn note_ram_has_begun(&self) {
         self.ram_has_begun.store(true, Ordering::Release);
     }
 
-    /// Whether RAM's section has come.
+    /// Whether RAM's section was read.
     pub(super) fn ram_has_begun(&self) -> bool {
         self.ram_has_begun.load(Ordering::Acquire)
     }
 
-    /// Whether lanes and loader are to stop.
+    /// Whether lanes and loader must stop.
     pub(super) fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::Acquire)
     }
 
-    /// Something that the control thread may wait for has changed.
+    /// Wakes the control thread, because a condition that it waits for may have changed.
     pub(super) fn nudge(&self) {
         if let Some(driver) = self.driver() {
             driver.nudge();
         }
     }
 
-    /// Something failed. The first reason is the one that is reported.
+    /// Reports an error. The first error is the one that the operator sees.
     pub(super) fn fail(&self, error: MigrationError) {
         if self.stopping.load(Ordering::Acquire) {
             return;
         }
-        // The handover is over: what fails now ends the following, and changes nothing of what is held.
+        // The handover is complete. An error now ends the stream of checkpoints, and does not affect the held
+        // checkpoint.
         if let Some(follower) = self.target.follower().filter(|follower| follower.has_begun()) {
             let error = self.explained(error);
             tracing::debug!(%error, "following");
@@ -337,10 +342,16 @@ impl Shared {
         };
         let error = self.explained(error);
         tracing::debug!(%error, "incoming migration");
-        if event == Fed::ConnectionLost
-            && self.driver().is_some_and(|driver| driver.inspect(Destination::would_suspend))
-        {
-            // No reason to fail, if the source comes back in time.
+        let is_suspended =
+            |machine: &Destination| matches!(machine.state(), State::Suspending | State::Suspended);
+        let at = self.driver().map(|driver| driver.inspect(|m| (is_suspended(m), m.would_suspend())));
+        let (is_suspended, would_suspend) = at.unwrap_or_default();
+        if is_suspended && event != Fed::LocalFailure {
+            // Errors in the remaining data of a lost session are ignored, because the source reconnects.
+            return;
+        }
+        if event == Fed::ConnectionLost && would_suspend {
+            // Not an error yet, because the source may reconnect in time.
             self.note_lost(error);
             return self.report(event);
         }
@@ -348,7 +359,7 @@ impl Shared {
             self.note_error(error);
         }
         self.report(event);
-        // No guest has run: who loads, or acquires, need not wait for a page that does not come any more.
+        // No guest has run. Threads that load or acquire must not wait for a page that will not arrive.
         if self.driver().is_some_and(|driver| driver.inspect(Destination::state) == State::Failing)
             && let Some(arriving) = self.postcopy.arriving()
         {
@@ -356,12 +367,12 @@ impl Shared {
         }
     }
 
-    /// A multifd channel has no place here, and states what the source's would state.
+    /// Records why a multifd channel was refused that names the same machine as the source.
     pub(super) fn note_unplaced(&self, why: String) {
         self.unplaced.lock().get_or_insert(why);
     }
 
-    /// An error of the peer's may come of its channels that had no place here.
+    /// Adds an earlier refusal of a multifd channel to an error of the peer. It may be the cause.
     fn explained(&self, error: MigrationError) -> MigrationError {
         let why = match error.fault() {
             None | Some(Fault::PeerMisbehaved) => self.unplaced.lock().clone(),
@@ -375,9 +386,11 @@ impl Shared {
         }
     }
 
-    /// RAM has ended: if a multifd channel was refused that may have been the source's, it must not have
-    /// carried pages. Packets are numbered over all channels (specs/stream.md §3.4), so its numbers would be
-    /// missing; and a source that has multifd channels sends no page on the main channel.
+    /// At the end of RAM: if a refused multifd channel may have been the source's, checks that it carried no
+    /// pages.
+    ///
+    /// Packets are numbered over all channels (specs/stream.md §3.4), so its numbers would be missing. A source
+    /// with multifd channels sends no page on the main channel.
     pub(super) fn check_that_all_came(&self) -> Result<(), MigrationError> {
         let Some(why) = self.unplaced.lock().clone() else { return Ok(()) };
         let came = match self.places.lanes() {
@@ -396,19 +409,19 @@ impl Shared {
         error.note(&self.error, self.layout.get().map(|layout| &layout.ram));
     }
 
-    /// What has failed is over: the next reason counts.
+    /// Forgets the error after a recovery, so that the next error is reported.
     pub(super) fn forget_error(&self) {
         *self.error.lock() = None;
     }
 
-    /// Finds out which pages have failed, if it failed because of some that nobody named.
+    /// Searches for pages that have failed, if the error does not name them.
     pub(super) fn find_failed_pages(&self) {
         if let Some(ram) = self.target.guest() {
             MigrationError::find_pages(&self.error, ram);
         }
     }
 
-    /// The first error is no longer all that is to be said: what came lies in `place`.
+    /// Wraps the error: the data that arrived is kept in `place`.
     pub(super) fn note_kept(&self, place: PathBuf) {
         let mut error = self.error.lock();
         let why = error.take().unwrap_or_else(|| {
@@ -442,30 +455,7 @@ impl Shared {
         Ok(main.write_all(bytes)?)
     }
 
-    /// A channel of the migration has come: from now on its silence is that of the migration, and the kernel finds
-    /// out whether the source's machine is still there, since a source may have nothing to say for a long time.
-    pub(super) fn begin_waiting_for(&self, channel: &Channel) {
-        let limit = self.params.limits.stall;
-        channel.join(&self.group);
-        channel.set_stall_limit(Some(limit));
-        channel.probe_peer(limit);
-    }
-
-    /// From now on reading the main channel is told of its silence after `limit`, whatever comes on the others.
-    pub(super) fn look_up_from_main_after(&self, limit: Duration) {
-        if let Some(main) = self.places.main() {
-            main.set_own_stall_limit(Some(limit));
-        }
-    }
-
-    /// From now on the main channel's silence is that of the migration again.
-    pub(super) fn wait_for_main(&self) {
-        if let Some(main) = self.places.main() {
-            main.set_stall_limit(Some(self.params.limits.stall));
-        }
-    }
-
-    /// Whether a standby follows the source's guest: SHUT and READY have gone out.
+    /// Whether a standby receives the source's checkpoints: SHUT and READY were sent.
     pub(super) fn is_followed(&self) -> bool {
         self.target.follower().is_some_and(|follower| follower.has_begun())
     }
@@ -481,7 +471,8 @@ impl Shared {
         threads::tell(self.observer.as_ref(), event);
     }
 
-    /// Tells the observer which states were passed. Control thread only, so that the order holds.
+    /// Reports the passed states to the observer. Called only by the control thread, so that the order is
+    /// right.
     pub(super) fn tell_passed(&self, driver: &Driver<Destination>, last: &mut Option<Status>) {
         for state in driver.take_passed() {
             match state {
@@ -500,11 +491,13 @@ impl Shared {
         }
     }
 
-    /// What is shown of a state as long as its actions are not all performed: a failed destination still has to
-    /// be undone, and until then must not look free.
+    /// The status of a state whose actions are not complete. For example, a failed destination must still be
+    /// reset, and must not look free until then.
     fn unfinished(&self, state: State) -> Status {
         match state {
             State::Failed => Status::Failing,
+            // In postcopy, starting the guest may wait for a page.
+            State::Committed if self.postcopy.arriving().is_some() => Status::PostcopyActive,
             State::Running | State::Paused if self.postcopy.arriving().is_some() => Status::PostcopyActive,
             State::Running | State::Paused => Status::Active,
             state => status_of(state),
@@ -524,33 +517,34 @@ impl Shared {
         let status = self.status();
         IncomingStatistics {
             status,
-            // A connection that broke after the commit is no failure.
+            // A connection that broke after the commit is not a failure.
             error: self.error().filter(|_| status != Status::Completed).map(|error| error.to_string()),
             received_bytes: self.received_bytes.load(Ordering::Relaxed),
             normal_pages: self.normal_pages.load(Ordering::Relaxed),
             zero_pages: self.zero_pages.load(Ordering::Relaxed),
             cleared_pages: self.target.cleared_pages(),
             streams: self.streams.statistics(),
-            rdma: self.rdma.as_ref().map(|rdma| rdma.statistics()),
+            rdma: self.carrier.statistics(),
             postcopy: self.postcopy.statistics(),
         }
     }
 
-    /// An operator gives it up, before or after it has begun; with `held` also a guest that is held.
+    /// Cancels the migration on an operator's request, before or after it has begun. With `held` a held guest
+    /// is discarded as well.
     pub(super) fn abandon(&self, held: bool) -> Result<(), Refusal> {
         if self.end_before_it_began(MigrationError::Cancelled) {
             return Ok(());
         }
-        // A refused one must not hide what else is wrong.
+        // Recorded only if the machine accepts: a refused request must not hide another error.
         self.feed(if held { Fed::Discard } else { Fed::Abandon })
             .map(|()| self.note_error(MigrationError::Cancelled))
     }
 
-    /// The last handle is gone.
+    /// Closes everything when the last handle is dropped.
     pub(super) fn close(&self) {
         self.closing.cancel();
-        // A held guest may be the only copy: it stays loaded, for the VMM to start. Refused when all is over,
-        // and that is well.
+        // A held guest may be the only copy, so it stays loaded and the VMM can start it. The machine refuses
+        // the event after the end, which is correct.
         let is_held = |driver: &Driver<Destination>| driver.inspect(Destination::state) == State::Held;
         if !self.end_before_it_began(MigrationError::Cancelled) && !self.driver().is_some_and(is_held) {
             let _ = self.feed(Fed::Abandon);

@@ -1,10 +1,10 @@
-//! Reads what comes after RAM of an opaque machine: kept as it comes, up to where [`Tail`]
-//! sees the end (specs/stream.md §1.6).
+//! Reads the part of the stream after RAM for an opaque machine. The bytes are kept unchanged, until [`Tail`]
+//! detects the end (specs/stream.md §1.6).
 //!
-//! | source | what tells the end | answered by |
+//! | source | sign of the end | this side's answer |
 //! | --- | --- | --- |
 //! | QEMU, return path | the description ends here, and the source waits | SHUT |
-//! | QEMU, no return path | the description, or the source closes | nobody |
+//! | QEMU, no return path | the description, or the source closes | none |
 //! | QEMU with `suppress-vmdesc` | EOF after the last footer, and the source waits or closes | SHUT |
 //! | Sterna | PING *prepare* after the last footer; EOF and description follow the answer | PONG, SHUT |
 
@@ -20,24 +20,26 @@ use super::reader::More;
 use crate::error::MigrationError;
 use crate::events::Event;
 
-/// How long a source must have been silent after an EOF before it counts as one that sends no description. Such a
-/// source waits for SHUT with its guest stopped, so this is downtime: kept short. The price is in
-/// [`sterna_wire::main::Tail`]'s documentation.
+/// How long a source must be silent after an EOF, until this side assumes that no description follows.
+///
+/// Such a source waits for SHUT with its guest stopped. The delay is downtime, and is therefore short. The
+/// documentation of [`sterna_wire::main::Tail`] names the disadvantage.
 const SILENCE: Duration = Duration::from_secs(2);
-/// For so long nothing more must come after a description, or *prepare*, before it counts as the end: device bytes may
-/// look like one where a read happens to end. What was sent together is here by then. It is downtime, too.
+/// How long no byte must follow a description, or *prepare*, until it counts as the end. Device bytes at the
+/// end of a read may look like one. Bytes that were sent together arrive within this time. The delay is
+/// downtime as well.
 const ONCE_MORE: Duration = Duration::from_millis(2);
-/// `06` and a length.
+/// The byte `06`, and a length of 4 bytes.
 const DESCRIPTION_HEAD: usize = 5;
 
 impl Loader<'_> {
-    /// Takes everything after RAM.
+    /// Reads everything after RAM.
     pub(super) fn tail(&mut self) -> Result<(), MigrationError> {
         let shared = self.shared;
         let Some(mut tail) = shared.target.tail() else {
             return Err(MigrationError::Internal("a tail, where every device is known".to_owned()));
         };
-        // A source without devices has asked to prepare already.
+        // A source without devices has already requested *prepare*.
         if self.was_asked {
             return self.behind_prepare();
         }
@@ -92,7 +94,7 @@ impl Loader<'_> {
         }
     }
 
-    /// Whether more comes at once.
+    /// Whether more bytes arrive within [`ONCE_MORE`].
     fn look_once_more(&mut self) -> Result<More, MigrationError> {
         self.shared.look_up_from_main_after(ONCE_MORE);
         let more = self.reader.more();
@@ -100,7 +102,7 @@ impl Loader<'_> {
         more
     }
 
-    /// All is here, and the source has committed or believes so: it waits for SHUT, or has gone.
+    /// Everything has arrived. The source has committed, or assumes so: it waits for SHUT, or has closed.
     fn ended(&mut self, tail: &Tail, end: &TailEnd) -> Result<(), MigrationError> {
         let shared = self.shared;
         if end.description.is_none() {
@@ -119,8 +121,8 @@ impl Loader<'_> {
         }
     }
 
-    /// A source that dies while this side makes its copy durable still has its guest, or will be told
-    /// nothing: both need to be known.
+    /// Listens to the channel while this side makes its copy durable. If the source dies meanwhile, it still
+    /// has its guest, or gets no answer. Both cases must be detected.
     fn listen_until_over(&mut self) -> Result<(), MigrationError> {
         loop {
             let over = |state: State| state >= State::Committed;
@@ -131,13 +133,13 @@ impl Loader<'_> {
             }
             match self.reader.more()? {
                 More::Silence => {}
-                // A primary's first message, or its end.
+                // The primary's first message, or the end of its channel.
                 More::Bytes | More::End if self.shared.is_followed() => return Ok(()),
                 More::Bytes => {
                     let what = "bytes came after the end of the stream".to_owned();
                     return Err(MigrationError::PeerMisbehaved { what });
                 }
-                // Nobody waits for an answer: it has said all and gone.
+                // Without a return path the source waits for no answer, and may close after its last byte.
                 More::End if !self.has_return_path => return Ok(()),
                 More::End => {
                     let what = "the source closed the main channel before the acknowledgement";
@@ -147,7 +149,8 @@ impl Loader<'_> {
         }
     }
 
-    /// The source waits for the answer to *prepare*, perhaps saying that it lives; then EOF is the commit.
+    /// Waits for the commit after *prepare* was requested. The source may send keep-alive messages. EOF is the
+    /// commit.
     fn behind_prepare(&mut self) -> Result<(), MigrationError> {
         self.shared.wait_for_main();
         loop {
@@ -178,7 +181,7 @@ impl Loader<'_> {
             }
         }
         self.consume(1);
-        // The commit. What follows is of use and decides nothing.
+        // EOF is the commit. The description after it is useful, but decides nothing.
         let description = self.description();
         self.shared.target.end_came(description);
         self.shared.report(Fed::EofRead);
@@ -203,7 +206,8 @@ impl Loader<'_> {
     }
 }
 
-/// Nobody did wrong as far as this side can tell: the source died, or cancelled (specs/stream.md §5.2).
+/// The error for a channel that closed early. No rule was broken as far as this side can tell: the source died,
+/// or cancelled (specs/stream.md §5.2).
 fn closed_early(error: &sterna_wire::WireError) -> MigrationError {
     let text =
         format!("the source closed the main channel early: {}, byte {} of it", error.message, error.offset);

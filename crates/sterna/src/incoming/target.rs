@@ -1,9 +1,12 @@
-//! What a guest arrives in: a VM whose machine and devices are known ([`super::known`]), or something that
-//! keeps what it cannot know ([`crate::opaque`]).
+//! The interface to the place where a guest arrives. It is either a VM with a known machine and devices
+//! ([`super::vm_target`]), or a store that keeps unknown state unchanged ([`crate::opaque`]).
 //!
-//! Loader, lanes, rounds and control are the same for both. What differs: who says how the stream must be
-//! made up, when RAM's blocks are known (before, or only when the block list has come), where pages go, and
-//! what it means that the guest is taken over.
+//! Loader, lanes, rounds and control are the same for both. The differences are:
+//!
+//! * the rules that the stream must obey,
+//! * the time at which RAM's blocks are known: before the stream, or with the block list,
+//! * the places of pages,
+//! * the meaning of taking the guest over.
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -23,34 +26,35 @@ use crate::pages::{PageSink, RamSink};
 use crate::params::Capabilities;
 use crate::vm::Device;
 
-/// Takes a guest in. Called by loader and control thread, each call after the other's results are in.
+/// Receives a guest. Loader and control thread call it, each only after the other's results are stored.
 pub(crate) trait Target: Send + Sync {
-    /// Whether what came of RAM can be kept while the connection is lost ([`Target::forget_devices`]).
+    /// Whether received pages can be kept while the connection is lost ([`Target::forget_devices`]).
     fn keeps_pages(&self) -> bool {
         false
     }
-    /// The connection was lost, and the source will come back: forgets what came of devices, and that RAM has ended. Pages stay.
-    /// Whether anything had come.
+    /// Discards device state and the end of RAM after a loss, because the source will reconnect. Pages are
+    /// kept. Returns whether device state had arrived.
     fn forget_devices(&self) -> Result<bool, MigrationError> {
         Ok(false)
     }
-    /// Whether the guest's RAM is memory of this process, so that it can be loaded from a file to where it is.
+    /// Whether the guest's RAM is memory of this process, so that a file can be loaded directly into it.
     fn is_in_memory(&self) -> bool {
         false
     }
-    /// Where pages go that come without this side's doing, by RDMA; `None` where the guest is not in memory.
+    /// The sink for pages that the source writes by RDMA or that arrive in postcopy. `None` if the guest is not
+    /// in memory.
     fn ram_sink(&self) -> Option<&RamSink> {
         None
     }
-    /// The RAM of the VM that the guest comes into; `None` where it lies elsewhere.
+    /// The RAM of the VM in which the guest arrives. `None` if it is stored elsewhere.
     fn guest(&self) -> Option<&GuestRam> {
         None
     }
-    /// Whether the guest can run before its pages are there.
+    /// Whether the guest can run while pages are missing.
     fn can_run_early(&self) -> bool {
         false
     }
-    /// What else has the guest's RAM mapped, and would see zeros where pages are missing.
+    /// Another user of the guest's RAM, which would read zeros where pages are missing.
     fn shares_ram_with(&self) -> Option<String> {
         None
     }
@@ -58,12 +62,13 @@ pub(crate) trait Target: Send + Sync {
     fn threads_of_vcpus(&self) -> Vec<u32> {
         Vec::new()
     }
-    /// What follows the guest behind the acknowledgement; `None` where the source lets go of it.
+    /// The standby that receives checkpoints after the acknowledgement. `None` if the source releases the
+    /// guest.
     fn follower(&self) -> Option<&dyn Follower> {
         None
     }
-    /// A primary's hello has come on `channel`, and nothing of it was read. An error closes the connection and changes nothing
-    /// else.
+    /// Takes a connection on which a primary's hello has arrived and is unread. An error only closes the
+    /// connection.
     fn contact(&self, channel: &Arc<Channel>) -> Result<(), MigrationError> {
         let what = format!(
             "{}: a primary wants to be in contact with its standby, and none is here: use `sterna standby`",
@@ -71,7 +76,7 @@ pub(crate) trait Target: Send + Sync {
         );
         Err(MigrationError::PeerIncompatible { what })
     }
-    /// A connection has said that a guest's disk is written over it. An error closes it and changes nothing else.
+    /// Takes a connection over which a guest's disk is written. An error only closes the connection.
     fn disk(&self, channel: &Arc<Channel>) -> Result<(), MigrationError> {
         let what = format!(
             "{}: a primary wants to write to its guest's disk at a standby, and none is here: use `sterna standby`",
@@ -79,89 +84,100 @@ pub(crate) trait Target: Send + Sync {
         );
         Err(MigrationError::PeerIncompatible { what })
     }
-    /// Whether a guest may come now, over this connection. An error refuses the connection, and nothing else.
+    /// Whether a guest may arrive over this connection now. An error only refuses the connection.
     fn admits_stream(&self, _: &Channel) -> Result<(), MigrationError> {
         Ok(())
     }
-    /// The UUID that multifd channels must state, zero for none; `None` takes any, the same on all.
+    /// The UUID that multifd channels must state, zero for none. `None` accepts any, if all channels state the
+    /// same.
     fn uuid(&self) -> Option<[u8; 16]>;
-    /// What the main channel has to agree with.
+    /// The properties that the main channel must match.
     fn expectations(&self, capabilities: &Capabilities) -> Expectations;
-    /// How sections are delimited.
+    /// The rules by which the decoder finds the ends of sections.
     fn knowledge(&self) -> Box<dyn SectionKnowledge + Send>;
-    /// Devices that `switchover-ack` may have to wait for.
+    /// Devices for which `switchover-ack` may have to wait.
     fn devices(&self) -> Vec<Arc<dyn Device>>;
-    /// RAM, if it is known before the stream says it. `lanes`: multifd channels.
+    /// RAM's layout, if it is known before the stream describes it. `lanes`: number of multifd channels.
     fn known_layout(&self, lanes: usize) -> Result<Option<Layout>, MigrationError>;
 
-    /// The configuration has come and was held against the expectations.
+    /// The configuration was read and matches the expectations.
     fn configuration(&self, configuration: &Configuration) -> Result<(), MigrationError>;
-    /// A command has come that is none of the return path's.
+    /// A command was read that is not part of the return path's handling.
     fn command(&self, bytes: &[u8]) -> Result<(), MigrationError>;
-    /// The block list has come.
+    /// The block list was read.
     fn ram_starts(&self, start: &RamStart<'_>) -> Result<RamStarted, MigrationError>;
     /// A section of RAM has ended.
     fn ram_section_ended(&self, kind: SectionKind);
-    /// Memory of the source's process has come as descriptors, and is to be mapped so that nothing here writes it or gives it back.
-    /// An error takes nothing.
+    /// Maps memory of the source's process that arrived as descriptors. This side must neither write the memory
+    /// nor give it back to the host. An error maps nothing.
     fn take_memory(&self, table: &[HandedOver], descriptors: Vec<OwnedFd>) -> Result<(), MigrationError> {
         let (_, _) = (table, descriptors);
         let what = "this destination copies what comes and takes no memory as descriptors: set mode to normal at the source";
         Err(MigrationError::PeerIncompatible { what: what.to_owned() })
     }
-    /// The source has given its memory up: the guest may write it from now on. Called again if it has failed.
+    /// Makes the memory writable for the guest, because the source has given it up. Called again after an
+    /// error.
     fn keep_memory(&self) -> Result<(), MigrationError> {
         Ok(())
     }
-    /// A section has come, before the tail if there is one.
+    /// A section was read, before the tail if there is one.
     fn section(&self, section: &Section<'_>) -> Result<(), MigrationError>;
-    /// What is to be kept of device state that nobody here knows; `None` where every section is known.
+    /// The store for device state of unknown devices. `None` if every section is known.
     fn tail(&self) -> Option<Tail> {
         None
     }
-    /// Device state has come, up to `end`, before the source asks to prepare or after its EOF.
+    /// Device state up to `end` has arrived, before the source requests *prepare* or after its EOF.
     fn devices_came(&self, tail: &Tail, end: &TailEnd) -> Result<(), MigrationError> {
         let (_, _) = (tail, end);
         Ok(())
     }
-    /// After the answer to *prepare*: EOF has come, and the description if the source sent one.
+    /// EOF was read after the answer to *prepare*, with the description if the source sent one.
     fn end_came(&self, description: Option<Vec<u8>>) {
         let _ = description;
     }
 
-    /// Everything was read: is all there? Makes durable what must outlive this process. Returns whether the
-    /// guest wants to run.
+    /// Checks that everything has arrived, and makes durable whatever must outlive this process. Returns
+    /// whether the guest ran at the source.
     fn finish_loading(&self) -> Result<bool, MigrationError>;
-    /// As [`Target::finish_loading`], of a guest whose memory comes while it runs.
+    /// As [`Target::finish_loading`], for a guest whose memory arrives while it runs.
     fn finish_devices(&self) -> Result<bool, MigrationError> {
         Err(MigrationError::Internal("a guest that cannot run before its memory is there".to_owned()))
     }
-    /// Disks, locks, network: in the order of acquisition.
+    /// The hooks of disks, locks and network, in the order of acquisition.
     fn hooks(&self) -> Vec<Arc<dyn Hook>>;
-    /// Takes the guest over. An error means: it is not here and never will be.
+    /// Whether the guest's memory is shared with the source.
+    fn shares_memory(&self) -> bool {
+        false
+    }
+    /// Finds obstacles to [`Target::start`], before anything on this side may write guest memory.
+    fn prepare_start(&self) -> Result<(), MigrationError> {
+        Ok(())
+    }
+    /// Takes the guest over. After an error the guest is not here and will not be.
     fn start(&self) -> Result<(), MigrationError>;
     /// Whether [`Target::start`] lets the guest run.
     fn runs_guests(&self) -> bool;
-    /// Takes the guest over as it is, paused. An error is reported and undoes nothing.
+    /// Takes the guest over paused. An error is reported and undoes nothing.
     fn take_over_paused(&self) -> Result<(), MigrationError>;
-    /// The source believes that it has completed, and the guest could not be taken over: sees to it that
-    /// [`Target::reset`] leaves what came, and says where it is. None where nothing can be kept.
+    /// Makes [`Target::reset`] keep the received data. Returns their place, or `None` if nothing can be kept.
+    ///
+    /// Called if the guest could not be taken over although the source assumes that it has completed.
     fn keep_only_copy(&self) -> Option<PathBuf> {
         None
     }
-    /// Forgets everything. What could not be undone is returned.
+    /// Discards everything. Returns the errors.
     fn reset(&self) -> Vec<String>;
-    /// Zero pages that had to be cleared.
+    /// Number of zero pages that had to be cleared.
     fn cleared_pages(&self) -> u64;
 }
 
-/// The blocks of RAM, and where their pages go.
+/// The blocks of RAM, and the places of their pages.
 pub(crate) struct Layout {
-    /// Names and lengths; the bytes may be elsewhere.
+    /// Names and lengths of the blocks. The bytes may be stored elsewhere.
     pub ram: GuestRam,
-    /// For the names in packets; same indices.
+    /// Finds blocks by the names in packets, with the same indices as `ram`.
     pub table: BlockTable,
-    /// One for each multifd lane, and one more for the main channel.
+    /// One sink for each multifd lane, and one for the main channel at the end.
     pub sinks: Vec<Arc<dyn PageSink>>,
 }
 
@@ -169,23 +185,23 @@ pub(crate) struct Layout {
 pub(crate) struct RamStart<'a> {
     pub section_id: u32,
     pub blocks: &'a BlockList,
-    /// As the indices of the stream's items count them.
+    /// The blocks with the indices that the stream's items use.
     pub table: &'a BlockTable,
     pub lanes: usize,
-    /// The source has said that it is a Sterna.
+    /// The source has identified itself as a Sterna.
     pub is_sterna: bool,
 }
 
-/// What came of [`Target::ram_starts`].
+/// The result of [`Target::ram_starts`].
 #[derive(Default)]
 pub(crate) struct RamStarted {
-    /// Unless it was known before.
+    /// The layout, unless it was known before.
     pub layout: Option<Layout>,
-    /// What an operator should know.
+    /// A warning for the operator.
     pub warning: Option<String>,
 }
 
-/// A section of a device.
+/// A device's section as the decoder found it.
 pub(crate) struct Section<'a> {
     pub id: u32,
     pub name: &'a str,

@@ -1,4 +1,4 @@
-//! A guest arrives in a VM that is known: its machine, its RAM, its devices.
+//! Receives a guest in a VM whose machine, RAM and devices are known.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -25,31 +25,31 @@ const CHANNEL: &str = "main channel";
 
 pub(super) struct VmTarget {
     vm: Arc<dyn TargetVm>,
-    /// The VM's RAM as it was when it began to wait.
+    /// The VM's RAM when the listener started.
     ram: GuestRam,
     sections: Sections,
     sink: Arc<RamSink>,
     loaded: Mutex<Loaded>,
-    /// Memory of the source's process, if that comes instead of pages.
+    /// Memory of the source's process, if it arrives instead of pages.
     taken: Mutex<Taken>,
     #[cfg(feature = "planted-faults")]
     pub(super) fault: Option<super::fault::SharingFault>,
 }
 
-/// What the loader found out.
-#[derive(Default)]
+/// The loader's results so far.
+#[derive(Default, Clone)]
 struct Loaded {
-    /// RAM's END section came.
+    /// RAM's END section was read.
     ram: bool,
-    /// From the global state; `None` until it came.
+    /// From the global state section. `None` until it was read.
     run: Option<bool>,
-    /// (name, instance) of devices that were loaded.
+    /// Name and instance of the devices that were loaded.
     devices: Vec<(String, u32)>,
 }
 
 impl VmTarget {
     /// # Errors
-    /// There is no memory for what comes for blocks that cannot be written.
+    /// The memory for pages of unwritable blocks cannot be allocated.
     pub(super) fn new(vm: Arc<dyn TargetVm>) -> Result<Self, RamError> {
         let ram = vm.ram();
         let blocks = ram.blocks().len();
@@ -66,8 +66,9 @@ impl VmTarget {
         })
     }
 
-    /// Before any RAM moves the machines must have been compared. Only a Sterna that hears our answers can
-    /// have sent its record; with any other source a warning says that nothing was compared.
+    /// Checks that the machines were compared before RAM is transferred. Only a Sterna source that receives
+    /// this side's answers can have sent its record. For any other source a warning reports that nothing was
+    /// compared.
     fn demand_compatibility(&self, is_sterna: bool) -> Result<RamStarted, MigrationError> {
         let compared = |came: &(String, u32)| came.0 == COMPATIBILITY_SECTION;
         if self.vm.compatibility().is_none() || self.loaded.lock().devices.iter().any(compared) {
@@ -97,7 +98,7 @@ impl Target for VmTarget {
 
     fn forget_devices(&self) -> Result<bool, MigrationError> {
         let mut loaded = self.loaded.lock();
-        // The machines were compared, and are the same.
+        // The record is kept, because the machines stay the same.
         let compared = |(name, _): &(String, u32)| name == COMPATIBILITY_SECTION;
         let has_devices = loaded.devices.iter().any(|device| !compared(device));
         loaded.devices.retain(compared);
@@ -139,7 +140,7 @@ impl Target for VmTarget {
             machine_type: Some(self.vm.machine_type()),
             uuid: self.vm.uuid(),
             blocks: Some(blocks.map(|block| (block.name().to_owned(), block.len_bytes())).collect()),
-            // In a file, multifd channels are threads: its bytes know nothing of them.
+            // In a file, multifd channels are threads, and the file's bytes do not show them.
             multifd: capabilities.multifd && !capabilities.mapped_ram,
             mapped_ram: capabilities.mapped_ram,
             postcopy: capabilities.postcopy_ram,
@@ -197,7 +198,7 @@ impl Target for VmTarget {
                 return Ok(());
             }
         }
-        // Whatever comes from now on has no place.
+        // No page may be written from now on.
         self.sink.close();
         Ok(())
     }
@@ -218,7 +219,8 @@ impl Target for VmTarget {
             return Ok(());
         }
         if [Output::SECTION_NAME, CheckpointSummary::SECTION_NAME].contains(&name) {
-            // In an image of a checkpoint: what was said then is of the past, and how its pages came, too.
+            // These sections are in an image of a checkpoint. They describe output and pages of that time, and
+            // are not needed now.
             return Ok(());
         }
         let Some(device) = self.sections.find(name, instance) else {
@@ -226,7 +228,8 @@ impl Target for VmTarget {
         };
         let loaded = call(format!("Device::load of {name:?}"), || device.load(version, body));
         if let Err(error) = loaded {
-            // A record that is refused says how the machines differ; a device that cannot load is broken here.
+            // A refused record describes how the machines differ. A device that cannot load is an error of this
+            // side.
             return Err(if name == COMPATIBILITY_SECTION {
                 MigrationError::PeerIncompatible { what: error.to_string() }
             } else {
@@ -238,7 +241,7 @@ impl Target for VmTarget {
     }
 
     fn finish_loading(&self) -> Result<bool, MigrationError> {
-        let loaded = self.loaded.lock();
+        let loaded = self.loaded.lock().clone();
         if !loaded.ram {
             return Err(MigrationError::PeerMisbehaved {
                 what: "the stream ended before RAM's END section".to_owned(),
@@ -247,12 +250,12 @@ impl Target for VmTarget {
         all_came(self.vm.as_ref(), &loaded.devices)?;
         MigrationError::check_same_ram(&call("Vm::ram", || self.vm.ram()), &self.ram)?;
         self.sink.finish()?;
-        // A source without a global state (none of QEMU 11's machine types) runs its guest.
+        // A source without a global state section runs its guest. All machine types of QEMU 11 send one.
         Ok(loaded.run.unwrap_or(true))
     }
 
     fn finish_devices(&self) -> Result<bool, MigrationError> {
-        let loaded = self.loaded.lock();
+        let loaded = self.loaded.lock().clone();
         all_came(self.vm.as_ref(), &loaded.devices)?;
         MigrationError::check_same_ram(&call("Vm::ram", || self.vm.ram()), &self.ram)?;
         Ok(loaded.run.unwrap_or(true))
@@ -260,6 +263,14 @@ impl Target for VmTarget {
 
     fn hooks(&self) -> Vec<Arc<dyn Hook>> {
         self.vm.hooks()
+    }
+
+    fn shares_memory(&self) -> bool {
+        self.taken.lock().has_memory()
+    }
+
+    fn prepare_start(&self) -> Result<(), MigrationError> {
+        Ok(self.vm.prepare_start()?)
     }
 
     fn start(&self) -> Result<(), MigrationError> {
@@ -289,7 +300,7 @@ impl Target for VmTarget {
     }
 }
 
-/// Gives the memory back that came, and forgets what did; what could not be done is returned.
+/// Gives the received memory back to the host, and forgets which pages were received. Returns the errors.
 pub(crate) fn emptied(sink: &RamSink, ram: &GuestRam) -> Vec<String> {
     let left = ram.blocks().iter().enumerate().filter_map(|(index, block)| {
         let name = block.name();

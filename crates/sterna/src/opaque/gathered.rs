@@ -1,4 +1,4 @@
-//! What the stream of an opaque machine says of it, gathered as it comes: a [`Shape`].
+//! Collects the description of an opaque machine from its stream, as it arrives: a [`Shape`].
 
 use std::sync::Arc;
 
@@ -16,23 +16,23 @@ use crate::incoming::target::{RamStart, Section};
 
 const CHANNEL: &str = "main channel";
 
-/// All of a machine but its pages, as far as it has come.
+/// The received part of a machine, without its pages.
 pub(crate) struct Gathered {
-    /// Shared, so that making it durable holds no lock: that takes as long as the disk.
+    /// Shared, so that no lock is held while it is made durable. That takes as long as the disk needs.
     shape: Arc<Shape>,
-    /// Names of the FULL sections that came before RAM's END.
+    /// Names of the FULL sections that arrived before RAM's END section.
     early: Vec<(String, u32)>,
-    /// What stands between RAM's sections and after its END.
+    /// Bytes between RAM's sections and after its END section.
     beside: Beside,
-    /// The block list has come.
+    /// Whether the block list has arrived.
     has_ram: bool,
 }
 
-/// How the sections of a machine are delimited of which nothing is known.
+/// How to find the ends of an unknown machine's sections.
 pub(crate) fn knowledge() -> Box<dyn SectionKnowledge + Send> {
     Box::new(|name: &str, _: u32, _: u32, _: SectionKind| match name {
         ram::SECTION_NAME => BodyKind::Ram,
-        // The migration's name, not the machine's: it does not go into the shape.
+        // Identifies the migration, not the machine. Therefore it is not part of the shape.
         Handover::SECTION_NAME => BodyKind::LengthPrefixed { most: Handover::BODY_BYTES },
         _ => BodyKind::OpaqueByFooter,
     })
@@ -44,7 +44,7 @@ impl Gathered {
         Self { shape, early: Vec::new(), beside, has_ram: false }
     }
 
-    /// The machine as far as it has come.
+    /// The received part of the machine.
     pub(crate) fn shape(&self) -> &Arc<Shape> {
         &self.shape
     }
@@ -71,7 +71,7 @@ impl Gathered {
             RamShape { section_id: start.section_id, blocks: blocks.collect(), footers: true };
     }
 
-    /// What comes from now on stands beside RAM.
+    /// Marks that further sections arrive after the start of RAM.
     pub(crate) fn ram_has_started(&mut self) {
         self.has_ram = true;
     }
@@ -118,10 +118,10 @@ impl Gathered {
         self.change().description = description;
     }
 
-    /// Everything was read: a source that asks to prepare before the tail has sent all of its devices.
+    /// All input was read: a source that sends *prepare* before the tail has sent all of its devices.
     pub(crate) fn finish(&mut self) -> Result<Arc<Shape>, MigrationError> {
         self.add_devices(&[])?;
-        // A Sterna source commits after this: the machine must need nothing but its description then.
+        // A Sterna source commits after this, so from now on only the description may be missing.
         self.change().has_eof = true;
         Ok(Arc::clone(&self.shape))
     }
@@ -130,7 +130,7 @@ impl Gathered {
         Arc::make_mut(&mut self.shape)
     }
 
-    /// Keeps bytes that stand before RAM or beside it: no more than a reader of an image takes.
+    /// Keeps bytes before RAM, between its sections or after its END, up to the limit of an image's reader.
     fn keep(&mut self, kind: Option<SectionKind>, parts: &[&[u8]]) -> Result<(), MigrationError> {
         let Gathered { shape, beside, has_ram, .. } = self;
         let shape = Arc::make_mut(shape);
@@ -143,7 +143,7 @@ impl Gathered {
         Ok(())
     }
 
-    /// Adds to the devices what came before the tail, and `tail`.
+    /// Adds the bytes that arrived before the tail, and `tail`, to the devices.
     fn add_devices(&mut self, tail: &[u8]) -> Result<(), MigrationError> {
         let Gathered { shape, beside, .. } = self;
         let shape = Arc::make_mut(shape);

@@ -1,4 +1,4 @@
-//! Into what image a reception goes.
+//! The image that a reception writes: place, options and form.
 
 use std::path::PathBuf;
 
@@ -7,30 +7,30 @@ use sterna_image::{MappedOptions, MappedWriter, Shape};
 
 use crate::error::MigrationError;
 
-/// Where a machine is put that is received.
+/// The image into which a machine is received.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImagePlan {
-    /// The image's place.
+    /// Path of the image.
     pub path: PathBuf,
-    /// How it is made: direct I/O, replacing what is there, libvirt's container around it.
+    /// Options for creating the image: direct I/O, replacing an existing file, libvirt's container.
     pub options: MappedOptions,
-    /// The form that it gets in the end, if that is not mapped-ram: pages come in any order, so they are gathered in
-    /// a mapped-ram image beside its place, which is converted before the source is told that all is well.
+    /// Final form of the image, if it is not mapped-ram. Pages arrive in any order, so they are first written to a
+    /// mapped-ram staging file in the same directory. It is converted before the source receives the success.
     pub convert: Option<ConvertOptions>,
 }
 
 impl ImagePlan {
-    /// Begins the image of a machine whose RAM is known.
+    /// Creates the image of a machine whose RAM blocks are known.
     pub(crate) fn begin(&self, shape: &Shape) -> Result<MappedWriter, MigrationError> {
         Ok(MappedWriter::create(&self.path, shape, self.options.clone())?)
     }
 
-    /// Makes durable, as a staging file, what is known of the machine.
+    /// Writes the machine's description to the staging file and makes the file durable.
     pub(crate) fn keep(&self, writer: &MappedWriter, shape: &Shape) -> Result<(), MigrationError> {
         Ok(writer.fill_in(shape)?)
     }
 
-    /// Puts the image in its place. `anew`: more is known than when it was made durable.
+    /// Renames the image to its place. `anew`: the description is more complete than when it was made durable.
     pub(crate) fn complete(
         &self,
         writer: &MappedWriter,
@@ -46,12 +46,12 @@ impl ImagePlan {
         let Some(staging) = writer.file().staging_path() else {
             return Err(MigrationError::Internal("what is to be converted has left its place".to_owned()));
         };
-        // What the source sent is kept as it came: to refuse it now would leave nothing.
+        // The machine is kept as it was received. If damage were refused now, no copy of the guest would remain.
         let options = &ConvertOptions { force_damaged: true, ..options.clone() };
         convert(Input::File(staging), Output::File(self.path.clone()), options)?;
         Ok(())
     }
 }
 
-/// Most RAM that an opaque machine may have, in bytes: its bitmaps are kept in memory.
+/// Most RAM of an opaque machine, in bytes: 16 TiB, because its bitmaps are kept in memory.
 pub const RAM_BYTES: u64 = 16 << 40;

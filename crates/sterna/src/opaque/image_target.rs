@@ -1,4 +1,4 @@
-//! Receives an opaque machine: what its stream says of itself, and its pages, become an image.
+//! Receives an opaque machine, and writes its description and its pages to an image.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::pages::PageSink;
 use crate::params::Capabilities;
 use crate::vm::Device;
 
-/// What grows into an image.
+/// Receives one machine into an image.
 pub(super) struct ImageTarget {
     plan: ImagePlan,
     state: Mutex<ReceivedImage>,
@@ -27,19 +27,19 @@ pub(super) struct ImageTarget {
 
 struct ReceivedImage {
     machine: Gathered,
-    /// From the block list on.
+    /// The image; set when the block list has arrived.
     image: Option<Growing>,
-    /// The description came after everything else had been made durable.
+    /// Whether the description arrived after the rest had been made durable.
     more_came: bool,
 }
 
 #[derive(Clone)]
 struct Growing {
     writer: MappedWriter,
-    /// Every lane; the main channel's is the last.
+    /// All lanes. The main channel's lane is the last.
     lanes: Vec<Arc<ImageLane>>,
-    /// Where pages go through the page cache. The source's guest is stopped while what remains is put on the disk: that
-    /// should be little.
+    /// Writes dirty pages of the page cache to the disk during the reception; `None` with direct I/O. The remaining
+    /// ones are written while the source's guest is stopped, so they should be few.
     flusher: Option<Arc<Mutex<Flusher>>>,
 }
 
@@ -52,13 +52,13 @@ impl ImageTarget {
         &self.plan
     }
 
-    /// The machine as far as it has come.
+    /// The received part of the machine.
     pub(super) fn shape(&self) -> Shape {
         let shape = Arc::clone(self.state.lock().machine.shape());
         Shape::clone(&shape)
     }
 
-    /// Bytes of its RAM, as far as they are known.
+    /// Bytes of the machine's RAM, as far as known.
     pub(super) fn ram_bytes(&self) -> u64 {
         self.state.lock().machine.shape().ram_bytes()
     }
@@ -94,7 +94,7 @@ impl Target for ImageTarget {
     fn expectations(&self, capabilities: &Capabilities) -> Expectations {
         Expectations {
             multifd: capabilities.multifd,
-            // Without knowing the machine's version: a START without a flush says so.
+            // The machine type's version is unknown here. A START without a flush identifies the legacy form.
             accept_legacy_flush: true,
             background_snapshot: true,
             opaque_tail: true,
@@ -201,7 +201,7 @@ impl Target for ImageTarget {
             ));
         };
         self.plan.complete(&image.writer, &shape, more_came)?;
-        // What was only gathered there is let go of.
+        // The machine's data is no longer needed after the image is in place.
         self.state.lock().image = None;
         Ok(())
     }
@@ -221,7 +221,7 @@ impl Target for ImageTarget {
 
     fn reset(&self) -> Vec<String> {
         let state = std::mem::replace(&mut *self.state.lock(), ReceivedImage::new());
-        // Dropped, an image that is not complete is gone.
+        // Dropping the writer of an incomplete image removes the image.
         if let Some(image) = state.image {
             image.lanes.iter().for_each(|lane| lane.close());
         }

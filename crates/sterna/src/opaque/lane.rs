@@ -1,7 +1,8 @@
-//! Pages of one receiving lane on their way into an image.
+//! Writes the pages of one receiving lane to an image.
 //!
-//! A lane receives into buffers of its own and writes from there, page ranges as long as possible, several on
-//! their way at once. There are two halves: while one is on its way to the disk, the other is filled.
+//! A lane receives into its own buffers, and writes from there in page ranges that are as long as possible. Several
+//! writes are in progress at the same time. There are two halves: while one is being written to the disk, the other
+//! is being filled.
 
 use parking_lot::Mutex;
 use sterna_image::MappedWriter;
@@ -13,40 +14,41 @@ use crate::error::MigrationError;
 use crate::order::PageRun;
 use crate::pages::PageSink;
 
-/// Pages in one half: four times what a packet brings.
+/// Pages in one half: four times the pages of a packet.
 const HALF_PAGES: u64 = 512;
-/// Pages that are written in one piece at most: 1 MiB.
+/// Most pages of one write: 1 MiB.
 const PIECE_PAGES: u64 = 256;
-/// Runs that are remembered as on their way; then they are waited for. Nothing else ends a main channel's round.
+/// Most runs that are remembered as being written. At this number the lane waits for them, because no other event
+/// ends a round of the main channel.
 const RUNS_ON_THE_WAY: usize = 4096;
-/// Pieces of a half on their way at once.
+/// Most concurrent writes of one half.
 const DEPTH: usize = 8;
 
-/// One lane's way into the image.
+/// Writes one lane's pages to the image.
 pub(super) struct ImageLane {
-    /// The buffers: one block for each half.
+    /// The buffers: one block per half.
     buffers: GuestRam,
-    /// None once it is closed.
+    /// `None` after the lane is closed.
     state: Mutex<Option<LaneState>>,
 }
 
 struct LaneState {
     writer: MappedWriter,
     halves: [PageQueue; 2],
-    /// The half that is being filled, and how many of its pages are.
+    /// The half that is being filled, and the number of its filled pages.
     half: usize,
     filled: u64,
-    /// Prepared and not committed: the pages, and where they are in the half.
+    /// Runs that are prepared and not committed, with their place in the half.
     open: Vec<(PageRun, u64)>,
-    /// Committed and not yet sent on its way.
+    /// A run that is committed and not yet being written, with its place in the half.
     ready: Option<(PageRun, u64)>,
-    /// Where a page may come again at any time: those that are on their way, and in which runs.
+    /// Pages and runs that are being written. `None` if a page cannot arrive again before the lane is settled.
     on_the_way: Option<(DirtyBitmaps, Vec<PageRun>)>,
 }
 
 impl ImageLane {
-    /// A lane into `writer`'s image. `again`: the guest's RAM, if pages may come again without the lanes being
-    /// brought in step between.
+    /// Creates a lane that writes to `writer`'s image. `again`: the guest's RAM, if a page may arrive again without a
+    /// synchronization of the lanes in between.
     pub(super) fn new(writer: &MappedWriter, again: Option<&GuestRam>) -> Result<Self, MigrationError> {
         let half = |name: &str| RamBlock::new(name, HALF_PAGES * PAGE_SIZE as u64, Backing::Anonymous);
         let buffers = GuestRam::new(vec![half("half 0")?, half("half 1")?])?;
@@ -66,7 +68,7 @@ impl ImageLane {
         Ok(Self { buffers, state: Mutex::new(Some(state)) })
     }
 
-    /// Lets go of the image. What is on its way is waited for, what is not is dropped.
+    /// Closes the lane. Waits for writes in progress, and drops all other pages.
     pub(super) fn close(&self) {
         *self.state.lock() = None;
     }
@@ -83,9 +85,9 @@ impl ImageLane {
 }
 
 impl LaneState {
-    /// Finds room for `run` in a half, and remembers it.
+    /// Reserves a place for `run` in a half.
     fn place(&mut self, run: PageRun) -> Result<(usize, u64), MigrationError> {
-        // A packet's runs lie in one half: what is prepared and not committed cannot be left behind.
+        // All runs of a packet must be in one half, because a prepared run cannot stay behind in the other half.
         if self.open.is_empty() && HALF_PAGES - self.filled < PACKET_PAGES as u64 {
             self.send_ready()?;
             self.half = 1 - self.half;
@@ -133,7 +135,7 @@ impl LaneState {
         Ok(())
     }
 
-    /// Sends what is committed on its way.
+    /// Starts the write of the committed run.
     fn send_ready(&mut self) -> Result<(), MigrationError> {
         let Some((run, at)) = self.ready.take() else { return Ok(()) };
         let place = self.writer.pages_offset(run.block) + run.first * PAGE_SIZE as u64;
@@ -157,7 +159,7 @@ impl LaneState {
         Ok(())
     }
 
-    /// A page that comes again must not overtake itself.
+    /// Waits for the write of a page that arrives again. Otherwise the older content could overwrite the newer one.
     fn come_after(&mut self, run: PageRun) -> Result<(), MigrationError> {
         let again = self
             .on_the_way
@@ -208,7 +210,7 @@ mod tests {
     use super::*;
     use sterna_image::{BlockShape, Image, MappedOptions, RamShape, Shape};
 
-    /// Pages of one block in packets of scattered runs, some twice, some becoming zero.
+    /// Pages of one block in packets of scattered runs. Some pages are sent twice, some become zero.
     #[test]
     fn scattered_packets_end_up_at_their_places_however_they_come() {
         let pages = 3000u64;
@@ -231,7 +233,7 @@ mod tests {
         let mut wanted = vec![0u8; pages as usize];
         let mut random = fastrand::Rng::with_seed(1);
         for step in 0..100u64 {
-            // A packet of up to 128 pages, in runs with gaps; the same page not twice in it.
+            // A packet of up to 128 pages, in runs with gaps. No page is in the packet twice.
             let (mut page, mut room, mut runs) = (random.u64(..2000), PACKET_PAGES as u64, Vec::new());
             while room > 0 && page < pages {
                 let count = random.u64(1..=40).min(room).min(pages - page);

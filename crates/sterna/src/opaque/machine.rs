@@ -1,4 +1,4 @@
-//! An opaque machine as the source of a migration: paused, its devices sent as they came.
+//! An opaque machine as the source of a migration. It is paused, and its devices are sent unchanged.
 
 use std::sync::Arc;
 
@@ -13,30 +13,30 @@ use crate::outgoing::guest_source::{GuestSource, PageReader};
 use crate::outgoing::main_stream::MainStream;
 use crate::vm::{Device, RunState, SourceVm, Vm};
 
-/// Number for sections of this side's own: far from those that QEMU counts up from 0.
+/// First section id for this side's own sections: far from QEMU's ids, which count from 0.
 const OWN_SECTIONS: u32 = 0x5354_0000;
 
-/// Where the pages of an opaque machine are.
+/// Access to the pages of an opaque machine.
 pub(super) trait Pages: Send + Sync {
-    /// Whether they are memory of this process.
+    /// Whether the pages are in memory of this process.
     fn is_in_memory(&self) -> bool;
-    /// A reader of them, for one lane.
+    /// Creates a reader of the pages, for one lane.
     fn reader(&self) -> Result<Arc<dyn PageReader>, MigrationError>;
-    /// Before anybody acts on what was read: it is still what it was when the migration began.
+    /// Checks that the pages are the same as when the migration began. Called before the destination acts on them.
     fn check_unchanged(&self) -> Result<(), MigrationError>;
 }
 
-/// A machine whose devices nobody here knows.
+/// A machine whose devices are unknown to this host.
 pub(super) struct OpaqueMachine<P> {
     pages: P,
-    /// As the stream states it.
+    /// The machine's description, as in the stream.
     shape: Shape,
     vm: Arc<dyn SourceVm>,
     ram: GuestRam,
 }
 
 impl<P: Pages> OpaqueMachine<P> {
-    /// `uuid`: the VM's, as its new host knows it; `writes`: what tells which pages were never written.
+    /// `uuid`: the VM's UUID at its new host. `writes`: finds the pages that were never written.
     pub(super) fn new(
         pages: P,
         shape: Shape,
@@ -119,7 +119,7 @@ impl<P: Pages> GuestSource for OpaqueMachine<P> {
     }
 
     fn send_end(&self, stream: &mut MainStream) -> Result<(), MigrationError> {
-        // A receiver waits for a description, and QEMU does not look into it.
+        // A receiver waits for a description, so an empty one is sent if the image has none. QEMU does not read it.
         let text = self.shape.description.as_deref().unwrap_or_default();
         stream.send(|out| {
             encode_end(out);
@@ -135,7 +135,7 @@ fn send(stream: &mut MainStream, bytes: &[u8]) -> Result<(), MigrationError> {
     })
 }
 
-/// The guest, as far as a migration has to do with it.
+/// The guest, with the properties that a migration needs.
 struct Paused {
     machine_type: String,
     uuid: Option<[u8; 16]>,

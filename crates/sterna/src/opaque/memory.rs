@@ -18,28 +18,29 @@ use crate::params::{Capabilities, Parameters};
 use crate::settings_error::SettingsError;
 use crate::start_error::StartError;
 
-/// An opaque machine whose RAM is memory of this process. It comes from a QEMU or a Sterna, stands still here, and is sent on to
-/// a QEMU or a Sterna with the same devices. Cloning gives another handle to the same machine.
+/// An opaque machine whose RAM is memory of this process. It arrives from a QEMU or a Sterna, is paused here, and is
+/// sent on to a QEMU or a Sterna with the same devices. Cloning gives another handle to the same machine.
 ///
-/// Unlike an image's, its RAM can be written by a peer, so it may come and go over `rdma:`.
+/// In contrast to an image, a peer can write its RAM directly. Therefore it can also be received and sent over
+/// `rdma:`.
 #[derive(Clone)]
 pub struct MemoryMachine {
     ram: GuestRam,
-    /// All of it but its pages; `None` until it has come.
+    /// The machine without its pages; `None` until it has arrived.
     shape: Arc<Mutex<Option<Shape>>>,
 }
 
 impl MemoryMachine {
-    /// A place for a machine that has `ram`: blocks of the source's names and lengths, in any order. QEMU's `info ramblock`
-    /// says them, or an image of the machine ([`Shape::ram`]).
+    /// Prepares for a machine that has `ram`: blocks with the source's names and lengths, in any order. QEMU's
+    /// `info ramblock` prints them, or an image of the machine contains them ([`Shape::ram`]).
     pub fn new(ram: GuestRam) -> Self {
         Self { ram, shape: Arc::default() }
     }
 
-    /// A machine that is in memory already: `ram` has the blocks that `shape` lists.
+    /// Creates a machine that is already in memory. `ram` has the blocks that `shape` lists.
     ///
     /// # Errors
-    /// [`StartError::Image`] if it has others.
+    /// [`StartError::Image`] if `ram` has other blocks.
     pub fn of(ram: GuestRam, shape: Shape) -> Result<Self, StartError> {
         let has = |name: &str, length: u64| {
             ram.blocks().iter().any(|b| b.name() == name && b.len_bytes() == length)
@@ -51,21 +52,21 @@ impl MemoryMachine {
         Ok(Self { ram, shape: Arc::new(Mutex::new(Some(shape))) })
     }
 
-    /// Its RAM.
+    /// RAM of the machine.
     pub fn ram(&self) -> &GuestRam {
         &self.ram
     }
 
-    /// All of it but its pages, once it has come.
+    /// The machine without its pages; `None` until it has arrived.
     pub fn shape(&self) -> Option<Shape> {
         self.shape.lock().clone()
     }
 
-    /// Waits at `at` for a source. The machine is here when that [`Incoming`] has completed; a source that prepares is told
-    /// that all is well when it is.
+    /// Waits at `at` for a source. The machine has arrived when the returned [`Incoming`] has completed. A source
+    /// that sends *prepare* receives its success only then.
     ///
     /// # Errors
-    /// As of [`Incoming::listen`].
+    /// Like [`Incoming::listen`].
     pub fn receive(
         &self,
         at: &Address,
@@ -76,17 +77,18 @@ impl MemoryMachine {
         if matches!(at, Address::File { .. }) {
             return Err(SettingsError::ImageIntoFile.into());
         }
-        // No guest is held here that would run: it stands still until it is sent on.
+        // Managed mode would wait for a release of the guest. Here the guest never runs, but is paused until it is
+        // sent on.
         let capabilities = Capabilities { unmanaged: true, ..capabilities };
         let target = MemoryTarget::new(self.ram.clone(), Arc::clone(&self.shape));
         let target = target.map_err(|error| StartError::System(error.to_string()))?;
         Incoming::listen_for(Arc::new(target), at, params, capabilities, observer)
     }
 
-    /// Sends it to `to`. It runs there if it ran at the source that it came from.
+    /// Sends the machine to `to`. The guest runs there if it ran at its original source.
     ///
     /// # Errors
-    /// As of [`Migration::start`]; [`StartError::Image`] while there is no machine.
+    /// Like [`Migration::start`]; [`StartError::Image`] if no machine has arrived.
     pub fn send(
         &self,
         to: &Address,
@@ -98,7 +100,7 @@ impl MemoryMachine {
             return Err(SettingsError::ImageIntoFile.into());
         }
         let mut shape = self.shape().ok_or_else(|| StartError::Image("no machine has come".to_owned()))?;
-        // Lanes count blocks as RAM does.
+        // Lanes identify blocks by their index in RAM, so the shape must list them in the same order.
         shape.ram.blocks.sort_by_key(|block| self.ram.blocks().iter().position(|b| b.name() == block.name));
         let pages = MemoryPages(self.ram.clone());
         let machine = OpaqueMachine::new(pages, shape, self.ram.clone(), None, NeverWritten);
@@ -122,7 +124,7 @@ impl Pages for MemoryPages {
     }
 }
 
-/// Nobody runs the guest.
+/// Dirty source of a guest that does not run.
 struct NeverWritten;
 
 impl DirtySource for NeverWritten {

@@ -1,4 +1,4 @@
-//! An opaque machine arrives in memory.
+//! Receives an opaque machine into memory.
 
 use std::sync::Arc;
 
@@ -17,18 +17,20 @@ use crate::pages::{PageSink, RamSink};
 use crate::params::Capabilities;
 use crate::vm::Device;
 
-/// Memory that a machine comes into.
+/// Memory into which a machine is received.
 pub(super) struct MemoryTarget {
     ram: GuestRam,
     sink: Arc<RamSink>,
     gathered: Mutex<Gathered>,
-    /// Where the machine is stated once it is here.
+    /// Set to the machine's description when it has arrived.
     here: Arc<Mutex<Option<Shape>>>,
 }
 
 impl MemoryTarget {
+    /// Creates a target for a machine with `ram`.
+    ///
     /// # Errors
-    /// There is no memory for what comes for blocks that cannot be written.
+    /// There is no memory for pages of blocks that cannot be written.
     pub(super) fn new(ram: GuestRam, here: Arc<Mutex<Option<Shape>>>) -> Result<Self, RamError> {
         let sink = Arc::new(RamSink::new(&ram, vec![false; ram.blocks().len()])?);
         Ok(Self { ram, sink, gathered: Mutex::new(Gathered::new()), here })
@@ -60,7 +62,7 @@ impl Target for MemoryTarget {
         Expectations {
             blocks: Some(self.blocks().collect()),
             multifd: capabilities.multifd,
-            // Without knowing the machine's version: a START without a flush says so.
+            // The machine type's version is unknown here. A START without a flush identifies the legacy form.
             accept_legacy_flush: true,
             opaque_tail: true,
             device_state_bytes: OPAQUE_BYTES as u64,

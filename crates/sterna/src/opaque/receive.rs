@@ -1,4 +1,4 @@
-//! An image comes in from an address.
+//! Receives a machine from an address into an image.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,41 +16,41 @@ use crate::params::{Capabilities, Parameters};
 use crate::start_error::StartError;
 use crate::stats::IncomingStatistics;
 
-/// Making an image durable waits for the disk, and for no peer.
+/// Time limit for making an image durable: a day, because only the disk determines the duration.
 const STORING: Duration = Duration::from_secs(24 * 3600);
 
-/// A machine that is being received. Cloning gives another handle; when the last one is dropped the address is
-/// given up, and an image that is not in its place yet is dropped.
+/// A machine that is being received. Cloning gives another handle. When the last handle is dropped, the address is
+/// closed, and an image that is not complete is removed.
 ///
-/// Keep it after success: a Sterna source that lost the acknowledgement asks here what became of the guest.
+/// Keep the handle after success: a Sterna source that lost the acknowledgement asks here for the result.
 #[derive(Clone)]
 pub struct Receiving {
     incoming: Incoming,
     target: Arc<ImageTarget>,
 }
 
-/// A machine that lies in its image.
+/// A received machine in its image.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Stored {
-    /// The image's place.
+    /// Path of the image.
     pub path: PathBuf,
-    /// All of the machine but its pages.
+    /// The machine without its pages.
     pub shape: Shape,
-    /// What was received.
+    /// Statistics of the reception.
     pub statistics: IncomingStatistics,
 }
 
-/// Waits at `at` for a source and writes its machine to the image that `plan` names. The address is bound when
-/// this returns.
+/// Waits at `at` for a source and writes its machine to the image that `plan` names. The address is bound when this
+/// returns.
 ///
-/// The source may be a QEMU or a Sterna, with the multifd channels and the compression that `params` and
-/// `capabilities` say (nothing of that is negotiated: specs/stream.md §10). With `return-path` at the source it
-/// learns whether the image is safe; without, it does not.
+/// The source may be a QEMU or a Sterna. It must use the multifd channels and the compression that `params` and
+/// `capabilities` specify, because they are not negotiated (specs/stream.md §10). A source with `return-path` learns
+/// whether the image is safe; a source without it does not.
 ///
 /// # Errors
-/// [`StartError`] when the address cannot be bound or the settings make no sense. Whether the image can be written
-/// shows when the source's block list has come.
+/// [`StartError`] if the address cannot be bound or the settings contradict each other. Whether the image can be
+/// written is known only when the source's block list has arrived.
 pub fn receive(
     at: &Address,
     plan: ImagePlan,
@@ -60,7 +60,8 @@ pub fn receive(
 ) -> Result<Receiving, StartError> {
     let mut params = params;
     params.limits.prepare = params.limits.prepare.max(STORING);
-    // No guest is held here: an image is in its place or it is not.
+    // Managed mode would wait for a release of the guest. Here no guest runs: an image is complete, or it does not
+    // exist.
     let capabilities = Capabilities { unmanaged: true, ..capabilities };
     let target = Arc::new(ImageTarget::new(plan));
     let incoming = Incoming::listen_for(target.clone(), at, params, capabilities, observer)?;
@@ -68,49 +69,50 @@ pub fn receive(
 }
 
 impl Receiving {
-    /// Where it listens, with the port that the kernel chose.
+    /// The bound address, with the port that the kernel chose.
     pub fn address(&self) -> Address {
         self.incoming.address()
     }
 
-    /// Where it stands.
+    /// The current status.
     pub fn status(&self) -> Status {
         self.incoming.status()
     }
 
-    /// Its statistics now.
+    /// The current statistics.
     pub fn statistics(&self) -> IncomingStatistics {
         self.incoming.statistics()
     }
 
-    /// The machine as far as it has come: its configuration and blocks once RAM begins.
+    /// The received part of the machine: its configuration and blocks when RAM begins.
     pub fn shape(&self) -> Shape {
         self.target.shape()
     }
 
-    /// Bytes of the machine's RAM; 0 until its block list has come. Cheap, unlike [`Receiving::shape`].
+    /// Bytes of the machine's RAM; 0 until its block list has arrived. Cheap, in contrast to [`Receiving::shape`].
     pub fn ram_bytes(&self) -> u64 {
         self.target.ram_bytes()
     }
 
-    /// Gives it up; there will be no image, and the source's guest runs on.
+    /// Cancels the reception. No image remains, and the source's guest continues to run.
     ///
     /// # Errors
-    /// [`Refusal`] once the source has handed the guest over.
+    /// [`Refusal`] after the source has handed the guest over.
     pub fn cancel(&self) -> Result<(), Refusal> {
         self.incoming.cancel()
     }
 
-    /// How it ended, if it has.
+    /// The result, after the reception has ended.
     pub fn result(&self) -> Option<Result<Stored, MigrationError>> {
         self.incoming.arrival().map(|arrival| self.stored(arrival))
     }
 
-    /// Waits for the end.
+    /// Waits until the reception ends.
     ///
     /// # Errors
-    /// Why there is no image in its place. The source's guest runs on, unless the source had no return path and
-    /// believes that it has completed; if all had come by then, [`MigrationError::Kept`] says where it is.
+    /// Why there is no image in its place. The source's guest continues to run, with one exception: a source without
+    /// a return path believes that it has completed. If the machine was complete by then, [`MigrationError::Kept`]
+    /// contains the path of the image.
     pub fn wait(&self) -> Result<Stored, MigrationError> {
         let arrival = self.incoming.wait();
         self.stored(arrival)

@@ -1,6 +1,5 @@
-//! An image goes out to an address.
+//! Sends a machine from an image to an address.
 
-use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -17,33 +16,34 @@ use crate::params::{Capabilities, Parameters};
 use crate::settings_error::SettingsError;
 use crate::start_error::StartError;
 
-/// How an image is sent, besides the parameters of every migration.
+/// Options for sending an image, in addition to the parameters of every migration.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct SendOptions {
-    /// The VM's UUID as the destination has it (QMP's `query-uuid`): with multifd it must be equal, and an image
-    /// states it only with `validate-uuid`. `None`: that of the image, or none.
+    /// The VM's UUID at the destination (QMP's `query-uuid`). With multifd both sides must have the same UUID, and an
+    /// image contains it only with `validate-uuid`. `None`: the image's UUID, if any.
     pub uuid: Option<[u8; 16]>,
-    /// How the pages are read: direct I/O.
+    /// Options for reading the pages: direct I/O.
     pub file: OpenOptions,
-    /// Where an image whose pages have no fixed places (a legacy stream, a compressed one) is decompressed to: an
-    /// unlinked, sparse file. `None`: beside the image.
+    /// Directory for a temporary copy of an image whose pages have no fixed places. Such images (legacy streams,
+    /// compressed images) are decompressed to an unlinked, sparse file. `None`: the image's directory.
     pub spool: Option<PathBuf>,
-    /// Send an image that is damaged, too, as far as it can be read. What is damaged goes as it is; a description that is
-    /// cut off is left out.
+    /// Whether a damaged image is sent, as far as it can be read. Damaged parts are sent unchanged; a description
+    /// that is cut off is omitted.
     pub force_damaged: bool,
 }
 
-/// Sends the machine in `image` to `to`: a QEMU that waits with `-incoming`, with the same machine, devices and RAM,
-/// or a Sterna. Returns at once; the handle is that of any [`Migration`].
+/// Sends the machine in `image` to `to`. Returns immediately; the handle is an ordinary [`Migration`].
 ///
-/// The guest is paused as far as the migration goes; it runs at the destination if it ran when it was saved. The
-/// image is left as it is.
+/// The destination is a QEMU that waits with `-incoming`, with the same machine, devices and RAM, or a Sterna.
+///
+/// For the migration, the guest is paused. It runs at the destination if it ran when it was saved. The image stays
+/// unchanged.
 ///
 /// # Errors
-/// [`StartError::Settings`] for parameters that do not go together, or a machine type that multifd cannot serve;
-/// [`StartError::Image`] for an image that is torn or has no bitmaps; [`StartError::DamagedImage`] for one in which
-/// [`structure`](sterna_image::tools::verify::structure) finds damage; [`StartError::System`] for a file that cannot be
-/// read.
+/// - [`StartError::Settings`]: parameters exclude each other, or multifd cannot serve the machine type.
+/// - [`StartError::Image`]: the image is cut off or has no bitmaps.
+/// - [`StartError::DamagedImage`]: [`structure`](sterna_image::tools::verify::structure) finds damage in the image.
+/// - [`StartError::System`]: the file cannot be read.
 pub fn send(
     image: Image,
     to: &Address,
@@ -78,11 +78,12 @@ pub fn send(
     }
     let (image, file) = open(image, options).map_err(|error| system(&error))?;
     let machine = stored_machine(Arc::new(image), file, options.uuid).map_err(|error| system(&error))?;
-    // Pages are read once and sent once: nothing to be gained by looking at them with the guest's downtime in mind.
+    // Each page is read once and sent once, and no running guest waits. So there is nothing to optimize for the
+    // downtime.
     Migration::begin(Arc::new(machine), to, params, capabilities, observer)
 }
 
-/// The image with its pages at fixed places, and its file for reading them.
+/// Opens the image with pages at fixed places, and its file for reading the pages.
 fn open(image: Image, options: &SendOptions) -> Result<(Image, PageFile), MigrationError> {
     let image = if image.mapped().is_some() {
         image
@@ -96,8 +97,8 @@ fn open(image: Image, options: &SendOptions) -> Result<(Image, PageFile), Migrat
         let what = format!("{}: pages can be sent from files only", image.path_name());
         return Err(MigrationError::System(what));
     };
-    // By the descriptor: the name may be another's by now, or have gone.
-    let name = format!("/proc/self/fd/{}", file.as_raw_fd());
-    let file = PageFile::open(name, options.file).map_err(MigrationError::storage)?;
+    // Opened again through the descriptor, because the path may name another file by now, or none.
+    let file =
+        PageFile::open_again(file, image.path_name(), options.file).map_err(MigrationError::storage)?;
     Ok((image, file))
 }

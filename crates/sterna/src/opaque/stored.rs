@@ -1,4 +1,4 @@
-//! A guest that lies in an image, as the source of a migration: its pages are in the file.
+//! A guest in an image as the source of a migration: its pages are read from the file.
 
 use std::sync::Arc;
 
@@ -19,8 +19,8 @@ pub(super) struct ImagePages {
     file: Arc<PageFile>,
 }
 
-/// The machine of `image`, which must have its pages at fixed places; `file` is the same file. `uuid`: the VM's, as its
-/// new host knows it.
+/// Creates the machine of `image`, whose pages must have fixed places. `file` is the same file. `uuid`: the VM's UUID
+/// at its new host.
 pub(super) fn stored_machine(
     image: Arc<Image>,
     file: PageFile,
@@ -54,7 +54,7 @@ fn mapped(image: &Image) -> Result<&MappedPages, MigrationError> {
     image.mapped().ok_or_else(missing)
 }
 
-/// Nobody writes an image; the pages that it does not hold are zero.
+/// Dirty source of an image, which is never written. Pages that the image does not contain are zero.
 struct StoredPages(Arc<Image>);
 
 impl DirtySource for StoredPages {

@@ -1,7 +1,7 @@
-//! One sending lane's window onto an image: a ring of buffers that pages are read into.
+//! A sending lane's window onto an image: a ring of buffers into which pages are read.
 //!
-//! A run is asked for when it is looked through for zero pages and again when its packet goes out. The ring is so
-//! long that it is mostly still there then, and what has become too old is read again.
+//! A run is needed twice: when it is searched for zero pages, and when its packet is sent. The ring is long enough
+//! that the run is usually still there the second time. A run that has left the ring is read again.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,13 +17,13 @@ use crate::outgoing::guest_source::PageReader;
 
 /// Pages in the ring: eight packets.
 const RING_PAGES: u64 = 8 * PACKET_PAGES as u64;
-/// What is older than so many pages is read again: everything that one packet is made of must stay while the
-/// packet is put together, and putting it together may read as much again, and leave a gap at the ring's end.
+/// Age limit, in pages: older runs are read again. All runs of one packet must stay in the ring while the packet is
+/// built. Building it may read as many pages again, and may leave a gap at the ring's end.
 const YOUNG_PAGES: u64 = RING_PAGES - 3 * PACKET_PAGES as u64;
 
 pub(super) struct Window {
     file: Arc<PageFile>,
-    /// Per block: where its pages start in the file.
+    /// Offset of each block's pages in the file.
     places: Vec<u64>,
     ring: RamBlock,
     state: Mutex<WindowState>,
@@ -31,14 +31,14 @@ pub(super) struct Window {
 
 #[derive(Default)]
 struct WindowState {
-    /// Pages that ever went into the ring.
+    /// Number of pages that were put into the ring so far.
     head: u64,
-    /// What is in it, and the count at which it went in; oldest first.
+    /// Runs in the ring, each with the value of `head` when it was added; oldest first.
     held: VecDeque<(PageRun, u64)>,
 }
 
 impl Window {
-    /// A window onto `file`, whose blocks' pages start at `places`.
+    /// Creates a window onto `file`. `places` contains the offset of each block's pages.
     pub(super) fn new(file: Arc<PageFile>, places: Vec<u64>) -> Result<Self, MigrationError> {
         let ring = RamBlock::new("window", RING_PAGES * PAGE_SIZE as u64, Backing::Anonymous)?;
         Ok(Self { file, places, ring, state: Mutex::default() })
@@ -136,13 +136,13 @@ mod tests {
         let file = PageFile::open(&path, OpenOptions::default()).unwrap();
         let window = Window::new(Arc::new(file), vec![0]).unwrap();
 
-        // Looked through: 128 runs of 128 pages, of which one page each goes into the packet.
+        // The zero search: 128 runs of 128 pages. One page of each goes into the packet.
         let runs: Vec<_> =
             (0..128).map(|index| PageRun { block: 0, first: index * 128, count: 128 }).collect();
         for run in &runs {
             window.content(*run).unwrap();
         }
-        // Those that are still held come first: what is read again after them must not take their place.
+        // Runs that are still in the ring come first, so that runs that are read again do not replace them.
         let (old, held) = runs.split_at(120);
         let singles: Vec<_> = held.iter().chain(old).map(|run| PageRun { count: 1, ..*run }).collect();
         let packet: Vec<_> = singles.iter().map(|run| window.content(*run).unwrap()).collect();

@@ -1,10 +1,11 @@
-//! How RAM is cut into slices (re-armed together) and chunks (claimed together).
+//! Divides RAM into slices, which are re-armed together, and chunks, which a lane claims together.
 
 use sterna_ram::GuestRam;
 
 use super::SliceSize;
 
-/// Pages that a lane claims together: 2 MiB. Small, so that lanes finish a short last round together.
+/// Pages that a lane claims together: 512 pages are 2 MiB. Small, so that lanes finish a short last round at
+/// the same time.
 pub(super) const CHUNK_PAGES: u64 = 512;
 
 /// A range of pages of one block.
@@ -15,10 +16,10 @@ pub(super) struct Range {
     pub end: u64,
 }
 
-/// Numbers all chunks and slices of all blocks.
+/// Numbers all chunks and all slices over all blocks.
 #[derive(Debug)]
 pub(super) struct Geometry {
-    /// Per block: its pages, the number of its first chunk and of its first slice.
+    /// Per block: its number of pages, the number of its first chunk, and the number of its first slice.
     blocks: Vec<(u64, u64, u64)>,
     chunks: u64,
     slices: u64,
@@ -53,7 +54,7 @@ impl Geometry {
         Range { block, first, end: pages.min(first + CHUNK_PAGES) }
     }
 
-    /// The pages of slice number `slice`, if there is one.
+    /// The pages of slice number `slice`, if it exists.
     pub(super) fn slice(&self, slice: u64) -> Option<Range> {
         if slice >= self.slices {
             return None;
@@ -63,7 +64,7 @@ impl Geometry {
         Some(self.slice_of(block, (slice - first_slice) * self.slice_pages).1)
     }
 
-    /// The slice that holds page `page` of block `block`: its number and its pages.
+    /// The slice that contains page `page` of block `block`: its number and its pages.
     pub(super) fn slice_of(&self, block: usize, page: u64) -> (u64, Range) {
         let (pages, _, first_slice) = self.blocks[block];
         let index = page / self.slice_pages;

@@ -1,22 +1,23 @@
-//! Which page is sent next, and when a round ends: the page order.
+//! The page order: which page is sent next, and when a round ends.
 //!
-//! A *round* is a set of dirty pages that lanes send between two flushes of the wire
-//! (specs/stream.md §3.5). These clauses hold within a round. Tests here hold each of them; for each, a test violates it
-//! around the engine, and the guests' checker must detect that (`tests/it/page_order`):
+//! A *round* is a set of dirty pages that lanes send between two flushes of the wire (specs/stream.md §3.5).
+//! The following clauses apply within a round. Tests in this module check each clause. For each clause, another
+//! test violates it around the engine, and the guests' checker must detect the violation
+//! (`tests/it/page_order`):
 //!
-//! 1. A page is sent at most once per round, over all lanes. Bits that a sync finds meanwhile belong to the next round.
+//! 1. A page is sent at most once per round, over all lanes. Bits that a sync finds meanwhile belong to the
+//!    next round.
 //! 2. Per page: take the bit, re-arm, then read.
-//! 3. Re-arm only bits that a sync found. Re-arming another one loses a write.
+//! 3. Re-arm only bits that a sync found. Re-arming another bit loses a write.
 //! 4. Re-arm a whole slice before any lane reads from it.
 //! 5. A lane writes SYNC after its last page of the round. The flush follows when all SYNCs are written.
-//! 6. A sync may begin while the round is still being sent. Of the pages that it reports, those are dropped that are unsent
-//!    *after* it and will be read, because they are read later. No others are dropped. A page that was found absent is
-//!    sent as zero without being read. A page that the guest does not use is not sent at all.
+//! 6. A sync may begin while the round is still being sent. Of the pages that it reports, only those are
+//!    dropped that are unsent *after* the sync and will be read, because they are read later. A page that was
+//!    found absent is sent as zero without being read. A page that the guest does not use is not sent at all.
+//! 7. For a checkpoint of a protected guest, all slices are re-armed before the guest is resumed. By then every
+//!    page is copied, sent, or write-protected until it is copied (`tests/it/protected/copied`).
 //!
-//! 7. Of a checkpoint of a guest that is protected, every slice is re-armed, and every page is copied, write-protected until it is copied,
-//!    or sent, before the guest goes on (`tests/it/protected/copied`).
-//!
-//! No thread feeds the lanes: they claim chunks from the round's shared cursor.
+//! Lanes claim chunks from the round's shared cursor. There is no thread that distributes pages to them.
 
 mod geometry;
 mod queue;
@@ -36,19 +37,19 @@ pub(crate) use slice_size::SliceSize;
 pub(crate) struct PageRun {
     /// Index of the block in [`sterna_ram::GuestRam`].
     pub block: usize,
-    /// First page of the run, counted inside the block.
+    /// First page of the run, counted from the start of the block.
     pub first: u64,
-    /// Pages in the run, at least 1.
+    /// Number of pages in the run, at least 1.
     pub count: u64,
 }
 
 impl PageRun {
-    /// One past the last page.
+    /// The page after the last page of the run.
     pub(crate) fn end(self) -> u64 {
         self.first + self.count
     }
 
-    /// The first `count` pages, and the others, if any.
+    /// Splits the run after `count` pages. The second part is `None` if it would be empty.
     pub(crate) fn split(self, count: u64) -> (Self, Option<Self>) {
         if count >= self.count {
             return (self, None);

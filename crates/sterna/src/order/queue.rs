@@ -1,4 +1,4 @@
-//! Hands rounds from the control thread to the lanes, in order.
+//! Passes rounds from the control thread to the lanes, in order.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -6,24 +6,24 @@ use std::sync::Arc;
 use super::RoundPages;
 use parking_lot::{Condvar, Mutex};
 
-/// The rounds that lanes work on: at most the one that some still send and the next.
+/// The rounds that lanes work on: at most the round that some lanes still send, and the next one.
 pub(crate) struct RoundQueue {
     state: Mutex<QueueState>,
     changed: Condvar,
 }
 
-/// What a lane does next.
+/// The next task of a lane.
 pub(crate) enum Next<T> {
-    /// A round.
+    /// Send the pages of this round.
     Round(Arc<RoundPages>),
-    /// Something that is no page.
+    /// Send data other than pages, for example a chunk of a device stream.
     Other(T),
 }
 
 #[derive(Default)]
 struct QueueState {
     rounds: VecDeque<Arc<RoundPages>>,
-    /// The last round whose flush is written.
+    /// Number of the last round whose flush is written.
     flushed: u64,
     ended: bool,
 }
@@ -35,15 +35,16 @@ impl Default for RoundQueue {
 }
 
 impl RoundQueue {
-    /// Lets lanes begin `round`.
+    /// Publishes `round`, so that lanes can begin it.
     pub(crate) fn publish(&self, round: Arc<RoundPages>) {
         self.state.lock().rounds.push_back(round);
         self.changed.notify_all();
     }
 
-    /// Waits for the round after number `after`, or for what `other` finds; `None` when there will be no round.
-    /// With `after_flush` it also waits until the flush of round `after` is written. Who gives `other` something
-    /// to find calls [`RoundQueue::wake`].
+    /// Waits for the round after number `after`, or for a result of `other`. `None`: no further round follows.
+    ///
+    /// With `after_flush`, a round is returned only after the flush of round `after` is written. Code that
+    /// gives `other` a new result must call [`RoundQueue::wake`].
     pub(crate) fn next<T>(
         &self,
         after: u64,
@@ -59,7 +60,7 @@ impl RoundQueue {
             if let Some(round) = state.rounds.iter().find(|p| p.number() > after).filter(|_| ready) {
                 return Some(Next::Round(Arc::clone(round)));
             }
-            // Pages come first: lanes ask for this while they send pages, too.
+            // Pages have priority, because lanes also call this while they send pages.
             if let Some(found) = other() {
                 return Some(Next::Other(found));
             }
@@ -67,7 +68,7 @@ impl RoundQueue {
         }
     }
 
-    /// All lanes are through with round `number` and its flush is written.
+    /// Records that all lanes have finished round `number` and that its flush is written.
     pub(crate) fn flushed(&self, number: u64) {
         let mut state = self.state.lock();
         state.flushed = number;
@@ -76,14 +77,15 @@ impl RoundQueue {
         self.changed.notify_all();
     }
 
-    /// The last round whose flush is written.
+    /// Number of the last round whose flush is written.
     pub(crate) fn last_flushed(&self) -> u64 {
         self.state.lock().flushed
     }
 
-    /// There is something else for lanes to find: for any of them, or for a certain one.
+    /// Wakes lanes because `other` has a new result. `any`: every lane can take it, otherwise only a certain
+    /// one.
     pub(crate) fn wake(&self, any: bool) {
-        // Locked, so that the wake cannot fall between a lane's check and its sleep.
+        // Locked, so that the wake cannot happen between a lane's check and its wait.
         drop(self.state.lock());
         if any {
             self.changed.notify_one();
@@ -92,14 +94,14 @@ impl RoundQueue {
         }
     }
 
-    /// After [`RoundQueue::end`]: there will be others. No lane waits now.
+    /// Allows rounds again after [`RoundQueue::end`]. Call this only while no lane waits.
     pub(crate) fn reopen(&self) {
         let mut state = self.state.lock();
         state.rounds.clear();
         state.ended = false;
     }
 
-    /// No further round: lanes that wait end.
+    /// Ends the queue: lanes that wait return.
     pub(crate) fn end(&self) {
         self.state.lock().ended = true;
         self.changed.notify_all();

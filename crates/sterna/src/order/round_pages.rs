@@ -1,4 +1,4 @@
-//! The pages of one round, each taken by exactly one lane.
+//! The pages of one round. Each is taken by exactly one lane.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,25 +10,25 @@ use super::geometry::{Geometry, Range};
 use super::{PageRun, SliceSize};
 use crate::threads::call;
 
-/// A set of pages to send, and which of them lanes have claimed.
+/// The pages to send, and which of them lanes have claimed.
 pub(crate) struct RoundPages {
     number: u64,
-    /// Pages not yet taken. A chunk's words are touched only by the lane that claimed it, and, before
+    /// Pages that were not taken yet. A chunk's words are used only by the lane that has claimed it and, before
     /// that, by the lane that re-arms its slice.
     bits: DirtyBitmaps,
     pages: u64,
     remaining: AtomicU64,
-    /// In the round over all RAM: finds pages that were never populated, slice by slice.
+    /// In the round over all RAM: pages that were never populated. They are detected slice by slice.
     absent: Option<DirtyBitmaps>,
-    /// In the first round of a guest that gives hints: pages that it does not use. They are not sent unless a lane has claimed
-    /// them before.
+    /// In the first round of a guest that gives free page hints: pages that the guest does not use. They are
+    /// not sent unless a lane has claimed them before.
     free: Option<DirtyBitmaps>,
     geometry: Geometry,
     cursor: AtomicU64,
     rearmed_chunks: AtomicU64,
     size: SliceSize,
     slices: Vec<OnceLock<Result<(), RearmError>>>,
-    /// Slices that were re-armed, and how long that took.
+    /// Number of slices that were re-armed, and the time it took.
     rearms: AtomicU64,
     rearm_nanos: AtomicU64,
     sends_zeros: bool,
@@ -51,16 +51,16 @@ impl From<RamError> for RearmError {
     }
 }
 
-/// Pages that a lane took.
+/// Pages that a lane has taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Taken {
     /// The pages, all in one block.
     pub run: PageRun,
-    /// They were never populated: zero, and must not be read.
+    /// The pages were never populated. They are zero, and must not be read.
     pub absent: bool,
 }
 
-/// A lane's place in a round.
+/// A lane's position in a round.
 #[derive(Debug, Default)]
 pub(crate) struct LaneCursor {
     chunk: Option<Range>,
@@ -69,20 +69,20 @@ pub(crate) struct LaneCursor {
 }
 
 impl LaneCursor {
-    /// Time that went into making slices ready, or into waiting for another lane that did, since the last call.
+    /// Time since the last call that was spent preparing slices, or waiting for another lane to prepare one.
     pub(crate) fn take_rearming(&mut self) -> Duration {
         std::mem::take(&mut self.rearming)
     }
 
-    /// Pages that were left out because the guest does not use them, since the last call.
+    /// Number of pages since the last call that were left out because the guest does not use them.
     pub(crate) fn take_free_pages(&mut self) -> u64 {
         std::mem::take(&mut self.free_pages)
     }
 }
 
 impl RoundPages {
-    /// A round over `bits`, re-armed by slices of `size`; `look_for_absent` where bits stand for all RAM rather than for
-    /// writes.
+    /// A round over `bits`, re-armed in slices of `size`. `look_for_absent`: the bits mean all RAM, so absent
+    /// pages are possible. Without it they mean written pages.
     pub(crate) fn new(
         number: u64,
         ram: &GuestRam,
@@ -110,18 +110,20 @@ impl RoundPages {
         }
     }
 
-    /// The same, with pages that are zero sent like all others.
+    /// The same round, in which zero pages are sent with their content like all others.
     pub(crate) fn sending_zeros(self) -> Self {
         Self { sends_zeros: true, ..self }
     }
 
-    /// The same, without pages that the guest does not use ([`RoundPages::hint`]).
+    /// The same round, without pages that the guest does not use ([`RoundPages::hint`]).
     pub(crate) fn taking_hints(self, ram: &GuestRam) -> Self {
         Self { free: Some(DirtyBitmaps::new(ram)), ..self }
     }
 
-    /// The guest does not use these pages, and did not when every page of the round had been re-armed. Pages that are not there
-    /// are ignored. Not while [`RoundPages::drop_unsent`] is at work, or between it and its sync.
+    /// Records pages that the guest does not use. Pages outside of RAM are ignored.
+    ///
+    /// The guest must not have used them either when every page of the round had been re-armed.
+    /// Do not call this during [`RoundPages::drop_unsent`], or between it and the sync before it.
     pub(crate) fn hint(&self, block: usize, first: u64, count: u64) {
         if let Some(bits) = self.free.as_ref().and_then(|free| free.blocks().get(block)) {
             let count = count.min(bits.pages().saturating_sub(first));
@@ -131,56 +133,60 @@ impl RoundPages {
         }
     }
 
-    /// Whether pages that are zero are sent like all others.
+    /// Whether zero pages are sent with their content like all others.
     pub(crate) fn sends_zeros(&self) -> bool {
         self.sends_zeros
     }
 
-    /// How much should be re-armed at once after what this round has seen.
+    /// The size of the next round's slices, adapted to this round's measurements.
     pub(crate) fn next_slices(&self) -> SliceSize {
         let time = Duration::from_nanos(self.rearm_nanos.load(Ordering::Relaxed));
         self.size.after(self.rearms.load(Ordering::Relaxed), time)
     }
 
-    /// Whether pages that were never populated are found among its pages.
+    /// Whether absent pages are detected in this round.
     pub(crate) fn looks_for_absent(&self) -> bool {
         self.absent.is_some()
     }
 
-    /// Pages that are not sent unless a lane has claimed them before: the guest does not use them.
+    /// Pages that are not sent unless a lane has claimed them before, because the guest does not use them.
     pub(crate) fn unused(&self) -> Option<&DirtyBitmaps> {
         self.free.as_ref()
     }
 
-    /// Counted from 1.
+    /// The round's number, counted from 1.
     pub(crate) fn number(&self) -> u64 {
         self.number
     }
 
-    /// Pages that the round began with.
+    /// Number of pages at the beginning of the round.
     pub(crate) fn pages(&self) -> u64 {
         self.pages
     }
 
-    /// Lanes claim no further chunk: what no lane has claimed stays [unsent](RoundPages::unsent).
+    /// Lets lanes claim no further chunk. Pages in unclaimed chunks stay [unsent](RoundPages::unsent).
     pub(crate) fn abandon(&self) {
-        // Far behind the last, and lanes may still count on from there.
+        // Far beyond the last chunk, but far below the maximum, because lanes may still increment the cursor.
         self.cursor.store(u64::MAX / 2, Ordering::Relaxed);
     }
 
-    /// The pages that no lane has taken yet; all of them before the round is published.
+    /// The pages that no lane has taken yet. Before the round is published these are all its pages.
     pub(crate) fn unsent(&self) -> &DirtyBitmaps {
         &self.bits
     }
 
-    /// Pages that no lane has taken yet.
+    /// Number of pages that no lane has taken yet.
     pub(crate) fn remaining_pages(&self) -> u64 {
         self.remaining.load(Ordering::Relaxed)
     }
 
-    /// Drops from `reported`, the result of a sync just now, the pages that this round still has to read: it will read
-    /// them later than they were reported. Pages that it found absent or that the guest does not use it does not read; while it
-    /// may still find absent ones, nothing is dropped. Gives how many.
+    /// Drops the pages from `reported` that this round will still read. Returns their number.
+    ///
+    /// `reported` is the result of a sync that has just ended. The round reads these pages after the sync, so the
+    /// reported writes are included.
+    ///
+    /// Absent pages, and pages that the guest does not use, are not read and therefore not dropped. Until the
+    /// search for absent pages is complete, no page is dropped.
     pub(crate) fn drop_unsent(&self, reported: &mut DirtyBitmaps) -> u64 {
         if !self.is_searched() {
             return 0;
@@ -191,18 +197,18 @@ impl RoundPages {
         dropped - put(&will_not_be_read, reported)
     }
 
-    /// Whether the search for absent pages is complete, if there is one.
+    /// Whether the search for absent pages is complete, or was not requested.
     pub(crate) fn is_searched(&self) -> bool {
         self.absent.is_none() || self.is_rearmed()
     }
 
-    /// Whether every chunk is claimed and every slice re-armed: from now on a sync reports only
-    /// writes that this round may have missed.
+    /// Whether every chunk is claimed and every slice is re-armed. From then on a sync reports only writes that
+    /// this round may have missed.
     pub(crate) fn is_rearmed(&self) -> bool {
         self.rearmed_chunks.load(Ordering::Acquire) == self.geometry.chunks()
     }
 
-    /// The next pages for a lane, at most `most`; `None` when every chunk is claimed.
+    /// Takes the next pages for a lane, at most `most`. `None`: every chunk is claimed.
     pub(crate) fn take(
         &self,
         at: &mut LaneCursor,
@@ -237,8 +243,8 @@ impl RoundPages {
         }
     }
 
-    /// Re-arms, of the round or beside it, `pages` and no others, and calls every slice ready: the pages of the round that are not among
-    /// them were re-armed before.
+    /// Re-arms exactly `pages`, of this round or not, and marks every slice as prepared. Pages of the round
+    /// that are not in `pages` must have been re-armed before.
     pub(crate) fn rearmed_with(
         self,
         pages: &DirtyBitmaps,
@@ -253,7 +259,7 @@ impl RoundPages {
         Ok(self)
     }
 
-    /// Makes slice number `number` ready before a lane comes to it. False: there is no such slice.
+    /// Prepares slice number `number` before a lane reaches it. False: the slice does not exist.
     pub(crate) fn prepare(
         &self,
         number: u64,
@@ -265,7 +271,7 @@ impl RoundPages {
         Ok(true)
     }
 
-    /// Takes pages that the guest does not use out of a chunk that was just claimed.
+    /// Removes the pages that the guest does not use from a chunk that was just claimed.
     fn leave_out_free(&self, at: &mut LaneCursor, chunk: Range) {
         let Some(free) = &self.free else { return };
         let (bits, free) = (self.bits.block(chunk.block), free.block(chunk.block));
@@ -279,8 +285,8 @@ impl RoundPages {
         self.remaining.fetch_sub(left_out, Ordering::Relaxed);
     }
 
-    /// Makes the chunk's slice ready for reading: re-armed first, then searched for absent pages, so that
-    /// a page that appears after the search is reported dirty.
+    /// Prepares the chunk's slice for reading: re-arms it first, then searches for absent pages. In this order,
+    /// a page that is populated after the search is reported dirty.
     fn prepare_slice(
         &self,
         at: &mut LaneCursor,
@@ -324,7 +330,7 @@ impl RoundPages {
         Ok(())
     }
 
-    /// Cuts a taken run where absent and populated pages meet, and gives what remains back to the chunk.
+    /// Cuts a taken run where absent and populated pages meet. The rest is given back to the chunk.
     fn split_absent(&self, chunk: &mut Range, first: u64, count: u64) -> Taken {
         let block = chunk.block;
         let whole = PageRun { block, first, count };
@@ -346,7 +352,7 @@ impl RoundPages {
     }
 }
 
-/// Words with bits that are set in both: block, index, bits.
+/// Words with bits that are set in both bitmaps, as block, index and bits.
 fn both(one: &DirtyBitmaps, other: &DirtyBitmaps) -> Vec<(usize, usize, u64)> {
     let blocks = one.blocks().iter().zip(other.blocks()).enumerate();
     let words = blocks.flat_map(|(block, (one, other))| {
@@ -358,7 +364,7 @@ fn both(one: &DirtyBitmaps, other: &DirtyBitmaps) -> Vec<(usize, usize, u64)> {
     words.filter(|(_, _, bits)| *bits != 0).collect()
 }
 
-/// Sets bits; gives how many were clear.
+/// Sets bits. Returns how many of them were clear.
 fn put(words: &[(usize, usize, u64)], into: &DirtyBitmaps) -> u64 {
     let newly = |&(block, index, bits): &(usize, usize, u64)| {
         let old = into.block(block).words()[index].fetch_or(bits, Ordering::AcqRel);

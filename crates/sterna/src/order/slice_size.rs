@@ -1,59 +1,61 @@
-//! How much is re-armed at once, fitted to the machine.
+//! The size of the slices that are re-armed together, adapted to the machine.
 //!
-//! Re-arming costs a call for each slice, and what the kernel does for each page of it. Nothing of a slice can be read
-//! before it is done, and lanes that come to it wait. And what is written after it was re-armed goes out twice, even if
-//! it was not sent yet. So a slice should be large enough for a call to be worth its while, take no longer than [`MOST`],
-//! and be a small part of RAM; how large that is depends on the kernel, on the page size and on how many pages are
-//! dirty. QEMU has 1 GiB everywhere.
+//! Re-arming costs one call per slice, and the kernel's work for each page. No page of a slice can be read
+//! before the call ends, and lanes that reach the slice wait. A page that is written after its re-arming is
+//! sent twice, even if it was not sent before the write.
+//!
+//! Therefore a slice should be large enough for the cost of a call, take no longer than [`MOST`], and be a
+//! small part of RAM. The best size depends on the kernel, the page size and the number of dirty pages. QEMU
+//! uses 1 GiB on all machines.
 
 use std::time::Duration;
 
 use super::geometry::CHUNK_PAGES;
 
-/// A call that takes less than this is mostly the call itself.
+/// A shorter call consists mostly of its fixed cost.
 const LEAST: Duration = Duration::from_micros(50);
-/// Lanes should not wait longer than this.
+/// A longer call would block lanes for too long.
 const MOST: Duration = Duration::from_micros(400);
 
-/// RAM has at least so many slices: a page is sent half a slice after it was re-armed on average, and what is written
-/// to it meanwhile is sent twice.
+/// Smallest number of slices of RAM. On average, a page is sent half a slice after it was re-armed. If it is
+/// written meanwhile, it is sent twice.
 const PARTS: u64 = 64;
 
-/// Pages that are re-armed together: a power of two, from 8 MiB to 1 GiB.
+/// Number of pages that are re-armed together: a power of two, from 8 MiB to 1 GiB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SliceSize(u64);
 
 impl Default for SliceSize {
-    /// 64 MiB.
+    /// 64 MiB, the largest size of a first round.
     fn default() -> Self {
         Self(16 * 1024)
     }
 }
 
 impl SliceSize {
-    /// 8 MiB: a call for what lanes claim four times.
+    /// 8 MiB: one call for four chunks.
     pub(crate) const LEAST: Self = Self(4 * CHUNK_PAGES);
-    /// 1 GiB.
+    /// 1 GiB, the size that QEMU uses.
     pub(crate) const MOST: Self = Self(256 * 1024);
 
-    /// The size for a first round over so many pages, of which nothing is known: not more than 64 MiB, and no more
-    /// than a part of [`PARTS`] of RAM.
+    /// The size for the first round of a guest with `pages` pages, without earlier measurements: at most 64
+    /// MiB, and at most RAM divided by [`PARTS`].
     pub(crate) fn for_ram(pages: u64) -> Self {
         Self::default().at_most(pages)
     }
 
-    /// This size, or a part of [`PARTS`] of so many pages if that is less.
+    /// The smaller one of this size and `pages` divided by [`PARTS`].
     pub(crate) fn at_most(self, pages: u64) -> Self {
         let part = (pages / PARTS).checked_ilog2().map_or(0, |exponent| 1 << exponent);
         Self(self.0.min(part).max(Self::LEAST.0))
     }
 
-    /// Pages of a slice.
+    /// Number of pages of a slice.
     pub(crate) fn pages(self) -> u64 {
         self.0
     }
 
-    /// The size for the next round, after one in which `slices` of this size took `time` in all.
+    /// The size for the next round. In the last one, `slices` slices of this size took `time` in total.
     pub(crate) fn after(self, slices: u64, time: Duration) -> Self {
         let Some(each) = u32::try_from(slices).ok().and_then(|slices| time.checked_div(slices)) else {
             return self;

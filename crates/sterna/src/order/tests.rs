@@ -1,4 +1,4 @@
-//! Rounds by themselves: who takes which page when, and what is re-armed before.
+//! Tests of single rounds: which lane takes which page, and what is re-armed before.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,10 +11,11 @@ use sterna_ram::{
 
 use super::{LaneCursor, Next, PageRun, RoundPages, RoundQueue, SliceSize, Taken};
 
-/// Pages of a slice that is re-armed at once (`order::geometry`).
+/// Pages of a slice of the default size (`order::slice_size`).
 const SLICE_PAGES: u64 = 16 * 1024;
 
-/// Three blocks: two slices and a bit, less than a chunk, one chunk and a bit. None is populated.
+/// Three blocks: one with two slices and a part, one smaller than a chunk, one with a chunk and a part. No page
+/// is populated.
 fn ram() -> GuestRam {
     let block = |name: &str, pages: u64| {
         RamBlock::new(name, pages * PAGE_SIZE as u64, Backing::Memfd).expect("a block")
@@ -22,11 +23,11 @@ fn ram() -> GuestRam {
     GuestRam::new(vec![block("a", 2 * SLICE_PAGES + 77), block("b", 3), block("c", 600)]).unwrap()
 }
 
-/// Remembers what was re-armed, and how long that takes.
+/// Records the re-armed ranges. Re-arming can be slow, or fail.
 #[derive(Default)]
 struct Recorder {
     calls: Mutex<Vec<(usize, u64, u64)>>,
-    /// Pages re-armed so far, over all calls that have returned.
+    /// Pages re-armed so far, by calls that have returned.
     done: Mutex<Vec<(usize, u64, u64)>>,
     slow: bool,
     fails: bool,
@@ -171,7 +172,7 @@ fn write_between_sync_and_rearming_is_kept_for_the_next_round() {
     log.mark(2, 10);
     let mut synced = DirtyBitmaps::new(&ram);
     log.sync(&mut synced).unwrap();
-    // Not synced, and in the same slice: must not be cleared when the round re-arms.
+    // Written after the sync, in the same slice: the round must not clear it when it re-arms.
     log.mark(2, 11);
     let round = RoundPages::new(1, &ram, SliceSize::default(), synced, false);
     let taken = take_all(&round, &ram, &log, 128);
@@ -187,7 +188,7 @@ fn report_of_an_unsent_page_is_dropped_unless_the_page_will_not_be_read() {
     let ram =
         GuestRam::new(vec![RamBlock::new("one chunk", 300 * PAGE_SIZE as u64, Backing::Memfd).unwrap()])
             .unwrap();
-    // Populated, so that it will be read; all else is absent.
+    // This page is populated, so it will be read. All others are absent.
     ram.block(0).write(9 * PAGE_SIZE as u64, &[1]).unwrap();
     let all = DirtyBitmaps::new(&ram);
     all.set_all();
@@ -196,7 +197,7 @@ fn report_of_an_unsent_page_is_dropped_unless_the_page_will_not_be_read() {
     [3, 7, 9].into_iter().for_each(|page| {
         reported.block(0).set(page);
     });
-    // What is absent is not known yet.
+    // The absent pages are not known yet.
     assert_eq!(round.drop_unsent(&mut reported), 0);
     let mut at = LaneCursor::default();
     let dirty = Recorder::default();
@@ -222,7 +223,7 @@ fn free_pages_are_not_given_out_and_what_is_reported_of_them_is_kept() {
     assert_eq!(slices, 5, "three slices of the first block, and one of each other");
     let mut at = LaneCursor::default();
     assert_eq!(round.take(&mut at, 5, &ram, &dirty).unwrap().unwrap().run.count, 5);
-    // In a chunk that is claimed, from the middle of another one on, and all of a block.
+    // Pages in a claimed chunk, pages from the middle of another chunk on, and all pages of a block.
     round.hint(0, 3, 100);
     round.hint(0, 1000, 2000);
     round.hint(1, 0, 3);
@@ -274,7 +275,8 @@ fn absent_pages_are_given_out_apart_from_populated_ones() {
             present.extend((run.first..run.end()).map(|page| (run.block, page)));
         }
     }
-    // A kernel may populate around a write; what was written must be among them, and nothing is lost.
+    // A kernel may populate pages next to a written one. The written pages must be included, and no page may be
+    // lost.
     assert!(populated.iter().all(|place| present.contains(place)), "{present:?}");
     assert_eq!(absent + present.len() as u64, ram.total_bytes() / PAGE_SIZE as u64);
     assert!(present.len() < 5000, "{} pages count as populated", present.len());
@@ -315,7 +317,7 @@ fn queue_gives_something_else_only_when_no_round_waits() {
 
     assert!(matches!(queue.next(0, false, || Some("chunk")), Some(Next::Round(_))));
     assert!(matches!(queue.next(1, false, || Some("chunk")), Some(Next::Other("chunk"))));
-    // One that comes while a lane waits.
+    // A result that arrives while a lane waits.
     let found = std::sync::atomic::AtomicBool::new(false);
     let look = || found.load(std::sync::atomic::Ordering::Acquire).then_some("late");
     std::thread::scope(|scope| {

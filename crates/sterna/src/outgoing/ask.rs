@@ -1,4 +1,4 @@
-//! After a lost acknowledgement: what became of the migration? (specs/extension.md §6)
+//! The question about a migration's result, after a lost acknowledgement (specs/extension.md §6).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -21,11 +21,11 @@ use crate::rdma::QuestionStream;
 
 const CHANNEL: &str = "status question";
 
-/// Asks the destination over a connection of its own. Ends early when an operator decides meanwhile.
+/// Asks the destination over a separate connection. Ends early when an operator decides meanwhile.
 ///
-/// Over a descriptor there is no second connection.
+/// With a descriptor as the address, a second connection is impossible.
 pub(super) fn status(shared: &Shared) -> Result<Status, MigrationError> {
-    if shared.recovery.to().is_descriptor() {
+    if shared.reconnection.recovery.to().is_descriptor() {
         let why = "a descriptor cannot be connected again: check whether the guest runs at the \
                    destination, and decide";
         return Err(MigrationError::Transport(why.to_owned(), None));
@@ -35,15 +35,15 @@ pub(super) fn status(shared: &Shared) -> Result<Status, MigrationError> {
                    decide";
         return Err(MigrationError::Transport(why.to_owned(), None));
     }
-    // Not the migration's own flag: that one is cancelled, since its channels are given up.
+    // The migration's own flag is not used, because it is cancelled when its channels are given up.
     let question = Asking::default();
-    *shared.asking.lock() = Some(question.clone());
-    // Decided before it could be ended: then it need not begin.
+    *shared.handover.asking.lock() = Some(question.clone());
+    // An operator may have decided before the question could be cancelled. Then it need not begin.
     if !matches!(shared.driver.inspect(Source::state), State::Undecided | State::PostcopyPaused) {
         return Err(MigrationError::Cancelled);
     }
     let answer = ask(shared, &question);
-    *shared.asking.lock() = None;
+    *shared.handover.asking.lock() = None;
     answer
 }
 
@@ -60,7 +60,7 @@ fn ask(shared: &Shared, asking: &Asking) -> Result<Status, MigrationError> {
         }
         channel
     };
-    let to = shared.recovery.to();
+    let to = shared.reconnection.recovery.to();
     let channel = match &to {
         Address::Rdma { host, port } => adopt(over_rdma(shared, (host, *port), limit, &asking.connecting)?),
         to => Channel::connect_with(to, tls, limit, &asking.connecting, adopt)?,
@@ -70,8 +70,8 @@ fn ask(shared: &Shared, asking: &Asking) -> Result<Status, MigrationError> {
         let what = "the destination uses TLS 1.2, whose sessions cannot be identified: it is not asked";
         return Err(MigrationError::PeerIncompatible { what: what.to_owned() });
     }
-    let secret = &shared.identity.secret;
-    let question = StatusQuestion::new(shared.identity.id, identity::nonce()?, secret, &binding);
+    let secret = &shared.handover.identity.secret;
+    let question = StatusQuestion::new(shared.handover.identity.id, identity::nonce()?, secret, &binding);
     let mut bytes = Vec::new();
     question.encode(&mut bytes);
     channel.write_all(&bytes)?;
@@ -87,7 +87,7 @@ fn ask(shared: &Shared, asking: &Asking) -> Result<Status, MigrationError> {
              believed",
             to
         );
-        if !shared.told_of_forgery.swap(true, Ordering::Relaxed) {
+        if !shared.handover.told_of_forgery.swap(true, Ordering::Relaxed) {
             shared.tell(&Event::Warning(what.clone()));
         }
         return Err(MigrationError::PeerMisbehaved { what });
@@ -100,7 +100,9 @@ fn ask(shared: &Shared, asking: &Asking) -> Result<Status, MigrationError> {
     })
 }
 
-/// A connection for the question at `rdma:`, to the first address of the host that takes it (specs/rdma.md §10).
+/// Opens a connection for the question at `rdma:` (specs/rdma.md §10).
+///
+/// It goes to the first of the host's addresses that accepts.
 fn over_rdma(
     shared: &Shared,
     (host, port): (&str, u16),
@@ -108,14 +110,15 @@ fn over_rdma(
     cancel: &CancelFlag,
 ) -> Result<Channel, MigrationError> {
     let params = shared.params();
-    let broken =
-        |error: &dyn std::fmt::Display| MigrationError::Transport(format!("{}: {error}", shared.to), None);
+    let broken = |error: &dyn std::fmt::Display| {
+        MigrationError::Transport(format!("{}: {error}", shared.session.to), None)
+    };
     let introduction = Introduction {
         version: Introduction::VERSION,
         part: Part::Question,
         lanes: 0,
         chunk: params.rdma.chunk,
-        session: shared.identity.id,
+        session: shared.handover.identity.id,
         nonce: identity::nonce()?,
     };
     let request = ConnectRequest { pin_all: false, introduction: Some(introduction) };

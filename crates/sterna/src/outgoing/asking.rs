@@ -1,11 +1,11 @@
-//! A status question that is on its way.
+//! A status question to the destination, after a lost acknowledgement.
 
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use sterna_transport::{CancelFlag, Channel};
 
-/// A question that is being asked.
+/// A question that waits for its answer.
 #[derive(Clone, Default)]
 pub(super) struct Asking {
     pub connecting: CancelFlag,
@@ -13,7 +13,7 @@ pub(super) struct Asking {
 }
 
 impl Asking {
-    /// Ends it, from any thread.
+    /// Cancels the question, from any thread.
     pub(super) fn stop(&self) {
         self.connecting.cancel();
         if let Some(channel) = &*self.channel.lock() {

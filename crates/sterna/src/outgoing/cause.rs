@@ -1,4 +1,4 @@
-//! Why a migration failed, as the machine knows it, in words.
+//! The machine's reason of a failure, as an error with text.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use super::shared::Shared;
 use crate::error::MigrationError;
 
 impl Shared {
-    /// Keeps the reason, unless a thread has a better one. Gives the one that is kept.
+    /// Records the reason, unless a thread has recorded a better one. Gives the recorded error.
     pub(super) fn note_cause(&self, cause: Cause) -> MigrationError {
         if let Some(error) = self.error() {
             return error;
@@ -39,8 +39,9 @@ impl Shared {
                 MigrationError::Transport("an operator paused it (migrate-pause)".to_owned(), None)
             }
             Cause::NotReconnected => {
-                let why = self.lost.lock().clone().unwrap_or_else(lost);
-                let (window, last) = (self.params().reconnect_window, self.last_attempt.lock().clone());
+                let why = self.reconnection.lost.lock().clone().unwrap_or_else(lost);
+                let (window, last) =
+                    (self.params().reconnect_window, self.reconnection.last_attempt.lock().clone());
                 MigrationError::NotReconnected { why: Arc::new(why), window, last }
             }
             Cause::ConnectionLost | Cause::Eof => lost(),

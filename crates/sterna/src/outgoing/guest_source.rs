@@ -1,8 +1,10 @@
-//! What a migration sends: a live VM whose devices are saved ([`LiveVm`]), or an image whose device state is sent
-//! as it is ([`crate::opaque`]).
+//! The guest that a migration sends: a live VM, or an image.
 //!
-//! Rounds, lanes and the handover are the same for both. What differs: what the stream says of the machine, and
-//! where a lane reads a page.
+//! The devices of a live VM are saved ([`LiveVm`]). The device state of an image is sent unchanged
+//! ([`crate::opaque`]).
+//!
+//! Rounds, lanes and the handover are the same for both. The differences are the machine's sections in the
+//! stream, and the memory from which a lane reads a page.
 
 use std::sync::Arc;
 
@@ -19,58 +21,65 @@ use crate::order::PageRun;
 use crate::threads::call;
 use crate::vm::SourceVm;
 
-/// What a migration sends.
+/// The guest that a migration sends.
 pub(crate) trait GuestSource: Send + Sync {
-    /// Whether the guest's RAM is memory of this process, so that it can be saved to a file from where it is.
+    /// Whether the guest's RAM is memory of this process.
+    ///
+    /// Then it can be saved to a file without a copy.
     fn is_in_memory(&self) -> bool {
         false
     }
-    /// The guest: the shape of its RAM, who tells which pages are dirty, how it stops and runs on.
+    /// The guest's VM: the layout of its RAM, its dirty source, stop and resume.
     fn vm(&self) -> &Arc<dyn SourceVm>;
-    /// The guest's RAM as it was when the migration began.
+    /// The guest's RAM at the beginning of the migration.
     fn ram(&self) -> &GuestRam;
-    /// What the stream's configuration says.
+    /// The stream's configuration section.
     fn configuration(&self) -> Configuration;
-    /// The block list.
+    /// The block list for RAM's START section.
     fn blocks(&self) -> BlockList;
-    /// The number of RAM's section, and the first free number for sections of this side's own.
+    /// The id of RAM's section, and the first free id for further sections.
     fn section_ids(&self) -> (u32, u32);
-    /// A reader of pages, for one lane.
+    /// A reader of pages for one lane.
     fn reader(&self) -> Result<Arc<dyn PageReader>, MigrationError>;
-    /// Takes pages that must not be sent out of the first round.
+    /// Removes pages that must not be sent from the first round.
     fn leave_out(&self, pages: &DirtyBitmaps);
-    /// Whether pages that the dirty source calls absent must not be read, whatever the operator wants to be sent
-    /// as data.
+    /// Whether absent pages of the dirty source must not be read.
+    ///
+    /// This holds even if the operator's setting asks for their data.
     fn knows_absent(&self) -> bool;
-    /// Sections that stand before RAM.
+    /// Writes the sections that precede RAM.
     fn send_early(&self, stream: &mut MainStream) -> Result<(), MigrationError>;
-    /// What stands between RAM's START and its pages: in a stream that carries no pages in START.
+    /// Writes the data between RAM's START and its pages.
+    ///
+    /// Only streams without pages in START have such data.
     fn send_setup(&self, _: &mut MainStream) -> Result<(), MigrationError> {
         Ok(())
     }
-    /// What stands between RAM's last PART and its END. False: there is no END.
+    /// Writes the data between RAM's last PART and its END. False: there is no END.
     fn send_switchover_start(&self, stream: &mut MainStream) -> Result<bool, MigrationError>;
-    /// Devices; `run_state`: the guest's before it was stopped.
+    /// Writes the devices. `run_state` is the guest's run state before it was stopped.
     fn send_devices(&self, stream: &mut MainStream, run_state: &str) -> Result<(), MigrationError>;
-    /// EOF, and the description after it.
+    /// Writes EOF, and the description after it.
     fn send_end(&self, stream: &mut MainStream) -> Result<(), MigrationError>;
 }
 
-/// Reads pages for one lane. What it gave stays valid until at least a packet's worth of pages more were asked for.
+/// Reads pages for one lane.
+///
+/// The content stays valid until at least a packet's worth of further pages were requested.
 pub(crate) trait PageReader: Send + Sync {
-    /// How many of the first pages of `run` are had at once.
+    /// How many of the first pages of `run` can be read in one call.
     fn together(&self, run: PageRun) -> u64 {
         run.count
     }
-    /// The content of `run`, at most a packet's worth of pages, which are [had at once](PageReader::together).
+    /// The content of `run`: at most a packet's worth of pages, which are [together](PageReader::together).
     fn content(&self, run: PageRun) -> Result<RamSlice<'_>, MigrationError>;
-    /// Whether what it gives stays as it is until it is sent.
+    /// Whether the content does not change before it is sent.
     fn is_copy(&self) -> bool {
         false
     }
 }
 
-/// Guest RAM, where it is.
+/// Reads guest RAM in place.
 pub(crate) struct RamReader(pub GuestRam);
 
 impl PageReader for RamReader {

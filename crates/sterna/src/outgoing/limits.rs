@@ -1,10 +1,13 @@
-//! The machine's states in an operator's terms: limits, statuses, forms of acknowledgement.
+//! Translates the machine's states into an operator's terms: limits, statuses, forms of acknowledgement.
 
 use sterna_proto::source::{State, SwitchoverAck};
 
 use crate::events::Status;
 use crate::limits::machine_limits;
 use crate::params::{Capabilities, WaitLimits};
+
+/// Channels that the source connects in parallel.
+pub(super) const CONNECTED_AT_ONCE: usize = 32;
 
 /// Which form of `switchover-ack` the machine type's version asks for (specs/stream.md §5.3).
 pub(super) fn ack_form(capabilities: &Capabilities, machine_type: &str) -> SwitchoverAck {
@@ -18,7 +21,7 @@ pub(super) fn ack_form(capabilities: &Capabilities, machine_type: &str) -> Switc
     }
 }
 
-/// How long `state` may last.
+/// The time limit of `state`.
 pub(super) fn limit_of(state: State, limits: &WaitLimits) -> std::time::Duration {
     let limits = machine_limits(limits);
     match state {
@@ -32,7 +35,7 @@ pub(super) fn limit_of(state: State, limits: &WaitLimits) -> std::time::Duration
     }
 }
 
-/// What an operator sees of `state`.
+/// The status that an operator sees in `state`.
 pub(super) fn status_of(state: State) -> Status {
     match state {
         State::Setup | State::Identifying | State::Comparing => Status::Setup,

@@ -1,4 +1,4 @@
-//! The main channel of a migration, once it is up.
+//! The main channel of a migration, after it is connected.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,30 +11,32 @@ use sterna_wire::main::Command;
 use super::main_stream::MainStream;
 use crate::error::MigrationError;
 
-/// How often whoever waits for the end of a phase looks whether there is anybody left to end it.
+/// The interval at which a thread that waits for a phase's end checks the channel.
+///
+/// After a shutdown no other thread may be left to end the phase.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// The stream, and the channel that it goes over.
+/// The stream, and its channel.
 ///
-/// Over RDMA a lane opens phases, in which nothing else may be written. Whoever wants to write meanwhile waits, and the lane
-/// sees that ([`MainChannel::is_wanted`]) and ends the phase as soon as it can.
+/// Over RDMA a lane opens phases, in which nothing else may be written. A thread that wants to write waits until
+/// the phase ends. The lane sees that with [`MainChannel::is_wanted`], and ends the phase as soon as it can.
 pub(super) struct MainChannel {
-    /// `None` where the guest goes into a file.
+    /// `None` if the guest is saved into a file.
     pub channel: Option<Arc<Channel>>,
     pub stream: Arc<Mutex<MainStream>>,
-    /// How many wait for the end of a phase.
+    /// The number of threads that wait for the end of a phase.
     waiting: AtomicUsize,
     phase_changed: Condvar,
 }
 
 impl MainChannel {
-    /// With a stream that nothing was written to.
+    /// A main channel with a stream to which nothing was written.
     pub(super) fn new(channel: Option<Arc<Channel>>, stream: MainStream) -> Arc<Self> {
         let stream = Arc::new(Mutex::new(stream));
         Arc::new(Self { channel, stream, waiting: AtomicUsize::new(0), phase_changed: Condvar::new() })
     }
 
-    /// Writes whole elements; nobody else writes meanwhile.
+    /// Writes whole elements. No other thread writes meanwhile.
     pub(super) fn with<T>(
         &self,
         act: impl FnOnce(&mut MainStream) -> Result<T, MigrationError>,
@@ -44,7 +46,7 @@ impl MainChannel {
             return act(&mut stream);
         }
         self.waiting.fetch_add(1, Ordering::Relaxed);
-        // After a shutdown nobody need be left who ends the phase.
+        // After a shutdown there may be no thread that ends the phase.
         while stream.is_in_phase() && !self.channel.as_ref().is_some_and(|channel| channel.is_shut_down()) {
             self.phase_changed.wait_for(&mut stream, PATIENCE);
         }
@@ -54,12 +56,14 @@ impl MainChannel {
         done
     }
 
-    /// Writes commands, in one go.
+    /// Writes all commands in one call.
     pub(super) fn commands(&self, commands: &[Command]) -> Result<(), MigrationError> {
         self.with(|stream| stream.commands(commands))
     }
 
-    /// Opens a phase of RDMA, after all who waited for the last one's end. `write` writes what it begins with.
+    /// Opens a phase of RDMA. `write` writes its beginning.
+    ///
+    /// Threads that waited for the end of the last phase write first.
     pub(super) fn begin_phase(
         &self,
         write: impl FnOnce(&mut MainStream) -> Result<(), MigrationError>,
@@ -73,7 +77,7 @@ impl MainChannel {
         Ok(())
     }
 
-    /// The phase is over, or will never be: `write` writes what follows it. Then others write.
+    /// Ends a phase, or gives it up. `write` writes the data that follows it. Then other threads may write.
     pub(super) fn end_phase(
         &self,
         write: impl FnOnce(&mut MainStream) -> Result<(), MigrationError>,
@@ -86,7 +90,7 @@ impl MainChannel {
         written
     }
 
-    /// Whether somebody waits for the end of a phase.
+    /// Whether a thread waits for the end of a phase.
     pub(super) fn is_wanted(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) > 0
     }

@@ -1,4 +1,6 @@
-//! The source's end of the main channel: elements in order, one writer at a time.
+//! The source's end of the main channel: writes elements in order.
+//!
+//! Only one thread writes at a time.
 
 use std::sync::Arc;
 
@@ -18,7 +20,7 @@ use crate::streams;
 
 const CHANNEL: &str = "main channel";
 
-/// Where the bytes of a main channel go.
+/// A target for the bytes of a main channel.
 pub(crate) trait Sink: Send + Sync {
     /// Writes all parts, one after the other.
     fn write_parts(&self, parts: &[IoPart<'_>]) -> Result<(), MigrationError>;
@@ -30,7 +32,7 @@ impl Sink for Channel {
     }
 }
 
-/// Keeps what is written.
+/// Keeps all bytes that are written.
 #[derive(Default)]
 struct Collected(parking_lot::Mutex<Vec<u8>>);
 
@@ -49,16 +51,16 @@ impl Sink for Collected {
     }
 }
 
-/// Collects the devices' sections of checkpoints. Nobody waits here for what is being sent.
+/// Collects the devices' sections of checkpoints, without waiting for data that is being sent.
 pub(super) struct DeviceCollector {
     stream: MainStream,
     collected: Arc<Collected>,
-    /// The number of the first section.
+    /// The id of the first section.
     first: u32,
 }
 
 impl DeviceCollector {
-    /// What `write` writes.
+    /// Collects the sections that `write` writes.
     pub(super) fn collect(
         &mut self,
         write: impl FnOnce(&mut MainStream) -> Result<(), MigrationError>,
@@ -72,15 +74,15 @@ impl DeviceCollector {
     }
 }
 
-/// The devices of a checkpoint, without its end.
+/// The devices of a checkpoint, without the checkpoint's end.
 pub(super) struct CollectedDevices {
-    /// All sections but the last.
+    /// All sections except the last.
     pub(super) sections: Vec<u8>,
     next_section: u32,
 }
 
 impl CollectedDevices {
-    /// What follows the sections once the checkpoint's pages are sent: the summary, and EOF.
+    /// The end of the checkpoint, for after its pages: the summary, and EOF.
     pub(super) fn end(&self, number: u64, pages: PageSums) -> Result<Vec<u8>, MigrationError> {
         let body = CheckpointSummary::of(number, pages, &self.sections).encode();
         let (name, id) = (CheckpointSummary::SECTION_NAME, self.next_section);
@@ -95,30 +97,30 @@ impl CollectedDevices {
     }
 }
 
-/// Whoever holds it writes whole elements.
+/// The stream on the main channel. A thread that has locked it writes whole elements.
 pub(crate) struct MainStream {
     channel: Arc<dyn Sink>,
     counters: Arc<Counters>,
     records: RamRecordWriter,
-    /// Section id of `ram`. Ids only link the sections of one device.
+    /// The section id of `ram`. Ids only link the sections of one device.
     ram_section: u32,
     next_section: u32,
-    /// What the stream began with.
+    /// The configuration at the beginning of the stream.
     configuration: Configuration,
-    /// What the description after EOF will list.
+    /// The devices for the description after EOF.
     described: Vec<vmdesc::Device>,
     /// A phase of RDMA is open: nothing may be written.
     is_in_phase: bool,
-    /// The number of the first section of the devices, once they are sent: checkpoints use the same again.
+    /// The id of the devices' first section, after it is sent. Checkpoints use the same ids again.
     first_device: Option<u32>,
-    /// RAM's records stand in one END section (specs/colo.md §4).
+    /// RAM's records are written into one END section (specs/colo.md §4).
     is_in_checkpoint: bool,
-    /// Checkpoints that were begun.
+    /// The number of checkpoints that were begun.
     checkpoints: u64,
 }
 
 impl MainStream {
-    /// A stream whose section of RAM and first section of a device have these `ids`.
+    /// A stream with the given ids of RAM's section and of the first device's section.
     pub(super) fn new(channel: Arc<dyn Sink>, counters: Arc<Counters>, ids: (u32, u32)) -> Self {
         Self {
             channel,
@@ -135,35 +137,35 @@ impl MainStream {
         }
     }
 
-    /// The devices follow, as they will in every checkpoint.
+    /// Records that the devices' sections follow, which each checkpoint repeats.
     pub(super) fn mark_devices(&mut self) {
         self.first_device = Some(self.next_section);
     }
 
-    /// Writes the section of what the guest has said and nobody heard yet.
+    /// Writes the section with output of the guest that has not left yet.
     pub(super) fn output(&mut self, output: &Output) -> Result<(), MigrationError> {
         let header = (Output::SECTION_NAME, Output::SECTION_INSTANCE, Output::SECTION_VERSION);
         self.full_section(header, &output.encode(), true)
     }
 
-    /// Writes the seeding's section of summaries: checkpoints end with one each.
+    /// Writes the seeding's section of summaries: each checkpoint ends with a summary.
     pub(super) fn announce_summaries(&mut self) -> Result<(), MigrationError> {
         let (instance, version) = (CheckpointSummary::SECTION_INSTANCE, CheckpointSummary::SECTION_VERSION);
         let header = (CheckpointSummary::SECTION_NAME, instance, version);
         self.full_section(header, &CheckpointSummary::default().encode(), true)
     }
 
-    /// For what checkpoints bring of the devices, under the numbers that they had in the seeding.
+    /// A collector for the devices of checkpoints, with the section ids of the seeding.
     pub(super) fn device_collector(&self) -> DeviceCollector {
         let collected = Arc::<Collected>::default();
         let first = self.first_device.unwrap_or(self.next_section);
-        // Counted when it is sent.
+        // The bytes are counted when they are sent.
         let mut stream = Self::new(collected.clone(), Arc::default(), (self.ram_section, first));
         stream.configuration = self.configuration.clone();
         DeviceCollector { stream, collected, first }
     }
 
-    /// RAM of a checkpoint begins.
+    /// Begins RAM of a checkpoint.
     pub(super) fn begin_checkpoint(&mut self) -> Result<(), MigrationError> {
         self.is_in_checkpoint = true;
         self.checkpoints += 1;
@@ -174,7 +176,7 @@ impl MainStream {
         })
     }
 
-    /// RAM of a checkpoint is over.
+    /// Ends RAM of a checkpoint.
     pub(super) fn end_checkpoint(&mut self, flush: bool) -> Result<(), MigrationError> {
         self.is_in_checkpoint = false;
         let id = self.ram_section;
@@ -185,7 +187,7 @@ impl MainStream {
         })
     }
 
-    /// The number of the checkpoint to which pages belong now; none in the seeding.
+    /// The number of the checkpoint to which pages belong now; `None` in the seeding.
     pub(super) fn checkpoint(&self) -> Option<u64> {
         self.is_in_checkpoint.then_some(self.checkpoints)
     }
@@ -199,7 +201,7 @@ impl MainStream {
         self.is_in_phase = is_in_phase;
     }
 
-    /// Writes bytes that `fill` appends: whole elements.
+    /// Writes whole elements, which `fill` appends.
     pub(crate) fn send(
         &mut self,
         fill: impl FnOnce(&mut Vec<u8>) -> Result<(), sterna_wire::WireError>,
@@ -209,7 +211,7 @@ impl MainStream {
         self.write(&[IoPart::Bytes(&bytes)], bytes.len())
     }
 
-    /// Writes header and configuration: the first bytes.
+    /// Writes header and configuration, the first bytes of the stream.
     pub(super) fn greet(&mut self, configuration: Configuration) -> Result<(), MigrationError> {
         self.configuration = configuration.clone();
         self.send(|out| {
@@ -218,12 +220,12 @@ impl MainStream {
         })
     }
 
-    /// Writes commands, in one go.
+    /// Writes all commands in one call.
     pub(crate) fn commands(&mut self, commands: &[Command]) -> Result<(), MigrationError> {
         self.send(|out| commands.iter().try_for_each(|command| command.encode(out)))
     }
 
-    /// Writes one FULL section whose body is framed by its length, or bare.
+    /// Writes one FULL section. Its body has a length field, or none.
     pub(crate) fn full_section(
         &mut self,
         header: (&str, u32, u32),
@@ -237,7 +239,7 @@ impl MainStream {
         if length_prefixed {
             fields.insert(0, vmdesc::Field::new("length", "uint32", 4));
         }
-        // The migration's name is no device's state: a receiver that keeps the description does not keep it.
+        // The migration's name is no device state. A receiver that stores the description must not store it.
         if name != Handover::SECTION_NAME {
             self.described.push(vmdesc::Device { name: name.to_owned(), instance, version, fields });
         }
@@ -253,7 +255,7 @@ impl MainStream {
         })
     }
 
-    /// Writes one FULL section that is framed by its length, whose body `fill` appends: it may be long, and is not copied.
+    /// Writes one FULL section with a length field. `fill` appends its body, which may be long and is not copied.
     pub(super) fn long_section(
         &mut self,
         header: (&str, u32, u32),
@@ -294,12 +296,12 @@ impl MainStream {
         })
     }
 
-    /// The number of RAM's section.
+    /// The id of RAM's section.
     pub(super) fn ram_section(&self) -> u32 {
         self.ram_section
     }
 
-    /// What RAM's START section begins with over RDMA: the block list and a hook. Counts as written.
+    /// The beginning of RAM's START section over RDMA: the block list and a hook. Counts as written.
     pub(super) fn ram_start_before_phase(
         &self,
         blocks: &sterna_wire::ram::BlockList,
@@ -311,7 +313,7 @@ impl MainStream {
         Ok(self.before_phase(out))
     }
 
-    /// What a PART (or the END) of RAM begins with over RDMA. Counts as written.
+    /// The beginning of a PART (or the END) of RAM over RDMA. Counts as written.
     pub(super) fn ram_part_before_phase(&self, last: bool) -> Vec<u8> {
         let mut out = Vec::new();
         encode_section_part(self.ram_section, last, &mut out);
@@ -324,7 +326,7 @@ impl MainStream {
         out
     }
 
-    /// Ends a section of RAM whose block list was written piece by piece, or whose phase is over.
+    /// Ends a section of RAM: after a block list in pieces, or after a phase.
     pub(super) fn end_ram_section(&mut self, flush: bool) -> Result<(), MigrationError> {
         let id = self.ram_section;
         self.send(|out| {
@@ -333,7 +335,7 @@ impl MainStream {
         })
     }
 
-    /// Writes a PART (or the END) of RAM without pages, with a flush where multifd channels carry them.
+    /// Writes a PART (or the END) of RAM without pages. `flush` adds the flush for pages on multifd channels.
     pub(crate) fn ram_part(&mut self, last: bool, flush: bool) -> Result<(), MigrationError> {
         let id = self.ram_section;
         self.send(|out| {
@@ -343,7 +345,7 @@ impl MainStream {
         })
     }
 
-    /// Writes a PART of RAM with the records that `fill` appends; none of them may be a raw page.
+    /// Writes a PART of RAM with the records that `fill` appends. None of them may be a raw page.
     pub(crate) fn ram_records(
         &mut self,
         fill: impl FnOnce(&mut RamRecordWriter, &mut Vec<u8>) -> Result<(), sterna_wire::WireError>,
@@ -364,7 +366,7 @@ impl MainStream {
         result
     }
 
-    /// Writes a PART of RAM with raw pages, out of guest RAM without a copy. Gives the bytes that it took.
+    /// Writes a PART of RAM with raw pages, from guest RAM without a copy. Gives the number of bytes.
     pub(crate) fn ram_pages<'a>(
         &mut self,
         fill: impl FnOnce(&mut RamRecordWriter, &mut PagesPart<'a>) -> Result<(), MigrationError>,
@@ -377,7 +379,7 @@ impl MainStream {
         if !self.is_in_checkpoint {
             end_of_ram(self.ram_section, false, &mut part.bytes);
         }
-        // In a checkpoint with differences: the standby holds all of the run already.
+        // In a checkpoint with differences, the standby may hold all pages of the run already.
         if part.bytes.is_empty() {
             return Ok(0);
         }
@@ -386,12 +388,14 @@ impl MainStream {
         Ok(length as u64)
     }
 
-    /// The next record of a page names its block: a guest goes on at the destination before its pages are there.
+    /// Makes the next page record name its block.
+    ///
+    /// It is called when a guest resumes at the destination before its pages are there.
     pub(super) fn forget_block(&mut self) {
         self.records.forget_block();
     }
 
-    /// Opens the section of a device's stream on the main channel (specs/extension.md §9): its number.
+    /// Opens the section of a device's stream on the main channel (specs/extension.md §9). Gives its id.
     pub(super) fn stream_section(&mut self, device: &str, instance: u32) -> Result<u32, MigrationError> {
         let id = self.next_section;
         self.next_section += 1;
@@ -405,7 +409,7 @@ impl MainStream {
         Ok(id)
     }
 
-    /// Writes a part of such a section.
+    /// Writes a part of a device stream's section.
     pub(super) fn stream_part(&mut self, id: u32, body: &[u8], last: bool) -> Result<(), MigrationError> {
         let mut head = Vec::new();
         encode_section_part(id, last, &mut head);
@@ -416,7 +420,7 @@ impl MainStream {
         self.write(&parts, head.len() + body.len() + foot.len())
     }
 
-    /// The JSON that follows EOF.
+    /// The JSON description that follows EOF.
     pub(crate) fn description(&self) -> String {
         vmdesc::build_for(&self.configuration, &self.described)
     }
@@ -428,22 +432,22 @@ impl MainStream {
     }
 }
 
-/// Records of one PART with raw pages between them.
+/// The records of one PART, with raw pages between them.
 #[derive(Default)]
 pub(crate) struct PagesPart<'a> {
-    /// All that is not page content.
+    /// All bytes except page content.
     pub bytes: Vec<u8>,
-    /// Where in `bytes` a page follows.
+    /// The positions in `bytes` at which a page follows.
     cuts: Vec<(usize, sterna_ram::RamSlice<'a>)>,
 }
 
 impl<'a> PagesPart<'a> {
-    /// The page whose header was just appended to `bytes`.
+    /// Adds the content of a page whose header was just appended to `bytes`.
     pub(crate) fn page(&mut self, content: sterna_ram::RamSlice<'a>) {
         self.cuts.push((self.bytes.len(), content));
     }
 
-    /// What is to be written, in order, and how many bytes that is.
+    /// All parts to write, in order, and their size in bytes.
     pub(super) fn parts(&self) -> (Vec<IoPart<'_>>, usize) {
         let mut parts = Vec::with_capacity(self.cuts.len() * 2 + 1);
         let mut start = 0;

@@ -1,14 +1,16 @@
-//! The source: a guest leaves.
+//! The source: sends a guest to a destination or a standby, or into a file.
 //!
-//! One control thread ([`control`]) performs what the handover machine of `sterna-proto` asks for; one
-//! thread per lane sends pages; one reads the return path. Whoever learns something feeds the machine
-//! through [`shared`], so that the machine alone decides what came first.
+//! One control thread ([`control`]) performs the actions of the handover machine of `sterna-proto`. One thread
+//! per lane sends pages, and one thread reads the return path. Every thread reports events to the machine through
+//! [`shared`], so that the machine alone decides their order.
 
 mod ask;
 mod asking;
+mod carrier;
 mod cause;
 mod check;
 mod control;
+mod course;
 mod file;
 pub(crate) mod guest_source;
 mod lanes;
@@ -43,6 +45,7 @@ use crate::identity::Identity;
 use crate::limits::machine_limits;
 use crate::params::{Capabilities, MigrationMode, Parameters};
 use crate::precopy::Recording;
+use crate::rules::Feature;
 use crate::settings_error::SettingsError;
 use crate::start_error::StartError;
 use crate::stats::Statistics;
@@ -61,15 +64,18 @@ pub struct Migration {
 }
 
 impl Migration {
-    /// Starts to migrate `vm`'s guest to `to`. Returns at once; a control thread works.
+    /// Starts to migrate the guest of `vm` to `to`, and returns immediately. A control thread does the work.
     ///
-    /// The guest runs on until the switchover, and runs on for good if anything fails before the commit.
+    /// The guest runs until the switchover. If anything fails before the commit, it continues to run here.
+    ///
+    /// A descriptor that `to` names by its number (`fd:7`) is duplicated. The caller's descriptor stays open,
+    /// whatever the result of the migration. A descriptor that was handed over ([`Address::Handed`]) belongs to
+    /// the migration after a successful start.
     ///
     /// # Errors
-    /// [`StartError::Settings`] for parameters that do not go together, or with `to`; [`StartError::Guest`] unless
-    /// the guest is here and no other migration has to do with it ([`Custody`]), with what to do first. A descriptor
-    /// that `to` names by its number (`fd:7`) is duplicated and stays its owner's, whatever becomes of the migration.
-    /// One that was handed over ([`Address::Handed`]) is the migration's from a start that succeeds on.
+    /// * [`StartError::Settings`]: parameters exclude each other, or do not fit `to`.
+    /// * [`StartError::Guest`]: the guest is not here, or another migration has it ([`Custody`]). The error names
+    ///   the remedy.
     pub fn start(
         vm: Arc<dyn SourceVm>,
         to: &Address,
@@ -84,47 +90,49 @@ impl Migration {
         Self::begin(source, to, params, capabilities, observer)
     }
 
-    /// Where it stands.
+    /// The status at this moment.
     pub fn status(&self) -> Status {
-        self.shared.statistics.lock().status()
+        self.shared.measures.statistics.lock().status()
     }
 
-    /// Its statistics now.
+    /// The statistics at this moment.
     pub fn statistics(&self) -> Statistics {
         let error = self.shared.error().map(|error| error.to_string());
-        let statistics = self.shared.statistics.lock();
-        // What went wrong on the way (a lost acknowledgement) is over when it has completed.
+        let statistics = self.shared.measures.statistics.lock();
+        // After completion, an earlier problem such as a lost acknowledgement is not reported as an error.
         let error = error.filter(|_| statistics.status() != Status::Completed);
-        let streams = self.shared.streams.lock().as_ref().map(|streams| streams.statistics());
-        let is_rdma = matches!(self.shared.to, Address::Rdma { .. });
-        let mut snapshot = statistics.snapshot(self.shared.counters.now(), error);
+        let streams = self.shared.session.streams.lock().as_ref().map(|streams| streams.statistics());
+        let counts_rdma = carrier::facts::of(&self.shared.session.to).counts_rdma;
+        let mut snapshot = statistics.snapshot(self.shared.measures.counters.now(), error);
         let since_start = |instant| statistics.since_start(instant);
         snapshot.postcopy =
             snapshot.postcopy.map(|postcopy| self.shared.postcopy.report(postcopy, since_start));
         Statistics {
-            rdma: is_rdma.then(|| self.shared.rdma.now()),
+            rdma: counts_rdma.then(|| self.shared.measures.rdma.now()),
             streams: streams.unwrap_or_default(),
-            free_pages: self.shared.counters.free_pages(),
+            free_pages: self.shared.measures.counters.free_pages(),
             postcopy_requests: self.shared.postcopy.requests(),
             ..snapshot
         }
     }
 
-    /// What its precopy policy was told, and what it decided; `None` before pages move. Complete once the migration has
-    /// ended.
+    /// The inputs and decisions of the precopy policy; `None` before pages move.
+    ///
+    /// The recording is complete after the migration has ended.
     pub fn recording(&self) -> Option<Recording> {
-        self.shared.policy.lock().as_ref().map(|policy| policy.recording().clone())
+        self.shared.measures.policy.lock().as_ref().map(|policy| policy.recording().clone())
     }
 
-    /// Ends it; the guest stays here and runs on. From any thread, at any moment.
+    /// Cancels the migration; the guest stays here and continues to run. May be called from any thread at any
+    /// time.
     ///
     /// # Errors
-    /// [`Refusal`] from the commit on: the destination may run the guest already.
+    /// [`Refusal`] from the commit on, because the destination may already run the guest.
     pub fn cancel(&self) -> Result<(), Refusal> {
         self.shared.feed(Fed::Cancel)
     }
 
-    /// Goes on after `pause-before-switchover` (QMP's `migrate-continue`).
+    /// Continues the switchover after `pause-before-switchover` (QMP's `migrate-continue`).
     ///
     /// # Errors
     /// [`Refusal`] unless the status is [`Status::PreSwitchover`].
@@ -132,18 +140,22 @@ impl Migration {
         self.shared.feed(Fed::OperatorContinue)
     }
 
-    /// Lets the guest go on at the destination as soon as possible, before its pages are there (QMP's `migrate-start-postcopy`).
-    /// What can be read of its devices' streams while it runs is read before, as long as that gets less; precopy that ends
-    /// meanwhile ends the migration.
+    /// Switches to postcopy: the guest resumes at the destination before its pages are there.
+    ///
+    /// QMP's command is `migrate-start-postcopy`.
+    ///
+    /// The switch happens as soon as possible. Before it, the parts of device streams that can be read while the
+    /// guest runs are read, as long as their remaining bytes decrease. If precopy completes meanwhile, the
+    /// migration ends without the switch.
     ///
     /// # Errors
-    /// [`Refusal`] without [`Capabilities::postcopy_ram`], and when the guest is being handed over already.
+    /// [`Refusal`] without [`Capabilities::postcopy_ram`], or if the handover of the guest has begun.
     pub fn start_postcopy(&self) -> Result<(), Refusal> {
         if !self.shared.capabilities.postcopy_ram {
             return Err(Refusal::NoPostcopy);
         }
         let state = self.shared.driver.inspect(Source::state);
-        // Over the next connection, if there is none now.
+        // If the connection is lost now, the switch follows after the reconnection.
         let is_lost = matches!(state, State::Suspending | State::Reconnecting);
         if state > State::Active && !is_lost {
             return Err(Refusal::NotActive { state });
@@ -153,142 +165,150 @@ impl Migration {
         Ok(())
     }
 
-    /// Goes on over another connection after the one of a postcopy broke (QMP's `migrate` with `resume`): dials the destination at
-    /// `to`, learns which pages it has, and sends the others. Returns at once; if it does not succeed, the status is
-    /// [`Status::PostcopyPaused`] as before, and this may be called again.
+    /// Resumes a postcopy over a new connection (QMP's `migrate` with `resume`).
+    ///
+    /// The old connection broke before.
+    ///
+    /// Dials the destination at `to`, learns which pages it has, and sends the others. Returns immediately. If
+    /// the attempt fails, the status is [`Status::PostcopyPaused`] again, and this function may be called again.
     ///
     /// # Errors
-    /// [`ResumeError`] unless the status is [`Status::PostcopyPaused`], and for an address where no destination can be. Nothing
-    /// was changed then.
+    /// [`ResumeError`] unless the status is [`Status::PostcopyPaused`], or if no destination can be at this
+    /// address. An error changes nothing.
     pub fn resume(&self, to: &Address) -> Result<(), ResumeError> {
         check_resume(to, &self.shared.capabilities)?;
         let shared = &self.shared;
         if shared.driver.inspect(Source::state) == State::PostcopyPaused
-            && let Some(asking) = &*shared.asking.lock()
+            && let Some(asking) = &*shared.handover.asking.lock()
         {
-            // It waits for no answer to a question.
+            // The question to the destination is cancelled, because its answer is not needed any more.
             asking.stop();
         }
-        let before = shared.recovery.go_to(to.clone());
+        let before = shared.reconnection.recovery.go_to(to.clone());
         shared.feed(Fed::ResumeRequested).map_err(|refusal| {
-            shared.recovery.go_to(before);
+            shared.reconnection.recovery.go_to(before);
             refusal.into()
         })
     }
 
-    /// Breaks the connection of a postcopy on purpose (QMP's `migrate-pause`): the guest runs on at the destination until it needs a
-    /// page that did not come. Nobody connects again before [`Migration::resume`].
+    /// Breaks the connection of a postcopy on purpose (QMP's `migrate-pause`).
+    ///
+    /// The guest runs at the destination until it needs a page that has not arrived. No new connection is made
+    /// before [`Migration::resume`].
     ///
     /// # Errors
-    /// [`Refusal`] unless the status is [`Status::PostcopyActive`] or [`Status::PostcopyRecover`], or it is
-    /// [`Status::PostcopyPaused`] and this side would connect again by itself.
+    /// [`Refusal`] unless the status is [`Status::PostcopyActive`] or [`Status::PostcopyRecover`]. The status
+    /// [`Status::PostcopyPaused`] is also accepted if this side would reconnect by itself.
     pub fn pause(&self) -> Result<(), Refusal> {
         self.shared.feed(Fed::PauseRequested)?;
-        if let Some(asking) = &*self.shared.asking.lock() {
+        if let Some(asking) = &*self.shared.handover.asking.lock() {
             asking.stop();
         }
-        // Whoever writes to a destination that does not read.
+        // This unblocks threads that write to a destination that does not read.
         self.shared.interrupt();
         Ok(())
     }
 
-    /// Changes parameters while it runs: those that [`Parameters`] calls live.
+    /// Changes parameters of the running migration. [`Parameters`] lists those that are live.
     ///
     /// # Errors
-    /// [`SettingsError::NotLive`] if another was to change. Nothing was changed then.
+    /// [`SettingsError::NotLive`] if `change` changes another parameter. Then no parameter is changed.
     pub fn set_live(&self, change: impl FnOnce(&mut Parameters)) -> Result<(), SettingsError> {
         let mut params = self.shared.params.lock();
         let mut wanted = params.clone();
         change(&mut wanted);
         *params = wanted.for_running(&params)?;
-        self.shared.limiter.set(params.max_bandwidth_bytes);
+        self.shared.session.limiter.set(params.max_bandwidth_bytes);
         self.shared.postcopy.limiter.set(params.max_postcopy_bandwidth_bytes);
         Ok(())
     }
 
-    /// Ends an undecided migration by an operator's word: who runs the guest.
+    /// Ends an undecided migration by the operator's decision which side runs the guest.
     ///
     /// # Errors
     /// [`Refusal`] unless the status is [`Status::Undecided`].
     pub fn decide(&self, decision: Decision) -> Result<(), Refusal> {
         self.shared.feed(Fed::OperatorDecides(decision))?;
-        if let Some(asking) = &*self.shared.asking.lock() {
+        if let Some(asking) = &*self.shared.handover.asking.lock() {
             asking.stop();
         }
         Ok(())
     }
 
-    /// Tries again to bring back a guest that is held stopped because that failed before.
+    /// Tries again to release a held guest, after an earlier attempt failed.
     ///
-    /// Waits until the last attempt has ended, so not to be called by the observer; by a thread of the observer's it may
-    /// be.
+    /// Waits until the last attempt has ended. Therefore the observer must not call it in its own call; another
+    /// thread may.
     ///
     /// # Errors
-    /// [`RetryError::Refused`] unless the outcome says that the guest is held; [`RetryError::System`] when there is no
-    /// thread to do it: the guest is held as before, and this may be tried again.
+    /// * [`RetryError::Refused`]: the outcome does not report a held guest.
+    /// * [`RetryError::System`]: no thread could be started. The guest is still held, and the call may be
+    ///   repeated.
     pub fn retry(&self) -> Result<(), RetryError> {
         control::retry(&self.shared)
     }
 
-    /// Whether the VMM may let the guest run at its operator's wish: not between the stop for the
-    /// switchover and its undoing, and not once the destination has the guest.
+    /// Whether the VMM may run the guest when its operator asks for it.
     ///
-    /// This is about the guest, not about this migration alone: where another migration has followed, the answer is
-    /// what that one made of it ([`GuestRam::custody`](sterna_ram::GuestRam::custody)).
+    /// False from the stop for the switchover until it is undone, and always after the destination has the guest.
+    /// The answer is about the guest, not only about this migration: after a later migration it depends on that
+    /// one ([`GuestRam::custody`](sterna_ram::GuestRam::custody)).
     pub fn may_guest_run(&self) -> bool {
-        self.shared.ram.custody().may_run()
+        self.shared.guest.ram.custody().may_run()
     }
 
-    /// Runs `act`, an operator's `cont` or `stop`, if the guest is free to run or stop at an operator's
-    /// wish ([`Migration::may_guest_run`]); `None`, without running it, if it is not.
+    /// Runs `act`, an operator's `cont` or `stop`, if the guest is free ([`Migration::may_guest_run`]).
     ///
-    /// The two cannot be torn apart: the switchover asks for the guest only after `act` has returned, and
-    /// no `act` begins once it has asked, until the guest is the operator's again. A VMM that looks first
-    /// and acts then could let the guest run while the destination runs it too. The migration makes no
-    /// progress meanwhile; `act` must be short and must not call back into this migration. It is
-    /// [`GuestRam::while_free`](sterna_ram::GuestRam::while_free), which works without a migration, too.
+    /// `None`, without running `act`, if the guest is not free. Check and act are one step: the switchover stops
+    /// the guest only after `act` has returned. No `act` begins after the switchover has begun, until the guest is
+    /// free again. A VMM that checks first and acts later could run the guest while the destination runs it too.
+    ///
+    /// `act` runs under no lock. It may take as long as a vCPU needs to leave the guest, and it may ask this
+    /// migration for its status. Only a switchover waits for it. The function is
+    /// [`GuestRam::while_free`](sterna_ram::GuestRam::while_free), which also works without a migration.
     pub fn while_guest_is_free<T>(&self, act: impl FnOnce() -> T) -> Option<T> {
-        self.shared.ram.while_free(act).ok()
+        self.shared.guest.ram.while_free(act).ok()
     }
 
-    /// Whether the guest was saved to a file, and stands here.
+    /// Whether the guest was saved to a file, and is still stopped here.
     pub fn is_saved(&self) -> bool {
         file::is_saved(&self.shared)
     }
 
-    /// Lets the guest run again after it was saved to a file: takes its hooks (disks, locks) back and resumes it. The
-    /// file is then a snapshot of its past.
+    /// Resumes a guest that was saved to a file, after acquiring its hooks (disks, locks).
     ///
-    /// Waits for the end of the migration, so not to be called by its observer; by a thread of the observer's it may be.
+    /// The file is then a snapshot of an earlier state. The call waits for the end of the migration. Therefore
+    /// the observer must not call it in its own call; another thread may.
     ///
     /// # Errors
-    /// Unless this is a migration to a file that has completed; or what the VMM says. The guest stays stopped then.
+    /// [`VmError`] unless this is a completed migration to a file, or if the VMM reports an error. The guest then
+    /// stays stopped.
     pub fn resume_saved(&self) -> Result<(), VmError> {
         file::resume(&self.shared)
     }
 
-    /// How it ended, if it has.
+    /// The outcome; `None` before the migration has ended.
     pub fn outcome(&self) -> Option<Outcome> {
         self.shared.outcome()
     }
 
-    /// The protection that this migration seeds and feeds is over.
+    /// Ends the migration that seeds and feeds a protection, after the protection has ended.
     pub(crate) fn end_protection(&self, guest_is_here: bool) {
         let is_protected = self.shared.driver.inspect(|machine| machine.state() == State::Protected);
         if is_protected {
             self.shared.report(Fed::ProtectionEnded { guest_is_here });
         } else if let Err(refusal) = self.cancel() {
-            // It has ended by itself.
+            // The migration has ended by itself.
             tracing::debug!(%refusal, "a seeding");
         }
     }
 
-    /// Stops the guest for whoever decides who runs it.
+    /// Stops the guest for the protection's machine, which decides which side runs it.
     pub(crate) fn withhold_guest(&self) -> Result<(), VmError> {
         self.protecting(|shared, protecting| shared.withhold_guest(protecting, Withholder::Overseer))
     }
 
-    /// Undoes [`Migration::withhold_guest`].
+    /// Gives the guest back after [`Migration::withhold_guest`]. It resumes if it ran before.
     pub(crate) fn give_guest_back(&self) -> Result<(), VmError> {
         self.protecting(|shared, protecting| shared.give_guest_back(protecting, Withholder::Overseer))
     }
@@ -300,22 +320,24 @@ impl Migration {
         self.shared.protecting.as_ref().map_or(Ok(()), |protecting| act(&self.shared, protecting))
     }
 
-    /// Shuts the channels of a protection down.
+    /// Shuts down the channels of a protection.
     pub(crate) fn close_channels(&self) {
         self.shared.interrupt();
     }
 
-    /// Wakes the control thread, which looks at what has changed.
+    /// Wakes the control thread so that it checks for changes.
     pub(crate) fn nudge(&self) {
         self.shared.driver.nudge();
     }
 
-    /// Waits for the end. An undecided migration ends only when the destination answers or an operator decides.
+    /// Waits for the end of the migration.
+    ///
+    /// An undecided migration ends only when the destination answers or an operator decides.
     pub fn wait(&self) -> Outcome {
         self.shared.wait()
     }
 
-    /// Starts to migrate what `origin` has.
+    /// Starts to migrate the guest of `guest_source`.
     pub(crate) fn begin(
         guest_source: Arc<dyn GuestSource>,
         to: &Address,
@@ -326,10 +348,10 @@ impl Migration {
         Self::begin_as(guest_source, to, params, capabilities, observer, None)
     }
 
-    /// Whether a guest can be protected so. Looked at before anybody is reached.
+    /// Checks whether the guest can be protected with these settings, before any connection is made.
     ///
     /// # Errors
-    /// Why not.
+    /// The reason why it cannot be protected.
     pub(crate) fn check_protected(
         to: &Address,
         params: &Parameters,
@@ -339,7 +361,9 @@ impl Migration {
         Ok(check_protected(to, params, capabilities, vm)?)
     }
 
-    /// Starts to seed a standby at `to` with `vm`'s guest, which stays here. Checkpoints follow. [`Migration::check_protected`] comes first.
+    /// Starts to seed a standby at `to` with the guest of `vm`, which stays here. Checkpoints follow.
+    ///
+    /// The caller has called [`Migration::check_protected`] before.
     pub(crate) fn begin_protected(
         vm: Arc<dyn SourceVm>,
         to: &Address,
@@ -360,31 +384,24 @@ impl Migration {
         observer: Arc<dyn Observer>,
         protecting: Option<Arc<Protecting>>,
     ) -> Result<Self, StartError> {
-        check(to, &params, &capabilities)?;
-        if capabilities.xbzrle && protecting.is_none() {
-            return Err(SettingsError::DeltaNeedsStandby.into());
-        }
+        let is_image = !guest_source.is_in_memory();
+        check(to, &params, &capabilities, |features| {
+            features
+                .with(Feature::Image, is_image)
+                .with(Feature::StoredImage, is_image)
+                .with(Feature::Protection, protecting.is_some())
+        })?;
         let mut capabilities = capabilities;
-        if matches!(to, Address::File { .. }) {
-            if !guest_source.is_in_memory() {
-                return Err(SettingsError::ImageIntoFile.into());
-            }
-            // A file does not answer.
+        if carrier::facts::of(to).stores {
+            // Nothing answers.
             capabilities.return_path = false;
-        }
-        if matches!(to, Address::Rdma { .. }) && !guest_source.is_in_memory() {
-            return Err(SettingsError::ImageOverRdma.into());
         }
         let (vm, ram) = (guest_source.vm(), guest_source.ram());
         if params.mode == MigrationMode::CprTransfer {
-            if !guest_source.is_in_memory() {
-                return Err(SettingsError::CprOfImage.into());
-            }
             check_sharable(vm.as_ref(), ram)?;
         }
         check_throttle(vm.as_ref(), &capabilities)?;
-        let is_live = guest_source.is_in_memory() && protecting.is_none();
-        check_postcopy(to, &params, &capabilities, vm.as_ref(), is_live)?;
+        check_postcopy(&capabilities, vm.as_ref())?;
         let pages = ram.poisoned();
         if !pages.is_empty() {
             return Err(StartError::Poisoned { pages });

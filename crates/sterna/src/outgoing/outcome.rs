@@ -1,4 +1,4 @@
-//! How an outgoing migration ended, and why one cannot begin.
+//! The outcomes of an outgoing migration, and the reasons why an operator's request is refused.
 
 use sterna_proto::source::Refusal;
 
@@ -11,30 +11,31 @@ use crate::settings_error::SettingsError;
 pub enum Outcome {
     /// The destination has the guest.
     Completed,
-    /// Cancelled; the guest is here, as it was.
+    /// The migration was cancelled. The guest is here, as before.
     Cancelled,
-    /// Failed; the guest is here, as it was, unless [`Outcome::Failed::held`].
+    /// The migration failed. The guest is here, as before, unless [`Outcome::Failed::held`].
     Failed {
-        /// Why.
+        /// The reason of the failure.
         error: MigrationError,
-        /// The guest could not be brought back to how it was and is held stopped; [`Migration::retry`](crate::Migration::retry).
+        /// The guest could not be restored and is held; try again with
+        /// [`Migration::retry`](crate::Migration::retry).
         held: bool,
     },
 }
 
-/// Why a paused postcopy does not go on. Nothing was changed.
+/// Why a paused postcopy does not resume. Nothing was changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ResumeError {
-    /// It is not paused.
+    /// The postcopy is not paused.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// No destination of its can be at that address.
+    /// No destination of this migration can be at that address.
     #[error(transparent)]
     Settings(#[from] SettingsError),
 }
 
-/// Why a held guest is not brought back. Nothing was changed.
+/// Why a held guest is not released. Nothing was changed.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum RetryError {

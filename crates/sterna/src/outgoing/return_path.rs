@@ -1,4 +1,4 @@
-//! Reads the return path and feeds the handover machine what the destination says.
+//! Reads the return path, and feeds the destination's messages to the handover machine.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,7 +10,6 @@ use sterna_wire::extension::{self, Features};
 use sterna_wire::received_pages::ReceivedPages;
 use sterna_wire::return_path::ReturnMessage;
 
-use super::rdma::RdmaSource;
 use super::shared::Shared;
 use crate::error::MigrationError;
 use crate::events::Event;
@@ -18,11 +17,13 @@ use crate::postcopy::answers::LOADED_PING;
 
 const CHANNEL: &str = "return path";
 
-/// Works until the destination closes, misbehaves, or the channel is shut down.
-pub(super) fn read(shared: &Shared, channel: &Arc<Channel>, rdma: Option<&RdmaSource>) {
+/// Reads until the destination closes or breaks the protocol, or until a shutdown.
+///
+/// `cause` may give a better reason for the end than the channel's error.
+pub(super) fn read(shared: &Shared, channel: &Arc<Channel>, cause: &dyn Fn() -> Option<MigrationError>) {
     let mut reader = Reader { shared, channel, features: None, is_colo: false, bitmap: None, silent: 0 };
     if let Err(error) = reader.run() {
-        shared.fail(rdma.map_or(Ok(()), RdmaSource::check).err().unwrap_or(error));
+        shared.fail(cause().unwrap_or(error));
     }
 }
 
@@ -30,11 +31,11 @@ struct Reader<'a> {
     shared: &'a Shared,
     channel: &'a Channel,
     features: Option<Features>,
-    /// The seeding is acknowledged.
+    /// The seeding is acknowledged, so COLO's messages follow.
     is_colo: bool,
-    /// For so many limits on silence nothing came, though the destination was asked for a sign of life.
+    /// The consecutive limits on silence without a message, although keepalives were due.
     silent: u32,
-    /// The block whose bitmap comes next.
+    /// The block whose bitmap follows.
     bitmap: Option<usize>,
 }
 
@@ -55,7 +56,7 @@ impl Reader<'_> {
             if count == 0 {
                 let why = match (position, self.channel.is_tls()) {
                     (0, true) => {
-                        ": if its log says that it refused this side's certificate, fix the certificate"
+                        ": see its log for the reason, such as a certificate of this side that it refused"
                     }
                     (0, false) => ": see its log; if it expects TLS, set TLS credentials here too",
                     _ => "",
@@ -76,16 +77,20 @@ impl Reader<'_> {
         }
     }
 
-    /// How long an answer may take is the machine's business; silence alone is no fault. But a guest that stands need not wait for
-    /// an answer that cannot come, where the connection can be made anew: keep-alives, which are answered at once, are all that
-    /// this side sends then.
+    /// Fails if the destination answers no keepalives while the guest is paused.
+    ///
+    /// This is so only if this side would reconnect.
+    ///
+    /// Otherwise silence is no fault: the machine limits the time of an answer. A paused guest need not wait for
+    /// an answer that cannot arrive if the connection can be replaced. This side sends only keepalives then, and
+    /// they are answered immediately.
     fn check_silence(&mut self) -> Result<(), MigrationError> {
         use sterna_proto::source::Source;
         let is_asked = |machine: &Source| {
             machine.would_reconnect() && matches!(machine.state(), State::Preparing | State::PreSwitchover)
         };
         self.silent = if self.shared.driver.inspect(is_asked) { self.silent + 1 } else { 0 };
-        // In the first of them it may not have been asked yet.
+        // In the first interval, the destination may not have been asked yet.
         if self.silent < 2 {
             return Ok(());
         }
@@ -93,16 +98,16 @@ impl Reader<'_> {
         Err(MigrationError::Transport(what, None))
     }
 
-    /// Takes one message or bitmap from the front of `bytes`; gives how many bytes it took, `None` if it is not all there.
+    /// Takes one message or bitmap from the front of `bytes`. Gives its size; `None` if it is incomplete.
     fn take_first(&mut self, bytes: &[u8], position: u64) -> Result<Option<usize>, MigrationError> {
         let wire = |error: sterna_wire::WireError| MigrationError::wire(CHANNEL)(error.at(position));
         if let Some(block) = self.bitmap {
-            let pages = self.shared.ram.block(block).pages();
+            let pages = self.shared.guest.ram.block(block).pages();
             let Some((received, used)) = ReceivedPages::decode(bytes, pages).map_err(wire)? else {
                 return Ok(None);
             };
             self.bitmap = None;
-            self.shared.recovery.received(block, received);
+            self.shared.reconnection.recovery.received(block, received);
             self.shared.driver.nudge();
             return Ok(Some(used));
         }
@@ -111,7 +116,8 @@ impl Reader<'_> {
         Ok(Some(used))
     }
 
-    /// After the acknowledgement of a seeding the standby says nothing but COLO's messages. Gives the bytes that were taken.
+    /// After the acknowledgement of a seeding the standby sends only COLO's messages. Gives the number of bytes
+    /// that were taken.
     fn take_colo(&self, buffer: &mut Vec<u8>, position: u64) -> Result<u64, MigrationError> {
         let mut taken = 0;
         while let Some((message, used)) = Message::decode(buffer)
@@ -140,35 +146,40 @@ impl Reader<'_> {
                 if code != 0 {
                     self.shared.note_error(MigrationError::DestinationFailed(code));
                 }
-                self.shared.statistics.lock().acknowledged.get_or_insert_with(std::time::Instant::now);
+                self.shared
+                    .measures
+                    .statistics
+                    .lock()
+                    .acknowledged
+                    .get_or_insert_with(std::time::Instant::now);
                 self.is_colo = code == 0 && self.shared.protecting.is_some();
                 self.shared.report(Fed::Shut(code));
                 Ok(())
             }
-            // QEMU ignores page requests of a known block in precopy; nobody sends them.
+            // QEMU ignores page requests of a known block in precopy. No destination sends them.
             ReturnMessage::RequestPages { .. } if !self.shared.capabilities.postcopy_ram => {
                 Err(untimely("a request for pages", "postcopy"))
             }
             ReturnMessage::RequestPages { block, start, length } => {
-                let ram = &self.shared.ram;
+                let ram = &self.shared.guest.ram;
                 self.shared.postcopy.request(ram, block.as_deref(), start, u64::from(length))
             }
-            ReturnMessage::ReceivedBitmap { .. } if !self.shared.recovery.is_under_way() => {
+            ReturnMessage::ReceivedBitmap { .. } if !self.shared.reconnection.recovery.is_under_way() => {
                 Err(untimely("a received bitmap", "recovery"))
             }
-            // A QEMU bears it, too.
-            ReturnMessage::ResumeAck(_) if !self.shared.recovery.is_under_way() => Ok(()),
+            // A QEMU ignores it, too.
+            ReturnMessage::ResumeAck(_) if !self.shared.reconnection.recovery.is_under_way() => Ok(()),
             message @ ReturnMessage::ReceivedBitmap { .. } => {
-                self.bitmap = self.shared.recovery.take(message)?;
+                self.bitmap = self.shared.reconnection.recovery.take(message)?;
                 Ok(())
             }
             message @ ReturnMessage::ResumeAck(_) => {
-                self.shared.recovery.take(message)?;
-                self.shared.recovery.is_done();
+                self.shared.reconnection.recovery.take(message)?;
+                self.shared.reconnection.recovery.is_done();
                 self.shared.report(Fed::ResumeAcknowledged);
                 Ok(())
             }
-            ReturnMessage::Grant { device, instance, bytes } => match &*self.shared.streams.lock() {
+            ReturnMessage::Grant { device, instance, bytes } => match &*self.shared.session.streams.lock() {
                 Some(streams) => streams.grant(&device, instance, bytes),
                 None => Err(untimely("a grant", "devices' streams")),
             },
@@ -195,7 +206,7 @@ impl Reader<'_> {
             }
             extension::PREPARE_PING if state == State::Preparing => {
                 // This is the commit. A page may have failed while the streams and devices were saved.
-                MigrationError::check_memory(&self.shared.ram)?;
+                MigrationError::check_memory(&self.shared.guest.ram)?;
                 self.shared.report(Fed::PrepareAcknowledged);
             }
             extension::PREPARE_PING if !state.is_final() => {
@@ -204,31 +215,31 @@ impl Reader<'_> {
                 });
             }
             extension::POSTCOPY_STARTED_PING => self.shared.destination_started()?,
-            // A QEMU's devices are loaded: from now on it keeps the guest when the connection breaks.
+            // A QEMU has loaded the devices: from now on it keeps the guest when the connection breaks.
             LOADED_PING
                 if self.shared.driver.inspect(|machine| machine.is_postcopy() && !machine.peer().sterna) =>
             {
                 self.shared.destination_started()?;
             }
             extension::KEEPALIVE_PING => {
-                self.shared.probes.lock().answered();
+                self.shared.measures.probes.lock().answered();
                 self.shared.driver.nudge();
             }
             extension::RECONNECT_PING => {
-                self.shared.is_waited_for.store(true, Ordering::Release);
+                self.shared.reconnection.is_waited_for.store(true, Ordering::Release);
                 self.shared.driver.nudge();
             }
             extension::ROUND_PING => {
-                if let Some(unconfirmed) = self.shared.unconfirmed.get() {
+                if let Some(unconfirmed) = self.shared.reconnection.unconfirmed.get() {
                     unconfirmed.confirmed()?;
                 }
             }
             extension::MEMORY_PING => {
-                self.shared.memory_is_expected.store(true, Ordering::Release);
+                self.shared.session.memory_is_expected.store(true, Ordering::Release);
                 self.shared.driver.nudge();
             }
             extension::DEVICE_STREAMS_PING | extension::STREAMS_ANEW_PING => {
-                if let Some(streams) = &*self.shared.streams.lock() {
+                if let Some(streams) = &*self.shared.session.streams.lock() {
                     streams.all_granted()?;
                 }
             }

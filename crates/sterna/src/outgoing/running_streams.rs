@@ -1,16 +1,16 @@
-//! What threads other than those of the streams themselves ask of devices' streams.
+//! The interface to device streams for threads other than their own.
 
 use crate::error::MigrationError;
 use crate::stats::StreamStatistics;
 
-/// The streams of a migration, as the return path, an operator and the end of the migration see them.
+/// The streams of a migration, for the return path, an operator and the migration's end.
 pub(super) trait RunningStreams: Send + Sync {
-    /// The destination has room for so many bytes more of a device's stream.
+    /// The destination grants `bytes` of a device's stream.
     fn grant(&self, name: &str, instance: u32, bytes: u64) -> Result<(), MigrationError>;
-    /// Every device has a counterpart that grants it room.
+    /// Checks that every stream has a grant, so that each device has a counterpart.
     fn all_granted(&self) -> Result<(), MigrationError>;
-    /// The statistics of each.
+    /// The statistics of each stream.
     fn statistics(&self) -> Vec<StreamStatistics>;
-    /// Nobody waits any more: save threads end.
+    /// Unblocks all waiting threads: save threads end.
     fn close(&self);
 }

@@ -1,4 +1,4 @@
-//! What the threads of one outgoing migration share.
+//! State that the threads of one outgoing migration share.
 
 use std::cell::Cell;
 use std::sync::atomic::AtomicBool;
@@ -10,6 +10,7 @@ use sterna_ram::{Custody, CustodyClaim, GuestRam, TrackingClaim};
 use sterna_transport::{Address, CancelFlag, Channel};
 
 use super::asking::Asking;
+use super::carrier::facts;
 use super::guest_source::{GuestSource, PageReader};
 use super::lanes::limiter::Limiter;
 use super::lanes::state::Lanes;
@@ -34,59 +35,92 @@ use crate::threads;
 use crate::vm::SourceVm;
 
 pub(super) struct Shared {
-    pub guest_source: Arc<dyn GuestSource>,
-    pub vm: Arc<dyn SourceVm>,
-    /// The guest's RAM as it was when the migration began.
-    pub ram: GuestRam,
-    pub to: Address,
+    pub guest: Guest,
     pub capabilities: Capabilities,
     pub params: Mutex<Parameters>,
     pub observer: Arc<dyn Observer>,
     pub driver: Driver<Source>,
-    pub counters: Arc<Counters>,
+    pub session: Session,
+    pub measures: Measures,
+    pub handover: HandoverShared,
+    /// The pages that follow the guest in postcopy.
+    pub postcopy: Postcopy,
+    pub reconnection: Reconnection,
+    /// `Some` if the destination is a standby: checkpoints follow the seeding.
+    pub protecting: Option<Arc<Protecting>>,
+    ending: Ending,
+}
+
+/// The guest that is migrated.
+pub(super) struct Guest {
+    pub source: Arc<dyn GuestSource>,
+    pub vm: Arc<dyn SourceVm>,
+    /// The guest's RAM as it was when the migration began.
+    pub ram: GuestRam,
+}
+
+/// The open connections, and the shared state of the threads that use them.
+pub(super) struct Session {
+    pub to: Address,
+    pub connecting: CancelFlag,
     pub limiter: Arc<Limiter>,
     pub lanes: Lanes,
+    /// Device streams, after they have begun.
+    pub streams: Mutex<Option<Arc<dyn RunningStreams>>>,
+    /// The destination expects the memory as descriptors.
+    pub memory_is_expected: AtomicBool,
+    channels: Mutex<Vec<Arc<Channel>>>,
+}
+
+/// Measurements, and the policy that uses them.
+pub(super) struct Measures {
+    pub counters: Arc<Counters>,
     pub statistics: Mutex<LiveStatistics>,
-    /// Names this migration, and proves it, to a destination that is asked what became of it.
+    /// Pings that wait for their answer.
+    pub probes: Mutex<Probes>,
+    /// The precopy policy with a recording of its inputs; `None` before pages move.
+    pub policy: Mutex<Option<Recorded>>,
+    /// Counts of a source over RDMA.
+    pub rdma: Arc<RdmaCounts>,
+}
+
+/// The custody of the guest, and the state that is restored if the guest stays.
+pub(super) struct HandoverShared {
+    /// Identifies and authenticates this migration when it asks the destination for its result.
     pub identity: Identity,
-    /// An operator was told that somebody answered who is not the destination.
+    /// The operator was informed of an answer that is not the destination's.
     pub told_of_forgery: AtomicBool,
-    pub connecting: CancelFlag,
-    /// What this migration says of who has the guest.
+    /// This migration's claim on the guest's custody.
     pub custody: Arc<CustodyClaim>,
-    /// Held as long as this migration may touch the dirty log.
+    /// The destination gets descriptors of the guest's memory.
+    hands_over_memory: bool,
+    /// `Some` as long as this migration may use the dirty log.
     pub tracking: Arc<Mutex<Option<TrackingClaim>>>,
-    /// Hooks that are released, in that order.
+    /// Released hooks, in the order of their release.
     pub released: Mutex<Vec<Arc<dyn Hook>>>,
     /// The question to a destination whose acknowledgement was lost.
     pub asking: Mutex<Option<Asking>>,
-    /// Decides how precopy goes on, once pages move; and what it was told.
-    pub policy: Mutex<Option<Recorded>>,
-    /// Pings on their way.
-    pub probes: Mutex<Probes>,
-    /// Devices' streams, once they are begun.
-    pub streams: Mutex<Option<Arc<dyn RunningStreams>>>,
-    /// What a source over RDMA counts.
-    pub rdma: Arc<RdmaCounts>,
-    /// The destination waits for memory that comes as descriptors.
-    pub memory_is_expected: AtomicBool,
-    /// Pages that follow the guest.
-    pub postcopy: Postcopy,
-    /// Other connections in place of one that was lost then.
+}
+
+/// State for a new session that replaces a lost one.
+pub(super) struct Reconnection {
+    /// Recovery of a postcopy.
     pub recovery: Recovery,
-    /// The destination is a standby: checkpoints follow.
-    pub protecting: Option<Arc<Protecting>>,
-    /// What was sent and may be lost, if this side comes back after a loss.
+    /// Pages that were sent and may be lost; set if this side would reconnect.
     pub unconfirmed: OnceLock<Unconfirmed>,
-    /// The destination has said that it waits then.
+    /// The destination has promised to wait after a loss.
     pub is_waited_for: AtomicBool,
-    /// Why the connection was lost that is being made anew, and how the last attempt ended.
+    /// The error that broke the connection. The next field: the last attempt's result.
     pub lost: Mutex<Option<MigrationError>>,
     pub last_attempt: Mutex<Option<String>>,
-    channels: Mutex<Vec<Arc<Channel>>>,
+}
+
+/// The result of the migration.
+#[derive(Default)]
+struct Ending {
     error: Mutex<Option<MigrationError>>,
     outcome: Mutex<Option<Outcome>>,
-    ended: Condvar,
+    changed: Condvar,
 }
 
 impl Shared {
@@ -100,24 +134,25 @@ impl Shared {
     ) -> Self {
         let (vm, ram) = (Arc::clone(guest_source.vm()), guest_source.ram().clone());
         let (custody, tracking) = (Arc::new(custody), Arc::new(Mutex::new(Some(tracking))));
+        let hands_over_memory = params.mode == MigrationMode::CprTransfer;
         let watch = {
             let (custody, tracking) = (Arc::clone(&custody), Arc::clone(&tracking));
-            let is_file = matches!(to, Address::File { .. });
-            let handed = (params.mode == MigrationMode::CprTransfer).then(|| (Arc::clone(&vm), ram.clone()));
+            let stores = facts::of(&to).stores;
             let told = Cell::new(None);
             move |machine: &Source| {
                 if matches!(machine.state(), State::Cancelled | State::Failed) {
-                    // All is undone: whoever hears of it may begin another migration at once.
+                    // Everything is undone: a thread that learns of the end may start another migration
+                    // immediately.
                     *tracking.lock() = None;
                 }
-                // An event that changes nothing must not take back what others have said since.
-                let now = custody_of(machine, is_file, custody.before());
+                // The custody may have been changed by others since. An event without effect must not overwrite
+                // that.
+                let now = match custody_of(machine, stores, custody.before()) {
+                    // The custody is `Gone` only after this side has released its memory: see `tell_passed`.
+                    Custody::Gone if hands_over_memory => Custody::Leaving { is_free: false },
+                    now => now,
+                };
                 if told.replace(Some(now)) != Some(now) {
-                    // Before anybody learns that another guest may come here: it would come into memory that the destination
-                    // has.
-                    if let (Some((vm, ram)), Custody::Gone) = (&handed, now) {
-                        same_host::let_go(vm.as_ref(), ram);
-                    }
                     custody.set(now);
                 }
             }
@@ -126,49 +161,54 @@ impl Shared {
         let rdma = Arc::<RdmaCounts>::default();
         let statistics = LiveStatistics::new(ram.total_bytes(), lanes as u32, Arc::clone(&rdma));
         Self {
-            statistics: Mutex::new(statistics),
-            limiter: Arc::new(Limiter::new(params.max_bandwidth_bytes)),
+            session: Session {
+                connecting: CancelFlag::new(),
+                limiter: Arc::new(Limiter::new(params.max_bandwidth_bytes)),
+                lanes: Lanes::new(lanes),
+                streams: Mutex::default(),
+                memory_is_expected: AtomicBool::new(false),
+                channels: Mutex::default(),
+                to: to.clone(),
+            },
+            measures: Measures {
+                counters: Arc::default(),
+                statistics: Mutex::new(statistics),
+                probes: Mutex::default(),
+                policy: Mutex::default(),
+                rdma,
+            },
+            handover: HandoverShared {
+                identity,
+                told_of_forgery: AtomicBool::new(false),
+                custody,
+                hands_over_memory,
+                tracking,
+                released: Mutex::default(),
+                asking: Mutex::default(),
+            },
             postcopy: Postcopy::new(params.max_postcopy_bandwidth_bytes),
-            recovery: Recovery::new(to.clone()),
+            reconnection: Reconnection {
+                recovery: Recovery::new(to),
+                unconfirmed: OnceLock::new(),
+                is_waited_for: AtomicBool::new(false),
+                lost: Mutex::default(),
+                last_attempt: Mutex::default(),
+            },
             params: Mutex::new(params),
             driver: Driver::new(source, watch),
-            counters: Arc::default(),
-            lanes: Lanes::new(lanes),
-            identity,
-            told_of_forgery: AtomicBool::new(false),
-            connecting: CancelFlag::new(),
-            custody,
-            tracking,
-            released: Mutex::default(),
-            asking: Mutex::default(),
-            policy: Mutex::default(),
-            probes: Mutex::default(),
-            streams: Mutex::default(),
-            rdma,
-            memory_is_expected: AtomicBool::new(false),
             protecting: None,
-            unconfirmed: OnceLock::new(),
-            is_waited_for: AtomicBool::new(false),
-            lost: Mutex::default(),
-            last_attempt: Mutex::default(),
-            channels: Mutex::default(),
-            error: Mutex::default(),
-            outcome: Mutex::default(),
-            ended: Condvar::new(),
-            guest_source,
-            vm,
-            ram,
-            to,
+            ending: Ending::default(),
+            guest: Guest { source: guest_source, vm, ram },
             capabilities,
             observer,
         }
     }
 
-    /// A reader of pages, for one lane.
+    /// A reader of pages for one lane.
     pub(super) fn reader(&self) -> Result<Arc<dyn PageReader>, MigrationError> {
         match &self.protecting {
             Some(protecting) => Ok(protecting.staging.clone()),
-            None => self.guest_source.reader(),
+            None => self.guest.source.reader(),
         }
     }
 
@@ -176,19 +216,22 @@ impl Shared {
         self.params.lock().clone()
     }
 
-    /// Tells the machine what happened. Once it undoes, no thread may go on waiting for the peer.
+    /// Feeds an event to the machine. When the machine undoes, no thread may continue to wait for the peer.
     pub(super) fn feed(&self, event: Fed) -> Result<(), Refusal> {
         let state = self.driver.feed(event)?;
         match state {
-            State::Cancelling | State::Failing => self.interrupt(),
-            // Whoever feeds that it is lost is a thread of the session, which ends before another begins.
+            // If nothing has to be undone, for example while channels are being connected, the machine reaches
+            // its last state immediately. The thread that closes the channels would still wait for the peer.
+            State::Cancelling | State::Failing | State::Cancelled | State::Failed => self.interrupt(),
+            // The thread that reports the loss belongs to the session, and is joined before another session
+            // begins.
             State::Suspending if event == Fed::ConnectionLost => self.break_session(),
             _ => {}
         }
         Ok(())
     }
 
-    /// As [`Shared::feed`], for events that a machine never refuses from a sound engine.
+    /// Feeds an event that the machine refuses only after an error of the engine.
     pub(super) fn report(&self, event: Fed) {
         if let Err(refusal) = self.feed(event) {
             tracing::error!(%refusal, "the handover machine refused an event");
@@ -196,16 +239,16 @@ impl Shared {
         }
     }
 
-    /// Something failed. The first reason is the one that is reported.
+    /// Reports a failure. The first reason is kept.
     ///
-    /// While the migration is being undone, or is over, a closed channel is no news.
+    /// A closed channel is no failure while the migration is being undone or after it has ended.
     pub(super) fn fail(&self, error: MigrationError) {
         let state = self.driver.inspect(Source::state);
         if state.is_final() || matches!(state, State::Cancelling | State::Failing | State::Held) {
             return;
         }
         if let (Some(protecting), State::Protected) = (&self.protecting, state) {
-            // Who runs the guest now is not this machine's to decide.
+            // The protection's machine, not this one, decides which side runs the guest now.
             protecting.inbox.fail(error);
             return self.driver.nudge();
         }
@@ -219,142 +262,152 @@ impl Shared {
             return;
         }
         if event == Fed::ConnectionLost && self.driver.inspect(Source::would_reconnect) {
-            // No reason to fail, if another connection comes in time.
-            self.lost.lock().get_or_insert(error);
+            // This is no failure if another connection is made in time.
+            self.reconnection.lost.lock().get_or_insert(error);
             return self.report(event);
         }
         self.note_error(error);
         self.report(event);
     }
 
-    /// Keeps why it fails, unless something is known already.
+    /// Records the reason of the failure, unless one is already recorded.
     pub(super) fn note_error(&self, error: MigrationError) {
-        error.note(&self.error, Some(&self.ram));
+        error.note(&self.ending.error, Some(&self.guest.ram));
     }
 
-    /// What has failed is over: the next reason counts.
+    /// Removes the recorded failure after it was handled, so that the next one is recorded.
     pub(super) fn forget_error(&self) {
-        *self.error.lock() = None;
+        *self.ending.error.lock() = None;
     }
 
-    /// Finds out which pages have failed, if it failed because of some that nobody named.
+    /// Finds the failed pages, if a recorded memory error does not name them.
     pub(super) fn find_failed_pages(&self) {
-        MigrationError::find_pages(&self.error, &self.ram);
+        MigrationError::find_pages(&self.ending.error, &self.guest.ram);
     }
 
     pub(super) fn error(&self) -> Option<MigrationError> {
-        self.error.lock().clone()
+        self.ending.error.lock().clone()
     }
 
-    /// Registers a channel, so that it can be shut down. One that comes too late is shut down at once.
+    /// Registers a channel, so that it can be shut down. After the end of the migration it is shut down
+    /// immediately.
     pub(super) fn adopt(&self, channel: Channel) -> Arc<Channel> {
         let channel = Arc::new(channel);
-        self.channels.lock().push(Arc::clone(&channel));
-        if self.connecting.is_cancelled() {
+        self.session.channels.lock().push(Arc::clone(&channel));
+        if self.session.connecting.is_cancelled() {
             channel.shutdown();
         }
         channel
     }
 
-    /// As [`Shared::adopt`], for channels that take the place of those that were lost.
+    /// Registers a channel of a session that replaces a lost one.
     pub(super) fn adopt_again(&self, channel: Channel) -> Arc<Channel> {
         let channel = Arc::new(channel);
-        self.channels.lock().push(Arc::clone(&channel));
+        self.session.channels.lock().push(Arc::clone(&channel));
         channel
     }
 
-    /// Bytes that were written and are still on this host.
+    /// Bytes that were written to channels and have not left this host.
     pub(super) fn unsent_bytes(&self) -> u64 {
-        self.channels.lock().iter().map(|channel| channel.unsent_bytes()).sum()
+        self.session.channels.lock().iter().map(|channel| channel.unsent_bytes()).sum()
     }
 
-    /// Unblocks every thread that works for a session that was lost.
+    /// Unblocks every thread of a lost session.
     pub(super) fn break_session(&self) {
-        for channel in self.channels.lock().iter() {
+        for channel in self.session.channels.lock().iter() {
             channel.shutdown();
         }
-        if let Some(streams) = &*self.streams.lock() {
+        if let Some(streams) = &*self.session.streams.lock() {
             streams.close();
         }
-        self.lanes.queue.end();
-        self.limiter.open();
+        self.session.lanes.queue.end();
+        self.session.limiter.open();
     }
 
-    /// Another session begins; no thread works for the last one.
+    /// Prepares for another session. No thread of the last one runs any more.
     pub(super) fn begin_session(&self) {
-        self.lanes.restart();
-        self.limiter.close();
-        *self.probes.lock() = Probes::default();
+        self.session.lanes.restart();
+        self.session.limiter.close();
+        *self.measures.probes.lock() = Probes::default();
     }
 
     /// Unblocks every thread that waits for the peer, the network or a budget.
     pub(super) fn interrupt(&self) {
-        self.connecting.cancel();
+        self.session.connecting.cancel();
         self.break_session();
         self.postcopy.stop();
     }
 
-    /// Lets go of the channels: their descriptors close when the last thread is done with them.
+    /// Releases the channels: their descriptors close when the last thread has released them.
     pub(super) fn drop_channels(&self) {
-        self.channels.lock().clear();
+        self.session.channels.lock().clear();
     }
 
     pub(super) fn tell(&self, event: &Event) {
         threads::tell(self.observer.as_ref(), event);
     }
 
-    /// Tells the observer which states were passed. Control thread only, so that the order holds.
+    /// Reports passed states to the observer. Only the control thread calls it, so that the order is kept.
     pub(super) fn tell_passed(&self) {
         for state in self.driver.take_passed() {
+            if state == State::Completed && self.handover.hands_over_memory {
+                // This comes before the status is published. Otherwise another guest could arrive here, in memory
+                // that the destination uses.
+                same_host::let_go(self.guest.vm.as_ref(), &self.guest.ram);
+                self.handover.custody.set(Custody::Gone);
+            }
             if state == State::Committing {
                 self.tell(&Event::Prepared);
                 self.tell(&Event::Committed);
             }
-            // Whoever sees that it failed finds out why.
+            // The reason is recorded before the status, so that a thread that reads the status finds the reason.
             if let Some(cause) = self.driver.inspect(Source::failure) {
                 self.note_cause(cause);
             }
             let status = match (status_of(state), self.driver.inspect(Source::is_postcopy)) {
-                // From the package on.
+                // The status changes when the package is sent.
                 (Status::Device, true) if state >= State::Preparing => Status::PostcopyDevice,
                 (status, _) => status,
             };
-            if self.statistics.lock().set_status(status, self.counters.now()) {
+            if self.measures.statistics.lock().set_status(status, self.measures.counters.now()) {
                 self.tell(&Event::Status(status));
             }
         }
     }
 
     pub(super) fn end(&self, outcome: Outcome) {
-        *self.outcome.lock() = Some(outcome);
-        self.ended.notify_all();
+        *self.ending.outcome.lock() = Some(outcome);
+        self.ending.changed.notify_all();
     }
 
-    /// A held guest is to be freed: who waits from now on waits for the end of that. Gives how it ended before; `None`
-    /// if no guest is held, or somebody else frees it.
+    /// Clears the outcome of a held guest that is to be freed.
+    ///
+    /// Callers then wait for the end of the new attempt.
+    ///
+    /// Gives the old outcome; `None` if no guest is held, or if another thread frees it.
     pub(super) fn begin_again(&self) -> Option<Outcome> {
-        self.outcome.lock().take_if(|outcome| matches!(outcome, Outcome::Failed { held: true, .. }))
+        self.ending.outcome.lock().take_if(|outcome| matches!(outcome, Outcome::Failed { held: true, .. }))
     }
 
     pub(super) fn outcome(&self) -> Option<Outcome> {
-        self.outcome.lock().clone()
+        self.ending.outcome.lock().clone()
     }
 
     pub(super) fn wait(&self) -> Outcome {
-        let mut outcome = self.outcome.lock();
+        let mut outcome = self.ending.outcome.lock();
         loop {
             if let Some(outcome) = &*outcome {
                 return outcome.clone();
             }
-            self.ended.wait(&mut outcome);
+            self.ending.changed.wait(&mut outcome);
         }
     }
 }
 
-/// Who has the guest when the machine stands so; `before` had it when the migration began.
-fn custody_of(machine: &Source, is_file: bool, before: Custody) -> Custody {
+/// The custody in the machine's present state; `before` is the migration's initial custody.
+fn custody_of(machine: &Source, stores: bool, before: Custody) -> Custody {
     match machine.state() {
-        State::Completed if is_file => Custody::Saved,
+        State::Completed if stores => Custody::Saved,
         State::Completed => Custody::Gone,
         State::Undecided => Custody::Undecided,
         State::Held => Custody::Held,

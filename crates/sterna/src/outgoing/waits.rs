@@ -1,4 +1,6 @@
-//! How the control thread waits: it keeps statistics and keepalives up meanwhile, and gives way to the machine.
+//! Waits of the control thread, which keep statistics and keepalives up to date.
+//!
+//! A wait ends when the machine has another action.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,34 +15,34 @@ use crate::driver::Waited;
 use crate::error::MigrationError;
 use crate::interruption::Break;
 
-/// How often a thread that waits wakes by itself: whoever changes what it waits for wakes it at once.
+/// The interval at which a waiting thread wakes by itself. A change of its condition wakes it immediately.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// What is due while the control thread waits.
+/// Periodic work of the control thread while it waits.
 pub(super) struct Waits {
     shared: Arc<Shared>,
-    /// Kept alive, once it is up.
+    /// The channel to keep alive, after it is connected.
     main: Option<Arc<MainChannel>>,
     keepalive: Instant,
 }
 
 impl Waits {
-    /// Of a migration that has no channel yet.
+    /// The waits of a migration that has no channel yet.
     pub(super) fn new(shared: Arc<Shared>) -> Self {
         Self { shared, main: None, keepalive: Instant::now() }
     }
 
-    /// The main channel is up, or gone.
+    /// Sets the main channel to keep alive; `None` after it was closed.
     pub(super) fn keep_alive(&mut self, main: Option<Arc<MainChannel>>) {
         self.main = main;
     }
 
-    /// The main channel was not silent: no keepalive is due for a while.
+    /// Call it after writing to the main channel: no keepalive is due for a while.
     pub(super) fn was_not_silent(&mut self) {
         self.keepalive = Instant::now();
     }
 
-    /// Waits until `check` has something.
+    /// Waits until `check` gives a value.
     pub(super) fn until<T>(&mut self, mut check: impl FnMut() -> Option<T>) -> Result<T, Break> {
         loop {
             if let Some(got) = self.at_most(PATIENCE, &mut check)? {
@@ -49,7 +51,7 @@ impl Waits {
         }
     }
 
-    /// As [`Waits::until`], and no longer than `patience`.
+    /// Waits until `check` gives a value, at most for `patience`.
     pub(super) fn at_most<T>(
         &mut self,
         patience: Duration,
@@ -69,21 +71,21 @@ impl Waits {
         }
     }
 
-    /// What is due while nothing is to be done.
+    /// The periodic work: statistics and keepalives.
     pub(super) fn idle(&mut self) {
-        let counts = self.shared.counters.now();
-        self.shared.statistics.lock().observe(counts);
+        let counts = self.shared.measures.counters.now();
+        self.shared.measures.statistics.lock().observe(counts);
         if let Err(error) = self.send_keepalive() {
             self.shared.fail(error);
         }
     }
 
-    /// Lets a Sterna peer know that this side lives, when the main channel was silent for long.
+    /// Sends a Sterna peer a keepalive if the main channel was silent for long.
     fn send_keepalive(&mut self) -> Result<(), MigrationError> {
         let every = self.shared.params().limits.stall / 4;
         let (peer, state) = self.shared.driver.inspect(|machine| (machine.peer(), machine.state()));
         let goes_on = match state {
-            // Nothing may follow EOF.
+            // No element may follow EOF.
             State::Postcopy => !self.shared.postcopy.has_ended(),
             state => !state.is_committed() && !state.is_final(),
         };
@@ -91,7 +93,7 @@ impl Waits {
         match &self.main {
             Some(main) if is_wanted && self.keepalive.elapsed() >= every => {
                 self.keepalive = Instant::now();
-                self.shared.probes.lock().send_keepalive();
+                self.shared.measures.probes.lock().send_keepalive();
                 main.commands(&[Command::Ping(extension::KEEPALIVE_PING)])
             }
             _ => Ok(()),

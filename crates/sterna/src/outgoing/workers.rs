@@ -1,4 +1,4 @@
-//! The threads of a migration, but for the control thread itself.
+//! The threads of a migration, except the control thread.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -7,19 +7,18 @@ use super::shared::Shared;
 use crate::error::MigrationError;
 use crate::threads;
 
-/// Lanes, save threads, the return path.
+/// The threads of lanes, of save threads and of the return path.
 pub(super) struct Workers {
     shared: Arc<Shared>,
     handles: Vec<JoinHandle<()>>,
 }
 
 impl Workers {
-    /// None yet.
     pub(super) fn new(shared: Arc<Shared>) -> Self {
         Self { shared, handles: Vec::new() }
     }
 
-    /// Starts one. If it panics, the migration fails.
+    /// Starts a thread. If it panics, the migration fails.
     pub(super) fn spawn(
         &mut self,
         name: &str,
@@ -34,10 +33,10 @@ impl Workers {
         Ok(())
     }
 
-    /// Waits until all have ended.
+    /// Waits until all threads have ended.
     pub(super) fn join(&mut self) {
         for handle in self.handles.drain(..) {
-            // One that panicked has said so.
+            // A thread that panicked has already reported the error.
             let _ = handle.join();
         }
     }

@@ -1,7 +1,8 @@
-//! What carries pages: where a lane puts them ([`PageWriter`]) and where a receiver does ([`PageSink`]).
+//! The interfaces of page transfer: a sending lane writes to a [`PageWriter`], and a receiver stores through a
+//! [`PageSink`].
 //!
-//! Neither knows the other: a writer may speak multifd, records of the main channel, or no protocol at
-//! all (a file); a sink may be guest RAM, an image, later a COLO cache or userfaultfd copies.
+//! The two are independent. A writer may encode multifd packets or records of the main channel, or write to a
+//! file without a protocol. A sink may be guest RAM, an image, or the memory of a standby.
 
 mod file;
 mod ram_sink;
@@ -18,30 +19,30 @@ use sterna_transport::Channel;
 use crate::error::MigrationError;
 use crate::order::PageRun;
 
-/// Takes runs of pages from one lane and carries them away.
+/// Transfers runs of pages for one lane.
 pub(crate) trait PageWriter: Send {
-    /// Carries the content of `run`. The guest may write it meanwhile: what arrives is then stale or torn,
-    /// and the page is reported dirty.
+    /// Transfers the content of `run`. The guest may write the pages meanwhile. The transferred content is then
+    /// stale or torn, and the page is reported dirty.
     fn write_run(&mut self, run: PageRun) -> Result<(), MigrationError>;
-    /// Carries the news that the pages of `run` are zero.
+    /// Transfers the information that the pages of `run` are zero.
     fn zero_run(&mut self, run: PageRun) -> Result<(), MigrationError>;
-    /// As [`PageWriter::zero_run`], of pages that were never populated and must not be read.
+    /// As [`PageWriter::zero_run`], for pages that were never populated and must not be read.
     fn absent_run(&mut self, run: PageRun) -> Result<(), MigrationError> {
         self.zero_run(run)
     }
-    /// Carries a packet with a chunk of a device's stream, whole. Only where the way of the streams leads over lanes.
+    /// Transfers one packet with a chunk of a device stream. Called only if device streams use lanes.
     fn device_packet(&mut self, packet: &[u8]) -> Result<(), MigrationError> {
         let _ = packet;
         Err(MigrationError::Internal("this writer carries pages alone".to_owned()))
     }
-    /// From now on nothing goes over a channel that others need: the main channel has the pages that the destination waits for.
+    /// Stops using shared channels. The main channel carries the pages that the destination waits for.
     fn keep_to_itself(&mut self) {}
-    /// The channel that it alone writes to, if there is one.
+    /// The channel that only this writer uses, if there is one.
     fn channel(&self) -> Option<&Channel> {
         None
     }
-    /// All pages taken so far are out, and none that follows can overtake them.
+    /// Waits until all earlier pages are out, so that later ones cannot overtake them.
     fn barrier(&mut self) -> Result<(), MigrationError>;
-    /// The migration ends early: unblock whoever waits, drop what is not out.
+    /// Aborts the migration: wakes blocked threads, and drops pages that are not out.
     fn abort(&mut self);
 }

@@ -1,51 +1,55 @@
-//! Received pages go into guest RAM, in place.
+//! Stores received pages in guest RAM, in place.
 
+mod record;
 mod remote;
 
-use std::sync::OnceLock;
+use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use sterna_ram::{
-    Backing, DirtyBitmaps, Emptied, GuestRam, PAGE_SIZE, PageBitmap, RamBlock, RamError, RamSlice,
+    Backing, DirtyBitmaps, Emptied, GuestRam, PAGE_SIZE, PageBitmap, RamBlock, RamError, RamSlice, Run,
 };
 
+use self::record::{Memory, Record};
 use super::PageSink;
 use crate::error::MigrationError;
 use crate::order::PageRun;
 
-/// Puts pages straight into guest RAM.
+/// Stores pages directly in guest RAM.
 ///
-/// A zero page that never came before leaves fresh memory alone, so that a sparse guest stays sparse. The memory's owner
-/// may declare it fresh ([`RamBlock::declare_fresh`]). Where it is not, the kernel is asked which pages are there before
-/// the first page is taken. Those may hold bytes, of a former migration for example: each is compared, and cleared if it
-/// is not zero, by the news that it is zero, or at the end if no news of it came.
+/// A zero page that was not received before leaves fresh memory untouched, so that a sparse guest stays sparse.
+/// The memory's owner may declare it fresh ([`RamBlock::declare_fresh`]). Otherwise the kernel is asked which
+/// pages are in memory, before the first page is stored. Those pages may hold bytes, for example of an earlier
+/// migration. Each of them is compared, and cleared if it is not zero. This happens when the page is received
+/// as zero, or at the end if it was not received. [`Record`] has the rule, and a simulator tests it.
 ///
-/// Into a block that cannot be written nothing is put: its pages are kept aside, and compared at the end.
+/// Read-only blocks are not written. Their pages are stored in other memory, and compared at the end.
 pub(crate) struct RamSink {
     guest: GuestRam,
-    /// Where pages are put: the guest's blocks, and memory beside those that cannot be written.
+    /// The memory for the pages: the guest's blocks, and other memory for read-only blocks.
     ram: GuestRam,
-    /// Pages that may hold bytes: those that were in memory before the first page was taken, and those that came
-    /// with content.
-    holds: OnceLock<DirtyBitmaps>,
-    /// Pages that came, with content or as zero.
-    received: DirtyBitmaps,
+    /// The state of the pages of `ram`.
+    record: Record,
+    /// Guards the question to the kernel which pages are in memory. It is asked before the first page is
+    /// stored.
+    looked: Once,
     may_hold_bytes: Vec<bool>,
-    /// Per block: pages may be missing, and are populated just ahead of their payload.
+    /// Per block: whether pages may be unpopulated. They are populated just before their payload is read.
     populates: Vec<bool>,
-    /// Per block: an adapter follows its memory and may write any page at any time ([`RamSink::follow`]).
+    /// Per block: whether an adapter follows its memory and may write any page at any time
+    /// ([`RamSink::follow`]).
     is_followed: Vec<AtomicBool>,
     cleared: AtomicU64,
-    /// The source's own memory is there instead: no page is put, compared or cleared.
+    /// The source's own memory is mapped instead, so no page is stored, compared or cleared.
     is_closed: AtomicBool,
 }
 
 impl RamSink {
-    /// A sink into `guest`; `may_hold_bytes` says of each block whether the VMM has put bytes there, which stay where
-    /// no page comes.
+    /// A sink into `guest`. `may_hold_bytes`: for each block, whether the VMM has written bytes there. They
+    /// stay where no page is received.
     ///
     /// # Errors
-    /// There is no memory for what comes for blocks that cannot be written.
+    /// The memory for pages of read-only blocks cannot be allocated.
     pub(crate) fn new(guest: &GuestRam, may_hold_bytes: Vec<bool>) -> Result<Self, RamError> {
         let target = |block: &RamBlock| match block.is_read_only() {
             true => RamBlock::new(block.name(), block.len_bytes(), Backing::Anonymous),
@@ -57,8 +61,8 @@ impl RamSink {
             guest.clone()
         };
         Ok(Self {
-            holds: OnceLock::new(),
-            received: DirtyBitmaps::new(guest),
+            record: Record::new(guest),
+            looked: Once::new(),
             populates: ram.blocks().iter().map(|block| !block.is_fully_populated()).collect(),
             is_followed: ram.blocks().iter().map(|_| AtomicBool::new(false)).collect(),
             guest: guest.clone(),
@@ -69,17 +73,18 @@ impl RamSink {
         })
     }
 
-    /// The source's own memory has come to the guest's blocks: from now on nothing is put there, compared or cleared.
+    /// Closes the sink, because the source's own memory is mapped to the guest's blocks. From now on no page is
+    /// stored, compared or cleared.
     pub(crate) fn close(&self) {
         self.is_closed.store(true, Ordering::Release);
     }
 
-    /// Whether it is [closed](RamSink::close).
+    /// Whether the sink is [closed](RamSink::close).
     pub(crate) fn is_closed(&self) -> bool {
         self.is_closed.load(Ordering::Acquire)
     }
 
-    /// No page comes to memory that the source has handed over.
+    /// Refuses a page after the source has handed its memory over.
     fn check_open(&self, run: PageRun) -> Result<(), MigrationError> {
         if !self.is_closed() {
             return Ok(());
@@ -91,32 +96,34 @@ impl RamSink {
         Err(MigrationError::PeerMisbehaved { what })
     }
 
-    /// Where pages are put: the guest's blocks, and memory beside those that cannot be written.
+    /// The memory for the pages: the guest's blocks, and other memory for read-only blocks.
     pub(crate) fn ram(&self) -> &GuestRam {
         &self.ram
     }
 
-    /// Pages that came, with content or as zero.
+    /// Pages that were received, with content or as zero.
     pub(crate) fn received(&self) -> &DirtyBitmaps {
-        &self.received
+        self.record.received()
     }
 
-    /// These pages count as if they had not come: the source has changed them since.
+    /// Marks pages as not received, because the source has changed them since.
     pub(crate) fn forget(&self, block: usize, first: u64, count: u64) {
-        self.received.block(block).clear_range(first, count);
+        self.record.forget(PageRun { block, first, count });
     }
 
-    /// Zero pages that had to be read, and cleared where they were not zero.
+    /// Number of zero pages that had to be read, and were cleared if they were not zero.
     pub(crate) fn cleared_pages(&self) -> u64 {
         self.cleared.load(Ordering::Relaxed)
     }
 
-    /// All pages have come: clears what was in memory before and was named by none of them, and compares what came for
-    /// blocks that cannot be written.
+    /// Completes RAM after all pages were received. Clears pages that were in memory before and were not
+    /// received. Compares the pages of read-only blocks.
+    ///
+    /// If the connection is lost before the commit, more pages may arrive, and this is called again.
     ///
     /// # Errors
-    /// [`MigrationError::Ram`]; [`MigrationError::PeerIncompatible`] if a block that cannot be written holds other bytes
-    /// than the source's.
+    /// [`MigrationError::Ram`]; [`MigrationError::PeerIncompatible`] if the bytes of a read-only block differ
+    /// from the source's.
     pub(crate) fn finish(&self) -> Result<(), MigrationError> {
         if self.is_closed() {
             return Ok(());
@@ -125,19 +132,17 @@ impl RamSink {
             if block.is_read_only() {
                 self.compare(index)?;
             } else if !self.may_hold_bytes[index] && !self.is_followed(index) {
-                let holds = self.holds().block(index);
-                for (held, came) in holds.words().iter().zip(self.received.block(index).words()) {
-                    held.fetch_and(!came.load(Ordering::Acquire), Ordering::AcqRel);
-                }
-                self.clear(PageRun { block: index, first: 0, count: holds.pages() })?;
+                self.count(self.looked().finish(index, &self.ram)?);
             }
         }
         Ok(())
     }
 
-    /// The migration failed: makes a block all zero. Its memory is given back where the block's owner permits it;
-    /// otherwise pages that may hold bytes are compared and cleared. Gives why memory was not given back though it was
-    /// permitted. A block that cannot be written was not written, and stays as it is.
+    /// Makes a block all zero after the migration has failed.
+    ///
+    /// If the block's owner permits it, the memory is given back to the host. Otherwise pages that may hold
+    /// bytes are compared and cleared. Returns the reason if memory could not be given back although it was
+    /// permitted. A read-only block was not written, and is left unchanged.
     ///
     /// # Errors
     /// Zeros cannot be stored.
@@ -152,57 +157,41 @@ impl RamSink {
                 Emptied::Zeroed(why) => Some(why),
             });
         }
-        self.clear(PageRun { block: index, first: 0, count: block.pages() })?;
+        if self.is_followed(index) {
+            block.zero_pages(0, block.pages())?;
+        } else {
+            self.count(self.looked().empty(index, &self.ram)?);
+        }
         Ok(None)
     }
 
-    /// Finds out which pages may hold bytes, when the first page comes.
-    fn holds(&self) -> &DirtyBitmaps {
-        self.holds.get_or_init(|| {
-            let holds = DirtyBitmaps::new(&self.ram);
+    /// The state of the pages. The first call asks the kernel which pages may hold bytes.
+    fn looked(&self) -> &Record {
+        self.looked.call_once(|| {
             for (index, block) in self.ram.blocks().iter().enumerate() {
-                let held = holds.block(index);
                 if block.take_fresh() && !self.may_hold_bytes[index] {
                     continue;
                 }
-                held.set_all();
                 let absent = PageBitmap::new(block.pages());
                 if let Err(error) = block.mark_absent(0, block.pages(), &absent) {
-                    // All of them are read then.
+                    // All pages count as populated then, and are read.
                     tracing::warn!("cannot find out which pages are populated: {error}");
-                    continue;
+                    absent.clear_all();
                 }
-                for (held, absent) in held.words().iter().zip(absent.words()) {
-                    held.fetch_and(!absent.load(Ordering::Relaxed), Ordering::Relaxed);
-                }
+                self.record.found(index, &absent);
             }
-            holds
-        })
+        });
+        &self.record
     }
 
-    /// Makes those pages of a run zero that may hold bytes. Then they hold none, unless they are registered. Where an
-    /// adapter follows the memory, the kernel is asked which pages there are, and may have them back.
-    fn clear(&self, run: PageRun) -> Result<(), MigrationError> {
-        let (holds, block) = (self.holds().block(run.block), self.ram.block(run.block));
-        if self.is_followed(run.block) {
-            return Ok(block.zero_pages(run.first, run.count)?);
-        }
-        let mut page = run.first;
-        while let Some(held) = holds.take_run(page, run.end(), run.count) {
-            if let Err(error) = block.zero_present_pages(held.first, held.count) {
-                holds.set_range(held.first, held.count);
-                return Err(error.into());
-            }
-            remote::hold_what_is_pinned(block, holds, held);
-            self.cleared.fetch_add(held.count, Ordering::Relaxed);
-            page = held.end();
-        }
-        Ok(())
+    /// Counts pages that were read, and were cleared if they were not zero.
+    fn count(&self, cleared: u64) {
+        self.cleared.fetch_add(cleared, Ordering::Relaxed);
     }
 
-    /// Compares what came for a block that cannot be written with what is there.
+    /// Compares the received pages of a read-only block with the block's content.
     fn compare(&self, index: usize) -> Result<(), MigrationError> {
-        let (guest, came) = (self.guest.block(index), self.received.block(index));
+        let (guest, came) = (self.guest.block(index), self.record.received().block(index));
         let (mut ours, mut theirs) = ([0; PAGE_SIZE], [0; PAGE_SIZE]);
         let mut from = 0;
         while let Some(run) = came.next_run(from, came.pages(), came.pages()) {
@@ -226,14 +215,24 @@ impl RamSink {
     }
 }
 
+impl Memory for GuestRam {
+    type Error = RamError;
+
+    fn zero(&self, run: PageRun) -> Result<(), RamError> {
+        self.block(run.block).zero_present_pages(run.first, run.count)
+    }
+
+    fn pinned_in(&self, run: PageRun) -> Option<Run> {
+        self.block(run.block).pinned_in(run.first, run.count)
+    }
+}
+
 impl PageSink for RamSink {
     fn prepare(&self, run: PageRun) -> Result<RamSlice<'_>, MigrationError> {
         self.check_open(run)?;
         let block = self.ram.block(run.block);
         let slice = block.slice(run.first * PAGE_SIZE as u64, run.count as usize * PAGE_SIZE)?;
-        self.holds().block(run.block).set_range(run.first, run.count);
-        let received = self.received.block(run.block);
-        if received.set_range(run.first, run.count) > 0 && self.populates[run.block] {
+        if self.looked().content(run) > 0 && self.populates[run.block] {
             block.populate(run.first, run.count)?;
         }
         Ok(slice)
@@ -245,14 +244,20 @@ impl PageSink for RamSink {
 
     fn zero(&self, run: PageRun) -> Result<(), MigrationError> {
         self.check_open(run)?;
-        self.clear(run)?;
-        self.received.block(run.block).set_range(run.first, run.count);
+        if self.is_followed(run.block) {
+            // The kernel knows which pages are populated, and they may be given back, because the adapter does
+            // not pin them.
+            self.ram.block(run.block).zero_pages(run.first, run.count)?;
+            self.record.came(run);
+        } else {
+            self.count(self.looked().zero(run, &self.ram)?);
+        }
         Ok(())
     }
 
     fn current(&self, run: PageRun, to: &mut [u8]) -> Result<(), MigrationError> {
         self.check_open(run)?;
-        let received = self.received.block(run.block);
+        let received = self.record.received().block(run.block);
         if let Some(missing) = (run.first..run.end()).find(|page| !received.get(*page)) {
             let (offset, name) = (missing * PAGE_SIZE as u64, self.ram.block(run.block).name());
             let what = format!(
@@ -271,7 +276,7 @@ mod tests {
     #[test]
     fn difference_to_a_page_that_never_came_is_refused_by_its_name() {
         let block = RamBlock::new("m0", 8 * PAGE_SIZE as u64, Backing::Memfd).unwrap();
-        // Of a former migration.
+        // Bytes of an earlier migration.
         block.write(3 * PAGE_SIZE as u64, &[1]).unwrap();
         let sink = RamSink::new(&GuestRam::new(vec![block]).unwrap(), vec![false]).unwrap();
         let page = |first| PageRun { block: 0, first, count: 1 };
@@ -284,6 +289,27 @@ mod tests {
         sink.zero(page(3)).unwrap();
         sink.current(page(3), &mut content).unwrap();
         assert_eq!(content, [0; PAGE_SIZE]);
+    }
+
+    /// The connection is lost after all pages were received, and the guest clears a page before the source
+    /// reconnects.
+    #[test]
+    fn page_that_becomes_zero_after_all_had_come_is_cleared() {
+        for backing in [Backing::Memfd, Backing::Anonymous] {
+            let ram = GuestRam::new(vec![RamBlock::new("ram", 64 << 12, backing).unwrap()]).unwrap();
+            let sink = RamSink::new(&ram, vec![false]).unwrap();
+            let all = PageRun { block: 0, first: 0, count: 64 };
+            sink.prepare(all).unwrap().copy_from(&[7; 64 * PAGE_SIZE]).unwrap();
+            sink.finish().unwrap();
+
+            sink.zero(PageRun { count: 9, ..all }).unwrap();
+            sink.finish().unwrap();
+
+            let stale: Vec<_> =
+                (0..9).filter(|page| !ram.block(0).page(*page).unwrap().is_zero().unwrap()).collect();
+            assert!(stale.is_empty(), "{backing:?}: {stale:?}");
+            assert!(!ram.block(0).page(9).unwrap().is_zero().unwrap());
+        }
     }
 
     #[test]

@@ -1,29 +1,30 @@
-//! Where received pages go.
+//! The interface of the memory in which received pages are stored.
 
 use sterna_ram::RamSlice;
 
 use crate::error::MigrationError;
 use crate::order::PageRun;
 
-/// Takes pages from any number of receiving lanes at once. A page belongs to at most one lane at a time
-/// (the page order sees to it).
+/// Stores pages of any number of receiving lanes in parallel. The page order ensures that a page belongs to at
+/// most one lane at a time.
 pub(crate) trait PageSink: Send + Sync {
-    /// Where the content of `run` is to be put. Ask just before the payload is read: this is where fresh
-    /// memory is populated.
+    /// The place for the content of `run`. Call this just before the payload is read, because it populates
+    /// fresh memory.
     fn prepare(&self, run: PageRun) -> Result<RamSlice<'_>, MigrationError>;
-    /// The content of `run` stands where [`PageSink::prepare`] said.
+    /// The content of `run` is complete at the place that [`PageSink::prepare`] returned.
     fn commit(&self, run: PageRun) -> Result<(), MigrationError>;
-    /// The pages of `run` are zero.
+    /// Makes the pages of `run` zero.
     fn zero(&self, run: PageRun) -> Result<(), MigrationError>;
-    /// The content of `run` as it is now: for a page that comes as a difference to it.
+    /// Copies the present content of `run`, to which a received difference is applied.
     fn current(&self, run: PageRun, to: &mut [u8]) -> Result<(), MigrationError>;
-    /// Waits until pages may come. Gives the checkpoint to which packets of differences belong then (`specs/extension.md §10`); `None`:
-    /// none may come.
+    /// Waits until pages may arrive. Returns the number of the checkpoint to which packets of differences then
+    /// belong (`specs/extension.md §10`). `None`: no differences are allowed.
     fn differences(&self) -> Result<Option<u64>, MigrationError> {
         Ok(None)
     }
-    /// Everything that was committed or zeroed on this lane stands where it belongs, so that what another lane
-    /// does from now on comes after it.
+    /// Completes all pages that this lane has committed or zeroed.
+    ///
+    /// Later actions of other lanes are then ordered after them.
     fn settle(&self) -> Result<(), MigrationError> {
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! A file as the end of lanes.
+//! Tests of lanes that write to a file.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -12,6 +12,7 @@ use sterna_wire::mapped_ram::{MappedHeader, bitmap_bytes, holds_page};
 use super::{FileWriter, MappedFile, PageWriter};
 use crate::error::{Fault, MigrationError};
 use crate::order::{LaneCursor, PageRun, RoundPages, SliceSize, Taken};
+use sterna_testing::SmallDisk;
 
 const LANES: usize = 3;
 
@@ -28,7 +29,7 @@ impl Plain {
     }
 }
 
-/// Two blocks. Of the first, pages hold bytes, hold zeros, or were never there.
+/// A guest with two blocks. Pages of the first hold bytes, hold zeros, or were never populated.
 fn guest() -> Plain {
     let block = |name: &str, pages: u64| {
         RamBlock::new(name, pages * PAGE_SIZE as u64, Backing::Memfd).expect("a block")
@@ -42,7 +43,7 @@ fn guest() -> Plain {
     vm
 }
 
-/// Hands every page of `vm` to `LANES` lanes at once; each calls `lane` for its runs.
+/// Distributes every page of `vm` to `LANES` lanes in parallel. Each lane calls `lane` for its runs.
 fn over_lanes<F>(vm: &Plain, lane: F)
 where
     F: Fn(usize) -> Box<dyn FnMut(Taken) -> Result<(), MigrationError>> + Sync,
@@ -82,12 +83,12 @@ fn file_lane(image: &Arc<MappedFile>, ram: &GuestRam) -> Box<dyn FnMut(Taken) ->
     })
 }
 
-/// Where files lie on a disk, as this test program does.
+/// A directory on a disk: the one of this test program.
 fn directory_on_disk() -> std::path::PathBuf {
     std::env::current_exe().unwrap().parent().unwrap().to_owned()
 }
 
-/// Pages of `ram` in a file at `path`, with nothing around them but room for the bitmaps.
+/// A file at `path` for the pages of `ram`, without other content than the room for the bitmaps.
 fn image_of(path: &Path, ram: &GuestRam) -> Result<(Arc<MappedFile>, Vec<MappedHeader>), TransportError> {
     let file = PageFile::create(path, CreateOptions { direct: Direct::Wanted, ..Default::default() })?;
     let mut at = 0;
@@ -129,7 +130,7 @@ fn image_written_over_many_lanes_holds_every_page_and_holes_for_the_rest() {
         }
     }
     assert_eq!(marked, held);
-    // What is not held takes no room on the disk: bitmaps are all that is there besides.
+    // Pages that are not in the file use no disk space: only the bitmaps do, besides the pages.
     let on_disk = std::fs::metadata(&path).unwrap().blocks() * 512;
     assert!(on_disk <= held * PAGE_SIZE as u64 + (64 << 10), "{on_disk} bytes for {held} pages");
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
@@ -148,7 +149,7 @@ fn image_page_that_became_zero_leaves_neither_a_bit_nor_its_bytes() {
     }
     writer.write_run(run(0, 100)).unwrap();
     writer.barrier().unwrap();
-    // A few between others are written as they are; many, and those at an end, are not.
+    // A few zero pages between others are written as well. Many zero pages, or zero pages at the end, are not.
     for page in (10..12).chain(40..70).chain(98..100) {
         vm.write(page, 0);
     }
@@ -175,9 +176,13 @@ fn image_page_that_became_zero_leaves_neither_a_bit_nor_its_bytes() {
 
 #[test]
 fn image_on_a_full_disk_fails_with_its_reason_and_leaves_nothing() {
-    // A disk that is always full, in a place where a file can be created: /dev/full cannot be renamed
-    // over, so a file system of 256 KiB is needed, which only root can mount.
-    let Some(small) = SmallDisk::mount("256k") else { return };
+    // This needs a disk that is always full and on which a file can be created. /dev/full cannot be replaced by
+    // a rename, so the test mounts a file system of 256 KiB. Only root can do that.
+    let Some(small) =
+        SmallDisk::mount_for("image_on_a_full_disk_fails_with_its_reason_and_leaves_nothing", 256 << 10)
+    else {
+        return;
+    };
     let path = small.path().join("guest.img");
     let vm = guest();
     let (image, _) = image_of(&path, &vm.ram).unwrap();
@@ -192,36 +197,4 @@ fn image_on_a_full_disk_fails_with_its_reason_and_leaves_nothing() {
     let error = error.to_string();
     assert!(error.contains("guest.img") && error.contains("No space left"), "{error}");
     assert_eq!(std::fs::read_dir(small.path()).unwrap().count(), 0);
-}
-
-/// A file system of its own, gone when it is dropped.
-struct SmallDisk(tempfile::TempDir);
-
-impl SmallDisk {
-    fn mount(size: &str) -> Option<Self> {
-        let directory = tempfile::tempdir().unwrap();
-        let mut command = std::process::Command::new("mount");
-        command.args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"]).arg(directory.path());
-        let mounted = command.stderr(std::process::Stdio::null()).status();
-        if mounted.is_ok_and(|status| status.success()) {
-            return Some(Self(directory));
-        }
-        #[allow(clippy::print_stderr, reason = "says that it was skipped")]
-        {
-            eprintln!(
-                "SKIPPED image_on_a_full_disk_fails_with_its_reason_and_leaves_nothing: no right to mount"
-            );
-        }
-        None
-    }
-
-    fn path(&self) -> &Path {
-        self.0.path()
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        let _ = std::process::Command::new("umount").arg(self.0.path()).status();
-    }
 }

@@ -1,33 +1,34 @@
-//! What a destination may say, and when: the order of the return path in postcopy (specs/postcopy.md §3). Pure.
+//! Checks a destination's messages and their order on the return path in postcopy (specs/postcopy.md §3). Pure.
 
 use sterna_wire::return_path::ReturnMessage;
 
 use crate::error::MigrationError;
 
-/// The PING whose PONG says that the destination answers.
+/// The first PING. Its PONG shows that the destination answers.
 pub(crate) const HELLO_PING: u32 = 1;
-/// The PING behind the block list: its PONG says that the destination has accepted machine and memory.
+/// The PING after the block list. Its PONG shows that the destination has accepted machine and memory.
 pub(crate) const LISTED_PING: u32 = 0x10;
 /// The PING before the package.
 pub(crate) const PACKAGE_PING: u32 = 2;
-/// The PING behind the devices.
+/// The PING after the devices.
 pub(crate) const DEVICES_PING: u32 = 3;
-/// The PING whose PONG says that the devices are loaded: from then on a broken connection can be recovered.
+/// The PING after loading. Its PONG shows that the devices are loaded: from then on a broken connection can be
+/// recovered.
 pub(crate) const LOADED_PING: u32 = 0x42;
 const PINGS: [u32; 5] = [HELLO_PING, LISTED_PING, PACKAGE_PING, DEVICES_PING, LOADED_PING];
 
-/// What a message means.
+/// The meaning of a destination's message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Answer {
-    /// The answer to a PING.
+    /// The answer to the PING with this value.
     Pong(u32),
-    /// Pages are needed now.
+    /// The destination needs these pages now.
     Request {
         /// Index of the block.
         block: usize,
-        /// First byte.
+        /// Offset of the first byte in the block.
         start: u64,
-        /// Bytes.
+        /// Number of requested bytes.
         length: u64,
     },
     /// The bitmap of this block follows.
@@ -35,34 +36,34 @@ pub(crate) enum Answer {
         /// Index of the block.
         block: usize,
     },
-    /// The destination goes on after a break.
+    /// The destination has resumed after a lost connection.
     Resumed,
-    /// All has come and is acknowledged.
+    /// The destination has all pages and acknowledges the end.
     Done,
-    /// Nothing that matters here.
+    /// A message that needs no action here.
     Nothing,
 }
 
-/// What one connection has said and been told.
+/// The messages of one connection so far, in both directions.
 #[derive(Debug)]
 pub(crate) struct Answers {
     names: Vec<String>,
-    /// The block of the request before.
+    /// The block of the previous request.
     last: Option<usize>,
-    /// PINGs without an answer.
+    /// PINGs that are not answered yet.
     pings: Vec<u32>,
-    /// Blocks whose bitmap was asked for.
+    /// Blocks whose bitmap was requested and has not arrived.
     bitmaps: Vec<usize>,
     /// POSTCOPY_RESUME was sent and not acknowledged.
     awaits_resume: bool,
     /// LISTEN or RESUME was sent: pages may be requested.
     may_request: bool,
-    /// EOF was sent.
+    /// EOF was sent, so SHUT 0 is allowed.
     has_ended: bool,
 }
 
 impl Answers {
-    /// Of a connection about blocks of these names.
+    /// The state of a new connection, for blocks with these names.
     pub(crate) fn new(names: Vec<String>) -> Self {
         Self {
             names,
@@ -75,42 +76,42 @@ impl Answers {
         }
     }
 
-    /// The name of block `block`.
+    /// The name of the block with index `block`.
     pub(crate) fn name(&self, block: usize) -> &str {
         &self.names[block]
     }
 
-    /// A PING goes out.
+    /// A PING is sent.
     pub(crate) fn pinged(&mut self, value: u32) {
         self.pings.push(value);
     }
 
-    /// The package goes out, with LISTEN and its PINGs.
+    /// The package is sent, with LISTEN and its PINGs.
     pub(crate) fn packaged(&mut self) {
         self.pings.extend([DEVICES_PING, LOADED_PING]);
         self.may_request = true;
     }
 
-    /// The bitmap of block `block` is asked for.
+    /// The bitmap of block `block` is requested.
     pub(crate) fn asked_bitmap(&mut self, block: usize) {
         self.bitmaps.push(block);
     }
 
-    /// POSTCOPY_RESUME goes out.
+    /// POSTCOPY_RESUME is sent: its acknowledgement and requests are allowed.
     pub(crate) fn resumed(&mut self) {
         (self.awaits_resume, self.may_request) = (true, true);
     }
 
-    /// EOF goes out.
+    /// EOF is sent: SHUT 0 is allowed from now on.
     pub(crate) fn ended(&mut self) {
         self.has_ended = true;
     }
 
-    /// Takes a message.
+    /// Checks a message, and returns its meaning.
     ///
     /// # Errors
-    /// [`MigrationError::PeerMisbehaved`] for what was not asked for, or is not of this machine;
-    /// [`MigrationError::DestinationFailed`].
+    /// [`MigrationError::PeerMisbehaved`] for a message that was not requested or names an unknown block;
+    /// [`MigrationError::DestinationFailed`] if the destination has failed.
     pub(crate) fn take(&mut self, message: ReturnMessage) -> Result<Answer, MigrationError> {
         match message {
             ReturnMessage::Pong(value) => self.pong(value),
@@ -136,7 +137,8 @@ impl Answers {
             ReturnMessage::Shut(0) if self.has_ended => Ok(Answer::Done),
             ReturnMessage::Shut(0) => Err(untimely("that it has everything, before it was sent")),
             ReturnMessage::Shut(code) => Err(MigrationError::DestinationFailed(code)),
-            // Devices of some machine types say so by themselves (specs/stream.md §5.3); nothing here waits for it.
+            // The destination of some machine types sends this without a request (specs/stream.md §5.3). The
+            // serving side does not wait for it.
             ReturnMessage::SwitchoverAck => Ok(Answer::Nothing),
             ReturnMessage::Grant { .. } => Err(untimely("a grant for a device's stream, and there is none")),
         }

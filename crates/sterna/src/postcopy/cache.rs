@@ -1,4 +1,4 @@
-//! Chunks of an image in memory: read once for all that want them, ahead of time where that is known, and bounded.
+//! A bounded cache of an image's chunks. All destinations share it, and threads read ahead into it.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -12,13 +12,13 @@ use crate::error::MigrationError;
 use crate::order::PageRun;
 
 const CHUNK_BYTES: usize = CHUNK_PAGES as usize * PAGE_SIZE;
-/// Least that a cache takes: a chunk for each of its readers, and two to copy from.
+/// Smallest size in bytes: one chunk for each of the two readers, and two to copy from.
 pub(crate) const LEAST_BYTES: u64 = 4 * CHUNK_BYTES as u64;
 
-/// Block and number of a chunk.
+/// Block index and chunk number.
 pub(crate) type Key = (usize, u64);
 
-/// The chunks of one image that were read last.
+/// The most recently used chunks of one image.
 pub(crate) struct ChunkCache {
     store: Arc<ImageStore>,
     memory: RamBlock,
@@ -29,11 +29,11 @@ pub(crate) struct ChunkCache {
 #[derive(Default)]
 struct State {
     chunks: HashMap<Key, Chunk>,
-    /// Chunks that nobody copies from, by when they were used last.
+    /// Chunks that no thread copies from, by the time of their last use.
     idle: BTreeMap<u64, Key>,
-    /// Slots of the memory that no chunk has.
+    /// Slots of the memory that are not assigned to a chunk.
     free: Vec<u64>,
-    /// To be read ahead, soonest first.
+    /// Chunks to read ahead, most urgent first.
     wanted: VecDeque<Key>,
     clock: u64,
     is_closed: bool,
@@ -42,13 +42,13 @@ struct State {
 struct Chunk {
     slot: u64,
     is_read: bool,
-    /// Threads that copy from it; it stays meanwhile.
+    /// Number of threads that copy from the chunk. It stays in its slot meanwhile.
     users: u32,
     used_at: u64,
 }
 
 impl ChunkCache {
-    /// A cache over `store` that takes at most `limit_bytes` of memory, and at least [`LEAST_BYTES`].
+    /// Creates a cache over `store` that uses at most `limit_bytes` of memory, but at least [`LEAST_BYTES`].
     pub(crate) fn new(store: Arc<ImageStore>, limit_bytes: u64) -> Result<Self, MigrationError> {
         let slots = limit_bytes.max(LEAST_BYTES) / CHUNK_BYTES as u64;
         let memory = RamBlock::new("read-ahead", slots * CHUNK_BYTES as u64, Backing::Anonymous)?;
@@ -56,18 +56,18 @@ impl ChunkCache {
         Ok(Self { store, memory, state: Mutex::new(state), changed: Condvar::new() })
     }
 
-    /// The image.
+    /// The image whose chunks are cached.
     pub(crate) fn store(&self) -> &ImageStore {
         &self.store
     }
 
-    /// Chunks that fit.
+    /// Number of chunks that fit into the cache.
     pub(crate) fn slots(&self) -> usize {
         (self.memory.len_bytes() / CHUNK_BYTES as u64) as usize
     }
 
-    /// Gives `act` the content of chunk `key`, which is read if it is not here. Pages that the image does not hold are
-    /// anything.
+    /// Gives `act` the content of chunk `key`, and reads the chunk first if necessary. Pages that the image
+    /// does not contain have undefined content.
     pub(crate) fn with<T>(
         &self,
         key: Key,
@@ -79,7 +79,7 @@ impl ChunkCache {
         result
     }
 
-    /// As [`with`](Self::with), if the chunk is here already.
+    /// As [`with`](Self::with), but only if the chunk is already in the cache.
     pub(crate) fn with_present<T>(
         &self,
         key: Key,
@@ -95,7 +95,7 @@ impl ChunkCache {
         Some(result)
     }
 
-    /// The chunks `keys` will be wanted soon. Those for which there is no room are left out.
+    /// Queues the chunks `keys` to be read ahead. Chunks beyond the room of the queue are ignored.
     pub(crate) fn read_ahead(&self, keys: impl IntoIterator<Item = Key>) {
         let mut state = self.state.lock();
         for key in keys {
@@ -109,17 +109,17 @@ impl ChunkCache {
         self.changed.notify_all();
     }
 
-    /// Reads ahead what is wanted, until the cache is closed. For threads of their own.
+    /// The body of a reader thread: reads queued chunks until the cache is closed.
     pub(crate) fn work(&self) {
         while let Some(key) = self.next_wanted() {
-            // Whoever needs the chunk reads it again and meets the error where it can be told.
+            // Only logged: the thread that needs the chunk reads it again, and can report the error.
             if let Err(error) = self.with(key, |_| Ok(())) {
                 tracing::warn!("reading ahead: {error}");
             }
         }
     }
 
-    /// Ends [`work`](Self::work).
+    /// Ends all threads in [`work`](Self::work).
     pub(crate) fn close(&self) {
         self.state.lock().is_closed = true;
         self.changed.notify_all();
@@ -138,7 +138,7 @@ impl ChunkCache {
         }
     }
 
-    /// The slot of a chunk that is read and stays until it is released.
+    /// Reads a chunk if necessary, and pins it until it is released. Returns its slot.
     fn hold(&self, key: Key) -> Result<u64, MigrationError> {
         let mut state = self.state.lock();
         let slot = loop {
@@ -148,13 +148,14 @@ impl ChunkCache {
                 {
                     return Ok(slot);
                 }
-                // Another thread reads it.
+                // Another thread is reading this chunk.
                 self.changed.wait(&mut state);
                 continue;
             }
             match state.take_slot() {
                 Some(slot) => break slot,
-                // All are being read or copied from, which takes no longer than the disk.
+                // All chunks are being read or copied. The wait is short, because it takes one disk access at
+                // most.
                 None => self.changed.wait(&mut state),
             }
         };
@@ -214,7 +215,7 @@ impl State {
         }
     }
 
-    /// A free slot, or that of the chunk which nobody has used for the longest time.
+    /// Returns a free slot, or the slot of the least recently used idle chunk.
     fn take_slot(&mut self) -> Option<u64> {
         if let Some(slot) = self.free.pop() {
             return Some(slot);

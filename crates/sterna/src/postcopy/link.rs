@@ -1,14 +1,14 @@
-//! How a destination is reached, at first and again.
+//! Opens channels to a destination, for the first time and after a lost connection.
 
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use sterna_transport::{Address, CancelFlag, Channel, TransportError};
 
-/// What a connection is for.
+/// The purpose of a channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
-    /// The main channel of a destination that has nothing yet.
+    /// The main channel of a destination that has no part of the guest yet.
     First,
     /// The channel for requested pages.
     Preempt,
@@ -18,14 +18,14 @@ pub enum Purpose {
 
 /// Opens the channels to one destination.
 pub trait Link: Send + Sync {
-    /// Opens a channel within `limit`.
+    /// Opens a channel. Gives up after `limit`.
     ///
     /// # Errors
-    /// The transport's. For [`Purpose::Again`] it is tried again until the reconnect window is over.
+    /// The transport's error. For [`Purpose::Again`] the call is repeated until the reconnect window ends.
     fn open(&self, purpose: Purpose, limit: Duration, cancel: &CancelFlag)
     -> Result<Channel, TransportError>;
 
-    /// Where the destination is, for messages.
+    /// The destination's address, for messages.
     fn name(&self) -> String;
 }
 
@@ -43,7 +43,7 @@ impl Link for Dial {
     }
 }
 
-/// A destination that came to a listener of this side, and comes again through `next`.
+/// A destination that has connected to a listener of this side, and reconnects through `next`.
 pub struct Accepted<N> {
     first: Mutex<Option<Channel>>,
     next: N,
@@ -54,7 +54,7 @@ impl<N> Accepted<N>
 where
     N: Fn(Duration, &CancelFlag) -> Result<Channel, TransportError> + Send + Sync,
 {
-    /// `first` is its connection. Should it break, `next` waits for another one.
+    /// Uses `first` as the first connection. If it breaks, `next` waits for another one.
     pub fn new(first: Channel, next: N) -> Self {
         Self { name: first.peer().to_owned(), first: Mutex::new(Some(first)), next }
     }

@@ -1,4 +1,4 @@
-//! Reads what a destination says and acts on it.
+//! Reads a destination's messages and acts on them.
 
 use sterna_transport::{Channel, TransportError};
 use sterna_wire::received_pages::ReceivedPages;
@@ -11,10 +11,10 @@ use super::statistics::Stage;
 use crate::error::MigrationError;
 
 const CHANNEL: &str = "return path";
-/// Bytes read at once: some hundred requests.
+/// Bytes of one read: 16 KiB, some hundred requests.
 const PIECE: usize = 16 << 10;
 
-/// Works until the connection ends.
+/// The body of the return path's thread. Returns when the connection ends.
 pub(crate) fn listen(shared: &Shared, channel: &Channel) {
     if let Err(error) = read(shared, channel) {
         shared.fail(error);
@@ -24,12 +24,12 @@ pub(crate) fn listen(shared: &Shared, channel: &Channel) {
 fn read(shared: &Shared, channel: &Channel) -> Result<(), MigrationError> {
     let mut buffer = Vec::new();
     let mut position = 0;
-    // The block whose bitmap comes next.
+    // The block whose bitmap is the next data.
     let mut bitmap = None;
     let mut piece = vec![0; PIECE];
     loop {
         let count = match channel.read_some(&mut piece) {
-            // A guest that has what it needs asks for nothing.
+            // Silence is allowed: a guest that lacks no page requests nothing.
             Err(TransportError::Stalled { .. }) => continue,
             other => other?,
         };
@@ -37,7 +37,7 @@ fn read(shared: &Shared, channel: &Channel) -> Result<(), MigrationError> {
             let what = format!("{}: the destination closed the connection", channel.peer());
             return Err(MigrationError::Transport(what, None));
         }
-        // What is kept is less than a message or the bitmap of one block.
+        // The buffer keeps less than one message, or the bitmap of one block.
         buffer.extend_from_slice(&piece[..count]);
         let mut taken = 0;
         shared.change(|state| {
@@ -53,13 +53,13 @@ fn read(shared: &Shared, channel: &Channel) -> Result<(), MigrationError> {
         buffer.drain(..taken);
         position += taken as u64;
         if shared.state.lock().connection.is_done {
-            // It closes the connection now, which is no failure.
+            // The destination closes the connection now, which is not an error.
             return Ok(());
         }
     }
 }
 
-/// Takes one message or bitmap from the front of `bytes`; gives how many bytes it took, 0 if it is not all there.
+/// Takes one message or bitmap from the front of `bytes`. Returns its length, or 0 if it is incomplete.
 fn take(
     state: &mut State,
     bytes: &[u8],
@@ -75,10 +75,12 @@ fn take(
         return Ok(used);
     }
     let Some((message, used)) = ReturnMessage::decode(bytes).map_err(wire)? else { return Ok(0) };
-    match state.connection.answers.take(message)? {
+    let answer = state.connection.answers.take(message)?;
+    state.statistics.has_answered = true;
+    match answer {
         Answer::Pong(value) => {
             if value == LOADED_PING {
-                // At once: what breaks from now on can be recovered.
+                // Set immediately: a connection that breaks from now on can be recovered.
                 state.statistics.enter(Stage::Active);
             }
             state.connection.pongs.push(value);

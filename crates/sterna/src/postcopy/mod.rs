@@ -1,24 +1,26 @@
-//! Postcopy: a guest that runs at its destination before its pages are there.
+//! Postcopy: a guest runs at its destination while pages are missing.
 //!
-//! An image is served to QEMUs, or to anything that loads as they do (specs/postcopy.md): [`ServedImage`] makes the pages of an
-//! image readable at random, and each [`Serving`] sends one destination the devices first, which starts the guest, then the
-//! pages that it asks for as it asks, and all others in the background. A connection that breaks can be replaced: the
-//! destination says which pages it has.
+//! An image is served to QEMUs, or to other programs that load as QEMU does (specs/postcopy.md).
+//! [`ServedImage`] gives random access to the pages of an image. Each [`Serving`] sends one destination the
+//! devices first, which starts the guest. Then it sends requested pages on demand, and all others in the
+//! background. A connection that breaks can be replaced: the destination then reports which pages it has.
 //!
 //! | module | contains |
 //! | --- | --- |
-//! | `order` | which page goes out next. Pure |
-//! | `pace` | how fast pages that nobody asks for may go out |
-//! | `answers` | what a destination may say, and when. Pure |
-//! | `stream`, `records` | the bytes: everything but the pages, and pages |
-//! | `store`, `cache`, `served` | an image's pages at random, in bounded memory, for all who are served |
-//! | `link`, `reception` | how a destination is reached, at first and again; destinations that come by themselves |
+//! | `order` | the order in which pages are sent. Pure |
+//! | `pace` | the rate of pages that were not requested |
+//! | `answers` | the destination's messages and their permitted order. Pure |
+//! | `commands` | the selection of the image's own commands. Pure |
+//! | `stream`, `records` | the encoded stream: everything except pages, and pages |
+//! | `store`, `cache`, `served` | random access to an image's pages, in bounded memory, for all destinations |
+//! | `link`, `reception` | outgoing connections, first and after a loss; destinations that connect to this side |
 //! | `shared`, `listener`, `sender`, `serving` | the threads of one destination |
-//! | `statistics` | how it goes |
+//! | `statistics` | the progress of one destination |
 
 mod advice;
 pub(crate) mod answers;
 mod cache;
+mod commands;
 mod link;
 mod listener;
 pub(crate) mod order;
@@ -38,5 +40,5 @@ pub use link::{Accepted, Dial, Link, Purpose};
 pub use reception::Reception;
 pub use served::{ImageOptions, ServedImage};
 pub use serving::{GuestState, ServeFailure, ServeOptions, Serving};
-pub use statistics::{ServeStatistics, Stage};
+pub use statistics::{ServeStatistics, Silence, Stage};
 pub use store::Access;

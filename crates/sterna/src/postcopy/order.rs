@@ -1,5 +1,7 @@
-//! Which page goes out next: requested ones first, in the order of the requests; then the rest, ascending, with the
-//! neighbours of recent requests before the others. Pure: no I/O, no clock, and memory that no peer can make grow.
+//! Decides the order of pages: requested pages first, in the order of the requests, then the others in
+//! ascending order. Among the others, neighbours of recent requests precede.
+//!
+//! Pure: no I/O and no clock. The memory is bounded, whatever the peer requests.
 
 mod lanes;
 mod pages;
@@ -18,24 +20,25 @@ pub(crate) use lanes::{LanePages, LanePlace};
 pub(crate) use pages::CHUNK_PAGES;
 use pages::Pages;
 
-/// Requests whose order is remembered. Of more at once only the pages are known, and they go out in ascending order.
+/// Most requests whose order is remembered. Beyond them only the pages are known, and are sent in ascending
+/// order.
 const QUEUE: usize = 1024;
-/// Neighbourhoods of requests that wait for their turn.
+/// Most chunks around recent requests that wait for their turn.
 const NEIGHBOURHOODS: usize = 16;
 
 /// Why a request for pages is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum BadRequest {
-    /// Start or length is no multiple of a page.
+    /// Start or length is not a multiple of the page size.
     #[error("it is not a whole number of pages")]
     Unaligned,
-    /// No bytes.
+    /// The length is 0 bytes.
     #[error("it is empty")]
     Empty,
-    /// It reaches beyond the block.
+    /// The request reaches beyond the end of the block.
     #[error("the block has only {block_bytes:#x} bytes")]
     Outside {
-        /// The block's length.
+        /// The block's length in bytes.
         block_bytes: u64,
     },
 }
@@ -43,24 +46,25 @@ pub(crate) enum BadRequest {
 /// The pages that the destination lacks, and their order.
 pub(crate) struct PageOrder {
     blocks: Arc<[Pages]>,
-    /// Lanes take the background, and this side the requested pages.
+    /// Set if lanes send the background pages, and this side sends the requested ones.
     lanes: Option<Arc<LanePages>>,
-    /// The blocks as they follow each other in the background.
+    /// Block indices in the order of the background.
     sequence: Vec<usize>,
-    /// Where the background goes on: an index into `sequence`, and a page.
+    /// The next position of the background: an index into `sequence`, and a page.
     cursor: (usize, u64),
-    /// Requested runs, oldest first, and when each was requested. A page of one may have been sent since.
+    /// Requested runs, oldest first, with the time of each request. Some pages of a run may have been sent
+    /// since.
     queue: VecDeque<(PageRun, Duration)>,
-    /// Requests came while the queue was full: their pages are in `Pages::requested` alone, none before this one (block,
-    /// page).
+    /// Set if requests arrived while the queue was full. Their pages are only in `Pages::requested`, and none
+    /// precedes this position (block, page).
     overflow: Option<(usize, u64)>,
     /// Chunks (block, number) around recent requests, oldest first.
     near: VecDeque<(usize, u64)>,
 }
 
 impl PageOrder {
-    /// Of blocks with so many pages, none of which was sent. In the background the blocks follow each other by `sequence`,
-    /// which names each once.
+    /// Starts with blocks of these numbers of pages, of which none was sent. `sequence` names each block once,
+    /// in the order of the background.
     pub(crate) fn new(pages: &[u64], sequence: Vec<usize>) -> Self {
         debug_assert!(sequence.len() == pages.len());
         Self {
@@ -74,7 +78,7 @@ impl PageOrder {
         }
     }
 
-    /// Of blocks whose bits that are set were not sent, in the order of the blocks.
+    /// Starts with the pages whose bits are set in `unsent`. The background uses the order of the blocks.
     pub(crate) fn of_unsent(unsent: &[PageBitmap]) -> Self {
         let pages: Vec<u64> = unsent.iter().map(PageBitmap::pages).collect();
         let order = Self::new(&pages, (0..pages.len()).collect());
@@ -85,8 +89,10 @@ impl PageOrder {
         order
     }
 
-    /// From now on lanes take what nobody asks for. Requested pages are taken here as before, and those that a lane has in hand
-    /// once more. `units`: for each block, pages that lanes take at once at least.
+    /// Lets lanes send the background from now on. Requested pages are taken here as before. If a lane has
+    /// taken a requested page already, it is sent a second time.
+    ///
+    /// `units`: for each block, the smallest number of pages that a lane takes together.
     pub(crate) fn share(&mut self, units: &[u64]) -> Arc<LanePages> {
         self.blocks.iter().for_each(Pages::share);
         let lanes = Arc::new(LanePages::new(Arc::clone(&self.blocks), units));
@@ -94,8 +100,8 @@ impl PageOrder {
         lanes
     }
 
-    /// The connection broke, and what was on its way may be lost; lanes take nothing any more. To be followed by [`received`](Self::received) for each
-    /// block. What was requested will be requested again.
+    /// Forgets requests and lanes after a lost connection, because pages on their way may be lost. Call
+    /// [`received`](Self::received) for each block afterwards. The destination repeats its requests.
     pub(crate) fn forget_requests(&mut self) {
         self.queue.clear();
         self.near.clear();
@@ -105,7 +111,7 @@ impl PageOrder {
         self.blocks.iter().for_each(|pages| pages.requested.clear_all());
     }
 
-    /// The destination has these pages of block `block`, and no others.
+    /// Sets the pages of block `block` that the destination has. It lacks all others.
     pub(crate) fn received(&mut self, block: usize, received: &ReceivedPages) {
         let unsent = &self.blocks[block].unsent;
         unsent.set_all();
@@ -114,7 +120,7 @@ impl PageOrder {
         }
     }
 
-    /// A page that was never sent, and is among `received`: nobody can have it.
+    /// A page in `received` that was never sent, which a correct destination cannot have.
     pub(crate) fn unsent_among(&self, block: usize, received: &ReceivedPages) -> Option<u64> {
         let unsent = self.blocks[block].unsent.words();
         let both =
@@ -123,12 +129,12 @@ impl PageOrder {
         Some(index as u64 * 64 + u64::from(word.trailing_zeros()))
     }
 
-    /// Takes a request of the destination. Pages that were sent, or are requested already, cost nothing.
+    /// Queues a request of the destination. Pages that were sent or are already queued are ignored.
     pub(crate) fn request(&mut self, block: usize, start: u64, length: u64) -> Result<(), BadRequest> {
         self.request_at(block, start, length, Duration::ZERO)
     }
 
-    /// The same of one that came then.
+    /// As [`request`](Self::request), with the time at which the request arrived.
     pub(crate) fn request_at(
         &mut self,
         block: usize,
@@ -172,19 +178,21 @@ impl PageOrder {
         self.overflow.is_some() || !self.queue.is_empty()
     }
 
-    /// Takes up to `most` requested pages: a run that is to be sent now.
+    /// Takes a run of up to `most` requested pages, to be sent now.
     pub(crate) fn take_requested(&mut self, most: u64) -> Option<PageRun> {
         self.take_requested_at(most).map(|(run, _)| run)
     }
 
-    /// The same, and when they were requested, if they are the last of their request and that is remembered.
+    /// As [`take_requested`](Self::take_requested), with the time of the request. The time is given only with a
+    /// request's last pages, and only if it is remembered.
     pub(crate) fn take_requested_at(&mut self, most: u64) -> Option<(PageRun, Option<Duration>)> {
         let run = self.take_first_requested(most);
         self.drop_sent_requests();
         run
     }
 
-    /// Forgets requests of which nothing is left, so that nobody gives way to them: several may have named a page.
+    /// Removes requests without unsent pages, because the background waits while requests exist. Several
+    /// requests may name the same page.
     fn drop_sent_requests(&mut self) {
         let is_left =
             |block: usize, first, end| self.blocks[block].requested.next_run(first, end, 1).is_some();
@@ -229,7 +237,7 @@ impl PageOrder {
         None
     }
 
-    /// Takes the pages that go out next when nothing is requested, all in one chunk.
+    /// Takes the next pages when none is requested. All of them are in one chunk.
     pub(crate) fn take_background(&mut self) -> Option<PageRun> {
         while let Some((block, chunk)) = self.near.front().copied() {
             if let Some(run) = self.blocks[block].take_in(chunk) {
@@ -242,7 +250,8 @@ impl PageOrder {
         Some(PageRun { block, first: run.first, count: run.count })
     }
 
-    /// The next `count` chunks (block, number) of the background, as things stand. Moves the cursor to the first.
+    /// The next `count` chunks (block, number) of the background, in the present state. Moves the cursor to the
+    /// first.
     pub(crate) fn ahead(&mut self, count: usize) -> Vec<(usize, u64)> {
         let mut found = Vec::with_capacity(count);
         let (mut index, mut page) = self.cursor;
@@ -263,17 +272,17 @@ impl PageOrder {
         found
     }
 
-    /// Pages of block `block`.
+    /// Number of pages of block `block`.
     pub(crate) fn pages(&self, block: usize) -> u64 {
         self.blocks[block].unsent.pages()
     }
 
-    /// Pages that were not taken yet.
+    /// Number of pages that were not taken yet.
     pub(crate) fn unsent_pages(&self) -> u64 {
         self.blocks.iter().map(|pages| pages.unsent.count()).sum()
     }
 
-    /// After a request, a guest often touches the pages beside it.
+    /// Notes the chunk of a request, because a guest often touches neighbouring pages next.
     fn note_near(&mut self, run: PageRun) {
         let chunk = (run.block, run.first / CHUNK_PAGES);
         if let Some(lanes) = &self.lanes {

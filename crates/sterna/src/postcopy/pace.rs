@@ -1,54 +1,70 @@
-//! How fast pages that nobody asks for may follow the guest: a little slower than the network carries them.
+//! Limits the rate of pages that were not requested to a little less than the network's capacity.
 //!
-//! Whoever sends faster fills the queues of the network, and requested pages wait there, whichever channel they use: most of
-//! TCP's congestion controls notice a queue only when it is full. So the kernel's measure of the round trip is watched. Once a
-//! queue was seen, all lanes together are paced: below what the network carries, so that what is requested finds no queue. Now
-//! and then they send more, to see whether it carries more.
+//! A sender that is faster than the network fills the network's queues. Requested pages wait there, on
+//! whichever channel, because most of TCP's congestion controls detect a queue only when it is full.
+//!
+//! Therefore the pace follows the round trip time that the kernel measures. After the first queue, all lanes
+//! together are paced below the network's capacity ([`capacity`]), so that requested pages find no queue. From
+//! time to time the lanes send more, to test whether the capacity has grown. A delay that is not caused by this
+//! migration's queue ([`delay`]) does not slow it.
 
-use std::collections::VecDeque;
+mod capacity;
+mod delay;
+#[cfg(test)]
+mod tests;
+
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use sterna_transport::{Channel, Delivery};
 
-/// Bytes that wait longer wait in a queue.
+use capacity::Capacity;
+use delay::{Verdict, Watch};
+
+/// A longer additional delay counts as a queue.
 const QUEUEING: Duration = Duration::from_micros(500);
-/// This part of what the network carries is used while there is no queue.
+/// Share of the network's capacity that is used while there is no queue.
 const SHARE: f64 = 0.95;
-/// So long after the last queue more is tried.
+/// Time after the last queue until a higher rate is tried.
 const PROBE: Duration = Duration::from_millis(250);
-/// What waits longer is let run out within about this time.
+/// Time after the last probe until a higher rate is tried although a queue seems to exist. The probe ends when
+/// the queue has reached [`PROBED_QUEUE`].
+const FORCED_PROBE: Duration = Duration::from_secs(1);
+/// Time to the next probe after one that has found more capacity. That probe sends still more, because the
+/// estimate may be far too low.
+const NEXT_PROBE: Duration = Duration::from_millis(50);
+const FOUND: f64 = 1.04;
+const LARGEST_PROBE: f64 = 2.0;
+const PROBED_QUEUE: Duration = Duration::from_millis(4);
+/// Time within which a queue is drained, approximately.
 const DRAINING: Duration = Duration::from_millis(10);
-/// How often a lane looks.
+/// Interval at which the delivery of a lane's channel is read.
 const LOOK: Duration = Duration::from_millis(4);
-/// How long deliveries are counted for a rate, while there is something to deliver. A shorter time would take the bursts that a
+/// Busy time over which deliveries are averaged to a rate. A shorter time would mistake the bursts that a
 /// network lets through for its rate.
 const WINDOW: Duration = Duration::from_millis(20);
-/// Nobody is held back before so many windows: in the first one a lane may just have begun.
+/// Multiple of the delay's noise that is added to [`WINDOW`]: bytes that are late in one window arrive in the
+/// next.
+const WINDOW_OF_NOISE: u32 = 20;
+/// Windows without pacing at the start, because a lane may have begun only just before.
 const FIRST_WINDOWS: u32 = 2;
-/// By how much of itself the rate grows with each look, while no queue is seen, and how far beyond what was delivered.
+/// Busy time before the pacing after which a lane's earlier deliveries show the network's capacity.
+const BEFORE: Duration = Duration::from_secs(1);
+/// Growth of the rate at each look while no queue is seen, and its limit beyond the capacity.
 const GROWTH: f64 = 0.05;
 const BEYOND: f64 = 1.1;
-/// This much of what the network can carry is sent however long its queue seems: others may fill it, or a busy processor may
-/// delay acknowledgements, and then to send less would help nobody.
+/// Share of the capacity that is sent however long the queue seems, because the delay may have another cause.
 const LEAST: f64 = 0.8;
-/// In a window with a queue it is the network that delivers no more if that is not what was sent, by this part of it.
-const TELLING: f64 = 0.03;
-/// Over so many such windows is averaged, and over so many others: acknowledgements come in bursts.
-const TOLD_WINDOWS: usize = 8;
-const OTHER_WINDOWS: usize = 4;
-/// Much less than before is believed only after so many in a row: a busy processor delivers less, too.
-const SHORT_WINDOWS: u32 = 50;
 
-/// The pace of all lanes of a migration, or of its main channel.
+/// The common pace of all lanes of a migration, or of its main channel.
 #[derive(Default)]
 pub(crate) struct Pace {
     pacer: Mutex<Pacer>,
 }
 
 impl Pace {
-    /// To be called again and again by whoever writes to that lane's channel: looks how the network takes its bytes, and lets
-    /// it send faster or slower.
+    /// Reads how the network delivers the bytes of `lane`'s channel, and sets the channel's rate. The thread
+    /// that writes to the channel calls this repeatedly.
     pub(crate) fn keep(&self, lane: usize, channel: &Channel) {
         let now = Instant::now();
         let mut pacer = self.pacer.lock();
@@ -65,72 +81,51 @@ impl Pace {
 struct Pacer {
     lanes: Vec<LaneDeliveries>,
     capacity: Capacity,
+    watch: Watch,
     windows: u32,
-    /// Looks in this window, in how many of them a queue was seen, and the sum of their rates.
+    /// For this window: number of looks, number of looks that saw a queue, and the sum of the rates.
     looks: u32,
     queued_looks: u32,
     rates: f64,
-    /// Of all lanes, in bytes a second; `None` while no queue was ever seen.
+    /// Rate of all lanes together, in bytes per second. `None` until the first queue was seen.
     rate: Option<f64>,
     /// When a queue was seen last.
     queued: Option<Instant>,
+    /// When a higher rate was tried last.
+    probed: Option<Instant>,
+    /// The forced probe that is in progress.
+    probing: Option<Probe>,
+    /// Set if the last forced probe has found more capacity: the factor for the next probe.
+    found: Option<f64>,
+    /// Bytes that all lanes had delivered when they began, and the busy time of the busiest lane.
+    before: (u64, Duration),
+    /// The shortest round trip of the lane that was looked at last.
+    round_trip: Duration,
 }
 
-/// What the network was seen to carry, in bytes a second.
-#[derive(Default)]
-struct Capacity {
-    /// In the last windows in which something waited all the time, so that no more could be carried.
-    told: VecDeque<f64>,
-    /// In other windows since: a network may let more through for a while than it carries.
-    others: VecDeque<f64>,
-    short_windows: u32,
-}
-
-impl Capacity {
-    fn bytes_per_second(&self) -> f64 {
-        let most = self.others.iter().copied().fold(0.0, f64::max);
-        match (self.told.is_empty(), self.others.len() < OTHER_WINDOWS) {
-            (true, _) => most,
-            (false, true) => mean(&self.told),
-            (false, false) => mean(&self.told).max(mean(&self.others)),
-        }
-    }
-
-    /// In another window.
-    fn delivered(&mut self, delivered: f64, is_telling: bool) {
-        let is_short = delivered < self.bytes_per_second() * LEAST;
-        self.short_windows = if is_telling && is_short { self.short_windows + 1 } else { 0 };
-        if self.short_windows > SHORT_WINDOWS {
-            self.told.clear();
-            self.short_windows = 0;
-        } else if is_short {
-            return;
-        }
-        let (windows, most) = match is_telling {
-            true => (&mut self.told, TOLD_WINDOWS),
-            false => (&mut self.others, OTHER_WINDOWS),
-        };
-        windows.truncate(most - 1);
-        windows.push_front(delivered);
-        if is_telling {
-            // TCP may just have begun then.
-            windows.retain(|before| *before >= delivered * LEAST);
-            self.others.clear();
-        }
-    }
-}
-
-fn mean(windows: &VecDeque<f64>) -> f64 {
-    windows.iter().sum::<f64>() / windows.len().max(1) as f64
+/// A period in which more is sent than the estimate allows, to test whether it is delivered.
+struct Probe {
+    /// End of the probe. It ends earlier if a queue grows.
+    ends: Instant,
+    /// Number of windows, and the sum of their rates. The first window is not summed, because its deliveries were
+    /// sent before the probe.
+    windows: u32,
+    delivered: f64,
+    /// Set if the network seemed to deliver only this many bytes per second.
+    ///
+    /// The probe then shows how much it delivers while the lanes are not held back. A busy processor delivers less,
+    /// and still less if less is sent.
+    short: Option<f64>,
 }
 
 #[derive(Default, Clone)]
 struct LaneDeliveries {
     last: Option<(Instant, Delivery)>,
-    /// Bytes in this window, and how long some were on their way: a lane that has nothing to send says nothing of the network.
+    /// Bytes that were delivered in this window, and the time in which some were on their way. A lane without
+    /// anything to send gives no information about the network.
     delivered: u64,
     busy: Duration,
-    /// Of all that was delivered in the last window.
+    /// The lane's share of all bytes that were delivered in the last window.
     share: f64,
 }
 
@@ -140,49 +135,132 @@ impl Pacer {
         last.is_none_or(|(last, _)| now.saturating_duration_since(last) >= LOOK)
     }
 
-    /// Gives the lane's new rate, in bytes a second, if it has one.
+    /// Returns the lane's new rate in bytes per second, if it has one.
     fn look(&mut self, now: Instant, lane: usize, delivery: &Delivery) -> Option<u64> {
         if self.lanes.len() <= lane {
             self.lanes.resize(lane + 1, LaneDeliveries::default());
         }
         let this = &mut self.lanes[lane];
-        if let Some((_, before)) = this.last.replace((now, *delivery)) {
+        let before = this.last.replace((now, *delivery));
+        if before.is_none() {
+            self.begin(delivery);
+        }
+        let this = &mut self.lanes[lane];
+        if let Some((_, before)) = before {
             this.delivered += delivery.acknowledged_bytes.saturating_sub(before.acknowledged_bytes);
             this.busy += delivery.busy.saturating_sub(before.busy);
         }
         let busy = this.busy;
-        // Round trips of long ways vary by themselves.
+        self.round_trip = delivery.least_round_trip;
+        // The round trip time over long distances varies by itself.
         let allowed = QUEUEING + delivery.least_round_trip / 8;
-        let over = delivery.queueing().checked_sub(allowed).filter(|over| !over.is_zero());
+        let excess = delivery.queueing().saturating_sub(allowed);
+        let over = self.watch.over(excess);
         self.looks += 1;
         self.rates += self.rate.unwrap_or(f64::INFINITY);
         if over.is_some() {
             self.queued_looks += 1;
             self.queued = Some(now);
         }
-        if busy >= WINDOW {
+        if busy >= self.window() {
             self.close_window(busy);
         }
         if self.windows < FIRST_WINDOWS {
             return None;
         }
-        let capacity = self.capacity.bytes_per_second();
-        let rate = match over {
-            Some(over) => capacity * (SHARE - over.as_secs_f64() / DRAINING.as_secs_f64()).max(LEAST),
-            None => {
-                let probes = self.queued.is_some_and(|queued| now.saturating_duration_since(queued) >= PROBE);
-                (self.rate? * (1.0 + GROWTH)).min(capacity * if probes { BEYOND } else { SHARE })
-            }
-        };
-        self.rate = Some(rate);
-        // A lane that sent nothing may begin.
+        self.rate = Some(self.next_rate(now, excess, over)?);
+        // A lane that has sent nothing may begin now, so it gets a minimum.
         let least_share = 0.25 / self.lanes.len() as f64;
-        Some((rate * self.lanes[lane].share.max(least_share)) as u64)
+        Some((self.rate? * self.lanes[lane].share.max(least_share)) as u64)
     }
 
-    /// A lane has been busy for so long since the last one.
+    /// Handles a lane's first look. The bytes that its channel carried before, in precopy, give a rate if the
+    /// busy time was long enough.
+    fn begin(&mut self, delivery: &Delivery) {
+        self.before.0 += delivery.acknowledged_bytes;
+        self.before.1 = self.before.1.max(delivery.busy);
+        if self.before.1 >= BEFORE {
+            self.capacity.is_at_least(self.before.0 as f64 / self.before.1.as_secs_f64());
+        }
+    }
+
+    /// The rate of all lanes after a look, if they are paced.
+    fn next_rate(&mut self, now: Instant, excess: Duration, over: Option<Duration>) -> Option<f64> {
+        if self.rate.is_some() && self.probing.is_none() {
+            match self.watch.look(now, excess) {
+                Some(Verdict::Short(delivered)) => self.start_probe(now, Some(delivered)),
+                Some(Verdict::Queue) => self.capacity.was_exceeded(),
+                Some(Verdict::Noise) | None => {}
+            }
+        }
+        let capacity = self.capacity.bytes_per_second();
+        if self.watch.is_trying() {
+            return Some(capacity * LEAST);
+        }
+        self.probe(now, over);
+        let draining = DRAINING + self.watch.noise() * 2;
+        match over {
+            _ if self.probing.is_some() => {
+                if self.probing.as_ref().is_some_and(|probe| probe.short.is_some()) {
+                    return Some(capacity * LARGEST_PROBE);
+                }
+                let most = self.found.unwrap_or(BEYOND);
+                Some((self.rate? * (1.0 + GROWTH)).clamp(capacity, capacity * most))
+            }
+            Some(over) => Some(capacity * (SHARE - over.as_secs_f64() / draining.as_secs_f64()).max(LEAST)),
+            None => {
+                let probes = self.queued.is_some_and(|queued| now.saturating_duration_since(queued) >= PROBE);
+                // A noisy delay would interrupt this probe before the delivery is measured.
+                if probes && self.watch.noise().is_zero() {
+                    self.probed = Some(now);
+                }
+                let most = capacity * if probes { BEYOND } else { SHARE };
+                Some((self.rate? * (1.0 + GROWTH)).min(most))
+            }
+        }
+    }
+
+    /// Begins or ends a forced probe.
+    fn probe(&mut self, now: Instant, over: Option<Duration>) {
+        let has_queue = over.is_some_and(|over| over > PROBED_QUEUE);
+        let is_over = |probe: &mut Probe| now >= probe.ends || has_queue && probe.short.is_none();
+        if let Some(probe) = self.probing.take_if(is_over) {
+            self.probed_to(&probe);
+        }
+        let probed = *self.probed.get_or_insert(now);
+        let wait = self.found.map_or(FORCED_PROBE, |_| NEXT_PROBE);
+        if self.probing.is_none() && now.saturating_duration_since(probed) >= wait {
+            self.start_probe(now, None);
+        }
+    }
+
+    fn start_probe(&mut self, now: Instant, short: Option<f64>) {
+        self.watch.restart();
+        let ends = now + self.window() * 3 + self.round_trip;
+        (self.probed, self.probing) = (Some(now), Some(Probe { ends, windows: 0, delivered: 0.0, short }));
+    }
+
+    /// Applies the result of a forced probe.
+    fn probed_to(&mut self, probe: &Probe) {
+        let delivered = probe.delivered / f64::from(probe.windows.saturating_sub(1).max(1));
+        if let Some(short) = probe.short {
+            self.capacity.is_less(delivered.max(short));
+            return;
+        }
+        let has_found = delivered > self.capacity.bytes_per_second() * FOUND;
+        self.found = has_found.then(|| (self.found.unwrap_or(BEYOND) * BEYOND).min(LARGEST_PROBE));
+        self.capacity.is_at_least(delivered);
+    }
+
+    /// The length of a window.
+    fn window(&self) -> Duration {
+        WINDOW + self.watch.noise() * WINDOW_OF_NOISE
+    }
+
+    /// Evaluates a window. `longest` is the busy time of the lane that completes it.
     fn close_window(&mut self, longest: Duration) {
-        // Each by its own time: they are not looked at at once. What a lane sends in a moment is no rate.
+        // Each lane is measured by its own busy time, because the lanes' looks are at different times. A short
+        // busy time gives no rate.
         let rate = |lane: &LaneDeliveries| lane.delivered as f64 / lane.busy.max(longest / 2).as_secs_f64();
         let delivered: f64 = self.lanes.iter().map(rate).sum();
         for lane in &mut self.lanes {
@@ -191,188 +269,16 @@ impl Pacer {
         }
         self.windows = self.windows.saturating_add(1);
         let sent = self.rates / f64::from(self.looks.max(1));
-        // What is delivered as it is sent says nothing of the network, though answers come late: a processor may be busy.
-        let is_telling = self.queued_looks == self.looks
-            && !((1.0 - TELLING) * sent..(1.0 + TELLING) * sent).contains(&delivered);
-        self.capacity.delivered(delivered, is_telling);
+        if sent.is_infinite() {
+            self.capacity.delivered_freely(delivered, self.queued_looks == self.looks);
+        } else {
+            self.watch.window(delivered, sent);
+            if let Some(probe) = &mut self.probing {
+                probe.delivered += if probe.windows > 0 { delivered } else { 0.0 };
+                probe.windows += 1;
+            }
+            self.capacity.delivered_paced(delivered);
+        }
         (self.looks, self.queued_looks, self.rates) = (0, 0, 0.0);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A link with a queue, and a sender that has all it wants to send.
-    struct Link {
-        bytes_per_second: f64,
-        round_trip: f64,
-        /// What delays acknowledgements and is no queue of this link.
-        busy: f64,
-        queued: f64,
-        delivered: f64,
-        /// Bytes that it lets through at once, if it carried less for a while; and how many of them now.
-        burst: f64,
-        tokens: f64,
-        /// So many bytes at most are acknowledged later than they came.
-        late: f64,
-        /// Looks of the second half at which something waited for longer than [`QUEUEING`].
-        queued_looks: u32,
-    }
-
-    /// The longest queue, in seconds.
-    const LONGEST: f64 = 0.020;
-
-    impl Link {
-        /// Its queue is full.
-        fn new(bytes_per_second: f64, round_trip: f64) -> Self {
-            let queued = LONGEST * bytes_per_second;
-            Self {
-                bytes_per_second,
-                round_trip,
-                busy: 0.0,
-                queued,
-                delivered: 0.0,
-                burst: 0.0,
-                tokens: 0.0,
-                late: 0.0,
-                queued_looks: 0,
-            }
-        }
-
-        fn step(&mut self, seconds: f64, rate: f64) {
-            let carried = self.bytes_per_second * seconds + self.tokens;
-            let room = LONGEST * self.bytes_per_second - self.queued + carried;
-            let sent = (rate * seconds).min(room);
-            let out = carried.min(self.queued + sent);
-            self.queued += sent - out;
-            self.delivered += out;
-            self.tokens = (carried - out).min(self.burst);
-        }
-
-        fn waits(&self) -> f64 {
-            self.queued / self.bytes_per_second
-        }
-
-        /// Runs for a second. Gives the longest wait in its second half, and the part of the link that was used in it.
-        fn run(&mut self, lanes: usize) -> (f64, f64) {
-            let mut pacer = Pacer::default();
-            let (mut rates, mut acknowledged) = (vec![1e9; lanes], vec![0.0; lanes]);
-            let begin = Instant::now();
-            let (mut longest, mut half) = (0.0_f64, 0.0);
-            for count in 0..250 {
-                let (before, rate) = (self.delivered, rates.iter().sum::<f64>());
-                self.step(LOOK.as_secs_f64(), rate);
-                for lane in 0..lanes {
-                    acknowledged[lane] += (self.delivered - before) * rates[lane] / rate;
-                    let late = self.late / lanes as f64 * f64::from(count * 7919 % 5) / 4.0;
-                    let second = |seconds: f64| Duration::from_secs_f64(seconds);
-                    let delivery = Delivery {
-                        round_trip: second(self.round_trip + self.waits() + self.busy),
-                        least_round_trip: second(self.round_trip),
-                        acknowledged_bytes: (acknowledged[lane] - late).max(0.0) as u64,
-                        busy: LOOK * count,
-                    };
-                    let new = pacer.look(begin + LOOK * count, lane, &delivery);
-                    rates[lane] = new.map_or(rates[lane], |rate| rate as f64);
-                }
-                match count {
-                    ..125 => half = self.delivered,
-                    _ => {
-                        longest = longest.max(self.waits());
-                        self.queued_looks += u32::from(self.waits() > QUEUEING.as_secs_f64());
-                    }
-                }
-            }
-            (longest, (self.delivered - half) / (self.bytes_per_second * LOOK.as_secs_f64() * 125.0))
-        }
-    }
-
-    #[test]
-    fn queue_that_is_full_runs_out_and_the_link_stays_full() {
-        for (rate, round_trip) in [(2e8, 40e-6), (2e7, 500e-6), (1.2e9, 100e-6), (1e8, 0.020)] {
-            for lanes in [1, 2, 8] {
-                let (longest, used) = Link::new(rate, round_trip).run(lanes);
-                let allowed = 2.0 * (QUEUEING.as_secs_f64() + round_trip / 8.0);
-                assert!(longest < allowed, "{rate} {round_trip} {lanes}: {longest}");
-                assert!(used > 0.93, "{rate} {round_trip} {lanes}: {used}");
-            }
-        }
-    }
-
-    #[test]
-    fn link_that_lets_bursts_through_is_not_taken_for_a_faster_one() {
-        for lanes in [1, 2, 8] {
-            let link = Link::new(2e8, 40e-6);
-            let (longest, used) = Link { burst: f64::from(512 << 10), ..link }.run(lanes);
-            assert!(longest < 0.002, "{lanes}: {longest}");
-            assert!(used > 0.93, "{lanes}: {used}");
-        }
-    }
-
-    #[test]
-    fn acknowledgements_in_bursts_are_not_taken_for_a_faster_link() {
-        for lanes in [1, 2, 8] {
-            let mut link = Link { late: 500_000.0, burst: f64::from(512 << 10), ..Link::new(2e8, 40e-6) };
-            let (_, used) = link.run(lanes);
-            assert!(link.queued_looks < 20, "{lanes}: {} of 125", link.queued_looks);
-            assert!(used > 0.9, "{lanes}: {used}");
-        }
-    }
-
-    #[test]
-    fn delays_that_are_no_queue_of_its_own_cost_a_fifth_and_no_more() {
-        let mut link = Link::new(2e8, 40e-6);
-        link.busy = 0.030;
-        let (_, used) = link.run(2);
-        assert!((LEAST * 0.95..=1.0).contains(&used), "{used}");
-    }
-
-    #[test]
-    fn network_that_carries_less_than_before_is_believed_after_a_while() {
-        let mut pacer = Pacer { rate: Some(2e8), windows: FIRST_WINDOWS, ..Pacer::default() };
-        pacer.capacity.delivered(2e8, true);
-        let (begin, mut rate) = (Instant::now(), 0);
-        for count in 0..1000 {
-            let delivery = Delivery {
-                round_trip: Duration::from_millis(20),
-                least_round_trip: Duration::from_micros(40),
-                acknowledged_bytes: u64::from(count) * 40_000,
-                busy: LOOK * count,
-            };
-            rate = pacer.look(begin + LOOK * count, 0, &delivery).unwrap_or(rate);
-        }
-        assert!((7_000_000..10_000_000).contains(&rate), "it delivers 10 MB/s: {rate}");
-    }
-
-    #[test]
-    fn channel_without_a_queue_is_never_paced() {
-        let mut pacer = Pacer::default();
-        let begin = Instant::now();
-        for count in 0..100 {
-            let delivery = Delivery {
-                round_trip: Duration::from_micros(300),
-                least_round_trip: Duration::from_micros(20),
-                acknowledged_bytes: u64::from(count) << 20,
-                busy: LOOK * count,
-            };
-            assert_eq!(pacer.look(begin + LOOK * count, 0, &delivery), None);
-        }
-    }
-
-    #[test]
-    fn lane_that_has_little_to_send_says_nothing_of_the_network() {
-        let mut pacer = Pacer::default();
-        let begin = Instant::now();
-        for count in 0..100 {
-            let delivery = Delivery {
-                // A busy processor answered late.
-                round_trip: Duration::from_millis(30),
-                least_round_trip: Duration::from_micros(20),
-                acknowledged_bytes: u64::from(count) * 100,
-                busy: Duration::from_micros(50) * count,
-            };
-            assert_eq!(pacer.look(begin + LOOK * count, 0, &delivery), None);
-        }
     }
 }

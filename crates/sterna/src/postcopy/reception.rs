@@ -1,6 +1,7 @@
-//! Destinations that come to an address of this side.
+//! Serves destinations that connect to an address of this side.
 //!
-//! A QEMU itself only listens. What connects here is its manager, which hands the connection on (`fd:`), or a relay.
+//! A QEMU itself only listens. Therefore the connecting peer is its manager, which hands the connection on
+//! (`fd:`), or a relay.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use sterna_transport::{Address, CancelFlag, Channel, Listener, TransportError};
+use sterna_transport::{Address, CancelFlag, Channel, Listener, TransportError, shortage_advice};
 
 use super::link::Accepted;
 use super::served::ServedImage;
@@ -19,10 +20,10 @@ use crate::settings_error::SettingsError;
 use crate::start_error::StartError;
 use crate::threads;
 
-/// How often somebody who waits for a connection looks whether it is to end.
+/// Interval at which a thread that waits for a connection checks whether it must end.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Serves everybody who connects to an address. Dropped, it ends with all whom it serves.
+/// Serves every destination that connects to an address. Dropping it ends the service for all of them.
 pub struct Reception {
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -34,16 +35,17 @@ struct Shared {
     options: ServeOptions,
     cancel: CancelFlag,
     served: Mutex<Vec<Arc<Serving>>>,
-    /// Those whose connection broke: the next connection is for the first of them.
+    /// Destinations whose connection broke, oldest first. The next connection is given to the first.
     waiting: Mutex<VecDeque<mpsc::Sender<Channel>>>,
 }
 
 impl Reception {
-    /// Listens at `address`. While somebody's connection is broken, the next one that comes is taken for his.
+    /// Listens at `address`. While a destination's connection is broken, the next connection is assigned to
+    /// that destination.
     ///
     /// # Errors
-    /// [`StartError::Settings`] with [`ServeOptions::preempt`], as nobody could tell whose a second connection is;
-    /// [`StartError::System`] if the address cannot be listened at.
+    /// [`StartError::Settings`] with [`ServeOptions::preempt`], because a second connection could not be
+    /// assigned to a destination; [`StartError::System`] if the address cannot be bound.
     pub fn listen(
         image: Arc<ServedImage>,
         address: &Address,
@@ -63,23 +65,23 @@ impl Reception {
             waiting: Mutex::default(),
         });
         let ours = Arc::clone(&shared);
-        // Should it die, nobody new is served.
+        // If the thread dies, no new destination is served.
         let thread =
             threads::spawn("reception", move || accept(&ours), |_| ()).map_err(|error| system(&error))?;
         Ok(Self { shared, thread: Mutex::new(Some(thread)) })
     }
 
-    /// Where it listens.
+    /// The address of the listener.
     pub fn address(&self) -> Address {
         self.shared.listener.local_address()
     }
 
-    /// All who came, in order.
+    /// All destinations that have connected, in this order.
     pub fn served(&self) -> Vec<Arc<Serving>> {
         self.shared.served.lock().clone()
     }
 
-    /// Takes nobody any more. Those who are served go on.
+    /// Accepts no further destination. Destinations that are being served continue.
     pub fn close(&self) {
         self.shared.cancel.cancel();
         let thread = self.thread.lock().take();
@@ -96,17 +98,26 @@ impl Drop for Reception {
 }
 
 fn accept(shared: &Arc<Shared>) {
+    let mut was_refused = false;
     loop {
         let channel = match shared.listener.accept(None, &shared.cancel) {
             Ok(channel) => channel,
             Err(error) if error.is_cancelled() => return,
+            // For example, no descriptor is free. Reported once, because a destination that ends frees
+            // descriptors.
             Err(error) => {
-                tracing::warn!("{error}");
-                // Such as no descriptor for it now.
+                if !std::mem::replace(&mut was_refused, true) {
+                    let advice = match &error {
+                        TransportError::System { source, .. } => shortage_advice(source),
+                        _ => String::new(),
+                    };
+                    tracing::warn!("{error}{advice}");
+                }
                 std::thread::sleep(LOOK);
                 continue;
             }
         };
+        was_refused = false;
         if let Err(error) = shared.take(channel) {
             tracing::warn!("a destination was not served: {error}");
         }
@@ -118,7 +129,7 @@ impl Shared {
         while let Some(waits) = self.waiting.lock().pop_front() {
             match waits.send(channel) {
                 Ok(()) => return Ok(()),
-                // He has given up meanwhile.
+                // That destination has stopped waiting meanwhile.
                 Err(mpsc::SendError(back)) => channel = back,
             }
         }

@@ -1,4 +1,4 @@
-//! Pages as records of RAM.
+//! Encodes pages as records of RAM.
 
 use sterna_ram::RamSlice;
 use sterna_wire::PAGE_SIZE;
@@ -9,15 +9,18 @@ use super::stream;
 use crate::error::MigrationError;
 use crate::order::PageRun;
 
-/// What was encoded.
+/// The numbers of pages that were encoded.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Encoded {
     pub(crate) content_pages: u64,
     pub(crate) zero_pages: u64,
 }
 
-/// Puts the pages of `run` into `out`: as a PART of the section of RAM, or without one, as on the preempt channel.
-/// `content` has all pages of the run; those that the image does not hold are not looked at. Without `content` it holds none.
+/// Encodes the pages of `run` into `out`: as a PART of the section of RAM, or without a section, as on the
+/// preempt channel.
+///
+/// `content` must have all pages of the run. Pages that the image does not contain are not read from it.
+/// Without `content` the image contains none of the pages.
 pub(crate) fn encode(
     image: &ServedImage,
     section: Option<u32>,
@@ -41,7 +44,7 @@ fn records(
     let name = &image.shape().ram.blocks[run.block].name;
     let held = image.cache().store().held(run.block);
     let wire = MigrationError::wire("RAM");
-    // The first record of each write names its block, so that it does not matter who writes next.
+    // The first record of each write names its block, so that the threads can write in any order.
     let mut writer = RamRecordWriter::new();
     let mut encoded = Encoded::default();
     for index in 0..run.count {

@@ -1,4 +1,4 @@
-//! Sends pages: in the background, and those that are asked for out of turn.
+//! Sends pages: all missing ones in the background, and requested ones with priority.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,11 +16,11 @@ use crate::error::MigrationError;
 use crate::order::PageRun;
 
 const CHUNK_BYTES: usize = CHUNK_PAGES as usize * PAGE_SIZE;
-/// Requested pages that go out in one write.
+/// Most requested pages in one write.
 const REQUESTED_AT_ONCE: u64 = 16;
 /// Bytes of background pages that may wait in the kernel before a requested page on the same channel.
 const QUEUED_BYTES: u64 = 512 << 10;
-/// How often it is looked whether they are fewer.
+/// Interval at which the sender checks whether fewer bytes wait.
 const LOOK: Duration = Duration::from_micros(100);
 /// Chunks that are read ahead.
 const AHEAD: usize = 8;
@@ -29,19 +29,19 @@ const AHEAD: usize = 8;
 #[derive(Clone)]
 pub(crate) struct Channels {
     pub(crate) main: Arc<Channel>,
-    /// For requested pages, if the destination has it.
+    /// The channel for requested pages, if the destination has one.
     pub(crate) preempt: Option<Arc<Channel>>,
 }
 
 impl Channels {
-    /// Writes to the main channel, between two writes of other threads.
+    /// Writes to the main channel in one piece, so that writes of other threads do not mix with it.
     pub(crate) fn write(&self, bytes: &[u8]) -> Result<(), MigrationError> {
         let _turn = self.main.turn();
         Ok(self.main.write_all(bytes)?)
     }
 }
 
-/// Sends everything that nobody asks for, until nothing is left.
+/// Sends all pages that are not requested, until none is left.
 pub(crate) fn send_background(shared: &Shared, channels: &Channels) -> Result<(), MigrationError> {
     let cache = shared.image.cache();
     let section = Some(shared.image.shape().ram.section_id);
@@ -66,7 +66,7 @@ pub(crate) fn send_background(shared: &Shared, channels: &Channels) -> Result<()
         };
         channels.write(&out)?;
         if channels.preempt.is_some() {
-            // Without that channel the background stands aside for each request as it is.
+            // Without a preempt channel, the background already waits for each request, and needs no pace.
             pace.keep(0, &channels.main);
         }
         shared.change(|state| count(state, encoded, out.len()));
@@ -74,7 +74,7 @@ pub(crate) fn send_background(shared: &Shared, channels: &Channels) -> Result<()
     Ok(())
 }
 
-/// Sends what is asked for, until the connection ends.
+/// Sends requested pages until the connection ends.
 pub(crate) fn send_requested(shared: &Shared, channels: &Channels) {
     if let Err(error) = answer(shared, channels) {
         shared.fail(error);
@@ -98,7 +98,7 @@ fn answer(shared: &Shared, channels: &Channels) -> Result<(), MigrationError> {
         });
         let encoded = match present.flatten().transpose()?.flatten() {
             Some(encoded) => encoded,
-            // Only these pages: what lies beside them can come later.
+            // Reads only these pages, so that the request does not wait for its neighbours.
             None => {
                 let content = buffer.slice(0, bytes)?;
                 cache.store().read(run, content)?;
@@ -118,7 +118,7 @@ fn answer(shared: &Shared, channels: &Channels) -> Result<(), MigrationError> {
     Ok(())
 }
 
-/// The next pages of the background, and the chunks that come after them. `None`: all have gone out.
+/// The next background pages, and the chunks that follow. `None`: all pages were taken.
 fn next_background(
     shared: &Shared,
     channels: &Channels,
@@ -130,7 +130,8 @@ fn next_background(
             return Err(error.clone());
         }
         if channels.preempt.is_none() {
-            // Requested pages use the same channel: they go first, and little may lie before them in the kernel.
+            // Requested pages use the same channel. They are sent first, and few bytes may wait before them in
+            // the kernel.
             if state.order.has_requests() || state.connection.on_their_way > 0 {
                 shared.changed.wait(&mut state);
                 continue;
@@ -145,7 +146,7 @@ fn next_background(
     }
 }
 
-/// The next requested pages. `None`: the connection has ended.
+/// Waits for the next requested pages. `None`: the connection has ended.
 fn next_requested(shared: &Shared) -> Option<PageRun> {
     let mut state = shared.state.lock();
     loop {
@@ -158,7 +159,8 @@ fn next_requested(shared: &Shared) -> Option<PageRun> {
             return Some(run);
         }
         if had_requests {
-            // All of them were sent in the background: who waits for the end of requests looks again.
+            // The background has sent all requested pages. A thread that waits for the end of requests must
+            // check again.
             shared.changed.notify_all();
         }
         shared.changed.wait(&mut state);
@@ -173,7 +175,7 @@ fn count(state: &mut State, encoded: Encoded, bytes: usize) {
         state.statistics.missing_pages.saturating_sub(encoded.content_pages + encoded.zero_pages);
 }
 
-/// Whether nothing is left to be sent.
+/// Whether no page is left to be sent.
 pub(crate) fn has_nothing_left(order: &mut PageOrder) -> bool {
     !order.has_requests() && order.ahead(1).is_empty()
 }

@@ -5,29 +5,31 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
-use sterna_image::{ImageError, ImageKind, Shape};
+use sterna_image::{Format, ImageError, LibvirtHeader, Shape};
 use sterna_transport::Direct;
 
 use super::cache::{ChunkCache, LEAST_BYTES};
+use super::commands;
 use super::store::{Access, ImageStore};
 use crate::error::MigrationError;
 use crate::start_error::StartError;
 use crate::threads;
 
-/// Threads that read ahead, for all who are served.
+/// Number of threads that read ahead, for all destinations together.
 const READERS: usize = 2;
 
 /// How an image is read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImageOptions {
-    /// Whether pages go past the page cache. Pages of a stream never do.
+    /// Whether reads of pages bypass the page cache. Pages of a legacy stream never bypass it.
     pub direct: Direct,
-    /// Most memory for pages that are read ahead, over all who are served; at least [`ImageOptions::LEAST_CACHE_BYTES`] is taken.
+    /// Most memory for pages that are read ahead, in bytes, over all destinations (default 64 MiB). At least
+    /// [`ImageOptions::LEAST_CACHE_BYTES`] is used.
     pub cache_limit_bytes: u64,
-    /// Where an image that cannot be read at random is unpacked to, in a sparse file without a name. `None`: beside the
-    /// image.
+    /// Directory for a temporary copy of an image that cannot be read at random. The copy is a sparse file
+    /// without a name. `None`: the image's directory.
     pub spool: Option<PathBuf>,
-    /// Serve an image with damaged devices or description, too.
+    /// Serve an image with a damaged device state or description, too.
     pub force_damaged: bool,
 }
 
@@ -42,57 +44,64 @@ impl Default for ImageOptions {
     }
 }
 
-/// An image that is ready to be served, to any number of destinations at once.
+/// An image that is ready to be served to any number of destinations in parallel.
 pub struct ServedImage {
     cache: Arc<ChunkCache>,
+    shape: Shape,
     path: PathBuf,
     readers: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl ServedImage {
-    /// Opens the image at `path`. A legacy stream is read once; one that cannot be read at random is unpacked.
+    /// Opens the image at `path`. A legacy stream is read once. A stream that cannot be read at random is
+    /// unpacked.
     ///
     /// # Errors
-    /// [`StartError::Image`] for an image that is torn, has no bitmaps, or cannot be served;
-    /// [`StartError::DamagedImage`]; [`StartError::System`] for what the system refused.
+    /// [`StartError::Image`] for an image that is truncated, has no bitmaps, or cannot be served;
+    /// [`StartError::DamagedImage`] for a damaged one; [`StartError::System`] if the system refused a request.
     pub fn open(path: &Path, options: &ImageOptions) -> Result<Self, StartError> {
         let ImageOptions { direct, force_damaged, .. } = *options;
         let store =
             ImageStore::open(path, direct, options.spool.as_deref(), force_damaged).map_err(of_image)?;
-        check(&store)?;
+        let shape = check(&store)?;
         let system = |error: MigrationError| StartError::System(error.to_string());
         let cache = Arc::new(ChunkCache::new(Arc::new(store), options.cache_limit_bytes).map_err(system)?);
-        let served = Self { cache, path: path.to_owned(), readers: Mutex::default() };
+        let served = Self { cache, shape, path: path.to_owned(), readers: Mutex::default() };
         for number in 0..READERS {
             let cache = Arc::clone(&served.cache);
-            // Without its readers an image is served all the same, only not ahead of time.
+            // An image without readers is served as well, but is not read ahead.
             let reader = threads::spawn(&format!("reader {number}"), move || cache.work(), |_| ());
             served.readers.lock().push(reader.map_err(system)?);
         }
         Ok(served)
     }
 
-    /// The image's place.
+    /// The path of the image's file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What kind of image is read: a spooled one is mapped-ram.
-    pub fn kind(&self) -> &ImageKind {
-        self.cache.store().image().kind()
+    /// The format of the image that is read. A spooled image is in the format mapped-ram.
+    pub fn format(&self) -> Format {
+        self.cache.store().image().format()
     }
 
-    /// The machine without its pages.
+    /// The header and the texts of libvirt's container. `None` if the image has no container.
+    pub fn libvirt_header(&self) -> Option<&LibvirtHeader> {
+        self.cache.store().image().libvirt_header()
+    }
+
+    /// The machine without its pages, and without the commands that the serving side sends itself.
     pub fn shape(&self) -> &Shape {
-        self.cache.store().shape()
+        &self.shape
     }
 
-    /// How its pages are read at random.
+    /// How the image's pages are read at random.
     pub fn access(&self) -> Access {
         self.cache.store().access()
     }
 
-    /// Whether pages go past the page cache.
+    /// Whether reads of pages bypass the page cache.
     pub fn is_direct(&self) -> bool {
         self.cache.store().is_direct()
     }
@@ -106,13 +115,14 @@ impl Drop for ServedImage {
     fn drop(&mut self) {
         self.cache.close();
         for reader in self.readers.lock().drain(..) {
-            // One that panicked has said so.
+            // An error of the join is ignored: a panic in the thread was already reported.
             let _ = reader.join();
         }
     }
 }
 
-fn check(store: &ImageStore) -> Result<(), StartError> {
+/// Checks that the image can be served, and returns the machine as it is served.
+fn check(store: &ImageStore) -> Result<Shape, StartError> {
     let (image, shape) = (store.image(), store.shape());
     let refuse = |why: &str| Err(StartError::Image(format!("{}: {why}", image.path_name())));
     if !shape.has_eof {
@@ -140,7 +150,7 @@ fn check(store: &ImageStore) -> Result<(), StartError> {
     if !shape.ram.footers {
         return refuse("its machine type is older than QEMU's postcopy: restore it without --lazy");
     }
-    Ok(())
+    commands::served(shape).or_else(|why| refuse(&why))
 }
 
 fn of_image(error: ImageError) -> StartError {

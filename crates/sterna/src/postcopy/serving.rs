@@ -8,31 +8,36 @@ use parking_lot::Mutex;
 use sterna_transport::{CancelFlag, Channel};
 use sterna_wire::received_pages::ReceivedPages;
 
-use super::answers::{HELLO_PING, LISTED_PING, PACKAGE_PING};
+use super::answers::{DEVICES_PING, HELLO_PING, LISTED_PING, PACKAGE_PING};
 use super::link::{Link, Purpose};
 use super::listener;
 use super::sender::{self, Channels};
 use super::served::ServedImage;
-use super::shared::Shared;
-use super::statistics::{ServeStatistics, Stage};
+use super::shared::{Shared, State};
+use super::statistics::{ServeStatistics, Silence, Stage};
 use super::stream;
 use crate::error::MigrationError;
 use crate::params::WaitLimits;
 use crate::threads;
 
-/// Before each attempt to connect again: a QEMU that has not noticed the break takes the connection for one too many.
+const LOADING: &str = "the destination to load the devices";
+/// Delay before each attempt to reconnect. A QEMU that has not detected the break refuses the connection as a
+/// surplus one.
 const RETRY: Duration = Duration::from_secs(1);
+
+/// A destination that sends nothing for this long may wait for a channel that this side does not open.
+const SILENCE: Duration = Duration::from_millis(1500);
 
 /// How a destination is served.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServeOptions {
-    /// The destination has the capability `postcopy-preempt`: requested pages get a channel of their own.
+    /// The destination has the capability `postcopy-preempt`: requested pages use a separate channel.
     pub preempt: bool,
-    /// The destination was served before and its connection broke: go on with the pages that it lacks.
+    /// The destination was served before and its connection broke: continue with the pages that it lacks.
     pub recover: bool,
-    /// How long it is tried to connect again after the connection broke.
+    /// How long this side tries to reconnect after the connection broke (default 0: not at all).
     pub reconnect_window: Duration,
-    /// Every other wait.
+    /// Limits of all other waits.
     pub limits: WaitLimits,
 }
 
@@ -47,31 +52,32 @@ impl Default for ServeOptions {
     }
 }
 
-/// What a destination has of the guest when it is not served any more.
+/// Which part of the guest a destination has when serving has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum GuestState {
-    /// Nothing: the image can be restored as if nothing had happened.
+    /// No part. The image can be restored without restrictions.
     Nowhere,
-    /// Its devices were on their way, and it may have started the guest. It ends by itself, as its connection is gone.
+    /// The devices were being sent, and the destination may have started the guest. A QEMU exits when it
+    /// detects the closed connection. A QEMU that waits for another channel does not detect it.
     Uncertain,
-    /// It runs the guest until that needs a page which is missing, and keeps it paused from then on. The image must be
-    /// kept: it can be served again.
+    /// The destination runs the guest until it touches a missing page. From then on the guest is blocked. The
+    /// image must be kept, because it can be served again.
     NeedsImage,
 }
 
-/// Why a destination is not served any more, before it had everything.
+/// Why serving ended before the destination had all pages.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{error}")]
 pub struct ServeFailure {
-    /// What happened.
+    /// The error that ended it.
     #[source]
     pub error: MigrationError,
-    /// Where it leaves the guest.
+    /// The resulting state of the guest.
     pub guest: GuestState,
 }
 
-/// One destination that is served, on threads of its own. Dropped, it is stopped.
+/// Serves one destination on its own threads. Dropping it stops the service.
 pub struct Serving {
     shared: Arc<Shared>,
     cancel: CancelFlag,
@@ -80,10 +86,10 @@ pub struct Serving {
 }
 
 impl Serving {
-    /// Begins to serve `image` to the destination behind `link`.
+    /// Begins to serve `image` to the destination that `link` reaches.
     ///
     /// # Errors
-    /// [`MigrationError::System`]: there is no thread for it.
+    /// [`MigrationError::System`] if the thread cannot be started.
     pub fn start(
         image: Arc<ServedImage>,
         link: Arc<dyn Link>,
@@ -112,30 +118,31 @@ impl Serving {
         Ok(Self { shared, cancel, control: Mutex::new(Some(thread)), result })
     }
 
-    /// How it goes.
+    /// A snapshot of the progress.
     pub fn statistics(&self) -> ServeStatistics {
         self.shared.state.lock().statistics
     }
 
-    /// Closes the connection. A guest that lacks pages stays paused at the destination, and can be served again.
+    /// Closes the connection. A guest that lacks pages stays paused at the destination, and can be served
+    /// again.
     pub fn stop(&self) {
         self.cancel.cancel();
         self.shared.stop();
     }
 
-    /// How it ended; `None` as long as it goes on.
+    /// The result, or `None` while the destination is being served.
     pub fn result(&self) -> Option<Result<(), ServeFailure>> {
         self.result.lock().clone()
     }
 
-    /// Waits for the end.
+    /// Blocks until serving has ended.
     ///
     /// # Errors
-    /// [`ServeFailure`]: why the destination does not have everything, and what becomes of the guest.
+    /// [`ServeFailure`]: why the destination does not have all pages, and the state of the guest.
     pub fn wait(&self) -> Result<(), ServeFailure> {
         let thread = self.control.lock().take();
         if let Some(thread) = thread {
-            // One that panicked has left its result.
+            // An error of the join is ignored: a thread that panicked has stored its result.
             let _ = thread.join();
         }
         self.result().unwrap_or_else(|| {
@@ -160,7 +167,7 @@ fn guest_state(shared: &Shared) -> GuestState {
     }
 }
 
-/// The thread that decides.
+/// The state of the control thread.
 struct Control {
     shared: Arc<Shared>,
     link: Arc<dyn Link>,
@@ -190,7 +197,7 @@ impl Control {
         Ok(())
     }
 
-    /// A destination that has nothing.
+    /// Serves a destination that has no part of the guest yet.
     fn first(&self) -> Result<(), MigrationError> {
         self.shared.begin_connection()?;
         let limits = &self.options.limits;
@@ -203,7 +210,11 @@ impl Control {
                 state.connection.answers.pinged(LISTED_PING);
             });
             main.write_all(&stream::opening(shape).map_err(&wire)?)?;
-            // It has accepted machine and memory: before that, nothing is given away.
+            let what = "the destination to answer";
+            self.wait_silently(Silence::ReadsNothing, what, limits.setup, |state| {
+                state.connection.pongs.contains(&HELLO_PING)
+            })?;
+            // The destination has accepted machine and memory. Before that, no part of the guest is sent.
             self.wait_for(LISTED_PING, "the destination to accept the machine's memory", limits.setup)?;
             let channels = self.channels(main)?;
             let package = stream::package(shape).map_err(&wire)?;
@@ -217,7 +228,7 @@ impl Control {
         })
     }
 
-    /// A destination whose connection broke: until the window is over.
+    /// Reconnects to a destination whose connection broke, until the window ends.
     fn again(&self) -> Result<(), MigrationError> {
         let deadline = Instant::now() + self.options.reconnect_window;
         loop {
@@ -258,7 +269,7 @@ impl Control {
         })
     }
 
-    /// Does `begin` and sends all pages, while a thread hears the destination.
+    /// Runs `begin` and sends all pages, while another thread reads the destination's messages.
     fn with_threads(
         &self,
         main: Arc<Channel>,
@@ -276,9 +287,9 @@ impl Control {
             Ok(()) => self.shared.finish_connection(),
             Err(error) => self.shared.fail(error.clone()),
         }
-        // One that panicked has failed the connection.
+        // An error of the join is ignored: a thread that panicked has failed the connection.
         let _ = hearing.join();
-        // What failed first, in whatever thread.
+        // The first error of any thread is the cause of the others.
         let first = self.shared.state.lock().connection.error.clone();
         result.map_err(|error| first.unwrap_or(error))
     }
@@ -302,17 +313,25 @@ impl Control {
 
     fn send_to_the_end(&self, channels: &Channels) -> Result<(), MigrationError> {
         let limits = &self.options.limits;
-        // The devices may need pages, which go out meanwhile as they are asked for.
-        self.shared.wait("the destination to load the devices", limits.prepare, |state| {
-            state.statistics.stage != Stage::Loading
+        // The devices may need pages. These are sent on request while the devices load.
+        let is_loaded = |state: &mut State| state.statistics.stage != Stage::Loading;
+        self.wait_silently(Silence::LoadsNothing, LOADING, limits.prepare, |state| {
+            let has_begun = state.statistics.requests > 0 || state.connection.pongs.contains(&DEVICES_PING);
+            has_begun || is_loaded(state)
         })?;
+        if self.options.preempt {
+            self.wait_while_it_asks();
+            self.publish(Silence::LoadsNothing, LOADING, limits.prepare, limits.prepare, is_loaded)?;
+        } else {
+            self.shared.wait(LOADING, limits.prepare, is_loaded)?;
+        }
         sender::send_background(&self.shared, channels)?;
         let what = "the last requested pages to be written";
         self.shared.wait(what, limits.stall, |state| {
             state.connection.on_their_way == 0 && sender::has_nothing_left(&mut state.order)
         })?;
-        // The end may overtake pages on the preempt channel: a destination waits for what it has asked for, and nothing
-        // else goes out there (specs/postcopy.md §4).
+        // The end may arrive before pages on the preempt channel. This is allowed, because only requested pages
+        // use that channel, and a destination waits for them (specs/postcopy.md §4).
         self.shared.change(|state| state.connection.answers.ended());
         channels.write(&stream::ending(self.shared.image.shape().ram.section_id))?;
         self.shared
@@ -338,11 +357,64 @@ impl Control {
         Ok(self.shared.change(|state| std::mem::take(&mut state.connection.bitmaps)))
     }
 
+    /// Waits for at most `limit`. After [`SILENCE`], publishes the possible cause of the silence.
+    fn wait_silently(
+        &self,
+        silence: Silence,
+        what: &str,
+        limit: Duration,
+        mut is_so: impl FnMut(&mut State) -> bool,
+    ) -> Result<(), MigrationError> {
+        let first = SILENCE.min(limit);
+        match self.shared.wait(what, first, &mut is_so) {
+            Err(MigrationError::Limit { .. }) => {}
+            ended => return ended,
+        }
+        self.publish(silence, what, limit, limit - first, is_so)
+    }
+
+    /// Publishes the possible cause of a lasting silence, and waits for the remaining `left` of `limit`.
+    fn publish(
+        &self,
+        silence: Silence,
+        what: &str,
+        limit: Duration,
+        left: Duration,
+        mut is_so: impl FnMut(&mut State) -> bool,
+    ) -> Result<(), MigrationError> {
+        self.shared.change(|state| state.statistics.silence = (!is_so(state)).then_some(silence));
+        let ended = self.shared.wait(what, left, is_so);
+        if ended.is_ok() {
+            self.shared.change(|state| state.statistics.silence = None);
+        }
+        ended.map_err(|error| match error {
+            MigrationError::Limit { what, .. } => MigrationError::Limit { what, after: limit },
+            error => error,
+        })
+    }
+
+    /// Waits until the devices are loaded, the connection has failed, or no page was requested for [`SILENCE`].
+    /// A QEMU that does not read the preempt channel requests a page only once.
+    fn wait_while_it_asks(&self) {
+        let mut seen = self.shared.state.lock().statistics.requests;
+        let mut is_loading = true;
+        while is_loading {
+            let asks = |state: &mut State| {
+                state.statistics.stage != Stage::Loading || state.statistics.requests != seen
+            };
+            if self.shared.wait(LOADING, SILENCE, asks).is_err() {
+                return;
+            }
+            let state = self.shared.state.lock();
+            (seen, is_loading) = (state.statistics.requests, state.statistics.stage == Stage::Loading);
+        }
+    }
+
     fn wait_for(&self, ping: u32, what: &str, limit: Duration) -> Result<(), MigrationError> {
         self.shared.wait(what, limit, |state| state.connection.pongs.contains(&ping))
     }
 
-    /// The channels of a connection whose main channel has been accepted.
+    /// Opens the other channels of a connection whose main channel was accepted.
     fn channels(&self, main: &Arc<Channel>) -> Result<Channels, MigrationError> {
         let preempt = match self.options.preempt {
             true => Some(self.open(Purpose::Preempt, self.options.limits.setup)?),
@@ -354,7 +426,7 @@ impl Control {
     fn open(&self, purpose: Purpose, limit: Duration) -> Result<Arc<Channel>, MigrationError> {
         let channel = Arc::new(self.link.open(purpose, limit, &self.cancel)?);
         let stall = self.options.limits.stall;
-        // For writing; a return path may be silent for ever.
+        // The limit is for writing. A return path may be silent without limit.
         channel.set_own_stall_limit(Some(stall));
         channel.probe_peer(stall);
         self.shared.adopt(&channel);
@@ -362,7 +434,7 @@ impl Control {
     }
 }
 
-/// Whether the network or the destination's process broke the connection, not a rule of the format.
+/// Whether the network or the destination's process broke the connection, as opposed to a violated rule.
 fn is_break(error: &MigrationError) -> bool {
     matches!(error, MigrationError::Transport(..))
 }

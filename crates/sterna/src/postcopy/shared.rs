@@ -1,4 +1,4 @@
-//! What the threads of one destination share.
+//! State that the threads of one destination share.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,38 +14,38 @@ use super::served::ServedImage;
 use super::statistics::{ServeStatistics, Stage};
 use crate::error::MigrationError;
 
-/// One destination that is served.
+/// State of one destination that is served.
 pub(crate) struct Shared {
     pub(crate) image: Arc<ServedImage>,
     pub(crate) state: Mutex<State>,
     pub(crate) changed: Condvar,
 }
 
-/// What changes.
+/// The part of the state that changes, under one lock.
 pub(crate) struct State {
     pub(crate) order: PageOrder,
     pub(crate) connection: Connection,
     pub(crate) statistics: ServeStatistics,
-    /// An operator wants the end.
+    /// An operator has requested the end.
     pub(crate) is_stopped: bool,
 }
 
-/// One connection, from its first byte to its end. The next begins anew.
+/// The state of one connection. The next connection starts with a new one.
 pub(crate) struct Connection {
     pub(crate) answers: Answers,
-    /// To be shut down at its end.
+    /// Channels that are shut down when the connection ends.
     pub(crate) channels: Vec<Arc<Channel>>,
-    /// PONGs that came.
+    /// Values of the PONGs that have arrived.
     pub(crate) pongs: Vec<u32>,
-    /// Bitmaps that came.
+    /// Bitmaps of received pages that have arrived, by block.
     pub(crate) bitmaps: Vec<(usize, ReceivedPages)>,
     pub(crate) has_resumed: bool,
     pub(crate) is_done: bool,
-    /// Pages that were taken because they were requested and are not written yet.
+    /// Runs of requested pages that were taken and are not written yet.
     pub(crate) on_their_way: u64,
-    /// All that goes out has gone out: its threads end.
+    /// Everything was sent, so the connection's threads must end.
     pub(crate) is_over: bool,
-    /// Why it failed; the first reason.
+    /// The first error of the connection.
     pub(crate) error: Option<MigrationError>,
 }
 
@@ -77,14 +77,14 @@ impl Shared {
         Self { image, state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// A new connection begins.
+    /// Resets the state for a new connection.
     pub(crate) fn begin_connection(&self) -> Result<(), MigrationError> {
         let mut state = self.state.lock();
         state.connection = Connection::new(self.image.shape());
         if state.is_stopped { Err(MigrationError::Cancelled) } else { Ok(()) }
     }
 
-    /// `channel` is shut down when the connection fails.
+    /// Registers `channel`, which is shut down when the connection fails.
     pub(crate) fn adopt(&self, channel: &Arc<Channel>) {
         let mut state = self.state.lock();
         state.connection.channels.push(Arc::clone(channel));
@@ -100,7 +100,7 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Ends the connection: the first reason counts.
+    /// Fails the connection. The first error is kept.
     pub(crate) fn fail(&self, error: MigrationError) {
         let mut state = self.state.lock();
         state.connection.error.get_or_insert(error);
@@ -109,13 +109,13 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// An operator wants the end.
+    /// Stops serving on an operator's request.
     pub(crate) fn stop(&self) {
         self.state.lock().is_stopped = true;
         self.fail(MigrationError::Cancelled);
     }
 
-    /// Ends the threads of a connection that has done its work.
+    /// Ends the threads of a connection that is complete.
     pub(crate) fn finish_connection(&self) {
         let mut state = self.state.lock();
         state.connection.is_over = true;
@@ -124,7 +124,7 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Changes something, and wakes who waits for it.
+    /// Changes the state, and wakes all waiting threads.
     pub(crate) fn change<T>(&self, act: impl FnOnce(&mut State) -> T) -> T {
         let result = act(&mut self.state.lock());
         self.changed.notify_all();
@@ -134,7 +134,7 @@ impl Shared {
     /// Waits until `is_so`, for at most `limit`.
     ///
     /// # Errors
-    /// What the connection failed with; [`MigrationError::Limit`] about `what`.
+    /// The connection's error, or [`MigrationError::Limit`] about `what`.
     pub(crate) fn wait(
         &self,
         what: &str,
@@ -156,7 +156,7 @@ impl Shared {
         }
     }
 
-    /// Waits that long, or until an operator wants the end.
+    /// Waits for `time`, or until an operator requests the end.
     pub(crate) fn sleep(&self, time: Duration) {
         let deadline = Instant::now() + time;
         let mut state = self.state.lock();

@@ -1,52 +1,68 @@
-//! How it goes with one destination.
+//! The progress of one destination.
 
 use std::time::{Duration, Instant};
 
-/// How far a destination is.
+/// The stage that a destination has reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Stage {
-    /// It is connected to, or compares the machine with its own. It has nothing of the guest.
+    /// This side connects, or the destination compares the machine with its own. It has no part of the guest.
     Connecting,
-    /// The devices are on their way; it starts the guest by itself when they are loaded. A connection that breaks now
-    /// ends it.
+    /// The devices are being sent. The destination starts the guest by itself when they are loaded. A
+    /// connection that breaks now ends the destination.
     Loading,
-    /// The guest may run there, and its missing pages are here.
+    /// The guest may run at the destination, and this side has the missing pages.
     Active,
-    /// The connection broke. The guest waits at the first page that is missing, until somebody connects again.
+    /// The connection broke. A guest that touches a missing page is blocked until a new connection is made.
     Paused,
-    /// It has every page and needs this side no more.
+    /// The destination has every page and no longer needs this side.
     Completed,
-    /// It is not served any more.
+    /// Serving has ended with an error.
     Failed,
 }
 
-/// What was done for one destination.
+/// Why a destination may be silent that should answer without delay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Silence {
+    /// The destination reads nothing. A QEMU does so while it waits for other channels (multifd, or the preempt
+    /// channel of a QEMU 7.2). Another cause is a listener that is not a VM.
+    ReadsNothing,
+    /// The destination has the devices and does not load them. A QEMU does so while it waits for the preempt
+    /// channel, or if it got one while its `postcopy-preempt` is off.
+    LoadsNothing,
+}
+
+/// Counters and times of one destination.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ServeStatistics {
-    /// How far it is.
+    /// The stage that it has reached.
     pub stage: Stage,
     /// Pages of guest RAM.
     pub total_pages: u64,
-    /// Pages that it lacks, as far as this side knows.
+    /// Pages that the destination lacks, as far as this side knows.
     pub missing_pages: u64,
-    /// Pages that went out with their content, recoveries included.
+    /// Pages that were sent with their content, including pages that were sent again after a lost connection.
     pub content_pages: u64,
-    /// Pages that went out as zero.
+    /// Pages that were sent as zero.
     pub zero_pages: u64,
-    /// Messages that asked for pages.
+    /// Messages that requested pages.
     pub requests: u64,
-    /// Pages that went out because they were asked for.
+    /// Pages that were sent because they were requested.
     pub requested_pages: u64,
-    /// Bytes that were written to its channels.
+    /// Bytes that were written to the destination's channels.
     pub written_bytes: u64,
-    /// Times that it was served again after a broken connection.
+    /// Number of broken connections after which serving continued.
     pub recoveries: u64,
-    /// From the first connection until it had loaded the devices and could start the guest.
+    /// Whether the destination has answered at all. A peer that has not may not be a VM.
+    pub has_answered: bool,
+    /// The possible cause of the destination's silence, while it is silent.
+    pub silence: Option<Silence>,
+    /// Time from the first connection until the devices were loaded and the guest could start.
     pub until_guest: Option<Duration>,
-    /// From the first connection to the end.
+    /// Time from the first connection to the end.
     pub total: Option<Duration>,
-    /// The furthest stage that it has reached, breaks aside.
+    /// The furthest stage that was reached, ignoring broken connections.
     pub(super) furthest: Stage,
     pub(super) began: Instant,
 }
@@ -63,6 +79,8 @@ impl ServeStatistics {
             requested_pages: 0,
             written_bytes: 0,
             recoveries: 0,
+            has_answered: false,
+            silence: None,
             until_guest: None,
             total: None,
             furthest: Stage::Connecting,
@@ -85,7 +103,7 @@ impl ServeStatistics {
         }
     }
 
-    /// Whether nothing more happens.
+    /// Whether serving has ended.
     pub fn is_over(&self) -> bool {
         matches!(self.stage, Stage::Completed | Stage::Failed)
     }

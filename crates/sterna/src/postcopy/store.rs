@@ -1,6 +1,5 @@
-//! The pages of an image, read at random.
+//! Random access to the pages of an image.
 
-use std::os::fd::AsRawFd;
 use std::path::Path;
 
 use sterna_image::tools::verify::refuse_damage;
@@ -16,9 +15,9 @@ use crate::order::PageRun;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Access {
-    /// Each page has its place in the image.
+    /// The format gives each page a fixed place in the image.
     Places,
-    /// The stream was read once, and where each page lies was noted.
+    /// The stream was read once, and the position of each page was recorded.
     Index,
     /// The image is compressed, or has pages as differences: it was unpacked into a temporary file.
     Spool,
@@ -33,10 +32,11 @@ pub(crate) struct ImageStore {
 }
 
 impl ImageStore {
-    /// Opens the image at `path`. One that cannot be read at random is spooled into `spool`, or beside the image.
+    /// Opens the image at `path`. An image without random access is unpacked into `spool`, or into its own
+    /// directory.
     ///
     /// # Errors
-    /// What is wrong with it; [`ImageError::Damaged`] unless `force_damaged`.
+    /// The image's error; [`ImageError::Damaged`] for a damaged image unless `force_damaged`.
     pub(crate) fn open(
         path: &Path,
         direct: Direct,
@@ -60,36 +60,35 @@ impl ImageStore {
         let Some(file) = source.file() else {
             return Err(ImageError::Request(format!("{} is not in a file", path.display())));
         };
-        // By the descriptor: another file may lie at the path by now.
-        let name = format!("/proc/self/fd/{}", file.as_raw_fd());
-        // Pages of a stream lie at any offset, which direct I/O does not take.
+        // Pages of a stream have arbitrary offsets, which direct I/O does not support.
         let direct = if access == Access::Index { Direct::Off } else { direct };
-        let file = PageFile::open(name, OpenOptions { direct })?;
+        // Opened through the descriptor, because the path may name another file by now.
+        let file = PageFile::open_again(file, image.path_name(), OpenOptions { direct })?;
         let shape = image.shape().for_form(Form::Legacy);
         Ok(Self { image, file, access, shape })
     }
 
-    /// The machine as a stream states it.
+    /// The machine as a legacy stream describes it.
     pub(crate) fn shape(&self) -> &Shape {
         &self.shape
     }
 
-    /// How it is read.
+    /// How the pages are read.
     pub(crate) fn access(&self) -> Access {
         self.access
     }
 
-    /// Whether pages go past the page cache.
+    /// Whether reads of pages bypass the page cache.
     pub(crate) fn is_direct(&self) -> bool {
         self.file.is_direct()
     }
 
-    /// The image itself.
+    /// The opened image, which is the unpacked one if it was spooled.
     pub(crate) fn image(&self) -> &Image {
         &self.image
     }
 
-    /// The pages of block `block` that the file holds; all others are zero.
+    /// The pages of block `block` that the file contains. All others are zero.
     pub(crate) fn held(&self, block: usize) -> &PageBitmap {
         match (self.image.mapped(), self.image.places()) {
             (Some(mapped), _) => &mapped.blocks()[block].bitmap,
@@ -98,7 +97,7 @@ impl ImageStore {
         }
     }
 
-    /// The blocks as their pages follow each other in the file.
+    /// Block indices in the order in which their pages are stored in the file.
     pub(crate) fn sequence(&self) -> Vec<usize> {
         let mut blocks: Vec<usize> = (0..self.shape.ram.blocks.len()).collect();
         if let Some(mapped) = self.image.mapped() {
@@ -107,10 +106,10 @@ impl ImageStore {
         blocks
     }
 
-    /// Reads the pages of `run` that the file holds to their places in `to`; the others are left as they are.
+    /// Reads the pages of `run` that the file contains to their places in `to`. The others are left unchanged.
     ///
     /// # Errors
-    /// The file's, and [`ImageError::Changed`] if the image was written to since it was opened.
+    /// The file's error, and [`ImageError::Changed`] if the image was written to since it was opened.
     pub(crate) fn read(&self, run: PageRun, to: RamSlice<'_>) -> Result<(), MigrationError> {
         let held = self.held(run.block);
         let mut at = run.first;
@@ -120,7 +119,7 @@ impl ImageStore {
             self.read_held(run.block, next.first, to)?;
             at = next.end();
         }
-        // After the pages: what was read is of the image as it was opened.
+        // Checked after the read, so that the pages are those of the image as it was opened.
         Ok(self.image.check_unchanged()?)
     }
 

@@ -1,4 +1,4 @@
-//! The bytes of a machine that runs before its pages are there: everything but the pages (specs/postcopy.md §2).
+//! Encodes the stream of a postcopied machine, except its pages (specs/postcopy.md §2).
 
 use sterna_image::Shape;
 use sterna_wire::main::{Command, FileHeader, SectionHeader, encode_end, encode_footer, encode_section_part};
@@ -7,14 +7,14 @@ use sterna_wire::{PAGE_SIZE, WireError, limits};
 
 use super::answers::{DEVICES_PING, HELLO_PING, LISTED_PING, LOADED_PING, PACKAGE_PING};
 
-/// From the first byte to the block list. Nothing of the guest has moved then.
+/// The stream from the first byte to the block list. It contains no part of the guest's state.
 pub(crate) fn opening(shape: &Shape) -> Result<Vec<u8>, WireError> {
     let mut out = Vec::new();
     FileHeader.encode(&mut out);
     shape.configuration.encode(&mut out)?;
     Command::OpenReturnPath.encode(&mut out)?;
     Command::Ping(HELLO_PING).encode(&mut out)?;
-    // What all blocks' pages have in common; a destination with others refuses it.
+    // All blocks of a served image have pages of this size. A destination with other sizes refuses this.
     Command::PostcopyAdvise(Some((PAGE_SIZE as u64, PAGE_SIZE as u64))).encode(&mut out)?;
     out.extend_from_slice(&shape.early);
     let id = shape.ram.section_id;
@@ -31,8 +31,8 @@ pub(crate) fn opening(shape: &Shape) -> Result<Vec<u8>, WireError> {
     Ok(out)
 }
 
-/// What stands between RAM's sections in the image, the devices in a package, and the command to run. The destination reads
-/// all of the package before it acts on any of it.
+/// The image's data between RAM's sections, the devices in a package, and the command to run. The destination
+/// reads the whole package before it acts on any part.
 pub(crate) fn package(shape: &Shape) -> Result<Vec<u8>, WireError> {
     let mut inner = Vec::with_capacity(shape.devices.len() + 64);
     Command::PostcopyListen.encode(&mut inner)?;
@@ -51,8 +51,8 @@ pub(crate) fn package(shape: &Shape) -> Result<Vec<u8>, WireError> {
     };
     let mut out = Vec::with_capacity(inner.len() + shape.between.len() + 64);
     out.extend_from_slice(&shape.between);
-    // Nothing has come that could be dropped, but a QEMU 11 that is told of none takes later pages for precopy's, writes
-    // them through its own page fault, and hangs.
+    // The destination has received no page, so nothing has to be discarded. But a QEMU 11 that gets no DISCARD
+    // treats later pages as precopy pages. It writes them through its own page fault, and hangs.
     for block in shape.ram.blocks.iter().filter(|block| block.length_bytes > 0) {
         let ranges = vec![(0, block.length_bytes)];
         Command::PostcopyDiscard { block: block.name.clone(), ranges }.encode(&mut out)?;
@@ -63,14 +63,14 @@ pub(crate) fn package(shape: &Shape) -> Result<Vec<u8>, WireError> {
     Ok(out)
 }
 
-/// The question for the bitmap of the block `name`.
+/// The request for the bitmap of the block `name`.
 pub(crate) fn bitmap_question(name: &str) -> Result<Vec<u8>, WireError> {
     let mut out = Vec::new();
     Command::ReceivedBitmap(name.to_owned()).encode(&mut out)?;
     Ok(out)
 }
 
-/// The command to go on after a break.
+/// The command to resume after a lost connection.
 pub(crate) fn resume() -> Result<Vec<u8>, WireError> {
     let mut out = Vec::new();
     Command::PostcopyResume.encode(&mut out)?;
@@ -86,7 +86,7 @@ pub(crate) fn part<T>(id: u32, out: &mut Vec<u8>, records: impl FnOnce(&mut Vec<
     result
 }
 
-/// The end: no page is missing any more.
+/// The end of the stream, after the last missing page.
 pub(crate) fn ending(id: u32) -> Vec<u8> {
     let mut out = Vec::new();
     encode_section_part(id, true, &mut out);

@@ -1,4 +1,4 @@
-//! What both sides do with messages.
+//! Sending and receiving of RDMA messages, as both sides of the stream need it.
 
 use std::time::{Duration, Instant};
 
@@ -8,11 +8,11 @@ use sterna_wire::rdma::session::Sending;
 use sterna_wire::rdma::{MessageType, encode_empty};
 use sterna_wire::{Fault, WireError};
 
-/// The stream over RDMA cannot go on, although the connection could.
+/// A protocol failure of the stream over RDMA. The connection itself may still work.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StreamFailure {
-    /// A message broke a rule.
+    /// A message violated a rule of the specification.
     #[error(transparent)]
     Wire(#[from] WireError),
     /// The peer sent ERROR.
@@ -24,7 +24,7 @@ pub enum StreamFailure {
          capability return-path, or neither"
     )]
     NoReturnPath,
-    /// A lane was asked of a destination that is no Sterna.
+    /// A lane was requested from a destination that is not a Sterna.
     #[error(
         "the destination took a lane and did not answer as a Sterna does: multifd together with RDMA needs a Sterna on both \
          sides; switch multifd off"
@@ -33,7 +33,7 @@ pub enum StreamFailure {
 }
 
 impl StreamFailure {
-    /// Whose fault it is; `None` where the peer's log says more.
+    /// The side that caused the failure, or `None` if only the peer's log can say.
     pub fn fault(&self) -> Option<Fault> {
         match self {
             StreamFailure::Wire(error) => Some(error.fault),
@@ -53,7 +53,7 @@ pub(super) fn broken(error: WireError) -> StreamError {
     StreamFailure::Wire(error).into()
 }
 
-/// How long a call may wait in all.
+/// The time limit of a call that consists of several steps.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Patience {
     limit: Option<Duration>,
@@ -65,7 +65,7 @@ impl Patience {
         Self { limit, until: limit.and_then(|limit| Instant::now().checked_add(limit)) }
     }
 
-    /// For one step.
+    /// The limit of a single step.
     pub(super) fn limit(&self) -> Option<Duration> {
         self.limit
     }
@@ -75,12 +75,12 @@ impl Patience {
     }
 }
 
-/// The next message, or [`StreamError::Quiet`].
+/// Receives the next message, or returns [`StreamError::Quiet`] when the time is over.
 pub(super) fn receive(endpoint: &Endpoint, patience: Patience) -> Result<Vec<u8>, StreamError> {
     endpoint.receive(patience.left())?.ok_or(StreamError::Quiet)
 }
 
-/// Posts the receives that go with a message, and sends it.
+/// Posts the receives that the state machine requires for a message, and sends the message.
 pub(super) fn send(
     endpoint: &Endpoint,
     sending: Sending,
@@ -91,14 +91,14 @@ pub(super) fn send(
     Ok(endpoint.send(parts, patience.limit())?)
 }
 
-/// A message without payload.
+/// Encodes a message without payload.
 pub(super) fn empty(kind: MessageType) -> Result<Vec<u8>, StreamError> {
     let mut message = Vec::new();
     encode_empty(kind, 1, &mut message).map_err(broken)?;
     Ok(message)
 }
 
-/// Says ERROR. The peer may be gone, or have no receive for it: then it learns by the disconnect.
+/// Sends ERROR. If the peer is gone or has no receive posted, it learns the failure from the disconnect.
 pub(super) fn say_error(endpoint: &Endpoint) {
     const LAST_WORD: Option<Duration> = Some(Duration::from_millis(200));
     let Ok(message) = empty(MessageType::Error) else { return };
@@ -108,7 +108,7 @@ pub(super) fn say_error(endpoint: &Endpoint) {
     }
 }
 
-/// Reading: the end of the connection is the end of the stream, and so is the end of reading from this side.
+/// Reports the end of the connection, or of reading on this side, as the end of the stream.
 pub(super) fn or_end(read: Result<usize, StreamError>, is_reading_over: bool) -> Result<usize, StreamError> {
     match read {
         Err(StreamError::Rdma(error)) if is_end_of_reading(&error) => Ok(0),
@@ -117,7 +117,8 @@ pub(super) fn or_end(read: Result<usize, StreamError>, is_reading_over: bool) ->
     }
 }
 
-/// An adapter flushes the receives that are left before it tells why.
+/// Whether the error is the end of the connection. An adapter flushes the posted receives before it reports the
+/// reason.
 fn is_end_of_reading(error: &RdmaError) -> bool {
     match error {
         RdmaError::Ended { event, .. } => event.as_ref().is_some_and(Event::is_end),

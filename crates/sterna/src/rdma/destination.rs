@@ -1,11 +1,11 @@
-//! The destination's end of the stream.
+//! The destination's end of the stream over RDMA.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use sterna_transport::rdma::{ConnectParameters, Endpoint, Request};
+use sterna_transport::rdma::{ConnectParameters, Endpoint, QueuePairAttributes, Request};
 use sterna_transport::{ByteStream, CancelFlag, StreamError};
 use sterna_wire::rdma::session::{Arrival, Commander, DestinationSession};
 use sterna_wire::rdma::{ConnectReply, Header, MessageType};
@@ -15,13 +15,13 @@ use super::leftover::Leftover;
 use super::return_path::Writer;
 use super::sizes::{LAST_WORDS, sizes};
 
-/// Reads the stream on the main connection; writes the return path.
+/// Reads the stream on the main connection, and writes the return path.
 #[derive(Debug)]
 pub struct DestinationStream {
     main: Endpoint,
     incoming: Mutex<(DestinationSession, Leftover)>,
     back: OnceLock<Writer>,
-    /// Whether all memory is registered at once, as this side has agreed to.
+    /// Whether all memory is registered together (pin-all), as both sides have agreed.
     pins_all: bool,
     has_begun_phases: AtomicBool,
     is_reading_over: AtomicBool,
@@ -31,7 +31,7 @@ impl DestinationStream {
     /// Accepts a request as the main connection.
     ///
     /// # Errors
-    /// [`StreamError::Rdma`].
+    /// [`StreamError::Rdma`] if the connection cannot be established.
     pub fn accept(
         request: Box<dyn Request>,
         reply: &ConnectReply,
@@ -39,7 +39,8 @@ impl DestinationStream {
         cancel: &CancelFlag,
     ) -> Result<Self, StreamError> {
         let mut session = DestinationSession::new();
-        let main = accept(request, reply, session.starting(), limit, cancel)?;
+        let attributes = sizes(0).attributes().with_remote_write();
+        let main = accept(request, &attributes, reply, session.starting(), limit, cancel)?;
         let incoming = Mutex::new((session, Leftover::default()));
         Ok(Self {
             main,
@@ -51,10 +52,11 @@ impl DestinationStream {
         })
     }
 
-    /// Accepts a request as the return path. A second one is rejected: false. The source cannot write memory through it.
+    /// Accepts a request as the return path. Returns false for a second request, which is rejected. The source
+    /// cannot write memory through this connection, even while it is being accepted.
     ///
     /// # Errors
-    /// [`StreamError::Rdma`].
+    /// [`StreamError::Rdma`] if the connection cannot be established.
     pub fn accept_return_path(
         &self,
         request: Box<dyn Request>,
@@ -67,34 +69,34 @@ impl DestinationStream {
             return Ok(false);
         }
         let mut commander = Commander::new();
-        let endpoint = accept(request, reply, commander.starting(), limit, cancel)?;
-        endpoint.connection().set_remote_write(false)?;
+        let attributes = sizes(0).attributes().apart();
+        let endpoint = accept(request, &attributes, reply, commander.starting(), limit, cancel)?;
         Ok(self.back.set(Writer::new(endpoint, commander)).is_ok())
     }
 
-    /// The decoder has come to a hook of RAM: a phase begins. Bytes of the stream that came after the hook are kept.
+    /// Begins a phase after the decoder has read a hook of RAM. Bytes of the stream after the hook are kept.
     ///
     /// # Errors
-    /// [`StreamError::Protocol`] if one is open already.
+    /// [`StreamError::Protocol`] if a phase is already open.
     pub fn begin_phase(&self) -> Result<(), StreamError> {
         self.has_begun_phases.store(true, Ordering::SeqCst);
         self.incoming.lock().0.hook().map_err(broken)
     }
 
-    /// Invites the next command of the phase and waits for it: what it asks for, and its message.
+    /// Invites the next command of the phase, and waits for it. Returns the command's kind and its message.
     ///
     /// # Errors
-    /// [`StreamError::Quiet`] if none came within the limit; call again. [`StreamError::Protocol`] for a message that does
-    /// not belong into a phase.
+    /// [`StreamError::Quiet`] if no command arrived within the limit: call again. [`StreamError::Protocol`] for
+    /// a message that is not allowed in a phase.
     pub fn next_command(&self, limit: Option<Duration>) -> Result<(Arrival, Vec<u8>), StreamError> {
         let (session, _) = &mut *self.incoming.lock();
         self.next_message(session, Patience::new(limit))
     }
 
-    /// Answers the last command: `message` is all of the answer.
+    /// Answers the last command. `message` is the whole answer.
     ///
     /// # Errors
-    /// [`StreamError::Protocol`] if another answer is owed, or none.
+    /// [`StreamError::Protocol`] if another answer is due, or none.
     pub fn answer(
         &self,
         kind: MessageType,
@@ -105,17 +107,18 @@ impl DestinationStream {
         send(&self.main, sending, &[message], Patience::new(limit))
     }
 
-    /// Takes the source's right to write away: when this returns, nothing is written to this side's memory any more over
-    /// this connection. The stream goes on.
+    /// Removes the source's right to write. When this returns, no memory of this side is written over this
+    /// connection any more. The stream continues. If the connection has ended, the received rest can still be
+    /// read.
     ///
     /// # Errors
-    /// [`StreamError::Rdma`] if it could not be taken away: shut the stream down instead.
+    /// As [`Endpoint::end_remote_writes`]: memory is not written any more, but the connection is closed.
     pub fn end_remote_writes(&self) -> Result<(), StreamError> {
-        Ok(self.main.connection().set_remote_write(false)?)
+        Ok(self.main.end_remote_writes()?)
     }
 
-    /// Ends both connections and destroys their queue pairs: when this returns, nothing is written to this side's memory any
-    /// more.
+    /// Ends both connections and destroys their queue pairs. When this returns, no memory of this side is
+    /// written any more.
     pub fn destroy(&self) {
         self.shutdown();
         self.main.connection().destroy();
@@ -129,17 +132,17 @@ impl DestinationStream {
         self.back.get().is_some()
     }
 
-    /// Whether the stream has come to a hook.
+    /// Whether the stream has reached a hook.
     pub fn has_begun_phases(&self) -> bool {
         self.has_begun_phases.load(Ordering::SeqCst)
     }
 
-    /// Whether all memory is to be registered when the source asks for the blocks.
+    /// Whether all memory must be registered when the source requests the blocks.
     pub fn pins_all(&self) -> bool {
         self.pins_all
     }
 
-    /// Tells the source that this side has failed, as far as it hears.
+    /// Sends the source an error, if the source still receives.
     pub fn say_error(&self) {
         let may_say = self.incoming.lock().0.say_error().is_ok();
         if may_say {
@@ -152,7 +155,7 @@ impl DestinationStream {
         &self.main
     }
 
-    /// The return path's, if there is one.
+    /// The return path's queue pair and buffers, if it is open.
     pub fn back(&self) -> Option<&Endpoint> {
         self.back.get().map(|back| &back.endpoint)
     }
@@ -178,7 +181,7 @@ impl DestinationStream {
     fn next_bytes(&self, to: &mut [u8], patience: Patience) -> Result<usize, StreamError> {
         let (session, leftover) = &mut *self.incoming.lock();
         if leftover.is_empty() {
-            // While a phase is open, the machine refuses stream.
+            // While a phase is open, the state machine refuses stream data.
             let (_, message) = self.next_message(session, patience)?;
             leftover.keep(message);
         }
@@ -186,16 +189,16 @@ impl DestinationStream {
     }
 }
 
-/// One connection with its first receives posted.
+/// Accepts one connection, after posting its first receives.
 fn accept(
     request: Box<dyn Request>,
+    attributes: &QueuePairAttributes,
     reply: &ConnectReply,
     receives: usize,
     limit: Duration,
     cancel: &CancelFlag,
 ) -> Result<Endpoint, StreamError> {
-    let sizes = sizes(0);
-    let endpoint = Endpoint::new(request.open(&sizes.attributes())?, &sizes)?;
+    let endpoint = Endpoint::new(request.open(attributes)?, &sizes(0))?;
     endpoint.post_receives(receives)?;
     endpoint.connection().establish(&ConnectParameters::accept(&reply.to_bytes()), limit, cancel)?;
     Ok(endpoint)

@@ -1,5 +1,5 @@
-//! A lane between two Sternas (`specs/rdma.md §9`): a stream of packets one way, on a connection of its own, and the pages
-//! that are written before each.
+//! A lane between two Sterna processes (`specs/rdma.md §9`): a one-way stream of packets on a separate
+//! connection. Pages are written before the packet that names them.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -15,26 +15,27 @@ use super::commands::{Patience, StreamFailure, broken, or_end, receive, send};
 use super::leftover::Leftover;
 use super::sizes::LAST_WORDS;
 
-/// Most bytes of stream in one message of a lane.
+/// Most bytes of the stream in one message of a lane.
 const MOST_BYTES: usize = LaneSource::MESSAGE_BYTES - Header::BYTES;
-/// Messages that are on their way before the next waits for a buffer.
+/// Most messages in flight before the next one waits for a buffer.
 const SENDS: u32 = 8;
 
-/// The source's end: writes packets, and before each the pages that it names.
+/// The source's end of a lane: writes packets, and before each packet the pages that it names.
 #[derive(Debug)]
 pub struct LaneSourceStream {
     endpoint: Endpoint,
     session: Mutex<LaneSource>,
-    /// Writes that were posted and not yet told to be complete.
+    /// Writes that were posted and are not known to be complete.
     open_writes: AtomicUsize,
     is_over: (Mutex<bool>, Condvar),
 }
 
 impl LaneSourceStream {
-    /// Connects to a destination that has accepted the main connection. So many writes may be in flight.
+    /// Connects to a destination that has accepted the main connection. `writes`: most writes in flight.
     ///
     /// # Errors
-    /// [`StreamError::Rdma`]; [`StreamError::Protocol`] for a reply that is not that of a Sterna, or breaks its format.
+    /// [`StreamError::Rdma`]; [`StreamError::Protocol`] for a reply that is not a Sterna's, or breaks its
+    /// format.
     pub fn connect(
         fabric: &dyn Fabric,
         to: SocketAddr,
@@ -62,7 +63,7 @@ impl LaneSourceStream {
         })
     }
 
-    /// Posts writes into the destination's memory. What is written to the stream afterwards arrives after them.
+    /// Posts writes into the destination's memory. Stream data that is written afterwards arrives after them.
     ///
     /// # Errors
     /// As [`Endpoint::write`].
@@ -71,7 +72,7 @@ impl LaneSourceStream {
         Ok(self.endpoint.write(writes, limit)?)
     }
 
-    /// How many writes have become complete since this was asked last. They complete in the order in which they were posted.
+    /// Number of writes that were completed since the last call. Writes complete in the order of posting.
     ///
     /// # Errors
     /// As [`Endpoint::reap`].
@@ -80,7 +81,7 @@ impl LaneSourceStream {
         Ok(self.count_completed())
     }
 
-    /// Waits until at most `most` writes are in flight; says how many have become complete.
+    /// Waits until at most `most` writes are in flight. Returns how many were completed since the last call.
     ///
     /// # Errors
     /// As [`Endpoint::wait_for_writes`].
@@ -94,8 +95,8 @@ impl LaneSourceStream {
         self.open_writes.swap(in_flight, Ordering::Relaxed).saturating_sub(in_flight)
     }
 
-    /// Waits until everything that was written, memory and stream, is complete: it is in the destination's memory, and no
-    /// page of this side is read any more.
+    /// Waits until all posted memory writes and stream data are complete: they are in the destination, and the
+    /// adapter no longer reads pages of this side.
     ///
     /// # Errors
     /// As [`Endpoint::flush`].
@@ -103,18 +104,18 @@ impl LaneSourceStream {
         Ok(self.endpoint.flush(limit)?)
     }
 
-    /// Destroys the queue pair: when this returns, the adapter reads no memory for this lane any more.
+    /// Destroys the queue pair. When this returns, the adapter reads no memory for this lane any more.
     pub fn destroy(&self) {
         self.endpoint.shutdown();
         self.endpoint.connection().destroy();
     }
 
-    /// The connection's queue pair and buffers.
+    /// The queue pair and the buffers of the lane's connection.
     pub fn endpoint(&self) -> &Endpoint {
         &self.endpoint
     }
 
-    /// Takes in the credit that has come; with none left, waits for more.
+    /// Waits until the lane has credit for a message.
     fn wait_for_credit(&self, session: &mut LaneSource, patience: Patience) -> Result<(), StreamError> {
         while !session.may_send() {
             let message = receive(&self.endpoint, patience)?;
@@ -128,7 +129,7 @@ impl LaneSourceStream {
 }
 
 impl ByteStream for LaneSourceStream {
-    /// Nothing ever comes: waits for the end.
+    /// A lane carries no data to the source, so this only waits for the end.
     fn read(&self, _to: &mut [u8], limit: Option<Duration>) -> Result<usize, StreamError> {
         let mut is_over = self.is_over.0.lock();
         while !*is_over {
@@ -146,7 +147,7 @@ impl ByteStream for LaneSourceStream {
     fn write(&self, from: &[u8], limit: Option<Duration>) -> Result<usize, StreamError> {
         let from = &from[..from.len().min(MOST_BYTES)];
         let patience = Patience::new(limit);
-        // Held until the message is sent: messages go in the order in which they were given credit.
+        // Locked until the message is sent, so that messages are sent in the order of their credit.
         let mut session = self.session.lock();
         self.wait_for_credit(&mut session, patience)?;
         let header = Header::file(from.len()).map_err(broken)?.to_bytes();
@@ -183,12 +184,13 @@ impl ByteStream for LaneSourceStream {
 
 impl Drop for LaneSourceStream {
     fn drop(&mut self) {
-        // As with a socket, what was written still arrives; but nothing is left to wait for after a shutdown.
+        // As with a socket, written data still arrives after the drop. After a shutdown the flush returns
+        // without waiting.
         let _ = self.endpoint.flush(LAST_WORDS);
     }
 }
 
-/// The destination's end: reads packets.
+/// The destination's end of a lane: reads packets.
 #[derive(Debug)]
 pub struct LaneDestinationStream {
     endpoint: Endpoint,
@@ -200,7 +202,7 @@ impl LaneDestinationStream {
     /// Accepts a request as a lane.
     ///
     /// # Errors
-    /// [`StreamError::Rdma`].
+    /// [`StreamError::Rdma`] if the connection cannot be established.
     pub fn accept(
         request: Box<dyn Request>,
         reply: &ConnectReply,
@@ -209,29 +211,30 @@ impl LaneDestinationStream {
     ) -> Result<Self, StreamError> {
         let mut session = LaneDestination::new();
         let sizes = sizes(LaneDestination::RECEIVES, 2);
-        let endpoint = Endpoint::new(request.open(&sizes.attributes())?, &sizes)?;
+        let attributes = sizes.attributes().with_remote_write();
+        let endpoint = Endpoint::new(request.open(&attributes)?, &sizes)?;
         endpoint.post_receives(session.starting())?;
         endpoint.connection().establish(&ConnectParameters::accept(&reply.to_bytes()), limit, cancel)?;
         let incoming = Mutex::new((session, Leftover::default()));
         Ok(Self { endpoint, incoming, is_reading_over: AtomicBool::new(false) })
     }
 
-    /// Takes the source's right to write over this connection away: when this returns, nothing is written to this side's
-    /// memory any more. The stream goes on.
+    /// Removes the source's right to write over this lane. When this returns, no memory of this side is written
+    /// over it any more. The stream continues. If the lane has ended, the received rest can still be read.
     ///
     /// # Errors
-    /// [`StreamError::Rdma`] if it could not be taken away: shut the stream down instead.
+    /// As [`Endpoint::end_remote_writes`]: memory is not written any more, but the lane is closed.
     pub fn end_remote_writes(&self) -> Result<(), StreamError> {
-        Ok(self.endpoint.connection().set_remote_write(false)?)
+        Ok(self.endpoint.end_remote_writes()?)
     }
 
-    /// Destroys the queue pair: when this returns, no memory is written over this lane any more.
+    /// Destroys the queue pair. When this returns, no memory is written over this lane any more.
     pub fn destroy(&self) {
         self.endpoint.shutdown();
         self.endpoint.connection().destroy();
     }
 
-    /// The connection's queue pair and buffers.
+    /// The queue pair and the buffers of the lane's connection.
     pub fn endpoint(&self) -> &Endpoint {
         &self.endpoint
     }
@@ -259,7 +262,7 @@ impl LaneDestinationStream {
         let ready = Header { kind: MessageType::Ready, length: 0, repeat }.to_bytes();
         let sent = send(&self.endpoint, sending, &[&ready], patience);
         match sent {
-            // The source may have ended the lane: what it sent before is read first.
+            // The source may have ended the lane. Its earlier messages are read first.
             Err(StreamError::Rdma(error)) if error.is_end() => Ok(()),
             other => other,
         }
@@ -272,7 +275,7 @@ impl ByteStream for LaneDestinationStream {
         or_end(read, self.is_reading_over.load(Ordering::SeqCst))
     }
 
-    /// Nothing goes back on a lane.
+    /// A lane carries no data to the source.
     fn write(&self, _from: &[u8], _limit: Option<Duration>) -> Result<usize, StreamError> {
         Err(StreamFailure::NoReturnPath.into())
     }

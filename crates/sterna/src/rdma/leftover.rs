@@ -1,8 +1,8 @@
-//! Bytes of a received message that nobody has read yet.
+//! The unread bytes of a received message.
 
 use sterna_wire::rdma::Header;
 
-/// The payload of the last FILE message.
+/// The payload of the last FILE message, and the position of the next unread byte.
 #[derive(Debug, Default)]
 pub(super) struct Leftover {
     message: Vec<u8>,
@@ -10,7 +10,7 @@ pub(super) struct Leftover {
 }
 
 impl Leftover {
-    /// The payload of this message.
+    /// Stores a message whose payload is read next.
     pub(super) fn keep(&mut self, message: Vec<u8>) {
         *self = Self { message, at: Header::BYTES };
     }
@@ -19,7 +19,7 @@ impl Leftover {
         self.at >= self.message.len()
     }
 
-    /// Copies the next bytes out.
+    /// Copies the next bytes into `to`. Returns their number.
     pub(super) fn take(&mut self, to: &mut [u8]) -> usize {
         let left = self.message.get(self.at..).unwrap_or_default();
         let count = left.len().min(to.len());

@@ -1,20 +1,21 @@
-//! The migration stream over RDMA (`specs/rdma.md`): a pair of connections that looks like one channel.
+//! The migration stream over RDMA (`specs/rdma.md`): a pair of connections that is used as one channel.
 //!
-//! The source writes the stream on the main connection and reads the return path on the second one; the destination does
-//! it the other way round. [`SourceStream`] and [`DestinationStream`] are the two ends. As
-//! [`ByteStream`](sterna_transport::ByteStream)s they go into a [`Channel`](sterna_transport::Channel), and everything
-//! that writes and reads the stream works over them as it does over a socket. Each write is one or more FILE messages; a
-//! read is the READY that invites one message, if nothing of the last one is left.
+//! The source writes the stream on the main connection, and reads the return path on the second one. The
+//! destination does the reverse. [`SourceStream`] and [`DestinationStream`] are the two ends. They implement
+//! [`ByteStream`](sterna_transport::ByteStream), and a [`Channel`](sterna_transport::Channel) is created over
+//! them. The code that writes and reads the stream therefore works as over a socket. Each write is one or more
+//! FILE messages. A read sends the READY that invites one message, unless bytes of the last message are left.
 //!
-//! Guest memory does not travel in the stream. A *phase* is the time after a hook of RAM in the stream, in which the source
-//! sends other commands and writes the destination's memory: [`SourceStream::begin_phase`],
+//! Guest memory is not part of the stream. A *phase* is the time after a hook of RAM in the stream. In a phase
+//! the source sends other commands and writes the destination's memory: [`SourceStream::begin_phase`],
 //! [`DestinationStream::begin_phase`].
 //!
-//! Between two Sternas each lane has a connection of its own, [`LaneSourceStream`] and [`LaneDestinationStream`]: packets go
-//! one way on credit, and pages are written before the packet that names them.
+//! Between two Sterna processes each lane has a separate connection, [`LaneSourceStream`] and
+//! [`LaneDestinationStream`]. Packets are sent in one direction on credit, and pages are written before the
+//! packet that names them.
 //!
-//! Who may send when is decided by the machines in [`sterna_wire::rdma::session`]; what a command holds is checked by
-//! whoever carries it out.
+//! The state machines in [`sterna_wire::rdma::session`] decide which side may send at which time. The code that
+//! performs a command checks its content.
 
 mod commands;
 mod destination;

@@ -1,4 +1,5 @@
-//! Registering a block without pinning it: the adapter follows its memory, and faults in what it needs.
+//! Registration of a block without pinning: the adapter follows the memory's mapping, and faults pages in when
+//! it needs them.
 
 use sterna_ram::RamBlock;
 use sterna_transport::rdma::{Access, Adapter, Memory, RdmaError, Registration};
@@ -6,8 +7,8 @@ use sterna_transport::rdma::{Access, Adapter, Memory, RdmaError, Registration};
 /// Registers all of a block on demand.
 ///
 /// # Errors
-/// It is refused, though the adapter announces it: the words for an operator. Memory is to be registered in windows then,
-/// which pin it.
+/// The adapter refuses although it announces the feature. The error is a text for the operator. Register memory
+/// in windows then, which are pinned.
 pub(crate) fn register_on_demand(
     adapter: &dyn Adapter,
     block: &RamBlock,
@@ -26,13 +27,13 @@ pub(crate) fn register_on_demand(
     })
 }
 
-/// Registers memory. Never with key 0 for the peer: a QEMU takes it for memory without a key.
+/// Registers memory. The peer never gets key 0, because a QEMU treats it as memory without a key.
 pub(crate) fn register(
     adapter: &dyn Adapter,
     memory: Memory,
     access: Access,
 ) -> Result<Registration, RdmaError> {
     let first = adapter.register(memory.clone(), access)?;
-    // The first one keeps its key until the second one has another.
+    // The first registration stays until the second one exists, so that the second one gets another key.
     if first.rkey() == 0 { adapter.register(memory, access) } else { Ok(first) }
 }

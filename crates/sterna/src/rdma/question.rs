@@ -1,12 +1,14 @@
-//! The question after a lost acknowledgement, and its answer (`specs/rdma.md §10`): one connection, on which the sides take
-//! turns.
+//! The question after a lost acknowledgement, and its answer (`specs/rdma.md §10`). Both sides take turns on
+//! one connection.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use sterna_transport::rdma::{ConnectParameters, Endpoint, EndpointSizes, Fabric, Request};
+use sterna_transport::rdma::{
+    ConnectParameters, Endpoint, EndpointSizes, Fabric, QueuePairAttributes, Request,
+};
 use sterna_transport::{ByteStream, CancelFlag, StreamError};
 use sterna_wire::WireError;
 use sterna_wire::rdma::{ConnectReply, ConnectRequest, Header, Message, MessageType};
@@ -15,13 +17,14 @@ use super::commands::{Patience, StreamFailure, broken, empty, or_end, receive};
 use super::leftover::Leftover;
 use super::sizes::LAST_WORDS;
 
-/// Bytes of a message. Question and answer are far shorter.
+/// Bytes of a message. Question and answer are much shorter.
 const MESSAGE_BYTES: usize = 4096;
-/// A FILE message that was invited, a READY that may come at any time, and one too many, so that it is named.
+/// Posted receives: an invited FILE, a READY that may arrive at any time, and one more, so that a surplus
+/// message is reported.
 const RECEIVES: u32 = 3;
 const SENDS: u32 = 2;
 
-/// Either end. The source writes first.
+/// Either end of the connection. The source writes first.
 #[derive(Debug)]
 pub struct QuestionStream {
     endpoint: Endpoint,
@@ -31,18 +34,19 @@ pub struct QuestionStream {
 
 #[derive(Debug, Default)]
 struct Turns {
-    /// A READY of the peer that no message has used.
+    /// The peer has sent a READY that no message has used.
     may_send: bool,
-    /// A READY of this side is unanswered.
+    /// This side has sent a READY that is not answered yet.
     has_invited: bool,
     leftover: Leftover,
 }
 
 impl QuestionStream {
-    /// Connects, to ask.
+    /// Connects to the destination, as the asking side.
     ///
     /// # Errors
-    /// [`StreamError::Rdma`]; [`StreamError::Protocol`] for a reply that is not that of a Sterna, or breaks its format.
+    /// [`StreamError::Rdma`]; [`StreamError::Protocol`] for a reply that is not a Sterna's, or breaks its
+    /// format.
     pub fn ask(
         fabric: &dyn Fabric,
         to: SocketAddr,
@@ -50,7 +54,7 @@ impl QuestionStream {
         limit: Duration,
         cancel: &CancelFlag,
     ) -> Result<Self, StreamError> {
-        let connection = fabric.resolve(to, limit, cancel)?.open(&sizes().attributes())?;
+        let connection = fabric.resolve(to, limit, cancel)?.open(&attributes())?;
         let this = Self::over(Endpoint::new(connection, &sizes())?)?;
         let private_data = request.to_bytes();
         let parameters = ConnectParameters::connect(&private_data);
@@ -59,35 +63,28 @@ impl QuestionStream {
         if reply.introduction.is_none() {
             return Err(StreamFailure::NotASterna.into());
         }
-        this.end_writes()?;
         Ok(this)
     }
 
-    /// Accepts a request, to answer.
+    /// Accepts a connect request, as the answering side.
     ///
     /// # Errors
-    /// [`StreamError::Rdma`].
+    /// [`StreamError::Rdma`] if the connection cannot be established.
     pub fn answer(
         request: Box<dyn Request>,
         reply: &ConnectReply,
         limit: Duration,
         cancel: &CancelFlag,
     ) -> Result<Self, StreamError> {
-        let this = Self::over(Endpoint::new(request.open(&sizes().attributes())?, &sizes())?)?;
+        let this = Self::over(Endpoint::new(request.open(&attributes())?, &sizes())?)?;
         let private_data = reply.to_bytes();
         this.endpoint.connection().establish(&ConnectParameters::accept(&private_data), limit, cancel)?;
-        this.end_writes()?;
         Ok(this)
     }
 
     fn over(endpoint: Endpoint) -> Result<Self, StreamError> {
         endpoint.post_receives(RECEIVES as usize)?;
         Ok(Self { endpoint, turns: Mutex::default(), is_reading_over: AtomicBool::new(false) })
-    }
-
-    /// Nobody writes memory over it.
-    fn end_writes(&self) -> Result<(), StreamError> {
-        Ok(self.endpoint.connection().set_remote_write(false)?)
     }
 
     fn next_bytes(&self, to: &mut [u8], patience: Patience) -> Result<usize, StreamError> {
@@ -114,7 +111,7 @@ impl QuestionStream {
         Ok(from.len())
     }
 
-    /// Takes one message.
+    /// Receives one message, and checks that it is this message's turn.
     fn hear(&self, turns: &mut Turns, patience: Patience) -> Result<(), StreamError> {
         let message = receive(&self.endpoint, patience)?;
         self.endpoint.post_receives(1)?;
@@ -134,6 +131,11 @@ impl QuestionStream {
         }
         Ok(())
     }
+}
+
+/// Neither side writes memory over this connection.
+fn attributes() -> QueuePairAttributes {
+    sizes().attributes().apart()
 }
 
 fn sizes() -> EndpointSizes {
@@ -174,7 +176,8 @@ impl ByteStream for QuestionStream {
 
 impl Drop for QuestionStream {
     fn drop(&mut self) {
-        // As with a socket, what was written still arrives; but nothing is left to wait for after a shutdown.
+        // As with a socket, written data still arrives after the drop. After a shutdown the flush returns
+        // without waiting.
         let _ = self.endpoint.flush(LAST_WORDS);
     }
 }

@@ -1,4 +1,4 @@
-//! The return path, at both of its ends: FILE messages of the destination.
+//! Both ends of the return path, which carries FILE messages of the destination.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -21,7 +21,7 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    /// On an endpoint whose first receives are posted.
+    /// Uses an endpoint whose first receives are posted.
     pub(super) fn new(endpoint: Endpoint, commander: Commander) -> Self {
         Self { endpoint, commander: Mutex::new(commander) }
     }
@@ -43,7 +43,7 @@ impl Writer {
         Ok(from.len())
     }
 
-    /// The last byte has been written: waits until it is there, and disconnects.
+    /// Ends writing: waits at most `limit` until the last byte has arrived, and disconnects.
     pub(super) fn finish(&self, limit: Option<Duration>) -> Result<(), StreamError> {
         self.commander.lock().finish();
         let flushed = self.endpoint.flush(limit);
@@ -54,7 +54,8 @@ impl Writer {
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        // As with a socket, what was written still arrives; but nothing is left to wait for after a shutdown.
+        // As with a socket, written data still arrives after the drop. After a shutdown the flush returns
+        // without waiting.
         let _ = self.endpoint.flush(LAST_WORDS);
     }
 }
@@ -68,7 +69,7 @@ pub(super) struct Reader {
 }
 
 impl Reader {
-    /// On an endpoint whose first receives are posted.
+    /// Uses an endpoint whose first receives are posted.
     pub(super) fn new(endpoint: Endpoint, listener: Listener) -> Self {
         Self { endpoint, state: Mutex::new((listener, Leftover::default())), is_over: AtomicBool::new(false) }
     }
@@ -91,7 +92,7 @@ impl Reader {
             match decoded.kind() {
                 MessageType::File => leftover.keep(message),
                 MessageType::Error => return Err(StreamFailure::PeerFailed.into()),
-                // Only stream travels on the return path.
+                // Commands are not allowed on the return path.
                 kind => {
                     let rule = "the return path carries FILE messages only";
                     let error =

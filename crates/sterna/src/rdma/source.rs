@@ -1,4 +1,4 @@
-//! The source's end of the stream.
+//! The source's end of the stream over RDMA.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -13,30 +13,31 @@ use super::commands::{Patience, StreamFailure, broken, receive, say_error, send}
 use super::return_path::Reader;
 use super::sizes::{FILE_BYTES, LAST_WORDS, sizes};
 
-/// Writes the stream on the main connection, and the destination's memory; reads the return path.
+/// Writes the stream on the main connection, and the destination's memory. Reads the return path.
 #[derive(Debug)]
 pub struct SourceStream {
     main: Endpoint,
-    /// Held from the READY to the answer of one command.
+    /// Locked from the READY to the answer of one command.
     turn: Mutex<()>,
     session: Mutex<SourceSession>,
     back: Option<Reader>,
-    /// Whether reading or all is over: without a return path there is nothing else to wait for.
+    /// Whether reading has ended. Without a return path, a read waits only for this.
     is_over: (Mutex<bool>, Condvar),
 }
 
-/// What became of a command.
+/// The result of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Written {
     /// The command was sent, and it has no answer.
     Sent,
-    /// The message that answers it, whole.
+    /// The whole message that answers the command.
     Answer(Vec<u8>),
 }
 
 impl SourceStream {
-    /// Connects to a destination: the main connection with `main` as private data, and if there is one for it, the return
-    /// path. Gives what the destination replied on the main connection. So many writes may be in flight.
+    /// Connects to a destination: the main connection, and the return path if `back` is given. Their private
+    /// data are `main` and `back`. Returns the destination's reply on the main connection. `writes`: most
+    /// writes in flight.
     ///
     /// # Errors
     /// [`StreamError::Rdma`]; [`StreamError::Protocol`] if a reply breaks its format.
@@ -68,11 +69,11 @@ impl SourceStream {
         Ok((Self { main: endpoint, turn, session, back, is_over }, reply))
     }
 
-    /// Writes bytes of the stream that end with a hook of RAM. Then the phase is open: no stream is written until
-    /// [`Command::Finished`].
+    /// Writes bytes of the stream that end with a hook of RAM, and opens a phase. Until [`Command::Finished`]
+    /// no stream data may be written.
     ///
     /// # Errors
-    /// [`StreamError::Quiet`] says that nothing of the last message was sent, but is possible only before the first.
+    /// [`StreamError::Quiet`] if no part of the last message was sent. This is possible only before the first.
     pub fn begin_phase(&self, bytes: &[u8], limit: Option<Duration>) -> Result<(), StreamError> {
         let mut left = bytes;
         while left.len() > FILE_BYTES {
@@ -81,11 +82,12 @@ impl SourceStream {
         self.file(left, Some(left.len()), limit)
     }
 
-    /// Sends a command of a phase: `message` is all of it. Waits for the READY before it and for its answer.
+    /// Sends a command of a phase. `message` is the whole command. Waits for the READY before it and for its
+    /// answer.
     ///
     /// # Errors
-    /// [`StreamError::Quiet`] before the command was sent; an answer that does not come is a [`StreamError::Rdma`].
-    /// [`StreamError::Protocol`] for a command that does not belong here, too.
+    /// [`StreamError::Quiet`] if the command was not sent yet. A missing answer is a [`StreamError::Rdma`].
+    /// [`StreamError::Protocol`] also for a command that is not allowed here.
     pub fn command(
         &self,
         command: Command,
@@ -100,7 +102,7 @@ impl SourceStream {
         }
         loop {
             let message = receive(&self.main, Patience::new(limit)).map_err(|error| match error {
-                // The command cannot be given again.
+                // The command was sent and must not be repeated, so `Quiet` would mislead the caller.
                 StreamError::Quiet => StreamError::Rdma(RdmaError::TimedOut {
                     what: "waiting for an answer from",
                     address: self.main.connection().peer().to_string(),
@@ -114,8 +116,8 @@ impl SourceStream {
         }
     }
 
-    /// Posts writes into the destination's memory, in a phase. They need not be complete when this returns. One thread at
-    /// a time posts and flushes.
+    /// Posts writes into the destination's memory, in a phase. They may be incomplete when this returns. Only
+    /// one thread at a time may post and flush.
     ///
     /// # Errors
     /// As [`Endpoint::write`]; [`StreamError::Protocol`] outside of a phase.
@@ -126,7 +128,7 @@ impl SourceStream {
         Ok(self.main.write(writes, limit)?)
     }
 
-    /// Takes in writes that are complete, and says how many. Does not wait.
+    /// Number of writes that were completed since the last call. Does not wait.
     ///
     /// # Errors
     /// As [`Endpoint::reap`].
@@ -135,7 +137,7 @@ impl SourceStream {
         self.count_completed()
     }
 
-    /// Waits until at most `most` writes are in flight; says how many have become complete.
+    /// Waits until at most `most` writes are in flight. Returns how many were completed since the last call.
     ///
     /// # Errors
     /// As [`Endpoint::wait_for_writes`].
@@ -151,7 +153,7 @@ impl SourceStream {
         Ok(completed)
     }
 
-    /// Waits until all writes are complete.
+    /// Waits until all posted memory writes are complete.
     ///
     /// # Errors
     /// As [`Endpoint::flush`].
@@ -161,7 +163,7 @@ impl SourceStream {
         self.session.lock().completed(posted).map_err(broken)
     }
 
-    /// Waits until everything that was written has reached the destination.
+    /// Waits until all written data has reached the destination.
     ///
     /// # Errors
     /// As [`Endpoint::flush`].
@@ -169,15 +171,15 @@ impl SourceStream {
         Ok(self.main.flush(limit)?)
     }
 
-    /// Destroys the queue pairs: when this returns, no adapter reads memory for them any more. What was written and not
-    /// flushed is lost.
+    /// Destroys the queue pairs. When this returns, no adapter reads memory for them any more. Data that was
+    /// written and not flushed is lost.
     pub fn destroy(&self) {
         self.shutdown();
         let back = self.back.as_ref().map(|back| &back.endpoint);
         std::iter::once(&self.main).chain(back).for_each(|endpoint| endpoint.connection().destroy());
     }
 
-    /// Tells the destination that this side has failed, as far as it hears.
+    /// Sends the destination an error, if the destination still receives.
     pub fn say_error(&self) {
         let may_say = self.session.lock().say_error().is_ok();
         if may_say {
@@ -190,7 +192,7 @@ impl SourceStream {
         &self.main
     }
 
-    /// The return path's, if there is one.
+    /// The return path's queue pair and buffers, if there is one.
     pub fn back(&self) -> Option<&Endpoint> {
         self.back.as_ref().map(|back| &back.endpoint)
     }
@@ -207,7 +209,7 @@ impl SourceStream {
         self.send_command(command, &[&header, bytes], Patience::new(limit))
     }
 
-    /// Waits for a READY, and sends.
+    /// Waits for a READY, and sends the command.
     fn send_command(&self, command: Command, parts: &[&[u8]], patience: Patience) -> Result<(), StreamError> {
         while !self.session.lock().may_send() {
             let message = receive(&self.main, patience)?;
@@ -226,7 +228,7 @@ impl SourceStream {
     }
 }
 
-/// One connection with its first receives posted, and what the destination replied.
+/// Opens one connection, after posting its first receives. Returns the destination's reply as well.
 fn dial(
     fabric: &dyn Fabric,
     to: SocketAddr,
@@ -251,7 +253,7 @@ impl ByteStream for SourceStream {
         if let Some(back) = &self.back {
             return back.read(to, limit);
         }
-        // Nothing ever comes.
+        // Without a return path no data arrives, so this only waits for the end.
         let mut is_over = self.is_over.0.lock();
         while !*is_over {
             match limit {
@@ -306,13 +308,14 @@ impl ByteStream for SourceStream {
 
 impl Drop for SourceStream {
     fn drop(&mut self) {
-        // As with a socket, what was written still arrives; but nothing is left to wait for after a shutdown.
+        // As with a socket, written data still arrives after the drop. After a shutdown the flush returns
+        // without waiting.
         let _ = self.main.flush(LAST_WORDS);
     }
 }
 
 impl Written {
-    /// The answer, if there is one.
+    /// The answer's message, if the command has one.
     pub fn answer(&self) -> Option<&[u8]> {
         match self {
             Written::Sent => None,

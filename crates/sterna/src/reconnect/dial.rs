@@ -1,4 +1,4 @@
-//! A source connects again.
+//! The source's side of a reconnection: opens the channels of a new session.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,6 +10,7 @@ use sterna_wire::extension::{
 
 use crate::error::MigrationError;
 use crate::identity::{self, Identity};
+use crate::threads::side_by_side;
 
 const CHANNEL: &str = "answer to a connection that was made anew";
 
@@ -18,13 +19,13 @@ pub(crate) struct Dialling<'a> {
     pub(crate) to: &'a Address,
     pub(crate) tls: Option<&'a Tls>,
     pub(crate) identity: &'a Identity,
-    /// Larger than that of any attempt before.
+    /// The session's number, larger than the number of any earlier attempt.
     pub(crate) session: u32,
-    /// Multifd channels.
+    /// Number of multifd channels.
     pub(crate) lanes: u8,
-    /// Pages of each block.
+    /// Number of pages of each block.
     pub(crate) block_pages: &'a [u64],
-    /// For all of it.
+    /// Limit of the whole attempt.
     pub(crate) limit: Duration,
     pub(crate) cancel: &'a CancelFlag,
 }
@@ -34,20 +35,22 @@ pub(crate) struct Dialled {
     pub(crate) session: u32,
     pub(crate) main: Arc<Channel>,
     pub(crate) lanes: Vec<Arc<Channel>>,
-    /// What the destination says that it holds.
+    /// The pages that the destination reports as received.
     pub(crate) holds: Holds,
 }
 
-/// Why there is no session.
+/// Why no session could be begun.
 #[derive(Debug)]
 pub(crate) enum DialError {
-    /// The destination does not go on with this migration.
+    /// The destination does not continue this migration.
     Over,
-    /// Another attempt may succeed.
+    /// The attempt failed. Another one may succeed.
     Failed(MigrationError),
 }
 
-/// Between two farewells.
+/// Most channels that are connected in parallel.
+const AT_ONCE: usize = 32;
+/// Delay between two attempts to announce the end.
 const AGAIN: Duration = Duration::from_millis(50);
 
 impl<E: Into<MigrationError>> From<E> for DialError {
@@ -57,19 +60,21 @@ impl<E: Into<MigrationError>> From<E> for DialError {
 }
 
 impl Dialling<'_> {
-    /// Opens the main channel, asks what the destination holds, and opens the others. `adopt` gets each channel before anything is sent.
-    pub(crate) fn dial(&self, adopt: impl Fn(Channel) -> Arc<Channel>) -> Result<Dialled, DialError> {
+    /// Opens the main channel, asks for the pages that the destination holds, and opens the other channels in
+    /// parallel. `adopt` gets each channel before the first byte is sent.
+    pub(crate) fn dial(&self, adopt: impl Fn(Channel) -> Arc<Channel> + Sync) -> Result<Dialled, DialError> {
         let until = Instant::now() + self.limit;
         let (main, hello) = self.open(ReconnectChannel::Main, until, &adopt)?;
         let holds = self.answer(&main, &hello)?;
-        let mut lanes = Vec::new();
-        for id in 0..self.lanes {
-            lanes.push(self.open(ReconnectChannel::Lane(id), until, &adopt)?.0);
-        }
+        let cancel = self.cancel.child();
+        let others = Dialling { cancel: &cancel, ..*self };
+        let lane =
+            |id: usize| others.open(ReconnectChannel::Lane(id as u8), until, &adopt).map(|(lane, _)| lane);
+        let lanes = side_by_side(usize::from(self.lanes), AT_ONCE, lane, || cancel.cancel())?;
         Ok(Dialled { session: self.session, main, lanes, holds })
     }
 
-    /// One connection, with its hello.
+    /// Opens one connection, and sends its hello.
     fn open(
         &self,
         channel: ReconnectChannel,
@@ -117,8 +122,8 @@ impl Dialling<'_> {
     }
 }
 
-/// Tells the destination that the source does not come back, again and again until it says that it knows or the limit is over:
-/// what could be written may not have come.
+/// Tells the destination that the source will not reconnect. Repeats this until the destination confirms or the
+/// limit is over, because written bytes may not have arrived.
 pub(crate) fn give_up(dialling: &Dialling<'_>) {
     let until = Instant::now() + dialling.limit;
     loop {

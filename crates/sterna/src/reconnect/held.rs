@@ -1,4 +1,4 @@
-//! What a destination holds of the round that it reads.
+//! Records the pages of the current round that a destination has received.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -6,21 +6,22 @@ use parking_lot::Mutex;
 use sterna_ram::{DirtyBitmaps, GuestRam};
 use sterna_wire::extension::{Holds, encode_held};
 
-/// Pages that have come whole since the last round of a session ended.
+/// Pages that were completely received since the last round of a session ended.
 ///
-/// That is the last session of which anything has come. Of one that was lost before, the source may know nothing: it is still where it
-/// was. And a source that has begun it sends all of its pages again, whatever is held of older ones.
+/// The session is the last one of which something was received. If a later session was lost before that, the
+/// source may not know about it and still use the earlier one. A source that has begun a later session sends
+/// all its pages again, whatever was received in earlier sessions.
 pub(crate) struct HeldPages {
     pages: DirtyBitmaps,
     rounds: AtomicU64,
     session: AtomicU32,
-    /// A session that has begun, and of which nothing has come; 0 for none.
+    /// A session that has begun and of which nothing was received. 0: none.
     next: AtomicU32,
     turning: Mutex<()>,
 }
 
 impl HeldPages {
-    /// Nothing has come yet.
+    /// Starts without a received page.
     pub(crate) fn new(ram: &GuestRam) -> Self {
         Self {
             pages: DirtyBitmaps::new(ram),
@@ -31,30 +32,33 @@ impl HeldPages {
         }
     }
 
-    /// These pages have come, and all of their bytes are in their places.
+    /// Records pages whose bytes are all in their places.
     pub(crate) fn came(&self, block: usize, first: u64, count: u64) {
         self.turn();
         self.pages.block(block).set_range(first, count);
     }
 
-    /// The round has ended. No page comes meanwhile.
+    /// Records the end of a round. No page may arrive during the call.
     pub(crate) fn round_ended(&self) {
         self.turn();
         self.pages.clear_all();
         self.rounds.fetch_add(1, Ordering::Release);
     }
 
-    /// Another session begins: with the first that comes of it, what is held of the one before counts no more. No page comes meanwhile.
+    /// Begins another session. Its first page or round end discards the record of the previous session. No page
+    /// may arrive during the call.
     pub(crate) fn begin_session(&self, session: u32) {
         self.next.store(session, Ordering::Release);
     }
 
-    /// Something has come: if it is the first of its session, rounds are counted from 0.
+    /// Called for every page and round end. The first one of a session resets the record and counts rounds from
+    /// 0.
     fn turn(&self) {
         if self.next.load(Ordering::Acquire) == 0 {
             return;
         }
-        // Lanes come here together, and the first one turns before any goes on.
+        // Several lanes may call this at the same time. The first one resets the record before the others
+        // continue.
         let _one = self.turning.lock();
         let next = self.next.load(Ordering::Acquire);
         if next == 0 {
@@ -66,7 +70,8 @@ impl HeldPages {
         self.next.store(0, Ordering::Release);
     }
 
-    /// The session, its rounds that have ended, and the pages as they go over the wire. No page comes meanwhile.
+    /// Reports the session, the number of its ended rounds, and the received pages in their wire format. No
+    /// page may arrive during the call.
     pub(crate) fn report(&self) -> Holds {
         let mut bytes = Vec::new();
         for block in self.pages.blocks() {
@@ -86,7 +91,7 @@ impl HeldPages {
     }
 }
 
-/// How many pages each block has.
+/// Number of pages of each block.
 pub(crate) fn block_pages(ram: &GuestRam) -> Vec<u64> {
     ram.blocks().iter().map(|block| block.pages()).collect()
 }

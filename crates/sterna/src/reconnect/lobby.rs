@@ -1,4 +1,4 @@
-//! Who may come back to a destination.
+//! Admits reconnecting sources to a destination, one session at a time.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 use sterna_transport::Channel;
 
-/// Lets in the connections of one session after the other. Who comes here has proved that it is the migration's source.
+/// Collects the channels of one session after the other. Callers have authenticated the migration's source
+/// before.
 pub(crate) struct Lobby {
     state: Mutex<LobbyState>,
     changed: Condvar,
@@ -15,17 +16,17 @@ pub(crate) struct Lobby {
 
 #[derive(Default)]
 struct LobbyState {
-    /// The highest number that any session had.
+    /// The highest session number so far.
     last: u32,
-    /// The session that is read, or that was read last.
+    /// The number of the current session, or of the last one.
     begun: u32,
-    /// Nothing of the last session is read any more, and no other has begun.
+    /// The last session's channels are no longer read, and no other session has begun.
     is_open: bool,
     is_over: bool,
     coming: Option<Coming>,
 }
 
-/// The channels of a session that have come.
+/// The channels of a session that have connected so far.
 struct Coming {
     session: u32,
     main: Arc<Channel>,
@@ -40,30 +41,33 @@ pub(crate) struct Assembled {
     pub(crate) lanes: Vec<Arc<Channel>>,
 }
 
-/// What becomes of somebody who wants to begin a session.
+/// The answer to a source that wants to begin a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Admission {
-    /// The last session has ended: this one may begin.
+    /// The last session has ended, so this one may begin.
     Open,
-    /// A newer one has come, or there will be none.
+    /// A newer session was announced, or no session is accepted any more.
     TooLate,
-    /// It has not come to that in time.
+    /// The last session has not ended within the limit.
     NotYet,
 }
 
 impl Lobby {
-    /// For sessions with so many multifd channels.
+    /// For sessions with `lanes` multifd channels.
     pub(crate) fn new(lanes: usize) -> Self {
         Self { state: Mutex::default(), changed: Condvar::new(), lanes }
     }
 
-    /// A main channel of session `session` has come. False: it is none that has not been before.
+    /// Announces session `session`, whose main channel has connected. False: the number is not new, or no
+    /// session is accepted any more.
     pub(crate) fn announce(&self, session: u32) -> bool {
         self.take(session, |state| !state.is_over)
     }
 
-    /// A main channel of session `session` has come in postcopy, where precopy's sessions are over. False: it is none that has not
-    /// been before. One row of numbers: an old connection of either kind is refused.
+    /// Announces session `session` in postcopy, when no precopy session is accepted any more. False: the number
+    /// is not new.
+    ///
+    /// Both kinds share one sequence of numbers, so that an old connection of either kind is refused.
     pub(crate) fn supersede(&self, session: u32) -> bool {
         self.take(session, |_| true)
     }
@@ -80,12 +84,12 @@ impl Lobby {
         true
     }
 
-    /// The highest number that any session had.
+    /// The highest session number so far.
     pub(crate) fn last(&self) -> u32 {
         self.state.lock().last
     }
 
-    /// Waits until session `session`, which was announced, may begin.
+    /// Waits at most `limit` until the announced session `session` may begin.
     pub(crate) fn admit(&self, session: u32, limit: Duration) -> Admission {
         let until = Instant::now() + limit;
         let mut state = self.state.lock();
@@ -102,7 +106,7 @@ impl Lobby {
         }
     }
 
-    /// The main channel of a session that was admitted. False: it is too late.
+    /// Stores the main channel of an admitted session. False: too late.
     pub(crate) fn put_main(&self, session: u32, main: &Arc<Channel>) -> bool {
         let mut state = self.state.lock();
         if !state.is_open || state.is_over || state.last != session {
@@ -113,17 +117,17 @@ impl Lobby {
         true
     }
 
-    /// Its main channel has the answer. Gives the session if nothing is missing any more.
+    /// Records that the main channel has received the answer. Returns the session if it is complete.
     pub(crate) fn answered(&self, session: u32) -> Option<Assembled> {
         let mut state = self.state.lock();
         state.coming_as(session)?.is_answered = true;
         state.assemble()
     }
 
-    /// A multifd channel of a session. Gives the session if nothing is missing any more.
+    /// Stores a multifd channel of a session. Returns the session if it is complete.
     ///
     /// # Errors
-    /// There is no such session, no such channel in it, or it has come before.
+    /// The session or the channel's number does not exist, or the channel has connected before.
     pub(crate) fn put_lane(
         &self,
         session: u32,
@@ -141,25 +145,26 @@ impl Lobby {
         Ok(state.assemble())
     }
 
-    /// Nothing of the last session is read any more: another may begin.
+    /// Lets another session begin, because the last session's channels are no longer read.
     pub(crate) fn open(&self) {
         self.state.lock().is_open = true;
         self.changed.notify_all();
     }
 
-    /// Whether nothing of the last session is read any more, and no other has begun.
+    /// Whether the last session's channels are no longer read, and no other session has begun.
     pub(crate) fn is_open(&self) -> bool {
         self.state.lock().is_open
     }
 
-    /// Whether session `session` is read. `None`: it may be in a moment, for its main channel has come.
+    /// Whether session `session` is current. `None`: it may become current soon, because its main channel has
+    /// connected.
     pub(crate) fn is_read(&self, session: u32) -> Option<bool> {
         let state = self.state.lock();
         let may_begin = state.begun < session && state.last == session && !state.is_over;
         (!may_begin).then_some(state.begun == session && !state.is_open)
     }
 
-    /// No session begins any more.
+    /// Refuses all further sessions.
     pub(crate) fn end(&self) {
         let mut state = self.state.lock();
         state.is_over = true;
@@ -168,7 +173,7 @@ impl Lobby {
         self.changed.notify_all();
     }
 
-    /// The number of the session that is read, or that was read last.
+    /// The number of the current session, or of the last one.
     pub(crate) fn session(&self) -> u32 {
         self.state.lock().begun
     }

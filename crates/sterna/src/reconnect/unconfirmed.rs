@@ -1,4 +1,4 @@
-//! What a source has sent and does not know to be held.
+//! Records the pages that a source has sent without a confirmation of their round.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -11,8 +11,12 @@ use super::held::block_pages;
 use crate::error::MigrationError;
 
 const CHANNEL: &str = "answer to a connection that was made anew";
+/// Most bitmaps that are kept, each with one bit per page: 32 MiB for 1 TiB of RAM. For a destination that
+/// keeps up, two or three rounds are open. If it confirms none, all rounds after the first three share the last
+/// bitmap.
+const MOST_BITMAPS: usize = 4;
 
-/// The pages of every round whose end the destination is not known to have read.
+/// The pages of every round whose end the destination may not have read.
 pub(crate) struct Unconfirmed {
     ram: GuestRam,
     state: Mutex<Rounds>,
@@ -21,49 +25,65 @@ pub(crate) struct Unconfirmed {
 #[derive(Default)]
 struct Rounds {
     session: u32,
-    /// Of this session: rounds that were begun, and those that the destination has confirmed.
+    /// Numbers of rounds of this session: begun, and confirmed by the destination.
     begun: u64,
     confirmed: u64,
-    /// Oldest first.
-    open: VecDeque<OpenRound>,
+    /// Unconfirmed rounds, oldest first.
+    open: VecDeque<OpenRounds>,
 }
 
-struct OpenRound {
+/// One round, or several consecutive ones that share a bitmap. All pages of shared rounds count as missing
+/// until the last of them is confirmed.
+struct OpenRounds {
     session: u32,
-    /// Counted from 0 in its session.
-    index: u64,
+    /// The first round's index in its session, from 0.
+    first: u64,
+    last: u64,
     pages: DirtyBitmaps,
-    /// Pages that were never populated are to be found among them.
+    /// Pages that were never populated must be detected among them.
     looks_for_absent: bool,
 }
 
-/// What the destination lacks.
+/// The pages that the destination lacks.
 pub(crate) struct Missing {
     pub(crate) pages: DirtyBitmaps,
-    /// Pages that were never populated are to be found among them.
+    /// Pages that were never populated must be detected among them.
     pub(crate) looks_for_absent: bool,
 }
 
 impl Unconfirmed {
-    /// Nothing was sent yet.
+    /// Starts without a sent page.
     pub(crate) fn new(ram: &GuestRam) -> Self {
         Self { ram: ram.clone(), state: Mutex::default() }
     }
 
-    /// A round of `pages` begins. Before any of them is sent.
+    /// Records a round of `pages`. Call this before the first of them is sent.
     pub(crate) fn begin_round(&self, pages: &DirtyBitmaps, looks_for_absent: bool) {
-        let mut copy = DirtyBitmaps::new(&self.ram);
-        copy.or_from(pages);
         let mut state = self.state.lock();
         let (session, index) = (state.session, state.begun);
         state.begun += 1;
-        state.open.push_back(OpenRound { session, index, pages: copy, looks_for_absent });
+        let is_full = state.open.len() >= MOST_BITMAPS;
+        if let Some(newest) = state.open.back_mut().filter(|newest| is_full && newest.session == session) {
+            newest.last = index;
+            newest.pages.or_from(pages);
+            newest.looks_for_absent |= looks_for_absent;
+            return;
+        }
+        let mut copy = DirtyBitmaps::new(&self.ram);
+        copy.or_from(pages);
+        state.open.push_back(OpenRounds {
+            session,
+            first: index,
+            last: index,
+            pages: copy,
+            looks_for_absent,
+        });
     }
 
-    /// The destination has read the end of the oldest round of this session that it had not confirmed.
+    /// Records that the destination has read the end of this session's oldest unconfirmed round.
     ///
     /// # Errors
-    /// There is no such round.
+    /// All begun rounds are confirmed already.
     pub(crate) fn confirmed(&self) -> Result<(), MigrationError> {
         let mut state = self.state.lock();
         if state.confirmed >= state.begun {
@@ -71,26 +91,27 @@ impl Unconfirmed {
         }
         state.confirmed += 1;
         let known = (state.session, state.confirmed);
-        state.open.retain(|round| (round.session, round.index) >= known);
+        state.open.retain(|rounds| (rounds.session, rounds.last) >= known);
         Ok(())
     }
 
-    /// Session number `session` begins, over a destination that `holds` this: what it lacks. The first round of the session has to
-    /// send all of that.
+    /// Begins session number `session` with a destination that reports `holds`. Returns the missing pages, all
+    /// of which the session's first round must send.
     ///
     /// # Errors
-    /// The destination says what cannot be.
+    /// The destination's report contradicts the rounds that were sent.
     pub(crate) fn begin_session(&self, session: u32, holds: &Holds) -> Result<Missing, MigrationError> {
         let mut state = self.state.lock();
         let reached = (holds.session, holds.rounds);
         let is_known = match holds.session.cmp(&state.session) {
-            // It has read nothing of this session.
+            // The destination has read nothing of this session.
             std::cmp::Ordering::Less => state.confirmed == 0,
             std::cmp::Ordering::Equal => (state.confirmed..=state.begun).contains(&holds.rounds),
-            // An attempt that this side gave up, of an older Sterna: nothing was sent in it.
+            // The source abandoned this session's connection attempt before it sent a page. Only an older
+            // Sterna reports such a session.
             std::cmp::Ordering::Greater => holds.session < session && holds.rounds == 0,
         };
-        // It has forgotten then what it held of rounds before.
+        // In this case the destination has discarded the record of earlier rounds.
         let is_forgotten = holds.session > state.session;
         if !is_known {
             let what = format!(
@@ -110,23 +131,23 @@ impl Unconfirmed {
                 format!("it says that pages came in session {}, in which none was sent", holds.session);
             return Err(misbehaved(what));
         }
-        for round in std::mem::take(&mut state.open) {
-            let at = (round.session, round.index);
-            if at < reached && !is_forgotten {
+        for rounds in std::mem::take(&mut state.open) {
+            if (rounds.session, rounds.last) < reached && !is_forgotten {
                 continue;
             }
-            if at == reached {
-                take_out(&round.pages, &held);
+            // A page that was received in one round may be missing in the next.
+            if rounds.first == rounds.last && (rounds.session, rounds.first) == reached {
+                take_out(&rounds.pages, &held);
             }
-            missing.pages.or_from(&round.pages);
-            missing.looks_for_absent |= round.looks_for_absent;
+            missing.pages.or_from(&rounds.pages);
+            missing.looks_for_absent |= rounds.looks_for_absent;
         }
         (state.session, state.begun, state.confirmed) = (session, 0, 0);
         Ok(missing)
     }
 }
 
-/// Clears in `pages` what is set in `others`.
+/// Clears the bits in `pages` that are set in `others`.
 pub(super) fn take_out(pages: &DirtyBitmaps, others: &DirtyBitmaps) {
     for (pages, others) in pages.blocks().iter().zip(others.blocks()) {
         for (word, other) in pages.words().iter().zip(others.words()) {
@@ -136,7 +157,7 @@ pub(super) fn take_out(pages: &DirtyBitmaps, others: &DirtyBitmaps) {
 }
 
 impl Missing {
-    /// Of these pages nothing is to be sent.
+    /// Excludes these pages from the missing ones.
     pub(crate) fn leave_out(&self, pages: &DirtyBitmaps) {
         take_out(&self.pages, pages);
     }

@@ -1,4 +1,4 @@
-//! When lanes may take pages, and for what.
+//! Controls when lanes may deliver pages, and whether the pages go to RAM or to the journal.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -7,23 +7,23 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::error::MigrationError;
 
-/// What pages are for.
+/// Destination of the pages that lanes deliver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// RAM: nothing is held yet that they could harm.
+    /// Pages go to RAM. No checkpoint is held yet that they could damage.
     Seeding,
-    /// Nothing: they wait for the next checkpoint.
+    /// Pages wait for the next checkpoint.
     Closed,
-    /// The journal.
+    /// Pages go to the journal.
     Open,
-    /// Nobody waits any more.
+    /// The reception has ended; pages are refused.
     Ended,
 }
 
-/// Stands before every page.
+/// Every lane passes this gate before it delivers a page.
 pub(super) struct Gate {
     phase: Mutex<Phase>,
-    /// How often it was open.
+    /// How often the gate was opened: once per checkpoint.
     opened: AtomicU64,
     changed: Condvar,
 }
@@ -33,7 +33,7 @@ impl Gate {
         Self { phase: Mutex::new(Phase::Seeding), opened: AtomicU64::new(0), changed: Condvar::new() }
     }
 
-    /// From now on pages are for that. [`Phase::Ended`] is for ever.
+    /// Changes the phase. [`Phase::Ended`] is final.
     pub(super) fn set(&self, to: Phase) {
         let mut phase = self.phase.lock();
         if *phase != Phase::Ended {
@@ -46,10 +46,10 @@ impl Gate {
         self.changed.notify_all();
     }
 
-    /// Waits until pages may come. True: they are for the journal.
+    /// Waits until lanes may deliver pages. Returns true if the pages go to the journal.
     ///
     /// # Errors
-    /// [`MigrationError::Cancelled`]: they are for nothing any more.
+    /// [`MigrationError::Cancelled`] after the end.
     pub(super) fn enter(&self) -> Result<bool, MigrationError> {
         let mut phase = self.phase.lock();
         loop {
@@ -62,17 +62,17 @@ impl Gate {
         }
     }
 
-    /// The checkpoint that arrives, or arrived last; the first is 1.
+    /// Number of the checkpoint that arrives, or arrived last; the first is 1.
     pub(super) fn checkpoint(&self) -> u64 {
         self.opened.load(Ordering::Acquire)
     }
 
-    /// Whether pages that came are in the journal.
+    /// Whether delivered pages went to the journal, not to RAM.
     pub(super) fn is_past_seeding(&self) -> bool {
         *self.phase.lock() != Phase::Seeding
     }
 
-    /// Waits until all is over, no longer than `most`. True: it is.
+    /// Waits for the end, at most `most`. Returns whether the end is reached.
     pub(super) fn wait_for_end(&self, most: Duration) -> bool {
         let until = Instant::now() + most;
         let mut phase = self.phase.lock();

@@ -1,4 +1,4 @@
-//! The guest as a takeover has it: the last held checkpoint.
+//! The guest at the last held checkpoint, in the form in which a takeover uses it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,20 +11,20 @@ use sterna_wire::global_state::{self, GlobalState};
 use super::store::{Devices, Stage, Store};
 use crate::error::MigrationError;
 
-/// Pages that are looked at at once.
+/// Number of pages that are searched for zero pages in one call.
 pub(super) const PIECE_PAGES: u64 = 512;
 
-/// A checkpoint that is held.
+/// Number and age of a held checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HeldCheckpoint {
-    /// Its number, counted from the seeding, which is 0.
+    /// Number of the checkpoint. The seeding is 0.
     pub number: u64,
-    /// Since it became held.
+    /// Time since the checkpoint became held.
     pub age: Duration,
 }
 
-/// What is held.
+/// The last held checkpoint; `None` while the guest is being seeded.
 pub(super) fn held(store: &Store) -> Option<HeldCheckpoint> {
     let state = store.state();
     let is_held = !matches!(state.stage, Stage::Seeding) && state.devices.is_some();
@@ -32,7 +32,8 @@ pub(super) fn held(store: &Store) -> Option<HeldCheckpoint> {
     Some(HeldCheckpoint { number: state.number, age })
 }
 
-/// The guest at the last held checkpoint. No further one becomes held, and nobody writes its RAM. Clones share the RAM.
+/// The guest at the last held checkpoint. No further checkpoint becomes held, and no thread writes its RAM. Clones
+/// share the RAM.
 #[derive(Clone)]
 pub struct HeldGuest {
     checkpoint: HeldCheckpoint,
@@ -46,16 +47,16 @@ pub struct HeldGuest {
 pub struct HeldDevice {
     /// Name of the section.
     pub name: String,
-    /// Its instance.
+    /// Instance of the section, which distinguishes sections of one name.
     pub instance: u32,
-    /// Version of the body.
+    /// Version of the section's body.
     pub version: u32,
-    /// The body as it stood in the stream.
+    /// The body, as in the stream.
     pub body: Vec<u8>,
 }
 
 impl HeldGuest {
-    /// Nothing comes any more: puts the last checkpoint's pages into RAM, if they are not there yet.
+    /// Completes RAM with the last checkpoint's pages, if they are not there yet. No further checkpoint may arrive.
     pub(super) fn of(store: &Store) -> Result<Self, MigrationError> {
         let missing = || MigrationError::Internal("no checkpoint is held".to_owned());
         let checkpoint = held(store).ok_or_else(missing)?;
@@ -73,17 +74,17 @@ impl HeldGuest {
         Ok(Self { checkpoint, shape, ram, devices })
     }
 
-    /// Which checkpoint it is.
+    /// Number and age of the checkpoint.
     pub fn checkpoint(&self) -> HeldCheckpoint {
         self.checkpoint
     }
 
-    /// All of the machine but its pages. It wants to run.
+    /// The machine without its pages. Its run state is `running`.
     pub fn shape(&self) -> &Shape {
         &self.shape
     }
 
-    /// Its devices' sections, those that came before RAM first.
+    /// The devices' sections. Sections that arrived before RAM come first.
     pub fn devices(&self) -> &[HeldDevice] {
         &self.devices
     }
@@ -92,11 +93,11 @@ impl HeldGuest {
         &self.ram
     }
 
-    /// Calls `visit` for every page of a block that is not zero, in order: its number and content. Blocks have the order of
+    /// Calls `visit` with number and content of every non-zero page of a block, in order. Blocks have the order of
     /// [`shape`](Self::shape).
     ///
     /// # Errors
-    /// Memory of this host has failed, or what `visit` says.
+    /// Memory of this host has failed, or `visit` returned an error.
     pub fn visit_pages<E: From<MigrationError>>(
         &self,
         block: usize,
@@ -132,13 +133,13 @@ pub(super) fn devices_of(list: &DeviceList, devices: &Devices) -> Vec<HeldDevice
     held.collect()
 }
 
-/// The machine at a checkpoint (`specs/colo.md §6`).
+/// Describes the machine at a checkpoint (`specs/colo.md §6`).
 fn shape_of(seeding: &Arc<Shape>, list: &DeviceList, devices: &Devices) -> Result<Shape, MigrationError> {
     let mut shape = seeding.as_ref().clone();
     let mut bytes = devices.bytes.clone();
     if let Some(index) = list.find(global_state::SECTION_NAME, global_state::SECTION_INSTANCE) {
         let body = &mut bytes[devices.found.sections[index].1.clone()];
-        // The seeding's value for ever: the guest ran.
+        // The section repeats the run state of the seeding. At a checkpoint the guest ran, so `running` replaces it.
         let suspended = GlobalState::decode(body).map_or(Some(false), |state| state.suspended);
         let running = GlobalState { run_state: "running".to_owned(), suspended }.encode();
         let running = running.map_err(MigrationError::wire("globalstate"))?;

@@ -1,8 +1,9 @@
-//! The pages of the checkpoint that is arriving: a redo journal with a limit.
+//! The journal: it keeps the pages of the arriving checkpoint, up to a limit, until the checkpoint is held.
 //!
-//! Lanes read payloads into an arena, from which a held checkpoint is copied to RAM. Each lane notes what it took, and in
-//! which round (between two flushes, `specs/stream.md §3.5`): a page comes once in a round over all lanes, so the notes of a
-//! round may be applied in any order, and rounds one after the other.
+//! Lanes read payloads into an arena. When the checkpoint is held, its pages are copied from the arena to RAM. Each
+//! lane notes its pages, with their round (between two flushes, `specs/stream.md §3.5`). A page arrives at most once
+//! per round over all lanes. Therefore the notes of one round may be applied in any order, but rounds only one after
+//! the other.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,23 +16,23 @@ use crate::error::MigrationError;
 use crate::order::PageRun;
 use crate::threads::{copied_in_parts, in_part};
 
-/// Copied at once from the arena to RAM, by way of a buffer that stays in the processor's cache.
+/// Bytes that one step copies from the arena to RAM. The buffer for one step stays in the processor's cache.
 const COPIED: usize = 128 << 10;
 
 /// The journal of one checkpoint.
 pub(super) struct Journal {
     limit_bytes: u64,
-    /// Where pages lie. Populated as they come.
+    /// Contents of the pages. Its memory is populated as pages arrive.
     arena: RamBlock,
-    /// Its first free page.
+    /// First free page of the arena.
     next: AtomicU64,
-    /// Notes over all lanes that have no page in the arena: they count, too.
+    /// Number of notes of zero pages, which have no page in the arena. They count towards the limit, too.
     notes: AtomicU64,
-    /// Pages that came, so that one that did not need not be looked for.
+    /// Pages that have arrived, so that a missing page needs no search in the notes.
     came: DirtyBitmaps,
-    /// Checkpoints end with a summary, so what comes is summed up.
+    /// Whether to sum the pages, because each checkpoint ends with a summary.
     sums_up: AtomicBool,
-    /// The main channel's is the last.
+    /// Notes of each lane. The main channel's lane is the last.
     lanes: Vec<Mutex<LaneNotes>>,
 }
 
@@ -39,33 +40,33 @@ pub(super) struct Journal {
 struct LaneNotes {
     round: u32,
     notes: Vec<Note>,
-    /// Prepared and not committed.
+    /// Runs that were prepared and not committed, with their place in the arena.
     open: Vec<(PageRun, u64)>,
-    /// Of what came.
+    /// Sums of the pages that arrived.
     sums: PageSums,
 }
 
-/// What came of a run of pages.
+/// A run of pages that arrived, and its place.
 #[derive(Debug, Clone, Copy)]
 struct Note {
     round: u32,
     run: PageRun,
-    /// Page of the arena; `None` for zero pages.
+    /// First page in the arena; `None` for zero pages.
     at: Option<u64>,
 }
 
-/// What a checkpoint brought.
+/// Counts of a checkpoint's pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Brought {
     pub(super) normal_pages: u64,
     pub(super) zero_pages: u64,
-    /// Bytes that the journal took.
+    /// Bytes of the journal's limit that the checkpoint used.
     pub(super) bytes: u64,
 }
 
 impl Journal {
-    /// A journal of at most `limit_bytes` (at least a page) of pages of `ram`, for `lanes` lanes, the main channel among
-    /// them.
+    /// Creates a journal for pages of `ram`, of at most `limit_bytes` (at least one page). `lanes` is the number of
+    /// lanes, including the main channel.
     pub(super) fn new(ram: &GuestRam, limit_bytes: u64, lanes: usize) -> Result<Self, RamError> {
         let limit_bytes = limit_bytes.max(PAGE_SIZE as u64) / PAGE_SIZE as u64 * PAGE_SIZE as u64;
         Ok(Self {
@@ -79,12 +80,12 @@ impl Journal {
         })
     }
 
-    /// What comes from now on is summed up.
+    /// Sums the pages that arrive from now on.
     pub(super) fn sum_up(&self) {
         self.sums_up.store(true, Ordering::Release);
     }
 
-    /// Where lane `lane` puts the content of `run`.
+    /// Returns the place in the arena into which lane `lane` reads the content of `run`.
     ///
     /// # Errors
     /// The checkpoint is larger than the limit.
@@ -100,7 +101,7 @@ impl Journal {
         Ok(self.arena.slice(at * PAGE_SIZE as u64, run.count as usize * PAGE_SIZE)?)
     }
 
-    /// The content of `run` stands where [`prepare`](Self::prepare) said.
+    /// Notes `run`, whose content is now in the place that [`prepare`](Self::prepare) returned.
     pub(super) fn commit(&self, lane: usize, run: PageRun) -> Result<(), MigrationError> {
         let mut notes = self.lanes[lane].lock();
         let Some(index) = notes.open.iter().position(|(open, _)| *open == run) else {
@@ -119,10 +120,10 @@ impl Journal {
         Ok(())
     }
 
-    /// The pages of `run` are zero.
+    /// Notes that the pages of `run` are zero.
     ///
     /// # Errors
-    /// As [`prepare`](Self::prepare).
+    /// The checkpoint is larger than the limit.
     pub(super) fn zero(&self, lane: usize, run: PageRun) -> Result<(), MigrationError> {
         self.came.block(run.block).set_range(run.first, run.count);
         let mut lane = self.lanes[lane].lock();
@@ -138,15 +139,16 @@ impl Journal {
         Ok(())
     }
 
-    /// The lane's next round begins.
+    /// Starts the lane's next round.
     pub(super) fn settle(&self, lane: usize) {
         self.lanes[lane].lock().round += 1;
     }
 
-    /// What lane `lane` took of `page` last: false if nothing; then `to` is as it was.
+    /// Copies the last content of `page` that lane `lane` received to `to`. Returns false, and leaves `to` unchanged,
+    /// if the page has not arrived.
     ///
     /// # Errors
-    /// Another lane took it: nothing says in which order.
+    /// Another lane received the page: the order of the two contents is unknown.
     pub(super) fn current(
         &self,
         lane: usize,
@@ -174,7 +176,7 @@ impl Journal {
         Ok(true)
     }
 
-    /// What came so far.
+    /// Counts the pages that have arrived so far.
     pub(super) fn brought(&self) -> Brought {
         let mut brought = Brought { bytes: self.bytes(), ..Brought::default() };
         for lane in &self.lanes {
@@ -187,14 +189,14 @@ impl Journal {
         brought
     }
 
-    /// The sums of what came so far, if it is summed up.
+    /// Sums of the pages that have arrived so far, if pages are summed.
     pub(super) fn sums(&self) -> PageSums {
         let mut sums = PageSums::default();
         self.lanes.iter().for_each(|lane| sums.add(&lane.lock().sums));
         sums
     }
 
-    /// Puts all that came into `ram`. Doing it again changes nothing.
+    /// Copies all pages of the checkpoint to `ram`. Idempotent.
     ///
     /// # Errors
     /// Memory of this host has failed.
@@ -210,7 +212,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Puts these of their pages into `ram`, counted from the first note's first.
+    /// Copies a part of the notes' pages to `ram`. `pages` counts from the first page of the first note.
     fn put_part(&self, notes: &[Note], pages: Range<u64>, ram: &GuestRam) -> Result<(), MigrationError> {
         let mut buffer = vec![0; COPIED];
         for (note, skip, count) in in_part(notes, pages, |note| note.run.count) {
@@ -220,7 +222,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Puts what stands at page `at` of the arena, or zeros, into `run`.
+    /// Copies the pages from page `at` of the arena on, or zeros, to `run`.
     fn put(
         &self,
         run: PageRun,
@@ -245,7 +247,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Forgets all that came.
+    /// Drops all pages.
     pub(super) fn clear(&self) {
         for lane in &self.lanes {
             let mut lane = lane.lock();
@@ -274,14 +276,14 @@ impl Journal {
 }
 
 impl LaneNotes {
-    /// What it took in that round. Rounds stand in their order.
+    /// The lane's notes of that round. Notes are sorted by round.
     fn of_round(&self, round: u32) -> &[Note] {
         let first = self.notes.partition_point(|note| note.round < round);
         let end = self.notes.partition_point(|note| note.round <= round);
         &self.notes[first..end]
     }
 
-    /// Notes it. False: it went on what was noted last.
+    /// Adds a note. Returns false if the run extends the lane's last note instead.
     fn note(&mut self, run: PageRun, at: Option<u64>) -> bool {
         let round = self.round;
         if let Some(last) = self.notes.last_mut()
@@ -337,7 +339,7 @@ mod tests {
     fn nothing_reaches_ram_before_it_is_applied_and_rounds_are_applied_in_order() {
         let ram = guest();
         let journal = Journal::new(&ram, 1 << 20, 2).unwrap();
-        // The second lane's page of the first round is older than the first lane's of the second.
+        // The second lane's page of the first round is older than the first lane's page of the second round.
         journal.settle(0);
         put(&journal, 0, run(5, 3), 2);
         put(&journal, 1, run(4, 3), 1);
@@ -361,8 +363,8 @@ mod tests {
     fn large_checkpoint_is_applied_whole_by_several_threads() {
         let ram = guest_of(10_000);
         let journal = Journal::new(&ram, 64 << 20, 2).unwrap();
-        // Runs of other lengths on either lane, from the last to the first, and zeros among them. The second round brings
-        // some of them again.
+        // Runs of different lengths on both lanes, from the last to the first, with zeros among them. The second
+        // round repeats some of them.
         let content = |page: u64, round: u64| (page * 7 + round * 101) as u8 | 1;
         for (lane, round) in [(0, 0), (1, 0), (1, 1)] {
             if round == 1 {
@@ -427,11 +429,11 @@ mod tests {
         put(&journal, 0, run(0, 8), 1);
         assert!(matches!(journal.prepare(0, run(8, 1)), Err(MigrationError::JournalFull { .. })));
         journal.clear();
-        // Zero pages with gaps: each is a note.
+        // Zero pages with gaps: each page needs its own note.
         let refused = (0..).find_map(|index| journal.zero(0, run(index * 2, 1)).err());
         assert!(matches!(refused, Some(MigrationError::JournalFull { limit_bytes: 0x8000 })), "{refused:?}");
         journal.clear();
-        // Without gaps it is one.
+        // Zero pages without gaps need one note.
         (0..10_000).for_each(|index| journal.zero(0, run(index, 1)).unwrap());
     }
 }

@@ -1,4 +1,4 @@
-//! Where a lane's pages go: into RAM while the guest is seeded, afterwards into the journal.
+//! The destination of a standby's lane: RAM during the seeding, the journal afterwards.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::error::MigrationError;
 use crate::order::PageRun;
 use crate::pages::PageSink;
 
-/// One lane of a standby.
+/// Delivers the pages of one lane of a standby.
 pub(super) struct StandbyLane {
     pages: Arc<Pages>,
     index: usize,
@@ -47,7 +47,7 @@ impl PageSink for StandbyLane {
         if !self.pages.gate.is_past_seeding() {
             return self.pages.seed.current(run, to);
         }
-        // Every page is held since the seeding, whether it came then or was zero, and earlier checkpoints are in RAM.
+        // RAM has every page since the seeding (zero pages included), with the changes of earlier checkpoints.
         self.pages.ram.block(run.block).read(run.first * PAGE_SIZE as u64, to)?;
         for (page, to) in (run.first..run.end()).zip(to.chunks_exact_mut(PAGE_SIZE)) {
             self.pages.journal.current(self.index, run.block, page, to)?;

@@ -1,17 +1,17 @@
-//! Times of the last events of a kind, and their percentiles.
+//! Keeps the durations of the last events of a kind, and computes percentiles.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// Times that are kept.
+/// Number of durations that are kept.
 const KEPT: usize = 1024;
 
-/// The last 1024 times.
+/// Durations of the last 1024 events.
 #[derive(Debug, Clone, Default)]
 pub struct LastTimes(VecDeque<Duration>);
 
 impl LastTimes {
-    /// Another one; the oldest may be forgotten.
+    /// Adds a duration. The oldest is dropped if there are already 1024.
     pub fn note(&mut self, time: Duration) {
         if self.0.len() == KEPT {
             self.0.pop_front();
@@ -19,12 +19,13 @@ impl LastTimes {
         self.0.push_back(time);
     }
 
-    /// Forgets all.
+    /// Drops all durations.
     pub fn clear(&mut self) {
         self.0.clear();
     }
 
-    /// The times that so many of a thousand do not exceed; zero before the first.
+    /// Percentiles: for each value of `per_mille`, the duration that so many of 1000 events do not exceed. Zero
+    /// before the first event.
     pub fn at_most<const N: usize>(&self, per_mille: [usize; N]) -> [Duration; N] {
         let mut times: Vec<Duration> = self.0.iter().copied().collect();
         times.sort_unstable();

@@ -1,38 +1,41 @@
-//! A guest that is protected by a standby.
+//! Protection of a guest by a standby.
 //!
-//! [`Primary`] protects a guest of this process: it seeds a standby and sends checkpoints (`specs/replica.md §4`). An unmodified QEMU 11
-//! with `x-colo` does the same (`specs/colo.md`).
+//! [`Primary`] protects a guest of this process: it seeds a standby and sends checkpoints (`specs/replica.md §4`). An
+//! unmodified QEMU 11 with `x-colo` can also be the primary (`specs/colo.md`).
 //!
-//! [`Standby`] holds the last checkpoint, and runs nothing. The seeding is received as any opaque machine is ([`crate::opaque`]), into
-//! memory. Then checkpoints come, over the main channel alone or with multifd. RAM is here once. The pages of the checkpoint that is
-//! arriving go into a redo journal with a limit. When all of it has come and is checked, the checkpoint is *held*: the standby promises so
-//! (RECEIVED), lets the primary's guest go on (LOADED), and copies the journal to RAM. A checkpoint that is cut off is dropped whole, and
-//! the one before stays.
+//! [`Standby`] holds the last checkpoint, and runs no guest. It receives the seeding like any opaque machine
+//! ([`crate::opaque`]), into memory. Checkpoints follow, over the main channel alone or with multifd. The standby has
+//! one copy of RAM. The pages of an arriving checkpoint go into a redo journal with a limit. When the whole
+//! checkpoint has arrived and is checked, it is *held*: the standby promises that (RECEIVED), lets the primary's
+//! guest resume (LOADED), and copies the journal to RAM. A checkpoint that is cut off is dropped completely, and the
+//! previous one stays held.
 //!
-//! Who may take over is decided elsewhere. Where nobody speaks with the primary, an operator decides ([`TakeoverPermission`]). With
-//! [`Standby::protect`] primary and standby are in contact beside the guest's state ([`PrimaryContact`], [`StandbyContact`]), and
-//! [`machines`] decide, with an arbiter's claim. The guest then goes on as a [`Survivor`]: an image ([`ImageSurvivor`]), or a VM
-//! that waits for it.
+//! Other code decides which side may take over. Without contact to the primary, an operator decides
+//! ([`TakeoverPermission`]). With [`Standby::protect`], primary and standby are in contact over a separate connection
+//! ([`PrimaryContact`], [`StandbyContact`]). Then [`machines`] decide, with an arbiter's claim. After a takeover the
+//! guest continues as a [`Survivor`]: an image ([`ImageSurvivor`]), or a VM that waits for it.
 //!
 //! | module | contains |
 //! | --- | --- |
 //! | `primary` | a guest of this process that a standby protects: seeding, checkpoints, output |
-//! | `contact` | the connection between primary and standby beside the guest's state, and who may run the guest |
-//! | `standby` | the handle |
-//! | `protected` | the contact at the standby's address, joined with what is held |
-//! | `takeover` | by an operator's word |
-//! | `survivor`, `vm_survivor`, `held` | where the guest goes on: an image, a VM of this process; the guest as it is taken over |
-//! | `store`, `witness` | what is held, and when a checkpoint counts as held |
-//! | `stream_sink` | what is held of devices' streams goes there |
-//! | `journal`, `gate` | pages of the arriving checkpoint, and when they may come |
-//! | `disk` | the guest's disks, as the primary writes them |
-//! | `lane` | where a lane's pages go |
+//! | `contact` | the separate connection between primary and standby, and which side may run the guest |
+//! | `standby` | the handle of a standby |
+//! | `protected` | the contact at the standby's address, joined with the held checkpoint |
+//! | `takeover` | takeover by an operator's decision |
+//! | `survivor`, `vm_survivor`, `held` | the guest after a takeover (image, or VM of this process); the held checkpoint |
+//! | `store`, `witness` | the held checkpoint, and the decision that a checkpoint counts as held |
+//! | `stream_sink` | the destination of the devices' streams in a checkpoint |
+//! | `journal`, `gate` | pages of the arriving checkpoint, and the times at which lanes may deliver them |
+//! | `disk` | the guest's disks, which the primary writes |
+//! | `lane` | the destination of a lane's pages |
+//! | `hang` | when missing checkpoints are a problem |
 //! | `last_times` | percentiles of the last delays |
 //! | `target` | the seeding |
 
 mod contact;
 mod disk;
 mod gate;
+mod hang;
 mod held;
 mod journal;
 mod lane;
@@ -51,9 +54,10 @@ mod witness;
 pub use crate::outgoing::protection::{CheckpointCopy, CheckpointMode, MOST_IN_FLIGHT};
 pub use contact::{
     Claims, ContactError, ContactState, PrimaryContact, PrimaryGuest, Protection, Secret, StandbyContact,
-    StandbyGuest, Terms, new_protection,
+    StandbyGuest, Terms, Watchdog, new_protection,
 };
 pub use disk::{DiskFile, StandbyDisk};
+pub use hang::checkpoints_hang;
 pub use held::{HeldCheckpoint, HeldDevice, HeldGuest};
 pub use last_times::LastTimes;
 pub use primary::{
@@ -62,9 +66,9 @@ pub use primary::{
 };
 pub use protected::ContactRules;
 pub use standby::{Standby, StandbyOptions, StandbyState, StandbyStatistics};
-/// Who may run the guest: states, events and outcomes.
+/// Machines that decide which side may run the guest: their states, events and outcomes.
 pub use sterna_proto::replica as machines;
-/// What a side says of its arbiter when primary and standby greet each other.
+/// A side's statement about its arbiter in the greeting between primary and standby.
 pub use sterna_wire::replica::{ArbiterIdentity, ArbiterStore};
 pub use survivor::{ImageSurvivor, Survivor};
 pub use takeover::{OperatorsWord, TakenOver, TakeoverError, TakeoverPermission};

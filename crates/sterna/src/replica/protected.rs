@@ -1,4 +1,4 @@
-//! The contact at the standby's address, joined with what is held (`specs/replica.md §3`).
+//! Joins the contact at the standby's address with the held checkpoint (`specs/replica.md §3`).
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,17 +22,20 @@ use crate::incoming::follower::Follower;
 type ClaimsOf = dyn Fn(Protection) -> Arc<dyn Claims> + Send + Sync;
 type FenceOf = dyn Fn(Protection) -> Result<(), String> + Send + Sync;
 
-/// Who may be in contact as a primary, and what decides when contact is lost.
+/// Which primaries may be in contact, and the means to decide when contact is lost.
 #[derive(Clone)]
 pub struct ContactRules {
-    /// What the primary has to know; 32 zero bytes are none.
+    /// The secret that the primary must know; 32 zero bytes mean no secret.
     pub secret: Secret,
-    /// Whether a guest is refused that comes without a contact.
+    /// Whether a guest that arrives without a contact is refused.
     pub is_required: bool,
-    /// The arbiter's claim of a protection, for this side.
+    /// Creates, for a protection, this side's access to the arbiter's claim.
     pub claims: Arc<ClaimsOf>,
-    /// Sees to it that the primary's guest of that protection does not run.
+    /// Fences the primary: makes sure that its guest of that protection does not run.
     pub fence: Arc<FenceOf>,
+    /// Whether `fence` must succeed before the guest is started, even if the primary stops its guest by itself. A
+    /// primary whose host hangs does not stop it.
+    pub always_fences: bool,
 }
 
 /// The contacts of one standby.
@@ -40,23 +43,24 @@ pub(super) struct Contacts {
     pub(super) survivor: Arc<dyn Survivor>,
     rules: Option<ContactRules>,
     incoming: Mutex<Option<WeakIncoming>>,
-    /// Never locked by who wants the store's lock afterwards.
+    /// Lock order: do not lock this before the store's lock.
     current: Mutex<Option<Current>>,
-    /// Held while a primary greets: its guest may come as soon as it has heard the last word of that.
+    /// Locked while a primary greets. Its guest may arrive as soon as the primary has read the last message of the
+    /// greeting.
     greeting: Mutex<()>,
-    /// How many greetings there were.
+    /// Number of greetings so far.
     count: AtomicU64,
 }
 
 struct Current {
     contact: StandbyContact,
-    /// Which greeting began it.
+    /// Number of the greeting that began this contact.
     number: u64,
-    /// From which host it was.
+    /// Host of the primary.
     host: Option<IpAddr>,
 }
 
-/// Everything that is held is gone with it, and the contact with that.
+/// Abandons the contact when the last handle of the standby is dropped. The held checkpoint is then dropped, too.
 pub(super) struct LastHandle(pub(super) Arc<Contacts>);
 
 impl Drop for LastHandle {
@@ -67,7 +71,7 @@ impl Drop for LastHandle {
     }
 }
 
-/// The guest goes on as nothing: whoever takes over says as what.
+/// Survivor of a standby without one: the caller of the takeover names the survivor.
 struct Nowhere;
 
 impl Survivor for Nowhere {
@@ -98,17 +102,17 @@ impl Contacts {
         }
     }
 
-    /// For a standby that is in contact with nobody.
+    /// Contacts of a standby that accepts no contact.
     pub(super) fn none() -> Self {
         Self::new(Arc::new(Nowhere), None)
     }
 
-    /// Whether no guest comes without a primary that knows a secret.
+    /// Whether every primary must be in contact and know a secret.
     pub(super) fn demand_a_secret(&self) -> bool {
         self.rules.as_ref().is_some_and(|rules| rules.is_required && !rules.secret.is_none())
     }
 
-    /// The standby listens.
+    /// Sets the reception to which the contacts belong.
     pub(super) fn listens(&self, incoming: WeakIncoming) {
         *self.incoming.lock() = Some(incoming);
     }
@@ -149,8 +153,9 @@ impl Contacts {
             let _ = guest.protection.set(protection);
             (rules.claims)(protection)
         };
-        // Whoever looks at the current one does not wait: the peer may be slow, and so may the arbiter.
-        let begun = StandbyContact::begin(channel, &rules.secret, guest.clone(), claims);
+        // `current` is not locked here, so that readers do not wait for a slow peer or arbiter.
+        let begun =
+            StandbyContact::begin_fencing(channel, &rules.secret, guest.clone(), rules.always_fences, claims);
         let contact = begun.map_err(|error| {
             let what = format!("{}: {error}", channel.peer());
             match error {
@@ -160,12 +165,12 @@ impl Contacts {
             }
         })?;
         let mut current = self.current.lock();
-        // The guest of another primary may have begun to come meanwhile.
+        // Checked again: the guest of another primary may have started to arrive meanwhile.
         if is_late() {
             contact.abandon();
             return refused(LATE);
         }
-        // One that has not sent its guest yet may have died without a word: the newest is taken.
+        // A primary that has not sent its guest may have failed silently. So the newest contact replaces it.
         let before = current.replace(Current { contact, number, host: channel.peer_host() });
         drop(current);
         if let Some(before) = before {
@@ -175,13 +180,13 @@ impl Contacts {
         Ok(())
     }
 
-    /// Whether a guest comes, came, or cannot come any more.
+    /// Whether a guest is arriving, has arrived, or can no longer arrive.
     fn has_stream(&self) -> bool {
         let incoming = self.incoming.lock().as_ref().and_then(WeakIncoming::upgrade);
         incoming.is_some_and(|incoming| incoming.status() != Status::Setup)
     }
 
-    /// Whether a guest may come now.
+    /// Checks whether a guest may arrive now: if a contact is required, there must be one.
     pub(super) fn check_contact(&self) -> Result<(), MigrationError> {
         let is_required = self.rules.as_ref().is_some_and(|rules| rules.is_required);
         drop(self.greeting.lock());
@@ -194,10 +199,10 @@ impl Contacts {
         Ok(())
     }
 
-    /// The same, over `channel`.
+    /// Checks whether a guest may arrive over `channel` now.
     pub(super) fn check_stream(&self, channel: &Channel) -> Result<(), MigrationError> {
         self.check_contact()?;
-        // Without TLS the address is all that ties them to each other.
+        // Without TLS, only the address relates the two connections to each other.
         let host = self.current.lock().as_ref().and_then(|current| current.host);
         match (host, channel.peer_host()) {
             (Some(contact), Some(guest)) if contact != guest && !channel.is_tls() => {
@@ -211,12 +216,12 @@ impl Contacts {
         }
     }
 
-    /// Nobody is or was in contact who may have the guest.
+    /// Checks that no primary is or was in contact, because its machine decides about the guest.
     pub(super) fn check_alone(&self) -> Result<(), TakeoverError> {
         if self.current.lock().is_some() { Err(TakeoverError::Protected) } else { Ok(()) }
     }
 
-    /// The guest has not come whole.
+    /// Informs the contact that the guest did not arrive completely.
     pub(super) fn seeding_failed(&self) {
         if let Some(contact) = self.current() {
             contact.failed("the guest has not come whole", Event::ConnectionLost);
@@ -242,12 +247,12 @@ impl Witness for Contacts {
     }
 }
 
-/// What the contact does with the checkpoints that are held.
+/// Performs the contact's actions on the held checkpoint.
 struct Guest {
     store: Arc<Store>,
     contacts: Arc<Contacts>,
     fence: Arc<FenceOf>,
-    /// Which contact it is of.
+    /// Number of the contact's greeting.
     number: u64,
     protection: OnceLock<Protection>,
 }
@@ -261,11 +266,11 @@ impl Guest {
 impl StandbyGuest for Guest {
     fn close_channels(&self) {
         let Some(incoming) = self.incoming() else { return };
-        // One whose guest never began to come leaves the standby as it was.
+        // If no guest has started to arrive, the standby continues to wait for one.
         if incoming.status() == Status::Setup {
             return;
         }
-        // Refused once it is all here: then checkpoints come.
+        // Refused after the seeding has completed: then checkpoints are being received.
         if incoming.cancel().is_err() {
             self.store.end();
         }
@@ -274,7 +279,7 @@ impl StandbyGuest for Guest {
     fn prepare(&self, checkpoint: u64) -> Result<(), VmError> {
         let what = format!("checkpoint {checkpoint}");
         let closed = || VmError::new(&what, "the standby was given up");
-        // For ever: whatever comes of it, nothing more is promised.
+        // Never thawed: whether or not this succeeds, no further checkpoint is promised.
         self.store.freeze();
         self.store.end();
         self.incoming().ok_or_else(closed)?.wait();
@@ -307,7 +312,7 @@ impl StandbyGuest for Guest {
             self.contacts.survivor.discard();
             return self.store.discard();
         }
-        // No guest began to come: another primary may be in contact.
+        // No guest has started to arrive, so another primary may already be in contact.
         let mut current = self.contacts.current.lock();
         if current.as_ref().is_some_and(|current| current.number == self.number) {
             *current = None;

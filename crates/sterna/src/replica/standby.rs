@@ -10,6 +10,7 @@ use sterna_transport::Address;
 
 use super::contact::StandbyContact;
 use super::disk::Disks;
+use super::hang::checkpoints_hang;
 use super::held::{HeldCheckpoint, held};
 use super::protected::{ContactRules, Contacts, LastHandle};
 use super::store::{Stage, Store};
@@ -22,18 +23,20 @@ use crate::incoming::follower::Follower as _;
 use crate::incoming::{Arrival, Incoming, Refusal};
 use crate::opaque::ImagePlan;
 use crate::params::{Capabilities, Parameters};
+use crate::rules::{self, Feature, Features, Side};
 use crate::settings_error::SettingsError;
 use crate::start_error::StartError;
 
-/// How a standby works. Later versions add fields: write it with `..StandbyOptions::default()`.
+/// Options of a standby. Later versions add fields: write it with `..StandbyOptions::default()`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StandbyOptions {
-    /// Most bytes that a checkpoint may bring in pages, and their notes. The journal takes memory only as pages come.
+    /// Most bytes of a checkpoint's pages and their notes (default 1 GiB). The journal allocates memory only as pages
+    /// arrive.
     pub journal_limit_bytes: u64,
-    /// Whether a primary that shows no certificate is taken over TCP, on loopback alone. Over a Unix socket its file's
-    /// permissions decide.
+    /// Whether a primary without a certificate is accepted over TCP; only on loopback. Over a Unix socket, the
+    /// permissions of the socket's file decide.
     pub insecure: bool,
-    /// Most bytes that the guest may write to its disks between two checkpoints, and their notes, over all disks.
+    /// Most bytes of disk writes between two checkpoints, over all disks and including notes (default 1 GiB).
     pub disk_limit_bytes: u64,
 }
 
@@ -43,75 +46,89 @@ impl Default for StandbyOptions {
     }
 }
 
-/// A standby. Cloning gives another handle; when the last one is dropped, what is held is gone.
+/// A standby. Cloning gives another handle. Dropping the last handle drops the held checkpoint.
 #[derive(Clone)]
 pub struct Standby {
     incoming: Incoming,
     target: Arc<StandbyTarget>,
     store: Arc<Store>,
     contacts: Arc<Contacts>,
-    /// One takeover at a time.
+    /// Locked during a takeover, so that there is one at a time.
     taking_over: Arc<Mutex<()>>,
     _last: Arc<LastHandle>,
 }
 
-/// Where a standby stands.
+/// Progress of a standby.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum StandbyState {
-    /// It waits for a primary.
+    /// The standby waits for a primary.
     Waiting,
-    /// A guest is being seeded: nothing is held yet.
+    /// A guest is being seeded: no checkpoint is held yet.
     Seeding,
-    /// The last checkpoint is held, and more come.
+    /// The last checkpoint is held, and more are received.
     Following,
-    /// The last checkpoint is held, and no more come.
+    /// The last checkpoint is held, and no more are received.
     Lost(MigrationError),
-    /// The seeding failed: nothing is held, and the guest is where it was.
+    /// The seeding failed: no checkpoint is held, and the guest is still at the primary.
     Failed(MigrationError),
-    /// The last checkpoint was taken over.
+    /// The guest was taken over from the last checkpoint.
     TakenOver,
-    /// The guest never runs here, by the protection's outcome ([`Standby::contact`] says which): nothing is held any more.
+    /// The guest never runs here, because of the protection's outcome ([`Standby::contact`] returns it). No
+    /// checkpoint is held any more.
     Discarded,
 }
 
-/// What a standby counts. Later versions add fields.
+/// Counters of a standby. Later versions add fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StandbyStatistics {
     /// Bytes of the guest's RAM; 0 until it is known.
     pub ram_bytes: u64,
-    /// All that came, the seeding included.
+    /// Bytes received, including the seeding.
     pub received_bytes: u64,
-    /// Pages with content, the seeding's included.
+    /// Pages with content, including the seeding.
     pub normal_pages: u64,
-    /// Zero pages, the seeding's included.
+    /// Zero pages, including the seeding.
     pub zero_pages: u64,
     /// Checkpoints that were held since the seeding.
     pub checkpoints: u64,
-    /// Pages of the last one with content.
+    /// Pages with content in the last checkpoint.
     pub last_normal_pages: u64,
-    /// Zero pages of the last one.
+    /// Zero pages in the last checkpoint.
     pub last_zero_pages: u64,
-    /// Bytes of the last one's devices.
+    /// Bytes of devices in the last checkpoint.
     pub last_device_bytes: u64,
-    /// From REPLY of the last one until it was held. In most of this time the primary's guest stood.
+    /// Time from the last checkpoint's REPLY until it was held. The primary's guest was paused for most of this time.
     pub last_took: Duration,
-    /// The most that the journal took, in bytes.
+    /// The most bytes that the journal has used.
     pub most_journal_bytes: u64,
-    /// The most that was buffered of what the guest wrote to its disks, in bytes.
+    /// The most bytes of disk writes that were buffered.
     pub most_disk_bytes: u64,
-    /// Since the last one was held; before the first, since the seeding was.
+    /// Time since the last checkpoint became held; before the first, since the seeding became held.
     pub age: Option<Duration>,
+    /// Typical time from one held checkpoint to the next.
+    pub interval: Option<Duration>,
+}
+
+impl StandbyStatistics {
+    /// Whether no checkpoint has become held for several intervals. If the primary is in contact, this is a problem.
+    #[must_use]
+    pub fn checkpoints_hang(&self) -> bool {
+        let (Some(age), Some(interval)) = (self.age, self.interval) else { return false };
+        checkpoints_hang(age, interval)
+    }
 }
 
 impl Standby {
     /// Waits at `at` for a primary. The address is bound when this returns.
     ///
-    /// The primary has the multifd channels and the compression that `params` and `capabilities` say (nothing of that is
-    /// negotiated: specs/stream.md §10), and the capabilities `x-colo` and `return-path`.
+    /// The primary must use the multifd channels and the compression that `params` and `capabilities` specify,
+    /// because they are not negotiated (specs/stream.md §10). It must have the capabilities `x-colo` and
+    /// `return-path`.
     ///
     /// # Errors
-    /// [`StartError`] when the address cannot be bound, or the settings make no sense or let anybody in.
+    /// [`StartError`] if the address cannot be bound, the settings contradict each other, or they would accept any
+    /// peer.
     pub fn listen(
         at: &Address,
         options: &StandbyOptions,
@@ -122,12 +139,14 @@ impl Standby {
         Self::begin(at, options, params, capabilities, observer, Contacts::none())
     }
 
-    /// As [`listen`](Self::listen), for a guest that goes on as `survivor`, and that `rules` allow to be protected in contact with its
-    /// primary. The contact's connection comes to the same address, before those of the guest (`specs/replica.md §3`). Without
-    /// rules a primary that wants to be in contact is refused.
+    /// Like [`listen`](Self::listen), for a guest that continues as `survivor` after a takeover.
+    ///
+    /// `rules` allow a primary to be in contact. The contact uses a connection to the same address, which must be
+    /// opened before the guest's connections (`specs/replica.md §3`). Without rules, a primary that requests contact
+    /// is refused.
     ///
     /// # Errors
-    /// As [`listen`](Self::listen).
+    /// Like [`listen`](Self::listen).
     pub fn protect(
         at: &Address,
         options: &StandbyOptions,
@@ -149,13 +168,13 @@ impl Standby {
         contacts: Contacts,
     ) -> Result<Self, StartError> {
         check(at, options, &params, &capabilities, contacts.demand_a_secret())?;
-        // No guest is held here that would run.
+        // Managed mode would wait for a release of the guest, and a standby never runs one.
         let capabilities = Capabilities { unmanaged: true, ..capabilities };
         let disks = Disks::new(contacts.survivor.disks(), options.disk_limit_bytes);
         let store = Arc::new(Store::new(disks));
         let weak = Arc::downgrade(&store);
         store.disks.on_lost(move |why| {
-            // Before that the first checkpoint finds it.
+            // An earlier loss is found when the first checkpoint is checked.
             if let Some(store) = weak.upgrade().filter(|store| store.has_begun()) {
                 store.lost(why);
             }
@@ -170,16 +189,16 @@ impl Standby {
         Ok(Self { incoming, target, store, contacts, taking_over: Arc::default(), _last: last })
     }
 
-    /// Where it listens, with the port that the kernel chose.
+    /// The bound address, with the port that the kernel chose.
     pub fn address(&self) -> Address {
         self.incoming.address()
     }
 
-    /// Where it stands.
+    /// The current progress.
     pub fn state(&self) -> StandbyState {
         let arrival = self.incoming.arrival();
         match &self.store.state().stage {
-            // Nothing was ever held: why the guest did not come says more.
+            // No checkpoint was ever held, so the reason why the guest did not arrive is more useful.
             Stage::Discarded if matches!(arrival, Some(Arrival::Failed(_))) => {}
             Stage::Following => return StandbyState::Following,
             Stage::Lost(why) => return StandbyState::Lost(why.clone()),
@@ -194,7 +213,7 @@ impl Standby {
         }
     }
 
-    /// What it counts, now.
+    /// The current counters.
     pub fn statistics(&self) -> StandbyStatistics {
         let came = self.incoming.statistics();
         let ram_bytes = self.target.ram_bytes();
@@ -213,22 +232,24 @@ impl Standby {
             most_journal_bytes: counts.most_journal_bytes,
             most_disk_bytes: self.store.disks.most_bytes(),
             age: counts.held_at.map(|held| held.elapsed()),
+            interval: counts.interval,
         }
     }
 
-    /// The checkpoint that would be taken over; none before the seeding is held.
+    /// The checkpoint from which a takeover would start the guest; `None` before the seeding is held.
     pub fn held(&self) -> Option<HeldCheckpoint> {
         held(&self.store)
     }
 
-    /// Makes an image of the last held checkpoint and puts it in the place that `plan` names. From the question to
-    /// `permission` on no further checkpoint becomes held, so what leaves the primary is never ahead of the image. If the
-    /// permission is given, the primary's connections are closed first; if it is refused, the standby follows on.
+    /// Writes an image of the last held checkpoint to the place that `plan` names.
     ///
-    /// An image that could not be written may be tried again, elsewhere.
+    /// From the request to `permission` on, no further checkpoint becomes held, so the primary's output is never
+    /// ahead of the image. If the permission is given, the primary's connections are closed first. If it is refused,
+    /// the standby continues to receive checkpoints. If writing the image fails, call this again, with another place
+    /// if necessary.
     ///
     /// # Errors
-    /// [`TakeoverError`]. What is held stays held.
+    /// [`TakeoverError`]. The held checkpoint stays held.
     pub fn takeover(
         &self,
         plan: &ImagePlan,
@@ -239,10 +260,10 @@ impl Standby {
         takeover::into_image(&self.store, &self.incoming, plan, permission)
     }
 
-    /// As [`takeover`](Self::takeover), for a guest that goes on as `survivor`.
+    /// Like [`takeover`](Self::takeover), for a guest that continues as `survivor`.
     ///
     /// # Errors
-    /// [`TakeoverError`]. What is held stays held.
+    /// [`TakeoverError`]. The held checkpoint stays held.
     pub fn takeover_by(
         &self,
         survivor: &dyn Survivor,
@@ -253,21 +274,22 @@ impl Standby {
         takeover::into_survivor(&self.store, &self.incoming, survivor, permission)
     }
 
-    /// The contact with the primary, if there is or was one: it decides who runs the guest, and takes the operator's word.
+    /// The contact with the primary, if there is or was one. It decides which side runs the guest, and accepts the
+    /// operator's decisions.
     pub fn contact(&self) -> Option<StandbyContact> {
         self.contacts.current()
     }
 
-    /// Gives the seeding up; the primary's guest runs on.
+    /// Cancels the seeding; the primary's guest continues to run.
     ///
     /// # Errors
-    /// [`Refusal`] once the seeding is held: drop the standby if nobody needs what it holds.
+    /// [`Refusal`] after the seeding is held. Drop the standby if the held checkpoint is not needed.
     pub fn cancel(&self) -> Result<(), Refusal> {
         self.incoming.cancel()
     }
 }
 
-/// What does not go with a standby.
+/// Checks the settings that a standby excludes.
 fn check(
     at: &Address,
     options: &StandbyOptions,
@@ -278,11 +300,11 @@ fn check(
     if options.journal_limit_bytes < PAGE_SIZE as u64 {
         return Err(SettingsError::NoJournal);
     }
-    if capabilities.mapped_ram {
-        return Err(SettingsError::MappedNeedsFile);
-    }
+    let features = Features::of_address(at)
+        .with(Feature::MappedRam, capabilities.mapped_ram)
+        .with(Feature::Protection, true);
+    rules::check(features, Side::Destination)?;
     match at {
-        Address::Rdma { .. } | Address::File { .. } => Err(SettingsError::NoStandbyThere),
         Address::Tcp { host, .. } => {
             let is_open = params.tls.is_none() && !demands_secret && !(options.insecure && is_loopback(host));
             if is_open { Err(SettingsError::OpenStandby) } else { Ok(()) }

@@ -1,4 +1,4 @@
-//! What a standby holds, and the moment from which it holds a checkpoint.
+//! The state of a standby: the held checkpoint, and the transition by which a checkpoint becomes held.
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -11,6 +11,7 @@ use sterna_wire::replica::{CheckpointSummary, EpochSection};
 
 use super::disk::Disks;
 use super::gate::{Gate, Phase};
+use super::hang::typical_interval;
 use super::journal::{Brought, Journal};
 use super::stream_sink::StreamSink;
 use super::witness::Witness;
@@ -21,60 +22,62 @@ use crate::threads::call;
 
 const CHANNEL: &str = "main channel";
 
-/// RAM, and the way of pages there.
+/// RAM of the guest, and the objects through which pages reach it.
 pub(super) struct Pages {
     pub(super) ram: GuestRam,
     pub(super) seed: Arc<RamSink>,
     pub(super) journal: Journal,
     pub(super) gate: Arc<Gate>,
-    /// Has the devices' streams.
+    /// Receives the bytes of devices' streams.
     pub(super) streams: Arc<dyn StreamSink>,
-    /// The primary has announced differences over multifd channels (`specs/extension.md §10`).
+    /// Whether the primary has announced differences over multifd channels (`specs/extension.md §10`).
     pub(super) takes_differences: bool,
 }
 
-/// A machine at a checkpoint: all of it but the pages.
+/// The machine at a checkpoint, without its pages.
 #[derive(Clone)]
 pub(super) struct Devices {
-    /// Sections, and EOF.
+    /// Sections and EOF.
     pub(super) bytes: Vec<u8>,
     pub(super) found: CheckpointDevices,
 }
 
-/// What a seeding has brought.
+/// Results of a complete seeding.
 pub(super) struct Seeded {
     pub(super) pages: Arc<Pages>,
-    /// Configuration, blocks, description.
+    /// Configuration, block list and description.
     pub(super) shape: Arc<Shape>,
     pub(super) list: Arc<DeviceList>,
 }
 
-/// What is counted of checkpoints.
+/// Counters of checkpoints.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Counts {
     pub(super) last: Brought,
     pub(super) device_bytes: u64,
     pub(super) most_journal_bytes: u64,
-    /// From REPLY until it was held.
+    /// Time from REPLY until the checkpoint was held.
     pub(super) took: Duration,
     pub(super) held_at: Option<Instant>,
+    /// Typical time from one held checkpoint to the next.
+    pub(super) interval: Option<Duration>,
 }
 
-/// Where a standby stands. See [`super::StandbyState`].
+/// Progress of a standby. See [`super::StandbyState`].
 pub(super) enum Stage {
     Seeding,
     Following,
-    /// No more checkpoints come.
+    /// No more checkpoints are received, for this reason.
     Lost(MigrationError),
     TakenOver,
-    /// The guest never runs here: nothing is held any more.
+    /// The guest never runs here, and no checkpoint is held any more.
     Discarded,
 }
 
 pub(super) struct Store {
     pub(super) gate: Arc<Gate>,
     pub(super) disks: Arc<Disks>,
-    /// The contact with the primary, where there may be one.
+    /// The contact with the primary, if the standby accepts one.
     pub(super) witness: OnceLock<Arc<dyn Witness>>,
     state: Mutex<State>,
     changed: Condvar,
@@ -83,13 +86,13 @@ pub(super) struct Store {
 pub(super) struct State {
     pub(super) stage: Stage,
     pub(super) seeded: Option<Seeded>,
-    /// Of the last held checkpoint.
+    /// Devices of the last held checkpoint.
     pub(super) devices: Option<Arc<Devices>>,
-    /// Checkpoints that were held since the seeding, which is number 0.
+    /// Number of the last held checkpoint. The seeding is number 0.
     pub(super) number: u64,
-    /// The pages of the last held checkpoint are in the journal, and perhaps not all in RAM.
+    /// Whether the journal contains the pages of the last held checkpoint. Some of them may not be in RAM yet.
     pub(super) is_in_journal: bool,
-    /// Whoever decides on a takeover looks at the last held checkpoint: none may follow.
+    /// Set while a takeover is decided about the last held checkpoint: no further checkpoint may become held.
     is_frozen: bool,
     pub(super) counts: Counts,
     opened_at: Option<Instant>,
@@ -120,9 +123,9 @@ impl Store {
         self.state.lock()
     }
 
-    /// The seeding has come whole.
+    /// Records the complete seeding.
     pub(super) fn seeded(&self, seeded: Seeded, devices: Devices) {
-        // A packet that comes from now on is none of the seeding's.
+        // Set first, so that pages that arrive from now on are not written into RAM.
         self.gate.set(Phase::Closed);
         let mut state = self.state.lock();
         state.counts.held_at = Some(Instant::now());
@@ -130,7 +133,7 @@ impl Store {
         state.devices = Some(Arc::new(devices));
     }
 
-    /// No checkpoint becomes held until [`thaw`](Self::thaw).
+    /// Prevents checkpoints from becoming held, until [`thaw`](Self::thaw).
     pub(super) fn freeze(&self) {
         self.state.lock().is_frozen = true;
     }
@@ -140,7 +143,7 @@ impl Store {
         self.changed.notify_all();
     }
 
-    /// Where the seeding has announced it: all of the checkpoint is as its primary says at its end (`specs/replica.md §7`).
+    /// Compares the checkpoint with its summary, if the seeding has announced summaries (`specs/replica.md §7`).
     fn check_summary(
         &self,
         list: &DeviceList,
@@ -153,13 +156,13 @@ impl Store {
         let Some((section, body)) = list.find(name, instance).map(|index| &found.sections[index]) else {
             return Ok(());
         };
-        // Only EOF stands behind the last section.
+        // Only the EOF byte may follow the summary's section.
         if section.end + 1 != bytes.len() {
             let what =
                 format!("checkpoint {number}: section {name:?} is not the last one (specs/replica.md §7)");
             return Err(MigrationError::PeerMisbehaved { what });
         }
-        // Behind the length, which says where the section ends: it was checked.
+        // The body begins with its length, 4 bytes, which was already checked.
         let said = CheckpointSummary::decode(&bytes[body.start + 4..body.end])
             .map_err(|error| MigrationError::wire(CHANNEL)(error.about(format!("checkpoint {number}"))))?;
         let came = CheckpointSummary::of(number, journal.sums(), &bytes[..section.start]);
@@ -169,11 +172,11 @@ impl Store {
         }
     }
 
-    /// Waits as long as somebody decides on a takeover, and then holds.
+    /// Waits while a takeover is being decided, then marks the checkpoint as held.
     fn hold_unless_frozen(&self, devices: Devices, brought: Brought) -> Result<(), MigrationError> {
         let mut state = self.state.lock();
         loop {
-            // Looked at after every wait: the takeover ends the following before it thaws.
+            // Checked after every wait, because a takeover ends the reception before it thaws the store.
             if !matches!(state.stage, Stage::Following) {
                 return Err(MigrationError::Cancelled);
             }
@@ -183,19 +186,22 @@ impl Store {
             self.changed.wait(&mut state);
         }
         self.disks.check()?;
-        // From here on nothing fails.
+        // The steps from here on cannot fail.
         if self.witness.get().is_some_and(|witness| !witness.may_hold(state.number + 1)) {
             return Err(MigrationError::Cancelled);
         }
-        // The primary's guest stands: nothing of the next epoch was written yet.
+        // The primary's guest is paused, so it has not written anything in the next epoch.
         self.disks.end_epoch();
         let now = Instant::now();
+        let since_last = state.counts.held_at.map(|at| now - at);
+        let interval = since_last.map(|since| typical_interval(state.counts.interval, since));
         state.counts = Counts {
             last: brought,
             device_bytes: devices.bytes.len() as u64,
             most_journal_bytes: state.counts.most_journal_bytes.max(brought.bytes),
             took: state.opened_at.map_or(Duration::ZERO, |opened| now - opened),
             held_at: Some(now),
+            interval,
         };
         state.devices = Some(Arc::new(devices));
         state.is_in_journal = true;
@@ -209,7 +215,7 @@ impl Store {
         state.seeded.as_ref().map(|seeded| Arc::clone(&seeded.pages)).ok_or_else(missing)
     }
 
-    /// Finishes what [`Follower::apply`] has begun, if the following ended in it.
+    /// Completes [`Follower::apply`], if the reception ended before it was complete.
     pub(super) fn apply_held(&self) -> Result<(), MigrationError> {
         if !self.state.lock().is_in_journal {
             return Ok(());
@@ -223,7 +229,7 @@ impl Store {
         Ok(())
     }
 
-    /// What the last held checkpoint brought of devices' streams goes to where they are.
+    /// Passes the last held checkpoint's bytes of devices' streams to their devices.
     fn apply_streams(&self, streams: &dyn StreamSink) -> Result<(), MigrationError> {
         let (list, devices) = {
             let state = self.state.lock();
@@ -238,7 +244,7 @@ impl Store {
         Ok(())
     }
 
-    /// The guest never runs here.
+    /// Drops everything: the guest never runs here.
     pub(super) fn discard(&self) {
         let mut state = self.state.lock();
         state.stage = Stage::Discarded;
@@ -249,7 +255,7 @@ impl Store {
         self.changed.notify_all();
     }
 
-    /// Nothing more comes; the first reason counts.
+    /// Ends the reception; the first reason counts.
     fn ended(&self, why: MigrationError) {
         let mut state = self.state.lock();
         if matches!(state.stage, Stage::Seeding | Stage::Following) {
@@ -303,7 +309,7 @@ impl Follower for Store {
             (Arc::clone(&seeded.list), found, Arc::clone(&seeded.pages))
         };
         self.check_summary(&list, &devices, &found, &pages.journal)?;
-        // Nothing is promised that could not be written when it is held.
+        // A checkpoint is promised only if its streams can be written afterwards.
         for (device, instance, bytes) in epochs(&list, &devices, &found) {
             let check = || pages.streams.check(device, instance, bytes);
             call("Survivor::check_stream", check).map_err(|error| {
@@ -312,7 +318,7 @@ impl Follower for Store {
                 MigrationError::PeerMisbehaved { what }
             })?;
         }
-        // What lies on memory of this host that has failed is not held.
+        // Pages on failed memory of this host cannot be promised.
         MigrationError::check_memory(&pages.ram)?;
         self.hold_unless_frozen(Devices { bytes: devices, found }, pages.journal.brought())
     }
@@ -324,7 +330,7 @@ impl Follower for Store {
     fn lost(&self, why: MigrationError) {
         let was_following = matches!(self.state.lock().stage, Stage::Following);
         self.ended(why.clone());
-        // What this side has ended is no news.
+        // If this side ended the reception, the witness does not need the reason.
         if let Some(witness) = self.witness.get().filter(|_| was_following) {
             witness.lost(&why);
         }
@@ -339,7 +345,7 @@ impl Follower for Store {
     }
 }
 
-/// What a checkpoint brings of devices' streams: whose, and the bytes, if there are any.
+/// Bytes of devices' streams in a checkpoint: device, instance and bytes. Empty ones are omitted.
 fn epochs<'a>(
     list: &'a DeviceList,
     bytes: &'a [u8],
@@ -347,7 +353,7 @@ fn epochs<'a>(
 ) -> impl Iterator<Item = (&'a str, u32, &'a [u8])> {
     list.devices().iter().zip(&found.sections).filter_map(|(known, (_, body))| {
         let device = EpochSection::device_of(&known.name)?;
-        // Behind the length, which says where the section ends: it was checked.
+        // The body begins with its length, 4 bytes, which was already checked.
         let bytes = bytes.get(body.start + 4..body.end).filter(|bytes| !bytes.is_empty())?;
         Some((device, known.instance, bytes))
     })

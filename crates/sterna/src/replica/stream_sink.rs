@@ -1,11 +1,11 @@
-//! Where what checkpoints bring of devices' streams goes.
+//! Interface that receives the bytes of devices' streams in checkpoints.
 
 use crate::error::VmError;
 
-/// Takes it: see [`Survivor`](super::Survivor), which has it.
+/// Passes the bytes on to a [`Survivor`](super::Survivor).
 pub(super) trait StreamSink: Send + Sync {
-    /// Before it is held: whether [`StreamSink::write`] will take it.
+    /// Before the checkpoint is held: checks that [`StreamSink::write`] will accept the bytes.
     fn check(&self, device: &str, instance: u32, bytes: &[u8]) -> Result<(), VmError>;
-    /// It is held.
+    /// After the checkpoint is held: writes the bytes.
     fn write(&self, device: &str, instance: u32, bytes: &[u8]) -> Result<(), VmError>;
 }

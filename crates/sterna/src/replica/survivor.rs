@@ -1,4 +1,4 @@
-//! Where the guest goes on that was taken over.
+//! How a guest continues after a takeover: the trait, and its implementation that makes an image.
 
 use std::fs::File;
 
@@ -12,26 +12,31 @@ use super::held::{HeldDevice, HeldGuest, PIECE_PAGES};
 use crate::error::{MigrationError, VmError};
 use crate::opaque::ImagePlan;
 
-/// What the last checkpoint becomes. `prepare`, `start` and `discard` are called one after the other, and never at once.
+/// Makes a running guest or an image from the last checkpoint. `prepare`, `start` and `discard` are never called in
+/// parallel.
 pub trait Survivor: Send + Sync {
-    /// The guest's blocks are known, their names and lengths: which of them lie in a file that another process has, too. The file
-    /// has the block's length and reads as zero. Blocks without one lie in memory of this process.
+    /// Names the files in which the guest's blocks must be placed, because another process also maps them. Called
+    /// when the blocks' names and lengths are known.
+    ///
+    /// A file must have its block's length and read as zero. Blocks without a file are placed in memory of this
+    /// process.
     ///
     /// # Errors
     /// Why such a guest cannot be taken over here. It is refused while it still runs at the primary.
     fn memory(&self, blocks: &[(&str, u64)]) -> Result<Vec<Option<File>>, VmError> {
         Ok(blocks.iter().map(|_| None).collect())
     }
-    /// A device's stream begins: the content of a disk. What this side has in its place is lost.
+    /// A device's stream begins: it carries the content of a disk, and replaces this side's content.
     ///
     /// # Errors
-    /// Why it has no place here. The seeding is refused, and the guest runs on at the primary.
+    /// Why this side has no disk for it. The seeding is refused, and the guest continues to run at the primary.
     fn begin_stream(&self, device: &str, instance: u32) -> Result<(), VmError> {
         let why = "here a guest goes on without the content of its disks: let it go on in a VM that has them (`sterna run --incoming defer \
                    --disk`)";
         Err(VmError::new(format!("the stream of device {device:?}, instance {instance}"), why))
     }
-    /// The next bytes of a stream that began: of the seeding, or of a checkpoint that is held, from its beginning. They may be anything.
+    /// Writes the next bytes of a stream. They belong to the seeding, or are a held checkpoint's bytes from their
+    /// beginning. The peer sent them, so they may have any content.
     ///
     /// # Errors
     /// Why they cannot be written.
@@ -39,38 +44,41 @@ pub trait Survivor: Send + Sync {
         let _ = bytes;
         self.begin_stream(device, instance)
     }
-    /// The guest's disks whose content comes here, each under a name of its own. Asked once, before anybody may come. When the guest is taken
-    /// over, their files are released before [`prepare`](Self::prepare) is called.
+    /// The guest's disks whose content is replicated here. Names are unique. Called once, before a primary can
+    /// connect. At takeover, their files are released before [`prepare`](Self::prepare) is called.
     fn disks(&self) -> Vec<StandbyDisk> {
         Vec::new()
     }
-    /// What a checkpoint brings of a stream, before it is held: whether [`write_stream`](Self::write_stream) will take it.
+    /// Checks a checkpoint's bytes of a stream before the checkpoint is held: [`write_stream`](Self::write_stream)
+    /// must accept them later.
     ///
     /// # Errors
-    /// What is wrong with it. The checkpoint is refused.
+    /// The rule that the bytes break. The checkpoint is refused.
     fn check_stream(&self, device: &str, instance: u32, bytes: &[u8]) -> Result<(), VmError> {
         let (_, _, _) = (device, instance, bytes);
         Ok(())
     }
-    /// The seeding has come whole: could such a machine go on here?
+    /// Checks, after a complete seeding, that such a machine can continue here.
     ///
     /// # Errors
-    /// Why not. The seeding is refused, and the guest runs on at the primary.
+    /// Why not. The seeding is refused, and the guest continues to run at the primary.
     fn check(&self, machine: &Shape, devices: &[HeldDevice]) -> Result<(), VmError> {
         let (_, _) = (machine, devices);
         Ok(())
     }
-    /// Does all that can be done before it is decided that the guest may run here: it may still be the primary's.
+    /// Prepares the start as far as possible, before it is decided that the guest may run here. The primary may still
+    /// run the guest.
     ///
     /// # Errors
-    /// Why the guest could not start. The checkpoint is still held, and this may be tried again.
+    /// Why the guest could not start. The checkpoint stays held, and this may be called again.
     fn prepare(&self, guest: &HeldGuest) -> Result<(), VmError>;
-    /// Lets the guest run, or puts its image in its place.
+    /// Starts the guest, or renames its image to its place.
     ///
     /// # Errors
-    /// The guest does not run. It may be tried again.
+    /// The guest does not run. This may be called again.
     fn start(&self) -> Result<(), VmError>;
-    /// The guest never runs here: forgets what was made ready, and what [`memory`](Self::memory) gave.
+    /// The guest never runs here: drops the results of `prepare`, and the files that [`memory`](Self::memory)
+    /// returned.
     fn discard(&self);
 }
 
@@ -81,14 +89,14 @@ pub struct ImageSurvivor {
 }
 
 impl ImageSurvivor {
-    /// An image in the place that `plan` names.
+    /// Creates a survivor that makes an image at the place in `plan`.
     pub fn new(plan: ImagePlan) -> Self {
         Self { plan, made: Mutex::default() }
     }
 
     pub(super) fn make(&self, guest: &HeldGuest) -> Result<(), MigrationError> {
         let mut made = self.made.lock();
-        // One of an earlier try has the name that the next one's needs.
+        // Dropped first, because its staging file has the same name as the next one.
         *made = None;
         let shape = guest.shape();
         let writer = self.plan.begin(shape)?;
@@ -150,7 +158,7 @@ fn write_pages(writer: &MappedWriter, ram: &GuestRam) -> Result<(), MigrationErr
     queue.drain().map_err(MigrationError::storage)
 }
 
-/// Writes the pages of a piece that are not zero, as few runs.
+/// Writes the non-zero pages of a piece in as few runs as possible.
 fn write_piece(
     block: &RamBlock,
     (first, count): (u64, u64),

@@ -1,4 +1,4 @@
-//! Taking over by one's own word: may it, and the image of what is held.
+//! Takeover without a contact: asks for the permission, then makes an image or starts the guest.
 
 use std::path::PathBuf;
 
@@ -12,19 +12,19 @@ use crate::incoming::Incoming;
 use crate::incoming::follower::Follower;
 use crate::opaque::ImagePlan;
 
-/// Decides whether a standby may take over: whether nobody else runs the guest, now or later.
+/// Decides whether a standby may take over: no other host may run the guest, now or later.
 ///
-/// It is asked when no further checkpoint can become held, and before anything is changed. It may take as long as it needs
-/// (an arbiter, a fence); meanwhile a primary that lives waits with its output held back.
+/// Asked when no further checkpoint can become held, and before anything is changed. The decision may take any time
+/// (an arbiter, a fence). Meanwhile the output of a live primary stays in its gate.
 pub trait TakeoverPermission: Send + Sync {
-    /// May this checkpoint be taken over?
+    /// Asks whether this checkpoint may be taken over.
     ///
     /// # Errors
-    /// Why not, and what to do about it.
+    /// Why not, and the next step for the operator.
     fn ask(&self, checkpoint: &HeldCheckpoint) -> Result<(), String>;
 }
 
-/// The operator says so, and has seen to it that the primary's guest does not run any more.
+/// Permission by the operator, who has made sure that the primary's guest no longer runs.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct OperatorsWord;
 
@@ -40,43 +40,44 @@ impl<F: Fn(&HeldCheckpoint) -> Result<(), String> + Send + Sync> TakeoverPermiss
     }
 }
 
-/// A checkpoint that was taken over.
+/// Result of a takeover into an image.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct TakenOver {
-    /// Which.
+    /// The checkpoint in the image.
     pub checkpoint: HeldCheckpoint,
-    /// The image's place.
+    /// Path of the image.
     pub path: PathBuf,
-    /// All of the machine but its pages.
+    /// The machine without its pages.
     pub shape: Shape,
 }
 
-/// Why nothing was taken over.
+/// Why a takeover failed.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum TakeoverError {
-    /// The seeding has not come whole.
+    /// The seeding is not complete.
     #[error("nothing is held yet: the guest is at the primary alone")]
     NothingHeld,
-    /// It was done before.
+    /// The guest was taken over before.
     #[error("the checkpoint was taken over already: start the guest from that image")]
     Done,
-    /// Another side may have the guest.
+    /// The permission was refused, because another side may have the guest.
     #[error("the takeover was refused: {0}; the standby goes on as before")]
     Refused(String),
-    /// The image could not be made; the checkpoint is still held.
+    /// The image could not be made; the checkpoint stays held.
     #[error("the checkpoint is held, and its image could not be made: {0}; try again, elsewhere if need be")]
     Image(MigrationError),
-    /// The guest could not be started elsewhere; the checkpoint is still held.
+    /// The survivor could not start the guest; the checkpoint stays held.
     #[error("the checkpoint is held, and the guest was not started: {0}; try again, or make an image")]
     Survivor(VmError),
-    /// The primary is or was in contact: the arbiter decides ([`StandbyContact::take_over`](super::StandbyContact::take_over)).
+    /// The primary is or was in contact, so the arbiter decides
+    /// ([`StandbyContact::take_over`](super::StandbyContact::take_over)).
     #[error("this guest is protected in contact with its primary, so nobody takes it over without a claim")]
     Protected,
 }
 
-/// While it lives, no checkpoint becomes held.
+/// Prevents checkpoints from becoming held, until it is dropped.
 struct Frozen<'a>(&'a Store);
 
 impl Drop for Frozen<'_> {
@@ -85,7 +86,7 @@ impl Drop for Frozen<'_> {
     }
 }
 
-/// Makes an image.
+/// Takes over into an image.
 pub(super) fn into_image(
     store: &Store,
     incoming: &Incoming,
@@ -104,7 +105,7 @@ pub(super) fn into_image(
     Ok(TakenOver { checkpoint, path: plan.path.clone(), shape })
 }
 
-/// Starts the guest where `survivor` has it.
+/// Takes over: `survivor` starts the guest.
 pub(super) fn into_survivor(
     store: &Store,
     incoming: &Incoming,
@@ -118,7 +119,7 @@ pub(super) fn into_survivor(
     Ok(checkpoint)
 }
 
-/// Asks for the permission; with it the following ends for ever.
+/// Asks for the permission; if it is given, ends the reception permanently.
 fn ended(
     store: &Store,
     incoming: &Incoming,
@@ -131,7 +132,7 @@ fn ended(
     }
     let checkpoint = held(store).ok_or(TakeoverError::NothingHeld)?;
     permission.ask(&checkpoint).map_err(TakeoverError::Refused)?;
-    // The primary hears nothing any more, and no thread touches RAM when the migration has ended.
+    // Order: first no further answer goes to the primary, then wait until no thread of the reception touches RAM.
     store.end();
     drop(frozen);
     incoming.wait();

@@ -1,4 +1,4 @@
-//! The seeding: an opaque machine arrives in memory, and is followed from then on.
+//! The seeding: receives an opaque machine into memory, so that checkpoints can follow.
 
 use std::sync::Arc;
 
@@ -33,10 +33,10 @@ use crate::vm::Device;
 
 const CHANNEL: &str = "main channel";
 
-/// Takes a seeding in.
+/// Receives a seeding, as the engine's [`Target`].
 pub(super) struct StandbyTarget {
     store: Arc<Store>,
-    /// The most that the journal takes.
+    /// Limit of the journal, in bytes.
     journal_limit: u64,
     contacts: Arc<Contacts>,
     seeding: Mutex<Seeding>,
@@ -45,9 +45,9 @@ pub(super) struct StandbyTarget {
 struct Seeding {
     machine: Gathered,
     list: DeviceList,
-    /// From the block list on.
+    /// Set when the block list has arrived.
     pages: Option<Arc<Pages>>,
-    /// The streams of devices that began, and whether they have ended.
+    /// Devices whose streams have begun, and whether each stream has ended.
     streams: Vec<((String, u32), bool)>,
 }
 
@@ -62,12 +62,12 @@ impl StandbyTarget {
         Self { store, journal_limit, contacts, seeding: Mutex::new(Seeding::new()) }
     }
 
-    /// Bytes of the machine's RAM; 0 until its block list has come.
+    /// Bytes of the machine's RAM; 0 until its block list has arrived.
     pub(super) fn ram_bytes(&self) -> u64 {
         self.seeding.lock().machine.shape().ram_bytes()
     }
 
-    /// A part of a device's stream.
+    /// Passes a part of a device's stream to the survivor.
     fn stream(
         &self,
         device: &str,
@@ -140,7 +140,7 @@ impl Target for StandbyTarget {
     fn expectations(&self, capabilities: &Capabilities) -> Expectations {
         Expectations {
             multifd: capabilities.multifd,
-            // Without knowing the machine's version: a START without a flush says so.
+            // The machine type's version is unknown here. A START without a flush identifies the legacy form.
             accept_legacy_flush: true,
             opaque_tail: true,
             device_state_bytes: OPAQUE_BYTES as u64,
@@ -151,7 +151,7 @@ impl Target for StandbyTarget {
     fn knowledge(&self) -> Box<dyn SectionKnowledge + Send> {
         let machine = knowledge();
         Box::new(move |name: &str, instance: u32, version: u32, kind: SectionKind| {
-            // A part of a device's stream, which goes where it belongs at once.
+            // A part of a device's stream, which is passed on without buffering.
             match streams::device_of_section(name).filter(|_| kind != SectionKind::Full) {
                 Some(_) => BodyKind::Passing { most: MOST_CHUNK_BYTES },
                 None => machine.body(name, instance, version, kind),
@@ -177,7 +177,7 @@ impl Target for StandbyTarget {
     }
 
     fn ram_starts(&self, start: &RamStart<'_>) -> Result<RamStarted, MigrationError> {
-        // It may have been lost since the first connection came.
+        // Checked again: the contact may have been lost since the first connection was accepted.
         self.contacts.check_contact()?;
         let total = start.table.total_bytes().filter(|total| *total <= RAM_BYTES);
         if total.is_none() {
@@ -252,7 +252,7 @@ impl Target for StandbyTarget {
         let devices = as_checkpoint(&shape, &list)?;
         let survivor = &self.contacts.survivor;
         call("Survivor::check", || survivor.check(&shape, &devices_of(&list, &devices)))?;
-        // The primary's guest stands until READY.
+        // No disk write is missed: the primary's guest is paused until READY.
         self.store.disks.begin_epochs()?;
         self.store.seeded(Seeded { pages, shape, list }, devices);
         Ok(true)
@@ -286,7 +286,7 @@ impl Target for StandbyTarget {
     }
 }
 
-/// Those of a survivor.
+/// Passes streams to a survivor.
 struct Streams(Arc<dyn Survivor>);
 
 impl StreamSink for Streams {
@@ -299,7 +299,7 @@ impl StreamSink for Streams {
     }
 }
 
-/// Every stream has come whole, and checkpoints go on with it.
+/// Checks that every stream of the seeding is complete, and that checkpoints continue it.
 fn check_streams(streams: &[((String, u32), bool)], list: &DeviceList) -> Result<(), MigrationError> {
     for ((device, instance), has_ended) in streams {
         let goes_on = list.find(&EpochSection::name_of(device), *instance).is_some();
@@ -335,7 +335,7 @@ fn announces_summaries(list: &DeviceList) -> Result<bool, MigrationError> {
     Ok(true)
 }
 
-/// The seeding's devices as a checkpoint has them.
+/// The seeding's devices, in the form of a checkpoint.
 fn as_checkpoint(shape: &Shape, list: &DeviceList) -> Result<Devices, MigrationError> {
     let bytes = [&shape.early[..], &shape.setup, &shape.devices, &[0]].concat();
     let found = list.check(&bytes).map_err(MigrationError::wire(CHANNEL))?;

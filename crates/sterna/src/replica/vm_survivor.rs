@@ -1,4 +1,4 @@
-//! The guest goes on in a VM of this process.
+//! Continues a guest, after a takeover, in a VM of this process.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -22,10 +22,11 @@ use crate::streams::{Streamed, failed_in_parallel, in_parallel};
 use crate::threads::{call, caught, tried};
 use crate::vm::{Device, TargetVm};
 
-/// Lets the guest go on in a VM that waits for it.
+/// Starts the guest, at takeover, in a VM that waits for it.
 ///
-/// Where the VM's memory is a shared file, checkpoints lie there from the beginning, so a takeover copies nothing. Other memory is
-/// filled when the takeover is prepared. From [`VmSurvivor::new`] on nothing else may arrive in the VM, until the protection ends.
+/// If the VM's memory is a shared file, checkpoints are placed there from the beginning, so a takeover copies no
+/// memory. Other memory is filled when the takeover is prepared. From [`VmSurvivor::new`] on no other guest may
+/// arrive in the VM, until the protection ends.
 pub struct VmSurvivor {
     vm: Arc<dyn TargetVm>,
     ram: GuestRam,
@@ -34,28 +35,28 @@ pub struct VmSurvivor {
     state: Mutex<State>,
 }
 
-/// Says what the guest had said when nobody may have heard it, and how many bytes it had said before.
+/// Repeats output that the primary may not have released. Arguments: number of bytes output before, and the bytes.
 type SayAgain = Box<dyn Fn(u64, &[u8]) + Send + Sync>;
 
 #[derive(Default)]
 struct State {
-    /// For each block of the machine: its index here, and whether its pages lie here already.
+    /// For each block of the primary's machine: its index here, and whether its pages are already in place.
     places: Vec<(usize, bool)>,
-    /// Whether the guest wants to run.
+    /// Whether the guest must run, or stay paused.
     is_running: bool,
-    /// Until it is said again; a start that failed may have done so.
+    /// Output to repeat. Taken when it is repeated, even if the start then fails.
     unsaid: Option<Output>,
     seized: Vec<Arc<dyn Hook>>,
-    /// Devices whose streams came, with the guest.
+    /// Devices whose streams the primary sends.
     streams: Vec<Streamed>,
     has_started: bool,
 }
 
 impl VmSurvivor {
-    /// Claims the place in `vm`.
+    /// Claims the custody of `vm` for the protected guest.
     ///
     /// # Errors
-    /// [`StartError::Guest`] where a guest is, or another one comes.
+    /// [`StartError::Guest`] if the VM has a guest, or another one is arriving.
     pub fn new(vm: Arc<dyn TargetVm>) -> Result<Self, StartError> {
         let ram = vm.ram();
         let arriving = Custody::Arriving { is_free: false };
@@ -63,14 +64,15 @@ impl VmSurvivor {
         Ok(Self { vm, ram, custody, say_again: Box::new(|_, _| {}), state: Mutex::default() })
     }
 
-    /// Calls `say` when the guest starts, with what it had said when the checkpoint was taken and had not left, and how many bytes it had said
-    /// before ([`ByteGate::say_again`](super::ByteGate::say_again)).
+    /// Sets the callback that repeats output when the guest starts. The checkpoint contains this output, and the
+    /// primary may not have released it. The callback also gets the number of bytes output before it
+    /// ([`ByteGate::say_again`](super::ByteGate::say_again)).
     #[must_use]
     pub fn saying_again(self, say: impl Fn(u64, &[u8]) + Send + Sync + 'static) -> Self {
         Self { say_again: Box::new(say), ..self }
     }
 
-    /// Whether the guest runs here, or stands here as it stood at the primary.
+    /// Whether the guest was started here, or is paused here as it was paused at the primary.
     pub fn has_started(&self) -> bool {
         self.state.lock().has_started
     }
@@ -87,7 +89,7 @@ impl VmSurvivor {
         }
     }
 
-    /// The block's memory, if another mapping of it may be made.
+    /// The block's file, if another mapping of it is allowed.
     fn shared(&self, index: usize) -> Result<Option<File>, VmError> {
         let block = self.ram.block(index);
         let Some(shared) = block.shared_file().filter(|shared| shared.offset == 0) else { return Ok(None) };
@@ -99,7 +101,7 @@ impl VmSurvivor {
         Ok(Some(file))
     }
 
-    /// Memory reads as zero, as at the beginning.
+    /// Makes memory read as zero, as at the beginning.
     fn empty(&self) -> Result<(), VmError> {
         let blocks = self.ram.blocks().len();
         let may_hold = (0..blocks).map(|block| self.vm.may_hold_bytes(block)).collect();
@@ -108,7 +110,7 @@ impl VmSurvivor {
         if left.is_empty() { Ok(()) } else { Err(VmError::new("memory", left.join("; "))) }
     }
 
-    /// Copies a block that lies elsewhere.
+    /// Copies a block of the held checkpoint into the VM's memory.
     fn fill(&self, guest: &HeldGuest, from: usize, to: usize) -> Result<(), MigrationError> {
         let block = self.ram.block(to);
         block.zero_present_pages(0, block.pages())?;
@@ -135,7 +137,7 @@ impl VmSurvivor {
         Ok(device)
     }
 
-    /// Whether the guest wants to run, and what it has not said yet.
+    /// Loads the devices. Returns whether the guest must run, and its output to repeat.
     fn load(&self, sections: &[HeldDevice]) -> Result<(bool, Output), VmError> {
         let (mut wants_to_run, mut unsaid) = (true, Output::default());
         for section in sections {
@@ -159,7 +161,7 @@ impl VmSurvivor {
         Ok((wants_to_run, unsaid))
     }
 
-    /// A device whose stream comes.
+    /// Finds a device whose stream has begun.
     fn streamed(&self, device: &str, instance: u32) -> Result<Streamed, VmError> {
         let found =
             self.state.lock().streams.iter().find(|of| of.name == device && of.instance == instance).cloned();
@@ -168,7 +170,7 @@ impl VmSurvivor {
         })
     }
 
-    /// Whatever becomes of the guest, no more of its streams comes.
+    /// Ends the loading of all streams.
     fn end_streams(&self) -> Vec<MigrationError> {
         let streams = std::mem::take(&mut self.state.lock().streams);
         failed_in_parallel(&streams, "end loading", |stream| stream.end_load())
@@ -192,7 +194,7 @@ impl Survivor for VmSurvivor {
             )));
         }
         self.empty()?;
-        // Of a guest that did not come whole.
+        // Streams of an earlier guest that did not arrive completely.
         self.end_streams();
         let mut state = self.state.lock();
         state.places.clear();
@@ -270,7 +272,7 @@ impl Survivor for VmSurvivor {
             }
         }
         let (is_running, unsaid) = self.load(guest.devices())?;
-        // What the guest has made durable is durable here.
+        // Now, because disk content that the guest made durable must be durable here.
         in_parallel(&state.streams, "finish loading", |stream| stream.finish_load(&[]))
             .map_err(|error| VmError::new("disks of the checkpoint", error))?;
         (state.is_running, state.unsaid) = (is_running, Some(unsaid));
@@ -280,11 +282,12 @@ impl Survivor for VmSurvivor {
     fn start(&self) -> Result<(), VmError> {
         let mut state = self.state.lock();
         self.seize(&mut state)?;
-        // Before it says anything new.
+        // Repeated first, so that it precedes new output.
         if let Some(Output { position, bytes }) = state.unsaid.take() {
             (self.say_again)(position, &bytes);
         }
         if state.is_running {
+            call("TargetVm::prepare_start", || self.vm.prepare_start())?;
             call("TargetVm::start", || self.vm.start())?;
         } else {
             call("TargetVm::take_over_paused", || self.vm.take_over_paused())?;
@@ -312,7 +315,7 @@ impl Survivor for VmSurvivor {
     }
 }
 
-/// The body of a device of Sterna's, which stands after its length.
+/// The body of a Sterna device's section, without the length in front.
 fn unframed(section: &HeldDevice) -> Result<&[u8], VmError> {
     let length = section.body.first_chunk().map(|length| u32::from_be_bytes(*length) as usize);
     match length {
@@ -321,7 +324,7 @@ fn unframed(section: &HeldDevice) -> Result<&[u8], VmError> {
     }
 }
 
-/// Whether a section of that name is a device's state.
+/// Whether the section contains a device's state.
 fn is_device(name: &str) -> bool {
     let summary = CheckpointSummary::SECTION_NAME;
     let others = [global_state::SECTION_NAME, Output::SECTION_NAME, COMPATIBILITY_SECTION, summary];

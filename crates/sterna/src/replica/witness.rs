@@ -1,12 +1,13 @@
-//! Who decides, beside the store, whether a checkpoint may become held.
+//! Interface through which the store asks the contact whether a checkpoint may become held.
 
 use crate::error::MigrationError;
 
-/// The contact with the primary, as the store sees it.
+/// The contact with the primary, as the store uses it.
 pub(super) trait Witness: Send + Sync {
-    /// Checkpoint `number` has come whole and was checked; it is held when this returns true, and never if it returns false. Called
-    /// under the store's lock, so that whoever takes over sees either both or neither.
+    /// Asks whether checkpoint `number`, which is complete and checked, becomes held. If this returns true, it is
+    /// held; if false, it never will be. Called under the store's lock, so that a takeover sees both the answer and
+    /// the checkpoint, or neither.
     fn may_hold(&self, number: u64) -> bool;
-    /// What brings the checkpoints has failed.
+    /// The connection that carries the checkpoints has failed.
     fn lost(&self, why: &MigrationError);
 }

@@ -1,41 +1,41 @@
-//! How long something took, counted in buckets: bounded memory however often it happens.
+//! Histogram of durations: memory is bounded, however many events are counted.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::time_forms::{list, time};
+use sterna_forecast::time_forms::{list, time};
 
-/// How long something took that happened often.
+/// Durations of a repeated event: count, average, percentiles and buckets.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(default)]
 pub struct Latencies {
-    /// How often it happened.
+    /// Number of events.
     pub count: u64,
-    /// On average.
+    /// Average duration.
     #[serde(deserialize_with = "time")]
     pub average: Duration,
-    /// Half of them took no longer. At most an eighth too long, as all that comes from `buckets`.
+    /// Median. At most an eighth too large, like all values that are computed from `buckets`.
     #[serde(deserialize_with = "time")]
     pub p50: Duration,
-    /// 99 of 100 took no longer.
+    /// 99th percentile.
     #[serde(deserialize_with = "time")]
     pub p99: Duration,
-    /// The longest.
+    /// The longest duration.
     #[serde(deserialize_with = "time")]
     pub longest: Duration,
-    /// How many there were, and how long they took at most; buckets without any are left out.
+    /// Upper bound and number of events of each bucket; empty buckets are omitted.
     #[serde(deserialize_with = "list")]
     pub buckets: Vec<(u64, Duration)>,
 }
 
-/// Parts of each power of two: a bucket's bounds differ by an eighth at most.
+/// Binary logarithm of the number of buckets per power of two. A bucket's bounds differ by an eighth at most.
 const PARTS_BITS: u32 = 3;
 const PARTS: usize = 1 << PARTS_BITS;
-/// Powers of two of microseconds; the last has all that took longer than half an hour.
+/// Powers of two of microseconds; the last includes all durations over half an hour.
 pub(crate) const POWERS: usize = 32;
 const BUCKETS: usize = (POWERS - PARTS_BITS as usize + 1) * PARTS;
 
-/// Counts from any thread, without a lock.
+/// Counts events from any thread, without a lock.
 #[derive(Debug)]
 pub(crate) struct Histogram {
     buckets: [AtomicU64; BUCKETS],
@@ -51,7 +51,7 @@ impl Default for Histogram {
 }
 
 impl Histogram {
-    /// It took so long once.
+    /// Counts one event of this duration.
     pub(crate) fn add(&self, time: Duration) {
         let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
@@ -65,7 +65,7 @@ impl Histogram {
         let count: u64 = counts.iter().sum();
         let longest = Duration::from_nanos(self.longest_nanos.load(Ordering::Relaxed));
         let bound = |index| upper_bound(index).unwrap_or(longest);
-        // The upper bound of the bucket in which the share is reached.
+        // The upper bound of the bucket that contains this share of the events.
         let share = |permille: u64| {
             let rank = (count * permille).div_ceil(1000);
             let mut before = 0;
@@ -90,7 +90,7 @@ impl Histogram {
         }
     }
 
-    /// How many took from 2^N to 2^(N+1) microseconds.
+    /// Number of events per power of two: from 2^N to 2^(N+1) microseconds.
     pub(crate) fn by_powers(&self) -> Vec<u64> {
         let mut powers = vec![0; POWERS];
         for (index, count) in self.buckets.iter().enumerate() {
@@ -106,11 +106,11 @@ fn bucket(micros: u64) -> usize {
         return micros as usize;
     }
     let shift = micros.ilog2() - PARTS_BITS;
-    // The highest bit is that of the power.
+    // Selects the bucket: the highest bit selects the power of two, and the next bits the part.
     shift as usize * PARTS + (micros >> shift) as usize
 }
 
-/// Of bucket `index`, which may be the one behind the last.
+/// Lower bound of bucket `index`, in microseconds. `index` may be one after the last bucket.
 fn lower_micros(index: usize) -> u64 {
     if index < PARTS {
         return index as u64;
@@ -119,7 +119,7 @@ fn lower_micros(index: usize) -> u64 {
     ((PARTS + index % PARTS) as u64) << shift
 }
 
-/// The last bucket has none.
+/// Upper bound of bucket `index`; `None` for the last bucket, which has no bound.
 fn upper_bound(index: usize) -> Option<Duration> {
     (index + 1 < BUCKETS).then(|| Duration::from_micros(lower_micros(index + 1)))
 }

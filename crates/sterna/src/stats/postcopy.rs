@@ -1,52 +1,52 @@
-//! Statistics of a guest that goes on at its destination before its pages are there.
+//! Statistics of postcopy at the source: the guest runs at the destination, and its pages follow.
 
 use std::time::Duration;
 
 use super::histogram::Latencies;
 use super::reconnection::Reconnection;
 use super::series::FaultSeries;
-use crate::time_forms::{optional, time};
+use sterna_forecast::time_forms::{optional, time};
 
-/// What the source of a postcopy did.
+/// The source's statistics of postcopy.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(default)]
 pub struct PostcopyStatistics {
-    /// When the guest went on at the destination, since the migration began.
+    /// Time from the migration's start until the guest resumed at the destination.
     #[serde(deserialize_with = "time")]
     pub at: Duration,
-    /// When the last page was sent, since the migration began; `None` while some are left.
+    /// Time from the migration's start until the last page was sent; `None` while pages remain.
     #[serde(deserialize_with = "optional")]
     pub all_sent: Option<Duration>,
-    /// Bytes of pages that the destination lacked at the switch.
+    /// Bytes of pages that were missing at the destination at the switch.
     pub missing_bytes: u64,
-    /// Requests over time: what the destination asked for, because something there waited for it.
+    /// Requests over time: pages that the destination requested because a thread there waited for them.
     pub faults: FaultSeries,
-    /// From a request's arrival until its last page was handed to the network. The guest waits longer: for the way there and back.
-    /// Requests that were lost with a connection are not counted.
+    /// Time from a request's arrival until its last page was handed to the network. The guest waits longer, by the
+    /// network's round trip. Requests that were lost with a connection are not counted.
     pub answers: Latencies,
-    /// What went over each channel since the switch.
+    /// Pages and bytes that each channel carried after the switch.
     pub channels: Vec<PostcopyChannel>,
-    /// How often the connection was lost and postcopy went on.
+    /// Number of times that postcopy continued after a lost connection.
     pub recoveries: u64,
-    /// How long there was no connection before these, in total.
+    /// Total time without a connection before these recoveries.
     #[serde(deserialize_with = "time")]
     pub paused_time: Duration,
-    /// Each of them; of very many the last.
+    /// Each of these interruptions; the last ones if there are many.
     pub pauses: Vec<Reconnection>,
-    /// The connection is lost: since when, and what is known of it.
+    /// The present interruption, while the connection is lost: its begin and its cause.
     pub paused: Option<Reconnection>,
 }
 
-/// What one channel carried after the switch.
+/// Pages and bytes that one channel carried after the switch.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(default)]
 pub struct PostcopyChannel {
-    /// `main`, `preempt`, or `multifd` and its number.
+    /// `main`, `preempt`, or `multifd` with its number.
     pub name: String,
-    /// Pages that nobody had asked for.
+    /// Background pages: sent without a request.
     pub background_pages: u64,
-    /// Pages that the destination had asked for.
+    /// Pages that the destination had requested.
     pub requested_pages: u64,
-    /// Bytes that these took.
+    /// Bytes that were sent for these pages.
     pub sent_bytes: u64,
 }

@@ -1,38 +1,38 @@
-//! Connections that were lost.
+//! Statistics of lost and replaced connections.
 
 use std::time::Duration;
 
-use crate::time_forms::{optional, time};
+use sterna_forecast::time_forms::{optional, time};
 
-/// A connection that was lost and made anew.
+/// A connection that was lost and then replaced.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(default)]
 pub struct Reconnection {
-    /// When it was lost, since the migration began.
+    /// Time from the migration's start to the loss.
     #[serde(deserialize_with = "time")]
     pub at: Duration,
-    /// How long there was none.
+    /// Time without a connection.
     #[serde(deserialize_with = "time")]
     pub took: Duration,
-    /// How long the guest stood, if that was in a switchover.
+    /// Time in which the guest was paused, if the loss happened in a switchover.
     #[serde(deserialize_with = "optional")]
     pub stood: Option<Duration>,
-    /// Bytes of pages that were sent before and were sent again, because they had not arrived.
+    /// Bytes of pages that were sent again, because the first copy had not arrived.
     pub resent_bytes: u64,
-    /// How it was lost.
+    /// The cause of the loss.
     pub why: String,
 }
 
-/// Connections that were lost and made anew, in sum.
+/// Totals over several lost and replaced connections.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(default)]
 pub struct ReconnectionTotals {
-    /// How many.
+    /// Number of connections.
     pub count: u64,
-    /// How long there was none.
+    /// Total time without a connection.
     #[serde(deserialize_with = "time")]
     pub took: Duration,
-    /// How long the guest stood in switchovers that were taken back.
+    /// Total time in which the guest was paused in switchovers that were undone.
     #[serde(deserialize_with = "time")]
     pub stood: Duration,
     /// Bytes of pages that were sent again.
@@ -40,7 +40,7 @@ pub struct ReconnectionTotals {
 }
 
 impl ReconnectionTotals {
-    /// One more.
+    /// Adds one reconnection to the totals.
     pub(crate) fn add(&mut self, reconnection: &Reconnection) {
         self.count += 1;
         self.took += reconnection.took;

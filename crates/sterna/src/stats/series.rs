@@ -1,29 +1,29 @@
-//! How often something happened over time: bounded memory however long it goes on.
+//! Counts events over time: memory is bounded, however long the series is.
 
 use std::time::Duration;
 
-use crate::time_forms::time;
+use sterna_forecast::time_forms::time;
 
-/// Page faults over time. The number of parts is bounded: as time goes on, they become longer.
+/// Page faults over time. The number of parts is bounded; as time passes, the parts become longer.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(default)]
 pub struct FaultSeries {
-    /// When the first part began. At a source since the migration began; at a destination 0.
+    /// Begin of the first part. At a source, time since the migration began; at a destination 0.
     #[serde(deserialize_with = "time")]
     pub began: Duration,
-    /// How long each part is.
+    /// Duration of each part.
     #[serde(deserialize_with = "time")]
     pub part: Duration,
-    /// Page faults in each part, up to the last in which there was one.
+    /// Page faults in each part, up to the last part that has one.
     pub counts: Vec<u64>,
 }
 
-/// Parts of the time that are counted apart.
+/// Maximum number of parts.
 const PARTS: usize = 64;
-/// How long a part is at first. When time goes beyond the last, two are made one.
+/// Initial duration of a part, in nanoseconds. When time passes the last part, two parts are merged into one.
 const FIRST_WIDTH: u64 = 10_000_000;
 
-/// Counts by when it was.
+/// Counts events by the time at which they happen.
 #[derive(Debug)]
 pub(crate) struct Series {
     width_nanos: u64,
@@ -37,7 +37,7 @@ impl Default for Series {
 }
 
 impl Series {
-    /// So many at `at` since the series began.
+    /// Counts `count` events at time `at`, which is relative to the series' begin.
     pub(crate) fn add(&mut self, at: Duration, count: u64) {
         let nanos = u64::try_from(at.as_nanos()).unwrap_or(u64::MAX);
         while nanos / self.width_nanos >= PARTS as u64 {
@@ -50,7 +50,7 @@ impl Series {
         self.counts[(nanos / self.width_nanos) as usize] += count;
     }
 
-    /// `began`: when the series did.
+    /// Returns the series; `began` is the time at which it began.
     pub(crate) fn snapshot(&self, began: Duration) -> FaultSeries {
         let used = self.counts.iter().rposition(|count| *count > 0).map_or(0, |last| last + 1);
         FaultSeries {

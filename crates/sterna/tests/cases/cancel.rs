@@ -1,4 +1,4 @@
-//! Cancelling, pausing and throttling, from any thread at any moment.
+//! Cancelling, pausing and throttling from any thread at any time.
 
 use crate::common;
 
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::support::{self, Handle, TestVm, assert_next_works, assert_reset, case, vm, vms};
 use sterna::{Capabilities, Event, Migration, Outcome, Parameters, SourceVm, Status};
 
-/// Cancels at the first event that `at` accepts, from within the observer.
+/// Cancels, from within the observer, at the first event that `at` accepts.
 struct CancelAt {
     migration: Handle,
     at: Box<dyn Fn(&Event) -> bool + Send + Sync>,
@@ -31,7 +31,7 @@ impl CancelAt {
     }
 }
 
-/// What kind of event it is, without its figures.
+/// The event without its numbers.
 fn kind(event: &Event) -> String {
     match event {
         Event::SwitchoverStep { step, .. } => format!("{step:?}"),
@@ -46,7 +46,7 @@ fn settings(channels: u8) -> (Parameters, Capabilities) {
     (params, capabilities)
 }
 
-/// Migrates with `observer`; both ends.
+/// Migrates with `observer`; returns the results of both ends.
 fn run(
     source: &Arc<TestVm>,
     target: &Arc<TestVm>,
@@ -68,7 +68,7 @@ fn assert_cancelled(outcome: &Outcome, source: &TestVm, target: &TestVm) {
     assert_reset(target);
 }
 
-/// Every kind of event of a whole migration, in order of first sight.
+/// The kinds of events of a complete migration, in the order in which they first occur.
 fn kinds(channels: u8) -> Vec<String> {
     let (source, target) = vms();
     let seen = Arc::new(Mutex::new(Vec::<String>::new()));
@@ -84,7 +84,7 @@ fn kinds(channels: u8) -> Vec<String> {
     let (outcome, arrival) = run(&source, &target, channels, &cancel);
     common::assert_arrived(&outcome, &arrival, &target.guest);
     let mut kinds = seen.lock().unwrap().clone();
-    // How many rounds there are is chance.
+    // The number of rounds varies.
     kinds.retain(|kind| !kind.starts_with("Round(") || kind == "Round(1)" || kind == "Round(2)");
     kinds
 }
@@ -166,14 +166,14 @@ fn cancel_at_random_moments_leaves_one_guest() {
             }
         });
     }
-    // Says whether both sides of the commit were hit; which of them is chance.
+    // Prints whether cancels hit both sides of the commit; which side each hits depends on timing.
     #[allow(clippy::print_stderr)]
     {
         eprintln!("{cancelled} cancelled, {completed} completed");
     }
 }
 
-/// A destination that a cancelled source never reached goes on waiting: give it up.
+/// Ends a destination that a cancelled source never reached, because it would wait for another source.
 fn incoming_end(migration: &Migration, incoming: &sterna::Incoming) -> Option<sterna::Arrival> {
     if matches!(migration.outcome(), Some(Outcome::Cancelled)) {
         let _ = incoming.cancel();
@@ -221,7 +221,7 @@ fn bandwidth_limit_holds_and_can_be_lifted_while_it_holds() {
         let began = Instant::now();
         support::eventually("bytes", || migration.statistics().transferred_bytes > 300_000);
         let stats = migration.statistics();
-        // Each lane may overdraw a window by one packet, which later ones pay back.
+        // Each lane may exceed the limit by one packet, and sends less afterwards.
         let allowed = (began.elapsed().as_secs_f64() + 0.2) * f64::from(1 << 20) + 2.0 * 600_000.0;
         assert!(stats.transferred_bytes as f64 <= allowed, "{} > {allowed}", stats.transferred_bytes);
         assert_eq!(migration.status(), Status::Active);

@@ -1,5 +1,5 @@
-//! A guest that writes faster than it can be sent: it is slowed down until it converges, or the operator hears why it does
-//! not, and it never stays slowed down.
+//! A guest that dirties memory faster than it can be sent: it is throttled until it converges, or the operator learns
+//! why it does not. The throttle is always removed at the end.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,8 @@ use sterna::{
 use sterna_guests::process::{ProcessConfig, ProcessGuest, Tracking};
 use sterna_guests::{Fill, Pattern};
 
-/// 8 MiB, rewritten five times as fast as `max-bandwidth` sends it, and a pause that only a tenth of it fits.
+/// A guest with 8 MiB, dirtied five times as fast as `max-bandwidth` allows to send. The downtime limit fits only a
+/// tenth of it.
 pub fn hopeless() -> (Arc<TestVm>, Arc<TestVm>, Parameters, Capabilities) {
     trace();
     let config = ProcessConfig {
@@ -138,12 +139,12 @@ fn cancel_of_a_throttled_migration_lets_go_of_the_guest() {
     });
 }
 
-/// A `vcpu-dirty-limit` that holds nobody back.
+/// A `vcpu-dirty-limit` that no vCPU reaches.
 const LOOSE: u64 = 1 << 30;
-/// One with which the guest converges.
+/// A `vcpu-dirty-limit` with which the guest converges.
 const TIGHT: u64 = 1 << 20;
 
-/// [`hopeless`], with two vCPUs that have these limits already, and `dirty-limit` at `limit` on.
+/// Starts [`hopeless`] with two vCPUs that already have the limits `before`, and with `dirty-limit` at `limit`.
 fn limited(before: [Option<u64>; 2], limit: u64) -> (Arc<TestVm>, Arc<TestVm>, Migration, sterna::Incoming) {
     let (source, target, mut params, mut capabilities) = hopeless();
     *source.dirty_limits.lock().unwrap() = before.to_vec();

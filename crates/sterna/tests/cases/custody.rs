@@ -1,4 +1,4 @@
-//! The engine itself knows who has a VM's guest, and refuses whatever would let it run without its disks, or twice.
+//! The engine records who has a VM's guest. It refuses any call that would run the guest twice, or without its disks.
 
 use crate::common;
 
@@ -15,13 +15,13 @@ use sterna::{
 };
 use sterna_guests::process::ProcessGuest;
 
-/// Limits that a busy machine keeps, and a short one for taking hooks back.
+/// Limits that a busy machine meets, and a short one for taking hooks back.
 fn params() -> Parameters {
     let limits = WaitLimits { prepare: std::time::Duration::from_secs(2), ..common::LIMITS };
     Parameters { limits, ..common::parameters() }
 }
 
-/// Nobody listens there.
+/// An address at which no destination listens.
 fn dead() -> Address {
     "tcp:127.0.0.1:1".parse().unwrap()
 }
@@ -30,7 +30,7 @@ fn custody(vm: &TestVm) -> Custody {
     vm.ram().custody()
 }
 
-/// Starting another migration is refused, and says what to do.
+/// Asserts that another migration is refused, with a message that contains the next step.
 #[track_caller]
 fn assert_stays(source: &Arc<TestVm>, expected: Custody, advice: &str) {
     let vm: Arc<dyn SourceVm> = Arc::clone(source) as _;
@@ -107,7 +107,7 @@ fn guest_that_has_left_is_not_migrated_again_and_goes_on_from_where_it_is() {
     });
 }
 
-/// Another guest would take the place of the one that is here.
+/// Asserts that another guest is refused, because it would replace the guest that is here.
 #[track_caller]
 fn assert_no_place(target: &Arc<TestVm>) {
     let refused = listen(target).err();
@@ -126,14 +126,14 @@ fn guest_that_has_arrived_keeps_its_place_whatever_is_tried_with_it() {
         common::assert_arrived(&migration.wait(), &incoming.wait(), &target.guest);
         drop(incoming);
         assert_no_place(&target);
-        // It fails to leave, and it is saved and goes on: it is here as before.
+        // A migration that fails, and a save that is resumed, leave the guest here as before.
         let failed = vm::start(&target, &dead(), &params(), Capabilities::default(), Arc::new(()));
         assert!(matches!(failed.wait(), Outcome::Failed { held: false, .. }));
         assert_no_place(&target);
         saved(&target).resume_saved().expect("saved");
         assert_no_place(&target);
         common::assert_lives_on(&target.guest);
-        // Its VMM discards it.
+        // The VMM discards its guest.
         target.guest.quit();
         target.ram().has_no_guest().expect("it is the VMM's");
         assert!(listen(&target).is_ok());
@@ -147,7 +147,7 @@ fn undecided_guest_is_not_migrated_until_it_is_decided() {
         let incoming = listen(&target).expect("listening");
         let shut = at_pattern(Line::Main, Way::Back, &[0, 1, 0, 4, 0, 0, 0], false, Verdict::Cut);
         let proxy = Proxy::new(&incoming.address(), shut);
-        // The destination is not asked: nobody but the operator decides.
+        // The source does not ask the destination, so only the operator can decide.
         let params = Parameters { status_questions: StatusQuestions::Operator, ..params() };
         let migration = vm::start(&source, &proxy.address(), &params, Capabilities::default(), Arc::new(()));
         until_status(&migration, Status::Undecided);
@@ -178,7 +178,7 @@ fn saved_guest_is_not_migrated_until_it_runs_again() {
     });
 }
 
-/// Saves `source`'s guest; an operator may resume it then.
+/// Saves `source`'s guest. An operator may resume it afterwards.
 fn saved(source: &Arc<TestVm>) -> Migration {
     let directory = tempfile::tempdir().unwrap();
     let to = Address::File { path: directory.path().join("image"), offset: 0 };
@@ -193,7 +193,7 @@ fn saved_guest_that_is_resumed_at_once_is_its_vmms_when_it_runs() {
         let (source, target) = vms();
         let directory = tempfile::tempdir().unwrap();
         let to = Address::File { path: directory.path().join("image"), offset: 0 };
-        // The migration has completed, and has to stop the tracking of writes.
+        // The migration has completed, but the tracking of writes is not stopped yet.
         let slow = Bomb::waiting("DirtySource::stop");
         let (completes, completed) = std::sync::mpsc::channel();
         let observer = move |event: &Event| {
@@ -209,7 +209,7 @@ fn saved_guest_that_is_resumed_at_once_is_its_vmms_when_it_runs() {
             let migration = migration.clone();
             move || migration.resume_saved()
         });
-        // Gives the operator's word the time to come first. If it comes later, this run proves less.
+        // Time for the operator's call to come first. If it comes later, this run proves less.
         std::thread::sleep(std::time::Duration::from_millis(100));
         assert_eq!(source.run_state(), sterna::RunState::Paused);
         slow.disarm();
@@ -263,7 +263,7 @@ fn guest_in_a_migration_is_not_migrated_twice_nor_measured() {
         );
         assert!(matches!(measured, Err(StartError::Tracked)), "{measured:?}");
         assert!(listen(&target).is_err(), "one migration at a time into one VM");
-        // Before that the destination may not know of it, and would wait for another.
+        // Earlier, the destination may not know of the migration, and would wait for another one.
         until_status(&migration, Status::Active);
         migration.cancel().expect("before the commit");
         assert!(matches!(migration.wait(), Outcome::Cancelled));

@@ -1,4 +1,4 @@
-//! The last moments of a migration: what a destination still owes its source, and what it must not yet say.
+//! The end of a migration: what a destination must still do for its source, and what it must not report yet.
 
 use crate::common;
 
@@ -14,8 +14,8 @@ use crate::support::{TestVm, case, vm, vms};
 use sterna::ram::GuestRam;
 use sterna::{Arrival, Capabilities, Device, Incoming, Status, TargetVm, Vm, VmError};
 
-/// A QEMU source writes its description behind EOF in its own time, and fails (and resumes its guest) if
-/// the connection breaks meanwhile.
+/// A QEMU source writes its description after EOF, with a delay. If the connection breaks meanwhile, QEMU fails and
+/// resumes its guest.
 #[test]
 fn source_that_describes_its_devices_late_is_heard_out() {
     case("late description", || {
@@ -40,7 +40,7 @@ fn source_that_describes_its_devices_late_is_heard_out() {
     });
 }
 
-/// Delegates to another, but takes its time to reset.
+/// Delegates to another VM, but needs time to reset.
 struct SlowToReset {
     vm: Arc<TestVm>,
     may_end: AtomicBool,
@@ -62,6 +62,9 @@ impl Vm for SlowToReset {
 }
 
 impl TargetVm for SlowToReset {
+    fn prepare_start(&self) -> Result<(), VmError> {
+        self.vm.prepare_start()
+    }
     fn start(&self) -> Result<(), VmError> {
         self.vm.start()
     }
@@ -71,7 +74,7 @@ impl TargetVm for SlowToReset {
     }
 }
 
-/// Else a monitor would let the next migration in, whose pages the undoing then throws away.
+/// Otherwise a monitor would start the next migration, whose pages would then be discarded by the reset.
 #[test]
 fn failed_destination_does_not_look_free_until_it_is_undone() {
     case("slow reset", || {

@@ -1,4 +1,5 @@
-//! Disks and locks change hands with the guest: one side holds them at any instant, and a failure undoes.
+//! Hooks (disks, locks) are handed over with the guest: at any time only one side has them, and a failure undoes the
+//! handover.
 
 use crate::common;
 
@@ -13,7 +14,7 @@ struct Bench {
     source: Arc<TestVm>,
     target: Arc<TestVm>,
     journal: Arc<Journal>,
-    /// Per lease: the source's end, the destination's, and who holds it.
+    /// For each lease: the source's hook, the destination's hook, and the lease.
     hooks: Vec<(Arc<LeaseHook>, Arc<LeaseHook>, Arc<support::hook::Lease>)>,
 }
 
@@ -189,7 +190,7 @@ fn retry_as_soon_as_the_guest_is_held_has_the_last_word() {
         vm::order(&bench.target.fail_start, true);
         let (params, capabilities) = common::multifd(2);
         let incoming = vm::listen(&bench.target, &params, capabilities);
-        // The control thread of the first attempt still has to end.
+        // The control thread of the first attempt must end first.
         let (go, going) = std::sync::mpsc::channel::<()>();
         let going = std::sync::Mutex::new(going);
         let observer = move |event: &Event| {
@@ -206,9 +207,9 @@ fn retry_as_soon_as_the_guest_is_held_has_the_last_word() {
             let migration = migration.clone();
             move || migration.retry()
         });
-        // Gives the retry the time to come first. If it comes later, this run proves less.
+        // Time for the retry to come first. If it comes later, this run proves less.
         std::thread::sleep(std::time::Duration::from_millis(100));
-        // From now on nobody is kept.
+        // From now on no thread is blocked.
         drop(go);
         retrying.join().unwrap().expect("held");
         let outcome = migration.wait();

@@ -1,4 +1,4 @@
-//! Machines that do not fit, and machines that fail: refused by name, before or after RAM has moved.
+//! Machines that differ, and machines that fail: the refusal names the cause, before or after RAM was sent.
 
 use crate::common;
 
@@ -19,7 +19,7 @@ fn migrate(source: &Arc<TestVm>, target: &Arc<TestVm>) -> (Outcome, Arrival, u64
     (ends.0, ends.1, stats.normal_pages + stats.zero_pages)
 }
 
-/// The destination refuses; gives its reason and how many pages it had taken.
+/// Migrates to a destination that must refuse. Returns its reason, and the number of pages that it had received.
 fn refused(source: &Arc<TestVm>, target: &Arc<TestVm>) -> (MigrationError, u64) {
     let (outcome, arrival, pages) = migrate(source, target);
     (assert_failed(&outcome, &arrival, source, target).1, pages)
@@ -35,7 +35,8 @@ fn assert_refused_early(source: &Arc<TestVm>, target: &Arc<TestVm>, words: &[&st
     }
 }
 
-/// The destination turns the source away, says why, and waits for the next one.
+/// Asserts that the destination rejects the source with a reason that contains `words`, and waits for the next
+/// source.
 fn assert_turned_away(source: &Arc<TestVm>, target: &Arc<TestVm>, words: &[&str]) {
     let (mut params, capabilities) = common::multifd(2);
     params.limits = support::SHORT;

@@ -1,6 +1,6 @@
-//! Tests that prove that nothing is left behind: no descriptor, no thread. They count what the process holds, so
-//! each works inside `support::case`, alone in the process, and no test that does otherwise may be here: it
-//! belongs into `it`. `cargo test -p sterna --test cases SUBJECT::` runs those of one subject.
+//! Tests which prove that a migration leaves no descriptor and no thread behind. They count the descriptors and
+//! threads of the process. Therefore each test runs inside `support::case`, alone in the process. A test that does
+//! not belongs into `it`. `cargo test -p sterna --test cases SUBJECT::` runs the tests of one subject.
 
 #[path = "../../../sterna-transport/tests/support/certificates.rs"]
 mod certificates;

@@ -1,7 +1,7 @@
-//! What version 0.1 sent from one Sterna to another, later versions load (docs/compatibility.md).
+//! Streams that version 0.1 sent from one Sterna to another can be loaded by later versions (docs/compatibility.md).
 //!
-//! `STERNA_WRITE_GOLDEN=1 cargo test --workspace -p sterna --test cases of_0_1 -- --ignored` records the streams. They are
-//! of 0.1 and stay as they are: record only a form that has none yet.
+//! `STERNA_WRITE_GOLDEN=1 cargo test --workspace -p sterna --test cases of_0_1 -- --ignored` records the streams. The
+//! existing recordings are from 0.1 and must not change: record only a form that has no recording yet.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -18,7 +18,7 @@ use crate::support::proxy::{Line, Proxy, Verdict, Way};
 use crate::support::recording::Sent;
 use crate::support::{TestVm, case, vm};
 
-/// The guest of the recordings.
+/// The guest in the recordings.
 fn guest() -> ProcessConfig {
     ProcessConfig {
         blocks: vec![("ram.low".into(), 48 << 10), ("ram.high".into(), 16 << 10)],
@@ -34,7 +34,7 @@ fn machine(guest: Arc<ProcessGuest>, is_waiting: bool) -> Arc<TestVm> {
     TestVm::with_banks(guest, vec![Arc::new(if is_waiting { bank.waiting(&calls) } else { bank })])
 }
 
-/// Each recorded form: its name and its settings.
+/// Each recorded form: name and settings.
 fn forms() -> [(&'static str, Parameters, Capabilities); 4] {
     let (params, capabilities) = common::multifd(2);
     let with = |compression| Parameters { multifd_compression: compression, ..params.clone() };
@@ -131,8 +131,8 @@ fn when_prepared(act: impl Fn() + Send + Sync + 'static) -> Arc<dyn Observer> {
     })
 }
 
-/// The main channel until *prepare* was answered, the rest of it, and the other channels. Each is its length in four
-/// bytes, big-endian, and what was sent.
+/// Writes a recording: the main channel up to the answer of *prepare*, the rest of the main channel, and the other
+/// channels. Each part is its length (four bytes, big-endian), followed by its bytes.
 fn write<'a>(name: &str, channels: impl Iterator<Item = &'a Vec<u8>>) {
     std::fs::create_dir_all(file(name).parent().unwrap()).unwrap();
     let file = std::fs::File::create(file(name)).unwrap();

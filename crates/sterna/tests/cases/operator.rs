@@ -1,4 +1,4 @@
-//! What an operator does to a guest and to a destination while a migration runs.
+//! An operator's actions on a guest and on a destination while a migration runs.
 
 use crate::common;
 
@@ -16,7 +16,7 @@ fn cont_that_began_before_the_switchover_ends_before_it() {
         let incoming = vm::listen(&target, &params, capabilities);
         let migration = vm::start(&source, &incoming.address(), &params, capabilities, Arc::new(()));
         let ran = migration.while_guest_is_free(|| {
-            // Time enough for the whole migration, if it did not wait.
+            // Long enough for the complete migration, if the migration did not wait.
             std::thread::sleep(Duration::from_millis(500));
             let before = source.run_state();
             source.guest.cont().expect("it can run");
@@ -62,7 +62,7 @@ fn connection_that_says_who_it_is_byte_by_byte_is_turned_away() {
         let mut slow = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
         slow.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
         let hello = sterna_wire::multifd::InitialPacket { uuid: [0; 16], id: 0 }.to_bytes();
-        // Never silent for as long as the limit, and too long altogether.
+        // The pauses between bytes are shorter than the limit, but the whole greeting takes longer.
         let ended = hello.iter().any(|byte| {
             let waits = |error: &std::io::Error| error.kind() == std::io::ErrorKind::WouldBlock;
             slow.write_all(&[*byte]).is_err() || !slow.read(&mut [0]).as_ref().is_err_and(waits)
@@ -80,7 +80,7 @@ fn channels_that_each_take_long_to_connect_share_one_limit() {
         params.limits.setup = Duration::from_millis(400);
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("slow.sock");
-        // As good as no queue: each connection waits until the one before it was accepted.
+        // The shortest queue: each connection waits until the previous one was accepted.
         let socket =
             rustix::net::socket(rustix::net::AddressFamily::UNIX, rustix::net::SocketType::STREAM, None);
         let socket = socket.unwrap();
@@ -102,7 +102,7 @@ fn channels_that_each_take_long_to_connect_share_one_limit() {
     });
 }
 
-/// Drops the last handle where it is told to.
+/// Drops the last handle from within the observer.
 #[derive(Default)]
 struct LetGo {
     incoming: std::sync::Mutex<Option<Incoming>>,
@@ -130,7 +130,7 @@ fn last_handle_may_be_dropped_by_the_observer() {
             Incoming::listen(target, &at, params, capabilities, Arc::clone(&observer) as _).unwrap();
         let port = support::port(&incoming.address());
         *observer.incoming.lock().unwrap() = Some(incoming);
-        // Turned away with a warning.
+        // This connection is rejected with a warning.
         let mut scanner = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
         scanner.write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap();
         support::eventually("dropped", || observer.done.load(std::sync::atomic::Ordering::SeqCst));

@@ -1,5 +1,5 @@
-//! A callback of the VMM that panics is an error of that callback: the migration ends, the guest runs where it was and
-//! holds its hooks, the destination gives everything back, and the next migration works.
+//! A panic of a VMM's callback is an error of that callback: the migration ends, and the guest runs at its previous
+//! side with its hooks. The destination gives everything back, and the next migration succeeds.
 
 use crate::common;
 
@@ -26,7 +26,7 @@ impl Bench {
     fn new(capabilities: Capabilities) -> Self {
         let calls = Arc::default();
         let bank = Bank::new(0, 7, 300_000, 100_000, &calls);
-        // Without multifd nothing of it is read before the guest stops.
+        // Without multifd, no part of a stream is read before the guest stops.
         let bank = if capabilities.multifd { bank.read_while_running() } else { bank };
         let theirs = Arc::new(bank.waiting(&Arc::default()));
         let (source, target) = common::pair(&small());
@@ -38,7 +38,7 @@ impl Bench {
         Self { source, target, hooks: [ours, theirs], lease }
     }
 
-    /// Migrates to the end, which must come, with the bomb at both sides.
+    /// Migrates with the bomb on both sides, and waits for the end.
     fn migrate(
         &self,
         bomb: &Arc<Bomb>,
@@ -61,7 +61,7 @@ impl Bench {
             .expect("started");
         eventually("the end at the source", || migration.outcome().is_some());
         eventually("the end at the destination", || {
-            // Where not all channels of this migration came, it waits for the next one.
+            // If not all channels of this migration have arrived, the destination waits for the next one.
             if incoming.status() == Status::Setup {
                 let _ = incoming.cancel();
             }
@@ -71,7 +71,7 @@ impl Bench {
         (migration, ends.0, ends.1)
     }
 
-    /// The guest runs here as it did, with its lock, and a further migration takes it away.
+    /// Asserts that the guest runs here as before, with its lock, and that a further migration succeeds.
     fn assert_as_before(&self) {
         assert_eq!(self.source.ram().custody(), Custody::Free);
         assert_eq!(self.lease.holder(), Some(Side::Source));
@@ -94,12 +94,12 @@ fn settings() -> [(Parameters, Capabilities); 2] {
     [(common::parameters(), Capabilities::default()), common::multifd(2)]
 }
 
-/// It is that callback's error, with its message, and this side's fault.
+/// Asserts that the error names this callback and its message, and that its fault is local.
 fn assert_names(error: &MigrationError, callback: &str) {
     let MigrationError::Panicked { callback: named, message } = error else { panic!("{callback}: {error}") };
     let name = callback.trim_end_matches(", done");
     assert!(message.contains(&format!("told to panic in {name}")), "{callback}: {error}");
-    // The rest is the device or hook that it concerns; what lists things is known by who asked for the list.
+    // The rest of the name is the device or hook. Callbacks that return lists have no such part.
     let is_listing = name.ends_with("::devices") || name.ends_with("::hooks");
     assert!(named.contains(name) || is_listing, "{callback}: {error}");
     assert_eq!(error.fault(), Some(sterna::Fault::Local));
@@ -196,7 +196,7 @@ fn callback_that_panics_while_all_is_undone_keeps_nothing_from_being_undone() {
         ] {
             case(callback, || {
                 let bench = Bench::new(settings.1);
-                // `run` is the source's then.
+                // The call of `run` is the source's, after the failed handover.
                 *bench.hooks[1].fails.lock().unwrap() = Some((Call::Acquire, 1));
                 if callback == "Hook::give_back, done" {
                     *bench.hooks[1].fails.lock().unwrap() = None;
@@ -209,7 +209,7 @@ fn callback_that_panics_while_all_is_undone_keeps_nothing_from_being_undone() {
                 assert!(matches!(arrival, Arrival::Failed(_)), "{callback}: {arrival:?}");
                 vm::order(&bench.target.fail_start, false);
                 if callback == "run" {
-                    // Told to the operator: it runs on without this device.
+                    // The operator gets a warning: the guest continues to run without this device.
                     sterna::DeviceStream::run(bench.source.banks[0].as_ref()).unwrap();
                 }
                 bench.assert_as_before();
@@ -229,7 +229,7 @@ fn guest_that_cannot_be_brought_back_for_a_panic_is_held_until_a_retry() {
         assert!(!migration.may_guest_run());
         assert_eq!(bench.source.ram().custody(), Custody::Held);
 
-        // No thread is to be had: nothing has changed, and it may be tried again.
+        // No thread can be created. No state has changed, and a retry is possible.
         sterna::refuse_threads(Some("migration"));
         let refused = migration.retry().expect_err("without a thread").to_string();
         sterna::refuse_threads(None);
@@ -263,7 +263,7 @@ fn lock_that_a_panicking_destination_keeps_holds_the_guest() {
     });
 }
 
-/// What it takes it never gives back.
+/// A hook that never gives its resource back.
 struct Sticky;
 
 impl sterna::Hook for Sticky {

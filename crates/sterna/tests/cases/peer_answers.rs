@@ -1,4 +1,4 @@
-//! A destination that answers wrongly, or as QEMU does: the source's guest runs on, or goes over.
+//! A destination that answers wrongly, or like QEMU: the source's guest continues to run, or is handed over.
 
 use crate::common;
 
@@ -19,12 +19,12 @@ fn settings(channels: u8) -> (Parameters, Capabilities) {
     (params, capabilities)
 }
 
-/// The source fails and its guest runs on. Gives the reason.
+/// Migrates to `peer`. The source must fail, and its guest must run. Returns the reason.
 fn fails(peer: &HandMade) -> MigrationError {
     fails_at(peer, 0)
 }
 
-/// The same, with that `max-bandwidth`.
+/// Like [`fails`], with that `max-bandwidth`.
 fn fails_at(peer: &HandMade, max_bandwidth_bytes: u64) -> MigrationError {
     let (source, _) = vms();
     let (params, capabilities) = settings(1);
@@ -38,7 +38,7 @@ fn fails_at(peer: &HandMade, max_bandwidth_bytes: u64) -> MigrationError {
     error
 }
 
-/// A peer like QEMU that, at one moment, says `bytes` instead.
+/// A peer like QEMU that sends `bytes` instead of its answer at one moment.
 fn says_at(at: Seen, bytes: Vec<u8>) -> HandMade {
     let mut bytes = Some(bytes);
     HandMade::except(move |seen| if seen == at { bytes.take().map(Reply::Say) } else { None })
@@ -69,7 +69,7 @@ fn answer_that_is_not_due_fails_with_the_peers_fault() {
     ];
     for (name, at, bytes, words) in cases {
         case(name, || {
-            // On a busy host the thread that reads answers may get no time before the guest would be handed over.
+            // On a busy host, the thread that reads answers may otherwise not run before the guest is handed over.
             let max_bandwidth_bytes = if at == Seen::Ping(PREPARE_PING) { 0 } else { 2 << 20 };
             let error = fails_at(&says_at(at, bytes.clone()), max_bandwidth_bytes);
             assert_eq!(error.fault(), Some(Fault::PeerMisbehaved), "{name}: {error}");
@@ -82,7 +82,7 @@ fn answer_that_is_not_due_fails_with_the_peers_fault() {
 #[test]
 fn wrong_message_is_named_with_its_byte() {
     case("byte", || {
-        // Three PONGs of 8 bytes come before.
+        // Three PONGs of 8 bytes precede it.
         let error = fails(&says_at(Seen::RamStart, vec![0, 9, 0, 0]));
         let MigrationError::Wire { channel, error } = &error else { panic!("{error:?}") };
         assert_eq!((channel.as_str(), error.offset), ("return path", 24), "{error}");
@@ -139,7 +139,7 @@ fn harmless_answers_are_borne() {
         for value in [1, 0, u32::MAX, EXTENSION_PING, FENCE_PING, 0x5346_0001] {
             ReturnMessage::Pong(value).encode(&mut odd).unwrap();
         }
-        // QEMU bears it in precopy too.
+        // QEMU tolerates this in precopy, too.
         ReturnMessage::ResumeAck(1).encode(&mut odd).unwrap();
         let peer = says_at(Seen::RamStart, odd);
         let (params, capabilities) = settings(2);
@@ -174,7 +174,7 @@ fn acknowledgement_of_the_switchover_is_counted() {
     }
 }
 
-/// All bytes of the main channel that a paused guest's source sends to `peer`.
+/// All bytes that the source of a paused guest sends to `peer` on the main channel.
 fn bytes_to(peer: &HandMade, source: &Arc<TestVm>, return_path: bool) -> Vec<u8> {
     source.guest.pause().unwrap();
     let (params, mut capabilities) = settings(0);
@@ -183,7 +183,7 @@ fn bytes_to(peer: &HandMade, source: &Arc<TestVm>, return_path: bool) -> Vec<u8>
     let outcome = migration.wait();
     assert!(matches!(outcome, Outcome::Completed), "{outcome:?}");
     assert_eq!(migration.status(), Status::Completed);
-    // A source without return path may be through before the peer has read all.
+    // A source without a return path may complete before the peer has read all bytes.
     eventually("the last byte", || peer.main().ends_with(b"}"));
     peer.main()
 }
@@ -191,7 +191,7 @@ fn bytes_to(peer: &HandMade, source: &Arc<TestVm>, return_path: bool) -> Vec<u8>
 #[test]
 fn qemu_gets_nothing_beyond_its_format_but_pings() {
     case("bytes", || {
-        // The same guest twice: it stands still, so it is the same to a byte.
+        // The same guest is sent twice. It is paused, so the bytes are identical.
         let (source, _) = vms();
         let plain = bytes_to(&HandMade::like_qemu().without_multifd(), &source, false);
         source.ram().has_new_guest().expect("it has left");

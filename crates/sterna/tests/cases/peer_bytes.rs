@@ -1,4 +1,4 @@
-//! A source whose bytes are wrong: the error names the channel, the byte and the rule, and whose fault it is.
+//! A source that sends wrong bytes: the error names the channel, the byte, the rule and the side at fault.
 
 use crate::common;
 
@@ -18,7 +18,7 @@ fn settings(lanes: u8) -> (Parameters, Capabilities) {
     (params, capabilities)
 }
 
-/// Sends the recording to a fresh destination, which must refuse it. Gives the reason.
+/// Sends the recording to a new destination, which must refuse it. Returns the reason.
 fn refused(recording: &Recording, open: bool) -> MigrationError {
     let (params, capabilities) = settings(recording.lanes.len() as u8);
     refused_with(recording, open, &params, capabilities)
@@ -103,7 +103,7 @@ fn wrong_byte_of_the_main_channel_is_named() {
             let mut bad = good.clone();
             bad.main[*at..at + bytes.len()].copy_from_slice(bytes);
             let why = refused(&bad, true);
-            // Where in a longer field the byte is reported is the decoder's business.
+            // The decoder decides which byte of a longer field it reports.
             let near = match &why {
                 MigrationError::Wire { error, .. } => error.offset,
                 other => panic!("{other:?}"),
@@ -177,7 +177,7 @@ fn stream_that_ends_early_is_refused_at_its_end() {
             assert!(text.contains(&at.to_string()) || text.contains("inside a page"), "{at}: {text}");
         });
     }
-    // Behind EOF the description may be missing, or be cut short.
+    // The description after EOF may be missing or cut off.
     for at in [end + 1, end + 3, end + 30] {
         case(&format!("ends at {at}"), || {
             let mut short = good.clone();
@@ -241,7 +241,7 @@ fn garbage_behind_the_header_never_gets_further_than_an_error() {
 fn packet_that_is_wrong_is_named() {
     let good = case("recording", || Recording::take(MACHINE, 2));
     let first = 64 + PACKET;
-    // Lanes share the pages as they come to them: one may have got none.
+    // Lanes share the pages by timing, so a lane may have sent none.
     let has_pages = |lane: &Vec<u8>| lane.get(first + 19).is_some_and(|&normal| normal > 0);
     let lane = good.lanes.iter().position(has_pages).expect("a lane with pages");
     let cases: &[(&str, usize, &[u8], &str)] = &[

@@ -1,4 +1,4 @@
-//! Connections that should not be there, or are missing, and rounds that do not add up.
+//! Unexpected connections, missing connections, and rounds whose SYNCs and flushes do not match.
 
 use crate::common;
 
@@ -15,7 +15,7 @@ use sterna::{Arrival, Capabilities, Fault, Incoming, MigrationError, Outcome, Pa
 
 const MACHINE: &str = "sterna-process";
 const FLUSH: &[u8] = &[0, 0, 0, 0, 0, 0, 2, 0];
-/// END of RAM, which holds nothing.
+/// RAM's END section without pages.
 const END: &[u8] = &[3, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0x10];
 const PACKET: usize = 1344;
 
@@ -33,7 +33,7 @@ fn failed(incoming: &Incoming) -> MigrationError {
     why
 }
 
-/// A destination of two lanes that must refuse `recording`.
+/// Sends `recording` to a destination of two lanes, which must refuse it.
 fn refused(recording: &Recording) -> MigrationError {
     let (params, capabilities) = settings(2);
     let (target, incoming) = waiting(&params, capabilities);
@@ -48,7 +48,7 @@ fn connect(incoming: &Incoming) -> TcpStream {
     TcpStream::connect(("127.0.0.1", port(&incoming.address()))).unwrap()
 }
 
-/// Migrates with other settings on each side; both must fail.
+/// Migrates with different settings on the two sides. Both must fail.
 fn mismatch(theirs: (Parameters, Capabilities), ours: (Parameters, Capabilities)) -> MigrationError {
     let (source, target) = vms();
     let incoming = vm::listen(&target, &theirs.0, theirs.1);
@@ -115,7 +115,7 @@ fn port_scanner_and_silent_connections_do_not_disturb() {
         for greeting in [&b"GET / HTTP/1.0\r\n\r\n"[..], b"SSH-2.0-x\r\n", b"\0\0\0\0", b"Q", b""] {
             let mut scanner = connect(&incoming);
             scanner.write_all(greeting).unwrap();
-            // It may have been turned away by now.
+            // The destination may have rejected it already.
             let _ = scanner.shutdown(std::net::Shutdown::Write);
             let mut answer = Vec::new();
             let _ = scanner.read_to_end(&mut answer);
@@ -124,7 +124,7 @@ fn port_scanner_and_silent_connections_do_not_disturb() {
         assert_eq!(incoming.status(), Status::Setup);
         let migration = vm::start(&source, &incoming.address(), &params, capabilities, Arc::new(()));
         common::assert_arrived(&migration.wait(), &incoming.wait(), &target.guest);
-        // With the last handle everything goes, also what still says nothing.
+        // Dropping the last handle closes all connections, including those that have sent nothing.
         drop(incoming);
         drop(silent);
     });
@@ -136,7 +136,7 @@ fn silent_connection_goes_when_the_destination_is_dropped() {
         let (params, capabilities) = common::multifd(2);
         let (_target, incoming) = waiting(&params, capabilities);
         let mut silent = connect(&incoming);
-        // Answered, so the silent one before it has its greeter.
+        // This connection is answered, so a greeter has already accepted the silent one before it.
         let mut scanner = connect(&incoming);
         scanner.write_all(b"none").unwrap();
         let _ = scanner.read(&mut [0]);
@@ -157,7 +157,7 @@ fn flood_of_connections_leaves_room_for_a_migration() {
         let (source, target) = vms();
         let (params, capabilities) = common::multifd(2);
         let incoming = vm::listen(&target, &params, capabilities);
-        // More than may greet at once.
+        // More connections than may be greeted at the same time.
         let flood: Vec<_> = (0..330).map(|_| connect(&incoming)).collect();
         drop(flood);
         let migration = vm::start(&source, &incoming.address(), &params, capabilities, Arc::new(()));
@@ -172,16 +172,17 @@ fn flood_of_connections_that_speak_leaves_room_for_a_migration() {
         let (source, target) = vms();
         let (params, capabilities) = common::multifd(2);
         let incoming = vm::listen(&target, &params, capabilities);
-        // More than may greet at once, all of which say how a main channel begins and wait.
+        // More connections than may be greeted at the same time. All send the beginning of a main channel, and then
+        // wait.
         let flood: Vec<_> = (0..330)
             .map(|_| {
                 let mut stranger = connect(&incoming);
-                // The first have been turned away by now, perhaps.
+                // The first connections may have been rejected by now.
                 let _ = stranger.write_all(b"QEVM");
                 stranger
             })
             .collect();
-        // They are to be heard before the source comes. If some are not, this run proves less.
+        // The connections must be accepted before the source's. If some are not, this run proves less.
         std::thread::sleep(std::time::Duration::from_millis(100));
         let migration = vm::start(&source, &incoming.address(), &params, capabilities, Arc::new(()));
         let outcome = migration.wait();
@@ -191,7 +192,7 @@ fn flood_of_connections_that_speak_leaves_room_for_a_migration() {
     });
 }
 
-/// A destination of two lanes, and what it warns of.
+/// A destination of two lanes, and the log of its warnings.
 fn listening() -> (Arc<support::TestVm>, Incoming, Arc<common::Log>) {
     let (params, capabilities) = settings(2);
     let guest = sterna_guests::process::ProcessGuest::waiting(support::small()).unwrap();
@@ -205,7 +206,7 @@ fn assert_told(log: &common::Log, words: &str) {
     eventually(words, || warnings(&log.events()).iter().any(|text| text.contains(words)));
 }
 
-/// What was sent arrives, whatever else was.
+/// Asserts that the guest arrives, whatever other connections have sent.
 fn assert_arrives(incoming: &Incoming, target: &support::TestVm) {
     eventually("the end", || incoming.status().is_terminal());
     let arrival = incoming.wait();
@@ -240,7 +241,8 @@ fn multifd_hello_that_does_not_fit_is_turned_away_and_takes_no_place() {
 #[test]
 fn strangers_that_come_first_keep_no_channel_out() {
     let good = case("recording", || Recording::take(MACHINE, 2));
-    // Who says a whole configuration and stays cannot be told from a source: see `places::tests`.
+    // A connection that sends a complete configuration and stays open cannot be distinguished from a source: see
+    // `places::tests`.
     let strangers: [(&str, Vec<u8>, &[bool]); 5] = [
         ("the magic alone", b"QEVM".to_vec(), &[false, true]),
         ("a header", good.main[..8].to_vec(), &[false, true]),
@@ -256,7 +258,7 @@ fn strangers_that_come_first_keep_no_channel_out() {
                 for _ in 0..3 {
                     stranger.channel(&incoming.address(), bytes.clone(), !then_closes);
                 }
-                // One that has said a whole configuration and is still open would be as good as the source.
+                // A connection that has sent a complete configuration and is still open would count as the source.
                 stranger.wait();
                 std::thread::sleep(std::time::Duration::from_millis(50));
                 let sent = good.send(&incoming.address(), true);
@@ -283,7 +285,7 @@ fn main_channels_that_were_given_up_do_not_stand_for_one_that_is_slow() {
         for lane in &good.lanes {
             sent.channel(&to, lane.clone(), true);
         }
-        // Longer than anybody is waited for where all that is missing may be there.
+        // Longer than the destination waits when all missing bytes may have arrived.
         std::thread::sleep(std::time::Duration::from_millis(500));
         assert_eq!(incoming.status(), Status::Setup);
         main.send(()).unwrap();
@@ -384,7 +386,7 @@ fn strangers_leave_a_running_migration_alone() {
             for lane in &good.lanes {
                 sent.channel(&to, lane.clone(), true);
             }
-            // The rest of the main channel when the stranger was turned away.
+            // The rest of the main channel, after the stranger was rejected.
             let half = good.find(FLUSH);
             let rest = sent.channel_in_parts(&to, good.main.clone(), half);
             eventually("all channels", || incoming.status() == Status::Active);
@@ -413,7 +415,7 @@ fn rounds_that_do_not_add_up_are_refused() {
         start..from + 8 + 8 + 5
     };
 
-    // A SYNC that never comes: waited for, and named.
+    // The destination waits for a SYNC that does not arrive, and names it in the error.
     case("SYNC missing", || {
         let mut bad = good.clone();
         let end = bad.lanes[1].len();
@@ -433,7 +435,8 @@ fn rounds_that_do_not_add_up_are_refused() {
         assert_reset(&target);
         assert_eq!(why.fault(), Some(Fault::PeerMisbehaved), "{why}");
     });
-    // One SYNC more than flushes: pages before it may have come or not, and nobody waited for them.
+    // There is one SYNC more than flushes: pages before it may or may not have arrived, and the destination did not
+    // wait for them.
     case("flush missing at the end", || {
         let mut bad = good.clone();
         bad.main.drain(part(last));
@@ -476,14 +479,14 @@ fn rounds_that_do_not_add_up_are_refused() {
 fn stream_of_an_old_machine_that_flushes_silently_arrives() {
     let good = case("recording", || Recording::take("pc-q35-8.0", 1));
     case("legacy", || {
-        // As QEMU's machines up to 8.0 send it: every end of section is a flush, and none is written.
+        // As QEMU's machine types up to 8.0 send it: every end of section is an implicit flush.
         let mut legacy = good.clone();
         loop {
             let ram = &legacy.main[..legacy.find(END)];
             let Some(at) = ram.windows(8).position(|window| window == FLUSH) else { break };
             legacy.main.drain(at..at + 8);
         }
-        // END has its own, for which each lane writes a SYNC.
+        // END is also a flush, for which each lane writes a SYNC.
         let sync = legacy.lanes[0][64..64 + PACKET].to_vec();
         legacy.lanes[0].extend(sync);
         let (params, capabilities) = settings(1);

@@ -1,4 +1,5 @@
-//! Connections that end or stand still at any byte: every wait ends, one side has the guest, nothing stays.
+//! Connections that end or stall at any byte: every wait ends, one side has the guest, and no thread or descriptor is
+//! left behind.
 
 use crate::common;
 
@@ -17,8 +18,8 @@ fn settings(channels: u8) -> (Parameters, Capabilities) {
     (params, capabilities)
 }
 
-/// Migrates through a proxy that harms once; what was lost is asked for over good connections.
-/// Says whether the guest went over.
+/// Migrates through a proxy that disturbs once. Later questions use undisturbed connections. Returns whether the
+/// guest was handed over.
 fn survives(channels: u8, filter: Filter) -> bool {
     let (source, target) = vms();
     let (params, capabilities) = settings(channels);
@@ -42,7 +43,7 @@ fn settle(source: &Arc<TestVm>, target: &Arc<TestVm>, migration: &Migration, inc
     }
     let Outcome::Failed { error, held: false } = outcome else { panic!("{outcome:?}") };
     assert!(!error.to_string().contains("internal"), "{error}");
-    // A destination that no whole channel has reached still waits for one.
+    // A destination that no complete channel has reached still waits for one.
     if incoming.status() == Status::Setup {
         std::thread::sleep(support::SHORT.setup);
         let _ = incoming.cancel();
@@ -77,7 +78,7 @@ fn multifd_channel_cut_at_any_byte_leaves_the_guest_at_the_source() {
 
 #[test]
 fn return_path_cut_at_any_byte_leaves_one_guest() {
-    // PONG of 1, extension, features, fence, compatibility, prepare; then SHUT.
+    // PONGs of 1, extension, features, fence, compatibility and prepare; then SHUT.
     for at in 1..=56 {
         let filter = at_answer_byte(at, Verdict::Cut);
         let went = case(&format!("return path cut at {at}"), || survives(1, filter));
@@ -99,7 +100,7 @@ fn cut_around_the_commit_leaves_one_guest() {
         (switchover, true, Some(false)),
         (prepare, false, Some(false)),
         (prepare, true, Some(false)),
-        // The description follows EOF: with one the other came, or half of it.
+        // The description follows EOF. So EOF has arrived with it, or with a part of it.
         (b"{\"configuration\"", true, Some(true)),
         (b"vmsd_name", false, Some(true)),
     ] {
@@ -184,7 +185,7 @@ fn destination_prepared_and_forgotten_gives_the_guest_up() {
     case("prepared", || {
         let (source, target) = vms();
         let (mut params, capabilities) = settings(1);
-        // Only the limit of the prepared state can end this.
+        // Only the limit of the prepared state can end this wait.
         params.limits = WaitLimits { stall: Duration::from_secs(120), ..support::SHORT };
         let incoming = vm::listen(&target, &params, capabilities);
         let prepare: &[u8] = &[8, 0, 2, 0, 4, 0x53, 0x54, 0x4e, 3];
@@ -197,7 +198,7 @@ fn destination_prepared_and_forgotten_gives_the_guest_up() {
         let Arrival::Failed(why) = incoming.wait() else { panic!("nobody committed") };
         assert!(why.to_string().contains("Prepared"), "{why}");
         assert_reset(&target);
-        // EOF went into the void: the destination says never when it is asked.
+        // EOF was lost: the destination answers *never* to the source's question.
         let outcome = migration.wait();
         assert!(matches!(outcome, Outcome::Failed { held: false, .. }), "{outcome:?}");
         common::assert_lives_on(&source.guest);

@@ -1,4 +1,5 @@
-//! A source like QEMU: it does not prepare, and its guest may run on. What arrives is held or started.
+//! A source like QEMU does not send *prepare*, and its guest may continue to run. The arrived guest is held or
+//! started.
 
 use crate::common;
 
@@ -50,7 +51,7 @@ fn managed_destination_holds_the_guest_until_it_is_released() {
             let mut sent = running(return_path).send(&incoming.address(), return_path);
             eventually("held", || incoming.status() == Status::Held);
             assert_eq!(sent.returned(), if return_path { SHUT_0 } else { &[] });
-            // The source has gone and the limits have passed: it is held all the same.
+            // The source has closed the connection and the limits have passed. The guest must still be held.
             drop(sent);
             std::thread::sleep(params.limits.prepare * 2);
             assert_eq!(incoming.status(), Status::Held);
@@ -89,7 +90,7 @@ fn start_that_fails_is_told_to_a_source_that_listens() {
     case("SHUT 1", || {
         let (params, capabilities) = settings(false);
         let (target, incoming) = waiting(&params, capabilities);
-        vm::order(&target.fail_start, true);
+        vm::order(&target.fail_start_late, true);
         let mut sent = running(true).send(&incoming.address(), true);
         assert_eq!(sent.returned(), SHUT_1);
         let Arrival::Failed(why) = incoming.wait() else { panic!("started") };
@@ -103,14 +104,14 @@ fn only_copy_that_cannot_start_is_kept_until_it_can() {
     case("only copy", || {
         let (params, capabilities) = settings(false);
         let (target, incoming) = waiting(&params, capabilities);
-        vm::order(&target.fail_start, true);
-        // A source without return path has completed and forgotten it.
+        vm::order(&target.fail_start_late, true);
+        // A source without a return path has completed and discarded its guest.
         let sent = running(false).send(&incoming.address(), false);
         eventually("held", || incoming.status() == Status::Held);
         drop(sent);
         incoming.release().expect("held");
         eventually("held again", || incoming.status() == Status::Held);
-        vm::order(&target.fail_start, false);
+        vm::order(&target.fail_start_late, false);
         eventually("released", || incoming.release().is_ok() || incoming.status() == Status::Completed);
         assert!(matches!(incoming.wait(), Arrival::Completed(RunState::Running)));
         common::assert_lives_on(&target.guest);
@@ -123,7 +124,7 @@ fn only_copy_without_its_disk_is_kept_until_it_has_it() {
         let (params, capabilities) = settings(false);
         let (target, incoming) = waiting(&params, capabilities);
         let journal = Arc::new(Journal::default());
-        // Nobody has let go of it yet.
+        // The lease is not released yet.
         let (ours, theirs, lease) = LeaseHook::pair("disk", &journal);
         target.guest.add_hook(theirs);
         let sent = running(false).send(&incoming.address(), false);
@@ -146,7 +147,7 @@ fn source_that_asks_and_never_listens_is_given_up() {
         let (target, incoming) = waiting(&params, capabilities);
         let mut flood = running(true);
         let at = flood.find(&[8, 0, 1, 0, 0]) + 5;
-        // More answers than the sockets between can hold.
+        // More answers than the sockets' buffers can hold.
         flood.insert(at, &[8, 0, 2, 0, 4, 0, 0, 0, 9].repeat(2_000_000));
         let sent = flood.send(&incoming.address(), true);
         eventually("the end", || incoming.status().is_terminal());

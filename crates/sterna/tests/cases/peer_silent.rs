@@ -1,4 +1,4 @@
-//! Sources that are silent, as they may be, and sources that are gone.
+//! Sources that are silent for an allowed time, and sources that have failed.
 
 use crate::common;
 
@@ -10,11 +10,11 @@ use crate::support::{assert_reset, case, eventually, waiting};
 use sterna::{Arrival, Capabilities, Parameters, Status};
 use sterna_wire::extension::EXTENSION_PING;
 
-/// RAM's last section, by its header.
+/// Header of RAM's END section.
 const RAM_END: &[u8] = &[3, 0, 0, 0, 1];
-/// A part of RAM, by its header. Its flush waits for the lanes.
+/// Header of a PART section of RAM. Its flush waits for the lanes.
 const RAM_PART: &[u8] = &[2, 0, 0, 0, 1];
-/// OPEN_RETURN_PATH.
+/// The command OPEN_RETURN_PATH.
 const OPEN: &[u8] = &[8, 0, 1, 0, 0];
 
 fn settings(lanes: u8) -> (Parameters, Capabilities) {
@@ -31,7 +31,7 @@ fn recording(lanes: u8, return_path: bool) -> Recording {
     if return_path { recording.with_return_path() } else { recording }
 }
 
-/// Several times what the destination takes for silence.
+/// Several times the limit after which the destination treats silence as a failure.
 fn long() -> Duration {
     support::SHORT.stall * 4
 }
@@ -61,7 +61,7 @@ fn source_that_waits_for_its_operator_may_be_silent_on_every_channel() {
     for (lanes, return_path) in [(0, false), (0, true), (2, false), (2, true)] {
         let recording = recording(lanes, return_path);
         let end = recording.find(RAM_END);
-        // A QEMU holds the footer of the section before back until it goes on.
+        // QEMU sends the footer of the previous section only when it continues.
         for at in [end, end - 5] {
             case(&format!("{lanes} lanes, return path {return_path}, silent at {at}"), || {
                 let (params, capabilities) = settings(lanes);
@@ -80,7 +80,7 @@ fn source_that_waits_for_its_operator_may_be_silent_on_every_channel() {
     }
 }
 
-/// What becomes of a destination whose source sends so much and then nothing, its connections open.
+/// Result of a destination whose source sends `main` bytes and then nothing, with open connections.
 fn silent_behind(recording: &Recording, lanes: u8, main: usize) -> String {
     let (params, capabilities) = settings(lanes);
     let (target, incoming) = waiting(&params, capabilities);
@@ -101,8 +101,8 @@ fn half_an_element_and_then_silence_is_a_source_that_is_gone() {
     for lanes in [0, 2] {
         let recording = recording(lanes, false);
         let end = recording.find(RAM_END);
-        // In the footer before, in the section, in its header. Before the end of the configuration no migration has
-        // begun (`peer_connections`): the connection is turned away, and the destination waits for another.
+        // In the previous footer, in the section, and in its header. Before the end of the configuration no migration
+        // has begun (`peer_connections`): the connection is rejected, and the destination waits for another one.
         for at in [end - 2, end + 2, end + RAM_END.len() + 3] {
             let why =
                 case(&format!("{lanes} lanes, silent at {at}"), || silent_behind(&recording, lanes, at));

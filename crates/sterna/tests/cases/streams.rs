@@ -1,5 +1,5 @@
-//! Devices with large state: whole, in order, in bounded memory, beside each other; and whole again at the source
-//! when anything fails.
+//! Devices with large state: their streams arrive complete, in order, in parallel and in bounded memory. After any
+//! failure the state is complete at the source.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::support::{TestVm, assert_next_works, case, small, vm};
 use sterna::{Arrival, Capabilities, Outcome, Parameters};
 use sterna_transport::rdma::double::{Network, Settings};
 
-/// A VM with banks, and the place for it.
+/// A VM with banks, and its destination.
 struct Machines {
     source: Arc<TestVm>,
     target: Arc<TestVm>,
@@ -42,7 +42,7 @@ impl Machines {
         let incoming = vm::listen(&self.target, params, capabilities);
         let migration = vm::start(&self.source, &incoming.address(), params, capabilities, Arc::new(()));
         let (outcome, arrival) = (migration.wait(), incoming.wait());
-        // One chunk is always held; a source that is told no ceiling makes it as large as it likes.
+        // One chunk is always buffered. A source that does not know the limit uses larger chunks.
         let chunk = if capabilities.multifd { 65_556 } else { (1 << 20) + 20 };
         let held = params.max_queued_stream_bytes.max(chunk);
         for stream in incoming.statistics().streams {
@@ -51,7 +51,7 @@ impl Machines {
         (migration, outcome, arrival)
     }
 
-    /// As [`Machines::migrate`], with what the source told.
+    /// Like [`Machines::migrate`], and returns the source's events.
     fn migrate_observed(
         &self,
         params: &Parameters,
@@ -98,7 +98,7 @@ fn streams_over_any_channels_arrive_whole() {
             capabilities.multifd = lanes > 0;
             for running_bytes in [0, 700_001] {
                 let banks = banks(3, 3_000_000, running_bytes);
-                // Over the main channel alone nothing is read before the pause.
+                // Over the main channel alone, streams are not read before the guest stops.
                 let machines = match lanes {
                     0 => Machines::new(banks),
                     _ => Machines::new(|calls| read_while_running(banks(calls))),
@@ -152,7 +152,7 @@ fn devices_all_quiesce_before_any_stops_and_run_before_the_guest() {
 fn guest_is_not_stopped_before_the_last_initial_chunk_was_read() {
     case("streams", || {
         let (params, capabilities) = multifd(2);
-        // Chunks are half a MiB: three of them, of which the last is the one that is waited for.
+        // Chunks have half a MiB. Three of them are sent, and the last is the awaited one.
         let machines = Machines::new(|calls| read_while_running(banks(1, 3 << 20, 3 << 19)(calls)));
         *machines.source.banks[0].read_delay.lock().unwrap() = Duration::from_millis(200);
 
@@ -174,7 +174,7 @@ fn one_chunk_ceiling_with_stalled_loaders_never_blocks() {
     case("streams", || (0..1000).for_each(|round| stalled_loader(&mut random, round, multifd(4))));
 }
 
-/// Each lane is a queue pair of its own, and receives are on credit. `cargo xtask soak` plays 1,000 rounds.
+/// Each lane has its own queue pair, and receives are limited by credit. `cargo xtask soak` runs 1,000 rounds.
 #[test]
 fn one_chunk_ceiling_with_stalled_loaders_never_blocks_over_rdma() {
     let mut random = sterna_testing::random("one_chunk_ceiling_with_stalled_loaders_never_blocks_over_rdma");
@@ -203,7 +203,7 @@ fn stalled_loader(random: &mut fastrand::Rng, round: u32, settings: (Parameters,
     let delay = Duration::from_micros(random.u64(..3000));
     *machines.target.banks[stalled].load_delay.lock().unwrap() = delay;
     let (mut params, capabilities) = settings;
-    // A configuration fits; so one chunk it is.
+    // The smallest limit: the destination buffers one chunk, or the configuration, at a time.
     params.max_queued_stream_bytes = 1;
 
     let (_, outcome, arrival) = machines.migrate(&params, capabilities);
@@ -327,7 +327,7 @@ fn device_that_is_not_there_is_named() {
         assert!(error.to_string().contains("has a device \"bank\", instance 5"), "{error}");
         assert!(matches!(arrival, Arrival::Failed(_)), "{arrival:?}");
         common::assert_lives_on(&source.guest);
-        // It was noticed while the guest ran.
+        // The failure was noticed while the guest ran.
         assert!(!saves.lock().unwrap().iter().any(|made| made.1 == "quiesce"));
     });
 }
@@ -384,7 +384,7 @@ fn only_copy_whose_device_is_dead_starts_without_it_when_it_is_told_again() {
         let machines = Machines::new(banks(2, 100_000, 0));
         machines.target.banks[1].fail(Some("run"));
         let (params, mut capabilities) = multifd(2);
-        // The source completes and forgets the guest.
+        // The source completes and discards the guest.
         capabilities.return_path = false;
         let incoming = vm::listen(&machines.target, &params, capabilities);
         let migration = vm::start(&machines.source, &incoming.address(), &params, capabilities, Arc::new(()));
@@ -433,7 +433,7 @@ fn switchover_ack_waits_for_every_devices_initial_bytes() {
         let (_, outcome, arrival) = machines.migrate(&params, capabilities);
 
         machines.assert_arrived(&outcome, &arrival);
-        // All initial bytes were loaded before the devices were stopped, so they were read before.
+        // All initial bytes were loaded before the devices were stopped, so the source read them before.
         let saves = machines.saves.lock().unwrap();
         let stop = saves.iter().position(|made| made.1 == "quiesce").unwrap();
         assert!(!saves[stop..].iter().any(|made| made.1 == "read running"), "{saves:?}");
@@ -445,7 +445,7 @@ fn switchover_ack_waits_for_every_devices_initial_bytes() {
 
 #[test]
 fn expected_pause_counts_the_slowest_device() {
-    // Two seconds, as far as it knows; the other half a second.
+    // Two seconds for one device, according to its estimate; half a second for the other.
     expected_pause(true, "Devices' state takes 2000 ms");
 }
 
@@ -471,7 +471,7 @@ fn expected_pause(multifd_on: bool, words: &str) {
         assert!(error.to_string().contains(words), "{error}");
         let statistics = migration.statistics();
         assert!(statistics.expected_downtime >= Duration::from_secs(2));
-        // Rounds over a few pages each bring the devices no nearer: they wait, 20 ms each.
+        // Rounds over few pages do not reduce the devices' remaining bytes, so the rounds wait 20 ms each.
         let most = 20 + statistics.total_time.as_millis() as u64 / 10;
         assert!(statistics.rounds_begun < most, "{} rounds", statistics.rounds_begun);
         common::assert_lives_on(&machines.source.guest);
@@ -514,7 +514,7 @@ fn devices_of_a_paused_guest_are_saved_too() {
 
         assert!(matches!(outcome, Outcome::Completed), "{outcome:?}");
         assert!(matches!(arrival, Arrival::Completed(sterna::RunState::Paused)), "{arrival:?}");
-        // Running them is for whoever lets the guest run.
+        // Loading must not run the devices. The side that runs the guest does that.
         assert!(machines.target.banks.iter().all(|bank| !bank.runs()));
     });
 }

@@ -1,5 +1,5 @@
-//! A device's stream out of a file is never held whole. The memory of the whole process is measured: a case is
-//! alone in it.
+//! A device's stream that is loaded from a file is never buffered completely. The test measures the memory of the
+//! whole process, so each case runs alone.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,7 +25,7 @@ fn stream_in_a_file_of_either_form_is_loaded_in_bounded_memory() {
             let to = Address::File { path: directory.path().join(format!("image-{mapped_ram}")), offset: 0 };
             let (mut params, _) = multifd(1);
             params.max_queued_stream_bytes = CEILING;
-            // All of the state is written while the guest stands, on a machine that may have much else to do.
+            // All of the state is written while the guest is stopped, on a machine that may be busy.
             params.limits.switchover = Duration::from_secs(300);
             let capabilities = Capabilities { mapped_ram, ..Capabilities::default() };
             let outcome = vm::start(&source, &to, &params, capabilities, Arc::new(())).wait();
@@ -49,14 +49,14 @@ fn stream_in_a_file_of_either_form_is_loaded_in_bounded_memory() {
     });
 }
 
-/// The most that this process had resident, in bytes.
+/// Peak resident memory of this process, in bytes.
 fn peak() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let kib = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.strip_suffix("kB")).unwrap();
     kib.trim().parse::<u64>().unwrap() * 1024
 }
 
-/// As [`peak`], from now on: see `clear_refs` in proc(5).
+/// Resets [`peak`]: see `clear_refs` in proc(5).
 fn forget_peak() -> u64 {
     std::fs::write("/proc/self/clear_refs", "5").unwrap();
     peak()

@@ -1,4 +1,4 @@
-//! `switchover-ack`: the guest stops only when the destination's devices are ready, in both forms.
+//! `switchover-ack`, in both protocol forms: the guest stops only when the destination's devices are ready.
 
 use crate::common;
 
@@ -9,7 +9,7 @@ use crate::support::{self, TestVm, case, vm, vms};
 use sterna::{Capabilities, Device, Parameters, Status, VmError};
 use sterna_transport::rdma::double::{Network, Settings};
 
-/// A device that asks for acknowledgement.
+/// A device that requires an acknowledgement.
 struct Asking {
     instance: u32,
     ready: AtomicBool,
@@ -36,7 +36,7 @@ impl Device for Asking {
     }
 }
 
-/// What carries the migration.
+/// The transport of the migration.
 #[derive(Debug, Clone, Copy)]
 enum Over {
     Tcp,

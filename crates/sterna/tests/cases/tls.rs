@@ -1,4 +1,4 @@
-//! What a destination that waits for TLS leaves behind.
+//! A destination that waits for TLS handshakes leaves nothing behind.
 
 use std::net::TcpStream;
 use std::sync::Arc;

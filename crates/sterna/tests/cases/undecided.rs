@@ -1,4 +1,4 @@
-//! The acknowledgement is lost: nobody runs the guest twice, and the truth is asked for.
+//! A lost acknowledgement: the guest never runs twice, and the source asks the destination for its status.
 
 use crate::common;
 
@@ -18,14 +18,14 @@ use sterna::{
 };
 use sterna_wire::extension::{Handover, MigrationSecret, StatusAnswer, StatusQuestion};
 
-/// SHUT of any value.
+/// SHUT with any value.
 const SHUT: &[u8] = &[0, 1, 0, 4, 0, 0, 0];
 
 fn settings() -> (Parameters, Capabilities) {
     common::multifd(2)
 }
 
-/// A migration whose acknowledgement never passes the proxy; the connection is cut instead.
+/// Migrates through a proxy that cuts the connection instead of forwarding the acknowledgement.
 fn lose_acknowledgement(
     source: &Arc<TestVm>,
     target: &Arc<TestVm>,
@@ -83,8 +83,8 @@ fn question_over_an_inherited_descriptor_leaves_its_number_to_others() {
         let number = socket.as_raw_fd();
         let to = sterna::Address::Handed(sterna::HandedFd::new(socket.into(), "socket"));
         let migration = vm::start(&source, &to, &params, capabilities, Arc::new(()));
-        // The first number that is free comes to one of these once the migration has let go of it, unless
-        // a thread of the engine was faster; then this run proves less.
+        // One of these descriptors gets the first number that becomes free when the migration has closed its own. If
+        // a thread of the engine is faster, this run proves less.
         let mut others = Vec::new();
         for _ in 0..100 {
             let pair = std::os::unix::net::UnixStream::pair().unwrap();
@@ -119,7 +119,7 @@ fn migration_over_a_descriptor_that_is_named_leaves_it_open() {
         let migration = vm::start(&source, &to, &params, capabilities, Arc::new(()));
         common::assert_arrived(&migration.wait(), &incoming.wait(), &target.guest);
         drop(migration);
-        // It has ended, and its descriptor is still a socket of this process.
+        // The migration has ended, and the descriptor is still a socket of this process.
         assert!(socket.local_addr().is_ok());
         let ended = socket.write_all(b"x").unwrap_err();
         assert_eq!(ended.kind(), std::io::ErrorKind::BrokenPipe, "{ended}");
@@ -137,7 +137,7 @@ fn multifd_over_one_inherited_descriptor_is_refused_at_the_start() {
     assert!(ours.peer_addr().is_ok(), "left to its owner");
 }
 
-/// Undecided for good: the destination cannot be reached any more.
+/// An undecided migration whose destination stays unreachable.
 fn unreachable(decision: Option<Decision>) {
     let (source, target) = vms();
     let log = Arc::new(common::Log::default());
@@ -146,7 +146,7 @@ fn unreachable(decision: Option<Decision>) {
     let to = incoming.address();
     let proxy = Proxy::new(&to, at_pattern(Line::Main, Way::Back, SHUT, false, Verdict::Cut));
     let migration = vm::start(&source, &proxy.address(), &params, capabilities, Arc::clone(&log) as _);
-    // Every channel is through by then; questions are not.
+    // At this time every channel has passed the proxy; questions have not.
     support::eventually("commit", || {
         if log.events().contains(&Event::Status(Status::Active)) {
             proxy.refuse(true);
@@ -172,7 +172,7 @@ fn unreachable(decision: Option<Decision>) {
             assert_eq!(*source.resumes.lock().unwrap(), 0);
         }
         Some(Decision::SourceRuns) => {
-            // The operator makes sure of it first.
+            // The operator first makes sure that the guest does not run there.
             target.guest.quit();
             migration.decide(Decision::SourceRuns).expect("undecided");
             let outcome = migration.wait();
@@ -180,7 +180,7 @@ fn unreachable(decision: Option<Decision>) {
             common::assert_lives_on(&source.guest);
         }
         None => {
-            // The network comes back, and with it the answer.
+            // The network works again, so the answer arrives.
             proxy.refuse(false);
             let outcome = migration.wait();
             assert!(matches!(outcome, Outcome::Completed), "{outcome:?}");
@@ -326,7 +326,7 @@ fn answer_that_was_changed_on_the_way_is_not_believed() {
             move |line, way, offset, piece: &mut Vec<u8>| {
                 if (line, way) == (Line::Other, Way::Back) && piece.len() >= 12 && lies.load(Ordering::SeqCst)
                 {
-                    // "Never": the destination does not run it and never will.
+                    // The answer *never*: the destination does not run the guest, and never will.
                     piece[8..12].copy_from_slice(&[0, 0, 0, 2]);
                     told.fetch_add(1, Ordering::SeqCst);
                 }
@@ -360,7 +360,7 @@ fn answer_to_another_question_is_not_believed() {
         let migration = vm::start(&source, &peer.address(), &params, capabilities, Arc::new(()));
         for answer in [1, 2] {
             peer.answers(Some(answer));
-            // One question may have been read before that; those that follow two are answered so, and looked at.
+            // One question may have been read before the change. Later questions get the new answer.
             let before = peer.questions();
             support::eventually("questions", || peer.questions() > before + 2);
             assert_eq!(migration.status(), Status::Undecided, "{answer}");
@@ -372,7 +372,7 @@ fn answer_to_another_question_is_not_believed() {
     });
 }
 
-/// What whoever sits on the path reads, without TLS.
+/// The bytes that an attacker on the network path reads, without TLS.
 type Overheard = Arc<Mutex<Vec<u8>>>;
 
 fn overhear(overheard: &Overheard) -> support::proxy::Filter {
@@ -393,7 +393,7 @@ fn handover_in(overheard: &Overheard) -> Handover {
     Handover::decode(Handover::SECTION_VERSION, body).expect("a sound section")
 }
 
-/// Asks by hand; what came until the end.
+/// Sends a question, and returns the bytes received until the end.
 fn ask(incoming: &Incoming, question: &[u8]) -> Vec<u8> {
     let mut socket = TcpStream::connect(("127.0.0.1", support::port(&incoming.address()))).unwrap();
     socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
@@ -409,7 +409,7 @@ fn bytes_of(question: &StatusQuestion) -> Vec<u8> {
     bytes
 }
 
-/// A migration that has completed, and what its handover section said.
+/// A completed migration, and the content of its handover section.
 fn overheard_migration(
     params: &Parameters,
     at_destination: &Parameters,
@@ -455,7 +455,7 @@ fn questions_are_answered_while_silent_connections_flood() {
         let (_target, incoming, handover) = overheard_migration(&params, &params);
         let (id, secret) = (handover.migration_id, handover.secret.expect("version 2"));
         let connect = || TcpStream::connect(("127.0.0.1", support::port(&incoming.address()))).unwrap();
-        // More than are greeted at once, and renewed.
+        // More connections than are greeted at the same time; closed ones are replaced.
         let mut flood: std::collections::VecDeque<TcpStream> = (0..330).map(|_| connect()).collect();
         for round in 0..4_u8 {
             let question = StatusQuestion::new(id, [round; 16], &secret, &None);

@@ -1,7 +1,7 @@
 //! Two process guests, and a migration between them over loopback.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
-use std::sync::{Arc, Mutex, Once};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use sterna::{
@@ -10,7 +10,7 @@ use sterna::{
 };
 use sterna_guests::process::{ProcessConfig, ProcessGuest, Tracking};
 
-/// Limits that a test can wait for.
+/// Short limits for tests.
 pub const LIMITS: WaitLimits = WaitLimits {
     setup: Duration::from_secs(10),
     stall: Duration::from_secs(5),
@@ -32,12 +32,12 @@ pub fn multifd(channels: u8) -> (Parameters, Capabilities) {
     )
 }
 
-/// A small guest that writes as fast as it can and reports writes as KVM does: bits stay until re-armed.
+/// A small guest that writes at full speed and reports writes as KVM does: bits stay set until re-armed.
 pub fn config() -> ProcessConfig {
     ProcessConfig { tracking: Tracking::Software, rate: 5_000, ..ProcessConfig::default() }
 }
 
-/// Keeps every event.
+/// Records every event.
 #[derive(Default)]
 pub struct Log(Mutex<Vec<Event>>);
 
@@ -54,14 +54,10 @@ impl Log {
 }
 
 pub fn trace() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        let filter = tracing_subscriber::EnvFilter::from_default_env();
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
-    });
+    sterna_testing::log_from_env();
 }
 
-/// A guest that runs, and the place for it.
+/// A running guest, and a VM that waits for it.
 pub fn pair(config: &ProcessConfig) -> (Arc<ProcessGuest>, Arc<ProcessGuest>) {
     trace();
     let source = ProcessGuest::boot(config.clone()).expect("source");
@@ -87,7 +83,7 @@ pub fn start(
     Migration::start(vm, to, params.clone(), capabilities, observer).expect("started")
 }
 
-/// Migrates to the end, both sides with the same settings.
+/// Migrates to the end, with the same settings on both sides.
 pub fn migrate(
     source: &Arc<ProcessGuest>,
     target: &Arc<ProcessGuest>,
@@ -100,7 +96,7 @@ pub fn migrate(
     (migration, outcome, arrival)
 }
 
-/// The guest is whole at `vm`, and goes on.
+/// Asserts that the guest at `vm` is complete and continues to run.
 pub fn assert_lives_on(vm: &ProcessGuest) {
     assert!(vm.wait_progress(10, Duration::from_secs(20)), "the guest stands still");
     vm.pause().expect("pausing");
@@ -109,7 +105,7 @@ pub fn assert_lives_on(vm: &ProcessGuest) {
     vm.cont().expect("going on");
 }
 
-/// The guest is whole where it arrived, before and after it goes on.
+/// Asserts that the guest is complete where it arrived, before and after it resumes.
 pub fn assert_arrived(outcome: &Outcome, arrival: &Arrival, target: &ProcessGuest) {
     assert!(matches!(outcome, Outcome::Completed), "{outcome:?}");
     assert!(matches!(arrival, Arrival::Completed(_)), "{arrival:?}");

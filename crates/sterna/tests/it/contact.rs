@@ -1,4 +1,6 @@
-//! Primary and standby of a protected guest in contact, with guests that only note what is done to them.
+//! Primary and standby of a protected guest in contact. The guests only record the calls that they get.
+
+mod flood;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -17,7 +19,7 @@ use crate::support::{PATIENCE, wait_for};
 
 const PROTECTION: Protection = Protection { id: [7; 16], generation: 1 };
 
-/// A lease that no busy host lets run out, and one that is soon over.
+/// A lease that does not end on a busy host, or a short one.
 fn terms(is_long: bool) -> Terms {
     Terms {
         heartbeat: Duration::from_millis(20),
@@ -32,7 +34,7 @@ fn secret() -> Secret {
     Secret::from_bytes([3; 32])
 }
 
-/// The guest, at either side.
+/// The guest, on either side.
 #[derive(Default)]
 struct Guest {
     runs: AtomicBool,
@@ -40,9 +42,9 @@ struct Guest {
     log: Mutex<Vec<&'static str>>,
     /// Panics when it is stopped for the first time.
     panics: AtomicBool,
-    /// Cannot be made ready so many times.
+    /// Number of times that preparing a checkpoint fails.
     unready: AtomicU64,
-    /// Of the other side, which holds the last checkpoint as soon as it was taken.
+    /// The other side, which holds the last checkpoint as soon as it was taken.
     peer: Mutex<Option<StandbyContact>>,
 }
 
@@ -130,12 +132,12 @@ impl StandbyGuest for Guest {
     }
 }
 
-/// Gives the claim to who asks first.
+/// Gives the claim to the side that asks first.
 #[derive(Default)]
 struct Arbiter {
     owner: Mutex<Option<&'static str>>,
     is_away: AtomicBool,
-    /// From this side alone.
+    /// The side that cannot reach the arbiter, if only one cannot.
     is_away_from: Mutex<Option<&'static str>>,
 }
 
@@ -175,7 +177,7 @@ struct Pair {
     channel: Arc<Channel>,
 }
 
-/// Both sides, with checkpoint 1 held, unless a short lease is over before on a busy host.
+/// Both sides in contact, with checkpoint 1 held. On a busy host a short lease may end before that.
 fn pair(terms: Terms, needs_fence: bool) -> Pair {
     pair_with(terms, needs_fence, Arc::default())
 }
@@ -280,7 +282,7 @@ fn protection_ends_with_the_standbys_last_word() {
     assert!(here.runs() && there.has_done("discard") && !there.has_done("prepare"));
     assert_eq!(*arbiter.owner.lock(), None, "nobody asked");
     assert!(primary.unprotect().is_err(), "it is over");
-    // The other side's end of the connection, when it comes, is no trouble.
+    // The end of the other side's connection arrives afterwards and is no problem.
     drop(primary);
     std::thread::sleep(Duration::from_millis(100));
     assert_eq!(standby.state().trouble, None);
@@ -331,7 +333,7 @@ fn planned_takeover_without_an_arbiter_is_refused_before_the_guest_is_stopped() 
             (primary.state().state, standby.state().state),
             (primary::State::Protected, standby::State::Following)
         );
-        // The protection goes on, and so does a takeover when the arbiter is there.
+        // The protection continues, and a takeover succeeds when the arbiter can be reached.
         arbiter.is_away.store(false, Ordering::SeqCst);
         standby.take_over(true).expect("with an arbiter");
         assert_eq!(standby.wait(PATIENCE), Some(standby::Outcome::Running(2)));
@@ -344,7 +346,7 @@ fn planned_takeover_without_an_arbiter_is_refused_before_the_guest_is_stopped() 
 fn guest_that_was_given_goes_on_at_the_primary_if_its_standby_finds_no_arbiter() {
     let Pair { here, there, primary, standby, arbiter, .. } = pair(terms(true), false);
     *here.peer.lock() = Some(standby.clone());
-    // The primary reaches it.
+    // Only the primary reaches the arbiter.
     *arbiter.is_away_from.lock() = Some("standby");
 
     primary.hand_over().expect("the primary has looked");
@@ -358,12 +360,12 @@ fn guest_that_was_given_goes_on_at_the_primary_if_its_standby_finds_no_arbiter()
 
 #[test]
 fn standby_that_cannot_start_claims_nothing_until_it_can() {
-    // The primary stands and waits meanwhile.
+    // The primary's guest is paused and waits meanwhile.
     let away = Arc::new(Arbiter { is_away: AtomicBool::new(true), ..Arbiter::default() });
     let Pair { there, primary, standby, arbiter, .. } = pair_with(terms(false), false, away);
     there.unready.store(u64::MAX, Ordering::SeqCst);
 
-    // On a busy host its patience may be over already.
+    // On a busy host, the standby may already have lost its patience.
     let _ = standby.take_over(false);
     wait_for("the failure", || standby.state().state == standby::State::Unready);
     assert!(standby.state().trouble.expect("said").contains("told to fail"));
@@ -402,7 +404,7 @@ fn stranger_is_refused_by_either_side() {
     }
 }
 
-/// What one side finds at its arbiter.
+/// One side's result of asking its arbiter.
 struct Finds(Result<ArbiterIdentity, String>, Arc<AtomicUsize>);
 
 impl Claims for Finds {
@@ -417,7 +419,8 @@ impl Claims for Finds {
     }
 }
 
-/// How greeting ends at the primary and at the standby, and how often the primary may take its token away.
+/// Results of a greeting at the primary and at the standby, and the number of calls that allow the primary to remove
+/// its token.
 fn greetings(
     here: Result<ArbiterIdentity, String>,
     there: Result<ArbiterIdentity, String>,
@@ -454,7 +457,7 @@ fn sides_that_ask_two_arbiters_begin_no_protection_and_name_both() {
     let nothing = || ArbiterStore::Nothing;
     for (here, there, why) in [
         (found("file:/a", token("1")), found("file:/b", token("2")), "do not share it"),
-        // A directory of one name on each host.
+        // Directories of the same name on different hosts.
         (found("file:/a", token("1")), found("file:/a", token("2")), "do not share it"),
         (found("file:/a", token("1")), found("ask", nothing()), "of two kinds"),
         (found("exec:/a", nothing()), found("exec:/b", nothing()), "cannot be proved"),
@@ -494,7 +497,7 @@ fn arbiter_that_cannot_be_asked_begins_nothing_and_is_named_at_both_sides() {
     );
     assert!(standby.to_string().contains("etcd:http://e is out of reach; nothing has begun"), "{standby}");
 
-    // The primary finds that out before it says a byte.
+    // The primary finds this out before it sends a byte.
     let (near, _far) = Channel::pair().expect("a pair of sockets");
     let (near, claims) = (Arc::new(near), Arc::new(Finds(away(), Arc::default())));
     let begun =

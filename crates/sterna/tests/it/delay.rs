@@ -1,4 +1,4 @@
-//! A network between the two sides that delays each connection by a time of its own, and may change what it carries.
+//! A network between the two sides that delays each connection by its own time, and may change the bytes.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use sterna::Address;
 
-/// Reads a connection to its end and sends on what the other side is to get. What it sends with is false once the
-/// receiver is gone.
+/// Reads a connection to its end, and sends the bytes that the other side shall receive. The send function returns
+/// false after the receiver has closed.
 pub type Carrier = Box<dyn FnOnce(TcpStream, &dyn Fn(Vec<u8>) -> bool) + Send>;
 
 /// A [`Carrier`] that changes nothing.
@@ -21,8 +21,9 @@ pub fn as_it_comes(mut from: TcpStream, send: &dyn Fn(Vec<u8>) -> bool) {
     }
 }
 
-/// Forwards connections to `to`: the n-th one's bytes as `carriers` has them, `delays[n]` late. What comes back is neither
-/// delayed nor changed. Its threads end with the connections; the listener, with the process.
+/// Forwards connections to `to`. `carriers` creates the carrier of the n-th connection, and `delays[n]` is its delay.
+/// The opposite direction is neither delayed nor changed. The threads end with the connections, the listener with the
+/// process.
 pub fn network(
     to: &Address,
     delays: Vec<Duration>,
@@ -54,7 +55,7 @@ fn deliver(mut to: TcpStream, due: &Receiver<(Instant, Vec<u8>)>) {
     for (at, bytes) in due {
         std::thread::sleep(at.saturating_duration_since(Instant::now()));
         if to.write_all(&bytes).is_err() {
-            // The receiver is gone: let the sender know.
+            // The receiver has closed, so the sender's connection is closed, too.
             let _ = to.shutdown(Shutdown::Both);
             return;
         }

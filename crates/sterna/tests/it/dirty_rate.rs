@@ -1,4 +1,4 @@
-//! Measuring a dirty rate: what is counted, and that nobody else tracks meanwhile.
+//! Measuring a dirty rate: the counted pages, and the exclusion of other tracking.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -14,8 +14,8 @@ use sterna::{
     VmError,
 };
 
-/// A log whose guest writes at known moments: pages 0 to 4 while tracking begins, pages 3 to 10 right before it is
-/// looked at last.
+/// A log whose guest writes at known times: pages 0 to 4 while tracking begins, pages 3 to 10 immediately before the
+/// last sync.
 struct Scripted {
     ram: GuestRam,
     log: SoftwareLog,
@@ -114,7 +114,7 @@ fn measurement_counts_distinct_pages_written_after_all_were_armed() {
         let reading =
             DirtyRateMeasurement::start(vm.clone(), Duration::from_millis(20)).unwrap().wait().unwrap();
 
-        // Eight and one; those of the beginning, and the ones written twice, do not count again.
+        // Eight pages and one page. Pages written during the start, and pages written twice, do not count again.
         assert_eq!(reading.dirty_pages, 9, "initially set: {initially_set}");
         assert_eq!(reading.dirty_bytes(), 9 * PAGE_SIZE as u64);
         assert_eq!(reading.touched_pages, 20);
@@ -159,7 +159,7 @@ fn measurement_whose_handle_goes_ends_by_itself() {
     let vm = Scripted::new(false);
     drop(DirtyRateMeasurement::start(vm.clone(), FOREVER).unwrap());
 
-    // Its thread lets go soon; nobody waits an hour.
+    // The measurement's thread drops its claim soon, not after an hour.
     while vm.ram.claim_tracking().is_none() {
         std::thread::yield_now();
     }

@@ -1,4 +1,5 @@
-//! Migrations of guests that live in memory of their VMM. The engine never maps, unmaps, gives back or replaces a page of it.
+//! Migrations of guests whose memory belongs to their VMM. The engine never maps, unmaps, gives back or replaces a
+//! page of such memory.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -10,7 +11,7 @@ use rustix::fs::MemfdFlags;
 use sterna::ram::{
     Backing, ChangeError, Custody, GuestRam, MemoryPermissions, PAGE_SIZE, RamBlock, RegionPlan,
 };
-use sterna::{Arrival, Capabilities, Fault, MigrationError, Outcome, Status};
+use sterna::{Arrival, Capabilities, Fault, Hook, MigrationError, Outcome, Status, VmError};
 use sterna_guests::Fill;
 use sterna_guests::process::{ProcessConfig, ProcessGuest, Tracking};
 use vm_memory::mmap::MmapRegionBuilder;
@@ -22,15 +23,15 @@ use crate::common;
 use crate::plain::{Plain, byte_of};
 
 const MIB: u64 = 1 << 20;
-/// Low memory, a hole, high memory, and pages that are no multiple of 2 MiB.
+/// Low memory, a hole, high memory, and a length that is no multiple of 2 MiB.
 const REGIONS: [(u64, u64); 3] = [(0, 40 * MIB), (64 * MIB, 23 * MIB + 3 * 4096), (4 << 30, MIB)];
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Kind {
     Anonymous,
-    /// Parts of one memfd, with a gap before each.
+    /// Parts of one memfd, with a gap before each part, mapped shared.
     Shared,
-    /// The same, mapped privately.
+    /// The same parts, mapped privately.
     Private,
 }
 
@@ -62,7 +63,7 @@ const MAP_SHARED: i32 = 1;
 const MAP_PRIVATE: i32 = 2;
 const MAP_ANONYMOUS: i32 = 0x20;
 
-/// Guest memory as VMMs make it.
+/// Guest memory, allocated as VMMs do it.
 fn memory(kind: Kind) -> GuestMemoryMmap {
     let file = memfd(128 * MIB);
     let mut offset = 0;
@@ -79,13 +80,13 @@ fn memory(kind: Kind) -> GuestMemoryMmap {
     GuestMemoryMmap::from_regions(regions.into()).unwrap()
 }
 
-/// The engine's view of it, with no more than the permissions that are given.
+/// The engine's view of the memory, with only the given permissions.
 fn ram(memory: &GuestMemoryMmap, permissions: MemoryPermissions) -> GuestRam {
     let plan = |index, _: &GuestRegionMmap| RegionPlan::named(format!("ram{index}")).permit(permissions);
     GuestRam::from_guest_memory(memory, plan).unwrap()
 }
 
-/// What /proc/self/maps has of the guest's memory. A line may cover other memory, too, which is left out.
+/// Lines of /proc/self/maps for the guest's memory. If a line covers other memory, too, that part is omitted.
 fn maps(memory: &GuestMemoryMmap) -> Vec<(u64, u64, String)> {
     let text = std::fs::read_to_string("/proc/self/maps").unwrap();
     let number = |text| u64::from_str_radix(text, 16).unwrap();
@@ -97,7 +98,7 @@ fn maps(memory: &GuestMemoryMmap) -> Vec<(u64, u64, String)> {
             let (from, to) = fields.next().unwrap().split_once('-').unwrap();
             let (from, to) = (number(from).max(start), number(to).min(end));
             if from < to {
-                // Not the offset, which is that of the line's start.
+                // The offset is omitted, because it belongs to the line's start.
                 let (access, device_and_inode) = (fields.next().unwrap(), fields.skip(1).take(2));
                 found.push((from, to, format!("{access} {}", device_and_inode.collect::<String>())));
             }
@@ -107,7 +108,7 @@ fn maps(memory: &GuestMemoryMmap) -> Vec<(u64, u64, String)> {
     found
 }
 
-/// The physical pages of a guest's memory, 0 for those that are not there. `None` without the privilege to see them.
+/// Physical pages of a guest's memory, 0 for absent pages. `None` without the privilege to read them.
 fn physical_pages(memory: &GuestMemoryMmap) -> Option<Vec<u64>> {
     let pagemap = File::open("/proc/self/pagemap").ok()?;
     let mut pages = Vec::new();
@@ -120,7 +121,7 @@ fn physical_pages(memory: &GuestMemoryMmap) -> Option<Vec<u64>> {
     pages.iter().any(|page| *page != 0).then_some(pages)
 }
 
-/// Writes every page, as a VMM does that pins them for a device.
+/// Writes every page, like a VMM that pins the pages for a device.
 fn pin(ram: &GuestRam, byte: u8) {
     for block in ram.blocks() {
         (0..block.pages()).for_each(|page| block.write(page * PAGE_SIZE as u64, &[byte]).unwrap());
@@ -136,7 +137,7 @@ fn config() -> ProcessConfig {
     ProcessConfig { working_set_pages: Some(512), ..common::config() }
 }
 
-/// `fill`: zero pages in long runs, or here and there.
+/// `fill`: zero pages in long runs, or scattered.
 fn boot(memory: &GuestMemoryMmap, fill: Fill) -> Arc<ProcessGuest> {
     common::trace();
     let config = ProcessConfig { fill, ..config() };
@@ -161,7 +162,7 @@ fn guest_moves_from_memory_of_one_vmm_to_that_of_another_and_no_page_is_replaced
     for (kind, lanes, fill) in KINDS.into_iter().flat_map(ways) {
         let (from, to) = (memory(kind), memory(kind));
         let (source, target) = (boot(&from, fill), waiting(ram(&to, MemoryPermissions::none())));
-        // What a former guest left, in pages that a device knows.
+        // Content of an earlier guest, in pages that a device knows by address.
         pin(&ram(&to, MemoryPermissions::none()), 0xee);
         let (maps_before, pages_before) = ((maps(&from), maps(&to)), physical_pages(&to));
         let (params, mut capabilities) = common::multifd(lanes.max(1));
@@ -176,14 +177,14 @@ fn guest_moves_from_memory_of_one_vmm_to_that_of_another_and_no_page_is_replaced
     }
 }
 
-/// Migrates, and cancels when some of it has come.
+/// Migrates, and cancels after some pages have arrived.
 fn cancel_on_the_way(source: &Arc<ProcessGuest>, target: &Arc<ProcessGuest>) {
     let (params, capabilities) = common::multifd(2);
-    // However late the cancel comes, the migration has not ended.
+    // The migration waits for the operator at the end, so a late cancel still finds it running.
     let capabilities = Capabilities { pause_before_switchover: true, ..capabilities };
     let incoming = common::listen(target, &params, capabilities);
     let migration = common::start(source, &incoming.address(), &params, capabilities, Arc::new(()));
-    // On a quiet host it converges before so many pages are sent, and waits.
+    // On a quiet host it converges before this number of pages is sent, and waits.
     let is_over = |status: Status| status == Status::PreSwitchover || status.is_terminal();
     while migration.statistics().normal_pages < 500 && !is_over(migration.status()) {
         std::thread::sleep(Duration::from_millis(5));
@@ -207,7 +208,7 @@ fn migration_that_fails_leaves_the_vmms_memory_in_place_and_zero() {
         assert_eq!(maps(&to), maps_before, "{kind:?}");
         assert!(physical_pages(&to) == pages_before, "{kind:?}");
         assert!(is_all_zero(&ram(&to, MemoryPermissions::none())), "{kind:?}");
-        // The next one finds all pages in memory, and arrives whole all the same.
+        // The next migration finds all pages populated. The guest must arrive complete nevertheless.
         let (params, capabilities) = common::multifd(2);
         let (_, outcome, arrival) = common::migrate(&source, &target, &params, capabilities);
         assert!((maps(&to), physical_pages(&to)) == (maps_before, pages_before), "{kind:?}");
@@ -215,7 +216,38 @@ fn migration_that_fails_leaves_the_vmms_memory_in_place_and_zero() {
     }
 }
 
-/// What the test above sees of an engine that gives memory back without leave: here it has leave.
+/// A hook that cannot be acquired here.
+struct Refuses;
+
+impl Hook for Refuses {
+    fn name(&self) -> String {
+        "lease".to_owned()
+    }
+    fn acquire(&self) -> Result<(), VmError> {
+        Err(VmError::new("acquire the lease", "another host holds it"))
+    }
+}
+
+#[test]
+fn migration_that_fails_after_all_was_loaded_leaves_the_vmms_memory_zero() {
+    for (kind, lanes) in [(Kind::Anonymous, 0), (Kind::Shared, 2)] {
+        let (from, to) = (memory(kind), memory(kind));
+        let view = |memory| ram(memory, MemoryPermissions::none());
+        let (source, target) = (Plain::new(view(&from)), Plain::new(view(&to)));
+        (0..500).for_each(|page| source.write(page, 7));
+        pin(&target.ram, 0xee);
+        target.add_hook(Arc::new(Refuses));
+
+        let (outcome, arrival) = move_plain(&source, &target, lanes);
+
+        assert!(matches!(outcome, Outcome::Failed { held: false, .. }), "{outcome:?}");
+        assert!(matches!(arrival, Arrival::Failed(_)), "{arrival:?}");
+        assert!(is_all_zero(&view(&to)), "{kind:?}: bytes of a guest that never came are left");
+    }
+}
+
+/// Checks that `migration_that_fails_leaves_the_vmms_memory_in_place_and_zero` can detect an engine that gives memory
+/// back without permission. Here the engine has the permission.
 #[test]
 fn memory_given_back_when_a_migration_fails_is_noticed() {
     let (from, to) = (memory(Kind::Anonymous), memory(Kind::Anonymous));
@@ -263,7 +295,7 @@ fn guest_tracked_by_userfaultfd_leaves_the_vmms_memory_as_it_was() {
 
 const ROM_PAGES: u64 = 40;
 
-/// A VM with RAM and a ROM that is mapped read-only and holds `version`.
+/// A VM with RAM and a ROM that is mapped read-only and contains `version`.
 fn with_rom(version: u8) -> (Arc<Plain>, GuestMemoryMmap) {
     let file = memfd(ROM_PAGES << 12);
     for page in (0..ROM_PAGES).step_by(3) {
@@ -316,7 +348,8 @@ fn read_only_memory_is_compared_and_not_written() {
 
 #[test]
 fn declared_fresh_memory_is_not_touched_by_zero_pages() {
-    // The kernel cannot tell which pages of it are there, so without the promise all are read.
+    // The kernel cannot report which of its pages are populated. Without the promise of fresh memory, all pages are
+    // read.
     let shared = |is_fresh: bool, bytes: u64| {
         let memory: GuestMemoryMmap = GuestMemoryMmap::from_regions(vec![region(
             0,
@@ -373,14 +406,14 @@ fn memory_is_plugged_between_migrations_and_not_during_one() {
     for error in during {
         assert!(matches!(error, ChangeError::Migrating(_) | ChangeError::Tracked), "{error}");
     }
-    // Afterwards it works, and custody goes over to the new RAM.
+    // Afterwards the change succeeds, and the custody applies to the new RAM.
     let now = plugged(&guest_ram).unwrap();
     assert_eq!((guest_ram.custody(), now.custody()), (Custody::Replaced, Custody::Free));
     assert!(guest_ram.while_free(|| ()).is_err() && now.while_free(|| ()).is_ok());
     let vm = Arc::clone(&source) as _;
     let stale = sterna::Migration::start(vm, &incoming.address(), params, capabilities, Arc::new(()));
     assert!(stale.err().expect("refused").to_string().contains("with_blocks"));
-    // The guest of that RAM moves on.
+    // The guest in that RAM migrates.
     let (source, target) = (Plain::new(now), {
         let blocks = REGIONS.iter().enumerate().map(|(index, (_, len))| (format!("ram{index}"), *len));
         let blocks = blocks.chain([("dimm0".to_owned(), 4 * MIB)]);

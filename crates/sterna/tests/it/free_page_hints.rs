@@ -1,4 +1,4 @@
-//! Pages that the guest does not use are not sent, unless it writes them after all.
+//! Pages that the guest does not use are not sent, unless the guest writes them afterwards.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -14,14 +14,14 @@ use sterna::{
     Parameters, RunState, SourceVm, Vm, VmError,
 };
 
-/// Eight chunks.
+/// The pages of eight chunks.
 const PAGES: u64 = 4096;
 const FREE: std::ops::Range<u64> = 2500..4000;
 const WRITTEN: u64 = 3500;
-/// Bytes per second: the first round takes about half a second.
+/// Bytes per second. The first round takes about half a second.
 const SLOW: u64 = 32 << 20;
 
-/// A guest of full pages, which does something when it is asked.
+/// A guest without zero pages, which runs a callback when it is asked for hints.
 struct Asked {
     plain: Arc<Plain>,
     run_state: RunState,
@@ -51,7 +51,7 @@ impl Asked {
         self.calls.lock().unwrap().push(name);
     }
 
-    /// A hint that comes now.
+    /// Gives a hint now.
     fn hint(&self, first: u64, count: u64) -> bool {
         self.free.lock().unwrap().as_ref().is_some_and(|free| free.hint(0, first, count))
     }
@@ -131,7 +131,7 @@ fn listen(target: &Arc<Plain>, at: &Address, params: &Parameters, capabilities: 
     Incoming::listen(Arc::clone(target) as _, at, params.clone(), capabilities, Arc::new(())).unwrap()
 }
 
-/// Moves it to memory that is full of something else; over a file or a socket.
+/// Migrates the guest to memory with other content, over a file or a socket.
 fn moved(
     source: &Arc<Asked>,
     file: Option<&Path>,
@@ -161,7 +161,7 @@ fn moved(
     (migration, target)
 }
 
-/// Each way in which pages go, with a name.
+/// Each way in which pages are sent, with a name.
 fn ways() -> [(&'static str, bool, Option<u8>, bool); 5] {
     [
         ("main channel", false, None, false),
@@ -180,7 +180,7 @@ fn free_pages_are_not_sent_and_read_as_zero_but_for_one_that_is_written_later() 
             assert!(free.hint(0, FREE.start, FREE.end - FREE.start));
             free.complete();
             plain.write(WRITTEN, 5);
-            // Nothing that there is.
+            // These pages do not exist.
             assert!(free.hint(1, 0, 1) && free.hint(0, PAGES, 1) && free.hint(0, u64::MAX, u64::MAX));
         });
         let path = directory.path().join(name);
@@ -209,11 +209,11 @@ fn free_pages_are_not_sent_and_read_as_zero_but_for_one_that_is_written_later() 
 
 #[test]
 fn pages_that_are_sent_already_stay() {
-    // It names everything while lanes are on their way.
+    // The guest names all pages while lanes are sending.
     let source = Asked::new(|_, free| {
         let free = free.clone();
         std::thread::spawn(move || {
-            // Lanes have waited for a second.
+            // Longer than the second for which lanes wait.
             std::thread::sleep(Duration::from_millis(1200));
             free.hint(0, 0, PAGES)
         });

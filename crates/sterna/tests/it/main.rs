@@ -1,6 +1,6 @@
-//! The integration tests of this crate, one module for each subject: one program is linked, not one for each file.
-//! `cargo test -p sterna --test it SUBJECT::` runs those of one subject.
-//! Tests that count what the process holds are in `cases`, those that measure its memory in `sparse`.
+//! The integration tests of this crate, one module per subject. They are one program, so that only one is linked.
+//! `cargo test -p sterna --test it SUBJECT::` runs the tests of one subject. Tests that count the process's
+//! descriptors and threads are in `cases`, tests that measure its memory in `sparse`.
 
 #[path = "../../../sterna-transport/tests/support/certificates.rs"]
 mod certificates;
@@ -17,6 +17,7 @@ mod contact;
 mod dirty_rate;
 mod external_memory;
 mod free_page_hints;
+mod handover;
 mod migrate;
 mod opaque;
 mod page_order;

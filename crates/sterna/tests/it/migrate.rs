@@ -1,7 +1,13 @@
-//! A guest that writes its memory arrives whole, whatever carries it.
+//! A guest that writes its memory arrives complete, over every transport.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crate::common::*;
-use sterna::{Capabilities, Compression, Parameters, Status, Vm, ZeroPageDetection};
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
+};
+use sterna::{Capabilities, Compression, Outcome, Parameters, Status, Vm, WaitLimits, ZeroPageDetection};
 use sterna_guests::process::{ProcessConfig, ProcessGuest, Tracking};
 
 fn arrives(config: &ProcessConfig, params: &Parameters, capabilities: Capabilities) {
@@ -30,7 +36,7 @@ fn compression_carries_a_writing_guest() {
     for compression in [Compression::Zlib, Compression::Zstd] {
         let (mut params, capabilities) = multifd(2);
         params.multifd_compression = compression;
-        // Where processors are scarce a compressed stream may be slower than the guest.
+        // On a machine with few processors, a compressed stream may be slower than the guest.
         params.downtime_limit = std::time::Duration::from_secs(10);
         arrives(&config(), &params, capabilities);
     }
@@ -113,4 +119,38 @@ fn statistics_of_a_finished_migration_add_up() {
     assert!(stats.downtime.is_some());
     let parts: std::time::Duration = stats.switchover.iter().map(|(_, took)| *took).sum();
     assert!(parts <= stats.downtime.unwrap() * 11 / 10, "{parts:?} of {:?}", stats.downtime);
+}
+
+/// A listener whose queue is full accepts no connection, and the socket becomes ready for nothing.
+#[test]
+fn cancel_ends_connecting_to_a_destination_that_accepts_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("migration");
+    let address = SocketAddrUnix::new(&path).unwrap();
+    let socket =
+        || socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::NONBLOCK, None).unwrap();
+    let listener = socket();
+    bind(&listener, &address).unwrap();
+    listen(&listener, 0).unwrap();
+    let waiting: Vec<_> = std::iter::repeat_with(|| {
+        let client = socket();
+        connect(&client, &address).map(|()| client)
+    })
+    .take_while(Result::is_ok)
+    .collect();
+    let source = ProcessGuest::boot(config()).unwrap();
+    source.cont().unwrap();
+    let limits = WaitLimits { setup: Duration::from_secs(60), ..LIMITS };
+    let params = Parameters { limits, ..parameters() };
+    let to = format!("unix:{}", path.display()).parse().unwrap();
+    let migration = start(&source, &to, &params, Capabilities::default(), Arc::new(()));
+    std::thread::sleep(Duration::from_millis(200));
+    let began = Instant::now();
+
+    migration.cancel().unwrap();
+
+    assert!(matches!(migration.wait(), Outcome::Cancelled));
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+    assert_lives_on(&source);
+    drop(waiting);
 }

@@ -1,4 +1,4 @@
-//! Machines that the engine does not know: into images and out of them.
+//! Opaque machines: received into images, and sent from images.
 
 mod memory;
 mod stream;
@@ -38,14 +38,14 @@ fn sending(path: &Path, to: &Address, params: &Parameters, capabilities: Capabil
     send(image, to, &SendOptions::default(), params.clone(), capabilities, Arc::new(())).expect("started")
 }
 
-/// No image, and nothing beside its place.
+/// Asserts that there is no image and no staging file.
 fn assert_absent(directory: &TempDir) {
     let left: Vec<_> =
         std::fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
     assert!(left.is_empty(), "{left:?}");
 }
 
-/// A writing guest goes into an image and comes out of it.
+/// Receives a running guest into an image, and sends it from the image.
 fn through_an_image(params: &Parameters, capabilities: Capabilities) {
     let directory = tempfile::tempdir().unwrap();
     let (source, target) = pair(&config());
@@ -123,7 +123,7 @@ fn image_goes_into_an_image_bit_for_bit() {
     let second = receiving.wait().unwrap();
 
     assert!(matches!(outcome, Outcome::Completed), "{outcome:?}");
-    // Of the description the configuration is written anew, as QEMU writes it.
+    // The configuration in the description is generated, in QEMU's form.
     let (mut one, mut other) = (first.shape.clone(), second.shape.clone());
     let described = [&mut one, &mut other].map(|shape| shape.description.take().expect("described"));
     let listed = described.map(|text| sterna_wire::vmdesc::section_lengths(&text));
@@ -134,7 +134,7 @@ fn image_goes_into_an_image_bit_for_bit() {
     assert_eq!(source.ram().total_pages() as usize, pages(&first).iter().map(Vec::len).sum::<usize>() / 4096);
 }
 
-/// Every block's content.
+/// Content of every block.
 fn pages(image: &Image) -> Vec<Vec<u8>> {
     let mapped = image.mapped().expect("fixed places");
     let read = |(index, block): (usize, &sterna_image::MappedBlock)| {
@@ -145,7 +145,7 @@ fn pages(image: &Image) -> Vec<Vec<u8>> {
     mapped.blocks().iter().enumerate().map(read).collect()
 }
 
-/// Receives `stream` from a source that sends it and then waits (with a return path) or closes.
+/// Receives `stream` from a source that sends it, and then waits (with a return path) or closes.
 fn store(stream: &mut Stream) -> (TempDir, Result<sterna::opaque::Stored, MigrationError>, Vec<u8>) {
     let directory = tempfile::tempdir().unwrap();
     let mut params = parameters();
@@ -192,13 +192,13 @@ fn qemus_stream_in_every_form_is_stored_bit_for_bit() {
 fn stream_cut_at_any_byte_leaves_no_image_and_says_so() {
     let whole = Stream::new(true);
     let bytes = whole.bytes();
-    // All of head and tail, and places among the pages.
+    // All of the head and the tail, and some places between the pages.
     let places = (0..400).chain((400..bytes.len() - 900).step_by(3001)).chain(bytes.len() - 900..bytes.len());
     let directory = tempfile::tempdir().unwrap();
     let head = bytes.windows(5).position(|window| window == [8, 0, 1, 0, 0]).expect("OPEN_RETURN_PATH");
     let mut cuts = 0;
     for length in places {
-        // What ends before its configuration is over may be anyone's, and is turned away.
+        // A stream that ends before the end of its configuration may be any peer's. It is rejected.
         if length <= head {
             continue;
         }
@@ -248,7 +248,7 @@ fn sternas_question_is_answered_with_a_keepalive_before_and_behind_it() {
     assert_eq!(Image::open(&stored.path).unwrap().shape().devices, stream.devices);
 }
 
-/// Plays a stream into a place that is taken meanwhile. Gives back why there is no image.
+/// Receives a stream into a place where another file is created meanwhile. Returns the reason why there is no image.
 fn into_a_taken_place(directory: &TempDir, stream: &mut Stream, plan: ImagePlan) -> MigrationError {
     let path = plan.path.clone();
     let at: Address = "tcp:127.0.0.1:0".parse().unwrap();
@@ -272,8 +272,8 @@ fn into_a_taken_place(directory: &TempDir, stream: &mut Stream, plan: ImagePlan)
 
 #[test]
 fn only_copy_that_cannot_take_its_place_is_kept_and_the_real_reason_told() {
-    use sterna_image::convert::{ConvertOptions, Target};
-    let target = Target::bare(sterna_image::Form::Legacy, sterna_image::Compression::None);
+    use sterna_image::convert::ConvertOptions;
+    let target = sterna_image::Format::Legacy;
     for convert in [None, Some(ConvertOptions { target: Some(target), ..ConvertOptions::default() })] {
         let directory = tempfile::tempdir().unwrap();
         let mut stream = Stream::new(false);
@@ -317,7 +317,7 @@ fn stream_that_lies_is_refused_by_name() {
         let (directory, stored, answers) = store(&mut stream);
         let error = stored.expect_err(word).to_string();
         assert!(error.contains(word), "{word}: {error}");
-        // SHUT 1: the source's guest runs on.
+        // SHUT 1: the source's guest continues to run.
         assert!(answers.ends_with(&[0, 1, 0, 4, 0, 0, 0, 1]), "{word}: {answers:02x?}");
         assert_absent(&directory);
     }
@@ -425,10 +425,9 @@ fn image_is_sent_to_a_qemu_byte_for_byte() {
 
 #[test]
 fn stream_is_stored_in_any_form_before_the_source_is_told() {
-    use sterna_image::convert::{ConvertOptions, Target};
+    use sterna_image::convert::ConvertOptions;
     let mut stream = Stream::new(true);
-    for compression in [sterna_image::Compression::None, sterna_image::Compression::Zstd] {
-        let target = Target::bare(sterna_image::Form::Legacy, compression);
+    for target in [sterna_image::Format::Legacy, sterna_image::Format::LegacyZstd] {
         let directory = tempfile::tempdir().unwrap();
         let mut plan = plan(&directory);
         plan.convert = Some(ConvertOptions { target: Some(target), ..ConvertOptions::default() });
@@ -440,7 +439,7 @@ fn stream_is_stored_in_any_form_before_the_source_is_told() {
         let image = Image::open(&stored.path).unwrap();
         assert!(image.mapped().is_none());
         assert_eq!(image.shape().devices, stream.devices);
-        // Sent without fixed places, by way of a spool.
+        // Sent without fixed places, through a spool file.
         let again = tempfile::tempdir().unwrap();
         let receiving = reception(&again, &parameters(), Capabilities::default());
         let migration = sending(&stored.path, &receiving.address(), &parameters(), Capabilities::default());
@@ -468,7 +467,7 @@ fn image_cut_short_is_not_sent() {
     let target = tempfile::tempdir().unwrap();
     let receiving = reception(&target, &parameters(), Capabilities::default());
 
-    // Without a look at it before: it can be cut at any time.
+    // Without a check before sending, because the image can be cut at any time.
     let options = SendOptions { force_damaged: true, ..SendOptions::default() };
     let migration =
         send(image, &receiving.address(), &options, parameters(), Capabilities::default(), Arc::new(()));
@@ -488,7 +487,8 @@ fn damaged_image_is_sent_only_if_that_is_forced() {
     let (_directory, stored, _) = store(&mut stream);
     let path = stored.unwrap().path;
     let to: Address = "tcp:127.0.0.1:9".parse().unwrap();
-    // As a repair leaves it that wrote some bitmaps: RAM has no END, and a page lies under a clear bit.
+    // As after a repair that wrote only some bitmaps: RAM has no END, and a page has content although its bit is
+    // clear.
     let bitmap = Image::open(&path).unwrap().mapped().unwrap().blocks()[0].bitmap_offset;
     let file = std::fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();
     let mut bits = [0];

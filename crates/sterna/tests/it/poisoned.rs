@@ -1,5 +1,4 @@
-//! Pages that are known to have failed: no guest is handed over while there is one, whichever side has it and however
-//! late it was told.
+//! Pages with memory errors: no guest is handed over while a failed page is known, on either side and at any time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -11,9 +10,10 @@ use sterna::{
     Address, Arrival, Capabilities, Event, Hook, Incoming, Migration, MigrationError, Observer, Outcome,
     Parameters, SourceVm, SwitchoverStep, TargetVm, VmError,
 };
+use sterna_testing::SmallDisk;
 
 const PAGES: u64 = 500;
-/// The source has nothing in it.
+/// A page that is empty at the source.
 const EMPTY: u64 = 300;
 const FULL: u64 = 301;
 
@@ -69,7 +69,7 @@ fn run(
     (migration.wait(), incoming.wait())
 }
 
-/// The destination failed because of `page`, and the source's guest runs on.
+/// Asserts that the destination failed because of `page`, and the source's guest continues to run.
 fn assert_refused_there(outcome: &Outcome, arrival: &Arrival, page: u64) {
     let Outcome::Failed { error, held: false } = outcome else { panic!("{outcome:?}") };
     assert!(matches!(error, MigrationError::DestinationFailed(1)), "{error}");
@@ -77,7 +77,7 @@ fn assert_refused_there(outcome: &Outcome, arrival: &Arrival, page: u64) {
     assert_eq!(*pages, place_of(page));
 }
 
-/// The source failed because of `page`, and its guest runs on.
+/// Asserts that the source failed because of `page`, and its guest continues to run.
 fn assert_refused_here(outcome: &Outcome, arrival: &Arrival, page: u64) {
     let Outcome::Failed { error, held: false } = outcome else { panic!("{outcome:?}") };
     let MigrationError::Poisoned { pages, .. } = error else { panic!("{error}") };
@@ -85,7 +85,7 @@ fn assert_refused_here(outcome: &Outcome, arrival: &Arrival, page: u64) {
     assert!(matches!(arrival, Arrival::Failed(_)), "{arrival:?}");
 }
 
-/// Acts when all is loaded, before *prepare* is answered.
+/// Runs a callback when all state is loaded, before *prepare* is answered.
 struct Acts<F> {
     acquired: F,
     given_back: AtomicU32,
@@ -147,7 +147,7 @@ fn page_that_failed_at_the_destination_and_for_which_no_byte_came_is_noticed() {
 fn page_that_failed_where_a_guest_is_restored_is_noticed_before_the_guest_starts() {
     let directory = tempfile::tempdir().unwrap();
     for mapped_ram in [false, true] {
-        // Arrange.
+        // Arrange: an image of the guest.
         let at: Address = format!("file:{}/{mapped_ram}", directory.path().display()).parse().unwrap();
         let capabilities = Capabilities { mapped_ram, ..Capabilities::default() };
         let saved = start(&source(), &at, &parameters(), capabilities, Arc::new(())).wait();
@@ -159,7 +159,7 @@ fn page_that_failed_where_a_guest_is_restored_is_noticed_before_the_guest_starts
 
         let Arrival::Failed(MigrationError::Poisoned { pages, .. }) = &arrival else { panic!("{arrival:?}") };
         assert_eq!(*pages, place_of(EMPTY));
-        // The memory was given back, so that the next try has sound pages.
+        // The memory was given back, so that the next attempt has sound pages.
         let again = listen(&target, &at, &parameters(), capabilities).wait();
         assert!(matches!(again, Arrival::Completed(_)), "{again:?}");
     }
@@ -197,4 +197,23 @@ fn page_that_fails_at_the_source_while_the_destination_prepares_is_noticed_befor
         assert_refused_here(&outcome, &arrival, FULL);
         assert_eq!(hook.given_back.load(Ordering::SeqCst), 1);
     }
+}
+
+#[test]
+fn destination_whose_file_system_is_full_does_not_blame_the_memory() {
+    let test = "destination_whose_file_system_is_full_does_not_blame_the_memory";
+    let Some(disk) = SmallDisk::mount_for(test, 64 << 10) else { return };
+    let path = disk.path().join("ram");
+    let file = std::fs::File::options().read(true).write(true).create_new(true).open(path).unwrap();
+    file.set_len(PAGES * PAGE_SIZE as u64).unwrap();
+    let block = RamBlock::of_file("ram", PAGES * PAGE_SIZE as u64, file).unwrap();
+    let target = Plain::new(GuestRam::new(vec![block]).unwrap());
+    let (params, capabilities) = multifd(2);
+
+    let (outcome, arrival) = run(&source(), &target, &params, capabilities, Arc::new(()));
+
+    assert!(matches!(outcome, Outcome::Failed { held: false, .. }), "{outcome:?}");
+    let Arrival::Failed(error) = arrival else { panic!("{arrival:?}") };
+    assert!(matches!(error, MigrationError::Ram(_)), "{error}");
+    assert!(error.to_string().contains("has no space"), "{error}");
 }

@@ -1,4 +1,7 @@
-//! An image is served to a destination that misbehaves, stands still, or comes back: played by this test, byte by byte.
+//! An image is served to a destination that misbehaves, stalls, or reconnects. The test plays the destination byte by
+//! byte.
+
+mod images;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -6,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use sterna::postcopy::{
-    Access, GuestState, ImageOptions, Link, Purpose, ServeFailure, ServeOptions, ServedImage, Serving, Stage,
+    Access, GuestState, ImageOptions, Link, Purpose, ServeFailure, ServeOptions, ServedImage, Serving,
+    Silence, Stage,
 };
 use sterna::{MigrationError, StartError, WaitLimits};
 use sterna_image::{BlockShape, LegacyWriter, MappedOptions, MappedWriter, PageVisitor, RamShape, Shape};
@@ -30,12 +34,12 @@ fn shape() -> Shape {
     let blocks = NAMES.into_iter().zip(PAGES).map(block).collect();
     shape.ram = RamShape { section_id: 2, blocks, footers: true };
     shape.between = vec![8, 0, 11, 0, 0];
-    // FULL "cpu", and its footer.
+    // A FULL section "cpu" with its footer.
     shape.devices = b"\x04\0\0\0\x03\x03cpu\0\0\0\0\0\0\0\x01state\x7e\0\0\0\x03".to_vec();
     shape
 }
 
-/// A page's content: every third is zero in the image, every seventh is held and yet all zero.
+/// Content of a page. Every third page is absent and zero; every seventh is in the image although it is zero.
 fn content(block: usize, page: u64) -> Option<[u8; 4096]> {
     match page {
         page if page % 3 == 0 => None,
@@ -78,7 +82,7 @@ fn open(path: &Path) -> Arc<ServedImage> {
     Arc::new(ServedImage::open(path, &options).unwrap())
 }
 
-/// Gives a served image's end of each connection to the test.
+/// Connects a served image to the test: the test gets the other end of each connection.
 #[derive(Default)]
 struct Play(Mutex<Vec<Channel>>);
 
@@ -109,7 +113,7 @@ impl Link for Play {
     }
 }
 
-/// A destination that does what a test wants.
+/// A destination that the test plays.
 struct Destination {
     channel: Channel,
     came: Vec<Vec<Option<Vec<u8>>>>,
@@ -123,10 +127,19 @@ impl Destination {
         bytes
     }
 
+    /// All bytes up to and including `end`.
+    fn until(&self, end: &[u8]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        while !bytes.ends_with(end) {
+            bytes.extend(self.bytes(1));
+        }
+        bytes
+    }
+
     fn say(&self, message: &ReturnMessage) {
         let mut bytes = Vec::new();
         message.encode(&mut bytes).unwrap();
-        // Whoever is refused may be gone already.
+        // A refused connection may already be closed.
         let _ = self.channel.write_all(&bytes);
     }
 
@@ -134,9 +147,14 @@ impl Destination {
         self.say(&ReturnMessage::RequestPages { block: block.map(Into::into), start, length });
     }
 
-    /// Takes everything up to the package, and the package.
+    /// Reads everything up to and including the package, and reports that the devices were read.
     fn accept(&self) {
-        // Header, configuration, two commands, ADVISE, block list, an empty PART, PING: known to the byte.
+        self.accept_until_package();
+        self.say(&ReturnMessage::Pong(3));
+    }
+
+    fn accept_until_package(&self) {
+        // Header, configuration, two commands, ADVISE, block list, an empty PART, PING: all lengths are known.
         let opening = self.bytes(8 + 9 + 5 + 9 + 21 + 17 + 8 + 11 + 12 + 8 + 5 + 18 + 9);
         assert!(opening.ends_with(&[8, 0, 2, 0, 4, 0, 0, 0, 0x10]), "{opening:x?}");
         self.say(&ReturnMessage::Pong(1));
@@ -147,7 +165,7 @@ impl Destination {
         let length = u32::from_be_bytes(packaged[5..].try_into().unwrap());
         let package = self.bytes(length as usize);
         assert!(package.windows(5).any(|bytes| bytes == b"state"));
-        [2, 3].into_iter().for_each(|ping| self.say(&ReturnMessage::Pong(ping)));
+        self.say(&ReturnMessage::Pong(2));
     }
 
     fn load(&self) {
@@ -155,7 +173,7 @@ impl Destination {
         self.say(&ReturnMessage::Pong(0x42));
     }
 
-    /// Takes one section of RAM; false if it was the END, behind which EOF came.
+    /// Reads one section of RAM. Returns false if it was the END, which EOF follows.
     fn section(&mut self) -> bool {
         let kind = self.bytes(5)[0];
         while let Some((block, page, bytes)) = self.record() {
@@ -190,7 +208,7 @@ impl Destination {
         Some((self.last, (offset >> 12) as usize, bytes))
     }
 
-    /// Takes the rest and says that it has everything.
+    /// Reads the rest, and reports that everything has arrived.
     fn finish(mut self) {
         while self.section() {}
         self.say(&ReturnMessage::Shut(0));
@@ -272,7 +290,7 @@ fn pages_that_the_devices_need_are_sent_while_they_load() {
     serving.wait().unwrap();
 }
 
-/// What a destination says, and what it is told that it did.
+/// A destination's wrong messages, and the expected error.
 type Wrong = (Vec<ReturnMessage>, &'static str);
 
 #[test]
@@ -320,6 +338,42 @@ fn destination_that_refuses_before_the_devices_come_has_nothing() {
     let failure = serving.wait().unwrap_err();
 
     assert_eq!(failure.guest, GuestState::Nowhere, "{failure}");
+}
+
+/// Waits until the destination's silence has that meaning, or none.
+fn wait_for_silence(serving: &Serving, wanted: Option<Silence>) {
+    let begin = Instant::now();
+    while serving.statistics().silence != wanted {
+        assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", serving.statistics());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn destination_that_answers_nothing_or_loads_nothing_is_suspected_until_it_goes_on() {
+    let directory = tempfile::tempdir().unwrap();
+    let image = open(&mapped(directory.path()));
+    let (serving, play) = serve(&image, options());
+    let destination = play.next();
+
+    wait_for_silence(&serving, Some(Silence::ReadsNothing));
+
+    assert!(!serving.statistics().has_answered);
+    destination.accept();
+    wait_for_silence(&serving, None);
+    assert!(serving.statistics().has_answered);
+    destination.say(&ReturnMessage::Pong(0x42));
+    destination.finish();
+    serving.wait().unwrap();
+
+    let (serving, play) = serve(&image, options());
+    let destination = play.next();
+    destination.accept_until_package();
+    wait_for_silence(&serving, Some(Silence::LoadsNothing));
+    [3, 0x42].into_iter().for_each(|ping| destination.say(&ReturnMessage::Pong(ping)));
+    destination.finish();
+    serving.wait().unwrap();
+    assert_eq!(serving.statistics().silence, None);
 }
 
 #[test]
@@ -384,7 +438,7 @@ fn destination_that_never_reads_is_given_up_and_others_are_served_meanwhile() {
     drop(silent);
 }
 
-/// Answers the questions of a recovery; the destination has the first `have` pages of each block.
+/// Answers the questions of a recovery. The destination has the first `have` pages of each block.
 fn recover(destination: &Destination, have: usize, size: u64) {
     for (name, pages) in NAMES.into_iter().zip(PAGES) {
         let question = destination.bytes(5 + 1 + name.len());
@@ -415,7 +469,7 @@ fn destination_that_comes_back_gets_exactly_what_it_lacks() {
 
     let mut again = play.next();
     recover(&again, 20, 0);
-    // The test's own pages, as if they had come.
+    // Writes the test's own pages, as if they had arrived.
     for block in 0..2 {
         for page in 0..20 {
             again.came[block][page] = Some(content(block, page as u64).unwrap_or([0; 4096]).to_vec());
@@ -465,7 +519,7 @@ fn stop_leaves_a_guest_that_lacks_pages_for_another_server() {
     let (serving, play) = serve(&image, ServeOptions { preempt: true, ..options() });
     let destination = play.next();
     std::thread::scope(|scope| {
-        // The channel for requested pages comes when the machine is accepted.
+        // The channel for requested pages connects when the machine is accepted.
         scope.spawn(|| destination.load());
     });
     while serving.statistics().stage != Stage::Active {
@@ -477,42 +531,4 @@ fn stop_leaves_a_guest_that_lacks_pages_for_another_server() {
     let failure = serving.wait().unwrap_err();
     assert!(matches!(failure.error, MigrationError::Cancelled), "{failure}");
     assert_eq!(failure.guest, GuestState::NeedsImage);
-}
-
-#[test]
-fn images_that_cannot_be_served_are_refused_with_the_cure() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("shared");
-    let mut shape = shape();
-    shape.configuration.capabilities.push("x-ignore-shared".into());
-    shape.ram.blocks.iter_mut().for_each(|block| block.address = Some(0));
-    let mut writer = LegacyWriter::new(Vec::new(), "memory", &shape).unwrap();
-    give(&mut writer);
-    std::fs::write(&path, writer.finish(&shape).unwrap()).unwrap();
-
-    let refused = ServedImage::open(&path, &ImageOptions::default()).err().unwrap();
-
-    assert!(matches!(&refused, StartError::Image(why) if why.contains("without --lazy")), "{refused}");
-}
-
-#[test]
-fn image_of_a_machine_on_huge_pages_is_not_served() {
-    for page_bytes in [2 << 20, 1 << 30] {
-        let directory = tempfile::tempdir().unwrap();
-        let mut shape = shape();
-        shape.ram.blocks[0].host_page_bytes = Some(page_bytes);
-        let path = directory.path().join("legacy");
-        let mut writer = LegacyWriter::new(Vec::new(), "memory", &shape).unwrap();
-        give(&mut writer);
-        std::fs::write(&path, writer.finish(&shape).unwrap()).unwrap();
-
-        let refused = ServedImage::open(&path, &ImageOptions::default()).err().expect("it is refused");
-
-        let refused = refused.to_string();
-        assert!(
-            refused.contains("\"m0\" was in huge pages, and QEMU's postcopy needs the same"),
-            "{refused}"
-        );
-        assert!(refused.contains("restore it without --lazy"), "{refused}");
-    }
 }

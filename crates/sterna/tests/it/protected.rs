@@ -1,10 +1,11 @@
-//! A guest of this process that a standby protects: checkpoints while it writes, and what the last one is worth.
+//! A guest of this process that a standby protects: checkpoints while it writes, and takeovers from the last one.
 
 mod copied;
 mod delta;
 mod in_flight;
 mod led;
 mod link;
+mod outlasted;
 mod sides;
 mod slow;
 mod summary;
@@ -37,7 +38,7 @@ fn guest_that_writes_is_handed_over_whole_with_its_last_checkpoint() {
         Way { lanes: 2, compression: Compression::Zstd, ..PLAIN },
         Way { lanes: 2, compression: Compression::Zlib, ..PLAIN },
         Way { lanes: 8, compression: Compression::Zstd, ..PLAIN },
-        // Nothing is staged: the guest stands until all is sent.
+        // The buffer is too small, so the guest is paused until a checkpoint is sent.
         Way { buffer_bytes: 4096, ..PLAIN },
         Way { lanes: 2, buffer_bytes: 4096, ..PLAIN },
         Way { delta: true, ..PLAIN },
@@ -70,7 +71,7 @@ fn guest_that_writes_is_handed_over_whole_with_its_last_checkpoint() {
         assert!(matches!(last, standby::Outcome::Running(_)), "{way:?}: {last:?}");
         assert!(gate.wait_until_empty(PATIENCE));
         assert_eq!(*said.lock(), b"last words");
-        // Whoever counts bytes misses none, whether they left before the last checkpoint or not.
+        // A reader that counts bytes misses none, whether they left before the last checkpoint or not.
         let (position, again) = pair.said_again.lock().clone();
         assert!(
             position as usize + again.len() == 10 && b"last words".ends_with(&again),
@@ -92,7 +93,7 @@ fn primary_that_loses_the_claim_stands_and_the_standbys_guest_is_whole() {
         let gate =
             Arc::new(ByteGate::new(1 << 20, move |bytes| writes.lock().extend_from_slice(bytes)).unwrap());
         let terms = Terms { lease: Duration::from_secs(3), ..TERMS };
-        // The interval after these is long: what is said in it is never held.
+        // The interval afterwards is long, so the output in it never belongs to a held checkpoint.
         let pair = protect(writer(), &Way { lanes, delta, ..PLAIN }, terms, gate.clone());
         pair.wait_for_held(20);
         pair.primary.set_checkpoint_delay(Duration::from_secs(600)).expect("long enough");
@@ -122,9 +123,9 @@ fn protection_that_ends_leaves_the_guest_here_and_it_can_be_protected_again() {
     let pair = protect(writer(), &PLAIN, TERMS, Arc::new(NoOutput));
     pair.wait_for_held(3);
     assert!(pair.primary.migration().cancel().is_err(), "the standby has to be asked");
-    // Operators stop it and let it run between checkpoints.
+    // Operators pause and resume the guest between checkpoints.
     for _ in 0..20 {
-        // As the monitor does: a checkpoint's pause is not undone, and does not undo this.
+        // Like the monitor: an operator's call does not undo a checkpoint's pause, nor the other way round.
         let operator = |act: &dyn Fn() -> Result<(), sterna::VmError>| {
             pair.guest.ram().while_free(act).expect("it is free").expect("done");
         };
@@ -132,7 +133,7 @@ fn protection_that_ends_leaves_the_guest_here_and_it_can_be_protected_again() {
         assert_eq!(pair.guest.run_state(), RunState::Paused);
         operator(&|| pair.guest.cont());
     }
-    // The standby closes all connections when it says its last word.
+    // The standby closes all connections when it sends its last message.
     pair.link.knobs.words_are_late.store(true, Ordering::SeqCst);
 
     let ended = pair.primary.unprotect();
@@ -140,7 +141,7 @@ fn protection_that_ends_leaves_the_guest_here_and_it_can_be_protected_again() {
 
     assert_eq!(pair.primary.wait(), primary::Outcome::Alone(primary::Because::Never));
     assert_lives_on(&pair.guest);
-    // The standby lets go of its place after it has said that it will.
+    // The standby releases its place after it has announced that.
     wait_for("the end at the standby", || pair.there.ram().custody() == Custody::NoGuest);
     drop(pair.standby);
     let config = writer();
@@ -152,7 +153,7 @@ fn protection_that_ends_leaves_the_guest_here_and_it_can_be_protected_again() {
 
 #[test]
 fn guest_that_writes_faster_than_the_link_carries_is_protected_all_the_same() {
-    // 16 MiB that change within 0.4 s, and 32 MiB/s.
+    // 16 MiB that change within 0.4 s, over 32 MiB/s.
     let (guest, way) =
         (writer(), Way { bandwidth_bytes: 32 << 20, downtime_limit: Duration::from_millis(20), ..PLAIN });
     let pair = protect(guest, &way, TERMS, Arc::new(NoOutput));
@@ -164,7 +165,7 @@ fn guest_that_writes_faster_than_the_link_carries_is_protected_all_the_same() {
     assert_lives_on(&pair.guest);
 }
 
-/// Says that it is about to be closed, and waits until that is heard.
+/// Signals that it is about to be closed, and waits until the test has received that.
 struct AskingGate {
     gate: ByteGate,
     closes: Mutex<(Sender<()>, Receiver<()>)>,
@@ -246,7 +247,7 @@ fn guest_that_cannot_go_on_after_the_seeding_is_protected_by_nobody_and_goes_on_
 
 #[test]
 fn first_checkpoint_follows_the_seeding_at_once_in_every_mode() {
-    // None is due for ten minutes.
+    // No checkpoint is due for ten minutes.
     let delay = 10 * PATIENCE;
     for mode in [CheckpointMode::Interval, CheckpointMode::Output(delay), CheckpointMode::Load(1)] {
         for (lanes, in_flight) in [(0, 1), (2, 3)] {
@@ -269,7 +270,7 @@ fn output_brings_checkpoints_forward_and_silence_none() {
     pair.wait_for_held(1);
     pair.primary.set_checkpoint_mode(CheckpointMode::Output(Duration::from_millis(2)));
     pair.primary.set_checkpoint_delay(Duration::from_secs(600)).expect("long enough");
-    // One is asked for by the new interval; one may be under way.
+    // The new interval requests one checkpoint; another one may be in progress.
     let quiet = || {
         let before = pair.primary.statistics();
         std::thread::sleep(Duration::from_millis(200));
@@ -298,7 +299,7 @@ fn guest_stands_for_no_more_than_the_share_that_is_set() {
 
     let statistics = pair.primary.statistics();
     assert!(statistics.pause_p50 > Duration::ZERO, "{statistics:?}");
-    // The pauses' mean, of which the last ones count most, is never shorter than the shortest.
+    // The mean of the pauses, in which the last ones count most, is never below the shortest.
     wait_for("a longer interval", || {
         let statistics = pair.primary.statistics();
         statistics.interval > PLAIN.delay && statistics.interval <= statistics.pause_most * 100
@@ -341,14 +342,14 @@ fn connection_that_breaks_anywhere_leaves_the_guest_on_exactly_one_side() {
             cut_after: Some(random.i64(1..[200, 3000][turn / 2 % 2])),
             ..PLAIN
         };
-        // Writes that userfaultfd tracks cannot be held.
+        // Writes that are tracked by userfaultfd cannot be blocked at the same time.
         let config =
             ProcessConfig { tracking: [Tracking::Software, Tracking::Automatic][turn % 3 / 2], ..writer() };
         let Ok(pair) = try_protect((config.clone(), config), &way, terms, Arc::new(NoOutput)) else {
-            // Nobody was greeted.
+            // No standby was greeted.
             continue;
         };
-        // The arbiter gives the claim to whoever asks first, or favours the standby.
+        // The arbiter gives the claim to the side that asks first, or favours the standby.
         if turn % 3 == 0 {
             pair.arbiter.1.lock().side = Some("standby");
         }
@@ -366,7 +367,7 @@ fn connection_that_breaks_anywhere_leaves_the_guest_on_exactly_one_side() {
                 assert_lives_on(&pair.there);
                 ends[1] += 1;
             }
-            // In the seeding.
+            // The failure happened during the seeding.
             primary::Outcome::Failed(_) => {
                 assert_lives_on(&pair.guest);
                 assert_ne!(pair.there.run_state(), RunState::Running);
@@ -375,7 +376,7 @@ fn connection_that_breaks_anywhere_leaves_the_guest_on_exactly_one_side() {
             other => panic!("{way:?}: {other:?}"),
         }
     }
-    // Which ends come, and how often, hangs on the host's speed.
+    // The kinds of ends, and their numbers, depend on the host's speed.
     eprintln!("alone, lost, failed: {ends:?}");
 }
 
@@ -393,7 +394,7 @@ fn standby_of_another_shape_is_refused_and_the_guest_runs_on() {
 
         assert!(matches!(pair.primary.wait(), primary::Outcome::Failed(_)));
 
-        // It may be discarded before the seeding's end says why.
+        // It may be discarded before the end of the seeding reports the reason.
         wait_for(says, || format!("{:?}", pair.standby.state()).contains(says));
         assert_lives_on(&pair.guest);
     }

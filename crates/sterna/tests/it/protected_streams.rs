@@ -1,4 +1,4 @@
-//! What a protected guest has besides memory: a disk whose content travels, and packets.
+//! A protected guest's state besides memory: a disk whose content is sent, and packets.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -22,7 +22,8 @@ use crate::support::bank::Bank;
 const BLOCK: usize = 4096;
 const BLOCKS: u64 = 32;
 
-/// A disk to which a thread writes one number after the other, into the next block, while the guest runs. Its section has the last number.
+/// A disk. While the guest runs, a thread writes consecutive numbers into consecutive blocks. Its section contains
+/// the last number.
 #[derive(Default)]
 struct Disk(Mutex<State>);
 
@@ -34,11 +35,11 @@ struct State {
     dirty: BTreeSet<u64>,
     limit: Option<(u64, AskCheckpoint)>,
     is_saved: bool,
-    /// What it reads is of no disk.
+    /// Whether its stream contains bytes of no disk.
     lies: bool,
-    /// Its section can be neither saved nor loaded.
+    /// Whether saving and loading its section fail.
     is_broken: bool,
-    /// Of a record that came in part.
+    /// Bytes of a record that has arrived in part.
     rest: Vec<u8>,
 }
 
@@ -56,7 +57,7 @@ impl Disk {
         this
     }
 
-    /// Writes as long as somebody else has the disk.
+    /// Writes in a new thread, until all other handles of the disk are dropped.
     fn write_all_the_time(self: &Arc<Self>) {
         let disk = Arc::downgrade(self);
         std::thread::spawn(move || {
@@ -89,7 +90,7 @@ impl Disk {
         self.0.lock().number
     }
 
-    /// Every block has the last number that belongs there, as of the section.
+    /// Asserts that every block has the last number that belongs there, according to the section.
     fn assert_of_one_moment(&self) {
         let state = self.0.lock();
         let last = |block: u64| (0..=state.number).rev().find(|number| number % BLOCKS == block).unwrap_or(0);
@@ -138,7 +139,7 @@ impl DeviceStream for Disk {
             let block = if state.lies { BLOCKS } else { block };
             to[read..read + 8].copy_from_slice(&block.to_be_bytes());
             to[read + 8..read + 16].copy_from_slice(&number.to_be_bytes());
-            // As footers of sections look.
+            // Bytes that look like footers of sections.
             to[read + 16..read + 16 + BLOCK].fill(0x7e);
             read += 16 + BLOCK;
         }
@@ -200,7 +201,7 @@ impl EpochStream for Disk {
     }
 }
 
-/// One way to the device that others have, too.
+/// A second handle of a device.
 struct Handle(Arc<Disk>);
 
 impl Device for Handle {
@@ -221,7 +222,7 @@ impl Device for Handle {
     }
 }
 
-/// A guest with further devices, of which one may be a disk that runs and stands with it.
+/// A guest with further devices. One of them may be a disk that runs and stops with the guest.
 struct Extended {
     guest: Arc<ProcessGuest>,
     disk: Option<Arc<Disk>>,
@@ -289,7 +290,7 @@ impl TargetVm for Extended {
     }
 }
 
-/// Protects a guest with a disk; its standby has one, too.
+/// Protects a guest with a disk. Its standby has a disk, too.
 fn protect_disk(way: &Way, terms: Terms) -> Result<(Pair, [Arc<Disk>; 2]), ProtectError> {
     let (guest, _) = pair(&writer());
     let there = ProcessGuest::waiting(writer()).expect("destination");
@@ -312,7 +313,7 @@ fn disk_of_the_survivor_is_of_the_moment_of_its_devices_wherever_the_connection_
         let cut_after = Some(random.i64(200..2500));
         let way = Way { lanes: [0, 2][turn % 2], cut_after, ..PLAIN };
         let Ok((pair, [here, there])) = protect_disk(&way, terms) else { continue };
-        // A standby that holds nothing never asks for the claim.
+        // A standby without a held checkpoint never asks for the claim.
         let holds = || pair.primary.statistics().held > 0;
         wait_for("a checkpoint, or the end", || holds() || pair.primary.state().outcome.is_some());
         if turn % 4 != 3 && holds() {
@@ -385,7 +386,7 @@ fn device_that_cannot_be_loaded_claims_nothing_and_is_taken_over_when_it_can() {
     let (pair, [_, there]) = protect_disk(&PLAIN, terms).expect("protected");
     pair.wait_for_held(10);
     there.0.lock().is_broken = true;
-    // The primary stands: it does not reach the arbiter.
+    // The primary's guest is paused, because the primary does not reach the arbiter.
     *pair.arbiter.0.lock() = Some("standby");
 
     pair.link.knobs.cut.store(0, Ordering::SeqCst);
@@ -463,7 +464,7 @@ fn device_whose_stream_knows_no_epochs_is_refused_by_name() {
     assert_lives_on(&guest);
 }
 
-/// See [`Handle`].
+/// Another handle of a bank, like [`Handle`].
 struct BankDevice(Arc<Bank>);
 
 impl Device for BankDevice {
@@ -489,7 +490,7 @@ fn planned_takeover_lets_every_packet_out_before_the_other_side_has_the_guest() 
     let gate = PacketGate::new(1 << 20).unwrap();
     let sent = Arc::<Mutex<Vec<u8>>>::default();
     let sends = Arc::clone(&sent);
-    // A slow network.
+    // Sending a packet needs time, as on a slow network.
     let send = move |packet: &[u8]| {
         std::thread::sleep(Duration::from_millis(20));
         sends.lock().push(packet[0]);
@@ -514,7 +515,7 @@ fn full_gate_of_packets_asks_for_the_checkpoint_that_lets_them_leave() {
     let lane = gate.lane(send, move || {
         tells.fetch_add(1, Ordering::SeqCst);
     });
-    // Behind the first no checkpoint is due for ten minutes.
+    // After the first checkpoint, none is due for ten minutes.
     let way = Way { delay: Duration::from_secs(600), ..PLAIN };
     let pair = protect(writer(), &way, TERMS, Arc::new(gate));
     pair.wait_for_held(1);

@@ -1,6 +1,7 @@
-//! Migrations over RDMA from end to end, on adapters inside the process: lanes, devices, guests that write.
+//! Complete migrations over RDMA, on adapters inside the process: lanes, devices, guests that write.
 
-use std::sync::Arc;
+use std::net::SocketAddr;
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use sterna::{
@@ -9,11 +10,13 @@ use sterna::{
 };
 use sterna_guests::process::{ProcessConfig, ProcessGuest, StopPoint, Tracking};
 use sterna_guests::{Fill, Pattern};
+use sterna_transport::CancelFlag;
 use sterna_transport::rdma::double::{Host, Network, Settings};
+use sterna_transport::rdma::{AdapterInfo, Fabric, Listener, RdmaError, Route};
 
 use crate::common;
 
-/// Two hosts.
+/// Two hosts in one simulated RDMA network.
 struct Hosts {
     network: Network,
     source: Host,
@@ -35,7 +38,7 @@ impl Hosts {
     }
 }
 
-/// Of one side.
+/// Settings of one side.
 fn params(host: &Host, lanes: u8) -> (Parameters, Capabilities) {
     let (mut params, capabilities) = common::multifd(lanes.max(1));
     params.rdma.fabric = Some(Arc::new(host.clone()));
@@ -52,7 +55,8 @@ fn guests(config: &ProcessConfig) -> (Arc<ProcessGuest>, Arc<ProcessGuest>) {
     (source, ProcessGuest::waiting(config.clone()).unwrap())
 }
 
-/// A guest that writes as fast as it can while round follows round: a page of the next round must never overtake itself.
+/// A guest that writes at full speed during many rounds: a page of a later round must never be overwritten by an
+/// earlier one.
 #[test]
 fn guest_under_full_tide_is_one_cut_over_any_number_of_lanes() {
     for (seed, lanes) in [(1, 0), (2, 1), (3, 2), (4, 4)] {
@@ -80,7 +84,7 @@ fn guest_under_full_tide_is_one_cut_over_any_number_of_lanes() {
         )
         .unwrap();
         let (mut params, capabilities) = params(&hosts.source, lanes);
-        // Nothing fits, so round follows round, until it is changed below.
+        // No page fits this limit, so rounds continue until it is changed below.
         params.downtime_limit = Duration::ZERO;
         let vm = Arc::clone(&source) as Arc<dyn SourceVm>;
         let migration =
@@ -99,7 +103,7 @@ fn guest_under_full_tide_is_one_cut_over_any_number_of_lanes() {
         assert_eq!((rdma.in_flight_bytes, rdma.pinned_bytes), (0, 0), "{rdma:?}");
         assert!(rdma.written_bytes >= 16 << 20, "{rdma:?}");
         assert_eq!(statistics.channels, u32::from(lanes.max(1)));
-        // The payload of pages went by WRITEs: on lanes only headers went in messages.
+        // Pages were written by WRITEs. Messages of lanes contained only headers.
         let sent = hosts.network.counts().send_bytes;
         assert!(sent < rdma.written_bytes / 4, "{sent} bytes in messages, {rdma:?}");
         drop((incoming, migration));
@@ -142,5 +146,75 @@ fn compression_over_lanes_is_refused_with_the_reason() {
         Migration::start(source, &"rdma:10.0.0.2:1".parse().unwrap(), params, capabilities, Arc::new(()));
 
     assert!(matches!(refused.err(), Some(StartError::Settings(SettingsError::RdmaIsUncompressed))));
+    hosts.assert_empty();
+}
+
+/// A host whose connections get no route until [`Meeting::LANES`] wait for one. These are the lanes, which connect
+/// after the other connections are open.
+#[derive(Debug)]
+struct Meeting {
+    host: Host,
+    /// Number of routes for connections that precede the lanes.
+    before: Mutex<usize>,
+    waiting: Mutex<usize>,
+    more: Condvar,
+}
+
+impl Meeting {
+    const LANES: usize = 4;
+    /// The main connection and the return path.
+    const BEFORE: usize = 2;
+}
+
+impl Fabric for Meeting {
+    fn adapters(&self) -> Result<Vec<AdapterInfo>, RdmaError> {
+        self.host.adapters()
+    }
+    fn listen(&self, address: SocketAddr, backlog: u32) -> Result<Arc<dyn Listener>, RdmaError> {
+        self.host.listen(address, backlog)
+    }
+    fn resolve(
+        &self,
+        address: SocketAddr,
+        limit: Duration,
+        cancel: &CancelFlag,
+    ) -> Result<Box<dyn Route>, RdmaError> {
+        let mut before = self.before.lock().unwrap();
+        if *before < Self::BEFORE {
+            *before += 1;
+            return self.host.resolve(address, limit, cancel);
+        }
+        drop(before);
+        let mut waiting = self.waiting.lock().unwrap();
+        *waiting += 1;
+        self.more.notify_all();
+        let all = |waiting: &mut usize| *waiting < Self::LANES;
+        let (waiting, ended) = self.more.wait_timeout_while(waiting, Duration::from_secs(20), all).unwrap();
+        assert!(!ended.timed_out(), "lanes connect one after another: {waiting} at the same time");
+        drop(waiting);
+        self.host.resolve(address, limit, cancel)
+    }
+}
+
+#[test]
+fn lanes_are_connected_in_parallel() {
+    let hosts = Hosts::new(Settings::new());
+    let (source, target) = guests(&ProcessConfig::default());
+    let (of_target, capabilities) = params(&hosts.destination, Meeting::LANES as u8);
+    let vm = Arc::clone(&target) as Arc<dyn TargetVm>;
+    let incoming = Incoming::listen(vm, &at(), of_target, capabilities, Arc::new(())).unwrap();
+    let (mut of_source, capabilities) = params(&hosts.source, Meeting::LANES as u8);
+    of_source.rdma.fabric = Some(Arc::new(Meeting {
+        host: hosts.source.clone(),
+        before: Mutex::default(),
+        waiting: Mutex::default(),
+        more: Condvar::new(),
+    }));
+
+    let migration =
+        Migration::start(source, &incoming.address(), of_source, capabilities, Arc::new(())).unwrap();
+
+    common::assert_arrived(&migration.wait(), &incoming.wait(), &target);
+    drop((incoming, migration));
     hosts.assert_empty();
 }

@@ -1,9 +1,8 @@
-//! A guest goes into a file and comes out of it: whole, or not at all.
+//! A guest is saved to a file and restored from it: completely, or not at all.
 
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::common::*;
@@ -13,13 +12,14 @@ use sterna::{
 };
 use sterna_guests::model::Fill;
 use sterna_guests::process::{ProcessConfig, ProcessGuest};
+use sterna_testing::SmallDisk;
 
-/// A directory on a disk (the build's), where direct I/O can be had as a rule.
+/// A directory on a disk (the build's), where direct I/O is usually supported.
 fn on_disk() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
 
-/// A guest whose memory is full of bytes, some of it zero.
+/// A guest whose memory is full of data, with some zero pages.
 fn dense() -> ProcessConfig {
     let blocks = vec![("ram.low".into(), 12 << 20), ("ram.high".into(), 4 << 20)];
     ProcessConfig { blocks, fill: Fill::Half(7), ..config() }
@@ -249,10 +249,13 @@ fn cancelled_save_leaves_no_file_and_the_guest_runs_on() {
 
 #[test]
 fn full_disk_fails_with_its_reason_and_the_guest_runs_on() {
-    // Too small for the first bytes, for the pages, and for what follows them (half of the pages are zero).
+    // File sizes that end within the first bytes, the pages, and the bytes after them (half of the pages are zero).
     let ram = Vm::ram(running(&dense()).as_ref()).total_bytes();
     for size in [4096, 1 << 20, ram / 2 - 8192, ram / 2] {
-        let Some(small) = SmallDisk::mount(size) else { return };
+        let Some(small) = SmallDisk::mount_for("full_disk_fails_with_its_reason_and_the_guest_runs_on", size)
+        else {
+            return;
+        };
         let path = small.path().join("image");
         for (way, params, capabilities) in ways() {
             let source = running(&dense());
@@ -264,7 +267,7 @@ fn full_disk_fails_with_its_reason_and_the_guest_runs_on() {
                     assert_lives_on(&source);
                     assert_eq!(names(small.path()).len(), 0, "{way}, {size}");
                 }
-                // Pages that the guest has not written yet may be zero still.
+                // Pages that the guest has not written yet may still be zero.
                 Outcome::Completed if size >= ram / 2 - 8192 => std::fs::remove_file(&path).unwrap(),
                 outcome => panic!("{way}, {size}: {outcome:?}"),
             }
@@ -283,7 +286,7 @@ fn file_cut_anywhere_is_refused_and_the_whole_one_loads_after_it() {
         let whole = std::fs::read(&path).unwrap();
         let cut = directory.path().join("cut");
         let target = ProcessGuest::waiting(dense()).unwrap();
-        // The description behind EOF is not needed; it begins with 06 and its length.
+        // The description after EOF is not needed. It begins with 06 and its length.
         let text = whole.iter().rposition(|byte| *byte == b'{').map(|_| description_bytes(&whole)).unwrap();
         let eof = whole.len() - text - 5;
         let mut lengths = vec![0, 4, 8, 20, 60, 100, 4096, 1 << 20, eof - 1, eof - 2, eof - 100, eof - 4096];
@@ -317,13 +320,13 @@ fn file_with_any_byte_of_its_structure_changed_never_crashes_the_loader() {
     let seed = sterna_testing::seed("save");
     let mut random = fastrand::Rng::with_seed(seed);
     for _ in 0..60 {
-        // The head, where offsets and lengths are, and the tail.
+        // In the head, which contains offsets and lengths, and in the tail.
         let place = random.u64(..600);
         let place = if random.bool() { place } else { length - 1 - place };
         let mut byte = [0];
         image.read_exact_at(&mut byte, place).unwrap();
         image.write_all_at(&[byte[0] ^ 1 << random.u8(..8)], place).unwrap();
-        // It may load (a bit of a device's counter, of the description); it must end.
+        // Loading may succeed (a bit of a device's counter, or of the description); it must end.
         let (_, arrival) = try_load(&target, &file(&path, 0), &params, capabilities)
             .unwrap_or_else(|error| panic!("STERNA_SEED={seed}: byte {place}: {error}"));
         image.write_all_at(&byte, place).unwrap();
@@ -400,7 +403,8 @@ fn settings_that_do_not_fit_a_file_are_refused() {
 
 #[test]
 fn missing_direct_io_is_told_and_done_without_or_refused() {
-    // A file system without direct I/O is not at hand everywhere: /proc takes no files, so only reading is tried.
+    // A file system without direct I/O is not available everywhere. /proc is one, but files cannot be created there,
+    // so only reading is tested.
     let target = ProcessGuest::waiting(config()).unwrap();
     let at = file(Path::new("/proc/self/status"), 0);
     let mapped = Capabilities { mapped_ram: true, ..Capabilities::default() };
@@ -418,7 +422,7 @@ fn missing_direct_io_is_told_and_done_without_or_refused() {
     assert!(log.events().iter().any(told));
 }
 
-/// Bytes of the description at the end: `06`, a length, and so many bytes.
+/// Bytes of the description at the end: `06`, a length, and the text.
 fn description_bytes(file: &[u8]) -> usize {
     (5..file.len())
         .find(|&length| {
@@ -429,36 +433,4 @@ fn description_bytes(file: &[u8]) -> usize {
             length_field == Some(length) && file.get(at.wrapping_sub(5)) == Some(&6) && file[at] == b'{'
         })
         .expect("a description")
-}
-
-/// A file system of its own, gone when it is dropped.
-struct SmallDisk(tempfile::TempDir);
-
-impl SmallDisk {
-    fn mount(bytes: u64) -> Option<Self> {
-        let directory = tempfile::tempdir().unwrap();
-        let mut command = std::process::Command::new("mount");
-        command.args(["-t", "tmpfs", "-o", &format!("size={bytes}"), "tmpfs"]).arg(directory.path());
-        if command.stderr(std::process::Stdio::null()).status().is_ok_and(|status| status.success()) {
-            return Some(Self(directory));
-        }
-        static ONCE: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
-        if !ONCE.swap(true, Ordering::Relaxed) {
-            #[allow(clippy::print_stderr, reason = "says that it was skipped")]
-            {
-                eprintln!("SKIPPED full_disk_fails_with_its_reason_and_the_guest_runs_on: no right to mount");
-            }
-        }
-        None
-    }
-
-    fn path(&self) -> &Path {
-        self.0.path()
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        let _ = std::process::Command::new("umount").arg(self.0.path()).status();
-    }
 }

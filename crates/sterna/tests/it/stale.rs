@@ -1,5 +1,5 @@
-//! What a former migration left in the destination's memory does not survive the next one, whatever the kernel
-//! refuses.
+//! Content that an earlier migration left in the destination's memory does not survive the next migration, whatever
+//! the kernel refuses.
 
 use std::process::Command;
 use std::sync::{Arc, Mutex};
@@ -29,12 +29,12 @@ fn run(
     is_given_up: bool,
 ) -> (Outcome, Arrival) {
     let any: Address = "tcp:127.0.0.1:0".parse().unwrap();
-    // What is there is not wanted any more.
+    // The guest that has arrived is discarded.
     target.ram.has_no_guest().unwrap();
     let vm: Arc<dyn TargetVm> = Arc::clone(target) as _;
     let incoming = Incoming::listen(vm, &any, params.clone(), capabilities, Arc::new(())).unwrap();
     if is_given_up {
-        // The destination gives up when all of RAM but the devices has come.
+        // The destination cancels when all of RAM has arrived, and the devices have not.
         let stop = Mutex::new(Some(incoming.clone()));
         source.at_last(move |_| stop.lock().unwrap().take().unwrap().cancel().unwrap());
     }
@@ -44,7 +44,7 @@ fn run(
     (migration.wait(), incoming.wait())
 }
 
-/// A guest that is written to here and there, with zero pages alone, in runs and in long ranges.
+/// A guest with some written pages, and zero pages between them: single ones, runs, and long ranges.
 fn sparse_source(backing: Backing) -> Arc<Plain> {
     let source = plain(backing);
     (0..PAGES).filter(|page| page % 7 == 0 && *page < 3000).for_each(|page| source.write(page, 3));
@@ -67,7 +67,7 @@ fn ways() -> Vec<(Parameters, Capabilities)> {
 fn nothing_survives(backing: Backing) {
     for (params, capabilities) in ways() {
         for is_given_up in [true, false] {
-            // Arrange: a migration that fails, or completes, after every page came with content.
+            // Arrange: a migration that fails, or completes, after every page arrived with content.
             let (first, target) = (plain(backing), plain(backing));
             (0..PAGES).for_each(|page| first.write(page, 9));
             let (outcome, _) = run(&first, &target, &params, capabilities, is_given_up);
@@ -97,7 +97,7 @@ fn stale_pages_of_a_former_migration_are_cleared() {
 
 #[test]
 fn stale_pages_in_locked_memory_are_cleared() {
-    // All memory of a process is locked, so this one does nothing else.
+    // All memory of the process gets locked, so this process runs nothing else.
     if std::env::var_os(ALONE).is_none() {
         let name = std::thread::current().name().unwrap().to_owned();
         let alone = Command::new(std::env::current_exe().unwrap())

@@ -1,4 +1,4 @@
-//! Migrations over TLS, and the ways in which credentials do not fit.
+//! Migrations over TLS, and credentials that do not match.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 
 use crate::certificates::{Authority, Wanted, directory_of, good_directory};
 use crate::common::{self, Log, assert_arrived, assert_lives_on, config, multifd, pair, parameters};
+use crate::delay::{as_it_comes, network};
 use crate::support;
 use crate::support::proxy::{Proxy, Verdict, Way};
 use crate::support::{eventually, vm, vms, warnings};
 use sterna::{
     Authorization, Capabilities, Event, Fault, Incoming, Observer, Outcome, Parameters, Status, Tls,
-    TlsCredentials, TlsEndpoint, Vm,
+    TlsCredentials, TlsEndpoint, Vm, WaitLimits,
 };
 
 fn tls(directory: &Path, endpoint: TlsEndpoint) -> Tls {
@@ -23,7 +24,7 @@ fn with(params: &Parameters, tls: Tls) -> Parameters {
     Parameters { tls: Some(tls), ..params.clone() }
 }
 
-/// A guest arrives with these settings, TLS on both sides.
+/// Asserts that a guest arrives with these settings, with TLS on both sides.
 fn arrives(params: &Parameters, capabilities: Capabilities) {
     let directory = good_directory();
     let here = with(params, tls(directory.path(), TlsEndpoint::Client));
@@ -65,8 +66,32 @@ fn tls_compressed_multifd_carries_a_writing_guest() {
     arrives(&params, capabilities);
 }
 
-/// The source must fail and say `words`, with this fault; the destination waits on and says `theirs` as a
-/// warning.
+/// Each handshake takes a second. In sequence, they would take longer than the destination waits for the main
+/// channel.
+#[test]
+fn many_tls_channels_over_a_slow_line_connect_side_by_side() {
+    const CHANNELS: u8 = 24;
+    let directory = good_directory();
+    let limits = WaitLimits { setup: Duration::from_secs(30), ..common::LIMITS };
+    let (params, capabilities) = multifd(CHANNELS);
+    let params = Parameters { limits, downtime_limit: Duration::from_secs(10), ..params };
+    let there = with(&params, tls(directory.path(), TlsEndpoint::Server));
+    let here = with(&params, tls(directory.path(), TlsEndpoint::Client));
+    let (source, target) = pair(&config());
+    let incoming = common::listen(&target, &there, capabilities);
+    let delays = vec![Duration::from_secs(1); usize::from(CHANNELS) + 1];
+    let address = network(&incoming.address(), delays, |_| Box::new(as_it_comes));
+    let began = Instant::now();
+    let migration = common::start(&source, &address, &here, capabilities, Arc::new(()));
+
+    eventually("pages", || migration.statistics().rounds_begun > 0 || migration.status() == Status::Failed);
+
+    assert!(began.elapsed() < Duration::from_secs(12), "{:?}", began.elapsed());
+    assert_arrived(&migration.wait(), &incoming.wait(), &target);
+}
+
+/// Asserts that the source fails with `words` and this fault, and that the destination reports `theirs` as a warning
+/// and continues to wait.
 fn refused(here: Option<Tls>, there: Option<Tls>, fault: Option<Fault>, words: &[&str], theirs: &str) {
     let (source, target) = vms();
     let (params, capabilities) = multifd(2);
@@ -92,7 +117,7 @@ fn refused(here: Option<Tls>, there: Option<Tls>, fault: Option<Fault>, words: &
 
 #[test]
 fn wrong_authority_is_named_on_both_sides_and_the_guest_runs_on() {
-    // Another authority may bear the same name.
+    // Another authority may have the same name.
     for name in ["Test authority", "Other authority"] {
         let (one, other) = (good_directory(), directory_of(name));
         refused(
@@ -237,7 +262,7 @@ fn tls_source_to_a_plain_destination_is_told_apart() {
     );
 }
 
-/// The first handshake of a process took 10 s in a busy nested VM. All other first bytes have no longer.
+/// The first handshake of a process took 10 s in a busy nested VM. All other first bytes have at most this limit.
 #[test]
 fn slow_handshake_has_the_setup_limit() {
     let directory = good_directory();
@@ -293,7 +318,7 @@ fn cancel_ends_a_handshake_with_a_silent_peer() {
     drop(hello);
 }
 
-/// Notes when the source has committed.
+/// Records when the source has committed.
 #[derive(Default)]
 struct Commit(AtomicBool);
 
@@ -314,7 +339,7 @@ fn undecided_source_asks_over_tls() {
     let here = with(&params, tls(directory.path(), TlsEndpoint::Client));
     let incoming = vm::listen(&target, &there, capabilities);
     let commit = Arc::new(Commit::default());
-    // What comes back behind the commit is the acknowledgement, whatever it looks like in TLS.
+    // After the commit, the next bytes in this direction are the acknowledgement, although TLS hides their content.
     let committed = Arc::clone(&commit);
     let mut lost = false;
     let lose = move |_, way, _, piece: &mut Vec<u8>| {
@@ -366,8 +391,8 @@ fn credentials_for_the_other_end_are_refused_before_anything_starts() {
     assert!(coming.err().is_some_and(|error| error.to_string().contains("server")));
 }
 
-/// A stream with the sections by which a Sterna names itself, so that a test knows the secret: up to *prepare*, and the
-/// rest.
+/// A stream with the sections by which a Sterna identifies its migration, so that the test knows the secret: the part
+/// up to *prepare*, and the rest.
 fn stream_of(handover: &sterna_wire::extension::Handover) -> (Vec<u8>, Vec<u8>) {
     use sterna_wire::main::{SectionHeader, encode_footer};
     let mut recording = crate::support::recording::Recording::take("sterna-process", 0).with_return_path();
@@ -444,7 +469,7 @@ fn lost_acknowledgement_of_a_tls_migration_is_asked_for_over_tls() {
     let there = with(&params, tls(directory.path(), TlsEndpoint::Server));
     let incoming = vm::listen(&target, &there, capabilities);
     let arrived = Arc::new(AtomicBool::new(false));
-    // Nothing can be read in TLS: what comes back when the guest is started is the acknowledgement.
+    // TLS hides the content. The bytes that the destination sends when the guest is started are the acknowledgement.
     let filter = {
         let (arrived, target) = (Arc::clone(&arrived), Arc::clone(&target));
         move |_, way, _, piece: &mut Vec<u8>| {

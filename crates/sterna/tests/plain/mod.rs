@@ -1,22 +1,23 @@
-//! A VM that is nothing but RAM: tests say what it holds and when it changes.
+//! A VM that has only RAM. Tests determine its content, and when it changes.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 use std::sync::{Arc, Mutex};
 
 use sterna::ram::dirty::SoftwareLog;
 use sterna::ram::{DirtySource, GuestRam, PAGE_SIZE};
-use sterna::{Device, Hook, RunState, SourceVm, TargetVm, Vm, VmError};
+use sterna::{Device, Hook, HostDescriptors, RunState, SourceVm, TargetVm, Vm, VmError};
 
-/// RAM, its log, and what the guest does last and first.
+/// RAM, its log, and callbacks for the guest's last and first actions.
 pub struct Plain {
     pub ram: GuestRam,
     pub log: SoftwareLog,
-    /// What a block may hold before a guest comes.
+    /// Whether a block may have content before a guest arrives.
     pub may_hold_bytes: bool,
     last: Mutex<Option<Act>>,
     resumed: Mutex<Option<Act>>,
     hooks: Mutex<Vec<Arc<dyn Hook>>>,
-    /// The memory that the VM says it has now, if not `ram`.
+    descriptors: Mutex<Vec<Arc<dyn HostDescriptors>>>,
+    /// Memory that the VM reports now, if it differs from `ram`.
     changed: Mutex<Option<GuestRam>>,
 }
 
@@ -36,31 +37,37 @@ impl Plain {
             last: Mutex::default(),
             resumed: Mutex::default(),
             hooks: Mutex::default(),
+            descriptors: Mutex::default(),
             changed: Mutex::default(),
         })
     }
 
-    /// What the guest does when all of its memory has been sent, just before it stops.
+    /// Sets an action that runs when all memory has been sent, just before the guest stops.
     pub fn at_last(&self, act: impl FnOnce(&Plain) + Send + 'static) {
         *self.last.lock().unwrap() = Some(Box::new(act));
     }
 
-    /// What happens when the guest is told to run on.
+    /// Sets an action that runs when the guest is resumed.
     pub fn at_resume(&self, act: impl FnOnce(&Plain) + Send + 'static) {
         *self.resumed.lock().unwrap() = Some(Box::new(act));
     }
 
-    /// Something that changes hands with the guest.
+    /// Adds a hook, which is handed over with the guest.
     pub fn add_hook(&self, hook: Arc<dyn Hook>) {
         self.hooks.lock().unwrap().push(hook);
     }
 
-    /// From now on the VM has other memory.
+    /// Adds descriptors that are passed, with the memory, to another process of this host.
+    pub fn add_descriptors(&self, held: Arc<dyn HostDescriptors>) {
+        self.descriptors.lock().unwrap().push(held);
+    }
+
+    /// From now on the VM reports other memory.
     pub fn change_ram(&self, ram: GuestRam) {
         *self.changed.lock().unwrap() = Some(ram);
     }
 
-    /// Fills a page of block 0 with `byte`, as the guest.
+    /// Fills a page of block 0 with `byte`, as a write of the guest.
     pub fn write(&self, page: u64, byte: u8) {
         self.ram.block(0).write(page * PAGE_SIZE as u64, &[byte; PAGE_SIZE]).unwrap();
         self.log.mark(0, page);
@@ -87,6 +94,9 @@ impl Vm for Plain {
     }
     fn hooks(&self) -> Vec<Arc<dyn Hook>> {
         self.hooks.lock().unwrap().clone()
+    }
+    fn host_descriptors(&self) -> Vec<Arc<dyn HostDescriptors>> {
+        self.descriptors.lock().unwrap().clone()
     }
 }
 

@@ -1,5 +1,5 @@
-//! A device with large state in this process: what it saves is a function of seed and place, so that loading notices
-//! any byte that is lost, torn or in the wrong place. Fails on order, and writes down which calls it got.
+//! A device with large state, in this process. Its bytes are a function of a seed and their position, so that loading
+//! notices any lost, torn or misplaced byte. It can fail on request, and records its calls.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -7,35 +7,35 @@ use std::time::Duration;
 
 use sterna::{Device, DeviceStream, RemainingState, VmError};
 
-/// Every call of all banks of one VM, in order: which bank, which call.
+/// Calls of all banks of one VM, in order: the bank, and the name of the call.
 pub type Calls = Arc<Mutex<Vec<(u32, &'static str)>>>;
 
 pub struct Bank {
     pub name: String,
     pub instance: u32,
     pub seed: u64,
-    /// Bytes of its stream.
+    /// Bytes of the stream.
     pub bytes: u64,
-    /// Of these, readable while it runs.
+    /// Part of `bytes` that can be read while the device runs.
     pub running_bytes: u64,
-    /// The call that fails, from now on.
+    /// Name of the call that fails from now on.
     pub fails: Mutex<Option<&'static str>>,
-    /// How long a call to read takes while it runs.
+    /// Duration of a read call while the device runs.
     pub read_delay: Mutex<Duration>,
-    /// How long a call to load takes.
+    /// Duration of a load call.
     pub load_delay: Mutex<Duration>,
     pub asks_ack: bool,
-    /// Bytes that it says are left to be read once it has stopped, whatever is true.
+    /// Bytes that it reports as readable after it has stopped, independent of the truth.
     pub claims: Mutex<Option<u64>>,
-    /// Bytes per second that it expects of itself.
+    /// Bytes per second that it reports as its expected rate.
     pub expects: Mutex<Option<u64>>,
     pub calls: Calls,
-    /// So many bytes of the rest can be read while it runs, too, each time when it was read to what could be.
+    /// Further bytes that become readable while it runs, one entry each time when all readable bytes were read.
     pub changes: Mutex<Vec<u64>>,
-    /// Bytes that could be read while it runs, those of `changes` among them.
+    /// Bytes that can be read while it runs, including those of `changes` so far.
     readable: AtomicU64,
     state: Mutex<State>,
-    /// Bytes read or written.
+    /// Number of bytes that were read or written.
     at: AtomicU64,
     inside: AtomicU32,
 }
@@ -50,7 +50,7 @@ enum State {
     Loaded,
 }
 
-/// What stands among the calls where a read has ended.
+/// Entry among the calls that marks the end of a read.
 pub const HAS_READ: &str = "has read";
 
 impl Bank {
@@ -76,17 +76,17 @@ impl Bank {
         }
     }
 
-    /// It asks for an acknowledgement before the switchover.
+    /// Makes the bank require an acknowledgement before the switchover.
     pub fn asking(self) -> Self {
         Self { asks_ack: true, ..self }
     }
 
-    /// No pause fits before its running bytes have been read, however slow this machine is.
+    /// Prevents a switchover before its running bytes have been read, however slow this machine is.
     pub fn read_while_running(self) -> Self {
         Self { claims: Mutex::new(Some(0)), expects: Mutex::new(Some(1)), ..self }
     }
 
-    /// The one at the destination, which knows only where it shall arrive.
+    /// The destination's counterpart, which knows only the identity of the expected stream.
     pub fn waiting(&self, calls: &Calls) -> Self {
         let bank = Self::new(self.instance, self.seed, self.bytes, self.running_bytes, calls);
         *bank.state.lock().unwrap() = State::Idle;
@@ -97,7 +97,7 @@ impl Bank {
         *self.fails.lock().unwrap() = call;
     }
 
-    /// Bytes of its stream that were read or loaded.
+    /// Number of bytes of its stream that were read or loaded.
     pub fn position(&self) -> u64 {
         self.at.load(Ordering::SeqCst)
     }
@@ -131,7 +131,7 @@ impl Bank {
     }
 }
 
-/// The bytes from `at` on of the stream that `seed` makes, word by word: the tests move hundreds of MiB of them.
+/// Writes the stream of `seed` from byte `at` on, word by word, because tests move hundreds of MiB.
 fn fill(seed: u64, mut at: u64, mut to: &mut [u8]) {
     while !to.is_empty() {
         let mut word = (seed ^ (at / 8)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -187,13 +187,16 @@ impl DeviceStream for Bank {
     }
 
     fn quiesce(&self) -> Result<(), VmError> {
-        // Also of one that never ran, when another's start has failed.
+        // Also from `Loaded`: the device has never run if the start of another device has failed.
         let from = [State::Running, State::Loaded];
-        self.call("quiesce", || self.enter(&from, State::Quiesced))
+        // If the guest stays paused, the device has already stopped in an earlier switchover.
+        self.call("quiesce", || {
+            if self.is(&[State::Stopped]) { Ok(()) } else { self.enter(&from, State::Quiesced) }
+        })
     }
 
     fn stop(&self) -> Result<(), VmError> {
-        self.call("stop", || self.enter(&[State::Quiesced], State::Stopped))
+        self.call("stop", || self.enter(&[State::Quiesced, State::Stopped], State::Stopped))
     }
 
     fn configuration(&self) -> Result<Vec<u8>, VmError> {
@@ -255,7 +258,7 @@ impl DeviceStream for Bank {
     }
 }
 
-/// A bank among a VM's devices.
+/// A bank as one of a VM's devices.
 pub struct BankDevice(pub Arc<Bank>);
 
 impl Device for BankDevice {

@@ -1,4 +1,4 @@
-//! Counts what a process holds, to find what a case leaves behind.
+//! Counts a process's descriptors and threads, to find those that a case leaves behind.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 /// Tests of one binary share a process, so cases run one after the other.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// Runs a case alone and demands that descriptors and threads are afterwards what they were before.
+/// Runs a case alone, and asserts that the process has the same descriptors and threads before and afterwards.
 pub fn case<T>(name: &str, run: impl FnOnce() -> T) -> T {
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let before = Census::take();
     let result = run();
     let began = Instant::now();
-    // A thread that ends by itself may take a moment.
+    // A thread that is ending may need a moment.
     loop {
         let left = Census::take().beyond(&before);
         if left.is_empty() {
@@ -34,7 +34,7 @@ impl Census {
         let mut census = Self { descriptors: BTreeMap::new(), threads: BTreeMap::new() };
         for entry in std::fs::read_dir("/proc/self/fd").unwrap().flatten() {
             if let Ok(target) = std::fs::read_link(entry.path()) {
-                // The listing itself is open while it is read.
+                // The directory listing has a descriptor of its own while it is read.
                 if !target.to_string_lossy().contains("/proc/") {
                     census.descriptors.insert(name(&entry), target.to_string_lossy().into_owned());
                 }
@@ -42,7 +42,7 @@ impl Census {
         }
         for entry in std::fs::read_dir("/proc/self/task").unwrap().flatten() {
             let comm = std::fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
-            // Threads of the test runner carry the names of tests, cut to 15 bytes; the engine's are shorter.
+            // The test runner's threads have the names of tests, cut to 15 bytes. The engine's names are shorter.
             let comm = comm.trim();
             if !comm.contains('_') && !comm.is_empty() && comm.len() < 15 {
                 census.threads.insert(name(&entry), comm.to_owned());

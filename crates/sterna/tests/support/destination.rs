@@ -1,4 +1,4 @@
-//! A destination made by hand: reads the stream as QEMU would, and answers as its script says.
+//! A hand-made destination: reads the stream like QEMU, and answers according to its script.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -13,7 +13,7 @@ use sterna_wire::return_path::ReturnMessage;
 
 use super::recording::spawn;
 
-/// What the destination has just read.
+/// The element that the destination has just read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Seen {
     ReturnPath,
@@ -24,7 +24,7 @@ pub enum Seen {
     Description,
 }
 
-/// What it does then.
+/// Its reaction.
 pub enum Reply {
     Nothing,
     Say(Vec<u8>),
@@ -41,14 +41,14 @@ pub struct HandMade {
 
 struct Shared {
     script: Mutex<Script>,
-    /// What it answers to the status question; None: closes.
+    /// Its answer to the status question; `None` closes the connection.
     answer: Mutex<Option<u32>>,
     questions: Mutex<u32>,
-    /// Questions are read and not answered.
+    /// Whether it reads questions without answering.
     hangs: Mutex<bool>,
-    /// Answers are those to a question with another nonce.
+    /// Whether its answers belong to a question with another nonce.
     replays: Mutex<bool>,
-    /// What the source's handover section stated.
+    /// Content of the source's handover section.
     handover: Mutex<Option<Handover>>,
     main: Mutex<Vec<u8>>,
     sockets: Mutex<Vec<TcpStream>>,
@@ -81,23 +81,23 @@ impl HandMade {
         Self { address, shared, acceptor: Some(acceptor) }
     }
 
-    /// As QEMU: echoes every PING, and says SHUT 0 when all is there.
+    /// A destination like QEMU: echoes every PING, and sends SHUT 0 when all state has arrived.
     pub fn like_qemu() -> Self {
         Self::new(Box::new(qemu))
     }
 
-    /// As QEMU, except where `otherwise` has an answer.
+    /// A destination like QEMU, except for the elements to which `otherwise` returns an answer.
     pub fn except(mut otherwise: impl FnMut(Seen) -> Option<Reply> + Send + 'static) -> Self {
         Self::new(Box::new(move |read| otherwise(read).unwrap_or_else(|| qemu(read))))
     }
 
-    /// Pages come on the main channel.
+    /// Expects pages on the main channel.
     pub fn without_multifd(self) -> Self {
         *self.shared.multifd.lock().unwrap() = false;
         self
     }
 
-    /// Devices are not Sterna's.
+    /// Expects devices of another VMM.
     pub fn of_other_devices(self) -> Self {
         *self.shared.opaque.lock().unwrap() = true;
         self
@@ -116,12 +116,12 @@ impl HandMade {
         *self.shared.answer.lock().unwrap() = status;
     }
 
-    /// From now on questions are read and not answered.
+    /// From now on, reads questions without answering.
     pub fn hangs(&self) {
         *self.shared.hangs.lock().unwrap() = true;
     }
 
-    /// From now on it answers as it would have answered another question.
+    /// From now on, sends answers that belong to another question.
     pub fn replays(&self, on: bool) {
         *self.shared.replays.lock().unwrap() = on;
     }
@@ -131,7 +131,7 @@ impl HandMade {
     }
 }
 
-/// What QEMU answers.
+/// QEMU's answer.
 pub fn qemu(read: Seen) -> Reply {
     match read {
         Seen::Ping(value) => say(&ReturnMessage::Pong(value)),
@@ -140,7 +140,7 @@ pub fn qemu(read: Seen) -> Reply {
     }
 }
 
-/// What a Sterna answers until the commit.
+/// A Sterna's answer until the commit.
 pub fn sterna(read: Seen) -> Reply {
     use sterna_wire::extension::{EXTENSION_PING, Features};
     match read {
@@ -214,7 +214,7 @@ fn serve(shared: &Shared, mut socket: TcpStream) {
     }
 }
 
-/// What a Sterna says that knows the secret; of a status that there is not, without it.
+/// The answer of a Sterna that knows the secret. For an undefined status, the answer is not authenticated.
 fn answer(shared: &Shared, question: &[u8], status: u32) -> Vec<u8> {
     let handover = shared.handover.lock().unwrap().clone().expect("a handover section before");
     let secret = handover.secret.expect("version 2");

@@ -1,4 +1,4 @@
-//! A lease that two sides pass to each other, and that notices when both hold it.
+//! A lease that two sides pass to each other. It notices if both have it.
 
 use std::sync::{Arc, Mutex};
 
@@ -13,14 +13,14 @@ pub enum Call {
     Announce,
 }
 
-/// Which side's hook it is.
+/// The side of a hook.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
     Source,
     Destination,
 }
 
-/// What both sides' hooks of one lease share.
+/// State of a lease, shared by the hooks of both sides.
 #[derive(Default)]
 pub struct Lease {
     state: Mutex<State>,
@@ -37,7 +37,7 @@ impl Lease {
     }
 }
 
-/// Every call of every hook, in order.
+/// Calls of all hooks, in order.
 #[derive(Default)]
 pub struct Journal(Mutex<Vec<(String, Call)>>);
 
@@ -51,18 +51,18 @@ impl Journal {
     }
 }
 
-/// One side's end of a lease.
+/// The hook of one side.
 pub struct LeaseHook {
     name: String,
     side: Side,
     lease: Arc<Lease>,
     journal: Arc<Journal>,
-    /// Fails at this call, so many times.
+    /// The call that fails, and how many times.
     pub fails: Mutex<Option<(Call, u32)>>,
 }
 
 impl LeaseHook {
-    /// Both ends; the source holds the lease.
+    /// The hooks of both sides; the source has the lease.
     pub fn pair(name: &str, journal: &Arc<Journal>) -> (Arc<Self>, Arc<Self>, Arc<Lease>) {
         let lease = Arc::new(Lease::default());
         lease.state.lock().unwrap().holder = Some(Side::Source);

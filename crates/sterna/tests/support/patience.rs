@@ -1,4 +1,4 @@
-//! Waiting for what another thread does.
+//! Waiting for another thread.
 
 use std::time::{Duration, Instant};
 

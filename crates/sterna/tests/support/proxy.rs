@@ -1,4 +1,4 @@
-//! A TCP proxy between source and destination that cuts, holds or changes what passes.
+//! A TCP proxy between source and destination that cuts, delays or changes the forwarded bytes.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -9,38 +9,44 @@ use std::time::Duration;
 
 use sterna::Address;
 
-/// What a connection is, by its first bytes.
+/// Kind of a connection, determined by its first bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Line {
     Main,
-    /// With its id.
+    /// A multifd channel with its id.
     Lane(u8),
-    /// A status question, or nothing known.
+    /// A status question, or an unknown connection.
     Other,
 }
 
-/// Which way bytes go.
+/// Direction of the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
     Forward,
     Back,
 }
 
-/// What happens to a piece, and to the rest.
+/// What the proxy does with a piece and with later bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     Pass,
-    /// Pass this piece, then end every connection of the migration.
+    /// Forwards this piece, then closes every connection of the migration.
     Cut,
-    /// Pass this piece, then end this connection, and no other.
+    /// Forwards this piece, gives the receiver time to act, then closes every connection of the migration. No other
+    /// piece is forwarded meanwhile.
+    CutSettled,
+    /// Forwards this piece, then closes this connection only.
     CutThis,
-    /// Pass this piece, then nothing more this way.
+    /// Forwards this piece, then nothing more in this direction.
     Hold,
-    /// Asked for again a little later. Meanwhile others go on.
+    /// Asks the filter again later. Other pieces are forwarded meanwhile.
     Later,
 }
 
-/// Decides on each piece: which connection, which way, at which byte; may change it.
+/// Time in which a receiver has acted on a message.
+const SETTLED: Duration = Duration::from_millis(30);
+
+/// Decides about each piece, by connection, direction and byte offset; may change the piece.
 pub type Filter = Box<dyn FnMut(Line, Way, u64, &mut Vec<u8>) -> Verdict + Send>;
 
 pub struct Proxy {
@@ -54,7 +60,7 @@ struct Shared {
     filter: Mutex<Filter>,
     sockets: Mutex<Vec<TcpStream>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
-    /// Turns new connections away.
+    /// Whether new connections are rejected.
     refuses: AtomicBool,
     ends: AtomicBool,
 }
@@ -80,7 +86,7 @@ impl Proxy {
         self.address.clone()
     }
 
-    /// From now on new connections end at once (or, with false, no more).
+    /// From now on closes new connections immediately; with `false`, accepts them again.
     pub fn refuse(&self, on: bool) {
         self.shared.refuses.store(on, Ordering::SeqCst);
     }
@@ -94,7 +100,7 @@ impl Drop for Proxy {
     fn drop(&mut self) {
         self.shared.ends.store(true, Ordering::SeqCst);
         self.shared.cut();
-        // Wakes the acceptor.
+        // Wakes the accepting thread.
         let _ = TcpStream::connect(("127.0.0.1", super::port(&self.address)));
         if let Some(acceptor) = self.acceptor.take() {
             acceptor.join().unwrap();
@@ -157,7 +163,16 @@ fn pump(shared: &Shared, way: Way, line: &Mutex<Option<Line>>, mut from: TcpStre
             Way::Back => line.lock().unwrap().unwrap_or(Line::Other),
         };
         let verdict = loop {
-            let verdict = (shared.filter.lock().unwrap())(line, way, offset, &mut piece);
+            let mut filter = shared.filter.lock().unwrap();
+            let verdict = filter(line, way, offset, &mut piece);
+            if verdict == Verdict::CutSettled {
+                let _ = to.write_all(&piece);
+                // The filter stays locked, so no other thread forwards a piece.
+                std::thread::sleep(SETTLED);
+                shared.cut();
+                return;
+            }
+            drop(filter);
             if verdict != Verdict::Later || shared.ends.load(Ordering::SeqCst) {
                 break verdict;
             }
@@ -168,7 +183,7 @@ fn pump(shared: &Shared, way: Way, line: &Mutex<Option<Line>>, mut from: TcpStre
             break;
         }
         match verdict {
-            Verdict::Pass | Verdict::Later => {}
+            Verdict::Pass | Verdict::Later | Verdict::CutSettled => {}
             Verdict::Cut => {
                 shared.cut();
                 return;
@@ -187,7 +202,7 @@ fn pump(shared: &Shared, way: Way, line: &Mutex<Option<Line>>, mut from: TcpStre
 fn classify(piece: &[u8]) -> Line {
     match piece {
         [0x51, 0x45, 0x56, 0x4d, ..] => Line::Main,
-        // Of a session that has taken the place of a lost one.
+        // A connection of a session that replaced a lost one.
         [b'S', b'T', b'N', b'S', ..] => match piece.get(28..32) {
             Some([0, 0, 0, 0]) => Line::Main,
             Some([0, 0, 0, id]) => Line::Lane(id - 1),
@@ -198,7 +213,7 @@ fn classify(piece: &[u8]) -> Line {
     }
 }
 
-/// Acts when byte `at` of a line has passed; the piece is cut there.
+/// Acts when byte `at` of a connection has been forwarded; the piece is cut there.
 pub fn at_byte(line: Line, way: Way, at: u64, verdict: Verdict) -> Filter {
     let mut done = false;
     Box::new(move |this, going, offset, piece| {
@@ -211,8 +226,8 @@ pub fn at_byte(line: Line, way: Way, at: u64, verdict: Verdict) -> Filter {
     })
 }
 
-/// Acts when byte `at` of the return path has passed, not counting answers to keepalives: a source sends these when it
-/// wants to.
+/// Acts when byte `at` of the return path has been forwarded. Answers to keep-alives do not count, because their
+/// number depends on timing.
 pub fn at_answer_byte(at: u64, verdict: Verdict) -> Filter {
     const ALIVE: [u8; 8] = [0, 2, 0, 4, 0x53, 0x54, 0x4e, 5];
     let (mut counted, mut done) = (0, false);
@@ -223,7 +238,7 @@ pub fn at_answer_byte(at: u64, verdict: Verdict) -> Filter {
         let mut from = 0;
         while from < piece.len() {
             let rest = &piece[from..];
-            // A message has a type, a length and its value. The destination writes each in one piece.
+            // A message has a type, a length and a value. The destination writes each message in one piece.
             let len = rest
                 .get(2..4)
                 .map_or(rest.len(), |len| 4 + usize::from(u16::from_be_bytes([len[0], len[1]])));
@@ -242,7 +257,7 @@ pub fn at_answer_byte(at: u64, verdict: Verdict) -> Filter {
     })
 }
 
-/// Acts when `pattern` has been seen on a line; it is passed only with `including`.
+/// Acts when `pattern` was seen on a connection. The pattern itself is forwarded only with `including`.
 pub fn at_pattern(line: Line, way: Way, pattern: &'static [u8], including: bool, verdict: Verdict) -> Filter {
     let mut seen: Vec<u8> = Vec::new();
     let mut done = false;

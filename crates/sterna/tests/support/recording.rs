@@ -1,4 +1,4 @@
-//! A source's stream as bytes: taken from the engine without a return path, replayed with changes.
+//! A source's stream as bytes: recorded from the engine without a return path, and replayed with changes.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -9,23 +9,23 @@ use sterna::{Address, Outcome};
 
 use crate::common;
 
-/// Every channel's bytes.
+/// Bytes of every channel.
 #[derive(Clone)]
 pub struct Recording {
     pub main: Vec<u8>,
-    /// By id; the initial packet included.
+    /// Bytes of the multifd channels, by id; includes the initial packet.
     pub lanes: Vec<Vec<u8>>,
 }
 
 impl Recording {
-    /// What the engine sends of a paused guest of `machine_type`, over `lanes` multifd channels or none.
+    /// Records the stream of a paused guest of `machine_type`, over `lanes` multifd channels (0 for none).
     pub fn take(machine_type: &str, lanes: u8) -> Self {
         let (source, _) = super::vms();
         source.is_machine(machine_type);
         Self::of(&source, lanes)
     }
 
-    /// What the engine sends of this guest, which is paused and stays so.
+    /// Records the stream of this guest, which is paused and stays paused.
     pub fn of(source: &Arc<super::TestVm>, lanes: u8) -> Self {
         source.guest.pause().unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -60,7 +60,7 @@ impl Recording {
         Self { main, lanes: rest }
     }
 
-    /// Where `pattern` stands in the main channel, first.
+    /// Offset of the first `pattern` in the main channel.
     pub fn find(&self, pattern: &[u8]) -> usize {
         self.find_after(0, pattern)
     }
@@ -70,7 +70,7 @@ impl Recording {
         from + found.unwrap_or_else(|| panic!("no {pattern:02x?} in the main channel"))
     }
 
-    /// The packets of a lane, each with its payload; the first has the initial packet before it.
+    /// Packets of a lane, each with its payload. The first includes the initial packet.
     pub fn packets(&self, lane: usize) -> Vec<Vec<u8>> {
         let mut rest = &self.lanes[lane][..];
         let mut packets = Vec::new();
@@ -84,7 +84,7 @@ impl Recording {
         packets
     }
 
-    /// The lane with the most bytes: on a busy machine another may have sent nothing but packets without pages.
+    /// The lane with the most bytes. On a busy machine, another lane may have sent only packets without pages.
     pub fn busiest_lane(&self) -> usize {
         (0..self.lanes.len()).max_by_key(|lane| self.lanes[*lane].len()).expect("a lane")
     }
@@ -94,14 +94,14 @@ impl Recording {
         self.main.splice(at..at, bytes.iter().copied());
     }
 
-    /// Inserts OPEN_RETURN_PATH behind the configuration, so that the destination says SHUT.
+    /// Inserts OPEN_RETURN_PATH after the configuration, so that the destination sends SHUT.
     pub fn with_return_path(mut self) -> Self {
         let at = self.find(&[1, 0, 0, 0, 1, 3, b'r', b'a', b'm']);
         self.insert(at, &[8, 0, 1, 0, 0]);
         self
     }
 
-    /// Sends it all; closes behind it unless `open`.
+    /// Sends all bytes. Afterwards closes the connections unless `open`.
     pub fn send(&self, to: &Address, open: bool) -> Sent {
         let mut sent = Sent { sockets: Vec::new(), threads: Vec::new() };
         for bytes in std::iter::once(&self.main).chain(&self.lanes) {
@@ -111,7 +111,7 @@ impl Recording {
     }
 }
 
-/// Connections that bytes are sent on; they end when this is dropped.
+/// Connections to which bytes are sent. They are closed when this is dropped.
 #[derive(Default)]
 pub struct Sent {
     sockets: Vec<TcpStream>,
@@ -123,7 +123,7 @@ impl Sent {
         let mut socket = TcpStream::connect(("127.0.0.1", super::port(to))).unwrap();
         self.sockets.push(socket.try_clone().unwrap());
         self.threads.push(spawn(move || {
-            // A destination that does not like the bytes closes while they come.
+            // A destination that refuses the bytes closes the connection while they are being sent.
             let _ = socket.write_all(&bytes);
             if !open {
                 let _ = socket.shutdown(Shutdown::Write);
@@ -131,7 +131,7 @@ impl Sent {
         }));
     }
 
-    /// The second half when whoever can read the first has read it.
+    /// Sends the second half after a delay, in which the destination can read the first.
     pub fn channel_in_two(&mut self, to: &Address, bytes: Vec<u8>, half: usize) {
         let mut socket = TcpStream::connect(("127.0.0.1", super::port(to))).unwrap();
         self.sockets.push(socket.try_clone().unwrap());
@@ -142,7 +142,7 @@ impl Sent {
         }));
     }
 
-    /// The second half when it is told to.
+    /// Sends the second half when the returned sender is used.
     pub fn channel_in_parts(&mut self, to: &Address, bytes: Vec<u8>, half: usize) -> mpsc::Sender<()> {
         let mut socket = TcpStream::connect(("127.0.0.1", super::port(to))).unwrap();
         self.sockets.push(socket.try_clone().unwrap());
@@ -156,7 +156,7 @@ impl Sent {
         go
     }
 
-    /// A part as soon as the one before it was sent and `pause` has passed.
+    /// Sends each part after the previous one was sent and `pause` has passed.
     pub fn channel_with_pauses(&mut self, to: &Address, parts: Vec<Vec<u8>>, pause: std::time::Duration) {
         let mut socket = TcpStream::connect(("127.0.0.1", super::port(to))).unwrap();
         self.sockets.push(socket.try_clone().unwrap());
@@ -170,14 +170,14 @@ impl Sent {
         }));
     }
 
-    /// Waits until all is written, and closed what is to be.
+    /// Waits until all bytes are written, and the connections are closed as requested.
     pub fn wait(&mut self) {
         for thread in self.threads.drain(..) {
             thread.join().unwrap();
         }
     }
 
-    /// What came back on the first connection until its end.
+    /// Bytes that were received on the first connection until its end.
     pub fn returned(&mut self) -> Vec<u8> {
         let mut bytes = Vec::new();
         let _ = self.sockets[0].read_to_end(&mut bytes);

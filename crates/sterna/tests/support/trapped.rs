@@ -11,13 +11,13 @@ use sterna::{
 
 use super::TestVm;
 
-/// Explodes at one callback, after the callback has done its work if its name ends in `, done`.
+/// Panics in one callback. If the callback's name ends in `, done`, it panics after the callback's work.
 pub struct Bomb {
     at: Mutex<Option<String>>,
     disarmed: Condvar,
-    /// Does not explode: who comes there waits until it is disarmed.
+    /// Blocks the calling thread until disarmed, instead of panicking.
     waits: bool,
-    /// Threads of the test are safe.
+    /// Calls from this thread, which runs the test, do not panic.
     test: ThreadId,
 }
 
@@ -26,7 +26,7 @@ impl Bomb {
         Self::of(at, false)
     }
 
-    /// None that explodes: whoever comes to that callback waits until it is disarmed.
+    /// A bomb that does not panic: a thread that calls this callback waits until the bomb is disarmed.
     pub fn waiting(at: &str) -> Arc<Self> {
         Self::of(Some(at), true)
     }
@@ -36,7 +36,7 @@ impl Bomb {
         Arc::new(Self { at, disarmed: Condvar::new(), waits, test: std::thread::current().id() })
     }
 
-    /// Whether it waits still.
+    /// Whether the bomb has not been triggered or disarmed yet.
     pub fn is_armed(&self) -> bool {
         self.at.lock().unwrap().is_some()
     }
@@ -68,7 +68,7 @@ impl Bomb {
     }
 }
 
-/// One side's VM, every callback of which passes the bomb.
+/// One side's VM. Every callback passes the bomb.
 pub struct Trapped {
     vm: Arc<TestVm>,
     bomb: Arc<Bomb>,
@@ -84,7 +84,7 @@ impl Trapped {
         Arc::new(Self { vm: Arc::clone(vm), bomb: Arc::clone(bomb), side: "destination" })
     }
 
-    /// A callback that both sides have: the bomb is armed for that of one.
+    /// A callback that both sides have. The bomb's name includes the side.
     fn at(&self, callback: &str) {
         self.bomb.at(&format!("{} Vm::{callback}", self.side));
     }
@@ -139,6 +139,9 @@ impl SourceVm for Trapped {
 }
 
 impl TargetVm for Trapped {
+    fn prepare_start(&self) -> Result<(), VmError> {
+        self.vm.prepare_start()
+    }
     fn start(&self) -> Result<(), VmError> {
         self.bomb.at("TargetVm::start");
         self.vm.start()
@@ -197,7 +200,7 @@ impl DirtySource for Trapped {
     }
 }
 
-/// Told every event; panics at `Observer::event`.
+/// Receives every event; panics for `Observer::event`.
 impl Observer for Bomb {
     fn event(&self, _: &Event) {
         self.at("Observer::event");

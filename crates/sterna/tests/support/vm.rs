@@ -1,4 +1,4 @@
-//! A process guest that can be told to fail, to lack a device, or to be another machine.
+//! A process guest that can fail on request, lack a device, or report another machine type.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -12,27 +12,30 @@ use sterna_guests::process::ProcessGuest;
 
 use super::bank::{Bank, BankDevice};
 
-/// Delegates to a process guest, except where it was told otherwise.
+/// Delegates to a process guest, except for the configured failures.
 pub struct TestVm {
     pub guest: Arc<ProcessGuest>,
     pub machine_type: Mutex<String>,
     pub uuid: Mutex<Option<[u8; 16]>>,
     pub fail_stop: AtomicBool,
     pub fail_resume: AtomicBool,
-    /// So many resumes fail before one works.
+    /// Number of resumes that fail before one succeeds.
     pub fail_resumes: AtomicU32,
+    /// Fails before any device runs.
     pub fail_start: AtomicBool,
-    /// What the engine asked for, in order; also how the guest is slowed down.
+    /// Fails after devices have run.
+    pub fail_start_late: AtomicBool,
+    /// The engine's throttling calls, in order. The guest is throttled accordingly.
     pub throttled: Mutex<Vec<u8>>,
-    /// Each vCPU's dirty limit, bytes per second; no vCPUs: dirty rates are not counted.
+    /// Each vCPU's dirty limit, bytes per second. If empty, the VM does not count dirty rates.
     pub dirty_limits: Mutex<Vec<Option<u64>>>,
-    /// What the engine asked for: a vCPU or all of them, and the limit.
+    /// The engine's calls for dirty limits: a vCPU or all of them, and the limit.
     pub limited: Mutex<Vec<(Option<usize>, Option<u64>)>>,
     pub starts: Mutex<u32>,
     pub resumes: Mutex<u32>,
-    /// It names its pages that are zero when it is asked which it does not use.
+    /// Whether the guest gives hints for its zero pages when it is asked.
     pub hints: AtomicBool,
-    /// Devices with large state, besides the guest's own.
+    /// Devices with large state, in addition to the guest's own devices.
     pub banks: Vec<Arc<Bank>>,
 }
 
@@ -51,6 +54,7 @@ impl TestVm {
             fail_resume: AtomicBool::new(false),
             fail_resumes: AtomicU32::new(0),
             fail_start: AtomicBool::new(false),
+            fail_start_late: AtomicBool::new(false),
             throttled: Mutex::default(),
             dirty_limits: Mutex::default(),
             limited: Mutex::default(),
@@ -73,7 +77,7 @@ fn unless(flag: &AtomicBool, what: &str) -> Result<(), VmError> {
     if flag.load(Ordering::SeqCst) { Err(VmError::new(what, "told to fail")) } else { Ok(()) }
 }
 
-/// What stands among the banks' calls where the guest is stopped.
+/// Entry among the banks' calls that marks the stop of the guest.
 pub const GUEST_STOPS: &str = "guest stops";
 
 impl Vm for TestVm {
@@ -129,7 +133,7 @@ impl SourceVm for TestVm {
     }
 }
 
-/// A page that is written when it was looked at, or later, is reported: the hint is void then.
+/// A page that is written while or after it is checked is reported as dirty, which cancels its hint.
 impl FreePageHints for TestVm {
     fn begin(&self, free: FreePages) {
         let ram = self.guest.ram();
@@ -161,7 +165,7 @@ impl Throttle for TestVm {
         !self.dirty_limits.lock().unwrap().is_empty()
     }
 
-    /// The guest as a whole writes as fast as all of its vCPUs together may.
+    /// The guest as a whole dirties memory as fast as all of its vCPUs together may.
     fn set_dirty_limit(&self, vcpu: Option<usize>, bytes_per_second: Option<u64>) -> Result<(), VmError> {
         self.limited.lock().unwrap().push((vcpu, bytes_per_second));
         let mut limits = self.dirty_limits.lock().unwrap();
@@ -181,8 +185,11 @@ impl Throttle for TestVm {
 }
 
 impl TargetVm for TestVm {
+    fn prepare_start(&self) -> Result<(), VmError> {
+        unless(&self.fail_start, "start")
+    }
     fn start(&self) -> Result<(), VmError> {
-        unless(&self.fail_start, "start")?;
+        unless(&self.fail_start_late, "start")?;
         *self.starts.lock().unwrap() += 1;
         self.guest.start()
     }
@@ -198,7 +205,7 @@ pub fn listen(target: &Arc<TestVm>, params: &Parameters, capabilities: Capabilit
     listen_told(target, params, capabilities, Arc::new(()))
 }
 
-/// As [`listen`], with somebody who is told what happens.
+/// Like [`listen`], with an observer.
 pub fn listen_told(
     target: &Arc<TestVm>,
     params: &Parameters,
@@ -222,7 +229,7 @@ pub fn start(
     Migration::start(vm, to, params.clone(), capabilities, observer).expect("started")
 }
 
-/// A device whose state is a fixed text and that fails on order.
+/// A device whose state is a fixed text. It fails on request.
 pub struct TestDevice {
     pub name: &'static str,
     pub version: u32,

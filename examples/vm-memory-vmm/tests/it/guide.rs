@@ -1,6 +1,6 @@
-//! The code in `docs/embedding.md`.
+//! Compares the code in `docs/embedding.md` with the example's sources.
 
-/// The fenced blocks of Rust.
+/// The fenced code blocks that are marked as Rust.
 pub fn rust_blocks(guide: &str) -> Vec<String> {
     let mut blocks = Vec::new();
     let mut lines = guide.lines();
@@ -12,7 +12,7 @@ pub fn rust_blocks(guide: &str) -> Vec<String> {
     blocks
 }
 
-/// Whether the block stands in one of the files, whatever lines and indentation the formatter chose.
+/// Whether one of the files contains the block; line breaks and indentation are ignored.
 pub fn stands_in(block: &str, files: &[(String, String)]) -> bool {
     let block = without_space(block);
     assert!(!block.is_empty());

@@ -1,8 +1,8 @@
-//! The VMM migrates, cancels, saves and restores; its guest memory stays where it mapped it; and the code of
-//! `docs/embedding.md` is the VMM's.
+//! The VMM migrates, cancels, saves and restores. Its guest memory keeps its mappings, and the code of
+//! `docs/embedding.md` is part of the VMM.
 //!
-//! What makes these tests fail if a page is lost: the guest checks every word that it counts up and halts at a wrong one,
-//! and the ticker checks what it wrote last. Both end the process.
+//! A lost page makes these tests fail. The guest checks every word that it counts and halts at a wrong one.
+//! The ticker checks the number that it wrote last. Both end the process.
 #![allow(clippy::print_stderr, reason = "a skipped test says so")]
 
 mod guide;
@@ -57,7 +57,8 @@ fn cancelled_migration_leaves_the_guest_running_and_a_second_one_succeeds() {
     source.wait_for_numbers(3);
     let before = Maps::of(&source);
 
-    // So slowly that it does not converge: what the guest writes all the time takes a second to send.
+    // The bandwidth is so low that the migration does not converge: the guest's dirty pages take a second
+    // to send.
     source.ask("limit", "65536");
     source.ask("migrate", &address("1"));
     source.wait_for("outgoing active");
@@ -146,7 +147,7 @@ fn memory_that_was_plugged_between_migrations_moves_with_the_guest() {
     large.wait_for_numbers(3);
 
     assert_eq!(large.answer("read", &plugged.to_string()), "ok 4711");
-    // What comes after the first migration is tracked too.
+    // Writes after the first migration are tracked too.
     large.ask("write", &format!("{} 4712", plugged + 4096));
     let mut last = Vmm::start(path, "last", &["--incoming", "defer"]);
     last.ask("plug", "2");
@@ -207,14 +208,14 @@ fn every_block_of_rust_in_the_guide_stands_in_the_example() {
     }
 }
 
-/// The modules, by name.
+/// The texts of the modules, by path.
 fn sources() -> Vec<(String, String)> {
     let files = std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("src")).unwrap();
     let paths = files.map(|file| file.unwrap().path());
     paths.map(|path| (path.display().to_string(), std::fs::read_to_string(path).unwrap())).collect()
 }
 
-/// The guest printed 1, 2, 3 and so on, first in one process and then in the next.
+/// Checks that the guest printed 1, 2, 3 and so on, across the processes.
 #[track_caller]
 fn assert_unbroken(parts: &[Vec<u32>]) {
     let printed = parts.concat();

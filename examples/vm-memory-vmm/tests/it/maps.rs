@@ -2,7 +2,7 @@
 
 use crate::vmm::Vmm;
 
-/// One line.
+/// One line of the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Mapping {
     /// Addresses, permissions, offset in the file, device, inode: the whole line.
@@ -21,7 +21,9 @@ impl Maps {
         Self(text.lines().map(Mapping::parse).collect())
     }
 
-    /// Guest memory is the same mappings of the same file at the same addresses, and nothing as large was mapped beside it.
+    /// Checks that guest memory has the same mappings of the same file.
+    ///
+    /// Also checks that no mapping of that size was added.
     #[track_caller]
     pub fn assert_guest_memory_is_untouched_in(&self, after: &Self) {
         let before: Vec<_> = self.guest_memory().collect();
@@ -31,7 +33,7 @@ impl Maps {
         after.assert_guest_memory_is_the_only_large_one();
     }
 
-    /// All other memory of the process together is less than guest memory, so it cannot hold a copy.
+    /// Checks that all other memory of the process is too small for a copy.
     #[track_caller]
     pub fn assert_guest_memory_is_the_only_large_one(&self) {
         let guest: u64 = self.guest_memory().map(|mapping| mapping.bytes).sum();

@@ -1,4 +1,4 @@
-//! A VMM in a process of its own, and its control socket.
+//! A VMM process with its control socket.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// Far longer than anything takes on a busy machine.
+/// Longest wait for any event; far longer than necessary on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 pub struct Vmm {
@@ -20,7 +20,7 @@ pub struct Vmm {
 }
 
 impl Vmm {
-    /// Returns when its control socket is there, so when a destination listens.
+    /// Starts the VMM and waits until its control socket exists. A destination listens by then.
     pub fn start(home: &Path, name: &str, arguments: &[&str]) -> Self {
         let socket = home.join(format!("{name}.control"));
         let mut command = Command::new(env!("CARGO_BIN_EXE_vm-memory-vmm"));
@@ -43,7 +43,7 @@ impl Vmm {
         self.child.id()
     }
 
-    /// The answer to a command.
+    /// Sends a command and returns the answer line.
     fn send(&mut self, command: &str, argument: &str) -> String {
         writeln!(self.control.get_mut(), "{command} {argument}").unwrap();
         let mut answer = String::new();
@@ -57,7 +57,7 @@ impl Vmm {
         assert!(answer.starts_with("ok"), "{} {command}: {answer}", self.name);
     }
 
-    /// The answer, without its end of line.
+    /// The answer without its newline.
     pub fn answer(&mut self, command: &str, argument: &str) -> String {
         self.send(command, argument).trim_end().to_owned()
     }
@@ -73,7 +73,7 @@ impl Vmm {
         self.send("status", "")
     }
 
-    /// Returns when the status contains `text`.
+    /// Waits until the status contains `text`.
     #[track_caller]
     pub fn wait_for(&mut self, text: &str) {
         let until = Instant::now() + PATIENCE;
@@ -87,13 +87,13 @@ impl Vmm {
         }
     }
 
-    /// What the guest has printed here.
+    /// The numbers that the guest has printed in this process.
     pub fn numbers(&self) -> Vec<u32> {
         let lines = self.lines.lock().unwrap();
         lines.iter().filter_map(|line| line.strip_prefix("guest: ")?.parse().ok()).collect()
     }
 
-    /// All that it has printed here: the last line may be on its way still.
+    /// All numbers of a stopped guest. Waits for the last line, which may still be in the pipe.
     #[track_caller]
     pub fn all_numbers_of_stopped_guest(&mut self) -> Vec<u32> {
         let status = self.status();
@@ -106,7 +106,7 @@ impl Vmm {
         self.numbers()
     }
 
-    /// Returns when the guest has printed that many.
+    /// Waits until the guest has printed `count` numbers.
     #[track_caller]
     pub fn wait_for_numbers(&mut self, count: usize) {
         let until = Instant::now() + PATIENCE;
@@ -117,7 +117,7 @@ impl Vmm {
         }
     }
 
-    /// Ends it. All that the guest printed is in [`Vmm::numbers`] then.
+    /// Ends the VMM. After the return [`Vmm::numbers`] is complete.
     #[track_caller]
     pub fn quit(&mut self) {
         self.ask("quit", "");

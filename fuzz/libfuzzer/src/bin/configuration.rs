@@ -1,4 +1,4 @@
-//! libFuzzer over `sterna_fuzz::targets::configuration`.
+//! libFuzzer binary that runs `sterna_fuzz::targets::configuration`.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| sterna_fuzz::targets::configuration::target(data));

@@ -1,4 +1,4 @@
-//! libFuzzer over `sterna_fuzz::targets::libvirt_header`.
+//! libFuzzer binary that runs `sterna_fuzz::targets::libvirt_header`.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| sterna_fuzz::targets::libvirt_header::target(data));

@@ -1,4 +1,4 @@
-//! libFuzzer over `sterna_fuzz::targets::rdma_private_data`.
+//! libFuzzer binary that runs `sterna_fuzz::targets::rdma_private_data`.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| sterna_fuzz::targets::rdma_private_data::target(data));

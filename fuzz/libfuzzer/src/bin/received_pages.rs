@@ -1,4 +1,4 @@
-//! libFuzzer over `sterna_fuzz::targets::received_pages`.
+//! libFuzzer binary that runs `sterna_fuzz::targets::received_pages`.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| sterna_fuzz::targets::received_pages::target(data));

@@ -1,4 +1,4 @@
-//! libFuzzer over `sterna_fuzz::targets::unpack`.
+//! libFuzzer binary that runs `sterna_fuzz::targets::unpack`.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| sterna_fuzz::targets::unpack::target(data));

@@ -1,4 +1,4 @@
-//! A driver, and all others who do something to a device.
+//! Performs actions on a device, as its driver, the operator and the outside do.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -12,21 +12,21 @@ use sterna_vmm::{DiskMigration, DiskOptions, MachineConfig};
 
 use super::{Action, Kind, Network};
 
-/// Two pieces of RAM with a gap.
+/// Address and length of the two pieces of RAM, with a gap between them.
 const RAM: [(u64, u64); 2] = [(0, 0x4_0000), (0x6_0000, 0x1_0000)];
 const DISK_BYTES: u64 = 64 << 10;
-/// Each queue has so much memory: descriptors, available ring, used ring.
+/// Memory for each queue: descriptors, available ring, used ring.
 const QUEUE_BYTES: u64 = 0x2000;
 const AVAILABLE: u64 = 0x1000;
 const USED: u64 = 0x1800;
-/// Behind the queues.
+/// Buffers of requests, after the memory of the queues.
 const HEADER: u64 = 0x1_0000;
 const READ: u64 = 0x1_1000;
 const WRITTEN: u64 = 0x2_2000;
 const STATUS: u64 = 0x3_f000;
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
-/// Registers of virtio-mmio.
+/// Register offsets of virtio-mmio.
 const DRIVER_FEATURES: u64 = 0x20;
 const DRIVER_FEATURES_SELECT: u64 = 0x24;
 const QUEUE_SELECT: u64 = 0x30;
@@ -36,21 +36,21 @@ const QUEUE_READY: u64 = 0x44;
 const DEVICE_STATUS: u64 = 0x70;
 const DEVICE_FEATURES: u64 = 0x10;
 const DEVICE_FEATURES_SELECT: u64 = 0x14;
-/// Bits of the status.
+/// Bits of the status register.
 const FEATURES_OK: u32 = 8;
 const DRIVER_OK: u32 = 4;
 const NEEDS_RESET: u32 = 64;
 const VERSION_1: u64 = 1 << 32;
 
-/// One device, and what was done to it.
+/// One device, and the driver's view of its queues.
 pub(super) struct Driver {
     pub(super) bench: Bench,
     kind: Kind,
     network: Network,
-    /// Chains that were offered in each queue, and descriptors that were used.
+    /// For each queue, the number of chains offered and of descriptors used.
     offered: [u16; 8],
     described: [u16; 8],
-    /// Entries of a queue.
+    /// Number of entries of each queue.
     size: u16,
 }
 
@@ -104,7 +104,7 @@ impl Driver {
         }
     }
 
-    /// Saves the state of a device that stands, and loads it: a machine of the same kind must take it.
+    /// Saves the state of a paused device and loads it. A machine of the same kind must accept the state.
     pub(super) fn move_state(&self) {
         let state = self.bench.save();
         let loaded = self.bench.load(&state);
@@ -112,7 +112,8 @@ impl Driver {
         assert_eq!(self.bench.save(), state, "{:?}", self.kind);
     }
 
-    /// Whatever was done to it, a driver that resets it and keeps to the rules has its request answered.
+    /// Resets the device and sends a request by the rules. The device must answer, whatever was done to it
+    /// before.
     pub(super) fn assert_works_after_reset(&mut self) {
         let (queue, read, written) = match self.kind {
             Kind::Disk | Kind::ReadOnlyDisk => (0, 16, 513),
@@ -123,7 +124,7 @@ impl Driver {
         };
         self.set(DEVICE_STATUS, 0);
         assert_eq!(self.get(DEVICE_STATUS), 0, "{:?}", self.kind);
-        // What it wrote before it was reset is of the past.
+        // Clears the queues' memory, because the content from before the reset must not matter.
         for at in (0..QUEUE_BYTES * 8).step_by(0x1000) {
             self.bench.write_memory(at, &[0; 0x1000]);
         }
@@ -159,7 +160,7 @@ impl Driver {
         self.set_up_with(features, queues, size, true);
     }
 
-    /// Sets up a device that was reset, with those of the features that it offers.
+    /// Sets up a device that was reset, with the requested features that it offers.
     fn set_up_with(&mut self, features: u64, queues: u8, size: u8, is_ready: bool) {
         self.offered = [0; 8];
         self.described = [0; 8];
@@ -208,7 +209,8 @@ impl Driver {
         self.bench.write_memory(ring + 2, &self.offered[queue].to_le_bytes());
     }
 
-    /// Offers a chain: the header and more bytes to read, then bytes to write, the last one by itself. Where that one is.
+    /// Offers a chain: the header and more bytes to read, then bytes to write, the last one in a descriptor of
+    /// its own. Returns the address of that last byte.
     fn request(&mut self, queue: u8, read: u16, written: u16) -> Option<u64> {
         let mut parts: Vec<(u64, u32, u16)> = Vec::new();
         let (header, body) = (read.min(16), read.saturating_sub(16));
@@ -230,16 +232,16 @@ impl Driver {
         status
     }
 
-    /// Something comes from outside.
+    /// Delivers input from outside the guest.
     fn come(&mut self, bytes: &[u8]) {
         match self.kind {
             Kind::Console => drop(self.bench.type_in(bytes)),
             Kind::Card | Kind::LargeCard => {
                 let mut sent = [0; 256];
                 for network in &self.network {
-                    // What the guest sent is taken, so that there is room.
+                    // The guest's packets are received, so that the socket has room for more.
                     while network.recv(&mut sent).is_ok() {}
-                    // As long as a large packet, if its first byte is odd.
+                    // An odd first byte makes the packet as long as a large packet.
                     let repeat = if bytes.first().is_some_and(|byte| byte % 2 == 1) { 64 } else { 1 };
                     let _ = network.send(&[&[0; 12][..], &bytes.repeat(repeat)].concat());
                 }
@@ -265,7 +267,7 @@ impl Driver {
     }
 }
 
-/// A device of that kind, and what its packets go to.
+/// A device of this kind, and the host's ends of its network.
 fn bench(kind: Kind) -> (Bench, Network) {
     let mut config = MachineConfig::new("fuzzing");
     let mut network = Network::new();
@@ -305,7 +307,7 @@ fn bench(kind: Kind) -> (Bench, Network) {
     (made.unwrap_or_else(|error| panic!("{kind:?}: {error}")), network)
 }
 
-/// The disk's file, in memory. What is in it decides nothing but what is read.
+/// The disk's file, in memory. Its content affects only the data that requests read.
 fn disk() -> &'static File {
     static DISK: OnceLock<File> = OnceLock::new();
     DISK.get_or_init(|| {

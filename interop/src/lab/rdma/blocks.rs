@@ -1,4 +1,4 @@
-//! Memory for a machine that comes from a QEMU: blocks of the names and lengths that it has there.
+//! Memory for a machine from a QEMU: blocks with the same names and lengths.
 
 use serde_json::{Value, json};
 use sterna_ram::{Backing, GuestRam, RamBlock};
@@ -6,7 +6,7 @@ use sterna_ram::{Backing, GuestRam, RamBlock};
 use crate::Failure;
 use crate::qemu::Qemu;
 
-/// Fresh memory with that QEMU's blocks.
+/// Untouched memory with that QEMU's blocks.
 pub(super) fn blocks_of(qemu: &mut Qemu) -> Result<GuestRam, Failure> {
     made(table_of(qemu)?.into_iter())
 }
@@ -19,7 +19,7 @@ pub(super) fn table_of(qemu: &mut Qemu) -> Result<Vec<(String, u64)>, Failure> {
     if blocks.is_empty() { Err(format!("no blocks in {table:?}")) } else { Ok(blocks) }
 }
 
-/// Where that QEMU has the block of that name in its memory.
+/// Address of the block with this name in that QEMU's memory.
 pub(super) fn address_of(qemu: &mut Qemu, name: &str) -> Result<u64, Failure> {
     let found = told(qemu)?.lines().filter_map(block).find(|block| block.name == name);
     found.map(|block| block.address).ok_or_else(|| format!("QEMU has no block {name:?}"))
@@ -31,7 +31,7 @@ fn told(qemu: &mut Qemu) -> Result<String, Failure> {
     Ok(table)
 }
 
-/// Fresh memory of such names and lengths.
+/// Untouched memory with these names and lengths.
 pub(super) fn made(blocks: impl Iterator<Item = (String, u64)>) -> Result<GuestRam, Failure> {
     let made: Result<Vec<_>, _> =
         blocks.map(|(name, length)| RamBlock::new(name, length, Backing::Anonymous)).collect();
@@ -45,7 +45,8 @@ struct Block {
     address: u64,
 }
 
-/// A line of the table: name, page size (two words), offset, used length, total length, address, whether it is read-only.
+/// Parses a line of the table: name, page size (two words), offset, used length, total length, address,
+/// read-only flag.
 fn block(line: &str) -> Option<Block> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let number = |at: usize| u64::from_str_radix(words.get(at)?.strip_prefix("0x")?, 16).ok();

@@ -1,4 +1,5 @@
-//! A Sterna of its own process: this program in the tree, started again, or in the other VM. A line of JSON in, a line of JSON out.
+//! A Sterna in a process of its own: this program started again in the tree, or running in the other VM.
+//! Orders and answers are lines of JSON.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -7,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::Failure;
 
-/// Such a process, seen from outside. It is killed when this is dropped.
+/// The parent's handle to such a process, which is killed when this is dropped.
 pub(super) struct Sterna {
     process: Child,
     orders: ChildStdin,
@@ -15,7 +16,7 @@ pub(super) struct Sterna {
 }
 
 impl Sterna {
-    /// `part`: the argument that says what it does.
+    /// Starts the process. `part` is the argument that selects its work.
     pub(super) fn start(part: &str) -> Result<Self, Failure> {
         let program = std::env::current_exe().map_err(|error| error.to_string())?;
         let mut command = Command::new(program);
@@ -34,7 +35,7 @@ impl Sterna {
         self.process.id()
     }
 
-    /// Gives an order and waits for its answer.
+    /// Sends an order and waits for its answer.
     pub(super) fn ask(&mut self, order: &Value) -> Result<Value, Failure> {
         ask(&mut self.orders, &mut self.answers, order)
     }
@@ -42,13 +43,13 @@ impl Sterna {
 
 impl Drop for Sterna {
     fn drop(&mut self) {
-        // Errors mean that it has ended by itself.
+        // Errors mean that the process has ended by itself.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
 
-/// Gives an order and waits for its answer.
+/// Sends an order over any stream and waits for its answer.
 pub(super) fn ask(
     orders: &mut impl std::io::Write,
     answers: &mut impl BufRead,
@@ -65,12 +66,12 @@ pub(super) fn ask(
     }
 }
 
-/// The process from inside: performs orders on its standard input until there are no more.
+/// Runs the process: performs orders from standard input until its end.
 pub(super) fn serve(perform: impl FnMut(&Value) -> Result<Value, Failure>) {
     serve_over(std::io::stdin().lock(), &mut std::io::stdout(), perform);
 }
 
-/// Performs orders until there are no more, or nobody takes an answer.
+/// Performs orders until the end of the input, or until an answer cannot be sent.
 pub(super) fn serve_over(
     orders: impl BufRead,
     answers: &mut impl std::io::Write,

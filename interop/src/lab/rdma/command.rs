@@ -1,4 +1,5 @@
-//! The `sterna` command over RDMA, as an operator runs it: `migrate` between two QEMUs, `demo` between two Sternas.
+//! The `sterna` command over RDMA, as an operator runs it: `migrate` between two QEMUs, `demo` between two
+//! Sternas.
 
 use std::process::Output;
 
@@ -21,7 +22,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
     ]
 }
 
-/// A guest that writes its memory goes from one machine of Sterna's to another, and is checked there.
+/// Moves a guest that writes its memory between two of Sterna's machines. It is checked at the destination.
 fn demo(more: &[&str]) -> Result<(), Failure> {
     let mut command = sterna();
     command.args([
@@ -46,7 +47,8 @@ fn demo(more: &[&str]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Larger chunks at the source are refused with the option that mends it, before anything is changed; with it the RAM arrives.
+/// Larger chunks at the source are refused before any change. The message names the option that helps. With
+/// that option the RAM arrives.
 fn drives() -> Result<(), Failure> {
     let mut source = Source::default();
     let (source, left) = source.get()?;

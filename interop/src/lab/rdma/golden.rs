@@ -1,6 +1,6 @@
-//! What a Sterna sends to a QEMU, beside what a QEMU sends for the same machine: the same bytes, but for the introduction in the
-//! private data, for Sterna's PINGs where there is a return path (`specs/extension.md`), and for how memory is cut into phases and
-//! windows.
+//! Compares the bytes that a Sterna and a QEMU send for the same machine. The destination is a QEMU. They
+//! must be equal, with three exceptions: the introduction in the private data, Sterna's PINGs if there is a
+//! return path (`specs/extension.md`), and the division of memory into phases and windows.
 
 use sterna_wire::rdma::{ConnectRequest, Message, MessageType, Part};
 
@@ -8,18 +8,20 @@ use super::capture::Conversation;
 use super::way::Way;
 use crate::Failure;
 
-/// Of the private data, those that a QEMU sends.
+/// Bytes of the private data that a QEMU sends.
 const PLAIN_BYTES: usize = 8;
-/// The part of a stream that only opens a phase: type 2, the section's number, hook, end of section, footer.
+/// The part of a stream that only starts a phase: type 2, the section's number, hook, end of section, footer.
 const HOOK: [u8; 8] = [0, 0, 0, 0, 0, 0, 0, 0x80];
 const END_OF_SECTION: [u8; 8] = [0, 0, 0, 0, 0, 0, 0, 0x10];
 const FOOTER: u8 = 0x7e;
 
-/// The command of a Sterna's PING, before the byte that says which one: as it greets, as it prepares, and while it is silent.
+/// The command of Sterna's PING, without the byte that identifies it. It is sent at the greeting, at
+/// *prepare*, and while the stream is silent.
 const PING: [u8; 8] = [8, 0, 2, 0, 4, 0x53, 0x54, 0x4e];
 const PINGS: [u8; 4] = [1, 2, 3, 5];
 
-/// `of_qemu`: the connections of a QEMU to a Sterna; `of_sterna`: those of that Sterna to another QEMU.
+/// Compares the connections of a QEMU with those of a Sterna. `of_qemu` goes to a Sterna, and `of_sterna`
+/// from that Sterna to another QEMU.
 pub(super) fn compare(way: Way, of_qemu: &[Conversation], of_sterna: &[Conversation]) -> Result<(), Failure> {
     let wanted = 1 + usize::from(way.return_path);
     if of_qemu.len() != wanted || of_sterna.len() != wanted {
@@ -45,7 +47,7 @@ pub(super) fn compare(way: Way, of_qemu: &[Conversation], of_sterna: &[Conversat
     equal("the stream", &of_qemu.stream, &stream)
 }
 
-/// Both ask for the connection with the same words, but that Sterna adds its introduction.
+/// Both request the connection with the same data, except that Sterna adds its introduction.
 fn connected(way: Way, qemu: &Conversation, sterna: &Conversation, part: Part) -> Result<(), Failure> {
     let plain = [0, 0, 0, 1, 0, 0, 0, u8::from(way.pin_all)];
     let [theirs, ours] = [qemu, sterna].map(|one| &one.request.private_data);
@@ -61,7 +63,7 @@ fn connected(way: Way, qemu: &Conversation, sterna: &Conversation, part: Part) -
     equal("resources, depth and retries", &qemu.request.conditions(), &sterna.request.conditions())
 }
 
-/// It is encoded as every message, with nothing in its padding, and has one record at most.
+/// Checks the encoding of a message: zeros in its padding, and at most one record.
 fn plain(message: &[u8]) -> Result<(), Failure> {
     let decoded = Message::decode(message).map_err(|error| error.to_string())?;
     let repeat = u8::from(decoded.kind() != MessageType::File);
@@ -79,11 +81,11 @@ fn plain(message: &[u8]) -> Result<(), Failure> {
     }
 }
 
-/// What a source said on its main connection.
+/// Messages of a source on its main connection.
 struct Said {
-    /// The stream without sections that only open a phase.
+    /// The stream without sections that only start a phase.
     stream: Vec<u8>,
-    /// The kinds of messages that are not about memory; one for several that carry stream.
+    /// Kinds of the messages that are not about memory. Consecutive messages with stream count as one.
     order: Vec<MessageType>,
 }
 
@@ -102,7 +104,8 @@ impl Said {
     }
 }
 
-/// Phases differ in number, and so do the messages that carry stream: one stands for several, also with phases between them.
+/// The numbers of phases and of messages with stream differ. Therefore several count as one, also with phases
+/// between them.
 fn order(kinds: &[MessageType]) -> Vec<MessageType> {
     let mut order: Vec<MessageType> = Vec::new();
     for kind in kinds {

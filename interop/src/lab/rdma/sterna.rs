@@ -1,5 +1,5 @@
-//! Sterna and QEMU over soft-RoCE, both ways: a QEMU's machine goes into memory of this process, and from there into another
-//! QEMU. Sterna to Sterna: between the two processes that the bench has.
+//! Sterna and QEMU over soft-RoCE, in both directions: a QEMU's machine moves into memory of this process,
+//! and from there into another QEMU. Sterna to Sterna runs between the two processes of the bench.
 
 #![allow(clippy::print_stdout)]
 
@@ -20,7 +20,7 @@ use crate::qemu::{PATIENCE, Qemu};
 use crate::scenarios::Failure;
 use crate::{Builder, Guest, unbroken};
 
-/// Into memory and out of it.
+/// A move into memory, and a move out of it.
 struct Trip {
     into: Way,
     out: Way,
@@ -31,7 +31,7 @@ impl Trip {
         format!("QEMU to Sterna to QEMU; into: {}; out: {}", self.into.name(), self.out.name())
     }
 
-    /// A stopped machine's RAM arrives as it was, wherever it comes.
+    /// Moves a stopped machine, and checks that its RAM arrives unchanged everywhere.
     fn run(&self, source: &mut Source) -> Result<(), Failure> {
         let (source, left) = source.get()?;
         let here = into_memory(self.into, source).map_err(|why| format!("into memory: {why}"))?;
@@ -70,7 +70,8 @@ pub(super) fn scenarios() -> Vec<Scenario> {
     all
 }
 
-/// It is stopped for the move: under TCG QEMU may leave out a page that was written again (`specs/stream.md` §10).
+/// Checks that a guest that was moved continues to count. The guest is stopped for the move, because under
+/// TCG QEMU may skip a page that was written again (`specs/stream.md` §10).
 fn counts_on() -> Result<(), Failure> {
     let builder = machine()?.guest(Guest::Boot);
     let mut source = builder.clone().spawn()?;
@@ -83,7 +84,8 @@ fn counts_on() -> Result<(), Failure> {
     unbroken(&[&source, &destination]).map(drop)
 }
 
-/// A small guest over a wire. If packets are lost it may fail, with an error that says why, and is then where it was.
+/// Moves a small guest over a wire. With lost packets, the migration may fail with an error that names the
+/// reason. The guest then stays where it was.
 fn over(discipline: &str, must_arrive: bool) -> Result<(), Failure> {
     let _wire = Wire::with(discipline)?;
     let way = Way { path: Path::Wire, ..Way::PLAIN };
@@ -121,7 +123,7 @@ fn over(discipline: &str, must_arrive: bool) -> Result<(), Failure> {
     nothing_pinned()
 }
 
-/// A QEMU's machine in memory of this process.
+/// Moves a QEMU's machine into memory of this process.
 pub(super) fn into_memory(way: Way, source: &mut Qemu) -> Result<MemoryMachine, Failure> {
     let (here, incoming) = place_for(way, source)?;
     let uri = incoming.address().to_string();
@@ -135,8 +137,8 @@ pub(super) fn into_memory(way: Way, source: &mut Qemu) -> Result<MemoryMachine, 
     Ok(here)
 }
 
-/// How the machine of a QEMU arrived. A destination of which the source has turned away waits for the next one: that is not waited
-/// for here.
+/// Waits for a QEMU's machine and returns how it arrived. Does not wait for a destination whose source has
+/// failed, because that destination waits for the next source.
 fn arrived(incoming: &Incoming, source: &mut Qemu) -> Result<Arrival, Failure> {
     let begin = Instant::now();
     loop {
@@ -163,7 +165,7 @@ pub(super) fn place_for(way: Way, source: &mut Qemu) -> Result<(MemoryMachine, I
     Ok((here, incoming))
 }
 
-/// A QEMU that took over a machine in memory.
+/// A QEMU that has received a machine from memory.
 pub(super) fn out_of_memory(way: Way, here: &MemoryMachine, to: Builder) -> Result<Qemu, Failure> {
     let mut destination = to.incoming_defer().spawn()?;
     let uri = way.uri();
@@ -205,7 +207,7 @@ fn sent(way: Way, here: &MemoryMachine, uri: &str) -> Result<Outcome, Failure> {
     Ok(outcome)
 }
 
-/// What an operator would read, in the lab's output.
+/// Prints warnings for operators to the lab's output.
 fn warned(event: &Event) {
     if let Event::Warning(text) = event {
         println!("LAB warning: {text}");
@@ -220,7 +222,8 @@ fn ram_of(here: &MemoryMachine) -> Result<Vec<u8>, Failure> {
     Ok(bytes)
 }
 
-/// No memory of this process is registered any more. Deregistering may follow the end of a migration.
+/// Checks that this process has no registered memory. Memory may be deregistered after the end of a
+/// migration.
 fn nothing_pinned() -> Result<(), Failure> {
     let begin = Instant::now();
     loop {

@@ -1,4 +1,5 @@
-//! Migrations from one VM to another. The first VM drives: the second performs orders that come over TCP.
+//! Migrations between two VMs. The first VM controls the test; the second performs orders that it receives
+//! over TCP.
 
 use std::io::BufReader;
 use std::net::{TcpListener, TcpStream};
@@ -18,14 +19,14 @@ use crate::kernel::output;
 use crate::qemu::{PATIENCE, Qemu};
 use crate::scenarios::Failure;
 
-/// The variable of init's environment that says which VM this is: 0 or 1.
+/// Variable of init's environment with the number of this VM: 0 or 1.
 pub(in crate::lab) const SIDE: &str = "LAB_SIDE";
-/// Of the two VMs.
+/// Addresses of the two VMs.
 const ADDRESSES: [&str; 2] = ["10.10.0.1", "10.10.0.2"];
-/// Where the second VM takes orders.
+/// Port on which the second VM receives orders.
 const PORT: u16 = 4000;
 
-/// This VM's number.
+/// Number of this VM.
 pub(in crate::lab) fn side() -> usize {
     usize::from(std::env::var(SIDE).is_ok_and(|side| side == "1"))
 }
@@ -33,7 +34,7 @@ pub(in crate::lab) fn side() -> usize {
 /// Makes a soft-RoCE device over the interface to the other VM.
 pub(in crate::lab) fn prepare() -> Result<(), Failure> {
     let entries = std::fs::read_dir("/sys/class/net").map_err(|error| error.to_string())?;
-    // Only a device has one.
+    // Only the interface of a network card has a device.
     let device = entries.flatten().find(|entry| entry.path().join("device").exists());
     let name = device.ok_or("there is no network card")?.file_name().to_string_lossy().into_owned();
     for line in [
@@ -48,7 +49,7 @@ pub(in crate::lab) fn prepare() -> Result<(), Failure> {
     Ok(())
 }
 
-/// The second VM: performs the first one's orders until it has no more.
+/// Runs the second VM: performs the first one's orders until there are no more.
 pub(in crate::lab) fn serve() -> Result<(), Failure> {
     let listener = TcpListener::bind((ADDRESSES[1], PORT)).map_err(|error| error.to_string())?;
     let (mut answers, _) = listener.accept().map_err(|error| error.to_string())?;
@@ -62,7 +63,7 @@ pub(in crate::lab) fn serve() -> Result<(), Failure> {
     Ok(())
 }
 
-/// What the first VM drives.
+/// The scenarios that the first VM runs.
 pub(in crate::lab) fn scenarios() -> Vec<Scenario> {
     let plain = Way::PLAIN;
     let moves = |way: Way, lanes: u8| {
@@ -86,7 +87,7 @@ pub(in crate::lab) fn scenarios() -> Vec<Scenario> {
     ]
 }
 
-/// The other VM.
+/// Connection to the other VM.
 struct Other {
     orders: TcpStream,
     answers: BufReader<TcpStream>,
@@ -101,7 +102,7 @@ impl Other {
                     let answers = orders.try_clone().map_err(|error| error.to_string())?;
                     return Ok(Self { orders, answers: BufReader::new(answers) });
                 }
-                // It boots as well.
+                // The other VM may still be booting.
                 Err(_) if begin.elapsed() < PATIENCE => std::thread::sleep(Duration::from_millis(200)),
                 Err(error) => return Err(format!("the other VM: {error}")),
             }
@@ -115,7 +116,7 @@ impl Other {
     }
 }
 
-/// A guest that writes its memory goes to the other VM, and is checked there.
+/// Moves a guest that writes its memory to the other VM, and checks it there.
 fn between_sternas(way: Way, lanes: u8) -> Result<(), Failure> {
     with_other(|other| {
         let order = json!({
@@ -148,7 +149,8 @@ fn between_sternas(way: Way, lanes: u8) -> Result<(), Failure> {
     })
 }
 
-/// A stopped QEMU's machine goes into memory of the other VM's Sterna, and from there into another QEMU here.
+/// Moves a stopped QEMU's machine into memory of the other VM's Sterna. From there it moves into another QEMU
+/// here.
 fn with_qemu(way: Way) -> Result<(), Failure> {
     with_other(|other| {
         let mut source = Source::default();
@@ -162,7 +164,7 @@ fn with_qemu(way: Way) -> Result<(), Failure> {
     })
 }
 
-/// The same, and what the Sterna sent is compared with what the first QEMU sent.
+/// The same, with a comparison of the bytes that Sterna and the first QEMU sent.
 fn alike(way: Way) -> Result<(), Failure> {
     with_other(|other| {
         let small = still()?.memory_mib(8);
@@ -204,7 +206,7 @@ fn out_of_other(other: &mut Other, to: Builder, way: Way) -> Result<Qemu, Failur
     Ok(destination)
 }
 
-/// Gives orders over the one connection that there is.
+/// Runs `act` with the only connection to the other VM.
 fn with_other(act: impl FnOnce(&mut Other) -> Result<(), Failure>) -> Result<(), Failure> {
     static OTHER: parking_lot::Mutex<Option<Other>> = parking_lot::Mutex::new(None);
     let mut other = OTHER.lock();
@@ -215,7 +217,7 @@ fn with_other(act: impl FnOnce(&mut Other) -> Result<(), Failure>) -> Result<(),
     act(other)
 }
 
-/// At that VM, with a port that no other migration uses.
+/// An address at that VM, with a port that no other migration uses.
 fn uri(side: usize) -> String {
     let port = Way::next_port();
     format!("rdma:{}:{port}", ADDRESSES[side])

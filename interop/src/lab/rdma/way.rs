@@ -1,4 +1,4 @@
-//! How a guest travels over RDMA, and the QEMU at either end.
+//! Settings of a migration over RDMA, and the QEMU at either end.
 
 use std::hash::{DefaultHasher, Hasher as _};
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -10,15 +10,15 @@ use super::{ADDRESS, ADDRESS_V6, wire};
 use crate::qemu::Qemu;
 use crate::{Accelerator, Builder, Failure, Ram, Root, fill};
 
-/// RAM of the guests.
+/// RAM of the guests, MiB.
 const MEMORY_MIB: u64 = 32;
 
-/// Which addresses the two sides have.
+/// The addresses of the two sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Path {
-    /// The same one at both sides: the device loops packets back.
+    /// The same address on both sides: the device loops packets back.
     Ipv4,
-    /// As before.
+    /// The same with an IPv6 address.
     Ipv6,
     /// Two devices with a wire between them, if there is one ([`super::wire`]).
     Wire,
@@ -40,7 +40,7 @@ impl Path {
     }
 }
 
-/// How a guest travels.
+/// Settings of a migration over RDMA.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Way {
     /// `x-rdma-chunk-size` of source and destination, in MiB.
@@ -48,9 +48,9 @@ pub(super) struct Way {
     pub(super) pin_all: bool,
     pub(super) return_path: bool,
     pub(super) path: Path,
-    /// Between two Sternas: multifd channels; 0 is none.
+    /// Number of multifd channels between two Sternas; 0: none.
     pub(super) lanes: u8,
-    /// Of a Sterna: `x-sterna-rdma-pinned-limit`, MiB; 0 is none.
+    /// A Sterna's `x-sterna-rdma-pinned-limit`, MiB; 0: no limit.
     pub(super) pinned_limit_mib: u64,
 }
 
@@ -72,7 +72,7 @@ impl Way {
         format!("{registration}, chunks of {source} and {destination} MiB, {return_path} return path, {path}")
     }
 
-    /// How memory is registered, and how many channels write it.
+    /// Text for the registration of memory and the number of channels.
     pub(super) fn registration(&self) -> String {
         let mut text = if self.pin_all { "all pinned" } else { "dynamic" }.to_owned();
         if self.lanes > 0 {
@@ -100,12 +100,12 @@ impl Way {
         }
     }
 
-    /// Tells a QEMU that will be the source.
+    /// Configures a QEMU that will be the source.
     pub(super) fn set_source(&self, qemu: &mut Qemu) -> Result<(), Failure> {
         self.set(qemu, self.chunks_mib[0])
     }
 
-    /// Tells a QEMU that will be the destination.
+    /// Configures a QEMU that will be the destination.
     pub(super) fn set_destination(&self, qemu: &mut Qemu) -> Result<(), Failure> {
         self.set(qemu, self.chunks_mib[1])
     }
@@ -119,7 +119,7 @@ impl Way {
 }
 
 impl Way {
-    /// What a Sterna is told at either side.
+    /// Parameters and capabilities of a Sterna on either side.
     pub(super) fn of_sterna(&self, chunk_mib: u64) -> (Parameters, Capabilities) {
         let chunk = ChunkSize::new(chunk_mib << 20).unwrap_or_default();
         let pinned_limit_bytes = (self.pinned_limit_mib > 0).then_some(self.pinned_limit_mib << 20);
@@ -135,7 +135,7 @@ impl Way {
         (params, capabilities)
     }
 
-    /// For another process.
+    /// Encodes the settings for another process.
     pub(super) fn to_json(self) -> Value {
         let Self { chunks_mib, pin_all, return_path, path, lanes, pinned_limit_mib } = self;
         json!({
@@ -161,15 +161,16 @@ impl Way {
     }
 }
 
-/// A QEMU whose guest stands still, with what its RAM holds. It can be the source of one migration after another.
+/// A QEMU whose guest is paused, with the content of its RAM. It can be the source of several consecutive
+/// migrations.
 #[derive(Default)]
 pub(super) struct Source(Option<(Qemu, Vec<u8>)>);
 
 impl Source {
-    /// It, started now unless it was before.
+    /// The QEMU, which is started at the first call.
     pub(super) fn get(&mut self) -> Result<(&mut Qemu, &[u8]), Failure> {
         if let Some((qemu, _)) = &mut self.0 {
-            // Of a machine whose migration has completed no other may begin.
+            // A machine can start another migration only after it has resumed.
             qemu.resume()?;
         } else {
             let qemu = still()?.spawn()?;
@@ -187,7 +188,7 @@ pub(super) fn machine() -> Result<Builder, Failure> {
     Ok(Qemu::builder(&root).memory_mib(MEMORY_MIB).ram(Ram::File))
 }
 
-/// A [`machine`] whose guest stands still whatever it is told.
+/// A [`machine`] whose guest executes no instruction, even if it is resumed.
 pub(super) fn still() -> Result<Builder, Failure> {
     Ok(machine()?.accelerator(Accelerator::Nothing))
 }
@@ -198,14 +199,14 @@ pub(super) fn ram(qemu: &Qemu) -> Result<Vec<u8>, Failure> {
     std::fs::read(&path).map_err(|error| format!("{}: {error}", path.display()))
 }
 
-/// A number that other bytes do not have.
+/// A hash of the bytes.
 pub(super) fn digest(bytes: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
     hasher.write(bytes);
     hasher.finish()
 }
 
-/// Whether that RAM is what left the source; where it differs first if not.
+/// Checks that the received RAM equals the source's. The error names the first difference.
 pub(super) fn same(left: &[u8], arrived: &[u8]) -> Result<(), Failure> {
     if left.len() != arrived.len() {
         return Err(format!("{} bytes of RAM left, {} arrived", left.len(), arrived.len()));

@@ -1,8 +1,9 @@
-//! Two soft-RoCE devices with a wire between them, over which packets can be lost and late. Over a single device they are looped
-//! back, and no queueing discipline sees them.
+//! Two soft-RoCE devices with a wire between them. Packets on the wire can be lost and delayed. Over a single
+//! device, packets are looped back and pass no queueing discipline.
 //!
-//! Both ends of the wire are in one network namespace, as soft-RoCE of Linux 6.12 knows no other. So that packets to an address of
-//! this machine leave it, rules for what is sent come before the table of local addresses, which then only serves what comes.
+//! Both ends of the wire are in one network namespace, because soft-RoCE of Linux 6.12 supports no other.
+//! Packets to an address of this machine must still leave it. Rules for outgoing packets therefore precede
+//! the table of local addresses, which then applies only to incoming packets.
 
 use std::process::Command;
 use std::sync::OnceLock;
@@ -10,10 +11,10 @@ use std::sync::OnceLock;
 use crate::kernel::output;
 use crate::scenarios::Failure;
 
-/// Of the two ends.
+/// Addresses of the two ends.
 pub(super) const ADDRESSES: [&str; 2] = ["10.9.0.1", "10.9.0.2"];
 const ENDS: [&str; 2] = ["v0", "v1"];
-/// Where the ends are plugged in.
+/// The bridge ports to which the ends are connected.
 const PORTS: [&str; 2] = ["p0", "p1"];
 const HARDWARE: [&str; 2] = ["02:00:00:00:00:01", "02:00:00:00:00:02"];
 const DEVICES: [&str; 2] = ["rxe1", "rxe2"];
@@ -22,7 +23,8 @@ const DEVICES: [&str; 2] = ["rxe1", "rxe2"];
 pub(super) struct Wire(());
 
 impl Wire {
-    /// One that treats packets as `discipline` says, in `tc`'s words (`netem loss 1% delay 5ms`).
+    /// A wire that treats packets according to `discipline`. It is in `tc`'s syntax
+    /// (`netem loss 1% delay 5ms`).
     pub(super) fn with(discipline: &str) -> Result<Self, Failure> {
         static MADE: OnceLock<Result<(), Failure>> = OnceLock::new();
         MADE.get_or_init(make).clone()?;
@@ -30,34 +32,36 @@ impl Wire {
         Ok(Self(()))
     }
 
-    /// From now on every packet is lost.
+    /// Drops every packet from now on.
     pub(super) fn cut(&self) -> Result<(), Failure> {
         discipline_of_both("netem loss 100%")
     }
 
-    /// Makes the devices anew. On one that was without a link while a connection broke, soft-RoCE of Linux 6.12 makes no connection any
-    /// more. No process may have one of them open: the kernel waits for that.
+    /// Creates the devices again. After a connection broke while a device had no link, soft-RoCE of Linux
+    /// 6.12 accepts no further connection on it. No process may have a device open, because the kernel waits
+    /// for that.
     pub(super) fn renew(&self) -> Result<(), Failure> {
         DEVICES.iter().try_for_each(|device| run(&format!("rdma link del {device}")))?;
         devices()
     }
 
-    /// Both ends have a link, and no packet is lost.
+    /// Restores the link of both ends, without packet loss.
     pub(super) fn restore(&self) -> Result<(), Failure> {
         discipline_of_both("pfifo")?;
         (0..ENDS.len()).try_for_each(|end| self.set_link(end, true))
     }
 
-    /// Pulls the plug of an end, or puts it in again.
+    /// Sets the link of an end up or down.
     pub(super) fn set_link(&self, end: usize, is_up: bool) -> Result<(), Failure> {
         run(&format!("ip link set {} {}", PORTS[end], if is_up { "up" } else { "down" }))
     }
 }
 
 impl Drop for Wire {
-    /// The devices stay: this process has them open as long as it lives, and the kernel waits for that before it removes one.
+    /// The devices remain. This process has them open as long as it lives, and the kernel removes a device
+    /// only after it is closed.
     fn drop(&mut self) {
-        // The next user says again what it needs.
+        // The next user sets the discipline that it needs.
         let _ = discipline_of_both("pfifo");
     }
 }
@@ -70,7 +74,7 @@ fn make() -> Result<(), Failure> {
     }
     run("ip link set b0 mtu 9000 up")?;
     run("ip rule add pref 1000 lookup local")?;
-    // The rule that comes before all others.
+    // The default rule for local addresses precedes all others, so it is removed.
     run("ip rule del pref 0")?;
     for here in [0, 1] {
         let there = 1 - here;

@@ -1,4 +1,4 @@
-//! What is measured.
+//! The measurements of the bench.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -15,15 +15,15 @@ use super::vmm::{Disk, Kind, Spec, Vmm};
 use crate::scenarios::Failure;
 
 const MIB: u64 = 1 << 20;
-/// Of guests that do little.
+/// RAM of guests that do little, MiB.
 const RAM_MIB: u64 = 512;
-/// Of the disk that `fio` works on, in the lab VM's memory: no device is as fast.
+/// Size of the disk for `fio`. It is in the lab VM's memory, because no device is as fast.
 const FIO_DISK_BYTES: u64 = 1 << 30;
 const COPIED_DISK_BYTES: u64 = 2 << 30;
-/// Of it is data, in pieces with holes between.
+/// Length of the copied disk's pieces with data, and of the holes between them.
 const PIECE_BYTES: u64 = 64 * MIB;
 
-/// From the start of the program to the guest's first process, and what the VMM keeps for itself then.
+/// Time from the start of the program to the guest's first process. Also the VMM's own memory at that time.
 pub(super) fn boot(is_quick: bool) -> Result<Value, Failure> {
     let mut found = Found::default();
     for _ in 0..if is_quick { 1 } else { 7 } {
@@ -38,7 +38,7 @@ pub(super) fn boot(is_quick: bool) -> Result<Value, Failure> {
     Ok(found.json())
 }
 
-/// `fio` on a disk in memory.
+/// Results of `fio` on a disk in memory.
 pub(super) fn disk(is_quick: bool) -> Result<Value, Failure> {
     let mut found = Found::default();
     for _ in 0..if is_quick { 1 } else { 3 } {
@@ -61,7 +61,7 @@ pub(super) fn disk(is_quick: bool) -> Result<Value, Failure> {
     Ok(found.json())
 }
 
-/// `iperf3` between guest and lab, both ways, in Mbit/s.
+/// Results of `iperf3` between guest and lab, in both directions, in Mbit/s.
 pub(super) fn network(is_quick: bool) -> Result<Value, Failure> {
     network::make_bridge()?;
     let mut server = std::process::Command::new("iperf3");
@@ -92,7 +92,7 @@ pub(super) fn network(is_quick: bool) -> Result<Value, Failure> {
     measured.map(|()| found.json())
 }
 
-/// How long a guest that does next to nothing is away when it moves, as its peer sees it, and how long the whole move takes.
+/// Downtime of a nearly idle guest, as its peer measures it. Also the duration of the complete move.
 pub(super) fn downtime(is_quick: bool) -> Result<Value, Failure> {
     let (turns, moves) = if is_quick { (1, 3) } else { (5, 10) };
     let mut found = Found::default();
@@ -120,7 +120,8 @@ pub(super) fn downtime(is_quick: bool) -> Result<Value, Failure> {
     Ok(found.json())
 }
 
-/// A disk of 2 GiB, half of it holes, that travels with a guest which writes 20 MB/s to it, beside a plain copy of its data.
+/// Move of a disk of 2 GiB, half of it holes. The guest writes 20 MB/s to it meanwhile. Compared with a plain
+/// copy of its data.
 pub(super) fn copy(is_quick: bool) -> Result<Value, Failure> {
     let bytes = if is_quick { COPIED_DISK_BYTES / 8 } else { COPIED_DISK_BYTES };
     let (from, to) = (PathBuf::from("/tmp/from.img"), PathBuf::from("/tmp/to.img"));
@@ -151,10 +152,10 @@ pub(super) fn copy(is_quick: bool) -> Result<Value, Failure> {
     Ok(json!(found))
 }
 
-/// What a guest of 1 GiB sends that has used most of its memory once, and uses little now.
+/// Bytes sent for a guest of 1 GiB. It has used most of its memory once, and uses little now.
 pub(super) fn free(_: bool) -> Result<Value, Failure> {
     let mut found = Vec::new();
-    // Linux reports pieces of 2 MiB (order 9) unless its command line says otherwise.
+    // Linux reports pieces of 2 MiB (order 9) unless its command line sets another order.
     for order in [Some(9), Some(4), Some(0), None] {
         let mut guest = guest::uses_memory(200 * MIB);
         if let Some(order) = order {
@@ -163,7 +164,7 @@ pub(super) fn free(_: bool) -> Result<Value, Failure> {
         let spec = Spec { ram_mib: 1024, reports: order.is_some(), guest: Some(guest), ..Spec::default() };
         let mut here = Vmm::start(Kind::Sterna, &spec)?;
         let (unused, _) = here.wait_for(guest::UNUSED)?;
-        // The guest's kernel reports two seconds after memory was freed.
+        // The guest's kernel reports memory two seconds after it was freed.
         std::thread::sleep(Duration::from_secs(20));
         let mut there = Vmm::start(Kind::Sterna, &Spec { guest: None, ..spec.clone() })?;
         let info = here.move_to(&mut there, false)?;
@@ -181,7 +182,7 @@ fn root() -> Disk {
     Disk { path: ROOT_DISK.into(), migrate: "shared" }
 }
 
-/// A file of that length with data in every second piece.
+/// Makes a file of that length with data in every second piece.
 fn fill(path: &Path, bytes: u64, piece: u64) -> Result<(), Failure> {
     let file = File::create(path).map_err(said)?;
     file.set_len(bytes).map_err(said)?;
@@ -194,7 +195,7 @@ fn fill(path: &Path, bytes: u64, piece: u64) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The data of a file through a socket into another one.
+/// Copies the data of a file through a socket into another file.
 fn plain_copy(from: &Path, to: &Path, bytes: u64) -> Result<Duration, Failure> {
     let (mut out, mut into) = UnixStream::pair().map_err(said)?;
     let (from, to) = (File::open(from).map_err(said)?, File::create(to).map_err(said)?);
@@ -220,7 +221,7 @@ fn plain_copy(from: &Path, to: &Path, bytes: u64) -> Result<Duration, Failure> {
     Ok(begin.elapsed())
 }
 
-/// Values of both, in the order in which they were measured.
+/// Values of both VMMs, in the order of measurement.
 #[derive(Default)]
 struct Found(Vec<(Kind, &'static str, f64)>);
 
@@ -229,7 +230,7 @@ impl Found {
         self.0.push((kind, name, value));
     }
 
-    /// For each name: values, median and 95th percentile of both, and the ratio of the medians.
+    /// For each name: the values, median and 95th percentile of both VMMs, and the ratio of the medians.
     fn json(&self) -> Value {
         let mut names: Vec<&str> = self.0.iter().map(|(_, name, _)| *name).collect();
         names.dedup();

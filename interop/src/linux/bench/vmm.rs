@@ -1,4 +1,5 @@
-//! A VMM as a process with one Linux guest: Sterna's reference machine or QEMU's microvm, driven through the same monitor.
+//! A VMM process with one Linux guest: Sterna's reference machine or QEMU's microvm, driven through the same
+//! monitor.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -12,12 +13,12 @@ use super::super::{Files, console, guest, network, said};
 use crate::scenarios::{Failure, ensure};
 use crate::sterna;
 
-/// How often something is looked at.
+/// Interval of polling.
 const STEP: Duration = Duration::from_millis(5);
-/// What both VMMs' guests are told.
+/// Kernel command line of the guests of both VMMs.
 const COMMAND_LINE: &str = "console=ttyS0 panic=-1 quiet noxsave LAB=";
 
-/// Which one.
+/// The VMM that is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Sterna,
@@ -39,23 +40,23 @@ impl Kind {
 #[derive(Debug, Clone)]
 pub(super) struct Disk {
     pub(super) path: PathBuf,
-    /// How a Sterna moves it.
+    /// How a Sterna moves the disk.
     pub(super) migrate: &'static str,
 }
 
-/// What a VMM is started with.
+/// Settings with which a VMM is started.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Spec {
     pub(super) ram_mib: u64,
     pub(super) disks: Vec<Disk>,
-    /// Whether it has a card at the lab's bridge.
+    /// Whether it has a network card at the lab's bridge.
     pub(super) has_network: bool,
     pub(super) reports: bool,
-    /// What the guest reads; nothing: the VMM waits for a guest that moves in.
+    /// The guest's part of the kernel command line. `None`: the VMM waits for a guest.
     pub(super) guest: Option<String>,
 }
 
-/// A running VMM, ended when dropped.
+/// A running VMM, killed when dropped.
 pub(super) struct Vmm {
     process: Child,
     directory: TempDir,
@@ -64,7 +65,7 @@ pub(super) struct Vmm {
 }
 
 impl Vmm {
-    /// Starts it, and waits until its monitor answers.
+    /// Starts a VMM, and waits until its monitor answers.
     pub(super) fn start(kind: Kind, spec: &Spec) -> Result<Self, Failure> {
         let directory = tempfile::tempdir().map_err(said)?;
         let tap = spec.has_network.then(network::new_tap);
@@ -91,7 +92,8 @@ impl Vmm {
         self.monitor.execute(command, arguments).map_err(|error| format!("{command}: {error}"))
     }
 
-    /// What follows this word in the first line of the guest that begins with it, and how long after the start it was there.
+    /// Waits for a line of the guest that begins with this word. Returns the rest of the line, and its time
+    /// after the start.
     pub(super) fn wait_for(&mut self, word: &str) -> Result<(String, Duration), Failure> {
         loop {
             let text = std::fs::read(self.directory.path().join("serial")).unwrap_or_default();
@@ -111,7 +113,8 @@ impl Vmm {
         }
     }
 
-    /// Bytes of its own memory that are resident: all but the guest's, which is shared memory.
+    /// Resident bytes of the VMM's own memory. The guest's memory is not included, because it is shared
+    /// memory.
     pub(super) fn resident_bytes(&self) -> Result<u64, Failure> {
         let path = format!("/proc/{}/status", self.process.id());
         let status = std::fs::read_to_string(path).map_err(said)?;
@@ -123,7 +126,7 @@ impl Vmm {
         Ok((kib("RssAnon:")? + kib("RssFile:")?) << 10)
     }
 
-    /// Moves its guest there; what `query-migrate` says then.
+    /// Moves the guest to `there`. Returns the answer to `query-migrate` afterwards.
     pub(super) fn move_to(&mut self, there: &mut Self, multifd: bool) -> Result<Value, Failure> {
         let uri = format!("unix:{}", there.directory.path().join("migration").display());
         for side in [&mut *self, &mut *there] {
@@ -148,7 +151,7 @@ impl Vmm {
 
 impl Drop for Vmm {
     fn drop(&mut self) {
-        // An error means that it has ended by itself.
+        // An error means that the process has ended by itself.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
@@ -172,7 +175,7 @@ fn connected(process: &mut Child, directory: &Path, tap: Option<&str>) -> Result
     }
 }
 
-/// The machine, its guest's kernel and what that reads.
+/// The kernel's complete command line for a guest.
 fn command_line(text: &str) -> String {
     format!("{COMMAND_LINE}{} {text}", guest::NAME)
 }
@@ -228,7 +231,7 @@ fn of_qemu(spec: &Spec, directory: &Path, tap: Option<&str>) -> Result<Command, 
     if spec.reports {
         command.args(["-device", "virtio-balloon-device,free-page-reporting=on"]);
     }
-    // The kernel and its line belong to the machine that QEMU checks on both sides.
+    // Kernel and command line are part of the machine, which QEMU compares on both sides.
     let line = command_line(spec.guest.as_deref().unwrap_or_default());
     command.arg("-kernel").arg(files.kernel()).arg("-initrd").arg(files.initrd()).args(["-append", &line]);
     if spec.guest.is_none() {

@@ -1,4 +1,4 @@
-//! The guest's work on its disk: it writes block after block, makes some of them last, and reads others back.
+//! The guest's work on its disk: it writes block after block, syncs some of them, and reads others back.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -9,25 +9,25 @@ use crate::Failure;
 use crate::scenarios::ensure;
 
 const BLOCK: usize = 64 << 10;
-/// Blocks that are written in turns.
+/// Number of blocks that are written in turn.
 const BLOCKS: u64 = 64;
-/// For reads that pass by the cache.
+/// Alignment of reads that bypass the cache.
 const ALIGNMENT: usize = 4096;
-/// Of how many steps one waits until what was written is on the disk.
+/// Interval of steps that wait until the written data is on the disk.
 const SYNC_EVERY: u64 = 4;
 
-/// The disk, and how much of it was wrong.
+/// The disk, and the number of errors on it.
 pub(in crate::linux) struct Disk {
     file: File,
-    /// Passes by the guest's cache.
+    /// A descriptor that bypasses the guest's cache.
     direct: File,
-    /// The step that has written each block; 0: none.
+    /// Number of the step that last wrote each block; 0: none.
     written: Vec<u64>,
     wrong: usize,
 }
 
 impl Disk {
-    /// Ends the guest if there is none.
+    /// Opens the disk. Ends the guest if it does not exist.
     pub(super) fn open(device: &str) -> Self {
         let open = |flags| {
             let file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(device);
@@ -36,19 +36,19 @@ impl Disk {
         Self { file: open(0), direct: open(libc::O_DIRECT), written: vec![0; BLOCKS as usize], wrong: 0 }
     }
 
-    /// Writes a block, and reads another one that was written long ago.
+    /// Writes a block, and reads another one that was written long before.
     pub(super) fn step(&mut self, number: u64) {
         let block = number % BLOCKS;
         self.wrong += usize::from(self.file.write_all_at(&content(number, BLOCK), place(block)).is_err());
         self.written[block as usize] = number;
         if number.is_multiple_of(SYNC_EVERY) {
             self.wrong += usize::from(self.file.sync_data().is_err());
-            // On the disk, as the block before it is.
+            // This block is on the disk, because it was written before the sync.
             self.look(number - SYNC_EVERY + 1);
         }
     }
 
-    /// Reads everything again. The number of blocks that were wrong.
+    /// Reads all blocks again. Returns the number of wrong blocks.
     pub(super) fn finish(mut self) -> usize {
         self.wrong += usize::from(self.file.sync_all().is_err());
         let written: Vec<u64> = self.written.iter().copied().filter(|number| *number > 0).collect();
@@ -65,7 +65,8 @@ impl Disk {
     }
 }
 
-/// From outside, after the guest has ended: the disk holds what each step wrote last.
+/// Checks the disk from outside, after the guest has ended. Each block must have the content of its last
+/// write.
 pub(in crate::linux) fn check(image: &Path, steps: u64) -> Result<(), Failure> {
     let bytes = std::fs::read(image).map_err(|error| error.to_string())?;
     for number in (steps + 1).saturating_sub(BLOCKS).max(1)..=steps {

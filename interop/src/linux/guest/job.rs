@@ -1,4 +1,4 @@
-//! What a guest of the bench does instead of ticking: programs of its root, whose results it prints.
+//! The work of a bench's guest instead of ticks: it runs programs of its root and prints their results.
 
 use std::process::Command;
 
@@ -7,38 +7,39 @@ use serde_json::Value;
 use super::network::LAB_ADDRESS;
 use super::{ROOT, root};
 
-/// The variable that names it.
+/// Variable that names the job.
 pub(super) const JOB: &str = "GUEST_JOB";
-/// Rates of its second disk.
+/// Job that measures rates of the second disk.
 pub(in crate::linux) const FIO: &str = "fio";
-/// Rates of its network card.
+/// Job that measures rates of the network card.
 pub(in crate::linux) const IPERF: &str = "iperf";
-/// 20 MB/s to its second disk, all the time.
+/// Job that continuously writes 20 MB/s to the second disk.
 pub(in crate::linux) const WRITES: &str = "writes";
-/// Names of results, and what `fio` does for each: MB/s for the first two, operations per second for the others.
+/// Names of results, and the arguments of `fio` for each. MB/s for the first two, operations per second for
+/// the others.
 pub(in crate::linux) const FIO_RUNS: [(&str, [&str; 3]); 4] = [
     ("read_mb_s", ["--rw=read", "--bs=128k", "--iodepth=16"]),
     ("write_mb_s", ["--rw=write", "--bs=128k", "--iodepth=16"]),
     ("random_read_iops", ["--rw=randread", "--bs=4k", "--iodepth=32"]),
     ("random_write_iops", ["--rw=randwrite", "--bs=4k", "--iodepth=32"]),
 ];
-/// Names of results in Mbit/s, and what `iperf3` does for each.
+/// Names of results in Mbit/s, and the arguments of `iperf3` for each.
 pub(in crate::linux) const IPERF_RUNS: [(&str, &[&str]); 2] =
     [("sends_mbit_s", &[]), ("receives_mbit_s", &["-R"])];
 const DISK: &str = "--filename=/dev/vdb";
 const SECONDS: &str = "6";
 
-/// What a guest with that job reads.
+/// Command-line part of a guest with that job.
 pub(in crate::linux) fn line(job: &str) -> String {
     format!("{ROOT}=/dev/vda {JOB}={job}")
 }
 
-/// The word before a result.
+/// The words before a result.
 pub(in crate::linux) fn result(name: &str) -> String {
     format!("GUEST-RESULT {name} ")
 }
 
-/// Does it, and waits for its end.
+/// Runs the job to its end.
 pub(super) fn run(job: &str) {
     match job {
         FIO => FIO_RUNS.iter().for_each(|(name, options)| told(name, fio(options))),
@@ -99,7 +100,7 @@ fn writes() {
 fn json_of(command: &mut Command) -> Result<Value, String> {
     let output = command.output().map_err(|error| error.to_string())?;
     let text = String::from_utf8_lossy(&output.stdout);
-    // It may warn before.
+    // The program may print warnings before its JSON.
     let begin = text.find('{').unwrap_or(0);
     serde_json::from_str(&text[begin..]).map_err(|error| {
         format!("{error}: {text} {}", String::from_utf8_lossy(&output.stderr)).replace('\n', " ")

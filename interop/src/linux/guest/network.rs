@@ -1,4 +1,4 @@
-//! The guest's connection to the lab: it sends numbers, and each of them comes back.
+//! The guest's connection to the lab: it sends numbers, and the lab returns each of them.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpStream};
@@ -9,13 +9,13 @@ use crate::linux::network::up;
 pub(in crate::linux) const LAB_ADDRESS: [u8; 4] = [10, 15, 0, 1];
 pub(in crate::linux) const GUEST_ADDRESS: [u8; 4] = [10, 15, 0, 2];
 pub(in crate::linux) const PORT: u16 = 5015;
-/// Bytes of a number.
+/// Length of a number, in bytes.
 pub(in crate::linux) const WORD: usize = 8;
 const INTERFACE: &str = "eth0";
-/// Longer than a pause, and shorter than a test may take.
+/// Time limit of an answer. It is longer than a pause, and shorter than a test's limit.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Numbers in a step of a guest that works.
+/// Numbers that a working guest sends in a step.
 pub(super) const AT_ONCE: u64 = 50;
 
 /// Sets the card up. Ends the guest if there is none.
@@ -31,7 +31,7 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Ends the guest if there is no network.
+    /// Connects to the lab. Ends the guest if there is no network.
     pub(super) fn open() -> Self {
         set_up();
         let lab = TcpStream::connect((Ipv4Addr::from(LAB_ADDRESS), PORT))
@@ -44,7 +44,7 @@ impl Connection {
         Self { lab, sent: 0, wrong: 0 }
     }
 
-    /// Sends some numbers, and hears them again.
+    /// Sends some numbers and reads the answers.
     pub(super) fn step(&mut self, count: u64) {
         let numbers = self.sent + 1..=self.sent + count;
         let words: Vec<u8> = numbers.clone().flat_map(u64::to_le_bytes).collect();
@@ -54,9 +54,10 @@ impl Connection {
         self.wrong += usize::from(done.is_err() || heard != words);
     }
 
-    /// Numbers that were sent, and steps that went wrong.
+    /// Returns the numbers that were sent, and the steps that failed.
     pub(super) fn finish(mut self) -> (u64, usize) {
-        // The peer answers the end with its own. Without it the card may be reset before the end has left it.
+        // The peer closes its end after the guest's. Without this wait, the card could be reset before it has
+        // sent the guest's FIN.
         let is_over = self.lab.shutdown(Shutdown::Write).and_then(|()| self.lab.read(&mut [0]));
         self.wrong += usize::from(!matches!(is_over, Ok(0)));
         (self.sent, self.wrong)

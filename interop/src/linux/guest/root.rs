@@ -1,4 +1,4 @@
-//! The guest's work in a root of Debian packages: files that it writes, makes last and reads back, and stress-ng.
+//! The guest's work in a root of Debian packages: it writes, syncs and reads files, and runs stress-ng.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -11,14 +11,14 @@ use rustix::mount::{MountFlags, UnmountFlags, unmount};
 use super::content;
 use crate::lab::mount;
 
-/// Where the root is mounted.
+/// Mount point of the root.
 const AT: &str = "/root";
-/// Files that are written in turns.
+/// Number of files that are written in turn.
 const FILES: u64 = 16;
 const FILE_BYTES: usize = 96 << 10;
-/// For reads that pass by the cache.
+/// Alignment of reads that bypass the cache.
 const ALIGNMENT: usize = 4096;
-/// What writes memory all the time and looks whether it holds what was written.
+/// The program that continuously writes memory and checks its content.
 const STRESS: [&str; 10] = [
     "stress-ng",
     "--vm=1",
@@ -31,13 +31,13 @@ const STRESS: [&str; 10] = [
     "--no-rand-seed",
     "--metrics-brief",
 ];
-/// What stress-ng says when it has found no fault.
+/// Output of stress-ng if it has found no fault.
 const NO_FAULT: &str = "failed: 0";
 
-/// The root at work.
+/// The running work in the root.
 pub(super) struct Root {
     stress: Child,
-    /// The step that has written each file; 0: none.
+    /// Number of the step that last wrote each file; 0: none.
     written: Vec<u64>,
     wrong: usize,
 }
@@ -50,7 +50,7 @@ pub(super) fn command(arguments: &[&str]) -> Command {
     command
 }
 
-/// Mounts the root that is on this disk. Ends the guest if there is none.
+/// Mounts the root on this disk. Ends the guest if it does not exist.
 pub(super) fn open(device: &str) {
     let must = |result: Result<(), String>| result.unwrap_or_else(|why| panic!("{why}"));
     must(mount(device, "ext4", AT, MountFlags::empty(), ""));
@@ -66,7 +66,7 @@ pub(super) fn open(device: &str) {
 }
 
 impl Root {
-    /// Begins to work in it.
+    /// Mounts the root and starts the work.
     pub(super) fn begin(device: &str) -> Self {
         open(device);
         let stress = command(&STRESS).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
@@ -74,7 +74,7 @@ impl Root {
         Self { stress, written: vec![0; FILES as usize], wrong: 0 }
     }
 
-    /// Replaces a file by a new one that lasts, and reads another one.
+    /// Replaces a file with a new one, syncs it, and reads another one.
     pub(super) fn step(&mut self, number: u64) {
         let (new, place) = (work().join("new"), file(number % FILES));
         let done = File::create(&new)
@@ -88,8 +88,8 @@ impl Root {
         self.look((number + 1) % FILES);
     }
 
-    /// Reads everything again, ends all programs, and leaves the disk alone. The number of files that were wrong; why stress-ng
-    /// found a fault or ended by itself.
+    /// Reads all files again, ends all programs, and unmounts the disk. Returns the number of wrong files,
+    /// and the reason if stress-ng found a fault or ended by itself.
     pub(super) fn finish(mut self) -> (usize, Option<String>) {
         (0..FILES).for_each(|place| self.look(place));
         let complaint = self.end_stress();
@@ -105,7 +105,7 @@ impl Root {
         if let Ok(Some(status)) = self.stress.try_wait() {
             return Some(format!("stress-ng ended by itself with {status}: {}", self.said()));
         }
-        // As by Ctrl-C: it looks at its memory once more.
+        // SIGINT, as Ctrl-C sends it, makes stress-ng check its memory once more.
         let pid = rustix::process::Pid::from_child(&self.stress);
         if let Err(error) = rustix::process::kill_process(pid, rustix::process::Signal::INT) {
             return Some(format!("stress-ng: {error}"));
@@ -121,13 +121,13 @@ impl Root {
 
     fn said(&mut self) -> String {
         let mut text = String::new();
-        // Nothing can be said if it cannot be read.
+        // Without readable output, there is nothing to report.
         let _ = self.stress.stdout.take().map(|mut output| output.read_to_string(&mut text));
         let _ = self.stress.stderr.take().map(|mut output| output.read_to_string(&mut text));
         text.replace('\n', "; ")
     }
 
-    /// Passes by the cache.
+    /// Reads a file without the cache and checks it.
     fn look(&mut self, place: u64) {
         let number = self.written[place as usize];
         if number == 0 {
@@ -145,7 +145,7 @@ impl Root {
     }
 }
 
-/// How often it has gone over its memory: the number after the stressor's name in its metrics.
+/// Number of passes over the memory: the number after the stressor's name in the metrics.
 fn operations(said: &str) -> Option<u64> {
     let mut words = said.split_whitespace().skip_while(|word| *word != "vm");
     words.find_map(|word| word.parse().ok())

@@ -1,4 +1,5 @@
-//! The guest's work in a directory of the host (virtiofs): it writes numbers to a file that stays open, and reads them anew.
+//! The guest's work in a directory of the host (virtiofs): it writes numbers to a file that stays open, and
+//! reads them back.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -9,12 +10,12 @@ use rustix::mount::MountFlags;
 use crate::lab::mount;
 use crate::scenarios::{Failure, ensure};
 
-/// The name that the guest mounts it by.
+/// The tag by which the guest mounts the directory.
 pub(in crate::linux) const TAG: &str = "share";
 const AT: &str = "/m";
 const NAME: &str = "numbers";
 
-/// The directory, and how much in it was wrong.
+/// The directory, and the number of errors in it.
 pub(super) struct Share {
     file: File,
     written: u64,
@@ -22,7 +23,7 @@ pub(super) struct Share {
 }
 
 impl Share {
-    /// Ends the guest if there is none.
+    /// Mounts the directory. Ends the guest if it does not exist.
     pub(super) fn open() -> Self {
         mount(TAG, "virtiofs", AT, MountFlags::empty(), "").unwrap_or_else(|why| panic!("{why}"));
         let options = File::options().read(true).write(true).create(true).truncate(true).clone();
@@ -30,7 +31,7 @@ impl Share {
         Self { file, written: 0, wrong: 0 }
     }
 
-    /// Adds a number, reads the first half of all of them, and makes and removes another file.
+    /// Appends a number and reads the first half of all numbers. Also makes and removes another file.
     pub(super) fn step(&mut self, number: u64) {
         let other = Path::new(AT).join(number.to_string());
         let done = self.file.seek(SeekFrom::End(0)).and_then(|_| self.file.write_all(&number.to_le_bytes()));
@@ -41,7 +42,7 @@ impl Share {
         self.wrong += usize::from(done.is_err() || !is_there || !self.holds(number / 2));
     }
 
-    /// What was wrong.
+    /// Returns the number of errors.
     pub(super) fn finish(mut self) -> usize {
         let is_whole = self.holds(self.written);
         self.wrong + usize::from(!is_whole)
@@ -54,7 +55,8 @@ impl Share {
     }
 }
 
-/// From outside, after the guest has ended: every number is there, and nothing else.
+/// Checks the directory from outside, after the guest has ended. It must contain every number and nothing
+/// else.
 pub(in crate::linux) fn check(directory: &Path, steps: u64) -> Result<(), Failure> {
     let failed = |error: std::io::Error| error.to_string();
     let names: Vec<PathBuf> =

@@ -1,4 +1,5 @@
-//! Records a whole session of a QEMU 11 and a standby, both directions, for `it replica::golden` of the engine.
+//! Records a complete session of a QEMU 11 and a standby, in both directions. The engine's
+//! `it replica::golden` uses it.
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -12,24 +13,24 @@ use sterna_interop::{Failure, Guest, Qemu, Ram, Root};
 
 use super::{PLAIN, json, wait_for_checkpoint};
 
-/// Most bytes that the file may have.
+/// Size limit of the recorded file, in bytes.
 const MOST_BYTES: usize = 300 << 10;
-/// Checkpoints before the last.
+/// Number of checkpoints before the last.
 const CHECKPOINTS: u64 = 12;
 
 fn words(error: impl std::fmt::Display) -> Failure {
     error.to_string()
 }
 
-/// Who said what, in order; what one side said at a stretch is one piece.
+/// The pieces of the session in order. Consecutive bytes of one side are one piece.
 #[derive(Clone, Default)]
 struct Recorder(Arc<Mutex<Vec<Piece>>>);
 
-/// Who, and what.
+/// Number of the sending side, and its bytes.
 type Piece = (u8, Vec<u8>);
 
 impl Recorder {
-    /// Copies one connection that comes to `from` on to `to`.
+    /// Forwards one connection from `from` to `to` and records it.
     fn lay(&self, from: &Path, to: PathBuf) -> Result<(), Failure> {
         let listener = UnixListener::bind(from).map_err(words)?;
         let this = self.clone();
@@ -50,7 +51,7 @@ impl Recorder {
             if length == 0 {
                 break;
             }
-            // Noted before it is handed on, so that an answer stands behind what it answers.
+            // Recorded before it is forwarded, so that an answer always follows its request.
             let mut said = self.0.lock().unwrap();
             match said.last_mut().filter(|(last, _)| *last == who) {
                 Some((_, bytes)) => bytes.extend_from_slice(&piece[..length]),
@@ -61,12 +62,12 @@ impl Recorder {
                 break;
             }
         }
-        // It may be gone already.
+        // The connection may be closed already.
         let _ = to.shutdown(std::net::Shutdown::Both);
     }
 }
 
-/// FNV-1a, 64 bits.
+/// The FNV-1a hash, 64 bits.
 fn digest(bytes: &[u8]) -> u64 {
     bytes
         .iter()
@@ -97,7 +98,7 @@ fn session_is_recorded() -> Result<(), Failure> {
     primary.parameters(json!({"x-checkpoint-delay": 20}))?;
     primary.start_migration(&wire)?;
     wait_for_checkpoint(&mut primary, &standby, CHECKPOINTS)?;
-    // The last one is of a guest that stands, so its RAM is known.
+    // The last checkpoint is of a stopped guest, so its RAM is known.
     primary.parameters(json!({"x-checkpoint-delay": 600_000}))?;
     std::thread::sleep(Duration::from_millis(300));
     primary.stop()?;

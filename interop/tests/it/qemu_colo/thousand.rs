@@ -1,4 +1,4 @@
-//! A thousand checkpoints, and nothing of the standby's grows.
+//! A thousand checkpoints, during which no resource of the standby may grow.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use sterna_interop::{Failure, Guest, Qemu, Root};
 
 use super::{Command, PLAIN, Way, json};
 
-/// What a process takes.
+/// Resources of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Takes {
     resident_kib: u64,
@@ -67,7 +67,7 @@ fn thousand_checkpoints_take_no_more_than_two_hundred() -> Result<(), Failure> {
 
     let after = Takes::of(command.process.id())?;
     assert_eq!((after.descriptors, after.threads), (before.descriptors, before.threads));
-    // What a checkpoint may bring differs from one to the next.
+    // The size of a checkpoint varies, and with it the buffers.
     let grown = after.resident_kib.saturating_sub(before.resident_kib);
     assert!(grown < 4 << 10, "{before:?}, {after:?}");
     primary.unfailed_migration()?;

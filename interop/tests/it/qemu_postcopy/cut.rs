@@ -1,14 +1,14 @@
-//! A way between `sterna serve` and a QEMU that breaks when it is told to, or after so many bytes.
+//! A proxy between `sterna serve` and a QEMU. It breaks on request, or after a number of bytes.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// Hands connections on to the socket at `to`.
+/// Forwards connections to the socket at `to`.
 pub struct Cut {
     shared: Arc<Shared>,
     address: String,
@@ -16,16 +16,18 @@ pub struct Cut {
 
 struct Shared {
     to: PathBuf,
-    /// Bytes towards the QEMU that may still pass.
+    /// Number of bytes towards the QEMU that may still pass.
     left: Mutex<u64>,
-    /// When none are left, everything stands still, where it would otherwise break.
+    /// When no bytes are left, connections stall; otherwise they break.
     stalls: AtomicBool,
     is_used_up: AtomicBool,
     open: Mutex<Vec<UnixStream>>,
+    /// Connections of an earlier generation carry nothing and stay open.
+    generation: AtomicU64,
 }
 
 impl Cut {
-    /// Listens at `at`; `bytes` may pass.
+    /// Listens at `at`, and forwards up to `bytes` bytes.
     pub fn new(at: &Path, to: &str, bytes: u64, stalls: bool) -> std::io::Result<Self> {
         let listener = UnixListener::bind(at)?;
         let shared = Arc::new(Shared {
@@ -34,6 +36,7 @@ impl Cut {
             stalls: AtomicBool::new(stalls),
             is_used_up: AtomicBool::new(false),
             open: Mutex::default(),
+            generation: AtomicU64::default(),
         });
         let ours = Arc::clone(&shared);
         std::thread::spawn(move || {
@@ -44,7 +47,7 @@ impl Cut {
         Ok(Self { shared, address: format!("unix:{}", at.display()) })
     }
 
-    /// Where to dial.
+    /// The address to which the client connects.
     pub fn address(&self) -> &str {
         &self.address
     }
@@ -56,7 +59,14 @@ impl Cut {
         }
     }
 
-    /// From now on so many bytes may pass; then it breaks.
+    /// Stops the open connections without closing them, so that neither side notices. New connections carry
+    /// everything.
+    pub fn abandon(&self) {
+        self.shared.generation.fetch_add(1, Ordering::AcqRel);
+        self.allow(u64::MAX);
+    }
+
+    /// Allows `bytes` further bytes from now on; then the connection breaks.
     pub fn allow(&self, bytes: u64) {
         let mut left = self.shared.left.lock().unwrap();
         self.shared.is_used_up.store(false, Ordering::Release);
@@ -67,7 +77,7 @@ impl Cut {
 
 impl Shared {
     fn connect(self: &Arc<Self>, client: UnixStream) {
-        // Nobody listens there now: the client's connection is closed, too.
+        // If no server listens there now, the client's connection is closed as well.
         let Ok(server) = UnixStream::connect(&self.to) else { return };
         let mut open = self.open.lock().unwrap();
         let pump = |from: &UnixStream, to: &UnixStream, is_counted: bool| {
@@ -81,9 +91,15 @@ impl Shared {
 
     fn pump(&self, mut from: UnixStream, mut to: UnixStream, is_counted: bool) {
         let mut buffer = [0; 4096];
+        let generation = self.generation.load(Ordering::Acquire);
         while let Ok(count @ 1..) = from.read(&mut buffer) {
             if is_counted && !self.pass(count as u64) {
                 break;
+            }
+            if self.generation.load(Ordering::Acquire) != generation {
+                // The sockets stay open, so that neither side sees an end.
+                std::mem::forget((from, to));
+                return;
             }
             if to.write_all(&buffer[..count]).is_err() {
                 break;
@@ -93,7 +109,7 @@ impl Shared {
         let _ = to.shutdown(Shutdown::Both);
     }
 
-    /// Whether that many bytes may pass.
+    /// Whether this number of bytes may pass.
     fn pass(&self, count: u64) -> bool {
         loop {
             let mut left = self.left.lock().unwrap();

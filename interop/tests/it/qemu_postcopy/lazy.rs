@@ -1,4 +1,5 @@
-//! `sterna restore --lazy`: into a QEMU that it starts, or that waits; with a break, and given up half-way.
+//! `sterna restore --lazy` into a QEMU that it starts or that waits. The connection may break, or the
+//! operator interrupts the command.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -11,7 +12,7 @@ use sterna_interop::{Failure, Qemu, Root, sterna, ticks};
 
 use super::{NOTICED, builder, has_every_page_of, recover, report, saved, serve, still};
 
-/// After so long a command has certainly seen a second Ctrl-C.
+/// Time after which a command has certainly handled a second Ctrl-C.
 const GIVES_UP: Duration = Duration::from_secs(2);
 
 #[test]
@@ -77,7 +78,7 @@ fn lazy_restore_that_is_given_up_leaves_the_guest_paused_for_another_server() ->
     let mut restoring = restore(&image, &target)?;
     wait_for_postcopy(&mut target)?;
 
-    // It takes no pages meanwhile, so the guest lacks some.
+    // The stopped QEMU receives no pages, so its guest lacks some.
     signal(target.pid(), Signal::STOP)?;
     let mut said = BufReader::new(restoring.stderr.take().ok_or("no stderr")?);
     let mut heard = String::new();
@@ -88,7 +89,7 @@ fn lazy_restore_that_is_given_up_leaves_the_guest_paused_for_another_server() ->
         }
     }
     signal(restoring.id(), Signal::INT)?;
-    // It serves no more, and asks QEMU how it stands.
+    // The command has stopped serving, and asks the stopped QEMU for its state.
     let begin = Instant::now();
     while begin.elapsed() < GIVES_UP && restoring.try_wait().map_err(|error| error.to_string())?.is_none() {
         std::thread::sleep(Duration::from_millis(10));
@@ -104,6 +105,42 @@ fn lazy_restore_that_is_given_up_leaves_the_guest_paused_for_another_server() ->
     assert!(heard.contains("stays paused") && heard.contains("--recover --preempt"), "{heard}");
     assert_eq!(report["guests"][0]["completed"], true, "{report}");
     has_every_page_of(&mut target, &image)
+}
+
+/// A save with dirty bitmaps contains a POSTCOPY_ADVISE. It also contains a section that is live in addition
+/// to RAM.
+#[test]
+fn lazy_restore_of_an_image_with_dirty_bitmaps_brings_the_bitmap() -> Result<(), Failure> {
+    let test = "lazy_restore_of_an_image_with_dirty_bitmaps_brings_the_bitmap";
+    let Some(root) = Root::qemu_for(test) else { return Ok(()) };
+    let directory = tempfile::tempdir().map_err(|error| error.to_string())?;
+    let disk = directory.path().join("disk");
+    std::fs::write(&disk, vec![0; 1 << 20]).map_err(|error| error.to_string())?;
+    let node = format!("driver=file,filename={},node-name=disk,locking=off", disk.display());
+    let builder =
+        builder(&root).args(&["-blockdev", &node, "-device", "virtio-blk-pci,drive=disk,share-rw=on"]);
+    let mut source = builder.clone().spawn()?;
+    source.execute("block-dirty-bitmap-add", json!({"node": "disk", "name": "backup"}))?;
+    source.execute("human-monitor-command", json!({"command-line": "qemu-io disk \"write 0 64k\""}))?;
+    let before = bitmaps(&mut source)?;
+    let image = directory.path().join("image");
+    source.capabilities(&["mapped-ram", "dirty-bitmaps"])?;
+    source.migrate(&format!("file:{}", image.display()))?;
+    let mut target = builder.incoming_defer().spawn()?;
+
+    report(restore(&image, &target)?)?;
+
+    assert_eq!(target.status()?, "running");
+    assert_eq!(bitmaps(&mut target)?, before);
+    assert_eq!(before[0]["count"], 65536, "{before}");
+    Ok(())
+}
+
+/// The dirty bitmaps of the node `disk`.
+fn bitmaps(qemu: &mut Qemu) -> Result<Value, Failure> {
+    let nodes = qemu.execute("query-named-block-nodes", json!({"flat": true}))?;
+    let disk = nodes.as_array().into_iter().flatten().find(|node| node["node-name"] == "disk");
+    Ok(disk.ok_or("there is no node `disk`")?["dirty-bitmaps"].clone())
 }
 
 fn restore(image: &Path, target: &Qemu) -> Result<Child, Failure> {
@@ -127,7 +164,7 @@ fn wait_for_postcopy(target: &mut Qemu) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Breaks the connection at QEMU's end, in the midst of the pages.
+/// Breaks the connection at QEMU's end while pages are sent.
 fn interrupt(target: &mut Qemu) -> Result<(), Failure> {
     wait_for_postcopy(target)?;
     target.execute("migrate-pause", Value::Null).map(drop)
@@ -148,7 +185,7 @@ impl Started {
 
 impl Drop for Started {
     fn drop(&mut self) {
-        // All of this fails if it has ended, which is what it is for.
+        // The calls fail if the process has ended, and that is the goal.
         let _ = Command::new("kill").args(["-9", &self.process.to_string()]).status();
         if let Some(place) = self.monitor.parent() {
             let _ = std::fs::remove_dir_all(place);

@@ -1,4 +1,4 @@
-//! `sterna protect` and what stands beside it, as an operator uses them.
+//! `sterna protect` and the commands around it, as an operator uses them.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, ExitStatus, Stdio};
@@ -11,7 +11,7 @@ use sterna_interop::{Failure, Root, sterna, sterna_does};
 use super::lab::{Lab, Side, number_in, wait};
 use super::settings;
 
-/// The command, and what it says.
+/// The process of `sterna protect`, and its output.
 pub(super) struct Protect {
     pub(super) process: Child,
     pub(super) lines: BufReader<std::process::ChildStdout>,
@@ -19,7 +19,7 @@ pub(super) struct Protect {
 }
 
 impl Protect {
-    fn start(lab: &Lab, side: &Side, arguments: &[&str]) -> Result<Self, Failure> {
+    pub(super) fn start(lab: &Lab, side: &Side, arguments: &[&str]) -> Result<Self, Failure> {
         let arbiter = arguments.iter().find_map(|argument| argument.strip_prefix("--arbiter="));
         *side.arbiter.lock().map_err(|error| error.to_string())? = arbiter.unwrap_or("ask").to_owned();
         let socket = format!("unix:{}", lab.directory.path().join("control").display());
@@ -35,7 +35,7 @@ impl Protect {
         Ok(Self { process, lines, socket })
     }
 
-    /// The next line that is so.
+    /// The next line of the output for which `is` returns true.
     pub(super) fn line(&mut self, is: impl Fn(&Value) -> bool) -> Result<Value, Failure> {
         let begin = std::time::Instant::now();
         let mut last = String::new();
@@ -70,7 +70,7 @@ impl Protect {
 
 impl Drop for Protect {
     fn drop(&mut self) {
-        // An error means that it has ended.
+        // An error means that the process has ended by itself.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
@@ -156,7 +156,7 @@ fn command_ends_when_qemu_is_killed_and_the_standby_takes_over() -> Result<(), F
     Ok(())
 }
 
-/// Both commands as they are, at one address, with checkpoints held.
+/// Starts both commands at one address, and waits until checkpoints are held.
 fn both(lab: &mut Lab, name: &str) -> Result<(Started, Protect), Failure> {
     let (standby, mut protect) = started(lab, name, &[])?;
     protect.until_protected()?;
@@ -219,10 +219,10 @@ fn both_commands_protect_a_qemu_and_the_image_knows_all_that_was_heard() -> Resu
     Ok(())
 }
 
-/// What an operator does just before QEMU is struck.
+/// The operator's action just before QEMU is killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Under {
-    /// Nothing: checkpoints follow each other, and it is struck after so many milliseconds, in or between them.
+    /// No action. QEMU is killed after this many milliseconds, within a checkpoint or between two.
     Checkpoints(u64),
     Unprotect,
     Planned,
@@ -264,7 +264,7 @@ fn qemu_that_is_killed_in_any_state_is_taken_over_from_all_that_was_heard_or_not
                 let held = number_in(&at("image"))?;
                 assert!(held >= heard, "{under:?}: {held} is held, {heard} was heard");
             }
-            // The protection had ended by word before QEMU was killed.
+            // The protection had ended by a message before QEMU was killed.
             false => assert!(under == Under::Unprotect && ended.code() == Some(6), "{under:?}: {ended}"),
         }
         assert_eq!(at("image").exists(), ended.success(), "{under:?}: {status}");
@@ -277,7 +277,7 @@ fn qemu_that_is_killed_in_the_seeding_leaves_nothing_behind() -> Result<(), Fail
     let test = "qemu_that_is_killed_in_the_seeding_leaves_nothing_behind";
     let Some(root) = Root::qemu_for(test) else { return Ok(()) };
     let mut lab = Lab::talking(&root)?;
-    // A page now and then: it lasts until it is killed.
+    // The bandwidth is so low that the seeding lasts until QEMU is killed.
     let (mut standby, mut protect) = started(&lab, "seeding", &["--set=max-bandwidth=4096"])?;
     protect.line(|line| line["state"] == "seeding" && line["stream_bytes"].as_u64() > Some(0))?;
 
@@ -301,7 +301,7 @@ fn stopped_qemu_says_nothing_when_it_wakes_after_its_guest_was_taken_over() -> R
         std::thread::sleep(std::time::Duration::from_millis(moment));
         signal(&lab, rustix::process::Signal::STOP)?;
 
-        // Its guard lives, and so does the lease: an operator decides.
+        // `sterna protect` is alive and the lease continues, so an operator decides.
         sterna_does(&["takeover", &at("standby").display().to_string()])?;
 
         let ended = wait("the standby's end", || standby.0.try_wait().ok().flatten())?;
@@ -313,7 +313,7 @@ fn stopped_qemu_says_nothing_when_it_wakes_after_its_guest_was_taken_over() -> R
         signal(&lab, rustix::process::Signal::CONT)?;
         assert_eq!(protect.end()?.code(), Some(6));
         lab.network.hear_out()?;
-        // What the gate gave back to it before it stood still leaves now, and is of a checkpoint that is held.
+        // Output that the gate had released before the stop leaves now. It belongs to a held checkpoint.
         let last = lab.network.last;
         assert!(held >= last, "it spoke when it woke: {held} is held, {last} was heard");
         wait("QEMU's end", || lab.primary.ended())?;
@@ -327,19 +327,19 @@ fn qemu_that_stands_still_in_the_seeding_goes_on_and_can_be_protected() -> Resul
     let Some(root) = Root::qemu_for(test) else { return Ok(()) };
     let mut lab = Lab::talking(&root)?;
     let before = settings(&mut lab.primary)?;
-    // A page now and then: it is still in the seeding when it is stopped.
+    // The bandwidth is so low that the seeding still runs when QEMU is stopped.
     let (mut standby, mut protect) = started(&lab, "still", &["--set=max-bandwidth=4096"])?;
     let at = |what: &str| lab.directory.path().join(format!("{what}still"));
     protect.line(|line| line["state"] == "seeding" && line["stream_bytes"].as_u64() > Some(0))?;
     signal(&lab, rustix::process::Signal::STOP)?;
 
-    // Longer than the lease. Nothing is held that could be taken over.
+    // The pause is longer than the lease. No checkpoint is held that could be taken over.
     std::thread::sleep(std::time::Duration::from_secs(5));
     let refused = sterna_does(&["takeover", &at("standby").display().to_string()]).unwrap_err();
     assert!(refused.contains("there is nothing to take over"), "{refused}");
     signal(&lab, rustix::process::Signal::CONT)?;
 
-    // The seeding goes on, and so does the guest.
+    // Seeding and guest continue.
     lab.network.hear_more(20)?;
     protect.line(|line| line["state"] == "seeding")?;
     sterna_does(&["unprotect", &protect.socket])?;
@@ -358,7 +358,7 @@ fn qemu_that_stands_still_in_the_seeding_goes_on_and_can_be_protected() -> Resul
 fn qemu_that_stands_still_while_it_is_handed_over_leaves_one_guest() -> Result<(), Failure> {
     let test = "qemu_that_stands_still_while_it_is_handed_over_leaves_one_guest";
     let Some(root) = Root::qemu_for(test) else { return Ok(()) };
-    // (after the order, for so long): within the lease and beyond it.
+    // Milliseconds from the order to the stop, and length of the stop: within the lease and longer.
     for (moment, still) in [(0, 500), (0, 5000), (4, 5000), (15, 5000), (40, 500), (60, 5000)] {
         let mut lab = Lab::talking(&root)?;
         let (mut standby, mut protect) = both(&mut lab, "handed")?;
@@ -369,7 +369,7 @@ fn qemu_that_stands_still_while_it_is_handed_over_leaves_one_guest() -> Result<(
             order.stdout(Stdio::null()).stderr(Stdio::null()).spawn().map_err(|error| error.to_string())?,
         );
         std::thread::sleep(std::time::Duration::from_millis(moment));
-        // It may have been handed over already, and be gone.
+        // QEMU may already have handed the guest over and ended.
         let was_there = signal(&lab, rustix::process::Signal::STOP).is_ok();
         std::thread::sleep(std::time::Duration::from_millis(still));
         if was_there {
@@ -381,7 +381,7 @@ fn qemu_that_stands_still_while_it_is_handed_over_leaves_one_guest() -> Result<(
         let ended = wait("the standby's end", || standby.0.try_wait().ok().flatten())?;
         let told = format!("{moment} ms, {still} ms: {ordered}, {status}, {ended}");
         if ended.success() {
-            // The guest is there, and its QEMU is gone.
+            // The guest is at the standby, and its QEMU has ended.
             assert!(matches!(status.code(), Some(0 | 6)), "{told}");
             wait("QEMU's end", || lab.primary.ended())?;
             lab.network.hear_out()?;
@@ -414,7 +414,7 @@ fn planned_takeover_of_a_qemu_without_an_arbiter_fails_and_the_guest_goes_on_pro
 
     let refused = sterna_does(&["takeover", &monitor, "--planned"]).unwrap_err();
     assert!(refused.contains("the arbiter cannot be asked now"), "{refused}");
-    let mut control = sterna_qmp::drive::Vm::connect(&sterna_qmp::Endpoint::Unix(at("controlplanned")))
+    let mut control = sterna_drive::Vm::connect(&sterna_qmp::Endpoint::Unix(at("controlplanned")))
         .map_err(|error| error.to_string())?;
     let refused = control.execute("x-sterna-takeover", Value::Null).unwrap_err().to_string();
     assert!(refused.contains("the arbiter cannot be asked now"), "{refused}");
@@ -457,7 +457,7 @@ fn qemu_whose_standby_asks_another_arbiter_is_left_as_it_was() -> Result<(), Fai
     assert!(refused.contains(&named) && refused.contains("do not share it"), "{refused}");
     assert_eq!(settings(&mut lab.primary)?, before);
     lab.network.hear_more(10)?;
-    // It waits for the next one, who asks the same arbiter.
+    // The standby waits for the next primary, which must ask the same arbiter.
     assert!(standby.0.try_wait().map_err(|error| error.to_string())?.is_none());
     let mut protect = sterna();
     protect.args([
@@ -478,12 +478,12 @@ fn qemu_whose_standby_asks_another_arbiter_is_left_as_it_was() -> Result<(), Fai
     Ok(())
 }
 
-/// Ends with the test.
+/// A process that is killed at the end of the test.
 pub(super) struct Started(pub(super) Child);
 
 impl Drop for Started {
     fn drop(&mut self) {
-        // An error means that it has ended.
+        // An error means that the process has ended by itself.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -499,12 +499,12 @@ fn command_that_was_killed_can_be_given_again() -> Result<(), Failure> {
     drop(protect);
     side.wire.cut();
 
-    // Nothing leaves: whoever has the guest is not known.
+    // No output is released, because it is unknown which side has the guest.
     lab.network.hear_out()?;
     let at = format!("unix:{}", lab.primary.operator_socket().display());
     let side = lab.standby(0)?;
     let refused = sterna_does(&["protect", &at, &side.stream(), "--arbiter=file:/tmp"]).unwrap_err();
-    assert!(refused.contains("x-colo-lost-heartbeat"), "{refused}");
+    assert!(refused.contains("--vouch"), "{refused}");
     lab.primary.execute("x-colo-lost-heartbeat", Value::Null)?;
     lab.primary.wait_for_status("running")?;
     let mut protect = Protect::start(&lab, &side, &["--lease=600s"])?;

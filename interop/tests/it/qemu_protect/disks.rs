@@ -1,4 +1,4 @@
-//! A disk that the primary writes at the standby, too.
+//! A disk whose writes the primary also sends to the standby.
 
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use sterna_interop::{
 use super::command::{Protect, Started};
 use super::lab::{Lab, wait, word_in};
 
-/// A guest that writes its disk, and both commands beside it.
+/// A guest that writes its disk, and the commands of both sides.
 struct Sides {
     lab: Lab,
     standby: Started,
@@ -30,7 +30,7 @@ impl Sides {
         self.lab.directory.path().join(format!("{what}{}", self.name))
     }
 
-    /// The standby's file of the disk.
+    /// The standby's file with the disk.
     fn file(&self) -> PathBuf {
         self.at("disk")
     }
@@ -53,7 +53,8 @@ impl Sides {
         data
     }
 
-    /// The standby's file is the disk of the guest in the image, which counts on from there.
+    /// Checks that the standby's file is the disk of the guest in the image. The guest must continue from
+    /// there.
     fn goes_on(&self, root: &Root) -> Result<(), Failure> {
         let image = self.at("image");
         let (begun, done) = (word_in(&image, NUMBER_ADDRESS)?, word_in(&image, DONE_ADDRESS)?);
@@ -78,13 +79,13 @@ impl Sides {
     }
 }
 
-/// A standby with a disk, the arbiter of both sides, and where it listens.
+/// Starts a standby with a disk. Returns it with the arbiter of both sides and its address.
 fn standby(lab: &Lab, name: &str, more: &[&str]) -> Result<(Started, String, String), Failure> {
     let at = |what: &str| lab.directory.path().join(format!("{what}{name}")).display().to_string();
     let claims = lab.directory.path().join("claims");
     std::fs::create_dir_all(&claims).map_err(words)?;
     let (arbiter, socket) = (format!("--arbiter=file:{}", claims.display()), at("both"));
-    // What it had before is replaced.
+    // The file's earlier content must be replaced.
     std::fs::write(at("disk"), vec![0xaa; SCRIBE_BYTES as usize]).map_err(words)?;
     let mut command = sterna();
     command.args(["standby", &format!("listen:unix:{socket}"), "--image", &at("image"), &arbiter]);
@@ -97,9 +98,9 @@ fn standby(lab: &Lab, name: &str, more: &[&str]) -> Result<(Started, String, Str
     Ok((standby, arbiter, format!("unix:{socket}")))
 }
 
-/// Waits until a guest has written so many sectors more.
+/// Waits until a guest has written this many further sectors.
 fn writes_on(disk: &Path, count: u32) -> Result<(), Failure> {
-    // Read while it is written, it may be of two moments.
+    // A disk that is read while it is written may contain the state of two moments. Such reads are repeated.
     let last = || scribed(disk).ok();
     let first = wait("a disk of one moment", last)?;
     wait("more writes", || last().filter(|last| *last >= first + count)).map(drop)
@@ -116,11 +117,11 @@ fn scribe_with(root: &Root, arguments: &[&str]) -> Result<Lab, Failure> {
     Ok(lab)
 }
 
-/// What an operator sees of a QEMU's disks.
+/// The settings of a QEMU's disks that an operator can see.
 fn nodes(primary: &mut Qemu) -> Result<[Value; 2], Failure> {
     let mut named = primary.execute("query-named-block-nodes", json!({"flat": true}))?;
     for node in named.as_array_mut().into_iter().flatten() {
-        // It is written meanwhile.
+        // These values change with the guest's writes.
         node["image"]["actual-size"] = Value::Null;
         node["image"]["dirty-flag"] = Value::Null;
     }
@@ -200,13 +201,13 @@ fn qemu_that_waits_goes_on_with_the_standbys_disk() -> Result<(), Failure> {
     Ok(())
 }
 
-/// A VM that this test has to end.
+/// A VM that this test must end.
 struct Ours(u32);
 
 impl Drop for Ours {
     fn drop(&mut self) {
         if let Some(pid) = rustix::process::Pid::from_raw(self.0 as i32) {
-            // An error means that it has ended.
+            // An error means that the process has ended by itself.
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
         }
     }
@@ -245,8 +246,8 @@ fn disk_that_is_lost_ends_the_protection_by_name() -> Result<(), Failure> {
     let Some(root) = Root::qemu_for(test) else { return Ok(()) };
     let mut lab = scribe(&root)?;
     let before = nodes(&mut lab.primary)?;
-    // The operator takes it out of QEMU; the guest writes more than may be buffered.
-    // The operator takes only the child away, and its connection stays; at last puts a snapshot over the disk.
+    // In order: the operator removes the disk from QEMU; removes only the child, so that its connection
+    // stays; the guest writes more than the buffer limit; the operator puts a snapshot over the disk.
     let [taken, left, snapshot] = ["taken", "left", "snapshot"].map(|name| (name, "1G", "50", 6));
     for (name, limit, delay, status) in [taken, left, ("full", "64K", "5000", 1), snapshot] {
         let limit = format!("--disk-limit={limit}");
@@ -273,9 +274,10 @@ fn disk_that_is_lost_ends_the_protection_by_name() -> Result<(), Failure> {
 
         assert_eq!(end["runs_here"], json!(true), "{end}");
         let why = end["lost_because"].as_str().unwrap_or_default();
-        // A standby that cannot go on closes all of its connections: which end is seen first is open.
+        // A failing standby closes all of its connections, and any of them may be noticed first.
         let said = match name {
-            // QEMU takes leave of the standby, which may close all of its connections before this side looks.
+            // QEMU disconnects from the standby, which may close all of its connections before this side
+            // looks.
             "taken" => &[
                 "for a disk",
                 "the disk q0 is not written at the standby any more",
@@ -307,7 +309,7 @@ fn protect_that_was_killed_can_be_given_again_with_its_disk() -> Result<(), Fail
     let lab = scribe(&root)?;
     let mut sides = Sides::begin(lab, "killed", &[], &[])?;
     sides.protect.until_protected()?;
-    // The standby would take the guest over.
+    // Otherwise, the standby would take the guest over.
     sides.standby.0.kill().map_err(words)?;
     sides.protect.process.kill().map_err(words)?;
     sides.protect.process.wait().map_err(words)?;
@@ -342,7 +344,7 @@ fn disk_that_cannot_go_to_the_standby_is_refused_in_one_sentence() -> Result<(),
         assert!(refused.contains(word), "{disk}: {refused}");
         assert_eq!(nodes(&mut lab.primary)?, before, "{disk}");
     }
-    // A guest whose disk does not come is not taken.
+    // A guest whose disk is not sent is refused.
     let refused = sterna_does(&["protect", &qemu, &socket, &arbiter]).unwrap_err();
     assert!(refused.contains("runs on here"), "{refused}");
     assert_eq!(nodes(&mut lab.primary)?, before);

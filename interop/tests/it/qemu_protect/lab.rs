@@ -1,4 +1,5 @@
-//! A QEMU that talks, its network seen from outside, and a standby behind a wire that can be cut or frozen.
+//! A QEMU that sends frames, and its network as seen from outside. The connections of its standby can be cut
+//! or frozen.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -15,19 +16,19 @@ use sterna::replica::{
 };
 use sterna::{Address, Capabilities, Parameters, VmError};
 use sterna_arbiter::{Generation, GuestName, Identity, Spec};
+use sterna_drive::Vm;
+use sterna_drive::protect::{ProtectRequest, QemuProtection};
 use sterna_image::{Image, MappedOptions};
 use sterna_interop::qemu::PATIENCE;
 use sterna_interop::{Builder, Failure, Guest, NUMBER_ADDRESS, NUMBER_IN_FRAME, Qemu, Root};
 use sterna_qmp::Endpoint;
-use sterna_qmp::drive::Vm;
-use sterna_qmp::drive::protect::{ProtectRequest, QemuProtection};
 use sterna_transport::{CancelFlag, Channel, Tls, TlsEndpoint};
 
-/// Frames of the last moment of a planned takeover that a busy QEMU may keep.
+/// Limit of the last frames before a planned takeover that may be lost.
 const MOST_MISSING: u32 = 8;
-/// Longer than any machine makes a test wait: such a lease never ends.
+/// A lease that never ends, because it is longer than any test.
 pub(super) const LONG: Duration = Duration::from_secs(600);
-/// No frame for so long: none comes.
+/// After this time without a frame, no further frame is expected.
 const SILENCE: Duration = Duration::from_millis(500);
 
 pub(super) fn wait<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> Result<T, Failure> {
@@ -41,16 +42,16 @@ pub(super) fn wait<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> Result
     Err(format!("{what} did not come"))
 }
 
-/// The network behind the guest's card: every frame arrives, and waits until it is read.
+/// The network of the guest's card. Every frame arrives, and waits until it is read.
 pub(super) struct Network {
     stream: UnixStream,
     bytes: Vec<u8>,
-    /// The number of the last frame.
+    /// Number of the last frame.
     pub(super) last: u32,
 }
 
 impl Network {
-    /// The next frame, within `limit`. Each has the number behind the one before.
+    /// Reads the next frame, within `limit`. Its number must be the previous one plus 1.
     fn hear(&mut self, limit: Duration) -> Result<bool, Failure> {
         self.stream.set_read_timeout(Some(limit)).map_err(|error| error.to_string())?;
         let frame = loop {
@@ -62,7 +63,7 @@ impl Network {
             let mut piece = [0; 4096];
             match self.stream.read(&mut piece) {
                 Ok(length) if length > 0 => self.bytes.extend_from_slice(&piece[..length]),
-                // Nothing comes: not now, or not any more.
+                // No frame arrived within the limit, or the connection is closed.
                 _ => return Ok(false),
             }
         };
@@ -78,7 +79,7 @@ impl Network {
         Ok(true)
     }
 
-    /// Waits for so many frames.
+    /// Waits for `count` further frames.
     pub(super) fn hear_more(&mut self, count: u32) -> Result<(), Failure> {
         let until = self.last + count;
         while self.last < until {
@@ -89,12 +90,12 @@ impl Network {
         Ok(())
     }
 
-    /// Frames were lost that nobody was to let out.
+    /// Accepts a gap in the numbers. Frames that were never released have been lost.
     pub(super) fn forget(&mut self) {
         self.last = 0;
     }
 
-    /// Hears until it is silent.
+    /// Reads frames until none arrives.
     pub(super) fn hear_out(&mut self) -> Result<(), Failure> {
         let begin = Instant::now();
         while self.hear(SILENCE)? {
@@ -106,18 +107,17 @@ impl Network {
     }
 }
 
-/// Copies what goes to the standby and comes from it.
+/// Forwards bytes between primary and standby.
 #[derive(Clone, Default)]
 pub(super) struct Wire(Arc<WireState>);
 
 #[derive(Default)]
 struct WireState {
-    /// See the constants.
+    /// One of the constants below.
     mode: AtomicU8,
-    /// Bytes that went to the standby since it said something; more than that freezes the wire, if not 0.
+    /// Limit of bytes to the standby without an answer. At this number the wire freezes. 0: no limit.
     freezes_at: AtomicU64,
     since_answer: AtomicU64,
-    frozen: AtomicBool,
 }
 
 const RUNS: u8 = 0;
@@ -125,21 +125,28 @@ const CUT: u8 = 1;
 const FROZEN: u8 = 2;
 
 impl Wire {
-    /// All connections end, and new ones are refused: the standby's process was killed.
+    /// Closes all connections and refuses new ones, as if the standby's process was killed.
     pub(super) fn cut(&self) {
         self.0.mode.store(CUT, Ordering::SeqCst);
     }
 
-    /// Nothing moves any more as soon as `bytes` went to the standby without an answer: in the RAM of a checkpoint.
+    /// Freezes the wire after `bytes` bytes to the standby without an answer. This is in the RAM of a
+    /// checkpoint.
     pub(super) fn freeze_in_ram(&self, bytes: u64) {
         self.0.freezes_at.store(bytes, Ordering::SeqCst);
     }
 
-    pub(super) fn is_frozen(&self) -> bool {
-        self.0.frozen.load(Ordering::SeqCst)
+    /// Forwards bytes again.
+    pub(super) fn thaw(&self) {
+        self.0.freezes_at.store(0, Ordering::SeqCst);
+        self.0.mode.store(RUNS, Ordering::SeqCst);
     }
 
-    /// Listens at `from`; each connection goes on to `to`.
+    pub(super) fn is_frozen(&self) -> bool {
+        self.0.mode.load(Ordering::SeqCst) == FROZEN
+    }
+
+    /// Listens at `from`, and forwards each connection to `to`.
     fn lay(&self, from: &Path, to: PathBuf) -> Result<(), Failure> {
         let listener = UnixListener::bind(from).map_err(|error| error.to_string())?;
         let this = self.clone();
@@ -164,13 +171,12 @@ impl Wire {
     fn copy(&self, mut from: UnixStream, mut to: UnixStream, is_out: bool) {
         let state = &*self.0;
         let mut piece = [0; 64 << 10];
-        // An error shows in the read.
+        // The read below reports any error.
         let _ = from.set_read_timeout(Some(Duration::from_millis(5)));
         loop {
             match state.mode.load(Ordering::SeqCst) {
                 CUT => break,
                 FROZEN => {
-                    state.frozen.store(true, Ordering::SeqCst);
                     std::thread::sleep(Duration::from_millis(5));
                     continue;
                 }
@@ -179,9 +185,6 @@ impl Wire {
             match from.read(&mut piece) {
                 Ok(0) => break,
                 Ok(length) => {
-                    if to.write_all(&piece[..length]).is_err() {
-                        break;
-                    }
                     if is_out {
                         let sent = state.since_answer.fetch_add(length as u64, Ordering::SeqCst);
                         let most = state.freezes_at.load(Ordering::SeqCst);
@@ -190,21 +193,31 @@ impl Wire {
                                 state.mode.compare_exchange(RUNS, FROZEN, Ordering::SeqCst, Ordering::SeqCst);
                         }
                     } else if length != 52 && length != 56 {
-                        // The contact's messages are no answers to the stream.
+                        // The contact's messages are not answers to the stream.
                         state.since_answer.store(0, Ordering::SeqCst);
+                    }
+                    // Bytes that were read before the freeze are also held back.
+                    while state.mode.load(Ordering::SeqCst) == FROZEN {
+                        std::thread::sleep(Duration::from_millis(5));
+                    }
+                    if state.mode.load(Ordering::SeqCst) == CUT {
+                        break;
+                    }
+                    if to.write_all(&piece[..length]).is_err() {
+                        break;
                     }
                 }
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
                 Err(_) => break,
             }
         }
-        // They may be gone already.
+        // The connections may be closed already.
         let _ = from.shutdown(std::net::Shutdown::Both);
         let _ = to.shutdown(std::net::Shutdown::Both);
     }
 }
 
-/// What the standby's contact was asked to do.
+/// Requests that the standby's contact has received.
 #[derive(Default)]
 pub(super) struct Asked {
     pub(super) started: AtomicBool,
@@ -228,12 +241,12 @@ impl StandbyGuest for Asked {
     }
 }
 
-/// Both sides.
+/// The primary, its network, and the files of both sides.
 pub(super) struct Lab {
     pub(super) primary: Qemu,
     pub(super) network: Network,
     pub(super) directory: tempfile::TempDir,
-    /// Protections so far.
+    /// Number of protections so far.
     count: u64,
 }
 
@@ -243,15 +256,15 @@ pub(super) struct Side {
     pub(super) wire: Wire,
     pub(super) asked: Arc<Asked>,
     pub(super) contact: Arc<Mutex<Option<StandbyContact>>>,
-    /// The contact is told of checkpoints up to this one.
+    /// The contact reports held checkpoints up to this number.
     pub(super) tells: Arc<AtomicU64>,
     stream: PathBuf,
     contact_at: PathBuf,
     generation: u64,
     channels: u8,
-    /// Of the primary.
+    /// TLS settings of the primary.
     tls: Option<Tls>,
-    /// The arbiter that both sides ask, as on a command line; empty: one that says nothing of itself.
+    /// The arbiter of both sides, as on a command line. Empty: the arbiter reports no identity.
     pub(super) arbiter: Arc<Mutex<String>>,
 }
 
@@ -261,7 +274,7 @@ impl Drop for Side {
     }
 }
 
-/// Wins every claim, and says that it asks the arbiter of that text.
+/// Wins every claim, and reports the arbiter of that text.
 struct Wins {
     arbiter: String,
     protection: Protection,
@@ -293,15 +306,16 @@ pub(super) fn wins() -> Arc<dyn Claims> {
 }
 
 impl Lab {
-    /// A guest that talks.
+    /// A guest that sends frames.
     pub(super) fn talking(root: &Root) -> Result<Self, Failure> {
         let mut lab = Self::new(root, Guest::Talker, &[])?;
         lab.network.hear_more(3)?;
         Ok(lab)
     }
 
-    /// The guest in an image goes on. What it says first was not heard before, and stands close behind what was: QEMU gives no sign that it
-    /// has sent all that it had read, so on a busy host a few of the last frames may be missing.
+    /// Resumes the guest in an image. Its first frame must follow the last heard one closely and not repeat
+    /// it. QEMU does not report when it has sent everything that it has read. On a busy host, some of the
+    /// last frames may therefore be missing.
     pub(super) fn talks_on(root: &Root, image: &Path, heard: u32) -> Result<(), Failure> {
         let mut lab = Self::begun(Qemu::builder(root).memory_mib(32).guest(Guest::Talker).incoming_defer())?;
         lab.primary.capabilities(&["mapped-ram"])?;
@@ -331,12 +345,12 @@ impl Lab {
         Ok(Self { primary, network, directory, count: 0 })
     }
 
-    /// A standby that waits.
+    /// A standby that waits for a primary.
     pub(super) fn standby(&mut self, channels: u8) -> Result<Side, Failure> {
         self.standby_with(channels, None)
     }
 
-    /// The same with TLS: what the standby has, and the primary.
+    /// The same with TLS: the settings of standby and primary.
     pub(super) fn standby_with(&mut self, channels: u8, tls: Option<(Tls, Tls)>) -> Result<Side, Failure> {
         let (tls, client) = tls.unzip();
         self.count += 1;
@@ -374,7 +388,7 @@ impl Lab {
         Ok(side)
     }
 
-    /// Protects the guest; the lease never ends unless it is given.
+    /// Protects the guest. The lease never ends unless one is given.
     pub(super) fn protect(
         &self,
         side: &Side,
@@ -401,7 +415,7 @@ impl Lab {
         QemuProtection::begin(vm, request, claims).map_err(|error| error.to_string())
     }
 
-    /// The same, and `act` before QEMU hears of `migrate`.
+    /// The same, and calls `act` before QEMU gets `migrate`.
     pub(super) fn begin_and_before_migrate(
         &self,
         request: ProtectRequest,
@@ -427,7 +441,7 @@ impl Lab {
         Self::begin_at(between, request, claims)
     }
 
-    /// Waits until the standby is known to hold this checkpoint.
+    /// Waits until the primary knows that the standby holds this checkpoint.
     pub(super) fn wait_until_held(
         &mut self,
         side: &Side,
@@ -475,8 +489,10 @@ impl Side {
             };
             *contact.lock().unwrap() = Some(greeted.clone());
             let mut told = 0;
-            while wire.0.mode.load(Ordering::SeqCst) == RUNS {
-                while told < standby.statistics().checkpoints.min(tells.load(Ordering::SeqCst)) {
+            while wire.0.mode.load(Ordering::SeqCst) != CUT {
+                while !wire.is_frozen()
+                    && told < standby.statistics().checkpoints.min(tells.load(Ordering::SeqCst))
+                {
                     told += 1;
                     greeted.checkpoint_held(told).unwrap();
                 }
@@ -509,7 +525,7 @@ impl Side {
         format!("unix:{}", self.contact_at.display())
     }
 
-    /// The number of the last frame that the held guest said.
+    /// Takes over into an image. Returns the number of the last frame that the held guest sent.
     pub(super) fn take_over(&self, image: &Path) -> Result<u32, Failure> {
         let plan = ImagePlan { path: image.to_owned(), options: MappedOptions::default(), convert: None };
         self.standby.takeover(&plan, &OperatorsWord).map_err(|error| error.to_string())?;
@@ -517,7 +533,7 @@ impl Side {
     }
 }
 
-/// The number of the last frame that the guest in an image said.
+/// Number of the last frame that the guest in an image sent.
 pub(super) fn number_in(image: &Path) -> Result<u32, Failure> {
     word_in(image, NUMBER_ADDRESS)
 }

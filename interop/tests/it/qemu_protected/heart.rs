@@ -1,4 +1,4 @@
-//! What a primary's `sterna protect` says to the standby, as far as these tests need it: heartbeats that can stop.
+//! The part of a primary's `sterna protect` that these tests need: heartbeats to the standby that can stop.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -16,7 +16,7 @@ use sterna_interop::Failure;
 use sterna_wire::extension::ChannelBinding;
 use sterna_wire::replica::{ArbiterIdentity, ArbiterStore, Hello, Message, Role, Session, Terms, Welcome};
 
-/// The lease that a host has which is busy with other tests.
+/// A lease that suits a host that is busy with other tests.
 pub const LEASE: Duration = Duration::from_secs(4);
 
 pub struct Heart {
@@ -28,8 +28,7 @@ pub struct Heart {
 }
 
 impl Heart {
-    /// Greets the standby at `path`, and beats.
-    /// It asks the arbiter of that text.
+    /// Greets the standby at `path`, and starts the heartbeats. Reports `arbiter` as its arbiter.
     pub fn begin(
         path: &Path,
         protection: Protection,
@@ -97,23 +96,23 @@ impl Heart {
         Ok(Self { socket, is_frozen, gives, words, threads: vec![beats, reads] })
     }
 
-    /// Gives the guest, in the place of a heartbeat.
+    /// Sends the message that gives the guest instead of the next heartbeat.
     pub fn give(&self) {
         self.gives.store(true, Ordering::SeqCst);
     }
 
-    /// Whether the standby has said so.
+    /// Whether the standby has sent this message.
     pub fn has_heard(&self, word: Message) -> bool {
         self.words.lock().contains(&word)
     }
 
-    /// Says nothing more, as a process that was stopped.
+    /// Sends nothing more, like a process that was stopped.
     pub fn freeze(&self) {
         self.is_frozen.store(true, Ordering::SeqCst);
     }
 }
 
-/// Says which arbiter it asks, and hears the standby's word.
+/// Sends the arbiter's identity, and reads the standby's.
 fn compare_arbiters(
     socket: &mut UnixStream,
     session: &mut Session,

@@ -1,4 +1,4 @@
-//! The guest goes on in a QEMU that waits for it.
+//! The guest continues in a QEMU that waits for it.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,22 +11,22 @@ use sterna::replica::{
     HeldDevice, HeldGuest, ImageSurvivor, OperatorsWord, Standby, StandbyOptions, StandbyState, Survivor,
 };
 use sterna::{Address, Capabilities, Parameters};
+use sterna_drive::waiting::WaitingVm;
 use sterna_image::{MappedOptions, Shape};
 use sterna_interop::qemu::PATIENCE;
 use sterna_interop::ticks::unbroken_serials;
 use sterna_interop::{Builder, Failure, Guest, Qemu, Ram, Root, sterna, sterna_does};
-use sterna_qmp::drive::waiting::WaitingVm;
 use sterna_qmp::{Client, Endpoint};
 
 use super::{Protected, wait};
 
-/// A VM that this test has to end.
+/// A VM that this test must end.
 struct Ours(u32);
 
 impl Drop for Ours {
     fn drop(&mut self) {
         if let Some(pid) = Pid::from_raw(self.0 as i32) {
-            // An error means that it has ended.
+            // An error means that the process has ended by itself.
             let _ = kill_process(pid, Signal::KILL);
         }
     }
@@ -39,7 +39,7 @@ fn command(builder: &Builder, directory: &Path) -> Result<Vec<std::ffi::OsString
     Ok(program.chain(command.get_args().map(ToOwned::to_owned)).collect())
 }
 
-/// The guest that ran in `serials` counts on in the last.
+/// Checks that the count of the primary's guest continues in the VM in `directory`.
 fn counts_on(directory: &Path, primary: &Qemu) -> Result<(), Failure> {
     let serial = directory.join("serial");
     let read = || std::fs::read_to_string(&serial).unwrap_or_default();
@@ -53,7 +53,7 @@ fn counts_on(directory: &Path, primary: &Qemu) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Both places, and a look into the VM before its guest runs.
+/// The image and the VM that both receive the guest. It compares them before the VM's guest runs.
 struct Watched {
     builder: Builder,
     vm: WaitingVm,
@@ -63,7 +63,7 @@ struct Watched {
 }
 
 impl Watched {
-    /// What the VM would save now is what the image holds.
+    /// Checks that a save of the VM would equal the image.
     fn check(&self) -> Result<(), Failure> {
         let ram = std::fs::read(self.directory.join("ram")).map_err(|error| error.to_string())?;
         let wanted = self.ram.lock();
@@ -74,7 +74,7 @@ impl Watched {
         }
         let at = |name: &str| self.directory.join(name).display().to_string();
         sterna_does(&["save", &at("operator"), &at("saved")])?;
-        // Loading changes a few fields by itself: so does loading the image.
+        // Loading changes a few fields. The reference is therefore a machine that has loaded the image.
         let reference = self.builder.clone().incoming_defer().spawn()?;
         let monitor = reference.operator_socket().display().to_string();
         sterna_does(&["restore", &at("image"), &monitor, "--paused"])?;
@@ -131,7 +131,7 @@ fn wait_for<T>(what: &str, mut look: impl FnMut() -> Result<Option<T>, Failure>)
 
 fn taken_over(root: &Root, machine: &str) -> Result<(), Failure> {
     let builder = Qemu::builder(root).machine(machine).memory_mib(32).ram(Ram::File).guest(Guest::Boot);
-    // Its clock is saved with the guest, and does not go by the host's.
+    // The clock is saved with the guest, and does not follow the host's clock.
     let builder = builder.args(&["-rtc", "clock=vm"]);
     let mut primary = builder.clone().spawn()?;
     primary.wait_for_ticks(2)?;
@@ -163,11 +163,12 @@ fn taken_over(root: &Root, machine: &str) -> Result<(), Failure> {
     primary.parameters(json!({"max-bandwidth": 0, "downtime-limit": 10_000, "x-checkpoint-delay": 50}))?;
     primary.start_migration(&standby.address().to_string())?;
     wait("checkpoints", || standby.statistics().checkpoints > 5)?;
-    // While it waits, checkpoints go on under it.
+    // Checkpoints continue while the VM waits.
     watched.vm.launch().map_err(|error| error.to_string())?;
     primary.wait_for_ticks(2)?;
     primary.parameters(json!({ "x-checkpoint-delay": 600_000 }))?;
-    // The end of a checkpoint that is under way starts the guest again: it is stopped until none is.
+    // The end of a checkpoint in progress resumes the guest. It is therefore stopped until no checkpoint is
+    // in progress.
     let (ram, number) = wait_for("a guest that stands", || {
         primary.stop()?;
         let file = primary.directory().join("ram");
@@ -214,7 +215,7 @@ fn guest_of_a_killed_qemu_goes_on_in_the_one_that_waits() -> Result<(), Failure>
     assert!(last["image"].is_null() && !protected.directory.join("image").exists(), "{last}");
     assert_eq!(protected.fenced().len(), 1);
     counts_on(place, &protected.primary)?;
-    // Its monitor is there for the operator, and what was set for loading is undone.
+    // The operator can use the VM's monitor, and the settings for loading are restored.
     let monitor = Endpoint::Unix(PathBuf::from(last["monitor"].as_str().ok_or("no monitor")?));
     let mut monitor = Client::connect(&monitor, PATIENCE).map_err(|error| error.to_string())?;
     let list =
@@ -244,7 +245,7 @@ fn disk_that_is_still_the_primarys_keeps_the_guest_paused() -> Result<(), Failur
     let pid = Pid::from_raw(protected.primary.pid() as i32).ok_or("no process")?;
     protected.heart.freeze();
     kill_process(pid, Signal::STOP).map_err(|error| error.to_string())?;
-    // The fence has said so and has done nothing: the disk is still the primary's.
+    // The fence reported success without an effect, so the primary still has the disk's lock.
     let said = protected.command.wait_for("the failure", |said| said["state"] == "not started")?;
     assert!(said["trouble"].as_str().is_some_and(|why| why.contains("lock")), "{said}");
 
@@ -267,7 +268,7 @@ fn vm_that_cannot_take_the_guest_leaves_it_held_and_an_image_is_made() -> Result
     let Some(root) = Root::qemu_for(test) else { return Ok(()) };
     let directory = tempfile::tempdir().map_err(|error| error.to_string())?;
     let place = directory.path();
-    // Of another machine.
+    // The VM's machine differs from the primary's.
     let builder = Qemu::builder(&root).machine("q35").memory_mib(32).ram(Ram::File).guest(Guest::Boot);
     let words = command(&builder, place)?.into_iter().map(|word| word.to_string_lossy().into_owned());
     let mut more = vec![format!("--ram-dir={}", place.display()), "--".to_owned()];

@@ -1,8 +1,8 @@
 //! The few FUSE requests that a file needs (linux/fuse.h), as bytes.
 
-/// The root directory's inode.
+/// Inode of the root directory.
 pub const ROOT: u64 = 1;
-/// Bytes before every answer's body.
+/// Length of the header before every answer's body, in bytes.
 pub const OUT_HEADER: usize = 16;
 
 pub const LOOKUP: u32 = 1;
@@ -11,10 +11,10 @@ pub const READ: u32 = 15;
 pub const WRITE: u32 = 16;
 pub const INIT: u32 = 26;
 
-/// Open for reading and writing.
+/// Flag to open for reading and writing.
 const O_RDWR: u32 = 2;
 
-/// A whole request.
+/// A complete request with its header.
 pub fn request(opcode: u32, unique: u64, inode: u64, body: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();
     bytes.extend((40 + body.len() as u32).to_le_bytes());
@@ -27,7 +27,7 @@ pub fn request(opcode: u32, unique: u64, inode: u64, body: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Version 7.38, no capabilities.
+/// Body of INIT: version 7.38, no capabilities.
 pub fn init() -> Vec<u8> {
     let mut bytes: Vec<u8> = [7u32, 38, 0, 0].iter().flat_map(|word| word.to_le_bytes()).collect();
     bytes.resize(64, 0);
@@ -42,7 +42,7 @@ pub fn open() -> Vec<u8> {
     [O_RDWR.to_le_bytes(), [0; 4]].concat()
 }
 
-/// For READ, and with the bytes behind it for WRITE.
+/// Body of READ. For WRITE, the data follows it.
 pub fn place(handle: u64, offset: u64, len: u32) -> Vec<u8> {
     let mut bytes = [handle.to_le_bytes(), offset.to_le_bytes()].concat();
     bytes.extend(len.to_le_bytes());
@@ -53,7 +53,7 @@ pub fn place(handle: u64, offset: u64, len: u32) -> Vec<u8> {
 /// The body of an answer.
 ///
 /// # Panics
-/// It is not one to request `unique`, or says that it failed.
+/// If the answer is not to request `unique`, or reports a failure.
 pub fn answer(bytes: &[u8], unique: u64) -> &[u8] {
     let len = u32::from_le_bytes(bytes[0..4].try_into().expect("four bytes")) as usize;
     let error = i32::from_le_bytes(bytes[4..8].try_into().expect("four bytes"));

@@ -1,4 +1,5 @@
-//! A virtiofsd, and the driver's side of its queues. There is no guest, or one that sleeps: its RAM is the driver's.
+//! A virtiofsd, and the driver's side of its queues. There is no guest, or a guest that sleeps; the driver
+//! uses its RAM.
 
 use std::fs::File;
 use std::path::Path;
@@ -19,31 +20,31 @@ use super::fuse;
 use crate::virtqueue::{PATIENCE, Part, Virtqueue};
 
 const RAM_BYTES: u64 = 64 << 20;
-/// The queue for what is urgent; virtiofsd wants it, nothing is sent over it.
+/// Address of the queue for urgent requests. virtiofsd requires the queue, but nothing is sent over it.
 const URGENT_RING: u64 = 0x200_1000;
 const RING: u64 = 0x200_8000;
 const REQUEST: u64 = 0x210_0000;
 const ANSWER: u64 = 0x220_0000;
-/// The longest body of an answer.
+/// Limit of the body of an answer, in bytes.
 const ANSWER_BYTES: u32 = 4096;
-/// VIRTIO_F_VERSION_1.
+/// Feature bit VIRTIO_F_VERSION_1.
 const VERSION_1: u64 = 1 << 32;
-/// Which queue takes requests.
+/// Index of the queue for requests.
 const REQUESTS: usize = 1;
 
 pub fn whole() -> LoggedRange {
     LoggedRange { guest_address: 0, block: 0, first_page: 0, pages: RAM_BYTES / PAGE_SIZE as u64 }
 }
 
-/// Pages that every answer is written to: the answer's first, and the used ring's.
+/// Pages to which every answer is written: the first page of the answer, and the page of the used ring.
 pub fn answer_pages() -> [u64; 2] {
     [ANSWER / PAGE_SIZE as u64, (RING + 8192) / PAGE_SIZE as u64]
 }
 
-/// See the module. The process is killed when dropped.
+/// The driver and its device. The process is killed when this is dropped.
 pub struct Machine {
     _process: Process,
-    /// What has the device, if it is not the test alone.
+    /// The machine that has the device. `None`: only the test has it.
     pub host: Option<Arc<KvmMachine>>,
     pub ram: GuestRam,
     pub device: Arc<VhostUserDevice>,
@@ -52,14 +53,14 @@ pub struct Machine {
     unique: u64,
 }
 
-/// A virtiofsd that listens.
+/// A virtiofsd that listens on a socket.
 struct Process {
     child: Child,
     directory: TempDir,
 }
 
 impl Machine {
-    /// Starts virtiofsd over the files in `shared`, and connects to it.
+    /// Starts virtiofsd with the files in `shared`, and connects to it.
     pub fn start(root: &Root, shared: &Path, options: &[&str]) -> Result<Self, Failure> {
         let process = Process::start(root, shared, options)?;
         let block = RamBlock::new("ram", RAM_BYTES, Backing::Memfd).map_err(|error| error.to_string())?;
@@ -72,7 +73,7 @@ impl Machine {
     /// The same as a device of a KVM machine, whose guest sleeps.
     pub fn hosted(root: &Root, shared: &Path, incoming: bool) -> Result<Self, Failure> {
         let process = Process::start(root, shared, &[])?;
-        // hlt, and again.
+        // A hlt instruction in an endless loop.
         let sleeper = GuestImage::Flat64 { code: vec![0xf4, 0xeb, 0xfd], parameters: Vec::new() };
         let host = KvmMachine::new(MachineConfig {
             guest: Some(sleeper),
@@ -95,7 +96,7 @@ impl Machine {
         Self { _process: process, host, ram, device, urgent, queue, unique: 0 }
     }
 
-    /// The driver is ready, and mounts.
+    /// Makes the driver ready, and mounts the file system.
     pub fn begin_session(&mut self) {
         let rings = [self.urgent.ring(), self.queue.ring()];
         self.device.start(VERSION_1, &rings).expect("good rings");
@@ -108,24 +109,24 @@ impl Machine {
         fuse::word(&self.ask(fuse::LOOKUP, parent, &fuse::name(name)), 0)
     }
 
-    /// A handle.
+    /// Opens the file `inode` and returns its handle.
     pub fn open(&mut self, inode: u64) -> u64 {
         fuse::word(&self.ask(fuse::OPEN, inode, &fuse::open()), 0)
     }
 
     pub fn read(&mut self, inode: u64, handle: u64, offset: u64, len: u32) -> Vec<u8> {
-        // The device fills what room there is, as the kernel gives it no more than it wants.
+        // The device fills the available room. The kernel therefore offers only the requested length.
         self.ask_for(fuse::READ, inode, &fuse::place(handle, offset, len), len)
     }
 
-    /// How much was written.
+    /// Writes to a file, and returns the number of bytes written.
     pub fn write(&mut self, inode: u64, handle: u64, offset: u64, bytes: &[u8]) -> u32 {
         let body = [&fuse::place(handle, offset, bytes.len() as u32), bytes].concat();
         let answer = self.ask(fuse::WRITE, inode, &body);
         u32::from_le_bytes(answer[0..4].try_into().expect("four bytes"))
     }
 
-    /// All of the stopped device's state.
+    /// The complete state of the stopped device.
     pub fn read_state(&self) -> Result<Vec<u8>, Failure> {
         let (mut state, mut piece) = (Vec::new(), vec![0; 65_536]);
         loop {
@@ -145,7 +146,7 @@ impl Machine {
             .map_err(|error| error.to_string())
     }
 
-    /// The guest with its RAM, and what its driver knows, comes from `source`.
+    /// Copies the guest's RAM and the driver's state from `source`.
     pub fn take_guest(&mut self, source: &Machine) {
         let mut bytes = vec![0; RAM_BYTES as usize];
         source.ram.block(0).read(0, &mut bytes).expect("inside RAM");
@@ -153,18 +154,18 @@ impl Machine {
         self.take_driver(source);
     }
 
-    /// What the driver knows comes from `source`, after the guest has come.
+    /// Copies the driver's state from `source`, after the guest has arrived.
     pub fn take_driver(&mut self, source: &Machine) {
         (self.urgent, self.queue) = (source.urgent.clone(), source.queue.clone());
         self.unique = source.unique;
     }
 
-    /// One request and its answer's body.
+    /// Sends a request and returns the body of its answer.
     fn ask(&mut self, opcode: u32, inode: u64, body: &[u8]) -> Vec<u8> {
         self.ask_for(opcode, inode, body, ANSWER_BYTES)
     }
 
-    /// As [`ask`](Self::ask), with room for so many bytes.
+    /// Like [`ask`](Self::ask), with room for `room` bytes.
     fn ask_for(&mut self, opcode: u32, inode: u64, body: &[u8], room: u32) -> Vec<u8> {
         assert!(room <= ANSWER_BYTES);
         let room = fuse::OUT_HEADER as u32 + room;
@@ -220,7 +221,7 @@ impl Process {
         Ok(())
     }
 
-    /// `why` with what virtiofsd said.
+    /// `why`, with the output of virtiofsd.
     fn explain(&self, why: &str) -> Failure {
         let said = std::fs::read_to_string(self.directory.path().join("log")).unwrap_or_default();
         format!("{why}; virtiofsd said: {}", said.trim())
@@ -229,7 +230,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // An error means that it has ended by itself.
+        // An error means that the process has ended by itself.
         let _ = self.child.kill();
         let _ = self.child.wait();
         if thread::panicking() {

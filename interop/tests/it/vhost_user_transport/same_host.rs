@@ -1,4 +1,4 @@
-//! The same back ends go on with another machine of this host: their front end changes, and nothing else.
+//! The same back ends continue with another machine of this host. Only their front end changes.
 
 use super::*;
 use sterna::{MigrationMode, TargetVm};
@@ -47,7 +47,7 @@ fn storage_daemon_goes_on_with_another_machine() -> Result<(), Failure> {
             let written = sector(hop + 1000);
             driver.submit(&machine, last, 6, Some(&written), ANSWER);
             driver.wait(&machine, last);
-            // On their way when the guest stops.
+            // These requests are in flight when the guest stops.
             for request in 0..10 {
                 driver.submit(&machine, last, 100 + request, None, place(request));
             }
@@ -80,7 +80,7 @@ fn storage_daemon_goes_on_with_another_machine() -> Result<(), Failure> {
             }
             driver.registers.acknowledge(&machine, 1);
             assert_eq!(driver.read(&machine, last, 6), written);
-            // The daemon tells this machine what changes, and no other.
+            // The daemon reports the change to this machine and to no other.
             if !is_paused {
                 daemon.resize(length(hop))?;
             }
@@ -130,7 +130,7 @@ fn virtiofsd_goes_on_with_another_machine_and_keeps_its_session() -> Result<(), 
             let found = driver.ask(&machine, fuse::READ, 8 + 2 * hop, inode, &place, 100);
             assert_eq!(String::from_utf8_lossy(&found), "what stands in it");
         }
-        // A driver that is unloaded and loaded again.
+        // The driver is unloaded and loaded again.
         driver = Driver::begin_anew(&machine, 26, 2);
         let answer = driver.ask(&machine, fuse::INIT, 2, 0, &fuse::init(), 4096);
         assert_eq!(answer[..4], 7u32.to_le_bytes());

@@ -1,4 +1,4 @@
-//! A device whose state is an account of its guest: number of the checkpoint, steps, and a sum of all memory.
+//! A device whose state identifies its guest's: number of the checkpoint, steps, and a sum of all memory.
 
 use std::sync::{Arc, Weak};
 
@@ -7,10 +7,10 @@ use sterna::ram::GuestRam;
 use sterna::{Device, Vm as _, VmError};
 use sterna_guests::ProcessGuest;
 
-/// How a line begins that says it.
+/// First word of a line that reports an account.
 pub(super) const WORD: &str = "account";
 
-/// Called with what is saved.
+/// Called with each account that is saved.
 type Tell = Box<dyn Fn(&str) + Send + Sync>;
 
 pub(super) struct Account {
@@ -32,18 +32,18 @@ impl Account {
         account
     }
 
-    /// What came with the guest.
+    /// The account that was loaded with the guest.
     pub(super) fn loaded(&self) -> Option<String> {
         self.loaded.lock().clone()
     }
 }
 
-/// Of a guest that stands: its steps and a sum of its memory.
+/// Steps of a paused guest and the sum of its memory.
 pub(super) fn of(guest: &ProcessGuest) -> Result<String, String> {
     Ok(format!("{} {:016x}", guest.progress().total_steps(), sum(&guest.ram())?))
 }
 
-/// Of every word and its place.
+/// A sum that depends on every word and its position.
 fn sum(ram: &GuestRam) -> Result<u64, String> {
     const PIECE: usize = 256 << 10;
     let (mut sum, mut piece) = (0xcbf2_9ce4_8422_2325_u64, vec![0; PIECE]);

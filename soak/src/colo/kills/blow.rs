@@ -1,4 +1,4 @@
-//! What falls on a primary, and when; and faults that must be found.
+//! The blows against a primary, their times, and faults that the soak must find.
 
 use std::time::Duration;
 
@@ -7,50 +7,51 @@ use sterna::replica::{CheckpointMode, Terms};
 use crate::colo::case::{Case, Rulings};
 use crate::colo::trouble::{Moment, Trouble};
 
-/// When it falls, counted from the moment at which the standby holds something.
+/// Time of the blow, counted from the moment at which the standby holds a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum When {
-    /// So much later.
+    /// After this delay.
     After(Duration),
-    /// Before the guest stops for such a checkpoint.
+    /// Before the guest is stopped for the checkpoint of this number.
     Stopping(u64),
-    /// In the pause of such a checkpoint.
+    /// In the pause of the checkpoint of this number.
     Saving(u64),
-    /// Before the guest goes on after such a checkpoint, which nobody else has yet.
+    /// Before the guest resumes after the checkpoint of this number. The standby does not have that
+    /// checkpoint yet.
     Resuming(u64),
-    /// In the middle of such a piece of output that leaves.
+    /// In the middle of the piece of output of this number, while it is written.
     Saying(u64),
-    /// So long after an operator ordered a planned takeover.
+    /// This long after an operator requested a planned takeover.
     HandingOver(Duration),
 }
 
-/// What falls.
+/// The signals that are sent to the primary.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Blow {
-    /// SIGKILL.
+    /// SIGKILL, without a warning.
     Kill,
-    /// SIGSTOP for less than its lease, then SIGKILL.
+    /// SIGSTOP for less than the lease, then SIGKILL.
     FreezeAndKill,
-    /// SIGSTOP; SIGCONT when its guest runs elsewhere.
+    /// SIGSTOP, then SIGCONT when the guest runs at the standby.
     FreezeAndWake,
 }
 
-/// A fault of a primary that a soak must find.
+/// A fault of a primary, planted so that the soak must find it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Planted {
-    /// The console's gate lets the output of a checkpoint go when it is taken, not when it is held.
+    /// The console's gate releases output when its checkpoint is taken, not when it is held.
     ReleasesOnTaken,
-    /// The network cards' gate does.
+    /// The same fault in the gate of the network cards.
     SendsOnTaken,
-    /// The primary believes that it has won the claim, whatever the arbiter says.
+    /// The primary treats every answer of the arbiter as a won claim.
     BelievesItWon,
 }
 
 impl Planted {
-    /// All of them.
+    /// All faults that can be planted.
     pub const ALL: [Self; 3] = [Self::ReleasesOnTaken, Self::SendsOnTaken, Self::BelievesItWon];
 
-    /// On a command line.
+    /// Name of the fault on a command line.
     pub fn label(self) -> &'static str {
         match self {
             Self::ReleasesOnTaken => "releases-on-taken",
@@ -59,7 +60,7 @@ impl Planted {
         }
     }
 
-    /// By its label.
+    /// Finds the fault with this label.
     pub fn of_label(label: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|planted| planted.label() == label)
     }
@@ -74,12 +75,13 @@ pub(super) struct Kill {
 }
 
 impl Kill {
-    /// `again`: how often it was played before on a host that gave the primary no time; its lease is longer each time.
+    /// `again`: number of earlier plays in which the host did not schedule the primary in time. The lease is
+    /// longer each time.
     pub(super) fn new(seed: u64, number: u64, again: u64) -> Self {
         let mut case = Case::new(seed, number);
         let mut random =
             fastrand::Rng::with_seed(seed.wrapping_mul(1 << 20).wrapping_add(number) ^ 0x6b69_6c6c);
-        // What a case of disturbances leaves to chance besides.
+        // The other random choices of a disturbed case do not apply.
         (case.trouble, case.moment, case.rulings) =
             (Trouble::Nothing, Moment::After(Duration::ZERO), Rulings::default());
         (case.slow, case.delay) = (Duration::ZERO, Duration::from_millis(1 + random.u64(..12)));
@@ -106,7 +108,7 @@ impl Kill {
         Self { case, when, blow }
     }
 
-    /// For tables.
+    /// Name of the case in tables.
     pub(super) fn label(&self) -> String {
         let when = match self.when {
             When::After(_) => "at any moment",

@@ -1,4 +1,4 @@
-//! What must be true of a guest whose primary was killed or frozen.
+//! Properties that must hold for a guest whose primary was killed or frozen.
 
 use sterna_guests::ProcessGuest;
 
@@ -8,30 +8,30 @@ use crate::colo::play::{Again, until};
 use crate::colo::voice::{Voice, numbers};
 use crate::judge::whole;
 
-/// The most that a process may have been about to write when it was frozen: a piece of the gate's.
+/// Limit of the bytes that a process may have been writing when it was frozen: one piece of the gate.
 const LEAVING: usize = 4096;
 
-/// What the observer and the judge saw of a primary.
+/// The observations of a primary, by the observer and by the judge.
 pub(super) struct Seen {
-    /// The standby says that the guest goes on from this one.
+    /// Number of the checkpoint from which the standby resumed the guest.
     pub(super) checkpoint: u64,
-    /// What the primary told of each that it took: number, steps, sum of its memory.
+    /// The primary's account of each checkpoint that it took: number, steps, sum of its memory.
     pub(super) accounts: Vec<String>,
-    /// All that came out of its process.
+    /// All output of the primary's process.
     pub(super) heard: Vec<u8>,
-    /// Packets that came out of it, in the order in which they came.
+    /// Packets of the primary's process, in the order of their arrival.
     pub(super) packets: Vec<Packet>,
-    /// How many bytes and packets came before it woke, and how the protection ended there.
+    /// Numbers of bytes and packets before the primary woke, and how its protection ended.
     pub(super) woken: Option<((usize, usize), String)>,
 }
 
-/// Of what is as it must be.
+/// Result of a case without violations.
 pub(super) struct Verdict {
-    /// From which the guest went on.
+    /// Number of the checkpoint from which the guest resumed.
     pub(super) checkpoint: u64,
-    /// How many were heard.
+    /// Number of packets that were heard.
     pub(super) packets: usize,
-    /// What a primary that woke still said.
+    /// Bytes that a primary still wrote after it woke.
     pub(super) late_bytes: Option<usize>,
 }
 
@@ -51,13 +51,13 @@ impl Seen {
         Ok(Verdict { checkpoint: self.checkpoint, packets: self.packets.len(), late_bytes })
     }
 
-    /// The survivor is what the primary was in the pause of that checkpoint.
+    /// The survivor's state equals the primary's state in the pause of that checkpoint.
     fn is_a_checkpoint(&self, account: &Account, found: &str) -> Result<(), String> {
         let loaded = account.loaded().ok_or("no account came with the guest")?;
         if loaded.split_once(' ').is_none_or(|(_, of)| of != found) {
             return Err(format!("the survivor is {found:?}, and its checkpoint was {loaded:?}"));
         }
-        // What the seeding saved is number 0.
+        // The state that the seeding saved is number 0.
         if !loaded.starts_with(&format!("{} ", self.checkpoint)) {
             return Err(format!(
                 "the guest goes on from {loaded:?} and not from checkpoint {}",
@@ -70,7 +70,7 @@ impl Seen {
         Ok(())
     }
 
-    /// Each came once and in order, and none is ahead of the survivor.
+    /// Each packet arrived once and in order, and none is ahead of the survivor.
     fn packets(&self, again: &Again) -> Result<(), String> {
         if let Some(pair) = self.packets.windows(2).find(|pair| pair[0].0 >= pair[1].0) {
             return Err(format!("packet {} was heard after packet {}", pair[1].0, pair[0].0));
@@ -84,7 +84,7 @@ impl Seen {
         }
     }
 
-    /// What was heard is never ahead of the survivor and lacks nothing.
+    /// Heard output is never ahead of the survivor, and is complete.
     fn observer(&self, again: &Again, mut says: Voice) -> Result<(), String> {
         let Again { position, bytes, steps } = again;
         let at = *position as usize;
@@ -114,7 +114,7 @@ impl Seen {
         numbers(&whole).map(drop)
     }
 
-    /// It lets nothing out and stops its guest.
+    /// A primary that wakes releases no output and stops its guest.
     fn woke(&self, (bytes, packets): (usize, usize), how: &str) -> Result<usize, String> {
         if !matches!(how, "Lost false false" | "HandedOver false false") {
             return Err(format!(
@@ -122,7 +122,7 @@ impl Seen {
             ));
         }
         let (late, late_packets) = (self.heard.len() - bytes, self.packets.len() - packets);
-        // A packet that was leaving.
+        // One packet may have been in transit when the primary was frozen.
         if late > LEAVING || late_packets > 1 {
             return Err(format!("the primary woke, said {late} bytes and sent {late_packets} packets"));
         }

@@ -1,12 +1,16 @@
 //! Protections whose primary is killed or frozen as a process.
 //!
-//! The primary is a process of its own ([`primary`]): it is killed with SIGKILL, or stopped with SIGSTOP and woken when its guest
-//! runs elsewhere. The standby is in this process. Both ask an arbiter that is a directory. The observer knows what came
-//! out of the primary's process through a pipe and as packets, and what the survivor says.
+//! The primary is a process of its own ([`primary`]). It is killed with SIGKILL, or stopped with SIGSTOP and
+//! woken when its guest runs at the standby. The standby is in this process. Both ask an arbiter that is a
+//! directory. The observer reads the output of the primary's process through a pipe and as packets, and the
+//! output of the survivor.
 //!
-//! Each is judged: the survivor goes on from a checkpoint that the primary has taken, whose memory, by a sum of all of
-//! it, it has; what was heard is never ahead of that; the survivor's memory is one consistent cut, and it goes on; a
-//! primary that wakes says nothing more and stops its guest.
+//! The judge checks each case:
+//!
+//! - The survivor resumes from a checkpoint that the primary has taken. A sum of all memory proves it.
+//! - Heard output is never ahead of the survivor.
+//! - The survivor's memory is one consistent cut, and the survivor keeps running.
+//! - A primary that wakes writes nothing more and stops its guest.
 
 mod account;
 mod blow;
@@ -24,22 +28,22 @@ pub use blow::Planted;
 use judge::Verdict;
 pub use report::{Report, many};
 
-/// How often a case is played when the primary was alone before the blow fell, because the host gave it no time. Its lease is four
-/// times as long each time.
+/// Limit of plays of a case. It is played again if the primary's lease ended before the blow, because the
+/// host did not schedule it. The lease is four times as long each time.
 const TRIES: u64 = 4;
 
-/// What was played.
+/// Result of a case without violations.
 #[derive(Debug, Clone)]
 pub struct Killed {
-    /// What fell on it and when, for tables.
+    /// Blow and time, for tables.
     pub what: String,
-    /// From which checkpoint the survivor went on.
+    /// Number of the checkpoint from which the survivor resumed.
     pub checkpoint: u64,
-    /// Plays that do not count: the primary was alone before.
+    /// Number of plays that do not count, because the primary's lease ended before the blow.
     pub again: u64,
-    /// Packets of the primary's that were heard.
+    /// Number of the primary's packets that were heard.
     pub packets: usize,
-    /// Of a primary that woke: bytes that were leaving when it was frozen.
+    /// For a primary that woke: bytes that were in transit when it was frozen.
     pub late_bytes: Option<usize>,
 }
 
@@ -51,7 +55,7 @@ impl Killed {
 }
 
 enum Failure {
-    /// The primary's lease ended before anything fell on it.
+    /// The primary's lease ended before the blow.
     AloneBefore,
     Wrong(String),
 }
@@ -62,10 +66,10 @@ impl From<String> for Failure {
     }
 }
 
-/// Plays one case. `program`: this crate's binary, which plays the primary.
+/// Plays one case. `program` is this crate's binary, which runs the primary.
 ///
 /// # Errors
-/// What was wrong, and how to play it again.
+/// The violated property, and the command that plays the case again.
 pub fn one(program: &Path, seed: u64, number: u64, planted: Option<Planted>) -> Result<Killed, String> {
     for again in 0..TRIES {
         let kill = Kill::new(seed, number, again);

@@ -1,4 +1,4 @@
-//! Packets of the primary's guest, and who hears them.
+//! Packets of the primary's guest, and the observer that receives them.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use sterna::replica::PacketGate;
 use sterna::{RunState, SourceVm};
 use sterna_guests::ProcessGuest;
 
-/// A packet's number, and how many steps the guest had taken.
+/// A packet's number, and the guest's steps when it was sent.
 pub(super) type Packet = (u64, u64);
 
-/// While the guest runs it sends numbered packets, as long as the process lives.
+/// Sends numbered packets while the guest runs, until the process ends.
 pub(super) fn send(
     guest: &Arc<ProcessGuest>,
     gate: &Arc<PacketGate>,
@@ -22,7 +22,7 @@ pub(super) fn send(
 ) -> Result<(), String> {
     let socket = UdpSocket::bind("127.0.0.1:0").and_then(|socket| socket.connect(observer).map(|()| socket));
     let socket = Arc::new(socket.map_err(|error| format!("{observer}: {error}"))?);
-    // A network may lose them, and the observer may have gone.
+    // The network may lose packets, and the observer may have closed its socket.
     let leave = move |packet: &[u8]| drop(socket.send(packet));
     let lane = gate.lane(leave.clone(), || {});
     let guest = Arc::clone(guest);
@@ -40,7 +40,7 @@ pub(super) fn send(
     Ok(())
 }
 
-/// Hears packets, and knows nothing else.
+/// The observer: it receives packets and knows nothing else of the guest.
 pub(super) struct Packets {
     address: SocketAddr,
     heard: Arc<Mutex<Result<Vec<Packet>, String>>>,
@@ -66,12 +66,12 @@ impl Packets {
         self.address
     }
 
-    /// How many were heard so far.
+    /// Number of packets received so far.
     pub(super) fn count(&self) -> usize {
         self.heard.lock().as_ref().map_or(0, Vec::len)
     }
 
-    /// All that were heard of a process that has ended.
+    /// All packets of a process that has ended.
     pub(super) fn end(mut self) -> Result<Vec<Packet>, String> {
         self.join();
         std::mem::replace(&mut *self.heard.lock(), Ok(Vec::new()))
@@ -91,7 +91,7 @@ impl Drop for Packets {
     }
 }
 
-/// Ends when nothing waits any more and nothing can come.
+/// Returns when the socket is empty and no further packet can arrive.
 fn hear(socket: &UdpSocket, heard: &Mutex<Result<Vec<Packet>, String>>, ends: &AtomicBool) {
     let mut bytes = [0; 64];
     loop {

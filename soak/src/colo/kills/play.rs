@@ -1,4 +1,4 @@
-//! A case as it is played.
+//! Plays a case whose primary is killed: starts both sides, applies the blow, and collects the observations.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use crate::colo::play::{Again, until};
 use crate::colo::vm::{Plans, Troubled};
 use crate::colo::voice::Voice;
 
-/// A named state that does not come in this time is not awaited any more.
+/// Time limit for a named state. The blow is applied without it afterwards.
 const STATE: Duration = Duration::from_secs(2);
 
 impl Kill {
@@ -123,7 +123,8 @@ impl Kill {
             let told = primary.told();
             drop(primary);
             return Err(match outcome {
-                // The lease had ended on a host that gave the primary no time, and it had the claim when it was killed.
+                // The host did not schedule the primary, so its lease had ended, and it had the claim when it
+                // was killed.
                 standby::Outcome::Discarded(standby::Because::ClaimLost) => Failure::AloneBefore,
                 _ => Failure::Wrong(format!("the guest is lost: {outcome:?}; {told:?}")),
             });
@@ -132,7 +133,8 @@ impl Kill {
             let (accounts, heard) = primary.end(true);
             return Ok(Seen { checkpoint, accounts, heard, packets: packets.end()?, woken: None });
         }
-        // All that had left is read: it stands since before the takeover.
+        // The frozen primary has written nothing since before the takeover, so all of its output has been
+        // read.
         let before = (primary.heard_bytes(), packets.count());
         primary.signal(Signal::CONT)?;
         until(|| primary.told().ended.is_some())
@@ -147,7 +149,7 @@ impl Kill {
 fn outcome(contact: &StandbyContact) -> Result<standby::Outcome, String> {
     until(|| {
         if matches!(contact.state().state, standby::State::Unready | standby::State::Held) {
-            // Its operator wants once more what failed.
+            // The operator retries the step that failed.
             let _ = contact.retry();
         }
         contact.state().outcome.is_some()

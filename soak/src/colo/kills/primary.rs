@@ -1,7 +1,8 @@
-//! The primary in a process of its own.
+//! The primary of a case, in a process of its own.
 //!
-//! What its guest says goes to standard output, and only that. Its packets go to the observer. What the judge is told goes to standard error, a line
-//! each; its orders come on standard input. When that ends the process ends, so that nothing outlives the soak.
+//! Standard output carries only the guest's output. Its packets go to the observer. Reports to the judge go
+//! to standard error, one per line. Orders arrive on standard input. The process exits at the end of its
+//! input, so that no process outlives the soak.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -22,20 +23,21 @@ use crate::colo::play::until;
 use crate::colo::vm::{Callback, Deed, Plans, Troubled};
 use crate::colo::voice::Voice;
 
-/// The first argument of such a process.
+/// First command-line argument of a primary's process.
 pub const ROLE: &str = "--kills-primary";
 
-/// How long the arbiter may take.
+/// Time limit of the arbiter's answer.
 const ARBITER: Duration = Duration::from_secs(10);
-/// How long it stands still in a named state, so that a judge on a busy host comes in time.
+/// Time for which the primary waits in a named state. A judge on a busy host can act in it.
 const STANDS: Duration = Duration::from_secs(1);
-/// How long output stands still in the middle of a piece: shorter than a lease, so that a primary that wakes says the rest of it at once.
+/// Time for which output waits in the middle of a piece. It is shorter than a lease, so that a primary that
+/// wakes writes the rest immediately.
 const PIECE: Duration = Duration::from_millis(100);
 
-/// What it does. `arguments` follow [`ROLE`].
+/// Runs the primary. `arguments` are the arguments after [`ROLE`].
 ///
 /// # Errors
-/// Why it cannot take part.
+/// The reason why the primary cannot take part.
 pub fn main(arguments: &[String]) -> Result<(), String> {
     let [seed, number, again, address, arbiter, observer, planted @ ..] = arguments else {
         return Err(
@@ -56,7 +58,7 @@ pub fn main(arguments: &[String]) -> Result<(), String> {
         let (awaited, tell) = (Arc::clone(&awaited), tell.clone());
         move |bytes| {
             leave(bytes, &awaited, || {
-                // Nobody may await it any more.
+                // The receiver may have ended, because the state was awaited for a limited time.
                 let _ = tell.send(());
             })
         }
@@ -101,25 +103,27 @@ pub fn main(arguments: &[String]) -> Result<(), String> {
         }
         say("armed");
     }
-    // What its threads are about to say is not said: the judge has gone or has seen enough.
+    // Exits without joining threads: pending output is not needed, because the judge has gone or has seen
+    // enough.
     std::process::exit(0);
 }
 
-/// As soon as it may: the standby holds a checkpoint before the primary knows.
+/// Requests a planned takeover as soon as it is possible. The standby holds a checkpoint before the primary
+/// knows it.
 fn hand_over(primary: &Primary) -> Result<(), String> {
     until(|| primary.state().outcome.is_some() || primary.statistics().held > 0)?;
-    // Refused, if it has ended: that is told.
+    // Refused if the protection has ended. Another thread reports that end.
     let _ = primary.hand_over();
     Ok(())
 }
 
-/// A piece leaves. One that is awaited stands still when half of it has left.
+/// Writes a piece of output. An awaited piece waits after its first half.
 fn leave(bytes: &[u8], awaited: &AtomicU64, reached: impl Fn()) {
     let less = |left: u64| left.checked_sub(1);
     let is_awaited = awaited.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less) == Ok(1);
     let (first, rest) = bytes.split_at(if is_awaited { bytes.len() / 2 } else { 0 });
     let mut output = std::io::stdout().lock();
-    // The observer may have gone.
+    // The observer may have closed the pipe.
     let _ = output.write_all(first).and_then(|()| output.flush());
     if is_awaited {
         reached();
@@ -132,7 +136,7 @@ fn say(line: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{line}");
 }
 
-/// Claims of a case, of an arbiter that both sides see.
+/// Claims of a case, with an arbiter that both sides can reach.
 pub(super) fn claims(spec: &str, role: Role) -> Result<Arc<dyn Claims>, String> {
     let spec: Spec = spec.parse().map_err(|error| format!("{spec:?}: {error}"))?;
     let opened = spec.open(ARBITER).map_err(|error| error.to_string())?;
@@ -148,7 +152,7 @@ pub(super) fn claims(spec: &str, role: Role) -> Result<Arc<dyn Claims>, String> 
     }))
 }
 
-/// Lets output go when its checkpoint is taken, and never looks whether it may.
+/// A faulty gate: it releases output when its checkpoint is taken, without a check.
 struct Leaky(Arc<dyn EpochGate>);
 
 impl EpochGate for Leaky {

@@ -1,4 +1,4 @@
-//! The primary's process, as judge and observer see it.
+//! The primary's process, with the channels that judge and observer read.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
@@ -13,13 +13,13 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::account;
 use super::primary::ROLE;
 
-/// What the process told the judge.
+/// Reports of the process to the judge.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Told {
     pub(super) accounts: Vec<String>,
     pub(super) is_armed: bool,
     pub(super) has_reached: bool,
-    /// How the protection ended there.
+    /// How the protection ended at the primary.
     pub(super) ended: Option<String>,
 }
 
@@ -35,7 +35,8 @@ impl Process {
     pub(super) fn spawn(program: &Path, arguments: &[String]) -> Result<Self, String> {
         let mut command = Command::new(program);
         command.arg(ROLE).args(arguments);
-        // A group of its own: Ctrl-C is for the parent, which ends its children.
+        // The process gets a group of its own, so that Ctrl-C reaches only the parent, which ends its
+        // children.
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
         let mut child = command.spawn().map_err(|error| format!("a primary: {error}"))?;
         let pipes = (child.stdin.take(), child.stdout.take(), child.stderr.take());
@@ -60,7 +61,7 @@ impl Process {
     }
 
     pub(super) fn arm(&self) {
-        // One that has ended hears nothing.
+        // A process that has ended does not read its input, so the write may fail.
         let _ = self.input.as_ref().map(|mut input| writeln!(input, "arm"));
     }
 
@@ -72,7 +73,7 @@ impl Process {
         self.heard.lock().len()
     }
 
-    /// It has not been waited for, so the number is its own.
+    /// Sends a signal. The process has not been waited for, so its number cannot be reused.
     pub(super) fn signal(&self, signal: Signal) -> Result<(), String> {
         let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).ok_or("no process")?;
         kill_process(pid, signal).map_err(|error| format!("{signal:?}: {error}"))
@@ -82,7 +83,7 @@ impl Process {
         !matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Ends it, by SIGKILL or with its input: its accounts, and all that was heard of it, to the last byte.
+    /// Ends the process, by SIGKILL or by closing its input. Returns its accounts and its complete output.
     pub(super) fn end(mut self, by_force: bool) -> (Vec<String>, Vec<u8>) {
         self.finish(by_force);
         (self.told().accounts, std::mem::take(&mut *self.heard.lock()))
@@ -91,7 +92,7 @@ impl Process {
     fn finish(&mut self, by_force: bool) {
         self.input = None;
         if by_force {
-            // An error means that it has ended.
+            // An error means that the process has ended already.
             let _ = self.child.kill();
         }
         let _ = self.child.wait();

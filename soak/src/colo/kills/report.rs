@@ -1,4 +1,4 @@
-//! Many cases, two at a time, and what became of them.
+//! Plays many cases, two at a time, and counts their results.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,10 +12,10 @@ use parking_lot::Mutex;
 use super::blow::Planted;
 use super::{Killed, one};
 
-/// Most of a case is waiting for a lease.
+/// Cases in parallel. A case mostly waits for a lease to end.
 const AT_ONCE: usize = 2;
 
-/// What became of them.
+/// Results of many cases.
 #[derive(Debug, Clone, Default)]
 pub struct Report {
     what: BTreeMap<String, u64>,
@@ -31,7 +31,7 @@ pub struct Report {
     interrupted: bool,
 }
 
-/// Plays them, two at a time; `tell` hears of failures.
+/// Plays the cases, two at a time. `tell` is called for each failure.
 pub fn many(
     program: &Path,
     numbers: Range<u64>,
@@ -64,7 +64,7 @@ pub fn many(
 }
 
 impl Report {
-    /// None failed, and all were played.
+    /// Whether all cases were played and none failed.
     pub fn is_good(&self) -> bool {
         self.failed == 0 && !self.interrupted
     }

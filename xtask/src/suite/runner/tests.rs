@@ -1,9 +1,9 @@
 use std::process::Command;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use super::*;
 
-/// A runner with a directory of its own.
+/// A runner that keeps its files in a directory of its own.
 fn runner() -> (Runner, Aside) {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let name = format!("xtask-runner-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
@@ -53,6 +53,31 @@ fn job_that_hangs_ends_with_the_names_of_the_tests_that_ran() {
     let why = done[0].result.as_ref().expect_err("a failure");
     assert!(why.contains("did not end within") && why.contains("b, c"), "{why}");
     assert!(!why.contains("c, d"), "{why}");
+}
+
+#[test]
+fn job_that_waits_for_a_core_is_not_ended_before_many_times_its_limit() {
+    let (mut runner, _aside) = runner();
+    runner.add(Job { limit: Duration::from_millis(600), ..shell("waits", "sleep 1") });
+
+    let ends = AtomicBool::new(false);
+    let done = std::thread::scope(|scope| {
+        // Four threads for each core: the job's time counts at most a quarter, whatever the load of
+        // other programs is.
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        for _ in 0..4 * cores {
+            scope.spawn(|| {
+                while !ends.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+        }
+        let done = run(runner);
+        ends.store(true, Ordering::Relaxed);
+        done
+    });
+
+    assert_eq!(done[0].result, Ok(()), "1 s by the clock is less than 600 ms of free cores");
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! `sterna demo --linux`: the host's own kernel in the reference machine, with this program as its init.
+//! `sterna demo --linux`: boots the host's own kernel in the reference machine, with this executable as its
+//! init.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -9,21 +10,21 @@ use crate::exit::Stop;
 use crate::linux_guest::{self, LIBRARIES, ticks};
 use crate::record::Check;
 
-/// A kernel boots within it, even in a VM of its own.
+/// Time limit for the boot of a kernel, also with nested virtualisation.
 const BOOT_LIMIT: Duration = Duration::from_secs(180);
-/// Steps of the guest that are looked at after it has arrived: it has written all of its memory twice.
+/// Steps of the guest that are checked after its arrival. In this time it writes all of its memory twice.
 const STEPS: usize = 16;
 
-/// A guest that boots.
+/// A Linux guest for the demo: its kernel, its initrd and its console logs.
 pub(super) struct Linux {
     kernel: PathBuf,
     initrd: PathBuf,
-    /// What it says at the source, and at the destination.
+    /// Console output at the source, and at the destination.
     consoles: [PathBuf; 2],
 }
 
 impl Linux {
-    /// Makes its initrd in `directory`. Without a kernel it is the one that runs here.
+    /// Writes the initrd to `directory`. Without `kernel`, the host's running kernel is used.
     pub(super) fn prepare(kernel: Option<&Path>, directory: &Path) -> Result<Self, Stop> {
         if !has_hardware_virtualisation() {
             return Err(Stop::failed(
@@ -43,7 +44,7 @@ impl Linux {
         Ok(Self { kernel, initrd, consoles })
     }
 
-    /// Arguments of `sterna run` on one side.
+    /// Arguments of `sterna run` for one side.
     pub(super) fn arguments(&self, incoming: bool) -> Vec<String> {
         let mut line = vec![format!("--serial={}", self.consoles[usize::from(incoming)].display())];
         if incoming {
@@ -56,12 +57,12 @@ impl Linux {
         line
     }
 
-    /// Waits until it has booted and written all of its memory.
+    /// Waits until the guest has booted and written all of its memory.
     pub(super) fn wait_for_life(&self) -> Result<(), Stop> {
         self.wait_for(0, STEPS).map(drop)
     }
 
-    /// It goes on with the next number, and no word of its memory was wrong.
+    /// Checks that the step numbers continue after the migration, and that no word of memory was wrong.
     pub(super) fn prove(&self) -> Result<Check, Stop> {
         let (before, after) = (ticks(&self.consoles[0]), self.wait_for(1, STEPS)?);
         let all: Vec<_> = before.iter().chain(&after).copied().collect();
@@ -122,7 +123,7 @@ fn running_kernel() -> Result<PathBuf, Stop> {
     })
 }
 
-/// This program as init, with the libraries that it has loaded.
+/// An initrd with this executable as init, and with the libraries that it has loaded.
 fn archive() -> std::io::Result<Vec<u8>> {
     let mut archive = Archive::default();
     archive.directory("dev");

@@ -1,4 +1,4 @@
-//! When a Sterna VM takes checkpoints: options that a QEMU does not have.
+//! Options that control when a Sterna VM takes checkpoints. A QEMU has none of them.
 
 use serde_json::{Map, Value};
 
@@ -29,7 +29,7 @@ pub struct Checkpoints {
 }
 
 impl Checkpoints {
-    /// Each option that is given, the parameter that it sets, and its value.
+    /// For each given option: its name, the parameter that it sets, and the value.
     fn given(&self) -> Vec<(&'static str, &'static str, Value)> {
         let all = [
             ("--checkpoint-mode", "x-sterna-checkpoint-mode", self.checkpoint_mode.clone().map(Value::from)),
@@ -46,12 +46,12 @@ impl Checkpoints {
         all.into_iter().filter_map(|(option, name, value)| Some((option, name, value?))).collect()
     }
 
-    /// One of the options that are given.
+    /// The name of one given option, for an error message.
     pub fn first(&self) -> Option<&'static str> {
         self.given().first().map(|(option, ..)| *option)
     }
 
-    /// The migration parameters that they set.
+    /// The migration parameters that the given options set.
     pub fn parameters(&self) -> Map<String, Value> {
         self.given().into_iter().map(|(_, name, value)| (name.to_owned(), value)).collect()
     }

@@ -1,12 +1,6 @@
-//! The socket of a protection: its state, its end, and an operator's decision, over QMP.
+//! The monitor of `sterna protect --qmp`: its commands query, end and decide a protection.
 //!
-//! | command | does |
-//! | --- | --- |
-//! | `query-colo-status` | as QEMU's: whether this is the primary side of a protection that goes on |
-//! | `x-sterna-query-protection` | all that `sterna protect --json` prints in a line |
-//! | `x-sterna-unprotect` | ends the protection with the guest here; answers when QEMU is as it was |
-//! | `x-sterna-takeover` | hands the guest over to the standby as planned; answers when it is there |
-//! | `x-sterna-decide` | with the arbiter `ask`: `source` says that this side runs the guest, `destination` that the standby does |
+//! [`COMMANDS`] lists what it answers.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,37 +8,62 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 use serde_json::{Map, Value, json};
 use sterna_arbiter::Operator;
-use sterna_qmp::drive::protect::{ProtectionEnd, QemuProtection};
-use sterna_qmp::server::{ArgumentKind, CommandSpec, Context};
+use sterna_drive::protect::{ProtectionEnd, QemuProtection};
+use sterna_qmp::server::{CommandSpec, Context, EventSpec, MemberKind, MemberSpec};
 use sterna_qmp::{Endpoint, EventBus, Handler, QmpError, Server};
 
-use super::show;
+use super::json::{End, Line};
 use crate::exit::Stop;
 
 /// How long a command waits for the end of the protection.
 const END_LIMIT: Duration = Duration::from_secs(100);
 
+/// Every command of the socket of `sterna protect`.
+#[rustfmt::skip]
+pub const COMMANDS: &[CommandSpec] = &[
+    CommandSpec::new("x-sterna-decide", "With the arbiter `ask`: tells the primary which side runs the guest.").takes(&[
+        MemberSpec::required("guest", MemberKind::String, "`source`: this side; `destination`: the standby."),
+    ]),
+    CommandSpec::new("query-colo-status", "Returns whether this is the primary side of a running protection.").returns(MemberKind::Object),
+    CommandSpec::new("x-sterna-query-protection", "Returns what `sterna protect --json` prints in a line.").returns(MemberKind::Object),
+    CommandSpec::new("x-sterna-unprotect", "Ends the protection with the guest here; answers when QEMU is as it was.").returns(MemberKind::Object),
+    CommandSpec::new("x-sterna-takeover", "Hands the guest over to the standby as planned; answers when it is there.").returns(MemberKind::Object),
+];
+
 /// Handles the commands.
 pub(super) struct Control {
     session: Arc<QemuProtection>,
     operator: Option<Operator>,
-    /// How it ended, when QEMU was seen to.
+    /// Checkpoints per second, as in the last line of output.
+    per_second: Mutex<Option<f64>>,
+    /// How the protection ended, set after QEMU was restored.
     end: Mutex<Option<Result<ProtectionEnd, String>>>,
     changed: Condvar,
 }
 
 impl Control {
     pub(super) fn new(session: Arc<QemuProtection>, operator: Option<Operator>) -> Self {
-        Self { session, operator, end: Mutex::default(), changed: Condvar::new() }
+        Self {
+            session,
+            operator,
+            per_second: Mutex::default(),
+            end: Mutex::default(),
+            changed: Condvar::new(),
+        }
     }
 
-    /// Listens.
+    /// Opens the monitor at `endpoint`.
     pub(super) fn listen(self: &Arc<Self>, endpoint: &Endpoint) -> Result<Server, Stop> {
         Server::bind(endpoint, Arc::clone(self) as Arc<dyn Handler>, EventBus::new())
             .map_err(|error| Stop::failed(format!("--qmp: {error}")))
     }
 
-    /// It has ended, and so have the commands that wait for that.
+    /// Stores the checkpoint rate for queries.
+    pub(super) fn measured(&self, per_second: Option<f64>) {
+        *self.per_second.lock() = per_second;
+    }
+
+    /// Stores the end of the protection and wakes the commands that wait for it.
     pub(super) fn ended(&self, end: &Result<ProtectionEnd, Stop>) {
         *self.end.lock() = Some(end.clone().map_err(|stop| stop.message));
         self.changed.notify_all();
@@ -59,7 +78,7 @@ impl Control {
             }
         }
         match &*end {
-            Some(Ok(end)) => Ok(show::end_value(end, &self.session)),
+            Some(Ok(end)) => Ok(End::of_qemu(end, &self.session.statistics()).value()),
             Some(Err(why)) => Err(QmpError::generic(why)),
             None => Err(QmpError::generic(
                 "the protection has not ended yet: the standby has not said its last word; see x-sterna-query-protection",
@@ -67,7 +86,7 @@ impl Control {
         }
     }
 
-    /// Whether it has ended with the guest here.
+    /// Whether the protection has ended with the guest here.
     fn runs_here(&self) -> bool {
         matches!(&*self.end.lock(), Some(Ok(end)) if end.runs_here)
     }
@@ -90,14 +109,10 @@ impl Control {
 
 impl Handler for Control {
     fn commands(&self) -> Vec<CommandSpec> {
-        let mut commands = vec![CommandSpec::new("x-sterna-decide").required("guest", ArgumentKind::String)];
-        let plain =
-            ["query-colo-status", "x-sterna-query-protection", "x-sterna-unprotect", "x-sterna-takeover"];
-        commands.extend(plain.map(CommandSpec::new));
-        commands
+        COMMANDS.to_vec()
     }
 
-    fn events(&self) -> Vec<&'static str> {
+    fn events(&self) -> Vec<EventSpec> {
         Vec::new()
     }
 
@@ -114,7 +129,9 @@ impl Handler for Control {
                 None => json!({"mode": "primary", "last-mode": "none", "reason": "none"}),
                 Some(_) => json!({"mode": "none", "last-mode": "primary", "reason": "request"}),
             }),
-            "x-sterna-query-protection" => Ok(show::value(&self.session.statistics(), 0.0)),
+            "x-sterna-query-protection" => {
+                Ok(Line::of_qemu(&self.session.statistics(), *self.per_second.lock()).value())
+            }
             "x-sterna-unprotect" => {
                 self.session.unprotect().map_err(refused)?;
                 self.wait()

@@ -1,18 +1,18 @@
-//! `--disk NODE[=NAME]`, and how far its copying is.
+//! `--disk NODE[=NAME]`: parsing, and the progress of the initial copy.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use sterna_qmp::drive::protect::{DiskCopy, ProtectedDisk};
+use sterna_drive::protect::{DiskCopy, ProtectedDisk};
 
 use crate::interrupts::Interrupts;
 use crate::{terminal, units};
 
-/// Between two lines.
+/// Interval between two lines of output.
 const LINE: Duration = Duration::from_secs(1);
 
-/// Reads it.
+/// Parses `NODE` or `NODE=NAME`. Without a name, the export has the node's name.
 pub fn parse(text: &str) -> Result<ProtectedDisk, String> {
     let (node, export) = text.split_once('=').unwrap_or((text, text));
     if node.is_empty() || export.is_empty() {
@@ -21,7 +21,7 @@ pub fn parse(text: &str) -> Result<ProtectedDisk, String> {
     Ok(ProtectedDisk { node: node.to_owned(), export: export.to_owned() })
 }
 
-/// Prints a line a second. Ctrl-C cancels.
+/// A callback that prints a line per second, and that returns whether to continue. Ctrl-C cancels the copy.
 pub fn progress(interrupts: &Interrupts, is_json: bool) -> Arc<dyn Fn(DiskCopy) -> bool + Send + Sync> {
     let (interrupts, first) = (interrupts.clone(), interrupts.count());
     let due = parking_lot::Mutex::new(Instant::now());

@@ -1,33 +1,41 @@
-//! What a protection looks like: a line a second, and its end.
+//! The output of a protection of a QEMU: a line per second, and a line at its end.
 
 use std::time::Duration;
 
-use serde_json::{Value, json};
 use sterna::replica::machines::primary::{Outcome, State};
+use sterna_drive::protect::{ProtectionEnd, ProtectionStatistics, QemuProtection};
 use sterna_qmp::Endpoint;
-use sterna_qmp::drive::protect::{ProtectionEnd, ProtectionStatistics, QemuProtection};
 
+use super::json::{End, Line};
 use crate::units;
 
-/// What the lines before have shown.
+/// The shortest time over which a rate is measured, in seconds.
+const SHORTEST: f64 = 0.1;
+
+/// The values of the previous line, and the notes that were printed.
 #[derive(Default)]
 pub(super) struct Shown {
     held: u64,
     at: Duration,
     stream_bytes: u64,
+    /// Checkpoints per second between the last two lines.
+    per_second: Option<f64>,
     has_noted_asking: bool,
+    has_noted_waiting: bool,
     noted: Option<String>,
 }
 
 impl Shown {
-    /// The next line.
+    /// The next line, with rates since the previous one.
     pub(super) fn line(&mut self, is_json: bool, now: &ProtectionStatistics) -> String {
         let seconds = now.age.saturating_sub(self.at).as_secs_f64().max(1e-3);
         let per_second = now.held.saturating_sub(self.held) as f64 / seconds;
         let bytes_per_second = now.stream_bytes.saturating_sub(self.stream_bytes) as f64 / seconds;
         (self.held, self.at, self.stream_bytes) = (now.held, now.age, now.stream_bytes);
+        // The first line is printed as soon as possible, so its interval may be too short for a rate.
+        self.per_second = (seconds >= SHORTEST).then_some(per_second);
         if is_json {
-            return format!("{}\n", value(now, per_second));
+            return format!("{}\n", Line::of_qemu(now, self.per_second).value());
         }
         let state = word(now.contact.state);
         if now.contact.state == State::Seeding {
@@ -35,6 +43,17 @@ impl Shown {
                 "{state:<11} {} sent, {}\n",
                 units::bytes(now.stream_bytes),
                 units::rate(bytes_per_second)
+            );
+        }
+        let age =
+            now.held_for.filter(|age| now.hangs && now.contact.state == State::Protected && !age.is_zero());
+        if let Some(age) = age {
+            return format!(
+                "{state:<11} checkpoint {}, none for {}; {} wait; {}\n",
+                now.held,
+                units::time(age),
+                units::bytes(now.output.waiting_bytes),
+                units::rate(bytes_per_second),
             );
         }
         let time = |time: Option<Duration>| time.map_or_else(|| "-".to_owned(), units::time);
@@ -51,7 +70,12 @@ impl Shown {
         )
     }
 
-    /// What has become worth a sentence.
+    /// Checkpoints per second between the last two lines.
+    pub(super) fn per_second(&self) -> Option<f64> {
+        self.per_second
+    }
+
+    /// A note about a new condition that the operator must know; each is returned once.
     pub(super) fn note(&mut self, now: &ProtectionStatistics, qmp: Option<&Endpoint>) -> Option<String> {
         if now.contact.state == State::Asking && !std::mem::replace(&mut self.has_noted_asking, true) {
             let why = now.lost_because.as_deref().unwrap_or("it does not answer");
@@ -67,58 +91,21 @@ impl Shown {
             self.noted.clone_from(&now.trouble);
             return now.trouble.clone();
         }
+        if let Some(why) = &now.waits_because
+            && !std::mem::replace(&mut self.has_noted_waiting, true)
+        {
+            return Some(format!(
+                "checkpoints are not kept on their way to the standby, so each pause includes the network: QEMU's stream is not understood ({why})"
+            ));
+        }
         None
     }
 }
 
-/// All of it as JSON.
-pub(super) fn value(now: &ProtectionStatistics, per_second: f64) -> Value {
-    let seconds = |time: Option<Duration>| time.map(|time| time.as_secs_f64());
-    json!({
-        "schema": "sterna-protect",
-        "version": 1,
-        "state": word(now.contact.state),
-        "checkpoint": now.held,
-        "checkpoints_per_second": per_second,
-        "guest_stopped": now.is_guest_stopped,
-        "pauses": now.pauses,
-        "pause_p50": seconds(now.pause_p50),
-        "pause_p99": seconds(now.pause_p99),
-        "output_delay": now.output.last_delay.as_secs_f64(),
-        "output_delay_p50": now.output.delay_p50.as_secs_f64(),
-        "output_delay_p99": now.output.delay_p99.as_secs_f64(),
-        "output_waiting_packets": now.output.waiting,
-        "output_waiting_bytes": now.output.waiting_bytes,
-        "output_released_packets": now.output.released,
-        "output_dropped_packets": now.output.dropped,
-        "stream_bytes": now.stream_bytes,
-        "age": now.age.as_secs_f64(),
-        "lost_because": now.lost_because,
-        "trouble": now.trouble.as_ref().or(now.contact.trouble.as_ref()),
-    })
-}
-
-/// The end as JSON.
-pub(super) fn end_value(end: &ProtectionEnd, session: &QemuProtection) -> Value {
-    let now = session.statistics();
-    json!({
-        "schema": "sterna-protect",
-        "version": 1,
-        "state": outcome(end.outcome),
-        "runs_here": end.runs_here,
-        "checkpoint": now.held,
-        "output_released_packets": now.output.released,
-        "stream_bytes": now.stream_bytes,
-        "age": now.age.as_secs_f64(),
-        "left": end.left,
-        "lost_because": now.lost_because,
-    })
-}
-
-/// The end.
+/// The line about the end of the protection.
 pub(super) fn end(is_json: bool, end: &ProtectionEnd, session: &QemuProtection) -> String {
     if is_json {
-        return format!("{}\n", end_value(end, session));
+        return format!("{}\n", End::of_qemu(end, &session.statistics()).value());
     }
     let now = session.statistics();
     format!(
@@ -130,7 +117,8 @@ pub(super) fn end(is_json: bool, end: &ProtectionEnd, session: &QemuProtection) 
     )
 }
 
-fn word(state: State) -> &'static str {
+/// The state as one word or two.
+pub(super) fn word(state: State) -> &'static str {
     match state {
         State::Seeding => "seeding",
         State::Protected => "protected",
@@ -145,7 +133,8 @@ fn word(state: State) -> &'static str {
     }
 }
 
-fn outcome(outcome: Outcome) -> &'static str {
+/// The outcome, in the words of [`word`].
+pub(super) fn outcome(outcome: Outcome) -> &'static str {
     word(match outcome {
         Outcome::Alone(_) => State::Alone,
         Outcome::HandedOver => State::HandedOver,

@@ -1,38 +1,38 @@
-//! `sterna restore --lazy`: the guest runs at once, and its memory follows.
+//! `sterna restore --lazy`: starts the guest immediately, and loads its memory while it runs.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use sterna::postcopy::{GuestState, ImageOptions};
+use sterna_drive::restore::launch::Launched;
+use sterna_drive::restore::lazy::{LazilyRestored, LazyFailure, LazyRequest, restore_lazily};
+use sterna_drive::restore::{Start, Subject};
+use sterna_drive::{DriveError, Vm};
 use sterna_qmp::Endpoint;
-use sterna_qmp::drive::restore::launch::Launched;
-use sterna_qmp::drive::restore::lazy::{LazilyRestored, LazyFailure, LazyRequest, restore_lazily};
-use sterna_qmp::drive::restore::{Start, Subject};
-use sterna_qmp::drive::{DriveError, Vm};
 
-use super::Arguments;
+use super::{Arguments, place};
 use crate::commands::save::direct;
 use crate::commands::serve::{access_name, figures};
 use crate::exit::{Done, Status, Stop};
+use crate::monitor::unreachable;
 use crate::terminal;
 use crate::units;
 use crate::watch::Watcher;
 
-/// Restores lazily, into the VM of the command line or one that is started for it.
+/// Restores lazily, into the VM of the command line or into one that this command starts.
 pub fn restore(arguments: &Arguments, start: Start, watcher: &mut Watcher<'_>) -> Done {
     let subject = Subject::examine(&arguments.image)?;
     let options = ImageOptions {
         direct: direct(arguments.direct_io, arguments.no_direct_io),
-        // A VM with a monitor gets a damaged image with a warning, and refuses what it cannot load.
+        // As with an ordinary restore, a damaged image is used with a warning. The VM refuses state that it
+        // cannot load.
         force_damaged: true,
         ..ImageOptions::default()
     };
     let image = Arc::new(arguments.reading.open(&arguments.image, options)?);
-    let kind = (subject.kind().name(), access_name(image.access()), image.is_direct());
-    let directory = tempfile::Builder::new()
-        .prefix("sterna-restore-")
-        .tempdir()
+    let kind = (subject.format().name(), access_name(image.access()), image.is_direct());
+    let directory = place::directory()
         .map_err(|error| Stop::failed(format!("cannot make a directory for the VM's sockets: {error}")))?;
     let request = LazyRequest {
         start,
@@ -63,14 +63,14 @@ pub fn restore(arguments: &Arguments, start: Start, watcher: &mut Watcher<'_>) -
         return Err(Stop::from(failure).with_more(&launched.said()));
     };
     let endpoint: Endpoint = target.strip_prefix("qmp:").unwrap_or(target).parse().map_err(Stop::usage)?;
-    let mut vm = Vm::connect_oob(&endpoint).map_err(|error| Stop::failed(error.to_string()))?;
+    let mut vm = Vm::connect_oob(&endpoint).map_err(|error| unreachable(&endpoint, &error))?;
     match restore_lazily(&mut vm, &subject, image, &request, watcher) {
         Ok(restored) => tell(arguments, &kind, &restored, None),
         Err(failure) => Err(failure.error.into()),
     }
 }
 
-type Kind = (String, &'static str, bool);
+type Kind = (&'static str, &'static str, bool);
 
 fn tell(arguments: &Arguments, kind: &Kind, restored: &LazilyRestored, launched: Option<&Launched>) -> Done {
     for warning in &restored.warnings {
@@ -101,7 +101,7 @@ fn table(
     let mut text = String::new();
     let mut row = |name: &str, value: String| text += &format!("{name:<12} {value}\n");
     row("restored", arguments.image.display().to_string());
-    row("form", form.clone());
+    row("form", (*form).to_owned());
     row("guest", if restored.is_running { "runs" } else { "is stopped; `cont` starts it" }.into());
     row("guest ran", format!("after {}", units::seconds(restored.until_guest.as_secs_f64())));
     row("guest RAM", units::bytes(statistics.total_pages * units::PAGE_BYTES));
@@ -145,7 +145,7 @@ fn to_json(
     });
     if let (Some(object), Value::Object(figures)) = (value.as_object_mut(), figures(&restored.statistics)) {
         object.extend(figures);
-        // Of the whole command, not of the connection.
+        // These times cover the whole command, not only the connection.
         object.insert("time_until_guest".into(), json!(restored.until_guest.as_secs_f64()));
         object.insert("total_time".into(), json!(restored.total.as_secs_f64()));
     }

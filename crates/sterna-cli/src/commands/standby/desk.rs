@@ -1,11 +1,11 @@
-//! The operator's word: over the monitor, or by Ctrl-C.
+//! The operator's commands to a standby, over its monitor or by Ctrl-C.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use sterna::replica::machines::standby::State;
 use sterna::replica::{Standby, StandbyContact};
-use sterna_qmp::drive::waiting::WaitingVm;
+use sterna_drive::waiting::WaitingVm;
 use sterna_qmp::standby::{StandbyControl, StandbyReport, Takeover};
 
 use super::judge::Judge;
@@ -13,15 +13,15 @@ use super::place::Place;
 use crate::interrupts::Interrupts;
 use crate::terminal;
 
-/// What an operator speaks with.
+/// Executes the operator's commands.
 pub struct Desk {
     pub standby: Standby,
     pub judge: Arc<Judge>,
     pub place: Arc<Place>,
     pub interrupts: Interrupts,
-    /// Without a contact: the operator wants the takeover.
+    /// The operator has requested a takeover while there is no contact.
     is_wanted: AtomicBool,
-    /// The operator wants a planned one, and is the arbiter.
+    /// The operator has requested a planned takeover, and is the arbiter.
     is_planned: AtomicBool,
 }
 
@@ -31,12 +31,22 @@ impl Desk {
         Arc::new(Self { standby, judge, place, interrupts, is_wanted, is_planned })
     }
 
-    /// Whether the operator wants a takeover for which nobody but the operator is asked.
+    /// Ends the contact with a primary that answers but whose guest hangs.
+    /// Lease, claim and fence then decide, as if the primary were lost.
+    ///
+    /// # Errors
+    /// There is no contact, or a takeover is in progress.
+    pub fn give_up_hung(&self) -> Result<(), String> {
+        let contact = self.standby.contact().ok_or("there is no contact that could be given up")?;
+        contact.take_over(false).map_err(|refusal| refusal.to_string())
+    }
+
+    /// Whether the operator has requested a takeover without an arbiter and a fence. Clears the request.
     pub fn takes_over_alone(&self) -> bool {
         self.is_wanted.swap(false, Ordering::AcqRel)
     }
 
-    /// A guest that was given for a planned takeover is this side's, where its operator is the arbiter.
+    /// Claims a guest that the primary has given for a planned takeover, if the operator is the arbiter.
     pub fn look_whether_given(&self) {
         if self.is_planned.load(Ordering::Acquire)
             && let Some(contact) = self.standby.contact().filter(StandbyContact::is_given)
@@ -48,28 +58,43 @@ impl Desk {
         }
     }
 
-    /// Starts the VM that waits for the guest. Until it has come up checkpoints are held as before.
+    /// Starts the VM that waits for the guest. Until the VM is ready, the standby stores checkpoints as
+    /// before.
     pub fn launch(&self) {
         let place = Arc::clone(&self.place);
         let launch = move || {
             if let Some(Err(error)) = place.vm().map(WaitingVm::launch) {
                 terminal::note(&format!(
-                    "sterna: warning: the VM that is to run the guest: {error}. It is started once more when the guest is taken over;                      `sterna takeover --image` makes an image instead"
+                    "sterna: warning: the VM that is to run the guest: {error}. It is started once more when the guest is taken over; `sterna takeover SOCKET --image` makes an image instead"
                 ));
             }
         };
-        // A takeover starts it, too.
+        // Without a thread, the takeover starts the VM.
         let _ = std::thread::Builder::new().name("the VM that waits".to_owned()).spawn(launch);
     }
 
     fn take_over_by_contact(&self, contact: &StandbyContact, wish: Takeover) -> Result<(), String> {
         let text = |refusal: sterna::replica::machines::standby::Refusal| refusal.to_string();
         match contact.state().state {
+            State::Claiming if wish.without_arbiter => self.decide_without_arbiter(wish),
+            _ if wish.without_arbiter => {
+                Err("the last resort is for a standby that waits for its arbiter: its state is not `claiming`. Give `sterna takeover` first"
+                    .to_owned())
+            }
             State::Unready | State::Held => contact.retry().map_err(text),
             State::Unfenced if wish.vouches => contact.vouch().map_err(text),
             State::Unfenced => contact.retry().map_err(text),
-            State::Claiming if self.judge.is_operator() && !wish.is_planned => self.decide(contact),
+            State::Claiming if self.judge.is_operator() && !wish.is_planned => {
+                self.judge.check_word(contact.needs_fence(), wish.vouches)?;
+                if wish.vouches {
+                    self.judge.vouch();
+                }
+                self.decide(contact)
+            }
             _ => {
+                if self.judge.is_operator() && !wish.is_planned {
+                    self.judge.check_word(contact.needs_fence(), wish.vouches)?;
+                }
                 contact.take_over(wish.is_planned).map_err(text)?;
                 if wish.vouches {
                     self.judge.vouch();
@@ -86,9 +111,21 @@ impl Desk {
         }
     }
 
-    /// The operator, who is the arbiter, says that the primary's guest does not run.
-    fn decide(&self, contact: &StandbyContact) -> Result<(), String> {
+    /// Decides in place of an arbiter that never answers. The guest becomes an image and is not started.
+    fn decide_without_arbiter(&self, wish: Takeover) -> Result<(), String> {
+        if !(wish.vouches && wish.into_image) {
+            return Err("without the arbiter the operator has to vouch that the primary's guest does not run and never will, and the guest is \
+                        not started here: give `--image --vouch --without-arbiter`"
+                .to_owned());
+        }
+        self.place.want_image(true);
         self.judge.vouch();
+        self.judge.go_without_arbiter();
+        Ok(())
+    }
+
+    /// Gives the claim to this side, on behalf of the operator. The fence follows if the primary needs one.
+    fn decide(&self, contact: &StandbyContact) -> Result<(), String> {
         self.judge.decide(contact.protection())
     }
 }
@@ -104,7 +141,7 @@ impl StandbyControl for Desk {
     fn take_over(&self, wish: Takeover) -> Result<(), String> {
         let state = self.standby.contact().map(|contact| contact.state().state);
         if matches!(state, Some(State::Preparing | State::Claiming | State::Fencing | State::Starting)) {
-            // Where the guest goes on is decided already.
+            // The guest's place is already decided.
             return self.wish(wish);
         }
         let before = self.place.want_image(wish.into_image);

@@ -1,4 +1,4 @@
-//! `--disk NAME=FILE[,format=raw][,size=SIZE]`: the guest's disks, as the standby has them.
+//! `--disk NAME=FILE[,format=raw][,size=SIZE]`: the guest's disks at the standby.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -12,21 +12,21 @@ use sterna_disk::{Image, ImageOptions};
 use crate::exit::Stop;
 use crate::units;
 
-/// Longest name of an NBD export that this side takes.
+/// Longest name of an NBD export that the standby accepts, bytes.
 const NAME_BYTES: usize = 255;
 
-/// What an operator says of a disk.
+/// A disk as the operator describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DiskArgument {
     name: String,
     path: PathBuf,
-    /// The file is made with this length, if there is none.
+    /// If the file does not exist, it is created with this length.
     size: Option<u64>,
 }
 
-/// Reads it. A comma in the file's name is written twice.
+/// Parses the argument. A comma in the file's name is written twice.
 pub fn parse(text: &str) -> Result<DiskArgument, String> {
-    // No file name contains it.
+    // A NUL byte is used as a placeholder, because no file name contains one.
     const COMMA: &str = "\0";
     let (name, rest) =
         text.split_once('=').ok_or("write NAME=FILE: the name is the primary's, the file is here")?;
@@ -63,9 +63,18 @@ pub fn open(arguments: &[DiskArgument]) -> Result<Vec<StandbyDisk>, Stop> {
         if let Some(size) = *size {
             make(path, size).map_err(|error| refused(path, &error.to_string()))?;
         }
+        if size.is_none() && !path.exists() {
+            return Err(refused(
+                path,
+                "there is no such file: with `,size=SIZE`, the length of the primary's disk, it is made",
+            ));
+        }
         let image = Image::open(&ImageOptions::new(path)).map_err(|why| refused(path, &why))?;
         if let Some(size) = size.filter(|size| *size != image.len_bytes()) {
-            let why = format!("it has {} bytes, and not {size}", image.len_bytes());
+            let why = format!(
+                "it has {} bytes, and not {size}: remove it if it is not needed, and it is made with that length",
+                image.len_bytes()
+            );
             return Err(refused(path, &why));
         }
         image.lock().map_err(|error| refused(path, &error.to_string()))?;
@@ -75,7 +84,7 @@ pub fn open(arguments: &[DiskArgument]) -> Result<Vec<StandbyDisk>, Stop> {
 }
 
 fn make(path: &Path, size: u64) -> io::Result<()> {
-    // It will hold what the guest's disk holds.
+    // Mode 0600, because the file will contain the content of the guest's disk.
     match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
         Ok(file) => file.set_len(size),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
@@ -144,6 +153,16 @@ mod tests {
         disks[0].file.release().unwrap();
         assert!(open(&[argument.clone(), argument]).is_err(), "one name, one disk");
         let other = parse(&text.replace("1M", "2M")).unwrap();
-        assert!(open(&[other]).is_err(), "the length is another one");
+        let refused = open(&[other]).map(drop).unwrap_err().to_string();
+        assert!(refused.contains("remove it"), "the length is another one: {refused}");
+    }
+
+    #[test]
+    fn file_that_does_not_exist_is_refused_with_the_option_that_makes_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let text = format!("q0={}", directory.path().join("disk").display());
+        let refused = open(&[parse(&text).unwrap()]).map(drop).unwrap_err().to_string();
+        assert!(refused.contains("size=SIZE"), "{refused}");
+        assert!(open(&[parse(&format!("{text},size=1M")).unwrap()]).is_ok());
     }
 }

@@ -1,46 +1,69 @@
-//! From the first primary to the last word.
+//! The main loop of `sterna standby`, from the first primary to the end of the command.
 
 use std::time::{Duration, Instant};
 
 use sterna::replica::machines::standby::{Because, Event, Outcome, State};
 use sterna::replica::{OperatorsWord, StandbyContact, StandbyState, StandbyStatistics};
+use sterna_drive::waiting::WaitingVm;
 use sterna_qmp::EventBus;
-use sterna_qmp::drive::waiting::WaitingVm;
+use sterna_qmp::migration::events::COLO_EXIT;
 use sterna_qmp::standby::{StandbyControl, StandbyReport, Takeover};
 
 use super::desk::Desk;
 use super::{Arguments, LINE, LOOK, OnLoss, say};
 use crate::exit::{Done, Status, Stop};
-use crate::terminal;
+use crate::{terminal, units};
 
-/// How long a contact that this side ends may take to say so.
+/// How long the message to the primary may take when this side ends a contact.
 const LAST_WORDS: Duration = Duration::from_secs(2);
-/// After so many takeovers that failed Ctrl-C ends the command.
+/// Number of failed takeovers after which Ctrl-C ends the command.
 const FAILURES: u32 = 2;
 
-/// Holds checkpoints until the guest is somewhere for good.
+/// Receives checkpoints until the guest is at its final place.
 pub struct Following<'a> {
     pub desk: &'a Desk,
     pub arguments: &'a Arguments,
     pub bus: &'a EventBus,
     before: StandbyStatistics,
-    /// The last one that was printed.
+    /// The line that was printed last.
     line: String,
     contact: Option<StandbyContact>,
     told: Option<State>,
     is_loss_told: bool,
-    /// Takeovers without a contact that failed.
+    /// The operator was warned that no checkpoints arrive.
+    is_hang_told: bool,
+    /// The contact was ended because no checkpoints arrived.
+    has_given_up_hung: bool,
+    /// The operator was asked to vouch with another Ctrl-C.
+    has_asked_to_vouch: bool,
+    /// Failed takeovers without a contact.
     failures: u32,
-    /// The guest has come, so the VM that waits for it was started.
+    /// A guest has arrived, so the VM that waits for it was started.
     is_launched: bool,
     began: Instant,
 }
 
 impl<'a> Following<'a> {
     pub fn new(desk: &'a Desk, arguments: &'a Arguments, bus: &'a EventBus) -> Self {
-        let (before, line, contact, told, is_loss_told, failures, is_launched) = Default::default();
+        let (before, line, contact, told, failures, is_launched) = Default::default();
+        let (is_loss_told, is_hang_told, has_given_up_hung, has_asked_to_vouch) = Default::default();
         let began = Instant::now();
-        Self { desk, arguments, bus, before, line, contact, told, is_loss_told, failures, is_launched, began }
+        Self {
+            desk,
+            arguments,
+            bus,
+            before,
+            line,
+            contact,
+            told,
+            is_loss_told,
+            is_hang_told,
+            has_given_up_hung,
+            has_asked_to_vouch,
+            failures,
+            is_launched,
+            began,
+        }
     }
 
     pub fn run(mut self) -> Done {
@@ -65,7 +88,7 @@ impl<'a> Following<'a> {
         }
     }
 
-    /// A line a second, but not the same one again and again: a primary may come in days.
+    /// Prints a line per second. Repeated lines are left out, because a primary may connect only after days.
     fn print_line(&mut self, report: &StandbyReport) {
         let line = say::line(self.arguments.json, report, &self.before);
         self.before = report.statistics;
@@ -75,7 +98,7 @@ impl<'a> Following<'a> {
         }
     }
 
-    /// What has happened since the last look.
+    /// Handles the changes since the previous call.
     fn look(&mut self, report: &StandbyReport) -> Option<Done> {
         self.desk.look_whether_given();
         if matches!(report.state, StandbyState::Following) && !std::mem::replace(&mut self.is_launched, true)
@@ -111,8 +134,9 @@ impl<'a> Following<'a> {
             StandbyState::Lost(why) => {
                 if !std::mem::replace(&mut self.is_loss_told, true) {
                     terminal::note(&format!(
-                        "sterna: the primary is gone: {why}. Its last checkpoint is held; Ctrl-C (or `sterna takeover`) makes an \
-                         image of it, for which the primary's guest must not run any more"
+                        "sterna: the primary is gone: {why}. Its last checkpoint is held; {} an image of it, for which the \
+                         primary's guest must not run any more",
+                        self.word().makes_image()
                     ));
                 }
                 None
@@ -124,35 +148,73 @@ impl<'a> Following<'a> {
     fn look_at_contact(&mut self, report: &StandbyReport) -> Option<Done> {
         let contact = report.contact.as_ref()?;
         if self.told != Some(contact.state) {
-            self.told = Some(contact.state);
+            let before = self.told.replace(contact.state);
+            let has_fence = self.desk.judge.has_fence();
+            if has_fence && before == Some(State::Fencing) && contact.state == State::Starting {
+                terminal::note(say::FENCED);
+            }
             if contact.state == State::Preparing {
                 self.began = Instant::now();
-                self.bus.emit("COLO_EXIT", Some(serde_json::json!({"mode": "secondary", "reason": "error"})));
+                self.bus.emit(&COLO_EXIT, Some(serde_json::json!({"mode": "secondary", "reason": "error"})));
             }
-            if let Some(text) = say::note(report) {
+            let is_given = self.contact.as_ref().is_some_and(StandbyContact::is_given);
+            if let Some(text) = say::note(report, self.word(), has_fence, is_given) {
                 terminal::note(&text);
             }
         }
+        self.look_whether_hung(report);
         match contact.outcome? {
             Outcome::Running(_) => Some(self.taken_over(report)),
             Outcome::Discarded(because) => Some(Err(discarded(because, report))),
         }
     }
 
+    /// Warns once that no more checkpoints arrive, and takes over if the operator has configured that.
+    fn look_whether_hung(&mut self, report: &StandbyReport) {
+        let hangs = report.hangs();
+        if hangs != std::mem::replace(&mut self.is_hang_told, hangs) {
+            let trouble = report.trouble().filter(|_| hangs);
+            // The end of the contact has its own message.
+            let is_followed = report
+                .contact
+                .as_ref()
+                .is_some_and(|contact| contact.is_connected && contact.state == State::Following);
+            match trouble {
+                Some(trouble) => terminal::note(&format!("sterna: warning: {trouble}")),
+                None if is_followed => terminal::note("sterna: checkpoints come again"),
+                None => {}
+            }
+        }
+        let (Some(limit), Some(age)) = (self.arguments.takeover_on_hang, report.statistics.age) else {
+            return;
+        };
+        if !hangs || age < limit || std::mem::replace(&mut self.has_given_up_hung, true) {
+            return;
+        }
+        terminal::note(&format!(
+            "sterna: no checkpoint has come for {}: the contact is given up, and the claim and the fence decide (--takeover-on-hang)",
+            units::time(age)
+        ));
+        if let Err(why) = self.desk.give_up_hung() {
+            terminal::note(&format!("sterna: {why}"));
+        }
+    }
+
     fn taken_over(&self, report: &StandbyReport) -> Done {
         let ready = self.desk.place.ready();
         let ready = ready.ok_or_else(|| Stop::failed("the guest was started before it was made ready"))?;
-        // It lives on, with its monitor.
+        // The VM outlives this command, and so does its monitor.
         let vm = self.desk.place.vm().and_then(WaitingVm::release);
         terminal::print(&say::end(self.arguments, report, &ready, vm.as_ref(), self.began.elapsed()));
         Ok(Status::Done)
     }
 
-    /// Without a contact. Who gave --on-loss image, Ctrl-C or the monitor's command, has said that the primary's guest does
-    /// not run.
+    /// Takes over without a contact.
+    /// By `--on-loss image`, by Ctrl-C, or by the monitor's command, the operator has confirmed that the
+    /// primary's guest does not run.
     fn take_over(&mut self, reason: &str) -> Option<Done> {
         self.began = Instant::now();
-        self.bus.emit("COLO_EXIT", Some(serde_json::json!({"mode": "secondary", "reason": reason})));
+        self.bus.emit(&COLO_EXIT, Some(serde_json::json!({"mode": "secondary", "reason": reason})));
         match self.desk.standby.takeover_by(&*self.desk.place, &OperatorsWord) {
             Ok(_) => Some(self.taken_over(&self.desk.report())),
             Err(error) => {
@@ -160,15 +222,21 @@ impl<'a> Following<'a> {
                 self.is_loss_told = true;
                 let next =
                     if self.failures < FAILURES { "tries again" } else { "ends this command, and drops it" };
+                let again =
+                    self.arguments.qmp.as_ref().map(|_| self.word().again() + ", ").unwrap_or_default();
                 terminal::note(&format!(
-                    "sterna: error: {error}. This may be the only copy of the guest: mend that, then `sterna takeover`. Ctrl-C {next}"
+                    "sterna: error: {error}. This may be the only copy of the guest: mend that, then {again}Ctrl-C {next}"
                 ));
                 None
             }
         }
     }
 
-    /// Ctrl-C.
+    fn word(&self) -> say::Word<'_> {
+        say::Word(self.arguments.qmp.as_ref())
+    }
+
+    /// Handles Ctrl-C. Returns the end of the command, if it ends.
     fn interrupted(&mut self) -> Option<Done> {
         if let Some(contact) = self.desk.standby.contact() {
             return self.interrupted_in_contact(&contact);
@@ -185,7 +253,7 @@ impl<'a> Following<'a> {
                 "ended; the guest could not be taken over, and what was held is dropped",
             )));
         }
-        // It lives: a copy of its guest must not be started, and is of no use.
+        // The primary is alive. A copy of its guest must not be started, and has no use.
         let why = "ended; what was held is dropped, and the guest stays with the primary (give it x-colo-lost-heartbeat)";
         Some(Err(Stop::with(Status::Cancelled, why)))
     }
@@ -193,7 +261,7 @@ impl<'a> Following<'a> {
     fn interrupted_in_contact(&mut self, contact: &StandbyContact) -> Option<Done> {
         let state = contact.state().state;
         if state <= State::Following && contact.is_in_contact() {
-            // The primary goes on without asking anybody.
+            // This informs the primary, so that it continues without asking its arbiter.
             contact.failed("the standby was ended by its operator", Event::LocalFailure);
             let outcome = contact.wait(LAST_WORDS);
             let what = match outcome {
@@ -205,11 +273,18 @@ impl<'a> Following<'a> {
                 format!("ended; what was held is dropped, and {what}"),
             )));
         }
-        if state == State::Claiming && self.desk.judge.is_operator() && self.arguments.qmp.is_none() {
-            // The operator's word, which cannot be given otherwise.
-            if let Err(why) = self.desk.take_over(Takeover::default()) {
-                terminal::note(&format!("sterna: {why}"));
-            }
+        // A signal of a host that shuts down is no operator's answer.
+        let is_word = self.arguments.qmp.is_none() && !self.desk.interrupts.must_end();
+        if state == State::Claiming && self.desk.judge.is_operator() && is_word {
+            // Ctrl-C is the only way for the operator to decide.
+            let needs_word = self.desk.judge.check_word(contact.needs_fence(), false).is_err();
+            self.give_word(needs_word);
+            return None;
+        }
+        if matches!(state, State::Unready | State::Unfenced | State::Held) && is_word {
+            // This checkpoint may be the only copy of the guest. Without a monitor, Ctrl-C is the only way to
+            // retry a failed step.
+            self.give_word(state == State::Unfenced && !self.desk.judge.has_fence());
             return None;
         }
         if !std::mem::replace(&mut self.is_loss_told, true) {
@@ -225,6 +300,29 @@ impl<'a> Following<'a> {
     }
 }
 
+impl Following<'_> {
+    /// Takes over on behalf of an operator who has no monitor.
+    /// `vouches`: the operator must also confirm, with another Ctrl-C, that the primary's guest does not run.
+    fn give_word(&mut self, vouches: bool) {
+        if vouches && !std::mem::replace(&mut self.has_asked_to_vouch, true) {
+            terminal::note(
+                "the primary cannot stop its guest by itself, and there is no --fence. Make sure that its guest does not run and \
+                 never will. Ctrl-C again vouches for that, and starts the guest here",
+            );
+            return;
+        }
+        match self.desk.take_over(Takeover { vouches, ..Takeover::default() }) {
+            Ok(_) => {
+                // If the step fails again, the failure is printed although the state is the same. A Ctrl-C during the step warns
+                // first, because it would end this command.
+                self.told = None;
+                self.is_loss_told = false;
+            }
+            Err(why) => terminal::note(&format!("sterna: {why}")),
+        }
+    }
+}
+
 fn discarded(because: Because, report: &StandbyReport) -> Stop {
     let why = report.trouble().unwrap_or_else(|| "no reason was given".to_owned());
     let (status, text) = match because {
@@ -235,7 +333,8 @@ fn discarded(because: Because, report: &StandbyReport) -> Stop {
         ),
         Because::Unprotected => (
             Status::Discarded,
-            "the primary has ended the protection and has the guest; everything that was held is discarded"
+            "the primary has ended the protection: it has the guest, or the guest was ended there on purpose; everything that was held is \
+             discarded"
                 .to_owned(),
         ),
         Because::ArbiterOutOfReach => (

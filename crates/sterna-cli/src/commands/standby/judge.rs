@@ -1,4 +1,4 @@
-//! The arbiter and the fence.
+//! The arbiter and the fence of a standby.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,14 +17,16 @@ pub struct Judge {
     spec: String,
     opened: Opened,
     fence: Option<Fence>,
-    /// The operator has said that the primary's guest does not run.
+    /// The operator has vouched that the primary's guest does not run.
     is_vouched: AtomicBool,
-    /// What was found at the arbiter, once it was asked.
+    /// The operator has decided in place of an arbiter that never answers.
+    is_without_arbiter: AtomicBool,
+    /// The identity of the arbiter's store, after the arbiter was asked.
     identity: Mutex<Option<String>>,
 }
 
 impl Judge {
-    /// What the command line says; by default an operator decides.
+    /// Opens the arbiter and the fence of the command line. Without an arbiter, the operator decides.
     pub fn open(arguments: &Arguments) -> Result<Arc<Self>, Stop> {
         let text = arguments.arbiter.as_deref().unwrap_or("ask");
         let spec: Spec = text.parse().map_err(|error| Stop::usage(format!("--arbiter: {error}")))?;
@@ -33,11 +35,11 @@ impl Judge {
         let line = arguments.fence.as_deref().map(str::parse::<CommandLine>).transpose();
         let line = line.map_err(|error| Stop::usage(format!("--fence: {error}")))?;
         let fence = line.map(|line| Fence::new(line, arguments.fence_limit));
-        let (is_vouched, identity) = Default::default();
-        Ok(Arc::new(Self { spec: spec.to_string(), opened, fence, is_vouched, identity }))
+        let (is_vouched, is_without_arbiter, identity) = Default::default();
+        Ok(Arc::new(Self { spec: spec.to_string(), opened, fence, is_vouched, is_without_arbiter, identity }))
     }
 
-    /// Who may be in contact, and what decides.
+    /// The rules for a contact: its secret, its times, the claim and the fence.
     pub fn rules(self: &Arc<Self>, arguments: &Arguments) -> Result<ContactRules, Stop> {
         let secret = match &arguments.secret {
             Some(path) => secret::read(path)?,
@@ -49,6 +51,7 @@ impl Judge {
             is_required: arguments.is_protected(),
             claims: Arc::new(move |protection| asked.claims(protection)),
             fence: Arc::new(move |protection| fenced.run_fence(protection)),
+            always_fences: self.fence.is_some(),
         })
     }
 
@@ -61,15 +64,18 @@ impl Judge {
         match &self.fence {
             Some(fence) => fence.run(&claim(protection)).map_err(|error| error.to_string()),
             None if self.is_vouched.load(Ordering::Acquire) => Ok(()),
-            None => Err("there is no --fence: see to it that the primary's guest does not run and never will, then say so \
-                         with `sterna takeover --vouch`"
-                .to_owned()),
+            None => Err("this standby has no --fence".to_owned()),
         }
     }
 
-    /// The arbiter, and what was found there.
+    /// The arbiter's address, and the identity of its store.
     pub fn arbiter(&self) -> (String, Option<String>) {
         (self.spec.clone(), self.identity.lock().clone())
+    }
+
+    /// Whether a command makes sure that the primary's guest does not run.
+    pub fn has_fence(&self) -> bool {
+        self.fence.is_some()
     }
 
     /// Whether an operator is the arbiter.
@@ -77,7 +83,17 @@ impl Judge {
         self.opened.operator.is_some()
     }
 
-    /// The operator, who is the arbiter, gives the claim to this side.
+    /// Whether the decision of an operator, who is the arbiter, is enough for an unplanned takeover.
+    /// The end of its lease does not stop a QEMU. Therefore a fence, or the operator, must make sure that its
+    /// guest does not run.
+    ///
+    /// # Errors
+    /// What the operator must add. Nothing was decided.
+    pub fn check_word(&self, needs_fence: bool, vouches: bool) -> Result<(), String> {
+        check_word(needs_fence, self.fence.is_some(), vouches)
+    }
+
+    /// Gives the claim to this side, on behalf of the operator, who is the arbiter.
     pub fn decide(&self, protection: Protection) -> Result<(), String> {
         match &self.opened.operator {
             Some(operator) => {
@@ -87,18 +103,33 @@ impl Judge {
         }
     }
 
-    /// The operator vouches that the primary's guest does not run.
+    /// Lets the operator's decision win the next claim that the arbiter does not answer.
+    /// An answer of the arbiter takes precedence.
+    pub fn go_without_arbiter(&self) {
+        self.is_without_arbiter.store(true, Ordering::Release);
+    }
+
+    /// Records the operator's assurance that the primary's guest does not run.
     pub fn vouch(&self) {
         self.is_vouched.store(true, Ordering::Release);
     }
 }
 
-/// This side's claim.
+fn check_word(needs_fence: bool, has_fence: bool, vouches: bool) -> Result<(), String> {
+    if !needs_fence || has_fence || vouches {
+        return Ok(());
+    }
+    Err("the primary cannot stop its guest by itself, and this standby has no --fence. Nothing was decided: make sure that the primary's \
+         guest does not run and never will, then give the command again with --vouch"
+        .to_owned())
+}
+
+/// The standby's claim of the protection's generation.
 fn claim(protection: Protection) -> Claim {
     claims::claim(Role::Standby, protection)
 }
 
-/// Notes what was found at the arbiter.
+/// Claims that store the identity of the arbiter's store in the judge.
 struct NotedClaims {
     claims: Arc<dyn Claims>,
     judge: Arc<Judge>,
@@ -106,7 +137,10 @@ struct NotedClaims {
 
 impl Claims for NotedClaims {
     fn claim(&self) -> Result<Ruling, String> {
-        self.claims.claim()
+        match self.claims.claim() {
+            Err(_) if self.judge.is_without_arbiter.load(Ordering::Acquire) => Ok(Ruling::Won),
+            ruled => ruled,
+        }
     }
 
     fn look(&self) -> Result<(), String> {
@@ -121,5 +155,64 @@ impl Claims for NotedClaims {
             Err(error) => format!("out of reach: {error}"),
         });
         found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn operators_word_needs_a_fence_or_a_voucher_for_a_primary_that_does_not_stop_by_itself() {
+        for (needs_fence, has_fence, vouches, is_enough) in [
+            (true, false, false, false),
+            (true, true, false, true),
+            (true, false, true, true),
+            (false, false, false, true),
+        ] {
+            let checked = check_word(needs_fence, has_fence, vouches);
+            assert_eq!(checked.is_ok(), is_enough, "{needs_fence} {has_fence} {vouches}");
+            assert!(checked.err().is_none_or(|why| why.contains("--vouch")));
+        }
+    }
+
+    struct Says(Result<Ruling, String>);
+
+    impl Claims for Says {
+        fn claim(&self) -> Result<Ruling, String> {
+            self.0.clone()
+        }
+    }
+
+    fn judge() -> Arc<Judge> {
+        let spec: Spec = "ask".parse().expect("a spec");
+        let opened = spec.open(DEFAULT_LIMIT).expect("it needs nothing");
+        let (is_vouched, is_without_arbiter, identity) = Default::default();
+        Arc::new(Judge {
+            spec: "ask".to_owned(),
+            opened,
+            fence: None,
+            is_vouched,
+            is_without_arbiter,
+            identity,
+        })
+    }
+
+    #[test]
+    fn operators_last_resort_counts_only_where_the_arbiter_does_not_answer() {
+        let away = || Err("nobody answers".to_owned());
+        for (says, goes_without, expected) in [
+            (away(), false, away()),
+            (away(), true, Ok(Ruling::Won)),
+            // The claim was given to the primary. The operator's decision does not take it back.
+            (Ok(Ruling::Lost), true, Ok(Ruling::Lost)),
+        ] {
+            let judge = judge();
+            if goes_without {
+                judge.go_without_arbiter();
+            }
+            let claims = NotedClaims { claims: Arc::new(Says(says)), judge };
+            assert_eq!(claims.claim(), expected);
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! Where the guest goes on: an image, or a VM that waits for it.
+//! Where a standby starts the guest: in an image, or in a VM that waits for it.
 
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 use sterna::error::VmError;
 use sterna::replica::{HeldCheckpoint, HeldDevice, HeldGuest, ImageSurvivor, StandbyDisk, Survivor};
+use sterna_drive::waiting::WaitingVm;
 use sterna_image::Shape;
-use sterna_qmp::drive::waiting::WaitingVm;
 
-/// What was made ready.
+/// The checkpoint that was made ready, for the output.
 #[derive(Debug, Clone)]
 pub struct Ready {
     pub checkpoint: HeldCheckpoint,
@@ -17,14 +17,14 @@ pub struct Ready {
     pub ram_bytes: u64,
 }
 
-/// The guest's place.
+/// The guest's place after a takeover.
 pub struct Place {
     image: ImageSurvivor,
     vm: Option<WaitingVm>,
     disks: Vec<StandbyDisk>,
     /// The operator wants an image although a VM waits.
     wants_image: AtomicBool,
-    /// Made ready last; for the image if that is wanted afterwards.
+    /// The guest that was made ready last. An image is made from it if the operator requests one later.
     guest: Mutex<Option<HeldGuest>>,
     has_image: AtomicBool,
 }
@@ -35,17 +35,17 @@ impl Place {
         Self { image, vm, disks, wants_image, guest, has_image }
     }
 
-    /// The VM, where it is to run the guest.
+    /// The VM, if it is to run the guest.
     pub fn vm(&self) -> Option<&WaitingVm> {
         self.vm.as_ref().filter(|_| !self.wants_image.load(Ordering::Acquire))
     }
 
-    /// Whether the guest becomes an image, although a VM waits. Gives what it was to become before.
+    /// Sets whether the guest becomes an image although a VM waits. Returns the previous setting.
     pub fn want_image(&self, is_wanted: bool) -> bool {
         self.wants_image.swap(is_wanted, Ordering::AcqRel)
     }
 
-    /// What was made ready last.
+    /// The guest that was made ready last.
     pub fn ready(&self) -> Option<Ready> {
         self.guest.lock().as_ref().map(|guest| Ready {
             checkpoint: guest.checkpoint(),
@@ -95,7 +95,7 @@ impl Survivor for Place {
         if let Some(vm) = self.vm() {
             return vm.start();
         }
-        // The VM could not start it, and an image is wanted since.
+        // The VM could not start the guest, and the operator has requested an image since then.
         if !self.has_image.load(Ordering::Acquire) {
             let guest = self.guest.lock().clone();
             let guest = guest.ok_or_else(|| VmError::new("the image", "nothing was made ready"))?;

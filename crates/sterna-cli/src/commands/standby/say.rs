@@ -1,18 +1,19 @@
-//! What the command prints.
+//! The output of `sterna standby`.
 
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use sterna::replica::machines::standby::State;
 use sterna::replica::{HeldCheckpoint, StandbyState, StandbyStatistics};
-use sterna_qmp::drive::waiting::Survived;
+use sterna_drive::waiting::Survived;
+use sterna_qmp::Endpoint;
 use sterna_qmp::standby::StandbyReport;
 
 use super::place::Ready;
 use super::{Arguments, LINE};
 use crate::units;
 
-/// The line of a second.
+/// The line that is printed once per second.
 pub fn line(is_json: bool, report: &StandbyReport, before: &StandbyStatistics) -> String {
     let now = &report.statistics;
     let per_second = (now.checkpoints - before.checkpoints) as f64 / LINE.as_secs_f64();
@@ -70,39 +71,119 @@ fn contact(report: &StandbyReport) -> String {
     format!("; {word}, generation {}, lease {}", contact.generation, units::time(contact.lease))
 }
 
-/// What an operator should know when the machine comes into a state.
-pub fn note(report: &StandbyReport) -> Option<String> {
+/// How the operator can give commands: at the standby's monitor, or by Ctrl-C if it has none.
+#[derive(Debug, Clone, Copy)]
+pub struct Word<'a>(pub Option<&'a Endpoint>);
+
+impl Word<'_> {
+    /// How to retry the failed step.
+    pub fn again(self) -> String {
+        match self.0 {
+            Some(socket) => format!("`sterna takeover {socket}` tries again"),
+            None => "Ctrl-C tries again".to_owned(),
+        }
+    }
+
+    /// How to continue when the fence has failed, or there is none.
+    pub fn unfenced(self, has_fence: bool) -> String {
+        match (self.0, has_fence) {
+            (Some(socket), true) => format!(
+                "mend the fence, then `sterna takeover {socket}`; or stop the primary's guest by hand, then \
+                 `sterna takeover {socket} --vouch`"
+            ),
+            (Some(socket), false) => format!(
+                "make sure that the primary's guest does not run and never will, then `sterna takeover {socket} --vouch`"
+            ),
+            (None, true) => "mend the fence, then Ctrl-C runs it again".to_owned(),
+            (None, false) => {
+                "when the primary's guest does not run and never will, Ctrl-C asks for your word".to_owned()
+            }
+        }
+    }
+
+    /// How to confirm that a lost primary's guest does not run, if there is no fence.
+    fn vouches(self) -> String {
+        match self.0 {
+            Some(socket) => format!("`sterna takeover {socket} --vouch`"),
+            None => "the operator's word by Ctrl-C".to_owned(),
+        }
+    }
+
+    /// How to make an image of the held checkpoint without a contact.
+    pub fn makes_image(self) -> String {
+        match self.0 {
+            Some(socket) => format!("Ctrl-C (or `sterna takeover {socket}`) makes"),
+            None => "Ctrl-C makes".to_owned(),
+        }
+    }
+}
+
+/// The note for the operator when the state changes.
+/// `is_given`: the primary has given its guest, for a planned takeover.
+pub fn note(report: &StandbyReport, word: Word<'_>, has_fence: bool, is_given: bool) -> Option<String> {
     let contact = report.contact.as_ref()?;
     let (spec, identity) = report.arbiter.clone().unwrap_or_default();
     let why = contact.trouble.as_deref().unwrap_or("no reason was given");
     Some(match contact.state {
         State::Seeding => format!(
-            "sterna: a primary is in contact: protection {}, generation {}, lease {}; the arbiter is {spec}{}",
+            "sterna: a primary is in contact: protection {}, generation {}, lease {}; the arbiter is {spec}{}{}",
             contact.id,
             contact.generation,
             units::time(contact.lease),
-            identity.map_or_else(String::new, |identity| format!(" ({identity})"))
+            identity.map_or_else(String::new, |identity| format!(" ({identity})")),
+            match (has_fence, contact.needs_fence) {
+                (true, _) => String::new(),
+                (false, true) => format!(
+                    ". There is no --fence: when the primary is lost, its guest waits for {}",
+                    word.vouches()
+                ),
+                (false, false) => {
+                    ". There is no --fence: a primary whose host stands still for longer than the lease and wakes again may run its guest \
+                     for a moment beside this one, unless its host has a watchdog (`sterna run --watchdog`)"
+                        .to_owned()
+                }
+            }
         ),
-        State::Preparing => format!(
-            "sterna: contact with the primary was lost, or it has given its guest, and patience ({}) is over: the last \
-             checkpoint is made ready",
-            units::time(contact.patience)
-        ),
-        State::Unready => format!("sterna: error: {why}. Nothing was claimed; `sterna takeover` tries again"),
+        State::Preparing => preparing(is_given, contact.patience),
+        State::Unready => format!("sterna: error: {why}. Nothing was claimed; {}", word.again()),
         State::Claiming => format!("sterna: ready; the arbiter {spec} is asked"),
-        State::Fencing => "sterna: the claim is won; the primary is fenced".to_owned(),
+        State::Fencing => fencing(has_fence).to_owned(),
         State::Unfenced => format!(
-            "sterna: error: {why}. The claim is won and nobody runs the guest: mend the fence, then `sterna takeover`; or stop the \
-             primary's guest by hand, then `sterna takeover --vouch`"
+            "sterna: error: {why}. The claim is won and nobody runs the guest: {}",
+            word.unfenced(has_fence)
         ),
         State::Held => format!(
-            "sterna: error: the guest is ours and could not be started: {why}. Mend that, then `sterna takeover`"
+            "sterna: error: the guest is ours and could not be started: {why}. Mend that, then {}",
+            word.again()
         ),
         _ => return None,
     })
 }
 
-/// The last word: the guest goes on from what is here.
+fn preparing(is_given: bool, patience: Duration) -> String {
+    if is_given {
+        return "sterna: the primary has stopped its guest and handed it over: its last checkpoint is made ready".to_owned();
+    }
+    format!(
+        "sterna: the contact with the primary has ended, and patience ({}) is over: the last checkpoint is made ready",
+        units::time(patience)
+    )
+}
+
+/// The note before the fence runs.
+fn fencing(has_fence: bool) -> &'static str {
+    match has_fence {
+        true => "sterna: the claim is won; --fence runs, and the guest waits until it has succeeded",
+        false => {
+            "sterna: the claim is won; without --fence the guest waits for the word that the primary's guest does not run"
+        }
+    }
+}
+
+/// The note after the fence has succeeded.
+pub const FENCED: &str = "sterna: the fence has succeeded; the guest is started";
+
+/// The last output: the guest is now an image, or runs in the VM here.
 pub fn end(
     arguments: &Arguments,
     report: &StandbyReport,
@@ -145,4 +226,40 @@ pub fn end(
     row("guest RAM", units::bytes(ready.ram_bytes));
     row("total time", units::seconds(took.as_secs_f64()));
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn advice_names_the_monitor_and_is_ctrl_c_where_there_is_none() {
+        let socket: Endpoint = "unix:/run/s.qmp".parse().unwrap();
+        let texts = |word: Word<'_>| {
+            [word.again(), word.unfenced(true), word.unfenced(false), word.vouches(), word.makes_image()]
+        };
+
+        for text in texts(Word(Some(&socket))) {
+            assert!(text.contains("`sterna takeover unix:/run/s.qmp"), "{text}");
+        }
+        for text in texts(Word(None)) {
+            assert!(text.contains("Ctrl-C") && !text.contains("sterna takeover"), "{text}");
+        }
+        assert!(!Word(Some(&socket)).unfenced(false).contains("mend"), "there is no fence to mend");
+    }
+
+    #[test]
+    fn preparing_for_a_guest_that_was_given_speaks_of_no_ended_contact() {
+        let patience = Duration::from_secs(2);
+
+        assert!(!preparing(true, patience).contains("contact"), "{}", preparing(true, patience));
+        assert!(preparing(false, patience).contains("patience (2.0"), "{}", preparing(false, patience));
+    }
+
+    #[test]
+    fn fencing_does_not_call_the_primary_fenced_before_the_fence_has_run() {
+        for has_fence in [true, false] {
+            assert!(!fencing(has_fence).contains("fenced"), "{}", fencing(has_fence));
+        }
+    }
 }

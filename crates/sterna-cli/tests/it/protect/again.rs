@@ -1,8 +1,8 @@
-//! The survivor of a protection is protected again, by another host and by the one that was restored.
+//! The survivor of a protection is protected again, by another host and by the restored host.
 
 use super::*;
 
-/// `from` is protected by `to`, which waits for it, as the generation that it should be.
+/// Protects `from` with the new standby `to`, and checks the generation.
 fn protect_again(site: &Site, from: &str, to: &str, generation: u64, more: &[&str]) -> (Process, Process) {
     let standby = site.start(to, vm(site, to).args(["--lease=2s", "--incoming=defer"]));
     let protects = Process(site.protect(from, to, more).spawn().unwrap());
@@ -27,11 +27,11 @@ fn survivor_is_protected_by_a_third_host_and_by_the_restored_one_as_the_next_gen
     pair.standby.kill();
     wait("the third host's guest", || pair.site.is_running("c"));
     assert_eq!(protects.wait(), Some(3), "{}", pair.site.protect_said());
-    // Those of the generation before stand.
+    // The claims of the previous generation are still there.
     assert_eq!(claims(), 2);
     assert_consistent(&pair.site, "c");
 
-    // The survivor still has the channels of the last protection.
+    // The survivor still has the channels setting of the previous protection.
     let (_first, mut protects) = protect_again(&pair.site, "c", "a", 3, &[]);
     third.kill();
     wait("the restored host's guest", || pair.site.is_running("a"));
@@ -47,7 +47,7 @@ fn guest_that_was_handed_over_and_back_goes_on_under_the_next_generation() {
     wait("the guest", || pair.is_running("b"));
     assert_eq!(pair.protects.wait(), Some(0));
 
-    // Its VM has ended with the guest gone, or is ended.
+    // The old primary's VM has exited, or is killed here.
     pair.primary.kill();
     let (_first, mut protects) = protect_again(&pair.site, "b", "a", 2, &["--channels=2"]);
     assert!(command("takeover", &pair.socket("a"), &["--planned"]).status.success());

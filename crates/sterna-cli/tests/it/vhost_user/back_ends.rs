@@ -1,4 +1,4 @@
-//! Back ends of a disk and of a network card, as threads of the test: the guest's processes come and go, and these stay.
+//! Back ends of a disk and of a network card, as threads of the test. They survive the guest's processes.
 
 use std::fs::File;
 use std::io;
@@ -19,28 +19,28 @@ use crate::support::protection::wait;
 
 const SECTOR: u64 = 512;
 const QUEUE_SIZE: usize = 256;
-/// Of a card: before each packet.
+/// Length of the header before each packet of a card.
 const HEADER_BYTES: usize = 12;
-/// How long the disk keeps a request, so that one is in flight whenever the guest stops.
+/// Delay of each disk request, so that one is in flight whenever the guest stops.
 const SLOW: Duration = Duration::from_millis(2);
 
 type Memory = GuestMemoryMmap<BitmapMmapRegion>;
 
-/// What a back end is, and what it has seen.
+/// The kind of a back end, and its observations.
 pub enum Kind {
     /// Reads and writes a file.
     Disk(File),
-    /// Notes the numbers of the ledger's packets.
+    /// Records the numbers of the ledger's packets.
     Card(Arc<Mutex<Vec<u64>>>),
 }
 
-/// Where the connection is, as long as there is one.
+/// Counts the connections of a back end: begun and ended.
 pub struct BackEnd {
     connections: Arc<Mutex<(usize, usize)>>,
 }
 
 impl BackEnd {
-    /// Serves one front end at `socket`, and after it the next one.
+    /// Serves front ends at `socket`, one after the other.
     pub fn start(socket: &Path, kind: Kind) -> Self {
         let connections = Arc::<Mutex<(usize, usize)>>::default();
         let (counted, path) = (Arc::clone(&connections), socket.to_owned());
@@ -56,7 +56,7 @@ impl BackEnd {
                 counted.lock().unwrap().0 += 1;
                 let _ = daemon.wait();
                 counted.lock().unwrap().1 += 1;
-                // Its worker thread has no exit event and would be waited for.
+                // Dropping the daemon would wait for its worker thread, which has no exit event.
                 std::mem::forget(daemon);
             }
         });
@@ -64,7 +64,7 @@ impl BackEnd {
         Self { connections }
     }
 
-    /// How many connections there have been, and how many have ended.
+    /// The number of connections so far, and how many have ended.
     pub fn connections(&self) -> (usize, usize) {
         *self.connections.lock().unwrap()
     }
@@ -125,7 +125,7 @@ impl VhostUserBackendMut for Service {
         _thread: usize,
     ) -> io::Result<()> {
         let Some(vring) = vrings.get(usize::from(event)) else { return Ok(()) };
-        // A card's first queue is for packets to the guest, of which there are none.
+        // The first queue of a card is for packets to the guest. This back end sends none.
         if event == 0 && matches!(self.kind, Kind::Card(_)) {
             return Ok(());
         }
@@ -147,7 +147,7 @@ impl VhostUserBackendMut for Service {
 }
 
 impl Service {
-    /// A request, or a packet. Gives how many bytes were written.
+    /// Handles a request or a packet. Returns the number of bytes written to guest memory.
     fn serve(&self, memory: &Memory, parts: &[(vm_memory::GuestAddress, usize)]) -> io::Result<u32> {
         let read = |index: usize| {
             let (at, length) = parts[index];

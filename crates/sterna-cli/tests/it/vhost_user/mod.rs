@@ -1,5 +1,6 @@
-//! A guest whose disk and network card other processes serve (vhost-user) goes on in a new process with the same ones. Seen from outside:
-//! its packets, its console and its disk.
+//! A guest continues in a new process with the same vhost-user back ends.
+//! Other processes serve its disk and its network card. The test observes its packets, its console and its
+//! disk.
 
 mod back_ends;
 
@@ -19,7 +20,7 @@ struct Moving {
     directory: tempfile::TempDir,
     running: Vec<Child>,
     back_ends: [BackEnd; 2],
-    /// Numbers of packets.
+    /// Numbers of the received packets.
     packets: Arc<Mutex<Vec<u64>>>,
 }
 
@@ -29,7 +30,7 @@ impl Drop for Moving {
             let _ = child.kill();
             let _ = child.wait();
         }
-        // Left to itself by `upgrade`.
+        // Processes that outlive `upgrade`.
         for side in ["b", "c"] {
             if let Some(mut vm) = connect(&self.path(&format!("{side}.qmp"))) {
                 let _ = vm.execute("quit", Value::Null);
@@ -39,7 +40,7 @@ impl Drop for Moving {
 }
 
 impl Moving {
-    /// With a guest that runs in `a`.
+    /// Starts a guest in process `a`.
     fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let at = directory.path();
@@ -93,11 +94,11 @@ impl Moving {
         upgrade.arg(env!("CARGO_BIN_EXE_sterna")).args(self.line(to, ram)).output().unwrap()
     }
 
-    /// The numbers that the guest has printed there, in whole lines.
+    /// The numbers that the guest has printed at that side, from complete lines.
     fn lines(&self, side: &str) -> Vec<u64> {
         let text = std::fs::read_to_string(self.path(&format!("{side}.out"))).unwrap_or_default();
         let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
-        // The other side may have begun the first one.
+        // The old process may have printed the start of the first line.
         let whole = whole.lines().skip_while(|line| line.len() < 16);
         whole.map(|line| u64::from_str_radix(line, 16).expect("a number")).collect()
     }
@@ -107,7 +108,7 @@ impl Moving {
         wait("the guest", || self.lines(side).len() >= before + lines);
     }
 
-    /// The guest has stopped in the last of `sides`: nothing was lost, and nothing was done twice.
+    /// Checks that nothing was lost and nothing was repeated. The guest is stopped in the last of `sides`.
     fn check(&self, sides: &[&str]) {
         let packets = self.packets.lock().unwrap().clone();
         assert_eq!(packets[0], 1);
@@ -142,7 +143,7 @@ fn upgrade_takes_back_ends_along_and_no_request_is_lost() {
         return;
     }
     let moving = Moving::new();
-    // A new process that is refused takes no back end with it.
+    // A new process that is refused leaves the back ends with the old one.
     let refused = moving.upgrade("a", "b", "66M");
     assert_eq!(refused.status.code(), Some(1), "{refused:?}");
     moving.goes_on("a", 50);
@@ -151,7 +152,7 @@ fn upgrade_takes_back_ends_along_and_no_request_is_lost() {
     for (from, to) in [("a", "b"), ("b", "c")] {
         let upgraded = moving.upgrade(from, to, "64M");
         assert!(upgraded.status.success(), "{upgraded:?}");
-        // It writes over its whole disk, and reads before that what it had written.
+        // The guest rewrites its whole disk, and checks the old content before each write.
         moving.goes_on(to, 2 * ledger::SLOTS as usize);
         wait("the old process's end", || connect(&moving.path(&format!("{from}.qmp"))).is_none());
     }
@@ -174,7 +175,7 @@ fn move_in_steps_takes_back_ends_along_and_a_destination_that_is_killed_does_not
     let _ = moving.ask("a", "migrate", json!({"uri": address}));
     let status = || moving.ask("a", "query-migrate", Value::Null)["status"].clone();
     wait("the source to wait", || status() == "pre-switchover");
-    // It has the back ends' connections, and nothing more.
+    // The new process has only the connections of the back ends.
     let mut killed = moving.running.pop().unwrap();
     killed.kill().unwrap();
     killed.wait().unwrap();
@@ -189,7 +190,7 @@ fn move_in_steps_takes_back_ends_along_and_a_destination_that_is_killed_does_not
     migrate.arg("migrate").arg(moving.path("a.qmp")).arg(&address).arg("--same-host");
     let migrated = migrate.output().unwrap();
     assert!(migrated.status.success(), "{migrated:?}");
-    // The old process ends later, and closes what it has left.
+    // The old process exits later, and closes its remaining descriptors.
     let _ = moving.ask("a", "quit", Value::Null);
     let _ = moving.running[0].wait();
     moving.goes_on("c", 2 * ledger::SLOTS as usize);

@@ -1,4 +1,4 @@
-//! The device behind a vfio-user server.
+//! Implements a vfio-user server's [`Backend`] for the statebank.
 
 use rustix::io::Errno;
 
@@ -8,9 +8,9 @@ use crate::vfio::{MigState, MigrationFeatures};
 use crate::vfio_user::wire::{DeviceInfo, DmaLogRange, PrecopySizes, REGION_READABLE, RegionInfo};
 use crate::vfio_user::{Backend, BackendError, DmaRegion};
 
-/// What a process that dies on purpose exits with.
+/// Exit status of a process that dies from a fault.
 const DIED: i32 = 86;
-/// VFIO_DEVICE_FLAGS_RESET.
+/// Device flag: the device can be reset.
 const CAN_RESET: u32 = vfio_bindings::bindings::vfio::VFIO_DEVICE_FLAGS_RESET;
 
 impl Backend for StateBank {
@@ -101,7 +101,7 @@ impl Backend for StateBank {
 }
 
 impl StateBank {
-    /// A client learns a number only; the reason is logged.
+    /// Converts a failure for the client, which gets only an error number. The reason is logged.
     fn tell_client(&self, failure: Failure) -> BackendError {
         match failure {
             Failure::Refused(errno) => errno.into(),

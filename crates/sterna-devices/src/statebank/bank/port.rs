@@ -1,4 +1,4 @@
-//! The device without any protocol.
+//! Implements [`MigrationPort`] for the statebank, for use without a protocol.
 
 use std::io;
 

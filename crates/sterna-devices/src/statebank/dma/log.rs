@@ -1,13 +1,13 @@
-//! Which pages were written.
+//! The log of written pages.
 
 use rustix::io::Errno;
 
 use crate::vfio_user::wire::DmaLogRange;
 
-/// The most pages that are logged: 4 TiB of guest RAM in pages of 4 KiB.
+/// Highest number of logged pages: 4 TiB of guest RAM in pages of 4 KiB.
 const MOST_PAGES: u64 = 1 << 30;
 
-/// A bit for each page of some ranges.
+/// One bit per page of the logged ranges.
 pub(super) struct Log {
     page_size: u64,
     ranges: Vec<(DmaLogRange, Vec<u64>)>,
@@ -37,7 +37,7 @@ impl Log {
         }
     }
 
-    /// Moves the bits of `range`, which must lie inside one that is logged.
+    /// Moves the bits of `range`, which must be inside one logged range.
     pub(super) fn take(
         &mut self,
         range: DmaLogRange,

@@ -1,4 +1,4 @@
-//! A region of guest RAM in this process.
+//! A region of guest RAM that is mapped into this process.
 
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,10 +11,10 @@ use crate::vfio_user::wire::{DMA_READ, DMA_WRITE};
 
 pub(in crate::statebank) const PAGE_BYTES: u64 = 4096;
 
-/// A mapping of a client's file. The client and its guest write it at the same time, so it is only ever touched by
-/// atomic accesses of whole words.
+/// A mapping of a client's file. The client and its guest write the file at the same time. Therefore this
+/// process only makes atomic accesses of whole words.
 ///
-/// A client that shrinks its file makes touching it fatal for this process. A device trusts its VMM so far.
+/// If the client shrinks its file, an access ends this process. A device trusts its VMM in this respect.
 #[derive(Debug)]
 pub(super) struct Map {
     first: u64,
@@ -29,7 +29,7 @@ unsafe impl Send for Map {}
 unsafe impl Sync for Map {}
 
 impl Map {
-    /// Maps a region; EINVAL if its file is too short.
+    /// Maps a region. EINVAL if its file is too short.
     pub(super) fn new(region: &DmaRegion) -> Result<Self, Errno> {
         let file = rustix::fs::fstat(&region.file)?;
         let end = region.map.offset.checked_add(region.map.size).ok_or(Errno::INVAL)?;
@@ -41,8 +41,9 @@ impl Map {
         access.set(ProtFlags::READ, readable || writable);
         access.set(ProtFlags::WRITE, writable);
         let len = usize::try_from(region.map.size).map_err(|_| Errno::INVAL)?;
-        // SAFETY: the kernel chooses a free address, so no one else's mapping is replaced. The file reaches to the
-        // region's end (checked above), and it is the other side's: what is in it is only read and written as atomics.
+        // SAFETY: the kernel chooses a free address, so no other mapping is replaced. The file reaches to the
+        // region's end (checked above). The other side writes the file too, so its content is only accessed
+        // as atomics.
         let pointer =
             unsafe { mmap(ptr::null_mut(), len, access, MapFlags::SHARED, &region.file, region.map.offset) }?;
         let (first, bytes) = (region.map.address, region.map.size);
@@ -65,14 +66,14 @@ impl Map {
         first < self.first.saturating_add(self.bytes) && self.first < first.saturating_add(bytes)
     }
 
-    /// Writes a counter and its tag into the page at `address`, which must be one of this region's.
+    /// Writes a counter and its tag into the page at `address`. The page must be in this region.
     pub(super) fn write(&self, address: u64, counter: u64, tag: u64) {
         self.word(address, 0).store(counter, Ordering::Relaxed);
         self.word(address, 8).store(tag, Ordering::Relaxed);
         self.word(address, PAGE_BYTES - 8).store(tag, Ordering::Relaxed);
     }
 
-    /// The counter that was written into that page, if its tags are right; else 0.
+    /// The counter in the page at `address`, or 0 if its tags are wrong.
     pub(super) fn written(&self, address: u64, tag: impl Fn(u64) -> u64) -> u64 {
         let counter = self.word(address, 0).load(Ordering::Relaxed);
         let tag = tag(counter);
@@ -83,8 +84,9 @@ impl Map {
     fn word(&self, address: u64, offset: u64) -> &AtomicU64 {
         let at = address - self.first + offset;
         assert!(self.writable && at.is_multiple_of(8) && at + 8 <= self.bytes);
-        // SAFETY: inside the mapping, which is writable, and aligned (both asserted; mappings begin with a page);
-        // alive while `self` is. All of this process's accesses are atomic; others are not Rust's.
+        // SAFETY: the address is inside the mapping, which is writable, and aligned (both asserted; mappings
+        // begin with a page). The mapping lives as long as `self`. All accesses of this process are atomic.
+        // Other accesses are made outside of Rust.
         unsafe { AtomicU64::from_ptr(self.pointer.add(at as usize).cast()) }
     }
 }

@@ -1,4 +1,4 @@
-//! What the device does with a port that can be told to misbehave.
+//! Tests of [`VfioDevice`] with a port that can be made to fail.
 
 mod toy;
 
@@ -12,7 +12,7 @@ fn device(toy: Toy) -> VfioDevice<Toy> {
     VfioDevice::new(toy).expect("a state")
 }
 
-/// A device that is being saved, of whose `size` bytes `readable` can be read while it runs.
+/// A device that is being saved. Its state has `size` bytes, of which `readable` can be read while it runs.
 fn saving(size: u64, readable: u64) -> VfioDevice<Toy> {
     let device = device(Toy::default());
     device.port().set_sizes(size, readable);
@@ -59,7 +59,7 @@ fn pending_after_a_pause_counts_from_the_least_size_since() {
     assert_eq!(more, RemainingState { dirty_bytes: 20, stopped_bytes: 300, ..RemainingState::default() });
 }
 
-/// A device in the middle of a load, which cannot be reset.
+/// A device in the middle of a load that cannot be reset.
 fn half_loaded(toy: Toy) -> VfioDevice<Toy> {
     let device = device(toy);
     device.begin_load().expect("RESUMING");
@@ -118,7 +118,7 @@ fn load_after_a_half_one_that_the_device_takes_for_a_failure_resets_it() {
     assert_eq!(device.port().loaded(), Toy::WHOLE);
 }
 
-/// A device that was loaded and ran.
+/// A device that was loaded and has run.
 fn arrived() -> VfioDevice<Toy> {
     let device = device(Toy::default());
     device.begin_load().expect("RESUMING");

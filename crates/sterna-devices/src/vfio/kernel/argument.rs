@@ -1,4 +1,4 @@
-//! The structures of the uAPI as bytes, in the machine's order.
+//! Builds and reads the uAPI's structures as bytes, in the host's byte order.
 //!
 //! | structure | fields, at byte |
 //! | --- | --- |
@@ -13,7 +13,7 @@ use crate::vfio::{PrecopyInfo, feature};
 
 /// Bytes of `struct vfio_device_feature` before the data.
 pub(super) const HEAD: usize = 8;
-/// Where a new state's data descriptor stands.
+/// Offset of the data descriptor in the answer to a new state.
 pub(super) const DATA_FD: usize = HEAD + 4;
 
 /// A `struct vfio_device_feature` with its data.
@@ -25,14 +25,14 @@ impl Argument {
     pub(super) fn new(method: u32, feature: u16, data: &[u64]) -> Self {
         let size = HEAD + data.len() * 8;
         let mut bytes = Vec::with_capacity(size);
-        // At most 40 bytes.
+        // The size fits into 32 bits: it is at most 40 bytes.
         bytes.extend((size as u32).to_ne_bytes());
         bytes.extend((method | u32::from(feature)).to_ne_bytes());
         bytes.extend(data.iter().flat_map(|word| word.to_ne_bytes()));
         Self { bytes }
     }
 
-    /// With no descriptor, which is -1.
+    /// A request for the device's state, with -1 as the missing descriptor.
     pub(super) fn state(method: u32, number: u32) -> Self {
         let mut argument = Self::new(method, feature::MIG_DEVICE_STATE, &[0]);
         argument.bytes[HEAD..DATA_FD].copy_from_slice(&number.to_ne_bytes());
@@ -40,7 +40,7 @@ impl Argument {
         argument
     }
 
-    /// Of the ranges, each an address and a length, that are pointed to.
+    /// A request to log `ranges` address ranges. The argument points to them as pairs of address and length.
     pub(super) fn start_logging(page_size: u64, ranges: u32) -> Self {
         let mut argument = Self::new(feature::SET, feature::DMA_LOGGING_START, &[page_size, 0, 0]);
         argument.bytes[HEAD + 8..HEAD + 12].copy_from_slice(&ranges.to_ne_bytes());
@@ -56,7 +56,7 @@ impl Argument {
     }
 }
 
-/// A `struct vfio_precopy_info` that asks.
+/// An empty `struct vfio_precopy_info` for a query.
 pub(super) fn precopy_info() -> [u8; 24] {
     let mut bytes = [0; 24];
     bytes[..4].copy_from_slice(&24u32.to_ne_bytes());
@@ -67,12 +67,12 @@ pub(super) fn precopy_sizes(answer: &[u8; 24]) -> PrecopyInfo {
     PrecopyInfo { initial_bytes: read_u64(answer, 8), dirty_bytes: read_u64(answer, 16) }
 }
 
-/// 0 for what lies after the end.
+/// Reads a u32. Bytes after the end give 0.
 pub(super) fn read_u32(bytes: &[u8], at: usize) -> u32 {
     bytes.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |word| u32::from_ne_bytes(*word))
 }
 
-/// 0 for what lies after the end.
+/// Reads a u64. Bytes after the end give 0.
 pub(super) fn read_u64(bytes: &[u8], at: usize) -> u64 {
     bytes.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |word| u64::from_ne_bytes(*word))
 }

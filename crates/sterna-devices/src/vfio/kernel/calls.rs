@@ -1,42 +1,42 @@
-//! What the port asks of the system.
+//! The system calls that the kernel's port needs, as a trait that tests can replace.
 
 use rustix::io::Errno;
 
-/// The system calls of a [`super::KernelPort`]: those that can be on one VFIO device. Arguments are the uAPI's
-/// structures, byte for byte, so that a record of a real device's calls can stand in for it.
+/// The system calls of a [`super::KernelPort`] on one VFIO device. Arguments are the uAPI's structures, byte
+/// for byte, so that a record of a real device's calls can replace the device.
 pub trait Calls: Send + Sync {
-    /// The data descriptor of a session. Closed when dropped.
+    /// The data descriptor of a session. It is closed when dropped.
     type Data: Send;
 
-    /// VFIO_DEVICE_FEATURE with a `struct vfio_device_feature` and its data, which the answer overwrites. A feature
-    /// with an address in its data gets that of `pointed`, whatever stands there. Gives the data descriptor that
-    /// came with a new state.
+    /// VFIO_DEVICE_FEATURE with a `struct vfio_device_feature` and its data, which the answer overwrites. If
+    /// the feature's data contains an address, it is replaced by the address of `pointed`. Returns the data
+    /// descriptor of a new state.
     ///
     /// # Errors
-    /// The kernel's; EINVAL also for what it cannot be asked safely: an unknown feature, sizes that do not fit.
+    /// The kernel's error. EINVAL also for unsafe requests: an unknown feature, or sizes that do not match.
     fn feature(&self, argument: &mut [u8], pointed: &mut [u64]) -> Result<Option<Self::Data>, Errno>;
 
-    /// VFIO_DEVICE_RESET.
+    /// Resets the device with VFIO_DEVICE_RESET.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The error number of the kernel.
     fn reset(&self) -> Result<(), Errno>;
 
     /// VFIO_MIG_GET_PRECOPY_INFO with a `struct vfio_precopy_info`, which the answer overwrites.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The error number of the kernel.
     fn precopy_info(&self, data: &Self::Data, argument: &mut [u8; 24]) -> Result<(), Errno>;
 
-    /// read(2).
+    /// Reads from the data descriptor with read(2).
     ///
     /// # Errors
-    /// The kernel's.
+    /// The error number of the kernel.
     fn read(&self, data: &Self::Data, to: &mut [u8]) -> Result<usize, Errno>;
 
-    /// write(2).
+    /// Writes to the data descriptor with write(2).
     ///
     /// # Errors
-    /// The kernel's.
+    /// The error number of the kernel.
     fn write(&self, data: &Self::Data, from: &[u8]) -> Result<usize, Errno>;
 }

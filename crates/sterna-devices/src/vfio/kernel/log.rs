@@ -1,4 +1,4 @@
-//! The kernel as the one who logs what a device writes.
+//! The kernel's log of a device's DMA, as a [`DmaLogger`].
 
 use sterna_ram::PAGE_SIZE;
 
@@ -7,7 +7,7 @@ use super::{Calls, KernelPort, refused};
 use crate::vfio::{DmaLogger, DmaRange, MigrationPort, PortError, feature};
 
 const PAGE_BYTES: u64 = PAGE_SIZE as u64;
-/// A report's bitmap has 2 MiB at most.
+/// Longest range of a report in bytes. Its bitmap has at most 2 MiB.
 const LONGEST: u64 = 64 << 30;
 
 impl<C: Calls> DmaLogger for KernelPort<C> {
@@ -47,7 +47,7 @@ impl<C: Calls> DmaLogger for KernelPort<C> {
 
     fn report_logged(&self, range: DmaRange) -> Result<Vec<u64>, PortError> {
         let words = (range.length.min(LONGEST) / PAGE_BYTES).div_ceil(64);
-        // The kernel only sets bits.
+        // Zeroed here, because the kernel only sets bits.
         let mut bitmap = vec![0; words as usize];
         let data = [range.address, range.length, PAGE_BYTES, 0];
         let mut argument = Argument::new(feature::GET, feature::DMA_LOGGING_REPORT, &data);

@@ -1,27 +1,29 @@
-//! Devices that the kernel's VFIO drives: migration version 2 by ioctls on the device's descriptor.
+//! Devices of the kernel's VFIO: migration version 2 by ioctls on the device's descriptor.
 //!
 //! # The model
-//! [`KernelPort`] is a [`MigrationPort`] over the descriptor of an opened VFIO device. All that it knows of a device
-//! goes through one ioctl, VFIO_DEVICE_FEATURE, whose argument is a head (size, flags with the feature's number) and
-//! the feature's data; the state of the device goes through a descriptor of its own, the *data descriptor*, which
-//! the kernel hands out when a session begins:
+//! [`KernelPort`] is a [`MigrationPort`] for the descriptor of an opened VFIO device. It uses one ioctl,
+//! VFIO_DEVICE_FEATURE. Its argument is a head (size, flags with the feature's number) and the feature's
+//! data. The device's state is read from and written to a separate descriptor, the *data descriptor*, which
+//! the kernel returns when a session begins:
 //!
 //! ```text
 //!   RUNNING → PRE_COPY, STOP → STOP_COPY     a descriptor to read
-//!   PRE_COPY → PRE_COPY_P2P → STOP_COPY      the same one goes on
+//!   PRE_COPY → PRE_COPY_P2P → STOP_COPY      the same descriptor
 //!   STOP → RESUMING                          a descriptor to write
-//!   out of these states                      it is closed
+//!   out of these states                      the descriptor is closed
 //! ```
 //!
-//! A change that fails may leave the device anywhere on its way, or in ERROR; the port then asks where it is, closes
-//! the data descriptor if its session is over, and says both. Nothing is reset unasked: a reset loses what the
-//! device holds, which is for [`super::VfioDevice`] and whoever drives it to decide.
+//! A change that fails may leave the device in any state on the path, or in ERROR. The port then reads the
+//! state, closes the data descriptor if its session is over, and reports both. The port never resets a device
+//! by itself, because a reset loses the device's state. [`super::VfioDevice`] and its caller decide about
+//! resets.
 //!
-//! The kernel answers from the device's driver, so a call takes as long as the driver does. Nothing here can give
-//! up on one: [`PortError::Silent`] never comes from here. Drivers are expected to have limits of their own; with one
-//! that has none, or keeps to none, the call does not end, and neither does what waits for it.
+//! The device's driver answers the kernel, so a call takes as long as the driver does. The port cannot
+//! abandon a call and never returns [`PortError::Silent`]. Drivers are expected to have their own time
+//! limits. With a driver without a limit, the call and its waiting thread may never end.
 //!
-//! [`Calls`] are the system calls, [`System`] makes them. [`super::DmaLog`] over a port is what the device wrote.
+//! [`Calls`] is the trait of the system calls, and [`System`] performs them. [`super::DmaLog`] over a port
+//! reports the device's writes.
 
 mod argument;
 mod calls;
@@ -44,7 +46,7 @@ use super::{MigState, MigrationFeatures, MigrationPort, PortError, PrecopyInfo, 
 use argument::Argument;
 use session::Session;
 
-/// A device that the kernel's VFIO drives.
+/// A migration port for a device of the kernel's VFIO.
 #[derive(Debug)]
 pub struct KernelPort<C: Calls = System> {
     name: String,
@@ -56,21 +58,23 @@ pub struct KernelPort<C: Calls = System> {
 }
 
 impl KernelPort {
-    /// The VFIO device behind `device`, a descriptor from VFIO_GROUP_GET_DEVICE_FD or of /dev/vfio/devices/vfioN that
-    /// is bound to an IOMMU. `name`: the device's in messages, such as its PCI address.
+    /// Opens the VFIO device of the descriptor `device`. The descriptor is from VFIO_GROUP_GET_DEVICE_FD, or
+    /// of /dev/vfio/devices/vfioN bound to an IOMMU. `name` is the device's name in messages, such as its PCI
+    /// address.
     ///
     /// # Errors
-    /// [`PortError::Unsupported`] if its driver cannot migrate it; the kernel refuses.
+    /// [`PortError::Unsupported`] if the device's driver cannot migrate it. Also if the kernel refuses a
+    /// call.
     pub fn open(device: OwnedFd, name: impl Into<String>) -> Result<Self, PortError> {
         Self::over(System::new(device), name)
     }
 }
 
 impl<C: Calls> KernelPort<C> {
-    /// As [`KernelPort::open`], with other calls than the system's.
+    /// Like [`KernelPort::open`], with an implementation of the system calls.
     ///
     /// # Errors
-    /// As of `open`.
+    /// The same as for `open`.
     pub fn over(calls: C, name: impl Into<String>) -> Result<Self, PortError> {
         let none = MigrationFeatures::default();
         let session = Mutex::new(Session::at(MigState::Error));
@@ -83,7 +87,7 @@ impl<C: Calls> KernelPort<C> {
         Ok(port)
     }
 
-    /// Whether the device can log what it writes. If not, all that it can reach must count as written.
+    /// Whether the device can log its DMA writes. If not, all memory that it can reach counts as written.
     pub fn logs_dma(&self) -> bool {
         self.logs_dma
     }
@@ -109,13 +113,13 @@ impl<C: Calls> KernelPort<C> {
         let mut argument = Argument::new(feature::PROBE | method, feature, &[]);
         match self.calls.feature(&mut argument.bytes, &mut []) {
             Ok(_) => Ok(true),
-            // It has the feature, but not for this.
+            // The feature exists, but not with this method.
             Err(Errno::NOTTY | Errno::INVAL) => Ok(false),
             Err(errno) => Err(refused(request, errno)),
         }
     }
 
-    /// Where the device is; what was open for a session that is over is closed.
+    /// Reads the device's state, and closes the descriptor of a session that is over.
     fn ask_state(&self, session: &mut Session<C::Data>) -> Result<MigState, PortError> {
         let request = "MIG_DEVICE_STATE";
         let mut argument = Argument::state(feature::GET, 0);
@@ -192,7 +196,8 @@ impl<C: Calls> MigrationPort for KernelPort<C> {
                 }
                 Ok(read) => Ok(read),
                 Err(Errno::INTR) => continue,
-                // While it runs: nothing now, perhaps more later. Once it has stopped, the end is 0 bytes.
+                // While the device runs, there is no data now, and perhaps more later. After it has stopped,
+                // 0 bytes mark the end.
                 Err(Errno::NOMSG) if session.state().runs() => Ok(0),
                 Err(errno) => Err(lost(request, errno)),
             };
@@ -250,7 +255,7 @@ fn refused(request: &'static str, errno: Errno) -> PortError {
     }
 }
 
-/// As [`refused`], of the data descriptor: its session has ended under it.
+/// Like [`refused`], for the data descriptor, whose session may have ended.
 fn lost(request: &'static str, errno: Errno) -> PortError {
     match errno {
         Errno::PIPE => PortError::Gone { request, source: errno.into() },

@@ -1,10 +1,10 @@
-//! Which state the device is in, as last heard, and the data descriptor that goes with it.
+//! The device's last known state and the data descriptor of its session.
 
 use rustix::io::Errno;
 
 use crate::vfio::{MigState, PortError};
 
-/// `D`: a data descriptor.
+/// A session. `D` is the type of the data descriptor.
 #[derive(Debug)]
 pub(super) struct Session<D> {
     state: MigState,
@@ -20,7 +20,7 @@ impl<D> Session<D> {
         self.state
     }
 
-    /// The device was found in `state`, to which nobody sent it just now.
+    /// Records that the device was found in `state`, without a preceding request.
     pub(super) fn found(&mut self, state: MigState) {
         if !goes_on(self.state, state) {
             self.data = None;
@@ -28,10 +28,10 @@ impl<D> Session<D> {
         self.state = state;
     }
 
-    /// The device went to `to`, and `data` came with the answer.
+    /// Records that the device changed to `to`, and that `data` arrived with the answer.
     ///
     /// # Errors
-    /// What is wrong with there being a descriptor, or none. None is kept that should not be.
+    /// If a descriptor is missing or unexpected. An unexpected one is closed.
     pub(super) fn went(&mut self, to: MigState, data: Option<D>) -> Result<(), String> {
         self.found(to);
         match (data, moves_data(to)) {
@@ -51,7 +51,7 @@ impl<D> Session<D> {
     }
 }
 
-/// Whether the session of the one state is that of the other, so that its descriptor serves on.
+/// Whether both states belong to one session, so that its descriptor remains valid.
 fn goes_on(from: MigState, to: MigState) -> bool {
     (from.saves() && to.saves()) || (from == to && moves_data(to))
 }

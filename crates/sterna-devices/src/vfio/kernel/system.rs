@@ -1,8 +1,8 @@
-//! The system calls themselves. All that is unsafe is here.
+//! Performs the system calls of a VFIO device. All unsafe code of this module is here.
 //!
-//! The kernel reads and writes what an argument points to, so an argument is looked at before it is handed over:
-//! only features that are known, with data as long as the kernel takes it for, and memory behind an address as
-//! large as the numbers beside it say.
+//! The kernel accesses the memory to which an argument points. Each argument is therefore checked first: the
+//! feature is known, and its data has the length that the kernel expects. The memory at an address is as
+//! large as the argument's numbers say.
 
 use std::ffi::c_void;
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
@@ -15,19 +15,20 @@ use super::Calls;
 use super::argument::{DATA_FD, HEAD, read_u32, read_u64};
 use crate::vfio::feature;
 
-// The bindings have the base, and not the numbers that C makes of it.
+// The bindings contain the base number, but not the ioctl numbers that C macros compute from it.
 const RESET: Opcode = opcode::none(sys::VFIO_TYPE, sys::VFIO_BASE as u8 + 11);
 const FEATURE: Opcode = opcode::none(sys::VFIO_TYPE, sys::VFIO_BASE as u8 + 17);
 const PRECOPY_INFO: Opcode = opcode::none(sys::VFIO_TYPE, sys::VFIO_BASE as u8 + 21);
 
-/// The calls of an opened VFIO device.
+/// The system calls of an opened VFIO device.
 #[derive(Debug)]
 pub struct System {
     device: OwnedFd,
 }
 
 impl System {
-    /// Of that device. Another file's descriptor gets refusals: the numbers are VFIO's alone.
+    /// Takes the device's descriptor. With another kind of file, the calls fail, because the ioctl numbers
+    /// belong only to VFIO.
     pub fn new(device: OwnedFd) -> Self {
         Self { device }
     }
@@ -53,9 +54,9 @@ impl Calls for System {
         if opens {
             argument[DATA_FD..DATA_FD + 4].copy_from_slice(&(-1i32).to_ne_bytes());
         }
-        // SAFETY: `check` found `argument` to be as long as the kernel takes this feature's structure for, and
-        // `pointed`, which outlives the call and which nobody else uses, to be as long as the numbers in it say. Its
-        // address was exposed above, and is the only one in it.
+        // SAFETY: `check` verified that `argument` has the length of this feature's structure, and that
+        // `pointed` is as long as the numbers in `argument` say. `pointed` outlives the call, and no other
+        // code uses it. Its address was exposed above, and is the only one in the argument.
         let asked = unsafe { call(self.device(), FEATURE, argument.as_mut_ptr().cast()) };
         if let Some(at) = address_at {
             argument[at..at + 8].fill(0);
@@ -65,8 +66,8 @@ impl Calls for System {
             return Ok(None);
         }
         let descriptor = read_u32(argument, DATA_FD) as i32;
-        // SAFETY: -1 stood there before the call, which succeeded; so any other number is a descriptor that the
-        // kernel has just opened for us, and nobody else knows of it.
+        // SAFETY: the value was -1 before the successful call. Any other number is a descriptor that the
+        // kernel has just opened for this process, and no other code knows it.
         Ok((descriptor >= 0).then(|| unsafe { OwnedFd::from_raw_fd(descriptor) }))
     }
 
@@ -78,7 +79,8 @@ impl Calls for System {
     fn precopy_info(&self, data: &OwnedFd, argument: &mut [u8; 24]) -> Result<(), Errno> {
         use std::os::fd::AsFd;
         argument[..4].copy_from_slice(&24u32.to_ne_bytes());
-        // SAFETY: `argument` is as long as `struct vfio_precopy_info`, says so, and has no addresses.
+        // SAFETY: `argument` is as long as `struct vfio_precopy_info`, contains this length, and has no
+        // addresses.
         unsafe { call(data.as_fd(), PRECOPY_INFO, argument.as_mut_ptr().cast()) }
     }
 
@@ -91,8 +93,8 @@ impl Calls for System {
     }
 }
 
-/// Refuses what the kernel must not be asked: it would read or write memory that is not there. Gives where an
-/// address belongs.
+/// Refuses requests for which the kernel would access memory outside the buffers. Returns the offset of an
+/// address in the argument.
 fn check(argument: &[u8], pointed_words: usize) -> Result<Option<usize>, Errno> {
     let (size, flags) = (read_u32(argument, 0), read_u32(argument, 4));
     if argument.len() < HEAD || size as usize != argument.len() {
@@ -124,10 +126,10 @@ fn check(argument: &[u8], pointed_words: usize) -> Result<Option<usize>, Errno> 
 }
 
 /// # Safety
-/// `argument` must be what the kernel takes it for: memory as long as the call's structure, which nobody else uses
-/// while it lasts, and likewise all that this points to.
+/// `argument` must be memory as long as the call's structure, and no other code may use it during the call.
+/// The same holds for all memory that it points to.
 unsafe fn call(file: BorrowedFd<'_>, opcode: Opcode, argument: *mut c_void) -> Result<(), Errno> {
-    // SAFETY: the caller's promise is what the call needs.
+    // SAFETY: the caller guarantees the requirements of the call.
     unsafe { rustix::ioctl::ioctl(file, Call { opcode, argument }) }
 }
 
@@ -136,8 +138,8 @@ struct Call {
     argument: *mut c_void,
 }
 
-// SAFETY: the opcode and the pointer are handed over as they are, and the kernel may write behind the pointer, so
-// the call is a mutating one; nothing is read out of what it returns.
+// SAFETY: the opcode and the pointer are passed on unchanged. The kernel may write through the pointer, so
+// the call is declared as mutating. The returned value is not interpreted.
 unsafe impl Ioctl for Call {
     type Output = ();
 

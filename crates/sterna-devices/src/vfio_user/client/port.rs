@@ -1,4 +1,4 @@
-//! The client as a migration port.
+//! Implements [`MigrationPort`] for the client.
 
 use std::sync::atomic::Ordering;
 
@@ -9,7 +9,7 @@ use crate::vfio_user::wire::{
     WireError, decode_size,
 };
 
-/// Whether the server says what can be read while it runs.
+/// Whether the server reports what can be read while it runs.
 pub(super) const UNKNOWN: u32 = 0;
 const TELLS: u32 = 1;
 const TELLS_NOT: u32 = 2;
@@ -54,7 +54,7 @@ impl MigrationPort for Client {
             let (field, needed, left) = ("data", came as u64, left as u64);
             return Err(answer.misbehaved(WireError::Truncated { message, at, field, needed, left }));
         }
-        // libvfio-user's answers have room for all that was asked for, whatever came.
+        // libvfio-user's answers are as long as the request permits, however few bytes were read.
         if left > most {
             let (at, left) = (at + most, (left - most) as u64);
             return Err(answer.misbehaved(WireError::Trailing { message, at, left }));
@@ -79,7 +79,8 @@ impl MigrationPort for Client {
         let question = FeatureRequest { feature: PRECOPY_INFO, method: feature::GET, data: &[] };
         let data = match self.feature(&question, 16) {
             Ok(data) => data,
-            // Once it has told, a refusal is one; a server that never did need not know the question.
+            // After a first answer, a refusal is an error. A server that never answered may not know the
+            // feature.
             Err(PortError::Refused { .. }) if self.tells_precopy.load(Ordering::Relaxed) == UNKNOWN => {
                 self.tells_precopy.store(TELLS_NOT, Ordering::Relaxed);
                 return Ok(None);
@@ -97,7 +98,7 @@ impl MigrationPort for Client {
         match self.feature(&question, 8) {
             Ok(data) => decode_size("MIG_DATA_SIZE", &data)
                 .map_err(|error| PortError::Misbehaved { request: "MIG_DATA_SIZE", source: error.into() }),
-            // It need not know.
+            // The feature is optional.
             Err(PortError::Refused { .. }) => Ok(0),
             Err(error) => Err(error),
         }

@@ -1,4 +1,4 @@
-//! One connection: takes messages apart, lets the device answer, puts replies together.
+//! One connection of a server: decodes requests, calls the device, encodes replies.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -19,16 +19,16 @@ use crate::vfio_user::wire::{
 pub(super) struct Session<'a> {
     connection: Connection,
     backend: &'a dyn Backend,
-    /// VERSION was answered.
+    /// Whether VERSION was answered.
     greeted: bool,
-    /// What the client takes in one message.
+    /// Highest number of data bytes that the client accepts in one message.
     client_bytes: u32,
-    /// Data of the reply; kept, as fresh memory costs more than what is done with it.
+    /// Data of the reply. The buffer is reused, because allocating it costs more than serving a request.
     data: Vec<u8>,
     bitmap: Vec<u64>,
 }
 
-/// What stands in front of a reply's data; the data are in [`Session::data`], so many bytes of it.
+/// The part of a reply before its data. The data are the first `data` bytes of [`Session::data`].
 struct Reply {
     head: Vec<u8>,
     data: usize,
@@ -40,7 +40,7 @@ impl From<Vec<u8>> for Reply {
     }
 }
 
-/// Why a request is not done.
+/// Why a request is refused.
 enum Refusal {
     Backend(BackendError),
     Wire(WireError),
@@ -76,7 +76,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Answers until the connection ends.
+    /// Serves requests until the connection ends.
     pub(super) fn run(&mut self) -> ServerEnd {
         let mut body = Vec::new();
         loop {
@@ -94,7 +94,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// One request; false if the device hangs up.
+    /// Serves one request. False if the device closes the connection.
     fn turn(&mut self, body: &mut Vec<u8>) -> Result<bool, Trouble> {
         let header = self.connection.receive_header(None)?;
         let Kind::Command { no_reply } = header.kind else {
@@ -106,7 +106,7 @@ impl<'a> Session<'a> {
         self.connection.receive_body(body, None)?;
         let fds = self.connection.take_fds();
         let reply = match header.command() {
-            // An unknown command, or one that only a server may send.
+            // An unknown command, or a command that only a server may send.
             None | Some(Command::DmaRead | Command::DmaWrite) => Err(Errno::OPNOTSUPP.into()),
             Some(Command::Version) if self.greeted => Err(Errno::INVAL.into()),
             Some(command) if !self.greeted && command != Command::Version => {
@@ -283,7 +283,7 @@ impl<'a> Session<'a> {
     }
 }
 
-/// What can be done with a feature; 0 if it is not known.
+/// Methods that a feature supports; 0 for an unknown feature.
 fn methods(number: u16) -> u32 {
     match number {
         feature::MIGRATION | feature::MIG_DATA_SIZE | feature::DMA_LOGGING_REPORT | PRECOPY_INFO => {

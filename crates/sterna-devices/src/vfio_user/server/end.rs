@@ -1,18 +1,18 @@
-//! How a connection ends.
+//! Reasons for which a server's connection ends.
 
 use std::io;
 
 use crate::vfio_user::wire::WireError;
 
-/// How a connection ended.
+/// Why a connection to a client ended.
 #[derive(Debug)]
 pub enum ServerEnd {
-    /// The client closed it, or [`crate::vfio_user::Stopper::stop`] did.
+    /// The client or [`crate::vfio_user::Stopper::stop`] closed the connection.
     Disconnected,
-    /// The device hung up.
+    /// The device closed the connection ([`crate::vfio_user::BackendError::HangUp`]).
     HungUp,
-    /// The client broke the protocol so that no next message can be found.
+    /// The client broke the protocol, and the position of the next message is unknown.
     Misbehaved(WireError),
-    /// It broke.
+    /// The connection failed with this error.
     Broken(io::Error),
 }

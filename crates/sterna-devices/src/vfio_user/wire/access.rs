@@ -1,25 +1,25 @@
-//! Reading and writing: regions (specs/vfio-user.md §6) and migration data (§8).
+//! Messages that read and write regions (specs/vfio-user.md §6) and migration data (§8).
 
 use super::error::WireError;
 use super::reader::Payload;
 
-/// REGION_READ and REGION_WRITE. What writes and what answers a read has `count` bytes of data behind it; what
-/// reads and what answers a write has none.
+/// REGION_READ and REGION_WRITE. A write request and a read answer have `count` bytes of data after this
+/// head. A read request and a write answer have none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RegionAccess {
-    /// Where in the region.
+    /// First byte in the region.
     pub offset: u64,
-    /// Which region.
+    /// Index of the region.
     pub region: u32,
-    /// How many bytes.
+    /// Number of bytes to read or write.
     pub count: u32,
 }
 
 impl RegionAccess {
-    /// Bytes in front of the data.
+    /// Length of the head before the data, in bytes.
     pub const BYTES: usize = 16;
 
-    /// What stands in front of the data.
+    /// Encodes the head of 16 bytes.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = self.offset.to_le_bytes().to_vec();
         bytes.extend(self.region.to_le_bytes());
@@ -27,20 +27,20 @@ impl RegionAccess {
         bytes
     }
 
-    /// Out of a payload that has no data.
+    /// Decodes a payload without data.
     ///
     /// # Errors
-    /// The range ends after the last address, `count` is above `most`, or there are bytes behind it.
+    /// The range exceeds the address space, `count` is greater than `most`, or bytes follow.
     pub fn decode(mut payload: Payload<'_>, most: u32) -> Result<Self, WireError> {
         let this = Self::head(&mut payload, most)?;
         payload.finish()?;
         Ok(this)
     }
 
-    /// Out of a payload with data.
+    /// Decodes a payload with data.
     ///
     /// # Errors
-    /// As [`RegionAccess::decode`], and data that is not of `count` bytes.
+    /// The same as for [`RegionAccess::decode`], and data of another length than `count`.
     pub fn decode_with_data<'a>(mut payload: Payload<'a>, most: u32) -> Result<(Self, &'a [u8]), WireError> {
         let this = Self::head(&mut payload, most)?;
         let data = payload.bytes("data", this.count.into())?;
@@ -60,18 +60,18 @@ impl RegionAccess {
     }
 }
 
-/// MIG_DATA_READ and MIG_DATA_WRITE: `size` bytes that are wanted, came, or are written.
+/// MIG_DATA_READ and MIG_DATA_WRITE: `size` bytes that are requested, were read, or are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MigData {
-    /// How many bytes.
+    /// Number of bytes of migration data.
     pub size: u32,
 }
 
 impl MigData {
-    /// Bytes in front of the data.
+    /// Length of the head before the data, in bytes.
     pub const BYTES: usize = 8;
 
-    /// What stands in front of the data. `argsz` counts it and the data, of either way.
+    /// Encodes the head. `argsz` includes the head and the data, in both directions.
     pub fn encode(&self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
         bytes[..4].copy_from_slice(&(self.size.saturating_add(Self::BYTES as u32)).to_le_bytes());
@@ -79,20 +79,20 @@ impl MigData {
         bytes
     }
 
-    /// Out of a payload that has no data: a wish to read.
+    /// Decodes a payload without data, which is a request to read.
     ///
     /// # Errors
-    /// `size` is above `most`, or there are bytes behind it.
+    /// `size` is greater than `most`, or bytes follow.
     pub fn decode(mut payload: Payload<'_>, most: u32) -> Result<Self, WireError> {
         let this = Self::head(&mut payload, most)?;
         payload.finish()?;
         Ok(this)
     }
 
-    /// Out of a payload with data.
+    /// Decodes a payload with data.
     ///
     /// # Errors
-    /// As [`MigData::decode`], and data that is not of `size` bytes.
+    /// The same as for [`MigData::decode`], and data of another length than `size`.
     pub fn decode_with_data<'a>(mut payload: Payload<'a>, most: u32) -> Result<(Self, &'a [u8]), WireError> {
         let this = Self::head(&mut payload, most)?;
         let data = payload.bytes("data", this.size.into())?;
@@ -101,7 +101,7 @@ impl MigData {
     }
 
     fn head(payload: &mut Payload<'_>, most: u32) -> Result<Self, WireError> {
-        // Senders do not agree on whether it counts the data, so nothing is built on it.
+        // Ignored: senders do not agree on whether `argsz` includes the data.
         payload.u32("argsz")?;
         let size = payload.u32("size")?;
         if size > most {

@@ -1,4 +1,4 @@
-//! DMA_MAP and DMA_UNMAP: which guest RAM the device may use (specs/vfio-user.md §4).
+//! DMA_MAP and DMA_UNMAP: the guest RAM that the device may use (specs/vfio-user.md §4).
 
 use vfio_bindings::bindings::vfio as sys;
 
@@ -9,30 +9,30 @@ use super::reader::Payload;
 pub const DMA_READ: u32 = sys::VFIO_DMA_MAP_FLAG_READ;
 /// Flag of a map: the device may write.
 pub const DMA_WRITE: u32 = sys::VFIO_DMA_MAP_FLAG_WRITE;
-/// Flag of an unmap: give the dirty bitmap back. Not supported here.
+/// Flag of an unmap: return the dirty bitmap. Not supported here.
 pub const UNMAP_GET_DIRTY_BITMAP: u32 = sys::VFIO_DMA_UNMAP_FLAG_GET_DIRTY_BITMAP;
-/// Flag of an unmap: all regions.
+/// Flag of an unmap: withdraw all regions.
 pub const UNMAP_ALL: u32 = sys::VFIO_DMA_UNMAP_FLAG_ALL;
 
 const PAGE_BYTES: u64 = 4096;
 
-/// A region of guest RAM; its descriptor comes with the message.
+/// A region of guest RAM. The message carries its descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DmaMap {
-    /// [`DMA_READ`], [`DMA_WRITE`].
+    /// [`DMA_READ`], [`DMA_WRITE`] or both.
     pub flags: u32,
-    /// Where it begins in the descriptor's file.
+    /// First byte in the descriptor's file.
     pub offset: u64,
-    /// Where the device sees it.
+    /// Address at which the device sees the region.
     pub address: u64,
-    /// Its bytes.
+    /// Length of the region in bytes.
     pub size: u64,
 }
 
 impl DmaMap {
     const BYTES: u32 = 32;
 
-    /// The payload.
+    /// Encodes the payload, which has no data.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(Self::BYTES as usize);
         bytes.extend(Self::BYTES.to_le_bytes());
@@ -43,10 +43,10 @@ impl DmaMap {
         bytes
     }
 
-    /// Out of a payload.
+    /// Decodes a payload.
     ///
     /// # Errors
-    /// Flags that are not known; a region that is not made of pages, is empty, or ends after the last address.
+    /// Unknown flags; a region that is not page-aligned, is empty, or exceeds the address space.
     pub fn decode(mut payload: Payload<'_>) -> Result<Self, WireError> {
         payload.argsz(Self::BYTES)?;
         let flags = payload.u32("flags")?;
@@ -72,18 +72,18 @@ impl DmaMap {
 /// A region that the device may no longer use. The reply has the same payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DmaUnmap {
-    /// [`UNMAP_ALL`], with address and size 0; else 0.
+    /// [`UNMAP_ALL`] with address and size 0; otherwise 0.
     pub flags: u32,
-    /// As it was mapped.
+    /// Address of the mapped region.
     pub address: u64,
-    /// As it was mapped.
+    /// Length of the mapped region in bytes.
     pub size: u64,
 }
 
 impl DmaUnmap {
     const BYTES: u32 = 24;
 
-    /// The payload.
+    /// Encodes the payload, which has no data.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(Self::BYTES as usize);
         bytes.extend(Self::BYTES.to_le_bytes());
@@ -93,10 +93,10 @@ impl DmaUnmap {
         bytes
     }
 
-    /// Out of a payload.
+    /// Decodes a payload.
     ///
     /// # Errors
-    /// Flags that are not known or not supported, or a region that ends after the last address.
+    /// Unknown or unsupported flags, or a region that exceeds the address space.
     pub fn decode(mut payload: Payload<'_>) -> Result<Self, WireError> {
         payload.argsz(Self::BYTES)?;
         let flags = payload.u32("flags")?;

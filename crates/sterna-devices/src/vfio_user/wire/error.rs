@@ -1,89 +1,89 @@
-//! What a malformed message breaks.
+//! Errors of malformed messages, with the message, the byte and the broken rule.
 
-/// A message breaks a rule of the protocol. The sender is at fault.
+/// A message breaks a rule of the protocol. Its sender is at fault.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WireError {
-    /// Its size cannot be.
+    /// The size in the header is out of range.
     #[error("{message}, byte 4: a size of {size} bytes; it must be {least} to {most}")]
     Size {
-        /// Which message.
+        /// Name of the message.
         message: &'static str,
-        /// The size that it states.
+        /// Size in the header, in bytes.
         size: u32,
-        /// The least.
+        /// Smallest permitted size in bytes.
         least: u32,
-        /// The most.
+        /// Largest permitted size in bytes.
         most: u32,
     },
-    /// It ends inside a field.
+    /// The message ends inside a field.
     #[error("{message}, byte {at}: {field} needs {needed} bytes, and {left} are left")]
     Truncated {
-        /// Which message.
+        /// Name of the message.
         message: &'static str,
-        /// Where the field begins.
+        /// Offset of the field in the message.
         at: usize,
-        /// The field.
+        /// Name of the field.
         field: &'static str,
-        /// Its bytes.
+        /// Length of the field in bytes.
         needed: u64,
-        /// What is there.
+        /// Bytes that remain in the message.
         left: u64,
     },
-    /// It goes on behind its last field.
+    /// Bytes follow the last field.
     #[error("{message}, byte {at}: {left} bytes too many")]
     Trailing {
-        /// Which message.
+        /// Name of the message.
         message: &'static str,
-        /// Where it should end.
+        /// Offset at which the message should end.
         at: usize,
-        /// What is left.
+        /// Number of surplus bytes.
         left: u64,
     },
-    /// A field holds what it must not.
+    /// A field has a forbidden value.
     #[error("{message}, byte {at}: {field} is {value:#x}: {rule}")]
     Value {
-        /// Which message.
+        /// Name of the message.
         message: &'static str,
-        /// Where the field begins.
+        /// Offset of the field in the message.
         at: usize,
-        /// The field.
+        /// Name of the field.
         field: &'static str,
-        /// What it holds.
+        /// Value of the field.
         value: u64,
-        /// What is wrong with that.
+        /// The rule that the value breaks.
         rule: &'static str,
     },
-    /// The capabilities are no JSON of the right form.
+    /// The capabilities are not JSON of the required form.
     #[error("{message}, byte {at}: {why}")]
     Text {
-        /// Which message.
+        /// Name of the message.
         message: &'static str,
-        /// Where the text begins.
+        /// Offset of the text in the message.
         at: usize,
-        /// What is wrong with it.
+        /// Reason given by the parser.
         why: String,
     },
-    /// It came with another number of descriptors than it needs.
+    /// The number of descriptors is wrong.
     #[error("{message}: it came with {got} descriptors; {rule}")]
     Descriptors {
-        /// Which message.
+        /// Name of the message.
         message: &'static str,
-        /// How many came.
+        /// Number of descriptors received.
         got: usize,
-        /// How many are right.
+        /// The rule for the number.
         rule: &'static str,
     },
-    /// A reply answers something else.
+    /// A reply names another command than the request.
     #[error("{message}, byte {at}: it answers command {got}, but command {expected} was sent")]
     WrongReply {
-        /// Which message.
+        /// Name of the message.
         message: &'static str,
-        /// Where that stands.
+        /// Offset of the command in the reply.
         at: usize,
-        /// The command that it answers.
+        /// Number of the command in the reply.
         got: u16,
-        /// The command that was sent.
+        /// Number of the command in the request.
         expected: u16,
     },
 }

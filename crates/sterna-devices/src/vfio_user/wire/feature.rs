@@ -4,25 +4,26 @@ use super::error::WireError;
 use super::reader::Payload;
 use crate::vfio::{MigState, MigrationFeatures, feature};
 
-/// A feature of Sterna's own: GET, [`PrecopySizes`]. The kernel has an ioctl for that, vfio-user has nothing.
+/// A feature of Sterna's own: GET, [`PrecopySizes`]. The kernel has an ioctl for it, vfio-user has no
+/// message.
 pub const PRECOPY_INFO: u16 = 0xff53;
 
-/// What is asked about which feature; its data stands behind.
+/// The head of a feature request, with the feature's data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FeatureRequest<'a> {
-    /// The feature's number.
+    /// Number of the feature.
     pub feature: u16,
-    /// [`feature::GET`], [`feature::SET`], [`feature::PROBE`]: one, or PROBE with any of the others.
+    /// One of [`feature::GET`], [`feature::SET`] and [`feature::PROBE`], or PROBE with any of the others.
     pub method: u32,
-    /// The feature's own.
+    /// Data of the feature.
     pub data: &'a [u8],
 }
 
 impl<'a> FeatureRequest<'a> {
-    /// Bytes in front of the data.
+    /// Length of the head before the data, in bytes.
     pub const BYTES: usize = 8;
 
-    /// The payload; `room`: the bytes of data that the answer may have.
+    /// Encodes the payload. `room` is the number of data bytes that the answer may have.
     pub fn encode(&self, room: usize) -> Vec<u8> {
         let argsz = Self::BYTES + self.data.len().max(room);
         let mut bytes = u32::try_from(argsz).unwrap_or(u32::MAX).to_le_bytes().to_vec();
@@ -31,10 +32,10 @@ impl<'a> FeatureRequest<'a> {
         bytes
     }
 
-    /// Out of a payload.
+    /// Decodes a payload.
     ///
     /// # Errors
-    /// Flags that are not known, or not just one method.
+    /// Unknown flags, or not exactly one method.
     pub fn decode(mut payload: Payload<'a>) -> Result<Self, WireError> {
         payload.argsz(Self::BYTES as u32)?;
         let flags = payload.u32("flags")?;
@@ -54,17 +55,17 @@ impl<'a> FeatureRequest<'a> {
 pub struct DeviceState(pub MigState);
 
 impl DeviceState {
-    /// The data; the descriptor behind the state means nothing in vfio-user.
+    /// Encodes the data. The descriptor after the state has no meaning in vfio-user.
     pub fn encode(self) -> Vec<u8> {
         let mut bytes = self.0.number().to_le_bytes().to_vec();
         bytes.extend((-1i32).to_le_bytes());
         bytes
     }
 
-    /// Out of the data behind a feature's head.
+    /// Decodes the data after a feature's head.
     ///
     /// # Errors
-    /// No such state.
+    /// The number belongs to no state.
     pub fn decode(message: &'static str, data: &[u8]) -> Result<Self, WireError> {
         let mut payload = behind_head(message, data);
         let number = payload.u32("device_state")?;
@@ -76,7 +77,7 @@ impl DeviceState {
     }
 }
 
-/// The data of [`feature::MIGRATION`].
+/// Decodes the data of [`feature::MIGRATION`].
 ///
 /// # Errors
 /// The device cannot be stopped and read.
@@ -89,10 +90,10 @@ pub fn decode_flags(message: &'static str, data: &[u8]) -> Result<MigrationFeatu
     Ok(features)
 }
 
-/// The data of [`feature::MIG_DATA_SIZE`]: a u64.
+/// Decodes the data of [`feature::MIG_DATA_SIZE`], a u64.
 ///
 /// # Errors
-/// It has another length.
+/// The data has another length.
 pub fn decode_size(message: &'static str, data: &[u8]) -> Result<u64, WireError> {
     let mut payload = behind_head(message, data);
     let size = payload.u64("stop_copy_length")?;
@@ -103,22 +104,22 @@ pub fn decode_size(message: &'static str, data: &[u8]) -> Result<u64, WireError>
 /// The data of [`PRECOPY_INFO`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PrecopySizes {
-    /// Readable while the device runs, never read so far.
+    /// Bytes that can be read while the device runs and were never read.
     pub initial_bytes: u64,
-    /// Readable while the device runs, changed since.
+    /// Bytes that can be read while the device runs and changed after they were read.
     pub dirty_bytes: u64,
 }
 
 impl PrecopySizes {
-    /// The data.
+    /// Encodes the feature's data.
     pub fn encode(&self) -> Vec<u8> {
         [self.initial_bytes.to_le_bytes(), self.dirty_bytes.to_le_bytes()].concat()
     }
 
-    /// Out of the data behind a feature's head.
+    /// Decodes the data after a feature's head.
     ///
     /// # Errors
-    /// It has another length.
+    /// The data has another length.
     pub fn decode(message: &'static str, data: &[u8]) -> Result<Self, WireError> {
         let mut payload = behind_head(message, data);
         let (initial_bytes, dirty_bytes) = (payload.u64("initial_bytes")?, payload.u64("dirty_bytes")?);
@@ -127,12 +128,12 @@ impl PrecopySizes {
     }
 }
 
-/// Guest-physical addresses, bytes.
+/// A range of guest-physical addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DmaLogRange {
-    /// The first.
+    /// First address in bytes.
     pub address: u64,
-    /// How many.
+    /// Length of the range in bytes.
     pub length: u64,
 }
 
@@ -158,14 +159,14 @@ impl DmaLogRange {
 /// The data of [`feature::DMA_LOGGING_START`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DmaLogStart {
-    /// Bytes that a bit stands for.
+    /// Bytes per bit of the bitmap.
     pub page_size: u64,
-    /// What is logged.
+    /// The ranges to log.
     pub ranges: Vec<DmaLogRange>,
 }
 
 impl DmaLogStart {
-    /// The data.
+    /// Encodes the feature's data.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = self.page_size.to_le_bytes().to_vec();
         bytes.extend((self.ranges.len() as u32).to_le_bytes());
@@ -177,10 +178,10 @@ impl DmaLogStart {
         bytes
     }
 
-    /// Out of the data behind a feature's head. There are as many ranges as bytes for them, or it is refused.
+    /// Decodes the data after a feature's head. The number of ranges must match the length of the data.
     ///
     /// # Errors
-    /// A page size that is none, or ranges that are not of pages or not as many as it says.
+    /// An invalid page size, ranges that are not page-aligned, or a wrong number of ranges.
     pub fn decode(message: &'static str, data: &[u8]) -> Result<Self, WireError> {
         let mut payload = behind_head(message, data);
         let page_size = page_size(&mut payload)?;
@@ -196,21 +197,21 @@ impl DmaLogStart {
     }
 }
 
-/// The data of [`feature::DMA_LOGGING_REPORT`]; the answer's bitmap stands behind it, a bit for each page, in
-/// bytes from the lowest bit on, as many as whole words of 64 bits need.
+/// The data of [`feature::DMA_LOGGING_REPORT`]. In the answer the bitmap follows: one bit per page, lowest
+/// bit first, in whole words of 64 bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DmaLogReport {
-    /// What is asked for.
+    /// The range of the report.
     pub range: DmaLogRange,
-    /// Bytes that a bit stands for.
+    /// Bytes per bit of the bitmap.
     pub page_size: u64,
 }
 
 impl DmaLogReport {
-    /// Bytes in front of the bitmap.
+    /// Length of the head before the bitmap, in bytes.
     pub const BYTES: usize = 24;
 
-    /// What stands in front of the bitmap.
+    /// Encodes the head of 24 bytes.
     pub fn encode(&self) -> Vec<u8> {
         [self.range.address, self.range.length, self.page_size]
             .iter()
@@ -218,15 +219,16 @@ impl DmaLogReport {
             .collect()
     }
 
-    /// How many bytes the bitmap has.
+    /// Length of the bitmap in bytes.
     pub fn bitmap_bytes(&self) -> u64 {
         (self.range.length / self.page_size).div_ceil(64) * 8
     }
 
-    /// Out of the data behind a feature's head, and the bytes of the bitmap, if any.
+    /// Decodes the data after a feature's head. Returns the report and the bytes of the bitmap, which may be
+    /// empty.
     ///
     /// # Errors
-    /// A page size that is none, or a range that is not of pages.
+    /// An invalid page size, or a range that is not page-aligned.
     pub fn decode<'a>(message: &'static str, data: &'a [u8]) -> Result<(Self, &'a [u8]), WireError> {
         let mut payload = behind_head(message, data);
         let (address, length) = (payload.u64("iova")?, payload.u64("length")?);
@@ -247,7 +249,7 @@ fn page_size(payload: &mut Payload<'_>) -> Result<u64, WireError> {
     }
 }
 
-/// Data behind a feature's head, so that errors count bytes right.
+/// A reader for the data after a feature's head. Errors count bytes from the message's start.
 fn behind_head<'a>(message: &'static str, data: &'a [u8]) -> Payload<'a> {
     Payload::new_at(message, data, FeatureRequest::BYTES)
 }

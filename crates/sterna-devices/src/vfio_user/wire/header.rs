@@ -1,8 +1,8 @@
-//! The 16 bytes in front of every message (specs/vfio-user.md §2).
+//! The header of 16 bytes that precedes every message (specs/vfio-user.md §2).
 
 use super::error::WireError;
 
-/// Bytes of a header.
+/// Length of a header in bytes.
 pub const HEADER_BYTES: usize = 16;
 
 const TYPE_MASK: u32 = 0xf;
@@ -11,44 +11,44 @@ const TYPE_REPLY: u32 = 1;
 const NO_REPLY: u32 = 1 << 4;
 const ERROR: u32 = 1 << 5;
 
-/// What is asked; the numbers are the protocol's.
+/// A request's command, with the protocol's number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u16)]
 pub enum Command {
-    /// Version and capabilities; the first message.
+    /// Exchanges version and capabilities; the first message.
     Version = 1,
-    /// Guest RAM that the device may use.
+    /// Maps guest RAM that the device may use.
     DmaMap = 2,
-    /// Guest RAM that it may no longer.
+    /// Withdraws guest RAM from the device.
     DmaUnmap = 3,
-    /// What the device is.
+    /// Queries the device's description.
     DeviceGetInfo = 4,
-    /// What one of its regions is.
+    /// Queries the description of a region.
     DeviceGetRegionInfo = 5,
-    /// What one of its interrupts is.
+    /// Queries the description of an interrupt type.
     DeviceGetIrqInfo = 7,
-    /// Connects interrupts.
+    /// Connects interrupts to eventfds.
     DeviceSetIrqs = 8,
-    /// Reads a region.
+    /// Reads bytes of a region.
     RegionRead = 9,
-    /// Writes a region.
+    /// Writes bytes of a region.
     RegionWrite = 10,
     /// Server to client: reads guest RAM that is not mapped.
     DmaRead = 11,
     /// Server to client: writes guest RAM that is not mapped.
     DmaWrite = 12,
-    /// Resets the device.
+    /// Resets the device to its first state.
     DeviceReset = 13,
-    /// Reads, sets or looks for a feature.
+    /// Reads, sets or probes a feature.
     DeviceFeature = 16,
-    /// Reads migration data.
+    /// Reads migration data in a save session.
     MigDataRead = 17,
-    /// Writes migration data.
+    /// Writes migration data in RESUMING.
     MigDataWrite = 18,
 }
 
 impl Command {
-    /// All of them.
+    /// All commands that this version knows.
     pub const ALL: [Command; 15] = [
         Command::Version,
         Command::DmaMap,
@@ -67,17 +67,17 @@ impl Command {
         Command::MigDataWrite,
     ];
 
-    /// The command of that number, if it is known.
+    /// Converts a number. `None` if the command is unknown.
     pub fn from_number(number: u16) -> Option<Self> {
         Self::ALL.into_iter().find(|command| *command as u16 == number)
     }
 
-    /// Its number.
+    /// The command's number in the protocol.
     pub fn number(self) -> u16 {
         self as u16
     }
 
-    /// The protocol's name without its prefix.
+    /// The command's name in the protocol, without its prefix.
     pub fn name(self) -> &'static str {
         match self {
             Command::Version => "VERSION",
@@ -99,45 +99,45 @@ impl Command {
     }
 }
 
-/// Which way a message goes.
+/// Whether a message is a request or a reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// It asks.
+    /// The message is a request.
     Command {
-        /// The sender does not want an answer.
+        /// The sender wants no reply.
         no_reply: bool,
     },
-    /// It answers.
+    /// The message is a successful reply.
     Reply,
-    /// It answers that it failed, with an errno that may be 0. It has no payload.
+    /// The message is a reply that reports failure, with an errno that may be 0. It has no payload.
     ErrorReply(u32),
 }
 
-/// A message's header.
+/// The decoded header of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
-    /// The sender's; a reply repeats it.
+    /// Id chosen by the request's sender. A reply repeats it.
     pub id: u16,
-    /// A command's number, known or not.
+    /// Number of the command, which may be unknown.
     pub command: u16,
-    /// Bytes of the message, these 16 included.
+    /// Length of the message in bytes, including the header.
     pub size: u32,
-    /// Asking or answering.
+    /// Whether the message is a request or a reply.
     pub kind: Kind,
 }
 
 impl Header {
-    /// The command, if it is known.
+    /// The command. `None` if its number is unknown.
     pub fn command(&self) -> Option<Command> {
         Command::from_number(self.command)
     }
 
-    /// Bytes behind the header.
+    /// Number of bytes after the header.
     pub fn payload_bytes(&self) -> usize {
         (self.size as usize).saturating_sub(HEADER_BYTES)
     }
 
-    /// The bytes.
+    /// Encodes the header as 16 bytes.
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let (flags, error) = match self.kind {
             Kind::Command { no_reply: false } => (TYPE_COMMAND, 0),
@@ -154,11 +154,11 @@ impl Header {
         bytes
     }
 
-    /// Out of its bytes; `limit`: the most bytes that a message may have here.
+    /// Decodes a header. `limit` is the highest permitted length of a message in bytes.
     ///
     /// # Errors
-    /// A size that cannot be, or flags that the protocol does not have. After that the place of the next message
-    /// is not known: close the connection.
+    /// An invalid size, or flags that the protocol does not define. The position of the next message is then
+    /// unknown: close the connection.
     pub fn decode(bytes: &[u8; HEADER_BYTES], limit: u32) -> Result<Self, WireError> {
         let u32_at = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         let (id, command) =

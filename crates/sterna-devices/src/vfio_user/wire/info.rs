@@ -1,36 +1,36 @@
-//! What the device, its regions and its interrupts are (specs/vfio-user.md §5).
+//! Descriptions of the device, its regions and its interrupts (specs/vfio-user.md §5).
 
 use vfio_bindings::bindings::vfio as sys;
 
 use super::error::WireError;
 use super::reader::Payload;
 
-/// Flag of a region: it can be read.
+/// Flag of a region that can be read.
 pub const REGION_READABLE: u32 = sys::VFIO_REGION_INFO_FLAG_READ;
-/// Flag of a region: it can be written.
+/// Flag of a region that can be written.
 pub const REGION_WRITABLE: u32 = sys::VFIO_REGION_INFO_FLAG_WRITE;
 
-/// What the device is; a request has zeros but for `argsz`.
+/// The device's description. In a request all fields except `argsz` are zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DeviceInfo {
-    /// `VFIO_DEVICE_FLAGS_*`.
+    /// `VFIO_DEVICE_FLAGS_*` of the device.
     pub flags: u32,
-    /// How many regions it has.
+    /// Number of the device's regions.
     pub regions: u32,
-    /// How many interrupt types it has.
+    /// Number of interrupt types.
     pub irqs: u32,
 }
 
 impl DeviceInfo {
-    /// The payload.
+    /// Encodes the payload of an answer.
     pub fn encode(&self) -> Vec<u8> {
         words(&[16, self.flags, self.regions, self.irqs])
     }
 
-    /// Out of a payload.
+    /// Decodes a payload.
     ///
     /// # Errors
-    /// It has another length.
+    /// The payload has another length.
     pub fn decode(mut payload: Payload<'_>) -> Result<Self, WireError> {
         payload.argsz(16)?;
         let [flags, regions, irqs] =
@@ -40,19 +40,19 @@ impl DeviceInfo {
     }
 }
 
-/// What a region is; a request has zeros but for `argsz` and the index.
+/// A region's description. In a request all fields except `argsz` and the index are zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RegionInfo {
-    /// [`REGION_READABLE`], [`REGION_WRITABLE`].
+    /// [`REGION_READABLE`], [`REGION_WRITABLE`] or both.
     pub flags: u32,
-    /// Which region.
+    /// Index of the region.
     pub index: u32,
-    /// Its bytes.
+    /// Length of the region in bytes.
     pub size: u64,
 }
 
 impl RegionInfo {
-    /// The payload; regions here have neither capabilities nor anything to map.
+    /// Encodes the payload. Regions here have neither capabilities nor mappable parts.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = words(&[32, self.flags, self.index, 0]);
         bytes.extend(self.size.to_le_bytes());
@@ -60,10 +60,10 @@ impl RegionInfo {
         bytes
     }
 
-    /// Out of a payload. Capabilities behind it are left aside, since nothing here is mapped.
+    /// Decodes a payload. Capabilities after it are ignored, because no region is mapped here.
     ///
     /// # Errors
-    /// It is too short.
+    /// The payload is too short.
     pub fn decode(mut payload: Payload<'_>) -> Result<Self, WireError> {
         payload.argsz(32)?;
         let [flags, index] = [payload.u32("flags")?, payload.u32("index")?];
@@ -75,27 +75,27 @@ impl RegionInfo {
     }
 }
 
-/// What an interrupt type is; a request has zeros but for `argsz` and the index.
+/// An interrupt type's description. In a request all fields except `argsz` and the index are zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct IrqInfo {
-    /// `VFIO_IRQ_INFO_*`.
+    /// `VFIO_IRQ_INFO_*` of the type.
     pub flags: u32,
-    /// Which type.
+    /// Index of the interrupt type.
     pub index: u32,
-    /// How many interrupts of it.
+    /// Number of interrupts of this type.
     pub count: u32,
 }
 
 impl IrqInfo {
-    /// The payload.
+    /// Encodes the payload of an answer.
     pub fn encode(&self) -> Vec<u8> {
         words(&[16, self.flags, self.index, self.count])
     }
 
-    /// Out of a payload.
+    /// Decodes a payload.
     ///
     /// # Errors
-    /// It has another length.
+    /// The payload has another length.
     pub fn decode(mut payload: Payload<'_>) -> Result<Self, WireError> {
         payload.argsz(16)?;
         let [flags, index, count] = [payload.u32("flags")?, payload.u32("index")?, payload.u32("count")?];
@@ -104,23 +104,23 @@ impl IrqInfo {
     }
 }
 
-/// Connects interrupts; descriptors of events may come with it.
+/// Connects interrupts. The message may carry eventfds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IrqSet<'a> {
-    /// `VFIO_IRQ_SET_*`: one action, one kind of data.
+    /// `VFIO_IRQ_SET_*`: one action and one kind of data.
     pub flags: u32,
-    /// Which type.
+    /// Index of the interrupt type.
     pub index: u32,
-    /// The first of its interrupts.
+    /// First interrupt of the type.
     pub start: u32,
-    /// How many.
+    /// Number of interrupts to connect.
     pub count: u32,
-    /// With `VFIO_IRQ_SET_DATA_BOOL`: a byte for each.
+    /// With `VFIO_IRQ_SET_DATA_BOOL`: one byte per interrupt.
     pub data: &'a [u8],
 }
 
 impl<'a> IrqSet<'a> {
-    /// The payload.
+    /// Encodes the payload of a request.
     pub fn encode(&self) -> Vec<u8> {
         let argsz = 20 + self.data.len() as u32;
         let mut bytes = words(&[argsz, self.flags, self.index, self.start, self.count]);
@@ -128,10 +128,11 @@ impl<'a> IrqSet<'a> {
         bytes
     }
 
-    /// Out of a payload.
+    /// Decodes a payload.
     ///
     /// # Errors
-    /// More or less than one action or kind of data, a count after the last number, or data of the wrong length.
+    /// Not exactly one action and one kind of data, a count that exceeds the number range, or data of the
+    /// wrong length.
     pub fn decode(mut payload: Payload<'a>) -> Result<Self, WireError> {
         payload.argsz(20)?;
         let flags = payload.u32("flags")?;

@@ -1,15 +1,15 @@
-//! How long a message may be.
+//! Limits of a message's length and descriptors.
 
-/// The most data bytes that one message carries, if the other side does not say less: 1 MiB.
+/// Highest number of data bytes in one message: 1 MiB. The other side can state less.
 pub const MAX_DATA_BYTES: u32 = 1 << 20;
 
-/// What a message has beside its data at most.
+/// Highest number of bytes in a message besides its data.
 const MAX_HEAD_BYTES: u32 = 64;
 
-/// The most bytes of a message with at most so many data bytes.
+/// Highest length of a message with at most `data_bytes` bytes of data.
 pub fn message_limit(data_bytes: u32) -> u32 {
     data_bytes.saturating_add(MAX_HEAD_BYTES)
 }
 
-/// The most descriptors that come with one message.
+/// Highest number of descriptors with one message.
 pub const MAX_MESSAGE_FDS: usize = 8;

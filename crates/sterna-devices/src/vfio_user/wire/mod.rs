@@ -1,8 +1,8 @@
-//! Messages of vfio-user: bytes ⇄ values (specs/vfio-user.md §2 to §8).
+//! Encodes and decodes the messages of vfio-user (specs/vfio-user.md §2 to §8).
 //!
-//! A message is a [`Header`] of 16 bytes and a payload. Everything is little-endian. Nothing here does I/O. A
-//! length, count or index of the peer is checked before it is used, and an error says at which byte of which
-//! message which rule is broken; bytes are counted from the header's first.
+//! A message is a [`Header`] of 16 bytes and a payload, all little-endian. This module does no I/O. It checks
+//! every length, count and index of the peer before use. An error names the message, the byte and the broken
+//! rule. Bytes are counted from the first byte of the header.
 
 mod access;
 mod dma;

@@ -1,25 +1,25 @@
-//! Takes a payload apart, field by field.
+//! Reads a payload field by field.
 
 use super::error::WireError;
 use super::header::HEADER_BYTES;
 
-/// A message's payload, with a place in it.
+/// A message's payload and the read position in it.
 #[derive(Debug, Clone)]
 pub struct Payload<'a> {
     message: &'static str,
     bytes: &'a [u8],
-    /// Where `bytes` begins in the message.
+    /// Offset of `bytes` in the message.
     base: usize,
     at: usize,
 }
 
 impl<'a> Payload<'a> {
-    /// The bytes behind the header of a message, which errors will call `message`.
+    /// Reads the bytes after a message's header. Errors use the name `message`.
     pub fn new(message: &'static str, bytes: &'a [u8]) -> Self {
         Self { message, bytes, base: HEADER_BYTES, at: 0 }
     }
 
-    /// Bytes that begin `offset` bytes behind the header.
+    /// Reads bytes that begin `offset` bytes after the header.
     pub(super) fn new_at(message: &'static str, bytes: &'a [u8], offset: usize) -> Self {
         Self { message, bytes, base: HEADER_BYTES + offset, at: 0 }
     }
@@ -36,7 +36,7 @@ impl<'a> Payload<'a> {
         self.array(field).map(u64::from_le_bytes)
     }
 
-    /// The next `len` bytes.
+    /// Takes the next `len` bytes.
     pub(super) fn bytes(&mut self, field: &'static str, len: u64) -> Result<&'a [u8], WireError> {
         let rest = self.bytes.get(self.at..).unwrap_or(&[]);
         let taken = usize::try_from(len).ok().and_then(|len| rest.get(..len));
@@ -51,29 +51,29 @@ impl<'a> Payload<'a> {
         Ok(taken)
     }
 
-    /// Everything that is left.
+    /// Takes all remaining bytes.
     pub(super) fn rest(&mut self) -> &'a [u8] {
         let rest = self.bytes.get(self.at..).unwrap_or(&[]);
         self.at = self.bytes.len();
         rest
     }
 
-    /// How many bytes are left.
+    /// Number of remaining bytes.
     pub(super) fn left(&self) -> usize {
         self.bytes.len() - self.at
     }
 
-    /// Where the next field begins, counted from the header's first byte.
+    /// Offset of the next field, counted from the first byte of the header.
     pub(super) fn place(&self) -> usize {
         self.base + self.at
     }
 
-    /// The message's name in errors.
+    /// The message's name, for errors.
     pub(super) fn message(&self) -> &'static str {
         self.message
     }
 
-    /// Refuses what is left.
+    /// Fails if bytes remain.
     pub(super) fn finish(&self) -> Result<(), WireError> {
         match self.left() {
             0 => Ok(()),
@@ -81,13 +81,13 @@ impl<'a> Payload<'a> {
         }
     }
 
-    /// An error about the field of `bytes` bytes that was just taken.
+    /// The error for an invalid value of the field that was just taken. The field has `bytes` bytes.
     pub(super) fn bad(&self, field: &'static str, bytes: usize, value: u64, rule: &'static str) -> WireError {
         WireError::Value { message: self.message, at: self.place() - bytes, field, value, rule }
     }
 
-    /// The `argsz` in front of most payloads: the bytes of the payload that the sender has room for. It must have
-    /// room for the fixed part at least.
+    /// Reads `argsz`, which begins most payloads. It is the number of payload bytes that the sender has room
+    /// for, and must include at least the fixed part.
     pub(super) fn argsz(&mut self, least: u32) -> Result<u32, WireError> {
         let argsz = self.u32("argsz")?;
         if argsz < least {

@@ -1,4 +1,4 @@
-//! VERSION: the first message, and what both sides can do (specs/vfio-user.md §3).
+//! VERSION, the first message: both sides' versions and capabilities (specs/vfio-user.md §3).
 
 use serde::{Deserialize, Serialize};
 
@@ -6,44 +6,44 @@ use super::error::WireError;
 use super::limits::MAX_DATA_BYTES;
 use super::reader::Payload;
 
-/// The most bytes of capabilities that are looked at.
+/// Highest length of the capabilities in bytes.
 const MAX_TEXT_BYTES: usize = 16 << 10;
 
-/// A version, and capabilities as JSON with a NUL behind it.
+/// A version, and capabilities as JSON that ends with a NUL.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Version {
-    /// Must be the same on both sides.
+    /// Major version, which must be equal on both sides.
     pub major: u16,
-    /// The answer's must not be above the question's.
+    /// Minor version. The answer's must not be greater than the request's.
     pub minor: u16,
-    /// What the sender can do.
+    /// Capabilities of the message's sender.
     pub capabilities: Capabilities,
 }
 
-/// What a side can do; what it does not name has the value below.
+/// Capabilities of a side. A missing one has the default value below.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Capabilities {
-    /// Descriptors that it takes with one message.
+    /// Highest number of descriptors that the side accepts with one message.
     pub max_msg_fds: u32,
-    /// Data bytes that it takes in one message.
+    /// Highest number of data bytes that the side accepts in one message.
     pub max_data_xfer_size: u32,
-    /// Regions of guest RAM that it takes.
+    /// Highest number of regions of guest RAM that the side accepts.
     pub max_dma_maps: u32,
-    /// Page sizes for [`super::DmaMap`]: a bit for each.
+    /// Page sizes for [`super::DmaMap`], one bit per size.
     pub pgsizes: u64,
-    /// What it can do in migrations, if it can migrate.
+    /// Migration capability. `None` if the side cannot migrate.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub migration: Option<MigrationCapability>,
 }
 
-/// What a side can do in migrations.
+/// Migration capability of a side.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct MigrationCapability {
-    /// Bytes of a page in dirty bitmaps.
+    /// Size of a page in dirty bitmaps, in bytes.
     pub pgsize: u64,
-    /// Bytes of the longest bitmap.
+    /// Length of the longest bitmap in bytes.
     pub max_bitmap_size: u64,
 }
 
@@ -72,25 +72,25 @@ struct Text {
 }
 
 impl Version {
-    /// The version that this code speaks.
+    /// Major version that this code implements.
     pub const MAJOR: u16 = 0;
-    /// As above.
+    /// Minor version that this code implements.
     pub const MINOR: u16 = 1;
 
-    /// The payload.
+    /// Encodes version and capabilities as a payload.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = [self.major.to_le_bytes(), self.minor.to_le_bytes()].concat();
         let text = Text { capabilities: self.capabilities.clone() };
-        // Plain numbers under plain names: this cannot fail.
+        // Cannot fail: the text consists of plain numbers under plain names.
         bytes.extend(serde_json::to_vec(&text).unwrap_or_default());
         bytes.push(0);
         bytes
     }
 
-    /// Out of a payload.
+    /// Decodes a payload.
     ///
     /// # Errors
-    /// It is too short or too long, or the capabilities are no JSON of the right form.
+    /// The payload is too short or too long, or the capabilities are not JSON of the required form.
     pub fn decode(mut payload: Payload<'_>) -> Result<Self, WireError> {
         let (major, minor) = (payload.u16("major")?, payload.u16("minor")?);
         let (message, at) = (payload.message(), payload.place());

@@ -1,4 +1,4 @@
-//! What is under way when rings are to stop: kicks that were not taken, entries that were not returned.
+//! Waits before rings stop: for unread kicks, and for entries that were not returned.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -12,21 +12,21 @@ use super::super::error::VhostUserError;
 use super::super::kind::DeviceKind;
 use super::{ActiveRing, Serving, Session};
 
-/// How long a stop waits for kicks to be taken by a back end that takes them.
+/// Time limit of a stop for kicks, if the back end reads kicks.
 const KICKS_LIMIT: Duration = Duration::from_millis(100);
-/// And by one that was never seen to take one: it may poll its rings.
+/// The same limit for a back end that was never seen to read a kick. It may poll its rings.
 const POLLED_LIMIT: Duration = Duration::from_millis(2);
-/// How long a stop waits for entries that a back end has taken and not returned: a slow disk.
+/// Time limit of a stop for entries that the back end has not returned. A slow disk can cause such a delay.
 const RETURNS_LIMIT: Duration = Duration::from_secs(10);
 const RETURNS_STEP: Duration = Duration::from_micros(200);
 
 impl Session {
-    /// Waits until the back end has returned all that the guest, which stands still, has made available. One that works on
-    /// something when a ring stops may return it too late, or break when it does (`specs/vhost-user.md §1.3`). If it takes too
-    /// long, nothing has been stopped, and the guest can go on.
+    /// Waits until the back end has returned all entries that the guest made available. The guest is paused.
+    /// A back end that processes an entry when its ring stops may return it too late, or fail when it does
+    /// (`specs/vhost-user.md §1.3`). After the time limit no ring has been stopped, and the guest can resume.
     pub(super) fn drain(&mut self) -> Result<(), VhostUserError> {
         let begin = Instant::now();
-        // Every entry that is made available is returned soon.
+        // Only for kinds that return every available entry soon.
         let answers_all = self.kind.as_ref().is_some_and(DeviceKind::answers_all);
         for index in 0..self.rings.len() {
             let ActiveRing { ring, serving, .. } = self.rings[index];
@@ -36,12 +36,12 @@ impl Session {
             let memory = &self.memory;
             let outstanding = || {
                 let (made, used) = (memory.read_u16(ring.available + 2), memory.read_u16(ring.used + 2));
-                // More than fit into the ring: the driver breaks a rule, and nothing is to be expected of its ring.
+                // A count above the ring's size breaks a rule of the driver. Such a ring is not waited for.
                 let count = made.unwrap_or(0).wrapping_sub(used.unwrap_or(0));
                 (1..=ring.size).contains(&count)
             };
             if outstanding() {
-                // The guest may have been stopped right before its kick.
+                // The guest may have been stopped immediately before its kick.
                 let _ = self.events[index].kick.write(1);
             }
             while outstanding() {
@@ -62,8 +62,9 @@ impl Session {
         VhostUserError::Ring { device: Arc::clone(&self.device), ring, rule }
     }
 
-    /// What a back end took before it answered GET_VRING_BASE nobody would return at the destination: each entry that is taken
-    /// is returned by one. So that of devices whose rings cannot be drained is waited for.
+    /// Waits for entries that the back end took before it answered GET_VRING_BASE. The destination's back end
+    /// would not return them, so that each entry is returned by exactly one back end. For devices whose rings
+    /// cannot be drained.
     pub(super) fn wait_for_returns(&mut self, index: usize) -> Result<(), VhostUserError> {
         let begin = Instant::now();
         while self.rings[index].may_owe {
@@ -81,13 +82,14 @@ impl Session {
         Ok(())
     }
 
-    /// Lets the back end's threads see the last kicks: some end for ever if a ring is stopped between
-    /// (`specs/vhost-user.md §1.3`). One that works on an entry would not answer a stop sooner either.
+    /// Lets the back end's threads read the last kicks. Some threads end permanently if a ring is stopped before
+    /// (`specs/vhost-user.md §1.3`). A back end that processes an entry would not answer a stop earlier
+    /// either.
     pub(super) fn wait_for_kicks(&mut self) {
         const STEP: Duration = Duration::from_micros(100);
         let begin = Instant::now();
         let mut has_waited = false;
-        // Without a look at them the stop is what it would be without the wait.
+        // If the kicks cannot be checked, the stop proceeds as without this wait.
         while let Ok(Some(limit)) = self.look_at_kicks() {
             std::thread::sleep(STEP);
             has_waited = true;
@@ -96,12 +98,12 @@ impl Session {
             }
         }
         if has_waited {
-            // A kick that was taken just now is not yet looked after.
+            // The back end may still be processing a kick that it has just read.
             std::thread::sleep(STEP);
         }
     }
 
-    /// How long kicks may be waited for that nobody has taken yet, if there are any.
+    /// Longest time to wait for kicks that were not read yet. `None` if there are none.
     pub(super) fn look_at_kicks(&mut self) -> io::Result<Option<Duration>> {
         let kicks = Epoll::new()?;
         for (index, (ring, events)) in self.rings.iter().zip(&*self.events).enumerate() {

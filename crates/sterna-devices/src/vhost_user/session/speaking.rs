@@ -1,37 +1,38 @@
-//! Who speaks with the back end, where another process of this host has the same connection: one of them at a time
-//! (`specs/vhost-user.md §7`).
+//! Decides whether this process may send requests to the back end. If another process of this host has the
+//! same connection, only one of the two may (`specs/vhost-user.md §7`).
 
 use super::super::error::VhostUserError;
 use super::super::turn::Turn;
 use super::{ActiveRing, Session};
 
 impl Session {
-    /// The rings have stopped, and another process goes on with the back end: nothing is said from now on.
+    /// Ends the requests of this process after the rings have stopped. Another process continues with the
+    /// back end.
     pub(in crate::vhost_user) fn fall_silent(&mut self) -> Result<(), VhostUserError> {
         self.check_stopped("handing its back end over")?;
         self.turn = Turn::Theirs;
         Ok(())
     }
 
-    /// No other process goes on with the back end, or none any more.
+    /// Permits requests of this process again, because no other process uses the back end.
     pub(in crate::vhost_user) fn speak(&mut self) {
         if self.turn == Turn::Theirs {
             self.turn = Turn::Regained;
         }
     }
 
-    /// Forgets the rings, which run nowhere or are another process's, without a word.
+    /// Forgets the rings without a request. They are stopped, or belong to another process.
     pub(in crate::vhost_user) fn forget(&mut self) {
         self.rings.clear();
         self.features = 0;
     }
 
-    /// What has to be said first.
+    /// Sends the first requests of this process to the back end.
     pub(in crate::vhost_user) fn introduce(&mut self) -> Result<(), VhostUserError> {
         self.check_turn("GET_FEATURES")
     }
 
-    /// Whether anything may be said. To be asked before every request, which is `call`.
+    /// Checks whether this process may send requests. Must be called before every request, here `call`.
     pub(super) fn check_turn(&mut self, call: &'static str) -> Result<(), VhostUserError> {
         match self.turn {
             Turn::Ours => Ok(()),
@@ -43,7 +44,8 @@ impl Session {
                 if agreed.is_err() {
                     self.turn = Turn::Regained;
                 } else {
-                    // It may have changed while nobody heard of it. Refused only if nobody has taken 2^64 of them.
+                    // The configuration may have changed unnoticed. The write fails only after 2^64 changes
+                    // that were not read.
                     let _ = self.changed.write(1);
                 }
                 agreed
@@ -51,8 +53,8 @@ impl Session {
         }
     }
 
-    /// A destination that could not start its guest has given it back, and its back end may have served what it found until then: what was
-    /// returned was taken.
+    /// Advances the rings' positions to the used entries. If a destination could not start its guest and
+    /// returned it, its back end may have served entries until then. A returned entry was taken.
     fn catch_up(&mut self) {
         for ActiveRing { ring, .. } in &mut self.rings {
             if let Some(used) = self.memory.read_u16(ring.used + 2)

@@ -1,4 +1,5 @@
-//! What a device writes into guest RAM is found: every page, up to the last write before it stopped.
+//! Tests that the dirty source reports every page that a device writes. The last write before the stop counts
+//! too.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,13 +17,13 @@ use sterna_ram::{Backing, DirtyBitmaps, DirtySource, GuestRam, PAGE_SIZE, RamBlo
 const PAGE: u64 = PAGE_SIZE as u64;
 const LOW_PAGES: u64 = 1000;
 const HIGH_PAGES: u64 = 3001;
-/// Far more than are written in a test.
+/// Far more writes per second than a test needs.
 const WRITES_PER_SECOND: u64 = 200_000;
 
 fn guest() -> (GuestRam, Vec<LoggedRange>) {
     let block = |name, pages| RamBlock::new(name, pages * PAGE, Backing::Memfd).unwrap();
     let ram = GuestRam::new(vec![block("low", LOW_PAGES), block("high", HIGH_PAGES)]).unwrap();
-    // The second range begins inside a block, at a page that is no multiple of 64.
+    // The second range begins inside a block, at a page whose index is no multiple of 64.
     let ranges = vec![
         LoggedRange { guest_address: 0, block: 0, first_page: 0, pages: LOW_PAGES },
         LoggedRange { guest_address: 1 << 32, block: 1, first_page: 37, pages: HIGH_PAGES - 37 },
@@ -42,7 +43,7 @@ fn waits_for_writes(served: &Served, more: u64) {
     }
 }
 
-/// The pages that are not all zero.
+/// Pages that contain a byte other than zero.
 fn written(ram: &GuestRam) -> Vec<(usize, u64)> {
     let mut pages = Vec::new();
     for (index, block) in ram.blocks().iter().enumerate() {
@@ -139,7 +140,7 @@ fn migrate_with_ram_whose_last_sync_follows_the_stop_satisfies_the_device() {
     migrate(&source.device, &target.device, Plan { stopped: &sync, ..Plan::plain() }).unwrap();
 
     assert_eq!(target.bank().status().ram, Verdict::Good);
-    // And it writes on where its source's guest did.
+    // The loaded device continues to write in its source's window.
     waits_for_writes(&target, 10);
 }
 

@@ -1,5 +1,5 @@
-//! A guest with four devices, one of which goes wrong: whatever it does and wherever, the engine names it, and the
-//! guest runs on at the source with the other three.
+//! Tests of a guest with four devices, one of which fails. For every fault in every state, the engine names
+//! the device, and the guest continues at the source with the other three.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +18,7 @@ use sterna_ram::{Backing, GuestRam, RamBlock};
 use super::faults::{SOURCE, TARGET};
 use super::support::TIMEOUT;
 
-/// The one that goes wrong.
+/// Index of the device that fails.
 const FAULTY: usize = 2;
 
 /// A guest without vCPUs, and its devices' processes.
@@ -47,7 +47,7 @@ impl Guest {
                 };
                 let path = directory.path().join(index.to_string());
                 let server = StateBank::new(config).unwrap().serve(&path).unwrap();
-                // On a busy machine a healthy one may be slow.
+                // A long limit for the healthy devices, because they may be slow on a busy machine.
                 let timeout = if hangs && index == FAULTY { TIMEOUT } else { Duration::from_secs(60) };
                 let client = Client::connect(&path, &ClientOptions { timeout }).unwrap();
                 let stream = Arc::new(VfioDevice::new(Arc::new(client)).unwrap());
@@ -59,7 +59,7 @@ impl Guest {
         Arc::new(Self { ram, log, devices, servers, runs: runs.into(), _directory: directory })
     }
 
-    /// A device's process that has died has no state any more.
+    /// Checks that the guest continues. A device whose process died has no state to check.
     fn assert_runs_on(&self, fault: Fault, is_here: bool) {
         assert!(self.runs.load(Ordering::SeqCst), "{fault}");
         for (index, server) in self.servers.iter().enumerate() {
@@ -131,7 +131,7 @@ impl TargetVm for Guest {
     fn reset(&self) {}
 }
 
-/// Asks for an acknowledgement, so that all that can be read from running devices is.
+/// Migrates with switchover acknowledgements. All state that can be read from running devices is then read.
 fn migrate(source: &Arc<Guest>, target: &Arc<Guest>, multifd: bool) -> (Outcome, Arrival) {
     let params = Parameters { multifd_channels: 2, ..Parameters::default() };
     let capabilities =
@@ -171,7 +171,8 @@ fn goes_wrong(fault: Fault, at_source: bool, multifd: bool) {
     }
 }
 
-/// Over multifd channels every state and byte; over the main channel alone those in the pause.
+/// Tests every state and byte with multifd channels. With the main channel alone, it tests the states of the
+/// pause.
 fn every_place(kind: FaultKind) {
     for (at_source, places) in [(true, SOURCE), (false, TARGET)] {
         for (state, byte, _) in places {
@@ -200,8 +201,8 @@ fn guest_runs_on_wherever_one_of_its_devices_hangs() {
     every_place(FaultKind::Hang);
 }
 
-/// Pages without content say nothing of how long devices' state will take: it once was reckoned by them, and never
-/// fitted.
+/// The estimate for devices' state must not depend on pages without content. Otherwise the estimate would
+/// never fit the downtime limit.
 #[test]
 fn guest_without_content_moves_with_its_devices() {
     for multifd in [true, false] {

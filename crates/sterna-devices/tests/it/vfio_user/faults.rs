@@ -1,4 +1,5 @@
-//! Whatever goes wrong with a device ends in an error that names the device and its state, and the source goes on.
+//! Tests of device faults. Each must end in an error that names the device and its state. The source must
+//! continue.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use sterna_devices::vfio_user::{ClientOptions, DmaLog};
 use sterna_ram::dirty::LoggedRange;
 use sterna_ram::{Backing, DirtyBitmaps, DirtySource, GuestRam, RamBlock};
 
-/// Every place where a device that is saved can go wrong: state, byte, and the state that the error names.
+/// Faults of a device that is saved: state, byte, and the state in the error.
 pub const SOURCE: &[(MigState, Option<u64>, MigState)] = &[
     (MigState::PreCopy, None, MigState::Running),
     (MigState::PreCopy, Some(300_000), MigState::PreCopy),
@@ -22,7 +23,7 @@ pub const SOURCE: &[(MigState, Option<u64>, MigState)] = &[
     (MigState::StopCopy, Some(500_000), MigState::StopCopy),
 ];
 
-/// As above, of one that is loaded.
+/// The same for a device that is loaded.
 pub const TARGET: &[(MigState, Option<u64>, MigState)] = &[
     (MigState::Resuming, None, MigState::Running),
     (MigState::Resuming, Some(0), MigState::Resuming),
@@ -34,7 +35,7 @@ fn config(fault: Option<Fault>) -> StateBankConfig {
     StateBankConfig { state_bytes: 2 << 20, precopy_percent: 50, fault, ..StateBankConfig::default() }
 }
 
-/// Only a device that hangs is given up on soon: on a busy machine a healthy one may be slow.
+/// A short time limit only for a device that hangs. A healthy one may be slow on a busy machine.
 fn served(fault: Option<Fault>) -> Served {
     let hangs = fault.is_some_and(|fault| fault.kind == FaultKind::Hang);
     let patient = ClientOptions { timeout: Duration::from_secs(60) };
@@ -58,7 +59,7 @@ fn fail_at_the_source_is_told_and_the_device_runs_on() {
         names_device_and_state(&error, &source.client.name(), *named);
         assert!(error.to_string().contains("refuses"), "{error}");
         assert_eq!(source.bank().status().state, MigState::Running, "{state} {byte:?}");
-        // It fails once: the next migration works.
+        // The fault occurs once, so the next migration succeeds.
         migrate(&source.device, &target.device, Plan::plain()).unwrap();
         assert_eq!(source.bank().status().digest, target.bank().status().digest);
     }
@@ -89,7 +90,7 @@ fn die_at_the_source_is_told() {
         names_device_and_state(&error, &source.client.name(), *named);
         assert!(error.to_string().contains("is gone"), "{error}");
         assert!(!source.client.is_connected());
-        // The destination's device is as before, and takes another's state.
+        // The destination's device is unchanged and accepts the state of another device.
         migrate(&served(None).device, &target.device, Plan::plain()).unwrap();
     }
 }
@@ -220,7 +221,7 @@ fn hang_in_the_live_phase_is_undone_when_it_wakes_up_and_the_next_migration_brin
     source.wake();
 
     names_device_and_state(&error, "slow", MigState::PreCopy);
-    // Told while it hung: the server does it before it answers this.
+    // The request was sent while the server hung. The server executes it before it answers this one.
     assert_eq!(patiently(|| source.client.state()), MigState::Running);
     migrate(&device, &target.device, small()).unwrap();
     assert_eq!(source.bank.status().digest, target.bank().status().digest);
@@ -299,7 +300,7 @@ fn load_undone_after_a_device_ran_forgets_it_and_the_next_one_works() {
     source.device.run().unwrap();
     migrate(&source.device, &refuses.device, Plan::plain()).unwrap_err();
 
-    // As the engine undoes it where the one ran and the other did not.
+    // The engine undoes the migration in this way if one device ran and the other did not.
     for device in [&ran.device, &refuses.device] {
         device.quiesce().unwrap();
         device.stop().unwrap();

@@ -1,4 +1,4 @@
-//! The other side of the socket says anything, or nothing.
+//! Tests in which the peer sends invalid messages, or none.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -16,7 +16,7 @@ use sterna_devices::vfio_user::{Client, ClientOptions, ServerEnd, serve};
 
 const TIMEOUT: Duration = Duration::from_millis(300);
 
-/// A message as it comes.
+/// A message as received.
 struct Message {
     header: Header,
     payload: Vec<u8>,
@@ -40,7 +40,7 @@ fn reply_to(request: &Message, payload: &[u8]) -> Vec<u8> {
     message(Header { kind: Kind::Reply, ..request.header }, payload)
 }
 
-/// What a well-behaved server says to what every client asks first.
+/// A valid server's answers to the first requests of every client.
 fn greeting(request: &Message) -> Option<Vec<u8>> {
     let payload = match request.header.command()? {
         Command::Version => request.payload.clone(),
@@ -58,7 +58,8 @@ fn greeting(request: &Message) -> Option<Vec<u8>> {
     Some(reply_to(request, &payload))
 }
 
-/// A client of a server that greets well, and then answers by `answer`; none: it closes.
+/// A client of a server with a valid greeting, which then answers with `answer`. On `None` it closes the
+/// connection.
 fn against(answer: impl Fn(&Message) -> Option<Vec<u8>> + Send + 'static) -> (Client, JoinHandle<()>) {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     let server = thread::spawn(move || {
@@ -108,7 +109,7 @@ fn reply_longer_than_was_asked_for_is_refused() {
 
 #[test]
 fn reply_of_the_length_asked_for_gives_as_much_as_its_size_says() {
-    // What libvfio-user sends at the end of every stream: 64 bytes, then none.
+    // libvfio-user's answers at the end of every stream: 64 bytes of data, then none.
     let left = std::sync::atomic::AtomicU32::new(64);
     let (client, _server) = against(move |request| {
         let size = left.swap(0, std::sync::atomic::Ordering::Relaxed);
@@ -241,8 +242,8 @@ fn server_that_stops_inside_an_answer_is_given_up_on() {
     assert!(matches!(error, PortError::Silent { .. }), "{error}");
 }
 
-/// A client of a server that greets well, and answers the next request by `flood` again and again, until nobody
-/// listens any more.
+/// A client of a server that sends a valid greeting, and then a flood. It answers the next request with
+/// `flood` repeatedly until the client closes the connection.
 fn flooded(flood: Vec<u8>, timeout: Duration) -> Client {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     thread::spawn(move || {
@@ -288,7 +289,7 @@ fn server_of_another_version_is_refused() {
     }
 }
 
-/// A client of a server with these capabilities; it has all migration states, and logs.
+/// A client of a server with these capabilities, all migration states, and a DMA log.
 fn with(migration: Option<MigrationCapability>) -> Result<Client, PortError> {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     thread::spawn(move || {
@@ -357,7 +358,7 @@ fn client_that_says_anything_gets_an_answer_or_is_turned_away() {
         for id in 1..40 {
             let command = Command::ALL[random(15) as usize];
             let mut payload: Vec<u8> = (0..random(64)).map(|_| random(256) as u8).collect();
-            // Often something that gets further.
+            // Often a payload that passes the first checks.
             if random(2) == 0 {
                 let state = (random(9) as u32).to_le_bytes();
                 let size = (random(5000) as u32).to_le_bytes();
@@ -380,7 +381,7 @@ fn client_that_says_anything_gets_an_answer_or_is_turned_away() {
         drop(ours);
         assert!(matches!(server.join().unwrap(), ServerEnd::Disconnected));
     }
-    // It is still a device.
+    // The device still works.
     bank.release();
     let (ours, theirs) = UnixStream::pair().unwrap();
     let served = Arc::clone(&bank);

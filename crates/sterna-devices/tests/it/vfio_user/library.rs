@@ -1,5 +1,5 @@
-//! A server as libvfio-user makes it: its answers to MIG_DATA_READ are as long as what was asked for, and their `size`
-//! says how much of it is data (specs/vfio-user.md §8).
+//! Tests with answers in libvfio-user's form. An answer to MIG_DATA_READ is as long as the request permits,
+//! and its `size` is the number of data bytes (specs/vfio-user.md §8).
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -14,13 +14,13 @@ use sterna_devices::vfio_user::{Client, ClientOptions};
 
 use super::support::{Plan, migrate, serve};
 
-/// The most that any message of these tests has.
+/// Upper bound of a message's length in these tests.
 const MOST: u32 = 2 << 20;
 
-/// Answers of [`lengthened`] that were longer than their data.
+/// Number of answers of [`lengthened`] that were longer than their data.
 type Long = Arc<AtomicU32>;
 
-/// A client of `path`'s server, whose short answers to MIG_DATA_READ are made as long as what was asked for.
+/// A client of the server at `path`. Short answers to MIG_DATA_READ are lengthened to the requested size.
 fn lengthened(path: &std::path::Path) -> (Client, Long) {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     let mut server = UnixStream::connect(path).unwrap();
@@ -48,7 +48,7 @@ fn lengthened(path: &std::path::Path) -> (Client, Long) {
     (client, long)
 }
 
-/// The next message: its header, and all of its bytes.
+/// Receives the next message: its header, and all its bytes.
 fn receive(stream: &mut UnixStream) -> Option<(Header, Vec<u8>)> {
     let mut bytes = vec![0; HEADER_BYTES];
     stream.read_exact(&mut bytes).ok()?;
@@ -58,7 +58,7 @@ fn receive(stream: &mut UnixStream) -> Option<(Header, Vec<u8>)> {
     Some((header, bytes))
 }
 
-/// The `size` of a question or answer about migration data.
+/// The `size` field of a migration data message.
 fn size_of(message: &[u8]) -> usize {
     let at = HEADER_BYTES + 4;
     u32::from_le_bytes(message[at..at + 4].try_into().unwrap()) as usize

@@ -1,4 +1,4 @@
-//! VFIO's migration states, the vfio-user protocol, and the device model that tests them.
+//! Tests of VFIO's migration states and of the vfio-user protocol, with the statebank device model.
 #![allow(clippy::print_stderr, missing_docs)]
 
 mod dma;

@@ -1,4 +1,4 @@
-//! A statebank's state moves through `DeviceStream`, with a protocol between and without.
+//! Tests that move a statebank's state through `DeviceStream`, with and without a protocol.
 
 use super::support::{Chunks, Plan, alone, migrate, serve};
 use sterna::DeviceStream;
@@ -6,7 +6,7 @@ use sterna_devices::statebank::{StateBankConfig, Verdict};
 use sterna_devices::vfio::MigState;
 
 fn config() -> StateBankConfig {
-    // Neither a multiple of a block nor of a word.
+    // The length is no multiple of a block or of a word.
     StateBankConfig { state_bytes: (9 << 20) + 12_345, seed: 77, ..StateBankConfig::default() }
 }
 
@@ -65,7 +65,7 @@ fn migrate_with_precopy_reads_the_share_before_the_stop_and_what_changed_again()
     assert!(from.changed_blocks > 0);
     assert!(moved > config().state_bytes * 5 / 4, "nothing was read twice: {moved}");
     assert_eq!(to.loaded, Verdict::Good);
-    // The target runs by now and changes blocks itself, so the digests need not be equal any more.
+    // The target already runs and changes blocks itself, so the digests may differ.
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn read_while_running_gives_only_the_share() {
     }
     let after = source.remaining().unwrap();
 
-    // The stream's head, 32 bytes, is not counted.
+    // The 32 bytes of the stream's head are not counted.
     assert_eq!(read, before.initial_bytes + 32);
     assert!(read > config().state_bytes * 45 / 100 && read < config().state_bytes * 51 / 100, "{read}");
     assert_eq!((after.initial_bytes, after.dirty_bytes), (0, 0));
@@ -198,7 +198,7 @@ fn load_of_a_stream_with_one_wrong_byte_is_refused_wherever_it_is() {
     stream.truncate(len);
     assert_eq!(source.read(&mut [0; 8]).unwrap(), 0);
 
-    // Every place in and around the heads and the end, and some of the content.
+    // Every byte in and near the heads and the end, and some bytes of the content.
     let places = (0..len).filter(|at| *at < 200 || at % 997 == 0 || *at > len - 90);
     let mut refused = 0;
     for at in places {

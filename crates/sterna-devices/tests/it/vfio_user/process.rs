@@ -1,4 +1,4 @@
-//! Devices in processes of their own: moved, made to die, killed, stopped.
+//! Tests of devices in other processes: migrated, crashed, killed and stopped.
 
 use std::io::Read;
 use std::process::{Child, Command, Stdio};
@@ -12,22 +12,22 @@ use sterna_devices::vfio_user::{Client, ClientOptions};
 
 use super::support::{Chunks, Plan, TIMEOUT, migrate};
 
-/// Longer than anything takes that ends.
+/// Longer than every operation that ends.
 const LONG: Duration = Duration::from_secs(60);
 
-/// A process, killed when dropped.
+/// A child process that is killed when dropped.
 struct Process(Child);
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Ended already: as good.
+        // An error means that the process has already ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
 impl Process {
-    /// Its exit code and what it said, once it has ended.
+    /// Waits for the end. Returns exit code and standard output.
     fn ended(&mut self) -> (Option<i32>, String) {
         let mut said = String::new();
         self.0.stdout.take().unwrap().read_to_string(&mut said).unwrap();
@@ -129,7 +129,7 @@ fn process_that_dies_on_purpose_is_gone_and_says_why() {
     assert_eq!(source.process.ended().0, Some(86));
 }
 
-/// One of the steps of a save.
+/// Performs step `place` of a save.
 fn step(source: &Bank, place: usize, buffer: &mut [u8]) -> Result<(), VmError> {
     match place {
         0 => source.device.begin_save(),
@@ -191,7 +191,7 @@ fn reader_that_asks_all_the_time_lets_others_have_their_turn() {
             }
             reads
         });
-        // Each waits for one read at most, so 1000 reads are never enough to wait for.
+        // Each request waits for at most one read, so 1000 reads cannot pass meanwhile.
         (0..20).for_each(|_| assert!(source.client.data_size().unwrap() > 0));
         done.store(true, std::sync::atomic::Ordering::Relaxed);
         assert!(reader.join().unwrap() < 900, "the others waited for the end of the stream");

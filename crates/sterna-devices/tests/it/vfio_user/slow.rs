@@ -1,4 +1,4 @@
-//! A device whose process stands still at one request, until it is woken up, and then goes on as if nothing had been.
+//! A device whose process pauses at one request until a test wakes it. It then continues normally.
 
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -13,7 +13,7 @@ use sterna_devices::vfio_user::{Backend, BackendError, Client, ClientOptions, Dm
 
 use super::support::TIMEOUT;
 
-/// The request at which it stands still.
+/// The request at which the device pauses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stall {
     State,
@@ -21,7 +21,7 @@ pub enum Stall {
     StartLogging,
 }
 
-/// A client of such a device. Its server ends with it.
+/// A client of such a device. Dropping it ends the server.
 pub struct Asleep {
     pub client: Arc<Client>,
     pub bank: Arc<StateBank>,
@@ -37,12 +37,12 @@ impl Asleep {
 struct Slow {
     bank: Arc<StateBank>,
     stall: Stall,
-    /// Such requests that pass before the one that does not.
+    /// Number of requests of this kind that are answered before the pause.
     pass: AtomicU32,
     woken: Mutex<Receiver<()>>,
 }
 
-/// A device that stands still at the request after `pass` others of its kind.
+/// A device that pauses at the request after `pass` others of its kind.
 pub fn slow(stall: Stall, pass: u32, config: StateBankConfig) -> Asleep {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let (wake, woken) = channel();
@@ -53,7 +53,7 @@ pub fn slow(stall: Stall, pass: u32, config: StateBankConfig) -> Asleep {
     Asleep { client: Arc::new(client), bank, wake }
 }
 
-/// Asks until there is an answer: a server that was woken up works off what it was asked before.
+/// Repeats `ask` until it is answered. A server that was woken first executes its earlier requests.
 pub fn patiently<T>(ask: impl Fn() -> Result<T, PortError>) -> T {
     loop {
         match ask() {
@@ -69,7 +69,7 @@ impl Slow {
             return;
         }
         let before = self.pass.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
-        // Afterwards it passes for ever: nobody sends any more, and the sender is there or gone.
+        // Later requests never pause, because the wake-up message is sent only once.
         if before.is_err() && self.pass.swap(u32::MAX, Ordering::Relaxed) == 0 {
             let _ = self.woken.lock().unwrap().recv();
         }

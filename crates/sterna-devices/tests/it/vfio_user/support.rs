@@ -1,4 +1,5 @@
-//! What the tests share: banks in and out of process, and a pump that moves one's state into the other.
+//! Helpers that the tests share. There are statebanks in this or another process, and a pump that moves state
+//! between them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,10 +9,10 @@ use sterna_devices::statebank::{BankServer, StateBank, StateBankConfig};
 use sterna_devices::vfio::VfioDevice;
 use sterna_devices::vfio_user::{Client, ClientOptions};
 
-/// How long a client waits for a server that hangs; no test waits for anything else so long.
+/// Time limit of a client whose server hangs. Tests never reach it otherwise.
 pub const TIMEOUT: Duration = Duration::from_millis(300);
 
-/// A bank behind a server, and a client of it as the engine sees it.
+/// A statebank behind a server, and a client as the engine uses it.
 pub struct Served {
     pub device: VfioDevice<Arc<Client>>,
     pub client: Arc<Client>,
@@ -44,14 +45,14 @@ pub fn alone(config: StateBankConfig) -> (VfioDevice<Arc<StateBank>>, Arc<StateB
     (VfioDevice::new(Arc::clone(&bank)).unwrap(), bank)
 }
 
-/// Sizes of chunks that a pump reads.
+/// Sizes of the chunks that a pump reads.
 pub struct Chunks {
     random: fastrand::Rng,
     most: usize,
 }
 
 impl Chunks {
-    /// Random ones up to `most`, by STERNA_SEED.
+    /// Random sizes of at most `most` bytes, seeded by STERNA_SEED.
     pub fn up_to(most: usize) -> Self {
         Self { random: sterna_testing::random("chunks"), most }
     }
@@ -61,12 +62,12 @@ impl Chunks {
     }
 }
 
-/// What a pump does between what it must.
+/// Options of a pump.
 pub struct Plan<'a> {
     pub chunks: Chunks,
-    /// Reads while the device runs, at most.
+    /// Highest number of reads while the device runs.
     pub running_reads: usize,
-    /// Called when both have stopped, before the rest is read.
+    /// Called after both devices have stopped, before the rest is read.
     pub stopped: &'a dyn Fn(),
 }
 
@@ -76,11 +77,11 @@ impl Plan<'_> {
     }
 }
 
-/// Moves the device, in the engine's order. On failure undoes both sides as the engine would.
+/// Migrates the device in the engine's order. After a failure it undoes both sides like the engine.
 pub fn migrate(source: &dyn DeviceStream, target: &dyn DeviceStream, plan: Plan<'_>) -> Result<u64, VmError> {
     let moved = attempt(source, target, plan);
     if moved.is_err() {
-        // What a dead device says to this does not matter.
+        // A dead device may fail here.
         let _ = source.end_save();
         let _ = source.run();
         let _ = target.end_load();

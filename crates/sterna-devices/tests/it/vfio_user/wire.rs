@@ -1,4 +1,5 @@
-//! The codec: what is encoded is decoded, and what is malformed is named.
+//! Tests of the codec. Encoded messages must decode to the same values. Malformed ones must give an error
+//! that names the rule.
 
 use proptest::prelude::*;
 use sterna_devices::vfio::{MigState, feature};
@@ -171,7 +172,7 @@ fn dma_log_start_that_cannot_be_is_refused() {
     }
 }
 
-/// Lets every decoder at the bytes.
+/// Runs every decoder on the bytes.
 fn decode_all(bytes: &[u8]) {
     let _ = Version::decode(payload(bytes));
     let _ = DmaMap::decode(payload(bytes));

@@ -1,4 +1,4 @@
-//! State that goes from one back end to another, or stays where it was.
+//! Tests of state that moves from one back end to another, or stays.
 
 use sterna::{Device, DeviceStream, RemainingState};
 use sterna_devices::vhost_user::VhostUserSection;
@@ -7,7 +7,7 @@ use tempfile::TempDir;
 use super::machine::{ANSWERS, Machine};
 use crate::back_end::Fault;
 
-/// Large enough that the pipe fills several times, and odd.
+/// Large enough to fill the pipe several times, and an odd number.
 const STATE_BYTES: usize = (5 << 20) + 12_345;
 
 #[test]

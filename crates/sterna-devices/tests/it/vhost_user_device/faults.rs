@@ -1,5 +1,5 @@
-//! Back ends that die, hang or refuse, and states that are none: an error that names the device, and a source that
-//! runs on.
+//! Tests of back ends that die, hang or refuse, and of invalid states. Each must give an error that names the
+//! device, and the source continues.
 
 use sterna::DeviceStream;
 use sterna_devices::vhost_user::{VhostUserDevice, VhostUserError, VhostUserOptions};
@@ -11,7 +11,7 @@ use crate::model::Model;
 
 const STATE_BYTES: usize = 3 << 20;
 
-/// A device that was asked for something and failed must have said so, by name.
+/// Checks that the error of a failed call names the device and contains `words`.
 #[track_caller]
 fn names(error: &str, words: &[&str]) {
     for word in ["fs0"].iter().chain(words) {
@@ -63,7 +63,7 @@ fn run_in_the_middle_of_a_save_is_told_to_who_reads_and_the_source_runs_on() {
     let mut machine = Machine::running(directory.path(), "source", STATE_BYTES, Fault::None);
     machine.serve(0..5);
 
-    // Only announced: nothing is lost.
+    // The save was only announced, so nothing is lost.
     machine.device.begin_save().expect("a good beginning");
     machine.device.run().expect("it runs");
     machine.device.remaining().expect("an amount");
@@ -131,7 +131,7 @@ fn state_that_stands_still_is_an_error_and_the_source_runs_on() {
     machine.serve(5..10);
 }
 
-/// What `act` gives, which must end by itself.
+/// Returns the result of `act`, which must end by itself.
 #[track_caller]
 fn ends<T: Send + 'static>(act: impl FnOnce() -> T + Send + 'static) -> T {
     let (tell, told) = std::sync::mpsc::channel();
@@ -244,7 +244,8 @@ fn back_end_that_dies_while_it_loads_is_an_error() {
     machine.device.end_load().expect("the end");
 }
 
-/// A machine whose device has worked and was saved, one that waits, and what was saved: state and configuration.
+/// A machine with a saved device, a machine that waits, state, and configuration. The first machine's device
+/// has worked before it was saved.
 fn saved(directory: &std::path::Path) -> (Machine, Machine, Vec<u8>, Vec<u8>) {
     let mut source = Machine::running(directory, "source", STATE_BYTES, Fault::None);
     let target = Machine::target(directory, "target", Fault::None);
@@ -285,7 +286,7 @@ fn load_undone_after_a_device_ran_forgets_it_and_the_next_one_works() {
     target.device.end_load().expect("nothing: it runs");
     target.serve(5..10);
 
-    // Another device could not start, so all is undone.
+    // The load is undone, as if another device could not start.
     target.device.quiesce().expect("nothing to do");
     target.device.stop().expect("a good stop");
     target.device.end_load().expect("the end");
@@ -313,7 +314,8 @@ fn record_of_rings_that_cannot_be_is_refused() {
         bytes[at] = byte;
         bytes
     };
-    // Version; a feature that the back end does not have; two rings; a size of 129; descriptors behind RAM.
+    // Wrong version; a feature that the back end lacks; two rings; a size of 129; descriptors after the end
+    // of RAM.
     let two_rings = [with(12, 2), good[14..].to_vec()].concat();
     let bad = [with(0, 9), with(4, 1), two_rings, with(14, 129), with(14 + 4 + 7, 1), Vec::new()];
 

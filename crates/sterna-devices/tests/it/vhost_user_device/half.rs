@@ -1,4 +1,5 @@
-//! A back end that takes a start only in half: nobody knows then whether it serves the ring, until it is asked.
+//! Tests of a back end that completes only a part of a start. Whether it serves the ring is unknown until it
+//! is asked.
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -24,14 +25,14 @@ const SET_VRING_KICK: u32 = 12;
 const GET_PROTOCOL_FEATURES: u32 = 15;
 const SET_VRING_ENABLE: u32 = 18;
 const SET_DEVICE_STATE_FD: u32 = 42;
-/// How far its ring has got, whatever one tells it.
+/// Position of its ring, independent of the requests.
 const BASE: u32 = 7;
 
-/// A request, and the second word of what came with it.
+/// A request, and the second word of its body.
 pub type Asked = (u32, u32);
 
-/// Listens at `path` for one connection, and refuses the first request `refused`, if there is one. Gives what it is
-/// asked. It touches neither RAM nor the log.
+/// Listens at `path` for one connection and refuses the first request `refused`, if given. Returns the
+/// received requests. It accesses neither RAM nor the log.
 pub fn listen(path: &Path, refused: Option<u32>) -> Receiver<Asked> {
     let listener = UnixListener::bind(path).expect("a socket");
     let (tell, asked) = channel();
@@ -50,7 +51,7 @@ fn serve(mut stream: UnixStream, refused: Option<u32>, tell: &Sender<Asked>) {
         let (request, flags, size) = (word(&head[..4]), word(&head[4..8]), word(&head[8..]));
         let mut body = vec![0; size as usize];
         stream.read_exact(&mut body).expect("a whole message");
-        // Nobody may listen any more.
+        // Fails if the test no longer receives.
         let _ = tell.send((request, body.get(4..8).map_or(0, word)));
         let answer = match request {
             GET_FEATURES => Some(
@@ -66,7 +67,7 @@ fn serve(mut stream: UnixStream, refused: Option<u32>, tell: &Sender<Asked>) {
             }
             GET_VRING_BASE => Some(u64::from(BASE) << 32),
             SET_LOG_BASE => Some(0),
-            // Without a descriptor of its own.
+            // Success, without a descriptor of its own.
             SET_DEVICE_STATE_FD => Some(0x100),
             _ if flags & 8 == 0 => None,
             _ if Some(request) == refused && std::mem::take(&mut refuses) => Some(1),
@@ -80,7 +81,7 @@ fn serve(mut stream: UnixStream, refused: Option<u32>, tell: &Sender<Asked>) {
     }
 }
 
-/// A device whose start was refused at `refused`, and what its back end is asked from then on.
+/// A device whose start was refused at `refused`, and its back end's later requests.
 fn half_started(directory: &TempDir, refused: u32) -> (std::sync::Arc<VhostUserDevice>, Receiver<Asked>) {
     let path = directory.path().join("half");
     let asked = listen(&path, Some(refused));

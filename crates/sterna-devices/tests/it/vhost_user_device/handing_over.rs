@@ -1,5 +1,5 @@
-//! A back end that stays the same one while its front end becomes another process: here, another device over other mappings of the same
-//! memory.
+//! Tests of a back end that stays while its front end moves to another process. The other process is
+//! represented by another device with other mappings of the same memory.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::OwnedFd;
@@ -17,7 +17,7 @@ use crate::virtqueue::Virtqueue;
 
 const STATE_BYTES: usize = (1 << 20) + 4321;
 
-/// The new process.
+/// The new process that receives the guest.
 struct Heir {
     ram: GuestRam,
     device: Arc<VhostUserDevice>,
@@ -25,7 +25,7 @@ struct Heir {
 }
 
 impl Heir {
-    /// As the engine does it before the guest stops.
+    /// Prepares the new process like the engine, before the guest stops.
     fn of(source: &Machine) -> Self {
         let ram = awaiting();
         let device = VhostUserDevice::awaiting(options(&source.back_end, SHORT), &ram, &[whole()]).unwrap();
@@ -36,7 +36,7 @@ impl Heir {
         Self { ram, device, memory }
     }
 
-    /// The source stops, and its stream comes.
+    /// Stops the source and loads its stream.
     fn load(&self, source: &Machine) {
         source.device.quiesce().unwrap();
         source.device.stop().unwrap();
@@ -46,7 +46,7 @@ impl Heir {
         self.device.finish_load(&source.device.configuration().unwrap()).unwrap();
     }
 
-    /// The commit.
+    /// Commits: the new process takes over the guest.
     fn start(mut self, source: Machine) -> Machine {
         self.memory.keep().unwrap();
         self.device.run().unwrap();
@@ -77,13 +77,13 @@ fn running(directory: &TempDir) -> Machine {
 fn back_end_goes_on_with_another_front_end_and_keeps_its_state() {
     let directory = TempDir::new().unwrap();
     let mut machine = running(&directory);
-    // From one to the next, and back to where it was: a process that gave its guest away can get one again.
+    // The guest moves three times, because a process that gave its guest away can receive one again.
     for round in 0..3 {
         let at = round * 40;
         machine.serve(at..at + 20);
         let heir = Heir::of(&machine);
         machine.serve(at + 20..at + 25);
-        // Nobody looks at these before the guest stops.
+        // The answers to these requests are not read before the guest stops.
         for request in at + 25..at + 40 {
             assert!(machine.submit(request, ANSWERS + request % 64 * 8192, 64));
         }
@@ -107,7 +107,7 @@ fn source_that_takes_its_guest_back_goes_on_with_the_same_back_end() {
     let mut machine = running(&directory);
     machine.serve(0..10);
 
-    // Before anything has stopped, and after all is loaded.
+    // Once before anything has stopped, and once after everything is loaded.
     let heir = Heir::of(&machine);
     heir.give_up(&machine);
     machine.serve(10..20);
@@ -120,7 +120,7 @@ fn source_that_takes_its_guest_back_goes_on_with_the_same_back_end() {
     (20..30).for_each(|request| machine.expect(request, ANSWERS + request * 8192, 64));
     machine.serve(30..40);
 
-    // An ordinary migration carries the state as if nothing had been.
+    // An ordinary migration afterwards transfers the state normally.
     let mut target = Machine::target(directory.path(), "other", Fault::None);
     machine.stop().unwrap();
     let state = machine.read_state().unwrap();
@@ -164,7 +164,7 @@ fn destination_that_cannot_start_its_guest_gives_it_back_with_what_was_served_me
     }
     heir.memory.keep().unwrap();
     heir.device.run().unwrap();
-    // Served there; then the vCPUs do not start.
+    // The back end serves requests at the destination; then the vCPUs do not start.
     let mut seen = machine.queue.clone();
     for _ in 10..20 {
         seen.wait(&heir.ram, &heir.device, 0);
@@ -173,7 +173,7 @@ fn destination_that_cannot_start_its_guest_gives_it_back_with_what_was_served_me
     heir.device.stop().unwrap();
     heir.give_up(&machine);
 
-    // Each once: a device that served one twice would have another past.
+    // Each request is served once. A device that served one twice would give different answers.
     (10..20).for_each(|request| machine.expect(request, ANSWERS + request * 8192, 64));
     machine.serve(20..40);
 }
@@ -200,14 +200,14 @@ fn guest_that_arrives_paused_is_introduced_and_migrates_on() {
     machine.serve(10..20);
 }
 
-/// A connection whose other end is the test.
+/// A connection whose other end belongs to the test.
 fn heard() -> (OwnedFd, UnixStream) {
     let (theirs, ours) = UnixStream::pair().unwrap();
     ours.set_nonblocking(true).unwrap();
     (theirs.into(), ours)
 }
 
-/// What has been said to the back end.
+/// Reads the bytes that were sent to the back end.
 fn said(mut ours: &UnixStream) -> Vec<u8> {
     let mut bytes = [0; 1 << 10];
     match ours.read(&mut bytes) {
@@ -217,8 +217,8 @@ fn said(mut ours: &UnixStream) -> Vec<u8> {
     }
 }
 
-/// Whatever is asked of a device before its guest has come, its back end hears nothing. Two processes that speak at once would mix
-/// their messages.
+/// A device whose guest has not arrived sends no request to the back end. Requests of two processes at the
+/// same time would mix their messages.
 #[test]
 fn device_that_waits_says_nothing_before_its_guest_runs() {
     let directory = TempDir::new().unwrap();
@@ -246,13 +246,13 @@ fn device_that_waits_says_nothing_before_its_guest_runs() {
         device.end_load().unwrap();
         assert_eq!(said(&ours), b"");
 
-        // That something would be heard: what it says to begin with, which nobody answers here.
+        // Proves that the test can see requests: the first one, which gets no answer here.
         if round == 1 {
             assert!(told(device.run().unwrap_err()).contains("GET_FEATURES"));
             assert_eq!(said(&ours)[..4], 1u32.to_ne_bytes());
         }
         device.let_go();
-        // The connection is as it was.
+        // The connection is unchanged.
         (&ours).write_all(b"still there").unwrap();
         drop(other);
     }
@@ -269,7 +269,7 @@ fn source_says_nothing_from_its_stop_on_and_leaves_the_connection_alone() {
     for error in asked.map(|asked| asked.unwrap_err().to_string()) {
         assert!(error.contains("another process has the back end"), "{error}");
     }
-    // As when the old process ends before it learns that it has no guest any more.
+    // As if the old process ended before it learns that the guest has moved.
     let Machine { ram, device, back_end, queue, model } = machine;
     drop(device);
 
@@ -314,7 +314,7 @@ fn what_is_no_back_end_of_this_device_is_refused() {
     let error = told(device.finish_load(&[]).unwrap_err());
     assert!(error.contains("--same-host"), "one that does not come is missed before the commit: {error}");
     device.end_load().unwrap();
-    // One that has a back end of its own keeps it.
+    // A device with its own back end keeps it.
     let error = told(machine.device.take(vec![heard().0]).unwrap_err());
     assert!(error.contains("connected to one already"), "{error}");
     machine.device.let_go();
@@ -324,7 +324,7 @@ fn what_is_no_back_end_of_this_device_is_refused() {
 #[test]
 fn back_end_that_dies_is_named_before_the_commit_and_after_it() {
     let directory = TempDir::new().unwrap();
-    // While the guest runs.
+    // First while the guest runs.
     let mut machine = running(&directory);
     machine.serve(0..3);
     let heir = Heir::of(&machine);
@@ -333,7 +333,7 @@ fn back_end_that_dies_is_named_before_the_commit_and_after_it() {
     assert!(error.contains("fs0"), "{error}");
     heir.device.let_go();
 
-    // When its source has stopped it: the destination finds out before the commit.
+    // Then after the source has stopped it: the destination notices before the commit.
     let directory = TempDir::new().unwrap();
     let mut machine = running(&directory);
     let heir = Heir::of(&machine);
@@ -344,7 +344,7 @@ fn back_end_that_dies_is_named_before_the_commit_and_after_it() {
     assert!(error.contains("fs0") && error.contains("closed the connection"), "{error}");
     heir.device.end_load().unwrap();
 
-    // And after the commit.
+    // Then after the commit.
     let directory = TempDir::new().unwrap();
     let mut machine = running(&directory);
     let mut heir = Heir::of(&machine);

@@ -1,4 +1,4 @@
-//! The back end's log of what it writes: nothing is missing from the last sync.
+//! Tests that the back end's log contains every write at the last sync.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ fn log_of(machine: &Machine) -> VhostUserLog {
     VhostUserLog::new(Arc::new(log), vec![Arc::clone(&machine.device)])
 }
 
-/// A copy of RAM that is kept up by dirty bits alone, as a destination's is.
+/// A copy of RAM that is updated only by dirty bits, like a destination's RAM.
 struct Copy(Vec<u8>);
 
 impl Copy {
@@ -28,7 +28,7 @@ impl Copy {
         Self(bytes)
     }
 
-    /// Syncs and copies what is dirty; gives the number of pages.
+    /// Syncs, copies the dirty pages, and returns their number.
     fn keep_up(&mut self, ram: &GuestRam, log: &VhostUserLog) -> u64 {
         let mut dirty = DirtyBitmaps::new(ram);
         log.sync(&mut dirty).expect("a sync");
@@ -41,7 +41,8 @@ impl Copy {
         dirty.count()
     }
 
-    /// The first page that the back end wrote and that is not as it is in `ram`: answers, and the used ring.
+    /// The first page written by the back end that differs from `ram`. Such pages are the answers and the
+    /// used ring.
     fn stale(&self, ram: &GuestRam) -> Option<u64> {
         let now = Self::of(ram);
         let used = 3 * PAGE_SIZE;
@@ -69,21 +70,21 @@ fn pages_written_until_the_stop_are_all_in_the_last_sync() {
             assert!(machine.submit(number, answer & !7, (len as u32 & !7) + 8));
         }
     };
-    // Written before anybody looks: not the log's business.
+    // Written before the log starts, so the log does not contain it.
     machine.serve(0..20);
 
     for round in 0..5 {
         // Arrange: a migration that begins.
         log.start().expect("a good start");
         let mut copy = Copy::of(&machine.ram);
-        // Act: the back end writes all the time, with looks at the log between.
+        // Act: the back end writes continuously, with syncs in between.
         for _ in 0..40 {
             fill(&mut machine);
             machine.wait_until_in_flight(SLOTS - 1);
             copy.keep_up(&machine.ram, &log);
             machine.wait_until_in_flight(SLOTS / 2);
         }
-        // One of these is answered after the sync before, the others may be or not.
+        // At least one of these requests is answered after the previous sync.
         machine.wait_until_in_flight(0);
         copy.keep_up(&machine.ram, &log);
         fill(&mut machine);

@@ -16,19 +16,19 @@ use crate::model::Model;
 use crate::virtqueue::{Part, Virtqueue};
 
 pub const RAM_BYTES: u64 = 16 << 20;
-/// Where the ring is.
+/// Address of the ring.
 pub const RING: u64 = 0x1000;
-/// Where requests are, a line each.
+/// Address of the requests, one cache line each.
 pub const REQUESTS: u64 = 0x8000;
-/// From here on the device writes.
+/// Start of the memory that the device writes.
 pub const ANSWERS: u64 = 0x10_0000;
-/// Requests at once.
+/// Highest number of requests in flight.
 pub const SLOTS: u16 = 32;
-/// Bytes of state that a device has which waits for another's.
+/// Length of the initial state of a device that waits for another's.
 pub const TARGET_BYTES: usize = 64;
-/// For devices that will not answer.
+/// Time limit for devices that do not answer.
 pub const SHORT: Duration = Duration::from_millis(1500);
-/// For devices that will.
+/// Time limit for devices that answer.
 const LONG: Duration = Duration::from_secs(60);
 
 pub fn ram() -> GuestRam {
@@ -47,18 +47,18 @@ pub fn options(back_end: &BackEnd, limit: Duration) -> VhostUserOptions {
     }
 }
 
-/// See the module.
+/// The machine of this module.
 pub struct Machine {
     pub ram: GuestRam,
     pub back_end: BackEnd,
     pub device: Arc<VhostUserDevice>,
     pub queue: Virtqueue,
-    /// What the device should be like inside.
+    /// The expected state of the device.
     pub model: Model,
 }
 
 impl Machine {
-    /// A machine whose device is new and has not been started.
+    /// A machine with a new device that was not started.
     pub fn waiting(directory: &Path, name: &str, state: usize, fault: Fault, limit: Duration) -> Self {
         let back_end = BackEnd::start(directory, name, state, fault);
         let ram = ram();
@@ -77,12 +77,13 @@ impl Machine {
         machine
     }
 
-    /// A machine that waits for `source`'s guest.
+    /// A machine that waits for the guest of another machine.
     pub fn target(directory: &Path, name: &str, fault: Fault) -> Self {
         Self::waiting(directory, name, TARGET_BYTES, fault, LONG)
     }
 
-    /// Makes a request whose answer of `len` bytes goes to `answer`, and does not wait. False if there is no room.
+    /// Submits a request with an answer of `len` bytes at `answer`, without waiting. False if the queue is
+    /// full.
     pub fn submit(&mut self, request: u64, answer: u64, len: u32) -> bool {
         let place = REQUESTS + 64 * (request % (2 * u64::from(SLOTS)));
         self.ram.block(0).write(place, &request.to_le_bytes()).expect("inside RAM");
@@ -91,7 +92,7 @@ impl Machine {
         self.queue.submit(&self.ram, &parts).is_some()
     }
 
-    /// Waits for the next answer, which must be `request`'s, and compares it with the model's.
+    /// Waits for the next answer and compares it with the model's. It must belong to `request`.
     pub fn expect(&mut self, request: u64, answer: u64, len: u32) {
         let (_, written) = self.queue.wait(&self.ram, &self.device, 0);
         assert_eq!(written, len);
@@ -102,21 +103,21 @@ impl Machine {
         assert!(found == expected, "request {request} was answered by a device with another past");
     }
 
-    /// Waits for the next answer, which must be `request`'s; what it is nobody can tell any more.
+    /// Waits for the next answer, which must belong to `request`, without checking its content.
     pub fn expect_anything(&mut self, request: u64, len: u32) {
         let (_, written) = self.queue.wait(&self.ram, &self.device, 0);
         assert_eq!(written, len);
         self.model.serve(request, &mut vec![0; len as usize]);
     }
 
-    /// Takes answers until no more than `left` requests are open, without a look at them.
+    /// Takes answers without checks until at most `left` requests are in flight.
     pub fn wait_until_in_flight(&mut self, left: u16) {
         while self.queue.in_flight() > left {
             self.queue.wait(&self.ram, &self.device, 0);
         }
     }
 
-    /// Some requests, each of which must be answered as the device's past wants it.
+    /// Submits requests and checks that each answer matches the device's history.
     pub fn serve(&mut self, requests: std::ops::Range<u64>) {
         for request in requests {
             let answer = ANSWERS + request % 64 * 8192;
@@ -125,14 +126,14 @@ impl Machine {
         }
     }
 
-    /// What the engine does at the source until the state is to be read.
+    /// The engine's calls at the source before the state is read.
     pub fn stop(&self) -> Result<(), VmError> {
         self.device.begin_save()?;
         self.device.quiesce()?;
         self.device.stop()
     }
 
-    /// Reads all of the state, in odd pieces.
+    /// Reads all of the state, in pieces of an odd length.
     pub fn read_state(&self) -> Result<Vec<u8>, VmError> {
         let (mut state, mut piece) = (Vec::new(), vec![0; 100_003]);
         loop {
@@ -144,7 +145,7 @@ impl Machine {
         }
     }
 
-    /// The guest with its RAM, and what its driver knows, comes from `source`.
+    /// Takes over the guest's RAM and its driver's state from `source`.
     pub fn take_guest(&mut self, source: &Machine) {
         let mut bytes = vec![0; RAM_BYTES as usize];
         source.ram.block(0).read(0, &mut bytes).expect("inside RAM");
@@ -152,7 +153,7 @@ impl Machine {
         (self.queue, self.model) = (source.queue.clone(), source.model.clone());
     }
 
-    /// Gives the state to the back end, in odd pieces.
+    /// Loads the state into the back end, in pieces of an odd length.
     pub fn load(&self, state: &[u8], configuration: &[u8]) -> Result<(), VmError> {
         self.device.begin_load()?;
         state.chunks(77_777).try_for_each(|piece| self.device.write(piece))?;
@@ -160,12 +161,12 @@ impl Machine {
     }
 }
 
-/// What was refused and why, as one text.
+/// The error as text.
 pub fn told(error: VmError) -> String {
     error.to_string()
 }
 
-/// The error of a device that could not be connected to.
+/// The error of a device that could not be connected.
 pub fn refused(back_end: &BackEnd) -> VhostUserError {
     VhostUserDevice::connect(options(back_end, LONG), &ram(), &[whole()]).expect_err("a bad back end")
 }

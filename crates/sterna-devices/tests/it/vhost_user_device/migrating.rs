@@ -1,5 +1,5 @@
-//! The engine moves a guest whose device works all the time: every answer, before and after, is as the device's past
-//! wants it, though requests are on their way when the guest stops.
+//! Tests that migrate a guest whose device works continuously. Every answer must match the device's history,
+//! although requests are in flight when the guest stops.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -23,27 +23,28 @@ use crate::model::{Model, mix};
 use crate::virtqueue::{PATIENCE, Virtqueue};
 
 const STATE_BYTES: usize = 3 << 20;
-/// Requests that are open all the time.
+/// Number of requests in flight at any time.
 const OPEN: usize = 16;
 
-/// The guest's driver: what a vCPU's registers would hold. Both sides' machines have it; only one has it running.
+/// The state of the guest's driver, as a vCPU's registers would contain it. Both machines share it; it runs
+/// on one only.
 #[derive(Default)]
 struct Driver {
     vcpu: Mutex<Registers>,
     answered: AtomicU64,
 }
 
-/// See [`Driver`].
+/// The registers of [`Driver`].
 #[derive(Default)]
 struct Registers {
-    /// Requests, and where their answers go.
+    /// Requests in flight, and the addresses of their answers.
     open: VecDeque<(u64, u64)>,
     next: u64,
-    /// While it is stopped.
+    /// Queue and model while the driver is stopped.
     stopped: Option<(Virtqueue, Model)>,
 }
 
-/// A machine whose one vCPU is a thread that drives the device.
+/// A machine whose only vCPU is a thread that drives the device.
 struct Guest {
     machine: Mutex<Machine>,
     ram: GuestRam,
@@ -102,7 +103,7 @@ impl Guest {
         Ok(())
     }
 
-    /// Keeps requests open, and looks at the answer to one.
+    /// Submits requests and checks the answer to one.
     fn step(&self) {
         let mut machine = self.machine.lock().expect("no panic");
         let mut driver = self.driver.vcpu.lock().expect("no panic");
@@ -117,7 +118,8 @@ impl Guest {
             self.writes.mark(0, page / PAGE_SIZE as u64);
         }
         let (request, answer) = driver.open.pop_front().expect("some are open");
-        // Two requests may have one place: the answer is whole only until the next one is written there.
+        // Two requests may share an address, so the answer is intact only until the next one is written
+        // there.
         if driver.open.iter().all(|(_, other)| answer.abs_diff(*other) > 8192) {
             machine.expect(request, answer, 4096);
         } else {
@@ -173,7 +175,7 @@ impl TargetVm for Guest {
     fn reset(&self) {}
 }
 
-/// A machine that runs, and its guest.
+/// A running machine with its guest.
 fn source(directory: &Path, fault: Fault) -> Arc<Guest> {
     let machine = Machine::waiting(directory, "source", STATE_BYTES, fault, PATIENCE);
     machine.device.start(VERSION_1, &[machine.queue.ring()]).expect("a good ring");

@@ -1,4 +1,4 @@
-//! The vhost-user front end with a back end of our own in another process.
+//! Tests of the vhost-user front end with a test back end in another process.
 
 mod carrying;
 mod faults;

@@ -1,9 +1,10 @@
-//! What of an image goes where in the file.
+//! Plans an extraction: which parts of the image go to which places in the file.
 
 use sterna_wire::{PAGE_SHIFT, PAGE_SIZE};
 
 use super::{ExtractOptions, Part};
 use crate::ImageError;
+use crate::model::BlockShape;
 use crate::read::{Image, MappedPages};
 use crate::tools::architecture::{Architecture, Unknown};
 use crate::tools::elf::Load;
@@ -12,18 +13,18 @@ use crate::tools::paging::{self, Mapping};
 use crate::tools::registers::Registers;
 use crate::tools::state::State;
 
-/// A stretch of a block that goes to one place.
+/// A range of a block with its place in the file.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Copy {
     pub(super) block: usize,
-    /// Offset in the block.
+    /// Offset in the block, in bytes.
     pub(super) from: u64,
     pub(super) length: u64,
-    /// Offset behind the head.
+    /// Offset in the file after the head, in bytes.
     pub(super) to: u64,
 }
 
-/// What goes where.
+/// All copies of an extraction, and the data for a core's head.
 #[derive(Debug, Default)]
 pub(super) struct Plan {
     pub(super) copies: Vec<Copy>,
@@ -34,6 +35,8 @@ pub(super) struct Plan {
     pub(super) architecture: Option<Architecture>,
     pub(super) processors: Vec<Registers>,
     map: MemoryMap,
+    /// Bytes of guest RAM that are left out.
+    pub(super) missing_bytes: u64,
     pub(super) notes: Vec<String>,
 }
 
@@ -119,6 +122,9 @@ impl Planner<'_> {
             ));
         }
         self.notes(&map, &mut plan);
+        // The range may contain memory whose address is unknown.
+        let unplaced = if missing > 0 { map.unplaced.clone() } else { Vec::new() };
+        self.refuse_missing(unplaced, &mut plan)?;
         Ok(plan)
     }
 
@@ -165,11 +171,46 @@ impl Planner<'_> {
             );
         }
         self.notes(&map, &mut plan);
+        self.refuse_missing(map.unplaced.clone(), &mut plan)?;
         plan.map = map;
         Ok(plan)
     }
 
-    /// What the machine's processors are.
+    /// Refuses a plan that lacks some of the guest's RAM, unless the user accepts that.
+    ///
+    /// Missing are `unplaced` blocks, and blocks of the plan whose pages are not in the image.
+    fn refuse_missing(&self, unplaced: Vec<usize>, plan: &mut Plan) -> Result<(), ImageError> {
+        let blocks = &self.image.shape().ram.blocks;
+        let is_ram = |block: &&BlockShape| !is_of_a_device(&block.name);
+        let lost: Vec<_> = unplaced.iter().filter_map(|index| blocks.get(*index)).filter(is_ram).collect();
+        let mut skipped: Vec<usize> = plan.copies.iter().map(|copy| copy.block).collect();
+        skipped.dedup();
+        let skipped: Vec<_> =
+            skipped.iter().filter_map(|index| blocks.get(*index)).filter(|block| block.is_skipped).collect();
+        plan.missing_bytes = lost.iter().chain(&skipped).map(|block| block.length_bytes).sum();
+        if plan.missing_bytes == 0 || self.options.partial {
+            return Ok(());
+        }
+        let names =
+            |list: &[&BlockShape]| list.iter().map(|it| it.name.as_str()).collect::<Vec<_>>().join(", ");
+        let mut why = Vec::new();
+        if !lost.is_empty() {
+            why.push(format!(
+                "the addresses of {} are unknown: give them (--at BLOCK=ADDRESS)",
+                names(&lost)
+            ));
+        }
+        if !skipped.is_empty() {
+            why.push(format!(
+                "{} was shared memory (x-ignore-shared), whose pages are not in the image",
+                names(&skipped)
+            ));
+        }
+        let text = format!("{} bytes of guest RAM would be missing: {}", plan.missing_bytes, why.join("; "));
+        Err(ImageError::Request(format!("{text}; --partial writes the file without them")))
+    }
+
+    /// The architecture from the user or the image.
     fn architecture(&self, state: &State<'_>) -> Result<Architecture, ImageError> {
         if let Some(known) = self.options.architecture {
             return Ok(known);
@@ -191,7 +232,7 @@ impl Planner<'_> {
         })
     }
 
-    /// Why a range that may be in block `main`, the machine's RAM, cannot be taken out.
+    /// The error for a range that may be in `main`, the machine's unplaced RAM.
     fn unplaced(&self, main: usize, state: &State<'_>) -> ImageError {
         let shape = self.image.shape();
         let (machine, block) = (&shape.configuration.machine_type, &shape.ram.blocks[main].name);
@@ -207,7 +248,7 @@ impl Planner<'_> {
         })
     }
 
-    /// What is left out, and how sure the addresses are.
+    /// Adds notes about omitted blocks and assumed addresses.
     fn notes(&self, map: &MemoryMap, plan: &mut Plan) {
         let blocks = &self.image.shape().ram.blocks;
         let mut unknown: Vec<_> = map.unplaced.iter().map(|index| blocks[*index].name.as_str()).collect();
@@ -245,8 +286,21 @@ impl Planner<'_> {
     }
 }
 
+/// Whether a block without an address belongs to a device, not to the guest's RAM.
+///
+/// QEMU's names decide: a device's path (`0000:00:02.0/vga.vram`), a table or ROM for the firmware, video memory, a
+/// flash drive.
+fn is_of_a_device(name: &str) -> bool {
+    let starts = ["/rom@", "system.flash", "pflash"];
+    let ends = [".rom", ".bios", ".vram", ".vgavram", ".ramfb"];
+    // `/objects/ID` is a memory backend.
+    name.contains('/') && !name.starts_with("/objects/")
+        || starts.iter().any(|start| name.starts_with(start))
+        || ends.iter().any(|end| name.ends_with(end))
+}
+
 impl Plan {
-    /// Adds segments for what the page tables map, before those by physical address.
+    /// Adds segments for the mappings of the page tables, before the segments by physical address.
     pub(super) fn with_virtual_addresses(mut self, pages: &MappedPages) -> Result<Self, ImageError> {
         let in_kernel = |registers: &&Registers| registers.segments[1].selector & 3 == 0;
         let does_paging = |registers: &&Registers| registers.control[0] & 1 << 31 != 0;
@@ -260,7 +314,7 @@ impl Plan {
         let map = &self.map;
         let mut read = |at: u64, table: &mut paging::Table| -> bool {
             let page = PAGE_SIZE as u64;
-            // Where a block's pages are none of the processor's, no table is.
+            // A table cannot be in a block whose parts are not aligned to the processor's pages.
             let is_page =
                 |region: &Region| region.length_bytes >= page && region.block_offset.is_multiple_of(page);
             let Some(region) = map.at(at).filter(is_page) else { return false };
@@ -280,7 +334,7 @@ impl Plan {
             self.notes.push("the page tables have more entries than were followed".into());
         }
         let mut loads: Vec<Load> = found.list.iter().flat_map(|mapping| self.loads_of(mapping)).collect();
-        // Physical addresses stay where no virtual ones are.
+        // Physical addresses remain at virtual addresses without a mapping.
         for load in &self.loads {
             loads.extend(uncovered(load, &found.list));
         }
@@ -288,7 +342,7 @@ impl Plan {
         Ok(self)
     }
 
-    /// The segments of a mapping, as far as it maps RAM.
+    /// The segments of a mapping, limited to the parts that map RAM.
     fn loads_of(&self, mapping: &Mapping) -> Vec<Load> {
         let mut loads = Vec::new();
         let end = mapping.physical_address.saturating_add(mapping.length_bytes);
@@ -308,7 +362,7 @@ impl Plan {
     }
 }
 
-/// The parts of `load` at virtual addresses that `mappings`, which rise, leave free.
+/// The parts of `load` at virtual addresses that `mappings` (in ascending order) do not use.
 fn uncovered(load: &Load, mappings: &[Mapping]) -> Vec<Load> {
     let mut free = Vec::new();
     let end = load.virtual_address + load.length_bytes;

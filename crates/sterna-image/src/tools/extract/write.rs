@@ -1,4 +1,4 @@
-//! Head and pages into the file.
+//! Writes the head and the pages of an extraction to the file.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -9,13 +9,14 @@ use sterna_wire::{PAGE_SHIFT, PAGE_SIZE};
 use super::plan::{Copy, Plan};
 use super::{ExtractOptions, Extracted};
 use crate::ImageError;
+use crate::crew;
 use crate::read::{Image, MappedPages};
 use crate::tools::elf;
 
-/// Bytes copied at once.
+/// Bytes that a thread copies in one step.
 const PIECE: u64 = 1 << 20;
 
-/// Writes head and pages.
+/// Writes head and pages of `plan` to `file`. Several threads copy the pages.
 pub(super) fn write(
     image: &Image,
     pages: &MappedPages,
@@ -59,13 +60,7 @@ pub(super) fn write(
         }
         Ok(queue.drain()?)
     };
-    std::thread::scope(|scope| {
-        let handles: Vec<_> = (0..threads.min(pieces.len()).max(1)).map(|_| scope.spawn(work)).collect();
-        handles.into_iter().try_for_each(|handle| match handle.join() {
-            Ok(done) => done,
-            Err(panic) => std::panic::resume_unwind(panic),
-        })
-    })?;
+    crew::share(threads.min(pieces.len()), work)?;
     if !head.is_empty() {
         file.write_at(0, &[sterna_transport::IoPart::Bytes(&head)])?;
     }
@@ -82,7 +77,7 @@ struct Copier<'a> {
     from: Option<&'a PageFile>,
     file: &'a PageFile,
     base: u64,
-    /// Whether the file system has not refused to share yet.
+    /// False after the file system has refused a reflink.
     shares: AtomicBool,
     data: AtomicU64,
     shared: AtomicU64,
@@ -94,7 +89,7 @@ impl Copier<'_> {
         if block.is_skipped {
             return Ok(());
         }
-        // A range need not start or end with a page.
+        // A range may start or end inside a page.
         let end = piece.from + piece.length;
         let mut page = piece.from >> PAGE_SHIFT;
         let last = end.div_ceil(PAGE_SIZE as u64);
@@ -107,7 +102,7 @@ impl Copier<'_> {
             if self.share(to, block.pages_offset + start, stop - start)? {
                 continue;
             }
-            // Ranges inside a page need the whole page first; pages are at most one more than the piece.
+            // Part of a page requires a read of the whole page. The pages may exceed the piece by one page.
             let whole = (run.count as usize) << PAGE_SHIFT;
             let skip = (start - (run.first << PAGE_SHIFT)) as usize;
             if whole <= buffer.len() {

@@ -1,10 +1,11 @@
-//! Writing bitmaps into the image itself, so that it is never taken for whole before it is.
+//! Writes bitmaps into the image itself. No reader accepts it before it is complete.
 //!
-//! Bitmaps cannot be written in one step, and an image with some of them looks like a whole one with fewer pages. So
-//! the stream's magic is taken away first, one byte of it: nobody reads the image then, QEMU and libvirt neither.
-//! It comes back when the bitmaps are on the disk. Each of the three steps is durable before the next begins; in each a
-//! single byte, or bytes that nobody reads, are written, so that it does not matter where the step is interrupted or
-//! in which order the disk writes.
+//! Bitmaps cannot be written in one step. An image with some of them looks like a complete image with fewer pages.
+//! Therefore the first step changes one byte of the stream's magic, so that Sterna, QEMU and libvirt refuse the
+//! image. The last step restores the magic after the bitmaps are on the disk.
+//!
+//! Each of the three steps is durable before the next starts. A step writes a single byte, or bytes that no reader
+//! uses at that time. Therefore an interruption at any point, and any write order of the disk, are safe.
 
 use std::fs::File;
 use std::io;
@@ -12,21 +13,21 @@ use std::os::unix::fs::FileExt;
 
 use sterna_wire::main::FileHeader;
 
-/// The byte of the magic that tells the two apart.
+/// Index of the byte in which the two magics differ.
 const AT: usize = 3;
 
-/// What a repair in place writes to: the image's file. A trait for tests alone, which want to know what is written when.
+/// The target of a repair in place: the image's file. Tests replace it to record the order of writes.
 pub trait Medium {
     /// Writes all bytes at `offset`.
     ///
     /// # Errors
-    /// The system's.
+    /// An error of the system.
     fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
 
-    /// Returns when all that was written is on the disk.
+    /// Returns when all written bytes are on the disk.
     ///
     /// # Errors
-    /// The system's.
+    /// An error of the system.
     fn sync(&self) -> io::Result<()>;
 }
 

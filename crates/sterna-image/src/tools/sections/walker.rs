@@ -1,4 +1,4 @@
-//! The walk itself.
+//! The walk through stretches of a stream, element by element.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,12 +12,13 @@ const FULL: u8 = 0x04;
 const COMMAND: u8 = 0x08;
 const FOOTER: u8 = 0x7e;
 
-/// Walks stretches one after the other: what a stretch opens may go on in the next one.
+/// Walks through stretches in order. A section that one stretch opens may continue in the next.
 pub(super) struct Walker<'a> {
     devices: &'a [Described],
-    /// Of them, the first that was not met yet.
+    /// Index in `devices` of the next entry that was not found yet.
     next: usize,
-    /// Where the description has a section, in rising order. Made when one does not stand where the description has it.
+    /// Indices in the description by section, ascending. Built at the first section that is not at its described
+    /// place.
     places: Option<BTreeMap<(&'a str, u32), Vec<usize>>>,
     open: BTreeSet<u32>,
     used: BTreeSet<u32>,
@@ -45,13 +46,13 @@ impl<'a> Walker<'a> {
         }
     }
 
-    /// Section `id` lives from here on, and its START is in no stretch: RAM.
+    /// Opens section `id`, whose START is in no stretch: RAM.
     pub(super) fn opens(&mut self, id: u32) {
         self.open.insert(id);
         self.used.insert(id);
     }
 
-    /// Section `id` is over, and its END is in no stretch: RAM.
+    /// Closes section `id`, whose END is in no stretch: RAM.
     pub(super) fn closes(&mut self, id: u32) {
         self.open.remove(&id);
     }
@@ -134,7 +135,7 @@ impl<'a> Walker<'a> {
         Ok(end + 5)
     }
 
-    /// Where the body of a FULL section ends, and which entry of the description is its own.
+    /// Returns a FULL section's entry in the description, and the end of its body.
     fn full_body(
         &mut self,
         body: usize,
@@ -156,7 +157,7 @@ impl<'a> Walker<'a> {
                 "section {name:?} instance {instance} is where the description has {theirs:?} instance {number}"
             );
             self.mistold(body, what);
-            // An entry further on may be this one's: then those between are not in the stream.
+            // A later entry may describe this section. Then the stream lacks the sections of the entries between.
             match self.place_ahead(name, instance) {
                 Some(place) => self.next = place,
                 None => return Ok((None, self.footer(body, id)?)),
@@ -188,7 +189,7 @@ impl<'a> Walker<'a> {
         Ok((None, end))
     }
 
-    /// Where the description has that section, from the next entry on.
+    /// Index of that section in the description, from the next entry.
     fn place_ahead(&mut self, name: &str, instance: u32) -> Option<usize> {
         let devices = self.devices;
         let places = self.places.get_or_insert_with(|| {
@@ -206,7 +207,9 @@ impl<'a> Walker<'a> {
         self.walk.flaws.push(Flaw { offset, what, in_description: true });
     }
 
-    /// The first footer of section `id` from `from` on that something plausible follows.
+    /// Offset of the first footer of section `id` with a plausible element after it.
+    ///
+    /// The search starts at `from`.
     fn footer(&self, from: usize, id: u32) -> Step<usize> {
         let mut at = from;
         while let Some(found) = self.bytes.get(at..).and_then(|rest| rest.iter().position(|b| *b == FOOTER)) {
@@ -233,7 +236,7 @@ impl<'a> Walker<'a> {
         match rest {
             [] | [EOF] => true,
             [EOF, DESCRIPTION, head @ ..] => head.get(4).is_none_or(|b| *b == b'{') || head[..4] == [0; 4],
-            // Junk behind a stream without a description: only zeros are plausible.
+            // After a stream without a description, only zeros are plausible.
             [EOF, after @ ..] => after.iter().take(4096).all(|byte| *byte == 0),
             [START | FULL, ..] => {
                 let Some(length) = rest.get(5).map(|length| usize::from(*length)) else { return true };
@@ -268,7 +271,7 @@ fn be16(bytes: &[u8]) -> u16 {
 mod tests {
     use super::*;
 
-    /// Walks one stretch that nothing comes before.
+    /// Walks through one stretch that is the first of its stream.
     fn walk(bytes: &[u8], description: Option<&Description>) -> Walk {
         Walker::new(description).stretch(bytes)
     }
@@ -296,7 +299,7 @@ mod tests {
         Description::parse(&serde_json::json!({ "devices": devices }).to_string()).unwrap()
     }
 
-    /// A body that holds its own footer and what looks like the next section.
+    /// A body that contains its own footer and bytes that look like the next section.
     fn stream() -> Vec<u8> {
         let trap = [section(3, "a", &[1]), vec![FOOTER, 0, 0, 0, 2], section(9, "x", &[])].concat();
         [section(2, "a", &trap), section(3, "b", &[1, 2, 3]), vec![EOF]].concat()

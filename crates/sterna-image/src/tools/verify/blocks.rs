@@ -1,8 +1,8 @@
-//! The list of blocks, each with its place in the file (specs/mapped-ram.md §2.1, §4.2).
+//! Checks the list of blocks, each with its place in the file (specs/mapped-ram.md §2.1, §4.2).
 //!
-//! Entries lie between pages: behind a block's pages stands the next entry, or the end of the list. So one wrong
-//! offset or length hides all that follows. If no entry stands where one must, the places that QEMU's own layout
-//! would give are tried before the walk is given up.
+//! Entries are between pages: the next entry, or the end of the list, follows a block's pages. Therefore one wrong
+//! offset or length hides all later entries. If no entry is at its expected place, the walk tries the places of
+//! QEMU's own layout before it gives up.
 
 use sterna_wire::PAGE_SIZE;
 use sterna_wire::mapped_ram::{PAGES_ALIGNMENT, bitmap_bytes};
@@ -19,22 +19,22 @@ const LIST: &str = "specs/mapped-ram.md §2.1";
 const HEADER: &str = "specs/mapped-ram.md §4.2";
 const LAYOUT: &str = "specs/mapped-ram.md §4.3";
 const EVILS: &str = "specs/mapped-ram.md §6.5";
-/// The longest entry: name, length, address, header.
+/// The longest entry in bytes: name, length, address, header.
 const ENTRY_BYTES: usize = 1 + 255 + 8 + 8 + 28;
 const PAGE: u64 = PAGE_SIZE as u64;
 
-/// Where a block is.
+/// The places of a block in the file, as its entry states them.
 #[derive(Debug, Clone)]
 pub(super) struct BlockPlace {
     pub(super) name: String,
     pub(super) length_bytes: u64,
     pub(super) entry: u64,
-    /// Offset of the byte behind its header.
+    /// Offset after the entry's header.
     pub(super) entry_end: u64,
     pub(super) bitmap: u64,
     pub(super) pages: u64,
     pub(super) is_skipped: bool,
-    /// Whether its places are as the format wants them, so that bitmap and pages can be looked at.
+    /// Whether the places are valid, so that bitmap and pages can be read.
     pub(super) is_usable: bool,
 }
 
@@ -44,20 +44,20 @@ impl BlockPlace {
     }
 }
 
-/// The list.
+/// The decoded list of blocks.
 #[derive(Debug, Default)]
 pub(super) struct BlockList {
     pub(super) section_id: u32,
     pub(super) blocks: Vec<BlockPlace>,
-    /// Offset of the first byte behind START and its footer, if the walk came there.
+    /// Offset after START and its footer; none if the walk did not reach it.
     pub(super) end: Option<u64>,
-    /// Offset of EOS, if the walk came there.
+    /// Offset of EOS; none if the walk did not reach it.
     pub(super) eos: Option<u64>,
     pub(super) has_footers: bool,
 }
 
 impl BlockList {
-    /// The places of blocks that were read already.
+    /// The places of blocks that an open image has already read.
     pub(super) fn of(blocks: &[MappedBlock]) -> Self {
         let place = |block: &MappedBlock| BlockPlace {
             name: block.name.clone(),
@@ -73,7 +73,7 @@ impl BlockList {
     }
 }
 
-/// Walks the list.
+/// Walks through the list and adds findings.
 pub(super) fn examine(
     window: &Window<'_>,
     head: &Head,
@@ -142,7 +142,7 @@ struct Walk<'a> {
     at: u64,
 }
 
-/// An entry's fields.
+/// The fields of an entry before its mapped-ram header.
 struct Entry {
     name: String,
     length_bytes: u64,
@@ -151,7 +151,7 @@ struct Entry {
 }
 
 impl Walk<'_> {
-    /// Reads the entry at hand and goes to what follows its pages; false if the walk cannot go on.
+    /// Reads the current entry and moves to the element after its pages. Returns false if the walk must stop.
     fn entry(&mut self, bytes: &[u8], report: &mut Report) -> Result<bool, ImageError> {
         let Some(entry) = parse(bytes, self.head.has_ignore_shared) else {
             self.lost(report);
@@ -195,7 +195,9 @@ impl Walk<'_> {
         Ok(true)
     }
 
-    /// No entry follows the block's pages. They may lie where QEMU would have put them.
+    /// Searches for the block's pages at the places of QEMU's layout.
+    ///
+    /// The caller has found no entry after the stated place of the pages.
     fn find_pages(&mut self, block: &mut BlockPlace, report: &mut Report) -> Result<(), ImageError> {
         let end_of_bitmap = block.entry_end + bitmap_bytes(block.length_bytes);
         for alignment in [PAGES_ALIGNMENT, PAGE] {
@@ -217,7 +219,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Whether an entry, or the end of the list, stands at `at`.
+    /// Whether an entry, or the end of the list, is at `at`.
     fn is_plausible(&self, at: u64) -> Result<bool, ImageError> {
         let bytes = self.window.get(at, ENTRY_BYTES)?;
         if let Some(word) = be64(&bytes, 0)
@@ -249,7 +251,7 @@ impl Walk<'_> {
         );
     }
 
-    /// EOS and footer.
+    /// Reads EOS and the footer.
     fn end(&mut self, report: &mut Report) -> Result<(), ImageError> {
         self.list.eos = Some(self.at);
         let bytes = self.window.get(self.at + 8, 5)?;

@@ -1,62 +1,49 @@
-//! The first bytes: a bare stream, a compressed one, or libvirt's container (specs/libvirt-save.md).
+//! Checks the start of a file: a bare or compressed stream, or libvirt's container (specs/libvirt-save.md).
 
 use sterna_wire::Fault;
-use sterna_wire::libvirt::{FORMAT_SPARSE, MAGIC_COMPLETE, MAGIC_PARTIAL, SaveHeader, is_domain_xml};
+use sterna_wire::libvirt::{MAGIC_COMPLETE, MAGIC_PARTIAL, SaveHeader, is_domain_xml};
 use sterna_wire::main::FileHeader;
 
 use super::window::Window;
 use super::{Finding, Place, Report};
 use crate::ImageError;
-use crate::model::{Compression, Form};
+use crate::format::{Form, Format};
 
-/// How a file starts.
+/// The start of a file: format, completeness, and the stream's offset.
 pub(super) struct Front {
-    pub(super) is_libvirt: bool,
-    /// Whether libvirt finished it; bare files are.
+    /// The format according to container and first bytes. The form of a bare stream is not known yet.
+    pub(super) format: Format,
+    /// Whether libvirt finished the image; always true for bare files.
     pub(super) is_complete: bool,
-    /// The format word, if libvirt looks at it.
-    format: Option<u32>,
-    pub(super) compression: Compression,
+    /// Whether libvirt reads the format word (only in version 2).
+    has_word: bool,
     pub(super) stream_offset: u64,
 }
 
-/// Bytes of XML or cookie that are looked at: as many as the reader takes.
+/// The limit of XML or cookie in bytes, as in the reader.
 const TEXT_BYTES: usize = 64 << 20;
 
-const PACKERS: [(Compression, &[u8]); 5] = [
-    (Compression::Gzip, b"\x1f\x8b"),
-    (Compression::Bzip2, b"BZh"),
-    (Compression::Xz, b"\xfd7zXZ\0"),
-    (Compression::Lzop, b"\x89LZO"),
-    (Compression::Zstd, b"\x28\xb5\x2f\xfd"),
-];
-
-/// Reads the container, if there is one.
+/// Reads the container, if there is one, and adds findings.
 pub(super) fn examine(window: &Window<'_>, report: &mut Report) -> Result<Front, ImageError> {
     let start = window.get(0, SaveHeader::BYTES)?;
     if start.starts_with(&MAGIC_COMPLETE) || start.starts_with(&MAGIC_PARTIAL) {
         return libvirt(window, &start, report);
     }
-    let bare = |compression| Front {
-        is_libvirt: false,
-        is_complete: true,
-        format: None,
-        compression,
-        stream_offset: 0,
-    };
+    let bare = |format| Front { format, is_complete: true, has_word: false, stream_offset: 0 };
     if start.is_empty() {
         report.add(
             Finding::error("empty", "specs/mapped-ram.md §1.1", Place::byte(0), "the file is empty")
                 .effect("A save that is cancelled at once leaves such a file")
                 .remedy("Save again"),
         );
-        return Ok(bare(Compression::None));
+        return Ok(bare(Format::Legacy));
     }
     if FileHeader::MAGIC.starts_with(&start[..start.len().min(4)]) {
-        return Ok(bare(Compression::None));
+        return Ok(bare(Format::Legacy));
     }
-    match PACKERS.iter().find(|(_, magic)| start.starts_with(magic)) {
-        Some((compression, _)) => Ok(bare(*compression)),
+    let mut compressed = Format::ALL.iter().filter(|format| !format.is_libvirt() && format.is_compressed());
+    match compressed.find(|format| start.starts_with(format.magic())) {
+        Some(format) => Ok(bare(*format)),
         None => {
             let magic = format!("{:?}", String::from_utf8_lossy(&start[..start.len().min(16)]));
             Err(ImageError::Unknown { file: window.name.to_owned(), magic })
@@ -78,13 +65,8 @@ fn libvirt(window: &Window<'_>, start: &[u8], report: &mut Report) -> Result<Fro
             .remedy("Save again; a failed save does not stop the guest permanently"),
         );
     }
-    let mut front = Front {
-        is_libvirt: true,
-        is_complete,
-        format: None,
-        compression: Compression::None,
-        stream_offset: window.length,
-    };
+    let mut front =
+        Front { format: Format::LibvirtRaw, is_complete, has_word: false, stream_offset: window.length };
     report.verdict.kind = "libvirt".into();
     let header = match SaveHeader::decode(start) {
         Ok(Some((header, _))) => header,
@@ -111,15 +93,10 @@ fn libvirt(window: &Window<'_>, start: &[u8], report: &mut Report) -> Result<Fro
             return Ok(front);
         }
     };
-    front.format = (header.version == 2).then_some(header.format);
-    front.compression = match front.format {
-        Some(1) => Compression::Gzip,
-        Some(2) => Compression::Bzip2,
-        Some(3) => Compression::Xz,
-        Some(4) => Compression::Lzop,
-        Some(5) => Compression::Zstd,
-        _ => Compression::None,
-    };
+    front.has_word = header.version == 2;
+    if let Some(format) = Format::of_number(header.format).filter(|_| front.has_word) {
+        front.format = format;
+    }
     if header.stream_offset() > window.length {
         let length = header.data_length;
         report.add(
@@ -142,7 +119,7 @@ fn libvirt(window: &Window<'_>, start: &[u8], report: &mut Report) -> Result<Fro
     Ok(front)
 }
 
-/// XML, cookie, and words that nobody looks at.
+/// Checks XML, cookie, and the unused words of the header.
 fn texts(
     window: &Window<'_>,
     header: &SaveHeader,
@@ -200,7 +177,7 @@ fn texts(
     Ok(())
 }
 
-/// A text that does not end within what is kept in memory.
+/// A text that does not end within the memory limit.
 fn endless(code: &'static str, at: u64, what: &str) -> Finding {
     let what =
         format!("{what} has no NUL within {TEXT_BYTES} bytes, which is more than any text of libvirt's");
@@ -209,13 +186,12 @@ fn endless(code: &'static str, at: u64, what: &str) -> Finding {
         .remedy("The word of the length, or the texts, were changed: use a good copy of the file")
 }
 
-/// The format word must tell the truth.
+/// Checks that the format word matches the stream's form.
 pub(super) fn check_format(front: &Front, form: Form, report: &mut Report) {
-    let Some(format) = front.format else { return };
-    let says = format == FORMAT_SPARSE;
-    if says != (form == Form::Mapped) && front.compression == Compression::None {
-        let (says, is) = if says { ("sparse", "a legacy stream") } else { ("raw", "mapped-ram") };
-        let what = format!("the format word says {says}, the stream is {is}");
+    let format = front.format;
+    if front.has_word && format.form() != form && !format.is_compressed() {
+        let is = if form == Form::Mapped { "mapped-ram" } else { "a legacy stream" };
+        let what = format!("the format word says {}, the stream is {is}", format.word());
         report.add(
             Finding::error("format-word", "specs/libvirt-save.md §2", Place::byte(28), what)
                 .effect("QEMU refuses the stream: capability mapped-ram differs")

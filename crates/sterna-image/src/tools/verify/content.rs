@@ -1,4 +1,4 @@
-//! Every byte of data is read, by several threads in large pieces, and each page looked at: is it zero?
+//! Reads all data with several threads, and finds the pages that are not zero.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -12,37 +12,40 @@ use super::places::{Bits, bytes};
 use super::window::Window;
 use super::{Finding, Place, Report, VerifyOptions};
 use crate::ImageError;
+use crate::crew;
 use crate::tools::reading::{Buffer, Reading};
 
-/// Bytes read at once.
+/// Bytes that a thread reads in one step.
 const PIECE: u64 = 1 << 20;
 const PAGE: u64 = PAGE_SIZE as u64;
 const ZEROS: [u8; PAGE_SIZE] = [0; PAGE_SIZE];
-/// Places of unreadable bytes that are named one by one.
+/// The limit of unreadable places that are listed separately.
 const NAMED: usize = 16;
 
-/// What the file holds.
+/// The content of a file: pages with data, and ranges that are not holes.
 pub(super) struct Content {
-    /// Per block, one bit per page that is not all zero in the file, whatever the bitmap says.
+    /// For each block, one bit for each page that is not zero in the file.
+    ///
+    /// The bitmap does not affect these bits.
     pub(super) data: Vec<Vec<u64>>,
-    /// Stretches of the file that are not holes.
+    /// Ranges of the file that are not holes.
     pub(super) extents: Vec<(u64, u64)>,
 }
 
 impl Content {
-    /// Only where the file has holes; its pages are not looked at.
+    /// Reads only the holes of the file, not its pages.
     pub(super) fn holes_of(window: &Window<'_>) -> Self {
         Self { data: Vec::new(), extents: Reading::extents(window.source, window.length) }
     }
 
-    /// Whether a byte of `[start, end)` is in no hole.
+    /// Whether a byte of `[start, end)` is outside all holes.
     pub(super) fn is_stored(&self, start: u64, end: u64) -> bool {
         let index = self.extents.partition_point(|extent| extent.1 <= start);
         self.extents.get(index).is_some_and(|extent| extent.0 < end)
     }
 }
 
-/// Reads the whole file and looks at the pages of `list`.
+/// Reads the whole file and examines the pages of `list`.
 pub(super) fn examine(
     window: &Window<'_>,
     list: &BlockList,
@@ -60,14 +63,9 @@ pub(super) fn examine(
         while let Some(&(start, end)) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
             scan.piece(start, end, &mut buffer);
         }
+        Ok::<(), ImageError>(())
     };
-    std::thread::scope(|scope| {
-        // The calling thread is one of them.
-        for _ in 1..options.threads.min(pieces.len()) {
-            scope.spawn(work);
-        }
-        work();
-    });
+    crew::share(options.threads.min(pieces.len()), work)?;
     report.verdict.read_bytes += scan.read.load(Ordering::Relaxed);
     scan.report(list, report);
     let data =
@@ -75,7 +73,7 @@ pub(super) fn examine(
     Ok(Content { data: data.collect(), extents })
 }
 
-/// Reads the whole file of which nothing is known, for unreadable places.
+/// Reads the whole file to find unreadable places, without knowledge of its structure.
 pub(super) fn read_all(
     window: &Window<'_>,
     options: &VerifyOptions,
@@ -84,7 +82,7 @@ pub(super) fn read_all(
     examine(window, &BlockList::default(), options, report).map(|_| ())
 }
 
-/// Pieces of the file that hold data: within a stride from the first byte of data to the last.
+/// Pieces of the file with data. Within an aligned step of 1 MiB, a piece reaches from the first data to the last.
 fn pieces(extents: &[(u64, u64)], length: u64) -> Vec<(u64, u64)> {
     let mut pieces: Vec<(u64, u64)> = Vec::new();
     for &(start, end) in extents {
@@ -105,9 +103,9 @@ fn pieces(extents: &[(u64, u64)], length: u64) -> Vec<(u64, u64)> {
 struct Scan<'a> {
     reading: &'a Reading<'a>,
     length: u64,
-    /// By the place of their pages.
+    /// In the order of the block list.
     blocks: Vec<ScanBlock>,
-    /// Indices of usable blocks, by the place of their pages.
+    /// Indices of usable blocks, in the order of their pages in the file.
     order: Vec<usize>,
     read: AtomicU64,
     unreadable: Mutex<Vec<(u64, String)>>,
@@ -127,7 +125,7 @@ impl<'a> Scan<'a> {
             .map(|block| {
                 let is_there = block.is_usable && !block.is_skipped && block.pages % PAGE == 0;
                 let (start, end) = if is_there { (block.pages, block.pages_end()) } else { (0, 0) };
-                // Only pages that the file can hold need a bit.
+                // Only pages within the file's length need a bit.
                 let pages = end.min(length).saturating_sub(start) >> PAGE_SHIFT;
                 let data = (0..pages.div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
                 ScanBlock { start, end: start + bytes(pages), data }
@@ -150,7 +148,7 @@ impl<'a> Scan<'a> {
                 self.look(start, buffer.first(got));
             }
             Err(error) if end - start <= PAGE => self.bad(start, error.to_string()),
-            // Page by page, so that what can be read is, and the place is known.
+            // Retry page by page, to read as much as possible and to find the unreadable page.
             Err(_) => {
                 for page in (start..end).step_by(PAGE_SIZE) {
                     self.piece(page, (page + PAGE).min(end), buffer);
@@ -163,7 +161,7 @@ impl<'a> Scan<'a> {
         self.unreadable.lock().push((offset, why));
     }
 
-    /// Marks the pages in `content`, which stands at `start` of the file, that are not zero.
+    /// Marks the pages in `content`, from offset `start` of the file, that are not zero.
     fn look(&self, start: u64, content: &[u8]) {
         let mut next = self.order.partition_point(|index| self.blocks[*index].end <= start);
         let (mut word, mut bits) = (None::<&AtomicU64>, 0u64);
@@ -222,7 +220,9 @@ impl<'a> Scan<'a> {
     }
 }
 
-/// Digest of all RAM: blocks by name, each by the digests of its pieces of 1 MiB.
+/// Digest of all RAM: blocks in the order of their names.
+///
+/// A block contributes the digests of its pieces of 1 MiB.
 pub(super) fn digest(
     window: &Window<'_>,
     list: &BlockList,
@@ -257,7 +257,7 @@ fn piece_digests(
     threads: usize,
 ) -> std::io::Result<Vec<u128>> {
     let count = length.div_ceil(PIECE);
-    // Many pieces of a sparse RAM are all zero; they have one digest.
+    // Many pieces of sparse RAM are all zero; their digest is computed only once.
     let zeros = OnceLock::new();
     let digests: Vec<Mutex<u128>> = (0..count).map(|_| Mutex::new(0)).collect();
     let next = AtomicU64::new(0);
@@ -288,14 +288,6 @@ fn piece_digests(
             *slot.lock() = digest;
         }
     };
-    std::thread::scope(|scope| {
-        let others = threads.min(count.min(usize::MAX as u64) as usize).saturating_sub(1);
-        let handles: Vec<_> = (0..others).map(|_| scope.spawn(work)).collect();
-        work()?;
-        handles.into_iter().try_for_each(|handle| match handle.join() {
-            Ok(done) => done,
-            Err(panic) => std::panic::resume_unwind(panic),
-        })
-    })?;
+    crew::share(threads.min(count.min(usize::MAX as u64) as usize), work)?;
     Ok(digests.into_iter().map(Mutex::into_inner).collect())
 }

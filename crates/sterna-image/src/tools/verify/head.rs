@@ -1,37 +1,37 @@
-//! Header, configuration and the sections before RAM.
+//! Checks the header, the configuration and the sections before RAM.
 
 use sterna_wire::main::{Configuration, FileHeader};
 
 use super::window::{Window, be64};
 use super::{Finding, Place, Report};
 use crate::ImageError;
-use crate::model::{Form, IGNORE_SHARED, OPAQUE_BYTES};
+use crate::format::Form;
+use crate::model::{IGNORE_SHARED, MAPPED_RAM, OPAQUE_BYTES};
 
-/// The capability that marks the form.
-const MAPPED_RAM: &str = "mapped-ram";
-/// More than a configuration can have.
+/// An upper limit of a configuration's length in bytes.
 const CONFIGURATION_BYTES: usize = 64 << 10;
 
-/// The stream up to RAM.
+/// The decoded stream before RAM.
 #[derive(Debug, Default)]
 pub(super) struct Head {
     pub(super) machine_type: String,
     pub(super) has_ignore_shared: bool,
     pub(super) stream_offset: u64,
-    /// Length of the configuration without its type byte; 0 if there is none.
+    /// Length of the configuration in bytes without its type byte; 0 if there is none.
     pub(super) configuration_bytes: u64,
     pub(super) subsections: Vec<&'static str>,
-    /// How many capabilities it lists.
+    /// Number of capabilities in the configuration.
     pub(super) capabilities: usize,
-    /// What stands between the configuration and RAM.
+    /// The bytes between the configuration and RAM.
     pub(super) early: Vec<u8>,
     pub(super) early_offset: u64,
-    /// Offset of RAM's START.
+    /// Offset of RAM's START section.
     pub(super) ram_offset: u64,
 }
 
-/// Whether the stream at `offset` names mapped-ram. A stream whose configuration cannot be read is taken for what
-/// its bytes look like.
+/// Whether the stream at `offset` names mapped-ram.
+///
+/// If the configuration cannot be decoded, the text `mapped-ram` in its bytes decides.
 pub(super) fn form(window: &Window<'_>, offset: u64) -> Form {
     let Ok(bytes) = window.get(offset, CONFIGURATION_BYTES) else { return Form::Legacy };
     let configuration = bytes.get(FileHeader::BYTES..).map(Configuration::decode);
@@ -44,7 +44,7 @@ pub(super) fn form(window: &Window<'_>, offset: u64) -> Form {
     if is_mapped { Form::Mapped } else { Form::Legacy }
 }
 
-/// Reads up to RAM's START; `None` if that cannot be found.
+/// Reads the stream up to RAM's START; `None` if START cannot be found.
 pub(super) fn examine(
     window: &Window<'_>,
     offset: u64,
@@ -99,7 +99,7 @@ pub(super) fn examine(
     find_ram(window, &mut head, report).map(|found| found.then_some(head))
 }
 
-/// Looks for RAM's START, which early sections of unknown length may precede (§1.5).
+/// Searches for RAM's START. Early sections of unknown length may precede it (§1.5).
 fn find_ram(window: &Window<'_>, head: &mut Head, report: &mut Report) -> Result<bool, ImageError> {
     let mut span = 64 << 10;
     loop {
@@ -126,7 +126,9 @@ fn find_ram(window: &Window<'_>, head: &mut Head, report: &mut Report) -> Result
     }
 }
 
-/// Whether RAM's START, with the first word of its body, stands at `at`: first of all or behind a footer.
+/// Whether RAM's START, with the first word of its body, is at `at`.
+///
+/// It must be at the start, after a footer, or after a command without data.
 fn is_ram_start(bytes: &[u8], at: usize) -> bool {
     const NAME: &[u8] = b"\x03ram\0\0\0\0\0\0\0\x04";
     let start = &bytes[at..];

@@ -1,4 +1,4 @@
-//! What bitmaps and content say together: stale data, lost data, saves that were never finished.
+//! Compares bitmaps with content: finds stale data, lost data, and saves that were never finished.
 
 use sterna_wire::PAGE_SHIFT;
 
@@ -13,7 +13,7 @@ const BITMAP: &str = "specs/mapped-ram.md §4.5";
 const TRAPS: &str = "specs/mapped-ram.md §4.6";
 const UNFINISHED: &str = "specs/mapped-ram.md §4.9";
 
-/// Adds findings, and counts pages.
+/// Adds findings about bitmaps and content, and counts pages.
 pub(super) fn judge(
     window: &Window<'_>,
     list: &BlockList,
@@ -38,7 +38,7 @@ pub(super) fn judge(
     let stale: u64 = held.iter().map(|held| held.stale).sum();
     if !any_bit {
         let is_cut = !tail.has_devices && !tail.has_eof;
-        // Of blocks that could not be looked at nothing can be said.
+        // Blocks that could not be examined allow no conclusion.
         if is_all_usable || (is_cut && !held.is_empty()) {
             no_bits(window, stale, tail, report);
         }
@@ -48,7 +48,7 @@ pub(super) fn judge(
         report.add(no_tail(window));
     }
     if !tail.has_end && tail.has_eof && stale > 0 && list.has_footers {
-        // Each page was written at most once, so nothing can be stale: a repair was interrupted.
+        // A background snapshot writes each page at most once. Stale data is impossible, so a repair was interrupted.
         let what = format!(
             "{stale} pages have data under clear bits, and RAM has no END: not all bitmaps were written"
         );
@@ -64,9 +64,15 @@ pub(super) fn judge(
     }
 }
 
-/// Whether bitmaps and holes alone say that the pages have to be looked at: no bit anywhere, no END of RAM (a background
-/// snapshot, whose bitmaps may be written in part), or set bits over holes. What this does not see, and [`judge`] does: stale
-/// data, which is no damage, and bitmaps in the other byte order in a file without holes.
+/// Whether bitmaps and holes alone make it necessary to examine the pages.
+///
+/// Reasons are:
+/// - no bit is set in any block
+/// - RAM has no END (a background snapshot, whose bitmaps may be partly written)
+/// - set bits over holes
+///
+/// This check misses two cases that [`judge`] detects: stale data, and bitmaps in the other byte order in a file
+/// without holes. Stale data is no damage.
 pub(super) fn is_suspect(window: &Window<'_>, list: &BlockList, bitmaps: &[Bits], tail: &Tail) -> bool {
     let held = || {
         let pairs = list.blocks.iter().zip(bitmaps);
@@ -102,11 +108,11 @@ fn background(what: String) -> Finding {
         .remedy("`sterna repair` writes the bitmaps")
 }
 
-/// Not a bit is set anywhere.
+/// Adds the finding for an image without any set bit.
 fn no_bits(window: &Window<'_>, stale: u64, tail: &Tail, report: &mut Report) {
     let place = Place::default();
     if !tail.has_devices && !tail.has_eof {
-        // That the stream ends early is no second finding.
+        // The early end of the stream is part of this finding. Remove its separate findings.
         report.verdict.findings.retain(|finding| !matches!(finding.code, "devices" | "no-eof" | "truncated"));
         let what = format!("no bitmap was written, and no device follows RAM: {stale} pages have data");
         report.add(
@@ -139,7 +145,7 @@ fn no_tail(window: &Window<'_>) -> Finding {
         .remedy("Use a complete copy of the file, or save again")
 }
 
-/// A block's bits against its content.
+/// Compares a block's bits with its content.
 struct Held<'a> {
     block: &'a BlockPlace,
     words: &'a [u64],
@@ -172,7 +178,7 @@ impl<'a> Held<'a> {
         self.pairs().map(|(bits, data)| u64::from(of(bits, data).count_ones())).sum()
     }
 
-    /// The pages that `of` picks, in order.
+    /// The pages that `of` selects, in ascending order.
     fn pages(&self, of: impl Fn(u64, u64) -> u64) -> impl Iterator<Item = u64> {
         self.pairs().enumerate().flat_map(move |(index, (bits, data))| {
             let word = of(bits, data);
@@ -234,7 +240,7 @@ impl<'a> Held<'a> {
         }
     }
 
-    /// Whether bits and content disagree as they stand, and agree with each word's bytes turned round.
+    /// Whether bits and content disagree, but agree after a swap of each word's bytes.
     fn is_swapped(&self) -> bool {
         let wrong = self.stale + self.blank;
         if self.stale == 0 || self.blank == 0 || wrong < 8 {

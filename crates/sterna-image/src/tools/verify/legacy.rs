@@ -1,4 +1,4 @@
-//! A stream without places: it is read to its end, decompressed if need be, and each page accounted for.
+//! Checks a legacy stream: reads and decompresses it to its end, and counts the pages.
 
 use std::sync::Arc;
 
@@ -10,7 +10,8 @@ use super::tail::end_unknown;
 use super::window::Window;
 use super::{Finding, Place, Report, VerifyOptions};
 use crate::ImageError;
-use crate::model::{Compression, IGNORE_SHARED, Shape};
+use crate::format::{Form, Format};
+use crate::model::{IGNORE_SHARED, Shape};
 use crate::read::body::End;
 use crate::read::{Image, ReadAt};
 use crate::tools::coverage::Coverage;
@@ -21,7 +22,7 @@ use crate::tools::spool;
 const STREAM: &str = "specs/mapped-ram.md §3";
 const DESCRIPTION: &str = "specs/mapped-ram.md §1.6";
 
-/// Reads it all.
+/// Reads the whole stream and adds findings.
 pub(super) fn examine(
     source: &Arc<dyn ReadAt>,
     window: &Window<'_>,
@@ -29,16 +30,7 @@ pub(super) fn examine(
     options: &VerifyOptions,
     report: &mut Report,
 ) -> Result<(), ImageError> {
-    let form = if front.compression == Compression::None {
-        String::new()
-    } else {
-        format!("-{}", front.compression.name())
-    };
-    report.verdict.kind = match (front.is_libvirt, form.as_str()) {
-        (true, "") => "libvirt-raw".into(),
-        (true, form) => format!("libvirt{form}"),
-        (false, form) => format!("legacy{form}"),
-    };
+    report.verdict.kind = front.format.in_form(Form::Legacy).to_string();
     if window.length == 0 {
         report.verdict.kind = "nothing".into();
     }
@@ -51,7 +43,7 @@ pub(super) fn examine(
         );
     }
     if !front.is_complete || front.stream_offset >= window.length {
-        // What it is was said already; that its bytes can be read is all that is left to see.
+        // The findings so far describe the image. Only unreadable places remain to be found.
         return content::read_all(window, options, report);
     }
     let image = match Image::open_source(Arc::clone(source), window.name) {
@@ -61,11 +53,11 @@ pub(super) fn examine(
             return Ok(());
         }
     };
-    report.verdict.kind = image.kind().name();
+    report.verdict.kind = image.format().to_string();
     report.verdict.machine_type = image.shape().configuration.machine_type.clone();
     report.verdict.ram_bytes = image.shape().ram_bytes();
     report.verdict.read_bytes = window.length;
-    tail(&Stream { shape: image.shape(), end: image.end(), compression: front.compression }, report);
+    tail(&Stream { shape: image.shape(), end: image.end(), format: front.format }, report);
     pages(&image, front, report)?;
     if options.digest && report.is_sound() {
         report.verdict.digest = Some(digest(&image, options)?);
@@ -73,7 +65,7 @@ pub(super) fn examine(
     Ok(())
 }
 
-/// RAM's digest needs pages in order, which a legacy stream does not have.
+/// Computes RAM's digest. It needs pages in order, so the stream is spooled first.
 fn digest(image: &Image, options: &VerifyOptions) -> Result<String, ImageError> {
     let spool = image.spool(&spool::default_directory())?;
     let name = image.path_name();
@@ -86,13 +78,13 @@ fn digest(image: &Image, options: &VerifyOptions) -> Result<String, ImageError> 
     )
 }
 
-/// Counts pages, of which each must come.
+/// Counts pages. Every page must occur in the stream.
 fn pages(image: &Image, front: &Front, report: &mut Report) -> Result<(), ImageError> {
     let shape = image.shape();
     let mut seen = Coverage::empty(shape);
     match image.visit_pages(&mut seen) {
         Ok(()) => {}
-        // Differences need what they differ from. Opening has read and checked all of them.
+        // Deltas cannot be visited without the previous content. The open has already read and checked them.
         Err(ImageError::Request(_)) if image.has_deltas() => {
             let what = "pages were sent as differences (XBZRLE); each was checked";
             report.add(Finding::note("xbzrle", "specs/mapped-ram.md §3.2", Place::default(), what));
@@ -127,7 +119,9 @@ fn pages(image: &Image, front: &Front, report: &mut Report) -> Result<(), ImageE
     Ok(())
 }
 
-/// Whether the block is a virtio-mem device's: its early section has the same path. QEMU 10.0 puts it behind START.
+/// Whether an early section with the block's path shows that it is a virtio-mem device's.
+///
+/// QEMU 10.0 writes this section after START.
 fn is_virtio_mem(shape: &Shape, block: &str) -> bool {
     let Some((path, _)) = block.rsplit_once('/') else { return false };
     let name = format!("{path}/virtio-mem-device-early");
@@ -139,17 +133,14 @@ fn is_virtio_mem(shape: &Shape, block: &str) -> bool {
 pub(super) struct Stream<'a> {
     pub(super) shape: &'a Shape,
     pub(super) end: End,
-    pub(super) compression: Compression,
+    pub(super) format: Format,
 }
 
-/// The end of the stream: devices, EOF, description.
+/// Checks the end of the stream: devices, EOF, description.
 pub(super) fn tail(stream: &Stream<'_>, report: &mut Report) {
-    let Stream { shape, end: told, compression } = stream;
-    let place = |byte: u64| Place {
-        byte: Some(byte),
-        is_decompressed: *compression != Compression::None,
-        ..Place::default()
-    };
+    let Stream { shape, end: told, format } = stream;
+    let place =
+        |byte: u64| Place { byte: Some(byte), is_decompressed: format.is_compressed(), ..Place::default() };
     let parsed = shape.description.as_deref().map(Description::parse);
     let unusable = parsed.as_ref().and_then(|parsed| parsed.as_ref().err()).map(|error| error.rule.clone());
     let description = parsed.and_then(Result::ok);
@@ -210,7 +201,7 @@ pub(super) fn tail(stream: &Stream<'_>, report: &mut Report) {
         for (index, (walk, _)) in stretches.into_iter().enumerate() {
             found += walk.sections.len();
             for flaw in &walk.flaws {
-                // Only of the devices it is known where they stand: they end the stream.
+                // Only the offset of the devices is known, because they are at the end of the stream.
                 let place =
                     if index == last { place(devices_at + flaw.offset as u64) } else { Place::default() };
                 let code = if flaw.in_description { "description-disagrees" } else { "devices" };
@@ -225,9 +216,9 @@ pub(super) fn tail(stream: &Stream<'_>, report: &mut Report) {
     }
 }
 
-/// What the reader says about the image becomes a finding; what is not the image's fault stays an error.
+/// Converts an error of the reader into a finding. An error that the image does not cause stays an error.
 fn add_error(error: ImageError, front: &Front, report: &mut Report) -> Result<(), ImageError> {
-    let is_decompressed = front.compression != Compression::None;
+    let is_decompressed = front.format.is_compressed();
     let place = |byte: u64| Place { byte: Some(byte), is_decompressed, ..Place::default() };
     let finding = match error {
         ImageError::Broken { offset, rule, paragraph, .. } => {

@@ -1,12 +1,12 @@
-//! Whether an image is sound: its structure, its bitmaps, its content, its tail.
+//! Checks an image: its structure, bitmaps, content and tail.
 //!
-//! QEMU checks little when it loads (specs/mapped-ram.md §6.3): it accepts truncated files, crashes on some, and
-//! loads others with wrong memory. Here everything is looked at that can be told without running the guest, and
-//! every byte of data is read, so that an unreadable sector is found before the source is deleted.
+//! QEMU checks little when it loads an image (specs/mapped-ram.md §6.3). It accepts truncated files, crashes on some,
+//! and loads others with wrong memory. This module checks every property that does not need a running guest. It reads
+//! every byte of data, so that an unreadable sector is found before the source is deleted.
 //!
-//! The reader of a mapped-ram image in this module is not the one that loads it. That one stops at the first
-//! broken rule; this one writes it down as a [`Finding`] and goes on where it can, so that a report says all that
-//! is damaged. In the end the other one has to open the image as well.
+//! This module has its own decoder of mapped-ram images, separate from the reader that loads them. The reader stops
+//! at the first broken rule. This decoder records a [`Finding`] and continues if possible, so that a report lists all
+//! damage. At the end, the reader must open the image as well.
 //!
 //! ```text
 //! container ── head ── blocks ── places ── tail ── content ── judgement
@@ -36,18 +36,18 @@ use serde::Serialize;
 
 use super::finding::{Finding, Place, Severity};
 use crate::ImageError;
-use crate::model::{Compression, Form};
+use crate::format::Form;
 use crate::read::half_repaired::{self, WithMagic};
 use crate::read::image::open_file;
 use crate::read::{Image, MappedBlock, ReadAt};
 use window::Window;
 
-/// How to look.
+/// Options of a verification.
 #[derive(Debug, Clone)]
 pub struct VerifyOptions {
     /// Threads that read data; at least 1.
     pub threads: usize,
-    /// Whether RAM's digest is wanted.
+    /// Whether to compute RAM's digest.
     pub digest: bool,
 }
 
@@ -58,62 +58,62 @@ impl Default for VerifyOptions {
     }
 }
 
-/// What came of it.
+/// The result of a verification.
 #[derive(Debug, Clone, Serialize)]
 pub struct Verdict {
-    /// The file.
+    /// Path or name of the file.
     pub file: String,
-    /// Kind of image, as `sterna convert` names it, as far as it could be told.
+    /// Format of the image, as `sterna convert` names it, as far as it was detected.
     pub kind: String,
-    /// Machine type.
+    /// Machine type from the configuration; empty if it was not read.
     pub machine_type: String,
     /// Length of the file in bytes.
     pub file_bytes: u64,
-    /// Bytes that were read from it.
+    /// Bytes that were read from the file.
     pub read_bytes: u64,
-    /// RAM of all blocks in bytes.
+    /// Length of all RAM blocks in bytes.
     pub ram_bytes: u64,
-    /// Pages with content.
+    /// Number of pages with content.
     pub data_pages: u64,
-    /// Pages of zeros.
+    /// Number of zero pages.
     pub zero_pages: u64,
-    /// XXH3 digest of RAM, of 128 bits; equal RAM, equal digest, whatever the form of the image.
+    /// XXH3 digest of RAM (128 bits). Equal RAM has an equal digest, whatever the form of the image.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub digest: Option<String>,
-    /// What was found: the worst first, and within a severity in the order of the file.
+    /// All findings, by descending severity, then in the order of the file.
     pub findings: Vec<Finding>,
 }
 
 impl Verdict {
-    /// Whether nothing is damaged; warnings and notes do not count.
+    /// Whether no finding is an error; warnings and notes do not count.
     pub fn is_sound(&self) -> bool {
         self.count(Severity::Error) == 0
     }
 
-    /// How many findings are of this severity.
+    /// Number of findings with this severity.
     pub fn count(&self, severity: Severity) -> usize {
         self.findings.iter().filter(|finding| finding.severity == severity).count()
     }
 
-    /// Whether there is a finding of this code.
+    /// Whether a finding has this code.
     pub fn has(&self, code: &str) -> bool {
         self.findings.iter().any(|finding| finding.code == code)
     }
 }
 
-/// Looks at the image at `path`.
+/// Verifies the image at `path`.
 ///
 /// # Errors
-/// Only if nothing can be said: the file cannot be opened, is no image, or is of a version that Sterna does not
-/// know. Damage is no error but a finding.
+/// The function fails if no verdict is possible: the file cannot be opened, is not an image, or has an unknown
+/// version. Damage is not an error but a finding.
 pub fn verify(path: &Path, options: &VerifyOptions) -> Result<Verdict, ImageError> {
     verify_source(open_file(path)?, &path.display().to_string(), options)
 }
 
-/// Looks at the image in `source`; `name` is for the report.
+/// Verifies the image in `source`; `name` appears in the report.
 ///
 /// # Errors
-/// As [`verify`].
+/// The errors of [`verify`].
 pub fn verify_source(
     source: Arc<dyn ReadAt>,
     name: &str,
@@ -137,9 +137,9 @@ pub fn verify_source(
         );
     }
     let front = container::examine(&window, &mut report)?;
-    let form = match front.compression {
-        Compression::None => head::form(&window, front.stream_offset),
-        _ => Form::Legacy,
+    let form = match front.format.is_compressed() {
+        false => head::form(&window, front.stream_offset),
+        true => Form::Legacy,
     };
     let examined = match form {
         Form::Mapped => examine_mapped(&window, &front, options, Depth::All, &mut report),
@@ -166,12 +166,12 @@ pub fn verify_source(
     Ok(report.finish())
 }
 
-/// What of a mapped-ram image is read.
+/// The parts of a mapped-ram image that a verification reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Depth {
     /// Every byte of data.
     All,
-    /// Everything but the pages, unless bitmaps and holes say that something is wrong there.
+    /// Everything except the pages, unless bitmaps and holes show a problem there.
     Structure,
 }
 
@@ -182,7 +182,7 @@ fn examine_mapped(
     depth: Depth,
     report: &mut Report,
 ) -> Result<(), ImageError> {
-    report.verdict.kind = if front.is_libvirt { "libvirt-sparse" } else { "mapped-ram" }.into();
+    report.verdict.kind = front.format.in_form(Form::Mapped).to_string();
     let Some(head) = head::examine(window, front.stream_offset, report)? else {
         return if depth == Depth::All { content::read_all(window, options, report) } else { Ok(()) };
     };
@@ -204,7 +204,9 @@ fn examine_mapped(
     Ok(())
 }
 
-/// Per block, one bit per page that is not all zero in the file, whatever the bitmap says.
+/// For each block, one bit for each page that is not zero in the file.
+///
+/// The bitmap does not affect these bits.
 pub(super) fn data_pages(
     source: &dyn ReadAt,
     name: &str,
@@ -221,7 +223,7 @@ pub(super) fn data_pages(
     }
 }
 
-/// The reader that loads images must agree that nothing is wrong.
+/// Adds a finding if the reader that loads images refuses this image.
 fn cross_check(source: &Arc<dyn ReadAt>, name: &str, report: &mut Report) {
     if let Err(error) = Image::open_source(Arc::clone(source), name) {
         report.add(Finding::error(
@@ -233,7 +235,7 @@ fn cross_check(source: &Arc<dyn ReadAt>, name: &str, report: &mut Report) {
     }
 }
 
-/// The verdict while it is being found.
+/// A verdict under construction.
 struct Report {
     verdict: Verdict,
 }
@@ -263,7 +265,7 @@ impl Report {
         self.verdict.is_sound()
     }
 
-    /// Worst first, then by place.
+    /// Sorts the findings by descending severity, then by place.
     fn finish(mut self) -> Verdict {
         self.verdict
             .findings

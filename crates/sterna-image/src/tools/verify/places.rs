@@ -1,4 +1,4 @@
-//! Where bitmaps and pages lie: in the file, apart from each other and from the stream. And the bitmaps.
+//! Checks that bitmaps and pages are in the file and do not overlap. Reads the bitmaps.
 
 use std::sync::atomic::Ordering;
 
@@ -13,12 +13,12 @@ use crate::ImageError;
 use crate::read::MappedBlock;
 use crate::read::head::MOST_RAM_BYTES;
 
-/// Bytes of a bitmap that are read at once.
+/// Bytes of a bitmap that are read in one step.
 const STRIDE: usize = 1 << 20;
 const EVILS: &str = "specs/mapped-ram.md §6.5";
 const RULES: &str = "specs/mapped-ram.md §8";
 
-/// Holds all places against the file and against each other. Blocks that are out of place become unusable.
+/// Compares all places with the file and with each other. Blocks at invalid places become unusable.
 pub(super) fn examine(window: &Window<'_>, head: &Head, list: &mut BlockList, report: &mut Report) {
     let of_stream = |start, end, what: &str| Region { start, end, what: what.to_owned(), block: None };
     let mut regions = vec![
@@ -73,26 +73,26 @@ pub(super) fn examine(window: &Window<'_>, head: &Head, list: &mut BlockList, re
         }
         region(block.bitmap, bitmap_end, "the bitmap");
         region(block.pages, block.pages_end(), "the pages");
-        // No reader of ours has memory for such a bitmap.
+        // A bitmap for more RAM than this limit would need too much memory.
         block.is_usable &= block.length_bytes <= MOST_RAM_BYTES;
     }
     overlaps(regions, list, report);
 }
 
-/// What lies somewhere in the file.
+/// A range of the file with its content.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Region {
     start: u64,
     end: u64,
     what: String,
-    /// Index of the block that it belongs to; none for the stream's.
+    /// Index of the block; none for ranges of the stream.
     block: Option<usize>,
 }
 
 fn overlaps(mut regions: Vec<Region>, list: &mut BlockList, report: &mut Report) {
     regions.retain(|region| region.start < region.end);
     regions.sort();
-    // The one that reaches farthest so far is held against each that follows.
+    // Compare each region with the earlier region that has the highest end.
     let mut farthest = 0;
     for index in 1..regions.len() {
         let (over, own) = (&regions[farthest], &regions[index]);
@@ -114,18 +114,18 @@ fn overlaps(mut regions: Vec<Region>, list: &mut BlockList, report: &mut Report)
     }
 }
 
-/// Which pages of a block are in the file, by its bitmap.
+/// The pages of a block that the file contains, by the block's bitmap.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Bits {
-    /// Page `p` is bit `p % 64` of word `p / 64`; bits beyond the last page are cleared.
+    /// Page `p` is bit `p % 64` of word `p / 64`. Bits beyond the last page are cleared.
     pub(super) words: Vec<u64>,
-    /// Bits of the last word that lie beyond the last page.
+    /// Bits of the last word beyond the last page.
     pub(super) beyond: u64,
     pub(super) set: u64,
 }
 
 impl Bits {
-    /// Those of blocks that were read already.
+    /// The bitmaps of blocks that an open image has already read.
     pub(super) fn of(blocks: &[MappedBlock]) -> Vec<Self> {
         let bits = |block: &MappedBlock| {
             let words = block.bitmap.words().iter().map(|word| word.load(Ordering::Relaxed)).collect();
@@ -135,7 +135,7 @@ impl Bits {
     }
 }
 
-/// Reads the bitmaps, in the order of the blocks. What the file lacks counts as clear.
+/// Reads the bitmaps, in the order of the blocks. Bits beyond the end of the file count as clear.
 pub(super) fn bitmaps(
     window: &Window<'_>,
     list: &BlockList,
@@ -175,7 +175,9 @@ pub(super) fn bitmaps(
     Ok(all)
 }
 
-/// The bitmap of a block, as far as the file can hold pages for it: a length that is wrong must not cost memory.
+/// Reads a block's bitmap, limited to the pages that the file can contain.
+///
+/// Without this limit, a wrong length would cost memory.
 fn words(window: &Window<'_>, block: &BlockPlace) -> Result<Vec<u64>, ImageError> {
     let room = window.length.saturating_sub(block.pages).next_multiple_of(PAGE_SIZE as u64);
     let total = bitmap_bytes(block.length_bytes.min(room)) as usize;

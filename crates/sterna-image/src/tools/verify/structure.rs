@@ -1,27 +1,35 @@
-//! What an image's structure says of damage, without reading its pages again: for those who read it for another purpose.
+//! Finds damage in an image's structure, for callers that read its pages for another purpose.
 
 use super::container;
 use super::legacy::{self, Stream};
 use super::window::Window;
 use super::{Depth, Finding, Report, Severity, VerifyOptions};
 use crate::ImageError;
-use crate::model::{Form, ImageKind, Shape};
+use crate::format::{Form, Format};
+use crate::model::Shape;
 use crate::read::body::End;
 use crate::read::{Image, ReadAt};
 
-/// What [`verify`](super::verify()) would find in `image`, as far as it can be told without its pages: container,
-/// configuration, block list, places, bitmaps, devices, description. Opening a legacy stream has checked its records already,
-/// so nothing that makes it damaged is missing. Of a mapped-ram image the pages are read only where no bit is set, RAM has no
-/// END, or set bits lie over holes of the file: a bitmap in the other byte order in a file without holes is not seen, and
-/// neither is a disk that cannot read pages which nobody needs.
+/// The findings of [`verify`](super::verify()) for `image` that do not need its pages.
+///
+/// These are container, configuration, block list, places, bitmaps, devices and description. The open of a legacy
+/// stream has checked its records, so all its damage is found.
+///
+/// The pages of a mapped-ram image are read only in these cases:
+/// - no bit is set
+/// - RAM has no END
+/// - set bits are over holes of the file
+///
+/// Therefore two kinds of damage are missed: bitmaps in the other byte order in a file without holes, and disk errors
+/// in unread pages.
 ///
 /// # Errors
-/// The image cannot be read any more.
+/// The image can no longer be read.
 pub fn structure(image: &Image) -> Result<Vec<Finding>, ImageError> {
-    match image.kind().form {
+    match image.format().form() {
         Form::Legacy => {
             let source = Some(&**image.source());
-            structure_of_stream(source, image.path_name(), image.kind(), image.shape(), image.end())
+            structure_of_stream(source, image.path_name(), image.format(), image.shape(), image.end())
         }
         Form::Mapped => {
             let window = Window::new(&**image.source(), image.path_name())?;
@@ -35,16 +43,16 @@ pub fn structure(image: &Image) -> Result<Vec<Finding>, ImageError> {
     }
 }
 
-/// Refuses an image that is damaged, as far as [`structure`] tells.
+/// Refuses an image in which [`structure`] finds damage.
 ///
 /// # Errors
-/// [`ImageError::Damaged`]; the image cannot be read any more.
+/// [`ImageError::Damaged`]; the image can no longer be read.
 pub fn refuse_damage(image: &Image) -> Result<(), ImageError> {
     let damage = damage(structure(image)?);
     refuse(image.path_name(), &damage)
 }
 
-/// Those of `findings` that are damage.
+/// The findings that are damage (severity error).
 pub(crate) fn damage(mut findings: Vec<Finding>) -> Vec<Finding> {
     findings.retain(|finding| finding.severity == Severity::Error);
     findings
@@ -56,11 +64,13 @@ pub(crate) fn refuse(file: &str, damage: &[Finding]) -> Result<(), ImageError> {
     Err(ImageError::Damaged { file: file.to_owned(), first: first.to_string(), more: damage.len() - 1 })
 }
 
-/// As [`structure`], of a legacy stream that was read to its end; `source` is none for a pipe.
+/// Like [`structure`], for a legacy stream that was read completely.
+///
+/// `source` is none for a pipe.
 pub(crate) fn structure_of_stream(
     source: Option<&dyn ReadAt>,
     name: &str,
-    kind: &ImageKind,
+    format: Format,
     shape: &Shape,
     end: End,
 ) -> Result<Vec<Finding>, ImageError> {
@@ -71,6 +81,6 @@ pub(crate) fn structure_of_stream(
         let front = container::examine(&window, &mut report)?;
         container::check_format(&front, Form::Legacy, &mut report);
     }
-    legacy::tail(&Stream { shape, end, compression: kind.compression }, &mut report);
+    legacy::tail(&Stream { shape, end, format }, &mut report);
     Ok(report.finish().findings)
 }

@@ -1,4 +1,4 @@
-//! Everything behind the block list: RAM's other sections, the devices, EOF, the description.
+//! Checks the stream after the block list: RAM's other sections, the devices, EOF, the description.
 
 use std::ops::Range;
 
@@ -20,17 +20,17 @@ const EVILS: &str = "specs/mapped-ram.md §6.5";
 /// How the stream ends.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Tail {
-    /// Whether RAM's END was there.
+    /// Whether the stream has RAM's END section.
     pub(super) has_end: bool,
-    /// Whether anything at all follows the block list.
+    /// Whether any byte follows the block list.
     pub(super) is_there: bool,
     /// Whether a device follows RAM.
     pub(super) has_devices: bool,
-    /// Whether the stream was followed to its EOF.
+    /// Whether the walk through the sections reached EOF.
     pub(super) has_eof: bool,
 }
 
-/// Reads to the end of the file.
+/// Reads the stream to the end of the file and adds findings.
 pub(super) fn examine(
     window: &Window<'_>,
     head: &Head,
@@ -56,7 +56,7 @@ pub(super) fn examine(
     Ok(Examiner { start, bytes: &bytes, head, list, report }.examine())
 }
 
-/// Whether a tail without footers surely ends with EOF.
+/// Whether a tail without footers certainly ends with EOF.
 fn bare_end(window: &Window<'_>, bytes: &[u8], report: &mut Report) -> bool {
     let end = sections::bare_end(bytes);
     match end {
@@ -76,7 +76,9 @@ fn bare_end(window: &Window<'_>, bytes: &[u8], report: &mut Report) -> bool {
     end == BareEnd::Described
 }
 
-/// Without footers and description nobody knows whether the last zero is EOF.
+/// The finding for an end that cannot be determined.
+///
+/// Without footers and description, the last zero byte may be EOF or a device's byte.
 pub(super) fn end_unknown(place: Place) -> Finding {
     let what = "the sections have no footers and no description follows them: it is unknown whether the stream is complete";
     Finding::warning("end-unknown", DESCRIPTION, place, what)
@@ -98,7 +100,8 @@ impl Examiner<'_, '_> {
         let (head, bytes) = (self.head, self.bytes);
         let walk =
             |description: Option<&Description>| sections::walk_behind(&head.early, ram, bytes, description);
-        // Twice: footers alone lead to EOF, behind which the description is; with it the lengths are sure.
+        // Walk twice: the first walk uses footers and leads to EOF and the description. The second walk uses the
+        // exact lengths in the description.
         let blind = walk(None);
         let text = match blind.1.stop {
             Stop::Eof(eof) => self.text_behind(eof),
@@ -130,7 +133,7 @@ impl Examiner<'_, '_> {
             }
             Stop::Lost(_) => false,
         };
-        // What QEMU 10.0 puts between RAM's START and its first PART is none of those after RAM.
+        // Sections that QEMU 10.0 writes between RAM's START and its first PART are not devices after RAM.
         let behind =
             walk.parts.iter().filter(|part| part.id == ram).map(|part| part.offset).max().unwrap_or(0);
         let has_devices = walk.sections.iter().any(|section| section.offset >= behind);
@@ -151,7 +154,7 @@ impl Examiner<'_, '_> {
         }
     }
 
-    /// RAM's other sections are empty in this form. Whether its END is among them.
+    /// Checks that RAM's other sections are empty, as mapped-ram requires. Returns whether END is among them.
     fn ram_parts(&mut self, walk: &Walk) -> bool {
         let mut has_end = false;
         for part in walk.parts.iter().filter(|part| part.id == self.list.section_id) {
@@ -172,7 +175,7 @@ impl Examiner<'_, '_> {
         has_end
     }
 
-    /// Where the text behind the EOF that ends at `eof` is, if it is whole.
+    /// Range of the text after the EOF that ends at `eof`; none if truncated.
     fn text_behind(&self, eof: usize) -> Option<Range<usize>> {
         let rest = self.bytes.get(eof..)?;
         let length = be32(rest, 1).filter(|_| rest.first() == Some(&0x06))? as usize;
@@ -181,7 +184,7 @@ impl Examiner<'_, '_> {
         (end <= self.bytes.len()).then_some(start..end)
     }
 
-    /// The text that ends with the file: the last `00 06` whose length says so.
+    /// Range of the text after the last `00 06` whose length reaches the file's end.
     fn text_at_the_end(&self) -> Option<Range<usize>> {
         let last = self.bytes.len().checked_sub(7)?;
         (0..=last).rev().find_map(|at| {
@@ -214,7 +217,7 @@ impl Examiner<'_, '_> {
     fn configuration(&mut self, description: &Description, place: &Place) {
         let names = description.configuration_subsections();
         let told = description.configuration_bytes();
-        // QEMU describes several capabilities as an array of equals, so their length tells nothing.
+        // QEMU describes several capabilities as an array of equal lengths. Then the described length is not exact.
         let differs = names != self.head.subsections
             || (self.head.capabilities < 2 && told != self.head.configuration_bytes);
         if self.head.configuration_bytes > 0 && told > 0 && differs {
@@ -231,7 +234,7 @@ impl Examiner<'_, '_> {
         }
     }
 
-    /// Devices that only the description has.
+    /// Adds a finding for devices that only the description contains.
     fn undescribed(&mut self, description: &Description, found: usize, text: Option<&Range<usize>>) {
         if let Some(device) = description.devices().get(found) {
             let count = description.devices().len() - found;
@@ -247,7 +250,7 @@ impl Examiner<'_, '_> {
         }
     }
 
-    /// What follows the EOF byte.
+    /// Checks the bytes after EOF.
     fn behind_eof(&mut self, eof: usize, text: Option<&Range<usize>>) {
         let rest = &self.bytes[eof..];
         let place = Place::byte(self.start + eof as u64);

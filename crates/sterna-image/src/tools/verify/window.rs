@@ -1,4 +1,4 @@
-//! The file as a verifier sees it: reading beyond its end gives less, not an error.
+//! A verifier's access to a file: reads beyond the end return fewer bytes.
 
 use crate::ImageError;
 use crate::read::{ReadAt, Stamp};
@@ -20,7 +20,7 @@ impl<'a> Window<'a> {
         self.source.stamp().map_err(|error| ImageError::io(self.name, "fstat", error))
     }
 
-    /// Up to `count` bytes from `offset` on; fewer only at the end of the file.
+    /// Reads up to `count` bytes from `offset`; fewer only at the end of the file.
     pub(super) fn get(&self, offset: u64, count: usize) -> Result<Vec<u8>, ImageError> {
         let rest = self.length.saturating_sub(offset);
         let mut bytes = vec![0; rest.min(count as u64) as usize];
@@ -37,12 +37,12 @@ impl<'a> Window<'a> {
     }
 }
 
-/// The big-endian number of 4 bytes at `at`.
+/// Decodes the big-endian integer of 4 bytes at `at`.
 pub(super) fn be32(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_be_bytes(bytes.get(at..at.checked_add(4)?)?.try_into().ok()?))
 }
 
-/// The big-endian number of 8 bytes at `at`.
+/// Decodes the big-endian integer of 8 bytes at `at`.
 pub(super) fn be64(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_be_bytes(bytes.get(at..at.checked_add(8)?)?.try_into().ok()?))
 }

@@ -1,4 +1,4 @@
-//! A repair in place that is broken off anywhere leaves an image that is refused, or one that is whole.
+//! An interrupted repair in place leaves an image that is refused or complete.
 
 use std::cell::RefCell;
 use std::io;
@@ -15,7 +15,7 @@ enum Step {
     Sync,
 }
 
-/// Keeps what would be written.
+/// Records writes and syncs instead of performing them.
 #[derive(Default)]
 struct Record(RefCell<Vec<Step>>);
 
@@ -31,7 +31,7 @@ impl Medium for Record {
     }
 }
 
-/// A snapshot without bitmaps, and what it is to become.
+/// A snapshot without bitmaps, and the expected result of its repair.
 fn plans(front: &[u8]) -> (Sample, Sample) {
     let right = Plan { has_end: false, front: front.to_vec(), ..Plan::default() };
     (Plan { has_bitmaps: false, ..right.clone() }.build(), right.build())
@@ -41,8 +41,9 @@ fn apply(image: &mut [u8], offset: u64, bytes: &[u8]) {
     image[offset as usize..][..bytes.len()].copy_from_slice(bytes);
 }
 
-/// Calls `check` with the image in every state in which a crash can leave it: of the writes since the last sync any
-/// number, in any order, and of one of them any number of its bytes.
+/// Calls `check` with the image in every state that a crash can leave.
+///
+/// A crash keeps any number of the writes since the last sync, in any order, and any number of bytes of one of them.
 fn every_state(image: &[u8], steps: &[Step], mut check: impl FnMut(Vec<u8>)) {
     let mut durable = image.to_vec();
     for flight in steps.split(|step| matches!(step, Step::Sync)) {
@@ -85,7 +86,7 @@ fn steps_of(broken: &Sample) -> Vec<Step> {
     record.0.into_inner()
 }
 
-/// Whether readers refuse the image; otherwise all of its pages must be there.
+/// Returns whether readers refuse the image. Otherwise checks that all pages are present.
 fn is_refused(state: Vec<u8>, right: &Sample) -> bool {
     let source = Arc::new(state.clone());
     let verdict = verify_source(source.clone(), "image", &VerifyOptions::default());
@@ -143,7 +144,7 @@ fn repair_that_was_broken_off_is_finished_by_the_next_one() {
         repair(&image, &RepairTo::Itself, &VerifyOptions::default()).unwrap();
         assert!(std::fs::read(&image).unwrap() == right.bytes, "state {count}");
     });
-    // All is written, and only the magic is not back.
+    // All bitmaps are written, but the magic is not restored.
     let mut state = right.bytes.clone();
     state[3] = b'R';
     std::fs::write(&image, &state).unwrap();

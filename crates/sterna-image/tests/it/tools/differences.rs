@@ -1,4 +1,4 @@
-//! What two images differ in.
+//! Finds the differences between two images.
 
 use sterna_image::tools::diff::{DiffOptions, Difference, diff};
 use sterna_image::{ImageError, Shape};
@@ -112,7 +112,7 @@ fn diff_real_images_of_one_guest_in_two_forms_finds_equal_memory() {
     assert!(difference.blocks.is_empty(), "{:#?}", difference.blocks);
     assert!(difference.configuration.is_empty() && !difference.description, "{difference:#?}");
     assert_eq!(difference.kinds, ["mapped-ram", "legacy"]);
-    // The two saves were taken one after the other: clocks went on.
+    // The second save was taken later, so clocks differ.
     let clocks = ["timer", "apic", "hpet", "i8254", "mc146818rtc", "cpu", "acpi"];
     for section in &difference.sections {
         assert!(clocks.iter().any(|clock| section.name.contains(clock)), "{section:#?}");
@@ -142,7 +142,7 @@ fn diff_of_each_part_of_the_stream_that_differs_is_not_the_same() {
     };
     let command = Shape { between: vec![8, 0, 4, 0, 0], ..shape.clone() };
     let early = Shape { early: section(7, "0000:00:02.0/early", b"another body"), ..shape.clone() };
-    // Without footers no section can be told from the next.
+    // Without footers, sections cannot be separated.
     let blind = |early: &[u8]| {
         let mut shape = Shape { early: early.to_vec(), ..shape.clone() };
         shape.ram.footers = false;
@@ -171,7 +171,7 @@ fn live(kind: u8, id: u32, name: &str, body: &[u8]) -> Vec<u8> {
     out
 }
 
-/// A machine with `bitmaps` that are sent beside RAM, each in so many PARTs.
+/// A machine with `bitmaps` live sections, each in `parts` PARTs.
 fn with_bitmaps(bitmaps: u32, parts: usize, content: u8) -> Shape {
     let mut shape = machine();
     let ids = 100..100 + bitmaps;
@@ -215,7 +215,7 @@ fn diff_of_the_same_devices_in_another_order_is_told() {
     assert_eq!(what, ["order of devices"]);
 }
 
-/// Takes no time that anybody notices, unless each part is looked for among all sections.
+/// Takes little time. A search through all sections for each part would make it slow.
 #[test]
 fn diff_of_many_sections_beside_ram_finds_the_one_that_differs() {
     let many = with_bitmaps(20_000, 4, 7);

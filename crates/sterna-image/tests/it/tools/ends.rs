@@ -1,8 +1,8 @@
-//! Streams whose end nobody can see: no footers, no description.
+//! Streams whose end cannot be determined: no footers, no description.
 
-use sterna_image::convert::{ConvertOptions, Input, Output, Target, convert};
+use sterna_image::convert::{ConvertOptions, Input, Output, convert};
 use sterna_image::tools::finding::Severity;
-use sterna_image::{ImageError, MappedOptions, MappedWriter, Shape};
+use sterna_image::{Format, ImageError, MappedOptions, MappedWriter, Shape};
 
 use super::sample::verdict;
 use crate::common::{give, legacy, machine, open};
@@ -32,7 +32,7 @@ fn mapped(shape: &Shape) -> Vec<u8> {
 fn stream_without_footers_and_description_is_never_said_to_be_whole() {
     let directory = tempfile::tempdir().unwrap();
     for bytes in [legacy(&blind(false)), mapped(&blind(false))] {
-        // The second lacks its EOF, and the last byte is zero all the same.
+        // The second stream lacks its EOF, but its last byte is zero as well.
         for length in [bytes.len(), bytes.len() - 1] {
             let bytes = bytes[..length].to_vec();
             let image = open(&bytes).unwrap();
@@ -44,7 +44,7 @@ fn stream_without_footers_and_description_is_never_said_to_be_whole() {
             let found = verdict.findings.iter().find(|finding| finding.code == "end-unknown");
             assert!(found.is_some_and(|f| f.severity == Severity::Warning), "{:#?}", verdict.findings);
             for target in ["legacy", "mapped-ram"] {
-                let target: Target = target.parse().unwrap();
+                let target: Format = target.parse().unwrap();
                 let options = ConvertOptions { target: Some(target), ..ConvertOptions::default() };
                 let refused = convert(Input::File(from.clone()), Output::File(to.clone()), &options);
                 assert!(matches!(refused, Err(ImageError::Unsupported { .. })), "{refused:?}");

@@ -1,4 +1,4 @@
-//! What an image is said to be, and its picture.
+//! The description of an image, and its picture.
 
 use sterna_image::tools::coverage::Coverage;
 use sterna_image::tools::inspect::inspect;

@@ -1,4 +1,4 @@
-//! The tools on images: whole ones, and damaged in every way that specs/mapped-ram.md §6.5 names.
+//! Tests of the tools with valid images, and with every damage that specs/mapped-ram.md §6.5 names.
 
 #![allow(clippy::print_stdout)] // seeds of random tests
 

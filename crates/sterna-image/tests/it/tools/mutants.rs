@@ -1,19 +1,23 @@
-//! Images with a few wrong bytes: what `verify` calls damaged is refused by `convert`, unless that is forced.
+//! Images with a few wrong bytes: `convert` refuses each image that `verify` reports as damaged.
+//!
+//! The option `force_damaged` turns this refusal off.
 
 use std::path::Path;
 use std::sync::Arc;
 
-use sterna_image::convert::{ConvertOptions, Converted, Input, Output, Target, convert};
+use sterna_image::convert::{ConvertOptions, Converted, Input, Output, convert};
 use sterna_image::tools::verify::{VerifyOptions, structure, verify_source};
-use sterna_image::{Image, ImageError};
+use sterna_image::{Format, Image, ImageError};
 
 use super::sample::{Plan, describe};
 use crate::common::{cut_down, legacy, machine, section};
 
-/// Mutants of each image.
+/// Number of mutants of each image.
 const MUTANTS: usize = 150;
 
-/// Changes some bytes, cuts, or fills a stretch; seldom among the pages, which are most of an image.
+/// Changes some bytes, truncates, or fills a range.
+///
+/// Most places are outside the pages, which are the largest part of an image.
 fn mutate(bytes: &mut Vec<u8>, random: &mut fastrand::Rng) {
     let length = bytes.len();
     if length == 0 {
@@ -55,7 +59,7 @@ fn images(directory: &Path) -> Vec<(String, Vec<u8>)> {
     std::fs::write(&source, &small).unwrap();
     for kind in ["libvirt-raw", "libvirt-sparse", "legacy-zstd"] {
         let place = directory.join(kind);
-        let target = Some(kind.parse::<Target>().unwrap());
+        let target = Some(kind.parse::<Format>().unwrap());
         let xml = kind.starts_with("libvirt").then(|| b"<domain><name>a</name></domain>".to_vec());
         let options = ConvertOptions { target, xml, ..ConvertOptions::default() };
         convert(Input::File(source.clone()), Output::File(place.clone()), &options).unwrap();
@@ -66,7 +70,7 @@ fn images(directory: &Path) -> Vec<(String, Vec<u8>)> {
 }
 
 fn run(from: &Path, to: &Path, target: &str, force_damaged: bool) -> Result<Converted, ImageError> {
-    let target = Some(target.parse::<Target>().unwrap());
+    let target = Some(target.parse::<Format>().unwrap());
     let options =
         ConvertOptions { target, force_damaged, replace: true, threads: 1, ..ConvertOptions::default() };
     convert(Input::File(from.into()), Output::File(to.into()), &options)
@@ -105,7 +109,7 @@ fn convert_of_a_damaged_image_is_refused_unless_forced_and_then_says_what_it_lef
                 continue;
             }
             refused += 1;
-            // What other tools look at is damaged in the same way.
+            // `structure`, which other tools use, must find damage in the same image.
             let seen = structure(&Image::open(&from).unwrap()).unwrap();
             assert!(
                 seen.iter().any(|finding| findings.as_ref().unwrap().contains(finding)),

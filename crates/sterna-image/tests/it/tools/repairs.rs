@@ -1,4 +1,4 @@
-//! Bitmaps for background snapshots, and for nothing else.
+//! A repair writes bitmaps for background snapshots, and refuses other images.
 
 use sterna_image::ImageError;
 use sterna_image::tools::repair::{RepairTo, repair};

@@ -1,4 +1,6 @@
-//! A small mapped-ram image made by hand from specs/mapped-ram.md, so that no writer of ours vouches for itself.
+//! A small mapped-ram image, built from specs/mapped-ram.md without Sterna's writers.
+//!
+//! An error in a writer can therefore not hide the same error in a reader.
 
 use std::sync::Arc;
 
@@ -7,7 +9,7 @@ use sterna_image::{Image, ImageError};
 
 pub const PAGE: usize = 4096;
 
-/// What to make.
+/// The properties of a sample.
 #[derive(Clone)]
 pub struct Plan {
     pub machine: &'static str,
@@ -25,12 +27,12 @@ pub struct Plan {
     pub description: Option<String>,
 }
 
-/// Where things are.
+/// File offsets of a block's parts.
 #[derive(Clone, Debug)]
 pub struct Placed {
-    /// The entry's first byte.
+    /// Offset of the entry's first byte.
     pub entry: usize,
-    /// The mapped-ram header.
+    /// Offset of the mapped-ram header.
     pub header: usize,
     pub bitmap: usize,
     pub pages: usize,
@@ -41,13 +43,13 @@ pub struct Placed {
 pub struct Sample {
     pub bytes: Vec<u8>,
     pub blocks: Vec<Placed>,
-    /// The word MEM_SIZE.
+    /// Offset of the word MEM_SIZE.
     pub total: usize,
-    /// The first PART of RAM.
+    /// Offset of the first PART of RAM.
     pub part: usize,
-    /// The first device section.
+    /// Offset of the first device section.
     pub devices: usize,
-    /// The byte EOF.
+    /// Offset of the EOF byte.
     pub eof: usize,
 }
 
@@ -71,12 +73,12 @@ impl Default for Plan {
     }
 }
 
-/// Whether a page of the sample holds data.
+/// Whether a page of the sample has data.
 pub fn holds(block: usize, page: usize) -> bool {
     (page * 5 + block).is_multiple_of(3) || (page / 8).is_multiple_of(3)
 }
 
-/// The byte that such a page is full of.
+/// The byte that fills a page with data.
 pub fn fill(block: usize, page: usize) -> u8 {
     (1 + (block * 31 + page) % 255) as u8
 }
@@ -163,14 +165,14 @@ impl Plan {
 }
 
 impl Sample {
-    /// The same with `edit` done to its bytes.
+    /// A copy of the sample's bytes after `edit`.
     pub fn edited(&self, edit: impl Fn(&mut Vec<u8>, &Sample)) -> Vec<u8> {
         let mut bytes = self.bytes.clone();
         edit(&mut bytes, self);
         bytes
     }
 
-    /// A page that the image holds, or with `false` one that it does not.
+    /// The first page that the image contains, or with `false` does not contain.
     pub fn page(&self, block: usize, held: bool) -> usize {
         (0..self.blocks[block].count).find(|page| holds(block, *page) == held).unwrap()
     }
@@ -189,7 +191,7 @@ pub fn get64(bytes: &[u8], at: usize) -> u64 {
     u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap())
 }
 
-/// QEMU's description of devices that are one buffer each.
+/// QEMU's description of devices that consist of one buffer each.
 pub fn describe(devices: &[(&str, Vec<u8>)], capabilities: &[&str]) -> String {
     let field = |name: &str, size: usize| serde_json::json!({"name": name, "type": "buffer", "size": size});
     let devices: Vec<_> = devices

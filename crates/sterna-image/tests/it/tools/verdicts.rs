@@ -1,11 +1,11 @@
-//! Structure: header, list of blocks, places, tail.
+//! Verdicts about the structure: header, list of blocks, places, tail.
 
 use sterna_image::tools::finding::Severity;
 
 use super::sample::{PAGE, Plan, Sample, describe, get64, put64, try_verdict, verdict};
 use crate::common::vector;
 
-/// Asserts that this damage gives this finding, as an error at a place in the file that is not beside the point.
+/// Asserts a finding `code` with this severity, and that only errors count as damage.
 #[track_caller]
 fn assert_found(what: &str, bytes: Vec<u8>, code: &str, severity: Severity) {
     let verdict = verdict(bytes);
@@ -189,7 +189,7 @@ fn verify_forms_that_are_allowed_are_sound() {
 fn verify_image_cut_at_any_byte_is_never_sound() {
     let sample = Plan::default().build();
     let length = sample.bytes.len();
-    // Every byte of the structure; of the pages a sample.
+    // Every byte of the structure, and a sample of the pages.
     let in_pages =
         |at: usize| sample.blocks.iter().any(|b| (b.pages + 8..b.pages + b.count * PAGE - 8).contains(&at));
     let mut looked_at = 0;
@@ -198,7 +198,7 @@ fn verify_image_cut_at_any_byte_is_never_sound() {
         let bytes = sample.bytes[..at].to_vec();
         looked_at += 1;
         match try_verdict(bytes) {
-            // The one cut that nobody can tell from a machine that sends no description.
+            // This cut looks exactly like an image of a machine that sends no description.
             Ok(verdict) if at == sample.eof + 1 => {
                 assert!(verdict.has("no-description"), "{:#?}", verdict.findings);
             }

@@ -6,10 +6,7 @@ use sterna_image::{Compression, Image, ImageError};
 use super::sample::verdict;
 use crate::common::{legacy, machine};
 
-const COMPRESSIONS: [Compression; 5] =
-    [Compression::Gzip, Compression::Bzip2, Compression::Xz, Compression::Lzop, Compression::Zstd];
-
-/// A machine whose pages do not compress, so that a place in one stream says something of the other.
+/// A machine whose pages do not compress, so that places in both streams are comparable.
 fn stream() -> Vec<u8> {
     let mut shape = machine();
     shape.ram.blocks[0].length_bytes = 1200 << 12;
@@ -40,13 +37,13 @@ fn finding(bytes: Vec<u8>, code: &str) -> Finding {
 fn damage_that_the_codec_sees_has_its_place_in_the_file() {
     let stream = stream();
     let mut seen = 0;
-    for compression in COMPRESSIONS {
+    for compression in Compression::all() {
         let mut compressed = compress(compression, &stream);
         let at = compressed.len() / 2;
         compressed[at..at + 64].fill(0xff);
 
         let found = verdict(compressed.clone()).findings;
-        // What comes out may be no stream any more before the codec sees it by its checksum.
+        // The decompressed bytes may break the stream's format before the codec compares its checksum.
         if let Some(broken) = found.iter().find(|finding| finding.code == "broken") {
             assert!(broken.what.contains("out of bytes"), "{compression:?}: {broken}");
             continue;
@@ -54,7 +51,7 @@ fn damage_that_the_codec_sees_has_its_place_in_the_file() {
         seen += 1;
         let place = finding(compressed.clone(), "packing").place;
 
-        // The block that holds it ends behind it; none is longer than a few megabytes.
+        // The damaged block ends after the damage. No block is longer than a few MiB.
         let byte = place.byte.expect("a byte of the file");
         assert!(!place.is_decompressed, "{compression:?}");
         assert!(
@@ -71,7 +68,7 @@ fn damage_in_the_decompressed_stream_has_both_places() {
     // A word of a record in the middle.
     let at = (stream.len() / 2 - 4096..).find(|at| stream[*at..].starts_with(&[0, 0, 0, 0, 0])).unwrap();
     stream[at + 7] = 0xff;
-    for compression in COMPRESSIONS {
+    for compression in Compression::all() {
         let compressed = compress(compression, &stream);
         let length = compressed.len() as u64;
 
@@ -90,7 +87,7 @@ fn damage_in_the_decompressed_stream_has_both_places() {
         let (from, to): (u64, u64) =
             (from.parse().unwrap(), rest.split_once(' ').unwrap().0.parse().unwrap());
         assert!(from < to && to <= length && to - from < 3 << 20, "{compression:?}: {text}");
-        // Noise compresses to its own length, so the places are about the same.
+        // Noise compresses to its own length, so the places are nearly equal.
         assert!(from < byte + (1 << 20) && byte < to + (1 << 20), "{compression:?}: {text}, {byte}");
     }
 }

@@ -1,4 +1,4 @@
-//! libvirt's container, compressed streams, legacy streams.
+//! Verdicts about libvirt's container, compressed streams and legacy streams.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::common::vector;
 const XML: &[u8] = b"<domain type='qemu'><name>g</name></domain>\n\0";
 const COOKIE: &[u8] = b"<cookie/>\n\0";
 
-/// Header, XML, cookie and some padding; the stream of this format comes behind.
+/// Header, XML, cookie and some padding. A stream of this format follows.
 fn front(format: u32) -> Vec<u8> {
     let padding = 1000;
     let mut front = b"LibvirtQemudSave".to_vec();
@@ -146,7 +146,7 @@ fn verify_legacy_stream_cut_anywhere_is_never_sound() {
 #[test]
 fn verify_legacy_stream_with_a_page_left_out_is_a_warning() {
     let bytes = vector("file-legacy");
-    // The last zero page with CONTINUE: nine bytes that nothing refers to.
+    // The last zero page with CONTINUE: nine bytes that no other record depends on.
     let zero = (0..bytes.len() - 17)
         .rev()
         .find(|at| {

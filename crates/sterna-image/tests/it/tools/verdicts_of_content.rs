@@ -1,4 +1,4 @@
-//! Bitmaps against pages.
+//! Verdicts about bitmaps that do not match the pages.
 
 use std::io::{Seek, SeekFrom, Write};
 use std::sync::Arc;
@@ -27,7 +27,7 @@ fn verify_data_under_a_clear_bit_is_a_warning_with_its_page() {
 #[test]
 fn verify_bits_behind_the_last_page_are_a_warning() {
     let sample = Plan::default().build();
-    // 150 pages: bits 22 to 63 of the third word mean nothing.
+    // 150 pages: bits 22 to 63 of the third word have no meaning.
     let bytes = sample.edited(|bytes, s| bytes[s.blocks[0].bitmap + 16 + 7] = 0xf0);
 
     let verdict = verdict(bytes);
@@ -67,7 +67,7 @@ fn verify_set_bits_over_holes_are_a_warning() {
     let sample = Plan::default().build();
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.as_file().set_len(sample.bytes.len() as u64).unwrap();
-    // All but the data of ten pages in a row.
+    // All data except the first ten pages with data.
     let lost: Vec<usize> = (0..24).filter(|page| holds(0, *page)).take(10).collect();
     for (index, content) in sample.bytes.chunks(PAGE).enumerate() {
         let is_lost = lost.iter().any(|page| sample.page_range(0, *page).start == index * PAGE);
@@ -79,7 +79,7 @@ fn verify_set_bits_over_holes_are_a_warning() {
 
     let verdict = verify(file.path(), &VerifyOptions::default()).unwrap();
 
-    // A file system without holes, or with larger ones than a page, stores zeros instead.
+    // A file system without holes, or with holes of more than a page, stores zeros instead.
     assert!(verdict.is_sound());
     assert!(verdict.has("set-over-hole") || verdict.has("zeros-stored"), "{:#?}", verdict.findings);
 }
@@ -129,7 +129,7 @@ fn verify_skipped_block_is_a_note() {
     assert!(verdict.is_sound() && verdict.has("skipped"), "{:#?}", verdict.findings);
 }
 
-/// A file that gets longer while it is read, or cannot be read at one place.
+/// A file that changes while it is read, or has one unreadable place.
 struct Moving {
     bytes: Vec<u8>,
     unreadable: Option<u64>,
@@ -152,7 +152,7 @@ impl ReadAt for Moving {
     }
 
     fn stamp(&self) -> std::io::Result<Stamp> {
-        // Equal stamps mean equal content; a file's stamp is the only one that is not the default.
+        // Equal stamps mean equal content. The stamp of a real file differs from the default.
         let reads = self.reads.load(std::sync::atomic::Ordering::Relaxed);
         match self.changes && reads > 3 {
             true => ReadAt::stamp(&tempfile::tempfile()?),

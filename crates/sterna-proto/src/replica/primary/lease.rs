@@ -1,14 +1,16 @@
-//! How long the primary may run the guest without a word of its standby.
+//! The primary's lease: how long it may run the guest without an answer of its standby.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// Heartbeats whose echo may still come. Older ones no longer extend a lease
-/// that matters.
+/// Number of heartbeats whose echo still extends the lease. The echo of an older one would extend
+/// no lease that is still valid.
 const REMEMBERED: usize = 64;
 
-/// Counted from when a heartbeat was *sent*: its echo proves that the standby
-/// has answered since, and the standby's patience began then or later.
+/// A lease that counts from the time at which a heartbeat was *sent*.
+///
+/// The echo proves that the standby answered after that time. Therefore the standby's patience
+/// began then or later.
 #[derive(Clone, Debug)]
 pub(super) struct Lease {
     length: Duration,
@@ -16,7 +18,7 @@ pub(super) struct Lease {
     sent: VecDeque<(u64, Duration)>,
     last_number: u64,
     next: Duration,
-    /// None before anything was answered.
+    /// End of the lease; `None` until it has begun.
     end: Option<Duration>,
 }
 
@@ -25,29 +27,31 @@ impl Lease {
         Self { length, interval, sent: VecDeque::new(), last_number: 0, next: now, end: None }
     }
 
-    /// When the next heartbeat is due.
+    /// The time at which the next heartbeat is due.
     pub(super) fn next_heartbeat(&self) -> Duration {
         self.next
     }
 
-    /// When it ends; none before it began.
+    /// The end of the lease; `None` until it has begun.
     pub(super) fn end(&self) -> Option<Duration> {
         self.end
     }
 
-    /// Whether it is over. One that has not begun is not.
+    /// Whether the lease is over. A lease that has not begun is not over.
     pub(super) fn is_over(&self, now: Duration) -> bool {
         self.end.is_some_and(|end| now >= end)
     }
 
-    /// The standby may have something to take over from now on: the lease
-    /// begins, if no heartbeat has begun it before.
+    /// Begins the lease, unless a heartbeat has begun it before.
+    ///
+    /// Called when the standby may have a checkpoint to take over from.
     pub(super) fn begin(&mut self, now: Duration) {
         self.extend_to(now.saturating_add(self.length));
     }
 
-    /// Gives the number of the heartbeat that is due, if one is. It is sent
-    /// after this, so it counts as sent now.
+    /// Returns the number of the heartbeat that is due, or `None`.
+    ///
+    /// The caller sends the heartbeat afterwards, so `now` is not later than its sending.
     pub(super) fn beat(&mut self, now: Duration) -> Option<u64> {
         if now < self.next {
             return None;
@@ -61,12 +65,12 @@ impl Lease {
         Some(self.last_number)
     }
 
-    /// Whether a heartbeat with this number was sent; 0 stands for none.
+    /// Whether a heartbeat with this number was sent. 0 means no heartbeat and is always accepted.
     pub(super) fn was_sent(&self, number: u64) -> bool {
         number <= self.last_number
     }
 
-    /// This heartbeat was echoed, and all before it.
+    /// Extends the lease: this heartbeat and all earlier ones were echoed.
     pub(super) fn echoed(&mut self, number: u64) {
         let sent = self.sent.iter().find(|(sent, _)| *sent == number).map(|(_, at)| *at);
         self.sent.retain(|(sent, _)| *sent > number);

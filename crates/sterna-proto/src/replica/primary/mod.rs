@@ -1,4 +1,5 @@
-//! The primary's machine.
+//! The primary's machine: decides how long the protected guest runs here, and when its output is
+//! released.
 //!
 //! ```text
 //! Seeding ──checkpoint 1 taken──► Protected ──unprotect──► Ending ──never──► Alone
@@ -9,13 +10,13 @@
 //!                                      └──lost──► Lost
 //! ```
 //!
-//! * The first checkpoint is the commit of the protection: from its end on the
-//!   standby may start the guest, so every failure is settled by the lease and
-//!   the claim. Before it, a failure leaves the guest as it was.
-//! * Whatever the machine is told, it looks at the lease first: a process that
-//!   was frozen finds out before it does anything else.
-//! * Contact that is lost does not come back: the channels are closed, and the
-//!   guest is protected again in the next generation.
+//! * The first checkpoint is the commit of the protection. From its end on the standby may start
+//!   the guest, so the lease and the claim settle every failure. Before it, a failure leaves the
+//!   guest as before.
+//! * On every event the machine checks the lease first. A process that was frozen therefore notices
+//!   the end of its lease before it does anything else.
+//! * Lost contact is never restored: the channels are closed, and the guest is protected again in
+//!   the next generation.
 
 mod lease;
 mod table;
@@ -27,26 +28,27 @@ use super::claim::Claim;
 use lease::Lease;
 use std::time::Duration;
 
-/// The primary's machine. One per protection; see the module's documentation.
+/// The primary's machine, one per protection; see the module's documentation.
 #[derive(Clone, Debug)]
 pub struct Primary {
     config: Config,
     state: State,
     lease: Lease,
     claim: Claim,
-    /// The last checkpoint that was taken.
+    /// The last checkpoint that was taken; 0 before the first.
     taken: u64,
-    /// The last one that the standby holds.
+    /// The last checkpoint that the standby has stored.
     held: u64,
-    /// The last one of all, in a planned takeover.
+    /// The final checkpoint of the protection, in a planned takeover.
     last: Option<u64>,
     is_guest_stopped: bool,
     cause: Option<Cause>,
 }
 
 impl Primary {
-    /// A machine in [`State::Seeding`]. `now` is the time since any fixed
-    /// moment, as in every later call.
+    /// A machine in [`State::Seeding`].
+    ///
+    /// `now` is the time since any fixed moment, as in every later call.
     #[must_use]
     pub fn new(config: Config, now: Duration) -> Self {
         let Config { terms, .. } = config;
@@ -63,24 +65,22 @@ impl Primary {
         }
     }
 
-    /// Tells the machine what happened; the engine performs what comes back,
-    /// in order.
+    /// Reports an event to the machine. The engine performs the returned actions in order.
     ///
     /// # Errors
-    /// [`Refusal`] if the event cannot be in this state; nothing changed. An
-    /// event for which it is too late by now is no error: what the time
-    /// demands comes back instead.
+    /// [`Refusal`] if the event is impossible in this state; the machine did not change. An event
+    /// that is too late by now is no error: the actions that are due are returned instead.
     pub fn handle(&mut self, now: Duration, event: Event) -> Result<Vec<Action>, Refusal> {
         self.step(now, event)
     }
 
-    /// Where the machine stands.
+    /// The present state; only [`Primary::handle`] changes it.
     #[must_use]
     pub fn state(&self) -> State {
         self.state
     }
 
-    /// When something is due: an [`Event::Tick`] at or after it acts.
+    /// The time at which something is due: an [`Event::Tick`] at or after it acts.
     #[must_use]
     pub fn deadline(&self) -> Option<Duration> {
         let lease = self.lease.end().filter(|_| !self.is_guest_stopped || self.state.is_in_contact());
@@ -95,9 +95,10 @@ impl Primary {
         }
     }
 
-    /// Whether the gate may let go what the guest said in this epoch (the
-    /// first is 1), now. Asked for every piece at the moment at which it
-    /// leaves.
+    /// Whether the gate may release the guest's output of this epoch now.
+    ///
+    /// The first epoch is 1. The gate calls this for every piece of output immediately before it
+    /// releases the piece.
     #[must_use]
     pub fn may_say(&self, now: Duration, epoch: u64) -> bool {
         match self.state {
@@ -108,30 +109,48 @@ impl Primary {
         }
     }
 
-    /// The last checkpoint that the standby holds; 0 before the first.
+    /// The last checkpoint that the standby has stored; 0 before the first.
     #[must_use]
     pub fn held(&self) -> u64 {
         self.held
     }
 
-    /// Whether another checkpoint may be taken.
+    /// Whether the state and the limit of unanswered checkpoints permit another one.
     #[must_use]
     pub fn may_take_checkpoint(&self) -> bool {
         let is_time = matches!(self.state, State::Seeding | State::Protected | State::Ending);
         is_time && self.taken - self.held < self.config.in_flight.max(1)
     }
 
-    /// Whether the guest may run. Asked before it is resumed after a
-    /// checkpoint, or at its operator's wish.
+    /// Whether the guest may run now.
+    ///
+    /// Call this immediately before the guest is resumed, after a checkpoint or at its operator's
+    /// request. The lease may have ended while the guest was stopped, without an event that
+    /// reported it to this machine. If the lease is the reason for `false`, the next event returns
+    /// [`Action::StopGuest`].
     #[must_use]
-    pub fn may_guest_run(&self) -> bool {
+    pub fn may_guest_run(&self, now: Duration) -> bool {
         match self.state {
-            State::HandingOver | State::Given | State::HandedOver | State::Lost => false,
-            _ => !self.is_guest_stopped,
+            State::HandedOver | State::Lost => false,
+            State::Seeding | State::Alone | State::Failed => !self.is_guest_stopped,
+            _ => !self.is_guest_stopped && !self.lease.is_over(now),
         }
     }
 
-    /// Why contact is over, if it is.
+    /// How long the guest may run from now on without an answer of the standby.
+    ///
+    /// `None` if no limit exists, because no other side may run the guest. The time feeds a
+    /// watchdog that stops this host.
+    #[must_use]
+    pub fn lease_lasts(&self, now: Duration) -> Option<Duration> {
+        match self.state {
+            State::Seeding | State::Alone | State::Failed => None,
+            State::HandedOver | State::Lost => Some(Duration::ZERO),
+            _ => Some(self.lease.end().unwrap_or(now).saturating_sub(now)),
+        }
+    }
+
+    /// Why contact with the standby is over; `None` while it is not.
     #[must_use]
     pub fn cause(&self) -> Option<Cause> {
         self.cause

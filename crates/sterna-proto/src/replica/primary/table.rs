@@ -7,23 +7,23 @@ use std::time::Duration;
 
 type Step = Result<Vec<A>, Refusal>;
 
-/// Nothing changes, and nothing is to be done.
+/// The event is accepted, but the machine does not change and returns no action.
 const IGNORE: Step = Ok(Vec::new());
 
 impl Primary {
-    /// What the time alone changes comes first, then the table's row.
+    /// Applies the effects of the time alone first, then the table's row for the event.
     pub(super) fn step(&mut self, now: Duration, event: E) -> Step {
         let mut actions = self.time_passes(now);
         match self.row(now, event) {
             Ok(mut more) => actions.append(&mut more),
-            // What the time has changed must be performed; the event came too late for it.
+            // The effects of the time must be performed. The event itself is too late.
             Err(_) if !actions.is_empty() => {}
             Err(refusal) => return Err(refusal),
         }
         Ok(actions)
     }
 
-    /// A lease that is over is seen before anything else.
+    /// Applies the end of the lease, before the event is looked at.
     fn time_passes(&mut self, now: Duration) -> Vec<A> {
         let is_over = self.lease.is_over(now);
         match self.state {
@@ -43,11 +43,12 @@ impl Primary {
         }
     }
 
-    /// The table: (state, event) → next state and actions. Rows are read from
-    /// the top; the first that fits counts.
+    /// The table: (state, event) → next state and actions.
+    ///
+    /// Rows are read from the top; the first row that matches is used.
     fn row(&mut self, now: Duration, event: E) -> Step {
         match (self.state, event) {
-            // What another protection says is not for this one.
+            // Messages about another protection are ignored.
             (_, E::Answered(Answer { protection, .. })) if !self.is_ours(protection) => IGNORE,
             (_, E::Never(other) | E::StandbyRuns(other) | E::HandOverRequested(other))
                 if !self.is_ours(other) =>
@@ -55,7 +56,7 @@ impl Primary {
                 IGNORE
             }
 
-            // Checkpoints, and what they let go.
+            // Checkpoints, and the answers that release output.
             (S::Seeding | S::Protected | S::Ending | S::HandingOver, E::CheckpointTaken(number))
                 if self.last.is_none() =>
             {
@@ -73,7 +74,7 @@ impl Primary {
                 Ok(self.lease.beat(now).map(A::SendHeartbeat).into_iter().collect())
             }
 
-            // The standby's last word.
+            // The standby's last answer.
             (state, E::Never(_)) if state.is_in_contact() || state == S::Asking => {
                 Ok(self.go_on_alone(Because::Never))
             }
@@ -82,7 +83,7 @@ impl Primary {
                 Ok(self.give_up(S::Lost, Outcome::Lost))
             }
 
-            // Operators.
+            // Requests of operators.
             (S::Seeding, E::Unprotect) => Ok(self.fail(Cause::Cancelled)),
             (S::Protected, E::Unprotect) => {
                 self.state = S::Ending;
@@ -90,26 +91,40 @@ impl Primary {
             }
             (S::Ending, E::Unprotect) => IGNORE,
             (state, E::Unprotect) => Err(Refusal::CannotUnprotect { state }),
-            // Before the guest is stopped for it: without an arbiter it would stand on both sides.
+            // Checked before the guest is stopped for it. Without an arbiter the guest would be
+            // stopped on both sides.
             (S::Protected, E::HandOver { is_arbiter_in_reach: false }) => Err(Refusal::ArbiterOutOfReach),
-            // A standby that asks for it has looked itself.
+            // A standby that requests the takeover has already checked that it reaches the arbiter.
             (S::Protected, E::HandOver { .. } | E::HandOverRequested(_)) if self.held > 0 => {
                 self.state = S::HandingOver;
                 Ok(vec![A::TakeLastCheckpoint])
             }
             (S::HandingOver | S::Given, E::HandOver { .. }) => IGNORE,
             (state, E::HandOver { .. }) => Err(Refusal::CannotHandOver { state }),
-            // The standby cannot know where this side stands.
+            // The standby cannot know the present state of this side, so its request is no error.
             (_, E::HandOverRequested(_)) => IGNORE,
 
-            // Before the first checkpoint a failure leaves the guest as it was.
+            // No guest is left here that could be claimed. In Ending and in Given the event is ignored
+            // below, because the operator's request and the given guest take their planned course.
+            (S::Protected | S::HandingOver, E::GuestGone) => {
+                let mut actions = vec![A::SendGone];
+                actions.append(&mut self.give_up(S::Lost, Outcome::Lost));
+                Ok(actions)
+            }
+            // The standby cannot be informed. If this side won the claim without a guest, the
+            // standby would lose the guest. Therefore this side stops asking for the claim.
+            (S::Asking, E::GuestGone) => Ok(self.give_up(S::Lost, Outcome::Lost)),
+            (S::Seeding, E::GuestGone) => Ok(self.fail(Cause::LocalFailure)),
+            (_, E::GuestGone) => IGNORE,
+
+            // Before the first checkpoint a failure leaves the guest as before.
             (S::Seeding, E::ConnectionLost) => Ok(self.fail(Cause::ConnectionLost)),
             (S::Seeding, E::LocalFailure) => Ok(self.fail(Cause::LocalFailure)),
             (S::Seeding, E::PeerMisbehaved | E::Answered(_) | E::Never(_) | E::StandbyRuns(_)) => {
                 Ok(self.fail(Cause::PeerMisbehaved))
             }
 
-            // After it the lease and the arbiter decide.
+            // After the first checkpoint the lease and the arbiter decide.
             (state, E::ConnectionLost) if state.is_in_contact() => {
                 Ok(self.lose_contact(Cause::ConnectionLost))
             }
@@ -128,7 +143,7 @@ impl Primary {
                 Ok(vec![A::Claim])
             }
 
-            // Too late to matter.
+            // Too late: these change nothing.
             (_, E::Tick) => IGNORE,
             (S::Asking, E::ConnectionLost | E::PeerMisbehaved | E::LocalFailure | E::Answered(_)) => IGNORE,
             // A checkpoint that was being taken when contact was lost.
@@ -137,9 +152,9 @@ impl Primary {
                 self.is_guest_stopped = true;
                 IGNORE
             }
-            // The engine has stopped the guest for a takeover that is off.
+            // The engine has stopped the guest for a takeover that no longer takes place.
             (S::Alone, E::LastCheckpointTaken(_)) => Ok(vec![A::ResumeGuest]),
-            // A ruling after the standby's last word.
+            // For example a ruling that arrives after the standby's last answer.
             (state, _) if state.is_final() => IGNORE,
             (state, event) => Err(Refusal::OutOfOrder { state, event }),
         }
@@ -176,8 +191,9 @@ impl Primary {
         IGNORE
     }
 
-    /// Nothing is let go that the lease, as it stands after this answer, does
-    /// not cover.
+    /// Handles the standby's answer: extends the lease, then releases output.
+    ///
+    /// Output is released only if the lease, as extended by this answer, is valid.
     fn answered(&mut self, now: Duration, answer: Answer) -> Step {
         let Answer { held, heartbeat, .. } = answer;
         if held > self.taken || held < self.held || !self.lease.was_sent(heartbeat) {

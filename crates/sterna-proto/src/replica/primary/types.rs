@@ -2,46 +2,46 @@
 
 use crate::replica::{Answer, Protection, Ruling, Terms};
 
-/// What the primary must know before it starts.
+/// The primary's settings, fixed before the protection starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Names this protection.
+    /// The identity of this protection.
     pub protection: Protection,
-    /// What both sides agreed on.
+    /// Time limits on which both sides agreed.
     pub terms: Terms,
-    /// How many checkpoints may be unacknowledged at once, at least 1.
+    /// How many checkpoints may be unanswered at the same time, at least 1.
     pub in_flight: u64,
 }
 
-/// Where the primary stands.
+/// The primary's states, from the seeding to the end of the protection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum State {
-    /// RAM moves for the first time. The standby holds nothing, and nothing of
-    /// what the guest says is held back.
+    /// RAM is sent for the first time. The standby has no checkpoint, and the guest's output is
+    /// released immediately.
     Seeding,
-    /// Checkpoints are taken. What the guest says waits for them.
+    /// Checkpoints are taken. The guest's output waits until the standby has stored them.
     Protected,
-    /// An operator wants the protection to end: the standby was asked for its
-    /// last word.
+    /// An operator has requested the end of the protection. The standby was asked for its last
+    /// answer.
     Ending,
-    /// A planned takeover: the last checkpoint is taken and sent.
+    /// A planned takeover: the last checkpoint is being taken and sent.
     HandingOver,
-    /// The standby was told that the guest is stopped for it.
+    /// The standby was informed that the guest is stopped for it.
     Given,
-    /// Contact is over for good: only the arbiter decides.
+    /// Contact is lost and is never restored: only the arbiter decides.
     Asking,
-    /// The guest runs here, unprotected.
+    /// The guest runs here, unprotected. Final.
     Alone,
-    /// The standby has taken the guest over as planned.
+    /// The standby has taken the guest over as planned. Final.
     HandedOver,
-    /// The standby has the guest; it was destroyed here.
+    /// The standby has the guest; it was destroyed here. Final.
     Lost,
-    /// The seeding failed; the guest runs on as before.
+    /// The seeding failed; the guest continues as before. Final.
     Failed,
 }
 
 impl State {
-    /// Every state, in order.
+    /// Every state, in the order of the type.
     pub const ALL: [Self; 10] = [
         Self::Seeding,
         Self::Protected,
@@ -55,89 +55,98 @@ impl State {
         Self::Failed,
     ];
 
-    /// Whether the protection is over.
+    /// Whether the protection is over: no event changes this state any more.
     #[must_use]
     pub fn is_final(self) -> bool {
         matches!(self, Self::Alone | Self::HandedOver | Self::Lost | Self::Failed)
     }
 
-    /// Whether standby and primary are in contact, and the lease counts.
+    /// Whether standby and primary are in contact, so that the lease counts.
     #[must_use]
     pub fn is_in_contact(self) -> bool {
         matches!(self, Self::Protected | Self::Ending | Self::HandingOver | Self::Given)
     }
 }
 
-/// What the primary is told.
+/// Input of the primary's machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A checkpoint was taken: its pages are protected or copied, what the
-    /// guest says from now on belongs to the next epoch, and the guest may go
-    /// on. Said *before* the checkpoint's end is handed to the transport. The
-    /// first is 1.
+    /// A checkpoint was taken; the first is 1.
+    ///
+    /// Its pages are protected or copied, later output of the guest belongs to the next epoch, and
+    /// the guest may resume. The engine feeds this event *before* it hands the checkpoint's end to
+    /// the transport.
     CheckpointTaken(u64),
-    /// [`Action::TakeLastCheckpoint`] ended: the guest is stopped, and this
-    /// is the last checkpoint. Said as early as [`Event::CheckpointTaken`].
+    /// [`Action::TakeLastCheckpoint`] succeeded: the guest is stopped, and this is the last
+    /// checkpoint.
+    ///
+    /// Fed as early as [`Event::CheckpointTaken`].
     LastCheckpointTaken(u64),
-    /// The standby has said what it holds and has heard.
+    /// The standby has reported its last checkpoint and the last heartbeat.
     Answered(Answer),
-    /// The standby has said that it discards what it holds and never runs the
-    /// guest.
+    /// The standby has declared that it discards its checkpoints and never runs the guest.
     Never(Protection),
-    /// The standby has said that it runs the guest.
+    /// The standby has reported that it runs the guest.
     StandbyRuns(Protection),
-    /// The standby's operator wants a planned takeover.
+    /// The standby's operator requests a planned takeover.
     HandOverRequested(Protection),
     /// A channel ended or failed.
     ConnectionLost,
-    /// The peer broke a rule of the format.
+    /// The peer broke a rule of the protocol or of its formats.
     PeerMisbehaved,
-    /// Something of ours failed (dirty tracking, a device's save, a thread).
+    /// A local part failed (dirty tracking, a device's save, a thread).
     LocalFailure,
-    /// [`Action::Claim`] ended.
+    /// The guest has ended with its process, without an operator's request. It never runs here
+    /// again.
+    GuestGone,
+    /// [`Action::Claim`] succeeded with this ruling.
     Ruled(Ruling),
-    /// [`Action::Claim`] brought no ruling; the arbiter may have ruled.
+    /// [`Action::Claim`] ended without a ruling; the arbiter may have ruled.
     ArbiterOutOfReach,
-    /// The operator wants the protection to end, with the guest here.
+    /// The operator requests the end of the protection, with the guest here.
     Unprotect,
-    /// The operator wants a planned takeover. Asked first, while the guest
-    /// runs: whether this side can ask the arbiter, now.
+    /// The operator requests a planned takeover.
+    ///
+    /// Before that, while the guest runs, the engine checks whether this side can ask the arbiter
+    /// now.
     HandOver {
-        /// It can be asked.
+        /// The arbiter can be asked.
         is_arbiter_in_reach: bool,
     },
-    /// Time has passed; due at [`super::Primary::deadline`].
+    /// The time has advanced; due at [`super::Primary::deadline`].
     Tick,
 }
 
-/// What the engine shall do, in this order.
+/// Output of the primary's machine: the engine performs these in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Send a heartbeat with this number.
     SendHeartbeat(u64),
-    /// Let go what the guest said up to the end of this epoch; the gate asks
-    /// [`super::Primary::may_say`] again for every piece. Ends before the next
-    /// action begins.
+    /// Release the guest's output up to the end of this epoch.
+    ///
+    /// The gate calls [`super::Primary::may_say`] again for every piece. This action ends before
+    /// the next action begins.
     Release(u64),
     /// Stop the guest, take a checkpoint, send it. Ends in
     /// [`Event::LastCheckpointTaken`].
     TakeLastCheckpoint,
-    /// Tell the standby that the guest is stopped for it.
+    /// Inform the standby that the guest is stopped for it.
     SendGive,
-    /// Ask the standby for its last word.
+    /// Inform the standby that the guest has ended.
+    SendGone,
+    /// Ask the standby for its last answer.
     SendUnprotect,
-    /// Stop the guest at once. If that is impossible, end this process.
+    /// Stop the guest immediately. If that is impossible, end this process.
     StopGuest,
     /// Shut every channel down.
     CloseChannels,
-    /// Ask the arbiter. Ends in [`Event::Ruled`] or
-    /// [`Event::ArbiterOutOfReach`].
+    /// Ask the arbiter. Ends in [`Event::Ruled`] or [`Event::ArbiterOutOfReach`].
     Claim,
-    /// Let go everything that waits, and hold nothing back from now on.
+    /// Release all output that waits, and delay no output from now on.
     OpenGate,
     /// Let the guest run again.
     ResumeGuest,
-    /// Forget what the guest said and was not let go.
+    /// Discard the guest's output that was not released.
     DropOutput,
     /// Destroy the guest: the standby has it.
     DestroyGuest,
@@ -145,90 +154,90 @@ pub enum Action {
     Finish(Outcome),
 }
 
-/// How the protection ended at the primary.
+/// The result of the protection at the primary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Outcome {
-    /// The guest runs here, because of this.
+    /// The guest runs here, for this reason.
     Alone(Because),
     /// The standby has taken the guest over as planned.
     HandedOver,
     /// The standby has the guest.
     Lost,
-    /// The seeding failed, and the guest runs on as before.
+    /// The seeding failed, and the guest continues as before.
     Failed(Cause),
 }
 
 /// Why the primary's guest may run unprotected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Because {
-    /// The standby said that it never runs the guest.
+    /// The standby declared that it never runs the guest.
     Never,
     /// The arbiter gave the claim to this side.
     Claim,
 }
 
-/// What ended the contact.
+/// The reason why contact ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Cause {
-    /// [`Event::ConnectionLost`].
+    /// A channel ended or failed: [`Event::ConnectionLost`].
     ConnectionLost,
     /// [`Event::PeerMisbehaved`], or an answer that was not due.
     PeerMisbehaved,
-    /// [`Event::LocalFailure`].
+    /// A local part failed: [`Event::LocalFailure`].
     LocalFailure,
-    /// The standby has not answered for as long as the lease.
+    /// The standby has not echoed a heartbeat for as long as the lease.
     LeaseOver,
-    /// [`Event::Unprotect`] in the seeding.
+    /// An operator ended the protection in the seeding: [`Event::Unprotect`].
     Cancelled,
 }
 
-/// Why an event was refused; the machine did not change.
+/// Why the machine refused an event. A refusal does not change the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// A checkpoint out of order.
+    /// A checkpoint with a number that was not due.
     #[error("checkpoint {taken} was taken where {expected} was due: the engine counted wrong")]
     CheckpointOutOfOrder {
-        /// Its number.
+        /// The number of the checkpoint.
         taken: u64,
         /// The number that was due.
         expected: u64,
     },
-    /// Too many checkpoints are unacknowledged.
+    /// Another checkpoint, while [`Config::in_flight`] are unanswered.
     #[error("{in_flight} checkpoints are not acknowledged yet: wait for the standby before the next one")]
     TooManyInFlight {
-        /// How many.
+        /// Number of unanswered checkpoints.
         in_flight: u64,
     },
-    /// A planned takeover needs a protected guest.
+    /// A planned takeover of a guest that is not protected or has no contact.
     #[error(
         "a planned takeover needs a guest that is protected and in contact with its standby; the state is {state:?}. \
          Wait until the first checkpoint is held"
     )]
     CannotHandOver {
-        /// Where the primary stands.
+        /// The state of the primary.
         state: State,
     },
-    /// A planned takeover ends in a claim.
+    /// A planned takeover without an arbiter, although it ends in a claim.
     #[error(
         "the arbiter cannot be asked now, and a planned takeover ends in a claim: nothing was claimed, and the guest goes \
          on, protected. See that this side reaches its arbiter, then hand over again"
     )]
     ArbiterOutOfReach,
-    /// The protection is over or about to end.
+    /// The end of a protection that is over, or whose guest the standby may have.
     #[error(
         "the protection cannot be ended in state {state:?}: it is over, or the standby may have the guest already"
     )]
     CannotUnprotect {
-        /// Where the primary stands.
+        /// The state of the primary.
         state: State,
     },
-    /// The event cannot happen in this state: the engine's fault.
+    /// The event is impossible in this state, which is a fault of the engine.
     #[error("{event:?} cannot happen in state {state:?}: the engine fed the machine out of order")]
     OutOfOrder {
-        /// Where the primary stands.
+        /// The state of the primary.
         state: State,
-        /// What it was told.
+        /// The event that was fed.
         event: Event,
     },
 }

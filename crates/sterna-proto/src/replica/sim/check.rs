@@ -1,4 +1,4 @@
-//! What must hold after every step, and at the end.
+//! Invariants that are checked after every step, and at the end.
 
 use super::schedule::{Blow, Fault};
 use super::state::{Lineage, Side};
@@ -6,11 +6,11 @@ use super::world::World;
 use crate::replica::{primary, standby};
 use crate::sim::Micros;
 
-/// What a process that wakes has to stop its guest.
+/// Time that a process has after it wakes to stop its guest, in microseconds.
 const GRACE: Micros = 10_000;
 
 impl World<'_> {
-    /// The primary's side says something out loud.
+    /// Handles output that the primary's side releases to the outside.
     pub(super) fn primary_says(&mut self, number: u64) {
         if self.facts.standby_started {
             self.violate("invariant 3: the primary speaks after the standby's guest has started");
@@ -95,8 +95,8 @@ impl World<'_> {
         }
     }
 
-    /// Both gone, a wait for an arbiter that is named, or a claim that died
-    /// with who had won it.
+    /// Whether a loss of the guest is expected. Expected cases: both sides are gone; one waits for
+    /// an arbiter that the schedule blocks; the winner of the claim died.
     fn is_loss_excused(&self) -> bool {
         let (primary, standby) = (&self.primary, &self.standby);
         let waits = [primary.machine.state() == primary::State::Asking && primary.is_alive, {
@@ -104,12 +104,12 @@ impl World<'_> {
         }];
         let is_discarded = standby.machine.state() == standby::State::Discarded;
         waits.contains(&true)
-            || (!primary.is_alive && (!standby.is_alive || is_discarded))
+            || ((!primary.is_alive || primary.guest_has_ended) && (!standby.is_alive || is_discarded))
             || (!standby.is_alive && self.arbiter == Some(Side::Standby))
     }
 
-    /// A planned takeover that nothing disturbs loses nothing. If there is no
-    /// arbiter, it does not begin, or is taken back.
+    /// Checks that an undisturbed planned takeover loses nothing. Without an arbiter it must not
+    /// begin, or must be taken back.
     fn check_planned(&mut self) {
         let is_planned = |fault: &Fault| {
             let Fault::At { blow, .. } = fault else { return false };

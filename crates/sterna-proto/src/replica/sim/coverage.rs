@@ -1,22 +1,22 @@
-//! Which states were entered and struck, so that the simulator cannot silently
-//! go blind.
+//! Counts which states were entered and struck. Tests use the counts to notice when the simulator
+//! no longer reaches a case.
 
 use super::schedule::{Blow, Place};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Counts over many schedules.
+/// Counts of visits, blows and results over many schedules.
 #[derive(Clone, Debug, Default)]
 pub struct Coverage {
     visits: BTreeMap<Place, u64>,
     blows: BTreeMap<Place, u64>,
-    /// Schedules that ran.
+    /// Number of schedules that ran.
     pub schedules: u64,
-    /// Events that were handled.
+    /// Events that the machines handled.
     pub events: u64,
-    /// Planned takeovers that nothing disturbed.
+    /// Planned takeovers without a disturbance.
     pub quiet_handovers: u64,
-    /// Wishes for a planned takeover that nothing disturbed, and for which no arbiter was in reach.
+    /// Requests for a planned takeover without a disturbance, but also without an arbiter in reach.
     pub quiet_refusals: u64,
 }
 

@@ -1,24 +1,29 @@
 //! A seeded simulator of protections that drives the machines themselves.
 //!
-//! It owns what the machines do not: time and two clocks that drift, two
-//! processes that freeze and die, a guest that says numbered things, the gate,
-//! checkpoints that are staged and travel in two parts, an ordered stream in
-//! each direction, an arbiter that each side reaches or not, a fence, and an
-//! observer that hears what is said. A [`Schedule`] follows from one seed.
-//! Half of the schedules protect the survivor again, in the next generation.
+//! It simulates everything outside the machines:
+//! * time, and two clocks that drift;
+//! * two processes that freeze and die;
+//! * a guest that outputs consecutive numbers, and the gate;
+//! * checkpoints that are staged and travel in two parts;
+//! * an ordered stream in each direction;
+//! * an arbiter that each side can or cannot reach, and a fence;
+//! * an observer that receives the released output.
 //!
-//! Checked after every step, absolutely:
+//! A [`Schedule`] follows from one seed. Half of the schedules protect the surviving guest again,
+//! in the next generation.
 //!
-//! 1. What the observer has heard is never ahead of the state that survives.
-//! 2. Two guests never run at once. A guest of a frozen process counts when
-//!    the process wakes, and has a few milliseconds to stop.
-//! 3. Once the standby's guest runs, the primary says nothing.
-//! 4. The standby starts from a checkpoint that came whole and was consistent.
-//! 5. Nothing is said twice by the primary.
+//! Checked after every step:
 //!
-//! And at the end: one side has the guest or waits for something that the
-//! schedule names; a planned takeover without faults has lost nothing; one for which no
-//! arbiter is in reach leaves the guest where it runs.
+//! 1. The output that the observer has received is never newer than the state that survives.
+//! 2. Two guests never run at the same time. A guest of a frozen process counts when the process
+//!    wakes, and has a few milliseconds to stop.
+//! 3. Once the standby's guest runs, the primary releases no output.
+//! 4. The standby starts from a checkpoint that arrived complete and was consistent.
+//! 5. The primary releases no output twice.
+//!
+//! Checked at the end: one side has the guest, or waits for a resource that the schedule blocks. A
+//! planned takeover without faults has lost nothing. A planned takeover without an arbiter in reach
+//! leaves the guest where it runs.
 
 mod check;
 mod coverage;
@@ -40,14 +45,14 @@ use state::Lineage;
 use std::fmt;
 use world::World;
 
-/// A schedule that violated an invariant, shrunk.
+/// A schedule that violated an invariant, reduced to the necessary faults.
 #[derive(Debug)]
 pub struct Failure {
-    /// What it needs.
+    /// The schedule with only the necessary faults.
     pub schedule: Schedule,
-    /// What was violated.
+    /// The violated invariant, as text.
     pub violation: String,
-    /// What happened, one line an event.
+    /// The events of the run, one per line.
     pub trace: Vec<String>,
 }
 
@@ -63,7 +68,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Runs the schedules of the seeds from `seed` on, with a bug planted or none.
+/// Runs schedules with consecutive seeds from `seed` on, with or without a planted bug.
 ///
 /// # Errors
 /// The first schedule that violates an invariant.
@@ -83,7 +88,7 @@ pub fn campaign(
     Ok(())
 }
 
-/// One generation after the other. The first violation, and the trace.
+/// Runs one generation after the other; returns the first violation and the trace.
 fn run(schedule: &Schedule, coverage: &mut Coverage, traced: bool) -> (Option<String>, Vec<String>) {
     coverage.schedules += 1;
     let (mut lineage, mut trace) = (Lineage::default(), Vec::new());
@@ -102,7 +107,7 @@ fn run(schedule: &Schedule, coverage: &mut Coverage, traced: bool) -> (Option<St
     (None, trace)
 }
 
-/// Drops faults, one at a time, while an invariant is still violated.
+/// Drops faults, one at a time, as long as an invariant is still violated.
 fn shrink(mut schedule: Schedule) -> Failure {
     let mut ignored = Coverage::default();
     for phase in (0..schedule.phases.len()).rev() {

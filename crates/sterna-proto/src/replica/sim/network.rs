@@ -1,5 +1,5 @@
-//! The connection: an ordered stream in each direction that delays, loses
-//! everything after a cut, and ends.
+//! The connection: an ordered stream in each direction. It delays messages, loses everything after
+//! a cut, and ends.
 
 use super::schedule::SECOND;
 use super::state::{Item, Message, Side};
@@ -35,7 +35,7 @@ impl World<'_> {
         }
     }
 
-    /// This side's orderly close: the peer sees it after what was sent before.
+    /// Closes this side's channels. The peer sees the close after the earlier messages.
     pub(super) fn close(&mut self, by: Side) {
         let (is_open, peer) = match by {
             Side::Primary => (&mut self.primary.is_open, Side::Standby),
@@ -46,7 +46,7 @@ impl World<'_> {
         }
     }
 
-    /// What was sent may still arrive, then the connection ends.
+    /// Ends the connection for the peer. Messages that were sent before may still arrive first.
     pub(super) fn peer_notices(&mut self, peer: Side) {
         let now = self.now;
         let link = &mut self.links[peer as usize];
@@ -57,7 +57,7 @@ impl World<'_> {
         }
     }
 
-    /// Silent: the sides notice by their keepalive, much later.
+    /// Cuts a direction silently: the sides notice only by their keepalive, much later.
     pub(super) fn cut(&mut self, lost: &[Side]) {
         for side in lost {
             let drops = self.rng.percent(50);

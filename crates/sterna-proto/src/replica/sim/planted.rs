@@ -1,43 +1,40 @@
-//! Bugs that the simulator must find, each planted between a machine and its
-//! process.
+//! Bugs that the simulator must find. Each is planted between a machine and its process.
 
-/// A bug.
+/// A bug of one of the two sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Planted {
-    /// The standby says that it holds a checkpoint of which a part is missing.
+    /// The standby reports a checkpoint of which a part is missing.
     HeldBeforeWhole,
-    /// The gate lets go when a checkpoint was sent, not when it is held.
+    /// The gate releases output when a checkpoint was sent, before the standby has stored it.
     ReleaseOnSent,
-    /// The lease counts from when an echo came, not from when its heartbeat
-    /// was sent.
+    /// The lease counts from the arrival of an echo, not from the sending of its heartbeat.
     LeaseFromReceipt,
     /// The standby starts without a claim.
     StandbyDoesNotAsk,
-    /// The primary goes on alone without a claim.
+    /// The primary continues alone without a claim.
     PrimaryDoesNotAsk,
-    /// The gate does not look at the lease when a piece leaves.
+    /// The gate does not check the lease when it releases a piece of output.
     GateDoesNotLook,
-    /// The standby's memory takes parts of a checkpoint as they come.
+    /// The standby applies parts of a checkpoint to the memory as they arrive.
     AppliedBeforeWhole,
-    /// An acknowledgement of the generation before counts.
+    /// An answer of the previous generation counts.
     OldGenerationCounts,
     /// A heartbeat's echo of another session counts.
     OtherSessionCounts,
-    /// The standby believes that it has fenced.
+    /// The standby skips the fence and assumes that it succeeded.
     NoFence,
-    /// The guest runs on before its pages are protected or copied.
+    /// The guest resumes before its pages are protected or copied.
     ResumedBeforeProtected,
     /// The standby echoes heartbeats while it claims.
     AnswersWhileClaiming,
-    /// The primary's guest runs on when the lease is over.
+    /// The primary's guest keeps running after the lease has ended.
     RunsOnWithoutLease,
-    /// A planned takeover begins without a look at whether the arbiter is in
-    /// reach.
+    /// A planned takeover begins without a check whether the arbiter is in reach.
     HandsOverUnasked,
 }
 
 impl Planted {
-    /// Every bug.
+    /// Every bug, in the order of the type.
     pub const ALL: [Self; 14] = [
         Self::HeldBeforeWhole,
         Self::ReleaseOnSent,

@@ -42,7 +42,7 @@ impl World<'_> {
         }
     }
 
-    /// The next action, or the next piece of one that lets go.
+    /// Performs the next action, or the next piece of an action that releases output.
     pub(super) fn primary_performs(&mut self) {
         if !self.primary.is_alive {
             return self.primary.actions.clear();
@@ -80,6 +80,7 @@ impl World<'_> {
             }
             Action::TakeLastCheckpoint => self.begins_checkpoint(true),
             Action::SendGive => self.send(Side::Standby, Message::Give(ours)),
+            Action::SendGone => self.send(Side::Standby, Message::Gone(ours)),
             Action::SendUnprotect => self.send(Side::Standby, Message::Unprotect(ours)),
             Action::StopGuest if self.is_planted(Planted::RunsOnWithoutLease) => {}
             Action::StopGuest => self.primary.guest.is_running = false,
@@ -99,7 +100,7 @@ impl World<'_> {
         }
     }
 
-    /// One piece that waits leaves. False if none may.
+    /// Releases one piece of output; returns false if none may be released.
     fn lets_go(&mut self, epoch: u64) -> bool {
         let Some(&(of, number)) = self.primary.gate.front() else { return false };
         let now = self.local(Side::Primary);
@@ -162,7 +163,7 @@ impl World<'_> {
     pub(super) fn primary_staged(&mut self) {
         let Some(Staging { snapshot, is_last }) = self.primary.staging.take() else { return };
         if !self.primary.is_alive {
-            // QEMU goes on by itself when its connection is closed.
+            // QEMU resumes the guest by itself when its connection is closed.
             self.primary.guest.is_paused = false;
             return;
         }
@@ -172,7 +173,8 @@ impl World<'_> {
             false => Event::CheckpointTaken(number),
         });
         self.primary.captured = number;
-        if self.primary.machine.may_guest_run() {
+        let now = self.local(Side::Primary);
+        if self.primary.machine.may_guest_run(now) {
             self.primary.guest.is_paused = false;
         }
         if !self.primary.machine.state().is_in_contact() {

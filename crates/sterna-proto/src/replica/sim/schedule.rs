@@ -1,7 +1,8 @@
-//! A schedule: how a protection is set up, and what goes wrong where.
+//! A schedule of the simulator: the configuration of a protection, and the faults with their
+//! places.
 //!
-//! Faults are *placed*: each waits for one side to enter one state and then
-//! strikes after a delay that is often zero.
+//! Faults are *placed*: each waits until one side enters one state, and then strikes after a delay
+//! that is often zero.
 
 use super::planted::Planted;
 use crate::replica::{primary, standby};
@@ -9,7 +10,7 @@ use crate::sim::{Micros, Rng};
 
 pub(super) const SECOND: Micros = 1_000_000;
 
-/// A state of one of the machines.
+/// A state of one of the two machines, where a fault can strike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Place {
     /// The primary is in this state.
@@ -18,54 +19,56 @@ pub enum Place {
     Standby(standby::State),
 }
 
-/// What strikes.
+/// A fault from outside that strikes in a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Blow {
-    /// Everything from primary to standby is lost from now on, silently.
+    /// All data from primary to standby is lost from now on, silently.
     CutForward,
-    /// Everything from standby to primary is lost from now on, silently.
+    /// All data from standby to primary is lost from now on, silently.
     CutBack,
     /// Both directions are lost, silently.
     CutBoth,
-    /// Both sides see a broken connection at once.
+    /// Both sides see a broken connection at the same time.
     Reset,
-    /// The primary's process dies. With a QEMU primary it is its guard, and
-    /// the guest runs on behind a gate that is closed.
+    /// The primary's process dies. With a QEMU primary this is the guard's process, and the guest
+    /// continues while the gate stays closed.
     CrashPrimary,
     /// The standby's process dies.
     CrashStandby,
-    /// The primary's process stands still for so long.
+    /// The primary's process freezes for this time.
     FreezePrimary(Micros),
-    /// The standby's process stands still for so long.
+    /// The standby's process freezes for this time.
     FreezeStandby(Micros),
     /// The primary does not reach the arbiter for a while.
     BlockPrimary,
     /// The standby does not reach the arbiter for a while.
     BlockStandby,
-    /// The peer breaks a rule, as the primary sees it.
+    /// The primary reads bytes that violate the format.
     GarbageToPrimary,
-    /// The peer breaks a rule, as the standby sees it.
+    /// The standby reads bytes that violate the format.
     GarbageToStandby,
-    /// Something local breaks at the primary.
+    /// A local part of the primary fails.
     LocalPrimary,
-    /// Something local breaks at the standby.
+    /// A local part of the standby fails.
     LocalStandby,
-    /// Answers of the generation before reach the primary for a while.
+    /// Answers of the previous generation reach the primary for a while.
     OldAnswers,
     /// Answers of another session reach the primary for a while.
     OtherAnswers,
+    /// The guest's process ends at the primary, and the primary's own process continues.
+    GuestEnds,
     /// The operator ends the protection at the primary.
     Unprotect,
-    /// The operator hands the guest over at the primary.
+    /// The operator requests a planned takeover at the primary.
     HandOver,
-    /// The operator takes over at the standby.
+    /// The operator requests a takeover at the standby.
     TakeOver {
-        /// As planned.
+        /// The takeover is planned.
         is_planned: bool,
     },
 }
 
-/// An effect that fails.
+/// A local effect that fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[allow(missing_docs)]
 pub enum Effect {
@@ -74,61 +77,61 @@ pub enum Effect {
     Start,
 }
 
-/// One thing that goes wrong.
+/// One fault of a schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// A blow after a state was entered for the first time.
     At {
-        /// Where.
+        /// The state that is struck.
         place: Place,
-        /// How long after it was entered.
+        /// Delay after the state was entered.
         delay: Micros,
-        /// What.
+        /// The fault that strikes.
         blow: Blow,
     },
-    /// The first so many attempts of an effect fail.
+    /// The first `times` attempts of an effect fail.
     Fail {
-        /// Which.
+        /// The effect that fails.
         effect: Effect,
-        /// How many.
+        /// Number of failing attempts.
         times: u8,
     },
 }
 
-/// One generation.
+/// The configuration and the faults of one generation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Phase {
-    /// The primary is an unmodified QEMU with a guard beside it.
+    /// The primary is an unmodified QEMU with a guard.
     pub is_qemu: bool,
-    /// Checkpoints that may be unacknowledged.
+    /// Number of checkpoints that may be unanswered.
     pub in_flight: u64,
-    /// From checkpoint to checkpoint.
+    /// Interval between two checkpoints.
     pub interval: Micros,
     /// Messages may take longer than the lease.
     pub is_slow: bool,
     /// Local work may take long.
     pub is_loaded: bool,
-    /// The clocks' rates, in millionths off the right one.
+    /// Deviation of the two clocks' rates from the true rate, in millionths.
     pub rates: [i64; 2],
     /// The side never reaches the arbiter.
     pub is_without_arbiter: [bool; 2],
-    /// What goes wrong.
+    /// The faults of this generation.
     pub faults: Vec<Fault>,
 }
 
-/// Everything that one run follows from.
+/// The complete input of one run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schedule {
     /// Seed of this schedule, and of its delays.
     pub seed: u64,
-    /// One generation after the other.
+    /// The generations, in order.
     pub phases: Vec<Phase>,
-    /// A planted bug.
+    /// A bug planted in one of the two sides.
     pub planted: Option<Planted>,
 }
 
 impl Schedule {
-    /// The schedule that follows from a seed.
+    /// Draws a schedule from a seed.
     #[must_use]
     pub fn from_seed(seed: u64) -> Self {
         let mut rng = Rng::new(seed ^ 0x5354_414e_4442_5921);
@@ -140,7 +143,7 @@ impl Schedule {
 
 impl Phase {
     fn draw(rng: &mut Rng) -> Self {
-        // Ten thousandths is what the terms allow between the two.
+        // The terms allow a difference of ten thousandths between the two clocks.
         let mut rate = || rng.below(10_001) as i64 - 5_000;
         let rates = [rate(), rate()];
         let is_without_any = rng.percent(3);
@@ -170,9 +173,10 @@ fn draw_faults(rng: &mut Rng) -> Vec<Fault> {
         let effect = rng.pick(&[Effect::Prepare, Effect::Fence, Effect::Start]);
         faults.push(Fault::Fail { effect, times: rng.pick(&[1, 1, 2]) });
     }
-    // What only an operator's wish or a loss leads to.
+    // States that are reached only by an operator's request or by a loss.
     if rng.percent(60) {
         let blow = rng.pick(&[
+            Blow::GuestEnds,
             Blow::Unprotect,
             Blow::HandOver,
             Blow::TakeOver { is_planned: true },
@@ -218,6 +222,7 @@ fn strike(rng: &mut Rng, place: Place) -> Fault {
         Blow::LocalStandby,
         Blow::OldAnswers,
         Blow::OtherAnswers,
+        Blow::GuestEnds,
         Blow::Unprotect,
         Blow::HandOver,
         Blow::TakeOver { is_planned: true },

@@ -1,5 +1,4 @@
-//! The standby's process: its machine, the checkpoints that it holds, and the
-//! guest that it may start.
+//! The standby's process: its machine, its checkpoints, and the guest that it may start.
 
 use super::planted::Planted;
 use super::schedule::{Effect, Place, SECOND};
@@ -112,7 +111,7 @@ impl World<'_> {
         });
     }
 
-    /// The primary's host is switched off.
+    /// Plays the fence, which switches off the primary's host.
     fn fence(&mut self) {
         self.crash_primary();
         self.primary.guest = Guest::default();
@@ -148,7 +147,7 @@ impl World<'_> {
                 if !self.is_planted(Planted::HeldBeforeWhole) {
                     self.standby_feeds(Event::CheckpointHeld(snapshot.number));
                 }
-                // One that comes too late is not the one that is made ready.
+                // A checkpoint that arrives too late is not the one that is being prepared.
                 if self.standby.machine.held() == snapshot.number {
                     self.standby.whole = Some(snapshot);
                     self.standby.is_mixed = false;
@@ -164,6 +163,7 @@ impl World<'_> {
                 self.standby_feeds(Event::Heartbeat(protection, number));
             }
             Message::Unprotect(protection) => self.standby_feeds(Event::UnprotectRead(protection)),
+            Message::Gone(protection) => self.standby_feeds(Event::GoneRead(protection)),
             Message::Give(protection) => self.standby_feeds(Event::GiveRead(protection)),
             _ => self.standby_feeds(Event::PeerMisbehaved),
         }
@@ -179,8 +179,7 @@ impl World<'_> {
         }
     }
 
-    /// The operator tries the failed step again, or has seen to it that the
-    /// primary is off.
+    /// Plays the operator: retries the failed step, or makes sure that the primary is off.
     pub(super) fn operator_retries(&mut self) {
         if self.standby.machine.state() == State::Unfenced && self.rng.percent(50) {
             self.fence();

@@ -1,4 +1,4 @@
-//! What the simulated world consists of: guests, messages, both sides, and what will happen.
+//! Data types of the simulated world: guests, messages, both sides, and future events.
 
 use super::schedule::{Blow, Effect, Phase};
 use crate::replica::{Answer, Protection, Ruling, Terms, primary, standby};
@@ -6,7 +6,7 @@ use crate::sim::Micros;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// Whose.
+/// One of the two sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Side {
     Primary,
@@ -21,31 +21,30 @@ pub(super) const TERMS: Terms = Terms {
     claim_interval: Duration::from_secs(1),
 };
 
-/// What goes on from one generation to the next.
+/// State that continues from one generation to the next.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Lineage {
-    /// The guest's state: the number that it has said last, out loud or into
-    /// the gate.
+    /// The guest's state: the number that it output last, released or waiting in the gate.
     pub(super) state: u64,
-    /// The highest number that the observer has heard.
+    /// The highest number that the observer has received.
     pub(super) heard: u64,
 }
 
-/// A state of the guest that was taken, whole or not.
+/// A state of the guest that was taken, complete or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Snapshot {
     pub(super) number: u64,
     pub(super) state: u64,
-    /// The guest wrote while it was taken.
+    /// The guest wrote memory while the snapshot was taken.
     pub(super) is_torn: bool,
 }
 
-/// A guest of one side.
+/// The guest of one side.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Guest {
     pub(super) exists: bool,
     pub(super) is_running: bool,
-    /// For a checkpoint.
+    /// Paused while a checkpoint is taken.
     pub(super) is_paused: bool,
     pub(super) state: u64,
 }
@@ -56,23 +55,24 @@ impl Guest {
     }
 }
 
-/// What travels between the sides.
+/// Messages between the two sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Message {
-    // To the standby.
+    // From primary to standby.
     Pages(Snapshot),
     Checkpoint(Snapshot),
     Heartbeat(Protection, u64),
     Unprotect(Protection),
     Give(Protection),
-    // To the primary.
+    Gone(Protection),
+    // From standby to primary.
     Answer(Answer),
     Never(Protection),
     Runs(Protection),
     HandOver(Protection),
 }
 
-/// What will happen.
+/// Future events of the simulation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Item {
     Tick(Side),
@@ -91,11 +91,11 @@ pub(super) enum Item {
     EndOfLife,
 }
 
-/// What this run has seen.
+/// Facts about the run that the checks compare with the machines.
 #[derive(Debug, Default)]
 pub(super) struct Facts {
     pub(super) heard: u64,
-    /// The last number that the primary's side said out loud.
+    /// The last number that the primary's side released.
     pub(super) said_by_primary: u64,
     pub(super) standby_started: bool,
     pub(super) blows: u32,
@@ -116,12 +116,14 @@ pub(super) struct PrimarySide {
     pub(super) frozen_until: Micros,
     pub(super) tick_at: Option<Micros>,
     pub(super) guest: Guest,
+    /// The guest ended by itself, without an action of a machine.
+    pub(super) guest_has_ended: bool,
     /// The last checkpoint that was taken.
     pub(super) captured: u64,
     pub(super) last_beat: u64,
     pub(super) outcome: Option<primary::Outcome>,
     pub(super) staging: Option<Staging>,
-    /// Epoch and number of what waits.
+    /// Epoch and number of each waiting piece of output.
     pub(super) gate: VecDeque<(u64, u64)>,
     pub(super) is_gate_open: bool,
     pub(super) actions: VecDeque<primary::Action>,
@@ -137,6 +139,7 @@ impl PrimarySide {
             frozen_until: 0,
             tick_at: None,
             guest: Guest { exists: true, is_running: true, is_paused: false, state: lineage.state },
+            guest_has_ended: false,
             captured: 0,
             last_beat: 0,
             outcome: None,
@@ -160,9 +163,9 @@ pub(super) struct StandbySide {
     pub(super) tick_at: Option<Micros>,
     pub(super) guest: Guest,
     pub(super) outcome: Option<standby::Outcome>,
-    /// The last checkpoint that came whole.
+    /// The last checkpoint that arrived complete.
     pub(super) whole: Option<Snapshot>,
-    /// Parts of a later one are in the guest's memory.
+    /// Parts of a later checkpoint are in the guest's memory.
     pub(super) is_mixed: bool,
     pub(super) actions: VecDeque<standby::Action>,
 }
@@ -189,7 +192,7 @@ impl StandbySide {
     }
 }
 
-/// One direction.
+/// One direction of the connection.
 #[derive(Debug, Default)]
 pub(super) struct Link {
     pub(super) is_cut: bool,

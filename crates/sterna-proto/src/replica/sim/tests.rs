@@ -1,11 +1,11 @@
-//! The ordinary test run: 300,000 schedules, and every planted bug found.
+//! The ordinary test run: 300,000 schedules without a violation, and every planted bug found.
 
 use super::{Coverage, Place, Planted, campaign};
 use crate::replica::{primary, standby};
 
 const SCHEDULES: u64 = 300_000;
 
-/// A number from the environment, as decimal.
+/// A decimal number from an environment variable.
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().and_then(|text| text.parse().ok())
 }

@@ -1,25 +1,24 @@
-//! The simulated world: time, clocks, the queue of what will happen, both
-//! sides, and the arbiter.
+//! The simulated world: time, clocks, the queue of future items, both sides, and the arbiter.
 
 use super::coverage::Coverage;
 use super::planted::Planted;
 use super::schedule::{Blow, Effect, Fault, Phase, Place, SECOND, Schedule};
-use super::state::{Facts, Item, Lineage, Link, PrimarySide, Side, StandbySide};
+use super::state::{Facts, Guest, Item, Lineage, Link, PrimarySide, Side, StandbySide};
 use crate::replica::{Answer, Protection, Ruling, primary, standby};
 use crate::sim::{Micros, Rng};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::Duration;
 
-/// A protection that nothing has ended by then is ended by its operator.
+/// The operator ends a protection that is still running at this time.
 const LIFE: Micros = 2 * SECOND;
-/// Faults end and everything settles long before this.
+/// All faults have ended long before this time, so both sides must have ended too.
 const HORIZON: Micros = 200 * SECOND;
 const MOST_EVENTS: u32 = 40_000;
-/// What happens after both sides have ended must change nothing.
+/// Simulated time after the end of both sides, in which nothing may change.
 const AFTERMATH: Micros = SECOND;
 
-/// How a generation ended.
+/// The result of one generation.
 pub(super) struct End {
     pub(super) violation: Option<String>,
     pub(super) trace: Vec<String>,
@@ -36,7 +35,7 @@ pub(super) struct World<'a> {
     items: Vec<Option<Item>>,
     pub(super) primary: PrimarySide,
     pub(super) standby: StandbySide,
-    /// To the primary, to the standby.
+    /// The link to the primary, then the link to the standby.
     pub(super) links: [Link; 2],
     pub(super) arbiter: Option<Side>,
     pub(super) blocked_until: [Micros; 2],
@@ -96,7 +95,8 @@ impl<'a> World<'a> {
             }
             self.now = at;
             if let Some(thaw) = self.frozen(item) {
-                // A connection keeps its order; what else a process finds due when it wakes has none.
+                // A connection keeps its order. Other items that are due when a process wakes have
+                // no order.
                 let is_ordered = matches!(item, Item::Arrives(..) | Item::Broken(_));
                 let late = if is_ordered { 0 } else { self.rng.below(1_000) };
                 self.push(thaw - at + late, item);
@@ -144,12 +144,12 @@ impl<'a> World<'a> {
         }
     }
 
-    /// When the process thaws that this item needs, if it is frozen.
+    /// The time at which the item's process wakes, if it is frozen.
     fn frozen(&self, item: Item) -> Option<Micros> {
         let side = match item {
             Item::Tick(side) | Item::Performs(side) | Item::Arrives(side, ..) | Item::Broken(side) => side,
             Item::ClaimAnswered(side, _) => side,
-            // QEMU's guest is another process than its guard.
+            // QEMU's guest runs in another process than its guard.
             Item::GuestSteps(Side::Primary) | Item::Staged | Item::Takes if self.phase.is_qemu => {
                 return None;
             }
@@ -189,13 +189,13 @@ impl<'a> World<'a> {
         self.schedule.planted == Some(bug)
     }
 
-    /// A side's clock.
+    /// The time on a side's own clock.
     pub(super) fn local(&self, side: Side) -> Duration {
         let rate = self.phase.rates[side as usize];
         Duration::from_micros((self.now as i64 + self.now as i64 * rate / 1_000_000) as u64)
     }
 
-    /// Sees to a tick at the side's next deadline.
+    /// Schedules a tick at the side's next deadline.
     pub(super) fn arm(&mut self, side: Side) {
         let (deadline, armed) = match side {
             Side::Primary => (self.primary.machine.deadline(), self.primary.tick_at),
@@ -208,7 +208,7 @@ impl<'a> World<'a> {
         if armed.is_some_and(|armed| armed <= at) {
             return;
         }
-        // A busy host wakes a thread late, within what the margin is for.
+        // A busy host wakes a thread late. The margin covers this delay.
         let late = if self.phase.is_loaded { self.rng.below(100_000) } else { self.rng.below(1_000) };
         match side {
             Side::Primary => self.primary.tick_at = Some(at),
@@ -217,7 +217,7 @@ impl<'a> World<'a> {
         self.push(at - self.now + late, Item::Tick(side));
     }
 
-    /// A machine has entered a state: faults that are placed there strike.
+    /// Records that a machine entered a state, and schedules the faults placed there.
     pub(super) fn entered(&mut self, place: Place) {
         self.note(|| format!("  {place:?}"));
         self.coverage.visit(place);
@@ -232,7 +232,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// How long local work takes.
+    /// Draws the duration of local work.
     pub(super) fn work(&mut self, usual: Micros) -> Micros {
         let most = if self.phase.is_loaded && self.rng.percent(20) { usual * 20 } else { usual };
         1 + self.rng.below(most)
@@ -243,17 +243,17 @@ impl<'a> World<'a> {
         self.push(delay, Item::ClaimArrives(side));
     }
 
-    /// Whether the side reaches the arbiter, now.
+    /// Whether the side reaches the arbiter now.
     fn is_arbiter_in_reach(&self, side: Side) -> bool {
         !self.phase.is_without_arbiter[side as usize] && self.now >= self.blocked_until[side as usize]
     }
 
-    /// What a side finds that looks, before a planned takeover.
+    /// The result of a side's check before a planned takeover.
     pub(super) fn finds_arbiter(&self, side: Side) -> bool {
         self.is_arbiter_in_reach(side) || self.is_planted(Planted::HandsOverUnasked)
     }
 
-    /// The request takes effect here, though its answer may be lost.
+    /// Handles a claim at the arbiter. The claim takes effect even if its answer is lost.
     fn claim_arrives(&mut self, side: Side) {
         if !self.is_arbiter_in_reach(side) {
             return self.push(SECOND / 2, Item::ClaimAnswered(side, None));
@@ -276,7 +276,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Answers of another protection reach the primary.
+    /// Delivers answers of another protection to the primary.
     fn stray(&mut self, protection: Protection, times: u8) {
         let is_old = protection.generation != self.protection.generation;
         let planted = if is_old { Planted::OldGenerationCounts } else { Planted::OtherSessionCounts };
@@ -307,7 +307,8 @@ impl<'a> World<'a> {
             Blow::Reset => self.reset(),
             Blow::CrashPrimary => self.crash_primary(),
             Blow::CrashStandby => self.crash_standby(),
-            // A process that stands still already is left alone: what waits for it would lose its order.
+            // A process that is already frozen is left alone, because its waiting items would lose
+            // their order.
             Blow::FreezePrimary(time) if self.primary.frozen_until <= self.now => {
                 self.primary.frozen_until = self.now + time;
             }
@@ -329,6 +330,13 @@ impl<'a> World<'a> {
             }
             Blow::OtherAnswers => {
                 self.push(0, Item::Stray(Protection { id: *b"another-session!", ..ours }, 40));
+            }
+            // In other states the guest would be lost whatever the machines do, or the standby has
+            // it already.
+            Blow::GuestEnds if self.is_protected() => {
+                self.primary.guest = Guest::default();
+                self.primary.guest_has_ended = true;
+                self.primary_feeds(primary::Event::GuestGone);
             }
             Blow::Unprotect => self.primary_feeds(primary::Event::Unprotect),
             Blow::HandOver => {
@@ -359,5 +367,17 @@ impl<'a> World<'a> {
         let fails = planned.is_some_and(|times| *failed < times);
         *failed += u8::from(fails);
         fails
+    }
+}
+
+impl World<'_> {
+    /// Whether the standby could take over now.
+    ///
+    /// That is so if the primary's machine is in contact and no deadline has passed that it has not
+    /// handled yet.
+    fn is_protected(&self) -> bool {
+        let machine = &self.primary.machine;
+        let is_in_time = machine.deadline().is_none_or(|deadline| self.local(Side::Primary) < deadline);
+        is_in_time && matches!(machine.state(), primary::State::Protected | primary::State::HandingOver)
     }
 }

@@ -1,4 +1,4 @@
-//! The standby's machine.
+//! The standby's machine: decides when it takes the protected guest over, and when it discards it.
 //!
 //! ```text
 //! Seeding ──checkpoint 1 held──► Following ──unprotect──► Discarded
@@ -14,13 +14,12 @@
 //!                                 Running
 //! ```
 //!
-//! * From [`State::Preparing`] on the standby answers nothing any more: an
-//!   answer would extend the primary's lease.
-//! * The claim comes after everything that can fail was done but the start
-//!   itself: a standby that cannot start the guest leaves the claim to the
-//!   primary.
-//! * Whatever the machine is told, it looks at the time first. A standby that
-//!   was frozen for longer than its patience answers nothing either.
+//! * From [`State::Preparing`] on the standby sends no answers, because an answer would extend the
+//!   primary's lease.
+//! * The standby claims only after every step that can fail, except the start itself. A standby
+//!   that cannot start the guest leaves the claim to the primary.
+//! * On every event the machine checks the time first. Therefore a standby that was frozen for
+//!   longer than its patience sends no answer either.
 
 mod table;
 mod types;
@@ -30,17 +29,17 @@ pub use types::{Action, Because, Config, Event, Outcome, Refusal, State};
 use super::claim::Claim;
 use std::time::Duration;
 
-/// The standby's machine. One per protection; see the module's documentation.
+/// The standby's machine, one per protection; see the module's documentation.
 #[derive(Clone, Debug)]
 pub struct Standby {
     config: Config,
     state: State,
     claim: Claim,
-    /// The last checkpoint that is held.
+    /// The last complete checkpoint; 0 before the first.
     held: u64,
     /// The last heartbeat that was read.
     heard: u64,
-    /// When the last heartbeat was read and echoed, or the first checkpoint was held.
+    /// Time of the last echo of a heartbeat, or of the first checkpoint.
     last_echo: Option<Duration>,
     is_in_contact: bool,
     /// The primary has stopped the guest for this side.
@@ -63,24 +62,24 @@ impl Standby {
         }
     }
 
-    /// Tells the machine what happened; the engine performs what comes back,
-    /// in order. `now` is the time since any fixed moment.
+    /// Reports an event to the machine. The engine performs the returned actions in order.
+    ///
+    /// `now` is the time since any fixed moment.
     ///
     /// # Errors
-    /// [`Refusal`] if the event cannot be in this state; nothing changed. An
-    /// event for which it is too late by now is no error: what the time
-    /// demands comes back instead.
+    /// [`Refusal`] if the event is impossible in this state; the machine did not change. An event
+    /// that is too late by now is no error: the actions that are due are returned instead.
     pub fn handle(&mut self, now: Duration, event: Event) -> Result<Vec<Action>, Refusal> {
         self.step(now, event)
     }
 
-    /// Where the machine stands.
+    /// The present state; only [`Standby::handle`] changes it.
     #[must_use]
     pub fn state(&self) -> State {
         self.state
     }
 
-    /// When something is due: an [`Event::Tick`] at or after it acts.
+    /// The time at which something is due: an [`Event::Tick`] at or after it acts.
     #[must_use]
     pub fn deadline(&self) -> Option<Duration> {
         match self.state {
@@ -90,7 +89,7 @@ impl Standby {
         }
     }
 
-    /// The last checkpoint that is held; 0 before the first.
+    /// The last complete checkpoint; 0 before the first.
     #[must_use]
     pub fn held(&self) -> u64 {
         self.held
@@ -102,7 +101,7 @@ impl Standby {
         self.is_given
     }
 
-    /// Whether the primary is in contact, as far as this side knows.
+    /// Whether the primary is in contact, according to the last event of the channels.
     #[must_use]
     pub fn is_in_contact(&self) -> bool {
         self.is_in_contact

@@ -7,11 +7,11 @@ use std::time::Duration;
 
 type Step = Result<Vec<A>, Refusal>;
 
-/// Nothing changes, and nothing is to be done.
+/// The event is accepted, but the machine does not change and returns no action.
 const IGNORE: Step = Ok(Vec::new());
 
 impl Standby {
-    /// What the time alone changes comes first, then the table's row.
+    /// Applies the effects of the time alone first, then the table's row for the event.
     pub(super) fn step(&mut self, now: Duration, event: E) -> Step {
         let mut actions = Vec::new();
         if self.state == S::Following && self.deadline().is_some_and(|deadline| now >= deadline) {
@@ -19,23 +19,23 @@ impl Standby {
         }
         match self.row(now, event) {
             Ok(mut more) => actions.append(&mut more),
-            // What the time has changed must be performed; the event came too late for it.
+            // The effects of the time must be performed. The event itself is too late.
             Err(_) if !actions.is_empty() => {}
             Err(refusal) => return Err(refusal),
         }
         Ok(actions)
     }
 
-    /// The table: (state, event) → next state and actions. Rows are read from
-    /// the top; the first that fits counts.
+    /// The table: (state, event) → next state and actions.
+    ///
+    /// Rows are read from the top; the first row that matches is used.
     fn row(&mut self, now: Duration, event: E) -> Step {
         match (self.state, event) {
-            // What another protection says is not for this one.
-            (_, E::Heartbeat(other, _) | E::UnprotectRead(other) | E::GiveRead(other))
-                if !self.is_ours(other) =>
-            {
-                IGNORE
-            }
+            // Messages about another protection are ignored.
+            (
+                _,
+                E::Heartbeat(other, _) | E::UnprotectRead(other) | E::GiveRead(other) | E::GoneRead(other),
+            ) if !self.is_ours(other) => IGNORE,
 
             // Checkpoints and heartbeats.
             (S::Seeding | S::Following, E::CheckpointHeld(number)) => self.checkpoint_held(now, number),
@@ -45,7 +45,7 @@ impl Standby {
                 Ok(vec![self.answer()])
             }
 
-            // The end that the primary wants.
+            // The end of the protection at the primary's request.
             (S::Following, E::UnprotectRead(_)) if self.is_in_contact => {
                 Ok(self.say_never(Because::Unprotected))
             }
@@ -54,14 +54,18 @@ impl Standby {
                 Ok(self.take_over())
             }
 
-            // Failures.
+            // No guest runs at the primary, so there is no lease to wait for.
+            (S::Following, E::GoneRead(_)) if self.is_in_contact => Ok(self.take_over()),
+
+            // Failures of the channels and of this side.
             (
                 S::Seeding,
                 E::ConnectionLost
                 | E::PeerMisbehaved
                 | E::LocalFailure
                 | E::UnprotectRead(_)
-                | E::GiveRead(_),
+                | E::GiveRead(_)
+                | E::GoneRead(_),
             ) => Ok(self.discard(Because::NothingHeld)),
             (S::Following, E::ConnectionLost | E::PeerMisbehaved) if self.is_in_contact => {
                 Ok(self.lose_contact())
@@ -70,12 +74,13 @@ impl Standby {
                 Ok(self.say_never(Because::LocalFailure))
             }
 
-            // The operator's takeover.
+            // A takeover at the operator's request.
             (S::Seeding, E::TakeOver { .. }) => Err(Refusal::NothingHeld),
             (S::Following, E::TakeOver { is_planned: true, .. }) if !self.is_in_contact => {
                 Err(Refusal::NoContact)
             }
-            // Before the primary stops its guest for it: without an arbiter it would stand on both sides.
+            // Checked before the primary stops its guest for it. Without an arbiter the guest would
+            // be stopped on both sides.
             (S::Following, E::TakeOver { is_planned: true, is_arbiter_in_reach: false }) => {
                 Err(Refusal::ArbiterOutOfReach)
             }
@@ -83,15 +88,15 @@ impl Standby {
             (S::Following, E::TakeOver { is_planned: false, .. }) => Ok(self.lose_contact()),
             (state, E::TakeOver { .. }) => Err(Refusal::TakeoverUnderWay { state }),
 
-            // The takeover.
-            // Nothing was claimed, and the primary waits for word: its guest goes on there.
+            // The takeover. If nothing was claimed and the primary waits for an answer, *never*
+            // lets its guest continue there.
             (S::Preparing, E::Prepared { is_arbiter_in_reach: false })
                 if self.is_given && self.is_in_contact =>
             {
                 Ok(self.say_never(Because::ArbiterOutOfReach))
             }
             (S::Preparing, E::Prepared { .. }) => Ok(self.ask()),
-            // The primary is in contact and has its guest: it goes on there.
+            // The primary is in contact and has its guest: after *never* the guest continues there.
             (S::Preparing, E::PrepareFailed) if self.is_given && self.is_in_contact => {
                 Ok(self.say_never(Because::LocalFailure))
             }
@@ -118,8 +123,8 @@ impl Standby {
             (S::Held, E::Retry) => self.go(S::Starting, &[A::Start]),
             (state, E::Retry | E::Vouch) => Err(Refusal::NothingWaits { state }),
 
-            // Too late to matter. From `Preparing` on nothing is answered, and
-            // a checkpoint that comes now is not the one that is made ready.
+            // Too late: these change nothing. From `Preparing` on no answer is sent, and a
+            // checkpoint that arrives now is not the one that is being prepared.
             (_, E::Tick) => IGNORE,
             (state, E::ConnectionLost | E::PeerMisbehaved) if state > S::Seeding => {
                 self.is_in_contact = false;
@@ -131,6 +136,7 @@ impl Standby {
                 | E::Heartbeat(..)
                 | E::UnprotectRead(_)
                 | E::GiveRead(_)
+                | E::GoneRead(_)
                 | E::LocalFailure,
             ) => IGNORE,
             (state, _) if state.is_final() => IGNORE,
@@ -152,13 +158,15 @@ impl Standby {
         if number != expected {
             return Err(Refusal::CheckpointOutOfOrder { held: number, expected });
         }
-        // The primary's lease began when it took the first one, however long the last echo is ago by then. A later one does not
-        // extend it: no heartbeat is echoed that was not echoed before.
+        // The primary's lease began when it took the first checkpoint, however old the last echo is
+        // by then. A later checkpoint does not extend the lease, because it echoes no further
+        // heartbeat.
         if self.state == S::Seeding {
             self.last_echo = Some(now);
         }
         (self.held, self.state) = (number, S::Following);
-        // Without contact it is kept all the same: it is the newest state.
+        // A checkpoint that is complete is kept even without contact, because it is the newest
+        // state.
         if self.is_in_contact {
             return Ok(vec![self.answer()]);
         }
@@ -170,7 +178,7 @@ impl Standby {
         A::SendAnswer(Answer { protection: self.config.protection, held, heartbeat })
     }
 
-    /// No more answers; the patience runs from the last echo.
+    /// Ends contact: no more answers are sent. The patience counts from the last echo.
     fn lose_contact(&mut self) -> Vec<A> {
         self.is_in_contact = false;
         vec![A::CloseChannels]
@@ -179,7 +187,7 @@ impl Standby {
     fn take_over(&mut self) -> Vec<A> {
         self.state = S::Preparing;
         let mut actions = Vec::new();
-        // Who has given the guest waits for word.
+        // A primary that has given its guest waits for an answer, so its channels stay open.
         if !self.is_given && std::mem::replace(&mut self.is_in_contact, false) {
             actions.push(A::CloseChannels);
         }

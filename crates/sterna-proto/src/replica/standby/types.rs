@@ -2,48 +2,48 @@
 
 use crate::replica::{Answer, Protection, Ruling, Terms};
 
-/// What the standby must know before it starts.
+/// The standby's settings, fixed before the protection starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Names this protection.
+    /// The identity of this protection.
     pub protection: Protection,
-    /// What both sides agreed on.
+    /// Time limits on which both sides agreed.
     pub terms: Terms,
-    /// The primary cannot stop its guest by itself (an unmodified QEMU): the
-    /// guest is started here only after a fence has worked.
+    /// The primary cannot stop its guest by itself (an unmodified QEMU). The guest is started here
+    /// only after a fence has succeeded.
     pub needs_fence: bool,
 }
 
-/// Where the standby stands.
+/// The standby's states, from the seeding to the end of the protection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum State {
-    /// RAM comes for the first time; no checkpoint is held.
+    /// RAM arrives for the first time; no checkpoint is complete.
     Seeding,
-    /// At least one checkpoint is held.
+    /// At least one checkpoint is complete.
     Following,
-    /// The last checkpoint is being made ready to start: applied, devices
-    /// loaded. The guest may still be claimed by the primary.
+    /// The last checkpoint is being prepared for the start: applied, devices loaded. The primary
+    /// may still claim the guest.
     Preparing,
-    /// Making ready failed. Nothing was claimed; waits for the operator.
+    /// The preparation failed. Nothing was claimed; waits for the operator.
     Unready,
     /// The arbiter is being asked.
     Claiming,
-    /// The claim is won; the fence is at work.
+    /// The claim is won; the fence command runs.
     Fencing,
     /// The claim is won, and the fence has failed. Waits for the operator.
     Unfenced,
     /// The guest is being started.
     Starting,
-    /// The guest is ours and could not be started. Waits for the operator.
+    /// This side has the guest but could not start it. Waits for the operator.
     Held,
-    /// The guest runs here.
+    /// The guest runs here. Final.
     Running,
-    /// Everything was discarded: this side never runs the guest.
+    /// Everything was discarded: this side never runs the guest. Final.
     Discarded,
 }
 
 impl State {
-    /// Every state, in order.
+    /// Every state, in the order of the type.
     pub const ALL: [Self; 11] = [
         Self::Seeding,
         Self::Following,
@@ -58,116 +58,117 @@ impl State {
         Self::Discarded,
     ];
 
-    /// Whether the protection is over.
+    /// Whether the protection is over: no event changes this state any more.
     #[must_use]
     pub fn is_final(self) -> bool {
         matches!(self, Self::Running | Self::Discarded)
     }
 }
 
-/// What the standby is told.
+/// Input of the standby's machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// This checkpoint has come whole and was checked. The first is 1.
+    /// This checkpoint has arrived complete and was checked. The first is 1.
     CheckpointHeld(u64),
-    /// A heartbeat was read.
+    /// A heartbeat with this number was read.
     Heartbeat(Protection, u64),
-    /// The primary wants the protection to end.
+    /// The primary requests the end of the protection.
     UnprotectRead(Protection),
     /// The primary has stopped the guest for this side.
     GiveRead(Protection),
+    /// The primary's guest has ended with its process.
+    GoneRead(Protection),
     /// A channel ended or failed.
     ConnectionLost,
-    /// The peer broke a rule of the format. What is held stays good.
+    /// The peer broke a rule of the protocol or of its formats. Complete checkpoints stay usable.
     PeerMisbehaved,
-    /// Something of ours failed, and no further checkpoint can be held.
+    /// A local part failed, and no further checkpoint can be stored.
     LocalFailure,
-    /// [`Action::Prepare`] ended.
+    /// [`Action::Prepare`] succeeded: the checkpoint can be started.
     Prepared {
-        /// Whether the arbiter can be asked, now. It matters if the primary
-        /// has given its guest: nothing was claimed yet.
+        /// Whether the arbiter can be asked now. If not, and the primary has given its guest, the
+        /// takeover is dropped, because nothing was claimed yet.
         is_arbiter_in_reach: bool,
     },
-    /// [`Action::Prepare`] failed.
+    /// [`Action::Prepare`] failed: the checkpoint cannot be started.
     PrepareFailed,
-    /// [`Action::Claim`] ended.
+    /// [`Action::Claim`] succeeded with this ruling.
     Ruled(Ruling),
-    /// [`Action::Claim`] brought no ruling; the arbiter may have ruled.
+    /// [`Action::Claim`] ended without a ruling; the arbiter may have ruled.
     ArbiterOutOfReach,
-    /// [`Action::Fence`] ended: the primary's guest does not run.
+    /// [`Action::Fence`] succeeded: the primary's guest does not run.
     Fenced,
-    /// [`Action::Fence`] failed.
+    /// [`Action::Fence`] failed: the primary's guest may still run.
     FenceFailed,
-    /// [`Action::Start`] ended: the guest runs.
+    /// [`Action::Start`] succeeded: the guest runs.
     Started,
     /// [`Action::Start`] failed: the guest does not run.
     StartFailed,
-    /// The operator wants a takeover.
+    /// The operator requests a takeover.
     TakeOver {
-        /// The primary makes a last checkpoint first. Otherwise contact is
-        /// given up, and the claim decides.
+        /// The primary first takes a last checkpoint. If false, contact is given up, and the claim
+        /// decides.
         is_planned: bool,
-        /// Whether this side can ask the arbiter, now.
+        /// Whether this side can ask the arbiter now.
         is_arbiter_in_reach: bool,
     },
-    /// The operator wants the failed step again, in [`State::Unready`],
-    /// [`State::Unfenced`] and [`State::Held`].
+    /// The operator retries the failed step in [`State::Unready`], [`State::Unfenced`] or
+    /// [`State::Held`].
     Retry,
     /// The operator vouches in [`State::Unfenced`] that the primary's guest
     /// does not run and never will.
     Vouch,
-    /// Time has passed; due at [`super::Standby::deadline`].
+    /// The time has advanced; due at [`super::Standby::deadline`].
     Tick,
 }
 
-/// What the engine shall do, in this order.
+/// Output of the standby's machine: the engine performs these in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Tell the primary what is held and what was heard.
+    /// Report to the primary the last checkpoint and the last heartbeat.
     SendAnswer(Answer),
-    /// Tell the primary that this side never runs the guest.
+    /// Declare to the primary that this side never runs the guest.
     SendNever,
-    /// Tell the primary that the guest runs here, if it can still be told.
+    /// Report to the primary that the guest runs here, if contact still exists.
     SendRuns,
     /// Ask the primary for a planned takeover.
     SendHandOver,
     /// Shut every channel down.
     CloseChannels,
-    /// Make this checkpoint ready to start. Ends in [`Event::Prepared`] or
+    /// Prepare this checkpoint for the start. Ends in [`Event::Prepared`] or
     /// [`Event::PrepareFailed`].
     Prepare(u64),
-    /// Ask the arbiter. Ends in [`Event::Ruled`] or
-    /// [`Event::ArbiterOutOfReach`].
+    /// Ask the arbiter. Ends in [`Event::Ruled`] or [`Event::ArbiterOutOfReach`].
     Claim,
-    /// See to it that the primary's guest does not run. Ends in
-    /// [`Event::Fenced`] or [`Event::FenceFailed`].
+    /// Run the fence, so that the primary's guest does not run. Ends in [`Event::Fenced`] or
+    /// [`Event::FenceFailed`].
     Fence,
     /// Acquire the hooks and start the guest. Ends in [`Event::Started`] or
     /// [`Event::StartFailed`].
     Start,
-    /// Forget everything that is held.
+    /// Discard every checkpoint and the received memory.
     Discard,
     /// The protection is over.
     Finish(Outcome),
 }
 
-/// How the protection ended at the standby.
+/// The result of the protection at the standby.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Outcome {
     /// The guest runs here from this checkpoint.
     Running(u64),
-    /// This side never runs the guest, because of this.
+    /// This side never runs the guest, for this reason.
     Discarded(Because),
 }
 
-/// Why everything was discarded.
+/// The reason why everything was discarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Because {
-    /// No first checkpoint has come.
+    /// The seeding ended before the first checkpoint was complete.
     NothingHeld,
     /// The primary asked for the end of the protection.
     Unprotected,
-    /// Something of ours failed while the primary was in contact.
+    /// A local part failed while the primary was in contact.
     LocalFailure,
     /// The arbiter gave the claim to the primary.
     ClaimLost,
@@ -175,54 +176,54 @@ pub enum Because {
     ArbiterOutOfReach,
 }
 
-/// Why an event was refused; the machine did not change.
+/// Why the machine refused an event. A refusal does not change the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// A checkpoint out of order.
+    /// A checkpoint with a number that was not due.
     #[error(
         "checkpoint {held} came where {expected} was due: the engine must end the connection with an error"
     )]
     CheckpointOutOfOrder {
-        /// Its number.
+        /// The number of the checkpoint.
         held: u64,
         /// The number that was due.
         expected: u64,
     },
-    /// There is nothing to take over.
+    /// A takeover before the first checkpoint.
     #[error(
         "there is nothing to take over: the first checkpoint has not come yet. Wait for it, or start the guest anew"
     )]
     NothingHeld,
-    /// A planned takeover needs the primary.
+    /// A planned takeover without contact with the primary.
     #[error(
         "a planned takeover needs the primary, and there is no contact with it; take over without `--planned`"
     )]
     NoContact,
-    /// A planned takeover ends in a claim.
+    /// A planned takeover without an arbiter, although it ends in a claim.
     #[error(
         "the arbiter cannot be asked now, and a planned takeover ends in a claim: nothing was claimed, and the guest goes \
          on at the primary, protected. See that this side reaches its arbiter, then take over again"
     )]
     ArbiterOutOfReach,
-    /// A takeover is under way or over.
+    /// A takeover that is under way or over already.
     #[error("a takeover is under way or over already; the state is {state:?}")]
     TakeoverUnderWay {
-        /// Where the standby stands.
+        /// The state of the standby.
         state: State,
     },
-    /// Nothing waits for an operator.
+    /// A retry or a vouch in a state that waits for no operator.
     #[error("nothing waits for an operator's word; the state is {state:?}")]
     NothingWaits {
-        /// Where the standby stands.
+        /// The state of the standby.
         state: State,
     },
-    /// The event cannot happen in this state: the engine's fault.
+    /// The event is impossible in this state, which is a fault of the engine.
     #[error("{event:?} cannot happen in state {state:?}: the engine fed the machine out of order")]
     OutOfOrder {
-        /// Where the standby stands.
+        /// The state of the standby.
         state: State,
-        /// What it was told.
+        /// The event that was fed.
         event: Event,
     },
 }

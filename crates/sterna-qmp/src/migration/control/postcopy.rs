@@ -1,4 +1,4 @@
-//! The commands of postcopy.
+//! The commands for postcopy: start, resume, pause and recover.
 
 use sterna::{Address, Status};
 
@@ -6,10 +6,10 @@ use super::MigrationControl;
 use crate::error::QmpError;
 
 impl MigrationControl {
-    /// `migrate-start-postcopy`: the guest goes on at the destination, and its pages follow it.
+    /// Executes `migrate-start-postcopy`: the guest continues at the destination, and its pages follow.
     ///
     /// # Errors
-    /// Without `postcopy-ram`, before `migrate`, and when the guest is being handed over already.
+    /// `postcopy-ram` is off, no migration runs, or the handover of the guest has begun.
     pub fn start_postcopy(&self) -> Result<(), QmpError> {
         if !self.capabilities().get("postcopy-ram") {
             return Err(QmpError::generic(
@@ -23,10 +23,10 @@ impl MigrationControl {
         running.start_postcopy().map_err(QmpError::generic)
     }
 
-    /// `migrate` with `resume`: a postcopy whose connection broke goes on over another one.
+    /// Executes `migrate` with `resume`: continues a postcopy whose connection broke over another connection.
     ///
     /// # Errors
-    /// Unless one is paused here.
+    /// No postcopy is paused here.
     pub fn resume(&self, to: &Address) -> Result<(), QmpError> {
         let paused = self.outgoing().filter(|outgoing| outgoing.status() == Status::PostcopyPaused);
         let paused = paused.ok_or_else(|| {
@@ -38,13 +38,13 @@ impl MigrationControl {
         paused.resume(to).map_err(QmpError::generic)
     }
 
-    /// `migrate-pause`: breaks the connection of a postcopy on purpose, from either side.
+    /// Executes `migrate-pause`: breaks the connection of a postcopy on purpose, on either side.
     ///
     /// # Errors
-    /// Unless pages follow a guest.
+    /// No postcopy runs here.
     pub fn pause_postcopy(&self) -> Result<(), QmpError> {
         let is_on = |status| matches!(status, Status::PostcopyActive | Status::PostcopyRecover);
-        // One that is paused may be about to connect again by itself.
+        // A paused postcopy may be about to reconnect by itself, so it can be paused again.
         let may_be = |status| is_on(status) || status == Status::PostcopyPaused;
         if let Some(outgoing) = self.outgoing().filter(|outgoing| may_be(outgoing.status())) {
             return outgoing.pause().map_err(QmpError::generic);
@@ -58,10 +58,11 @@ impl MigrationControl {
         }
     }
 
-    /// `migrate-recover`: listens anew for the source of a guest that lacks pages; bound when it returns.
+    /// Executes `migrate-recover`: listens for the source of a guest that lacks pages. The socket is bound when this
+    /// returns.
     ///
     /// # Errors
-    /// Unless one is paused here.
+    /// No postcopy is paused here.
     pub fn recover(&self, at: &Address) -> Result<(), QmpError> {
         let paused = self.incoming().filter(|incoming| incoming.status() == Status::PostcopyPaused);
         let paused = paused.ok_or_else(|| {

@@ -1,4 +1,4 @@
-//! The texts of `info …`.
+//! The output of the human monitor's `info` commands.
 
 use std::fmt::Write as _;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::migration::capabilities::{CAPABILITIES, CapabilitySet};
 use crate::migration::parameters::{PARAMETERS, ParameterSet};
 
-/// `info migrate`, from the answer to `query-migrate`; `all` adds what few want to see.
+/// The output of `info migrate`, from the answer to `query-migrate`. `all` adds rarely needed values.
 pub(super) fn migrate(query: &Value, all: bool) -> String {
     let Some(status) = query["status"].as_str() else {
         return "No migration has been started\r\n".into();
@@ -60,7 +60,7 @@ pub(super) fn migrate(query: &Value, all: bool) -> String {
     text
 }
 
-/// How long pages were waited for.
+/// The lines about the time that vCPUs waited for pages.
 fn blocktime(query: &Value, line: &mut impl FnMut(String)) {
     let number = |name: &str| query[name].as_u64().unwrap_or(0);
     line(format!("Postcopy Blocktime (ms): {}", number("postcopy-blocktime")));
@@ -119,7 +119,7 @@ fn ram(ram: &Value, all: bool, line: &mut impl FnMut(String)) {
     }
 }
 
-/// `info migrate_parameters`.
+/// The output of `info migrate_parameters`.
 pub(super) fn parameters(set: &ParameterSet) -> String {
     let mut text = String::new();
     for spec in PARAMETERS {
@@ -136,12 +136,12 @@ pub(super) fn parameters(set: &ParameterSet) -> String {
     text
 }
 
-/// `info migrate_capabilities`.
+/// The output of `info migrate_capabilities`.
 pub(super) fn capabilities(set: &CapabilitySet) -> String {
-    CAPABILITIES.iter().map(|(name, _)| format!("{name}: {}\r\n", on_off(set.get(name)))).collect()
+    CAPABILITIES.iter().map(|spec| format!("{}: {}\r\n", spec.name, on_off(set.get(spec.name)))).collect()
 }
 
-/// `info dirty_rate`, from the answer to `query-dirty-rate` in seconds.
+/// The output of `info dirty_rate`, from the answer to `query-dirty-rate` in seconds.
 pub(super) fn dirty_rate(query: &Value) -> String {
     let mut text = String::new();
     let mut line = |line: String| {
@@ -166,7 +166,7 @@ pub(super) fn dirty_rate(query: &Value) -> String {
     text
 }
 
-/// `info vcpu_dirty_limit`, from the answer to `query-vcpu-dirty-limit`.
+/// The output of `info vcpu_dirty_limit`, from the answer to `query-vcpu-dirty-limit`.
 pub(super) fn dirty_limits(query: &Value) -> String {
     let limits = query.as_array().map_or(&[][..], Vec::as_slice);
     if limits.is_empty() {
@@ -181,7 +181,7 @@ pub(super) fn dirty_limits(query: &Value) -> String {
     limits.iter().map(line).collect()
 }
 
-/// `info status`.
+/// The output of `info status`.
 pub(super) fn status(run_state: &str) -> String {
     match run_state {
         "running" => "VM status: running\r\n".into(),
@@ -194,7 +194,7 @@ fn on_off(on: bool) -> &'static str {
     if on { "on" } else { "off" }
 }
 
-/// Three or four digits and a unit.
+/// A size with three or four digits and a unit.
 fn human(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     let mut scaled = bytes as f64;

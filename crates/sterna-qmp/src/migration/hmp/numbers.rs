@@ -1,6 +1,6 @@
-//! Numbers as people write them to QEMU: `64M`, `1.5G`, `0x100000`.
+//! Parses numbers in QEMU's notation for people: `64M`, `1.5G`, `0x100000`.
 
-/// A whole number, decimal or `0x` hexadecimal.
+/// Parses an integer, decimal or `0x` hexadecimal.
 pub fn parse_number(text: &str) -> Option<u64> {
     match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
         Some(hex) if hex.bytes().all(|byte| byte.is_ascii_hexdigit()) => u64::from_str_radix(hex, 16).ok(),
@@ -10,9 +10,9 @@ pub fn parse_number(text: &str) -> Option<u64> {
     }
 }
 
-/// A size in bytes: a decimal number, with a fraction if need be, and one of the suffixes B, K, M, G, T, P, E
-/// in either case; without a suffix it counts `unit` bytes. Hexadecimal takes no suffix. A fraction of a byte
-/// is truncated, but there must be a unit larger than a byte for a fraction to make sense.
+/// Parses a size in bytes. The number is decimal, may have a fraction, and has one of the suffixes B, K, M, G, T, P,
+/// E in either case. Without a suffix it counts `unit` bytes. Hexadecimal numbers have no suffix. A fraction of a
+/// byte is truncated. A fraction is only valid with a unit larger than a byte.
 pub fn parse_size(text: &str, unit: u64) -> Option<u64> {
     if text.starts_with("0x") || text.starts_with("0X") {
         return parse_number(text)?.checked_mul(unit);
@@ -46,7 +46,7 @@ pub fn parse_size(text: &str, unit: u64) -> Option<u64> {
     }
 }
 
-/// `0.fraction * unit`, truncated. Digits past the 18th cannot matter for a size in bytes.
+/// `0.fraction * unit`, truncated. Digits after the 18th do not affect a size in bytes.
 fn fraction_of(fraction: &str, unit: u64) -> Option<u64> {
     if fraction.is_empty() || !fraction.bytes().all(|byte| byte.is_ascii_digit()) {
         return None;

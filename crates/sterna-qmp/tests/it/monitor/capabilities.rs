@@ -1,8 +1,8 @@
-//! Capabilities: what is taken, what is refused, and in which combinations.
+//! Tests capabilities: supported ones, refused ones, and combinations.
 
 use serde_json::{Value, json};
 use sterna::Status;
-use sterna_qmp::migration::{CAPABILITIES, CapabilitySet, Support};
+use sterna_qmp::migration::{CAPABILITIES, CapabilitySet, CapabilitySpec, Support};
 
 use super::support::{ClientExt, Monitor};
 
@@ -12,15 +12,16 @@ fn on(names: &[&str]) -> Vec<(String, bool)> {
 
 #[test]
 fn every_capability_is_taken_if_it_works_and_refused_if_missing() {
-    for (name, support) in CAPABILITIES {
-        // It needs the other one.
+    for CapabilitySpec { name, support, .. } in CAPABILITIES {
+        // `postcopy-preempt` needs `postcopy-ram`.
         let names = if *name == "postcopy-preempt" { vec!["postcopy-ram", name] } else { vec![*name] };
         let result = CapabilitySet::default().with(&on(&names));
         match support {
             Support::Works | Support::Harmless => assert!(result.unwrap().get(name)),
             Support::Missing => assert!(result.unwrap_err().desc.contains(name)),
         }
-        // Switching off what is off is never wrong, except that switchover-ack hangs on return-path.
+        // Switching off a capability that is off always succeeds. Only `return-path` cannot be off with
+        // `switchover-ack`.
         CapabilitySet::default().with(&[((*name).to_owned(), false)]).unwrap();
     }
 }
@@ -42,7 +43,7 @@ fn combinations_that_qemu_refuses_are_refused() {
         (&without_return_path, &["switchover-ack"][..], ["switchover-ack", "return-path"]),
         (&without_return_path, &["x-colo"], ["x-colo", "return-path"]),
         (&CapabilitySet::default(), &["postcopy-preempt"], ["postcopy-preempt", "postcopy-ram"]),
-        // Together with `x-colo` they go: see below.
+        // With `x-colo` these two are allowed together: see below.
         (&CapabilitySet::default(), &["multifd", "xbzrle"], ["multifd", "xbzrle"]),
         (&CapabilitySet::default(), &["zero-copy-send"], ["zero-copy-send", "multifd"]),
         (&CapabilitySet::default(), &["auto-converge", "dirty-limit"], ["auto-converge", "dirty-limit"]),

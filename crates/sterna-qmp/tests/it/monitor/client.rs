@@ -1,19 +1,23 @@
-//! The client against servers that do not behave.
+//! Tests the client with servers that break the protocol.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
+};
 use serde_json::{Value, json};
 use sterna_qmp::{Client, ClientError, Endpoint};
+use sterna_transport::CancelFlag;
 
 use super::support::{ClientExt, LIMIT, Monitor};
 
 const GREETING: &str = r#"{"QMP": {"version": {"qemu": {"major": 9, "minor": 0, "micro": 0}, "package": "Debian"},
     "capabilities": ["oob"]}}"#;
 
-/// A server that reads a chunk and writes a line, for each of `lines` after the greeting.
+/// A server that, after the greeting, reads a chunk and writes a line, for each of `lines`.
 fn scripted(lines: &'static [&'static str]) -> (UnixStream, thread::JoinHandle<()>) {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     let server = thread::spawn(move || {
@@ -22,7 +26,7 @@ fn scripted(lines: &'static [&'static str]) -> (UnixStream, thread::JoinHandle<(
             let _ = theirs.read(&mut [0; 4096]);
             let _ = theirs.write_all(line.as_bytes());
         }
-        // Keeps the connection until the client lets go of it.
+        // Keep the connection open until the client closes it.
         let _ = theirs.read_to_end(&mut Vec::new());
     });
     (ours, server)
@@ -75,6 +79,71 @@ fn servers_that_are_no_monitors_give_protocol_errors() {
     assert!(matches!(Client::from_socket(ours.into(), LIMIT), Err(ClientError::Closed { .. })));
     let nowhere = Endpoint::Unix("/nonexistent/qmp".into());
     assert!(matches!(Client::connect(&nowhere, LIMIT), Err(ClientError::Connect { .. })));
+}
+
+#[test]
+fn monitor_whose_queue_is_full_is_waited_for_until_the_limit_or_a_cancel() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("qmp");
+    let address = SocketAddrUnix::new(&path).unwrap();
+    let socket =
+        || socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::NONBLOCK, None).unwrap();
+    let listener = socket();
+    bind(&listener, &address).unwrap();
+    listen(&listener, 0).unwrap();
+    let mut waiting = Vec::new();
+    loop {
+        let client = socket();
+        if connect(&client, &address).is_err() {
+            break;
+        }
+        waiting.push(client);
+    }
+    let endpoint = Endpoint::Unix(path);
+    let limit = Duration::from_millis(300);
+
+    let Err(late) = Client::connect(&endpoint, limit) else { panic!("nobody accepts") };
+    assert!(late.to_string().contains("queue of connections has been full for 300ms"), "{late}");
+
+    let (cancel, began) = (CancelFlag::new(), Instant::now());
+    let cancels = cancel.clone();
+    let canceller = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(200));
+        cancels.cancel();
+    });
+    let Err(cancelled) = Client::connect_unless(&endpoint, LIMIT, &cancel) else { panic!("nobody accepts") };
+    assert!(matches!(cancelled, ClientError::Cancelled { .. }), "{cancelled}");
+    assert!(began.elapsed() < LIMIT / 2, "{:?}", began.elapsed());
+    canceller.join().unwrap();
+}
+
+/// After a partial command, the server would misread the next one.
+#[test]
+fn command_that_was_sent_in_part_is_the_last_of_its_connection() {
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    let (end, ends) = std::sync::mpsc::channel::<()>();
+    let server = thread::spawn(move || {
+        theirs.write_all(GREETING.as_bytes()).unwrap();
+        let _ = theirs.read(&mut [0; 4096]);
+        theirs.write_all(br#"{"return": {}, "id": 1}"#).unwrap();
+        // From here on the server reads nothing.
+        let _ = ends.recv();
+    });
+    let mut client = Client::from_socket(ours.into(), LIMIT).unwrap();
+    client.set_limit(Duration::from_millis(100));
+    // More than the socket buffer can store.
+    let long = json!({ "text": "x".repeat(4 << 20) });
+
+    let first = client.execute("long", long);
+    let second = client.execute("short", Value::Null);
+
+    assert!(first.is_err(), "{first:?}");
+    assert!(
+        matches!(&second, Err(ClientError::Io { error, .. }) if error.to_string().contains("in part")),
+        "{second:?}"
+    );
+    drop(end);
+    server.join().unwrap();
 }
 
 #[test]

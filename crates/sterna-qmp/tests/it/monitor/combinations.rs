@@ -1,8 +1,8 @@
-//! Capabilities that refuse each other, as docs/combinations.md lists them.
+//! Tests that capabilities exclude each other as docs/combinations.md says.
 
 use sterna_qmp::migration::CapabilitySet;
 
-/// As the document names them: one, the other, QEMU's names of both, and what is refused.
+/// The document's names of both, QEMU's names of both, and the words of the refusal.
 const PAIRS: &[(&str, &str, [&str; 2], &str)] = &[
     (
         "mapped-ram",
@@ -45,7 +45,7 @@ const PAIRS: &[(&str, &str, [&str; 2], &str)] = &[
 #[test]
 fn pairs_are_refused_in_the_words_of_the_document() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/combinations.md");
-    // A published crate is without the document.
+    // A published crate does not contain the document.
     let document = std::fs::read_to_string(path).ok();
     for (one, other, names, words) in PAIRS {
         let on: Vec<_> = names.iter().map(|name| ((*name).to_owned(), true)).collect();
@@ -56,7 +56,7 @@ fn pairs_are_refused_in_the_words_of_the_document() {
             assert!(document.lines().any(|line| line.starts_with(&row)), "{row}");
         }
     }
-    // Neither is there at all, with or without another.
+    // These two are missing in Sterna, so they are refused alone, too.
     for name in ["background-snapshot", "x-ignore-shared"] {
         let alone = CapabilitySet::default().with(&[(name.to_owned(), true)]).unwrap_err().desc;
         assert!(alone.contains(name), "{alone}");

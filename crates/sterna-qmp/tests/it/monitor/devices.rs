@@ -1,4 +1,4 @@
-//! `query-block`, `block_resize`, `announce-self`.
+//! Tests `query-block`, `block_resize` and `announce-self`.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! The dialogue that management programs hold around a migration, command by command, and the events.
+//! Tests a management program's dialogue around a migration, command by command, with the events.
 
 use serde_json::{Value, json};
 use sterna::{Event, Statistics, Status};
@@ -10,7 +10,7 @@ fn dialogue_of_a_managed_migration_goes_through() {
     let (source, mut src) = Monitor::running().client_of();
     let (destination, mut dst) = Monitor::waiting(false).client_of();
 
-    // Both sides are asked what they are and what they can do.
+    // The program queries version and commands of both sides.
     for client in [&mut src, &mut dst] {
         assert_eq!(client.ok("query-version", Value::Null)["qemu"]["major"], 11);
         let commands = client.ok("query-commands", Value::Null);
@@ -55,7 +55,7 @@ fn dialogue_of_a_managed_migration_goes_through() {
         json!({"status": "setup", "socket-address": [{"type": "inet", "host": "127.0.0.1", "port": "49152"}]})
     );
 
-    // The source begins; bandwidth and downtime are turned while it runs.
+    // The source begins. Bandwidth and downtime limit are changed while the migration runs.
     src.ok("migrate", json!({"detach": true, "resume": false, "uri": "tcp:127.0.0.1:49152"}));
     let out = source.engine.outgoing();
     out.set(Status::Setup);
@@ -75,7 +75,7 @@ fn dialogue_of_a_managed_migration_goes_through() {
     assert_eq!(info["dirty-limit-throttle-time-per-round"], 1500);
     assert_eq!(info["dirty-limit-ring-full-time"], 20_000);
 
-    // The switchover, with the manager's consent.
+    // The switchover waits for the program's `migrate-continue`.
     source.vm.set_running(false);
     out.tell(&Event::Stopped);
     out.set(Status::PreSwitchover);
@@ -97,7 +97,7 @@ fn dialogue_of_a_managed_migration_goes_through() {
     assert!(info.get("dirty-limit-ring-full-time").is_none());
     assert_eq!(src.ok("query-status", Value::Null), json!({"running": false, "status": "postmigrate"}));
 
-    // The destination is let run, the source is ended.
+    // The program starts the guest at the destination and ends the source.
     dst.ok("cont", Value::Null);
     assert_eq!(dst.event("MIGRATION"), json!({"status": "completed"}));
     assert_eq!(dst.event("RESUME"), Value::Null);

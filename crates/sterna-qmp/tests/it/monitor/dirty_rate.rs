@@ -1,4 +1,4 @@
-//! Measuring a dirty rate, and limits of vCPUs' dirty rates, as QEMU answers.
+//! Tests measurements of the dirty rate, and limits of vCPUs' dirty rates, against QEMU's answers.
 
 use std::sync::Mutex;
 
@@ -7,7 +7,7 @@ use sterna::{RunState, SourceVm, Throttle, VcpuDirtyRate, Vm, VmError};
 
 use super::support::{ClientExt, FakeVm, Monitor};
 
-/// Two vCPUs behind a ring: one dirties 5 MB/s, the other 7.
+/// Two vCPUs with a dirty ring: one dirties 5 MB/s, the other 7 MB/s.
 #[derive(Default)]
 pub struct Ring {
     limits: Mutex<[Option<u64>; 2]>,
@@ -68,7 +68,7 @@ fn calc_dirty_rate_counts_pages_and_answers_in_qemus_shape() {
     assert_eq!(client.ok("calc-dirty-rate", calc(200)), json!({}));
     let during = client.ok("query-dirty-rate", Value::Null);
     assert!(during["status"] == "measuring" || during["status"] == "measured", "{during}");
-    // Marked as often as it takes: when pages are armed nobody outside knows.
+    // Pages are marked repeatedly, because the test does not know when the measurement arms them.
     let answer = loop {
         monitor.vm.write(0, 50);
         let answer = client.ok("query-dirty-rate", json!({"calc-time-unit": "millisecond"}));

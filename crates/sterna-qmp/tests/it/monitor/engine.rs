@@ -1,4 +1,4 @@
-//! Sterna's own engine behind the monitor: RAM really moves, driven over two sockets alone.
+//! Tests the monitor with Sterna's own engine: RAM is really moved, and only the two sockets control it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,7 +9,7 @@ use sterna_qmp::{Client, MonitoredVm as _};
 
 use super::support::{ClientExt, FakeVm, LIMIT, Monitor};
 
-/// Waits for the MIGRATION event that ends it.
+/// Waits for the MIGRATION event that reports the end of the migration.
 #[track_caller]
 pub fn end_of(client: &mut Client) -> Value {
     loop {
@@ -193,7 +193,7 @@ fn operators_last_word_before_the_guest_comes_counts() {
     }
 }
 
-/// A lock on a disk that cannot be had at some sides.
+/// A lock on a disk whose acquisition can fail.
 struct Lock {
     fails: AtomicBool,
     is_held: AtomicBool,
@@ -240,7 +240,7 @@ fn held_guest_stays_held_whatever_is_tried_until_it_has_its_lock_again() {
     assert_eq!(end_of(&mut src), "failed");
     assert_eq!(end_of(&mut dst), "failed");
     assert!(!ours.is_held.load(Ordering::SeqCst), "nobody holds the lock");
-    // Fails again, and the guest is still held.
+    // The lock fails again, so the guest is still held.
     src.ok("cont", Value::Null);
     assert_eq!(end_of(&mut src), "failed");
 

@@ -1,4 +1,4 @@
-//! Whatever bytes come: no panic, bounded memory, and a monitor that still answers.
+//! Tests arbitrary bytes: no panic, bounded memory, and a monitor that still answers.
 
 use std::collections::VecDeque;
 use std::io::{Read, Write};
@@ -16,7 +16,7 @@ fn frames_of(chunks: &[&[u8]]) -> Vec<Frame> {
     frames.into()
 }
 
-/// Bytes that get deep into the parser more often than random ones.
+/// Bytes that reach deep parser states more often than random ones.
 fn likely_bytes() -> impl Strategy<Value = Vec<u8>> {
     let piece = prop_oneof![
         4 => prop::sample::select(vec![
@@ -87,7 +87,7 @@ proptest! {
             shapes.push(json!({"channels": [{"channel-type": "main", "addr": nested}]}));
             shapes.push(json!({"command-line": format!("migrate_set_parameter {nested}")}));
             for shape in shapes {
-                // A refusal is an answer; a broken connection is not.
+                // A refusal is a valid answer. A broken connection is not.
                 if let Err(error) = client.execute(name, shape) {
                     prop_assert!(matches!(error, sterna_qmp::ClientError::Refused { .. }), "{}: {}", name, error);
                 }
@@ -96,7 +96,7 @@ proptest! {
     }
 }
 
-/// One monitor for all cases: it must survive them all.
+/// All cases use the same monitor, which must survive all of them.
 #[test]
 fn server_survives_random_bytes_from_many_clients() {
     let monitor = Monitor::running();
@@ -108,7 +108,7 @@ fn server_survives_random_bytes_from_many_clients() {
             let _ = raw.write_all(b"{\"execute\":\"qmp_capabilities\"}");
             let _ = raw.write_all(&bytes);
             let _ = raw.shutdown(std::net::Shutdown::Write);
-            // The server answers what it understood and closes.
+            // The server answers the valid commands and closes the connection.
             raw.read_to_end(&mut Vec::new()).unwrap();
             Ok(())
         })

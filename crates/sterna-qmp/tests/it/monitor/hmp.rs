@@ -1,4 +1,4 @@
-//! The human monitor: suffixes, texts, errors as text.
+//! Tests the human monitor: suffixes, output, and errors as output.
 
 use serde_json::{Value, json};
 use sterna::Status;

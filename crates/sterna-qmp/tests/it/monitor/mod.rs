@@ -1,8 +1,9 @@
-//! The monitor as clients see it: real sockets, a scripted engine behind.
+//! Tests the monitor as a client: real sockets, with a scripted engine.
 
 mod capabilities;
 mod client;
 mod combinations;
+mod declared;
 mod devices;
 mod dialogue;
 mod dirty_rate;
@@ -19,3 +20,4 @@ mod refusals;
 mod session;
 mod support;
 mod tls;
+mod waiting;

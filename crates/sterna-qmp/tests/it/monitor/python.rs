@@ -1,4 +1,4 @@
-//! PyPI's qemu.qmp, written for QEMU, drives our monitor unchanged.
+//! Tests the monitor with an unchanged `qemu.qmp` from PyPI, which is written for QEMU.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -27,7 +27,7 @@ trait EventFree {
 }
 
 impl EventFree for sterna_qmp::Client {
-    /// The script left the monitor usable.
+    /// Checks that the monitor still answers after the script.
     fn event_free(mut self) {
         self.ok("query-status", serde_json::Value::Null);
     }
@@ -40,7 +40,7 @@ fn skipped(name: &str, reason: &str) {
     }
 }
 
-/// The interpreter of a virtual environment under the target directory, made when it is not there.
+/// The interpreter of a virtual environment in the target directory. Creates the environment if it is missing.
 fn venv_with_qemu_qmp() -> Result<PathBuf, String> {
     let venv = Path::new(env!("CARGO_TARGET_TMPDIR")).join("qemu-qmp-venv");
     let python = venv.join("bin/python3");

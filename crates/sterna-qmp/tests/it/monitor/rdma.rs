@@ -1,8 +1,8 @@
-//! What the monitor says of `rdma:`: addresses, settings, and what RDMA did.
+//! Tests the monitor with `rdma:`: addresses, settings, and statistics.
 
 use serde_json::{Value, json};
 use sterna::{Address, IncomingRdmaStatistics, RdmaStatistics, Status};
-use sterna_qmp::drive::Progress;
+use sterna_qmp::migration::rdma::from_query;
 
 use super::support::{ClientExt, Monitor};
 
@@ -55,7 +55,7 @@ fn what_rdma_did_at_the_source_is_shown_and_read_again() {
             "pinned-bytes": 2u64 << 30, "windows": 11, "destination-pinned-bytes": 1 << 30, "exchanges": 16,
             "receiver-not-ready": 1})
     );
-    assert_eq!(Progress::from_query(&info).rdma, Some(SOURCE));
+    assert_eq!(from_query(&info), Some(SOURCE));
     let shown = client.human("info migrate").unwrap();
     for part in [
         "RDMA info:",

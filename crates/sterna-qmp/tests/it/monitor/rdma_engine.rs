@@ -1,4 +1,4 @@
-//! A guest moves over `rdma:` between two monitors, on adapters inside the process.
+//! Tests the migration of a guest over `rdma:` between two monitors, with simulated adapters in this process.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use sterna::{
     Address, Capabilities, Observer, Parameters, RdmaParameters, SourceVm, StartError, TargetVm, Vm as _,
 };
 use sterna_qmp::Client;
-use sterna_qmp::drive::Progress;
+use sterna_qmp::migration::rdma::from_query;
 use sterna_qmp::migration::{Engine, Outgoing, Receiving, SternaEngine};
 use sterna_transport::rdma::double::{Host, Network, Settings};
 
@@ -16,7 +16,7 @@ use super::support::{ClientExt, FakeVm, Monitor};
 
 const MIB: u64 = 1 << 20;
 
-/// Sterna's engine with a host's adapters.
+/// Sterna's engine with the adapters of one simulated host.
 struct OnHost(Host);
 
 impl OnHost {
@@ -50,7 +50,7 @@ impl Engine for OnHost {
     }
 }
 
-/// Monitors of a VM that runs and of one that waits, each on a host of its own.
+/// Monitors of a running VM and of a waiting VM, each on its own host.
 fn pair() -> (Network, (Monitor, Client), (Monitor, Client)) {
     let network = Network::new(Settings::default()).unwrap();
     let host = |last| Arc::new(OnHost(network.host(&[[10, 0, 0, last].into()])));
@@ -83,8 +83,7 @@ fn guest_moves_over_rdma_whatever_the_chunk_sizes_and_both_monitors_say_what_it_
         assert_eq!(ram(&destination.vm)[4096..][..pattern.len()], pattern);
         assert_eq!(ram(&destination.vm), ram(&source.vm));
         assert_eq!(dst.ok("query-status", Value::Null)["status"], "running");
-        let did =
-            Progress::from_query(&src.ok("query-migrate", Value::Null)).rdma.expect("a source over RDMA");
+        let did = from_query(&src.ok("query-migrate", Value::Null)).expect("a source over RDMA");
         assert!(did.writes > 0 && did.written_bytes >= pattern.len() as u64, "{did:?}");
         assert!(did.registrations > 0 && did.receiver_not_ready == 0, "{did:?}");
         let there = dst.ok("query-migrate", Value::Null)["x-sterna-rdma"].clone();

@@ -1,4 +1,4 @@
-//! A lost connection that is made anew: events, and what `query-migrate` shows.
+//! Tests the events and the answer to `query-migrate` when a lost connection is replaced.
 
 use std::time::Duration;
 
@@ -33,6 +33,11 @@ fn loss_and_new_connection_are_events_and_fields_of_the_query() {
     *migration.reconnections.lock().unwrap() = vec![reconnection.clone(), reconnection];
     migration.tell(&Event::Reconnected { took, resent_bytes: 8192 });
     assert_eq!(client.event("X_STERNA_RECONNECTED"), json!({"time": 2300, "resent-bytes": 8192}));
+    let schema = client.ok("query-qmp-schema", Value::Null);
+    for event in ["X_STERNA_CONNECTION_LOST", "X_STERNA_RECONNECTED"] {
+        let is_it = |entity: &&Value| entity["name"] == event && entity["meta-type"] == "event";
+        assert!(schema.as_array().unwrap().iter().find(is_it).is_some(), "{event} is in no schema");
+    }
     let info = client.ok("query-migrate", Value::Null);
     let shown = json!({"reconnections": 2, "resent-bytes": 16_384, "time": 4600});
     assert_eq!(info["x-sterna-reconnect"], shown);

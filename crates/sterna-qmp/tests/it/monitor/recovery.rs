@@ -1,4 +1,4 @@
-//! `migrate` with `resume`, `migrate-recover` and `migrate-pause`.
+//! Tests `migrate` with `resume`, `migrate-recover` and `migrate-pause`.
 
 use serde_json::json;
 use sterna::Status;

@@ -1,4 +1,4 @@
-//! Commands in the wrong moment, and addresses that cannot be: refusals that say what to do.
+//! Tests that commands at the wrong time and invalid addresses are refused, with advice.
 
 use std::io::Read;
 use std::net::{TcpListener, TcpStream};
@@ -246,6 +246,24 @@ fn incoming_twice_or_without_being_told_to_wait_is_refused() {
 }
 
 #[test]
+fn stop_that_is_refused_in_a_handover_does_not_count_for_the_next_guest() {
+    let (monitor, mut client) = Monitor::waiting(true).client_of();
+    client.ok("migrate-incoming", json!({"uri": "tcp:127.0.0.1:0"}));
+    *monitor.engine.incoming().is_handed_over.lock().unwrap() = true;
+    assert!(client.refused("stop", Value::Null).contains("handed over at this moment"));
+    // The refused `stop` changes nothing.
+    client.ok("cont", Value::Null);
+    assert!(client.refused("stop", Value::Null).contains("handed over at this moment"));
+    monitor.engine.incoming().set(Status::Failed);
+
+    client.ok("migrate-incoming", json!({"uri": "tcp:127.0.0.1:0"}));
+
+    assert!(*monitor.engine.incoming().autostart.lock().unwrap());
+    client.ok("stop", Value::Null);
+    assert!(!*monitor.engine.incoming().autostart.lock().unwrap());
+}
+
+#[test]
 fn stop_and_cont_in_the_switchover_are_refused() {
     let (monitor, mut client) = Monitor::running().client_of();
     client.ok("migrate", to_somewhere());
@@ -268,7 +286,7 @@ fn cont_that_meets_the_switchover_is_over_before_the_guest_is_stopped() {
     let (migration, vm) = (monitor.engine.outgoing(), monitor.vm.clone());
     let (began, begins) = std::sync::mpsc::channel();
     *monitor.vm.at_cont.lock().unwrap() = Some(Box::new(move || {
-        // The switchover comes in the middle of it, and has time enough to stop the guest.
+        // The switchover begins during `cont`, and gets enough time to stop the guest.
         began.send(()).unwrap();
         std::thread::sleep(std::time::Duration::from_millis(200));
     }));
@@ -337,7 +355,7 @@ fn held_guest_is_discarded_by_force_only() {
     monitor.engine.incoming().set(Status::Held);
 
     for arguments in [Value::Null, json!({}), json!({"x-sterna-force": false})] {
-        // What to do is the engine's to say, and the same for all who ask.
+        // The engine decides the text of the refusal, which is the same for all clients.
         assert_eq!(client.refused("migrate_cancel", arguments), "by force only");
         assert_eq!(Receiving::status(&*monitor.engine.incoming()), Status::Held);
     }
@@ -345,7 +363,7 @@ fn held_guest_is_discarded_by_force_only() {
     client.ok("migrate_cancel", json!({"x-sterna-force": true}));
 
     assert_eq!(Receiving::status(&*monitor.engine.incoming()), Status::Cancelled);
-    // Nothing can be lost of one that has not come: no force is needed.
+    // A guest that has not arrived cannot be lost, so no force is needed.
     client.ok("migrate-incoming", json!({"uri": "tcp:127.0.0.1:0"}));
     client.ok("migrate_cancel", Value::Null);
     assert_eq!(Receiving::status(&*monitor.engine.incoming()), Status::Cancelled);

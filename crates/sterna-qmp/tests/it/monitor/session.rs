@@ -1,14 +1,18 @@
-//! The protocol beneath the commands, with bytes written by hand.
+//! Tests the protocol below the commands, with raw bytes.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 
 use serde_json::{Value, json};
-use sterna_qmp::server::{MAX_CLIENTS, MAX_UNREAD_BYTES, ServerError};
+use sterna_qmp::migration::events::{RESUME, STOP};
+use sterna_qmp::server::{EventSpec, MAX_CLIENTS, MAX_UNREAD_BYTES, MemberKind, MemberSpec, ServerError};
 use sterna_qmp::{Client, Endpoint, Server};
 
 use super::support::{ClientExt, LIMIT, Monitor};
+
+const FILLER: EventSpec =
+    EventSpec::new("FILLER", "").with(&[MemberSpec::required("filler", MemberKind::String, "")]);
 
 struct Raw {
     stream: UnixStream,
@@ -127,10 +131,10 @@ fn events_wait_for_the_negotiation() {
     let monitor = Monitor::running();
     let mut early = Raw::greeted(&monitor);
     let mut ready = monitor.client();
-    monitor.bus.emit("STOP", None);
+    monitor.bus.emit(&STOP, None);
     ready.event("STOP");
     assert_eq!(early.ask(r#"{"execute":"qmp_capabilities"}"#), json!({"return": {}}));
-    monitor.bus.emit("RESUME", None);
+    monitor.bus.emit(&RESUME, None);
     assert_eq!(early.line()["event"], "RESUME");
 }
 
@@ -140,13 +144,13 @@ fn client_that_reads_nothing_is_cut_off_and_blocks_nobody() {
     let mut slow = Raw::negotiated(&monitor);
     let mut other = monitor.client();
     let filler = "x".repeat(64 << 10);
-    // More than what the socket and the outbox hold together; the other client keeps reading.
+    // More than the socket and the outbox can store together. The other client continues to read.
     for _ in 0..(4 * MAX_UNREAD_BYTES / filler.len()) {
-        monitor.bus.emit("FILLER", Some(json!({"filler": filler})));
+        monitor.bus.emit(&FILLER, Some(json!({"filler": filler})));
         other.event("FILLER");
     }
     let mut rest = Vec::new();
-    // Ends, by end of file or reset, which a client that is still served would not see.
+    // The read ends by end of file or reset. With a client that is still served it would block.
     let _ = slow.lines.read_to_end(&mut rest);
     assert!(rest.len() < 2 * MAX_UNREAD_BYTES);
     assert_eq!(other.ok("query-status", Value::Null)["running"], true);
@@ -187,7 +191,7 @@ fn clients_beyond_the_limit_are_turned_away_until_one_leaves() {
     extra.set_read_timeout(Some(LIMIT)).unwrap();
     assert!(!matches!(extra.read(&mut [0]), Ok(1..)), "no greeting");
     clients.pop();
-    // The place is free once the server has seen the client leave.
+    // A client can connect again after the server has noticed the disconnect.
     let deadline = std::time::Instant::now() + LIMIT;
     while Client::connect(monitor.server.endpoint(), LIMIT).is_err() {
         assert!(std::time::Instant::now() < deadline, "no place became free");
@@ -204,7 +208,7 @@ fn close_leaves_no_thread_descriptor_or_file() {
     assert!(!path.exists());
     assert_eq!(idle.lines.read(&mut [0]).unwrap(), 0, "closed");
     drop(silent);
-    // Every session held the control; when the test's is the last, no thread of the server is left.
+    // Every session has a reference to the control. If only the test has one, no thread of the server is left.
     assert_eq!(std::sync::Arc::strong_count(&monitor.control), 1);
     UnixStream::connect(&path).unwrap_err();
 }
@@ -221,13 +225,33 @@ fn socket_file_left_behind_is_replaced_a_live_or_foreign_one_is_not() {
     assert!(stale.exists());
     let server = bind(&stale).unwrap();
     assert!(matches!(bind(&stale), Err(ServerError::InUse(_))));
-    // A file that has taken our path since is not ours to remove.
+    // A file that has replaced the socket file must not be removed.
     fs::remove_file(&stale).unwrap();
     fs::write(&stale, "theirs").unwrap();
     drop(server);
     assert_eq!(fs::read(&stale).unwrap(), b"theirs");
     assert!(matches!(bind(&stale), Err(ServerError::NotASocket(_))));
     assert!(bind(&directory.path().join("x".repeat(200))).is_err());
+}
+
+#[test]
+fn socket_file_whose_path_is_longer_than_an_address_is_served_replaced_and_removed() {
+    let directory = tempfile::tempdir().unwrap();
+    let monitor = Monitor::running();
+    let deep = directory.path().join("a".repeat(60)).join("b".repeat(60));
+    fs::create_dir_all(&deep).unwrap();
+    let path = deep.join("qmp");
+    let bind = || Server::bind(&Endpoint::Unix(path.clone()), monitor.control.clone(), monitor.bus.clone());
+
+    // The owner of the socket has ended without removing the file.
+    drop(UnixListener::bind(sterna_transport::UnixPath::new(&path).unwrap().as_path()).unwrap());
+    let server = bind().unwrap();
+    assert!(matches!(bind(), Err(ServerError::InUse(_))));
+    let mut client = Client::connect(&Endpoint::Unix(path.clone()), LIMIT).unwrap();
+    assert_eq!(client.execute("query-status", Value::Null).unwrap()["status"], "running");
+    drop(server);
+
+    assert!(!path.exists());
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! A VM without a guest's substance, an engine that does what the test says, and a monitor over both.
+//! A fake VM, an engine that the test controls, and a monitor with both.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -17,7 +17,7 @@ use sterna_qmp::{
 
 use super::dirty_rate::Ring;
 
-/// Long enough for a busy machine; no test waits for it to pass.
+/// Long enough for a busy host. No test waits until it has passed.
 pub const LIMIT: Duration = Duration::from_secs(60);
 
 pub struct FakeVm {
@@ -28,11 +28,12 @@ pub struct FakeVm {
     pub quits: Mutex<u32>,
     /// Set for a VM with a dirty ring.
     pub throttle: OnceLock<Ring>,
-    /// Called once at the beginning of the next `cont`.
+    /// Called once, at the start of the next `cont`. `at_stop`: at the start of the next `stop`.
     pub at_cont: Mutex<Option<Box<dyn FnOnce() + Send>>>,
-    /// Disks and locks.
+    pub at_stop: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+    /// The hooks of the VM, such as locks on disks.
     pub hooks: Mutex<Vec<Arc<dyn Hook>>>,
-    /// Files and lengths.
+    /// The disks: file and length in bytes.
     pub disks: Mutex<Vec<(&'static str, u64)>>,
     announced: Mutex<Vec<String>>,
 }
@@ -49,6 +50,7 @@ impl FakeVm {
             quits: Mutex::new(0),
             throttle: OnceLock::new(),
             at_cont: Mutex::default(),
+            at_stop: Mutex::default(),
             hooks: Mutex::default(),
             disks: Mutex::default(),
             announced: Mutex::default(),
@@ -59,12 +61,12 @@ impl FakeVm {
         *self.running.lock().unwrap() = running;
     }
 
-    /// Writes pages, as the guest.
+    /// Writes pages, as a guest would.
     pub fn write(&self, first: u64, count: u64) {
         self.log.mark_range(0, first, count);
     }
 
-    /// What it was told of announcements since it was last asked: cards, id, and numbers.
+    /// The announcements since the last call: cards, id, and numbers.
     pub fn announced(&self) -> Vec<String> {
         std::mem::take(&mut *self.announced.lock().unwrap())
     }
@@ -130,6 +132,10 @@ impl MonitoredVm for FakeVm {
         self.throttle.get().is_some()
     }
     fn pause(&self) -> Result<(), VmError> {
+        let first = self.at_stop.lock().unwrap().take();
+        if let Some(first) = first {
+            first();
+        }
         self.set_running(false);
         Ok(())
     }
@@ -179,12 +185,12 @@ impl MonitoredVm for FakeVm {
     }
 }
 
-/// Keeps what it was started with, and its one migration of each direction.
+/// Stores its start parameters, and one migration in each direction.
 #[derive(Default)]
 pub struct FakeEngine {
     pub outgoing: Mutex<Option<Arc<FakeMigration>>>,
     pub incoming: Mutex<Option<Arc<FakeMigration>>>,
-    /// Starts nothing, of either direction.
+    /// Whether it refuses to start migrations in both directions.
     pub refuses: Mutex<bool>,
 }
 
@@ -198,18 +204,20 @@ pub struct FakeMigration {
     status: Mutex<Status>,
     pub error: Mutex<Option<String>>,
     pub decided: Mutex<Option<GuestAt>>,
-    /// Where it was told to go on.
+    /// The address at which a paused postcopy was resumed.
     pub goes_on_at: Mutex<Option<Address>>,
-    /// How often it was paused.
+    /// Number of calls of `pause`.
     pub pauses: Mutex<u32>,
     pub autostart: Mutex<bool>,
-    /// The guest could not be brought back after a failure.
+    /// Whether the handover is under way, so that it is too late for `stop` and `cont`.
+    pub is_handed_over: Mutex<bool>,
+    /// Whether the guest could not be brought back after a failure.
     pub held: Mutex<bool>,
-    /// What an outgoing one says of who has the guest.
+    /// The claim on the guest's custody, of an outgoing migration.
     custody: Option<CustodyClaim>,
     pub rdma: Mutex<Option<sterna::RdmaStatistics>>,
     pub incoming_rdma: Mutex<Option<sterna::IncomingRdmaStatistics>>,
-    /// Connections that were made anew, and since when there is none.
+    /// Connections that were replaced. `disconnected`: time since the present loss.
     pub reconnections: Mutex<Vec<sterna::Reconnection>>,
     pub disconnected: Mutex<Option<Duration>>,
 }
@@ -225,15 +233,20 @@ impl FakeEngine {
 }
 
 impl FakeMigration {
-    /// As before the first look at what the guest dirties.
+    /// Returns to the state before the first sync, without an expected downtime.
     pub fn forget_expectation(&self) {
         *self.expected.lock().unwrap() = Duration::ZERO;
     }
 
-    /// Puts it into `status` and tells the observer, as the engine does.
+    /// Sets `status` and calls the observer, as the engine does.
     pub fn set(&self, status: Status) {
         if let Some(custody) = &self.custody {
-            custody.set(self.custody_in(status));
+            let custody_now = self.custody_in(status);
+            custody.set(custody_now);
+            if !custody_now.may_run() {
+                // The engine also waits before it touches the guest.
+                custody.wait_for_act();
+            }
         }
         *self.status.lock().unwrap() = status;
         self.tell(&Event::Status(status));
@@ -274,6 +287,7 @@ fn migration(
         goes_on_at: Mutex::default(),
         pauses: Mutex::default(),
         autostart: Mutex::new(true),
+        is_handed_over: Mutex::default(),
         held: Mutex::default(),
         custody,
         expected: Mutex::new(Duration::from_millis(66)),
@@ -298,7 +312,7 @@ impl Engine for FakeEngine {
         }
         let leaving = Custody::Leaving { is_free: true };
         let custody = vm.ram().claim_custody(leaving, Custody::may_leave).map_err(StartError::Guest)?;
-        // Nothing is tracked, and nobody else may.
+        // Checks that no tracking is active and that no other owner has it.
         drop(vm.ram().claim_tracking().ok_or(StartError::Tracked)?);
         let migration = migration((None, Some(custody)), to, parameters, capabilities, observer);
         *self.outgoing.lock().unwrap() = Some(migration.clone());
@@ -451,8 +465,11 @@ impl Receiving for FakeMigration {
         Ok(())
     }
     fn set_autostart(&self, on: bool) -> bool {
-        *self.autostart.lock().unwrap() = on;
-        true
+        let mut autostart = self.autostart.lock().unwrap();
+        if !*self.is_handed_over.lock().unwrap() {
+            *autostart = on;
+        }
+        *autostart == on
     }
     fn release(&self) -> Result<(), String> {
         self.vm.as_ref().unwrap().start().map_err(|error| error.to_string())?;
@@ -484,12 +501,12 @@ impl Monitor {
         Self::of(FakeVm::new(false, false), autostart)
     }
 
-    /// Over Sterna's own engine.
+    /// A monitor with Sterna's own engine.
     pub fn over_the_real_engine(vm: Arc<FakeVm>, autostart: bool) -> Self {
         Self::build(vm, |vm, _, bus| MigrationControl::new(vm, bus, autostart))
     }
 
-    /// Over an engine that the test brings.
+    /// A monitor with the test's engine.
     pub fn over(engine: Arc<dyn Engine>, vm: Arc<FakeVm>, autostart: bool) -> Self {
         Self::build(vm, |vm, _, bus| MigrationControl::with_engine(vm, engine, bus, autostart))
     }
@@ -515,7 +532,7 @@ impl Monitor {
     }
 }
 
-/// What tests say most.
+/// Short forms of frequent requests in tests.
 pub trait ClientExt {
     fn ok(&mut self, command: &str, arguments: Value) -> Value;
     fn refused(&mut self, command: &str, arguments: Value) -> String;

@@ -1,4 +1,4 @@
-//! TLS by the monitor: objects, the parameters that name them, and a guest that moves so.
+//! Tests TLS on the monitor: objects, the parameters that refer to them, and a migration with TLS.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! One vCPU's ring, as it is mapped into this process.
+//! One vCPU's dirty ring, mapped into this process: takes entries out and has them reset.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -7,14 +7,14 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::PAGE_BYTES;
 
-/// Where the ring begins in a vCPU's descriptor, in pages.
+/// Offset of the ring in a vCPU's descriptor, in pages.
 const RING_PAGE_OFFSET: u64 = 64;
-/// The kernel has put a page into the entry.
+/// Set by the kernel: the entry contains a page.
 const DIRTY: u32 = 1 << 0;
-/// We have taken it out; the kernel may reset it.
+/// Set by this process: the entry was taken out, and the kernel may reset it.
 const RESET: u32 = 1 << 1;
 
-/// `struct kvm_dirty_gfn`.
+/// An entry of the ring, shared with the kernel: `struct kvm_dirty_gfn`.
 #[repr(C)]
 struct Entry {
     flags: AtomicU32,
@@ -24,49 +24,51 @@ struct Entry {
 
 const _: () = assert!(size_of::<Entry>() == 16);
 
-/// Resets in a row that reset nothing. A signal may end one early; so many have another reason.
+/// Limit of consecutive resets that reset no entry. A signal may end one early, but this many have another
+/// reason.
 const IDLE_RESETS: u32 = 16;
-/// How often a ring that keeps filling is taken and reset anew.
+/// Limit of attempts to take and reset the entries of a ring that keeps filling.
 const ATTEMPTS: u32 = 64;
 
-/// The entries of one vCPU and how far we are in them. Positions grow for ever and wrap with the ring.
+/// The entries of one vCPU's ring, and this process's position in it. Positions grow without limit and wrap
+/// with the ring.
 #[derive(Debug)]
 pub(super) struct RingMap {
     entries: NonNull<Entry>,
     count: u32,
-    /// The next entry to be taken out.
+    /// Position of the next entry to take out.
     next: u32,
-    /// The next entry that [`RingMap::each_new`] has not read: at `next` or in front of it.
+    /// Position of the next entry that [`RingMap::each_new`] has not read; never less than `next`.
     unseen: u32,
-    /// Entries in front of `next` that are marked and not reset yet.
+    /// Number of entries before `next` that are marked and not reset yet.
     unreset: u32,
-    /// The last taking found half a ring or more.
+    /// Whether the last taking found at least half a ring.
     was_heavy: bool,
-    /// The kernel has run over the ring's end before: the positions may be out of step.
+    /// Whether the kernel has overrun the ring before. The positions may then differ from the kernel's.
     is_wary: bool,
-    /// Counts the marks set, to know whether anything happened since.
+    /// Number of marks that were set; shows whether entries were taken since.
     marks: u64,
-    /// `marks` when the ring was said to be full and had nothing in it.
+    /// The value of `marks` when a vCPU exited for a full but empty ring.
     empty_at: Option<u64>,
 }
 
-/// What [`RingMap::reap`] found.
+/// The result of [`RingMap::reap`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Reaped {
-    /// Entries that were taken out.
+    /// Number of entries that were taken out.
     pub(super) entries: u64,
-    /// The kernel ran over the ring's end: pages were lost, or not protected again.
+    /// Whether the kernel overran the ring: pages were lost, or not protected again.
     pub(super) overrun: bool,
 }
 
-// SAFETY: the mapping belongs to this value alone, and its entries are only touched through atomics; it does not
-// matter on which thread.
+// SAFETY: this value owns the mapping, and the entries are accessed only by atomics, so the thread does not
+// matter.
 unsafe impl Send for RingMap {}
 
 impl RingMap {
-    /// Maps the ring of a vCPU whose VM has rings of `count` entries, a power of two.
+    /// Maps the ring of a vCPU; `count` is its number of entries, a power of two.
     pub(super) fn new(vcpu: BorrowedFd<'_>, count: u32) -> io::Result<Self> {
-        // SAFETY: a new mapping at a place of the kernel's choice; nobody has it but us.
+        // SAFETY: a new mapping at an address that the kernel chooses, so no other code uses it.
         let address = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -94,7 +96,9 @@ impl RingMap {
         })
     }
 
-    /// Gives slot and page in the slot of each entry that was not seen before, and leaves all where they are.
+    /// Calls `each` for every entry that is new since the last call. The entries stay in the ring.
+    ///
+    /// `each` gets the slot and the page in the slot.
     pub(super) fn each_new(&mut self, mut each: impl FnMut(u32, u64)) {
         while self.unseen.wrapping_sub(self.next) < self.count && self.is_dirty(self.unseen) {
             let entry = self.entry(self.unseen);
@@ -103,14 +107,16 @@ impl RingMap {
         }
     }
 
-    /// Whether at least half of the ring is waiting, as far as it was read.
+    /// Whether at least half of the ring is waiting, counting only entries that were read.
     pub(super) fn is_half_full(&self) -> bool {
         self.unseen.wrapping_sub(self.next) >= self.count / 2
     }
 
-    /// Takes everything out, oldest first, and has it reset: `each` gets slot and page in the slot of each entry
-    /// (also of those seen before); `reset` is the system call, and says how many entries it has reset. No other
-    /// ring may wait for its reset meanwhile. The error is `reset`'s, or that it never comes to an end.
+    /// Takes all entries out, oldest first, and has them reset.
+    ///
+    /// `each` gets slot and page in the slot of each entry, also of those that `each_new` has read. `reset` is
+    /// the system call and returns the number of entries that it has reset. No other ring may wait for its
+    /// reset meanwhile. The error is `reset`'s, or that the ring does not become stable.
     pub(super) fn reap(
         &mut self,
         mut each: impl FnMut(u32, u64),
@@ -124,13 +130,13 @@ impl RingMap {
             if self.wait_for_reset(&mut reset)? {
                 return Ok(reaped);
             }
-            // The kernel wrote over entries that we had taken. The new ones can be taken now.
+            // The kernel overwrote entries that were taken out. The new entries can be taken now.
             (reaped.overrun, self.is_wary) = (true, true);
         }
         Err(io::Error::other("the ring does not become stable"))
     }
 
-    /// [`RingMap::reap`] for a vCPU that has come out because its ring is full.
+    /// Does the same as [`RingMap::reap`] for a vCPU that exited because its ring is full.
     pub(super) fn reap_full(
         &mut self,
         mut each: impl FnMut(u32, u64),
@@ -140,21 +146,22 @@ impl RingMap {
         if reaped.entries > 0 || reaped.overrun {
             return Ok(reaped);
         }
-        // Either somebody was quicker; or it is full of positions that have no entry any more (see the module).
+        // Either another thread emptied the ring first, or the ring is full of positions without an entry (see
+        // the module).
         if self.empty_at.replace(self.marks) != Some(self.marks) {
             return Ok(reaped);
         }
         self.is_wary = true;
         let found = self.reap(&mut each, &mut reset)?;
         if found.entries == 0 && !found.overrun {
-            // A ring that is called full has at least so many in use.
+            // The kernel reports a full ring only if at least this many positions are in use.
             self.skip(self.count / 4);
             self.wait_for_reset(&mut reset)?;
         }
         Ok(Reaped { overrun: true, ..found })
     }
 
-    /// Takes out what is there. Gives how many, and whether the kernel must have run over the ring's end.
+    /// Takes out the present entries. Returns their number, and whether the kernel must have overrun the ring.
     fn take(&mut self, each: &mut impl FnMut(u32, u64)) -> (u32, bool) {
         let (mut taken, mut overrun) = (0, false);
         let was_heavy = self.was_heavy;
@@ -166,11 +173,12 @@ impl RingMap {
                 taken += 1;
             }
             if taken == self.count {
-                // A kernel that keeps to its own limits never fills a ring to the last entry.
+                // A kernel that respects its limit never fills a ring to the last entry.
                 overrun = true;
                 break;
             }
-            // Reading the whole ring is dear, unless half of it was just taken.
+            // Reading the whole ring is expensive. It is done only after an overrun, or if half of the ring was
+            // taken now or last time.
             if !(self.is_wary || was_heavy || taken >= self.count / 2) {
                 break;
             }
@@ -187,10 +195,10 @@ impl RingMap {
         (taken, overrun)
     }
 
-    /// Marks the next `positions` entries, whatever they hold.
+    /// Marks the next `positions` entries, whatever they contain.
     fn skip(&mut self, positions: u32) {
         for _ in 0..positions {
-            // Release: the kernel may write the entry anew once it sees this.
+            // Release: the kernel may overwrite the entry as soon as it sees the mark.
             self.entry(self.next).flags.store(RESET, Ordering::Release);
             self.next = self.next.wrapping_add(1);
             self.unreset += 1;
@@ -201,14 +209,14 @@ impl RingMap {
         }
     }
 
-    /// How far in front of `next`, which was not dirty, the first dirty entry is.
+    /// Returns the distance of the first dirty entry after `next`, which was not dirty.
     fn dirty_ahead(&self) -> Option<u32> {
         let found = (1..self.count).find(|distance| self.is_dirty(self.next.wrapping_add(*distance)))?;
-        // The kernel goes from entry to entry: it may have come by just now.
+        // The kernel fills entries in order, so it may have filled `next` during the search.
         Some(if self.is_dirty(self.next) { 0 } else { found })
     }
 
-    /// Has the marked entries reset. False: there are some that the kernel does not reset.
+    /// Has the marked entries reset. Returns `false` if the kernel leaves some entries unreset.
     fn wait_for_reset(&mut self, reset: &mut impl FnMut() -> io::Result<u32>) -> io::Result<bool> {
         let mut idle = 0;
         while self.unreset > 0 {
@@ -226,7 +234,8 @@ impl RingMap {
         Ok(true)
     }
 
-    /// Marks the entries that wait for their reset and have lost their mark. Whether there were any.
+    /// Marks the entries again that wait for their reset and have lost their mark. Returns whether there were
+    /// any.
     fn mark_again(&mut self) -> bool {
         let mut any = false;
         for back in 1..=self.unreset.min(self.count) {
@@ -242,8 +251,8 @@ impl RingMap {
 
     fn entry(&self, position: u32) -> &Entry {
         let index = (position & (self.count - 1)) as usize;
-        // SAFETY: `index` is below `count`, the length of the mapping, which lives as long as `self`; all of it
-        // is atomics, for which any bytes are valid and which the kernel may change at any time.
+        // SAFETY: `index` is below `count`, the length of the mapping, which lives as long as `self`. All
+        // fields are atomics, for which any bytes are valid and which the kernel may change at any time.
         unsafe { self.entries.add(index).as_ref() }
     }
 }
@@ -266,7 +275,8 @@ mod tests {
 
     const COUNT: u32 = 256;
 
-    /// Plays the kernel: a file whose bytes after the offset are the ring, and the kernel's two positions.
+    /// A simulated kernel. The bytes of `file` after the offset are the ring; `pushed` and `reset` are its
+    /// positions.
     struct Kernel {
         file: File,
         pushed: u32,
@@ -286,7 +296,7 @@ mod tests {
             RING_PAGE_OFFSET * PAGE_BYTES + u64::from(position % COUNT) * 16
         }
 
-        /// As the kernel does it: without a check of what it writes over.
+        /// Adds an entry like the kernel, which does not check what it overwrites.
         fn push(&mut self, offset: u64) {
             let mut bytes = [0; 16];
             bytes[0] = DIRTY as u8;
@@ -383,15 +393,18 @@ mod tests {
         assert!(refused.is_ok());
     }
 
-    /// A kernel that runs over the end of the ring between two checks of its limits, as some do that emulate the
-    /// guest. Whatever is lost must be said, and the ring must go on.
+    /// Simulates a kernel that overruns the ring between two checks of its limits.
+    ///
+    /// Some kernels that emulate the guest do that. Every loss must be reported, and the ring must continue to
+    /// work.
     #[test]
     fn ring_run_over_is_noticed_and_goes_on() {
         let seed = sterna_testing::seed("ring_run_over");
         let mut rng = fastrand::Rng::with_seed(seed);
         let mut random = |below: u64| rng.u64(..below);
         let (mut kernel, mut map) = Kernel::new();
-        // What was written since it was last known; nothing is lost as long as each is found or all are said to be.
+        // Pages that were written and not reported yet. No write is lost if each is found, or all pages are
+        // reported.
         let (mut written, mut next, mut overruns) = (BTreeSet::new(), 0, 0);
         for turn in 0..3_000 {
             let most = [10, 100, 300, 700][random(4) as usize];
@@ -403,7 +416,7 @@ mod tests {
                 (next, pushed) = (next + 1, pushed + 1);
             }
             let full = kernel.is_soft_full();
-            // Now and then the guest runs on between the taking and the reset.
+            // Sometimes the guest continues to write between the taking and the reset.
             let mut late = if random(5) == 0 { random(300) } else { 0 };
             let mut found = BTreeSet::new();
             let reset = || {
@@ -423,7 +436,7 @@ mod tests {
                 written.clear(); // everything counts as written
             }
             written.retain(|offset| !found.contains(offset));
-            // What came between taking and reset is found by the next one at the latest.
+            // Pages that were written between taking and reset must be found by one of the next syncs.
             if turn % 3 == 0 {
                 for _ in 0..3 {
                     let (found, reaped) = reap(&mut kernel, &mut map);

@@ -1,22 +1,22 @@
-//! Pages that the rings have named since the last sync.
+//! The pages that dirty rings have named since the last sync.
 //!
-//! Which words of the bitmaps have bits is listed beside them, so that a sync costs as much as the rings held and
-//! not what the guest's size would. Once the list is so long that reading the bitmaps from end to end costs less, it
-//! is given up until the next sync.
+//! A list names the words of the bitmaps that contain bits. The cost of a sync therefore depends on the number
+//! of entries instead of the guest's size. Once the list is so long that a scan of the whole bitmaps is
+//! cheaper, it is not extended until the next sync.
 
 use crate::dirty::DirtyBitmaps;
 use crate::{GuestRam, merge};
 
-/// So many words of the bitmaps are read in the time in which one is found by the list.
+/// Number of bitmap words that are read in the time of one listed word.
 const WORDS_PER_LISTED: u64 = 8;
 
 #[derive(Debug)]
 pub(super) struct Pending {
     bitmaps: DirtyBitmaps,
-    /// Block and word of each word that is not zero, unless there are too many.
+    /// Block and word index of each word that is not zero; incomplete if `is_crowded`.
     listed: Vec<(usize, usize)>,
     most_listed: usize,
-    /// There are words that are not listed.
+    /// Whether some words with bits are not listed.
     is_crowded: bool,
 }
 
@@ -31,7 +31,7 @@ impl Pending {
         self.listed.is_empty() && !self.is_crowded
     }
 
-    /// Makes a page pending; gives whether it was not.
+    /// Makes a page pending, and returns whether it was not pending before.
     ///
     /// # Panics
     /// If there is no such page.
@@ -54,7 +54,9 @@ impl Pending {
         before & bit == 0
     }
 
-    /// Moves all pages into `into`, bitmaps of the same RAM; gives how many were clear there.
+    /// Moves all pages into `into`, and returns how many were clear there.
+    ///
+    /// `into` must belong to the same RAM.
     pub(super) fn move_into(&mut self, into: &mut DirtyBitmaps) -> u64 {
         if self.is_crowded {
             let newly = into.or_from(&self.bitmaps);
@@ -69,7 +71,6 @@ impl Pending {
         newly
     }
 
-    /// Forgets all pages.
     pub(super) fn clear(&mut self) {
         if self.is_crowded {
             self.bitmaps.clear_all();
@@ -93,7 +94,7 @@ mod tests {
         GuestRam::new(vec![block("a", 64 * 100 + 7), block("b", 64 * 60)]).unwrap()
     }
 
-    /// Some pages of both blocks, each other one twice.
+    /// Returns pages of both blocks in turn.
     fn pages(count: u64) -> impl Iterator<Item = (usize, u64)> {
         (0..count).map(|n| ((n % 2) as usize, n / 2 * 2_654_435_761 % (64 * 60)))
     }
@@ -102,7 +103,7 @@ mod tests {
     fn pending_few_or_many_pages_are_moved_once_and_counted() {
         let ram = ram();
         let mut pending = Pending::new(&ram);
-        // Some words are listed; then too many have bits.
+        // Few pages are listed; later counts exceed the list.
         for count in [1, 10, 30, 3000, 5] {
             let mut into = DirtyBitmaps::new(&ram);
             into.block(0).set(0);

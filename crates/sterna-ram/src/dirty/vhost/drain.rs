@@ -1,23 +1,25 @@
-//! Taking bits out of a log that others fill.
+//! Takes bits out of a log that other threads, processes or devices fill meanwhile.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::merge::Method;
 
-/// A word of a log that others change at the same time. Bit 0 is the lowest bit of the word's first byte.
+/// A word of a log that others change meanwhile. Bit 0 is the lowest bit of the word's first byte.
 pub(crate) trait LogWord {
-    /// What it holds right now. Bits in it stay until they are taken.
+    /// Returns the present bits without clearing them.
     fn peek(&self) -> u64;
 
-    /// Takes all its bits: each was set before this, and none that is set after this is lost. Who takes a
-    /// bit sees what was written before it was set.
+    /// Clears the word and returns its bits.
+    ///
+    /// A bit that is set afterwards is not lost. The caller sees all writes that preceded the setting of a
+    /// returned bit.
     fn take(&self) -> u64;
 
-    /// Takes those of its bits that are in `mask`.
+    /// Clears the bits in `mask` and returns those that were set.
     fn take_part(&self, mask: u64) -> u64;
 }
 
-/// Writes what `impl LogWord` says for an atomic type.
+/// Implements `LogWord` for an atomic type.
 macro_rules! log_word {
     ($word:ty, $ordering:ty) => {
         impl LogWord for $word {
@@ -43,11 +45,13 @@ log_word!(AtomicU64, Ordering);
 #[cfg(loom)]
 log_word!(loom::sync::atomic::AtomicU64, loom::sync::atomic::Ordering);
 
-/// A word that was not zero: its place and its bits.
+/// The index and the bits of a word that was not zero.
 pub(crate) type Found = (usize, u64);
 
-/// Takes all bits of `log`, whose first word has the place `first`, and lists the words that had any. Words
-/// that are zero are only looked at: an atomic instruction on each would cost ten times as much as the rest.
+/// Takes all bits of `log`, and appends the words that had any to `found`.
+///
+/// The first word of `log` has the index `first`. Words that are zero are only read, because an atomic
+/// instruction on each would cost ten times as much as the rest.
 #[inline]
 pub(crate) fn drain_words<W: LogWord>(log: &[W], first: usize, found: &mut Vec<Found>) {
     for (place, word) in (first..).zip(log) {
@@ -57,7 +61,7 @@ pub(crate) fn drain_words<W: LogWord>(log: &[W], first: usize, found: &mut Vec<F
     }
 }
 
-/// As [`drain_words`], looking at many words at once.
+/// Does the same as [`drain_words`], reading many words per instruction.
 pub(super) fn drain(log: &[AtomicU64], first: usize, found: &mut Vec<Found>) {
     let head = log.as_ptr().align_offset(64).min(log.len());
     let body = (log.len() - head) / 8 * 8;
@@ -66,12 +70,12 @@ pub(super) fn drain(log: &[AtomicU64], first: usize, found: &mut Vec<Found>) {
     drain_words(start, first, found);
     let first = first + head;
     match Method::best() {
+        #[cfg(target_arch = "x86_64")]
         // SAFETY: `best` has found AVX-512 F here; `middle` begins at a line of 64 bytes and has a multiple of 8
         // words.
-        #[cfg(target_arch = "x86_64")]
         Method::Avx512 => unsafe { x86::avx512(middle, first, found) },
-        // SAFETY: `best` has found AVX2 here; a line of 64 bytes is one of 32, too.
         #[cfg(target_arch = "x86_64")]
+        // SAFETY: `best` has found AVX2 here; an alignment to 64 bytes includes one to 32.
         Method::Avx2 => unsafe { x86::avx2(middle, first, found) },
         _ => drain_words(middle, first, found),
     }
@@ -90,8 +94,8 @@ mod x86 {
     #[target_feature(enable = "avx512f")]
     pub(super) unsafe fn avx512(log: &[AtomicU64], first: usize, found: &mut Vec<Found>) {
         for (place, log) in (first..).step_by(8).zip(log.chunks_exact(8)) {
-            // SAFETY: eight words, aligned. Others change them meanwhile: the load is volatile, so it is
-            // made once and nothing is assumed of what it gives; each word's eight bytes come in one piece.
+            // SAFETY: eight words, aligned. Others change them meanwhile. The volatile load is made once, and
+            // the compiler assumes nothing about its value. Each word's eight bytes are read in one piece.
             let seen = unsafe { ptr::read_volatile(log.as_ptr().cast::<__m512i>()) };
             let mut some = _mm512_test_epi64_mask(seen, seen);
             while some != 0 {
@@ -140,7 +144,8 @@ mod tests {
             match method {
                 // SAFETY: the machine has the instructions, and the log is aligned and has a multiple of eight words.
                 Method::Avx512 => unsafe { x86::avx512(&log.0, 100, &mut found) },
-                // SAFETY: `available` lists what the machine has; a line of 64 bytes is one of 32, too.
+                // SAFETY: `available` lists the methods of this machine; an alignment to 64 bytes includes one
+                // to 32.
                 Method::Avx2 => unsafe { x86::avx2(&log.0, 100, &mut found) },
                 Method::Scalar => drain_words(&log.0, 100, &mut found),
             }

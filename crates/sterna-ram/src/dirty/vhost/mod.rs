@@ -1,18 +1,18 @@
-//! The log of vhost devices.
+//! The dirty log of vhost devices, as a dirty source.
 //!
 //! # The model
-//! A vhost back end (a process with vhost-user, the kernel with vhost-net) writes guest RAM behind KVM's
-//! back. While VHOST_F_LOG_ALL is on, it sets a bit for each page that it wrote, *after* writing it, in
-//! shared memory that we gave it: bit `n` of byte `k` is the page at guest-physical `(8k + n) * 4096`. All
-//! devices and queues may share one log.
+//! A vhost back end (a process with vhost-user, the kernel with vhost-net) writes guest RAM without KVM's
+//! knowledge. While VHOST_F_LOG_ALL is on, it sets a bit for each page, *after* it wrote the page. The bits are
+//! in shared memory that this process provides: bit `n` of byte `k` is the page at guest-physical `(8k + n) *
+//! 4096`. All devices and queues may share one log.
 //!
-//! A sync takes words that are not zero by one atomic swap each: a bit that is set meanwhile is in what
-//! was taken or stays for the next time. So syncing re-arms, and [`DirtySource::rearm`] has nothing to
-//! do. Guest-physical memory has holes, and its ranges need not begin with a word of the log: a word at
-//! the border of two ranges gives each of them its own bits.
+//! A sync takes words that are not zero by one atomic swap each. A bit that is set meanwhile is either in the
+//! result or stays for the next sync. Syncing therefore re-arms, and [`DirtySource::rearm`] does nothing.
+//! Guest-physical memory has holes, and its ranges need not begin with a word of the log. The bits of a word at
+//! the border of two ranges are divided between them.
 //!
-//! The sync that must miss nothing is the last one: make it after every back end has said that its
-//! rings have stopped (GET_VRING_BASE).
+//! The last sync must miss no write: make it after every back end has confirmed that its rings have stopped
+//! (GET_VRING_BASE).
 
 mod drain;
 mod range;
@@ -38,33 +38,35 @@ use drain::LogWord;
 
 const NAME: &str = "vhost-log";
 
-/// A dirty log in shared memory, which vhost back ends fill. To share it among devices, share this; it is
-/// read once per sync, however many fill it.
+/// A dirty log in shared memory that vhost back ends fill.
+///
+/// Several devices can share one `VhostLog`, which is read once per sync.
 #[derive(Debug)]
 pub struct VhostLog {
     ram: GuestRam,
     ranges: Vec<LoggedRange>,
     memory: Mapping,
-    /// Of the memory.
+    /// The memfd that contains `memory`.
     file: Arc<File>,
     active: Mutex<bool>,
 }
 
 impl VhostLog {
-    /// A log as large as the highest of `ranges` needs, which say where the guest sees which pages of
-    /// `ram`. Not started.
+    /// Makes a log that is large enough for the highest of `ranges`.
+    ///
+    /// The ranges map guest-physical memory to pages of `ram`. The log is not started.
     ///
     /// # Errors
-    /// [`DirtyError::GuestRange`]; [`DirtyError::System`] if there is no memory for it.
+    /// [`DirtyError::GuestRange`]; [`DirtyError::System`] if its memory cannot be allocated.
     pub fn new(ram: &GuestRam, ranges: Vec<LoggedRange>) -> Result<Self, DirtyError> {
         let needed_bytes = range::check(ram, &ranges)?;
         Self::build(ram, ranges, needed_bytes)
     }
 
-    /// As [`VhostLog::new`], of a size that was agreed on (in bytes, rounded up to whole pages).
+    /// Makes a log of `bytes` bytes, rounded up to whole pages.
     ///
     /// # Errors
-    /// [`DirtyError::LogTooSmall`] and those of [`VhostLog::new`].
+    /// [`DirtyError::LogTooSmall`] and the errors of [`VhostLog::new`].
     pub fn with_size(ram: &GuestRam, ranges: Vec<LoggedRange>, bytes: u64) -> Result<Self, DirtyError> {
         let needed_bytes = range::check(ram, &ranges)?;
         if bytes < needed_bytes {
@@ -87,36 +89,38 @@ impl VhostLog {
         Ok(VhostLog { ram: ram.clone(), ranges, memory, file, active: Mutex::new(false) })
     }
 
-    /// The memory's descriptor, a memfd that can neither grow nor shrink, for SET_LOG_BASE (or, for the
-    /// kernel's vhost, to be mapped where its address is told).
+    /// Returns the descriptor of the log's memory, a memfd of fixed size, for SET_LOG_BASE.
+    ///
+    /// For the kernel's vhost, the descriptor is mapped and the address is passed instead.
     pub fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 
-    /// Bytes of the log, for SET_LOG_BASE.
+    /// Returns the bytes of the log, for SET_LOG_BASE.
     pub fn len_bytes(&self) -> u64 {
         self.memory.len() as u64
     }
 
-    /// Where in the file the log begins, for SET_LOG_BASE.
+    /// Returns the offset of the log in the file, for SET_LOG_BASE.
     pub fn offset(&self) -> u64 {
         0
     }
 
-    /// Where this process has it, for the kernel's vhost (VHOST_SET_LOG_BASE). Keep the log alive for as
-    /// long as the address is used.
+    /// Returns the address of the log in this process, for the kernel's vhost (VHOST_SET_LOG_BASE).
+    ///
+    /// The caller must keep the log alive while the address is in use.
     pub fn host_address(&self) -> *mut u8 {
         self.memory.address()
     }
 
-    /// Whether it is started: back ends are to log.
+    /// Whether the log is started, so that back ends must log.
     pub fn is_active(&self) -> bool {
         *self.active.lock()
     }
 
     fn words(&self) -> &[AtomicU64] {
         // SAFETY: the mapping is page-aligned, a multiple of 8 bytes, and lives as long as `self`. Any bytes
-        // are valid words; who else has the memory changes it by atomic instructions.
+        // are valid words, and other users of the memory change it by atomic instructions.
         unsafe { slice::from_raw_parts(self.memory.address().cast(), self.memory.len() / 8) }
     }
 
@@ -126,14 +130,16 @@ impl VhostLog {
 }
 
 impl DirtySource for VhostLog {
-    /// Clears the log. Tell the back ends to log after this, and take their word that they do before the
-    /// first page is read.
+    /// Clears the bits of earlier writes.
+    ///
+    /// After this, make the back ends log, and wait for their confirmation before the first page is read.
     fn start(&self) -> Result<(), DirtyError> {
         let mut active = self.active.lock();
         if *active {
             return Ok(());
         }
-        // Or the first sync would pay for it. Linux before 5.14 does not know the advice.
+        // Populated now, so that the first sync does not pay for it. Linux before 5.14 does not support the
+        // advice.
         match self.memory.advise(0, self.len_bytes(), libc::MADV_POPULATE_WRITE) {
             Err(error) if error.raw_os_error() != Some(libc::EINVAL) => {
                 return Err(failed("madvise(MADV_POPULATE_WRITE)", error));
@@ -155,7 +161,7 @@ impl DirtySource for VhostLog {
     }
 
     fn sync(&self, into: &mut DirtyBitmaps) -> Result<SyncReport, DirtyError> {
-        // Held to the end: two who take from one log would each miss what the other took.
+        // Locked until the end: of two concurrent syncs, each would miss the bits that the other took.
         let active = self.active.lock();
         self.check_active(*active)?;
         check_bitmaps(NAME, &self.ram, into)?;

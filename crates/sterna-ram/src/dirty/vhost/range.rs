@@ -1,9 +1,9 @@
-//! One range of guest-physical memory: its part of the log goes into its block's bitmap.
+//! Moves the log bits of one range of guest-physical memory into its block's bitmap.
 //!
-//! The log's words are taken piece by piece into a list of those that were not zero, and merged from there,
-//! moved by as many bits as the range lies crooked: a log has few words that are not zero, and each of them
-//! costs an atomic instruction, so vectors would gain nothing here. Threads share a large range; what one
-//! has for the first word of the next is merged at the end.
+//! The words of the log are taken piece by piece. Those that are not zero are listed, and merged from the list
+//! with the range's shift. A log has few such words, and each needs an atomic instruction, so vectors would not
+//! be faster. Threads share a large range. Bits that a thread has for the first word of the next thread are
+//! merged at the end.
 
 use std::mem;
 use std::ops::Range;
@@ -15,23 +15,23 @@ use crate::dirty::{SyncReport, SyncTimes};
 use crate::merge;
 use crate::{DirtyError, GuestRam, PAGE_BYTES, PageBitmap};
 
-/// Words that are looked at before what was found is merged: the list stays in the second-level cache.
+/// Words that are read before the list is merged. The list then stays in the second-level cache.
 const PIECE: usize = 8192;
 
-/// Pages of a block and where the guest sees them.
+/// Pages of a block and their guest-physical address.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LoggedRange {
-    /// The guest-physical address, in bytes.
+    /// Guest-physical address of the first page, in bytes.
     pub guest_address: u64,
     /// Index of the block.
     pub block: usize,
-    /// The first page of the block.
+    /// Index of the first page in the block.
     pub first_page: u64,
-    /// How many pages.
+    /// Number of pages of 4 KiB.
     pub pages: u64,
 }
 
-/// Refuses ranges that a log cannot have; gives the bytes of the log that they need.
+/// Refuses invalid ranges, and returns the bytes of a log for the valid ones.
 pub(super) fn check(ram: &GuestRam, ranges: &[LoggedRange]) -> Result<u64, DirtyError> {
     let mut spans = Vec::with_capacity(ranges.len());
     for (index, range) in ranges.iter().enumerate() {
@@ -66,12 +66,12 @@ impl LoggedRange {
         self.guest_address / PAGE_BYTES
     }
 
-    /// Takes the range's bits out of the guest's whole log, into its block's bitmap.
+    /// Moves the range's bits from the guest's log into its block's bitmap.
     pub(super) fn sync(&self, log: &[AtomicU64], bitmap: &mut PageBitmap) -> SyncReport {
         let began = Instant::now();
         let (first, end) = (self.guest_page(), self.guest_page() + self.pages);
-        // Where in the bitmap the first word of the log stands: in word `base`, moved up by `bits`. A range
-        // that begins inside a word may stand before the bitmap's beginning, with bits that are not its own.
+        // The log's first word belongs to word `base` of the bitmap, shifted up by `bits`. If the range begins
+        // inside a word, `base` may be -1. The bits before the bitmap's begin then belong to other ranges.
         let at = self.first_page as i64 - (first % 64) as i64;
         let (base, bits) = (at.div_euclid(64), at.rem_euclid(64) as u32);
         let source = Source {
@@ -90,29 +90,30 @@ impl LoggedRange {
     }
 }
 
-/// A range's words in the log.
+/// The words of a range in the log.
 #[derive(Clone, Copy)]
 struct Source<'a> {
     log: &'a [AtomicU64],
-    /// Which bits of the first and of the last word are the range's own.
+    /// Masks of the range's bits in its first and in its last word.
     first_mask: u64,
     last_mask: u64,
-    /// By how much they are moved up in the bitmap.
+    /// The shift of the words in the bitmap.
     bits: u32,
 }
 
-/// What was done, maybe on several threads.
+/// The result of a part of the work, or of all parts.
 #[derive(Default)]
 struct Done {
     newly: u64,
     drained: Duration,
     merged: Duration,
-    /// What belongs into the word after those that were given.
+    /// Bits for the word after the given ones.
     over: u64,
 }
 
 impl Source<'_> {
-    /// Moves everything into the bitmap's `words`; the log's first word stands in word `base`, -1 or more.
+    /// Moves all bits into the bitmap's `words`. The log's first word belongs to word `base`, which is at least
+    /// -1.
     fn gather(&self, words: &mut [u64], base: i64) -> Done {
         let skipped = usize::from(base < 0);
         let behind = (base + self.log.len() as i64) as usize;
@@ -145,8 +146,8 @@ impl Source<'_> {
         sum
     }
 
-    /// Moves a part of the log's words into the bitmap's words `into`, of which `skipped` are left out at
-    /// the beginning.
+    /// Moves a part of the log's words into the bitmap's words `into`. The first `skipped` words of the part
+    /// have no target.
     fn work(&self, part: Range<usize>, into: &mut [u64], skipped: usize) -> Done {
         let mut done = Done::default();
         let mut found = Vec::with_capacity(part.len().min(PIECE));
@@ -164,12 +165,13 @@ impl Source<'_> {
         done
     }
 
-    /// Merges one word; `at`: its place in the part.
+    /// Merges one word; `at` is its index in the part.
     #[inline]
     fn merge(&self, at: usize, bits: u64, into: &mut [u64], skipped: usize, done: &mut Done) {
-        // With no bits to move nothing goes over; a shift by 64 would overflow, hence in two steps.
+        // If `bits` is 0, nothing is carried into the next word. Two shifts are needed, because a shift by 64
+        // would overflow.
         let (low, high) = (bits << self.bits, (bits >> 1) >> (63 - self.bits));
-        // Where the bitmap's first word is left out, `low` has none of the range's bits.
+        // If the bitmap has no word for `low`, `low` has no bit of the range.
         if at >= skipped {
             done.newly += merge::add(&mut into[at - skipped], low);
         }
@@ -181,7 +183,7 @@ impl Source<'_> {
         }
     }
 
-    /// Takes the words of `part` out of the log, of those at the range's ends only the range's own bits.
+    /// Takes the words of `part` out of the log. At the ends of the range, it takes only the range's own bits.
     fn take(&self, part: Range<usize>, found: &mut Vec<Found>) {
         let Range { start: mut from, end: mut to } = part;
         let mut take_part = |index: usize| {

@@ -1,4 +1,4 @@
-//! Into the place, and out of it again if the directory cannot be put on the disk.
+//! Publishes a staging file at its place. If the directory cannot be synced, publishing is undone.
 
 use std::fs::File;
 use std::io;
@@ -11,7 +11,7 @@ use super::{StagingFile, directory_of, every_staging_file, not_replaced, staging
 use crate::TransportError;
 use crate::file::system::{retry, system};
 
-/// System calls whose failures matter here; the tests bring their own.
+/// System calls that the tests replace to make them fail.
 struct Calls {
     exchange: fn(&Path, &Path) -> io::Result<()>,
     sync: fn(&File) -> io::Result<()>,
@@ -22,32 +22,34 @@ const CALLS: Calls = Calls {
     sync: File::sync_all,
 };
 
-/// What became of the file that lay in the place.
+/// State of the file that was at the place before.
 enum Old {
-    /// None did.
+    /// There was no file at the place.
     Absent,
-    /// It has changed places with ours.
+    /// The old file was exchanged with the new one.
     Exchanged,
-    /// It has another name now.
+    /// The old file has this second name.
     Linked(PathBuf),
-    /// The file system can neither exchange nor link: nobody can bring it back.
+    /// The file system can neither exchange nor link, so the old file cannot be restored.
     Gone,
 }
 
 impl StagingFile {
-    /// Moves `file` into its place and puts the directory on the disk. Failed, the file is a staging file again, and the
-    /// place holds what it held; only where a file system can neither exchange nor link two files, a replaced
-    /// file cannot come back: then the new one stays.
+    /// Moves `file` to its place and syncs the directory.
+    ///
+    /// After a failure the file is a staging file again, and the place has its previous content. Exception: if the
+    /// file system can neither exchange nor link files, a replaced file cannot be restored, and the new file
+    /// stays.
     pub(crate) fn publish(&mut self, file: &File) -> Result<(), TransportError> {
         self.publish_by(file, &CALLS)
     }
 
     fn publish_by(&mut self, file: &File, calls: &Calls) -> Result<(), TransportError> {
-        // What has its name meanwhile is not for a signal to remove.
+        // During publishing, the staging name can belong to the old file, which a signal handler must not remove.
         self.forget();
         let published = self.publish_unseen(file, calls);
         if published.is_err() && !is_at(file, &self.path) {
-            // Whose it is that has our name now, nobody knows: it may be what lay in the place.
+            // Another file has the staging name now. It may be the old file of the place, so it is not removed.
             self.kept = true;
         }
         if !self.published && !self.kept {
@@ -65,7 +67,7 @@ impl StagingFile {
             }
             _ => {
                 self.published = true;
-                // That it stays is no harm: the next run tells of it.
+                // If the removal fails, the file stays, and the next run reports it as stale.
                 let _ = match old {
                     Old::Exchanged => std::fs::remove_file(&self.path),
                     Old::Linked(name) => std::fs::remove_file(name),
@@ -76,9 +78,9 @@ impl StagingFile {
         }
     }
 
-    /// Moves `file` into its place. A file that lay there is still to be had.
+    /// Moves `file` to its place. An old file at the place can still be restored.
     fn take_place(&self, file: &File, calls: &Calls) -> Result<Old, TransportError> {
-        // A network file system may have done it and lost the answer.
+        // A network file system may have performed the rename and lost the answer.
         let is_done = || is_at(file, &self.place);
         loop {
             if self.replace {
@@ -93,14 +95,14 @@ impl StagingFile {
             match rename_to_nothing(&self.path, &self.place) {
                 Ok(()) => return Ok(Old::Absent),
                 Err(_) if is_done() => return Ok(Old::Absent),
-                // A file has come there meanwhile.
+                // Another process has created a file at the place meanwhile.
                 Err(error) if self.replace && error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(self.explain(error)),
             }
         }
     }
 
-    /// Only files are replaced, also if something else has come into the place meanwhile.
+    /// Undoes an exchange if the old object is not a file: only files are replaced.
     fn check_exchanged(&self, calls: &Calls) -> Result<Old, TransportError> {
         match std::fs::symlink_metadata(&self.path) {
             Ok(old) if !old.is_file() && !old.is_symlink() => {
@@ -111,13 +113,13 @@ impl StagingFile {
         }
     }
 
-    /// Replaces what lies in the place where nothing can be exchanged; it gets a second name before.
+    /// Replaces the file at the place on a file system without exchange. The old file first gets a second name.
     fn rename_over(&self, file: &File) -> Result<Old, TransportError> {
         let old = loop {
             let second = staging_name(&self.place);
             match retry(|| linkat(CWD, &self.place, CWD, &second, AtFlags::empty())) {
                 Ok(()) => break Old::Linked(second),
-                // A killed run's, or another's: the next name.
+                // The name of another process's file: try the next.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) if error.kind() == io::ErrorKind::NotFound => break Old::Absent,
                 Err(error) if has_no_links(&error) => break Old::Gone,
@@ -135,13 +137,13 @@ impl StagingFile {
         }
     }
 
-    /// Takes the file out of its place again, so that the place holds what it held.
+    /// Removes the file from its place and restores the previous content.
     fn withdraw(&mut self, file: &File, old: &Old, calls: &Calls) {
         if !is_at(file, &self.place) {
             return;
         }
         let back = match old {
-            // It has both names already.
+            // The file already has both names.
             Old::Absent if is_at(file, &self.path) => std::fs::remove_file(&self.place),
             Old::Absent => self.move_back(rename_to_nothing),
             Old::Exchanged => (calls.exchange)(&self.path, &self.place),
@@ -151,14 +153,15 @@ impl StagingFile {
             Old::Gone => Err(io::ErrorKind::Unsupported.into()),
         };
         if back.is_err() {
-            // Whatever lies where now: no copy of anything is removed.
+            // The two names are in an unknown state, so nothing is removed.
             self.published = true;
             self.kept = true;
         }
         let _ = (calls.sync)(&self.directory);
     }
 
-    /// Has `name` give the file in the place our staging name, or a new one where somebody has that by now.
+    /// Restores the staging name of the file at the place, by the function `name`. If another file has taken the
+    /// name, it uses a new one.
     fn move_back(&mut self, name: impl Fn(&Path, &Path) -> io::Result<()>) -> io::Result<()> {
         loop {
             match name(&self.place, &self.path) {
@@ -178,10 +181,10 @@ impl StagingFile {
     }
 }
 
-/// Gives the file at `from` the name `to`, which nobody has; [`io::ErrorKind::AlreadyExists`] if somebody has.
+/// Renames `from` to `to`; [`io::ErrorKind::AlreadyExists`] if `to` exists.
 pub(super) fn rename_to_nothing(from: &Path, to: &Path) -> io::Result<()> {
     match retry(|| renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE)) {
-        // A link never replaces.
+        // `link` never replaces an existing file.
         Err(error) if is_unknown_flag(&error) => {
             retry(|| linkat(CWD, from, CWD, to, AtFlags::empty()))?;
             std::fs::remove_file(from)
@@ -190,22 +193,22 @@ pub(super) fn rename_to_nothing(from: &Path, to: &Path) -> io::Result<()> {
     }
 }
 
-/// The kernel or the file system does not know a flag of `renameat2`.
+/// Whether the kernel or the file system does not support a flag of `renameat2`.
 fn is_unknown_flag(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOSYS))
 }
 
-/// The file system knows no second name, or not for this file.
+/// Whether the file system does not support links, or not for this file.
 fn has_no_links(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EPERM | libc::EOPNOTSUPP | libc::ENOSYS | libc::EMLINK))
 }
 
-/// Directories are not synced on this file system; it keeps its names safe in its own way, or not at all.
+/// Whether the file system does not sync directories. Its names are then safe by other means, or not at all.
 fn is_unsupported(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EBADF | libc::EOPNOTSUPP))
 }
 
-/// Whether `path` names this very file.
+/// Whether `path` names the same file as `file`.
 fn is_at(file: &File, path: &Path) -> bool {
     match (file.metadata(), std::fs::symlink_metadata(path)) {
         (Ok(ours), Ok(there)) => (ours.dev(), ours.ino()) == (there.dev(), there.ino()),
@@ -226,7 +229,7 @@ mod tests {
     const NO_SYNC: Calls = Calls { sync: |_| fail(libc::EIO), ..CALLS };
     const NO_SYNC_NO_EXCHANGE: Calls = Calls { exchange: |_, _| fail(libc::EINVAL), ..NO_SYNC };
 
-    /// A directory with a place, an old file in it if there is to be one, and a new staging file.
+    /// A directory, a place in it, and a new staging file. An old file is at the place if `old` is given.
     fn scene(old: Option<&str>) -> (tempfile::TempDir, PathBuf, StagingFile, File) {
         let directory = tempfile::tempdir().unwrap();
         let place = directory.path().join("image");
@@ -238,7 +241,7 @@ mod tests {
         (directory, place, staging, file)
     }
 
-    /// The name that this process gives `ahead` names after that of `path`.
+    /// The staging name that this process will use `ahead` names after `path`.
     fn name_ahead(path: &Path, ahead: u64) -> PathBuf {
         let name = path.file_name().unwrap().to_str().unwrap();
         let (process, number) = name.strip_suffix(super::super::ENDING).unwrap().rsplit_once('-').unwrap();
@@ -287,7 +290,7 @@ mod tests {
     #[test]
     fn keep_where_a_run_of_the_same_number_kept_another_keeps_both() {
         let (directory, _place, mut staging, _file) = scene(None);
-        // As in a container, where every run is process 1 and counts from 0.
+        // As in a container, where every run has process id 1 and counts from 0.
         let earlier = staging.path().with_extension("kept");
         std::fs::write(&earlier, "another only copy").unwrap();
 
@@ -305,7 +308,7 @@ mod tests {
         let no_exchange = Calls { exchange: NO_SYNC_NO_EXCHANGE.exchange, ..CALLS };
         for (calls, there, more) in [(NO_SYNC_NO_EXCHANGE, "old", 2), (no_exchange, "new", 1)] {
             let (directory, place, mut staging, file) = scene(Some("old"));
-            // What a killed run of the same number has left, and this one is about to use.
+            // Names that a killed run with the same process id has left, and that this run uses next.
             let taken: Vec<PathBuf> = (0..200).map(|ahead| name_ahead(staging.path(), ahead)).collect();
             taken.iter().for_each(|path| std::fs::write(path, "left").unwrap());
 
@@ -343,7 +346,7 @@ mod tests {
     #[test]
     fn publish_of_a_file_whose_name_another_took_removes_neither() {
         let (directory, place, mut staging, file) = scene(Some("old"));
-        // As a VM does that writes its own staging file and renames it.
+        // Some VMMs write their own file and rename it to the name of the staging file.
         let theirs = directory.path().join("theirs");
         std::fs::write(&theirs, "theirs").unwrap();
         std::fs::rename(&theirs, staging.path()).unwrap();

@@ -1,4 +1,4 @@
-//! Staging files that a killed run left. A lock tells them from those that are being written.
+//! Finds staging files that a killed run left. A lock distinguishes them from files that are being written.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -10,14 +10,15 @@ use rustix::io::Errno;
 use super::{ENDING, directory_of, prefix};
 use crate::file::system::{Links, open_regular};
 
-/// How often, a millisecond apart, a new file is tried to be locked.
+/// Number of attempts, 1 ms apart, to lock a new file.
 const LOCK_TRIES: usize = 100;
 
-/// Locks a new file. It only tells others that somebody works here; where locks cannot be had, nobody does.
+/// Locks a new file. The lock only shows other processes that the file is in use; without lock support the file
+/// stays unlocked.
 pub(super) fn lock(file: &File) {
     for _ in 0..LOCK_TRIES {
         match flock(file, FlockOperation::NonBlockingLockExclusive) {
-            // Somebody looks for files that were left behind, which takes a moment.
+            // Another process briefly holds a shared lock while it searches for stale files.
             Err(Errno::WOULDBLOCK) => std::thread::sleep(Duration::from_millis(1)),
             Err(Errno::INTR) => {}
             _ => return,
@@ -25,7 +26,7 @@ pub(super) fn lock(file: &File) {
     }
 }
 
-/// Staging files for `place` that no process writes any more: a run was killed.
+/// Finds the staging files for `place` that no process writes any more.
 pub(in crate::file) fn stale_staging_files(place: &Path) -> Vec<PathBuf> {
     let prefix = prefix(place);
     let Ok(entries) = std::fs::read_dir(directory_of(place)) else { return Vec::new() };
@@ -47,14 +48,14 @@ pub(in crate::file) fn stale_staging_files(place: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Whether nobody writes the file at `path` any more, which `process` has made.
+/// Whether no process writes the file at `path` any more. `process` is the id of its creator.
 fn is_left(path: &Path, process: &str) -> bool {
-    // Anybody who may write to the directory can give anything such a name.
-    let Ok(file) = open_regular(path, Links::Refuse) else { return false };
+    // Every user who may write to the directory can create objects with such a name.
+    let Ok(file) = open_regular(path, path, Links::Refuse) else { return false };
     if flock(&file, FlockOperation::NonBlockingLockShared).is_err() {
         return false;
     }
-    // Still empty, it may be so new that it is not locked yet.
+    // An empty file may be so new that it is not locked yet.
     let is_new = file.metadata().is_ok_and(|file| file.len() == 0);
     !(is_new && Path::new("/proc").join(process).exists())
 }

@@ -1,4 +1,4 @@
-//! How connections come about and end.
+//! Conformance cases: establishing, refusing and ending connections.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -101,7 +101,7 @@ fn dropped_request(setup: &Setup) {
     assert!(matches!(refused, RdmaError::Rejected { reason: RejectReason::BY_PEER, .. }), "{refused}");
 }
 
-/// What the source is told when the destination does this with its request.
+/// The source's error when the destination does `act` with its request.
 fn refused_by(setup: &Setup, act: impl FnOnce(Box<dyn Request>)) -> RdmaError {
     let listener = setup.listen();
     let source = setup.dial(&*listener);
@@ -153,7 +153,7 @@ fn disconnect(setup: &Setup) {
         let received = complete(&*joined.destination, Queue::Receive);
         assert_eq!((received.id, received.status), (id, CompletionStatus::Success));
     }
-    // What is left is flushed before the end is told.
+    // The remaining receive is flushed before the end is reported.
     let left = complete(&*joined.destination, Queue::Receive);
     assert_eq!((left.id, left.status), (2, CompletionStatus::WorkRequestFlushed));
     assert_eq!(woken(&*joined.destination, LONG), Wake::Ended);
@@ -170,7 +170,7 @@ fn destroy(setup: &Setup) {
         std::thread::sleep(Duration::from_millis(20));
         joined.source.destroy();
         let woken = waiting.join().expect("the waiting side");
-        // It may find the disconnect before the queue pair is gone.
+        // The wait may find the disconnect before the queue pair is destroyed.
         assert!(matches!(woken, Ok(Wake::Ended) | Err(RdmaError::Ended { event: None, .. })), "{woken:?}");
     });
 
@@ -191,7 +191,7 @@ fn limits(setup: &Setup) {
     let nobody_came = listener.accept(Some(SHORT), &flag).map(|_| ());
     assert!(matches!(nobody_came, Err(RdmaError::TimedOut { .. })), "{nobody_came:?}");
 
-    // Nobody answers.
+    // The listener does not answer.
     let asked = setup.dial(&*listener).establish(&ConnectParameters::connect(b""), SHORT, &flag);
     assert!(matches!(asked, Err(RdmaError::TimedOut { .. })), "{asked:?}");
 

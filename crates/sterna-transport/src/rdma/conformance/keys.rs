@@ -1,4 +1,4 @@
-//! Keys, bounds and rights of registrations.
+//! Conformance cases: keys, bounds and rights of registrations.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ fn right_key(setup: &Setup) {
 }
 
 fn wrong_remote(setup: &Setup) {
-    // An address and a key, out of those of a buffer that may be written.
+    // Returns an address and a key, derived from those of a writable buffer.
     type Wrong = fn(u64, u32, &Buffer, &Buffer) -> (u64, u32);
     let wrong: [(&str, Wrong); 7] = [
         ("key 0", |address, _, _, _| (address, 0)),
@@ -80,16 +80,16 @@ fn wrong_local(setup: &Setup) {
         let watch = Watch::on(&*joined.source);
         let status = status_of(&*joined.source, to.write(1, piece));
 
-        // Some adapters say the one, and some the other.
+        // Adapters differ in the status.
         use CompletionStatus::{LocalProtection, WorkRequestFlushed};
         assert!(matches!(status, LocalProtection | WorkRequestFlushed), "{status}");
-        // The part within the range may have been sent before the adapter came to its end, as soft-RoCE does.
+        // soft-RoCE sends the part within the range before it finds the end, so that part may have arrived.
         assert!(past == 1 || to.is_untouched());
         watch.assert_in_error(&*joined.source);
     }
 }
 
-/// An adapter of the destination's device, with another protection domain.
+/// An adapter of the destination's device with another protection domain.
 fn other_adapter(setup: &Setup) -> Arc<dyn Adapter> {
     let listener = setup.other_domain.listen(SocketAddr::new(setup.address, 0), 1).expect("listening");
     let to = SocketAddr::new(setup.address, listener.local_address().port());

@@ -1,4 +1,4 @@
-//! What registering does to memory.
+//! Conformance cases: population, pinning and discarding of registered memory.
 
 use sterna_ram::{Backing, RamBlock};
 
@@ -52,7 +52,8 @@ fn stale_pages(setup: &Setup) {
     let from = Buffer::filled(&*joined.source.adapter(), MIB);
     let to = Buffer::of(&*joined.destination.adapter(), MIB, Access::REMOTE_WRITE);
 
-    // SAFETY: the block is private anonymous memory of `to`, to which no Rust reference exists; its pages read as zero after.
+    // SAFETY: the block is private anonymous memory of `to`, to which no Rust reference exists. Its pages then
+    // read as zero.
     unsafe {
         rustix::mm::madvise(to.block.host_address().cast(), MIB, rustix::mm::Advice::LinuxDontNeed)
             .expect("discarding");
@@ -103,7 +104,7 @@ fn on_demand(setup: &Setup) {
             to.read(2 * MIB as u64, &mut bytes[..MIB]).expect("reading");
             assert!(bytes[..MIB].iter().all(|there| *there == byte), "a write to new pages is lost");
             assert!(resident(to) < 2 * MIB as u64 && resident(from) < 2 * MIB as u64, "more was populated");
-            // Both are given back under the registrations, as nothing pins them.
+            // The pages can be discarded under the registrations, because nothing pins them.
             [from, to].iter().for_each(|block| block.discard_all().expect("discarding"));
             assert_eq!((resident(from), resident(to)), (0, 0));
             to.read(0, &mut bytes).expect("reading");

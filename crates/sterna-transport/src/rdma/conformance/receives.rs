@@ -1,4 +1,4 @@
-//! Sends, receives, and what happens without one.
+//! Conformance cases: sends, receives, and requests without a receive.
 
 use std::time::Instant;
 
@@ -65,7 +65,7 @@ fn writes_before_send(setup: &Setup) {
     let received = complete(&*joined.destination, Queue::Receive);
     assert_eq!((received.id, received.kind, received.bytes), (9, CompletionKind::Receive, 16));
     assert_eq!(to.bytes(), from.bytes().repeat(4));
-    // Only the send was signalled.
+    // Only the send was signalled, so it has the only completion.
     assert_eq!(complete(&*joined.source, Queue::Send).id, 4);
 }
 
@@ -78,7 +78,7 @@ fn too_long(setup: &Setup) {
 
     let status = status_of(&*joined.source, send(1, from.piece(0, 17)));
 
-    // Some adapters say the one, and some the other.
+    // Adapters differ in the status.
     use CompletionStatus::{RemoteInvalidRequest, RemoteOperation};
     assert!(matches!(status, RemoteInvalidRequest | RemoteOperation), "{status}");
     assert!(!complete(&*joined.destination, Queue::Receive).status.is_success());
@@ -96,7 +96,7 @@ fn immediate(setup: &Setup) {
 
     for (request, bytes) in [
         (with_immediate(1, from.piece(0, MIB), &to, 0xdead_0001), MIB as u32),
-        // A doorbell.
+        // A doorbell: a write with immediate and without bytes.
         (with_immediate(2, Piece::EMPTY, &to, 0xdead_0002), 0),
     ] {
         assert_eq!(status_of(&*joined.source, request), CompletionStatus::Success);
@@ -150,7 +150,7 @@ fn places(setup: &Setup) {
     let batch: Vec<SendRequest> =
         (0..16).map(|id| SendRequest { is_signalled: id == 15, ..to.write(id, from.piece(0, 16)) }).collect();
 
-    // Far more than there are places.
+    // Many more requests than the queue has slots.
     for _ in 0..64 {
         joined.source.post_send(&batch).expect("posting");
         assert_eq!(complete(&*joined.source, Queue::Send).id, 15);
@@ -159,7 +159,7 @@ fn places(setup: &Setup) {
     let unsignalled = SendRequest { is_signalled: false, ..batch[0] };
     let mut posted = 0;
     let full = loop {
-        // An adapter may have somewhat more places than were asked for.
+        // An adapter may have somewhat more slots than requested.
         assert!(posted < 1 << 16, "the queue is never full");
         match joined.source.post_send(&[unsignalled]) {
             Ok(()) => posted += 1,

@@ -1,8 +1,8 @@
-//! Taking the right to write away.
+//! Conformance cases: revoking and granting the peer's right to write.
 
 use super::setup::{Buffer, MIB, Watch, assert_break, complete, send, status_of, write};
 use super::{Case, Setup};
-use crate::rdma::{Access, CompletionStatus, Connection, Piece, Queue};
+use crate::rdma::{Access, CompletionStatus, Connection, Piece, Queue, QueuePairAttributes};
 
 pub(super) const CASES: &[Case] = &[
     ("a write without the right is refused, and nothing is written", refused_without_right),
@@ -10,6 +10,8 @@ pub(super) const CASES: &[Case] = &[
     ("sends go on without the right, and it can be given back", sends_go_on),
     ("nothing is written after the right was taken away under fire", nothing_after_the_call),
     ("a write to deregistered memory is a remote access error", deregistered),
+    ("a queue pair that is opened without the right never has it", never_had_it),
+    ("a connection apart reaches no memory of the others, even with the right", apart),
 ];
 
 fn refused_without_right(setup: &Setup) {
@@ -91,6 +93,38 @@ fn deregistered(setup: &Setup) {
     let mut bytes = vec![0; MIB];
     block.read(0, &mut bytes).expect("reading");
     assert!(bytes.iter().all(|byte| *byte == 0));
+}
+
+const WITHOUT: QueuePairAttributes = QueuePairAttributes::new(64, 16);
+
+fn never_had_it(setup: &Setup) {
+    let joined = setup.join_as(&WITHOUT, 0);
+    let (from, to) = buffers(&*joined.source, &*joined.destination, MIB);
+
+    let status = status_of(&*joined.source, to.write(1, from.piece(0, MIB)));
+
+    assert_eq!(status, CompletionStatus::RemoteInvalidRequest);
+    assert!(to.is_untouched());
+}
+
+fn apart(setup: &Setup) {
+    let other = setup.join();
+    let guest = Buffer::of(&*other.destination.adapter(), MIB, Access::REMOTE_WRITE);
+    for attributes in [WITHOUT.apart(), WITHOUT.apart().with_remote_write()] {
+        let joined = setup.join_as(&attributes, 0);
+        let from = Buffer::filled(&*joined.source.adapter(), MIB);
+        joined.destination.set_remote_write(true).expect("giving the right");
+
+        let own = Buffer::of(&*joined.destination.adapter(), 4096, Access::REMOTE_WRITE);
+        let status = status_of(&*joined.source, own.write(1, from.piece(0, 4096)));
+        assert_eq!(status, CompletionStatus::Success, "its own memory");
+        let status = status_of(&*joined.source, guest.write(2, from.piece(0, MIB)));
+
+        assert_eq!(status, CompletionStatus::RemoteAccess);
+        assert!(guest.is_untouched());
+    }
+    let from = Buffer::filled(&*other.source.adapter(), MIB);
+    assert_eq!(status_of(&*other.source, guest.write(3, from.piece(0, MIB))), CompletionStatus::Success);
 }
 
 fn buffers(source: &dyn Connection, destination: &dyn Connection, len: usize) -> (Buffer, Buffer) {

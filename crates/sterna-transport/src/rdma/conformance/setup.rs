@@ -1,4 +1,4 @@
-//! What the cases have in common: two connected sides, and memory with a pattern.
+//! Shared parts of the cases: two connected sides, and memory with a pattern.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -13,14 +13,14 @@ use crate::rdma::{
     Operation, Piece, Queue, QueuePairAttributes, Registration, SendRequest, Wake,
 };
 
-/// Far longer than anything that should happen takes.
+/// Limit for operations that must succeed, far longer than any of them takes.
 pub(super) const LONG: Duration = Duration::from_secs(60);
-/// Long enough to say that nothing happens.
+/// Wait after which an operation counts as blocked.
 pub(super) const SHORT: Duration = Duration::from_millis(60);
 pub(super) const MIB: usize = 1 << 20;
-pub(super) const QUEUES: QueuePairAttributes = QueuePairAttributes::new(64, 16);
+pub(super) const QUEUES: QueuePairAttributes = QueuePairAttributes::new(64, 16).with_remote_write();
 
-/// Two sides that are connected.
+/// The two sides of an established connection.
 pub(super) struct Joined {
     pub(super) source: Arc<dyn Connection>,
     pub(super) destination: Arc<dyn Connection>,
@@ -31,20 +31,25 @@ impl Setup {
         self.destination.listen(SocketAddr::new(self.address, 0), 16).expect("listening")
     }
 
-    /// A connection of the source that is not established.
+    /// A connection of the source that is not established yet.
     pub(super) fn dial(&self, listener: &dyn Listener) -> Arc<dyn Connection> {
         let to = SocketAddr::new(self.address, listener.local_address().port());
         let route = self.source.resolve(to, LONG, &CancelFlag::new()).expect("resolving");
         route.open(&QUEUES).expect("a queue pair")
     }
 
-    /// As QEMU connects: without RNR retries.
+    /// Connects as QEMU does: without RNR retries.
     pub(super) fn join(&self) -> Joined {
         self.join_with(0)
     }
 
-    /// Both sides ask for so many RNR retries.
+    /// Connects with `rnr_retries` RNR retries on both sides.
     pub(super) fn join_with(&self, rnr_retries: u8) -> Joined {
+        self.join_as(&QUEUES, rnr_retries)
+    }
+
+    /// Connects with the attributes `opens` for the destination's queue pair.
+    pub(super) fn join_as(&self, opens: &QueuePairAttributes, rnr_retries: u8) -> Joined {
         let listener = self.listen();
         let source = self.dial(&*listener);
         let mut asks = ConnectParameters::connect(b"");
@@ -55,7 +60,7 @@ impl Setup {
         let destination = std::thread::scope(|scope| {
             let accepted = scope.spawn(|| {
                 let request = listener.accept(Some(LONG), &flag).expect("a request");
-                let connection = request.open(&QUEUES).expect("a queue pair");
+                let connection = request.open(opens).expect("a queue pair");
                 connection.establish(&answers, LONG, &flag).expect("accepting");
                 connection
             });
@@ -66,7 +71,7 @@ impl Setup {
     }
 }
 
-/// Memory of one side, registered.
+/// Registered memory of one side.
 pub(super) struct Buffer {
     pub(super) block: RamBlock,
     pub(super) registration: Registration,
@@ -80,7 +85,7 @@ impl Buffer {
         Self { block, registration }
     }
 
-    /// Filled with bytes that tell where they belong.
+    /// Memory with a pattern in which each byte depends on its position.
     pub(super) fn filled(adapter: &dyn Adapter, len: usize) -> Self {
         let buffer = Self::of(adapter, len, Access::SOURCE);
         let bytes: Vec<u8> = (0..len).map(|at| (at % 251 + 1) as u8).collect();
@@ -124,7 +129,7 @@ pub(super) fn send(id: u64, from: Piece) -> SendRequest {
     SendRequest { id, operation: Operation::Send, from, is_signalled: true }
 }
 
-/// The next completion; waits for it.
+/// Waits for the next completion and returns it.
 pub(super) fn complete(connection: &dyn Connection, queue: Queue) -> Completion {
     let deadline = Instant::now().checked_add(LONG);
     let woken = connection.wait(queue, deadline, &CancelFlag::new()).expect("waiting");
@@ -134,7 +139,7 @@ pub(super) fn complete(connection: &dyn Connection, queue: Queue) -> Completion 
     completions.pop().expect("a completion that the wait found")
 }
 
-/// Posts one request and gives how it ended.
+/// Posts one request and returns the status of its completion.
 pub(super) fn status_of(connection: &dyn Connection, request: SendRequest) -> CompletionStatus {
     connection.post_send(&[request]).expect("posting");
     let completion = complete(connection, Queue::Send);
@@ -142,7 +147,8 @@ pub(super) fn status_of(connection: &dyn Connection, request: SendRequest) -> Co
     completion.status
 }
 
-/// A receive that shows when a queue pair goes into the error state. What is posted later need not be flushed.
+/// A posted receive, whose flush shows that a queue pair is in the error state. Receives that are posted later may
+/// never be flushed.
 pub(super) struct Watch {
     scratch: Buffer,
 }
@@ -162,7 +168,8 @@ impl Watch {
     }
 }
 
-/// Two watched sides: the first fails at once; the second at once or when the first disconnects.
+/// Asserts that both queue pairs fail. The source's fails immediately; the destination's at the latest when the
+/// source disconnects.
 pub(super) fn assert_break([ours, theirs]: [Watch; 2], joined: &Joined) {
     ours.assert_in_error(&*joined.source);
     joined.source.disconnect();

@@ -1,4 +1,4 @@
-//! The adapters of a network.
+//! The adapters of the double's network: port information and memory registration.
 
 use std::io;
 use std::sync::Arc;
@@ -13,7 +13,10 @@ use crate::rdma::{
     Access, Adapter, AdapterInfo, LockedMemory, Memory, PinnedMemory, RdmaError, Registration,
 };
 
-/// A host's adapter, with a protection domain.
+/// Maximum number of work requests in a queue. Opening a queue pair with a longer queue fails.
+pub(super) const MOST_WORK_REQUESTS: u32 = 1 << 14;
+
+/// A host's adapter together with a protection domain.
 #[derive(Debug, Clone)]
 pub(super) struct DoubleAdapter {
     pub(super) world: Arc<World>,
@@ -30,7 +33,7 @@ impl DoubleAdapter {
         info.active_mtu = 4096;
         info.max_message_bytes = settings.max_message_bytes;
         info.max_registration_bytes = u64::MAX;
-        info.max_work_requests = 1 << 14;
+        info.max_work_requests = MOST_WORK_REQUESTS;
         info.max_completions = 1 << 15;
         info.on_demand_paging = state.hosts[self.host].on_demand_paging;
         info
@@ -41,7 +44,7 @@ impl DoubleAdapter {
         LockedMemory { limit_bytes: self.world.core.settings.locked_memory_bytes, pinned_bytes }
     }
 
-    /// What refuses a registration.
+    /// The error for a registration that must fail. Causes are a planned fault, a lost device, and a broken rule.
     fn refusal(&self, state: &mut State, memory: &Memory, access: Access) -> Option<RdmaError> {
         let refused = |number| {
             let (address, len) = (memory.address(), memory.len() as u64);
@@ -93,7 +96,7 @@ impl Adapter for DoubleAdapter {
             return Err(refusal);
         }
         let pinned_memory = PinnedMemory::new(memory.clone(), access);
-        // Populating takes time, so without the lock.
+        // Populating takes time, so it happens without the lock.
         let pins = !access.on_demand && core.settings.copies_writes;
         let mut region = Region::new(self.domain, memory.clone(), access, pins);
         let mut state = core.state();
@@ -115,7 +118,7 @@ impl Adapter for DoubleAdapter {
     }
 }
 
-/// Deregisters.
+/// Handle of a registration, which deregisters the memory on drop.
 struct Handle {
     world: Arc<World>,
     host: usize,
@@ -136,7 +139,7 @@ impl Drop for Handle {
     }
 }
 
-/// Bytes that a registration pins: whole pages.
+/// Bytes that a registration pins, in whole pages.
 fn pinned(memory: &Memory, access: Access) -> u64 {
     if access.on_demand {
         return 0;

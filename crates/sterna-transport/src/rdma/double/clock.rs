@@ -1,13 +1,13 @@
-//! Virtual time: a clock for each thread, carried on by what threads learn from each other through the network.
+//! Virtual time. Each thread has a clock, which advances with its work and with the completions that it polls.
 
 use std::collections::HashMap;
 use std::thread::{self, ThreadId};
 use std::time::Duration;
 
-/// Time since the network was made.
+/// Virtual time since the network was created.
 pub(super) type Time = Duration;
 
-/// The threads' clocks.
+/// The clocks of all threads.
 #[derive(Debug, Default)]
 pub(super) struct Clocks {
     of: HashMap<ThreadId, Time>,
@@ -15,26 +15,26 @@ pub(super) struct Clocks {
 }
 
 impl Clocks {
-    /// What the caller's clock says.
+    /// Time on the clock of the calling thread.
     pub(super) fn now(&self) -> Time {
         self.of.get(&thread::current().id()).copied().unwrap_or_default()
     }
 
-    /// The caller works for so long.
+    /// Advances the caller's clock by `time`, and returns the new value.
     pub(super) fn spend(&mut self, time: Duration) -> Time {
         let now = self.now() + time;
         self.set(now);
         now
     }
 
-    /// The caller learns of what happened at `time`.
+    /// Advances the caller's clock to `time`, if it is behind. The caller has learned of an event at that time.
     pub(super) fn learn(&mut self, time: Time) {
         if time > self.now() {
             self.set(time);
         }
     }
 
-    /// The latest time of any clock.
+    /// The latest value of all clocks.
     pub(super) fn latest(&self) -> Time {
         self.latest
     }

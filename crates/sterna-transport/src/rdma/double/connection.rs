@@ -1,4 +1,4 @@
-//! Connections of a network.
+//! Connections of the double: establishing, posting, polling and ending them.
 
 use std::io;
 use std::net::SocketAddr;
@@ -12,16 +12,17 @@ use rustix::event::PollFlags;
 use super::adapter::DoubleAdapter;
 use super::execute::is_running;
 use super::manager::{Unanswered, ask, check_private_data, padded};
-use super::pair::{Connecting, Pair, PairState, Posted, Signal};
+use super::pair::{Connecting, Pair, Posted, Signal};
 use super::state::{Asking, State};
 use crate::CancelFlag;
 use crate::cancel::{Waited, wait};
+use crate::rdma::transitions::{QueuePairState, attribute};
 use crate::rdma::{
     Adapter, Completion, ConnectParameters, Connection, Event, PRIVATE_DATA, Piece, PortState, Queue,
     RdmaError, RejectReason, SendRequest, Wake,
 };
 
-/// A queue pair and its connection.
+/// A queue pair of the double with its connection.
 #[derive(Debug)]
 pub(super) struct DoubleConnection {
     adapter: DoubleAdapter,
@@ -33,7 +34,10 @@ pub(super) struct DoubleConnection {
     role: Mutex<Role>,
 }
 
-/// What `establish` does.
+/// Reason for the end of a connection whose adapter has reported none.
+const IN_ERROR: &str = "the queue pair is in the error state";
+
+/// The action of the next call of `establish`.
 #[derive(Debug)]
 enum Role {
     Connect,
@@ -96,34 +100,64 @@ impl DoubleConnection {
             self.manager.clear();
             let answer = self.with_pair(|state, id| {
                 let pair = pair(state, id)?;
-                Ok((pair.connecting.clone(), pair.end.clone()))
-            })?;
-            match answer {
-                (Connecting::Accepted(reply), _) => break Ok(reply),
-                (Connecting::Rejected(reason, data), _) => break Err(self.rejected(reason, data)),
-                (_, Some(event)) => break Err(self.ended(Some(event))),
-                _ => {}
-            }
-            let waited = wait(self.manager.as_fd(), PollFlags::IN, &[cancel], deadline);
-            match waited.map_err(|source| RdmaError::System {
-                subject: self.peer.to_string(),
-                call: "poll",
-                source,
-            })? {
-                Waited::Ready => {}
-                Waited::Cancelled => break Err(RdmaError::Cancelled { address: self.peer.to_string() }),
-                Waited::TimedOut => {
-                    let address = self.peer.to_string();
-                    break Err(RdmaError::TimedOut { what: "connecting to", address, after: limit });
+                let answer = (std::mem::replace(&mut pair.connecting, Connecting::No), pair.end.clone());
+                match answer {
+                    (Connecting::Accepted { reply, peer, rnr_retry }, _) => {
+                        self.connected(state, id, peer, rnr_retry)?;
+                        Ok(Some(Ok(reply)))
+                    }
+                    (Connecting::Rejected(reason, data), _) => Ok(Some(Err(self.rejected(reason, data)))),
+                    (_, Some(event)) => Ok(Some(Err(self.ended(Some(event))))),
+                    (still, None) => {
+                        pair.connecting = still;
+                        Ok(None)
+                    }
                 }
+            })?;
+            if let Some(reply) = answer {
+                break reply;
+            }
+            if let Err(error) = self.wait_for_manager("connecting to", (deadline, limit), cancel) {
+                break Err(error);
             }
         };
         self.with_pair(|state, id| {
-            // An answer that comes now is too late.
+            // From here on an answer is too late and is ignored.
             pair(state, id)?.connecting = Connecting::No;
             Ok(())
         })?;
+        self.adapter.world.core.wake();
         reply
+    }
+
+    /// The peer has accepted: makes this side's queue pair ready and confirms the connection.
+    fn connected(&self, state: &mut State, id: u64, peer: u64, rnr_retry: u8) -> Result<(), RdmaError> {
+        let left = state.hosts[self.adapter.host].confirmations.as_mut();
+        let withholds = left.is_some_and(|left| std::mem::replace(left, left.saturating_sub(1)) == 0);
+        let own = pair(state, id)?;
+        own.connect(peer, rnr_retry).map_err(|number| self.system("ibv_modify_qp", number))?;
+        own.report(Event::Established);
+        if let Some(peer) = state.pairs.get_mut(&peer).filter(|_| !withholds) {
+            peer.is_confirmed = true;
+            peer.report(Event::Established);
+        }
+        Ok(())
+    }
+
+    /// Waits for a change at the connection manager.
+    fn wait_for_manager(
+        &self,
+        what: &'static str,
+        (deadline, after): (Option<Instant>, Duration),
+        cancel: &CancelFlag,
+    ) -> Result<(), RdmaError> {
+        let address = || self.peer.to_string();
+        let waited = wait(self.manager.as_fd(), PollFlags::IN, &[cancel], deadline);
+        match waited.map_err(|source| RdmaError::System { subject: address(), call: "poll", source })? {
+            Waited::Ready => Ok(()),
+            Waited::Cancelled => Err(RdmaError::Cancelled { address: address() }),
+            Waited::TimedOut => Err(RdmaError::TimedOut { what, address: address(), after }),
+        }
     }
 
     fn reaches_peer(&self, state: &State) -> bool {
@@ -138,8 +172,15 @@ impl DoubleConnection {
         RdmaError::Rejected { peer: self.peer.to_string(), reason, private_data }
     }
 
-    fn accept(&self, asking: &Unanswered, parameters: &ConnectParameters<'_>) -> Result<(), RdmaError> {
+    fn accept(
+        &self,
+        asking: &Unanswered,
+        parameters: &ConnectParameters<'_>,
+        limit: Duration,
+        cancel: &CancelFlag,
+    ) -> Result<(), RdmaError> {
         check_private_data("reply", parameters.private_data, PRIVATE_DATA.reply)?;
+        let deadline = Instant::now().checked_add(limit);
         self.with_pair(|state, id| {
             if let Some(event) = pair(state, id)?.end.clone() {
                 return Err(self.ended(Some(event)));
@@ -149,21 +190,43 @@ impl DoubleConnection {
             let active = state.pairs.get_mut(&asking.pair);
             let active = active.filter(|active| is_open && matches!(active.connecting, Connecting::Asked));
             let Some(active) = active else { return Err(self.ended(Some(Event::Disconnected))) };
-            active.connecting = Connecting::Accepted(reply);
-            // What one side asks for governs the other side's sends.
-            join(active, id, parameters.rnr_retry_count);
-            join(pair(state, id)?, asking.pair, asking.rnr_retry);
-            Ok(())
-        })
+            // Each side's RNR retry count applies to the sends of the other side.
+            active.connecting =
+                Connecting::Accepted { reply, peer: id, rnr_retry: parameters.rnr_retry_count };
+            active.peer = Some(id);
+            active.manager.set();
+            // This side is ready before the peer confirms.
+            let own = pair(state, id)?;
+            own.connect(asking.pair, asking.rnr_retry).map_err(|number| self.system("ibv_modify_qp", number))
+        })?;
+        loop {
+            self.manager.clear();
+            let is_over = self.with_pair(|state, id| {
+                let pair = pair(state, id)?;
+                match (pair.is_confirmed, pair.end.clone()) {
+                    (true, _) => Ok(true),
+                    (false, Some(event)) => Err(self.ended(Some(event))),
+                    (false, None) => Ok(false),
+                }
+            })?;
+            if is_over {
+                return Ok(());
+            }
+            self.wait_for_manager("accepting the request of", (deadline, limit), cancel)?;
+        }
     }
-}
 
-/// The pair is connected.
-fn join(pair: &mut Pair, peer: u64, rnr_retry: u8) {
-    pair.peer = Some(peer);
-    pair.rnr_retry = rnr_retry;
-    pair.state = PairState::ReadyToSend;
-    pair.report(Event::Established);
+    /// Refuses a request in the error state, as some drivers do, if the settings select it.
+    fn refuse_in_error(&self, pair: &Pair) -> Result<(), RdmaError> {
+        let refuses = self.adapter.world.core.settings.refuses_posts_in_error;
+        match pair.state {
+            QueuePairState::Error if refuses => {
+                let event = pair.end.clone().unwrap_or_else(|| Event::Fatal(IN_ERROR.to_owned()));
+                Err(self.ended(Some(event)))
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 fn pair(state: &mut State, id: u64) -> Result<&mut Pair, RdmaError> {
@@ -188,7 +251,7 @@ impl Connection for DoubleConnection {
         let role = std::mem::replace(&mut *self.role.lock(), Role::Done);
         match role {
             Role::Connect => self.connect(parameters, limit, cancel),
-            Role::Accept(asking) => self.accept(&asking, parameters).map(|()| Vec::new()),
+            Role::Accept(asking) => self.accept(&asking, parameters, limit, cancel).map(|()| Vec::new()),
             Role::Done => Err(self.system("rdma_connect", libc::EINVAL)),
         }
     }
@@ -196,6 +259,7 @@ impl Connection for DoubleConnection {
     fn post_receive(&self, id: u64, into: Piece) -> Result<(), RdmaError> {
         self.with_pair(|state, of| {
             let pair = pair(state, of)?;
+            self.refuse_in_error(pair)?;
             if pair.taken_receives >= pair.attributes.receives {
                 return Err(RdmaError::QueueFull {
                     peer: self.peer.to_string(),
@@ -217,9 +281,10 @@ impl Connection for DoubleConnection {
 
     fn post_send(&self, requests: &[SendRequest]) -> Result<(), RdmaError> {
         self.with_pair(|state, of| {
-            if pair(state, of)?.state == PairState::Initialised {
+            if pair(state, of)?.state == QueuePairState::Init {
                 return Err(self.system("ibv_post_send", libc::EINVAL));
             }
+            self.refuse_in_error(pair(state, of)?)?;
             let now = state.clocks.now();
             for (posted, request) in requests.iter().enumerate() {
                 let sequence = state.next();
@@ -302,10 +367,25 @@ impl Connection for DoubleConnection {
     }
 
     fn set_remote_write(&self, allowed: bool) -> Result<(), RdmaError> {
-        self.with_pair(|state, id| {
-            pair(state, id)?.is_writable = allowed;
+        let is_dead = self.adapter.world.core.settings.refuses_changes_in_error;
+        let changed = self.with_pair(|state, id| {
+            let now = state.clocks.now();
+            let pair = pair(state, id)?;
+            if is_dead && pair.state == QueuePairState::Error {
+                return Err(self.system("ibv_modify_qp", libc::EIO));
+            }
+            match pair.modify(None, attribute::ACCESS_FLAGS) {
+                Ok(()) => pair.is_writable = allowed,
+                Err(number) if allowed => return Err(self.system("ibv_modify_qp", number)),
+                Err(_) => {
+                    state.fail_pair(id, now);
+                    state.end_by(id, Event::Fatal(IN_ERROR.to_owned()));
+                }
+            }
             Ok(())
-        })
+        });
+        self.adapter.world.core.wake();
+        changed
     }
 
     fn poll_event(&self) -> Option<Event> {
@@ -313,7 +393,7 @@ impl Connection for DoubleConnection {
     }
 
     fn end(&self) -> Option<Event> {
-        // A destroyed queue pair was disconnected from this side.
+        // A missing queue pair was destroyed, which disconnected it from this side.
         self.with_pair(|state, id| Ok(pair(state, id)?.end.clone())).unwrap_or(Some(Event::Disconnected))
     }
 
@@ -336,7 +416,7 @@ impl Connection for DoubleConnection {
 
 impl Drop for DoubleConnection {
     fn drop(&mut self) {
-        // A request that has no answer is rejected first.
+        // A request without an answer is rejected before the queue pair is destroyed.
         *self.role.get_mut() = Role::Done;
         self.destroy();
     }

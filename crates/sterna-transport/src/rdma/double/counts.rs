@@ -1,49 +1,49 @@
-//! What a network counts.
+//! Counters of a network, with which tests check costs and find leaks.
 
-/// What happened at one host, or on the whole network.
+/// Counters of one host, or of the whole network.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counts {
-    /// Registrations that are there now.
+    /// Registrations that exist now.
     pub registrations: u64,
-    /// Registrations that were ever made.
+    /// Registrations made since the start.
     pub registrations_made: u64,
-    /// Registrations that failed.
+    /// Registrations that failed since the start.
     pub registrations_failed: u64,
-    /// Bytes that are registered now, and pinned if the registration pins.
+    /// Bytes that the existing registrations pin.
     pub pinned_bytes: u64,
-    /// The most that were pinned at once (of several hosts: the sum of their most).
+    /// Maximum of `pinned_bytes` so far. For several hosts: the sum of their maxima.
     pub pinned_bytes_most: u64,
-    /// Registrations of which a page was discarded while they were there: a violation of whoever owns the memory.
+    /// Registrations of which a page was discarded while they existed. This is a bug of the memory's owner.
     pub stale_registrations: u64,
-    /// Queue pairs that are there now.
+    /// Queue pairs that exist now.
     pub queue_pairs: u64,
-    /// Queue pairs that were ever made.
+    /// Queue pairs created since the start.
     pub queue_pairs_made: u64,
-    /// Listeners that are there now.
+    /// Listeners that exist now.
     pub listeners: u64,
-    /// Connect requests that wait for an answer of this host.
+    /// Connect requests that this host has not answered yet.
     pub requests: u64,
-    /// Sends that were executed.
+    /// Number of executed sends.
     pub sends: u64,
-    /// Bytes in them.
+    /// Bytes of the executed sends.
     pub send_bytes: u64,
-    /// Writes that were executed whole, those with immediate included.
+    /// Number of completely executed writes, including those with immediate.
     pub writes: u64,
-    /// Bytes in them.
+    /// Bytes of the executed writes.
     pub write_bytes: u64,
-    /// The longest of them.
+    /// Bytes of the longest executed write.
     pub write_bytes_most: u64,
-    /// Sends, or writes with immediate, that found no receive posted.
+    /// Number of sends, and writes with immediate, that found no receive posted.
     pub rnrs: u64,
-    /// Requests that ended with an error of their own.
+    /// Number of requests that failed with their own error, not flushed.
     pub failed_requests: u64,
-    /// Requests and receives that were flushed.
+    /// Number of flushed requests and receives.
     pub flushed: u64,
 }
 
 impl Counts {
-    /// What is still there and should not be at the end of a test.
+    /// Objects that still exist and should not at the end of a test, in words.
     pub fn leaks(&self) -> Vec<String> {
         let there = [
             (self.registrations, "registrations"),

@@ -1,21 +1,22 @@
-//! The network's thread: executes requests, a piece at a time, and lets completions arrive.
+//! The network's thread: executes requests piece by piece, and delivers completions.
 
 use std::time::{Duration, Instant};
 
 use super::clock::Time;
 use super::faults::Fault;
-use super::pair::{Obstacle, Pair, PairState, Posted};
+use super::pair::{Obstacle, Pair, Posted};
 use super::region::{Range, Region};
 use super::settings::Settings;
 use super::state::{Core, State};
+use crate::rdma::transitions::QueuePairState;
 use crate::rdma::{Completion, CompletionKind, CompletionStatus, Operation, Piece, Queue};
 
-/// Bytes of a write that are copied before the next look at rights, keys and other queue pairs.
+/// Bytes of a write that are copied before rights, keys and other pairs are checked again.
 const PIECE: u64 = 256 << 10;
-/// The last part of a write with immediate: not written without a receive.
+/// Size of the last part of a write with immediate, in bytes. It is not written without a receive.
 const PACKET: u64 = 4096;
 
-/// Works until the network is over.
+/// Executes requests until the network is dropped.
 pub(super) fn run(core: &Core) {
     let mut state = core.state();
     while !core.is_over() {
@@ -35,7 +36,7 @@ pub(super) fn run(core: &Core) {
                 continue;
             }
         }
-        // One step in eight is followed by a pause, in which everybody else goes on.
+        // With a seed, one step in eight is followed by a pause, in which the program's threads continue.
         let longest = core.settings.longest_delay.as_micros() as u64;
         let pause = state.random.as_mut().and_then(|random| {
             (longest > 0 && random.u8(..8) == 0).then(|| Duration::from_micros(random.u64(..longest)))
@@ -49,20 +50,21 @@ pub(super) fn run(core: &Core) {
 }
 
 enum Step {
-    /// The first request of a pair.
+    /// Execute the first request of a pair.
     Execute(u64),
-    /// The first completion on its way to a queue of a pair.
+    /// Deliver the first delayed completion to a queue of a pair.
     Deliver(u64, Queue),
 }
 
-/// What becomes of a pair's first request.
+/// Result of executing a pair's first request.
 enum Outcome {
-    /// A part of a write was done, so many bytes in all.
+    /// Part of a write was done. The value is the number of bytes done in total.
     Progress(u64),
-    /// It cannot go on yet.
+    /// The request cannot continue yet.
     Blocked(Obstacle),
     Done(Option<Received>),
-    /// It fails; `is_both`: the peer's queue pair fails, too. The receive, if one is at fault, with its status.
+    /// The request fails. With `is_both`, the peer's queue pair fails too. `receive` is the status of the peer's
+    /// receive if it is the cause.
     Failed {
         status: CompletionStatus,
         is_both: bool,
@@ -70,7 +72,7 @@ enum Outcome {
     },
 }
 
-/// What the peer's first receive gets.
+/// Result for the peer's first receive.
 struct Received {
     kind: CompletionKind,
     bytes: u32,
@@ -81,8 +83,8 @@ impl Outcome {
         Outcome::Failed { status, is_both: false, receive: None }
     }
 
-    /// The peer's adapter refuses. Its queue pair stays usable until this side disconnects, as on soft-RoCE; other adapters
-    /// put it into the error state at once.
+    /// The peer's adapter refuses the request. As with soft-RoCE, the peer's queue pair stays usable until this
+    /// side disconnects; other adapters put it into the error state immediately.
     fn refused(status: CompletionStatus) -> Self {
         Outcome::local(status)
     }
@@ -128,7 +130,7 @@ impl State {
         pair.peer.and_then(|peer| self.pairs.get(&peer)).is_some_and(|peer| !peer.receives.is_empty())
     }
 
-    /// When the next request runs out of patience.
+    /// Time at which the next blocked request exceeds its retry limit.
     fn next_try(&self, settings: &Settings) -> Option<Instant> {
         let tries = self.pairs.values().filter_map(|pair| {
             let (obstacle, since) = pair.requests.front()?.blocked?;
@@ -152,7 +154,7 @@ impl State {
         self.settle(id, outcome, settings, now);
     }
 
-    /// Does the next piece of a pair's first request, or says why it cannot be done.
+    /// Executes the next piece of a pair's first request, or returns the obstacle.
     fn examine(&mut self, id: u64, settings: &Settings, now: Instant) -> Outcome {
         let Some((pair, posted)) = self.pairs.get(&id).and_then(|pair| Some((pair, *pair.requests.front()?)))
         else {
@@ -161,7 +163,7 @@ impl State {
         let from = posted.request.from;
         let source = Range { address: from.address, len: from.len.into() };
         if from.len > 0 && self.region(from.lkey, false, pair.domain, source).is_none() {
-            // So soft-RoCE tells it; other adapters say "local protection error".
+            // The status of soft-RoCE; other adapters report "local protection error".
             return Outcome::local(CompletionStatus::WorkRequestFlushed);
         }
         if from.len > settings.max_message_bytes {
@@ -235,7 +237,7 @@ impl State {
         Outcome::Done(Some(Received { kind: CompletionKind::Receive, bytes: from.len }))
     }
 
-    /// Writes the next piece, up to byte `until`.
+    /// Writes the next piece of a request, up to byte `until`.
     #[expect(clippy::too_many_arguments, reason = "the parts of one request")]
     fn write(
         &self,
@@ -265,7 +267,7 @@ impl State {
         if settings.copies_writes && end > posted.done {
             let len = end - posted.done;
             let (from, to) = (from.address + posted.done, address + posted.done);
-            // An adapter goes on writing the old pages, which nobody sees.
+            // A real adapter would continue to write the discarded pages, where the bytes are invisible.
             let is_lost = target.is_stale(Range { address: to, len });
             let _ = source.is_stale(Range { address: from, len });
             if !is_lost && Region::copy((source, from), (target, to), len).is_err() {
@@ -348,7 +350,7 @@ impl State {
     }
 }
 
-/// For how long a request of this pair is tried again.
+/// Time for which a request of this pair is retried; `None` is without limit.
 fn patience(pair: &Pair, obstacle: Obstacle, settings: &Settings) -> Option<Duration> {
     match obstacle {
         Obstacle::Silence => Some(settings.retry_limit),
@@ -357,7 +359,7 @@ fn patience(pair: &Pair, obstacle: Obstacle, settings: &Settings) -> Option<Dura
     }
 }
 
-/// Whether requests may still be posted to a pair without being flushed at once.
+/// Whether posted requests are executed rather than flushed.
 pub(super) fn is_running(pair: &Pair) -> bool {
-    pair.state != PairState::Error
+    pair.state != QueuePairState::Error
 }

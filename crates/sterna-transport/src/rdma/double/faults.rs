@@ -1,31 +1,31 @@
-//! Faults that are planned ahead.
+//! Faults that a test plans in advance.
 
 use crate::rdma::CompletionStatus;
 
-/// When a planned fault happens, counted at its host from the call of [`super::Network::plan`] on.
+/// Event at which a planned fault happens. Counting starts at the call of [`super::Network::plan`], for each host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Trigger {
-    /// In place of the nth registration, from 1 on.
+    /// Instead of the nth registration; the first is 1.
     Registration(u64),
-    /// In place of the nth send or write of the host, from 1 on.
+    /// Instead of the host's nth send or write; the first is 1.
     Request(u64),
 }
 
-/// What goes wrong.
+/// Kind of a planned fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fault {
-    /// The call or the request fails: a registration with this number of the kernel (ENOMEM, EINVAL), a request as if the peer's
-    /// adapter had failed.
+    /// The call or the request fails. A registration fails with this error number of the kernel (ENOMEM, EINVAL);
+    /// a request fails as if the peer's adapter had failed.
     Errno(i32),
-    /// The request completes with this status; both queue pairs are in the error state then.
+    /// The request completes with this status, and both queue pairs enter the error state.
     Status(CompletionStatus),
-    /// As [`super::Network::kill`].
+    /// The host's process ends, as with [`super::Network::kill`].
     Kill,
-    /// As [`super::Network::set_link`] with `false`.
+    /// The host loses its link, as with [`super::Network::set_link`] and `false`.
     LinkDown,
-    /// As [`super::Network::remove_device`].
+    /// The host's device is removed, as with [`super::Network::remove_device`].
     RemoveDevice,
 }
 
@@ -40,7 +40,7 @@ impl Plan {
         self.faults.push((trigger, fault));
     }
 
-    /// Counts one registration; gives the fault that happens in its place.
+    /// Counts a registration; returns the fault to apply instead.
     pub(super) fn registration(&mut self) -> Option<Fault> {
         self.count(|trigger| match trigger {
             Trigger::Registration(left) => Some(left),
@@ -48,7 +48,7 @@ impl Plan {
         })
     }
 
-    /// Counts one request; gives the fault that happens in its place.
+    /// Counts a request; returns the fault to apply instead.
     pub(super) fn request(&mut self) -> Option<Fault> {
         self.count(|trigger| match trigger {
             Trigger::Request(left) => Some(left),

@@ -1,4 +1,4 @@
-//! The connection manager: listeners, requests, routes.
+//! The connection manager of the double: listeners, connect requests and routes.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 
-use super::adapter::DoubleAdapter;
+use super::adapter::{DoubleAdapter, MOST_WORK_REQUESTS};
 use super::connection::DoubleConnection;
 use super::pair::{Connecting, Pair, Signal};
 use super::state::{Asking, ListenerState, State};
@@ -18,7 +18,7 @@ use crate::rdma::{
     Request, Route,
 };
 
-/// Ports that the network chooses from.
+/// First port that the network assigns when a listener asks for port 0.
 const FIRST_PORT: u16 = 49152;
 
 pub(super) fn listen(
@@ -82,7 +82,7 @@ pub(super) fn resolve(
     Ok(Box::new(DoubleRoute { adapter: adapter.clone(), peer: address }))
 }
 
-/// Nobody answers.
+/// Waits until the limit or a cancel, because no side answers.
 fn wait_in_vain(address: SocketAddr, limit: Duration, cancel: &CancelFlag) -> Result<(), RdmaError> {
     let system = |source| RdmaError::System { subject: address.to_string(), call: "poll", source };
     let never = Signal::new().map_err(system)?;
@@ -131,6 +131,14 @@ fn open(
     if state.hosts[adapter.host].lost.is_some() {
         return Err(system(io::Error::from_raw_os_error(libc::EIO)));
     }
+    let most = [attributes.send_requests, attributes.receives].into_iter().max();
+    if most.is_some_and(|most| most > MOST_WORK_REQUESTS) {
+        return Err(system(io::Error::from_raw_os_error(libc::EINVAL)));
+    }
+    let mut adapter = adapter.clone();
+    if attributes.is_apart {
+        adapter.domain = state.next() as usize;
+    }
     let pair = Pair::new(adapter.host, adapter.domain, *attributes).map_err(system)?;
     let signals = [pair.sent.signal.clone(), pair.received.signal.clone(), pair.manager.clone()];
     let id = state.next();
@@ -139,7 +147,7 @@ fn open(
     counts.queue_pairs += 1;
     counts.queue_pairs_made += 1;
     drop(state);
-    Ok(Arc::new(DoubleConnection::new(adapter.clone(), id, peer, signals, asking)))
+    Ok(Arc::new(DoubleConnection::new(adapter, id, peer, signals, asking)))
 }
 
 #[derive(Debug)]
@@ -166,7 +174,7 @@ impl Listener for DoubleListener {
             }
             self.signal.clear();
             if let Some(request) = self.next()? {
-                // Another thread may wait for the one that comes after it.
+                // The descriptor is shared, and another thread may wait for the next request.
                 self.signal.set();
                 return Ok(Box::new(request));
             }
@@ -217,18 +225,18 @@ impl Drop for DoubleListener {
     }
 }
 
-/// A request that has no answer yet. Dropping it rejects.
+/// A connect request without an answer. Dropping it rejects it.
 #[derive(Debug)]
 pub(super) struct Unanswered {
     adapter: DoubleAdapter,
-    /// The pair that asks.
+    /// The queue pair of the requesting side.
     pub(super) pair: u64,
-    /// How often the asking side wants our sends tried again.
+    /// RNR retry count that the requesting side asks for this side's sends.
     pub(super) rnr_retry: u8,
 }
 
 impl Unanswered {
-    /// It is answered: nobody else answers it.
+    /// Marks the request as answered. Returns false if it already was.
     pub(super) fn answer(state: &mut State, pair: u64) -> bool {
         let Some(host) = state.requests.remove(&pair) else { return false };
         state.counts(host).requests -= 1;
@@ -281,7 +289,7 @@ impl Request for DoubleRequest {
     }
 }
 
-/// Tells the asking pair, if it still waits.
+/// Rejects the request of `pair` if that still waits for an answer.
 fn reject(state: &mut State, pair: u64, reason: RejectReason, private_data: &[u8]) {
     let private_data = padded(state, private_data, PRIVATE_DATA.reject);
     let Some(pair) = state.pairs.get_mut(&pair) else { return };
@@ -291,7 +299,7 @@ fn reject(state: &mut State, pair: u64, reason: RejectReason, private_data: &[u8
     }
 }
 
-/// Brings a connect request to the listener at `to`. Gives why nobody takes it.
+/// Delivers a connect request to the listener at `to`, or returns the reason of refusal.
 pub(super) fn ask(state: &mut State, to: SocketAddr, asking: Asking) -> Result<(), RejectReason> {
     let host = state.hosts.iter().position(|host| host.addresses.contains(&to.ip()));
     let host = host.ok_or(RejectReason::NO_LISTENER)?;
@@ -318,7 +326,7 @@ pub(super) fn check_private_data(what: &'static str, data: &[u8], limit: usize) 
     Ok(())
 }
 
-/// Private data as the receiver gets it: what follows the bytes that were sent may be anything.
+/// The private data as the receiver gets it. Random bytes (zeros without a seed) follow the sender's bytes.
 pub(super) fn padded(state: &mut State, data: &[u8], len: usize) -> Vec<u8> {
     let mut whole = vec![0; len];
     if let Some(random) = &mut state.random {

@@ -1,19 +1,24 @@
-//! RDMA inside this process, for tests: hosts, adapters and a network that never were.
+//! A simulation of RDMA for tests on machines without adapters. Its hosts, adapters and network are inside this
+//! process.
 //!
-//! A [`Network`] has any number of [`Host`]s, each a [`Fabric`](super::Fabric). Queue pairs behave as `specs/rdma.md` says
-//! that adapters do: keys, bounds and rights are checked, a send without a receive fails by the RNR retry count, a refused
-//! write puts the writer's queue pair into the error state, everything outstanding is flushed. Where adapters differ, it
-//! does as soft-RoCE does. Writes reach the peer's memory while
-//! both sides run on: one thread of the network executes them, a piece at a time.
+//! A [`Network`] has any number of [`Host`]s, each a [`Fabric`](super::Fabric). Queue pairs behave as
+//! `specs/rdma.md` describes for adapters:
+//! * keys, bounds and rights are checked;
+//! * a send without a receive fails according to the RNR retry count;
+//! * a refused write puts the writer's queue pair into the error state;
+//! * an error flushes everything outstanding.
 //!
-//! With a seed ([`Settings::seeded`]) the network delays and reorders what the order of a queue pair leaves open: requests of
-//! different queue pairs, and completions of different queues.
+//! Where adapters differ, the double behaves as soft-RoCE. Writes reach the peer's memory while both sides
+//! continue to run: a thread of the network executes them piece by piece.
 //!
-//! Registering populates memory, and the network notices when registered pages are discarded: an adapter would go on
-//! writing the old ones ([`Counts::stale_registrations`]).
+//! With a seed ([`Settings::seeded`]) the network delays and reorders everything whose order a queue pair does not
+//! define: requests of different queue pairs, and completions of different queues.
 //!
-//! Faults are planned with [`Network::plan`], or happen at once: [`Network::kill`], [`Network::set_link`],
-//! [`Network::remove_device`]. Time is accounted, too: see [`Costs`].
+//! Registering populates memory. The network detects when registered pages are discarded, because a real adapter
+//! would continue to write the old pages ([`Counts::stale_registrations`]).
+//!
+//! Faults are planned with [`Network::plan`], or happen immediately: [`Network::kill`], [`Network::set_link`],
+//! [`Network::remove_device`]. The double also counts virtual time: see [`Costs`].
 
 mod adapter;
 mod clock;

@@ -1,4 +1,4 @@
-//! A network, its hosts, and what a test does to them.
+//! A network with its hosts, and the test's controls over them.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -14,27 +14,29 @@ use super::counts::Counts;
 use super::execute;
 use super::faults::{Fault, Trigger};
 use super::manager;
-use super::pair::{Pair, PairState};
+use super::pair::Pair;
 use super::region::Region;
 use super::settings::Settings;
 use super::state::{Core, HostState};
 use crate::CancelFlag;
+use crate::rdma::transitions::QueuePairState;
 use crate::rdma::{Adapter as _, AdapterInfo, Fabric, Listener, RdmaError, Route};
 
-/// Hosts that reach each other over RDMA inside this process. Cloning shares it. Its thread ends when the network, its
-/// hosts and all that they made are dropped.
+/// Hosts that reach each other over RDMA inside this process. Clones share the network.
+///
+/// Its thread ends when the network, its hosts and all their objects are dropped.
 #[derive(Debug, Clone)]
 pub struct Network {
     world: Arc<World>,
 }
 
-/// One host: a fabric with a protection domain.
+/// One host of the network: a fabric with a protection domain.
 #[derive(Debug, Clone)]
 pub struct Host {
     adapter: DoubleAdapter,
 }
 
-/// The network and its thread.
+/// State of the network, and its thread.
 #[derive(Debug)]
 pub(super) struct World {
     pub(super) core: Arc<Core>,
@@ -42,10 +44,10 @@ pub(super) struct World {
 }
 
 impl Network {
-    /// A network without hosts.
+    /// Creates a network without hosts and starts its thread.
     ///
     /// # Errors
-    /// The system gives no thread.
+    /// If the thread cannot be created.
     pub fn new(settings: Settings) -> io::Result<Self> {
         let core = Arc::new(Core::new(settings));
         let of_thread = core.clone();
@@ -54,13 +56,14 @@ impl Network {
         Ok(Self { world: Arc::new(World { core, thread: Mutex::new(Some(thread)) }) })
     }
 
-    /// Adds a host with these addresses.
+    /// Adds a host with these IP addresses.
     pub fn host(&self, addresses: &[IpAddr]) -> Host {
         let mut state = self.world.core.state();
         state.hosts.push(HostState {
             addresses: addresses.to_vec(),
             has_link: true,
             on_demand_paging: self.world.core.settings.on_demand_paging,
+            confirmations: None,
             lost: None,
             plan: Default::default(),
             counts: Counts::default(),
@@ -70,23 +73,23 @@ impl Network {
         Host { adapter: DoubleAdapter { world: self.world.clone(), host, domain } }
     }
 
-    /// What happened at all hosts together.
+    /// Counters of all hosts together.
     pub fn counts(&self) -> Counts {
         let state = self.world.core.state();
         let mut sum = Counts::default();
         state.hosts.iter().for_each(|host| sum.add(&host.counts));
-        // What was discarded and not noticed yet.
+        // Regions that became stale and were not counted yet.
         let stale = state.regions.values().filter(|region| Region::is_stale_anywhere(region)).count();
         sum.stale_registrations += stale as u64;
         sum
     }
 
-    /// What happened at one host.
+    /// Counters of one host.
     pub fn counts_of(&self, host: &Host) -> Counts {
         self.world.core.state().hosts[host.adapter.host].counts
     }
 
-    /// What is still there and should not be at the end of a test.
+    /// Objects that still exist and should not at the end of a test, in words.
     pub fn leaks(&self) -> Vec<String> {
         self.counts().leaks()
     }
@@ -96,52 +99,61 @@ impl Network {
         self.world.core.state().clocks.latest()
     }
 
-    /// The caller works for so long in virtual time.
+    /// Advances the calling thread's virtual clock by `time`.
     pub fn spend(&self, time: Duration) {
         self.world.core.state().clocks.spend(time);
     }
 
-    /// Through how many connected queue pairs of a host its peers may write its memory.
+    /// Number of a host's connected queue pairs through which its peers may write.
     pub fn writable_queue_pairs(&self, host: &Host) -> usize {
         let state = self.world.core.state();
-        let is_open = |pair: &&Pair| pair.is_writable && pair.state == PairState::ReadyToSend;
+        let is_open = |pair: &&Pair| pair.is_writable && pair.state == QueuePairState::ReadyToSend;
         state.pairs.values().filter(|pair| pair.host == host.adapter.host).filter(is_open).count()
     }
 
-    /// Holds everything: nothing is executed until [`Network::resume`]. What is posted waits.
+    /// Stops execution until [`Network::resume`]. Posted requests wait.
     pub fn hold(&self) {
         self.world.core.state().is_held = true;
     }
 
-    /// Goes on after [`Network::hold`].
+    /// Resumes execution after [`Network::hold`].
     pub fn resume(&self) {
         self.world.core.state().is_held = false;
         self.world.core.wake();
     }
 
-    /// Plans a fault at a host.
+    /// Plans a fault of a host for a later event.
     pub fn plan(&self, host: &Host, trigger: Trigger, fault: Fault) {
         self.world.core.state().hosts[host.adapter.host].plan.add(trigger, fault);
     }
 
-    /// The host's process is gone, for good: its peers see a disconnect, and all that it calls fails.
+    /// Ends the host's process permanently: its peers see a disconnect, and all its calls fail.
     pub fn kill(&self, host: &Host) {
         self.strike(host, Fault::Kill);
     }
 
-    /// The host's device is removed, for good. Its peers see nothing but silence.
+    /// Removes the host's device permanently. Its peers get no answers and no event.
     pub fn remove_device(&self, host: &Host) {
         self.strike(host, Fault::RemoveDevice);
     }
 
-    /// Takes the link of a host away, or gives it back. A connection survives a time without a link that is shorter than
-    /// [`Settings::retry_limit`].
+    /// Removes or restores the link of a host. A connection survives an outage shorter than [`Settings::retry_limit`].
     pub fn set_link(&self, host: &Host, is_up: bool) {
         self.world.core.state().set_link(host.adapter.host, is_up);
         self.world.core.wake();
     }
 
-    /// Gives the adapter of one host on-demand paging, or takes it away.
+    /// Makes connections of this host omit the connection manager's last message (RTU).
+    ///
+    /// The next `first` connections still send it.
+    ///
+    /// This host's side is connected. The accepting side has a queue pair that is ready, and waits for the message
+    /// until its limit passes.
+    pub fn withhold_confirmations(&self, host: &Host, first: u32) {
+        self.world.core.state().hosts[host.adapter.host].confirmations = Some(first);
+    }
+
+    /// Enables or disables on-demand paging of one host's adapter.
     pub fn set_on_demand_paging(&self, host: &Host, has: bool) {
         self.world.core.state().hosts[host.adapter.host].on_demand_paging = has;
     }
@@ -183,13 +195,13 @@ impl Fabric for Host {
 impl Drop for World {
     fn drop(&mut self) {
         {
-            // Under the lock: the thread has not looked yet, or waits already.
+            // Set under the lock, so that the thread has not checked the flag yet, or is already waiting.
             let _state = self.core.state();
             self.core.is_over.store(true, Ordering::SeqCst);
         }
         self.core.wake();
         if let Some(thread) = self.thread.lock().take() {
-            // A panic of it was printed, and the test that waited for it has failed.
+            // A panic of the thread was already printed, and the test that waited for it has failed.
             let _ = thread.join();
         }
     }

@@ -1,4 +1,4 @@
-//! A queue pair, its completion queues, and what its connection has come to.
+//! A queue pair of the double, its completion queues, and the state of its connection.
 
 use std::collections::VecDeque;
 use std::io;
@@ -9,34 +9,37 @@ use std::time::Instant;
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::clock::Time;
+use crate::rdma::transitions::{self, QueuePairState, attribute};
 use crate::rdma::{
     Completion, CompletionKind, CompletionStatus, Event, Piece, Queue, QueuePairAttributes, RejectReason,
     SendRequest,
 };
 
-/// A queue pair.
+/// A queue pair with its queues and connection state.
 #[derive(Debug)]
 pub(super) struct Pair {
     pub(super) host: usize,
     pub(super) domain: usize,
     pub(super) attributes: QueuePairAttributes,
-    pub(super) state: PairState,
+    pub(super) state: QueuePairState,
     pub(super) peer: Option<u64>,
-    /// Whether the peer may write.
+    /// Whether the peer may write, if the state permits it.
     pub(super) is_writable: bool,
-    /// How often a send is tried again that finds no receive.
+    /// Whether the peer has confirmed the connection, if this side accepted it.
+    pub(super) is_confirmed: bool,
+    /// Number of retries of a send that finds no receive; 7 is without limit.
     pub(super) rnr_retry: u8,
-    /// Requests that are not executed yet.
+    /// Posted requests that are not executed yet.
     pub(super) requests: VecDeque<Posted>,
     pub(super) receives: VecDeque<(u64, Piece)>,
-    /// Places taken in the send queue: requests whose completion was not polled.
+    /// Occupied slots of the send queue: requests whose completion was not polled.
     pub(super) taken_requests: u32,
     pub(super) taken_receives: u32,
-    /// Requests that were executed and gave no completion: the next completion frees their places.
+    /// Executed requests without a completion. The next completion frees their slots.
     unsignalled: u32,
     pub(super) sent: CompletionQueue,
     pub(super) received: CompletionQueue,
-    /// Until when the adapter is busy with requests of this pair.
+    /// Virtual time until which the adapter is busy with requests of this pair.
     pub(super) busy_until: Time,
     pub(super) events: VecDeque<Event>,
     pub(super) end: Option<Event>,
@@ -44,45 +47,41 @@ pub(super) struct Pair {
     pub(super) manager: Signal,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum PairState {
-    /// Not connected: receives may be posted.
-    Initialised,
-    ReadyToSend,
-    Error,
-}
-
-/// How far the active side's connect request has come.
+/// Progress of the connecting side's request.
 #[derive(Debug, Clone)]
 pub(super) enum Connecting {
     No,
-    /// The request lies at the peer.
+    /// The request waits for the peer's answer.
     Asked,
-    /// With the reply's private data.
-    Accepted(Vec<u8>),
+    /// The peer accepted: the reply's private data, the peer's queue pair and its RNR retry count.
+    Accepted {
+        reply: Vec<u8>,
+        peer: u64,
+        rnr_retry: u8,
+    },
     Rejected(RejectReason, Vec<u8>),
 }
 
-/// A request that is not executed yet.
+/// A posted request that is not executed yet.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Posted {
     pub(super) request: SendRequest,
-    /// The order of posting over all queue pairs.
+    /// Position in the order of posting over all queue pairs.
     pub(super) sequence: u64,
     pub(super) posted_at: Time,
-    /// Bytes that were written already.
+    /// Number of bytes already written.
     pub(super) done: u64,
-    /// Since when it cannot go on, and what for.
+    /// The obstacle that blocks the request, and since when.
     pub(super) blocked: Option<(Obstacle, Instant)>,
-    /// Whether a plan was asked about it.
+    /// Whether the request was counted for planned faults.
     pub(super) is_counted: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Obstacle {
-    /// Nobody answers.
+    /// The peer does not answer.
     Silence,
-    /// The peer has no receive posted.
+    /// The peer has posted no receive.
     NoReceive,
 }
 
@@ -92,9 +91,11 @@ impl Pair {
             host,
             domain,
             attributes,
-            state: PairState::Initialised,
+            state: QueuePairState::Init,
             peer: None,
-            is_writable: true,
+            // The initial right of librdmacm. No peer is connected yet that could write.
+            is_writable: attributes.remote_write,
+            is_confirmed: false,
             rnr_retry: 0,
             requests: VecDeque::new(),
             receives: VecDeque::new(),
@@ -118,7 +119,7 @@ impl Pair {
         }
     }
 
-    /// The first request was executed. `is_late`: its completion waits until it is let through.
+    /// Completes the first request. With `is_late`, the completion waits until it is delivered.
     pub(super) fn complete_first(&mut self, status: CompletionStatus, at: Time, is_late: bool) {
         let Some(posted) = self.requests.pop_front() else { return };
         self.unsignalled += 1;
@@ -133,14 +134,37 @@ impl Pair {
         }
     }
 
-    /// Completes a receive that was taken out of the queue.
+    /// Completes a receive that was removed from its queue.
     pub(super) fn complete_receive(&mut self, completion: Completion, at: Time, is_late: bool) {
         self.received.push(Entry { completion, frees: 1, at }, is_late);
     }
 
-    /// Puts the pair into the error state: everything outstanding is flushed. Gives how much that was.
+    /// Changes attributes as `ibv_modify_qp` does. Returns the kernel's error number if the change is not allowed.
+    pub(super) fn modify(&mut self, next: Option<QueuePairState>, named: u32) -> Result<(), i32> {
+        let named = named | if next.is_some() { attribute::STATE } else { 0 };
+        let next = next.unwrap_or(self.state);
+        if !transitions::is_allowed(self.state, next, named) {
+            return Err(libc::EINVAL);
+        }
+        self.state = next;
+        Ok(())
+    }
+
+    /// Connects as librdmacm does. The right to write exists until the manager's caller revokes it, which the
+    /// double does immediately.
+    pub(super) fn connect(&mut self, peer: u64, rnr_retry: u8) -> Result<(), i32> {
+        self.modify(Some(QueuePairState::ReadyToReceive), transitions::TO_RECEIVE)?;
+        self.modify(Some(QueuePairState::ReadyToSend), transitions::TO_SEND)?;
+        (self.peer, self.rnr_retry) = (Some(peer), rnr_retry);
+        self.is_writable = self.attributes.remote_write;
+        Ok(())
+    }
+
+    /// Puts the pair into the error state, which flushes everything outstanding. Returns the number of flushed
+    /// entries.
     pub(super) fn fail(&mut self, at: Time) -> u64 {
-        self.state = PairState::Error;
+        // Allowed in every state that a pair can have.
+        let _ = self.modify(Some(QueuePairState::Error), 0);
         let mut flushed = 0;
         while !self.requests.is_empty() {
             self.complete_first(CompletionStatus::WorkRequestFlushed, at, false);
@@ -155,7 +179,7 @@ impl Pair {
         flushed
     }
 
-    /// Reports an event; one that ends the connection comes after all that was received before.
+    /// Reports an event. An event that ends the connection is delivered after all completions before it.
     pub(super) fn report(&mut self, event: Event) {
         if event.is_end() {
             self.sent.let_all_through();
@@ -175,7 +199,7 @@ impl Pair {
     }
 }
 
-/// A completion, how many places it frees when it is polled, and when it happened.
+/// A completion, with the number of slots that polling it frees, and its virtual time.
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) completion: Completion,
@@ -183,7 +207,7 @@ pub(super) struct Entry {
     pub(super) at: Time,
 }
 
-/// Completions that can be polled, and those that are on their way.
+/// Completions that can be polled, and those that are delayed.
 #[derive(Debug)]
 pub(super) struct CompletionQueue {
     pub(super) ready: VecDeque<Entry>,
@@ -207,7 +231,7 @@ impl CompletionQueue {
         !self.late.is_empty()
     }
 
-    /// Lets the first one that is on its way arrive.
+    /// Delivers the first delayed completion.
     pub(super) fn let_one_through(&mut self) {
         self.ready.extend(self.late.pop_front());
         self.signal.set();
@@ -219,7 +243,7 @@ impl CompletionQueue {
     }
 }
 
-/// A descriptor that is readable when there is something new.
+/// A descriptor that is readable after a change.
 #[derive(Debug, Clone)]
 pub(super) struct Signal(Arc<OwnedFd>);
 
@@ -229,11 +253,11 @@ impl Signal {
     }
 
     pub(super) fn set(&self) {
-        // It cannot fail: the counter is far from full.
+        // The write cannot fail: the counter is far from full.
         let _ = rustix::io::write(&*self.0, &1u64.to_ne_bytes());
     }
 
-    /// Forgets what came before; look at the state afterwards.
+    /// Makes the descriptor unreadable. Check the state afterwards.
     pub(super) fn clear(&self) {
         let _ = rustix::io::read(&*self.0, &mut [0; 8]);
     }

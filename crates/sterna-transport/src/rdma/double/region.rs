@@ -1,28 +1,28 @@
-//! Registered memory, as the adapters of a network see it.
+//! Registered memory of the double, with detection of discarded pages.
 
 use sterna_ram::{PAGE_SIZE, PageBitmap, RamFault};
 
 use super::clock::Time;
 use crate::rdma::{Access, Memory};
 
-/// Most bytes that are copied in one piece.
+/// Size of the buffer for copies, in bytes.
 const BOUNCE: usize = 64 << 10;
 
-/// One registration.
+/// A registration: memory, its rights and its protection domain.
 #[derive(Debug)]
 pub(super) struct Region {
-    /// The protection domain, unique over all hosts.
+    /// The protection domain; numbers are unique over all hosts.
     pub(super) domain: usize,
     pub(super) memory: Memory,
     pub(super) access: Access,
-    /// When registering was done.
+    /// Virtual time when the registration was complete.
     pub(super) since: Time,
-    /// Pages of the block that were found discarded; `None` where it cannot be told, and where the adapter follows the memory:
-    /// it writes the page that is there now.
+    /// Pages of the block that were found discarded. `None` if this cannot be detected, and with on-demand paging,
+    /// which writes the present page.
     stale: Option<PageBitmap>,
 }
 
-/// Where the bytes of a request are.
+/// Address range of a request's bytes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Range {
     pub(super) address: u64,
@@ -30,12 +30,12 @@ pub(super) struct Range {
 }
 
 impl Region {
-    /// Registers. If it pins, it populates the memory.
+    /// Registers memory; populates it if `pins` is set.
     pub(super) fn new(domain: usize, memory: Memory, access: Access, pins: bool) -> Self {
         let stale = memory.block().filter(|_| pins).and_then(|(block, offset)| {
             let first = offset / PAGE_SIZE as u64;
             let last = (offset + memory.len() as u64).div_ceil(PAGE_SIZE as u64);
-            // Memory that cannot be written is not populated either; its pages are whatever they are.
+            // Memory that cannot be written is not populated either, so its pages are not tracked.
             block.populate(first, last - first).ok().map(|()| PageBitmap::new(block.pages()))
         });
         Self { domain, memory, access, since: Time::ZERO, stale }
@@ -47,7 +47,8 @@ impl Region {
         })
     }
 
-    /// Whether a page of the range, which must be inside, was discarded since it was registered. Once noticed, it stays so.
+    /// Whether a page of the range was discarded since the registration. The range must be inside; the result is
+    /// permanent.
     pub(super) fn is_stale(&self, range: Range) -> bool {
         let (Some(stale), Some((block, offset))) = (&self.stale, self.memory.block()) else { return false };
         if range.len == 0 {
@@ -55,17 +56,17 @@ impl Region {
         }
         let from = offset + (range.address - self.memory.address());
         let (first, last) = (from / PAGE_SIZE as u64, (from + range.len).div_ceil(PAGE_SIZE as u64));
-        // A kernel that cannot tell tells nothing.
+        // If the kernel cannot report absent pages, no page counts as discarded.
         let _ = block.mark_absent(first, last - first, stale);
         (first..last).any(|page| stale.get(page))
     }
 
-    /// As `is_stale`, for all of it.
+    /// As `is_stale`, for the whole region.
     pub(super) fn is_stale_anywhere(&self) -> bool {
         self.is_stale(Range { address: self.memory.address(), len: self.memory.len() as u64 })
     }
 
-    /// Copies bytes of `from` to `to`. Both ranges must be inside.
+    /// Copies `len` bytes between two regions. Both ranges must be inside their region.
     pub(super) fn copy(from: (&Region, u64), to: (&Region, u64), len: u64) -> Result<(), RamFault> {
         let mut bounce = vec![0; BOUNCE.min(len as usize)];
         let mut done = 0;

@@ -1,4 +1,4 @@
-//! All that a network knows, under one lock.
+//! The complete state of a network, under one lock.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -9,17 +9,18 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use super::clock::{Clocks, Time};
 use super::counts::Counts;
 use super::faults::{Fault, Plan};
-use super::pair::{Pair, PairState, Signal};
+use super::pair::{Pair, Signal};
 use super::region::{Range, Region};
 use super::settings::Settings;
+use crate::rdma::transitions::QueuePairState;
 use crate::rdma::{Event, PortState};
 
-/// Shared by the hosts, their connections and the network's thread.
+/// State that the hosts, their connections and the network's thread share.
 #[derive(Debug)]
 pub(super) struct Core {
     pub(super) settings: Settings,
     state: Mutex<State>,
-    /// There may be something to execute.
+    /// Signalled when there may be something to execute.
     pub(super) work: Condvar,
     pub(super) is_over: AtomicBool,
 }
@@ -30,33 +31,35 @@ pub(super) struct State {
     pub(super) regions: HashMap<u32, Region>,
     pub(super) pairs: BTreeMap<u64, Pair>,
     pub(super) listeners: BTreeMap<u64, ListenerState>,
-    /// Connect requests that were fetched and not answered: the pair that asks, and the host that was asked.
+    /// Connect requests that were accepted and not answered: the requesting pair, and the requested host.
     pub(super) requests: HashMap<u64, usize>,
     pub(super) clocks: Clocks,
     pub(super) random: Option<fastrand::Rng>,
-    /// Nothing is executed meanwhile.
+    /// Whether execution is stopped by [`super::Network::hold`].
     pub(super) is_held: bool,
-    /// Regions that are known to be stale, so that each counts once.
+    /// Regions that are known to be stale, so that each is counted once.
     stale: HashSet<u32>,
     last: u64,
 }
 
-/// One host.
+/// State of one host.
 #[derive(Debug)]
 pub(super) struct HostState {
     pub(super) addresses: Vec<IpAddr>,
     pub(super) has_link: bool,
-    /// Its adapter can use memory that is not pinned.
+    /// Whether its adapter supports on-demand paging.
     pub(super) on_demand_paging: bool,
-    /// What it was lost by: killed, or its device removed.
+    /// Number of its connections that still confirm: see [`super::Network::withhold_confirmations`].
+    pub(super) confirmations: Option<u32>,
+    /// The event that made the host unusable: a kill, or the removal of its device.
     pub(super) lost: Option<Event>,
     pub(super) plan: Plan,
     pub(super) counts: Counts,
-    /// Until when its port is sending.
+    /// Virtual time until which its port is sending.
     pub(super) port_busy_until: Time,
 }
 
-/// A listener.
+/// State of a listener.
 #[derive(Debug)]
 pub(super) struct ListenerState {
     pub(super) host: usize,
@@ -66,13 +69,13 @@ pub(super) struct ListenerState {
     pub(super) signal: Signal,
 }
 
-/// A connect request.
+/// A connect request that waits at a listener.
 #[derive(Debug)]
 pub(super) struct Asking {
     pub(super) pair: u64,
     pub(super) from: SocketAddr,
     pub(super) private_data: Vec<u8>,
-    /// How often the asking side wants a send tried again that finds no receive there.
+    /// RNR retry count that the requesting side asks for the other side's sends.
     pub(super) rnr_retry: u8,
 }
 
@@ -86,7 +89,7 @@ impl Core {
         self.state.lock()
     }
 
-    /// Tells the network's thread that there may be something to do.
+    /// Wakes the network's thread, because there may be something to execute.
     pub(super) fn wake(&self) {
         self.work.notify_all();
     }
@@ -97,7 +100,7 @@ impl Core {
 }
 
 impl State {
-    /// A number that no other object has.
+    /// A number that no other object of the network has.
     pub(super) fn next(&mut self) -> u64 {
         self.last += 1;
         self.last
@@ -112,7 +115,7 @@ impl State {
         if host.has_link && host.lost.is_none() { PortState::Active } else { PortState::Down }
     }
 
-    /// The region of a key, if the key, the domain and the range are right.
+    /// The region of a key, if the key, the domain and the range match.
     pub(super) fn region(&self, key: u32, is_remote: bool, domain: usize, range: Range) -> Option<&Region> {
         let region = self.regions.get(&(key >> 8))?;
         let keys = keys(key >> 8);
@@ -134,7 +137,7 @@ impl State {
         self.counts(host).flushed += flushed;
     }
 
-    /// Ends a pair's connection and tells the peer, unless it has ended.
+    /// Ends a pair's connection and notifies the peer, unless the connection has already ended.
     pub(super) fn disconnect(&mut self, id: u64) {
         let now = self.clocks.now();
         let Some(pair) = self.pairs.get(&id) else { return };
@@ -147,7 +150,8 @@ impl State {
         }
     }
 
-    /// The peer of a pair is gone: the connection manager puts the pair into the error state, and then says so.
+    /// Handles a disconnect at the peer. The connection manager puts the pair into the error state, and then
+    /// reports the event.
     fn hear_of_disconnect(&mut self, id: u64, now: Time) {
         if self.pairs.get(&id).is_none_or(|pair| pair.end.is_some()) {
             return;
@@ -158,14 +162,21 @@ impl State {
         }
     }
 
-    /// Whether a request of one pair gets no answer.
+    /// Ends a pair's connection without notifying the peer.
+    pub(super) fn end_by(&mut self, id: u64, event: Event) {
+        if let Some(pair) = self.pairs.get_mut(&id).filter(|pair| pair.end.is_none()) {
+            pair.report(event);
+        }
+    }
+
+    /// Whether requests of a pair get no answer.
     pub(super) fn is_silent(&self, pair: &Pair) -> bool {
         let Some(peer) = pair.peer.and_then(|peer| self.pairs.get(&peer)) else { return true };
-        peer.state != PairState::ReadyToSend
+        peer.state != QueuePairState::ReadyToSend
             || [pair.host, peer.host].iter().any(|host| self.port_state(*host) != PortState::Active)
     }
 
-    /// Makes a fault happen that is not one of a single call or request.
+    /// Applies a fault of a whole host. Faults of a single call or request are applied elsewhere.
     pub(super) fn strike(&mut self, host: usize, fault: Fault) {
         match fault {
             Fault::Kill => self.kill(host),
@@ -175,7 +186,7 @@ impl State {
         }
     }
 
-    /// The process of a host is gone: its peers see a disconnect.
+    /// Ends the process of a host: its peers see a disconnect.
     pub(super) fn kill(&mut self, host: usize) {
         self.lose(host, Event::Fatal("the process was killed".into()), true);
     }
@@ -207,7 +218,7 @@ impl State {
     }
 }
 
-/// The local and the remote key of a region: neither 0, nor next to another.
+/// The local and the remote key of a region. A key is never 0, and the next number is never a key.
 pub(super) fn keys(index: u32) -> (u32, u32) {
     (index << 8 | 0x10, index << 8 | 0x80)
 }

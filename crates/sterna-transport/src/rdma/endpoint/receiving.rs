@@ -1,4 +1,4 @@
-//! Messages that come.
+//! The receiving half of an endpoint: its buffers and posted receives.
 
 use std::time::{Duration, Instant};
 
@@ -8,12 +8,12 @@ use super::{failed, place};
 use crate::CancelFlag;
 use crate::rdma::{Completion, Connection, Queue, RdmaError, Registration, Wake};
 
-/// The buffers of an endpoint for messages that come.
+/// Buffers of an endpoint for received messages.
 #[derive(Debug)]
 pub(super) struct Receiving {
     message_bytes: u32,
     buffers: Registration,
-    /// Buffers that are not posted.
+    /// Indices of the buffers that are not posted.
     free: Mutex<Vec<u32>>,
 }
 
@@ -28,7 +28,12 @@ impl Receiving {
             || RdmaError::QueueFull { peer: connection.peer().to_string(), queue: "receive", posted: 0 };
         let slot = self.free.lock().pop().ok_or_else(full)?;
         let into = place(&self.buffers, self.message_bytes, slot, self.message_bytes);
-        connection.post_receive(slot.into(), into).inspect_err(|_| self.free.lock().push(slot))
+        let posted = connection.post_receive(slot.into(), into).inspect_err(|_| self.free.lock().push(slot));
+        match posted {
+            // No further messages arrive. `receive` returns the earlier ones first, and then the end.
+            Err(RdmaError::Ended { event: Some(_), .. }) => Ok(()),
+            other => other,
+        }
     }
 
     pub(super) fn receive(
@@ -56,7 +61,7 @@ impl Receiving {
         }
     }
 
-    /// Copies a message out, which frees its buffer.
+    /// Copies a message out of its buffer, and frees the buffer.
     fn take(&self, connection: &dyn Connection, completion: Completion) -> Result<Vec<u8>, RdmaError> {
         let slot = completion.id as u32;
         let message = if completion.status.is_success() {

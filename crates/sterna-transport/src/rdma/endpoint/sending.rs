@@ -1,4 +1,4 @@
-//! Messages and writes that go.
+//! The sending half of an endpoint: messages, writes and their completions.
 
 use std::collections::VecDeque;
 use std::io;
@@ -11,24 +11,24 @@ use crate::rdma::{
     Completion, CompletionStatus, Connection, Operation, Queue, RdmaError, Registration, SendRequest, Wake,
 };
 
-/// Completions that are taken in at once.
+/// Maximum number of completions per poll.
 const BATCH: usize = 64;
 
-/// The send queue of an endpoint and its buffers.
+/// Send queue of an endpoint with its buffers.
 #[derive(Debug)]
 pub(super) struct Sending {
     message_bytes: u32,
     buffers: Registration,
     free: Vec<u32>,
-    /// Requests that the send queue holds.
+    /// Number of requests that the send queue can contain.
     capacity: usize,
-    /// In the order of posting.
+    /// Posted requests without a known completion, in the order of posting.
     outstanding: VecDeque<Outstanding>,
-    /// Writes among them.
+    /// Number of writes in `outstanding`.
     writes: usize,
-    /// The number of the next request.
+    /// Number of the next request.
     next: u64,
-    /// The first failure: every later call gives it again.
+    /// The first failure, which every later call returns.
     failure: Option<(&'static str, CompletionStatus, Option<u64>)>,
 }
 
@@ -45,7 +45,7 @@ enum What {
     Write { address: u64 },
 }
 
-/// What waiting takes.
+/// Arguments of a wait for completions.
 pub(super) struct Waiter<'a> {
     pub(super) connection: &'a dyn Connection,
     pub(super) closed: &'a CancelFlag,
@@ -94,7 +94,7 @@ impl Sending {
     }
 
     pub(super) fn write(&mut self, writes: &[Write], waiter: &Waiter<'_>) -> Result<(), RdmaError> {
-        // Completions of a part come while the next is posted.
+        // Half a queue at a time, so that one part completes while the next is posted.
         for writes in writes.chunks((self.capacity / 2).max(1)) {
             self.reap(waiter)?;
             while self.outstanding.len() + writes.len() > self.capacity {
@@ -136,7 +136,7 @@ impl Sending {
         self.writes
     }
 
-    /// Takes in what is complete.
+    /// Processes the available completions, without waiting.
     pub(super) fn reap(&mut self, waiter: &Waiter<'_>) -> Result<(), RdmaError> {
         let mut completions = Vec::with_capacity(BATCH);
         loop {
@@ -152,7 +152,7 @@ impl Sending {
     }
 
     fn complete(&mut self, completion: Completion, waiter: &Waiter<'_>) {
-        // In order, so all before it are complete, too.
+        // Requests complete in order, so all earlier ones are complete too.
         while self.outstanding.front().is_some_and(|first| first.id <= completion.id) {
             let Some(Outstanding { id, bytes, what }) = self.outstanding.pop_front() else { return };
             waiter.in_flight.fetch_sub(bytes, Ordering::Relaxed);
@@ -195,7 +195,7 @@ impl Sending {
         posted
     }
 
-    /// Waits until something is complete.
+    /// Waits until at least one request is complete.
     fn wait(&mut self, waiter: &Waiter<'_>) -> Result<(), RdmaError> {
         let peer = || waiter.connection.peer().to_string();
         let deadline = waiter.limit.and_then(|limit| Instant::now().checked_add(limit));

@@ -1,4 +1,4 @@
-//! A connection over an adapter.
+//! A connection over a real adapter, through libibverbs and librdmacm.
 
 use std::io;
 use std::net::SocketAddr;
@@ -14,7 +14,7 @@ use super::domain::{Domain, VerbsAdapter};
 use super::error;
 use super::events::{self, Mailbox};
 use super::id::{CmEvent, EventChannel, Id};
-use super::queues::Queues;
+use super::queues::{IN_ERROR, Queues};
 use crate::CancelFlag;
 use crate::cancel::{Waited, wait_any};
 use crate::rdma::{
@@ -22,10 +22,12 @@ use crate::rdma::{
     QueuePairAttributes, RdmaError, RejectReason, SendRequest, Wake,
 };
 
-/// How long an adapter may take to flush receives after the end of a connection. Soft-RoCE does it beside the event.
+/// Time that an adapter may take to flush receives after the end of a connection.
+///
+/// Soft-RoCE flushes them concurrently with the event.
 const FLUSH: Duration = Duration::from_secs(1);
 
-/// Which side begins.
+/// Role of this side when the connection is established.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Side {
     Connects,
@@ -36,18 +38,22 @@ pub(crate) enum Side {
 pub(crate) struct VerbsConnection {
     side: Side,
     peer: SocketAddr,
-    /// Gone after [`Connection::destroy`]. Whoever uses it holds it for reading, also while it waits.
+    /// `None` after [`Connection::destroy`]. Every call holds the read lock while it uses the queues, also while
+    /// it waits, and calls no function that takes the lock again.
     queues: RwLock<Option<Queues>>,
     mailbox: Arc<Mailbox>,
-    /// Held by whoever takes events of the connection manager.
+    /// Locked by the thread that reads events of the connection manager.
     manager: Mutex<()>,
-    id: Arc<Id>,
+    /// Dropped, and so destroyed, after its queue pair.
+    _id: Arc<Id>,
     channel: Arc<EventChannel>,
     adapter: Arc<VerbsAdapter>,
+    /// Whether the peer keeps the right to write after connecting.
+    remote_write: bool,
 }
 
 impl VerbsConnection {
-    /// Allocates the queue pair. The identifier must have an event channel of its own.
+    /// Allocates the queue pair. The identifier must have its own event channel.
     pub(crate) fn new(
         side: Side,
         peer: SocketAddr,
@@ -56,13 +62,18 @@ impl VerbsConnection {
         attributes: &QueuePairAttributes,
     ) -> Result<Arc<Self>, RdmaError> {
         let (id, subject) = (Arc::new(id), peer.to_string());
+        let domain = match attributes.is_apart {
+            true => Domain::new(domain.context().clone())?,
+            false => domain.clone(),
+        };
         let adapter = Arc::new(VerbsAdapter { domain: domain.clone(), port: id.port_number() });
         let mailbox = Mailbox::new().map_err(|source| error(&subject, "eventfd", source))?;
         let mailbox = Arc::new(mailbox);
         let queues = Queues::new(id.clone(), domain.clone(), attributes, &subject)?;
         domain.context().subscribe(queues.raw(), adapter.port, &mailbox);
         let (queues, channel) = (RwLock::new(Some(queues)), id.channel());
-        Ok(Arc::new(Self { side, peer, queues, mailbox, manager: Mutex::new(()), id, channel, adapter }))
+        let (manager, remote_write) = (Mutex::new(()), attributes.remote_write);
+        Ok(Arc::new(Self { side, peer, queues, mailbox, manager, _id: id, channel, adapter, remote_write }))
     }
 
     fn with_queues<T>(&self, body: impl FnOnce(&Queues) -> Result<T, RdmaError>) -> Result<T, RdmaError> {
@@ -80,26 +91,60 @@ impl VerbsConnection {
         error(self.peer, call, source)
     }
 
-    /// Takes all events that are there, of the connection manager and of the device. While the connection is being
-    /// established, that takes the connection manager's.
+    /// Processes all available events of the device and the connection manager.
+    ///
+    /// While a thread establishes the connection, that thread reads the connection manager's events.
     fn take_events(&self) {
         self.adapter.domain.context().dispatch();
         let Some(_manager) = self.manager.try_lock() else { return };
-        while let Ok(Some(event)) = self.channel.next() {
+        while let Ok(Some(event)) = self.next_event() {
             self.put(&event);
         }
+    }
+
+    /// The next event of the connection manager; `None` if there is none, and after [`Connection::destroy`].
+    fn next_event(&self) -> io::Result<Option<CmEvent>> {
+        let queues = self.queues.read();
+        queues.as_ref().map_or(Ok(None), |queues| queues.next_event(&self.channel))
     }
 
     fn put(&self, event: &CmEvent) {
         let Some(event) = events::of_manager(event.kind) else { return };
         if event == Event::Disconnected {
-            // The library leaves it to us to put the queue pair into the error state and to answer the peer.
-            self.id.disconnect();
+            // librdmacm leaves it to the caller to put the queue pair into the error state and to answer the peer.
+            self.disconnect_queues();
         }
         self.mailbox.put(event);
     }
 
-    fn begin(&self, parameters: &ConnectParameters<'_>) -> Result<(), RdmaError> {
+    /// Disconnects the queue pair unless it is already destroyed.
+    fn disconnect_queues(&self) {
+        if let Some(queues) = &*self.queues.read() {
+            queues.disconnect();
+        }
+    }
+
+    /// Revokes the right to write, unless it is wanted.
+    ///
+    /// Connecting or accepting grants the right to every queue pair, whatever its attributes (specs/rdma.md §11.2).
+    fn end_unwanted_writes(&self, queues: &Queues) -> Result<(), RdmaError> {
+        if !self.remote_write && !queues.set_remote_write(false)? {
+            self.mailbox.put(Event::Fatal(IN_ERROR.to_owned()));
+        }
+        Ok(())
+    }
+
+    /// Adds the connection's end to the error of a request that the adapter refused after it.
+    fn posted(&self, posted: Result<(), RdmaError>) -> Result<(), RdmaError> {
+        posted.map_err(|error| match error {
+            RdmaError::Ended { peer, event: Some(event) } => {
+                RdmaError::Ended { peer, event: Some(self.end().unwrap_or(event)) }
+            }
+            other => other,
+        })
+    }
+
+    fn begin(&self, queues: &Queues, parameters: &ConnectParameters<'_>) -> Result<(), RdmaError> {
         let (what, limit, call) = match self.side {
             Side::Connects => ("request", PRIVATE_DATA.request, "rdma_connect"),
             Side::Accepts => ("reply", PRIVATE_DATA.reply, "rdma_accept"),
@@ -120,13 +165,18 @@ impl VerbsConnection {
             qp_num: 0,
         };
         let begun = match self.side {
-            Side::Connects => self.id.connect(&mut raw),
-            Side::Accepts => self.id.accept(&mut raw),
+            Side::Connects => queues.connect(&mut raw),
+            Side::Accepts => queues.accept(&mut raw),
         };
-        begun.map_err(|source| self.error(call, source))
+        begun.map_err(|source| self.error(call, source))?;
+        match self.side {
+            // The queue pair is ready now, before the peer confirms, and the peer may never confirm.
+            Side::Accepts => self.end_unwanted_writes(queues),
+            Side::Connects => Ok(()),
+        }
     }
 
-    /// What an event means to who waits for the connection; `None` to wait on.
+    /// The result that an event means for `establish`; `None` if it must continue to wait.
     fn outcome(&self, event: CmEvent) -> Option<Result<Vec<u8>, RdmaError>> {
         let status = io::Error::from_raw_os_error(event.status.saturating_abs());
         let call = if self.side == Side::Connects { "rdma_connect" } else { "rdma_accept" };
@@ -162,16 +212,20 @@ impl Connection for VerbsConnection {
         cancel: &CancelFlag,
     ) -> Result<Vec<u8>, RdmaError> {
         let _manager = self.manager.lock();
-        self.with_queues(|_| self.begin(parameters))?;
+        self.with_queues(|queues| self.begin(queues, parameters))?;
         let deadline = Instant::now().checked_add(limit);
         loop {
             while let Some(event) =
-                self.channel.next().map_err(|source| self.error("rdma_get_cm_event", source))?
+                self.next_event().map_err(|source| self.error("rdma_get_cm_event", source))?
             {
                 if event.kind == RDMA_CM_EVENT_ESTABLISHED {
                     self.with_queues(|queues| {
                         queues.set_connected();
-                        Ok(())
+                        match self.side {
+                            // librdmacm made the queue pair ready when it returned the event.
+                            Side::Connects => self.end_unwanted_writes(queues),
+                            Side::Accepts => Ok(()),
+                        }
                     })?;
                 }
                 self.put(&event);
@@ -200,11 +254,11 @@ impl Connection for VerbsConnection {
     }
 
     fn post_receive(&self, id: u64, into: Piece) -> Result<(), RdmaError> {
-        self.with_queues(|queues| queues.post_receive(id, into))
+        self.posted(self.with_queues(|queues| queues.post_receive(id, into)))
     }
 
     fn post_send(&self, requests: &[SendRequest]) -> Result<(), RdmaError> {
-        self.with_queues(|queues| queues.post_send(requests))
+        self.posted(self.with_queues(|queues| queues.post_send(requests)))
     }
 
     fn poll(&self, queue: Queue, to: &mut Vec<Completion>, most: usize) -> Result<usize, RdmaError> {
@@ -219,7 +273,7 @@ impl Connection for VerbsConnection {
                     return Ok(Some(Wake::Completion));
                 }
                 queues.arm(queue)?;
-                // One that came before the notification was asked for is not notified.
+                // A completion that arrived before the notification was armed causes no notification.
                 if queues.has_completion(queue)? {
                     return Ok(Some(Wake::Completion));
                 }
@@ -237,7 +291,7 @@ impl Connection for VerbsConnection {
                     (self.adapter.domain.context().as_fd(), PollFlags::IN),
                     (self.mailbox.as_fd(), PollFlags::IN),
                 ];
-                // After the end only completions are of interest.
+                // After the end only completions matter.
                 let fds = if has_ended { &fds[..1] } else { &fds };
                 let limit = deadline.into_iter().chain(until).min();
                 let waited = wait_any(fds, &[cancel], limit).map_err(|source| self.error("poll", source))?;
@@ -257,7 +311,12 @@ impl Connection for VerbsConnection {
     }
 
     fn set_remote_write(&self, allowed: bool) -> Result<(), RdmaError> {
-        self.with_queues(|queues| queues.set_remote_write(allowed))
+        if !self.with_queues(|queues| queues.set_remote_write(allowed))? {
+            // If the connection has already ended, the earlier event stays the end.
+            self.take_events();
+            self.mailbox.put(Event::Fatal(IN_ERROR.to_owned()));
+        }
+        Ok(())
     }
 
     fn poll_event(&self) -> Option<Event> {
@@ -271,18 +330,19 @@ impl Connection for VerbsConnection {
     }
 
     fn disconnect(&self) {
-        // The peer's answer may never come.
-        self.id.disconnect();
+        // The event is recorded here, because the peer may never answer.
+        self.disconnect_queues();
         self.mailbox.put(Event::Disconnected);
     }
 
     fn destroy(&self) {
         self.mailbox.destroy();
         let mut queues = self.queues.write();
-        if queues.is_some() {
-            self.disconnect();
+        if let Some(queues) = &*queues {
+            queues.disconnect();
+            self.mailbox.put(Event::Disconnected);
         }
-        // Under the lock: no other call returns before it is gone.
+        // Under the write lock, so no other call uses the queue pair, and none returns before it is destroyed.
         *queues = None;
     }
 }

@@ -1,4 +1,4 @@
-//! A device that librdmacm has opened, and what it reports by itself.
+//! A device that librdmacm has opened, and its asynchronous events.
 
 use std::collections::HashMap;
 use std::ffi::CStr;
@@ -16,13 +16,14 @@ use super::id::{EventChannel, Id};
 use super::library::Library;
 use crate::rdma::RdmaError;
 
-/// One for each device in this process: librdmacm opens a device once, and its events can be read once.
+/// An opened device. There is one value per device and process, because its events can be read only once.
 pub(crate) struct Context {
     library: &'static Library,
     raw: NonNull<ibv_context>,
     name: String,
     subscribers: Mutex<Vec<Subscriber>>,
-    /// librdmacm may close a device that no identifier is bound to. This one is bound as long as `self` lives.
+    /// An identifier bound to the device. librdmacm may close a device without one, so this one lives as long as
+    /// `self`.
     _anchor: Id,
 }
 
@@ -32,7 +33,7 @@ struct Subscriber {
     mailbox: Weak<Mailbox>,
 }
 
-// SAFETY: libibverbs' functions may be called from any thread, and the pointer stays valid (`_anchor`).
+// SAFETY: libibverbs' functions are thread-safe, and `_anchor` keeps the pointer valid.
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
@@ -40,7 +41,7 @@ unsafe impl Sync for Context {}
 static CONTEXTS: LazyLock<Mutex<HashMap<usize, Weak<Context>>>> = LazyLock::new(Mutex::default);
 
 impl Context {
-    /// The device that `id` is bound to.
+    /// The device that `id` is bound to, opened once per process.
     pub(crate) fn of(id: &Id) -> Result<Arc<Self>, RdmaError> {
         let library = id.library();
         let local = id.local_address();
@@ -53,7 +54,7 @@ impl Context {
             return Ok(context);
         }
         let anchor = anchor(library, local, &subject)?;
-        // SAFETY: the device is open: `id` is bound to it. The library's string lives as long as the device.
+        // SAFETY: the device is open because `id` is bound to it. The library's string lives as long as the device.
         let name = unsafe { CStr::from_ptr((library.verbs.ibv_get_device_name)((*raw.as_ptr()).device)) };
         let context = Arc::new(Self {
             library,
@@ -76,12 +77,12 @@ impl Context {
         self.raw.as_ptr()
     }
 
-    /// The device's name.
+    /// Name of the device, for example `mlx5_0`.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
-    /// What concerns that queue pair or port goes into `mailbox`, as long as that lives.
+    /// Delivers events of the queue pair or port to `mailbox` while that exists.
     pub(crate) fn subscribe(&self, queue_pair: *mut ibv_qp, port: u8, mailbox: &Arc<Mailbox>) {
         let mut subscribers = self.subscribers.lock();
         subscribers.retain(|subscriber| subscriber.mailbox.strong_count() > 0);
@@ -92,14 +93,16 @@ impl Context {
         });
     }
 
-    /// Takes the device's events and hands them to whom they concern. Does not wait.
+    /// Reads the device's events and delivers them to the subscribers concerned. Does not wait.
     pub(crate) fn dispatch(&self) {
         let subscribers = self.subscribers.lock();
         let mut event = ibv_async_event { element: std::ptr::null_mut(), event_type: 0 };
-        // SAFETY: the device is open, its descriptor does not block, and the event is written before the call returns 0.
+        // SAFETY: the device is open, its descriptor does not block, and the event is written before the call
+        // returns 0.
         while unsafe { (self.library.verbs.ibv_get_async_event)(self.raw(), &raw mut event) } == 0 {
             let (kind, element) = (event.event_type, event.element.addr());
-            // SAFETY: it was given to us and is acknowledged once. Destroying a queue pair waits for that.
+            // SAFETY: the library returned the event, and it is acknowledged once. Destroying a queue pair waits
+            // for that.
             unsafe { (self.library.verbs.ibv_ack_async_event)(&raw mut event) };
             let Some(event) = events::of_device(kind) else { continue };
             for subscriber in subscribers.iter().filter(|subscriber| subscriber.is_concerned(kind, element)) {
@@ -115,7 +118,7 @@ impl Subscriber {
     fn is_concerned(&self, kind: u32, element: usize) -> bool {
         match kind {
             IBV_EVENT_PORT_ACTIVE | IBV_EVENT_PORT_ERR => element as u32 == u32::from(self.port),
-            // Which connection a completion queue belongs to is not kept: a queue that fails is a fault of this program.
+            // The completion queue's connection is not recorded, because such an event is a bug of this program.
             IBV_EVENT_DEVICE_FATAL | IBV_EVENT_CQ_ERR => true,
             _ => element == self.queue_pair,
         }
@@ -125,7 +128,7 @@ impl Subscriber {
 impl AsFd for Context {
     /// Readable when there are events to dispatch.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the device, and so its descriptor, is open as long as `self` lives.
+        // SAFETY: the device, and therefore its descriptor, is open as long as `self` lives.
         unsafe { BorrowedFd::borrow_raw((*self.raw()).async_fd) }
     }
 }

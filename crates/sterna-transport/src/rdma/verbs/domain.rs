@@ -1,4 +1,4 @@
-//! A protection domain over a device, and the memory registered in it.
+//! A protection domain on a device, and the memory registered in it.
 
 use std::fmt;
 use std::io;
@@ -19,7 +19,7 @@ pub(crate) struct Domain {
     raw: NonNull<ibv_pd>,
 }
 
-// SAFETY: libibverbs' functions may be called from any thread, and the pointer stays valid until `self` is dropped.
+// SAFETY: libibverbs' functions are thread-safe, and the pointer stays valid until `self` is dropped.
 unsafe impl Send for Domain {}
 // SAFETY: as above.
 unsafe impl Sync for Domain {}
@@ -43,7 +43,7 @@ impl Domain {
     fn register(self: &Arc<Self>, memory: Memory, access: Access) -> Result<Registration, RdmaError> {
         let (address, len) = (memory.address(), memory.len());
         if access.on_demand && !ports::has_on_demand_paging(self.context.raw()) {
-            // Some providers ignore what they do not know, and pin.
+            // Some providers ignore the flag if they do not know it, and pin the memory.
             let source = io::Error::from_raw_os_error(libc::EOPNOTSUPP);
             return Err(RdmaError::Registration { address, len: len as u64, source });
         }
@@ -54,14 +54,14 @@ impl Domain {
         let pinned = PinnedMemory::new(memory, access);
         let register = self.context.library().verbs.ibv_reg_mr;
         let start = pinned.memory().slice().as_ptr().cast();
-        // SAFETY: the memory is mapped as long as its owner lives, which is as long as the registration below: it keeps both
-        // and drops the handle first. The adapter's access is like that of another thread through raw pointers.
+        // SAFETY: the memory is mapped as long as its owner lives. The registration below keeps the owner, and
+        // drops the handle first. The adapter's access is like another thread's through raw pointers.
         let raw = NonNull::new(unsafe { register(self.raw(), start, len, flags(access)) });
         let Some(raw) = raw else {
             let source = io::Error::last_os_error();
             return Err(RdmaError::Registration { address, len: len as u64, source });
         };
-        // SAFETY: the library has just given it to us.
+        // SAFETY: the library has just returned the pointer.
         let keys = unsafe { ((*raw.as_ptr()).lkey, (*raw.as_ptr()).rkey) };
         Ok(Registration::new(pinned, keys, Region { domain: self.clone(), raw }))
     }
@@ -69,7 +69,7 @@ impl Domain {
 
 impl Drop for Domain {
     fn drop(&mut self) {
-        // SAFETY: nothing of it is left: regions and queue pairs keep it.
+        // SAFETY: no region or queue pair of the domain exists any more, because each keeps the domain alive.
         unsafe { (self.context.library().verbs.ibv_dealloc_pd)(self.raw()) };
     }
 }
@@ -80,7 +80,7 @@ impl fmt::Debug for Domain {
     }
 }
 
-/// A domain as the engine sees it: with the port that a connection goes over.
+/// A domain and the port that a connection uses: the engine's [`Adapter`].
 #[derive(Debug)]
 pub(crate) struct VerbsAdapter {
     pub(crate) domain: Arc<Domain>,
@@ -111,7 +111,7 @@ impl Adapter for VerbsAdapter {
     }
 }
 
-/// Registered memory: deregistered when dropped.
+/// Handle of registered memory, which deregisters it on drop.
 struct Region {
     domain: Arc<Domain>,
     raw: NonNull<ibv_mr>,
@@ -124,7 +124,7 @@ unsafe impl Sync for Region {}
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: it is deregistered once, before its memory's owner and its domain go.
+        // SAFETY: deregistered once, before the memory's owner and the domain are dropped.
         unsafe { (self.domain.context.library().verbs.ibv_dereg_mr)(self.raw.as_ptr()) };
     }
 }
@@ -139,7 +139,7 @@ fn flags(access: Access) -> i32 {
     flags.iter().filter(|(wanted, _)| *wanted).fold(0, |all, (_, flag)| all | *flag as i32)
 }
 
-/// What the kernel would refuse without saying why.
+/// The error for a registration beyond the limit. The kernel would refuse it without a reason.
 fn refusal(locked: LockedMemory, wanted: u64) -> Option<RdmaError> {
     let limit = locked.limit_bytes.filter(|_| !locked.has_room(wanted))?;
     Some(RdmaError::LockedMemory { wanted, pinned: locked.pinned_bytes, limit })

@@ -1,4 +1,4 @@
-//! What has happened to a connection, from whichever thread noticed it.
+//! Events of a connection, collected from the threads that notice them.
 
 use std::collections::VecDeque;
 use std::io;
@@ -10,11 +10,11 @@ use rustix::event::{EventfdFlags, eventfd};
 use super::abi::*;
 use crate::rdma::Event;
 
-/// Keeps a connection's events until they are asked for, and wakes its waits when it ends.
+/// Stores a connection's events until they are polled. Wakes its waiting threads when it ends.
 #[derive(Debug)]
 pub(crate) struct Mailbox {
     state: Mutex<State>,
-    /// Readable from the end on.
+    /// An eventfd that is readable after the end.
     ended: OwnedFd,
 }
 
@@ -31,7 +31,7 @@ impl Mailbox {
         Ok(Self { state: Mutex::default(), ended })
     }
 
-    /// The first event that is an end stays the end, and is given once.
+    /// Adds an event. The first event that ends the connection stays its end, and is returned once.
     pub(crate) fn put(&self, event: Event) {
         let mut state = self.state.lock();
         if event.is_end() {
@@ -52,7 +52,7 @@ impl Mailbox {
         self.state.lock().end.clone()
     }
 
-    /// The queue pair is about to go.
+    /// Marks the queue pair as being destroyed and wakes the waiting threads.
     pub(crate) fn destroy(&self) {
         self.state.lock().is_destroyed = true;
         self.wake();
@@ -63,7 +63,7 @@ impl Mailbox {
     }
 
     fn wake(&self) {
-        // It cannot fail: the counter is far from full and the descriptor is open.
+        // The write cannot fail: the counter is far from full and the descriptor is open.
         let _ = rustix::io::write(&self.ended, &1u64.to_ne_bytes());
     }
 }
@@ -74,7 +74,7 @@ impl AsFd for Mailbox {
     }
 }
 
-/// What an event of the connection manager means once a connection is being made.
+/// Converts a connection manager's event that concerns a connection.
 pub(crate) fn of_manager(kind: u32) -> Option<Event> {
     match kind {
         RDMA_CM_EVENT_ESTABLISHED => Some(Event::Established),
@@ -84,7 +84,7 @@ pub(crate) fn of_manager(kind: u32) -> Option<Event> {
     }
 }
 
-/// What an asynchronous event of a device means to a connection that it concerns.
+/// Converts a device's asynchronous event.
 pub(crate) fn of_device(kind: u32) -> Option<Event> {
     let fatal = |what: &str| Some(Event::Fatal(what.to_owned()));
     match kind {

@@ -1,4 +1,4 @@
-//! The way to this host's adapters, and routes over them.
+//! The fabric of this host's adapters, and the routes over them.
 
 use std::collections::HashMap;
 use std::io;
@@ -21,27 +21,39 @@ use crate::rdma::{
     Adapter, AdapterInfo, Connection, Fabric, Listener, QueuePairAttributes, RdmaError, Route,
 };
 
-/// This host's RDMA devices, through libibverbs and librdmacm.
+/// The RDMA devices of this host, through libibverbs and librdmacm.
 #[derive(Debug, Default)]
 pub struct VerbsFabric {
     domains: Arc<Domains>,
+    /// Mock libraries of a test; `None` means the installed ones.
+    library: Option<&'static Library>,
 }
 
 impl VerbsFabric {
-    /// Nothing is loaded before the first call.
+    /// A fabric over the installed libraries, which the first call loads.
     pub fn new() -> Self {
         Self::default()
     }
+
+    /// A fabric over the mock libraries of a test.
+    #[cfg(test)]
+    pub(super) fn over(library: &'static Library) -> Self {
+        Self { domains: Arc::default(), library: Some(library) }
+    }
+
+    fn library(&self) -> Result<&'static Library, RdmaError> {
+        self.library.map_or_else(Library::get, Ok)
+    }
 }
 
-/// A fabric's protection domains, one for each device.
+/// The protection domains of a fabric, one for each device.
 #[derive(Debug, Default)]
 pub(crate) struct Domains {
     of_contexts: Mutex<HashMap<usize, Weak<Domain>>>,
 }
 
 impl Domains {
-    /// That of the device which `id` is bound to.
+    /// The domain of the device that `id` is bound to.
     pub(crate) fn of(&self, id: &Id) -> Result<Arc<Domain>, RdmaError> {
         let context = Context::of(id)?;
         let mut domains = self.of_contexts.lock();
@@ -57,11 +69,11 @@ impl Domains {
 
 impl Fabric for VerbsFabric {
     fn adapters(&self) -> Result<Vec<AdapterInfo>, RdmaError> {
-        ports::all(Library::get()?)
+        ports::all(self.library()?)
     }
 
     fn listen(&self, address: SocketAddr, backlog: u32) -> Result<Arc<dyn Listener>, RdmaError> {
-        let listener = VerbsListener::new(Library::get()?, address, backlog, self.domains.clone());
+        let listener = VerbsListener::new(self.library()?, address, backlog, self.domains.clone());
         listener.map(|listener| -> Arc<dyn Listener> { Arc::new(listener) }).map_err(with_addresses)
     }
 
@@ -71,7 +83,7 @@ impl Fabric for VerbsFabric {
         limit: Duration,
         cancel: &CancelFlag,
     ) -> Result<Box<dyn Route>, RdmaError> {
-        let library = Library::get()?;
+        let library = self.library()?;
         refuse_loopback(address)?;
         let subject = place(address);
         let resolve = || {
@@ -102,7 +114,7 @@ impl Fabric for VerbsFabric {
     }
 }
 
-/// A loopback address has no device, but the kernel would let one listen there.
+/// Refuses a loopback address. It has no RDMA device, although the kernel allows listening on it.
 pub(crate) fn refuse_loopback(address: SocketAddr) -> Result<(), RdmaError> {
     match address.ip().to_canonical().is_loopback() {
         true => Err(with_addresses(RdmaError::NoDevice { address: place(address), having: Vec::new() })),
@@ -110,7 +122,7 @@ pub(crate) fn refuse_loopback(address: SocketAddr) -> Result<(), RdmaError> {
     }
 }
 
-/// The address in a sentence: without a port if it has none.
+/// The address for messages: without a port if the port is 0.
 fn place(address: SocketAddr) -> String {
     match address.port() {
         0 => address.ip().to_string(),
@@ -125,7 +137,7 @@ fn unresolved(what: &'static str, address: &str, source: io::Error) -> RdmaError
     }
 }
 
-/// Says which addresses would do.
+/// Adds the usable addresses of this host to the error.
 fn with_addresses(error: RdmaError) -> RdmaError {
     match error {
         RdmaError::NoDevice { address, .. } => {

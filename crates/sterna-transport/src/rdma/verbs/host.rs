@@ -1,4 +1,4 @@
-//! What this host has for RDMA, and what is missing.
+//! A report on this host's RDMA devices and missing components, for `sterna rdma`.
 
 use std::path::Path;
 
@@ -8,26 +8,26 @@ use super::ports;
 use super::sysfs::{Gid, Sysfs};
 use crate::rdma::{AdapterInfo, LockedMemory, PortState};
 
-/// The device file of the connection manager.
+/// Device file of the connection manager.
 const MANAGER: &str = "/dev/infiniband/rdma_cm";
-/// The largest packets.
+/// The largest packet payload of RoCE and InfiniBand, in bytes.
 const BEST_MTU: u32 = 4096;
 
-/// What this host has for RDMA.
+/// RDMA devices and components of this host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HostReport {
-    /// Why the libraries cannot be used, if they cannot.
+    /// Error of loading the libraries; `None` if they are usable.
     pub library_problem: Option<String>,
-    /// Whether the kernel offers its connection manager.
+    /// Whether the kernel's connection manager is available.
     pub has_connection_manager: bool,
-    /// Every port of every device that the kernel knows.
+    /// All ports of all devices that the kernel knows.
     pub ports: Vec<PortReport>,
-    /// How much memory this process may pin.
+    /// The memory that this process may pin.
     pub locked_memory: LockedMemory,
 }
 
-/// One port.
+/// One port of a device in a [`HostReport`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PortReport {
@@ -35,7 +35,7 @@ pub struct PortReport {
     pub adapter: AdapterInfo,
     /// Whether the device could be opened.
     pub is_open: bool,
-    /// Its global identifiers.
+    /// The used entries of the port's table of global identifiers.
     pub gids: Vec<GidReport>,
 }
 
@@ -43,18 +43,18 @@ pub struct PortReport {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GidReport {
-    /// Its place in the port's table.
+    /// Index in the port's table.
     pub index: u32,
-    /// As IPv6 numbers are written; RoCE's are made of the interface's addresses.
+    /// The identifier, written as an IPv6 address. RoCE derives it from the interface's addresses.
     pub gid: String,
-    /// `RoCE v2`, `IB/RoCE v1`; empty if the kernel does not say.
+    /// `RoCE v2` or `IB/RoCE v1`; empty if the kernel does not report it.
     pub kind: String,
-    /// The network interface; empty if there is none.
+    /// Name of the network interface; empty if there is none.
     pub interface: String,
 }
 
 impl HostReport {
-    /// Looks at this host. Nothing that is missing is an error: it is part of the report.
+    /// Examines this host. Missing components are part of the report, not errors.
     pub fn of_this_host() -> Self {
         let opened = Library::get().and_then(ports::all);
         let (open, library_problem) = match opened {
@@ -80,14 +80,14 @@ impl HostReport {
         Self { library_problem, has_connection_manager, ports, locked_memory: locked_memory() }
     }
 
-    /// Whether a migration could go over RDMA.
+    /// Whether a migration over RDMA is possible.
     pub fn is_usable(&self) -> bool {
         self.library_problem.is_none()
             && self.has_connection_manager
             && self.ports.iter().any(PortReport::is_usable)
     }
 
-    /// What stands in the way, a sentence each, with what to do.
+    /// The missing components, one sentence with a remedy each.
     pub fn missing(&self) -> Vec<String> {
         let mut missing: Vec<String> = self.library_problem.iter().cloned().collect();
         if self.ports.is_empty() {
@@ -112,7 +112,7 @@ impl HostReport {
         missing
     }
 
-    /// What works but could be faster, a sentence each.
+    /// Possible improvements of speed, one sentence each.
     pub fn hints(&self) -> Vec<String> {
         let small = |port: &&PortReport| port.is_usable() && port.adapter.active_mtu < BEST_MTU;
         let hint = |port: &PortReport| {
@@ -127,7 +127,7 @@ impl HostReport {
 }
 
 impl PortReport {
-    /// Whether a connection could go over it.
+    /// Whether a connection over the port is possible.
     pub fn is_usable(&self) -> bool {
         self.is_open && self.adapter.state == PortState::Active && !self.adapter.addresses.is_empty()
     }

@@ -1,4 +1,4 @@
-//! The connection manager's identifiers and event channels.
+//! Identifiers and event channels of the connection manager.
 
 use std::io;
 use std::net::SocketAddr;
@@ -18,33 +18,33 @@ use crate::CancelFlag;
 use crate::cancel::{Waited, wait};
 use crate::rdma::RdmaError;
 
-/// Where events of identifiers arrive. Reading it never blocks.
+/// A channel that delivers the events of identifiers. Reading it never blocks.
 #[derive(Debug)]
 pub(crate) struct EventChannel {
     library: &'static Library,
     raw: NonNull<rdma_event_channel>,
 }
 
-// SAFETY: librdmacm's functions may be called from any thread.
+// SAFETY: librdmacm's functions are thread-safe.
 unsafe impl Send for EventChannel {}
 // SAFETY: as above; several threads may read one channel.
 unsafe impl Sync for EventChannel {}
 
-/// An event that has been acknowledged.
+/// A connection manager's event, copied and acknowledged.
 #[derive(Debug)]
 pub(crate) struct CmEvent {
     pub(crate) kind: u32,
     pub(crate) status: i32,
-    /// Of a connect request, a reply or a reject; else empty.
+    /// Private data of a connect request, a reply or a reject; otherwise empty.
     pub(crate) private_data: Vec<u8>,
-    /// A connect request's own identifier.
+    /// The new identifier of a connect request.
     pub(crate) request: Option<Id>,
 }
 
 impl EventChannel {
-    /// `address` is what it is for: to be named in an error.
+    /// Creates a non-blocking channel. `address` appears in errors.
     pub(crate) fn new(library: &'static Library, address: &str) -> Result<Arc<Self>, RdmaError> {
-        // SAFETY: the call needs nothing.
+        // SAFETY: the call has no preconditions.
         let raw = unsafe { (library.manager.rdma_create_event_channel)() };
         let Some(raw) = NonNull::new(raw) else {
             return Err(match io::Error::last_os_error() {
@@ -60,21 +60,26 @@ impl EventChannel {
         Ok(channel)
     }
 
-    /// The next event, if there is one.
+    /// The next event; `None` if there is none. Events of an identifier with a queue pair are read through `Queues`.
     pub(crate) fn next(self: &Arc<Self>) -> io::Result<Option<CmEvent>> {
         let (library, mut event) = (self.library, ptr::null_mut());
-        // SAFETY: the channel is open; the event is written before the call returns 0.
+        // SAFETY: the channel is open; the event is written before the call returns 0. The call changes the queue
+        // pair of the event's identifier, and that queue pair exists. On a shared channel (a listener's) no
+        // identifier has a queue pair: neither the listener nor requests that were not opened. All other channels
+        // are read by `Queues::next_event`, which keeps the queue pair. No identifier is destroyed meanwhile,
+        // because `rdma_destroy_id` waits for events that were read and not acknowledged.
         if unsafe { (library.manager.rdma_get_cm_event)(self.raw.as_ptr(), &raw mut event) } != 0 {
             return match io::Error::last_os_error() {
                 error if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
                 error => Err(error),
             };
         }
-        // SAFETY: the library has just given it to us; it is valid until it is acknowledged, below.
+        // SAFETY: the library has just returned the pointer, which is valid until the event is acknowledged below.
         let raw = unsafe { &*event };
         let kind = raw.event;
         let carries = [RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_ESTABLISHED, RDMA_CM_EVENT_REJECTED];
-        // SAFETY: these events of a reliable connection have the member `conn`, and its pointer leads to as many bytes as it says.
+        // SAFETY: for a reliable connection these events have the member `conn`. Its pointer leads to as many bytes as
+        // its length says.
         let private_data = unsafe {
             match raw.param.conn {
                 conn if carries.contains(&kind) && !conn.private_data.is_null() => {
@@ -85,10 +90,10 @@ impl EventChannel {
             }
         };
         let request = (kind == RDMA_CM_EVENT_CONNECT_REQUEST).then(|| NonNull::new(raw.id)).flatten();
-        // The library made this identifier for us.
+        // The library created this identifier for the listener's owner.
         let request = request.map(|raw| Id { library, raw, channel: Mutex::new(self.clone()) });
         let status = raw.status;
-        // SAFETY: it was given to us and is acknowledged once; nothing refers to it any more.
+        // SAFETY: the library returned the event, it is acknowledged once, and nothing refers to it any more.
         unsafe { (library.manager.rdma_ack_cm_event)(event) };
         Ok(Some(CmEvent { kind, status, private_data, request }))
     }
@@ -96,26 +101,26 @@ impl EventChannel {
 
 impl AsFd for EventChannel {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the descriptor is open as long as the channel is, which is as long as `self`.
+        // SAFETY: the descriptor is open while the channel exists, which is as long as `self` lives.
         unsafe { BorrowedFd::borrow_raw((*self.raw.as_ptr()).fd) }
     }
 }
 
 impl Drop for EventChannel {
     fn drop(&mut self) {
-        // SAFETY: no identifier is left on it: each keeps its channel.
+        // SAFETY: no identifier uses the channel any more, because each identifier keeps its channel alive.
         unsafe { (self.library.manager.rdma_destroy_event_channel)(self.raw.as_ptr()) };
     }
 }
 
-/// An identifier: what sockets are to TCP.
+/// An identifier of librdmacm: the equivalent of a TCP socket.
 pub(crate) struct Id {
     library: &'static Library,
     raw: NonNull<rdma_cm_id>,
     channel: Mutex<Arc<EventChannel>>,
 }
 
-// SAFETY: librdmacm's functions may be called from any thread, for the same identifier, too.
+// SAFETY: librdmacm's functions are thread-safe, also for the same identifier.
 unsafe impl Send for Id {}
 // SAFETY: as above.
 unsafe impl Sync for Id {}
@@ -145,30 +150,30 @@ impl Id {
         self.channel.lock().clone()
     }
 
-    /// The device's context; null until the address is bound to a device.
+    /// The context of the device; null until the address is bound to a device.
     pub(crate) fn context(&self) -> *mut ibv_context {
-        // SAFETY: the identifier lives as long as `self`. Only binding and resolving write the field, which happen once, before
-        // other threads get to know the identifier.
+        // SAFETY: the identifier lives as long as `self`. Only binding and resolving write the field. Both happen
+        // once, before other threads can access the identifier.
         unsafe { (*self.raw()).verbs }
     }
 
-    /// The device's port.
+    /// Number of the device's port.
     pub(crate) fn port_number(&self) -> u8 {
         // SAFETY: as above.
         unsafe { (*self.raw()).port_num }
     }
 
-    /// This side's address.
+    /// Local address, with the port that the system chose.
     pub(crate) fn local_address(&self) -> Option<SocketAddr> {
         // SAFETY: as above.
         let mut address = sockaddr::from_c(unsafe { &(*self.raw()).route.addr.src_storage })?;
-        // SAFETY: the identifier lives.
+        // SAFETY: the identifier exists.
         let port = unsafe { (self.library.manager.rdma_get_src_port)(self.raw()) };
         address.set_port(u16::from_be(port));
         Some(address)
     }
 
-    /// The other side's address.
+    /// Address of the peer.
     pub(crate) fn peer_address(&self) -> Option<SocketAddr> {
         // SAFETY: as above.
         sockaddr::from_c(unsafe { &(*self.raw()).route.addr.dst_storage })
@@ -177,7 +182,7 @@ impl Id {
     pub(crate) fn set_option(&self, option: i32, value: i32) -> io::Result<()> {
         let mut value = value;
         let at = (&raw mut value).cast();
-        // SAFETY: the value is an int, as these options want it, and is only read.
+        // SAFETY: the value is an int, as these options require, and is only read.
         let result = unsafe {
             (self.library.manager.rdma_set_option)(self.raw(), RDMA_OPTION_ID, option, at, size_of::<i32>())
         };
@@ -186,62 +191,44 @@ impl Id {
 
     pub(crate) fn bind(&self, address: SocketAddr) -> io::Result<()> {
         let mut c = sockaddr::to_c(address);
-        // SAFETY: the address is of the kind that its family says, and is only read.
+        // SAFETY: the address structure matches its family, and is only read.
         of_c(unsafe { (self.library.manager.rdma_bind_addr)(self.raw(), (&raw mut c).cast()) })
     }
 
     pub(crate) fn listen(&self, backlog: i32) -> io::Result<()> {
-        // SAFETY: the identifier lives.
+        // SAFETY: the identifier exists.
         of_c(unsafe { (self.library.manager.rdma_listen)(self.raw(), backlog) })
     }
 
-    /// Begins; an event follows.
+    /// Starts to resolve the address; an event reports the result.
     pub(crate) fn resolve_address(&self, peer: SocketAddr, milliseconds: i32) -> io::Result<()> {
         let mut c = sockaddr::to_c(peer);
         let call = self.library.manager.rdma_resolve_addr;
-        // SAFETY: the address is of the kind that its family says, and is only read; no source address is asked for.
+        // SAFETY: the address structure matches its family, and is only read. No source address is given.
         of_c(unsafe { call(self.raw(), ptr::null_mut(), (&raw mut c).cast(), milliseconds) })
     }
 
-    /// Begins; an event follows.
+    /// Starts to resolve the route; an event reports the result.
     pub(crate) fn resolve_route(&self, milliseconds: i32) -> io::Result<()> {
-        // SAFETY: the identifier lives.
+        // SAFETY: the identifier exists.
         of_c(unsafe { (self.library.manager.rdma_resolve_route)(self.raw(), milliseconds) })
     }
 
-    /// Moves to a channel that is this identifier's alone.
+    /// Moves the identifier to its own event channel.
     pub(crate) fn migrate(&self, channel: Arc<EventChannel>) -> io::Result<()> {
-        // SAFETY: both live; events of this identifier that were fetched have been acknowledged.
+        // SAFETY: both exist; all events of this identifier that were read have been acknowledged.
         of_c(unsafe { (self.library.manager.rdma_migrate_id)(self.raw(), channel.raw.as_ptr()) })?;
         *self.channel.lock() = channel;
         Ok(())
     }
 
-    /// Begins; an event follows.
-    pub(crate) fn connect(&self, parameters: &mut rdma_conn_param) -> io::Result<()> {
-        // SAFETY: its private data is alive for the call, which copies it.
-        of_c(unsafe { (self.library.manager.rdma_connect)(self.raw(), parameters) })
-    }
-
-    /// Begins; an event follows.
-    pub(crate) fn accept(&self, parameters: &mut rdma_conn_param) -> io::Result<()> {
-        // SAFETY: as above.
-        of_c(unsafe { (self.library.manager.rdma_accept)(self.raw(), parameters) })
-    }
-
     pub(crate) fn reject(&self, private_data: &[u8]) -> io::Result<()> {
         let (at, len) = (private_data.as_ptr().cast(), private_data.len() as u8);
-        // SAFETY: the bytes are alive for the call, which copies them.
+        // SAFETY: the bytes exist during the call, which copies them.
         of_c(unsafe { (self.library.manager.rdma_reject)(self.raw(), at, len) })
     }
 
-    /// Puts the queue pair into the error state and tells the peer, or answers it.
-    pub(crate) fn disconnect(&self) {
-        // SAFETY: the identifier lives. It fails if the connection is over, which is what we want.
-        unsafe { (self.library.manager.rdma_disconnect)(self.raw()) };
-    }
-
-    /// Waits for the next event. What is cancelled gets none, even if one is there.
+    /// Waits for the next event. A cancelled wait returns no event, even if one is available.
     pub(crate) fn wait(&self, deadline: Option<Instant>, cancel: &[&CancelFlag]) -> io::Result<CmWait> {
         let channel = self.channel();
         loop {
@@ -260,7 +247,7 @@ impl Id {
     }
 }
 
-/// How a wait for an event ended.
+/// Outcome of a wait for an event.
 #[derive(Debug)]
 pub(crate) enum CmWait {
     Event(CmEvent),
@@ -270,8 +257,8 @@ pub(crate) enum CmWait {
 
 impl Drop for Id {
     fn drop(&mut self) {
-        // SAFETY: it is destroyed once; its queue pair is destroyed (`queues` does), its events are acknowledged, and its channel
-        // is still open.
+        // SAFETY: destroyed once. Its queue pair is destroyed (by `queues`), its events are acknowledged, and its
+        // channel is still open.
         unsafe { (self.library.manager.rdma_destroy_id)(self.raw()) };
     }
 }
@@ -285,7 +272,7 @@ impl std::fmt::Debug for Id {
     }
 }
 
-/// C's word for it: 0, or −1 with `errno`.
+/// Converts a C result: 0, or −1 with `errno`.
 pub(crate) fn of_c(result: i32) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }

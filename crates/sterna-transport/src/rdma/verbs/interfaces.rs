@@ -1,18 +1,18 @@
-//! The addresses of this host's network interfaces.
+//! IP addresses of this host's network interfaces, to find those with an RDMA device.
 
 use std::ffi::CStr;
 use std::net::IpAddr;
 
 use super::sockaddr;
 
-/// An address and the interface that has it.
+/// An IP address with the name of its interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct InterfaceAddress {
     pub(crate) interface: String,
     pub(crate) address: IpAddr,
 }
 
-/// All of them that a peer could be told: no loopback, nothing that is valid on one link only.
+/// All addresses that a peer can use: no loopback and no link-local addresses.
 pub(crate) fn addresses() -> Vec<InterfaceAddress> {
     let mut first = std::ptr::null_mut();
     // SAFETY: the list is written before the call returns 0.
@@ -20,34 +20,34 @@ pub(crate) fn addresses() -> Vec<InterfaceAddress> {
         return Vec::new();
     }
     let (mut found, mut next) = (Vec::new(), first);
-    // SAFETY: the list is ours until it is freed, below; its end is a null pointer.
+    // SAFETY: the list belongs to this function until it is freed below; a null pointer ends it.
     while let Some(entry) = unsafe { next.as_ref() } {
         next = entry.ifa_next;
-        // SAFETY: the name is a string of C's that lives as long as the list.
+        // SAFETY: the name is a C string that lives as long as the list.
         let interface = unsafe { CStr::from_ptr(entry.ifa_name) }.to_string_lossy().into_owned();
-        // SAFETY: the address, if there is one, is as long as its family says.
+        // SAFETY: the address is null, or as long as its family requires.
         if let Some(address) = unsafe { address_at(entry.ifa_addr) }.filter(is_told) {
             found.push(InterfaceAddress { interface, address });
         }
     }
-    // SAFETY: it is freed once, and nothing refers to it any more.
+    // SAFETY: freed once, and nothing refers to the list any more.
     unsafe { libc::freeifaddrs(first) };
     found
 }
 
 /// # Safety
-/// `at` must be null or lead to an address that is as long as its family says.
+/// `at` must be null or point to an address that is as long as its family requires.
 unsafe fn address_at(at: *const libc::sockaddr) -> Option<IpAddr> {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let family = i32::from(unsafe { at.as_ref() }?.sa_family);
     let len = match family {
         libc::AF_INET => size_of::<libc::sockaddr_in>(),
         libc::AF_INET6 => size_of::<libc::sockaddr_in6>(),
         _ => return None,
     };
-    // SAFETY: all zeros is a value of this structure of integers.
+    // SAFETY: zero is a valid value for every field of this structure of integers.
     let mut storage: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
-    // SAFETY: as many bytes as the family has are readable there, and the storage is larger.
+    // SAFETY: as many bytes as the family requires are readable at `at`, and the storage is larger.
     unsafe { std::ptr::copy_nonoverlapping(at.cast::<u8>(), (&raw mut storage).cast(), len) };
     sockaddr::from_c(&storage).map(|address| address.ip())
 }

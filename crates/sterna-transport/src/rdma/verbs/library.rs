@@ -1,4 +1,4 @@
-//! The two libraries, found when the program runs: nothing is linked.
+//! Loads libibverbs and librdmacm at run time, so that hosts without them can run the program.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use super::abi::*;
 use crate::rdma::RdmaError;
 
-/// Everything of libibverbs and librdmacm that is called.
+/// All functions of libibverbs and librdmacm that are used.
 pub(crate) struct Library {
     pub(crate) verbs: Verbs,
     pub(crate) manager: Manager,
@@ -33,7 +33,7 @@ impl std::fmt::Debug for Library {
     }
 }
 
-/// A structure of C functions, and how to fill it.
+/// Declares a structure of C functions, and how to load it.
 macro_rules! functions {
     ($(#[$doc:meta])* $name:ident { $($function:ident($($argument:ty),*) $(-> $result:ty)?;)* }) => {
         $(#[$doc])*
@@ -54,7 +54,7 @@ macro_rules! functions {
 }
 
 functions! {
-    /// libibverbs. What posts, polls and notifies is in [`ibv_context_ops`].
+    /// Functions of libibverbs. Posting, polling and notifications are in [`ibv_context_ops`].
     Verbs {
         ibv_get_device_list(*mut c_int) -> *mut *mut ibv_device;
         ibv_free_device_list(*mut *mut ibv_device);
@@ -80,7 +80,7 @@ functions! {
 }
 
 functions! {
-    /// librdmacm.
+    /// Functions of librdmacm, the connection manager.
     Manager {
         rdma_create_event_channel() -> *mut rdma_event_channel;
         rdma_destroy_event_channel(*mut rdma_event_channel);
@@ -104,9 +104,9 @@ functions! {
     }
 }
 
-/// Loads a library for the rest of the program's life.
+/// Loads a library permanently: it is never unloaded.
 fn open(file: &str) -> Result<&'static libloading::Library, RdmaError> {
-    // SAFETY: both libraries are made for being loaded: what runs then fills their own tables.
+    // SAFETY: both libraries are designed to be loaded at run time; their initialisers only fill their own tables.
     match unsafe { libloading::Library::new(file) } {
         Ok(library) => Ok(Box::leak(Box::new(library))),
         Err(error) => Err(RdmaError::NoLibrary { library: file.to_owned(), why: error.to_string() }),
@@ -114,13 +114,13 @@ fn open(file: &str) -> Result<&'static libloading::Library, RdmaError> {
 }
 
 /// # Safety
-/// If the library has a function of that name, it must be of type `T`.
+/// If the library has a function of this name, it must have the type `T`.
 unsafe fn symbol<T>(
     library: &'static libloading::Library,
     file: &str,
     name: &'static str,
 ) -> Result<libloading::Symbol<'static, T>, RdmaError> {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let symbol = unsafe { library.get::<T>(name) };
     symbol.map_err(|_| RdmaError::NoLibrary {
         library: file.to_owned(),

@@ -1,4 +1,4 @@
-//! Connect requests.
+//! Connect requests through librdmacm: listening, rejecting and opening them.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -73,7 +73,8 @@ impl Listener for VerbsListener {
                     return Err(RdmaError::TimedOut { what: "accepting on", address, after });
                 }
             };
-            // Other events are of requests whose peers have gone before they were opened: opening them will fail.
+            // Other events concern requests whose peers have disconnected before the request was opened. Opening
+            // then fails.
             let Some(id) = event.request else { continue };
             let mut private_data = event.private_data;
             private_data.resize(PRIVATE_DATA.request, 0);
@@ -90,7 +91,7 @@ impl Listener for VerbsListener {
 
 #[derive(Debug)]
 struct VerbsRequest {
-    /// Taken when it is answered.
+    /// `None` after the request was answered.
     id: Option<Id>,
     domain: Arc<Domain>,
     peer: SocketAddr,
@@ -137,7 +138,7 @@ impl Request for VerbsRequest {
 impl Drop for VerbsRequest {
     fn drop(&mut self) {
         if let Some(id) = &self.id {
-            // If it fails, the peer has gone.
+            // If it fails, the peer has already disconnected.
             let _ = id.reject(&[]);
         }
     }

@@ -1,13 +1,13 @@
-//! How much memory this process may pin, out of `/proc/self`.
+//! The limit and present amount of pinned memory of this process, from `/proc/self`.
 
 use rustix::process::{Resource, getrlimit};
 
 use crate::rdma::LockedMemory;
 
-/// CAP_IPC_LOCK: the limit does not bind who has it.
+/// CAP_IPC_LOCK: the limit does not apply to a process with this capability.
 const IPC_LOCK: u64 = 1 << 14;
 
-/// The limit and what is pinned now.
+/// The process's limit of pinned memory, and the amount that is pinned now.
 pub(crate) fn locked_memory() -> LockedMemory {
     let limit = getrlimit(Resource::Memlock).current;
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();

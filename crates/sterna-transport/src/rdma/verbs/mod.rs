@@ -1,6 +1,6 @@
-//! The adapters of this host: libibverbs and librdmacm behind the traits.
+//! The implementation of the RDMA traits for this host's adapters, by libibverbs and librdmacm.
 //!
-//! Both libraries are loaded when the first call needs them, so the program starts where there are none.
+//! The first call that needs the libraries loads them, so the program also starts on hosts without them.
 
 mod abi;
 mod connection;
@@ -14,6 +14,8 @@ mod interfaces;
 mod library;
 mod listener;
 mod locked;
+#[cfg(test)]
+mod mock;
 mod ports;
 mod queues;
 mod sockaddr;
@@ -25,7 +27,7 @@ use super::RdmaError;
 pub use fabric::VerbsFabric;
 pub use host::{GidReport, HostReport, PortReport};
 
-/// What `errno` says about a call that has just failed.
+/// Makes an error of `errno`, for a call that has just failed.
 fn failed(subject: impl ToString, call: &'static str) -> RdmaError {
     error(subject, call, io::Error::last_os_error())
 }

@@ -1,4 +1,4 @@
-//! The ports of this host's devices, with their limits.
+//! State and limits of the ports of this host's devices.
 
 use std::ffi::{CStr, c_int};
 use std::mem::{MaybeUninit, offset_of};
@@ -10,7 +10,7 @@ use super::library::Library;
 use super::sysfs::Sysfs;
 use crate::rdma::{AdapterInfo, PortState, RdmaError};
 
-/// Every port of every device that can be opened.
+/// All ports of all devices that can be opened.
 pub(crate) fn all(library: &'static Library) -> Result<Vec<AdapterInfo>, RdmaError> {
     let mut count: c_int = 0;
     // SAFETY: the count is written before the call returns.
@@ -24,7 +24,7 @@ pub(crate) fn all(library: &'static Library) -> Result<Vec<AdapterInfo>, RdmaErr
     }
     let mut infos = Vec::new();
     for index in 0..usize::try_from(count).unwrap_or(0) {
-        // SAFETY: the list has `count` devices, and lives until it is freed, below.
+        // SAFETY: the list contains `count` devices, and exists until it is freed below.
         let device = unsafe { *list.add(index) };
         // SAFETY: as above; the name lives as long as the device.
         let name = unsafe { CStr::from_ptr((library.verbs.ibv_get_device_name)(device)) };
@@ -37,20 +37,20 @@ pub(crate) fn all(library: &'static Library) -> Result<Vec<AdapterInfo>, RdmaErr
         for port in Sysfs::default().ports(&name) {
             infos.push(of_port(library, context, &name, port));
         }
-        // SAFETY: it is open, and nothing of it is left.
+        // SAFETY: the device is open, and no object of the context exists.
         unsafe { (library.verbs.ibv_close_device)(context) };
     }
-    // SAFETY: it is freed once; contexts that are open do not need it.
+    // SAFETY: freed once; open contexts do not need the list.
     unsafe { (library.verbs.ibv_free_device_list)(list) };
     Ok(infos)
 }
 
-/// One port of a device that is open.
+/// State, limits and addresses of one port of an open device.
 pub(crate) fn of_port(library: &Library, context: *mut ibv_context, device: &str, port: u8) -> AdapterInfo {
     let mut info = AdapterInfo::new(device, port);
     info.addresses = addresses(device, port);
     let mut attributes = MaybeUninit::<ibv_device_attr>::zeroed();
-    // SAFETY: the device is open, and all zeros is a value of this structure of integers.
+    // SAFETY: the device is open, and zero is a valid value for every field of this structure of integers.
     let attributes = unsafe {
         (library.verbs.ibv_query_device)(context, attributes.as_mut_ptr());
         attributes.assume_init()
@@ -70,25 +70,25 @@ pub(crate) fn of_port(library: &Library, context: *mut ibv_context, device: &str
     info
 }
 
-/// What the device says of a port.
+/// The attributes of a port that the device reports.
 pub(crate) fn attributes(library: &Library, context: *mut ibv_context, port: u8) -> ibv_port_attr {
     let mut attributes = MaybeUninit::<ibv_port_attr>::zeroed();
-    // SAFETY: the device is open, and all zeros is a value of this structure of integers. The function of that name knows
-    // all fields but the last two bytes.
+    // SAFETY: the device is open, and zero is a valid value for every field of this structure of integers. The
+    // function with this name fills all fields except the last two bytes.
     unsafe {
         (library.verbs.ibv_query_port)(context, port, attributes.as_mut_ptr());
         attributes.assume_init()
     }
 }
 
-/// The addresses of the network interfaces over a port.
+/// IP addresses of the network interfaces over a port.
 pub(crate) fn addresses(device: &str, port: u8) -> Vec<IpAddr> {
     let over = Sysfs::default().interfaces(device, port);
     let all = interfaces::addresses().into_iter();
     all.filter(|found| over.contains(&found.interface)).map(|found| found.address).collect()
 }
 
-/// Every address of this host that has a device, with the device's name.
+/// All addresses of this host that have an RDMA device, each with the device's name.
 pub(crate) fn addresses_with_a_device() -> Vec<String> {
     let sysfs = Sysfs::default();
     let ports = sysfs.devices().into_iter().flat_map(|device| {
@@ -103,28 +103,29 @@ pub(crate) fn addresses_with_a_device() -> Vec<String> {
         .collect()
 }
 
-/// Bytes of verbs' number for it.
+/// Converts verbs' number of an MTU into bytes; 0 if it is unknown.
 fn mtu(number: u32) -> u32 {
     if (IBV_MTU_256..=IBV_MTU_4096).contains(&number) { 128 << number } else { 0 }
 }
 
-/// Whether an RC queue pair's writes may leave from and arrive in memory that is not pinned.
+/// Whether an RC queue pair can write from and to memory that is not pinned.
 pub(crate) fn has_on_demand_paging(context: *mut ibv_context) -> bool {
     // SAFETY: the device is open.
     let is_extended = unsafe { (*context).abi_compat.addr() } == usize::MAX;
     if !is_extended {
         return false;
     }
-    // SAFETY: the library says by that mark that the end of its `struct verbs_context` stands before the context.
+    // SAFETY: this mark means that the end of the library's `struct verbs_context` precedes the context in memory.
     let end = unsafe { &*context.cast::<verbs_context_end>().sub(1) };
-    // `sz` counts the context as well. A library that is older than the call has a smaller one.
+    // `sz` includes the context. A library from before this call has a smaller structure.
     let reaches = end.sz
         >= size_of::<ibv_context>() + size_of::<verbs_context_end>()
             - offset_of!(verbs_context_end, query_device_ex);
     let Some(query) = end.query_device_ex.filter(|_| reaches) else { return false };
     let input = ibv_query_device_ex_input { comp_mask: 0 };
     let mut attributes = MaybeUninit::<ibv_device_attr_ex>::zeroed();
-    // SAFETY: the library fills no more bytes than it is told, and all zeros is a value of this structure of integers.
+    // SAFETY: the library fills at most the given number of bytes, and zero is a valid value for every field of this
+    // structure of integers.
     let attributes = unsafe {
         if query(context, &raw const input, attributes.as_mut_ptr(), size_of::<ibv_device_attr_ex>()) != 0 {
             return false;

@@ -1,4 +1,4 @@
-//! A queue pair with its completion queues.
+//! A queue pair with its completion queues, and the accounting of its requests.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -13,17 +13,25 @@ use rustix::fs::{OFlags, fcntl_setfl};
 
 use super::abi::*;
 use super::domain::Domain;
-use super::id::{Id, of_c};
+use super::id::{CmEvent, EventChannel, Id, of_c};
 use super::{error, failed};
 use crate::rdma::{
-    Completion, CompletionKind, CompletionStatus, Operation, Piece, Queue, QueuePairAttributes, RdmaError,
-    SendRequest,
+    Completion, CompletionKind, CompletionStatus, Event, Operation, Piece, Queue, QueuePairAttributes,
+    RdmaError, SendRequest,
 };
 
-/// Completions that are taken from the adapter at once.
+/// Reason for the end of a connection whose adapter refuses requests that are otherwise valid.
+pub(crate) const IN_ERROR: &str = "the queue pair is in the error state";
+
+/// Maximum number of completions per poll of the adapter.
 const BATCH: usize = 32;
 
-/// Dropping it destroys all of it: from then on nothing reads or writes memory through it.
+/// A queue pair with its completion queues. Dropping it destroys them, and ends all memory access through it.
+///
+/// librdmacm reads the identifier's queue pair in `rdma_connect`, `rdma_accept`, `rdma_disconnect` and
+/// `rdma_get_cm_event` (for a reply, a reject and a failed connection). It takes no lock against
+/// `rdma_destroy_qp`, which frees the queue pair. Therefore these calls are methods here: a connection lends its
+/// `Queues` under a lock, and drops them under the same lock.
 pub(crate) struct Queues {
     id: Arc<Id>,
     domain: Arc<Domain>,
@@ -36,12 +44,14 @@ pub(crate) struct Queues {
     subject: String,
 }
 
-/// The send queue's accounts. The adapter is given running numbers as identifiers: a completion ends all requests up to its own.
+/// Accounting of the send queue.
+///
+/// The adapter gets sequence numbers as request identifiers. A completion finishes all requests up to its number.
 struct Sending {
     capacity: usize,
-    /// The callers' identifiers of requests that hold a place.
+    /// The callers' identifiers of the requests that occupy a slot.
     outstanding: VecDeque<u64>,
-    /// The running number of the first of them.
+    /// Sequence number of the first of these requests.
     first: u64,
     ready: VecDeque<Completion>,
     requests: Vec<ibv_send_wr>,
@@ -54,9 +64,9 @@ struct Receiving {
     ready: VecDeque<Completion>,
 }
 
-// SAFETY: the pointers in `requests` have no meaning between two calls of `post_send`.
+// SAFETY: the pointers in `requests` are used only within a call of `post_send`.
 unsafe impl Send for Sending {}
-// SAFETY: libibverbs' functions may be called from any thread, and the pointers stay valid until `self` is dropped.
+// SAFETY: libibverbs' functions are thread-safe, and the pointers stay valid until `self` is dropped.
 unsafe impl Send for Queues {}
 // SAFETY: as above.
 unsafe impl Sync for Queues {}
@@ -90,7 +100,7 @@ impl Queues {
         // SAFETY: the identifier is bound to the device of the domain and of both completion queues.
         of_c(unsafe { create(id.raw(), domain.raw(), &raw mut wanted) })
             .map_err(|source| error(subject, "rdma_create_qp", source))?;
-        // SAFETY: the call has just set it, and nothing else writes it.
+        // SAFETY: the call has just set the field, and nothing else writes it.
         let raw = NonNull::new(unsafe { (*id.raw()).qp }).ok_or_else(|| failed(subject, "rdma_create_qp"))?;
         let sending = Sending {
             capacity: send_requests as usize,
@@ -118,7 +128,7 @@ impl Queues {
         self.raw.as_ptr()
     }
 
-    /// From now on requests may be posted.
+    /// Allows requests to be posted.
     pub(crate) fn set_connected(&self) {
         self.is_connected.store(true, Ordering::Release);
     }
@@ -136,8 +146,8 @@ impl Queues {
             num_sge: i32::from(into.len > 0),
         };
         let mut bad = ptr::null_mut();
-        // SAFETY: the queue pair lives; the request and its piece are alive for the call, which copies them. The adapter checks
-        // the piece against the registration, which keeps the memory.
+        // SAFETY: the queue pair exists. The request and its piece exist during the call, which copies them. The
+        // adapter checks the piece against the registration, which keeps the memory.
         let result = unsafe {
             match (*(*self.raw()).context).ops.post_recv {
                 Some(post) => post(self.raw(), &raw mut request, &raw mut bad),
@@ -162,7 +172,7 @@ impl Queues {
         if posted < requests.len() { Err(self.full("send", posted)) } else { Ok(()) }
     }
 
-    /// Posts with one call; says how many were posted, and what the adapter returned.
+    /// Posts requests with one call; returns the number of posted requests and the adapter's result.
     fn post_some(&self, sending: &mut Sending, requests: &[SendRequest]) -> (usize, i32) {
         let first = sending.first + sending.outstanding.len() as u64;
         let (list, pieces) = (&mut sending.requests, &mut sending.pieces);
@@ -172,7 +182,7 @@ impl Queues {
         list.extend(requests.iter().zip(first..).map(|(request, number)| work_request(request, number)));
         let (at, pieces) = (list.as_mut_ptr(), pieces.as_mut_ptr());
         for index in 0..requests.len() {
-            // SAFETY: both lists have that many elements, and neither is moved before the call below is over.
+            // SAFETY: both lists have that many elements, and neither is moved before the call below has returned.
             unsafe {
                 (*at.add(index)).sg_list = pieces.add(index);
                 if index + 1 < requests.len() {
@@ -181,8 +191,8 @@ impl Queues {
             }
         }
         let mut bad = ptr::null_mut();
-        // SAFETY: the queue pair lives; the list is alive for the call, which copies it. The adapter checks each piece against
-        // its registration, which keeps the memory.
+        // SAFETY: the queue pair exists. The list exists during the call, which copies it. The adapter checks each
+        // piece against its registration, which keeps the memory.
         let result = unsafe {
             match (*(*self.raw()).context).ops.post_send {
                 Some(post) => post(self.raw(), at, &raw mut bad),
@@ -197,7 +207,7 @@ impl Queues {
         (posted.min(requests.len()), result)
     }
 
-    /// Appends completions that are there to `to`.
+    /// Appends available completions to `to`.
     pub(crate) fn poll(
         &self,
         queue: Queue,
@@ -223,7 +233,7 @@ impl Queues {
         }
     }
 
-    /// Whether a completion is there. It is kept for [`Queues::poll`].
+    /// Whether a completion is available. It stays available for [`Queues::poll`].
     pub(crate) fn has_completion(&self, queue: Queue) -> Result<bool, RdmaError> {
         match queue {
             Queue::Send => {
@@ -239,37 +249,78 @@ impl Queues {
         }
     }
 
-    /// Whether receives have no completion yet. When the queue pair breaks, the adapter flushes each of them.
+    /// Whether the adapter still owes completions of receives. If the queue pair fails, it flushes each of them.
     pub(crate) fn owes_receives(&self, queue: Queue) -> bool {
         queue == Queue::Receive && self.receiving.lock().outstanding > 0
     }
 
-    /// Asks for a notification of the next completion. One that came before is not notified: look again.
+    /// Requests a notification of the next completion. Earlier ones cause no notification, so poll again afterwards.
     pub(crate) fn arm(&self, queue: Queue) -> Result<(), RdmaError> {
         self.queue(queue).arm().map_err(|source| error(&self.subject, "ibv_req_notify_cq", source))
     }
 
-    /// Takes the notifications that are there.
+    /// Consumes the available notifications.
     pub(crate) fn take_notifications(&self, queue: Queue) {
         self.queue(queue).take_notifications();
     }
 
-    /// Readable when there is a notification.
+    /// A descriptor that is readable when there is a notification.
     pub(crate) fn notifications(&self, queue: Queue) -> BorrowedFd<'_> {
         self.queue(queue).as_fd()
     }
 
-    pub(crate) fn set_remote_write(&self, allowed: bool) -> Result<(), RdmaError> {
-        // SAFETY: all zeros is a value of this structure of integers.
+    /// Grants or revokes the peer's right to write. Returns whether the queue pair still works.
+    ///
+    /// If the adapter does not revoke the right, the queue pair is put into the error state, in which it has no
+    /// rights (specs/rdma.md §11.1).
+    pub(crate) fn set_remote_write(&self, allowed: bool) -> Result<bool, RdmaError> {
+        // SAFETY: zero is a valid value for every field of this structure of integers.
         let mut attributes: ibv_qp_attr = unsafe { std::mem::zeroed() };
         attributes.qp_access_flags =
             if allowed { IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE } else { IBV_ACCESS_LOCAL_WRITE };
+        match self.modify(attributes, IBV_QP_ACCESS_FLAGS) {
+            Err(refused) if !allowed => {
+                // SAFETY: as above.
+                let mut attributes: ibv_qp_attr = unsafe { std::mem::zeroed() };
+                attributes.qp_state = IBV_QPS_ERR;
+                // If both changes fail, the first error contains the reason.
+                self.modify(attributes, IBV_QP_STATE).map(|()| false).map_err(|_| refused)
+            }
+            changed => changed.map(|()| true),
+        }
+    }
+
+    fn modify(&self, mut attributes: ibv_qp_attr, named: i32) -> Result<(), RdmaError> {
         let modify = self.id.library().verbs.ibv_modify_qp;
-        // SAFETY: the queue pair lives; only the attribute that is named is read.
-        match unsafe { modify(self.raw(), &raw mut attributes, IBV_QP_ACCESS_FLAGS) } {
+        // SAFETY: the queue pair exists; the call reads only the named attributes.
+        match unsafe { modify(self.raw(), &raw mut attributes, named) } {
             0 => Ok(()),
             errno => Err(error(&self.subject, "ibv_modify_qp", io::Error::from_raw_os_error(errno.abs()))),
         }
+    }
+
+    /// Starts to connect; an event reports the result.
+    pub(crate) fn connect(&self, parameters: &mut rdma_conn_param) -> io::Result<()> {
+        // SAFETY: the identifier and its queue pair exist; the private data exists during the call, which copies it.
+        of_c(unsafe { (self.id.library().manager.rdma_connect)(self.id.raw(), parameters) })
+    }
+
+    /// Starts to accept; an event reports the result.
+    pub(crate) fn accept(&self, parameters: &mut rdma_conn_param) -> io::Result<()> {
+        // SAFETY: as above.
+        of_c(unsafe { (self.id.library().manager.rdma_accept)(self.id.raw(), parameters) })
+    }
+
+    /// Puts the queue pair into the error state. It also informs the peer, or answers its disconnect.
+    pub(crate) fn disconnect(&self) {
+        // SAFETY: the identifier and its queue pair exist. The call fails if the connection has ended, which is
+        // harmless.
+        unsafe { (self.id.library().manager.rdma_disconnect)(self.id.raw()) };
+    }
+
+    /// The next event of `channel`, which must be this identifier's own channel.
+    pub(crate) fn next_event(&self, channel: &Arc<EventChannel>) -> io::Result<Option<CmEvent>> {
+        channel.next()
     }
 
     fn queue(&self, queue: Queue) -> &CompletionQueue {
@@ -318,6 +369,12 @@ impl Queues {
         match errno.abs() {
             0 => Ok(()),
             libc::ENOMEM => Err(self.full(queue, posted)),
+            // All other arguments are valid: each request has one piece of registered memory. So the state is the
+            // reason.
+            libc::EINVAL if self.is_connected.load(Ordering::Acquire) => {
+                let event = Some(Event::Fatal(IN_ERROR.to_owned()));
+                Err(RdmaError::Ended { peer: self.subject.clone(), event })
+            }
             errno => Err(error(&self.subject, call, io::Error::from_raw_os_error(errno))),
         }
     }
@@ -328,7 +385,7 @@ impl Queues {
 }
 
 impl Sending {
-    /// Ends all requests up to the one that is complete.
+    /// Finishes all requests up to the completed one.
     fn complete(&mut self, done: &ibv_wc) {
         let Some(index) = done.wr_id.checked_sub(self.first).map(|index| index as usize) else { return };
         let Some(id) = self.outstanding.get(index).copied() else { return };
@@ -340,7 +397,7 @@ impl Sending {
 
 impl Drop for Queues {
     fn drop(&mut self) {
-        // SAFETY: it is destroyed once, before its completion queues, its domain and its identifier.
+        // SAFETY: destroyed once, before its completion queues, its domain and its identifier.
         unsafe { (self.id.library().manager.rdma_destroy_qp)(self.id.raw()) };
     }
 }
@@ -355,9 +412,9 @@ fn sge(piece: Piece) -> ibv_sge {
     ibv_sge { addr: piece.address, length: piece.len, lkey: piece.lkey }
 }
 
-/// The request without its piece and its successor.
+/// The C request without its piece and its successor.
 fn work_request(request: &SendRequest, number: u64) -> ibv_send_wr {
-    // SAFETY: all zeros is a value of this structure of integers and pointers.
+    // SAFETY: zero is a valid value for every field of this structure of integers and pointers.
     let mut raw: ibv_send_wr = unsafe { std::mem::zeroed() };
     raw.wr_id = number;
     raw.num_sge = i32::from(request.from.len > 0);
@@ -383,7 +440,7 @@ fn completion(id: u64, done: &ibv_wc, is_send: bool) -> Completion {
     Completion { id, status: CompletionStatus::from_verbs(done.status), kind, bytes: done.byte_len }
 }
 
-/// A completion queue with its channel.
+/// A completion queue with its notification channel.
 struct CompletionQueue {
     domain: Arc<Domain>,
     raw: NonNull<ibv_cq>,
@@ -397,13 +454,13 @@ impl CompletionQueue {
         // SAFETY: the device is open.
         let channel = NonNull::new(unsafe { (verbs.ibv_create_comp_channel)(context.raw()) })
             .ok_or_else(|| failed(context.name(), "ibv_create_comp_channel"))?;
-        // SAFETY: the device is open, and the channel is of it.
+        // SAFETY: the device is open, and the channel belongs to it.
         let raw = NonNull::new(unsafe {
             (verbs.ibv_create_cq)(context.raw(), entries, ptr::null_mut(), channel.as_ptr(), 0)
         });
         let Some(raw) = raw else {
             let failure = failed(context.name(), "ibv_create_cq");
-            // SAFETY: nothing uses it.
+            // SAFETY: no completion queue uses the channel.
             unsafe { (verbs.ibv_destroy_comp_channel)(channel.as_ptr()) };
             return Err(failure);
         };
@@ -415,7 +472,7 @@ impl CompletionQueue {
 
     fn poll(&self, done: &mut [ibv_wc]) -> io::Result<usize> {
         let most = i32::try_from(done.len()).unwrap_or(i32::MAX);
-        // SAFETY: the queue lives, and the slice has room for as many entries.
+        // SAFETY: the queue exists, and the slice has room for `most` entries.
         let count = unsafe {
             match (*(*self.raw.as_ptr()).context).ops.poll_cq {
                 Some(poll) => poll(self.raw.as_ptr(), most, done.as_mut_ptr()),
@@ -426,7 +483,7 @@ impl CompletionQueue {
     }
 
     fn arm(&self) -> io::Result<()> {
-        // SAFETY: the queue lives.
+        // SAFETY: the queue exists.
         let errno = unsafe {
             match (*(*self.raw.as_ptr()).context).ops.req_notify_cq {
                 Some(arm) => arm(self.raw.as_ptr(), 0),
@@ -440,8 +497,8 @@ impl CompletionQueue {
         let (mut queue, mut context) = (ptr::null_mut(), ptr::null_mut());
         let verbs = &self.domain.context().library().verbs;
         let channel = self.channel.as_ptr();
-        // SAFETY: the channel is open and does not block; both are written before the call returns 0. What was taken is
-        // acknowledged: destroying the queue waits for that.
+        // SAFETY: the channel is open and does not block; both pointers are written before the call returns 0. Each
+        // notification is acknowledged, because destroying the queue waits for that.
         unsafe {
             while (verbs.ibv_get_cq_event)(channel, &raw mut queue, &raw mut context) == 0 {
                 (verbs.ibv_ack_cq_events)(queue, 1);
@@ -452,7 +509,7 @@ impl CompletionQueue {
 
 impl AsFd for CompletionQueue {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the descriptor is open as long as the channel is, which is as long as `self`.
+        // SAFETY: the descriptor is open while the channel exists, which is as long as `self` lives.
         unsafe { BorrowedFd::borrow_raw((*self.channel.as_ptr()).fd) }
     }
 }
@@ -460,8 +517,8 @@ impl AsFd for CompletionQueue {
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
         let verbs = &self.domain.context().library().verbs;
-        // SAFETY: the queue pair is gone (`Queues` is dropped before its fields), the notifications are acknowledged, and each
-        // is destroyed once.
+        // SAFETY: the queue pair is destroyed (`Queues` is dropped before its fields), the notifications are
+        // acknowledged, and both objects are destroyed once.
         unsafe {
             (verbs.ibv_destroy_cq)(self.raw.as_ptr());
             (verbs.ibv_destroy_comp_channel)(self.channel.as_ptr());

@@ -1,10 +1,10 @@
-//! Addresses as the connection manager has them.
+//! Conversion of socket addresses to and from the C structures of the connection manager.
 
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 
-/// The address as C has it. Any `sockaddr` that C is given is one of these, with room for every kind.
+/// The C structure of an address, in storage that is large enough for every family.
 pub(crate) fn to_c(address: SocketAddr) -> libc::sockaddr_storage {
-    // SAFETY: all zeros is a value of this structure of integers.
+    // SAFETY: zero is a valid value for every field of this structure of integers.
     let mut storage: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
     let at = &raw mut storage;
     match address {
@@ -15,7 +15,7 @@ pub(crate) fn to_c(address: SocketAddr) -> libc::sockaddr_storage {
                 sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(v4.ip().octets()) },
                 sin_zero: [0; 8],
             };
-            // SAFETY: the storage is larger than any address and aligned for all of them.
+            // SAFETY: the storage is larger than any address, and aligned for all of them.
             unsafe { at.cast::<libc::sockaddr_in>().write(inner) };
         }
         SocketAddr::V6(v6) => {
@@ -33,12 +33,12 @@ pub(crate) fn to_c(address: SocketAddr) -> libc::sockaddr_storage {
     storage
 }
 
-/// The address that C has there, if it is an internet address.
+/// The internet address in a C structure; `None` for other families.
 pub(crate) fn from_c(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {
     let at = &raw const *storage;
     match i32::from(storage.ss_family) {
         libc::AF_INET => {
-            // SAFETY: the family says which structure it is; the storage is large enough and aligned for it.
+            // SAFETY: the family identifies the structure; the storage is large enough and aligned for it.
             let inner = unsafe { &*at.cast::<libc::sockaddr_in>() };
             let ip = IpAddr::from(inner.sin_addr.s_addr.to_ne_bytes());
             Some(SocketAddr::new(ip, u16::from_be(inner.sin_port)))
@@ -63,7 +63,7 @@ mod tests {
             let address: SocketAddr = text.parse().unwrap();
             assert_eq!(from_c(&to_c(address)), Some(address));
         }
-        // SAFETY: all zeros is a value of this structure of integers.
+        // SAFETY: zero is a valid value for every field of this structure of integers.
         assert_eq!(from_c(&unsafe { std::mem::zeroed() }), None);
     }
 }

@@ -1,9 +1,9 @@
-//! What the kernel says about RDMA devices in sysfs: no library is needed for it.
+//! RDMA devices in the kernel's sysfs, readable without any library.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// `/sys`, or a copy of parts of it for tests.
+/// Path of `/sys`, or of a directory with parts of it for tests.
 #[derive(Debug, Clone)]
 pub(crate) struct Sysfs(PathBuf);
 
@@ -11,11 +11,11 @@ pub(crate) struct Sysfs(PathBuf);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Gid {
     pub(crate) index: u32,
-    /// As IPv6 numbers are written.
+    /// The identifier, written as an IPv6 address.
     pub(crate) gid: String,
-    /// `RoCE v2`, `IB/RoCE v1`; empty if the kernel does not say.
+    /// `RoCE v2` or `IB/RoCE v1`; empty if the kernel does not report it.
     pub(crate) kind: String,
-    /// The network interface; empty if there is none.
+    /// Name of the network interface; empty if there is none.
     pub(crate) interface: String,
 }
 
@@ -26,12 +26,12 @@ impl Default for Sysfs {
 }
 
 impl Sysfs {
-    /// The names of all devices.
+    /// Names of all RDMA devices.
     pub(crate) fn devices(&self) -> Vec<String> {
         names(&self.0.join("class/infiniband"))
     }
 
-    /// The numbers of a device's ports.
+    /// Numbers of a device's ports.
     pub(crate) fn ports(&self, device: &str) -> Vec<u8> {
         let names = names(&self.0.join("class/infiniband").join(device).join("ports"));
         let mut ports: Vec<u8> = names.iter().filter_map(|name| name.parse().ok()).collect();
@@ -39,10 +39,10 @@ impl Sysfs {
         ports
     }
 
-    /// The entries that are used.
+    /// The used entries of a port's table of global identifiers.
     pub(crate) fn gids(&self, device: &str, port: u8) -> Vec<Gid> {
         let port = self.port(device, port);
-        // A table has up to 1024 entries, nearly all of them unused: nothing else is read of these.
+        // A table has up to 1024 entries, most of them unused. For unused ones only the identifier is read.
         let entry = |index: u32| {
             let at = |directory: &str| word(&port.join(directory).join(index.to_string()));
             let gid = Some(shortened(&at("gids"))).filter(|gid| !["", "::"].contains(&gid.as_str()))?;
@@ -54,14 +54,14 @@ impl Sysfs {
         indices.into_iter().filter_map(entry).collect()
     }
 
-    /// The network interfaces over a port: RoCE's, or IP over InfiniBand's.
+    /// Network interfaces over a port: those of RoCE, or of IP over InfiniBand.
     pub(crate) fn interfaces(&self, device: &str, port: u8) -> BTreeSet<String> {
         let roce = self.gids(device, port).into_iter().map(|gid| gid.interface);
         let interfaces = self.0.join("class/net");
         let is_over = |name: &String| {
             let interface = interfaces.join(name);
             interface.join("device/infiniband").join(device).exists()
-                // ARPHRD_INFINIBAND
+                // 32 is ARPHRD_INFINIBAND.
                 && word(&interface.join("type")) == "32"
                 && word(&interface.join("dev_port")).parse() == Ok(port - 1)
         };
@@ -74,7 +74,7 @@ impl Sysfs {
     }
 }
 
-/// `0000:…:ffff:0a09:0001` as `::ffff:10.9.0.1`.
+/// Shortens `0000:…:ffff:0a09:0001` to `::ffff:10.9.0.1`.
 fn shortened(gid: &str) -> String {
     gid.parse::<std::net::Ipv6Addr>().map_or_else(|_| gid.to_owned(), |address| address.to_string())
 }
@@ -87,7 +87,7 @@ fn names(directory: &Path) -> Vec<String> {
     names
 }
 
-/// A file's text without the end of its line; empty if it cannot be read, as those of unused entries.
+/// The text of a file without the newline. Empty if it cannot be read, as for unused entries.
 fn word(path: &Path) -> String {
     std::fs::read_to_string(path).unwrap_or_default().trim().to_owned()
 }

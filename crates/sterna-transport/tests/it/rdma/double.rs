@@ -1,4 +1,4 @@
-//! The double: that it behaves as adapters do, that its faults happen, and that it finds what leaks.
+//! The double: it behaves as adapters do, its planned faults happen, and it detects leaks.
 
 use std::io;
 use std::sync::Arc;
@@ -8,8 +8,8 @@ use sterna_transport::CancelFlag;
 use sterna_transport::rdma::conformance::{self, Setup};
 use sterna_transport::rdma::double::{Fault, Settings, Trigger};
 use sterna_transport::rdma::{
-    Access, CompletionStatus, Event, Fabric, Memory, PortState, Queue, QueuePairAttributes, RdmaError,
-    SendRequest, Wake,
+    Access, CompletionStatus, ConnectParameters, Event, Fabric, Memory, PortState, Queue,
+    QueuePairAttributes, RdmaError, SendRequest, Wake,
 };
 
 use super::{Lab, MIB, address, block, complete, registered, send, write_to};
@@ -52,6 +52,71 @@ fn double_conforms_with_on_demand_paging() {
         settings.on_demand_paging = true;
         conform(&settings);
     }
+}
+
+#[test]
+fn double_conforms_when_its_driver_takes_no_requests_in_the_error_state() {
+    for seed in 0..=2 {
+        let mut settings = if seed == 0 { Settings::new() } else { Settings::seeded(seed) };
+        settings.refuses_posts_in_error = true;
+        conform(&settings);
+    }
+}
+
+#[test]
+fn right_is_not_given_back_to_a_queue_pair_in_the_error_state() {
+    let lab = Lab::new(Settings::new());
+    let joined = lab.join();
+    joined.destination.disconnect();
+
+    let refused = joined.destination.set_remote_write(true).unwrap_err();
+
+    let RdmaError::System { call: "ibv_modify_qp", source, .. } = refused else { panic!("{refused}") };
+    assert_eq!(source.kind(), io::ErrorKind::InvalidInput);
+}
+
+#[test]
+fn queue_pair_that_is_longer_than_the_adapter_allows_is_refused() {
+    let lab = Lab::new(Settings::new());
+    let most = lab.destination.adapters().unwrap()[0].max_work_requests;
+    let listener = lab.destination.listen((address(2), 0).into(), 4).unwrap();
+    let open = |attributes| {
+        let route = lab.source.resolve(listener.local_address(), super::LONG, &CancelFlag::new()).unwrap();
+        route.open(&attributes)
+    };
+
+    assert!(open(QueuePairAttributes::new(most, most)).is_ok());
+    for attributes in [QueuePairAttributes::new(most + 1, 1), QueuePairAttributes::new(1, most + 1)] {
+        let refused = open(attributes).unwrap_err();
+        assert!(matches!(refused, RdmaError::System { call: "rdma_create_qp", .. }), "{refused}");
+    }
+}
+
+/// The peer omits the connection manager's last message (RTU).
+#[test]
+fn queue_pair_is_ready_before_the_peer_has_confirmed_and_the_wait_for_it_ends() {
+    let lab = Lab::new(Settings::new());
+    let listener = lab.destination.listen((address(2), 0).into(), 4).unwrap();
+    let flag = CancelFlag::new();
+    let attributes = QueuePairAttributes::new(4, 4).with_remote_write();
+    lab.network.withhold_confirmations(&lab.source, 0);
+    let route = lab.source.resolve(listener.local_address(), super::LONG, &flag).unwrap();
+    let source = route.open(&attributes).unwrap();
+    let destination = std::thread::scope(|scope| {
+        let connecting =
+            scope.spawn(|| source.establish(&ConnectParameters::connect(b""), super::LONG, &flag).unwrap());
+        let destination = listener.accept(Some(super::LONG), &flag).unwrap().open(&attributes).unwrap();
+
+        let limit = Duration::from_millis(50);
+        let accepted = destination.establish(&ConnectParameters::accept(b""), limit, &flag);
+
+        assert!(matches!(accepted, Err(RdmaError::TimedOut { .. })), "{accepted:?}");
+        connecting.join().unwrap();
+        destination
+    });
+    assert_eq!(lab.network.writable_queue_pairs(&lab.destination), 1);
+    drop((source, destination));
+    assert_eq!(lab.network.leaks(), ["1 listeners"]);
 }
 
 #[test]
@@ -287,7 +352,7 @@ fn flood_of_requests_stops_at_the_backlog() {
 #[test]
 fn unsignalled_requests_need_places() {
     let lab = Lab::new(Settings::new());
-    let joined = lab.join_with(&QueuePairAttributes::new(2, 1));
+    let joined = lab.join_with(&QueuePairAttributes::new(2, 1).with_remote_write());
     let (ram, target) = (block(MIB), block(MIB));
     let from = registered(&*joined.source.adapter(), &ram, Access::SOURCE);
     let to = registered(&*joined.destination.adapter(), &target, Access::REMOTE_WRITE);

@@ -1,4 +1,4 @@
-//! Endpoints: messages and writes over a queue pair, and what becomes of them when it breaks.
+//! Endpoints: messages and writes over a queue pair, also when the queue pair fails.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use super::{LONG, Lab, MIB, address, block, registered};
 
 const SIZES: EndpointSizes = EndpointSizes::messages(4096, 4, 2).with_writes(8);
 
-/// Both ends, with one receive posted at each.
+/// Both ends of a connection, with one receive posted at each.
 fn joined(lab: &Lab) -> (Endpoint, Endpoint) {
     let flag = CancelFlag::new();
     let listener = lab.destination.listen((address(2), 0).into(), 4).unwrap();
@@ -24,7 +24,9 @@ fn joined(lab: &Lab) -> (Endpoint, Endpoint) {
     std::thread::scope(|scope| {
         let accepted = scope.spawn(|| {
             let request = listener.accept(Some(LONG), &flag).unwrap();
-            let destination = Endpoint::new(request.open(&SIZES.attributes()).unwrap(), &SIZES).unwrap();
+            let destination =
+                Endpoint::new(request.open(&SIZES.attributes().with_remote_write()).unwrap(), &SIZES)
+                    .unwrap();
             destination.post_receives(1).unwrap();
             let accept = ConnectParameters::accept(b"");
             destination.connection().establish(&accept, LONG, &flag).unwrap();
@@ -35,7 +37,7 @@ fn joined(lab: &Lab) -> (Endpoint, Endpoint) {
     })
 }
 
-/// Registered memory of both sides: to write from, and to write to.
+/// Registered memory of the two sides: the source and the target of writes.
 fn memory(source: &Endpoint, destination: &Endpoint) -> (Registration, Registration) {
     let from = registered(&*source.connection().adapter(), &block(MIB), Access::SOURCE);
     let to = registered(&*destination.connection().adapter(), &block(MIB), Access::REMOTE_WRITE);
@@ -56,7 +58,7 @@ fn messages_arrive_whole_and_in_turn() {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for number in 0..200u32 {
-                    // The answer invites the next.
+                    // The receive for the next message is posted before the answer, which permits the peer to send it.
                     let message = source.receive(Some(LONG)).unwrap().unwrap();
                     assert_eq!(message, number.to_ne_bytes());
                     source.post_receives(1).unwrap();
@@ -87,7 +89,7 @@ fn writes_are_there_before_the_message_behind_them_and_in_flight_until_complete(
     source.write(&[page(&from, &to, 0), page(&from, &to, 1)], Some(LONG)).unwrap();
     assert_eq!(source.bytes_in_flight(), 8192);
     lab.network.resume();
-    // More than fit at once.
+    // More writes than may be in flight at the same time.
     let writes: Vec<Write> = (0..MIB / 4096).map(|at| page(&from, &to, at)).collect();
     source.write(&writes, Some(LONG)).unwrap();
     source.send(&[b"done"], Some(LONG)).unwrap();
@@ -121,7 +123,7 @@ fn failed_write_names_its_address_and_every_later_call_fails() {
     for later in [source.write(&[wrong], None), source.send(&[b"x"], None), source.reap()] {
         assert!(matches!(later, Err(RdmaError::Failed { .. })), "{later:?}");
     }
-    // The peer learns it by the disconnect at the latest.
+    // The disconnect reports the failure to the peer, if nothing else did.
     source.shutdown();
     let received = destination.receive(Some(LONG)).unwrap_err();
     assert!(received.is_end(), "{received}");
@@ -137,7 +139,7 @@ fn link_that_stays_down_is_named_by_whoever_waits() {
         lab.network.set_link(if at_source { &lab.source } else { &lab.destination }, false);
         source.write(&[page(&from, &to, 0)], None).unwrap();
 
-        // The write fails first, and the receive is flushed because of it.
+        // The failed write flushes the receive, so both calls must return the write's error.
         for error in [source.receive(Some(LONG)).unwrap_err(), source.flush(Some(LONG)).unwrap_err()] {
             let is_named = match &error {
                 RdmaError::Ended { event, .. } => at_source && *event == Some(Event::PortDown),
@@ -190,7 +192,7 @@ fn waits_end_by_limit_shutdown_and_the_peers_end() {
         std::thread::sleep(Duration::from_millis(20));
         source.shutdown();
         for ended in waiting.map(|thread| thread.join().unwrap()) {
-            // Whichever comes first: the flag, or what the disconnect flushes.
+            // Two outcomes are possible, by which is noticed first: the cancel flag, or the flushed receive.
             assert!(matches!(ended, Err(RdmaError::Cancelled { .. } | RdmaError::Ended { .. })), "{ended:?}");
         }
     });

@@ -1,4 +1,4 @@
-//! RDMA inside the process.
+//! RDMA over the double: hosts, adapters and a network inside the process.
 
 mod costs;
 mod double;
@@ -20,14 +20,14 @@ use sterna_transport::rdma::{
 const LONG: Duration = Duration::from_secs(60);
 const MIB: usize = 1 << 20;
 
-/// Two hosts.
+/// A network with a source and a destination.
 struct Lab {
     network: Network,
     source: Host,
     destination: Host,
 }
 
-/// Both ends of a connection.
+/// Both ends of an established connection.
 struct Joined {
     source: Arc<dyn Connection>,
     destination: Arc<dyn Connection>,
@@ -46,7 +46,7 @@ impl Lab {
     }
 
     fn join(&self) -> Joined {
-        self.join_with(&QueuePairAttributes::new(64, 16))
+        self.join_with(&QueuePairAttributes::new(64, 16).with_remote_write())
     }
 
     fn join_with(&self, attributes: &QueuePairAttributes) -> Joined {
@@ -84,7 +84,7 @@ fn send(id: u64, from: Piece) -> SendRequest {
     SendRequest { id, operation: Operation::Send, from, is_signalled: true }
 }
 
-/// The next completion.
+/// Waits for the next completion and returns it.
 fn complete(connection: &dyn Connection, queue: Queue) -> Completion {
     let woken =
         connection.wait(queue, std::time::Instant::now().checked_add(LONG), &CancelFlag::new()).unwrap();

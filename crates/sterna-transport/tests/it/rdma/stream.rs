@@ -1,4 +1,4 @@
-//! A channel over something that is not a socket: it cancels, stalls, counts and peeks as one over a socket.
+//! A channel over a byte stream cancels, stalls, counts and peeks like one over a socket.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use super::{LONG, MIB, block};
 
 const SHORT: Duration = Duration::from_millis(60);
 
-/// One direction of bytes.
+/// One direction of a stream, in memory.
 #[derive(Debug, Default)]
 struct Pipe {
     state: Mutex<Bytes>,
@@ -25,12 +25,12 @@ struct Bytes {
     is_over: bool,
 }
 
-/// One end of two pipes.
+/// One end of a stream, over two pipes.
 #[derive(Debug)]
 struct End {
     from: Arc<Pipe>,
     to: Arc<Pipe>,
-    /// Most bytes that a pipe holds.
+    /// Maximum number of bytes in a pipe.
     room: usize,
 }
 
@@ -140,7 +140,7 @@ fn silence_stalls_both_directions_and_company_excuses_reading() {
         panic!("{stalled}")
     };
 
-    // A channel of the same group moves.
+    // Another channel of the same group receives bytes.
     let (busy, busy_peer) = Channel::pair().unwrap();
     let group = ChannelGroup::new();
     for channel in [&other, &busy] {

@@ -1,4 +1,5 @@
-//! The virtio devices in the record that both sides must agree on (`sterna/compatibility`).
+//! The virtio devices' part of the compatibility record (`sterna/compatibility`), on which both sides must
+//! agree.
 
 use virtio_bindings::virtio_ids::{VIRTIO_ID_BLOCK, VIRTIO_ID_FS};
 
@@ -7,7 +8,7 @@ use crate::devices::codec::{StateError, length};
 use crate::devices::context::Context;
 use crate::hardware::virtio::{Identity, Said};
 
-/// For the record that both sides must agree on: of each device what it is.
+/// Encodes the identity of every virtio device of this machine for the compatibility record.
 pub(in crate::devices) fn identities(context: &Context) -> Vec<u8> {
     let mut bytes = Vec::new();
     for transport in context.hardware.virtio.all() {
@@ -24,7 +25,7 @@ pub(in crate::devices) fn identities(context: &Context) -> Vec<u8> {
     bytes
 }
 
-/// Compares what the source has with this machine, device by device.
+/// Compares the source's devices with this machine's, one by one.
 pub(in crate::devices) fn compare(context: &Context, mut theirs: &[u8]) -> Result<(), StateError> {
     let bytes = theirs.len();
     let mut place = 0;
@@ -78,10 +79,10 @@ pub(in crate::devices) fn compare(context: &Context, mut theirs: &[u8]) -> Resul
     }
 }
 
-/// A vhost-user device whose back end has a state of its own.
+/// Mode of a vhost-user device whose back end has state of its own.
 const WITH_STATE: u8 = 4;
 
-/// A device of the source.
+/// Identity of one device of the source.
 struct Theirs<'a> {
     mode: u8,
     kind: u32,
@@ -91,7 +92,7 @@ struct Theirs<'a> {
 }
 
 impl<'a> Theirs<'a> {
-    /// What a device needs to know that comes with the guest.
+    /// The properties that a device needs if it is handed over with the guest.
     fn said(&self) -> Said<'a> {
         let has_state = self.mode == WITH_STATE;
         Said { features: self.features, has_state, configuration: self.configuration }
@@ -115,7 +116,7 @@ impl<'a> Theirs<'a> {
     }
 }
 
-/// How a device moves, as a byte.
+/// Encodes how a device moves, as a byte.
 fn mode(identity: &Identity) -> u8 {
     match identity.disk.as_ref().map(|disk| disk.migration()) {
         None => {
@@ -139,7 +140,8 @@ fn told(mode: u8) -> &'static str {
     }
 }
 
-/// What operators know a device by, and choose: the length of a disk, a file system's tag.
+/// The property by which an operator recognises a device. It is a disk's length or a file system's tag, which
+/// the operator chooses.
 fn known(kind: u32, configuration: &[u8]) -> Option<(&'static str, String)> {
     match kind {
         VIRTIO_ID_BLOCK => {

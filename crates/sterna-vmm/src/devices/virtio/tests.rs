@@ -1,4 +1,4 @@
-//! States on devices without KVM.
+//! Tests that load virtio states into devices without KVM.
 
 use std::io;
 
@@ -17,14 +17,14 @@ fn devices() -> VirtioDevices {
     let ram = GuestRam::new(vec![RamBlock::new("ram", 0x1000, Backing::Memfd).unwrap()]).unwrap();
     let ram = Arc::new(VmRam::new(ram, vec![Range { block: 0, start: 0, len_bytes: 0x1000 }]).unwrap());
     let config = MachineConfig { entropy: true, ..MachineConfig::new("state") };
-    VirtioDevices::new(&config, &ram, &[], &Console::new(Box::new(io::sink()))).unwrap()
+    VirtioDevices::new(&config, &ram, &[], &Console::at_gate(Box::new(io::sink()), None)).unwrap()
 }
 
 fn taken(devices: &VirtioDevices, body: &[u8]) -> Result<(), StateError> {
     load(&devices.all()[0], &mut Fields::parse(body)?)
 }
 
-/// Otherwise a guest could make every migration fail.
+/// If such a state were refused, a guest could make every migration fail.
 #[test]
 fn features_that_are_not_offered_are_taken_as_long_as_they_are_not_agreed_on() {
     let (devices, other) = (devices(), devices());

@@ -1,4 +1,5 @@
-//! Devices in processes of their own: connected when the machine is made, with all of its RAM.
+//! Devices that other processes serve. The machine connects to them when it is built, and gives them all of
+//! its RAM.
 
 mod vfio_user;
 mod vhost_user;
@@ -14,7 +15,7 @@ use crate::config::MachineConfig;
 use crate::error::VmmError;
 pub(crate) use vfio_user::VfioUser;
 
-/// All that a machine has, in the order of its configuration.
+/// All devices of a machine in other processes, in the order of its configuration.
 pub(crate) struct ExternalDevices {
     pub(crate) vfio_user: Vec<VfioUser>,
     pub(crate) vhost_user: Vec<Arc<VhostUserDevice>>,
@@ -29,7 +30,8 @@ impl ExternalDevices {
         })
     }
 
-    /// One of them, for messages; none if there is none. They have the machine's RAM mapped.
+    /// Names one of the devices for messages, or `None` if there is none. The devices have mapped the
+    /// machine's RAM.
     pub(crate) fn name(&self) -> Option<String> {
         match (self.vhost_user.len(), self.vfio_user.len()) {
             (0, 0) => None,
@@ -38,8 +40,10 @@ impl ExternalDevices {
         }
     }
 
-    /// One that could not follow the guest to another process of this host, or into memory that comes from one; none if all can.
-    /// Without a guest, a back end that is connected to is another one than the guest's.
+    /// Names a device that prevents a handover between two processes of this host. `None` if there is none.
+    ///
+    /// vfio-user devices can neither follow a guest nor use memory that another process hands over. In a
+    /// machine without a guest, a connected back end is not the incoming guest's.
     pub(crate) fn cannot_follow(&self, has_guest: bool) -> Option<String> {
         if !self.vfio_user.is_empty() {
             return Some("vfio-user device 0".to_owned());
@@ -49,7 +53,8 @@ impl ExternalDevices {
         Some(format!("vhost-user device {index}"))
     }
 
-    /// A guest has arrived and does not run yet: back ends that came with it hear of this process. One that does not is logged.
+    /// Introduces this process to the back ends of a handed-over guest, before the guest runs. A failure is
+    /// logged.
     pub(crate) fn introduce(&self, machine: &str) {
         for device in self.vhost_user.iter().filter(|device| device.is_awaited()) {
             if let Err(error) = device.introduce() {
@@ -58,26 +63,27 @@ impl ExternalDevices {
         }
     }
 
-    /// What finds the devices' writes.
+    /// The dirty sources for the devices' writes.
     pub(crate) fn dirty_sources(&self, vm: &KvmVm) -> Result<Vec<Arc<dyn DirtySource>>, VmmError> {
         let mut sources = vfio_user::dirty_sources(&self.vfio_user, vm)?;
         sources.extend(vhost_user::dirty_source(&self.vhost_user, vm)?);
         Ok(sources)
     }
 
-    /// The guest runs: its devices do before it. One that cannot is logged.
+    /// Starts the devices before the guest runs. A device that cannot run is logged.
     pub(crate) fn run(&self, machine: &str) {
         self.each(machine, "a device does not run", |device| device.run());
     }
 
-    /// The guest was stopped by an operator: its devices do nothing either, all quiesced before one stops. One that
-    /// does not is logged.
+    /// Stops the devices after an operator paused the guest. All are quiesced before the first one stops. A
+    /// failure is logged.
     pub(crate) fn stop(&self, machine: &str) {
         self.each(machine, "a device was not quiesced", |device| device.quiesce());
         self.each(machine, "a device did not stop", |device| device.stop());
     }
 
-    /// All at once: one that does not answer holds the others up no longer than its own limit.
+    /// Calls `act` for all devices in parallel. A device that does not answer delays the others at most by
+    /// its own time limit.
     fn each(&self, machine: &str, what: &str, act: impl Fn(&dyn DeviceStream) -> Result<(), VmError> + Sync) {
         let vfio = self.vfio_user.iter().map(|device| device.stream.as_ref() as &dyn DeviceStream);
         let vhost = self.vhost_user.iter().map(|device| device.as_ref() as &dyn DeviceStream);
@@ -89,7 +95,7 @@ impl ExternalDevices {
         std::thread::scope(|scope| {
             for device in vfio.chain(vhost) {
                 let thread = std::thread::Builder::new().spawn_scoped(scope, move || act(device));
-                // Out of threads: one after the other, then.
+                // No thread is available, so the devices are served one after the other.
                 if thread.is_err() {
                     act(device);
                 }

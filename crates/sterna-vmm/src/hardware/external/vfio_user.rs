@@ -1,4 +1,4 @@
-//! Devices over vfio-user.
+//! Connects the machine to vfio-user devices.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use sterna_ram::DirtySource;
 use crate::error::VmmError;
 use crate::hardware::vm::KvmVm;
 
-/// One device.
+/// A connected vfio-user device.
 pub(crate) struct VfioUser {
     pub(crate) client: Arc<Client>,
-    /// What the engine moves.
+    /// The device stream, which the engine migrates.
     pub(crate) stream: Arc<VfioDevice<Arc<Client>>>,
 }
 
@@ -40,7 +40,7 @@ pub(super) fn connect(paths: &[PathBuf], vm: &KvmVm) -> Result<Vec<VfioUser>, Vm
     paths.iter().map(connect).collect()
 }
 
-/// What finds the devices' writes.
+/// The dirty sources for the devices' writes, one per device.
 pub(super) fn dirty_sources(devices: &[VfioUser], vm: &KvmVm) -> Result<Vec<Arc<dyn DirtySource>>, VmmError> {
     let log = |device: &VfioUser| {
         let log = DmaLog::new(Arc::clone(&device.client), vm.ram().clone(), vm.logged_ranges())?;

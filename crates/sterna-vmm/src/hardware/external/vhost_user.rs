@@ -1,7 +1,8 @@
-//! Virtio devices over vhost-user.
+//! Connects the machine to vhost-user devices.
 //!
-//! The guest sees those whose kind is stated (`hardware::virtio`). Of another one whoever knows where its rings are says so by
-//! [`VhostUserDevice::start`]. A device that was never started moves all the same.
+//! The guest sees the devices whose kind is configured (`hardware::virtio`). For another device, the caller
+//! that knows its rings starts it with [`VhostUserDevice::start`]. A device that was never started migrates
+//! as well.
 
 use std::sync::Arc;
 
@@ -13,7 +14,8 @@ use crate::config::MachineConfig;
 use crate::error::VmmError;
 use crate::hardware::vm::KvmVm;
 
-/// Connects to the back ends and gives them the machine's RAM; those of a guest that another process hands over come with it.
+/// Connects to the back ends and gives them the machine's RAM. The back ends of a guest that another process
+/// hands over arrive with that guest.
 pub(super) fn connect(config: &MachineConfig, vm: &KvmVm) -> Result<Vec<Arc<VhostUserDevice>>, VmmError> {
     let ranges = vm.logged_ranges();
     let connect = |options: &VhostUserOptions| {
@@ -26,7 +28,7 @@ pub(super) fn connect(config: &MachineConfig, vm: &KvmVm) -> Result<Vec<Arc<Vhos
     config.vhost_user.iter().map(connect).collect()
 }
 
-/// What finds the back ends' writes: one log for all.
+/// The dirty source for the back ends' writes: one log for all.
 pub(super) fn dirty_source(
     devices: &[Arc<VhostUserDevice>],
     vm: &KvmVm,

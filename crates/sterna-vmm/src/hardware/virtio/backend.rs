@@ -1,4 +1,4 @@
-//! What a kind of device has to say; the transport does everything else.
+//! The interface of a kind of virtio device. The transport implements everything that all kinds share.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -13,40 +13,41 @@ use super::space::ConfigurationSpace;
 
 /// A device without its transport.
 pub(crate) trait Backend: Send {
-    /// Virtio's number of the kind.
+    /// Virtio's device type number.
     fn kind(&self) -> u32;
-    /// The features of the kind that it offers, as bits; of one that another process serves, all of them.
+    /// Feature bits of the kind that the device offers. For a device that another process serves: all of its
+    /// feature bits.
     fn features(&self) -> u64;
-    /// How long its queues may be.
+    /// The maximum sizes of the queues.
     fn queue_sizes(&self) -> Vec<u16>;
-    /// The configuration space, as it is at first.
+    /// The initial configuration space.
     fn configuration(&self) -> Vec<u8>;
-    /// Large state that moves beside the device's section.
+    /// Large state that is sent in addition to the device's section.
     fn stream(&self) -> Option<Arc<dyn DeviceStream>> {
         None
     }
-    /// Of a disk: how it moves, and how long it is.
+    /// The migration mode and the length, if the device is a disk.
     fn disk(&self) -> Option<Arc<DiskControl>> {
         None
     }
-    /// The process that serves its queues, if it is another one.
+    /// The other process that serves the queues, if there is one.
     fn process(&self) -> Option<Arc<VhostUserDevice>> {
         None
     }
-    /// What moves with the guest besides what every device has.
+    /// The kind's own state, in addition to the state that every device has.
     fn state(&self) -> Vec<u8> {
         Vec::new()
     }
-    /// Takes what [`Backend::state`] gave on the other side. Why it is none.
+    /// Loads the bytes of [`Backend::state`] at the destination. The error says why they are invalid.
     fn set_state(&mut self, state: &[u8]) -> Result<(), String> {
         if state.is_empty() { Ok(()) } else { Err(format!("{} bytes too many", state.len())) }
     }
-    /// The driver has reset the device.
+    /// Handles a reset by the driver.
     fn reset(&mut self) {}
-    /// Begins to work, on a thread of its own, with the features that the driver chose.
+    /// Starts to work on the device's own thread, with the features that the driver chose.
     ///
     /// # Errors
-    /// The host lacks something. The driver is told that the device needs a reset.
+    /// The host lacks a resource. The device then reports to its driver that it needs a reset.
     fn begin<'a>(
         &'a mut self,
         features: u64,
@@ -54,41 +55,42 @@ pub(crate) trait Backend: Send {
     ) -> io::Result<Box<dyn Session<'a> + 'a>>;
 }
 
-/// A device at work. It keeps no chain beyond [`Session::finish`] or its end.
+/// A device at work. It keeps no chain after [`Session::finish`] or after it is dropped.
 pub(crate) trait Session<'a> {
-    /// The queues are ready, and nothing has been looked at. Kicks of the time before may be lost, on this host or on another one.
+    /// Called first, when the queues are ready. Earlier kicks may be lost, on this host or on another one.
     fn begun(&mut self, rings: &mut [Ring<'a>]) -> Result<(), Broken> {
         (0..rings.len()).try_for_each(|queue| self.kicked(rings, queue))
     }
 
-    /// Whether kicks come here.
+    /// Whether this session handles kicks.
     fn takes_kicks(&self) -> bool {
         true
     }
 
-    /// The driver may have added something to a queue.
+    /// The driver may have added a chain to a queue.
     fn kicked(&mut self, rings: &mut [Ring<'a>], queue: usize) -> Result<(), Broken> {
         let _ = (rings, queue);
         Ok(())
     }
 
-    /// One is readable when [`Session::woken`] has something to do. It is looked at when it becomes so, and not as long as it is.
+    /// Descriptors that become readable when [`Session::woken`] has work. They are polled edge-triggered.
     fn wakes(&self) -> Vec<BorrowedFd<'_>> {
         Vec::new()
     }
 
-    /// [`Session::woken`] has more to do, and has only given way to others.
+    /// Whether [`Session::woken`] has more work and only returned to let other queues work.
     fn has_more(&self) -> bool {
         false
     }
 
-    /// [`Session::wakes`] has become readable.
+    /// One of [`Session::wakes`] has become readable.
     fn woken(&mut self, rings: &mut [Ring<'a>]) -> Result<(), Broken> {
         let _ = rings;
         Ok(())
     }
 
-    /// Finishes what is in flight and takes nothing new: the guest stands still. What was not taken stays in the rings.
+    /// Completes the requests in flight and takes no new ones, because the guest is paused. Other requests
+    /// stay in the rings.
     fn finish(&mut self, rings: &mut [Ring<'a>]) -> Result<(), Broken> {
         let _ = rings;
         Ok(())

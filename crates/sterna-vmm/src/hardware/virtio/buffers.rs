@@ -1,11 +1,11 @@
-//! Guest memory in pieces: what a descriptor chain says, or where its answer goes.
+//! Pieces of guest memory that a descriptor chain names, for reading or writing.
 
 use sterna_ram::{GuestRam, PAGE_SIZE};
 use vm_memory::bitmap::Bitmap;
 
 use crate::hardware::memory::Slice;
 
-/// Pieces of guest memory, one after the other. The guest may write them at any time.
+/// A list of pieces of guest memory. The guest may write them at any time.
 #[derive(Default)]
 pub(crate) struct Buffers<'a>(Vec<Slice<'a>>);
 
@@ -16,7 +16,7 @@ impl<'a> Buffers<'a> {
         }
     }
 
-    /// In bytes.
+    /// Total length in bytes.
     pub(crate) fn len(&self) -> usize {
         self.0.iter().map(Slice::len).sum()
     }
@@ -25,7 +25,7 @@ impl<'a> Buffers<'a> {
         self.0.is_empty()
     }
 
-    /// Cuts `bytes` off the front. `None`, and nothing is cut, if there are not so many.
+    /// Removes `bytes` from the front. If there are fewer, returns `None` and removes nothing.
     pub(crate) fn split_front(&mut self, bytes: usize) -> Option<Self> {
         if bytes > self.len() {
             return None;
@@ -45,7 +45,7 @@ impl<'a> Buffers<'a> {
         Some(front)
     }
 
-    /// Cuts `bytes` off the end.
+    /// Removes `bytes` from the end. If there are fewer, returns `None` and removes nothing.
     pub(crate) fn split_back(&mut self, bytes: usize) -> Option<Self> {
         if bytes > self.len() {
             return None;
@@ -66,7 +66,7 @@ impl<'a> Buffers<'a> {
         Some(Self(back))
     }
 
-    /// Copies the first bytes out, as many as fit. How many these were.
+    /// Copies the first bytes out, as many as fit, and returns their number.
     pub(crate) fn read(&self, mut to: &mut [u8]) -> usize {
         let most = to.len();
         for slice in &self.0 {
@@ -76,7 +76,7 @@ impl<'a> Buffers<'a> {
         most - to.len()
     }
 
-    /// Copies bytes in, as many as fit. How many these were.
+    /// Copies bytes in, as many as fit, and returns their number.
     pub(crate) fn write(&self, mut from: &[u8]) -> usize {
         let most = from.len();
         for slice in &self.0 {
@@ -87,7 +87,7 @@ impl<'a> Buffers<'a> {
         most - from.len()
     }
 
-    /// For system calls: where the memory is. It stays there as long as the VM.
+    /// I/O vectors for system calls. The memory stays mapped as long as the VM exists.
     pub(crate) fn vectors(&self) -> Vec<libc::iovec> {
         let vector = |slice: &Slice<'_>| libc::iovec {
             iov_base: slice.ptr_guard_mut().as_ptr().cast(),
@@ -96,12 +96,12 @@ impl<'a> Buffers<'a> {
         self.0.iter().map(vector).collect()
     }
 
-    /// Where the pieces are on this host, and their lengths.
+    /// Host addresses and lengths of the pieces.
     pub(crate) fn places(&self) -> impl Iterator<Item = (usize, usize)> {
         self.0.iter().map(|slice| (slice.ptr_guard().as_ptr() as usize, slice.len()))
     }
 
-    /// The whole pages of `ram` among it: block, first page, and how many.
+    /// Whole pages of `ram` within the pieces: block, first page, and number of pages.
     pub(crate) fn whole_pages(&self, ram: &GuestRam) -> impl Iterator<Item = (usize, u64, u64)> {
         self.places().filter_map(|(address, bytes)| {
             let start = address.next_multiple_of(PAGE_SIZE);
@@ -111,7 +111,7 @@ impl<'a> Buffers<'a> {
         })
     }
 
-    /// The kernel may have written it.
+    /// Marks the memory as dirty, because the kernel may have written it.
     pub(crate) fn were_written(&self) {
         self.0.iter().for_each(|slice| slice.bitmap().mark_dirty(0, slice.len()));
     }

@@ -1,4 +1,4 @@
-//! Disks become longer while a guest uses them, or before it comes.
+//! Changes of a device's configuration space: disks that grow, and devices that other processes serve.
 
 use std::sync::atomic::Ordering;
 
@@ -6,18 +6,18 @@ use virtio_bindings::virtio_config::VIRTIO_CONFIG_S_DRIVER_OK;
 
 use super::transport::Transport;
 
-/// What a source says of a device.
+/// The source's description of a device.
 pub(crate) struct Said<'a> {
     pub(crate) features: u64,
-    /// Of another process: whether it has a state of its own.
+    /// For a device in another process: whether it has state of its own.
     pub(crate) has_state: bool,
     pub(crate) configuration: &'a [u8],
 }
 
 impl Transport {
-    /// The configuration space that both sides of a migration must have: as it is at first, since what a device here changes it
-    /// tells its driver again at the destination; with a disk's length as it is now. What another process says is whatever it says
-    /// now.
+    /// The configuration space that both sides of a migration must share. It is the initial one, because the
+    /// destination's device reports later changes to the driver again. It contains a disk's current length.
+    /// For a device in another process it is that process's current configuration space.
     pub(crate) fn configuration(&self) -> Vec<u8> {
         let mut bytes = self.identity.configuration.clone();
         if let Some(disk) = &self.identity.disk {
@@ -29,7 +29,8 @@ impl Transport {
         bytes
     }
 
-    /// Before a guest comes: asks another process what its device is like now. Of one that comes with the guest the source has said it.
+    /// Before a guest arrives: queries the device's process for its current configuration. A device that is
+    /// handed over takes the source's description.
     pub(crate) fn find_configuration(&self, said: &Said<'_>) -> Result<(), String> {
         let Some(process) = &self.identity.process else { return self.find_length() };
         let now = match process.is_awaited() {
@@ -41,7 +42,9 @@ impl Transport {
         Ok(())
     }
 
-    /// The same when the guest's driver has stopped: what it has read last. A machine that waits has read zeros.
+    /// Like [`Transport::find_configuration`], for a guest whose driver has stopped. It restores the
+    /// configuration that the driver read last. The record of a machine that waits for its guest contains
+    /// zeros.
     pub(crate) fn find_read(&self, configuration: &[u8]) -> Result<(), String> {
         let process = self.identity.process.as_ref().filter(|process| process.is_awaited());
         let is_of_length = configuration.len() == self.identity.configuration.len();
@@ -55,7 +58,7 @@ impl Transport {
         Ok(())
     }
 
-    /// Before a guest comes: looks how long its disk is now.
+    /// Before a guest arrives: reads the disk's current length from its file.
     pub(crate) fn find_length(&self) -> Result<(), String> {
         let Some(disk) = &self.identity.disk else { return Ok(()) };
         let before = disk.capacity();
@@ -66,12 +69,12 @@ impl Transport {
         Ok(())
     }
 
-    /// Makes a disk longer, and tells its driver. Why it cannot be.
+    /// Makes a disk longer and notifies its driver. The error says why this is not possible.
     pub(crate) fn grow(&self, len_bytes: u64) -> Result<(), String> {
         let disk = self.identity.disk.as_ref().ok_or("it is no disk")?;
         disk.grow(len_bytes)?;
         let change = |bytes: &mut [u8]| bytes[..8].copy_from_slice(&disk.capacity());
-        // A driver that is not ready yet reads the length when it is.
+        // A driver that is not ready yet reads the length when it becomes ready.
         if self.signals.status.load(Ordering::SeqCst) & VIRTIO_CONFIG_S_DRIVER_OK != 0 {
             self.change_configuration(change);
         } else {

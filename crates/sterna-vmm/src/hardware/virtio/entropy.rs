@@ -1,4 +1,4 @@
-//! Random bytes of the host: VIRTIO 1.2, section 5.4.
+//! The entropy device: VIRTIO 1.2, section 5.4. It gives the guest random bytes from the host.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -11,7 +11,7 @@ use super::space::ConfigurationSpace;
 use crate::error::VmmError;
 
 const SOURCE: &str = "/dev/urandom";
-/// Of one request, at most: the driver asks again.
+/// Highest number of bytes per request. The driver sends another request for more.
 const MOST: usize = 4096;
 
 pub(crate) struct Entropy(File);

@@ -1,8 +1,8 @@
-//! What a guest says of memory that it does not use, by a balloon that never grows: VIRTIO 1.2, section 5.5.
+//! Reports and hints of unused guest memory: VIRTIO 1.2, section 5.5. They use a balloon that never grows.
 //!
-//! - Free page *reporting*: at any time. The memory is given back to the host, so that it is neither resident nor sent: at the
-//!   destination it is as fresh as here.
-//! - Free page *hinting*: when a migration asks ([`super::hinting`]). The memory is not sent.
+//! - Free page *reporting* happens at any time. The host takes the memory back, so that it is neither
+//!   resident nor sent. At the destination it reads as zero, as it does here.
+//! - Free page *hinting* happens when a migration asks ([`super::hinting`]). The memory is not sent.
 
 use std::io;
 use std::sync::Arc;
@@ -15,15 +15,15 @@ use super::hinting::{self, Hinting};
 use super::ring::{Broken, Ring};
 use super::space::ConfigurationSpace;
 
-/// The feature, by its number in the standard.
+/// Bit number of the reporting feature in the standard.
 const REPORTING: u32 = 5;
-/// Queues of the balloon, whatever its features are.
+/// Number of queues that a balloon always has.
 const BALLOON_QUEUES: usize = 2;
 const QUEUE_SIZE: u16 = 64;
-/// Size wanted and size reached, the command id of hinting, and a word that belongs to another feature.
+/// Requested size, actual size, the command id of hinting, and a word of another feature.
 const CONFIGURATION_BYTES: usize = 16;
 
-/// The device, with one of the features at least.
+/// The balloon device, with at least one of the two features.
 pub(crate) struct FreePages {
     ram: GuestRam,
     reports: bool,
@@ -82,8 +82,9 @@ impl Backend for FreePages {
     }
 }
 
-/// The numbers of the queues that depend on features. The standard numbers all that there can be (3 is hinting, 4 is reporting)
-/// and says that some do not exist; drivers count those that exist, by the features that they have chosen.
+/// Numbers of the queues that depend on features. The standard numbers all possible queues (3 is hinting, 4
+/// is reporting) and says that some may not exist. Drivers number only the queues of the features that they
+/// chose.
 #[derive(Debug, PartialEq, Eq)]
 struct Queues {
     hinting: Option<usize>,
@@ -118,7 +119,8 @@ impl<'a> Session<'a> for FreePagesSession<'a> {
 }
 
 impl FreePagesSession<'_> {
-    /// Returns everything at once; what is free is given back before, or not sent from now on.
+    /// Returns all buffers in one step. Before that, reported memory is given back to the host, and hinted
+    /// memory is excluded from the migration.
     fn take(&self, ring: &mut Ring<'_>, queue: usize) -> Result<(), Broken> {
         let FreePages { ram, hinting, .. } = self.device;
         let hinting = hinting.as_ref().filter(|_| self.queues.hinting == Some(queue));
@@ -131,7 +133,7 @@ impl FreePagesSession<'_> {
                 for (block, first, pages) in chain.writable.whole_pages(ram) {
                     ram.block(block).zero_pages(first, pages).map_err(io::Error::other)?;
                 }
-                // It reads as zero now, also where another content was sent before.
+                // The memory reads as zero now. It must be sent again if other content was sent before.
                 chain.writable.were_written();
             }
             Ok(0)
@@ -149,7 +151,7 @@ mod tests {
         let mut driver = Driver::new();
         driver.put(0x8_0000, &[7; 0x8_0000]);
         let mut device = FreePages::new(driver.ram.clone(), true, None);
-        // Two pages and a half, from the middle of one on.
+        // Two and a half pages, starting in the middle of a page.
         driver.add(&[(0x9_0800, 0x2800, true)]);
         let queues = Queues { hinting: None, reporting: Some(0) };
         let session = FreePagesSession { device: &device, queues, must_tell: false };
@@ -159,7 +161,7 @@ mod tests {
         assert!(bytes[..0x1000].iter().chain(&bytes[0x3000..]).all(|byte| *byte == 7));
         assert!(bytes[0x1000..0x3000].iter().all(|byte| *byte == 0));
         assert_eq!(driver.used(), [(0, 0)]);
-        // Its state is empty, as it was before there was hinting.
+        // Without hinting the device's state is empty, as in versions that had no hinting.
         assert!(
             device.state().is_empty() && device.set_state(&[]).is_ok() && device.set_state(&[0; 4]).is_err()
         );

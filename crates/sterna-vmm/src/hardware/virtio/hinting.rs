@@ -1,9 +1,9 @@
-//! Free page hinting: what was asked of the guest, and what its driver answers (VIRTIO 1.2, section 5.5.6.5).
+//! Free page hinting: the device's questions and the driver's answers (VIRTIO 1.2, section 5.5.6.5).
 //!
-//! The device asks with a command id in its configuration space. The driver answers with a buffer that holds the id, then with
-//! buffers of free memory, then with a buffer that holds STOP. It keeps that memory until the id is DONE. The device may change what
-//! is in it until then: at the source, where nothing changes it, DONE follows the end of the migration, and at the destination it
-//! stands there from the beginning.
+//! The device asks with a command id in its configuration space. The driver answers with a buffer that
+//! contains the id, then buffers of unused memory, then a buffer that contains STOP. It keeps that memory
+//! until the id is DONE, and the device may change the memory until then. The source does not change it and
+//! sets DONE at the end of the migration. At the destination the id is DONE from the beginning.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,7 +18,7 @@ use super::ring::{Chain, Ring};
 use super::space::ConfigurationSpace;
 use super::transport::Transport;
 
-/// The feature, by its number in the standard.
+/// Bit number of the hinting feature in the standard.
 pub(super) const FEATURE: u32 = 3;
 /// `free_page_hint_cmd_id` in the configuration space.
 const ID: std::ops::Range<usize> = 8..12;
@@ -26,30 +26,30 @@ const STOP: u32 = 0;
 const DONE: u32 = 1;
 const FIRST: u32 = 2;
 
-/// What the device, its transport and the engine share.
+/// State that the device, its transport and the engine share.
 #[derive(Default)]
 pub(super) struct Hinting(Mutex<State>);
 
 #[derive(Default)]
 struct State {
-    /// What the driver reads.
+    /// The command id in the configuration space.
     shown: u32,
-    /// The last command id. An id is not used twice while the driver may still answer it.
+    /// The last command id. An id is not reused while the driver may still answer it.
     last: u32,
-    /// The buffers that come answer the id that is shown.
+    /// Whether the buffers received now answer the id in `shown`.
     is_answered: bool,
-    /// Where hints go.
+    /// Receiver of the hints.
     free: Option<FreePages>,
 }
 
 impl State {
-    /// Asks, with an id that was not used before.
+    /// Starts a question with an unused id.
     fn ask(&mut self, free: FreePages) {
         self.last = self.last.wrapping_add(1).max(FIRST);
         (self.shown, self.is_answered, self.free) = (self.last, false, Some(free));
     }
 
-    /// What is answered is not used any more.
+    /// Ends the question: later answers are ignored.
     fn leave_off(&mut self, shown: u32) {
         (self.shown, self.free) = (shown, None);
     }
@@ -60,7 +60,7 @@ impl State {
 }
 
 impl Hinting {
-    /// Takes a buffer of the driver. Why it broke a rule with it.
+    /// Handles a buffer of the driver. The error says which rule the driver broke.
     pub(super) fn take(&self, ram: &GuestRam, chain: &Chain<'_>) -> Result<(), &'static str> {
         let mut state = self.0.lock();
         match (chain.readable.len(), chain.writable.is_empty()) {
@@ -71,7 +71,7 @@ impl Hinting {
                 if let Some(free) = state.free.as_ref().filter(|_| id == STOP && state.is_answered) {
                     free.complete();
                 }
-                // STOP, or an id of the past: what follows answers nothing.
+                // STOP or an earlier id: the buffers after it are no answer to the current question.
                 state.is_answered = state.shown >= FIRST && id == state.shown;
             }
             (0, false) => {
@@ -88,7 +88,8 @@ impl Hinting {
         Ok(())
     }
 
-    /// The device begins to work. Says whether the driver has to be told of another id than it was told last.
+    /// Called when the device begins to work. True if the driver must be notified of another id than the one
+    /// it was shown last.
     pub(super) fn begin_work(&self, space: &ConfigurationSpace) -> bool {
         let (state, mut before) = (self.0.lock(), [0; 4]);
         space.read(ID.start as u64, &mut before);
@@ -99,7 +100,7 @@ impl Hinting {
         is_other
     }
 
-    /// Tells the driver, by any of its queues.
+    /// Notifies the driver of a changed id. Any queue's interrupt serves.
     pub(super) fn tell(rings: &[Ring<'_>]) {
         rings.iter().take(1).for_each(|ring| ring.interrupt(VIRTIO_MMIO_INT_CONFIG));
     }
@@ -110,12 +111,12 @@ impl Hinting {
         state.last >= FIRST && state.shown != DONE
     }
 
-    /// The driver has forgotten everything.
+    /// Handles a reset: the driver has forgotten the question.
     pub(super) fn reset(&self) {
         self.0.lock().is_answered = false;
     }
 
-    /// The last command id. At the destination the driver reads DONE after any.
+    /// The last command id. At the destination the driver then reads DONE, whatever the id is.
     pub(super) fn state(&self) -> Vec<u8> {
         self.0.lock().last.to_le_bytes().to_vec()
     }
@@ -129,7 +130,7 @@ impl Hinting {
     }
 }
 
-/// As the engine sees it.
+/// The engine's interface to free page hinting.
 pub(super) struct Asker {
     transport: Arc<Transport>,
     hinting: Arc<Hinting>,
@@ -140,7 +141,7 @@ impl Asker {
         Self { transport: Arc::clone(transport), hinting }
     }
 
-    /// Whether the guest has a driver that answers, or had one that was asked.
+    /// Whether the guest has a driver that can answer, or had one that was asked.
     pub(super) fn is_of_use(&self) -> bool {
         let features = self.transport.driver_features();
         let status = self.transport.signals.status.load(Ordering::SeqCst);

@@ -1,13 +1,14 @@
-//! How a device calls its driver.
+//! The interrupt by which a device notifies its driver.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use vmm_sys_util::eventfd::EventFd;
 
-/// A device's interrupt: the line, and why it was raised (`InterruptStatus`).
+/// A device's interrupt: the line, and the causes for which it was raised (`InterruptStatus`).
 ///
-/// The kernel raises the line a moment after the event: it may be on its way when the vCPUs stop, and then it is in no saved
-/// state. So whoever loads a state whose causes were not acknowledged raises it again.
+/// The kernel raises the line a moment after the event. An interrupt that is pending when the vCPUs stop is
+/// in no saved state. Therefore the line is raised again after the load of a state with unacknowledged
+/// causes.
 pub(crate) struct Interrupt {
     causes: AtomicU32,
     line: EventFd,
@@ -18,7 +19,7 @@ impl Interrupt {
         Self { causes: AtomicU32::new(0), line }
     }
 
-    /// For KVM.
+    /// The eventfd to register with KVM.
     pub(super) fn line(&self) -> &EventFd {
         &self.line
     }
@@ -28,7 +29,7 @@ impl Interrupt {
         self.pulse();
     }
 
-    /// As [`Interrupt::raise`], for causes that the driver has not acknowledged.
+    /// Like [`Interrupt::raise`], for causes that the driver has not acknowledged.
     pub(crate) fn raise_again(&self) {
         if self.causes() != 0 {
             self.pulse();
@@ -43,13 +44,13 @@ impl Interrupt {
         self.causes.store(causes, Ordering::SeqCst);
     }
 
-    /// The driver has seen these causes.
+    /// Clears causes that the driver has acknowledged.
     pub(crate) fn acknowledge(&self, causes: u32) {
         self.causes.fetch_and(!causes, Ordering::SeqCst);
     }
 
     fn pulse(&self) {
-        // Refused only if nobody has taken 2^64 events.
+        // The write fails only after 2^64 events that the kernel has not taken.
         if let Err(error) = self.line.write(1) {
             tracing::error!(%error, "an interrupt is lost");
         }

@@ -1,21 +1,22 @@
-//! Virtio devices, in this process or behind it: each in a place of its own, where ACPI's tables say that it is.
+//! Virtio devices that this process or another one serves. Each has a slot at an address that ACPI's tables
+//! name.
 //!
 //! | module | contains |
 //! | --- | --- |
-//! | [`transport`] | what every driver sees: the registers of virtio-mmio |
+//! | [`transport`] | the registers of virtio-mmio, common to all devices |
 //! | [`worker`] | the thread of a device whose driver is ready |
-//! | [`ring`], [`buffers`] | queues and guest memory, checked before use |
-//! | [`space`], [`interrupt`] | what a device tells its driver unasked |
-//! | [`state`], [`capacity`] | what moves with the guest; that disks grow |
-//! | [`backend`] | what a kind of device has to say |
-//! | [`block`], [`net`], [`console`], [`free_pages`] with [`hinting`], [`entropy`] | the kinds |
+//! | [`ring`], [`buffers`] | queues and guest memory, which are checked before use |
+//! | [`space`], [`interrupt`] | notifications from a device to its driver |
+//! | [`state`], [`capacity`] | the state that migrates; disks that grow |
+//! | [`backend`] | the interface of a kind of device |
+//! | [`block`], [`net`], [`console`], [`free_pages`] with [`hinting`], [`entropy`] | the kinds of devices |
 //! | [`vhost_user`] | devices that another process serves |
 //!
-//! virtio-mmio and not PCI: it needs no buses, capabilities and MSI tables, and Linux finds it by
-//! ACPI as well (`LNRO0005`).
+//! The transport is virtio-mmio instead of PCI, because it needs no buses, capabilities and MSI tables. Linux
+//! also finds it through ACPI (`LNRO0005`).
 //!
-//! A driver that breaks a rule harms its own guest alone: its device stops, with a line in the log, and says that it needs a
-//! reset.
+//! A driver that breaks a rule harms only its own guest. Its device stops, logs a line, and reports that it
+//! needs a reset.
 
 pub(crate) mod backend;
 pub(crate) mod block;
@@ -56,25 +57,25 @@ use hinting::{Asker, Hinting};
 pub(crate) use state::TransportState;
 pub(crate) use transport::{Identity, Transport};
 
-/// All that a machine has, in the order of its configuration: disks first.
+/// All virtio devices of a machine, in the order of its configuration, disks first.
 pub(crate) struct VirtioDevices {
     all: Vec<Arc<Transport>>,
     hooks: Vec<Arc<dyn Hook>>,
     announcers: Vec<Arc<net::Announcer>>,
-    /// What of the host cards have open.
+    /// Host descriptors that network cards have open.
     taps: Vec<Arc<dyn HostDescriptors>>,
     keyboard: Option<Arc<console::Keyboard>>,
     asker: Option<Asker>,
-    /// What the guest's network cards send, if it has any.
+    /// The gate of the guest's packets, if it has network cards.
     packets: Option<Arc<PacketGate>>,
 }
 
-/// Most bytes of packets that wait for a checkpoint; then the guest waits.
+/// Highest number of bytes in packets that wait for a checkpoint. At the limit, the guest waits.
 const PACKETS_LIMIT: u64 = 16 << 20;
 
 impl VirtioDevices {
-    /// Makes the devices; those of other processes come last. Their drivers find them reset. They have to be
-    /// [connected](Self::connect).
+    /// Builds the devices; those of other processes come last. Their drivers find them reset.
+    /// [`Self::connect`] must follow.
     pub(crate) fn new(
         config: &MachineConfig,
         ram: &Arc<VmRam>,
@@ -134,12 +135,12 @@ impl VirtioDevices {
         Ok(Self { all, hooks, announcers, taps, keyboard, asker, packets })
     }
 
-    /// What of the host cards have open.
+    /// Host descriptors that network cards have open.
     pub(crate) fn taps(&self) -> &[Arc<dyn HostDescriptors>] {
         &self.taps
     }
 
-    /// A network card alone, joined to sockets of packets.
+    /// A single network card that exchanges packets with sockets.
     #[cfg(feature = "fuzzing")]
     pub(crate) fn of_card(
         ram: &Arc<VmRam>,
@@ -161,43 +162,43 @@ impl VirtioDevices {
         })
     }
 
-    /// Puts them into their places.
+    /// Connects every device to its slot.
     pub(crate) fn connect(&self, vm: &KvmVm) -> Result<(), VmmError> {
         self.all.iter().enumerate().try_for_each(|(slot, device)| device.connect(vm, slot))
     }
 
-    /// In the order of their places.
+    /// All devices, in the order of their slots.
     pub(crate) fn all(&self) -> &[Arc<Transport>] {
         &self.all
     }
 
-    /// As [`console::Keyboard::type_in`]; none without a console.
+    /// Like [`console::Keyboard::type_in`]. `None` without a console.
     pub(crate) fn type_in(&self, bytes: &[u8]) -> Option<usize> {
         self.keyboard.as_ref()?.type_in(bytes)
     }
 
-    /// What is handed over with the guest.
+    /// Hooks that hand resources over with the guest.
     pub(crate) fn hooks(&self) -> &[Arc<dyn Hook>] {
         &self.hooks
     }
 
-    /// Holds what the guest's network cards send while it is protected.
+    /// The gate for packets of the guest's network cards while the guest is protected.
     pub(crate) fn packet_gate(&self) -> Option<Arc<dyn EpochGate>> {
         self.packets.clone().map(|gate| gate as _)
     }
 
-    /// What asks the guest which memory it does not use, if it has a driver for that now.
+    /// The free page hints, if the guest has a driver for them now.
     pub(crate) fn free_page_hints(&self) -> Option<&dyn FreePageHints> {
         let asker = self.asker.as_ref().filter(|asker| asker.is_of_use())?;
         Some(asker)
     }
 
-    /// What tells the network where the guest is, by the cards' numbers.
+    /// Announcers of the guest's location, one per card.
     pub(crate) fn announcers(&self) -> &[Arc<net::Announcer>] {
         &self.announcers
     }
 
-    /// What finds the devices' writes.
+    /// The dirty source for the devices' writes.
     pub(crate) fn dirty_source(&self, vm: &KvmVm) -> Result<Option<Arc<dyn DirtySource>>, VmmError> {
         if self.all.is_empty() {
             return Ok(None);
@@ -205,17 +206,18 @@ impl VirtioDevices {
         Ok(Some(Arc::new(AtomicBitmapLog::new(vm.ram(), vm.memory())?)))
     }
 
-    /// The guest is about to run.
+    /// Starts the devices, before the guest runs.
     pub(crate) fn run(&self) {
         self.all.iter().for_each(|device| device.run());
     }
 
-    /// The guest stands still: on return nothing is in flight, and no device writes guest memory.
+    /// Pauses the devices, after the guest was paused. On return no request is in flight, and no device
+    /// writes guest memory.
     pub(crate) fn pause(&self) {
         self.all.iter().for_each(|device| device.pause());
     }
 
-    /// A driver reads. False: there is no device.
+    /// Handles a driver's read. False if there is no device at the address.
     pub(crate) fn read(&self, address: u64, to: &mut [u8]) -> bool {
         self.find(address).is_some_and(|(device, offset)| {
             device.read(offset, to);
@@ -223,7 +225,7 @@ impl VirtioDevices {
         })
     }
 
-    /// A driver writes.
+    /// Handles a driver's write.
     pub(crate) fn write(&self, address: u64, from: &[u8]) {
         if let Some((device, offset)) = self.find(address) {
             device.write(offset, from);

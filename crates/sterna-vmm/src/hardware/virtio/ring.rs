@@ -1,5 +1,5 @@
-//! A virtqueue as a device uses it: what the driver made available, checked before anything of it is used, and its
-//! return.
+//! The device's side of a virtqueue. It checks every chain that the driver made available before use, and
+//! returns it.
 
 use std::io;
 
@@ -12,7 +12,7 @@ use super::buffers::Buffers;
 use super::interrupt::Interrupt;
 use crate::hardware::memory::DeviceMemory;
 
-/// Why a device cannot go on until its driver has reset it.
+/// Why a device cannot continue until its driver resets it.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Broken {
     #[error("queue {queue}: its rings lie outside of RAM, or are not what their size says")]
@@ -27,10 +27,10 @@ pub(crate) enum Broken {
     Process(#[from] VhostUserError),
 }
 
-/// Pieces of a chain, at most: as many as a system call takes.
+/// Highest number of pieces in a chain: as many as a system call accepts.
 const MOST_PIECES: usize = 1024;
 
-/// A queue that works.
+/// A queue in use.
 pub(crate) struct Ring<'a> {
     index: usize,
     memory: &'a DeviceMemory,
@@ -38,13 +38,13 @@ pub(crate) struct Ring<'a> {
     interrupt: &'a Interrupt,
 }
 
-/// One of the driver's buffers, or several that belong together.
+/// A descriptor chain: one buffer of the driver, or several that belong together.
 pub(crate) struct Chain<'a> {
-    /// By which it is returned.
+    /// Number of the first descriptor, which identifies the chain when it is returned.
     pub(crate) head: u16,
-    /// What the driver says.
+    /// Buffers that the driver wrote for the device.
     pub(crate) readable: Buffers<'a>,
-    /// Where the device answers.
+    /// Buffers that the device writes to.
     pub(crate) writable: Buffers<'a>,
 }
 
@@ -62,7 +62,7 @@ impl<'a> Ring<'a> {
         }
     }
 
-    /// Where it is, for another process.
+    /// Addresses and size of the queue, for another process.
     pub(crate) fn place(&self) -> vhost_user::Ring {
         vhost_user::Ring {
             size: self.queue.size(),
@@ -73,12 +73,12 @@ impl<'a> Ring<'a> {
         }
     }
 
-    /// Interrupts the driver, whether it wants that or not.
+    /// Interrupts the driver, even if it suppresses notifications.
     pub(crate) fn interrupt(&self, cause: u32) {
         self.interrupt.raise(cause);
     }
 
-    /// The next chain, if there is one.
+    /// Takes the next chain, if there is one.
     pub(crate) fn pop(&mut self) -> Result<Option<Chain<'a>>, Broken> {
         let index = self.index;
         let available = self.queue.iter(self.memory).map(|mut chains| chains.next());
@@ -86,17 +86,17 @@ impl<'a> Ring<'a> {
         chain.map(|chain| self.checked(chain)).transpose()
     }
 
-    /// The last so many chains that were taken stand in the ring again, in their order.
+    /// Puts the last `chains` chains that were taken back into the ring, in their order.
     pub(crate) fn put_back(&mut self, chains: u16) {
         self.queue.set_next_avail(self.queue.next_avail().wrapping_sub(chains));
     }
 
-    /// Returns a chain; so many bytes were written into it.
+    /// Returns a chain into which `written` bytes were written.
     pub(crate) fn push(&mut self, head: u16, written: u32) -> Result<(), Broken> {
         self.queue.add_used(self.memory, head, written).map_err(|source| self.failed(source))
     }
 
-    /// Returns every chain; `answer` gives how many bytes it has written into it.
+    /// Returns every chain. `answer` returns the number of bytes that it wrote.
     pub(crate) fn answer_all(
         &mut self,
         mut answer: impl FnMut(&Chain<'a>) -> Result<usize, Broken>,
@@ -114,7 +114,7 @@ impl<'a> Ring<'a> {
         }
     }
 
-    /// Interrupts the driver, if it wants to know of what was returned.
+    /// Interrupts the driver for returned chains, unless it suppresses notifications.
     pub(crate) fn notify(&mut self) -> Result<(), Broken> {
         if self.queue.needs_notification(self.memory).map_err(|source| self.failed(source))? {
             self.interrupt.raise(VIRTIO_MMIO_INT_VRING);
@@ -122,17 +122,17 @@ impl<'a> Ring<'a> {
         Ok(())
     }
 
-    /// The driver need not kick for what it adds, since the device looks by itself.
+    /// Tells the driver that no kicks are needed. The device checks the queue by itself.
     pub(crate) fn ignore_kicks(&mut self) -> Result<(), Broken> {
         self.queue.disable_notification(self.memory).map_err(|source| self.failed(source))
     }
 
-    /// The driver kicks for what it adds from now on. Says whether it has added something meanwhile.
+    /// Enables kicks. True if the driver has added a chain meanwhile.
     pub(crate) fn expect_kicks(&mut self) -> Result<bool, Broken> {
         self.queue.enable_notification(self.memory).map_err(|source| self.failed(source))
     }
 
-    /// The driver broke a rule with this chain.
+    /// The error for a chain with which the driver broke a rule.
     pub(crate) fn refuse(&self, head: u16, why: impl Into<String>) -> Broken {
         Broken::Chain { queue: self.index, head, why: why.into() }
     }
@@ -144,7 +144,7 @@ impl<'a> Ring<'a> {
     fn checked(&self, chain: DescriptorChain<&'a DeviceMemory>) -> Result<Chain<'a>, Broken> {
         let head = chain.head_index();
         let mut checked = Chain { head, readable: Buffers::default(), writable: Buffers::default() };
-        // A chain that leaves its table, or comes back to a part of itself, is cut there.
+        // A chain that leaves its table, or has a loop, is cut off there.
         let mut is_cut = true;
         for (number, descriptor) in chain.enumerate() {
             if number == MOST_PIECES {

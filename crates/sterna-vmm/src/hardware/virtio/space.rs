@@ -1,10 +1,10 @@
-//! A configuration space that a device changes while its driver reads it.
+//! A configuration space that the device can change while its driver reads it.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use parking_lot::Mutex;
 
-/// What the driver reads, and how often it has changed.
+/// The bytes of the configuration space, and the number of its changes.
 pub(crate) struct ConfigurationSpace {
     bytes: Mutex<Vec<u8>>,
     generation: AtomicU32,
@@ -15,7 +15,7 @@ impl ConfigurationSpace {
         Self { bytes: Mutex::new(bytes), generation: AtomicU32::new(0) }
     }
 
-    /// Fills `to` from byte `at` on; there is nothing but zeros behind its end.
+    /// Fills `to` from byte `at` on. Bytes after the end read as zeros.
     pub(super) fn read(&self, at: u64, to: &mut [u8]) {
         let bytes = self.bytes.lock();
         let from = usize::try_from(at).ok().and_then(|at| bytes.get(at..)).unwrap_or_default();
@@ -24,17 +24,17 @@ impl ConfigurationSpace {
         to[..length].copy_from_slice(&from[..length]);
     }
 
-    /// A driver that sees another generation than before reads everything again.
+    /// Number of changes. A driver that sees another number than before reads everything again.
     pub(super) fn generation(&self) -> u32 {
         self.generation.load(Ordering::SeqCst)
     }
 
-    /// Whether it is just this.
+    /// Whether the content equals `bytes`.
     pub(super) fn is(&self, bytes: &[u8]) -> bool {
         *self.bytes.lock() == bytes
     }
 
-    /// Changes it. The driver has to be told, unless it has asked for the change.
+    /// Changes the content. The driver must be notified, unless it has requested the change.
     pub(crate) fn change(&self, change: impl FnOnce(&mut [u8])) {
         let mut bytes = self.bytes.lock();
         change(&mut bytes);

@@ -1,4 +1,4 @@
-//! What of a device moves with the guest, apart from its kind.
+//! The state of a virtio device that migrates, except its kind.
 
 use std::sync::atomic::Ordering;
 
@@ -6,27 +6,28 @@ use virtio_queue::{Queue, QueueState};
 
 use super::transport::Transport;
 
-/// What a driver has set, and how far its queues are. Only while nothing is in flight.
+/// Settings by the driver, and the positions of the queues. Valid only while no request is in flight.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TransportState {
     pub(crate) status: u32,
-    /// Why the interrupt was raised, and not acknowledged.
+    /// Causes of the interrupt that the driver has not acknowledged.
     pub(crate) causes: u32,
     pub(crate) driver_features: u64,
-    /// `DeviceFeaturesSel`, `DriverFeaturesSel`, `QueueSel`.
+    /// The registers `DeviceFeaturesSel`, `DriverFeaturesSel`, `QueueSel`.
     pub(crate) selected: [u32; 3],
     pub(crate) queues: Vec<QueueState>,
-    /// Of the kind.
+    /// State of the device's kind ([`super::backend::Backend::state`]).
     pub(crate) more: Vec<u8>,
 }
 
 impl Transport {
-    /// Of a machine whose guest stands still.
+    /// The device's state. The guest must be paused.
     pub(crate) fn state(&self) -> TransportState {
         let registers = self.registers.lock();
         let parts = self.parts.lock();
         let mut queues: Vec<_> = parts.queues.iter().map(Queue::state).collect();
-        // Rings of another process have stopped by now, unless it does not answer: then its own stream says so.
+        // The rings of another process have stopped by now. If the process does not answer, its own device
+        // stream reports the error.
         let rings = self.identity.process.as_ref().and_then(|process| process.rings().ok());
         for (queue, ring) in queues.iter_mut().zip(rings.unwrap_or_default()) {
             (queue.next_avail, queue.next_used) = (ring.base, ring.base);
@@ -45,7 +46,7 @@ impl Transport {
         }
     }
 
-    /// Of a machine whose guest stands still. Nothing is changed if the state is refused.
+    /// Loads a state while the guest is paused. A refused state changes nothing.
     pub(crate) fn set_state(&self, state: &TransportState) -> Result<(), String> {
         let (ours, theirs) = (&self.identity.queue_sizes, &state.queues);
         if ours.len() != theirs.len() {
@@ -56,9 +57,9 @@ impl Transport {
             if queue.max_size != *size {
                 return Err(format!("queue {index}: {} entries at most, here {size}", queue.max_size));
             }
-            // A device returns what it took. If it had returned more and its rings lay in one place, each return would look like
-            // another request, without end. A driver that breaks rules can make it take thousands that it never returns. The
-            // counters begin again after 65535.
+            // A device returns only chains that it took. If it had returned more and its rings overlapped,
+            // each return would look like another request, without end. A driver that breaks rules can make
+            // the device take thousands that it never returns. The counters wrap after 65535.
             if queue.next_avail.wrapping_sub(queue.next_used).cast_signed() < 0 {
                 let (taken, returned) = (queue.next_avail, queue.next_used);
                 return Err(format!("queue {index}: it has returned {returned} chains and taken {taken}"));

@@ -1,4 +1,4 @@
-//! For tests: a driver of one queue, in RAM of its own, that keeps to the rules or breaks them.
+//! A driver of one queue for tests, with its own RAM. It can follow the rules or break them.
 
 use sterna_ram::{Backing, GuestRam, RamBlock};
 use virtio_queue::{Queue, QueueT};
@@ -15,14 +15,14 @@ pub(super) const RAM_BYTES: u64 = 1 << 20;
 const DESCRIPTORS: u64 = 0x1000;
 const AVAILABLE: u64 = 0x2000;
 const USED: u64 = 0x3000;
-/// From here on there is nothing of the driver's.
+/// Start of free memory, after the rings.
 pub(super) const BUFFERS: u64 = 0x1_0000;
 
 pub(super) const NEXT: u16 = 1;
 pub(super) const WRITE: u16 = 2;
 pub(super) const INDIRECT: u16 = 4;
 
-/// A descriptor as it stands in the table.
+/// A descriptor as stored in the table.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Descriptor {
     pub(super) address: u64,
@@ -34,7 +34,7 @@ pub(super) struct Descriptor {
 pub(super) struct Driver {
     pub(super) queue: Queue,
     pub(super) interrupt: Interrupt,
-    /// Before RAM, so that it is dropped first.
+    /// Declared before RAM, so that it is dropped first.
     pub(super) memory: DeviceMemory,
     pub(super) ram: GuestRam,
     next_descriptor: u16,
@@ -57,12 +57,12 @@ impl Driver {
         Self { queue, interrupt, memory, ram, next_descriptor: 0, added: 0 }
     }
 
-    /// The device's side.
+    /// The device's side of the queue.
     pub(super) fn rings(&mut self) -> Vec<Ring<'_>> {
         vec![Ring::new(0, &self.memory, &mut self.queue, &self.interrupt).unwrap()]
     }
 
-    /// Puts a descriptor into the table.
+    /// Writes a descriptor into the table.
     pub(super) fn describe(&self, index: u16, descriptor: Descriptor) {
         let Descriptor { address, length, flags, next } = descriptor;
         let at = DESCRIPTORS + 16 * u64::from(index);
@@ -72,14 +72,14 @@ impl Driver {
         self.put(at + 14, &next.to_le_bytes());
     }
 
-    /// Makes the chain that begins there available.
+    /// Makes the chain that begins at `head` available.
     pub(super) fn offer(&mut self, head: u16) {
         self.put(AVAILABLE + 4 + 2 * u64::from(self.added % SIZE), &head.to_le_bytes());
         self.added = self.added.wrapping_add(1);
         self.put(AVAILABLE + 2, &self.added.to_le_bytes());
     }
 
-    /// Adds a chain by the rules: address, length, and whether the device writes it.
+    /// Adds a valid chain. Each part has an address, a length, and whether the device writes to it.
     pub(super) fn add(&mut self, parts: &[(u64, u32, bool)]) -> u16 {
         let head = self.next_descriptor;
         for (index, (address, length, is_written)) in parts.iter().enumerate() {
@@ -94,12 +94,12 @@ impl Driver {
         head
     }
 
-    /// After how many chains the device wants to be kicked for the next one (`avail_event`).
+    /// Number of chains after which the device wants the next kick (`avail_event`).
     pub(super) fn kicked_after(&self) -> u16 {
         u16::from_le_bytes(self.get(USED + 4 + 8 * u64::from(SIZE)))
     }
 
-    /// What the device has returned: heads, and how much was written.
+    /// Chains that the device has returned: heads, and bytes written.
     pub(super) fn used(&self) -> Vec<(u16, u32)> {
         let count = u16::from_le_bytes(self.get(USED + 2));
         let word = |at| u32::from_le_bytes(self.get(at));
@@ -120,7 +120,7 @@ impl Driver {
         bytes
     }
 
-    /// Why the device does not take what stands in the ring.
+    /// Why the device refuses the chain in the ring.
     pub(super) fn refusal(&mut self) -> String {
         match self.rings()[0].pop() {
             Ok(chain) => panic!("{} was taken", chain.map_or(0, |chain| chain.head)),

@@ -1,4 +1,4 @@
-//! A device as its driver sees it: the registers of virtio-mmio, version 2 (VIRTIO 1.2, section 4.2).
+//! The transport of a device: the registers of virtio-mmio, version 2 (VIRTIO 1.2, section 4.2).
 
 mod registers;
 
@@ -27,36 +27,36 @@ use crate::hardware::memory::VmRam;
 use crate::hardware::vm::KvmVm;
 use crate::layout::{virtio_address, virtio_interrupt};
 
-/// What every device of this machine offers.
+/// Features that every device of this machine offers.
 const COMMON_FEATURES: u64 =
     1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_RING_F_EVENT_IDX | 1 << VIRTIO_RING_F_INDIRECT_DESC;
 
-/// What a device is, whatever its driver does.
+/// Properties of a device that do not depend on its driver.
 pub(crate) struct Identity {
-    /// For messages: `disk 0`.
+    /// Name for messages, such as `disk 0`.
     pub(crate) name: String,
     pub(crate) kind: u32,
     features: u64,
     pub(crate) queue_sizes: Vec<u16>,
-    /// Its configuration space at first.
+    /// The initial configuration space.
     pub(crate) configuration: Vec<u8>,
-    /// Large state that moves beside its section: a disk that is copied.
+    /// Large state that is sent in addition to the device's section: a copied disk.
     pub(crate) stream: Option<Arc<dyn DeviceStream>>,
-    /// Of a disk.
+    /// The disk, if the device is one.
     pub(crate) disk: Option<Arc<DiskControl>>,
-    /// Who serves its queues, if it is another process.
+    /// The other process that serves the queues, if there is one.
     pub(crate) process: Option<Arc<VhostUserDevice>>,
 }
 
 impl Identity {
-    /// What its driver may choose.
+    /// Features that the driver may choose.
     pub(crate) fn features(&self) -> u64 {
-        // The process may come with the guest.
+        // The process may be handed over with the guest, so its features are not fixed.
         self.process.as_ref().map_or(self.features, |process| process.offered_features())
     }
 }
 
-/// One device in its place.
+/// A virtio device in its slot.
 pub(crate) struct Transport {
     ram: Arc<VmRam>,
     pub(crate) identity: Identity,
@@ -65,7 +65,7 @@ pub(crate) struct Transport {
     pub(super) registers: Mutex<Registers>,
 }
 
-/// What the driver has set, apart from the queues.
+/// Registers that the driver has set, except the queues'.
 #[derive(Default)]
 pub(super) struct Registers {
     pub(super) device_features_select: u32,
@@ -76,8 +76,8 @@ pub(super) struct Registers {
 }
 
 impl Transport {
-    /// A device over this RAM. Nothing hears its interrupts, and it hears no kick but through its registers, before it is
-    /// [connected](Self::connect).
+    /// A device that uses this RAM. Until it is [connected](Self::connect), its interrupts reach no guest,
+    /// and kicks arrive only through its registers.
     pub(super) fn new(ram: &Arc<VmRam>, name: String, backend: Box<dyn Backend>) -> Result<Self, VmmError> {
         let failed = |source| VmmError::Kvm { call: "eventfd", on: name.clone(), source };
         let event = || EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC).map_err(failed);
@@ -119,7 +119,7 @@ impl Transport {
         })
     }
 
-    /// Puts it into place `slot` of the machine: KVM passes interrupts and kicks on.
+    /// Connects the device to slot `slot` of the machine: KVM forwards interrupts and kicks.
     pub(super) fn connect(&self, vm: &KvmVm, slot: usize) -> Result<(), VmmError> {
         let refused = |call| {
             let on = self.identity.name.clone();
@@ -134,7 +134,7 @@ impl Transport {
         Ok(())
     }
 
-    /// The guest is about to run: the device does, if its driver wants it to.
+    /// Starts the device before the guest runs, if its driver is ready.
     pub(super) fn run(&self) {
         let mut registers = self.registers.lock();
         let status = self.signals.status.load(Ordering::SeqCst);
@@ -147,17 +147,17 @@ impl Transport {
         }
     }
 
-    /// The guest stands still: so does the device, with nothing in flight.
+    /// Stops the device after the guest was paused. On return no request is in flight.
     pub(super) fn pause(&self) {
         self.stop(&mut self.registers.lock());
     }
 
-    /// What the driver has chosen.
+    /// Features that the driver has chosen.
     pub(super) fn driver_features(&self) -> u64 {
         self.registers.lock().driver_features
     }
 
-    /// Changes the configuration space, and tells the driver.
+    /// Changes the configuration space and notifies the driver.
     pub(super) fn change_configuration(&self, change: impl FnOnce(&mut [u8])) {
         self.signals.space.change(change);
         self.signals.interrupt.raise(VIRTIO_MMIO_INT_CONFIG);
@@ -186,7 +186,7 @@ impl Transport {
         self.stop(registers);
         if let Some(process) = &self.identity.process
             && let Err(error) = process.reset()
-            // Of one that has ended the log has a line already, and a guest can do it as often as it likes.
+            // A process that has ended was logged before, and a guest can trigger this without limit.
             && process.check_alive().is_ok()
         {
             tracing::warn!(device = self.identity.name, %error, "the device's process was not reset");
@@ -200,7 +200,8 @@ impl Transport {
     }
 }
 
-/// Whether a device of this status works, unless it needs a reset: features are agreed on, and the driver is ready.
+/// Whether a device with this status works: features are negotiated, and the driver is ready. A device that
+/// needs a reset does not work either.
 fn is_at_work(status: u32) -> bool {
     let both = VIRTIO_CONFIG_S_FEATURES_OK | VIRTIO_CONFIG_S_DRIVER_OK;
     status & both == both

@@ -1,12 +1,13 @@
-//! A device that another process serves (vhost-user): its queues go there, and this one is the transport alone.
+//! A device whose queues another process serves over vhost-user. This process only implements the transport.
 //!
-//! Kicks go from the kernel to the process: its eventfds are those of `QueueNotify`. Calls come back through the device's thread
-//! here. An eventfd of the process's could be the interrupt itself, but the driver reads in `InterruptStatus` why it was
-//! interrupted, and only this process can set that. (A status that always says "a queue" would do without the thread, but then a
-//! line could not tell a change of the configuration, nor be raised again after a move.)
+//! Kicks go directly from the kernel to the process, whose eventfds are registered for `QueueNotify`. Calls
+//! of the process pass through the device's thread here. An eventfd of the process could be the interrupt
+//! itself. But the driver reads the cause of the interrupt from `InterruptStatus`, and only this process can
+//! set that register. (A status that always names a queue would need no thread. But then a line could not
+//! report a change of the configuration, and could not be raised again after a migration.)
 //!
-//! The rings run and stop with the machine's other processes (`hardware::external`), and how far they are moves in the process's
-//! own record. The device's section has what the driver set.
+//! The rings run and stop with the machine's other processes (`hardware::external`). The process's own record
+//! contains the rings' positions. The device's section contains the driver's settings.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -21,9 +22,9 @@ use super::ring::{Broken, Ring};
 use super::space::ConfigurationSpace;
 use crate::error::VmmError;
 
-/// Entries that a queue may have: what the back ends that are known take.
+/// Maximum size of a queue, which the known back ends accept.
 const QUEUE_SIZE: u16 = 256;
-/// Whose events they are, if they are no queue's.
+/// Event numbers that belong to no queue.
 const CHANGED: u64 = u64::MAX;
 const ENDED: u64 = u64::MAX - 1;
 
@@ -33,7 +34,7 @@ pub(crate) struct VhostUser {
     configuration: Vec<u8>,
 }
 
-/// Those of `devices` that the guest sees, with their names.
+/// The devices of `devices` that the guest sees, with their names.
 pub(super) fn seen(devices: &[Arc<VhostUserDevice>]) -> Result<Vec<(String, VhostUser)>, VmmError> {
     let see = |device: &Arc<VhostUserDevice>| {
         let kind = device.kind()?.clone();
@@ -84,7 +85,7 @@ impl Backend for VhostUser {
     }
 }
 
-/// All that the thread waits for.
+/// The events that the thread waits for.
 struct Events(Epoll);
 
 impl AsFd for Events {
@@ -99,19 +100,19 @@ struct VhostUserSession<'a> {
     features: u64,
     space: &'a ConfigurationSpace,
     events: Events,
-    /// There may be more of them. A back end can go on with them as long as it likes.
+    /// There may be more events. A back end can send events without end.
     has_more: bool,
 }
 
 impl VhostUserSession<'_> {
-    /// What the back end says now. If that breaks a rule, the driver keeps what it knows.
+    /// Reads the back end's new configuration. If it breaks a rule, the driver keeps the old one.
     fn changed(&self, rings: &[Ring<'_>]) {
         match self.device.configuration_space() {
-            // A process that came with the guest was asked without a reason.
+            // No change: the process was handed over with the guest, and its event needed no action.
             Ok(now) if self.space.is(&now) => {}
             Ok(now) => {
                 self.space.change(|space| space.copy_from_slice(&now));
-                // One interrupt is for the whole device.
+                // One configuration interrupt serves the whole device.
                 rings.iter().take(1).for_each(|ring| ring.interrupt(VIRTIO_MMIO_INT_CONFIG));
             }
             Err(error) => tracing::warn!(%error, "a change of the device's configuration is ignored"),
@@ -120,7 +121,7 @@ impl VhostUserSession<'_> {
 }
 
 impl<'a> Session<'a> for VhostUserSession<'a> {
-    /// Kicks are the other process's.
+    /// The other process handles kicks.
     fn takes_kicks(&self) -> bool {
         false
     }
@@ -150,7 +151,7 @@ impl<'a> Session<'a> for VhostUserSession<'a> {
                     self.changed(rings);
                 }
                 queue => {
-                    // Nothing there: another look was faster.
+                    // An error means that another reader has taken the event.
                     let _ = self.device.call(queue as usize).map(|call| call.read());
                     if let Some(ring) = rings.get(queue as usize) {
                         ring.interrupt(VIRTIO_MMIO_INT_VRING);

@@ -1,4 +1,4 @@
-//! The thread of a device whose driver is ready: it waits for kicks, and for whatever else the device waits for.
+//! The thread of a device whose driver is ready. It waits for kicks and for the device's own events.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -19,36 +19,36 @@ use super::ring::{Broken, Ring};
 use super::space::ConfigurationSpace;
 use crate::hardware::memory::VmRam;
 
-/// What the driver's thread and the device's share.
+/// State that the vCPU threads and the device's thread share.
 pub(crate) struct Signals {
-    /// As the driver reads it.
+    /// The device's status, as the driver reads it.
     pub(crate) status: AtomicU32,
     pub(crate) interrupt: Interrupt,
     pub(crate) space: ConfigurationSpace,
-    /// How often the device needed a reset.
+    /// How many times the device needed a reset.
     pub(crate) failures: AtomicU32,
-    /// For each queue.
+    /// One eventfd per queue.
     pub(crate) kicks: Vec<EventFd>,
 }
 
-/// What a device is made of. Its worker holds the lock as long as it works.
+/// The back end and queues of a device. The worker holds their lock while it works.
 pub(crate) struct Parts {
     pub(crate) backend: Box<dyn Backend>,
     pub(crate) queues: Vec<Queue>,
 }
 
-/// A thread at work.
+/// A running device thread.
 pub(crate) struct Worker {
     stop: EventFd,
     thread: JoinHandle<()>,
 }
 
-/// Whose events they are.
+/// Event numbers that belong to no queue.
 const STOP: u64 = u64::MAX;
 const WAKE: u64 = u64::MAX - 1;
 
 impl Signals {
-    /// The driver broke a rule, or the host failed: nothing goes on before the device was reset.
+    /// Reports that the driver broke a rule or the host failed. The device does nothing until it is reset.
     pub(super) fn needs_reset(&self) {
         self.status.fetch_or(VIRTIO_CONFIG_S_NEEDS_RESET, Ordering::SeqCst);
         self.interrupt.raise(VIRTIO_MMIO_INT_CONFIG);
@@ -56,7 +56,7 @@ impl Signals {
 }
 
 impl Worker {
-    /// Starts a device, named for messages.
+    /// Starts a device's thread. `name` is for messages.
     pub(crate) fn spawn(
         name: &str,
         ram: &Arc<VmRam>,
@@ -70,7 +70,7 @@ impl Worker {
         let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
             let mut parts = parts.lock();
             if let Err(error) = work(&ram, &signals, &mut parts, features, &stopped) {
-                // A guest can do it as often as it likes.
+                // Logs at powers of two only, because a guest can trigger this without limit.
                 let before = signals.failures.fetch_add(1, Ordering::Relaxed);
                 if (before + 1).is_power_of_two() {
                     let times = before + 1;
@@ -82,7 +82,7 @@ impl Worker {
         Ok(Self { stop, thread })
     }
 
-    /// Returns when the device has finished what was in flight.
+    /// Stops the thread. Returns after the device has finished its requests in flight.
     pub(crate) fn stop(self, name: &str, signals: &Signals) {
         if let Err(error) = self.stop.write(1) {
             tracing::error!(device = name, %error, "the device cannot be told to stop");
@@ -103,7 +103,7 @@ fn work(
 ) -> Result<(), Broken> {
     let Parts { backend, queues } = parts;
     let mut rings = Vec::new();
-    // A driver need not use all queues; those that it uses are the first ones.
+    // A driver need not use all queues. It uses the first ones.
     for (index, queue) in queues.iter_mut().enumerate().take_while(|(_, queue)| queue.ready()) {
         rings.push(Ring::new(index, ram.memory(), queue, &signals.interrupt)?);
     }
@@ -134,7 +134,7 @@ fn work(
                 WAKE => session.woken(&mut rings)?,
                 queue => {
                     let queue = queue as usize;
-                    // Nothing there: somebody has taken it. Looking at the queue does no harm.
+                    // An error means that another thread has read the event. Checking the queue does no harm.
                     let _ = signals.kicks[queue].read();
                     session.kicked(&mut rings, queue)?;
                 }

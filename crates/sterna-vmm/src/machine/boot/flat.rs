@@ -1,4 +1,4 @@
-//! Flat 64-bit code, as [`crate::layout`] describes it.
+//! Loads and starts flat 64-bit code as described in [`crate::layout`].
 
 use kvm_bindings::kvm_regs;
 use sterna_ram::GuestRam;
@@ -57,7 +57,7 @@ fn write_words(ram: &GuestRam, at: u64, words: &[u64]) -> Result<(), VmmError> {
     Ok(())
 }
 
-/// RAM without what the machine put into it: low RAM from the first whole page after the code on.
+/// RAM that the guest may use, from the first whole page after the code. High RAM is included.
 fn usable(ranges: &[Range], code_len: u64) -> Vec<Range> {
     let taken = (FLAT_ENTRY + code_len).next_multiple_of(PAGE);
     let mut free = ranges.to_vec();

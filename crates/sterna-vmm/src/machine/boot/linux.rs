@@ -1,13 +1,13 @@
-//! A Linux kernel, by its 64-bit boot protocol: a bzImage, or the vmlinux in it. Both start in long mode with a page of
-//! parameters, so one way serves both; PVH would be a second one and gain nothing.
+//! Loads a Linux kernel (a bzImage or a vmlinux) by its 64-bit boot protocol. Both kinds start in long mode
+//! with a page of parameters, so one code path serves both. PVH would be a second path without a benefit.
 //!
-//! | address | what |
+//! | address | content |
 //! | --- | --- |
 //! | [`BOOT_PARAMETERS`] | the parameters, a page |
 //! | [`COMMAND_LINE`] | the command line, with a NUL |
 //! | [`acpi::TABLES`] | ACPI's tables |
-//! | [`RESET_VECTOR`] | what a kernel jumps to in real mode to reset a machine without EFI |
-//! | 1 MiB .. | the kernel, where its header or its segments want it |
+//! | [`RESET_VECTOR`] | the code to which a kernel jumps in real mode to reset a machine without EFI |
+//! | 1 MiB .. | the kernel, at the address that its header or segments request |
 //! | end of low RAM | the initrd |
 
 use std::fs::File;
@@ -31,29 +31,30 @@ use crate::layout::{
 };
 use crate::vcpus::Vcpus;
 
-/// Where Linux wants its code segment.
+/// Selector of the code segment that Linux expects.
 const CODE: CodeSelector = CodeSelector(0x10);
 const HIMEM: u64 = 1 << 20;
 const ELF_MAGIC: [u8; 4] = *b"\x7fELF";
-/// `setup_header::boot_flag` and `header`, where a vmlinux brings none.
+/// `setup_header::boot_flag` and `header`, for a vmlinux, which contains none.
 const BOOT_FLAG: u16 = 0xaa55;
 const HEADER_MAGIC: u32 = u32::from_le_bytes(*b"HdrS");
-/// A boot loader without a number of its own.
+/// Boot loader type of a loader without an assigned number.
 const UNKNOWN_LOADER: u8 = 0xff;
-/// `setup_header::xloadflags`: there is an entry for long mode, 0x200 bytes into the kernel.
+/// `setup_header::xloadflags`: the kernel has an entry for long mode, 0x200 bytes after its start.
 const HAS_64_BIT_ENTRY: u16 = 1;
 const ENTRY_64_BIT: u64 = 0x200;
-/// No initrd may end above, unless the header says otherwise.
+/// Highest end of an initrd, unless the header names another one.
 const INITRD_MAX: u64 = 0x7fff_ffff;
-/// Kinds of memory in the map.
+/// Types of memory in the e820 map.
 const RAM: u32 = 1;
 const ACPI: u32 = 3;
 
-/// `mov al, KEYBOARD_RESET; out KEYBOARD_PORT, al; hlt; jmp` to itself. Of a hardware-reduced machine Linux believes that EFI resets
-/// it, and where there is none tries the firmware's entry next.
+/// `mov al, KEYBOARD_RESET; out KEYBOARD_PORT, al; hlt; jmp` to itself. Linux resets a hardware-reduced
+/// machine through EFI. Without EFI it then tries the firmware's entry.
 const RESET_CODE: [u8; 7] = [0xb0, KEYBOARD_RESET, 0xe6, KEYBOARD_PORT as u8, 0xf4, 0xeb, 0xfd];
 
-/// Loads everything and starts vCPU 0 at the kernel's entry; the others wait until it starts them.
+/// Loads the kernel with its tables and starts vCPU 0 at its entry. The other vCPUs wait until the guest
+/// starts them.
 pub(super) fn load(hardware: &Hardware, vcpus: &Vcpus, image: &LinuxImage) -> Result<(), VmmError> {
     let (ram, ranges) = (hardware.vm.ram(), hardware.vm.ranges());
     let kernel = Kernel::load(&image.kernel, hardware.vm.memory(), ranges)?;
@@ -77,11 +78,11 @@ pub(super) fn load(hardware: &Hardware, vcpus: &Vcpus, image: &LinuxImage) -> Re
     long_mode::start(vcpus, 0, CODE, regs)
 }
 
-/// A kernel in RAM.
+/// A kernel that was loaded into RAM.
 struct Kernel {
     header: setup_header,
     entry: u64,
-    /// Where it needs no more memory before it has a map of it.
+    /// End of the memory that the kernel uses before it reads the memory map.
     end: u64,
 }
 
@@ -118,7 +119,7 @@ impl Kernel {
     }
 
     fn of_image(header: setup_header, loaded: &KernelLoaderResult) -> Self {
-        // It unpacks itself to the address that it prefers, and needs `init_size` there.
+        // The kernel unpacks itself to its preferred address and needs `init_size` bytes there.
         let unpacked = header.pref_address.max(loaded.kernel_load.0) + u64::from(header.init_size);
         Self { header, entry: loaded.kernel_load.0 + ENTRY_64_BIT, end: loaded.kernel_end.max(unpacked) }
     }
@@ -157,7 +158,7 @@ fn write_command_line(ram: &GuestRam, line: &str, header: &setup_header) -> Resu
     Ok(ram.block(0).write(COMMAND_LINE, &bytes)?)
 }
 
-/// At the end of low RAM. Where, and how long it is.
+/// Writes the initrd at the end of low RAM. Returns its address and length.
 fn write_initrd(
     ram: &GuestRam,
     path: &Path,
@@ -186,7 +187,8 @@ fn write_initrd(
     }
 }
 
-/// What a PC's firmware says of memory: RAM without the hole of the first MiB, and ACPI's tables.
+/// The memory map that a PC's firmware reports. It has RAM without the hole of the first MiB, and ACPI's
+/// tables.
 fn memory_map(ranges: &[Range]) -> Vec<boot_e820_entry> {
     let entry = |addr, end, kind| boot_e820_entry { addr, size: end - addr, r#type: kind };
     let mut map = vec![entry(0, LOW_RAM_END, RAM), entry(acpi::TABLES, HIMEM, ACPI)];
@@ -210,7 +212,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// A bzImage whose code is `payload`, and what a test changes in its header.
+    /// A bzImage with the code `payload`. `change` modifies its header.
     fn image(payload: &[u8], change: impl FnOnce(&mut setup_header)) -> tempfile::NamedTempFile {
         let mut header = setup_header {
             setup_sects: 1,
@@ -240,7 +242,7 @@ mod tests {
         file
     }
 
-    /// RAM, and its view; in this order in the tests' variables, so that the view is dropped first.
+    /// RAM and its view. Tests declare the variables in this order, so that the view is dropped first.
     fn machine(low_mib: u64) -> (GuestRam, Vec<Range>, DeviceMemory) {
         let ram = GuestRam::new(vec![RamBlock::new("low", low_mib * MIB, Backing::Memfd).unwrap()]).unwrap();
         let ranges = vec![Range { block: 0, start: 0, len_bytes: low_mib * MIB }];
@@ -286,7 +288,7 @@ mod tests {
         assert!(why.contains("/nowhere") && why.contains("No such file"), "{why}");
         let why = refusal(Kernel::load(file(b"").path(), &memory, &ranges));
         assert!(why.contains("kernel"), "{why}");
-        // A kernel that is longer than RAM.
+        // The kernel is longer than RAM.
         let why = refusal(Kernel::load(image(&vec![7; 65 << 20], |_| ()).path(), &memory, &ranges));
         assert!(why.contains("fits into 67108864 bytes"), "{why}");
     }

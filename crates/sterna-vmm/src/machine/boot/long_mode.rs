@@ -1,4 +1,4 @@
-//! Long mode from the first instruction on: tables, and a vCPU's registers.
+//! Prepares a vCPU that starts in long mode: GDT, page tables and registers.
 
 use kvm_bindings::{KVM_MP_STATE_RUNNABLE, kvm_mp_state, kvm_regs, kvm_segment};
 
@@ -8,7 +8,8 @@ use crate::hardware::Hardware;
 use crate::layout::{GDT, GIB, HIGH_START, PAGE_TABLES};
 use crate::vcpus::Vcpus;
 
-/// GiB that are mapped with 2 MiB pages; more take 1 GiB pages, or the tables would meet what lies above them.
+/// GiB that are mapped with 2 MiB pages. More RAM takes 1 GiB pages, because the tables would reach the data
+/// above them.
 const SMALL_GIB_MAX: u64 = 64;
 const PRESENT_WRITABLE: u64 = 0b11;
 const LARGE: u64 = 1 << 7;
@@ -17,10 +18,10 @@ const CR4: u64 = 0x620; // OSXMMEXCPT OSFXSR PAE
 const EFER: u64 = 0x500; // LMA LME
 const CODE: u64 = 0x00af_9b00_0000_ffff;
 const DATA: u64 = 0x00cf_9300_0000_ffff;
-/// A busy task-state descriptor over address 0, of 16 bytes.
+/// A 16-byte descriptor of a busy task-state segment at address 0.
 const TASK: [u64; 2] = [0x0000_8b00_0000_0067, 0];
 
-/// Where in the GDT the code segment is; the data segment and the task state follow it.
+/// Selector of the code segment. The data segment and the task state follow it in the GDT.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CodeSelector(pub(super) u16);
 
@@ -32,7 +33,7 @@ impl CodeSelector {
     }
 }
 
-/// Starts a vCPU in long mode, interrupts off, at `regs`, once [`write_tables`] has been called.
+/// Starts a vCPU in long mode at `regs`, with interrupts off. [`write_tables`] must have been called.
 pub(super) fn start(vcpus: &Vcpus, index: usize, code: CodeSelector, regs: kvm_regs) -> Result<(), VmmError> {
     let on = || format!("vcpu {index}");
     let fd = vcpus.fd(index);
@@ -52,7 +53,7 @@ pub(super) fn start(vcpus: &Vcpus, index: usize, code: CodeSelector, regs: kvm_r
         .map_err(|error| VmmError::kvm("KVM_SET_MP_STATE", on(), error))
 }
 
-/// The GDT and an identity mapping of everything below the end of RAM, the hole included.
+/// Writes the GDT and an identity mapping up to the end of RAM. The hole is mapped too.
 pub(super) fn write_tables(hardware: &Hardware, code: CodeSelector) -> Result<(), VmmError> {
     let low = hardware.vm.ram().block(0);
     for (index, word) in code.gdt().into_iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Puts a guest's first bytes into RAM and its vCPUs at its entry.
+//! Loads a guest image into RAM and sets the vCPUs to its entry.
 
 mod flat;
 mod linux;
@@ -14,7 +14,7 @@ use crate::vcpus::Vcpus;
 
 const PAGE: u64 = 4096;
 
-/// Loads `image` and sets every vCPU up for it. The vCPUs are parked.
+/// Loads `image` and prepares every vCPU for it. The vCPUs must be parked.
 pub(super) fn load(hardware: &Hardware, vcpus: &Vcpus, image: &GuestImage) -> Result<(), VmmError> {
     match image {
         GuestImage::BootSector(code) => {

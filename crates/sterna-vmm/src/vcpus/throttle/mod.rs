@@ -1,14 +1,16 @@
-//! Slows the guest down, and knows how fast each vCPU dirties memory.
+//! The throttle: slows the guest's vCPUs down and measures each vCPU's dirty rate.
 //!
 //! # The model
-//! Each vCPU has a [`ThrottleClock`], which says when it must sleep and for how long; it sleeps on its own thread, at the
-//! gate, so that stopping the machine ends the sleep at once. A vCPU that is in the guest does not look at its
-//! brake: the throttle's thread looks every [`TICK`] while anything is limited, and calls out those whose brake
-//! is due. While dirty rings are in use it looks into them as often, so that they seldom run full, and works out the
-//! vCPUs' dirty rates each second. Rings are in use while a migration or a measurement tracks the guest's writes; at
-//! other times nobody counts them, the rates are 0, and a dirty limit that was set waits.
+//! Each vCPU has a [`ThrottleClock`], which decides when the vCPU must sleep and for how long. The vCPU
+//! sleeps on its own thread, at the gate, so that stopping the machine ends the sleep immediately. A vCPU in
+//! the guest does not check its clock. While a limit is set, the throttle's thread checks all clocks every
+//! [`TICK`] and kicks the vCPUs that must sleep.
 //!
-//! Locks: a brake's is the innermost; the gate's may be held around it, never the other way round.
+//! While dirty rings are in use, the thread empties them at the same interval, so that they seldom fill. It
+//! computes the vCPUs' dirty rates every second. Rings are in use while a migration or a measurement tracks
+//! the guest's writes. At other times the rates are 0, and a dirty limit has no effect yet.
+//!
+//! Lock order: a vCPU's clock is the innermost lock. The gate's lock may be taken before it, never after it.
 
 mod rates;
 mod watch;
@@ -27,36 +29,37 @@ use super::tracking::Tracking;
 use rates::Rates;
 use watch::Watch;
 
-/// From one look at the brakes to the next.
+/// Time between two checks of the clocks.
 const TICK: Duration = ThrottleClock::SLICE;
-/// From one look to the next whether a migration has begun to use the rings.
+/// Time between two checks whether a migration has begun to use the rings.
 const IDLE_TICK: Duration = Duration::from_millis(100);
 
-/// Slows a machine's vCPUs down.
+/// The throttle of a machine's vCPUs.
 pub(crate) struct Throttling {
     vcpus: Arc<Vcpus>,
     tracking: Arc<Tracking>,
     begin: Instant,
     percent: AtomicU8,
-    /// One for each vCPU.
+    /// One entry per vCPU.
     throttles: Vec<VcpuThrottle>,
-    /// Counts changes of the limits; who sleeps by old ones asks again.
+    /// Number of changes of the limits. A vCPU that sleeps under an older number computes its sleep again.
     generation: AtomicU64,
     rates: Rates,
     quit: Mutex<bool>,
-    /// `quit`, or a limit where there was none.
+    /// Signals that `quit` is set, or that the first limit was set.
     changed: Condvar,
 }
 
 #[derive(Default)]
 struct VcpuThrottle {
     brake: Mutex<ThrottleClock>,
-    /// Bytes per second; 0: none.
+    /// Limit in bytes per second; 0 for none.
     dirty_limit: AtomicU64,
-    /// Since the limit was set, nanoseconds: in sleeps that are over; when the one that is not began, 0: none.
+    /// Nanoseconds of completed sleeps since the limit was set. `sleeps_since` is the start of the current
+    /// sleep, or 0.
     slept: AtomicU64,
     sleeps_since: AtomicU64,
-    /// Pages that its ring had named when the limit was set.
+    /// Pages that the vCPU's ring had reported when the limit was set.
     named_before: AtomicU64,
     is_asleep: AtomicBool,
 }
@@ -82,7 +85,7 @@ impl Throttling {
         self.changed.notify_all();
     }
 
-    /// A vCPU thread that is out of the guest sleeps, if its brake says so.
+    /// Sleeps on a vCPU thread outside the guest, if the vCPU's clock requires it.
     pub(crate) fn rest(&self, vcpu: usize) {
         let generation = self.generation.load(Ordering::Acquire);
         let limits = self.limits(vcpu);
@@ -126,7 +129,7 @@ impl Throttling {
             return refuse("a limit of 0 would stop the guest: give bytes per second".into());
         }
         for vcpu in vcpus {
-            // What was dirtied before is not held against it.
+            // Pages dirtied before the limit was set do not count towards it.
             self.brake(vcpu).settle(self.now(), self.reported(vcpu));
             let throttle = &self.throttles[vcpu];
             throttle.dirty_limit.store(bytes.unwrap_or(0), Ordering::Relaxed);
@@ -159,7 +162,7 @@ impl Throttling {
         let now = self.now().as_nanos() as u64;
         let per_round = |(vcpu, throttle): (usize, &VcpuThrottle)| {
             let named = self.reported(vcpu).saturating_sub(throttle.named_before.load(Ordering::Relaxed));
-            // Before the first ring is full nobody knows how long one takes.
+            // Before the first ring is full, the time to fill one is unknown.
             let rings = (named as f64 / entries).max(1.0);
             let sleeps = match throttle.sleeps_since.load(Ordering::Relaxed) {
                 0 => 0,
@@ -176,7 +179,7 @@ impl Throttling {
         })
     }
 
-    /// Waits until something may be due. False: the thread is to end.
+    /// Waits until a vCPU may have to sleep. False: the thread must end.
     fn wait(&self) -> bool {
         let mut quit = self.quit.lock();
         let time = match self.tracking.ring() {
@@ -202,7 +205,7 @@ impl Throttling {
         self.vcpus.kick_if_running(is_due);
     }
 
-    /// Has everyone look at the limits that were just changed.
+    /// Makes every sleeping vCPU apply the limits that were just changed.
     fn limits_changed(&self) {
         self.generation.fetch_add(1, Ordering::Release);
         {
@@ -232,13 +235,13 @@ impl Throttling {
         self.throttles[vcpu].brake.lock()
     }
 
-    /// Pages that the vCPU's ring has named so far; 0 without a ring.
+    /// Pages that the vCPU's ring has reported so far; 0 without a ring.
     fn reported(&self, vcpu: usize) -> u64 {
         self.tracking.ring().map_or(0, |ring| ring.reported_by(vcpu))
     }
 }
 
-/// Starts the throttle's thread, which ends with [`Throttling::quit`].
+/// Starts the throttle's thread. [`Throttling::quit`] ends it.
 pub(crate) fn spawn(throttling: &Arc<Throttling>) -> std::io::Result<JoinHandle<()>> {
     let throttling = Arc::clone(throttling);
     std::thread::Builder::new().name("throttle".into()).spawn(move || {

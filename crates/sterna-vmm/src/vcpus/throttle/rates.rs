@@ -1,4 +1,4 @@
-//! How fast each vCPU dirties memory, as its ring says.
+//! Measures each vCPU's dirty rate from the pages that its ring reports.
 
 use std::time::{Duration, Instant};
 
@@ -7,33 +7,33 @@ use sterna::ThrottleClock;
 use sterna_ram::PAGE_SIZE;
 use sterna_ram::dirty::KvmDirtyRing;
 
-/// The time over which dirty rates are measured: QEMU's `vcpu-dirty-limit-period`.
+/// Time over which a dirty rate is measured: QEMU's `vcpu-dirty-limit-period`.
 const PERIOD: Duration = Duration::from_secs(1);
-/// The least time from which a rate is told.
+/// Shortest time from which a rate is computed.
 const SHORTEST: Duration = ThrottleClock::SLICE;
 
-/// Measures all vCPUs' rates while tracking runs.
+/// The dirty rates of all vCPUs while tracking runs.
 #[derive(Debug, Default)]
 pub(super) struct Rates(Mutex<LastPeriod>);
 
-/// Dirty rates of the last period.
+/// The dirty rates of the last complete period.
 #[derive(Debug, Default)]
 struct LastPeriod {
-    /// When, and what each vCPU had reported then; none while tracking does not run.
+    /// Start of the current period, with each vCPU's page count then. `None` while tracking does not run.
     since: Option<(Instant, Vec<u64>)>,
-    /// Bytes per second; empty until a period is over.
+    /// Bytes per second for each vCPU. Empty until the first period is complete.
     bytes: Vec<u64>,
 }
 
 impl Rates {
-    /// Notes what the rings have named so far. To be called more often than a period ends.
+    /// Records the rings' page counts. The caller calls this more often than once per period.
     pub(super) fn measure(&self, ring: &KvmDirtyRing) {
         let mut last = self.0.lock();
         let Some((begun, reported_then)) = ring.begun() else {
             *last = LastPeriod::default();
             return;
         };
-        // Tracking that ended and began again between two looks is another.
+        // Tracking ended and began again between two calls, so the old counts are invalid.
         if last.since.as_ref().is_none_or(|(since, _)| *since < begun) {
             *last = LastPeriod { since: Some((begun, reported_then)), bytes: Vec::new() };
         }
@@ -46,8 +46,8 @@ impl Rates {
         }
     }
 
-    /// Each vCPU's rate, bytes per second: over the last period, or since tracking began if none is over. Empty where
-    /// it does not run, or has hardly begun.
+    /// Each vCPU's dirty rate in bytes per second, over the last period. If no period is complete: since
+    /// tracking began. Empty while tracking does not run, and shortly after it begins.
     pub(super) fn get(&self, ring: &KvmDirtyRing) -> Vec<u64> {
         self.measure(ring);
         let last = self.0.lock();
@@ -60,7 +60,7 @@ impl Rates {
     }
 }
 
-/// Bytes per second of vCPUs that had reported so many pages `before`, and so many `now`.
+/// Dirty rates in bytes per second. The rings had reported `before` pages, and now have reported `now`.
 fn rates(before: &[u64], now: &[u64], time: Duration) -> Vec<u64> {
     let rate = |(now, before): (&u64, &u64)| {
         let bytes = u128::from(now.saturating_sub(*before)) * PAGE_SIZE as u128;

@@ -1,30 +1,31 @@
-//! Says what an operator should know of the dirty rings: once each time tracking runs, not at every look.
+//! Logs problems of the dirty rings for an operator. Each is logged once per tracking period instead of at
+//! every check.
 
 use sterna_ram::dirty::KvmDirtyRing;
 use sterna_ram::{DirtyError, DirtySource};
 
-/// What the rings have counted since the machine began.
+/// Event counts of the rings since the machine was built.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Counts {
     full_exits: u64,
     overruns: u64,
 }
 
-/// What is worth a line in the log.
+/// An event that is logged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum News {
     /// The first overrun since tracking began.
     Overrun,
-    /// Tracking has ended; this happened meanwhile.
+    /// Tracking has ended. The counts are the events during it.
     Ended(Counts),
-    /// The rings cannot be emptied, which they could before.
+    /// The rings cannot be emptied any more.
     Stuck,
 }
 
-/// What was said already.
+/// The events that were already logged.
 #[derive(Debug, Default)]
 pub(super) struct Watch {
-    /// As of the last time that tracking did not run; none while it has not begun since.
+    /// Counts when tracking last did not run. `None` if it has not begun since.
     begun: Option<Counts>,
     before: Counts,
     told_overrun: bool,
@@ -32,10 +33,10 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// After each look into the rings.
+    /// Records the outcome of one attempt to empty the rings, and logs new events.
     pub(super) fn looked(&mut self, ring: &KvmDirtyRing, look: &Result<(), DirtyError>) {
         if let (Err(error), Some(News::Stuck)) = (look, self.stuck(look.is_err())) {
-            // Whoever syncs is told the same.
+            // A sync returns the same error to its caller.
             tracing::error!(%error, "the dirty rings cannot be emptied: vCPUs with a full ring do not run");
         }
         let now = Counts { full_exits: ring.full_exits(), overruns: ring.overruns() };

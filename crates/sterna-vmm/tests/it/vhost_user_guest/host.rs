@@ -1,4 +1,4 @@
-//! Machines with devices in other processes, and what the guest's driver knows of them.
+//! Machines with devices in other processes, and the state of the guest's driver.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,21 +13,21 @@ use sterna::{Address, Arrival, Capabilities, Incoming, Migration, Outcome, Param
 use sterna_vmm::{DeviceKind, KvmMachine, MachineConfig, VhostUserOptions, VmmError};
 
 const STATE: usize = 1 << 20;
-/// RAM that the guest does not use: rings, requests, their answers.
+/// RAM that the guest does not use, for rings, requests and their answers.
 pub const RINGS: u64 = 0x300_0000;
 pub const RING_STEP: u64 = 0x1_0000;
 const REQUESTS: u64 = 0x310_0000;
 const ANSWERS: u64 = 0x320_0000;
 const ANSWER_BYTES: u32 = 5000 & !7;
 const ANSWER_STEP: u64 = 0x2000;
-/// VIRTIO_NET_F_MAC.
+/// The feature bit VIRTIO_NET_F_MAC.
 pub const MAC: u64 = 1 << 5;
 
 pub fn fs() -> DeviceKind {
     DeviceKind::FileSystem { tag: None }
 }
 
-/// A machine and its devices' processes.
+/// A machine and the processes of its devices.
 pub struct Host {
     pub machine: Arc<KvmMachine>,
     pub back_ends: Vec<BackEnd>,
@@ -40,7 +40,7 @@ impl Host {
         Self::behind(base, devices, |back_end, _| back_end.socket().to_owned())
     }
 
-    /// `place` says where the front end finds a back end.
+    /// Builds a machine with its back ends. `place` names the socket at which the front end finds a back end.
     fn behind(
         base: MachineConfig,
         devices: &[(DeviceKind, Fault)],
@@ -67,7 +67,7 @@ impl Host {
         host
     }
 
-    /// One whose writes are found by dirty rings.
+    /// A running machine that uses dirty rings.
     pub fn running_on_rings(devices: &[(DeviceKind, Fault)]) -> Self {
         let base = MachineConfig { dirty_ring_size: Some(4096), ..MachineConfig::new("host") };
         let host = Self::behind(base, devices, |back_end, _| back_end.socket().to_owned()).unwrap();
@@ -75,7 +75,7 @@ impl Host {
         host
     }
 
-    /// One whose front end's words are recorded.
+    /// A running machine whose front end's requests are recorded.
     pub fn recorded(kind: &DeviceKind, fault: Fault) -> (Self, Recorder) {
         let mut recorder = None;
         let host =
@@ -89,7 +89,8 @@ impl Host {
         (host, recorder.unwrap())
     }
 
-    /// A machine that waits for the guest of another one on this host. It has no processes, and nobody listens where it would look.
+    /// A machine that waits for the guest of another machine on this host. It has no processes, and its
+    /// sockets do not exist.
     pub fn heir(kinds: &[DeviceKind]) -> Self {
         let nowhere = kinds.iter().map(|kind| (kind.clone(), PathBuf::from("/nobody/listens")));
         let machine = KvmMachine::new(MachineConfig {
@@ -101,7 +102,7 @@ impl Host {
         Self { machine: machine.unwrap(), back_ends: Vec::new(), directory: None }
     }
 
-    /// The processes that served `other` serve this one. The other machine ends.
+    /// Transfers the processes that served `other` to this machine, and ends the other machine.
     pub fn inherit(&mut self, other: &mut Self) {
         self.back_ends = std::mem::take(&mut other.back_ends);
         self.directory = other.directory.take();
@@ -119,12 +120,12 @@ fn options(devices: impl Iterator<Item = (DeviceKind, PathBuf)>) -> Vec<VhostUse
     devices.enumerate().map(options).collect()
 }
 
-/// What the guest's driver knows of one device.
+/// The state of the guest's driver for one device.
 pub struct Driver {
     pub registers: Registers,
     features: u64,
     pub queues: Vec<Virtqueue>,
-    /// The queue that takes requests.
+    /// Number of the queue that takes requests.
     pub requests: usize,
     model: Model,
 }
@@ -134,7 +135,7 @@ impl Driver {
         let ring = |queue| Virtqueue::new(RINGS + (2 * slot + queue) * RING_STEP, 8);
         let queues: Vec<_> = (0..kind.queues(1) as u64).map(ring).collect();
         let requests = queues.len() - 1;
-        // The back end knows nothing of the address, which is the front end's alone.
+        // The back end does not offer MAC: only the front end knows the address.
         let features = VERSION_1 | if matches!(kind, DeviceKind::Network { .. }) { MAC } else { 0 };
         Self { registers: Registers::of(slot), features, queues, requests, model: Model::new(STATE) }
     }
@@ -160,7 +161,7 @@ impl Driver {
         (self.queues[0].ring().descriptors - RINGS) / RING_STEP / 2 * 0x1000
     }
 
-    /// The answer to a request has come.
+    /// Checks the answer to a completed request.
     pub fn check(&mut self, host: &Host, request: u64) {
         let (mut expected, mut found) = (vec![0; ANSWER_BYTES as usize], vec![0; ANSWER_BYTES as usize]);
         self.model.serve(request, &mut expected);
@@ -184,7 +185,7 @@ pub fn start(source: &Host, target: &Host) -> (Result<Migration, StartError>, In
     start_with(source, target, [&plain, &plain], Capabilities::default())
 }
 
-/// With parameters of the source and of the destination.
+/// Starts a migration with separate parameters for source and destination.
 pub fn start_with(
     source: &Host,
     target: &Host,

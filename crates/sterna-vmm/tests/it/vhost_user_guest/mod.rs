@@ -1,4 +1,5 @@
-//! Virtio devices in other processes as the guest's driver finds and uses them, with the machine moved by the engine.
+//! Tests of virtio devices in other processes. The guest's driver uses them while the engine migrates the
+//! machine.
 #![allow(missing_docs)]
 
 mod host;
@@ -40,7 +41,7 @@ fn driver_finds_a_device_of_another_process_and_its_requests_go_through() {
         match kind {
             DeviceKind::Block => {
                 assert_eq!(space[..8], SECTORS.to_le_bytes());
-                // As many as there are here, not as many as the back end has.
+                // The number of queues is the machine's, not the back end's.
                 assert_eq!(space[34..36], [1, 0]);
             }
             DeviceKind::Network { .. } => assert_eq!(&space[..8], b"\x02mac01\0\0"),
@@ -48,7 +49,7 @@ fn driver_finds_a_device_of_another_process_and_its_requests_go_through() {
         }
         let of_kind = match kind {
             DeviceKind::Block => BLOCK_SIZE | BLOCK_QUEUES,
-            // What is a disk's feature is another one of a card.
+            // The bit of a disk's feature has another meaning for a network card.
             DeviceKind::Network { .. } => MAC | BLOCK_QUEUES,
             _ => 0,
         };
@@ -58,7 +59,7 @@ fn driver_finds_a_device_of_another_process_and_its_requests_go_through() {
 
         driver.start(&host);
         driver.serve(&host, 0..20);
-        // A driver that begins anew finds a new device behind new rings.
+        // A driver that resets the device finds a new device with new rings.
         registers.write(machine, STATUS, 0);
         assert_eq!(registers.read(machine, STATUS), 0);
         assert_eq!(registers.read(machine, INTERRUPT_STATUS), 0);
@@ -87,13 +88,15 @@ fn guest_moves_with_requests_in_flight_and_its_rings_go_on_where_they_were() {
         let mut driver = Driver::new(0, &kind);
         driver.start(&source);
         driver.serve(&source, 0..3);
-        // Taken, and not returned when the guest stops, by one that lingers.
+        // The back end has taken the requests and, because it lingers, has not returned them when the guest
+        // stops.
         for request in 3..7 {
             driver.submit(&source, request);
         }
         driver.registers.notify(&source.machine, driver.requests as u32);
         if kind == DeviceKind::Block {
-            // Not before the back end says that the disk has changed: each request makes it longer.
+            // Waits until the back end has reported the change of the disk's length: each request makes the
+            // disk longer.
             std::thread::sleep(LINGERS);
         }
 
@@ -131,7 +134,7 @@ fn device_moves_with_compressed_pages_over_tls() {
         ),
     ] {
         let devices = [(fs(), Fault::Lingers)];
-        // A dirty limit needs rings.
+        // A dirty limit needs dirty rings.
         let source = match slower.dirty_limit {
             true => Host::running_on_rings(&devices),
             false => Host::running(&devices),
@@ -184,7 +187,7 @@ fn guest_whose_device_cannot_be_loaded_elsewhere_goes_on_with_it_here() {
     });
     (2..5).for_each(|request| driver.check(&source, request));
     driver.serve(&source, 5..8);
-    // Another one takes it.
+    // Another destination takes the guest.
     let target = Host::new(true, &[(fs(), Fault::None)]).unwrap();
     let (outcome, arrival) = migrate(&source, &target);
     assert!(matches!(outcome, Outcome::Completed), "{outcome:?} {arrival:?}");
@@ -202,7 +205,7 @@ fn rings_outside_of_ram_end_in_a_device_that_needs_a_reset() {
     let bad = [
         sterna_devices::vhost_user::Ring { used: 1 << 40, ..good[1] },
         sterna_devices::vhost_user::Ring { descriptors: 0xd000_0000, ..good[1] },
-        // Its last byte is outside.
+        // The last byte of the ring is outside RAM.
         sterna_devices::vhost_user::Ring { available: (64 << 20) - 8, ..good[1] },
     ];
     for ring in bad {
@@ -228,7 +231,7 @@ fn back_end_that_dies_harms_its_own_device_alone() {
     }
 
     let [dead, alive] = &mut drivers;
-    // It has a request when it dies.
+    // The back end has a request when it dies.
     host.back_ends[0].freeze();
     dead.submit(&host, 5);
     dead.registers.notify(&host.machine, 1);
@@ -245,7 +248,7 @@ fn back_end_that_dies_harms_its_own_device_alone() {
     };
     assert!(told.contains("vhost-user/0") && told.contains("closed the connection"), "{told}");
     let _ = incoming.cancel();
-    // Its driver finds no better device when it tries again, and the guest goes on.
+    // The driver finds no working device when it tries again, and the guest continues.
     dead.start(&host);
     wait_until("the driver is told again", || dead.registers.read(&host.machine, STATUS) & NEEDS_RESET != 0);
     host.machine.pause();
@@ -287,7 +290,7 @@ fn configuration_that_changes_is_told_to_the_driver() {
     let before = registers.read(machine, GENERATION);
     assert_eq!(registers.configuration(machine, 8), SECTORS.to_le_bytes());
 
-    // As the back end's message does it.
+    // Writes the event like the back end's message.
     machine.vhost_user()[0].changed().write(1).unwrap();
 
     registers.acknowledge(machine, 2);

@@ -1,4 +1,4 @@
-//! Stands between a front end and its back end, and notes what the front end asks.
+//! A proxy between front end and back end that records the front end's requests.
 
 use std::io::{self, IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
@@ -23,15 +23,16 @@ pub const GET_VRING_BASE: u32 = 11;
 pub const SET_DEVICE_STATE_FD: u32 = 42;
 
 const HEADER_BYTES: usize = 12;
-/// More than any message has.
+/// Highest number of descriptors that are received with one message, more than any message has.
 const DESCRIPTORS: usize = 16;
 
-/// The requests of one connection, in their order.
+/// The requests of one connection, in order.
 #[derive(Clone, Default)]
 pub struct Recorder(Arc<Mutex<Vec<u32>>>);
 
 impl Recorder {
-    /// Listens in `directory` for the front end of the back end at `socket`. Gives where.
+    /// Listens in `directory` for the front end of the back end at `socket`. Returns the recorder and the new
+    /// socket's path.
     pub fn before(socket: &Path, directory: &Path) -> (Self, PathBuf) {
         let path = directory.join("recorded");
         let listener = UnixListener::bind(&path).unwrap();
@@ -47,7 +48,7 @@ impl Recorder {
         (recorder, path)
     }
 
-    /// What was asked until now.
+    /// The requests so far.
     pub fn said(&self) -> Vec<u32> {
         self.0.lock().unwrap().clone()
     }
@@ -57,7 +58,7 @@ impl Recorder {
     }
 }
 
-/// The socket is there a moment before somebody listens.
+/// Connects to the back end, whose socket exists a moment before it listens.
 fn connect(socket: &Path) -> UnixStream {
     let mut back = None;
     wait_until("the back end", || {
@@ -67,7 +68,7 @@ fn connect(socket: &Path) -> UnixStream {
     back.unwrap()
 }
 
-/// Until one of them ends, whose end is passed on, too.
+/// Forwards messages until either side ends, and forwards the end as well.
 fn pass_on(from: &UnixStream, to: &UnixStream, mut note: impl FnMut(u32)) {
     let mut pass = || -> io::Result<()> {
         loop {
@@ -86,7 +87,7 @@ fn pass_on(from: &UnixStream, to: &UnixStream, mut note: impl FnMut(u32)) {
     }
 }
 
-/// The next message's header, and the descriptors that came with it.
+/// Receives the next message's header and descriptors.
 fn begin(mut from: &UnixStream) -> io::Result<([u8; HEADER_BYTES], Vec<OwnedFd>)> {
     let mut head = [0; HEADER_BYTES];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
@@ -110,7 +111,7 @@ fn send(to: &UnixStream, message: &[u8], files: &[OwnedFd]) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     assert!(files.is_empty() || control.push(SendAncillaryMessage::ScmRights(&files)));
-    // Small, into an empty socket: in one piece.
+    // A small message into an empty socket is sent in one piece.
     let count = sendmsg(to, &[IoSlice::new(message)], &mut control, SendFlags::NOSIGNAL)?;
     assert_eq!(count, message.len());
     Ok(())

@@ -1,4 +1,4 @@
-//! The machine moves to another one of this host, and its devices' processes stay the same.
+//! Tests that move a guest to another machine on this host. Its devices' processes stay the same.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
@@ -18,18 +18,18 @@ use crate::back_end::{Fault, SECTORS};
 use crate::common::kvm_or_skip;
 use crate::registers::{NEEDS_RESET, STATUS, wait_until};
 
-/// What the destination's machine does besides.
+/// Faults of the destination's machine.
 #[derive(Default)]
 struct Trouble {
-    /// Its last hook is not acquired: all is loaded by then.
+    /// Its last hook fails, after everything was loaded.
     refuses: bool,
-    /// It does not start, after its devices have.
+    /// The machine does not start, after its devices have started.
     does_not_start: bool,
-    /// It breaks the rule: it speaks with the back end before the commit.
+    /// The machine sends requests to the back end before the commit, which the rule forbids.
     speaks: bool,
-    /// What the back end had been asked when the last hook was due.
+    /// Requests that the back end had received when the last hook was acquired.
     said: Option<(Recorder, Mutex<Vec<u32>>)>,
-    /// What happens to the back end then.
+    /// Action on the back end when the last hook is acquired.
     at_the_end: Option<Box<dyn Fn() + Send + Sync>>,
 }
 
@@ -69,10 +69,13 @@ impl Vm for Target {
 }
 
 impl TargetVm for Target {
-    fn start(&self) -> Result<(), VmError> {
+    fn prepare_start(&self) -> Result<(), VmError> {
         if self.1.does_not_start {
             return Err(VmError::new("start", "it is told not to"));
         }
+        self.0.prepare_start()
+    }
+    fn start(&self) -> Result<(), VmError> {
         self.0.start()
     }
     fn take_over_paused(&self) -> Result<(), VmError> {
@@ -98,7 +101,7 @@ impl Hook for Trouble {
     }
 }
 
-/// As a destination would that asks at once what its back end is like.
+/// A destination that immediately asks the back end for its properties.
 struct Speaks(Arc<dyn HostDescriptors>);
 
 impl HostDescriptors for Speaks {
@@ -122,7 +125,7 @@ fn parameters() -> Parameters {
     Parameters { mode: MigrationMode::CprTransfer, ..Parameters::default() }
 }
 
-/// A move that has begun.
+/// A migration that has begun.
 struct Move {
     migration: Result<Migration, StartError>,
     incoming: Incoming,
@@ -148,7 +151,7 @@ fn move_to(source: &Host, target: Arc<dyn TargetVm>) -> (Outcome, Arrival) {
     Move::begin(source, target, Capabilities::default()).wait()
 }
 
-/// Every request was answered, once.
+/// Checks that every request was answered once.
 fn check_all(driver: &mut Driver, host: &Host, requests: std::ops::Range<u64>) {
     let queue = driver.requests;
     wait_until("answers", || {
@@ -182,7 +185,8 @@ fn guest_goes_on_in_another_process_with_the_same_back_end() {
         driver.serve(&host, 0..3);
         for (hop, multifd) in [(0, false), (1, true)] {
             let first = 3 + hop * 10;
-            // Taken, and not returned when the guest stops, by one that lingers.
+            // The back end has taken the requests and, because it lingers, has not returned them when the
+            // guest stops.
             submit_all(&mut driver, &host, first..first + 4);
             let mut heir = Host::heir(std::slice::from_ref(&kind));
             let capabilities = Capabilities { multifd, ..Capabilities::default() };
@@ -196,12 +200,13 @@ fn guest_goes_on_in_another_process_with_the_same_back_end() {
             check_all(&mut driver, &host, first..first + 4);
             driver.serve(&host, first + 4..first + 10);
         }
-        // Nothing that is not needed: the back end has the memory, and its state.
+        // No unnecessary requests: the back end already has the memory and its own state.
         let count = |request| recorder.count(request);
         assert_eq!([GET_FEATURES, SET_OWNER, SET_MEM_TABLE].map(count), [3, 1, 1]);
         assert_eq!([SET_LOG_BASE, SET_DEVICE_STATE_FD].map(count), [0, 0]);
         if kind == DeviceKind::Block {
-            // What it is like is asked again, since nobody else may have heard of a change: each request makes this one longer.
+            // The configuration is read again, because a change may have been missed: each request makes this
+            // disk longer.
             let sectors = || driver.registers.configuration(&host.machine, 8);
             wait_until("its length", || sectors() > (SECTORS + 3).to_le_bytes().to_vec());
         }
@@ -235,7 +240,7 @@ fn guest_that_stands_still_moves_with_its_back_end_and_goes_on_later() {
     driver.serve(&source, 6..20);
 }
 
-/// What the back end was asked until the destination's last hook was due, since `before`.
+/// Requests that the back end received after `before`, until the destination's last hook was acquired.
 fn heard_before_the_commit(trouble: &Trouble, before: usize) -> Vec<u32> {
     let (_, said) = trouble.said.as_ref().unwrap();
     said.lock().unwrap().get(before..).unwrap_or_default().to_vec()
@@ -266,13 +271,13 @@ fn failure_before_the_commit_leaves_the_guest_with_its_back_end() {
             let (outcome, arrival) = move_to(&source, target);
 
             assert!(matches!(outcome, Outcome::Failed { held: false, .. }), "{outcome:?} {arrival:?}");
-            // The source's: it stops its rings. The destination has said nothing.
+            // The requests are the source's, which stops its rings. The destination has sent none.
             let heard = heard_before_the_commit(&trouble, before);
             assert_eq!(heard, vec![GET_VRING_BASE; driver.queues.len()]);
             check_all(&mut driver, &source, first..first + 4);
             driver.serve(&source, first + 4..first + 10);
         }
-        // The same two can still do it.
+        // A further attempt between the same two machines succeeds.
         let (outcome, arrival) = move_to(&source, heir.machine.clone());
         assert!(matches!(outcome, Outcome::Completed), "{outcome:?} {arrival:?}");
         driver.serve(&heir, 33..40);
@@ -294,7 +299,7 @@ fn destination_that_speaks_before_the_commit_is_found() {
 
     let (outcome, arrival) = move_to(&source, Arc::new(Target(heir.machine.clone(), trouble)));
 
-    // Its answer is taken for the source's: the rings cannot be stopped.
+    // The source mistakes the destination's answer for its own, so the rings cannot be stopped.
     assert!(matches!(outcome, Outcome::Failed { held: false, .. }), "{outcome:?} {arrival:?}");
     assert!(format!("{outcome:?}").contains("vhost-user/0"), "{outcome:?}");
     assert_eq!(recorder.said()[before], GET_FEATURES, "what the tests of failures look at finds it");
@@ -341,7 +346,7 @@ fn guest_that_does_not_start_elsewhere_comes_back_to_its_back_end() {
     let heir = Host::heir(&[fs(), DeviceKind::Block]);
     let trouble = Arc::new(Trouble { does_not_start: true, ..Trouble::default() });
 
-    // Its devices run there for a moment.
+    // The destination's devices run for a moment.
     let (outcome, arrival) = move_to(&source, Arc::new(Target(heir.machine.clone(), trouble)));
 
     assert!(matches!(outcome, Outcome::Failed { held: false, .. }), "{outcome:?} {arrival:?}");
@@ -356,7 +361,8 @@ fn back_end_that_dies_is_named_and_the_guest_goes_on() {
     if !kvm_or_skip("back_end_that_dies_is_named_and_the_guest_goes_on") {
         return;
     }
-    // While the source's guest runs, and when all is loaded at the destination, right before the commit.
+    // While the source's guest runs, and when everything is loaded at the destination, right before the
+    // commit.
     for at_the_end in [false, true] {
         let mut source = Host::running(&[(fs(), Fault::None), (fs(), Fault::None)]);
         let mut drivers = [Driver::new(0, &fs()), Driver::new(1, &fs())];
@@ -380,7 +386,8 @@ fn back_end_that_dies_is_named_and_the_guest_goes_on() {
             Ok(migration) => format!("{:?} {:?}", migration.wait(), begun.incoming.status()),
         };
 
-        // As with every device that does not run at the destination: the source has the guest, without it.
+        // As with every device that does not run at the destination, the guest stays at the source, without
+        // the device.
         assert!(told.contains("Failed"), "{told}");
         let _ = begun.incoming.cancel();
         let told = if at_the_end { format!("{:?}", begun.incoming.wait()) } else { told };
@@ -427,7 +434,7 @@ fn machines_that_do_not_fit_are_refused_by_name() {
     };
     let why = KvmMachine::new(other).map(drop).unwrap_err().to_string();
     assert!(why.contains("vfio-user") && why.contains("cannot follow"), "{why}");
-    // One that waits takes no guest that comes with pages.
+    // A machine that waits for memory as descriptors refuses a guest that arrives with pages.
     let heir = Host::heir(&[tagged("one")]);
     let (outcome, arrival) = migrate(&source, &heir);
     let told = format!("{outcome:?} {arrival:?}");

@@ -1,4 +1,6 @@
 //! Bodies of sections other than RAM.
+//!
+//! The decoder takes them over piece by piece, so that the caller's buffer stays small.
 
 use super::{DecoderState, MainDecoder, Taken, silent};
 use crate::main::element::FOOTER;
@@ -31,7 +33,7 @@ impl MainDecoder {
         silent(r)
     }
 
-    /// Takes what has arrived of `left` bytes; returns how many are still to come.
+    /// Moves the bytes that have arrived, at most `left`, into the body. Returns how many are missing.
     pub(super) fn take_over(&mut self, r: &mut Reader<'_>, left: usize) -> Result<usize, Stop> {
         let here = r.rest().len().min(left);
         if here == 0 && left > 0 {
@@ -41,7 +43,8 @@ impl MainDecoder {
         Ok(left - here)
     }
 
-    /// Takes bytes up to a footer. Bytes that may be one stay in the caller's buffer until that is clear.
+    /// Moves bytes up to a footer into the body. Bytes that may be a footer stay in the caller's buffer until
+    /// more arrive.
     pub(super) fn body_opaque(&mut self, r: &mut Reader<'_>) -> Result<Taken, Stop> {
         let buf = r.rest();
         let context = Context {

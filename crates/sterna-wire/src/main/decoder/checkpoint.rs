@@ -1,6 +1,7 @@
-//! RAM of a checkpoint, which a COLO primary sends behind the end of the migration (`specs/colo.md §4`).
+//! RAM of the checkpoints that a COLO primary sends after a migration (`specs/colo.md §4`).
 //!
-//! Section ids, blocks and CONTINUE go on from the migration. A checkpoint has the END section of RAM once more, and `00`.
+//! Section ids, blocks and CONTINUE keep their meaning from the migration. Each checkpoint has another END
+//! section of RAM, and `00`.
 
 use super::{DecoderState, MainDecoder, Taken, taken};
 use crate::error::WireError;
@@ -14,8 +15,10 @@ const MESSAGE: &str = "RAM of a checkpoint";
 const SPEC: &str = "specs/colo.md §4";
 
 impl MainDecoder {
-    /// The RAM of a checkpoint follows: the next byte is at `position` of the channel. Its records come as those of the
-    /// migration did, then [`RamEnd`](MainItem::RamEnd) and [`CheckpointRam`](MainItem::CheckpointRam).
+    /// Starts to read the RAM of a checkpoint. The next byte is at `position` of the channel.
+    ///
+    /// The decoder delivers records as in the migration, then [`RamEnd`](MainItem::RamEnd) and
+    /// [`CheckpointRam`](MainItem::CheckpointRam).
     ///
     /// # Errors
     /// [`Fault::Local`](crate::Fault::Local) before the end of the migration, or in another checkpoint.
@@ -56,7 +59,7 @@ impl MainDecoder {
         taken(r, MainItem::CheckpointRam)
     }
 
-    /// The connection ended in the RAM of a checkpoint.
+    /// The error for a connection that ended inside the RAM of a checkpoint.
     pub(super) fn torn_checkpoint(&self, left: usize) -> WireError {
         let rule = "the connection ended inside a checkpoint, which is dropped whole";
         WireError::misbehaved(MESSAGE, self.position.saturating_add(left as u64), SPEC, rule)

@@ -1,4 +1,4 @@
-//! Elements: what may come at top level, and in which order.
+//! Elements at top level, and the rules for their order (`specs/stream.md §1`).
 
 use super::{DecoderState, MainDecoder, Taken, silent, taken};
 use crate::limits::{DEVICE_STATE_BYTES, VM_DESCRIPTION_BYTES};
@@ -13,8 +13,8 @@ impl MainDecoder {
     pub(super) fn element(&mut self, r: &mut Reader<'_>) -> Result<Taken, Stop> {
         let start = r.clone();
         let kind = r.u8()?;
-        // RAM ends at its END. A FULL section before that is one that loads before RAM's pages, or belongs to a background
-        // snapshot, which has no END (§1.7): nobody can tell until more has come.
+        // RAM ends with its END. A FULL section before END loads before RAM's pages, or it belongs to a
+        // background snapshot, which has no END (§1.7). Only later elements show which.
         let is_behind_ram = match kind {
             element::EOF => self.sections.has_ram(),
             element::FULL => self.sections.is_ram_over(),
@@ -62,7 +62,8 @@ impl MainDecoder {
             }
             Command::SwitchoverStart => self.switchover_started = true,
             Command::Ping(_) => {}
-            // No description follows EOF then (specs/postcopy.md §2), and the source names its blocks anew.
+            // After LISTEN, no description follows EOF (specs/postcopy.md §2), and the next page record names its
+            // block.
             Command::PostcopyListen if self.expect.postcopy => {
                 self.expect.no_description = true;
                 self.forget_block();
@@ -77,7 +78,7 @@ impl MainDecoder {
         taken(r, MainItem::Command(command))
     }
 
-    /// START or FULL.
+    /// Reads the header of a START or FULL section and registers the section.
     fn new_section(&mut self, r: &mut Reader<'_>, kind: SectionKind) -> Result<Taken, Stop> {
         let header = SectionHeader::read(r)?;
         let SectionHeader { id, name, instance, version } = header;
@@ -90,7 +91,7 @@ impl MainDecoder {
         self.enter(r, id, kind, body)
     }
 
-    /// PART or END.
+    /// Reads the header of a PART or END section and finds its earlier section.
     fn known_section(&mut self, r: &mut Reader<'_>, kind: SectionKind) -> Result<Taken, Stop> {
         let spec = "specs/stream.md §1.4";
         let id = r.u32()?;
@@ -134,7 +135,7 @@ impl MainDecoder {
         silent(r)
     }
 
-    /// Counts bytes of bodies against the limit before anything waits for them.
+    /// Counts bytes of bodies against the limit before the decoder waits for them.
     pub(super) fn claim(&mut self, r: &Reader<'_>, bytes: u64) -> Result<(), Stop> {
         let limit = self.expect.device_state_bytes.min(DEVICE_STATE_BYTES);
         let total = self.body_bytes.saturating_add(bytes);

@@ -1,10 +1,13 @@
-//! Reading the main channel as its bytes arrive (`specs/stream.md §1`, `§2`, `§9`).
+//! Incremental decoding of the main channel (`specs/stream.md §1`, `§2`, `§9`).
 //!
-//! The decoder is a state machine over the caller's buffer. Every state reads one field group from the front of
-//! it; too few bytes leave the state as it was. What has no bound on the wire (device bodies, the description) is
-//! taken over piece by piece, so that the caller's buffer stays small, and grows here only by bytes that have
-//! arrived. The states: [`DecoderState`]; the ways between them: this file for elements, `body` for sections of devices,
-//! `ram` for records, `checkpoint` for what COLO sends behind the end.
+//! The decoder is a state machine over the caller's buffer. Every state reads one group of fields from the
+//! front of the buffer. If bytes are missing, the state does not change.
+//!
+//! Device bodies and the description have no bound on the wire. The decoder moves them piece by piece into its
+//! own memory, so that the caller's buffer stays small. That memory grows only with bytes that have arrived.
+//!
+//! [`DecoderState`] lists the states. The transitions between elements are in this file, and for device
+//! sections in `body`. `ram` has the transitions for RAM records, `checkpoint` for COLO after the end.
 
 mod body;
 mod checkpoint;
@@ -28,7 +31,7 @@ use sections::Sections;
 pub struct MainDecoder {
     knowledge: Box<dyn SectionKnowledge + Send>,
     expect: Expectations,
-    /// The expected blocks; from the block list on, those of the stream.
+    /// The expected blocks; after the block list, the blocks of the stream.
     blocks: Option<BlockTable>,
     position: u64,
     state: DecoderState,
@@ -36,58 +39,58 @@ pub struct MainDecoder {
     sections: Sections,
     return_path_open: bool,
     switchover_started: bool,
-    /// Behind the end, in the RAM of a checkpoint.
+    /// Whether the decoder reads a checkpoint, after the end of the migration.
     in_checkpoint: bool,
     ram: RamState,
-    /// What has been taken over of the body, or the description, that is being read.
+    /// Bytes of the current body or description that have been taken over so far.
     body: Vec<u8>,
-    /// Bytes of all bodies so far, that of the current section with all its announced bytes.
+    /// Bytes of all bodies so far. Includes all announced bytes of the current section.
     body_bytes: u64,
 }
 
-/// What comes next.
+/// The part of the stream that follows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum DecoderState {
     Header,
     Configuration,
     Element,
-    /// Word of the block list.
+    /// The first word of the block list: the total size of RAM.
     RamTotal,
-    /// Its entries, so many bytes of RAM still to be listed.
+    /// Entries of the block list; `left` bytes of RAM are not listed yet.
     RamBlocks {
         left: u64,
     },
-    /// HOOK, MULTIFD_FLUSH or EOS after the list.
+    /// HOOK, MULTIFD_FLUSH or EOS after the block list.
     RamSetup,
-    /// A record.
+    /// A record of RAM.
     RamRecord,
-    /// The caller takes a page.
+    /// The caller is reading a page.
     RamPayload,
     /// Length of a framed body.
     BodyLength {
         most: usize,
-        /// Whether it counts against the limit of what is held.
+        /// Whether the body counts against the limit of stored device state.
         is_held: bool,
     },
-    /// So many more bytes of a body.
+    /// The next `left` bytes of a body.
     BodyBytes {
         left: usize,
     },
-    /// A body up to its footer.
+    /// A body without a length, up to its footer.
     BodyOpaque,
     Footer,
-    /// Between EOF and the description.
+    /// After EOF, before the description.
     Committed,
-    /// So many more bytes of the description.
+    /// The next `left` bytes of the description.
     Description {
         left: usize,
     },
     Done,
-    /// The caller takes the rest.
+    /// The caller reads the rest of the stream itself.
     Tail,
     /// The END section of RAM in a checkpoint.
     CheckpointRam,
-    /// The byte behind it.
+    /// The `00` after that section.
     CheckpointEnd,
     Failed(WireError),
 }
@@ -99,7 +102,7 @@ struct Current {
     kind: Option<SectionKind>,
 }
 
-/// One step: bytes taken and what they made.
+/// Result of one step: the number of bytes taken, and the item that they completed.
 struct Taken {
     used: usize,
     item: Option<MainItem>,
@@ -130,19 +133,19 @@ impl MainDecoder {
         }
     }
 
-    /// Counts positions from `position` on: where the stream begins in its file.
+    /// Sets the position of the first byte, for a stream that begins inside a file.
     #[must_use]
     pub fn starting_at(mut self, position: u64) -> Self {
         self.position = position;
         self
     }
 
-    /// Reads on. `buf` starts with the first byte that has not been consumed yet.
+    /// Decodes the next item. `buf` starts with the first byte that has not been consumed yet.
     ///
     /// # Errors
-    /// The first broken rule, with its position in the channel; every later call repeats it.
-    /// [`Fault::Local`](crate::Fault::Local) when a page has not been taken yet, or when
-    /// [`Expectations::blocks`] is no sound list.
+    /// The first broken rule, with its position in the channel. Every later call returns the same error.
+    /// [`Fault::Local`](crate::Fault::Local) when the caller has not taken a page yet, or when
+    /// [`Expectations::blocks`] is not a valid list.
     pub fn next(&mut self, buf: &[u8]) -> Result<Step, WireError> {
         let mut consumed = 0;
         loop {
@@ -154,7 +157,7 @@ impl MainDecoder {
                 Ok(Taken { used, item }) => {
                     consumed += used;
                     self.position += used as u64;
-                    // In a file, the stream jumps over bitmap and pages.
+                    // In a file, the stream skips bitmap and pages.
                     if let Some(MainItem::MappedBlock { resume_at, .. }) = &item {
                         self.position = *resume_at;
                     }
@@ -176,8 +179,9 @@ impl MainDecoder {
         }
     }
 
-    /// Tells the decoder that the caller has taken the page after
-    /// [`PagePayloadFollows`](MainItem::PagePayloadFollows). At any other time it does nothing.
+    /// Reports that the caller has taken the page of a [`PagePayloadFollows`](MainItem::PagePayloadFollows).
+    ///
+    /// At any other time the call has no effect.
     pub fn payload_consumed(&mut self) {
         if self.state == DecoderState::RamPayload {
             self.position += PAGE_SIZE as u64;
@@ -185,13 +189,15 @@ impl MainDecoder {
         }
     }
 
-    /// A recovery goes on over another channel, from its first byte: elements of the same stream follow, without a header. Whatever
-    /// was torn when the last channel was lost is forgotten, and the next record of a page names its block.
+    /// Continues the stream on a new channel after a loss in postcopy.
+    ///
+    /// The channel's first byte begins an element: there is no header. The decoder drops an element that the
+    /// loss cut off. The next page record must name its block.
     pub fn begin_recovery(&mut self) {
         (self.position, self.state) = (0, DecoderState::Element);
         self.current = Current::default();
         self.body = Vec::new();
-        // Its END may have come, and EOF not.
+        // The lost channel may have delivered RAM's END, but not EOF.
         self.sections.reopen_ram();
         self.forget_block();
     }
@@ -201,40 +207,47 @@ impl MainDecoder {
         self.position
     }
 
-    /// Names and lengths of the RAM blocks, in the order of the indices in items; `None` before the block list
-    /// unless blocks are expected.
+    /// Names and lengths of the RAM blocks, in the order of the indices in items.
+    ///
+    /// `None` before the block list, unless the caller expects certain blocks.
     pub fn blocks(&self) -> Option<&BlockTable> {
         self.blocks.as_ref()
     }
 
-    /// Id of the section that the last [`Section`](MainItem::Section), [`RamStart`](MainItem::RamStart) or
-    /// [`RamEnd`](MainItem::RamEnd) belongs to.
+    /// Id of the section of the last [`Section`](MainItem::Section), [`RamStart`](MainItem::RamStart) or
+    /// [`RamEnd`](MainItem::RamEnd).
     pub fn section_id(&self) -> u32 {
         self.current.id
     }
 
-    /// Whether a source may fall silent here, `left` bytes not consumed, without owing this side anything: between two
-    /// elements, between two records of RAM, and before the footer after RAM's records, which a QEMU holds back until
-    /// it goes on. Never before the first element: who connects says at once what it brings.
+    /// Whether the source may be silent here, with `left` bytes not consumed, without an error.
+    ///
+    /// It may be silent at three places: between two elements, between two records of RAM, and before the
+    /// footer after RAM's records. QEMU sends that footer only when it continues. Silence before the first
+    /// element is an error, because a source sends its header immediately.
     pub fn may_rest(&self, left: usize) -> bool {
         match self.state {
             DecoderState::Element | DecoderState::RamRecord => left == 0,
             DecoderState::Footer => {
                 left == 0 && self.sections.get(self.current.id).is_some_and(|it| it.is_ram)
             }
-            // What is left begins with a footer, and shows to be one only by what comes behind it.
+            // The bytes left begin with a footer. Only the bytes after it can confirm that.
             DecoderState::BodyOpaque => left == FOOTER_BYTES,
             _ => false,
         }
     }
 
-    /// Whether the source says no MULTIFD_FLUSH and means every EOS as one, as QEMU does up to 8.0. Known from START on.
+    /// Whether every EOS is also a flush, because the source sends no MULTIFD_FLUSH.
+    ///
+    /// QEMU does so up to 8.0. The value is valid from START on.
     pub fn flushes_silently(&self) -> bool {
         self.ram.legacy_flush
     }
 
-    /// What the end of the connection means here, where `left` bytes were not consumed: nothing once EOF has been
-    /// read (a description that is missing or torn does no harm), before it a failure.
+    /// Judges the end of the connection at this position, with `left` bytes not consumed.
+    ///
+    /// After EOF it is no error, because a missing or torn description does no harm. Before EOF it is a
+    /// failure.
     ///
     /// # Errors
     /// The stream is torn; or the error that [`next`](Self::next) returned.
@@ -289,7 +302,7 @@ impl MainDecoder {
         }
     }
 
-    /// The element for error messages.
+    /// Name of the current element for error messages.
     fn place(&self) -> &'static str {
         match self.state {
             DecoderState::Header => "file header",
@@ -317,12 +330,12 @@ impl std::fmt::Debug for MainDecoder {
     }
 }
 
-/// All that `r` has read made `item`.
+/// A step whose bytes completed `item`.
 fn taken(r: &Reader<'_>, item: MainItem) -> Result<Taken, Stop> {
     Ok(Taken { used: r.at(), item: Some(item) })
 }
 
-/// All that `r` has read only changed the state.
+/// A step whose bytes only changed the state.
 fn silent(r: &Reader<'_>) -> Result<Taken, Stop> {
     Ok(Taken { used: r.at(), item: None })
 }

@@ -1,4 +1,4 @@
-//! RAM sections (`specs/stream.md §2`).
+//! Decoding of the RAM section, record by record (`specs/stream.md §2`).
 
 use super::{DecoderState, MainDecoder, Taken, silent, taken};
 use crate::PAGE_SIZE;
@@ -15,26 +15,26 @@ use std::collections::HashSet;
 const SPEC: &str = "specs/stream.md §2.3";
 const HOOK_SPEC: &str = "specs/rdma.md §5.2";
 
-/// What the RAM section remembers between records.
+/// State of the RAM section that outlives a record.
 #[derive(Debug, Default)]
 pub(super) struct RamState {
-    /// Block of the last page, for CONTINUE: of the channel, not of the section.
+    /// Block of the last page, for CONTINUE. It belongs to the channel, not to one section.
     last_block: Option<usize>,
-    /// The list so far.
+    /// Entries of the block list that have been read so far.
     listed: Vec<BlockEntry>,
     names: HashSet<String>,
-    /// Whether MULTIFD_FLUSH has come before the EOS of START.
+    /// Whether MULTIFD_FLUSH preceded the EOS of START.
     flushed: bool,
-    /// Whether HOOK has.
+    /// Whether HOOK preceded the EOS of START.
     hooked: bool,
-    /// Whether every EOS is a flush.
+    /// Whether every EOS is also a flush.
     pub(super) legacy_flush: bool,
-    /// Whether the flush of the EOS at hand has been reported.
+    /// Whether the flush of the current EOS has been reported.
     eos_flushed: bool,
 }
 
 impl MainDecoder {
-    /// The next record names its block.
+    /// Requires the next page record to name its block.
     pub(super) fn forget_block(&mut self) {
         self.ram.last_block = None;
     }
@@ -55,7 +55,7 @@ impl MainDecoder {
     }
 
     pub(super) fn ram_block(&mut self, r: &mut Reader<'_>, left: u64) -> Result<Taken, Stop> {
-        // The last entry consumed all of it, but a MappedBlock had to be reported first.
+        // The last entry consumed the whole total, but a MappedBlock had to be reported first.
         if left == 0 {
             return self.list_complete(r);
         }
@@ -97,7 +97,8 @@ impl MainDecoder {
 
     fn mapped_block(&self, r: &mut Reader<'_>, name: &str, length_bytes: u64) -> Result<MainItem, Stop> {
         let start = r.at() as u64;
-        // The header's own decoder counts from its start; `next` adds the position of ours.
+        // The header's decoder counts from the header's start. Here `start` is added, and `next` adds the channel
+        // position.
         let read = MappedHeader::decode(r.rest()).map_err(|error| error.at(start))?;
         let Some((header, used)) = read else {
             return Err(Stop::Short(r.at() + MappedHeader::BYTES));
@@ -112,7 +113,7 @@ impl MainDecoder {
         Ok(MainItem::MappedBlock { name: name.to_owned(), length_bytes, header, resume_at })
     }
 
-    /// All lengths add up to the total: nothing may be missing, and indices get their meaning.
+    /// Ends the block list: checks that no expected block is missing, and fixes indices.
     fn list_complete(&mut self, r: &Reader<'_>) -> Result<Taken, Stop> {
         let spec = "specs/stream.md §2.2";
         let mut blocks = std::mem::take(&mut self.ram.listed);
@@ -137,7 +138,7 @@ impl MainDecoder {
         taken(r, MainItem::RamStart(BlockList { blocks }))
     }
 
-    /// After the list: HOOK if RDMA, MULTIFD_FLUSH if multifd, EOS.
+    /// Reads a word after the list: HOOK with RDMA, MULTIFD_FLUSH with multifd, or EOS.
     pub(super) fn ram_setup(&mut self, r: &mut Reader<'_>) -> Result<Taken, Stop> {
         let word = r.u64()?;
         match word {
@@ -228,7 +229,7 @@ impl MainDecoder {
         taken(r, MainItem::Xbzrle { block, offset, delta: delta.to_vec() })
     }
 
-    /// The block that a page record means, its offset checked.
+    /// Index of the block that a page record refers to. Checks the offset against the block.
     fn block(&self, r: &mut Reader<'_>, flag: u64, offset: u64) -> Result<usize, Stop> {
         let word = r.clone();
         let Some(table) = &self.blocks else {
@@ -271,7 +272,8 @@ impl MainDecoder {
     }
 
     fn end_of_list(&mut self, r: &Reader<'_>) -> Result<Taken, Stop> {
-        // An EOS that is a flush is reported before it is taken, so that the flush comes out first.
+        // An EOS that is also a flush is reported before it is consumed, so that the flush precedes the end of
+        // the section.
         if self.ram.legacy_flush && !self.ram.eos_flushed {
             self.ram.eos_flushed = true;
             return Ok(Taken { used: 0, item: Some(MainItem::MultifdFlush) });

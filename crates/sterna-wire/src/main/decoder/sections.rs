@@ -1,4 +1,6 @@
 //! The sections that a stream has introduced so far (`specs/stream.md §1.4`).
+//!
+//! With them the decoder checks ids, duplicates, and the order of PART and END.
 
 use crate::limits::SECTIONS;
 use crate::main::SectionKind;
@@ -11,21 +13,21 @@ pub(super) struct Section {
     pub(super) name: String,
     pub(super) instance: u32,
     pub(super) version: u32,
-    /// Whether PART and END may still come.
+    /// Whether PART and END may still follow.
     pub(super) open: bool,
     pub(super) is_ram: bool,
 }
 
-/// All of them.
+/// Every section of the stream, by id.
 #[derive(Debug, Default)]
 pub(super) struct Sections {
-    /// In an order that is the same in every run: errors name the first that breaks a rule.
+    /// Ordered, so that an error about several sections names the same one in every run.
     by_id: BTreeMap<u32, Section>,
     devices: HashSet<(String, u32)>,
 }
 
 impl Sections {
-    /// Notes a new section; the text says which rule forbids it.
+    /// Registers a new section. The error is the text of the broken rule.
     pub(super) fn introduce(
         &mut self,
         header: &SectionHeader<'_>,
@@ -51,14 +53,14 @@ impl Sections {
         self.by_id.get(&id)
     }
 
-    /// Notes that END has come.
+    /// Records that END has been read.
     pub(super) fn close(&mut self, id: u32) {
         if let Some(section) = self.by_id.get_mut(&id) {
             section.open = false;
         }
     }
 
-    /// PARTs of RAM come again.
+    /// Allows PARTs of RAM again.
     pub(super) fn reopen_ram(&mut self) {
         if let Some(section) = self.by_id.values_mut().find(|section| section.is_ram) {
             section.open = true;
@@ -82,12 +84,12 @@ impl Sections {
         self.by_id.values().any(|section| section.is_ram)
     }
 
-    /// Whether RAM's END has come.
+    /// Whether the END of RAM has been read.
     pub(super) fn is_ram_over(&self) -> bool {
         self.by_id.values().any(|section| section.is_ram && !section.open)
     }
 
-    /// Id of the section of RAM.
+    /// Id of the RAM section, once it is introduced.
     pub(super) fn ram_id(&self) -> Option<u32> {
         self.by_id.iter().find(|(_, section)| section.is_ram).map(|(id, _)| *id)
     }

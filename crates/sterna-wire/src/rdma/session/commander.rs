@@ -1,30 +1,30 @@
-//! The side that sends commands (`specs/rdma.md §3.3`).
+//! The order of messages at the side that sends commands (`specs/rdma.md §3.3`).
 
 use super::{END, Receives, Sending, TOKENS, local, misbehaved};
 use crate::error::WireError;
 use crate::rdma::header::MessageType;
 
-/// Tokens of the side that sends commands.
+/// READYs and answers at the side that sends commands.
 #[derive(Debug, Clone)]
 pub struct Commander {
     receives: Receives,
-    /// READYs that no command has used, 0 or 1.
+    /// Whether a READY has arrived that no command has used.
     has_ready: bool,
-    /// READYs that may still come: one for the connection, one for each command.
+    /// Whether another READY may arrive: one for the connection, one for each command.
     ready_due: bool,
     /// The answer that the last command waits for.
     owed: Option<MessageType>,
     is_over: bool,
 }
 
-/// What a message means for a commander.
+/// The meaning of a received message for a commander.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Heard {
-    /// A command may be sent.
+    /// The listener accepts a command.
     Ready,
     /// The answer of this type to the last command.
     Answer(MessageType),
-    /// The listener has failed. No ERROR goes back; disconnect.
+    /// The listener has failed. Disconnect without sending ERROR.
     Failed,
 }
 
@@ -40,7 +40,7 @@ impl Commander {
         Self { receives: Receives::new(1), has_ready: false, ready_due: true, owed: None, is_over: false }
     }
 
-    /// Receives to post before connecting or accepting.
+    /// Number of receives to post before connecting or accepting.
     pub fn starting(&mut self) -> usize {
         self.receives.post_for(1)
     }
@@ -50,15 +50,18 @@ impl Commander {
         self.has_ready && self.owed.is_none() && !self.is_over
     }
 
-    /// Whether an answer is still to come.
+    /// Whether the answer to the last command is missing.
     pub fn is_owed(&self) -> bool {
         self.owed.is_some()
     }
 
-    /// Asks to send a command. Afterwards it counts as sent.
+    /// Asks to send a command. On success the command counts as sent.
     ///
     /// # Errors
-    /// It is none; no READY is there; the answer to the command before has not come; the session is over.
+    /// - `command` is not a command
+    /// - no READY has arrived for it
+    /// - the answer to the previous command has not arrived
+    /// - the session is over
     pub fn send(&mut self, command: MessageType) -> Result<Sending, WireError> {
         if !command.is_command() {
             return Err(local(command, TOKENS, "it is no command"));
@@ -79,10 +82,10 @@ impl Commander {
         Ok(Sending { receives: self.receives.post_for(expected) })
     }
 
-    /// Takes a message that has come.
+    /// Records a received message.
     ///
     /// # Errors
-    /// A READY although one is unused or before the answer that is due, an answer that nobody asked for, a command.
+    /// A READY while one is unused, or before an answer that is due; an answer without a question; a command.
     pub fn received(&mut self, kind: MessageType) -> Result<Heard, WireError> {
         self.receives.used(kind)?;
         let heard = self.hear(kind);
@@ -93,7 +96,7 @@ impl Commander {
     }
 
     fn hear(&mut self, kind: MessageType) -> Result<Heard, WireError> {
-        // A listener may fail when everything has been sent; a READY may be left over.
+        // After the last command, a listener may still fail, and one READY may be left over.
         if self.is_over && !matches!(kind, MessageType::Ready | MessageType::Error) {
             return Err(misbehaved(kind, END, "the session is over"));
         }
@@ -120,20 +123,20 @@ impl Commander {
         }
     }
 
-    /// Nothing more is sent. A READY that is left over may still come.
+    /// Ends the session after the last command. One READY may still arrive.
     pub fn finish(&mut self) {
         self.is_over = true;
     }
 
-    /// Whether the session is over: finished, or failed.
+    /// Whether the session is over, by success or by failure.
     pub fn is_over(&self) -> bool {
         self.is_over
     }
 
-    /// Asks to say ERROR, since this side has failed. Then the session is over.
+    /// Asks to send ERROR, because this side has failed. The session is then over.
     ///
     /// # Errors
-    /// It is over already: the peer knows, or needs not know.
+    /// The session is over already. The peer then needs no ERROR.
     pub fn say_error(&mut self) -> Result<(), WireError> {
         if self.is_over {
             return Err(local(MessageType::Error, END, "the session is over"));

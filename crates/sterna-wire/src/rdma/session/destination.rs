@@ -1,48 +1,49 @@
-//! The destination on the main connection (`specs/rdma.md §5.3`, `§7`).
+//! The order of messages at the destination's main connection (`specs/rdma.md §5.3`, `§7`).
 
 use super::{END, Listener, PHASES, Sending, local, misbehaved};
 use crate::error::WireError;
 use crate::rdma::header::MessageType;
 
-/// Tokens and phases of a destination.
+/// READYs and phases of a destination.
 ///
-/// A message is read to its end before the next READY goes out: whether it holds a hook decides what may come next.
+/// The caller decodes a message to its end before it sends the next READY. A hook inside the message decides
+/// which message may follow.
 #[derive(Debug, Clone)]
 pub struct DestinationSession {
     listener: Listener,
     phase: Phase,
-    /// Whether all of the stream has come.
+    /// Whether the whole stream has been decoded.
     has_all: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// Stream, before the first hook.
+    /// The stream before the first hook.
     Before,
-    /// The first phase; whether the blocks were asked for.
+    /// The first phase. `blocks`: whether the source has requested the blocks.
     First { blocks: bool },
-    /// Stream, after it.
+    /// The stream after a phase.
     Between,
-    /// A later phase.
+    /// A phase after the first.
     Later,
 }
 
-/// What a message asks of a destination.
+/// The action that a received message asks of a destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arrival {
-    /// Decode these bytes of stream.
+    /// Decode these bytes of the stream.
     Stream,
-    /// Answer where the blocks are.
+    /// Answer with the positions of the blocks.
     Blocks,
-    /// Clear ranges.
+    /// Clear the ranges of the message.
     Clear,
-    /// Register memory, and answer its keys.
+    /// Register memory, and answer with its keys.
     Register,
     /// Deregister memory, and answer.
     Unregister,
-    /// Go on with the stream.
+    /// Continue with the stream: the phase is over.
     PhaseOver,
-    /// The source has failed. No ERROR goes back; disconnect.
+    /// Disconnect without sending ERROR: the source has failed.
     Failed,
 }
 
@@ -58,7 +59,7 @@ impl DestinationSession {
         Self { listener: Listener::of_main(), phase: Phase::Before, has_all: false }
     }
 
-    /// Receives to post before accepting.
+    /// Number of receives to post before accepting.
     pub fn starting(&mut self) -> usize {
         self.listener.starting()
     }
@@ -68,7 +69,7 @@ impl DestinationSession {
         self.listener.may_invite()
     }
 
-    /// Asks to send READY. Afterwards it counts as sent.
+    /// Asks to send READY. On success it counts as sent.
     ///
     /// # Errors
     /// As [`Listener::invite`].
@@ -76,10 +77,11 @@ impl DestinationSession {
         self.listener.invite()
     }
 
-    /// The stream has come to a hook: a phase begins.
+    /// Begins a phase, because the decoder has reached a hook in the stream.
     ///
     /// # Errors
-    /// One is open; a READY is unanswered, so that the next message may have come before this was known.
+    /// A phase is open already, or a READY is unanswered. In the second case, the source may have sent the next
+    /// message without knowledge of the hook.
     pub fn hook(&mut self) -> Result<(), WireError> {
         let no = |rule| Err(local(MessageType::File, PHASES, rule));
         if !self.listener.may_invite() {
@@ -98,11 +100,12 @@ impl DestinationSession {
         matches!(self.phase, Phase::First { .. } | Phase::Later)
     }
 
-    /// Takes a message that has come.
+    /// Records a received message.
     ///
     /// # Errors
-    /// As [`Listener::received`]; a command of a phase outside of one, or stream in it; the blocks asked for twice or in
-    /// a later phase, or not at all in the first.
+    /// - the errors of [`Listener::received`]
+    /// - a command of a phase outside a phase, or bytes of the stream inside one
+    /// - blocks requested twice or in a later phase, or not requested in the first phase
     pub fn received(&mut self, kind: MessageType) -> Result<Arrival, WireError> {
         self.listener.received(kind)?;
         let arrival = self.arrival(kind);
@@ -133,7 +136,7 @@ impl DestinationSession {
         }
     }
 
-    /// Asks to send the answer to the last command. Afterwards it counts as sent.
+    /// Asks to send the answer to the last command. On success it counts as sent.
     ///
     /// # Errors
     /// As [`Listener::answer`].
@@ -141,7 +144,7 @@ impl DestinationSession {
         self.listener.answer(kind)
     }
 
-    /// All of the stream has been decoded.
+    /// Ends the session after the whole stream has been decoded.
     ///
     /// # Errors
     /// A phase is open.
@@ -154,7 +157,7 @@ impl DestinationSession {
         Ok(())
     }
 
-    /// The connection has ended, and no message that came before is left.
+    /// Records that the connection has ended, after all received messages have been processed.
     ///
     /// # Errors
     /// The stream is not complete.
@@ -169,7 +172,7 @@ impl DestinationSession {
         }
     }
 
-    /// Asks to say ERROR.
+    /// Asks to send ERROR. The session is then over.
     ///
     /// # Errors
     /// The session is over.

@@ -1,18 +1,20 @@
-//! Both ends of a lane between two Sternas (`specs/rdma.md §9`): messages on credit.
+//! Both ends of a lane between two Sternas (`specs/rdma.md §9`).
+//!
+//! The destination grants credit, so that no message arrives without a posted receive.
 
 use super::{END, Receives, Sending, local, misbehaved};
 use crate::error::WireError;
 use crate::rdma::header::{Header, MessageType};
 
 const CREDIT: &str = "specs/rdma.md §9.2";
-/// Messages that may be on their way or unread.
+/// Most messages that are in transit or unread.
 const MESSAGES: u32 = 16;
-/// A READY gives so many back at least, so that READYs are fewer than messages.
+/// Least credit in one READY, so that READYs are fewer than messages.
 const BATCH: u32 = MESSAGES / 2;
-/// READYs that the source has receives for: credit for all messages comes in no more.
+/// Most READYs in transit: together they grant credit for all messages. The source posts a receive for each.
 const READYS: usize = (MESSAGES / BATCH) as usize;
 
-/// The source's end of a lane: sends FILE messages as long as it has credit.
+/// The source's end of a lane. It sends FILE messages within its credit.
 #[derive(Debug, Clone)]
 pub struct LaneSource {
     receives: Receives,
@@ -20,21 +22,21 @@ pub struct LaneSource {
     is_over: bool,
 }
 
-/// The destination's end of a lane: gives credit, and takes FILE messages.
+/// The destination's end of a lane. It grants credit and receives FILE messages.
 #[derive(Debug, Clone)]
 pub struct LaneDestination {
     receives: Receives,
-    /// Messages that the source may send now.
+    /// Number of messages that the source may send now.
     given: u32,
     is_over: bool,
 }
 
-/// What a message means at the source's end of a lane.
+/// The meaning of a received message at the source's end of a lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Credit {
-    /// So many messages more may be sent.
+    /// The source may send so many additional messages.
     More(u32),
-    /// The destination has failed. No ERROR goes back; disconnect.
+    /// The destination has failed. Disconnect without sending ERROR.
     Failed,
 }
 
@@ -45,9 +47,9 @@ impl Default for LaneSource {
 }
 
 impl LaneSource {
-    /// Most bytes of a message on a lane, its header included.
+    /// Most bytes of a message on a lane, including its header.
     pub const MESSAGE_BYTES: usize = 64 << 10;
-    /// Receives that are ever posted at once.
+    /// Most receives that are posted at the same time.
     pub const RECEIVES: usize = READYS + 1;
 
     /// The source's end of a lane that is not connected yet.
@@ -55,7 +57,7 @@ impl LaneSource {
         Self { receives: Receives::new(1), credit: 0, is_over: false }
     }
 
-    /// Receives to post before connecting.
+    /// Number of receives to post before connecting.
     pub fn starting(&mut self) -> usize {
         self.receives.post_for(READYS)
     }
@@ -65,10 +67,10 @@ impl LaneSource {
         self.credit > 0 && !self.is_over
     }
 
-    /// Asks to send a FILE message. Afterwards it counts as sent.
+    /// Asks to send a FILE message. On success it counts as sent.
     ///
     /// # Errors
-    /// There is no credit; the session is over.
+    /// The source has no credit, or the session is over.
     pub fn send(&mut self) -> Result<Sending, WireError> {
         let kind = MessageType::File;
         if self.is_over {
@@ -81,10 +83,10 @@ impl LaneSource {
         Ok(Sending { receives: self.receives.post_for(READYS) })
     }
 
-    /// Takes a message that has come.
+    /// Records a received message.
     ///
     /// # Errors
-    /// Credit beyond what there can be, any message but READY and ERROR.
+    /// More credit than [`LaneDestination`] may grant; any message but READY and ERROR.
     pub fn received(&mut self, header: Header) -> Result<Credit, WireError> {
         self.receives.used(header.kind)?;
         let heard = self.hear(header);
@@ -107,7 +109,7 @@ impl LaneSource {
         }
     }
 
-    /// Nothing more is sent.
+    /// Ends the session after the last message.
     pub fn finish(&mut self) {
         self.is_over = true;
     }
@@ -120,30 +122,31 @@ impl Default for LaneDestination {
 }
 
 impl LaneDestination {
-    /// Receives that are ever posted at once.
+    /// Most receives that are posted at the same time.
     pub const RECEIVES: usize = MESSAGES as usize + 1;
 
     /// The destination's end of a lane that is not accepted yet.
     pub fn new() -> Self {
-        // One more than there is credit for: a message too many is then named, and ERROR has a receive.
+        // One receive more than the credit: a message without credit then causes a named error, and ERROR has a
+        // receive.
         Self { receives: Receives::new(1), given: 0, is_over: false }
     }
 
-    /// Receives to post before accepting.
+    /// Number of receives to post before accepting.
     pub fn starting(&mut self) -> usize {
         self.receives.post_for(MESSAGES as usize)
     }
 
-    /// How much credit to give now, in one READY: none before there is a batch of it.
+    /// Credit to grant in one READY now; `None` below half of all messages.
     pub fn due(&self) -> Option<u32> {
         let free = MESSAGES - self.given;
         (free >= BATCH && !self.is_over).then_some(free)
     }
 
-    /// Asks to send a READY with all credit that is due, which it gives. Afterwards it counts as sent.
+    /// Asks to send a READY that grants all credit that is due. On success it counts as sent.
     ///
     /// # Errors
-    /// None is due.
+    /// No credit is due.
     pub fn invite(&mut self) -> Result<(u32, Sending), WireError> {
         let Some(due) = self.due() else {
             return Err(local(MessageType::Ready, CREDIT, "there is no credit to give"));
@@ -152,10 +155,10 @@ impl LaneDestination {
         Ok((due, Sending { receives: self.receives.post_for(self.given as usize) }))
     }
 
-    /// Takes a message that has come: FILE, or ERROR (the source has failed: no ERROR goes back).
+    /// Records a received message: FILE, or ERROR. After ERROR, disconnect without an answer.
     ///
     /// # Errors
-    /// A message without credit, any other type.
+    /// A message without credit; any other type.
     pub fn received(&mut self, kind: MessageType) -> Result<(), WireError> {
         self.receives.used(kind)?;
         let heard = self.hear(kind);
@@ -188,7 +191,7 @@ mod tests {
         Header { kind, length: u32::from(kind == MessageType::File), repeat }
     }
 
-    /// Any order of reading and sending: what is posted always has room for what comes, and no message is without credit.
+    /// Random orders of reading and sending. Every message has a posted receive and credit.
     #[test]
     fn every_message_meets_a_receive_in_any_order() {
         for seed in 0..500 {

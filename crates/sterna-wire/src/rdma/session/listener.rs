@@ -1,4 +1,4 @@
-//! The side that takes commands (`specs/rdma.md §3.3`, `§3.4`).
+//! The order of messages at the side that receives commands (`specs/rdma.md §3.3`, `§3.4`).
 
 use super::{END, Receives, Sending, TOKENS, local, misbehaved};
 use crate::error::WireError;
@@ -6,17 +6,20 @@ use crate::rdma::header::MessageType;
 
 const AHEAD: &str = "specs/rdma.md §3.4";
 
-/// Tokens of the side that takes commands.
+/// READYs and answers at the side that receives commands.
 #[derive(Debug, Clone)]
 pub struct Listener {
     receives: Receives,
-    /// READYs sent minus commands received: 1 while one is unanswered, and -1 when the commander is ahead.
+    /// READYs sent minus commands received.
+    ///
+    /// 1 while a READY is unanswered, -1 when the commander is ahead.
     unanswered: i32,
-    /// Messages that the commander may send without a READY.
+    /// Number of messages that the commander may send without a READY.
     ahead: i32,
-    /// Each READY follows a message: one that goes before the first message may come before there is a receive for it.
+    /// Whether each READY must follow a message. An earlier READY may arrive before the peer has posted a
+    /// receive for it.
     follows: bool,
-    /// The answer that this side owes.
+    /// The answer that this side must send next.
     owes: Option<MessageType>,
     is_over: bool,
 }
@@ -27,13 +30,17 @@ impl Listener {
         Self::new(0, 1)
     }
 
-    /// The source on the return path of a Sterna, which waits for a READY before each message.
+    /// The source on the return path of a Sterna.
+    ///
+    /// The Sterna waits for a READY before each message.
     pub fn of_return_path() -> Self {
         Self::new(1, 2)
     }
 
-    /// The source on the return path of a QEMU: it sends its first message without a READY, and before that it may not have
-    /// posted a receive for one.
+    /// The source on the return path of a QEMU.
+    ///
+    /// QEMU sends its first message without a READY. Before that message, it may not have posted a receive for
+    /// a READY.
     pub fn of_qemus_return_path() -> Self {
         Self { follows: true, ..Self::new(1, 2) }
     }
@@ -43,7 +50,7 @@ impl Listener {
         Self { receives, unanswered: 0, ahead, follows: false, owes: None, is_over: false }
     }
 
-    /// Receives to post before connecting or accepting.
+    /// Number of receives to post before connecting or accepting.
     pub fn starting(&mut self) -> usize {
         let first = 1 + self.ahead as usize;
         self.receives.post_for(first)
@@ -54,10 +61,10 @@ impl Listener {
         self.unanswered <= self.most_unanswered() && self.owes.is_none() && !self.is_over
     }
 
-    /// Asks to send READY. Afterwards it counts as sent.
+    /// Asks to send READY. On success it counts as sent.
     ///
     /// # Errors
-    /// One is unanswered, an answer is owed, the session is over.
+    /// A READY is unanswered, an answer is due, or the session is over.
     pub fn invite(&mut self) -> Result<Sending, WireError> {
         let ready = MessageType::Ready;
         if self.is_over {
@@ -74,15 +81,15 @@ impl Listener {
         Ok(Sending { receives: self.receives.post_for(expected) })
     }
 
-    /// Of READYs, before another one.
+    /// Most unanswered READYs at which another READY is allowed.
     fn most_unanswered(&self) -> i32 {
         if self.follows { -self.ahead } else { 0 }
     }
 
-    /// Takes a message that has come: a command, or ERROR (the commander has failed: no ERROR goes back).
+    /// Records a received message: a command, or ERROR. After ERROR, disconnect without an answer.
     ///
     /// # Errors
-    /// A command without READY, or before the answer to the one before; a READY or an answer.
+    /// A command without READY, or before this side has answered the previous one; a READY or an answer.
     pub fn received(&mut self, kind: MessageType) -> Result<(), WireError> {
         self.receives.used(kind)?;
         let heard = self.hear(kind);
@@ -114,10 +121,10 @@ impl Listener {
         Ok(())
     }
 
-    /// Asks to send the answer to the last command. Afterwards it counts as sent.
+    /// Asks to send the answer to the last command. On success it counts as sent.
     ///
     /// # Errors
-    /// Another answer is owed, or none.
+    /// Another answer is due, or none, or the session is over.
     pub fn answer(&mut self, kind: MessageType) -> Result<Sending, WireError> {
         if self.is_over {
             return Err(local(kind, END, "the session is over"));
@@ -132,25 +139,25 @@ impl Listener {
         }
     }
 
-    /// The answer that this side owes, if it does.
+    /// The answer that this side must send; `None` if no answer is due.
     pub fn owes(&self) -> Option<MessageType> {
         self.owes
     }
 
-    /// Nothing more is expected.
+    /// Ends the session: no further message is expected.
     pub fn finish(&mut self) {
         self.is_over = true;
     }
 
-    /// Whether the session is over: finished, or failed.
+    /// Whether the session is over, by success or by failure.
     pub fn is_over(&self) -> bool {
         self.is_over
     }
 
-    /// Asks to say ERROR, since this side has failed. Then the session is over.
+    /// Asks to send ERROR, because this side has failed. The session is then over.
     ///
     /// # Errors
-    /// It is over already.
+    /// The session is over already.
     pub fn say_error(&mut self) -> Result<(), WireError> {
         if self.is_over {
             return Err(local(MessageType::Error, END, "the session is over"));

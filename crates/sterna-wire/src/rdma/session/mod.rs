@@ -1,22 +1,24 @@
-//! Who may send what, and when: the order of control messages (`specs/rdma.md §3.3`, `§3.4`, `§5.3`, `§7`).
+//! The order of RDMA control messages (`specs/rdma.md §3.3`, `§3.4`, `§5.3`, `§7`).
 //!
-//! These machines hold no connection. Whoever does tells them each message that has come and asks before each that is to
-//! go; the answer is how many receives to post first, or the rule that forbids it. They decide by types alone; what
-//! messages hold is checked by [`BlockPlaces`](super::BlockPlaces) and by the main channel's decoder.
+//! These state machines have no connection. The owner of the connection reports each received message, and asks
+//! before it sends one. The answer is the number of receives to post first, or the rule that forbids the
+//! message. The machines decide only by message types. [`BlockPlaces`](super::BlockPlaces) and the main
+//! channel's decoder check the content.
 //!
-//! | machine | of which side |
+//! | machine | side |
 //! | --- | --- |
-//! | [`Commander`] | the side that sends commands: tokens |
-//! | [`Listener`] | the side that takes them: tokens |
+//! | [`Commander`] | the side that sends commands: READYs and answers |
+//! | [`Listener`] | the side that receives commands: READYs and answers |
 //! | [`SourceSession`] | the source on the main connection: a commander with phases and WRITEs |
-//! | [`DestinationSession`] | the destination on it: a listener with phases |
-//! | [`LaneSource`], [`LaneDestination`] | both ends of a lane: FILE messages on credit |
+//! | [`DestinationSession`] | the destination on the main connection: a listener with phases |
+//! | [`LaneSource`], [`LaneDestination`] | both ends of a lane: FILE messages with credit |
 //!
 //! On the return path the destination is a [`Commander`] of FILE messages and the source a [`Listener`].
 //!
-//! A rule that the peer breaks is an error of [`PeerMisbehaved`](crate::Fault::PeerMisbehaved), one that this side breaks
-//! is [`Local`](crate::Fault::Local), and leaves the machine as it was. A peer that breaks a rule is told nothing: the
-//! session is over, disconnect. A side that fails by itself asks `say_error` first.
+//! If the peer breaks a rule, the error is [`PeerMisbehaved`](crate::Fault::PeerMisbehaved). The session is
+//! then over: disconnect without sending ERROR. If this side breaks a rule, the error is
+//! [`Local`](crate::Fault::Local), and the state does not change. A side that fails for another reason calls
+//! `say_error` first.
 
 mod commander;
 mod destination;
@@ -37,19 +39,20 @@ const TOKENS: &str = "specs/rdma.md §3.3";
 const PHASES: &str = "specs/rdma.md §5.3";
 const END: &str = "specs/rdma.md §7";
 
-/// A message may be sent: post so many receives, then send it.
+/// Permission to send a message, after `receives` receives have been posted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "the receives have to be posted before the message is sent"]
 pub struct Sending {
-    /// Receives to post first, each of [`MESSAGE_BYTES`](super::MESSAGE_BYTES).
+    /// Number of receives to post first, each of [`MESSAGE_BYTES`](super::MESSAGE_BYTES).
     pub receives: usize,
 }
 
-/// The receives that are posted, and how many there should be.
+/// Number of posted receives, and the number required.
 #[derive(Debug, Clone, Copy)]
 struct Receives {
     posted: usize,
-    /// More than the rules ask for: a message too many is then named, instead of breaking the queue pair.
+    /// Receives beyond the required number. A message too many then causes a named error instead of breaking
+    /// the queue pair.
     spare: usize,
 }
 
@@ -58,7 +61,7 @@ impl Receives {
         Self { posted: 0, spare }
     }
 
-    /// How many to post so that `expected` messages can come.
+    /// Number of receives to post so that `expected` messages can arrive.
     fn post_for(&mut self, expected: usize) -> usize {
         let missing = (expected + self.spare).saturating_sub(self.posted);
         self.posted += missing;
@@ -76,7 +79,7 @@ impl Receives {
     }
 }
 
-/// Where the type stands in a message.
+/// Offset of the type in a message, in bytes.
 const TYPE_FIELD: u64 = 4;
 
 fn misbehaved(kind: MessageType, paragraph: &'static str, rule: impl Into<String>) -> WireError {

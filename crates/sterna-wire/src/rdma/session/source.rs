@@ -1,4 +1,4 @@
-//! The source on the main connection (`specs/rdma.md §5.3`, `§6.4`, `§7`).
+//! The order of messages at the source's main connection (`specs/rdma.md §5.3`, `§6.4`, `§7`).
 
 use super::{Commander, END, Heard, PHASES, Sending, local, misbehaved};
 use crate::error::WireError;
@@ -8,39 +8,41 @@ use crate::rdma::message::Message;
 const WRITE: &str = "WRITE";
 const WINDOWS: &str = "specs/rdma.md §6.4";
 
-/// Whose rules the source keeps.
+/// The kind of destination, which decides the rules for the source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Peer {
-    /// One record a message; memory stays registered.
+    /// A QEMU: one record per message, and memory remains registered.
     Qemu,
-    /// It has introduced itself ([`ConnectReply::introduction`](crate::rdma::ConnectReply::introduction)).
+    /// A Sterna, by its introduction ([`ConnectReply::introduction`](crate::rdma::ConnectReply::introduction)).
     Sterna,
 }
 
-/// What a source sends.
+/// A command that a source sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Command {
     /// Bytes of the stream.
     File {
-        /// How many.
+        /// Number of bytes in the message.
         bytes: usize,
-        /// Where a hook of RAM ends in them, if there is one: at their end.
+        /// End of a hook of RAM in these bytes; `None` without a hook.
+        ///
+        /// The hook must be the last content of the message.
         hook_ends_at: Option<usize>,
     },
-    /// Where are the blocks?
+    /// Asks for the positions of the blocks.
     RamBlocks,
-    /// So many ranges are all zero.
+    /// Reports so many ranges that contain only zeros.
     Compress(usize),
-    /// So many pieces of memory are to be registered.
+    /// Asks to register so many pieces of memory.
     Register(usize),
-    /// So many chunks are to be deregistered.
+    /// Asks to deregister so many chunks.
     Unregister(usize),
-    /// The phase is over.
+    /// Ends the phase at the destination.
     Finished,
 }
 
 impl Command {
-    /// The type of its message.
+    /// The type of the command's message.
     pub fn kind(self) -> MessageType {
         match self {
             Self::File { .. } => MessageType::File,
@@ -53,19 +55,19 @@ impl Command {
     }
 }
 
-/// Tokens, phases and WRITEs of a source.
+/// READYs, phases and WRITEs of a source.
 #[derive(Debug, Clone)]
 pub struct SourceSession {
     commander: Commander,
     peer: Peer,
     in_phase: bool,
-    /// Whether the destination has said where its blocks are: the first phase is for that.
+    /// Whether the destination has stated its blocks' positions, in the first phase.
     has_blocks: bool,
-    /// Results that are due.
+    /// Number of results that the answer to a register request must have.
     results: usize,
-    /// Posted and not complete.
+    /// Number of WRITEs that are posted and not complete.
     writes: usize,
-    /// Whether all of the stream has been sent.
+    /// Whether the whole stream has been sent.
     has_sent_all: bool,
 }
 
@@ -83,17 +85,17 @@ impl SourceSession {
         }
     }
 
-    /// Receives to post before connecting.
+    /// Number of receives to post before connecting.
     pub fn starting(&mut self) -> usize {
         self.commander.starting()
     }
 
-    /// The destination has introduced itself, or not.
+    /// Sets the kind of the destination, after its reply has been read.
     pub fn met(&mut self, peer: Peer) {
         self.peer = peer;
     }
 
-    /// Whether a command may be sent now; which one is another matter.
+    /// Whether some command may be sent now. [`send`](Self::send) decides which ones.
     pub fn may_send(&self) -> bool {
         self.commander.may_send()
     }
@@ -103,16 +105,19 @@ impl SourceSession {
         self.in_phase
     }
 
-    /// WRITEs that are posted and not complete.
+    /// Number of WRITEs that are posted and not complete.
     pub fn writes_in_flight(&self) -> usize {
         self.writes
     }
 
-    /// Asks to send a command. Afterwards it counts as sent.
+    /// Asks to send a command. On success the command counts as sent.
     ///
     /// # Errors
-    /// It does not belong here: as [`Commander::send`], a command of a phase outside of one or the other way round, a
-    /// hook that does not end its message, the end of a phase before its WRITEs are complete, what a QEMU takes wrongly.
+    /// - the errors of [`Commander::send`]
+    /// - a command of a phase outside a phase, or another command inside one
+    /// - a hook that does not end its message
+    /// - the end of a phase before its WRITEs are complete
+    /// - a command that QEMU handles wrongly
     pub fn send(&mut self, command: Command) -> Result<Sending, WireError> {
         self.check(command)?;
         let sending = self.commander.send(command.kind())?;
@@ -162,10 +167,10 @@ impl SourceSession {
         }
     }
 
-    /// Asks to post a WRITE. Afterwards it counts as posted. An answer may be due meanwhile.
+    /// Asks to post a WRITE. On success it counts as posted. An answer may be due at the same time.
     ///
     /// # Errors
-    /// No phase after the first is open.
+    /// No phase is open, or only the first one.
     pub fn write(&mut self) -> Result<(), WireError> {
         if !self.in_phase || !self.has_blocks || self.commander.is_over() {
             let rule = "no phase is open in which the destination expects it";
@@ -175,10 +180,10 @@ impl SourceSession {
         Ok(())
     }
 
-    /// So many WRITEs are complete.
+    /// Reports that so many WRITEs are complete.
     ///
     /// # Errors
-    /// More than were posted.
+    /// More WRITEs than were posted.
     pub fn completed(&mut self, writes: usize) -> Result<(), WireError> {
         match self.writes.checked_sub(writes) {
             Some(left) => {
@@ -192,10 +197,10 @@ impl SourceSession {
         }
     }
 
-    /// Takes a message that has come.
+    /// Records a received message.
     ///
     /// # Errors
-    /// As [`Commander::received`]; another number of results than was asked for.
+    /// As [`Commander::received`]; a number of results that differs from the request.
     pub fn received(&mut self, message: &Message<'_>) -> Result<Heard, WireError> {
         let heard = self.commander.received(message.kind())?;
         match message {
@@ -210,7 +215,7 @@ impl SourceSession {
         Ok(heard)
     }
 
-    /// The last byte of the stream has been sent.
+    /// Ends the session after the last byte of the stream has been sent.
     ///
     /// # Errors
     /// A phase is open.
@@ -227,10 +232,10 @@ impl SourceSession {
         Ok(())
     }
 
-    /// The connection has ended.
+    /// Records that the connection has ended.
     ///
     /// # Errors
-    /// Not all of the stream had been sent.
+    /// The stream has not been sent completely.
     pub fn disconnected(&mut self) -> Result<(), WireError> {
         self.commander.finish();
         match self.has_sent_all {
@@ -242,7 +247,7 @@ impl SourceSession {
         }
     }
 
-    /// Asks to say ERROR.
+    /// Asks to send ERROR. The session is then over.
     ///
     /// # Errors
     /// The session is over.

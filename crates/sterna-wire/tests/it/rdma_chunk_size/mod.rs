@@ -1,5 +1,7 @@
-//! A source's speed does not depend on the chunk size: simulated in virtual time, with costs as on fast adapters, where
-//! registering costs more than writing. `-- --nocapture` prints the table.
+//! A source's speed does not depend on the chunk size.
+//!
+//! The tests simulate virtual time with the costs of fast adapters, where registering costs more than writing.
+//! `-- --nocapture` prints the table.
 
 mod model;
 mod source;
@@ -21,12 +23,14 @@ fn run(to: To, [source, destination]: [u64; 2], planted: Planted, costs: &Costs)
     migrate(Migration { to, source_chunk, destination_chunk, pinned: None, planted }, &[GUEST], costs)
 }
 
-/// With the same chunk size on both sides.
+/// Migration times for each chunk size, with the same size on both sides.
 fn sweep(to: To, planted: Planted, costs: &Costs) -> Vec<Time> {
     CHUNKS_MIB.iter().map(|mib| run(to, [*mib; 2], planted, costs).time).collect()
 }
 
-/// The worst time is within 5 % of the best, and that within 10 % of what no program undercuts.
+/// Checks that the times differ little and are near the minimum.
+///
+/// The worst is within 5 % of the best, and the best within 10 % of the theoretical minimum.
 fn check(times: &[Time], costs: &Costs) -> Result<(), String> {
     let (Some(best), Some(worst)) = (times.iter().min(), times.iter().max()) else { return Ok(()) };
     let (spread, speed) = (*best as f64 / *worst as f64, costs.least(GUEST) as f64 / *best as f64);
@@ -92,10 +96,11 @@ fn other_adapters_change_nothing() {
     }
 }
 
-/// Speed below a limit over that of a source without one and without a fault, for a guest of so many MiB, and the most that
-/// was registered at once.
+/// Compares a migration with a limit to one without limit and fault.
+///
+/// Returns the ratio of their speeds, and the most bytes that were registered at the same time.
 fn below_a_limit(guest_mib: u64, chunk_mib: u64, pinned: u64, planted: Planted) -> (f64, [u64; 2]) {
-    // Both sides see the limit and cut their chunks to it.
+    // Both sides know the limit and reduce their chunks to it.
     let time = |pinned: Option<u64>, planted| {
         let chunk = pinned.map_or(chunk(chunk_mib), |limit| chunk(chunk_mib).twice_within(limit));
         let (to, source_chunk, destination_chunk) = (To::Sterna, chunk, chunk);
@@ -109,7 +114,7 @@ fn below_a_limit(guest_mib: u64, chunk_mib: u64, pinned: u64, planted: Planted) 
 #[test]
 #[expect(clippy::print_stdout, reason = "the ratios that benches/RESULTS.md states")]
 fn limit_on_registered_memory_costs_less_than_a_fifth_of_the_speed() {
-    // A larger guest has longer windows without a limit, but not with it: what their calls cost is left.
+    // Without a limit, a larger guest has longer windows. With the limit it does not, so the calls cost more.
     for (guest_mib, least) in [(512, 0.8), (8192, 0.7)] {
         for chunk_mib in CHUNKS_MIB {
             let limit = 64 * MIB;
@@ -122,7 +127,7 @@ fn limit_on_registered_memory_costs_less_than_a_fifth_of_the_speed() {
             assert!(ratio >= least, "{guest_mib} MiB, chunks of {chunk_mib} MiB: {ratio:.3}");
         }
     }
-    // A source that does not register one window while the other is written is noticed.
+    // The test detects a source that does not register one window while it writes the other.
     let (ratio, _) = below_a_limit(512, 1, 64 * MIB, Planted::WaitsForEachWindow);
     assert!(ratio < 0.8, "{ratio:.3}");
 }

@@ -1,21 +1,21 @@
-//! What a migration's memory costs in virtual time: a link, two sides that register, and who asks for what.
+//! A model of a migration in virtual time: a link, and two sides that register memory.
 
 use std::collections::{BTreeMap, HashMap};
 use sterna_wire::rdma::{
     BlockPlace, BlockPlaces, BlockRange, ChunkSize, RegisterRequest, RegisterResult, UnregisterRequest,
 };
 
-/// Nanoseconds.
+/// Virtual time, in nanoseconds.
 pub type Time = u64;
 
 pub const MIB: u64 = 1 << 20;
 
-/// What registering costs at one side.
+/// Cost of registering memory at one side.
 #[derive(Debug, Clone, Copy)]
 pub struct Registering {
-    /// Each call.
+    /// Cost of each call.
     pub call: Time,
-    /// Each MiB.
+    /// Cost of each MiB.
     pub mib: Time,
 }
 
@@ -24,8 +24,8 @@ impl Registering {
         self.call + (self.mib * bytes).div_ceil(MIB)
     }
 
-    /// Giving memory back: a tenth of registering it. Nothing was published about it; pages are let go, and neither found
-    /// nor populated.
+    /// Cost of deregistering: one tenth of registering. No measurement is published. Deregistering only
+    /// releases pages, and neither finds nor populates them.
     pub fn time_back(&self, bytes: u64) -> Time {
         self.time(bytes) / 10
     }
@@ -34,15 +34,15 @@ impl Registering {
 #[derive(Debug, Clone, Copy)]
 pub struct Costs {
     pub bytes_per_second: u64,
-    /// From a request's last byte until its completion.
+    /// Time from a request's last byte to its completion.
     pub round_trip: Time,
-    /// Each request, beside its bytes.
+    /// Fixed cost of each request, in addition to its bytes.
     pub request: Time,
     pub source: Registering,
     pub destination: Registering,
 }
 
-/// As the default costs of the adapters for tests in `sterna-transport`: a fast adapter (ConnectX-7).
+/// The default costs of the test adapters in `sterna-transport`: a fast adapter (ConnectX-7).
 pub const DEFAULT: Costs = {
     let registering = Registering { call: 2_021_500, mib: 224_600 };
     Costs {
@@ -59,13 +59,15 @@ impl Costs {
         self.request + (u128::from(bytes) * 1_000_000_000 / u128::from(self.bytes_per_second)) as Time
     }
 
-    /// No program is faster: what the slowest of the two sides and the link needs for all bytes, in one call.
+    /// Lower bound for the time of any program.
+    ///
+    /// It is the time of the slowest of both sides and the link, for all bytes in one call.
     pub fn least(&self, bytes: u64) -> Time {
         self.transfer(bytes).max(self.source.time(bytes)).max(self.destination.time(bytes))
     }
 
-    /// What a program takes that registers, waits and writes chunk by chunk, as QEMU's source does: it asks the
-    /// destination, registers itself when the answer is there, writes, and waits for the completion.
+    /// Time of a program that registers, waits and writes chunk by chunk, as QEMU's source does. It asks the
+    /// destination, registers its own memory after the answer, writes, and waits for the completion.
     pub fn chunk_by_chunk(&self, bytes: u64, chunk: ChunkSize) -> Time {
         let chunk = chunk.bytes();
         let exchange = 2 * self.request + self.round_trip + self.destination.time(chunk);
@@ -74,30 +76,31 @@ impl Costs {
     }
 }
 
-/// What happens, and when.
+/// An event of the model.
 #[derive(Debug)]
 pub enum Event {
     /// The source has found more pages to write.
     Scanned,
     /// The source has registered its window.
     OwnRegistered,
-    /// It has given its windows back.
+    /// The source has deregistered its windows.
     OwnGivenBack,
     /// A request has reached the destination.
     Requested(Vec<RegisterRequest>),
-    /// One to give windows back has.
+    /// A request to deregister windows has reached the destination.
     Returned(Vec<UnregisterRequest>),
-    /// And so has the answer, the source.
+    /// The answer to such a request has reached the source.
     TakenBack,
     /// The keys have reached the source.
     Answered(Vec<RegisterResult>),
-    /// A READY has.
+    /// A READY has reached the source.
     Ready,
     /// The oldest WRITE is complete.
     Written,
 }
 
-/// A clock, and a link that carries one request after the other: a SEND waits for the WRITEs that were posted before it.
+/// A clock, and a link that carries one request after the other. A SEND waits for the WRITEs that were posted
+/// before it.
 #[derive(Debug, Default)]
 pub struct World {
     pub now: Time,
@@ -107,7 +110,7 @@ pub struct World {
 }
 
 impl World {
-    /// The next event; the clock shows its time.
+    /// Returns the next event and sets the clock to its time.
     pub fn next_event(&mut self) -> Option<Event> {
         let ((at, _), event) = self.events.pop_first()?;
         self.now = at;
@@ -120,19 +123,19 @@ impl World {
         self.events.insert((time, self.happened), event);
     }
 
-    /// The source posts a request of so many bytes. When the last of them has left.
+    /// The source posts a request of so many bytes. Returns the time at which the last byte has left.
     pub fn post(&mut self, bytes: u64, costs: &Costs) -> Time {
         self.link_busy_until = self.link_busy_until.max(self.now) + costs.transfer(bytes);
         self.link_busy_until
     }
 }
 
-/// A destination: it carries out one request after the other and remembers what is registered under its first chunk.
+/// A destination that performs one request after the other. It remembers a registration under its first chunk.
 pub struct Destination {
     pub places: BlockPlaces,
     chunk: ChunkSize,
     known: HashMap<(usize, u64), RegisterResult>,
-    /// What key n + 1 covers.
+    /// The range of key n + 1, at index n.
     keys: Vec<BlockRange>,
     registered: u64,
     most_registered: u64,
@@ -142,7 +145,7 @@ pub struct Destination {
 const HOST_ADDRESS: u64 = 1 << 40;
 
 impl Destination {
-    /// With blocks of these lengths, which registers whole chunks.
+    /// A destination with blocks of these lengths, which registers whole chunks.
     pub fn new(blocks: &[u64], chunk: ChunkSize) -> Self {
         let place = |length: &u64| BlockPlace {
             host_address: HOST_ADDRESS,
@@ -162,7 +165,7 @@ impl Destination {
         }
     }
 
-    /// Registers. The answer leaves when it is done, and a READY after it.
+    /// Registers memory. The answer leaves afterwards, followed by a READY.
     pub fn requested(&mut self, requests: &[RegisterRequest], world: &mut World, costs: &Costs) {
         self.busy_until = self.busy_until.max(world.now);
         let results = requests.iter().map(|request| self.register(request, costs)).collect();
@@ -171,7 +174,7 @@ impl Destination {
         world.at(arrives + costs.request, Event::Ready);
     }
 
-    /// Deregisters, and answers as above.
+    /// Deregisters memory. The answer leaves afterwards, followed by a READY.
     pub fn returned(&mut self, requests: &[UnregisterRequest], world: &mut World, costs: &Costs) {
         self.busy_until = self.busy_until.max(world.now);
         for request in requests {
@@ -198,7 +201,7 @@ impl Destination {
         })
     }
 
-    /// An adapter refuses a WRITE that leaves what its key covers.
+    /// Checks a WRITE as an adapter does: it must lie inside the range of its key.
     pub fn check_write(&self, write: &BlockRange, key: u32) {
         let covered = self.keys[key as usize - 1];
         let is_inside =
@@ -214,7 +217,7 @@ impl Destination {
         self.registered
     }
 
-    /// At once.
+    /// Most bytes that were registered at the same time.
     pub fn most_registered_bytes(&self) -> u64 {
         self.most_registered
     }

@@ -1,4 +1,4 @@
-//! Sterna's source, as far as memory is concerned: the real plan, lookahead, probe and session, in virtual time.
+//! The memory part of Sterna's source in virtual time: the real plan, lookahead, probe and session.
 
 use super::model::{Costs, Destination, Event, Time, World};
 use std::collections::{HashMap, VecDeque};
@@ -8,37 +8,37 @@ use sterna_wire::rdma::{
     Step, UnregisterRequest, encode_empty, encode_records, next_write,
 };
 
-/// Longest WRITE, and most bytes in flight: a request for more windows waits for what is in flight.
+/// Longest WRITE, and most bytes in flight. A request for more windows waits for the WRITEs in flight.
 const WRITE_BYTES: u64 = 2 << 20;
 const IN_FLIGHT_BYTES: u64 = 8 << 20;
-/// The same where windows are given back: twice as many requests wait.
+/// Most bytes in flight if windows are deregistered, because twice as many requests wait.
 const IN_FLIGHT_BELOW_LIMIT: u64 = 2 << 20;
-/// The engine finds pages to write piece by piece, at 21 GB/s: it looks at the first bytes of each page.
+/// The engine finds pages in pieces, at 21 GB/s: it reads the first bytes of each page.
 const SCAN_BYTES: u64 = 2 << 20;
 const SCAN_TIME: Time = 100_000;
-/// A control message with a few records.
+/// Length of a control message with a few records.
 const MESSAGE_BYTES: u64 = 64;
 
-/// What the source migrates to.
+/// The destination of the migration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum To {
-    /// A QEMU whose chunk size a monitor has told.
+    /// A QEMU whose chunk size a monitor provides.
     KnownQemu,
     UnknownQemu,
     Sterna,
 }
 
-/// What is wrong with the source.
+/// A bug that is planted in the source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Planted {
     Nothing,
-    /// It asks for a window when all before have been written.
+    /// The source requests a window only after all previous windows have been written.
     WaitsForEachWindow,
     /// Windows towards a QEMU are one chunk long.
     WindowsOfOneChunk,
-    /// It asks a QEMU that it does not know for long windows, counted in units of 1 MiB.
+    /// The source requests long windows from an unknown QEMU, in units of 1 MiB.
     CountsInMib,
-    /// It decides on windows for each piece of memory as soon as it is found.
+    /// The source decides on windows as soon as it finds a piece of memory.
     PlansAtOnce,
 }
 
@@ -47,19 +47,19 @@ pub struct Migration {
     pub to: To,
     pub source_chunk: ChunkSize,
     pub destination_chunk: ChunkSize,
-    /// Most bytes that are registered at once, on each side.
+    /// Most bytes that are registered at the same time, on each side.
     pub pinned: Option<u64>,
     pub planted: Planted,
 }
 
-/// What came of it.
+/// Measurements of one migration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Outcome {
     pub time: Time,
     pub exchanges: usize,
     pub registrations: usize,
     pub registered_bytes: u64,
-    /// Most at once, of source and destination.
+    /// Most bytes that were registered at the same time, at source and destination.
     pub most_registered_bytes: [u64; 2],
 }
 
@@ -69,25 +69,25 @@ struct Source {
     session: SourceSession,
     own: Lookahead,
     probe: Option<ChunkProbe>,
-    /// Not while the probe runs.
+    /// `None` while the probe runs.
     remote: Option<Lookahead>,
-    /// In which requests count.
+    /// The unit in which requests count.
     unit: ChunkSize,
     asked: Vec<BlockRange>,
-    /// Decided on before they could be carried out.
+    /// Steps that were decided before they could be performed.
     planned: VecDeque<Step>,
-    /// What is not found yet.
+    /// Memory that the source has not scanned yet.
     unseen: VecDeque<BlockRange>,
     seen: Vec<BlockRange>,
     keys: HashMap<(usize, u64), u32>,
     is_registering: bool,
-    /// Bytes of own windows now, and most at once.
+    /// Bytes of own windows now, and the most at any time.
     own_registered: [u64; 2],
     in_flight: u64,
     exchanges: usize,
 }
 
-/// All pages of `blocks` are written once.
+/// Migrates a guest: writes all pages of `blocks` once.
 pub fn migrate(migration: Migration, blocks: &[u64], costs: &Costs) -> Outcome {
     let granted = match migration.to {
         To::Sterna => migration.destination_chunk.min(migration.source_chunk),
@@ -231,7 +231,7 @@ impl Source {
         }
     }
 
-    /// Does all that can be done now.
+    /// Performs all actions that are possible now.
     fn go_on(&mut self, destination: &Destination, world: &mut World, costs: &Costs) {
         if !self.is_registering {
             self.register(world, costs);
@@ -252,7 +252,7 @@ impl Source {
         }
     }
 
-    /// Registers one own window, or gives some back.
+    /// Registers one own window, or deregisters some.
     fn register(&mut self, world: &mut World, costs: &Costs) {
         let (time, event) = match self.own.next_step(1) {
             Step::Register(windows) => {
@@ -271,7 +271,7 @@ impl Source {
         self.is_registering = true;
     }
 
-    /// Asks for windows to be given back.
+    /// Asks the destination to deregister windows.
     fn give_back(&mut self, windows: &[BlockRange], world: &mut World, costs: &Costs) {
         let request = |window: &BlockRange| UnregisterRequest {
             chunk: window.start / self.unit.bytes(),

@@ -1,4 +1,4 @@
-//! A source and a destination around their machines, and the bugs that may be planted between.
+//! A source and a destination with their state machines, and planted bugs between machine and connection.
 
 use super::planted::Plant;
 use super::qemu::{QemuCommander, QemuListener};
@@ -12,7 +12,7 @@ use sterna_wire::rdma::{
     UnregisterRequest, encode_empty, encode_file, encode_records,
 };
 
-/// What a source has to do next.
+/// The next operation of a source.
 #[derive(Debug, Clone)]
 pub enum Op {
     Stream { bytes: Vec<u8>, hook: bool },
@@ -45,16 +45,16 @@ fn message(fill: impl FnOnce(&mut Vec<u8>) -> Result<(), sterna_wire::WireError>
     Ok(out)
 }
 
-/// The side that the pages leave.
+/// The side that sends the pages.
 #[derive(Debug)]
 pub struct Source {
     commands: Commands,
     plant: Option<Plant>,
     script: VecDeque<Op>,
     blocks: Vec<u64>,
-    /// Towards a QEMU whole blocks are asked for, else chunks.
+    /// Whether the source requests whole blocks, as towards a QEMU, instead of chunks.
     whole_blocks: bool,
-    /// A source that is no Sterna's need not end a message with its hook.
+    /// Whether a message may continue after its hook, as with a source that is not a Sterna.
     is_careless: bool,
     places: Option<BlockPlaces>,
     windows: Vec<(BlockRange, u32)>,
@@ -127,14 +127,14 @@ impl Source {
             Commands::Qemu(commander) => commander.may_send(),
         };
         may || match self.plant {
-            // Only now and then: else the first message is the only one to fail.
+            // Only in some states. Otherwise the first message would always be the one that fails.
             Some(Plant::SendWithoutReady) => self.asked.is_none(),
             Some(Plant::SendBeforeAnswer) => self.asked.is_some(),
             _ => false,
         }
     }
 
-    /// One thing, if there is one to do.
+    /// Performs one action. Returns whether there was one.
     pub fn act(&mut self, out: &mut Wire, own: &mut Wire) -> Result<bool, String> {
         if !own.arrived.is_empty() && self.rng.bool() {
             let bytes = own.arrived.pop_front().unwrap_or_default();
@@ -149,7 +149,7 @@ impl Source {
         Ok(did.is_some() || self.asked.is_some() && !own.arrived.is_empty())
     }
 
-    /// `Some` when the operation is over.
+    /// Returns `Some` when the operation is over.
     fn perform(&mut self, op: &Op, out: &mut Wire, own: &mut Wire) -> Result<Option<()>, String> {
         match op {
             Op::Stream { bytes, hook } => {
@@ -213,7 +213,7 @@ impl Source {
         Ok(Some(()))
     }
 
-    /// A QEMU's buffer: what it would say after the hook goes with it.
+    /// Models QEMU's buffer: bytes that follow the hook are sent in the same message.
     fn take_next_stream(&mut self, bytes: &mut Vec<u8>) {
         if let Some(Op::Stream { bytes: next, .. }) =
             self.script.iter_mut().skip(1).find(|op| matches!(op, Op::Stream { .. }))
@@ -271,7 +271,7 @@ impl Source {
         own: &mut Wire,
     ) -> Result<(), String> {
         let receives = match &mut self.commands {
-            // The machine refuses what a planted bug does; the bug does it nevertheless.
+            // The machine refuses the action of a planted bug. The bug performs it nevertheless.
             Commands::Sterna(session) => match session.send(command) {
                 Ok(sending) => sending.receives,
                 Err(error) if self.plant.is_none() => return Err(format!("refused: {error}")),
@@ -315,7 +315,7 @@ impl Source {
     }
 }
 
-/// The side that they reach.
+/// The side that receives the pages.
 pub struct Destination {
     invitations: Invitations,
     plant: Option<Plant>,
@@ -325,7 +325,7 @@ pub struct Destination {
     stream: Vec<u8>,
     in_phase: bool,
     owed: Option<(MessageType, Vec<u8>)>,
-    /// Registered memory; the key is the index and one.
+    /// Registered memory. A key is the index plus one.
     windows: Vec<BlockRange>,
     pub memory: Vec<Vec<u64>>,
     rng: Rng,
@@ -354,7 +354,7 @@ impl Destination {
         let mut next = rng.u64(0..1 << 40) << 12;
         let places = blocks.iter().enumerate().map(|(index, length_bytes)| {
             next += length_bytes + (1 << 30);
-            // A QEMU states offsets of its own; 0 for all is as good.
+            // A QEMU states its own offsets. 0 for all blocks is valid, too.
             let offset = if pairing == Pairing::ToQemu { next >> 3 } else { 0 };
             BlockPlace { host_address: next + index as u64, offset, length_bytes: *length_bytes, key: 0 }
         });
@@ -406,7 +406,7 @@ impl Destination {
         }
     }
 
-    /// One thing, if there is one to do.
+    /// Performs one action. Returns whether there was one.
     pub fn act(&mut self, out: &mut Wire, own: &mut Wire) -> Result<bool, String> {
         if let Some((kind, bytes)) = self.owed.take() {
             if self.plant == Some(Plant::AnswerAfterReady) {
@@ -463,7 +463,7 @@ impl Destination {
             }
             Invitations::Qemu(listener) => {
                 listener.received(message.kind())?;
-                // The next command lands where the rest of the stream was.
+                // The next command overwrites the buffer with the rest of the stream.
                 if self.in_phase {
                     self.stream.clear();
                 }
@@ -532,7 +532,7 @@ impl Destination {
     }
 
     fn register(&mut self, range: BlockRange) -> RegisterResult {
-        // A QEMU remembers a registration under its first chunk.
+        // QEMU remembers a registration under its first chunk.
         let known = |window: &BlockRange| (window.block, window.start) == (range.block, range.start);
         let index = self.windows.iter().position(known).unwrap_or_else(|| {
             self.windows.push(range);
@@ -575,7 +575,7 @@ impl Destination {
         &mut self.memory[range.block][pages]
     }
 
-    /// What the adapter does with a WRITE.
+    /// Performs a WRITE as the adapter does.
     pub fn written(&mut self, key: u32, address: u64, pages: &[u64]) -> Result<(), String> {
         let window = key.checked_sub(1).and_then(|index| self.windows.get(index as usize)).copied();
         let window = window.ok_or("remote access error: no such key")?;

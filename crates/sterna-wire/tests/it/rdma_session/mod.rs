@@ -1,5 +1,7 @@
-//! The order of control messages: every wrong order is refused, and sources and destinations that keep the order get
-//! along, whatever the wire delays.
+//! The order of control messages in RDMA sessions.
+//!
+//! Every wrong order is refused. Sources and destinations in the right order complete the migration with any
+//! delays on the wire.
 
 mod actors;
 mod orders;
@@ -11,9 +13,9 @@ mod world;
 use planted::Plant;
 use world::{Pairing, World};
 
-/// Seeds of each pairing.
+/// Number of seeds for each pairing.
 const SEEDS: u64 = 5_000;
-/// Seeds within which each planted bug must be found.
+/// Number of seeds within which each planted bug must be found.
 const PLANTED_SEEDS: u64 = 300;
 
 #[test]

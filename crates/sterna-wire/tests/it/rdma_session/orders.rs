@@ -1,4 +1,4 @@
-//! Every wrong order is refused: which message, which rule, whose fault.
+//! Every wrong order is refused: each error names the message, the rule and the fault.
 
 use sterna_wire::rdma::session::{
     Arrival, Command, Commander, DestinationSession, Heard, Listener, Peer, Sending, SourceSession,
@@ -32,7 +32,7 @@ fn refused<T: std::fmt::Debug>(result: Result<T, WireError>, kind: MessageType, 
     assert!(error.paragraph.starts_with("specs/rdma.md §"), "{error}");
 }
 
-/// A commander that has a READY.
+/// A commander that has received a READY.
 fn ready() -> Commander {
     let mut commander = Commander::new();
     assert_eq!(commander.starting(), 2);
@@ -40,7 +40,7 @@ fn ready() -> Commander {
     commander
 }
 
-/// A commander that waits for the answer to this.
+/// A commander that waits for the answer to `command`.
 fn asking(command: MessageType) -> Commander {
     let mut commander = ready();
     assert_eq!(commander.send(command), Ok(Sending { receives: 2 }));
@@ -82,7 +82,7 @@ fn commander_sends_only_commands_and_only_with_a_ready() {
         refused(asking(command).send(File), File, Fault::Local, answer);
         assert_eq!(command.answer().map(MessageType::name), Some(answer));
     }
-    // What was refused has changed nothing.
+    // A refused command has not changed the state.
     let mut commander = ready();
     assert!(commander.send(Ready).is_err());
     assert_eq!(commander.send(File), Ok(Sending { receives: 1 }));
@@ -112,7 +112,7 @@ fn commander_refuses_messages_out_of_order() {
     refused(twice.received(RegisterResult), RegisterResult, Fault::PeerMisbehaved, "nothing was asked");
     assert!(twice.is_over());
     refused(twice.send(File), File, Fault::Local, "over");
-    // Nobody posted a receive for it: the caller has lost count.
+    // No receive was posted for the message, so the caller has counted wrongly.
     refused(Commander::new().received(Ready), Ready, Fault::Local, "no receive was posted");
 }
 
@@ -134,7 +134,7 @@ fn error_ends_a_session_and_is_not_answered() {
     refused(listener.say_error(), MessageType::Error, Fault::Local, "over");
     refused(listener.invite(), MessageType::Ready, Fault::Local, "over");
 
-    // All is sent, and the destination fails; a READY may be left over as well.
+    // After the last command, the destination may fail, and a READY may be left over as well.
     let mut commander = ready();
     let _ = commander.send(MessageType::File);
     commander.finish();
@@ -182,7 +182,7 @@ fn listener_refuses_messages_out_of_order() {
     refused(second.received(File), File, Fault::Local, "no receive was posted");
 }
 
-/// A source in the phase of this number, with a READY; the blocks are known from the second on.
+/// A source in the phase with this number, with a READY. It knows the blocks from the second phase on.
 fn source(peer: Peer, phases: usize) -> SourceSession {
     let mut session = SourceSession::new(peer);
     assert_eq!(session.starting(), 2);
@@ -281,7 +281,7 @@ fn source_writes_in_phases_and_ends_them_when_all_writes_are_complete() {
     assert_eq!(session.completed(2).unwrap_err().fault, Fault::Local);
     assert_eq!(session.writes_in_flight(), 1);
 
-    // While an answer is due, WRITEs go on.
+    // While an answer is due, WRITEs may be posted.
     let _ = session.send(Command::Register(1)).unwrap();
     assert!(!session.may_send());
     session.write().unwrap();
@@ -313,7 +313,8 @@ fn source_is_done_when_all_is_sent_and_not_before() {
     refused(session.send(STREAM), MessageType::File, Fault::Local, "over");
 }
 
-/// A destination in the phase of this number, with READY sent; the blocks were asked for from the second on.
+/// A destination in the phase with this number, after it sent READY. The blocks were requested from the second
+/// phase on.
 fn destination(phases: usize) -> DestinationSession {
     let mut session = DestinationSession::new();
     assert_eq!(session.starting(), 2);
@@ -366,7 +367,7 @@ fn destination_takes_each_command_in_its_phase_only() {
     assert_eq!(destination(0).received(File), Ok(Arrival::Stream));
     assert_eq!(destination(2).received(Error), Ok(Arrival::Failed));
 
-    // Twice in the same phase.
+    // A second request in the same phase.
     let mut session = destination(1);
     session.received(RamBlocksRequest).unwrap();
     let _ = session.answer(RamBlocksResult).unwrap();

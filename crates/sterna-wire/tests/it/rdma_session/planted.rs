@@ -1,41 +1,41 @@
-//! Bugs between a machine and its connection, which the simulation must notice.
+//! Bugs between a state machine and its connection, which the simulation must detect.
 
 use super::world::Pairing;
 
-/// One bug.
+/// A bug that the simulation plants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Plant {
-    /// A command goes out although no READY is there.
+    /// Sends a command without a READY.
     SendWithoutReady,
-    /// A command goes out before the answer to the one before.
+    /// Sends a command before the answer to the previous one.
     SendBeforeAnswer,
-    /// The receives that a command needs are not posted.
+    /// Does not post the receives that a command needs.
     ForgottenReceives,
-    /// A message goes on after its hook, as far as the machine knows without one.
+    /// Sends more bytes after a hook in the same message, and conceals the hook from the machine.
     HookInside,
-    /// The phase ends before its WRITEs are complete.
+    /// Ends the phase before its WRITEs are complete.
     FinishedEarly,
-    /// Stream goes out while a phase is open.
+    /// Sends bytes of the stream while a phase is open.
     FileInPhase,
-    /// The blocks are asked for twice.
+    /// Requests the blocks twice.
     BlocksTwice,
-    /// Memory is registered before the blocks are known.
+    /// Registers memory before the blocks are known.
     RegisterFirst,
-    /// A WRITE leaves its window.
+    /// Writes beyond the end of a window.
     WriteBeyond,
-    /// The second READY goes out at once.
+    /// Sends a second READY immediately after the first.
     ReadyTwice,
-    /// The next command is invited before the answer goes out.
+    /// Sends READY for the next command before the answer.
     AnswerAfterReady,
-    /// READY goes out without a receive for what it invites.
+    /// Sends READY without a receive for the invited message.
     ReadyWithoutReceive,
-    /// An answer is of another type.
+    /// Answers with another type of message.
     OtherAnswer,
-    /// An answer never comes.
+    /// Never sends an answer.
     NoAnswer,
-    /// A key is 0.
+    /// Answers with a key of 0.
     KeyZero,
-    /// The bytes after a hook are dropped.
+    /// Drops the bytes after a hook.
     BytesDropped,
 }
 
@@ -63,21 +63,21 @@ impl Plant {
         (self as usize) < Self::ReadyTwice as usize
     }
 
-    /// Where the bug is on Sterna's side.
+    /// The pairings in which the bug is on Sterna's side.
     pub fn pairings(self) -> &'static [Pairing] {
         match self {
-            // Only a QEMU loses what comes after a hook.
+            // Only a QEMU loses the bytes after a hook.
             Self::HookInside => &[Pairing::ToQemu],
-            // A Sterna cuts after each hook: nothing would be dropped.
+            // A Sterna ends a message after each hook, so that no bytes could be dropped.
             Self::BytesDropped => &[Pairing::FromQemu],
-            // A QEMU in the model takes what its loop takes, in any phase.
+            // The model of a QEMU accepts every command of its loop in any phase.
             Self::BlocksTwice | Self::RegisterFirst => &[Pairing::Sternas],
             _ if self.is_of_source() => &[Pairing::Sternas, Pairing::ToQemu],
             _ => &[Pairing::Sternas, Pairing::FromQemu],
         }
     }
 
-    /// Whether the finding is about this bug. What follows from a bug may be found first.
+    /// Whether the finding names this bug. The simulation may find a consequence of the bug first.
     pub fn is_named_by(self, found: &str) -> bool {
         let words: &[&str] = match self {
             Self::SendWithoutReady => &["no receive is posted", "no READY"],

@@ -1,5 +1,6 @@
-//! How a QEMU keeps tokens and receives, written down apart from Sterna's machines (`specs/rdma.md §1`, `§3.3`, `§3.4`).
-//! It posts no receive more than it needs.
+//! A model of QEMU's READYs and receives (`specs/rdma.md §1`, `§3.3`, `§3.4`).
+//!
+//! It is independent of Sterna's state machines. It posts only the receives that it needs.
 
 use sterna_wire::rdma::MessageType;
 
@@ -8,7 +9,7 @@ use sterna_wire::rdma::MessageType;
 pub struct QemuCommander {
     ready: u32,
     owed: Option<MessageType>,
-    /// On the return path the first message waits for no READY.
+    /// On the return path, the first `ahead` messages need no READY.
     sent: u32,
     ahead: u32,
     failed: bool,
@@ -23,7 +24,7 @@ impl QemuCommander {
         (self.ready > 0 || self.sent < self.ahead) && self.owed.is_none() && !self.failed
     }
 
-    /// Receives that it posts before it sends the command.
+    /// Returns the number of receives that it posts before it sends the command.
     pub fn send(&mut self, command: MessageType) -> usize {
         if self.sent >= self.ahead {
             self.ready = self.ready.saturating_sub(1);
@@ -49,7 +50,7 @@ impl QemuCommander {
     }
 }
 
-/// A QEMU that takes commands: one receive, posted again before each READY.
+/// A QEMU that receives commands. It has one receive and posts it again before each READY.
 #[derive(Debug, Default)]
 pub struct QemuListener {
     has_receive: bool,

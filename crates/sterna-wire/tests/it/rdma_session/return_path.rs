@@ -1,11 +1,13 @@
-//! The return path: the destination commands, and a QEMU destination is one message ahead (`specs/rdma.md §3.4`).
+//! The return path, on which the destination sends commands (`specs/rdma.md §3.4`).
+//!
+//! A QEMU destination is always one message ahead.
 
 use super::qemu::{QemuCommander, QemuListener};
 use fastrand::Rng;
 use sterna_wire::rdma::MessageType;
 use sterna_wire::rdma::session::{Commander, Heard, Listener};
 
-/// Seeds of each pairing.
+/// Number of seeds for each pairing.
 const SEEDS: u64 = 2_000;
 
 enum Sender {
@@ -18,14 +20,15 @@ enum Reader {
     Qemu(QemuListener),
 }
 
-/// `messages` go one way and READYs the other; `forget` loses the receives that a Sterna should have posted first.
+/// Sends `messages` in one direction and READYs in the other. With `forget`, a Sterna does not post its
+/// receives.
 fn run(seed: u64, sender: Sender, reader: Reader, forget: bool) -> Result<(), String> {
     let (mut rng, mut sender, mut reader) = (Rng::with_seed(seed), sender, reader);
     let (messages, mut sent, mut read) = (rng.u32(1..12), 0, 0);
-    // Messages on their way, receives posted and messages that have come; at the reader, then at the sender.
+    // Messages in transit, posted receives and arrived messages: first at the reader, then at the sender.
     let (mut files, mut at_reader, mut files_here) = (0, 0usize, 0);
     let (mut readies, mut at_sender, mut readies_here) = (0, 0usize, 0);
-    // A QEMU posts its first receive some time after connecting, and before it sends.
+    // QEMU posts its first receive some time after connecting, and before its first message.
     let mut is_late = matches!(sender, Sender::Qemu(_));
     if let Sender::Sterna(commander) = &mut sender {
         at_sender += commander.starting();

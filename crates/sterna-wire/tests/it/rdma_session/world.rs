@@ -1,4 +1,4 @@
-//! A source, a destination and the connection between them, in an order that a seed draws.
+//! A source, a destination and their connection. A seed decides the order of events.
 
 use super::actors::{Destination, Op, Source};
 use super::planted::Plant;
@@ -12,10 +12,10 @@ use sterna_wire::rdma::{BlockRange, ChunkSize, Message, MessageType};
 use sterna_wire::vmdesc;
 
 pub const PAGE: u64 = 4096;
-/// More than the longest run takes.
+/// More steps than the longest run needs.
 const MOST_STEPS: usize = 200_000;
 
-/// Who talks to whom.
+/// The kinds of source and destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pairing {
     Sternas,
@@ -27,14 +27,14 @@ impl Pairing {
     pub const ALL: [Self; 3] = [Self::Sternas, Self::ToQemu, Self::FromQemu];
 }
 
-/// What travels.
+/// A message or a WRITE in transit.
 #[derive(Debug, Clone)]
 pub enum Packet {
     Send(Vec<u8>),
     Write { key: u32, address: u64, pages: Vec<u64> },
 }
 
-/// One direction of the connection, with the receives at its end. RNR retry is 0.
+/// One direction of the connection, with the receives at its end. The RNR retry count is 0.
 #[derive(Debug, Default)]
 pub struct Wire {
     pub posted: usize,
@@ -42,14 +42,14 @@ pub struct Wire {
     pub arrived: VecDeque<Vec<u8>>,
 }
 
-/// All of it.
+/// Both sides and both directions of the connection.
 pub struct World {
     rng: Rng,
     source: Source,
     destination: Destination,
     to_destination: Wire,
     to_source: Wire,
-    /// WRITEs that are done, and whose completions the source has not seen.
+    /// Number of WRITEs that are done and whose completions the source has not seen.
     completions: usize,
     pages: Vec<usize>,
     expected: Vec<Vec<u64>>,
@@ -75,7 +75,7 @@ impl World {
         }
     }
 
-    /// Runs to the end: how many phases there were, or what went wrong.
+    /// Runs to the end. Returns the number of phases, or the failure.
     pub fn run(mut self) -> Result<u64, String> {
         self.to_source.posted += self.source.starting();
         self.to_destination.posted += self.destination.starting();
@@ -92,7 +92,7 @@ impl World {
             if self.source.is_done() && self.destination.is_done() {
                 return self.compare();
             }
-            // Long enough that every actor had its turn many times.
+            // After so many idle steps, every actor has had many turns.
             if idle > 200 {
                 let (source, destination) = (&self.source, &self.destination);
                 return Err(format!("stuck: {source:?} and {destination:?}"));
@@ -156,7 +156,7 @@ fn receive(wire: &mut Wire, bytes: Vec<u8>) -> Result<(), String> {
     Ok(())
 }
 
-/// What the source is to do, and in `expected` what the destination must hold in the end.
+/// The operations of the source. `expected` receives the memory that the destination must have at the end.
 fn script(rng: &mut Rng, expected: &mut [Vec<u64>]) -> VecDeque<Op> {
     let mut ops = VecDeque::new();
     let mut piece = Vec::new();
@@ -188,7 +188,9 @@ fn script(rng: &mut Rng, expected: &mut [Vec<u64>]) -> VecDeque<Op> {
     ops
 }
 
-/// The stream so far in FILE messages of any size, a hook at the end of the last.
+/// Splits the stream so far into FILE messages of random sizes.
+///
+/// With `hook`, the last message ends with a hook.
 fn cut(rng: &mut Rng, piece: &mut Vec<u8>, hook: bool, ops: &mut VecDeque<Op>) {
     if hook {
         RamRecordWriter::hook(piece);
@@ -203,7 +205,7 @@ fn cut(rng: &mut Rng, piece: &mut Vec<u8>, hook: bool, ops: &mut VecDeque<Op>) {
     }
 }
 
-/// Runs of pages, each at most once, none across a chunk of 1 MiB.
+/// Runs of pages. Each page is written at most once, and no run crosses a chunk of 1 MiB.
 fn memory(rng: &mut Rng, expected: &mut [Vec<u64>], ops: &mut VecDeque<Op>) {
     for (block, pages) in expected.iter_mut().enumerate() {
         let mut at = rng.usize(0..=pages.len());

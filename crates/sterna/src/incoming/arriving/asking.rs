@@ -1,31 +1,32 @@
-//! Whether the source can be asked for pages now, and how a request is said.
+//! Encodes requests for pages, and decides whether the source accepts requests now.
 
 use sterna_ram::PAGE_SHIFT;
 use sterna_wire::return_path::ReturnMessage;
 
 use crate::error::MigrationError;
 
-/// Requests on one main channel.
+/// The state of the requests on one main channel.
 #[derive(Default)]
 pub(crate) struct Asking {
-    /// The source takes requests: from LISTEN on, and in a recovery from RESUME on. What is waited for meanwhile is noted.
+    /// The source accepts requests: from LISTEN on, and in a recovery from RESUME on. Before that, requests are
+    /// only noted.
     is_open: bool,
-    /// The block of the request before: the next need not name it.
+    /// The block of the previous request: the next request for the same block omits the name.
     last: Option<usize>,
 }
 
 impl Asking {
-    /// From now on requests go out. The first names its block.
+    /// Lets requests be sent from now on. The first request names its block.
     pub(crate) fn open(&mut self) {
         *self = Self { is_open: true, last: None };
     }
 
-    /// Whether requests go out.
+    /// Whether requests may be sent.
     pub(crate) fn is_open(&self) -> bool {
         self.is_open
     }
 
-    /// Appends a request for pages of the block of this `name`.
+    /// Appends a request for pages of the block `name`.
     pub(crate) fn encode(
         &mut self,
         (block, name): (usize, &str),
@@ -36,7 +37,8 @@ impl Asking {
             true => None,
             false => Some(name.to_owned()),
         };
-        // A page of the memory below is much shorter than 4 GiB.
+        // The cast loses nothing: a request covers one page of the backing memory, which is much smaller than 4
+        // GiB.
         let length = (count << PAGE_SHIFT) as u32;
         let message = ReturnMessage::RequestPages { block, start: first << PAGE_SHIFT, length };
         message.encode(out).map_err(MigrationError::wire("return path"))

@@ -1,4 +1,4 @@
-//! How long pages were waited for (`postcopy-blocktime`).
+//! Measures how long threads wait for pages (`postcopy-blocktime`).
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -8,24 +8,24 @@ use sterna_ram::missing_pages::Fault;
 
 use crate::stats::{Histogram, PostcopyTimes};
 
-/// A page: block and first page.
+/// A page: its block, and the first page of the backing memory's page.
 type Place = (usize, u64);
 
-/// Measures waits.
+/// Measures the waiting time of vCPUs and other threads.
 #[derive(Debug, Default)]
 pub(crate) struct Blocktime(Mutex<Measured>);
 
 #[derive(Debug, Default)]
 struct Measured {
-    /// The threads that wait, since when, and for what. One thread waits for one page.
+    /// The waiting threads, the start of each wait, and the page. One thread waits for one page.
     waiting: HashMap<u32, (Instant, Place)>,
-    /// vCPUs' threads, and what each has waited.
+    /// The vCPUs' threads, and the waits of each.
     vcpus: Vec<(u32, Waited)>,
-    /// All other threads.
+    /// The waits of all other threads.
     others: Waited,
-    /// Since when every vCPU waits.
+    /// The time from which on every vCPU waits.
     all_since: Option<Instant>,
-    /// For how long every vCPU has waited at once.
+    /// The total time in which all vCPUs waited at the same time.
     all: Duration,
     waits: Histogram,
 }
@@ -52,13 +52,13 @@ impl Waited {
 }
 
 impl Blocktime {
-    /// These threads are vCPUs.
+    /// Names the threads that are vCPUs.
     pub(crate) fn name_vcpus(&self, threads: &[u32]) {
         let vcpus = threads.iter().map(|thread| (*thread, Waited::default())).collect();
         self.0.lock().vcpus = vcpus;
     }
 
-    /// A thread waits for a page that has to come from the source.
+    /// A thread waits for a page that the source must send.
     pub(crate) fn waits(&self, fault: &Fault) {
         let now = Instant::now();
         let mut measured = self.0.lock();
@@ -68,7 +68,7 @@ impl Blocktime {
         }
     }
 
-    /// So many pages from this place on are there.
+    /// `count` pages from `first` on are in place.
     pub(crate) fn came(&self, block: usize, first: u64, count: u64) {
         let now = Instant::now();
         let mut measured = self.0.lock();

@@ -1,18 +1,19 @@
-//! Pages that could not be placed. Each failure ends a connection, so a source that connects again by itself would do so for ever. Pure.
+//! Records pages that could not be placed. Each failure ends a connection, so a source that reconnects
+//! automatically would repeat the failure without end. Pure.
 
-/// Pages that are remembered: so many failures are too many, whichever pages they are of.
+/// Number of pages that are remembered. More failures are too many, whichever pages they affect.
 const MOST: usize = 16;
 
-/// Those of one migration.
+/// The failures of one migration.
 #[derive(Debug, Default)]
 pub(super) struct Failures {
-    /// Block and page.
+    /// Each failed page, as its block and its first page in the block.
     pages: Vec<(usize, u64)>,
     is_again: bool,
 }
 
 impl Failures {
-    /// A page could not be placed.
+    /// Records a page that could not be placed.
     pub(super) fn note(&mut self, page: (usize, u64)) {
         self.is_again |= self.pages.contains(&page) || self.pages.len() >= MOST;
         if self.pages.len() < MOST && !self.pages.contains(&page) {
@@ -20,12 +21,12 @@ impl Failures {
         }
     }
 
-    /// Whether another connection would end as the ones before.
+    /// Whether another connection would fail in the same way.
     pub(super) fn is_again(&self) -> bool {
         self.is_again
     }
 
-    /// An operator has seen to it.
+    /// Clears the record after an operator has intervened.
     pub(super) fn forget(&mut self) {
         *self = Self::default();
     }

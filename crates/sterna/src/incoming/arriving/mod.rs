@@ -1,12 +1,13 @@
-//! What the threads of an incoming migration share of a guest that runs before its pages are there ([`super::postcopy`]).
+//! State that the threads of an incoming migration share while the guest runs and pages are missing
+//! ([`super::postcopy`]).
 //!
 //! | module | contains |
 //! | --- | --- |
-//! | `order` | in which order the source's commands may come. Pure |
-//! | `pages` | which pages are missing, and how each is placed once |
-//! | `asking` | whether the source can be asked for pages now |
-//! | `ways` | on which way each came, where lanes bring pages, too |
-//! | `blocktime` | how long is waited |
+//! | `order` | the order in which the source may send commands. Pure |
+//! | `pages` | the missing pages, each of which is placed once |
+//! | `asking` | whether the source accepts requests for pages now |
+//! | `ways` | the path by which each page arrived, if lanes carry pages as well |
+//! | `blocktime` | how long threads wait for pages |
 //! | `failures` | pages that could not be placed. Pure |
 
 mod asking;
@@ -32,55 +33,56 @@ pub(super) use asking::Asking;
 pub(super) use order::Commands;
 pub(super) use pages::ArrivingPages;
 
-/// What an incoming migration keeps of postcopy.
+/// The postcopy part of an incoming migration's state.
 #[derive(Default)]
 pub(super) struct Postcopy {
     pub(super) commands: Mutex<Commands>,
-    /// What the source has dropped, until LISTEN.
+    /// Pages that the source has discarded before LISTEN.
     pub(super) ahead: Mutex<Option<TakenAhead>>,
-    /// From LISTEN on.
+    /// Set from LISTEN on.
     arriving: OnceLock<Arc<ArrivingPages>>,
-    /// The channel of requested pages, once it is here, and the number of its session.
+    /// The preempt channel, once it is connected, and the number of its session.
     pub(super) preempt: Mutex<Option<(u32, Arc<Channel>)>>,
     pub(super) preempt_came: Condvar,
-    /// Whether requests go out; held while they do.
+    /// Whether requests may be sent. The lock is kept while a request is written.
     pub(super) asking: Mutex<Asking>,
-    /// The number of the connection that took the place of one that was lost, the last time.
+    /// The number of the connection that replaced a lost one most recently.
     pub(super) recovered_session: Mutex<u32>,
-    /// What reads the main channel, while there is none.
+    /// The reader's state while no main channel is connected.
     reading: Mutex<Option<KeptReading>>,
     started: Mutex<Started>,
-    /// Why the source is not to connect again by itself.
+    /// Why the source must not reconnect by itself.
     last_word: Mutex<Option<LastWord>>,
-    /// End with the loading.
+    /// Threads that end when loading ends.
     threads: Mutex<Vec<JoinHandle<()>>>,
-    /// Ends when no page is missing.
+    /// The thread that ends when no page is missing.
     fault_thread: Mutex<Option<JoinHandle<()>>>,
     requests: AtomicU64,
-    /// The same over time.
+    /// The number of requests over time.
     faults: Mutex<Series>,
     /// When the guest was started, or taken over paused.
     started_at: OnceLock<Instant>,
 }
 
-/// How far the main channel was read when it was lost: another one goes on with the same stream.
+/// The position in the stream at which the main channel was lost. The next main channel continues the same
+/// stream.
 pub(super) struct KeptReading {
     pub(super) decoder: MainDecoder,
-    /// The source lets this side know that it lives.
+    /// The source sends keep-alive messages.
     pub(super) keeps_alive: bool,
 }
 
-/// Why a source is not to connect again by itself.
+/// Why the source must not reconnect by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LastWord {
-    /// An operator's wish.
+    /// An operator has paused the migration.
     Paused,
     /// A page cannot be placed.
     PageFailed,
 }
 
 impl LastWord {
-    /// The value of the SHUT that says it.
+    /// The value of SHUT that carries this reason.
     pub(super) fn code(self) -> u32 {
         match self {
             Self::Paused => extension::SHUT_PAUSED,
@@ -89,7 +91,7 @@ impl LastWord {
     }
 }
 
-/// Whether the source has asked to hear that the guest was started, and whether it was.
+/// Whether the source has requested a message about the guest's start, and whether the guest was started.
 #[derive(Default, Clone, Copy)]
 struct Started {
     is_asked: bool,
@@ -97,62 +99,62 @@ struct Started {
 }
 
 impl Postcopy {
-    /// The pages that come, from LISTEN on.
+    /// The missing pages, from LISTEN on.
     pub(super) fn arriving(&self) -> Option<&Arc<ArrivingPages>> {
         self.arriving.get()
     }
 
-    /// From now on pages come.
+    /// Stores the missing pages at LISTEN.
     pub(super) fn set_arriving(&self, arriving: &Arc<ArrivingPages>) {
-        // LISTEN comes once.
+        // Never set twice, because LISTEN is accepted once.
         let _ = self.arriving.set(Arc::clone(arriving));
     }
 
-    /// The main channel is not read any more.
+    /// Keeps the reader's state after the main channel was lost.
     pub(super) fn keep_reading(&self, reading: KeptReading) {
         *self.reading.lock() = Some(reading);
     }
 
-    /// Another main channel is to be read.
+    /// Takes the reader's state for the next main channel.
     pub(super) fn take_reading(&self) -> Option<KeptReading> {
         self.reading.lock().take()
     }
 
-    /// An operator wants the connection to end, or not any more.
+    /// Records that an operator has paused the migration, or withdraws it.
     pub(super) fn set_paused(&self, is_so: bool) {
         *self.last_word.lock() = is_so.then_some(LastWord::Paused);
     }
 
-    /// What the source is told when the connection ends from here.
+    /// The reason that the source receives when this side ends the connection.
     pub(super) fn last_word(&self) -> Option<LastWord> {
         let has_failed = self.arriving().is_some_and(|arriving| arriving.fails_again());
         let said = *self.last_word.lock();
         said.or(has_failed.then_some(LastWord::PageFailed))
     }
 
-    /// No thread of the lost channels is left.
+    /// Forgets the lost channels after all their threads have ended.
     pub(super) fn forget_channels(&self) {
-        // Whoever is about to ask over the lost main channel ends with it.
+        // A thread that is about to send a request on the lost main channel ends with that channel.
         *self.asking.lock() = Asking::default();
         *self.preempt.lock() = None;
     }
 
-    /// A thread that ends with the loading.
+    /// Keeps a thread that ends when loading ends.
     pub(super) fn keep_thread(&self, thread: JoinHandle<()>) {
         self.threads.lock().push(thread);
     }
 
-    /// The thread that ends when no page is missing.
+    /// Keeps the thread that ends when no page is missing.
     pub(super) fn keep_fault_thread(&self, thread: JoinHandle<()>) {
         *self.fault_thread.lock() = Some(thread);
     }
 
-    /// The source asks to hear that the guest was started. True: it is to be told now.
+    /// The source requests a message when the guest was started. True: send the message now.
     pub(super) fn is_asked_for_start(&self) -> bool {
         self.is_to_be_told(|started| started.is_asked = true)
     }
 
-    /// The guest was started, or taken over paused. True: the source is to be told now.
+    /// The guest was started, or taken over paused. True: send the source the message now.
     pub(super) fn has_started(&self) -> bool {
         self.started_at.get_or_init(Instant::now);
         self.is_to_be_told(|started| started.is_so = true)
@@ -165,7 +167,7 @@ impl Postcopy {
         started.is_asked && started.is_so && !before
     }
 
-    /// Ends the channel of requested pages.
+    /// Closes the preempt channel.
     pub(super) fn shut_preempt(&self) {
         if let Some((_, channel)) = &*self.preempt.lock() {
             channel.shutdown();
@@ -173,24 +175,24 @@ impl Postcopy {
         self.preempt_came.notify_all();
     }
 
-    /// Lets everybody go on who waits for a page: all are in place, or no guest runs.
+    /// Wakes all threads that wait for a page: all pages are in place, or no guest runs.
     pub(super) fn let_go(&self) {
         if let Some(arriving) = self.arriving() {
             arriving.end();
         }
         let thread = self.fault_thread.lock().take();
-        // One that panicked has said so.
+        // An error of the join is ignored: a panic in the thread was already reported.
         let _ = thread.map(JoinHandle::join);
     }
 
-    /// The connection was lost before LISTEN, and the source comes back: it begins with ADVISE.
+    /// Resets the state for a source that reconnects after a loss before LISTEN. It begins with ADVISE.
     pub(super) fn begin_again(&self) {
         *self.commands.lock() = Commands::default();
         *self.ahead.lock() = None;
         *self.preempt.lock() = None;
     }
 
-    /// Waits for the threads that end with the loading.
+    /// Waits for the threads that end when loading ends.
     pub(super) fn join(&self) {
         let threads = std::mem::take(&mut *self.threads.lock());
         for thread in threads {
@@ -198,7 +200,7 @@ impl Postcopy {
         }
     }
 
-    /// So many pages were asked for.
+    /// Counts `count` requested pages.
     pub(super) fn has_asked(&self, count: u64) {
         let Some(arriving) = self.arriving().filter(|_| count > 0) else { return };
         self.requests.fetch_add(count, Ordering::Relaxed);

@@ -1,23 +1,23 @@
-//! In which order the commands of postcopy may come (specs/postcopy.md §2). Pure.
+//! The order in which the source may send postcopy commands (specs/postcopy.md §2). Pure.
 
 use crate::error::MigrationError;
 
-/// How far the source's commands have come.
+/// The latest command that the source has sent.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Commands {
-    /// None came.
+    /// No command was received.
     #[default]
     None,
-    /// ADVISE: postcopy may come.
+    /// ADVISE was received: postcopy is possible.
     Advised,
-    /// LISTEN: pages can be asked for.
+    /// LISTEN was received: pages can be requested.
     Listening,
-    /// RUN: the guest runs.
+    /// RUN was received: the guest runs.
     Running,
 }
 
 impl Commands {
-    /// ADVISE came; `ram_has_begun`: RAM's START section came before it.
+    /// Records ADVISE. `ram_has_begun`: RAM's START section came before it.
     pub(crate) fn advised(&mut self, ram_has_begun: bool) -> Result<(), MigrationError> {
         if *self != Self::None || ram_has_begun {
             return Err(untimely("POSTCOPY_ADVISE", "comes once, and before RAM"));
@@ -26,31 +26,31 @@ impl Commands {
         Ok(())
     }
 
-    /// DISCARD came.
+    /// Checks that DISCARD is allowed now.
     pub(crate) fn discards(self) -> Result<(), MigrationError> {
         self.must_be(Self::Advised, "POSTCOPY_RAM_DISCARD", "comes between ADVISE and LISTEN")
     }
 
-    /// PACKAGED came.
+    /// Checks that PACKAGED is allowed now.
     pub(crate) fn packaged(self) -> Result<(), MigrationError> {
         self.must_be(Self::Advised, "PACKAGED", "comes once, behind ADVISE")
     }
 
-    /// LISTEN came, in a package.
+    /// Records LISTEN, which is part of a package.
     pub(crate) fn listens(&mut self) -> Result<(), MigrationError> {
         self.must_be(Self::Advised, "POSTCOPY_LISTEN", "comes once, first in the package")?;
         *self = Self::Listening;
         Ok(())
     }
 
-    /// RUN came.
+    /// Records RUN, which must follow LISTEN.
     pub(crate) fn runs(&mut self) -> Result<(), MigrationError> {
         self.must_be(Self::Listening, "POSTCOPY_RUN", "comes once, behind LISTEN")?;
         *self = Self::Running;
         Ok(())
     }
 
-    /// EOF came.
+    /// Checks that EOF is allowed now.
     pub(crate) fn ends(self) -> Result<(), MigrationError> {
         match self {
             Self::Listening => Err(untimely("EOF", "comes behind POSTCOPY_RUN, or without LISTEN")),

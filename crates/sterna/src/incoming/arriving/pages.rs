@@ -1,4 +1,4 @@
-//! The pages that come while the guest runs: which are missing, and how each is placed once.
+//! The pages that arrive while the guest runs: the missing ones, and the placement of each exactly once.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use parking_lot::Mutex;
-use sterna_ram::missing_pages::{Fault, MissingPages, MissingPagesError, TakenAhead};
+use sterna_ram::missing_pages::{Fault, MissingPages, MissingPagesError, Placed, PlacedEnd, TakenAhead};
 use sterna_ram::{Backing, DirtyBitmaps, GuestRam, PAGE_SHIFT, PAGE_SIZE, PageBitmap, RamBlock};
 use sterna_wire::received_pages::ReceivedPages;
 
@@ -16,12 +16,13 @@ use super::ways::{Way, Ways};
 use crate::error::MigrationError;
 use crate::order::PageRun;
 
-/// Huge pages of which some has come, if they have at most so many bytes. A source sends those that are asked for whole, and the others
-/// one after the other.
+/// Most incomplete huge pages of at most [`SMALL_HUGE_PAGE_BYTES`]. A source sends a requested huge page whole,
+/// and the others one after the other.
 const HALF_HUGE_PAGES: usize = 16;
-/// So many more for each lane.
+/// Additional incomplete huge pages for each lane.
 const HALF_HUGE_PAGES_OF_A_LANE: usize = 2;
-/// Larger ones take memory that a host may not have: one on the main channel, one on the preempt channel, and one on each lane.
+/// Larger huge pages need memory that a host may not have. Therefore only one is allowed on the main channel,
+/// one on the preempt channel, and one on each lane.
 const SMALL_HUGE_PAGE_BYTES: u64 = 2 << 20;
 const HALF_LARGE_PAGES: usize = 2;
 
@@ -31,30 +32,36 @@ impl From<MissingPagesError> for MigrationError {
     }
 }
 
-/// What is missing, and where it goes.
+/// Which pages are missing, and where arriving pages are placed.
 pub(crate) struct ArrivingPages {
     ram: GuestRam,
     kernel: MissingPages,
-    /// Not in place. A bit goes only after its page is.
+    /// Pages that are not in place. A bit is cleared only after its page is in place.
     lacking: DirtyBitmaps,
-    /// What came, and is placed by who has set its bit: each page comes once.
+    /// Pages that arrived. The thread that sets a page's bit places the page, so that each is placed once.
     arrived: DirtyBitmaps,
-    /// Where lanes bring pages, too: one that was asked for comes once more.
+    /// Set if lanes carry pages as well: a requested page then arrives a second time.
     ways: Option<Ways>,
-    /// What was asked for.
+    /// Pages that were requested from the source.
     requested: DirtyBitmaps,
     left: AtomicU64,
     began: Instant,
     /// When the last page was in place.
     complete: OnceLock<Instant>,
-    /// Huge pages of which some has come, by block and first page.
+    /// Incomplete huge pages, by block and first page.
     half: Mutex<HashMap<(usize, u64), SharedHalf>>,
     lanes: usize,
     blocktime: Option<Blocktime>,
     failures: Mutex<Failures>,
 }
 
-/// Takes away what is lacking, but for what is away already.
+/// A page of a block that arrived and could not be placed, with the reason.
+struct Unplaced {
+    page: u64,
+    error: MigrationError,
+}
+
+/// Unmaps the missing pages, except those that `ahead` has unmapped already.
 fn take_away(
     kernel: &MissingPages,
     ram: &GuestRam,
@@ -71,7 +78,7 @@ fn take_away(
         let unit = block.page_bytes() >> PAGE_SHIFT;
         let mut from = 0;
         while let Some(run) = here.next_run(from, here.pages(), u64::MAX) {
-            // Whole pages of the memory below: the source was told of their size, and drops whole ones.
+            // Whole pages of the backing memory. The source knows their size, and discards only whole ones.
             let (first, end) = (run.first / unit * unit, run.end().next_multiple_of(unit));
             kernel.take_away(index, first, end - first)?;
             from = end;
@@ -86,18 +93,20 @@ fn remove(pages: &PageBitmap, others: &PageBitmap) {
     }
 }
 
-/// Ways to it: the main and the preempt channel, and lanes.
+/// Shared by the threads of the main channel, the preempt channel and the lanes.
 type SharedHalf = Arc<Mutex<Half>>;
 
-/// A huge page of which some has come.
+/// A huge page of which some 4 KiB pages have arrived.
 struct Half {
     content: RamBlock,
     missing: u64,
 }
 
 impl ArrivingPages {
-    /// Takes the pages away that did not come, and from now on holds whoever touches one. `received`: pages that came; `ahead`: what was
-    /// taken away before; `lanes`: how many bring pages, too.
+    /// Unmaps the missing pages. From now on a thread that touches one is blocked.
+    ///
+    /// `received`: pages that have arrived; `ahead`: pages that were unmapped before; `lanes`: number of lanes
+    /// that carry pages as well.
     pub(crate) fn begin(
         ram: &GuestRam,
         received: &DirtyBitmaps,
@@ -111,7 +120,7 @@ impl ArrivingPages {
         for (lacking, received) in lacking.blocks().iter().zip(received.blocks()) {
             remove(lacking, received);
         }
-        // First: a page that is away then stays away.
+        // Registers before the unmapping, so that an unmapped page stays unmapped.
         kernel.register()?;
         take_away(&kernel, ram, &lacking, ahead).inspect_err(|_| kernel.end())?;
         let left = lacking.count();
@@ -133,17 +142,17 @@ impl ArrivingPages {
         })
     }
 
-    /// What measures how long is waited.
+    /// The measurement of waiting times, if it is on.
     pub(crate) fn blocktime(&self) -> Option<&Blocktime> {
         self.blocktime.as_ref()
     }
 
-    /// Pages that are missing.
+    /// Number of missing pages.
     pub(crate) fn left(&self) -> u64 {
         self.left.load(Ordering::Acquire)
     }
 
-    /// When pages could be waited for first.
+    /// The earliest time at which a thread can wait for a page.
     pub(crate) fn began(&self) -> Instant {
         self.began
     }
@@ -153,24 +162,29 @@ impl ArrivingPages {
         self.complete.get().copied()
     }
 
-    /// Waits for threads that touch a page that is not there.
+    /// Waits for threads that touch a missing page.
     pub(crate) fn wait(&self, faults: &mut Vec<Fault>) -> Result<bool, MigrationError> {
         Ok(self.kernel.wait(faults)?)
     }
 
-    /// A thread waits. True: its page is to be asked for.
+    /// Records that a thread waits for a page. True: request the page.
+    ///
+    /// # Errors
+    /// The page reads as zero and cannot be placed now. The thread waits until [`ArrivingPages::look_again`].
     pub(crate) fn wants(&self, fault: &Fault) -> Result<bool, MigrationError> {
         let Fault { block, first, count, .. } = *fault;
         if self.is_here(fault) {
-            // It came as zero, or was given back since: it reads as zero.
-            if !self.kernel.place_zeros(block, first, count)? {
-                self.kernel.wake(block, first, count)?;
+            // The page arrived as zero, or was given back to the host since. Both read as zero.
+            match self.kernel.place_zeros(block, first, count).end {
+                None => {}
+                Some(PlacedEnd::Occupied) => self.kernel.wake(block, first, count)?,
+                Some(PlacedEnd::Failed(error)) => return Err(error.into()),
             }
             return Ok(false);
         }
         if let Some(blocktime) = &self.blocktime {
             blocktime.waits(fault);
-            // It may have come in between.
+            // The page may have arrived between the two checks.
             if self.is_here(fault) {
                 blocktime.came(block, first, count);
             }
@@ -178,37 +192,44 @@ impl ArrivingPages {
         Ok(self.requested.block(block).set_range(first, count) > 0)
     }
 
+    /// Lets a fault's thread access its page again. If the page is still missing, the thread blocks and the
+    /// fault is reported again.
+    pub(crate) fn look_again(&self, fault: &Fault) -> Result<(), MigrationError> {
+        Ok(self.kernel.wake(fault.block, fault.first, fault.count)?)
+    }
+
     fn is_here(&self, fault: &Fault) -> bool {
         let end = fault.first + fault.count;
         self.lacking.block(fault.block).next_run(fault.first, end, 1).is_none()
     }
 
-    /// A page has come.
+    /// Places a page that arrived with content.
     pub(crate) fn page(&self, block: usize, page: u64, content: &[u8]) -> Result<(), MigrationError> {
-        self.noting(block, page, || match self.comes(Way::Main, block, page)? {
+        self.noting(block, || match self.comes(Way::Main, block, page)? {
             true => self.put(block, page, 1, Some(content)),
             false => Ok(()),
         })
     }
 
-    /// A page has come that is zero.
+    /// Places a page that arrived as zero.
     pub(crate) fn zero(&self, block: usize, page: u64) -> Result<(), MigrationError> {
-        self.noting(block, page, || match self.comes(Way::Main, block, page)? {
+        self.noting(block, || match self.comes(Way::Main, block, page)? {
             true => self.put(block, page, 1, None),
             false => Ok(()),
         })
     }
 
-    /// Pages have come on a lane. `None`: they are zero.
+    /// Places pages that arrived on a lane. `None`: they are zero.
     pub(crate) fn on_lane(&self, run: PageRun, content: Option<&[u8]>) -> Result<(), MigrationError> {
-        self.noting(run.block, run.first, || self.run_on_lane(run, content))
+        self.noting(run.block, || self.run_on_lane(run, content))
     }
 
-    fn run_on_lane(&self, run: PageRun, content: Option<&[u8]>) -> Result<(), MigrationError> {
+    fn run_on_lane(&self, run: PageRun, content: Option<&[u8]>) -> Result<(), Unplaced> {
         let bytes = |page: u64| ((page - run.first) as usize) << PAGE_SHIFT;
         let mut first = run.first;
         while first < run.end() {
-            // Those side by side that did not come on the other way. What this side is to place it places, whatever follows.
+            // Collects adjacent pages that did not arrive by the other path. If a later page is wrong, the
+            // pages before it are still placed.
             let mut comes = Ok(true);
             let mut end = first;
             while end < run.end() {
@@ -228,8 +249,9 @@ impl ArrivingPages {
         Ok(())
     }
 
-    /// The connection was lost, and another one has come; no page comes meanwhile. What came of huge pages in part comes again.
-    /// Lanes bring nothing any more.
+    /// Prepares for a new connection after a loss. No page may arrive during the call.
+    ///
+    /// Incomplete huge pages are dropped and sent again. Lanes carry no pages any more.
     pub(crate) fn begin_recovery(&self) {
         self.half.lock().clear();
         if let Some(ways) = &self.ways {
@@ -240,30 +262,30 @@ impl ArrivingPages {
         }
     }
 
-    /// Whether a page could not be placed that could not be placed before.
+    /// Whether the same page could not be placed for the second time.
     pub(crate) fn fails_again(&self) -> bool {
         self.failures.lock().is_again()
     }
 
-    /// An operator lets the source connect again.
+    /// Forgets the failures, because an operator lets the source reconnect.
     pub(crate) fn forget_failures(&self) {
         self.failures.lock().forget();
     }
 
-    /// Notes the page if that fails.
+    /// Records the page that could not be placed, if there is one.
     fn noting(
         &self,
         block: usize,
-        page: u64,
-        place: impl FnOnce() -> Result<(), MigrationError>,
+        place: impl FnOnce() -> Result<(), Unplaced>,
     ) -> Result<(), MigrationError> {
-        place().inspect_err(|_| {
+        place().map_err(|Unplaced { page, error }| {
             let unit = self.ram.block(block).page_bytes() >> PAGE_SHIFT;
             self.failures.lock().note((block, page / unit * unit));
+            error
         })
     }
 
-    /// Pages of a block that are in place.
+    /// The pages of a block that are in place.
     pub(crate) fn received(&self, block: usize) -> ReceivedPages {
         let lacking = self.lacking.block(block);
         let mut received = ReceivedPages::none(lacking.pages());
@@ -271,7 +293,8 @@ impl ArrivingPages {
         received
     }
 
-    /// What was asked for and is missing: block, first page and count, each a whole page of the memory below.
+    /// Pages that are requested and missing: block, first page and count, each a whole page of the backing
+    /// memory.
     pub(crate) fn wanted(&self) -> Vec<(usize, u64, u64)> {
         let mut wanted = Vec::new();
         for (index, block) in self.ram.blocks().iter().enumerate() {
@@ -289,14 +312,17 @@ impl ArrivingPages {
         wanted
     }
 
-    /// Everybody goes on: all pages are in place, or no guest runs.
+    /// Wakes all waiting threads: all pages are in place, or no guest runs.
     pub(crate) fn end(&self) {
         self.kernel.end();
         self.kernel.stop_waiting();
     }
 
-    /// Each page comes once, and only if it is missing; with lanes it comes once more if it was asked for. True: it is to be placed now.
-    fn comes(&self, way: Way, block: usize, page: u64) -> Result<bool, MigrationError> {
+    /// Checks an arriving page. True: place it now.
+    ///
+    /// A page may arrive only if it is missing, and only once. With lanes, a requested page may arrive a second
+    /// time.
+    fn comes(&self, way: Way, block: usize, page: u64) -> Result<bool, Unplaced> {
         let ways = self.ways.as_ref().filter(|ways| !ways.are_over());
         let is_first_on_way = ways.is_none_or(|ways| ways.is_first(way, block, page));
         let why = if !self.lacking.block(block).get(page) && !self.arrived.block(block).get(page) {
@@ -310,17 +336,11 @@ impl ArrivingPages {
         };
         let (offset, name) = (page << PAGE_SHIFT, self.ram.block(block).name());
         let what = format!("page {offset:#x} of block {name:?} {why} (specs/postcopy.md §3)");
-        Err(MigrationError::PeerMisbehaved { what })
+        Err(Unplaced { page, error: MigrationError::PeerMisbehaved { what } })
     }
 
-    /// Puts pages in place, which came together. `None`: zeros.
-    fn put(
-        &self,
-        block: usize,
-        first: u64,
-        count: u64,
-        content: Option<&[u8]>,
-    ) -> Result<(), MigrationError> {
+    /// Places pages that arrived together. `None`: zeros.
+    fn put(&self, block: usize, first: u64, count: u64, content: Option<&[u8]>) -> Result<(), Unplaced> {
         let unit = self.ram.block(block).page_bytes() >> PAGE_SHIFT;
         if unit > 1 {
             return (0..count).try_for_each(|index| {
@@ -328,32 +348,33 @@ impl ArrivingPages {
                 self.part(block, first + index, unit, content.map(|content| &content[at..at + PAGE_SIZE]))
             });
         }
-        let is_new = match content {
-            Some(content) => self.kernel.place(block, first, content)?,
-            None => self.kernel.place_zeros(block, first, count)?,
+        let placed = match content {
+            Some(content) => self.kernel.place(block, first, content),
+            None => self.kernel.place_zeros(block, first, count),
         };
-        self.placed(block, first, count, is_new)
+        self.record(block, first, placed)
     }
 
-    /// Keeps a part of a huge page; with its last part it is placed. `None`: zeros.
-    fn part(&self, block: usize, page: u64, unit: u64, content: Option<&[u8]>) -> Result<(), MigrationError> {
+    /// Keeps a part of a huge page, and places the huge page when its last part has arrived. `None`: zeros.
+    fn part(&self, block: usize, page: u64, unit: u64, content: Option<&[u8]>) -> Result<(), Unplaced> {
         let first = page / unit * unit;
-        let kept = self.half(block, first, unit)?;
-        // Copied under the huge page's own lock: no page that is waited for waits for those on a lane.
+        let unplaced = |error| Unplaced { page, error };
+        let kept = self.half(block, first, unit).map_err(unplaced)?;
+        // Copied under the huge page's own lock, so that a requested page does not wait for a lane's pages.
         let mut whole = kept.lock();
         if let Some(content) = content {
-            whole.content.write((page - first) << PAGE_SHIFT, content).map_err(MissingPagesError::Staging)?;
+            let written = whole.content.write((page - first) << PAGE_SHIFT, content);
+            written.map_err(|error| unplaced(MissingPagesError::Staging(error).into()))?;
         }
         whole.missing -= 1;
         if whole.missing > 0 {
             return Ok(());
         }
         self.half.lock().remove(&(block, first));
-        let is_new = self.kernel.place_block(block, first, &whole.content)?;
-        self.placed(block, first, unit, is_new)
+        self.record(block, first, self.kernel.place_block(block, first, &whole.content))
     }
 
-    /// What has come of a huge page.
+    /// The buffer of an incomplete huge page.
     fn half(&self, block: usize, first: u64, unit: u64) -> Result<SharedHalf, MigrationError> {
         let mut half = self.half.lock();
         if let Some(kept) = half.get(&(block, first)) {
@@ -375,20 +396,30 @@ impl ArrivingPages {
         Ok(new)
     }
 
-    fn placed(&self, block: usize, first: u64, count: u64, is_new: bool) -> Result<(), MigrationError> {
-        if !is_new {
-            let (offset, name) = (first << PAGE_SHIFT, self.ram.block(block).name());
-            let what =
-                format!("page {offset:#x} of block {name:?} was missing, and somebody else has filled it");
-            return Err(MigrationError::Ram(what));
+    /// Records the pages that are in place, also if the page after them could not be placed.
+    fn record(&self, block: usize, first: u64, placed: Placed) -> Result<(), Unplaced> {
+        let Placed { pages, end } = placed;
+        if pages > 0 {
+            let cleared = self.lacking.block(block).clear_range(first, pages);
+            if self.left.fetch_sub(cleared, Ordering::AcqRel) == cleared {
+                self.complete.get_or_init(Instant::now);
+            }
+            if let Some(blocktime) = &self.blocktime {
+                blocktime.came(block, first, pages);
+            }
         }
-        let cleared = self.lacking.block(block).clear_range(first, count);
-        if self.left.fetch_sub(cleared, Ordering::AcqRel) == cleared {
-            self.complete.get_or_init(Instant::now);
-        }
-        if let Some(blocktime) = &self.blocktime {
-            blocktime.came(block, first, count);
-        }
-        Ok(())
+        let page = first + pages;
+        let error = match end {
+            None => return Ok(()),
+            Some(PlacedEnd::Occupied) => {
+                let (offset, name) = (page << PAGE_SHIFT, self.ram.block(block).name());
+                let what = format!(
+                    "page {offset:#x} of block {name:?} was missing, and somebody else has filled it"
+                );
+                MigrationError::Ram(what)
+            }
+            Some(PlacedEnd::Failed(error)) => error.into(),
+        };
+        Err(Unplaced { page, error })
     }
 }

@@ -1,23 +1,24 @@
-//! On which way a page came, where lanes bring pages besides the channels of requested ones (specs/extension.md §12.5). Pure.
+//! Records by which path each page arrived, if lanes carry pages besides the main and preempt channels
+//! (specs/extension.md §12.5). Pure.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use sterna_ram::{DirtyBitmaps, GuestRam};
 
-/// How a page comes.
+/// The path by which a page arrives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
-    /// On the main or the preempt channel.
+    /// The main channel or the preempt channel.
     Main,
-    /// On a lane.
+    /// A multifd channel that carries pages in postcopy.
     Lane,
 }
 
-/// What came on each way.
+/// Bitmaps of the pages that arrived on each path.
 pub(super) struct Ways {
     main: DirtyBitmaps,
     lanes: DirtyBitmaps,
-    /// Lanes were lost, and none takes their place.
+    /// The lanes were lost and are not replaced.
     are_over: AtomicBool,
 }
 
@@ -26,7 +27,7 @@ impl Ways {
         Self { main: DirtyBitmaps::new(ram), lanes: DirtyBitmaps::new(ram), are_over: AtomicBool::new(false) }
     }
 
-    /// Lanes bring nothing from now on, so no page comes on two ways any more.
+    /// Lanes carry no pages from now on, so no page can arrive on two paths any more.
     pub(super) fn end(&self) {
         self.are_over.store(true, Ordering::Release);
     }
@@ -35,7 +36,7 @@ impl Ways {
         self.are_over.load(Ordering::Acquire)
     }
 
-    /// A page comes. True: for the first time on this way.
+    /// Records a page. Returns true if it arrived for the first time on this path.
     pub(super) fn is_first(&self, way: Way, block: usize, page: u64) -> bool {
         let came = match way {
             Way::Main => &self.main,

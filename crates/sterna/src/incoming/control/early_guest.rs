@@ -1,4 +1,5 @@
-//! A guest that runs here before its pages are there: how it gets them, and what becomes of it when the connection breaks.
+//! Postcopy on the control thread: a guest that runs while pages are missing, and the handling of a lost
+//! connection.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,19 +13,18 @@ use crate::driver::{Driver, Waited};
 use crate::error::MigrationError;
 use crate::incoming::{loader, postcopy};
 
-/// How long a source may take to read the last word of a connection.
+/// How long a source may take to read the last message of a connection.
 const LAST_WORD: Duration = Duration::from_secs(1);
 
 impl Control {
-    /// The guest was started, or taken over paused: the source goes on to send pages.
-    pub(super) fn say_started(&mut self, driver: &Driver<Destination>) {
-        self.take_over_if_paused(driver);
+    /// The guest was started, or taken over paused: tells the source, which continues to send pages.
+    pub(super) fn say_started(&mut self) {
         if let Err(error) = postcopy::has_started(&self.shared) {
             tracing::debug!(%error, "return path");
         }
     }
 
-    /// EOF has come: waits for what is still on its way on the preempt channel.
+    /// EOF was read: waits for pages that are still on their way on the preempt channel.
     pub(super) fn finish_pages(&mut self, driver: &Driver<Destination>) {
         let Some(arriving) = self.shared.postcopy.arriving().map(Arc::clone) else { return };
         let stall = self.shared.params.limits.stall;
@@ -48,7 +48,8 @@ impl Control {
         self.shared.report(Fed::PagesComplete);
     }
 
-    /// The connection is gone. Whoever waits for a page waits on; if all had come, only the end of the stream was lost.
+    /// The connection is lost. Threads that wait for a page keep waiting. If all pages had arrived, only the
+    /// end of the stream was lost.
     pub(super) fn keep_waiting(&mut self) {
         self.shared.stopping.store(true, Ordering::Release);
         self.shared.rounds.stop();
@@ -57,7 +58,8 @@ impl Control {
         self.shared.postcopy.shut_preempt();
         self.join();
         self.shared.postcopy.forget_channels();
-        // Nobody places any more. Told before the channels are said to be closed: no recovery can begin in between.
+        // No thread places pages any more. Reported before `ChannelsClosed`, so that no recovery can begin in
+        // between.
         if self.shared.postcopy.arriving().is_some_and(|arriving| arriving.left() == 0) {
             self.shared.postcopy.let_go();
             self.shared.report(Fed::PagesComplete);
@@ -65,20 +67,20 @@ impl Control {
         self.shared.report(Fed::ChannelsClosed);
     }
 
-    /// A Sterna is told if it is not to connect again by itself.
+    /// Tells a Sterna source if it must not reconnect by itself.
     fn say_last_word(&mut self) {
         let Some(word) = self.shared.postcopy.last_word() else { return };
         if self.shared.secret.lock().is_none() {
             return;
         }
         if let Some(main) = self.shared.places.main() {
-            // One that does not read hears nothing.
+            // A source that does not read must not block this thread.
             main.set_own_stall_limit(Some(LAST_WORD));
         }
         self.send(&ReturnMessage::Shut(word.code()));
     }
 
-    /// The source has connected again: it asks which pages are here, and sends the others.
+    /// The source has reconnected. It asks which pages are here, and sends the others.
     pub(super) fn recover(&mut self) {
         let Some(main) = self.shared.places.main() else { return };
         self.shared.forget_error();
@@ -86,7 +88,8 @@ impl Control {
         self.shared.postcopy.set_paused(false);
         if let Some(arriving) = self.shared.postcopy.arriving() {
             if was_final {
-                // It was told not to come by itself: an operator sends it.
+                // The source must not reconnect by itself in this case. Therefore an operator has requested the
+                // connection.
                 arriving.forget_failures();
             }
             arriving.begin_recovery();
@@ -97,7 +100,7 @@ impl Control {
         self.start("loader", move || loader::recover(&shared, &main));
     }
 
-    /// Pages come again. A message that cannot be sent is the end of this connection, too.
+    /// Pages arrive again. If the message cannot be sent, this connection is lost as well.
     pub(super) fn say_resumed(&mut self) {
         if let Err(error) = postcopy::recovery::say_resumed(&self.shared) {
             self.shared.fail(error);

@@ -1,4 +1,4 @@
-//! The connection was lost, and the source comes back.
+//! Prepares this side for a source that reconnects after the connection was lost.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -9,7 +9,7 @@ use crate::error::MigrationError;
 use crate::events::Event;
 
 impl Control {
-    /// Loading has ended. Makes ready for the source to come back.
+    /// Called when loading has ended: opens this side for the source's return.
     pub(super) fn suspend(&mut self) {
         let shared = Arc::clone(&self.shared);
         let why = shared.take_lost();
@@ -20,16 +20,18 @@ impl Control {
         if let Err(error) = self.forget_devices() {
             return shared.fail_waiting(error);
         }
+        shared.autostart.end_use();
         shared.begin_again();
         shared.stopping.store(false, Ordering::Release);
         shared.lobby.open();
     }
 
-    /// What came of devices is as old as their stop, which the source takes back. Of their streams, what was read before stays.
+    /// Discards the state of devices, because the source resumes the guest that it had stopped for this state.
+    /// Chunks of streams that were read before the stop are kept.
     fn forget_devices(&self) -> Result<(), MigrationError> {
         let shared = &self.shared;
         let had_come = shared.target.forget_devices()?;
-        // On the main channel all of a stream comes after the stop.
+        // On the main channel, all chunks of a stream arrive after the stop.
         if had_come || !shared.capabilities.multifd {
             shared.streams.end_load()?;
             shared.streams.restart();
@@ -39,7 +41,7 @@ impl Control {
         Ok(())
     }
 
-    /// The source did not come back.
+    /// The error for a source that did not reconnect in time.
     pub(super) fn not_resumed(&self) -> MigrationError {
         let why = self.lost.as_ref().map_or("the connection was lost", |(_, why)| why).to_owned();
         let (why, window) = (MigrationError::Transport(why, None), self.shared.comeback_limit());

@@ -1,18 +1,21 @@
-//! A guest comes out of a file instead of from a peer (specs/mapped-ram.md §6).
+//! Loads a guest from a file instead of from a peer (specs/mapped-ram.md §6).
 //!
-//! A stream in a file is read front to back like a channel. A mapped-ram file is read in three steps:
+//! A legacy stream in a file is read front to back, as a channel is. A mapped-ram file is read in three steps:
 //!
-//! 1. its **structure**: everything but pages, to its end, held against the rules of the format and against this
-//!    machine, before a byte of RAM is written or a device is given a byte (those with a stream have been told by then
-//!    that one will come). A file that was cut, that is another machine's, whose offsets point astray, stops here
-//!    ([`structure`]);
-//! 2. its **pages**, by several threads, straight into guest RAM ([`pages`]). A page whose bit is clear is zero,
-//!    whatever the file holds there;
-//! 3. the elements of the stream in their order, so the devices: read a second time, so that a device's state is
-//!    never held whole.
+//! 1. [`structure`] reads everything except pages to the end of the file. It checks the format's rules and this
+//!    machine before RAM is written or a device gets a byte. A device with a stream has been told by then that
+//!    the stream follows. A truncated file, a file of another machine, or a file with wrong offsets is refused
+//!    here.
+//! 2. [`pages`] reads pages by several threads directly into guest RAM. A page whose bit is clear is zero,
+//!    whatever the file contains at its place.
+//! 3. The stream's elements, and therefore the devices, are loaded in order. The file is read a second time, so
+//!    that a device's state is never kept in memory as a whole.
 //!
-//! The file must not change meanwhile, and if it did the guest does not start: its times tell, and blocks must be met
-//! again in step 3 where their pages were in step 2. A file does not answer and is not a peer: this side takes the guest over when all is loaded, and the file stays as it is.
+//! The file must not change meanwhile. A change is detected by the file's times, and because step 3 must find
+//! the same blocks as step 2. The guest then does not start.
+//!
+//! A file is not a peer and sends no answers. This side takes the guest over when everything is loaded, and
+//! leaves the file unchanged.
 
 mod pages;
 mod structure;
@@ -30,7 +33,7 @@ use super::shared::Shared;
 use crate::error::MigrationError;
 use crate::events::Event;
 
-/// Begins: there is nobody to wait for.
+/// Begins to load immediately, because there is no source to wait for.
 pub(super) fn begin(shared: &Shared) {
     if shared.begin().is_none() {
         return;
@@ -45,7 +48,7 @@ pub(super) fn begin(shared: &Shared) {
     shared.report(Fed::ChannelsReady);
 }
 
-/// Loads all of it, or until told to stop.
+/// Loads the whole file, or until the migration stops.
 pub(super) fn load(shared: &Arc<Shared>) {
     if let Err(error) = run(shared) {
         shared.fail(error);
@@ -62,7 +65,7 @@ fn run(shared: &Arc<Shared>) -> Result<(), MigrationError> {
     let mut blocks = Vec::new();
     if shared.capabilities.mapped_ram {
         blocks = structure::read(&mut loader, file)?;
-        // It is read once more, and counts then.
+        // The second reading counts the bytes, so the first is not counted.
         shared.received_bytes.store(0, Ordering::Relaxed);
         pages::load(shared, file, &blocks)?;
         if shared.stopping.load(Ordering::Acquire) {
@@ -83,7 +86,7 @@ fn run(shared: &Arc<Shared>) -> Result<(), MigrationError> {
             MainItem::MappedBlock { name, length_bytes, header, .. } => {
                 again.next().is_some_and(|block| block.is(name, *length_bytes, header))
             }
-            // Before the end is told, so before the guest can start.
+            // Checked before EOF is reported, and therefore before the guest can start.
             MainItem::Eof => again.len() == 0 && is_unchanged()?,
             _ => true,
         };

@@ -1,4 +1,4 @@
-//! Pages of a mapped-ram file into guest RAM, by several threads.
+//! Loads pages of a mapped-ram file into guest RAM, by several threads.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,14 +16,15 @@ use crate::threads::tried;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
-/// Pages that a thread claims together: 32 MiB.
+/// Pages that a thread claims together: 8192 pages are 32 MiB.
 const WINDOW_PAGES: u64 = 8192;
-/// Pages of one piece of I/O, at most: 2 MiB. Fresh memory is populated piece by piece, just ahead of its read.
+/// Most pages of one I/O: 512 pages are 2 MiB. New memory is populated in these pieces, just before it is read.
 const PIECE_PAGES: u64 = 512;
-/// Runs of fewer pages than this, 128 KiB, are read with their neighbours and copied: faster than many small reads.
+/// Shorter runs (below 32 pages, 128 KiB) are read together with their neighbours and copied. This is faster
+/// than many small reads.
 const SMALL_PAGES: u64 = 32;
 
-/// Loads all pages: those that the file holds from there, all others as zero.
+/// Loads all pages: those in the file from the file, all others as zero.
 pub(super) fn load(
     shared: &Shared,
     file: &Arc<PageFile>,
@@ -39,7 +40,7 @@ pub(super) fn load(
                 break;
             }
             if let Err(error) = lane.window(window) {
-                // The others need not go on.
+                // The other threads stop at their next claim.
                 next.store(u64::from(u32::MAX), Ordering::Relaxed);
                 return Err(error);
             }
@@ -65,7 +66,7 @@ pub(super) fn load(
     })
 }
 
-/// A part of a block: the block's place in the list, and pages.
+/// A range of pages in one block, by the block's index in the list.
 struct Window {
     block: usize,
     pages: Range<u64>,
@@ -82,14 +83,14 @@ fn windows(blocks: &[MappedBlock]) -> Vec<Window> {
     blocks.iter().enumerate().flat_map(of_block).collect()
 }
 
-/// One thread's work.
+/// The state of one loading thread.
 struct Lane<'a> {
     shared: &'a Shared,
     blocks: &'a [MappedBlock],
     sink: &'a dyn PageSink,
-    /// Large pieces, straight into RAM.
+    /// Reads large pieces directly into RAM.
     queue: PageQueue,
-    /// Small ones, through memory of its own.
+    /// Reads small pieces through its own buffer.
     reader: Option<RangeReader>,
     file: &'a Arc<PageFile>,
 }
@@ -134,7 +135,7 @@ impl<'a> Lane<'a> {
         Ok(())
     }
 
-    /// Sends for a run, straight into RAM.
+    /// Starts the reads of a run, directly into RAM.
     fn read(&mut self, block: &MappedBlock, run: PageRun) -> Result<(), MigrationError> {
         let mut rest = Some(run);
         while let Some(run) = rest {
@@ -148,7 +149,7 @@ impl<'a> Lane<'a> {
         Ok(())
     }
 
-    /// Reads small runs with what lies between them, and copies them.
+    /// Reads small runs together with the gaps between them, and copies the runs.
     fn copy(&mut self, block: &MappedBlock, runs: &[PageRun]) -> Result<(), MigrationError> {
         if runs.is_empty() {
             return Ok(());
@@ -171,7 +172,7 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// Waits until all pages are there.
+    /// Waits until all reads have completed.
     fn finish(&mut self) -> Result<(), MigrationError> {
         self.queue.drain().map_err(MigrationError::storage)
     }

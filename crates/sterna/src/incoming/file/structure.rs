@@ -1,4 +1,4 @@
-//! Everything of a mapped-ram file but its pages, checked before anything is touched.
+//! Reads a mapped-ram file's structure, without pages, and checks it before RAM or devices change.
 
 use std::sync::Arc;
 
@@ -10,29 +10,31 @@ use sterna_wire::mapped_ram::{MappedHeader, bitmap_bytes};
 use crate::error::MigrationError;
 use crate::incoming::loader::{Loader, Read};
 
-/// A block and its pages in the file.
+/// A block, and the pages that the file contains.
 #[derive(Debug)]
 pub(super) struct MappedBlock {
-    /// As the file has it.
+    /// The block's name in the file.
     pub name: String,
     pub length_bytes: u64,
-    /// Its index in this side's RAM.
+    /// The block's index in this side's RAM.
     pub index: usize,
     pub header: MappedHeader,
-    /// Pages that the file holds; all others are zero.
+    /// Pages that the file contains. All others are zero.
     pub held: PageBitmap,
 }
 
 impl MappedBlock {
-    /// Whether this is what the file says of it when it is read again.
+    /// Whether the second reading of the file describes the same block.
     pub(super) fn is(&self, name: &str, length_bytes: u64, header: &MappedHeader) -> bool {
         (self.name.as_str(), self.length_bytes, &self.header) == (name, length_bytes, header)
     }
 }
 
-/// Reads on to the end of the file. The decoder holds every element against its rules and against this machine:
-/// machine type, capabilities, names and lengths of blocks, places of bitmaps and pages, devices, versions. Nothing
-/// but the blocks is kept: devices may have more state than there is memory to hold it.
+/// Reads to the end of the file.
+///
+/// The decoder checks every element against the format's rules and against this machine: machine type,
+/// capabilities, names and lengths of blocks, places of bitmaps and pages, devices, versions. Only the blocks
+/// are kept, because devices may have more state than fits into memory.
 pub(super) fn read(
     loader: &mut Loader<'_>,
     file: &Arc<PageFile>,
@@ -61,7 +63,7 @@ pub(super) fn read(
                 u64::from_le_bytes([word[0], word[1], word[2], word[3], word[4], word[5], word[6], word[7]])
             })
             .collect();
-        // Bits after the last page mean nothing (specs/mapped-ram.md §4.5).
+        // Bits after the last page are ignored (specs/mapped-ram.md §4.5).
         held.merge_words(0, &words);
         Ok(MappedBlock { name: name.clone(), length_bytes: *length_bytes, index, header: *header, held })
     };

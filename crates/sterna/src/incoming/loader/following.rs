@@ -1,4 +1,4 @@
-//! What belongs to postcopy on the main channel: the package, and the pages that follow the guest.
+//! The main channel in postcopy: the package, and the pages that arrive after the guest's switch.
 
 use std::sync::atomic::Ordering;
 
@@ -9,11 +9,11 @@ use super::{CHANNEL, Loader};
 use crate::error::MigrationError;
 use crate::incoming::postcopy;
 
-/// What a package has beside the bodies of devices: commands, and the heads of sections.
+/// Bytes that a package may contain besides the devices' bodies: commands and section headers.
 const PACKAGE_SLACK: u64 = 1 << 20;
 
 impl Loader<'_> {
-    /// Reads all of a package, and has it loaded; meanwhile pages can come.
+    /// Reads a whole package, and hands it to the thread that loads it. Meanwhile pages can arrive.
     pub(super) fn package(&mut self, bytes: usize) -> Result<(), MigrationError> {
         self.shared.postcopy.commands.lock().packaged()?;
         let most = self.shared.expectations().device_state_bytes.saturating_add(PACKAGE_SLACK);
@@ -50,7 +50,7 @@ impl Loader<'_> {
         postcopy::take_package(self.shared, items)
     }
 
-    /// A page that comes while the guest runs.
+    /// Reads a page that arrives while the guest runs.
     pub(super) fn following_page(&mut self, block: usize, offset: u64) -> Result<(), MigrationError> {
         if !self.reader.fill(PAGE_SIZE)? {
             let what = format!("the main channel ended inside a page, at byte {}", self.decoder.position());

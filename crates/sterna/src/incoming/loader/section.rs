@@ -1,4 +1,4 @@
-//! Sections of devices: the handover, chunks of devices' streams, and the state of all others.
+//! Sections of devices: the handover, chunks of device streams, and the state of other devices.
 
 use sterna_proto::MigrationId;
 use sterna_proto::destination::Event as Fed;
@@ -54,11 +54,10 @@ impl Loader<'_> {
         })
     }
 
-    /// Over RDMA, a Sterna has named its migration when it connected (specs/rdma.md §2.3).
+    /// Refuses a migration other than the one that the source named when it connected.
     fn check_session(&self, id: MigrationId) -> Result<(), MigrationError> {
-        let introduction = self.shared.rdma.as_ref().and_then(|rdma| rdma.introduction());
-        match introduction {
-            Some(introduction) if introduction.session != id.0 => {
+        match self.shared.carrier.session() {
+            Some(session) if session != id => {
                 let rule = "another migration's id than the session of the RDMA connection";
                 let error =
                     WireError::misbehaved("handover", self.decoder.position(), "specs/rdma.md §2.3", rule);
@@ -69,12 +68,12 @@ impl Loader<'_> {
     }
 }
 
-/// A part of a stream's section. START and END are empty.
+/// Stores a chunk from a stream's section. START and END sections are empty.
 fn chunk_of_section(inbox: &Inbox, body: &[u8]) -> Result<(), MigrationError> {
     if body.is_empty() {
         return Ok(());
     }
-    // The decoder has held the length against the most that a chunk has.
+    // The decoder has already checked the length against the limit of a chunk.
     let mut payload = inbox.buffer(body.len() as u32)?;
     payload.copy_from_slice(body);
     inbox.put(payload)

@@ -1,4 +1,4 @@
-//! Descriptors are held against what was promised of them, and mapped.
+//! Checks descriptors of guest memory and devices against the source's table, and maps them.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -11,14 +11,15 @@ use crate::error::MigrationError;
 use crate::threads::call;
 use crate::vm::HostDescriptors;
 
-/// What came, and is this machine's until it is given back.
+/// Memory and device descriptors that this machine uses until they are given back.
 #[derive(Default)]
 pub(in crate::incoming) struct Taken {
     memory: Vec<TakenMemory>,
     held: Vec<Arc<dyn HostDescriptors>>,
 }
 
-/// Maps the memory of every block of `ram`, read-only, and gives devices of `held` what came for them. On an error all is as it was.
+/// Maps the memory of every block of `ram` read-only, and gives the devices in `held` their descriptors. An
+/// error leaves everything unchanged.
 pub(in crate::incoming) fn take(
     ram: &GuestRam,
     table: &[HandedOver],
@@ -67,7 +68,7 @@ pub(in crate::incoming) fn take(
     }
     let mut taken = Taken { memory: taken, held: Vec::new() };
     for (ours, came) in of_devices {
-        // Counted as taken before it is tried: half of it is to be undone, too.
+        // Recorded before the attempt, so that a half-completed take is undone as well.
         taken.held.push(Arc::clone(ours));
         let name = ours.name();
         if let Err(error) = call(format!("HostDescriptors::take of {name:?}"), || ours.take(came)) {
@@ -79,13 +80,18 @@ pub(in crate::incoming) fn take(
 }
 
 impl Taken {
-    /// Memory is writable from now on.
+    /// Whether it includes memory of the source.
+    pub(in crate::incoming) fn has_memory(&self) -> bool {
+        !self.memory.is_empty()
+    }
+
+    /// Makes the memory writable.
     pub(in crate::incoming) fn keep(&mut self) -> Result<(), MigrationError> {
         self.memory.iter_mut().try_for_each(|memory| Ok(memory.keep()?))
     }
 
-    /// Undoes all: what this side has kept it lets go of, since only a source that has the guest wants it to be discarded. Gives
-    /// what could not be undone.
+    /// Undoes everything, and returns the errors. Memory that this side has already kept is released without
+    /// discarding, because only a source that has the guest may want it discarded.
     pub(in crate::incoming) fn give_back(&mut self) -> Vec<String> {
         self.held.drain(..).for_each(|held| held.let_go());
         let undone = self.memory.drain(..).map(|memory| {
@@ -110,7 +116,7 @@ fn check_counts(ram: &GuestRam, table: &[HandedOver], descriptors: usize) -> Res
     }
 }
 
-/// No byte of a file is memory of two blocks.
+/// Checks that no byte of a file is memory of two blocks.
 fn check_apart(taken: &[TakenMemory], memory: &TakenMemory) -> Result<(), MigrationError> {
     let place =
         |memory: &TakenMemory| memory.place().map_err(|error| MigrationError::System(error.to_string()));

@@ -1,4 +1,5 @@
-//! Who is taken where strangers come too. Connections are here, or not, as each test says; no clock decides.
+//! Choice of channels when strangers connect as well. Each test states which other connections exist, so no
+//! clock decides.
 
 use super::*;
 
@@ -6,12 +7,12 @@ const OURS: Uuid = [1; 16];
 const STRANGERS: Uuid = [2; 16];
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// Two multifd channels and a main one.
+/// Places for two multifd channels and a main channel.
 fn places(grace: Duration) -> Places {
     Places { grace, ..Places::new(2) }
 }
 
-/// A connection and its peer.
+/// Two ends of a connection.
 fn connection() -> (Arc<Channel>, Channel) {
     let (ours, theirs) = Channel::pair().unwrap();
     (Arc::new(ours), theirs)
@@ -28,7 +29,7 @@ fn initial_packets_of_strangers_do_not_decide_which_channels_are_the_migrations(
     for (id, (lane, _)) in peers.iter().enumerate().take(2) {
         assert_eq!(places.offer_lane(id, STRANGERS, lane, &|| true), Offer::Waits);
     }
-    // The source's own have not said theirs when its main channel has.
+    // The source's multifd channels have not sent their initial packets when its main channel has.
     let main = &peers[4].0;
     assert_eq!(places.offer_main(main, &|| true), Offer::Waits);
     assert_eq!(places.offer_lane(0, OURS, &peers[2].0, &|| true), Offer::Waits);
@@ -67,7 +68,7 @@ fn strangers_whole_configuration_gives_way_to_the_newest_while_others_may_come()
 
 #[test]
 fn main_channel_whose_peer_has_closed_is_taken_only_if_nobody_is_left() {
-    // Nobody is waited for.
+    // No grace period.
     let places = places(Duration::ZERO);
     let peers: Vec<_> = (0..2).map(|_| connection()).collect();
     let (dead, peer) = connection();

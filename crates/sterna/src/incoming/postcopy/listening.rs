@@ -1,4 +1,4 @@
-//! Where a source is waited for that comes back: the first address, and one that an operator names.
+//! The addresses where a source may reconnect: the first one, and one that an operator names.
 
 use std::thread::JoinHandle;
 
@@ -8,22 +8,22 @@ use sterna_transport::{Address, CancelFlag};
 
 use crate::settings_error::SettingsError;
 
-/// Why no other address is listened at. Nothing was changed.
+/// Why no additional address could be bound. Nothing has changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RecoverError {
-    /// There is nothing to recover.
+    /// The migration is not in a state that needs a recovery.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// No source of its can come to that address.
+    /// The source of this migration cannot connect to that address.
     #[error(transparent)]
     Settings(#[from] SettingsError),
-    /// The address cannot be bound.
+    /// The system refused to bind the address. Contains its message.
     #[error("{0}")]
     System(String),
 }
 
-/// The address that an operator has named last.
+/// The address that an operator has named most recently, with its listener thread.
 #[derive(Default)]
 pub(in crate::incoming) struct Listening(Mutex<Option<Open>>);
 
@@ -34,18 +34,18 @@ struct Open {
 }
 
 impl Listening {
-    /// Where it is.
+    /// The bound address, if there is one.
     pub(in crate::incoming) fn address(&self) -> Option<Address> {
         self.0.lock().as_ref().map(|open| open.address.clone())
     }
 
-    /// From now on this one is listened at.
+    /// Stores a new listener, and ends the previous one.
     pub(in crate::incoming) fn put(&self, address: Address, cancel: CancelFlag, thread: JoinHandle<()>) {
         let before = self.0.lock().replace(Open { address, cancel, thread });
         end(before);
     }
 
-    /// None any more.
+    /// Ends the listener, if there is one.
     pub(in crate::incoming) fn end(&self) {
         let open = self.0.lock().take();
         end(open);
@@ -55,9 +55,10 @@ impl Listening {
 fn end(open: Option<Open>) {
     let Some(Open { cancel, thread, .. }) = open else { return };
     cancel.cancel();
-    // An observer may drop the last handle on that very thread, which then ends by itself.
+    // An observer may drop the last handle on the listener thread itself. That thread cannot join itself, and
+    // ends alone.
     if thread.thread().id() != std::thread::current().id() {
-        // One that panicked has said so.
+        // An error of the join is ignored: a panic in the thread was already reported.
         let _ = thread.join();
     }
 }

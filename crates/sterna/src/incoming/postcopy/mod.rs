@@ -1,18 +1,19 @@
-//! A guest that runs here before its pages are there (specs/postcopy.md).
+//! Postcopy at the destination: a guest that runs here while pages are missing (specs/postcopy.md).
 //!
-//! Until LISTEN memory comes as in any migration. Then the pages that did not come, or that have changed since, are taken
-//! away, and whoever touches one waits. The devices are loaded by a thread of their own, since loading may touch such a page;
-//! the loader goes on to read the main channel and places pages. A thread asks the source for those that are waited for.
+//! Until LISTEN, memory arrives as in any migration. Then the pages that did not arrive, or have changed since,
+//! are unmapped, so that a thread that touches one blocks.
+//! A separate thread loads the devices, because loading may touch such a page. The loader continues to read the
+//! main channel, and places pages. Another thread requests the pages that threads wait for.
 //!
 //! | module | contains |
 //! | --- | --- |
-//! | `faults` | asks for what is waited for |
+//! | `faults` | requests the pages that threads wait for |
 //! | `package` | the devices, and RUN |
-//! | `preempt` | the channel of requested pages |
-//! | `recovery` | goes on over another connection after a loss |
-//! | `listening` | where a source is waited for that comes back |
+//! | `preempt` | the preempt channel, which carries requested pages |
+//! | `recovery` | continues over another connection after a loss |
+//! | `listening` | the additional address where a source may reconnect |
 //!
-//! What they share is in [`super::arriving`].
+//! The state that these modules share is in [`super::arriving`].
 
 mod faults;
 pub(super) mod listening;
@@ -35,33 +36,18 @@ use super::arriving::{ArrivingPages, Commands};
 use super::shared::Shared;
 use super::target::Target;
 use crate::error::MigrationError;
+use crate::events::Event;
 use crate::pages::RamSink;
 use crate::params::Capabilities;
 use crate::postcopy::page_sizes;
 use crate::settings_error::SettingsError;
 use crate::start_error::StartError;
-use crate::threads::{self, call};
+use crate::threads::{self, caught};
 
-/// Whether this side can take a guest whose pages come later.
-pub(super) fn check(
-    target: &dyn Target,
-    capabilities: &Capabilities,
-    is_file: bool,
-    is_rdma: bool,
-) -> Result<(), StartError> {
-    let Capabilities { postcopy_ram, postcopy_preempt, postcopy_blocktime, mapped_ram, .. } = *capabilities;
-    for (is_on, what) in [(postcopy_preempt, "postcopy_preempt"), (postcopy_blocktime, "postcopy_blocktime")]
-    {
-        if is_on && !postcopy_ram {
-            return Err(SettingsError::NeedsPostcopy { what }.into());
-        }
-    }
-    if !postcopy_ram {
+/// Checks whether this side can take a guest whose pages arrive later.
+pub(super) fn check(target: &dyn Target, capabilities: &Capabilities) -> Result<(), StartError> {
+    if !capabilities.postcopy_ram {
         return Ok(());
-    }
-    let excluded = [(is_file, "a file"), (is_rdma, "rdma:"), (mapped_ram, "mapped_ram")];
-    if let Some((_, what)) = excluded.into_iter().find(|(is_so, _)| *is_so) {
-        return Err(SettingsError::PostcopyExcludes { what }.into());
     }
     if !target.can_run_early() {
         return Err(SettingsError::PostcopyExcludes { what: "a guest that does not arrive in a VM" }.into());
@@ -75,7 +61,7 @@ pub(super) fn check(
     MissingPages::check(ram).map_err(refused)
 }
 
-/// ADVISE has come: this side must be able to do it, with pages of the same sizes.
+/// Handles ADVISE: this side must be able to run postcopy, with the same page sizes as the source.
 pub(super) fn advised(shared: &Shared, host: u64, target: u64) -> Result<(), MigrationError> {
     shared.postcopy.commands.lock().advised(shared.ram_has_begun())?;
     let Some(ram) = shared.target.guest() else {
@@ -93,7 +79,7 @@ pub(super) fn advised(shared: &Shared, host: u64, target: u64) -> Result<(), Mig
     })
 }
 
-/// Pages of a block have changed since they came, or did not come.
+/// Handles DISCARD: pages of a block have changed since they arrived, or did not arrive.
 pub(super) fn discard(
     shared: &Shared,
     block: usize,
@@ -117,7 +103,7 @@ pub(super) fn discard(
         }
         let (first, count) = (start / PAGE_SIZE as u64, bytes / PAGE_SIZE as u64);
         sink.forget(block, first, count);
-        // The guest may still run at the source: what is done now is not done while it stands.
+        // The guest may still run at the source. Unmapping now shortens the time in which it is paused.
         if count > 0 {
             ahead.get_or_insert_with(|| TakenAhead::new(ram)).take_away(block, first, count)?;
         }
@@ -125,13 +111,13 @@ pub(super) fn discard(
     Ok(())
 }
 
-/// The guest's memory, where pages are put.
+/// The sink that writes into the guest's memory.
 fn sink(shared: &Shared) -> Result<&RamSink, MigrationError> {
     let missing = || MigrationError::Internal("postcopy without a guest's memory".to_owned());
     shared.target.ram_sink().ok_or_else(missing)
 }
 
-/// LISTEN: from now on pages that are missing are waited for.
+/// Handles LISTEN: from now on a thread that touches a missing page waits for it.
 pub(super) fn listen(shared: &Arc<Shared>) -> Result<(), MigrationError> {
     shared.postcopy.commands.lock().listens()?;
     shared.report(Fed::PostcopyBegins);
@@ -158,7 +144,7 @@ pub(super) fn listen(shared: &Arc<Shared>) -> Result<(), MigrationError> {
     }
 }
 
-/// Starts the thread that places what comes over the channel of requested pages.
+/// Starts the thread that places pages of the preempt channel.
 fn receive_requested(
     shared: &Arc<Shared>,
     channel: Arc<Channel>,
@@ -167,27 +153,28 @@ fn receive_requested(
     spawn(shared, "preempt channel", move |shared| preempt::receive(shared, &channel, &arriving))
 }
 
-/// How many lanes may bring pages while the guest runs: those of a Sterna that has read what this side can do.
+/// Number of lanes that may carry pages while the guest runs: all lanes of a Sterna source that knows this
+/// side's features, otherwise 0.
 fn lanes_that_follow(shared: &Shared) -> usize {
     let is_sterna = shared.secret.lock().is_some();
     if is_sterna { shared.places.lanes() } else { 0 }
 }
 
-/// Takes what a package has in it. Its devices are loaded by another thread.
+/// Handles the package. Another thread loads its devices.
 pub(super) fn take_package(shared: &Arc<Shared>, items: Vec<MainItem>) -> Result<(), MigrationError> {
     let items = package::check(items)?;
     listen(shared)?;
     spawn(shared, "package", move |shared| package::load(shared, items))
 }
 
-/// What the source may not send after LISTEN.
+/// The error for an element that the source must not send after LISTEN.
 pub(super) fn unfit() -> MigrationError {
     let what = "after LISTEN it sent something else than whole pages, and one MULTIFD_FLUSH behind those of its multifd channels \
                 if they bring any (specs/postcopy.md §3, specs/extension.md §12.5)";
     MigrationError::PeerMisbehaved { what: what.to_owned() }
 }
 
-/// Starts a thread that ends with the loading.
+/// Starts a thread that ends when loading ends.
 fn spawn(
     shared: &Arc<Shared>,
     name: &str,
@@ -205,7 +192,7 @@ fn spawn(
     Ok(())
 }
 
-/// The source asks to hear that the guest was started.
+/// The source requests a message when the guest was started.
 pub(super) fn asked_for_start(shared: &Shared) -> Result<(), MigrationError> {
     if *shared.postcopy.commands.lock() != Commands::Running {
         let what = "the source asked whether the guest runs, before RUN".to_owned();
@@ -214,17 +201,25 @@ pub(super) fn asked_for_start(shared: &Shared) -> Result<(), MigrationError> {
     say_started(shared, shared.postcopy.is_asked_for_start())
 }
 
-/// The guest was started, or taken over paused.
+/// The guest was started, or taken over paused: tells the source if it has requested this.
 pub(super) fn has_started(shared: &Shared) -> Result<(), MigrationError> {
-    if let Some(blocktime) = shared.postcopy.arriving().and_then(|arriving| arriving.blocktime()) {
-        blocktime.name_vcpus(&call("TargetVm::threads_of_vcpus", || shared.target.threads_of_vcpus()));
-    }
     say_started(shared, shared.postcopy.has_started())
+}
+
+/// Asks the VMM for the vCPUs' threads, if waiting times are measured.
+pub(super) fn name_vcpus(shared: &Shared) {
+    if let Some(blocktime) = shared.postcopy.arriving().and_then(|arriving| arriving.blocktime()) {
+        let asked = caught("TargetVm::threads_of_vcpus", || shared.target.threads_of_vcpus());
+        match asked {
+            Ok(threads) => blocktime.name_vcpus(&threads),
+            Err(error) => shared.tell(&Event::Warning(error.to_string())),
+        }
+    }
 }
 
 fn say_started(shared: &Shared, is_due: bool) -> Result<(), MigrationError> {
     if is_due { shared.say(&ReturnMessage::Pong(extension::POSTCOPY_STARTED_PING)) } else { Ok(()) }
 }
 
-/// How often it is looked whether anything moves.
+/// Interval at which waiting threads check for progress.
 pub(super) const LOOK: Duration = Duration::from_millis(50);

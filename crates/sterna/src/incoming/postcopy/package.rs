@@ -11,7 +11,8 @@ use crate::error::MigrationError;
 use crate::incoming::shared::Shared;
 use crate::incoming::target::Section;
 
-/// Whether the package begins with LISTEN and has nothing in it that does not belong there. Gives what follows LISTEN.
+/// Checks that the package begins with LISTEN and contains only permitted elements. Returns the elements after
+/// LISTEN.
 pub(super) fn check(items: Vec<MainItem>) -> Result<Vec<MainItem>, MigrationError> {
     let mut items = items.into_iter();
     let first = items.next();
@@ -25,7 +26,7 @@ pub(super) fn check(items: Vec<MainItem>) -> Result<Vec<MainItem>, MigrationErro
         _ => false,
     };
     if let Some(at) = rest.iter().position(|item| !belongs(item)) {
-        // Not what it is: it may be long.
+        // The message names the position, not the element, which may be long.
         let what = format!("has something else in it than FULL sections, PINGs and RUN: element {}", at + 2);
         return Err(wrong(&what));
     }
@@ -36,7 +37,7 @@ pub(super) fn check(items: Vec<MainItem>) -> Result<Vec<MainItem>, MigrationErro
     Ok(rest)
 }
 
-/// Loads the devices. May wait for pages.
+/// Loads the devices. A device may wait for pages.
 pub(super) fn load(shared: &Arc<Shared>, items: Vec<MainItem>) -> Result<(), MigrationError> {
     for item in items {
         if shared.is_stopping() {

@@ -1,4 +1,4 @@
-//! The channel of requested pages (specs/postcopy.md §4, specs/extension.md §12).
+//! The preempt channel, which carries requested pages (specs/postcopy.md §4, specs/extension.md §12).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,24 +15,25 @@ use crate::incoming::greeting::Greeting;
 use crate::incoming::shared::Shared;
 
 const CHANNEL: &str = "preempt channel";
-/// Read at once: some pages.
+/// Bytes of one read: 64 KiB, some pages.
 const PIECE: usize = 64 << 10;
-/// How often it is looked whether the source's secret has come.
+/// Interval at which the thread checks whether the source's secret has arrived.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// Whether the next connection, whatever it begins with, is the preempt channel of a source that is no Sterna: it may be silent for
-/// long, and says nothing first.
+/// Whether the next connection is the preempt channel of a source that is not a Sterna.
+///
+/// Its first bytes do not matter: such a channel sends no greeting, and may be silent for a long time.
 pub(in crate::incoming) fn takes_any(shared: &Shared) -> bool {
     shared.capabilities.postcopy_preempt
         && shared.places.is_complete()
         && *shared.postcopy.commands.lock() >= Commands::Advised
         && shared.secret.lock().is_none()
         && shared.postcopy.preempt.lock().is_none()
-        // Then the main channel comes first.
+        // While the migration is paused, the next connection is the main channel.
         && !shared.is_paused()
 }
 
-/// A connection is the preempt channel: proven by its hello if there is one.
+/// Takes a connection as the preempt channel. A hello, if there is one, must prove that it is the source's.
 pub(in crate::incoming) fn take(
     shared: &Shared,
     greeting: &Greeting<'_>,
@@ -47,7 +48,7 @@ pub(in crate::incoming) fn take(
             return Err(MigrationError::Internal("a hello of full length is incomplete".to_owned()));
         };
         check(shared, greeting, &hello)?;
-        // It states no number, so it belongs to the channels that the migration began with.
+        // The hello has no session number, so it is valid only for the channels of the first session.
         if session(shared) > 0 || shared.postcopy.arriving().is_some() {
             return Err(old(channel));
         }
@@ -60,12 +61,12 @@ fn old(channel: &Channel) -> MigrationError {
     MigrationError::PeerMisbehaved { what }
 }
 
-/// The number of the session that is read: of precopy, or of a recovery, whose number is larger.
+/// The number of the current session: of precopy, or of a recovery, whose number is larger.
 pub(super) fn session(shared: &Shared) -> u32 {
     shared.lobby.session().max(*shared.postcopy.recovered_session.lock())
 }
 
-/// This is the preempt channel of session `of`.
+/// Stores `channel` as the preempt channel of session `of`.
 pub(super) fn put(shared: &Shared, channel: &Arc<Channel>, of: u32) -> Result<(), MigrationError> {
     if of != session(shared) || shared.lobby.is_open() {
         return Err(old(channel));
@@ -81,7 +82,7 @@ pub(super) fn put(shared: &Shared, channel: &Arc<Channel>, of: u32) -> Result<()
         return Err(MigrationError::PeerMisbehaved { what });
     }
     shared.begin_waiting_for(channel);
-    // One of an older session that came just when its session was lost.
+    // The replaced channel is one of an older session, which connected just when that session was lost.
     if let Some((_, lost)) = place.replace((of, Arc::clone(channel))) {
         lost.shutdown();
     }
@@ -97,7 +98,7 @@ fn check(shared: &Shared, greeting: &Greeting<'_>, hello: &PreemptHello) -> Resu
     if !shared.capabilities.postcopy_preempt {
         return Err(refused("came, and postcopy-preempt is off here"));
     }
-    // The handover may still be on its way, on the main channel.
+    // The handover section with the secret may still be on its way, on the main channel.
     let until = Instant::now() + Greeting::limit_of(shared.params.limits.setup);
     loop {
         let secret = shared.secret.lock().clone();
@@ -113,7 +114,7 @@ fn check(shared: &Shared, greeting: &Greeting<'_>, hello: &PreemptHello) -> Resu
     }
 }
 
-/// Waits for it: the source connects it before the package.
+/// Waits for the preempt channel. The source connects it before it sends the package.
 pub(super) fn await_channel(shared: &Shared) -> Result<Arc<Channel>, MigrationError> {
     let limit = shared.params.limits.setup;
     let until = Instant::now() + limit;
@@ -135,7 +136,7 @@ pub(super) fn await_channel(shared: &Shared) -> Result<Arc<Channel>, MigrationEr
     }
 }
 
-/// Places what comes, until the source closes the channel.
+/// Places pages from the channel until the source closes it.
 pub(super) fn receive(
     shared: &Shared,
     channel: &Channel,
@@ -155,7 +156,7 @@ pub(super) fn receive(
         buffer.drain(..at);
         position += at as u64;
         let count = match channel.read_some(&mut piece) {
-            // Whoever has what it needs asks for nothing.
+            // Silence is allowed: a guest that lacks no page requests nothing.
             Err(TransportError::Stalled { .. }) if !shared.is_stopping() => continue,
             Err(_) if shared.is_stopping() => return Ok(()),
             other => other?,
@@ -163,7 +164,7 @@ pub(super) fn receive(
         shared.received_bytes.fetch_add(count as u64, Ordering::Relaxed);
         if count == 0 {
             return match buffer.is_empty() {
-                // Whether all that was asked for has come is seen at the end.
+                // A later check finds out whether all requested pages have arrived.
                 true => Ok(()),
                 false => {
                     let what = format!("the preempt channel ended inside a record, at byte {position}");
@@ -190,7 +191,7 @@ impl Bad {
     }
 }
 
-/// Takes one record from the front of `bytes`; gives how many bytes it took, `None` if it is not all there.
+/// Takes one record from the front of `bytes`. Returns its length, or `None` if it is incomplete.
 fn take_record(
     shared: &Shared,
     arriving: &ArrivingPages,

@@ -1,11 +1,13 @@
-//! A connection takes the place of the one that was lost (specs/postcopy.md §5, specs/extension.md §14).
+//! Replaces a lost connection by a new one (specs/postcopy.md §5, specs/extension.md §14).
 //!
-//! Only a source that proves that it knows the migration's secret gets a byte, or changes anything. One that has sent no secret is no
-//! Sterna, and cannot prove anything: the first connection is taken that begins as its recovery does.
+//! Only a source that proves that it knows the migration's secret receives data or changes state. A source that
+//! has sent no secret is not a Sterna and cannot prove anything. In this case the first connection is taken
+//! whose first bytes are those of a recovery.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use sterna_proto::MigrationId;
 use sterna_proto::destination::{Destination, Event as Fed, State};
 use sterna_transport::Channel;
 use sterna_wire::extension::{Holds, MigrationSecret, ReconnectAnswer, ReconnectChannel, ReconnectHello};
@@ -16,15 +18,29 @@ use crate::error::MigrationError;
 use crate::incoming::greeting::Greeting;
 use crate::incoming::shared::Shared;
 
-/// The element that a recovery begins with: a command.
+/// The first byte of a recovery: the type of a command element.
 const COMMAND: u8 = 8;
-/// How often it is looked whether a source can be let in.
+/// Interval at which the thread checks whether a source can be accepted.
 const LOOK: Duration = Duration::from_millis(10);
 
 impl Shared {
-    /// Whether pages are missing and no connection brings them.
+    /// Whether pages are missing and no connection carries them.
     pub(in crate::incoming) fn is_paused(&self) -> bool {
         self.driver().is_some_and(|driver| driver.inspect(Destination::state) == State::PostcopyPaused)
+    }
+
+    /// Handles a question of the source while the guest starts in postcopy. A source that asks has closed its
+    /// channels. It relies on the machine's answer from then on.
+    pub(in crate::incoming) fn is_asked_while_starting(&self, id: MigrationId) {
+        if !self.driver().is_some_and(|driver| driver.inspect(Destination::starts_in_postcopy)) {
+            return;
+        }
+        if !self.is_paused() {
+            let what =
+                "the source has noticed that the connection is lost, and asks what became of its guest";
+            self.note_error(MigrationError::Transport(what.to_owned(), None));
+        }
+        self.report(Fed::StatusAsked(id));
     }
 
     fn is_recovering(&self) -> bool {
@@ -32,12 +48,12 @@ impl Shared {
     }
 }
 
-/// Whether a connection that begins so is the main channel of a source that cannot prove who it is.
+/// Whether these first bytes are those of a recovery by a source that cannot prove its identity.
 pub(in crate::incoming) fn is_unproven(shared: &Shared, magic: &[u8]) -> bool {
     magic.first() == Some(&COMMAND) && shared.secret.lock().is_none() && shared.is_paused()
 }
 
-/// Takes such a connection.
+/// Takes the main channel of a source that cannot prove its identity.
 pub(in crate::incoming) fn take_unproven(
     shared: &Shared,
     greeting: &Greeting<'_>,
@@ -47,8 +63,8 @@ pub(in crate::incoming) fn take_unproven(
     begin(shared, greeting.channel, None)
 }
 
-/// Takes a connection whose hello says that it belongs to a recovery, or is the preempt channel of a session of precopy that is not
-/// the first, and proves it.
+/// Takes a connection of a recovery, or the preempt channel of a later precopy session. Its hello has been
+/// authenticated.
 pub(in crate::incoming) fn take(
     shared: &Shared,
     channel: &Arc<Channel>,
@@ -60,7 +76,7 @@ pub(in crate::incoming) fn take(
     }
     let is_due = || match shared.postcopy.arriving() {
         Some(_) => shared.is_recovering() && hello.session == preempt::session(shared),
-        // The channel of the first session has a hello of its own.
+        // The preempt channel of the first session has another hello.
         None => hello.session > 0 && await_session(shared, hello.session),
     };
     if !shared.capabilities.postcopy_preempt || !is_due() {
@@ -69,7 +85,8 @@ pub(in crate::incoming) fn take(
     preempt::put(shared, channel, hello.session)
 }
 
-/// Whether this session of precopy is read. The hello of its preempt channel may overtake those of its multifd channels.
+/// Whether this precopy session is current. The hello of its preempt channel may arrive before the hellos of
+/// its multifd channels.
 fn await_session(shared: &Shared, session: u32) -> bool {
     let until = Instant::now() + Greeting::limit_of(shared.params.limits.setup);
     loop {
@@ -102,7 +119,7 @@ fn take_main(
         return Err(refuse(channel, "has an old number: its connection is an old one, or comes twice"));
     }
     if !shared.is_paused() {
-        // The source has given up what this side may still take for a connection.
+        // The source has abandoned a connection that this side may still consider open.
         let what = "the source has noticed that the connection is lost, and connects again";
         shared.note_error(MigrationError::Transport(what.to_owned(), None));
         shared.report(Fed::Superseded);
@@ -115,7 +132,7 @@ fn take_main(
     begin(shared, channel, Some(hello.session))
 }
 
-/// Waits until nothing of the lost channels is left.
+/// Waits until all threads of the lost channels have ended.
 fn wait_until_free(
     shared: &Shared,
     channel: &Channel,
@@ -139,9 +156,9 @@ fn wait_until_free(
     }
 }
 
-/// From now on this is the main channel.
+/// Makes this connection the main channel.
 fn begin(shared: &Shared, channel: &Arc<Channel>, session: Option<u32>) -> Result<(), MigrationError> {
-    // One after the other: what comes first is let in.
+    // Under a lock, so that only the first of several connections is accepted.
     let mut begun = shared.postcopy.recovered_session.lock();
     let may = shared.driver().is_some_and(|driver| driver.inspect(Destination::may_recover));
     if !may || session.is_some_and(|session| shared.lobby.last() != session) {
@@ -156,7 +173,7 @@ fn begin(shared: &Shared, channel: &Arc<Channel>, session: Option<u32>) -> Resul
     })
 }
 
-/// RECV_BITMAP: answers which pages of a block are here.
+/// Handles RECV_BITMAP: sends which pages of a block are in place.
 pub(in crate::incoming) fn say_received(
     shared: &Shared,
     block: Option<usize>,
@@ -174,7 +191,7 @@ pub(in crate::incoming) fn say_received(
     shared.write_main(&bytes)
 }
 
-/// POSTCOPY_RESUME: pages come again.
+/// Handles POSTCOPY_RESUME: pages arrive again.
 pub(in crate::incoming) fn resume(shared: &Arc<Shared>) -> Result<(), MigrationError> {
     check_state(shared, "POSTCOPY_RESUME")?;
     if shared.capabilities.postcopy_preempt
@@ -197,7 +214,7 @@ fn check_state(shared: &Shared, what: &str) -> Result<(), MigrationError> {
     Err(MigrationError::PeerMisbehaved { what })
 }
 
-/// Tells the source that this side goes on, and asks for what is still waited for.
+/// Tells the source that this side has resumed, and repeats the requests for missing pages.
 pub(in crate::incoming) fn say_resumed(shared: &Shared) -> Result<(), MigrationError> {
     let mut asking = shared.postcopy.asking.lock();
     asking.open();

@@ -1,4 +1,4 @@
-//! What becomes of a connect request.
+//! Decides on RDMA connect requests, and accepts the admitted ones.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,14 +12,15 @@ use super::super::greeting::Greeting;
 use super::super::questions;
 use super::super::shared::Shared;
 use super::state::Rdma;
+use super::writer_request::WriterRequest;
 use crate::error::MigrationError;
 use crate::rdma::{DestinationStream, LaneDestinationStream, QuestionStream};
 use crate::threads::{self, tried};
 
-/// Questions that are answered at the same time: anyone who reaches the port may ask.
+/// Most questions that are answered in parallel, because anyone who reaches the port may ask.
 const QUESTIONS: usize = 32;
 
-/// Says that something was refused, unless too much of that was said.
+/// Warns about a refusal, unless too many were reported recently.
 pub(super) fn refuse(shared: &Shared, rdma: &Rdma, text: &str) {
     match rdma.refusals.next(text) {
         Some(text) => warn(shared, &text),
@@ -27,28 +28,28 @@ pub(super) fn refuse(shared: &Shared, rdma: &Rdma, text: &str) {
     }
 }
 
-/// A request that was admitted.
+/// A connect request that was admitted.
 struct Admitted {
     request: Box<dyn Request>,
     part: Part,
     reply: ConnectReply,
-    /// The source that it belongs to.
+    /// The number of the source to which the connection is assigned.
     source: u64,
     peer: String,
 }
 
-/// Decides on a request: rejects it, or lets a thread accept it, which may take as long as the peer likes.
+/// Rejects a request, or starts a thread that accepts it. Accepting may take as long as the peer likes.
 pub(super) fn take(shared: &Arc<Shared>, rdma: &Arc<Rdma>, request: Box<dyn Request>) {
     let peer = format!("rdma:{}", request.peer());
     match rdma.admit(request.private_data(), shared.places.is_complete()) {
         Err(refused) => {
-            // Without a word: a QEMU would take it for its version.
+            // With empty private data, because a QEMU would interpret other data as a version.
             let rejected = request.reject(&[]).err().map(|error| format!(" ({error})")).unwrap_or_default();
             refuse(shared, rdma, &format!("connection refused: {peer}: {refused}{rejected}"));
         }
         Ok((part, mut reply, source)) => {
             if reply.introduction.is_some() && reply.pin_all {
-                // A Sterna understands that nothing needs to be pinned.
+                // A Sterna source understands that nothing needs to be pinned.
                 reply.pin_all = !request.adapter().has_on_demand_paging();
             }
             if part == Part::Question && rdma.questions.fetch_add(1, Ordering::SeqCst) >= QUESTIONS {
@@ -92,11 +93,13 @@ impl Admitted {
         }
     }
 
-    /// The main connection: the channel that the guest comes on, if its first bytes fit.
+    /// Accepts the main connection, and uses it as the main channel if its first bytes fit.
     fn main(self, shared: &Arc<Shared>, rdma: &Arc<Rdma>) -> Result<(), MigrationError> {
         let setup = shared.params.limits.setup;
         let limit = Greeting::limit_of(setup);
-        let stream = DestinationStream::accept(self.request, &self.reply, limit, &shared.closing);
+        let request =
+            Box::new(WriterRequest { request: self.request, rdma: Arc::clone(rdma), source: self.source });
+        let stream = DestinationStream::accept(request, &self.reply, limit, &shared.closing);
         let stream = Arc::new(stream.map_err(|error| refused(&self.peer, &error))?);
         let channel = Arc::new(Channel::over(stream.clone(), self.peer));
         if !rdma.accepted_main(self.source, stream) {
@@ -105,13 +108,13 @@ impl Admitted {
         enter(shared, &channel);
         greet_with(shared, channel, |shared, channel| main_channel(shared, &Greeting::new(channel, setup)));
         if !shared.places.is_complete() {
-            // The next source can come.
+            // The next source can connect.
             rdma.gone(Part::Main, self.source);
         }
         Ok(())
     }
 
-    /// A lane: a multifd channel, if its first bytes fit.
+    /// Accepts a lane, and uses it as a multifd channel if its first bytes fit.
     fn lane(self, shared: &Arc<Shared>, rdma: &Arc<Rdma>) -> Result<(), MigrationError> {
         let setup = shared.params.limits.setup;
         let limit = Greeting::limit_of(setup);
@@ -119,7 +122,9 @@ impl Admitted {
             what: format!("{}: {}, and its main connection is gone", self.peer, self.part),
         };
         rdma.wait_for_main(self.source, limit).ok_or_else(gone)?;
-        let stream = LaneDestinationStream::accept(self.request, &self.reply, limit, &shared.closing);
+        let request =
+            Box::new(WriterRequest { request: self.request, rdma: Arc::clone(rdma), source: self.source });
+        let stream = LaneDestinationStream::accept(request, &self.reply, limit, &shared.closing);
         let stream = Arc::new(stream.map_err(|error| refused(&self.peer, &error))?);
         let channel = Arc::new(Channel::over(stream.clone(), self.peer));
         if !rdma.accepted_lane(self.source, stream) {
@@ -130,7 +135,7 @@ impl Admitted {
         Ok(())
     }
 
-    /// Answers it, on its own connection.
+    /// Answers a question on its own connection.
     fn question(self, shared: &Arc<Shared>) -> Result<(), MigrationError> {
         let setup = shared.params.limits.setup;
         let limit = Greeting::limit_of(setup);

@@ -1,4 +1,4 @@
-//! Listening: every connect request is decided on before anything is allocated for it.
+//! Listens for RDMA connect requests. Each is decided on before a resource is allocated for it.
 
 use std::io;
 use std::net::SocketAddr;
@@ -17,11 +17,11 @@ use crate::error::MigrationError;
 use crate::params::Parameters;
 use crate::threads;
 
-/// Requests that may wait for the listener thread.
+/// Connect requests that may wait for the listener thread.
 const BACKLOG: u32 = 64;
 
-/// Listens at a host name or number; an empty one stands for all addresses. Gives the port, too, which the system has
-/// chosen for 0.
+/// Listens at a host name or address; an empty one means all addresses. Returns the port as well, which the
+/// system chooses for port 0.
 pub(in crate::incoming) fn bind(
     (host, port): (&str, u16),
     params: &Parameters,
@@ -47,7 +47,7 @@ fn addresses(host: &str, port: u16, limit: Duration) -> io::Result<Vec<SocketAdd
     resolve(host, port, Instant::now().checked_add(limit), &CancelFlag::new())
 }
 
-/// Starts the listener thread. The port is free when it has ended.
+/// Starts the listener thread. The port is released when the thread has ended.
 pub(in crate::incoming) fn spawn(
     shared: &Arc<Shared>,
     rdma: &Arc<Rdma>,
@@ -63,7 +63,8 @@ fn listen(shared: &Arc<Shared>, rdma: &Arc<Rdma>, listener: &dyn Listener) {
         match listener.accept(None, &shared.closing) {
             Ok(request) => connect::take(shared, rdma, request),
             Err(RdmaError::Cancelled { .. }) => break,
-            // Out of memory for a moment, or a device is gone: a question may still come.
+            // Memory is short at the moment, or a device was removed. The listener continues, because a
+            // question may still arrive.
             Err(error) => {
                 connect::refuse(shared, rdma, &format!("cannot take a connect request now: {error}"));
                 if shared.closing.is_cancelled() {

@@ -1,16 +1,18 @@
 //! The destination of a migration over RDMA (specs/rdma.md).
 //!
-//! A listener thread decides on each connect request before a queue pair or memory is there for it ([`listen`]). The main
-//! connection and the return path become one channel, on which everything goes on as over a socket ([`connect`]). At a hook
-//! of the stream the loader carries out a phase ([`phase`]): it registers guest memory, which the source then writes
-//! without this side's doing ([`windows`]).
+//! A listener thread decides on each connect request before it allocates a queue pair or memory ([`listen`]).
+//! The main connection and the return path form one channel, which is then used as over a socket ([`connect`]).
+//! At a hook of the stream the loader runs a phase ([`phase`]). A phase registers guest memory, which the
+//! source then writes without the CPU of this side ([`windows`]).
 //!
-//! | when | what the source can do to guest memory |
+//! | when | the source's access to guest memory |
 //! | --- | --- |
-//! | a phase has registered a window | write it, unseen |
-//! | everything is loaded, before *prepare* is answered and before the guest starts | nothing any more: its right to write is taken from every queue pair ([`state::Rdma::end_writes`]) |
-//! | the channels are closed | the queue pairs are gone, and then the registrations ([`state::Rdma::close`]) |
+//! | a phase has registered a window | the source can write the window, unnoticed by this side |
+//! | everything is loaded, before *prepare* is answered and before the guest starts | none: the right to write is removed from the main connection and the lanes, and half-open connections are destroyed ([`state::Rdma::end_writes`]) |
+//! | at any time, over the return path or a question's connection | none: each uses its own protection domain |
+//! | the channels are closed | none: the queue pairs are destroyed first, and then the registrations ([`state::Rdma::close`]) |
 
+pub(super) mod carrier;
 mod connect;
 pub(super) mod listen;
 pub(super) mod phase;
@@ -18,3 +20,5 @@ mod refusals;
 mod source_chunk;
 pub(super) mod state;
 mod windows;
+mod writer_request;
+mod writers;

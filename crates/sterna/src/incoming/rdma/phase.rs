@@ -1,4 +1,5 @@
-//! A phase: the commands between a hook of the stream and REGISTER_FINISHED (specs/rdma.md §5.3).
+//! A phase of an RDMA migration: the commands between a hook of the stream and REGISTER_FINISHED (specs/rdma.md
+//! §5.3).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,37 +14,41 @@ use sterna_wire::rdma::{
     RegisterResult, UnregisterRequest, ZeroRange, encode_empty, encode_records,
 };
 
-use super::super::shared::Shared;
 use super::source_chunk::SourceChunk;
 use super::state::Rdma;
 use crate::error::MigrationError;
-use crate::events::Event;
+use crate::incoming::carrier::{Hooks, Receiver};
 use crate::pages::RamSink;
 use crate::rdma::{DestinationStream, register, register_on_demand};
 
 const CHANNEL: &str = "commands over RDMA";
 
-/// Carries out the phases of one migration, for its loader.
+/// Runs the phases of one migration, on its loader's thread.
 pub(in crate::incoming) struct Phases<'a> {
-    shared: &'a Shared,
+    receiver: &'a dyn Receiver,
     rdma: &'a Rdma,
     channel: Arc<Channel>,
-    /// The index in this side's RAM of each block of the source's list.
+    /// For each block of the source's list, its index in this side's RAM.
     blocks: Vec<usize>,
-    /// Once the source has asked for them.
+    /// The blocks' places, once the source has requested them.
     places: Option<BlockPlaces>,
     source_chunk: SourceChunk,
-    /// An operator was told that windows are smaller than they should be.
+    /// The operator was warned that windows are smaller than they should be.
     has_warned: bool,
-    /// Memory is registered without pinning it: if the adapter announces that, until it refuses. `None`: it was not asked.
+    /// Whether memory is registered without pinning. `None`: the adapter was not asked yet. Becomes false when
+    /// the adapter refuses.
     is_on_demand: Option<bool>,
 }
 
 impl<'a> Phases<'a> {
-    pub(in crate::incoming) fn new(shared: &'a Shared, rdma: &'a Rdma, channel: Arc<Channel>) -> Self {
+    pub(in crate::incoming) fn new(
+        receiver: &'a dyn Receiver,
+        rdma: &'a Rdma,
+        channel: Arc<Channel>,
+    ) -> Self {
         let (blocks, source_chunk) = (Vec::new(), SourceChunk::default());
         Self {
-            shared,
+            receiver,
             rdma,
             channel,
             blocks,
@@ -53,24 +58,21 @@ impl<'a> Phases<'a> {
             is_on_demand: None,
         }
     }
+}
 
-    /// The source's block list has come; every name in it is one of `table`'s.
-    pub(in crate::incoming) fn blocks_came(
-        &mut self,
-        list: &BlockList,
-        table: &BlockTable,
-    ) -> Result<(), MigrationError> {
+impl Hooks for Phases<'_> {
+    fn blocks_came(&mut self, list: &BlockList, table: &BlockTable) -> Result<(), MigrationError> {
         let own = list.blocks.iter().map(|block| table.find(block.name.as_bytes()));
         let unknown = || MigrationError::Internal("a block that passed is not in the table".to_owned());
         self.blocks = own.collect::<Option<_>>().ok_or_else(unknown)?;
         Ok(())
     }
 
-    /// The stream has come to a hook: carries out commands until the source goes on with the stream.
-    pub(in crate::incoming) fn run(&mut self) -> Result<(), MigrationError> {
+    /// Runs commands until the source continues the stream.
+    fn run(&mut self) -> Result<(), MigrationError> {
         let stream = self.rdma.stream()?;
         stream.begin_phase().map_err(|error| self.broken(error))?;
-        let limit = Some(self.shared.params.limits.stall);
+        let limit = Some(self.receiver.stall_limit());
         loop {
             let (arrival, message) = stream.next_command(limit).map_err(|error| self.broken(error))?;
             self.rdma.commands.fetch_add(1, Ordering::Relaxed);
@@ -91,9 +93,11 @@ impl<'a> Phases<'a> {
             }
         }
     }
+}
 
-    /// RAM_BLOCKS_REQUEST: where the blocks are; with pin-all their keys, too. A Sterna is told the keys of blocks that are
-    /// registered on demand: it needs no other.
+impl Phases<'_> {
+    /// Answers RAM_BLOCKS_REQUEST with the blocks' places, and with their keys if pin-all is on. A Sterna
+    /// source also gets the keys of blocks that are registered on demand, and needs no others.
     fn state_blocks(&mut self, stream: &DestinationStream) -> Result<(), MigrationError> {
         let adapter = stream.main().connection().adapter();
         let pins_all = stream.pins_all();
@@ -102,7 +106,7 @@ impl<'a> Phases<'a> {
                 self.whole_block(&*adapter, own)?;
             }
         }
-        let ram = &self.shared.layout()?.ram;
+        let ram = self.receiver.ram()?;
         if pins_all {
             let of_block = |own: &usize| ram.block(*own).len_bytes();
             let pinned = self.blocks.iter().filter(|own| self.on_demand_key(**own).is_none());
@@ -124,7 +128,7 @@ impl<'a> Phases<'a> {
         Ok(())
     }
 
-    /// Whether so much can be pinned for `rdma-pin-all`.
+    /// Checks whether `wanted` bytes can be pinned for `rdma-pin-all`.
     fn check_room_for_all(&self, adapter: &dyn Adapter, wanted: u64) -> Result<(), MigrationError> {
         let limit = self.rdma.pinned_limit_bytes.filter(|_| self.rdma.introduction().is_some());
         if let Some(limit) = limit.filter(|limit| wanted > *limit) {
@@ -137,8 +141,8 @@ impl<'a> Phases<'a> {
         check_room(adapter, wanted).map_err(|error| registration("all of RAM", 0, &error))
     }
 
-    /// The key of all of a block, if the adapter follows memory instead of pinning it. It is registered at the first
-    /// request, and stays so.
+    /// The key of a whole block, if the adapter supports on-demand paging instead of pinning. The block is
+    /// registered at its first request, and stays registered.
     fn whole_block(&mut self, adapter: &dyn Adapter, own: usize) -> Result<Option<u32>, MigrationError> {
         if let Some(key) = self.on_demand_key(own) {
             return Ok(Some(key));
@@ -146,7 +150,7 @@ impl<'a> Phases<'a> {
         if !*self.is_on_demand.get_or_insert_with(|| adapter.has_on_demand_paging()) {
             return Ok(None);
         }
-        let block = self.shared.layout()?.ram.block(own);
+        let block = self.receiver.ram()?.block(own);
         if block.len_bytes() == 0 {
             return Ok(None);
         }
@@ -159,7 +163,7 @@ impl<'a> Phases<'a> {
             }
             Err(text) => {
                 self.is_on_demand = Some(false);
-                self.shared.tell(&Event::Warning(text));
+                self.receiver.warn(text);
                 Ok(None)
             }
         }
@@ -169,19 +173,19 @@ impl<'a> Phases<'a> {
         self.rdma.windows.lock().on_demand_key(own)
     }
 
-    /// COMPRESS: ranges that are all zero.
+    /// Handles COMPRESS: clears ranges that are zero at the source.
     fn clear(&self, ranges: &Records<'_, ZeroRange>) -> Result<(), MigrationError> {
         for (at, range) in ranges.iter() {
             let BlockRange { block, start, length } =
                 self.places()?.cleared(&range, at).map_err(MigrationError::wire(CHANNEL))?;
             let pages = self.sink()?.zero_range(self.own(block)?, start, length)?;
-            self.shared.zero_pages.fetch_add(pages, Ordering::Relaxed);
+            self.receiver.count_zero_pages(pages);
             self.rdma.zero_ranges.fetch_add(1, Ordering::Relaxed);
         }
         Ok(())
     }
 
-    /// REGISTER_REQUEST: memory that the source is about to write.
+    /// Handles REGISTER_REQUEST: registers memory that the source is about to write.
     fn register(
         &mut self,
         stream: &DestinationStream,
@@ -206,7 +210,8 @@ impl<'a> Phases<'a> {
         self.answer(stream, &results)
     }
 
-    /// A Sterna asks for all that it is going to write with the key, and gives it back by its first chunk.
+    /// The key of a window for a Sterna source. A Sterna requests the whole range that it writes with the key,
+    /// and returns the window by its first chunk.
     fn window_of_sterna(&self, adapter: &dyn Adapter, range: BlockRange) -> Result<u32, MigrationError> {
         let (known, bytes) = {
             let windows = self.rdma.windows.lock();
@@ -228,7 +233,7 @@ impl<'a> Phases<'a> {
         self.open(adapter, range.block, range.start, range.length)
     }
 
-    /// A QEMU writes anywhere in its chunk around the byte that it asked for.
+    /// The key of a window for a QEMU source. A QEMU writes anywhere in its chunk around the requested byte.
     fn window_of_qemu(
         &mut self,
         adapter: &dyn Adapter,
@@ -236,7 +241,7 @@ impl<'a> Phases<'a> {
         first: u64,
     ) -> Result<u32, MigrationError> {
         let (block, end) = (asked.block, asked.start + asked.length);
-        let block_bytes = self.shared.layout()?.ram.block(block).len_bytes();
+        let block_bytes = self.receiver.ram()?.block(block).len_bytes();
         let mut piece = self.source_chunk.asked_for(block, first).max(self.rdma.chunk).bytes();
         let around = |piece: u64| {
             let start = asked.start.min(first / piece * piece);
@@ -252,17 +257,18 @@ impl<'a> Phases<'a> {
         }
         if piece < wanted && !std::mem::replace(&mut self.has_warned, true) {
             let (limit, pinned) = (locked.limit_bytes.unwrap_or(u64::MAX), locked.pinned_bytes);
-            self.shared.tell(&Event::Warning(format!(
+            self.receiver.warn(format!(
                 "the locked-memory limit is {limit} bytes and {pinned} are locked, so memory is registered in windows of \
                  {piece} bytes: a QEMU source with a larger x-rdma-chunk-size fails with a remote access error. Raise the \
                  limit (ulimit -l, LimitMEMLOCK= of the service)"
-            )));
+            ));
         }
         let BlockRange { start, length, .. } = around(piece);
         self.open(adapter, block, start, length)
     }
 
-    /// UNREGISTER_REQUEST: windows that the source writes no more. A block that is registered on demand stays so.
+    /// Handles UNREGISTER_REQUEST: releases windows that the source no longer writes. A block that is
+    /// registered on demand stays registered.
     fn unregister(
         &self,
         stream: &DestinationStream,
@@ -277,7 +283,7 @@ impl<'a> Phases<'a> {
             let range = places.given_back(&request, self.rdma.chunk, begins, at);
             let range = range.map_err(MigrationError::wire(CHANNEL))?;
             let taken = self.rdma.windows.lock().take(self.own(range.block)?, range.start);
-            // Deregisters, which takes time, without the lock.
+            // Deregistering takes time, so it happens without the lock.
             drop(taken);
         }
         let mut message = Vec::new();
@@ -286,8 +292,10 @@ impl<'a> Phases<'a> {
         self.say(stream, kind, &message)
     }
 
-    /// Registers a part of a block, so that the source can write it, and gives the key. No more than that part, also where
-    /// the memory below has larger pages: the source counts what it asked for against the limits of both sides.
+    /// Registers a part of a block for the source's writes, and returns the key.
+    ///
+    /// Exactly that part is registered, even if the backing memory has larger pages. The source counts its
+    /// requests against the limits of both sides.
     fn open(
         &self,
         adapter: &dyn Adapter,
@@ -295,7 +303,7 @@ impl<'a> Phases<'a> {
         start: u64,
         length: u64,
     ) -> Result<u32, MigrationError> {
-        let block = self.shared.layout()?.ram.block(own);
+        let block = self.receiver.ram()?.block(own);
         self.sink()?.open(own, start, length)?;
         let memory = Memory::of_block(block, start, length as usize)?;
         let window = register(adapter, memory, Access::REMOTE_WRITE);
@@ -317,7 +325,7 @@ impl<'a> Phases<'a> {
         kind: MessageType,
         message: &[u8],
     ) -> Result<(), MigrationError> {
-        let limit = Some(self.shared.params.limits.stall);
+        let limit = Some(self.receiver.stall_limit());
         stream.answer(kind, message, limit).map_err(|error| self.broken(error))
     }
 
@@ -328,10 +336,10 @@ impl<'a> Phases<'a> {
 
     fn sink(&self) -> Result<&RamSink, MigrationError> {
         let missing = || MigrationError::Internal("RDMA into something that is no memory".to_owned());
-        self.shared.target.ram_sink().ok_or_else(missing)
+        self.receiver.ram_sink().ok_or_else(missing)
     }
 
-    /// The index in this side's RAM of a block that was checked.
+    /// The index in this side's RAM of a block that was checked before.
     fn own(&self, block: usize) -> Result<usize, MigrationError> {
         let missing = || MigrationError::Internal(format!("block {block} passed and is unknown"));
         self.blocks.get(block).copied().ok_or_else(missing)
@@ -352,7 +360,7 @@ fn check_room(adapter: &dyn Adapter, wanted: u64) -> Result<(), RdmaError> {
     }
 }
 
-/// Memory of this side could not be registered.
+/// The error for memory of this side that could not be registered.
 fn registration(block: &str, offset: u64, error: &RdmaError) -> MigrationError {
     MigrationError::System(format!("RAM block {block:?} from {offset:#x} on: {error}"))
 }

@@ -1,14 +1,14 @@
-//! Saying what was refused, and not more often than an operator can read.
+//! Limits the warnings about refused connect requests to a number that an operator can read.
 
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// Warnings in one [`SPAN`].
+/// Most warnings in one [`SPAN`].
 const MOST: u32 = 20;
 const SPAN: Duration = Duration::from_secs(60);
 
-/// Anyone who reaches the port can have requests refused, as fast as they like.
+/// The limiter. It is needed because anyone who reaches the port can cause refusals at any rate.
 #[derive(Default)]
 pub(super) struct Refusals(Mutex<Told>);
 
@@ -16,12 +16,12 @@ pub(super) struct Refusals(Mutex<Told>);
 struct Told {
     since: Option<Instant>,
     told: u32,
-    /// Refused since the last one that was told.
+    /// Refusals since the last reported one.
     untold: u64,
 }
 
 impl Refusals {
-    /// What to say of one that is refused; nothing if it is only counted.
+    /// The text to report for a refusal, or `None` if it is only counted.
     pub(super) fn next(&self, text: &str) -> Option<String> {
         Some(match self.0.lock().next()? {
             0 => text.to_owned(),
@@ -31,7 +31,7 @@ impl Refusals {
 }
 
 impl Told {
-    /// How many were not told before this one, if it is to be told.
+    /// The number of unreported refusals before this one, if this one is to be reported.
     fn next(&mut self) -> Option<u64> {
         if self.since.is_none_or(|since| since.elapsed() >= SPAN) {
             (self.since, self.told) = (Some(Instant::now()), 0);
@@ -53,7 +53,7 @@ mod tests {
     fn flood_is_told_in_part_and_counted() {
         let mut told = Told::default();
         let said = (0..10_000).filter(|_| told.next() == Some(0)).count();
-        // More only if this took longer than a span.
+        // More warnings are possible only if the test took longer than one span.
         assert!(said >= MOST as usize && told.untold > 0, "{said}");
         let untold = told.untold;
 

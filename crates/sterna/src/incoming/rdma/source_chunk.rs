@@ -1,18 +1,20 @@
-//! How much a QEMU source takes for registered after one request.
+//! Estimates the chunk size of a QEMU source from its requests.
 
 use std::collections::BTreeMap;
 
 use sterna_wire::rdma::ChunkSize;
 
-/// What a QEMU source's chunk size can be.
+/// An upper bound of a QEMU source's chunk size.
 ///
-/// A QEMU asks for the byte that it wants to write first, and then writes anywhere in its chunk around that byte. It says
-/// its chunk size to nobody. But it asks only once in each chunk: so two bytes that it asked for lie in different chunks,
-/// which bounds the size. Until the second request only the largest size that there is bounds it.
+/// A QEMU requests the byte that it wants to write first, and then writes anywhere in its chunk around that
+/// byte. It does not announce its chunk size. But it requests each chunk only once. Two requested bytes
+/// therefore lie in different chunks, which bounds the size. Until the second request, only the largest
+/// possible size is known.
 #[derive(Debug)]
 pub(super) struct SourceChunk {
-    /// By block and number of the MiB in it: the offset of the first byte that was asked for there. Chunks have 1 MiB at
-    /// least, so two bytes of one MiB say the same as any more would. A source can make this no larger than its RAM has MiB.
+    /// By block and MiB within the block: the offset of the first requested byte. A chunk has at least 1 MiB,
+    /// so further bytes in the same MiB give no information. The map has at most one entry per MiB of the
+    /// source's RAM.
     asked: BTreeMap<(usize, u64), u64>,
     most: ChunkSize,
 }
@@ -24,14 +26,14 @@ impl Default for SourceChunk {
 }
 
 impl SourceChunk {
-    /// Learns from a request. Gives the largest size that the source's chunks can have.
+    /// Updates the bound from a request. Returns the largest size that the source's chunks can have.
     pub(super) fn asked_for(&mut self, block: usize, offset: u64) -> ChunkSize {
         let unit = offset / ChunkSize::LEAST.bytes();
         let before = self.asked.range((block, 0)..(block, unit)).next_back();
         let at = self.asked.get_key_value(&(block, unit)).filter(|(_, first)| **first != offset);
         let after = self.asked.range((block, unit + 1)..=(block, u64::MAX)).next();
         for (_, other) in [before, at, after].into_iter().flatten() {
-            // The highest bit in which they differ: with larger chunks both were in one.
+            // The highest bit in which the offsets differ: a larger chunk would contain both.
             let bit = 63 - (offset ^ other).leading_zeros();
             let bytes = (1 << bit.min(30)).max(ChunkSize::LEAST.bytes());
             self.most = self.most.min(ChunkSize::new(bytes).unwrap_or(self.most));
@@ -85,7 +87,7 @@ mod tests {
         let mut source = SourceChunk::default();
         assert_eq!(source.asked_for(0, 0), ChunkSize::MOST);
         assert_eq!(source.asked_for(1, MIB), ChunkSize::MOST);
-        // A source that asks twice for one byte breaks no bound.
+        // A source that requests one byte twice does not lower the bound.
         assert_eq!(source.asked_for(1, MIB), ChunkSize::MOST);
         assert_eq!(source.asked_for(1, 6 * MIB + 5).bytes(), 4 * MIB);
         assert_eq!(source.asked_for(0, 5), ChunkSize::LEAST);

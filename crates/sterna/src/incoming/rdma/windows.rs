@@ -1,16 +1,16 @@
-//! Guest memory that is registered, so that the source can write it.
+//! Guest memory that is registered for the source's writes.
 
 use std::collections::BTreeMap;
 
 use sterna_transport::rdma::Registration;
 use sterna_wire::rdma::{BlockRange, ChunkSize};
 
-/// Registrations of guest memory. They may overlap: each is what one request needed.
+/// Registrations of guest memory, one per request. They may overlap.
 #[derive(Debug, Default)]
 pub(super) struct Windows {
-    /// By block and the first byte that was asked for.
+    /// By block and the first requested byte.
     registered: BTreeMap<(usize, u64), Vec<Registration>>,
-    /// Whole blocks of which nothing is pinned.
+    /// Whole blocks that are registered without pinning.
     on_demand: BTreeMap<usize, Registration>,
     made: u64,
     bytes: u64,
@@ -18,13 +18,13 @@ pub(super) struct Windows {
 }
 
 impl Windows {
-    /// The key of a window that covers `range`, if there is one. `from_its_start`: only one that begins with it.
+    /// The key of a window that covers `range`. `from_its_start`: only a window that begins with the range.
     pub(super) fn key_for(&self, range: BlockRange, from_its_start: bool) -> Option<u32> {
         let BlockRange { block, start, length } = range;
         if let Some(key) = self.on_demand_key(block) {
             return Some(key);
         }
-        // None of a source that asks chunk by chunk is longer.
+        // No window of a source that requests chunk by chunk is longer than the largest chunk.
         let earliest = if from_its_start { start } else { start.saturating_sub(ChunkSize::MOST.bytes()) };
         let mut near = self.registered.range((block, earliest)..=(block, start)).rev();
         let covering =
@@ -37,12 +37,12 @@ impl Windows {
         self.on_demand.get(&block).map(Registration::rkey)
     }
 
-    /// Whether a window begins at this byte. In a block that is registered on demand one may begin anywhere.
+    /// Whether a window begins at this byte. A block that is registered on demand accepts every byte.
     pub(super) fn begins_at(&self, block: usize, start: u64) -> bool {
         self.on_demand.contains_key(&block) || self.registered.contains_key(&(block, start))
     }
 
-    /// Takes in the registration of a whole block on demand, which stays until the end. When all is over it is dropped.
+    /// Stores the registration of a whole block on demand, until the end. After [`Windows::end`] it is dropped.
     pub(super) fn add_on_demand(&mut self, block: usize, registration: Registration) {
         if !self.is_over {
             self.made += 1;
@@ -50,7 +50,7 @@ impl Windows {
         }
     }
 
-    /// Takes a window in. When all is over it is dropped.
+    /// Stores a window. After [`Windows::end`] it is dropped.
     pub(super) fn add(&mut self, (block, start): (usize, u64), window: Registration) {
         if self.is_over {
             return;
@@ -60,7 +60,7 @@ impl Windows {
         self.registered.entry((block, start)).or_default().push(window);
     }
 
-    /// Takes out the windows that begin at this byte; dropping them deregisters.
+    /// Removes the windows that begin at this byte. Dropping them deregisters the memory.
     #[must_use]
     pub(super) fn take(&mut self, block: usize, start: u64) -> Vec<Registration> {
         let taken = self.registered.remove(&(block, start)).unwrap_or_default();
@@ -68,7 +68,7 @@ impl Windows {
         taken
     }
 
-    /// Takes out all windows, and takes none in from now on.
+    /// Removes all windows, and stores none from now on.
     #[must_use]
     pub(super) fn end(&mut self) -> Vec<Registration> {
         self.is_over = true;
@@ -77,18 +77,18 @@ impl Windows {
         windows.chain(std::mem::take(&mut self.on_demand).into_values()).collect()
     }
 
-    /// Bytes that are pinned now; what two windows cover counts twice, as it does against the locked-memory limit.
+    /// Bytes that are pinned now. Bytes under two windows count twice, as they do for the locked-memory limit.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Windows that were ever made.
+    /// Number of windows that were registered so far.
     pub(super) fn made(&self) -> u64 {
         self.made
     }
 }
 
-/// The byte of its block after a window's last.
+/// The offset in the block of the first byte after a window.
 fn end(window: &Registration) -> u64 {
     let offset = window.memory().block().map_or(0, |(_, offset)| offset);
     offset + window.memory().len() as u64

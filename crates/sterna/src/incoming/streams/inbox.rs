@@ -1,9 +1,10 @@
-//! What has come of one device's stream and is not loaded yet.
+//! Buffers the chunks of one device stream until they are loaded.
 //!
-//! Chunks are put in order here. What is held has a limit. A Sterna source is granted room before it sends, so a
-//! lane never waits here. Any other source sends as it likes: a chunk before which all have come waits for room, which
-//! comes as the device loads; one after a gap that would have to be held beyond the limit is refused, and room for
-//! the chunk that fills the gap is kept.
+//! Chunks are put in order here. The buffered bytes have a limit.
+//! A Sterna source gets a grant before it sends, so a lane never waits here.
+//! Any other source sends without grants. A chunk without a gap before it waits for room, which the device's
+//! loading frees. A chunk after a gap is refused if it exceeds the limit. Room is kept for the chunk that fills
+//! the gap.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -15,29 +16,29 @@ use crate::error::MigrationError;
 use crate::stats::StreamStatistics;
 use crate::streams::{CONFIGURATION_BYTES, MOST_CHUNK_BYTES, Streamed};
 
-/// The most bytes of payload in a chunk of a source with so much credit in all (specs/extension.md §8).
+/// Largest payload of a chunk, in bytes, if the source has a total credit of `limit` (specs/extension.md §8).
 fn largest_chunk(limit: u64) -> u64 {
     (limit / 4).max(LEAST_LIMIT)
 }
 
-/// Chunks held at once, at most, however small.
+/// Most chunks that are buffered, whatever their size.
 const HELD_CHUNKS: usize = 65_536;
-/// Most bytes of a chunk from a source without credit: each lane may hold one before it is known whether there is
-/// room for it. QEMU's have 1 MiB.
+/// Largest chunk from a source without credit, in bytes. Each lane may buffer one before it is known whether
+/// there is room. QEMU's chunks have 1 MiB.
 const UNASKED_BYTES: u64 = 16 << 20;
-/// Room for a configuration with its head, whatever was set.
+/// Smallest limit: room for a configuration with its header.
 const LEAST_LIMIT: u64 = (CONFIGURATION_BYTES + DeviceChunk::MAX_BYTES) as u64;
-/// The largest chunk that is usual, with its head.
+/// The largest usual chunk, with its header.
 const WHOLE_CHUNK_BYTES: u64 = (MOST_CHUNK_BYTES + DeviceChunk::MAX_BYTES) as u64;
-/// Below this the size of a buffer does not matter.
+/// Below this size, the capacity of a reused buffer does not matter.
 const SMALL_BYTES: u64 = 64 << 10;
-/// Buffers kept for use again, as long as they are no larger than a quarter of the limit together: fresh memory costs
-/// as much as a copy.
+/// Most buffers that are kept for reuse, with at most a quarter of the limit in total. New memory costs as much
+/// as a copy.
 const SPARE_BUFFERS: usize = 32;
 
 pub(in crate::incoming) struct Inbox {
     pub device: Streamed,
-    /// Most bytes of payloads held at once.
+    /// Most bytes of payloads that are buffered.
     limit: u64,
     state: Mutex<InboxState>,
     changed: Condvar,
@@ -45,70 +46,71 @@ pub(in crate::incoming) struct Inbox {
 
 #[derive(Default)]
 struct InboxState {
-    /// Whether the source keeps to what it is granted.
+    /// Whether the source observes grants.
     has_credit: bool,
     /// Index of the chunk that is loaded next.
     next: u32,
     held: BTreeMap<u32, Chunk>,
-    /// Chunks that have come and wait for room, in the lanes that brought them.
+    /// Chunks that wait for room, each in the lane that received it.
     waiting: Vec<u32>,
-    /// Bytes of payloads: held or being loaded; loaded; come in all; granted in all.
+    /// Bytes of payloads. `held_bytes`: buffered or being loaded; the others: loaded, received and granted in
+    /// total.
     held_bytes: u64,
     loaded_bytes: u64,
     come_bytes: u64,
     granted_bytes: u64,
     chunks: u64,
-    /// Index of the configuration.
+    /// Index of the configuration, which is the last chunk.
     last: Option<u32>,
-    /// Bytes of the stream so far.
+    /// Bytes of the stream that were loaded so far.
     data_bytes: u64,
     initial_is_loaded: bool,
-    /// A chunk is with the device.
+    /// The device is loading a chunk.
     is_loading: bool,
     is_loaded: bool,
     is_stopped: bool,
-    /// The device was told that a stream comes.
+    /// The device was told to begin loading.
     is_begun: bool,
-    /// The stream begins anew, as soon as the load thread has forgotten what it loaded.
+    /// The stream restarts from its beginning, as soon as the load thread has discarded the loaded part.
     begins_anew: bool,
     began: Option<Instant>,
     statistics: StreamStatistics,
     spare: Vec<Vec<u8>>,
 }
 
-/// What a load thread does next.
+/// The next task of a load thread.
 pub(super) enum Next {
     Chunk(Chunk),
-    /// Forgets what was loaded, and says so ([`Inbox::has_forgotten`]).
+    /// Discard the loaded part, and confirm with [`Inbox::has_forgotten`].
     BeginsAnew,
 }
 
-/// A chunk as it came.
+/// A chunk as it was received.
 pub(super) struct Chunk {
     pub kind: DeviceChunkKind,
     payload: Vec<u8>,
-    /// Where its bytes begin.
+    /// Offset in `payload` of the first data byte.
     data_at: usize,
 }
 
 impl InboxState {
-    /// Whether every chunk before `index` has come.
+    /// Whether every chunk before `index` has arrived.
     fn is_in_line(&self, index: u32) -> bool {
         let highest = self.held.keys().next_back();
         index == self.next
             || (self.chunks == u64::from(index) && highest.is_none_or(|highest| *highest < index))
     }
 
-    /// As [`InboxState::is_in_line`], where lanes that wait for room have brought some of those before it.
+    /// As [`InboxState::is_in_line`], counting chunks in lanes that wait for room.
     fn follows_waiting(&self, index: u32) -> bool {
         let before = self.waiting.iter().filter(|waiting| **waiting < index).count() as u64;
         let highest = self.held.keys().next_back();
         self.chunks + before == u64::from(index) && highest.is_none_or(|highest| *highest < index)
     }
 
-    /// Whether a chunk of `bytes` cannot be held now.
+    /// Whether a chunk of `bytes` must wait for room.
     fn lacks_room(&self, index: u32, bytes: u64, limit: u64) -> bool {
-        // The device waits for just this one.
+        // The device waits for exactly this chunk.
         let is_wanted = index == self.next && !self.is_loading;
         let kept_free = if self.is_in_line(index) { 0 } else { bytes };
         !is_wanted && self.held_bytes > 0 && self.held_bytes + bytes + kept_free > limit
@@ -133,7 +135,7 @@ impl Inbox {
         }
     }
 
-    /// The source keeps to grants from now on. Returns the first.
+    /// Starts credit: the source observes grants from now on. Returns the first grant in bytes.
     pub(crate) fn begin_credit(&self) -> u64 {
         let mut state = self.state.lock();
         state.has_credit = true;
@@ -144,11 +146,11 @@ impl Inbox {
     /// A buffer for a payload of `bytes` that is about to be read.
     ///
     /// # Errors
-    /// The source sends more than it may.
+    /// The source sends more than it is allowed to.
     pub(crate) fn buffer(&self, bytes: u32) -> Result<Vec<u8>, MigrationError> {
         let bytes = u64::from(bytes);
         let mut state = self.state.lock();
-        // A source that was told no limit cannot keep its chunks below it: one is held, alone.
+        // A source that knows no limit cannot keep its chunks below it: one such chunk is buffered alone.
         let most = if state.has_credit { self.limit } else { self.limit.max(WHOLE_CHUNK_BYTES) };
         if bytes > most {
             return Err(self.misbehaved(format!(
@@ -165,7 +167,7 @@ impl Inbox {
             )));
         }
         state.come_bytes = come;
-        // What is held is counted by what is in it: no large buffer for few bytes.
+        // The limit counts used bytes, so a large buffer is not used for few bytes.
         let fits = |spare: &Vec<u8>| spare.capacity() as u64 <= 2 * bytes.max(SMALL_BYTES);
         let mut buffer = state.spare.pop().filter(fits).unwrap_or_default();
         drop(state);
@@ -173,10 +175,10 @@ impl Inbox {
         Ok(buffer)
     }
 
-    /// A payload has come, in a buffer of [`Inbox::buffer`].
+    /// Stores a payload that was read into a buffer of [`Inbox::buffer`].
     ///
     /// # Errors
-    /// It is no chunk, came before, does not belong into the stream, or would have to be held beyond the limit.
+    /// The payload is no chunk, is a repetition, does not fit into the stream, or exceeds the limit.
     pub(crate) fn put(&self, payload: Vec<u8>) -> Result<(), MigrationError> {
         let (DeviceChunk { index, kind }, data_at) = DeviceChunk::decode(&payload)
             .map_err(|error| MigrationError::wire(&self.device.to_string())(error))?;
@@ -200,7 +202,7 @@ impl Inbox {
             state.waiting.push(index);
             self.changed.wait(&mut state);
             state.waiting.retain(|waiting| *waiting != index);
-            // Another lane may have brought the end meanwhile.
+            // Another lane may have received the end meanwhile.
             self.check(&state, index, kind, payload.len() - data_at)?;
         }
         if matches!(kind, DeviceChunkKind::Configuration { .. }) {
@@ -217,17 +219,17 @@ impl Inbox {
         Ok(())
     }
 
-    /// The device is told that a stream comes. False: it was before, and the stream goes on.
+    /// Records that the device is told to begin loading. False: it was told before, and the stream continues.
     pub(super) fn begin(&self) -> bool {
         !std::mem::replace(&mut self.state.lock().is_begun, true)
     }
 
-    /// Whether the device has anything to forget.
+    /// Whether the device has loaded data that it would have to discard.
     pub(super) fn has_loaded(&self) -> bool {
         self.state.lock().loaded_bytes > 0
     }
 
-    /// Waits for the next chunk in order; `None` when all stops. What it held is given back by [`Inbox::loaded`].
+    /// Waits for the next chunk in order. `None`: loading stops. [`Inbox::loaded`] frees the chunk's room.
     pub(super) fn take(&self) -> Option<Next> {
         let mut state = self.state.lock();
         loop {
@@ -239,7 +241,7 @@ impl Inbox {
             }
             let next = state.next;
             if let Some(chunk) = state.held.remove(&next) {
-                // The last chunk has the highest index: nothing follows it.
+                // The last chunk has the highest index, so none follows.
                 state.next = next.saturating_add(1);
                 state.is_loading = true;
                 return Some(Next::Chunk(chunk));
@@ -252,7 +254,8 @@ impl Inbox {
         }
     }
 
-    /// `chunk` was loaded. Returns what to grant the source now, in all; `None`: nothing worth a message.
+    /// Records that `chunk` was loaded. Returns the total to grant the source now, or `None` if it is not worth
+    /// a message.
     pub(super) fn loaded(&self, chunk: Chunk, took: std::time::Duration) -> Option<u64> {
         let mut state = self.state.lock();
         let bytes = chunk.payload.len() as u64;
@@ -277,7 +280,7 @@ impl Inbox {
             state.spare.push(chunk.payload);
         }
         let due = state.loaded_bytes + self.limit;
-        // A message for every quarter of the limit, and no later than the largest chunk wants to come.
+        // One message per quarter of the limit, but early enough for the largest chunk.
         let room = state.granted_bytes.saturating_sub(state.come_bytes);
         let is_worth = due.saturating_sub(state.granted_bytes) >= self.limit / 4
             || (state.held_bytes == 0 && room < largest_chunk(self.limit));
@@ -291,7 +294,7 @@ impl Inbox {
         grant
     }
 
-    /// Holds the end of the stream against what came.
+    /// Checks the announced length of the stream against the received length.
     pub(super) fn check_total(&self, total_bytes: Option<u64>) -> Result<(), MigrationError> {
         let came = self.state.lock().data_bytes;
         match total_bytes {
@@ -302,10 +305,10 @@ impl Inbox {
         }
     }
 
-    /// All chunks must have come by now.
+    /// Checks that all chunks have arrived.
     ///
     /// # Errors
-    /// Names the first that is missing.
+    /// Names the first missing chunk.
     pub(crate) fn all_came(&self) -> Result<(), MigrationError> {
         let state = self.state.lock();
         if state.last.is_some_and(|last| state.chunks == u64::from(last) + 1) {
@@ -322,18 +325,18 @@ impl Inbox {
         Err(self.misbehaved(what))
     }
 
-    /// Whether it is loaded to its end.
+    /// Whether the stream is loaded to its end.
     pub(crate) fn is_loaded(&self) -> bool {
         self.state.lock().is_loaded
     }
 
-    /// Whether the switchover need not wait for it: its initial bytes are loaded, or it has none.
+    /// Whether the switchover need not wait for this stream: its initial bytes are loaded, or it has none.
     pub(crate) fn is_ready_for_switchover(&self) -> bool {
         let state = self.state.lock();
         !state.has_credit || state.initial_is_loaded
     }
 
-    /// Bytes that came and that were loaded.
+    /// Bytes that were received and bytes that were loaded.
     pub(crate) fn progress(&self) -> (u64, u64) {
         let state = self.state.lock();
         (state.come_bytes, state.loaded_bytes)
@@ -343,12 +346,13 @@ impl Inbox {
         self.state.lock().statistics.clone()
     }
 
-    /// The stream comes anew, and the device has forgotten what was loaded. No load thread works.
+    /// Resets the inbox for a stream that restarts, after the device has discarded the loaded part. No load
+    /// thread may run.
     pub(crate) fn restart(&self) {
         *self.state.lock() = self.empty();
     }
 
-    /// The connection is lost: the stream goes on behind what was loaded. No load thread works.
+    /// Prepares for a lost connection: the stream continues after the loaded part. No load thread may run.
     pub(crate) fn suspend(&self) {
         let mut state = self.state.lock();
         let loaded = state.loaded_bytes;
@@ -362,7 +366,8 @@ impl Inbox {
         (state.has_credit, state.is_stopped, state.begins_anew) = (false, false, false);
     }
 
-    /// The source begins the stream anew. Waits until the load thread has forgotten what was loaded. False: all stops.
+    /// Restarts the stream from its beginning. Waits until the load thread has discarded the loaded part.
+    /// False: loading stops.
     pub(crate) fn begin_anew(&self) -> bool {
         let mut state = self.state.lock();
         state.begins_anew = true;
@@ -373,7 +378,7 @@ impl Inbox {
         !state.is_stopped
     }
 
-    /// The device has forgotten what was loaded, and was told that a stream comes.
+    /// Confirms that the device has discarded the loaded part and begins to load again.
     pub(super) fn has_forgotten(&self) {
         let mut state = self.state.lock();
         *state = InboxState { is_begun: true, is_stopped: state.is_stopped, ..self.empty() };
@@ -386,7 +391,7 @@ impl Inbox {
         InboxState { statistics, ..InboxState::default() }
     }
 
-    /// Nobody waits any more.
+    /// Wakes all waiting threads, and ends every later wait.
     pub(crate) fn stop(&self) {
         self.state.lock().is_stopped = true;
         self.changed.notify_all();

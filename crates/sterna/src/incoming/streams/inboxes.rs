@@ -1,4 +1,4 @@
-//! The inboxes of all devices.
+//! Access to the inboxes of all devices that have a stream.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::error::MigrationError;
 use crate::stats::StreamStatistics;
 use crate::streams::{Streamed, failed_in_parallel, in_parallel};
 
-/// The inboxes of all devices with a stream.
+/// One inbox per device with a stream.
 pub(in crate::incoming) struct Inboxes {
     boxes: Vec<Arc<Inbox>>,
 }
@@ -19,10 +19,10 @@ impl Inboxes {
         Self { boxes: devices.into_iter().map(|device| Arc::new(Inbox::new(device, limit))).collect() }
     }
 
-    /// Where chunks of a device go.
+    /// The inbox for the chunks of a device.
     ///
     /// # Errors
-    /// There is no such device here, or it has no stream.
+    /// This machine has no such device, or the device has no stream.
     pub(crate) fn find(&self, name: &str, instance: u32) -> Result<&Arc<Inbox>, MigrationError> {
         let found =
             self.boxes.iter().find(|inbox| inbox.device.name == name && inbox.device.instance == instance);
@@ -38,7 +38,7 @@ impl Inboxes {
         self.boxes.clone()
     }
 
-    /// The source keeps to grants: gives the first to every device.
+    /// Starts credit: sends the first grant for every device.
     pub(crate) fn begin_credit(
         &self,
         mut say: impl FnMut(&ReturnMessage) -> Result<(), MigrationError>,
@@ -49,7 +49,7 @@ impl Inboxes {
         })
     }
 
-    /// All chunks must have come by now.
+    /// Checks that all chunks have arrived.
     pub(crate) fn all_came(&self) -> Result<(), MigrationError> {
         self.boxes.iter().try_for_each(|inbox| inbox.all_came())
     }
@@ -58,13 +58,13 @@ impl Inboxes {
         self.boxes.iter().all(|inbox| inbox.is_loaded())
     }
 
-    /// Bytes that came and that were loaded: whether anything moves.
+    /// Total bytes that were received and loaded, which show whether loading progresses.
     pub(crate) fn progress(&self) -> (u64, u64) {
         let progress = self.boxes.iter().map(|inbox| inbox.progress());
         progress.fold((0, 0), |(came, loaded), one| (came + one.0, loaded + one.1))
     }
 
-    /// Names a device that is not loaded yet.
+    /// Names a device that is not loaded yet, for an error message.
     pub(crate) fn unloaded(&self) -> String {
         let late = self.boxes.iter().find(|inbox| !inbox.is_loaded());
         late.map_or_else(String::new, |inbox| format!("the stream of {} to be loaded", inbox.device))
@@ -78,15 +78,16 @@ impl Inboxes {
         self.boxes.iter().for_each(|inbox| inbox.stop());
     }
 
-    /// The connection is lost: every stream goes on behind what was loaded. No load thread works now.
+    /// Prepares every inbox for a lost connection: each stream continues after its loaded part. No load thread
+    /// may run.
     pub(crate) fn suspend(&self) {
         self.boxes.iter().for_each(|inbox| inbox.suspend());
     }
 
-    /// The source begins every stream anew.
+    /// Restarts every stream from its beginning.
     ///
     /// # Errors
-    /// All stops before what was loaded is forgotten.
+    /// Loading stops before the loaded parts are discarded.
     pub(crate) fn begin_anew(&self) -> Result<(), MigrationError> {
         match self.boxes.iter().all(|inbox| inbox.begin_anew()) {
             true => Ok(()),
@@ -94,22 +95,32 @@ impl Inboxes {
         }
     }
 
-    /// Everything comes anew. No load thread works now.
+    /// Resets every inbox for streams that restart. No load thread may run.
     pub(crate) fn restart(&self) {
         self.boxes.iter().for_each(|inbox| inbox.restart());
     }
 
-    /// The devices run, before the vCPUs do.
+    /// Whether a device has a stream.
+    pub(crate) fn has_devices(&self) -> bool {
+        !self.boxes.is_empty()
+    }
+
+    /// Checks that every device can run, before any of them does.
+    pub(crate) fn check_run(&self) -> Result<(), MigrationError> {
+        in_parallel(&self.devices(), "run", |device| device.check_run())
+    }
+
+    /// Lets the devices run. Called before the vCPUs run.
     pub(crate) fn run_devices(&self) -> Result<(), MigrationError> {
         in_parallel(&self.devices(), "run", |device| device.run())
     }
 
-    /// As [`Inboxes::run_devices`], as far as that goes: what went wrong is returned.
+    /// As [`Inboxes::run_devices`], but continues after errors and returns them.
     pub(crate) fn run_devices_that_can(&self) -> Vec<MigrationError> {
         failed_in_parallel(&self.devices(), "run", |device| device.run())
     }
 
-    /// The guest could not be started: devices that run already stop. What went wrong is returned.
+    /// Stops the devices that run already, because the guest could not be started. Returns the errors.
     pub(crate) fn stop_devices(&self) -> Vec<MigrationError> {
         let devices = self.devices();
         let mut failed = failed_in_parallel(&devices, "quiesce", |device| device.quiesce());
@@ -117,7 +128,7 @@ impl Inboxes {
         failed
     }
 
-    /// Forgets what was loaded.
+    /// Discards the state that the devices have loaded.
     pub(crate) fn end_load(&self) -> Result<(), MigrationError> {
         in_parallel(&self.devices(), "forget what was loaded", |device| device.end_load())
     }
@@ -127,7 +138,7 @@ impl Inboxes {
     }
 }
 
-/// What tells the source that a device has room for so many bytes more.
+/// The message that grants the source a total of `bytes` for a device.
 pub(super) fn grant(device: &Streamed, bytes: u64) -> ReturnMessage {
     ReturnMessage::Grant { device: device.name.clone(), instance: device.instance, bytes }
 }

@@ -1,6 +1,6 @@
-//! Devices' streams at the destination: lanes put chunks in, one load thread per device takes them out in order.
+//! Device streams at the destination: lanes store chunks, and one load thread per device loads them in order.
 //!
-//! Loading begins with the first chunk. What is held for a device that loads slowly has a limit ([`inbox`]).
+//! Loading begins with the first chunk. The bytes that wait for a slow device have a limit ([`inbox`]).
 
 pub(super) mod inbox;
 pub(super) mod inboxes;
@@ -14,7 +14,7 @@ use crate::error::MigrationError;
 use inbox::{Inbox, Next};
 use inboxes::grant;
 
-/// A load thread: works until its device is loaded, or all stops.
+/// The body of a load thread: runs until the device is loaded, or loading stops.
 pub(super) fn load(shared: &Shared, inbox: &Inbox) {
     if let Err(error) = run(shared, inbox) {
         shared.fail(error);

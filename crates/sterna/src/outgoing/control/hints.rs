@@ -1,21 +1,20 @@
-//! Hints of the guest, from the beginning of the first round to the end of the migration.
+//! Free page hints of the guest, from the first round to the migration's end.
 
 use std::sync::Arc;
 
-use sterna_transport::Address;
-
 use crate::free_page_hints::{FreePageHints, FreePages};
 use crate::order::RoundPages;
+use crate::outgoing::carrier::facts;
 use crate::outgoing::shared::Shared;
 use crate::threads::{call, caught};
 use crate::vm::RunState;
 
-/// What the guest was asked.
+/// A request for free page hints, and its state.
 pub(super) struct Hints {
     shared: Arc<Shared>,
-    /// Where hints go, while they count.
+    /// Receives the hints as long as they are used.
     free: Option<FreePages>,
-    /// The guest does not have its pages back.
+    /// The guest was asked, and does not have its unused pages back yet.
     has_begun: bool,
 }
 
@@ -24,14 +23,13 @@ impl Hints {
         Self { shared, free: None, has_begun: false }
     }
 
-    /// Who asks the guest, if hints are of use.
+    /// The VM's interface for hints; `None` if hints are of no use for this migration.
     pub(super) fn of(shared: &Shared) -> Option<&dyn FreePageHints> {
-        // Over RDMA memory is registered ahead of the lanes, whether they need it or not.
-        let is_rdma = matches!(shared.to, Address::Rdma { .. });
         // In postcopy every page that is not sent would have to follow.
-        let is_of_use =
-            !is_rdma && !shared.capabilities.postcopy_ram && shared.vm.run_state() == RunState::Running;
-        if is_of_use { call("SourceVm::free_page_hints", || shared.vm.free_page_hints()) } else { None }
+        let is_of_use = facts::of(&shared.session.to).gains_by_hints
+            && !shared.capabilities.postcopy_ram
+            && call("SourceVm::run_state", || shared.guest.vm.run_state()) == RunState::Running;
+        if is_of_use { call("SourceVm::free_page_hints", || shared.guest.vm.free_page_hints()) } else { None }
     }
 
     /// Asks the guest which pages it does not use.
@@ -45,12 +43,12 @@ impl Hints {
         call("FreePageHints::begin", || hints.begin(free));
     }
 
-    /// Whether the guest was asked and has not named everything.
+    /// Whether the guest was asked and has not reported all unused pages yet.
     pub(super) fn is_awaited(&self) -> bool {
         self.free.as_ref().is_some_and(|free| !free.is_complete())
     }
 
-    /// Hints do not count from now on.
+    /// Ignores hints from now on.
     pub(super) fn stop(&mut self) {
         if let Some(free) = self.free.take() {
             free.close();
@@ -58,7 +56,7 @@ impl Hints {
         }
     }
 
-    /// The guest may have its pages back.
+    /// Ends hints. The guest may use its reported pages again.
     pub(super) fn end(&mut self) {
         self.stop();
         if std::mem::take(&mut self.has_begun) {
@@ -66,9 +64,9 @@ impl Hints {
         }
     }
 
-    /// A panic changes nothing: hints do not count any more, whatever the guest was told.
+    /// Calls the VM. A panic has no further effect, because hints are not used any more in either case.
     fn tell(&self, name: &'static str, act: impl FnOnce(&dyn FreePageHints)) {
-        let told = caught(name, || self.shared.vm.free_page_hints().map(act));
+        let told = caught(name, || self.shared.guest.vm.free_page_hints().map(act));
         if let Err(error) = told {
             tracing::warn!(%error, "the guest is not told about its hints");
         }

@@ -2,15 +2,14 @@
 
 mod checkpoints;
 mod first_round;
-mod handing_over;
 mod hints;
+mod lanes;
 mod postcopy;
 mod precopy;
 mod reconnecting;
 mod recovery;
 mod rounds;
 mod sessions;
-mod setup;
 mod slowdown;
 mod switchover;
 mod undoing;
@@ -27,12 +26,13 @@ use sterna_wire::extension::{self, Handover};
 use sterna_wire::main::Command;
 
 use super::ask;
-use super::file::SaveFile;
+use super::carrier::interface::Carrier;
+use super::carrier::opening;
+use super::course::choice;
+use super::course::interface::Course;
 use super::main_channel::MainChannel;
 use super::outcome::{Outcome, RetryError};
 use super::postcopy::sender::PageSender;
-use super::protection::EpochStreams;
-use super::rdma::{RdmaSource, Work};
 use super::return_path;
 use super::shared::Shared;
 use super::streams::DeviceStreams;
@@ -50,7 +50,7 @@ use rounds::Rounds;
 use sessions::Reconnecting;
 use slowdown::Slowdown;
 
-/// How often an idle control thread wakes.
+/// The interval at which an idle control thread wakes.
 const PATIENCE: Duration = Duration::from_millis(50);
 
 const NAME: &str = "migration";
@@ -61,16 +61,17 @@ pub(super) fn spawn(shared: &Arc<Shared>) -> Result<(), MigrationError> {
     threads::spawn(NAME, move || control.run(), died(shared)).map(drop)
 }
 
-/// Frees a held guest: the machine is fed here, and a new control thread performs what it asks for.
+/// Tries to free a held guest: feeds the machine, and starts a new control thread.
 pub(super) fn retry(shared: &Arc<Shared>) -> Result<(), RetryError> {
     let state = || shared.driver.inspect(Source::state);
-    // The custody says so as soon as the machine does: the control thread of the last attempt may still have to end.
+    // The custody is held as soon as the machine is. The control thread of the last attempt may still have to
+    // end.
     if state() == State::Held {
         shared.wait();
     }
     let mut control = Control::new(Arc::clone(shared));
     let (go, gone) = std::sync::mpsc::channel();
-    // Before the machine learns it: there must be a thread that performs what it asks for.
+    // This comes before the machine gets the event: a thread must exist that performs the machine's actions.
     let performs = move || {
         if gone.recv().is_ok() {
             control.perform_all();
@@ -82,62 +83,82 @@ pub(super) fn retry(shared: &Arc<Shared>) -> Result<(), RetryError> {
         shared.end(before);
         return Err(refusal.into());
     }
-    // It waits for nothing else.
+    // The thread waits for nothing else.
     let _ = go.send(());
     Ok(())
 }
 
-/// What remains to be done if a control thread died: no thread performs actions any more, and no caller may wait for ever.
+/// Ends a migration whose control thread died.
+///
+/// No thread performs its actions any more, and callers must not wait without end.
 fn died(shared: &Arc<Shared>) -> impl FnOnce(MigrationError) + Send + 'static {
     let shared = Arc::clone(shared);
     move |error| {
         shared.note_error(error.clone());
         shared.interrupt();
-        let held = !shared.ram.custody().may_run();
+        let held = !shared.guest.ram.custody().may_run();
         shared.end(Outcome::Failed { error, held });
     }
 }
 
 pub(super) struct Control {
     shared: Arc<Shared>,
-    main: Option<Arc<MainChannel>>,
-    /// The file, where the guest goes into one.
-    file: Option<SaveFile>,
-    multifd: Vec<Arc<Channel>>,
-    /// The channel of pages that are waited for, in postcopy; what is sent at the switch; and who sends pages.
-    preempt: Option<Arc<Channel>>,
-    package: Vec<u8>,
-    /// What the destination has been told to drop before the guest stopped for the switch.
-    dropped: Option<DirtyBitmaps>,
-    page_sender: Option<PageSender>,
-    /// Since when the switch to postcopy waits for devices, and whether that was told.
-    switch_awaited: Option<Instant>,
-    switch_is_told: bool,
-    /// Where memory is written by RDMA; and, once pages move, what is registered.
-    rdma: Option<Arc<RdmaSource>>,
-    rdma_work: Option<Arc<Work>>,
+    course: Box<dyn Course>,
+    /// The carrier of the guest, while it is open.
+    carrier: Option<Box<dyn Carrier>>,
     workers: Workers,
     waits: Waits,
     rounds: Option<Rounds>,
-    /// The round whose last slice the policy was woken for.
-    rearmed_seen: u64,
+    pacing: Pacing,
+    switch: Switch,
+    reconnecting: Reconnecting,
+    /// Device streams, after they have begun.
+    streams: Option<DeviceStreams>,
+    round_trip: RoundTrip,
+    guest: GuestState,
+}
+
+/// Slowing down the guest in precopy, and the state for that.
+struct Pacing {
     slowdown: Slowdown,
     hints: Hints,
-    reconnecting: Reconnecting,
+    /// The round for which the policy was woken after its last slice.
+    rearmed_seen: u64,
+    /// The time at which the effect of dirty limits was last noted.
     limits_noted: Instant,
-    /// Devices' streams, once they are begun.
-    streams: Option<DeviceStreams>,
-    /// The same of a guest that a standby protects.
-    epoch_streams: Option<EpochStreams>,
-    /// How long the peer took to answer.
-    round_trip: Duration,
-    identify_sent: Option<Instant>,
-    /// The guest is being stopped, and whether it ran before.
+}
+
+/// State of the switch to postcopy.
+#[derive(Default)]
+struct Switch {
+    /// The channel of requested pages.
+    preempt: Option<Arc<Channel>>,
+    /// The devices' sections, until they are sent.
+    package: Vec<u8>,
+    /// The pages that the destination was told to drop before the guest stopped.
+    dropped: Option<DirtyBitmaps>,
+    page_sender: Option<PageSender>,
+    /// Time since which the switch has been waiting for devices, and whether the warning about that was emitted.
+    awaited_since: Option<Instant>,
+    is_told: bool,
+}
+
+/// The time that the peer took to answer the first question.
+#[derive(Default)]
+struct RoundTrip {
+    sent: Option<Instant>,
+    took: Duration,
+}
+
+/// Changes to the guest that this migration made.
+struct GuestState {
+    /// `Some` while the guest is being stopped: whether it ran before.
     stopping: Option<bool>,
     /// Whether the guest ran before it was stopped for the switchover.
     ran_before: bool,
-    /// Why it could not go on after that.
+    /// The error because of which it could not be resumed afterwards.
     not_resumed: Option<MigrationError>,
+    /// The beginning of the present step of the switchover.
     step_began: Instant,
 }
 
@@ -145,44 +166,32 @@ impl Control {
     fn new(shared: Arc<Shared>) -> Self {
         let now = Instant::now();
         Self {
-            main: None,
-            file: None,
-            multifd: Vec::new(),
-            preempt: None,
-            package: Vec::new(),
-            dropped: None,
-            page_sender: None,
-            switch_awaited: None,
-            switch_is_told: false,
-            rdma: None,
-            rdma_work: None,
+            course: choice::course_of(&shared),
+            carrier: None,
             workers: Workers::new(Arc::clone(&shared)),
             waits: Waits::new(Arc::clone(&shared)),
             rounds: None,
-            rearmed_seen: 0,
-            slowdown: Slowdown::new(Arc::clone(&shared)),
-            hints: Hints::new(Arc::clone(&shared)),
+            pacing: Pacing {
+                slowdown: Slowdown::new(Arc::clone(&shared)),
+                hints: Hints::new(Arc::clone(&shared)),
+                rearmed_seen: 0,
+                limits_noted: now,
+            },
+            switch: Switch::default(),
             reconnecting: Reconnecting::default(),
-            limits_noted: now,
             streams: None,
-            epoch_streams: None,
-            round_trip: Duration::ZERO,
-            identify_sent: None,
-            stopping: None,
-            ran_before: false,
-            not_resumed: None,
-            step_began: now,
+            round_trip: RoundTrip::default(),
+            guest: GuestState { stopping: None, ran_before: false, not_resumed: None, step_began: now },
             shared,
         }
     }
 
     fn run(mut self) {
         self.shared.tell(&Event::Status(crate::events::Status::Setup));
-        match tried("connecting", || setup::connect(&self.shared)) {
-            Ok(connected) => {
-                self.waits.keep_alive(Some(Arc::clone(&connected.main)));
-                self.main = Some(connected.main);
-                (self.multifd, self.file, self.rdma) = (connected.multifd, connected.file, connected.rdma);
+        match tried("connecting", || opening::open(&self.shared)) {
+            Ok(carrier) => {
+                self.waits.keep_alive(Some(Arc::clone(carrier.main())));
+                self.carrier = Some(carrier);
                 self.shared.report(Fed::ChannelsReady);
             }
             Err(error) => self.shared.fail(error),
@@ -227,8 +236,8 @@ impl Control {
     }
 
     fn perform(&mut self, action: Action) -> Result<(), Break> {
-        if let Some(sent) = self.identify_sent.take_if(|_| !matches!(action, Action::Identify)) {
-            self.round_trip = sent.elapsed();
+        if let Some(sent) = self.round_trip.sent.take_if(|_| !matches!(action, Action::Identify)) {
+            self.round_trip.took = sent.elapsed();
         }
         match action {
             Action::Identify => self.identify()?,
@@ -264,41 +273,56 @@ impl Control {
         Ok(())
     }
 
-    /// Whether the guest goes on at the destination before its pages are there.
+    /// Whether the guest resumes at the destination before its pages are there.
     fn is_postcopy(&self) -> bool {
         self.shared.driver.inspect(Source::is_postcopy)
     }
 
-    /// The main channel, which is up once all is connected.
-    fn main(&self) -> Result<Arc<MainChannel>, MigrationError> {
-        let closed = || MigrationError::Internal("the main channel is not open".to_owned());
-        self.main.clone().ok_or_else(closed)
+    /// The carrier, which is open after all channels are connected.
+    fn carrier(&mut self) -> Result<&mut dyn Carrier, MigrationError> {
+        match &mut self.carrier {
+            Some(carrier) => Ok(carrier.as_mut()),
+            None => Err(not_open()),
+        }
     }
 
-    /// The rounds, which are there once pages move.
+    /// The carrier's main channel.
+    fn main(&self) -> Result<Arc<MainChannel>, MigrationError> {
+        self.carrier.as_ref().map(|carrier| Arc::clone(carrier.main())).ok_or_else(not_open)
+    }
+
+    /// All open channels of the carrier.
+    fn channels(&self) -> Vec<Arc<Channel>> {
+        let Some(carrier) = &self.carrier else { return Vec::new() };
+        carrier.multifd().iter().chain(&carrier.main().channel).cloned().collect()
+    }
+
+    /// The rounds, which exist after pages have begun to move.
     fn rounds(&mut self) -> Result<&mut Rounds, MigrationError> {
         self.rounds.as_mut().ok_or_else(no_rounds)
     }
 
     fn identify(&mut self) -> Result<(), MigrationError> {
         let main = self.main()?;
-        if let Some(channel) = main.channel.clone() {
-            let (shared, rdma) = (Arc::clone(&self.shared), self.rdma.clone());
-            self.workers
-                .spawn("return path", move || return_path::read(&shared, &channel, rdma.as_deref()))?;
-        }
-        self.identify_sent = Some(Instant::now());
+        self.read_return_path()?;
+        self.round_trip.sent = Some(Instant::now());
         let mut commands = vec![Command::OpenReturnPath, Command::Ping(1)];
-        // To a standby it is as any primary: the extension would announce a handover (specs/replica.md §4).
-        if self.shared.protecting.is_none() {
+        if self.course.announces_handover() {
             commands.push(Command::Ping(extension::EXTENSION_PING));
         }
         commands.push(Command::Ping(extension::FENCE_PING));
         main.commands(&commands)
     }
 
+    /// Starts the thread that reads the return path, if the main channel has one.
+    fn read_return_path(&mut self) -> Result<(), MigrationError> {
+        let (channel, cause) = (self.main()?.channel.clone(), self.carrier()?.cause());
+        let (Some(channel), shared) = (channel, Arc::clone(&self.shared)) else { return Ok(()) };
+        self.workers.spawn("return path", move || return_path::read(&shared, &channel, cause.as_ref()))
+    }
+
     fn send_handover_id(&mut self) -> Result<(), MigrationError> {
-        let Identity { id, secret } = &self.shared.identity;
+        let Identity { id, secret } = &self.shared.handover.identity;
         let (version, body) = Handover { migration_id: *id, secret: Some(secret.clone()) }.encode();
         let header = (Handover::SECTION_NAME, Handover::SECTION_INSTANCE, version);
         self.main()?.with(|stream| stream.full_section(header, &body, true))?;
@@ -306,7 +330,7 @@ impl Control {
     }
 
     fn compare(&mut self) -> Result<(), MigrationError> {
-        let Some(record) = self.shared.vm.compatibility() else {
+        let Some(record) = self.shared.guest.vm.compatibility() else {
             return Err(MigrationError::Internal("there is no compatibility record".to_owned()));
         };
         let body = call("Device::save of the compatibility record", || record.save())?;
@@ -316,37 +340,40 @@ impl Control {
     }
 
     fn stop_guest(&mut self) {
-        // Of the guest that stops here nothing more is to be expected.
-        self.hints.stop();
+        // Waits for an operator's act that began while the guest was free. No other act begins.
+        self.shared.handover.custody.wait_for_act();
+        // A guest that stops here gives no useful hints any more.
+        self.pacing.hints.stop();
         self.let_channels_run_empty();
         let named = Break::failure(self.name_what_is_dropped());
-        let was_running = call("SourceVm::run_state", || self.shared.vm.run_state()) == RunState::Running;
+        let was_running =
+            call("SourceVm::run_state", || self.shared.guest.vm.run_state()) == RunState::Running;
         let began = Instant::now();
-        self.step_began = began;
-        self.stopping = Some(was_running);
-        match call("SourceVm::stop", || self.shared.vm.stop()) {
+        self.guest.step_began = began;
+        self.guest.stopping = Some(was_running);
+        match call("SourceVm::stop", || self.shared.guest.vm.stop()) {
             Ok(()) => {
-                self.ran_before = was_running;
+                self.guest.ran_before = was_running;
                 let devices = match &mut self.streams {
                     Some(streams) => streams.stop(&mut self.waits),
                     None => Ok(()),
                 };
-                let mut statistics = self.shared.statistics.lock();
+                let mut statistics = self.shared.measures.statistics.lock();
                 statistics.stopped_at = Some(began);
-                statistics.at_stop = Some(self.shared.counters.now());
+                statistics.at_stop = Some(self.shared.measures.counters.now());
                 drop(statistics);
                 self.step(SwitchoverStep::Stop);
                 self.shared.tell(&Event::Stopped);
-                // The guest is stopped anyway: the machine lets it run on, and its devices. It has to know
-                // before, or it would release hooks while a device may still write.
+                // The guest is stopped in any case: the machine resumes it and its devices. It has to know the
+                // failure before, because otherwise it would release hooks while a device may still write.
                 if let Err(error) = devices.and(named) {
                     self.shared.fail(error);
                 }
-                self.stopping = None;
+                self.guest.stopping = None;
                 self.shared.report(Fed::GuestStopped { was_running });
             }
             Err(error) => {
-                self.stopping = None;
+                self.guest.stopping = None;
                 self.shared.note_error(error.into());
                 self.shared.report(Fed::GuestStopFailed);
             }
@@ -354,11 +381,11 @@ impl Control {
     }
 
     fn release_hooks(&mut self) {
-        // An operator may have waited in pre-switchover: not a part of the steps.
-        self.step_began = Instant::now();
-        for hook in self.shared.vm.hooks() {
-            // Counted as released before it is tried: half a release is to be undone too.
-            self.shared.released.lock().push(Arc::clone(&hook));
+        // An operator may have waited in pre-switchover. That time is not part of the steps.
+        self.guest.step_began = Instant::now();
+        for hook in self.shared.guest.vm.hooks() {
+            // The hook counts as released before the attempt, because half a release must be undone too.
+            self.shared.handover.released.lock().push(Arc::clone(&hook));
             if let Err(error) = call(format!("Hook::release of {}", hook.name()), || hook.release()) {
                 self.shared.note_error(error.into());
                 self.shared.report(Fed::HookReleaseFailed);
@@ -371,15 +398,15 @@ impl Control {
 
     fn send_prepare(&mut self) -> Result<(), MigrationError> {
         self.main()?.commands(&[Command::Ping(extension::PREPARE_PING)])?;
-        // The main channel was not silent: nothing but the answer is due for a while.
+        // The main channel was not silent, so no keepalive is due for a while.
         self.waits.was_not_silent();
         Ok(())
     }
 
     fn report_undecided(&mut self, cause: Cause) {
         let why = self.shared.error().map_or_else(|| format!("{cause:?}"), |error| error.to_string());
-        let can_ask =
-            self.shared.driver.inspect(|machine| machine.peer().sterna) && !self.shared.to.is_descriptor();
+        let can_ask = self.shared.driver.inspect(|machine| machine.peer().sterna)
+            && !self.shared.session.to.is_descriptor();
         let asked = match self.shared.params().status_questions {
             StatusQuestions::Operator => "is not asked, since this side leaves the question to an operator",
             StatusQuestions::Auto if can_ask => "is asked again",
@@ -412,40 +439,37 @@ impl Control {
         if let Some(streams) = self.reconnecting.streams.take() {
             streams.end(&self.shared);
         }
-        if let Some(streams) = self.epoch_streams.take() {
-            streams.end();
-        }
+        self.course.close();
         self.shared.postcopy.pause();
         self.waits.keep_alive(None);
-        self.main = None;
-        // Unless it is in its place, it is gone with this.
-        self.file = None;
-        self.multifd.clear();
-        self.page_sender = None;
-        self.preempt = None;
-        if let Some(rdma) = self.rdma.take() {
-            // First the adapter's access ends, then memory is deregistered.
-            rdma.destroy();
-            self.rdma_work = None;
+        self.switch.page_sender = None;
+        self.switch.preempt = None;
+        if let Some(mut carrier) = self.carrier.take() {
+            carrier.close();
         }
         self.shared.drop_channels();
     }
 
     fn finish(&mut self, outcome: MachineOutcome) {
-        // A destination that took the guest closes by itself; threads of a finished migration end with it.
+        // A destination that took the guest closes its channels by itself. Threads of a finished migration end
+        // then.
         self.close_channels();
         self.unthrottle();
-        self.hints.end();
+        self.pacing.hints.end();
         if outcome.end != End::Completed {
             self.say_farewell();
         }
-        // Not before: all is undone, and the guest runs on.
+        // The search for failed pages comes only now, after everything is undone and the guest runs.
         self.shared.find_failed_pages();
         if outcome.end == End::Completed {
             self.shared.tell_passed();
             self.note_start();
         }
-        self.rounds = None;
+        if let Some(mut rounds) = self.rounds.take()
+            && outcome.end != End::Completed
+        {
+            rounds.leave_unfinished(Duration::ZERO);
+        }
         self.shared.tell_passed();
         let held = matches!(outcome.guest, GuestAfter::HeldStopped(_));
         let ended = match outcome.end {
@@ -459,19 +483,19 @@ impl Control {
             }
         };
         if !held {
-            *self.shared.tracking.lock() = None;
+            *self.shared.handover.tracking.lock() = None;
         }
         self.shared.end(ended);
     }
 
     /// The guest's run state before the switchover, under QEMU's name (specs/stream.md §1.10).
     fn run_state_before(&self) -> &'static str {
-        if self.ran_before { "running" } else { "paused" }
+        if self.guest.ran_before { "running" } else { "paused" }
     }
 
-    /// The downtime ended when the destination acknowledged: it does so when the guest runs.
+    /// Records the end of the downtime: the destination acknowledges when the guest runs.
     fn note_start(&mut self) {
-        let statistics = self.shared.statistics.lock();
+        let statistics = self.shared.measures.statistics.lock();
         let end =
             statistics.stopped_at.zip(statistics.downtime).map(|(stopped, downtime)| stopped + downtime);
         drop(statistics);
@@ -480,17 +504,21 @@ impl Control {
         }
     }
 
-    /// A step of the switchover ended now.
+    /// Records that a step of the switchover ended now.
     fn step(&mut self, step: SwitchoverStep) {
         self.step_until(step, Instant::now());
     }
 
     fn step_until(&mut self, step: SwitchoverStep, now: Instant) {
-        let took = now.saturating_duration_since(self.step_began);
-        self.step_began = now;
-        self.shared.statistics.lock().switchover.push((step, took));
+        let took = now.saturating_duration_since(self.guest.step_began);
+        self.guest.step_began = now;
+        self.shared.measures.statistics.lock().switchover.push((step, took));
         self.shared.tell(&Event::SwitchoverStep { step, took });
     }
+}
+
+fn not_open() -> MigrationError {
+    MigrationError::Internal("the main channel is not open".to_owned())
 }
 
 fn no_rounds() -> MigrationError {

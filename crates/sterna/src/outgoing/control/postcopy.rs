@@ -1,4 +1,4 @@
-//! Postcopy: the guest goes on at the destination, and its pages follow (specs/postcopy.md).
+//! Postcopy: the guest resumes at the destination, and its pages follow (specs/postcopy.md).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,6 +14,7 @@ use crate::error::MigrationError;
 use crate::events::{Event, SwitchoverStep};
 use crate::identity;
 use crate::interruption::Break;
+use crate::outgoing::main_channel::MainChannel;
 use crate::outgoing::postcopy::Background;
 use crate::outgoing::postcopy::package::{discards, package, round_up};
 use crate::outgoing::postcopy::recovery::say_hello;
@@ -26,20 +27,22 @@ use crate::postcopy::page_sizes;
 use crate::threads::call;
 use crate::vm::RunState;
 
-/// For so long the background waits before it is looked whether something else is to be done.
+/// The longest wait of the background before it checks for other work.
 const PATIENCE: Duration = Duration::from_millis(20);
 
-/// How long the channels may take to run empty, while the guest runs.
+/// The limit for waiting until the channels are empty, while the guest runs.
 const EMPTYING: Duration = Duration::from_secs(1);
-/// After so long an operator may wonder why the guest was not switched.
+/// After this time an operator is informed why the guest has not been switched.
 const LONG_AWAITED: Duration = Duration::from_secs(5);
-/// So few pages are dropped in no time.
+/// At most this number of pages is dropped in negligible time.
 const FEW_PAGES: u64 = 32;
-/// How often it is looked whether they have.
+/// The interval at which empty channels are checked.
 const LOOK: Duration = Duration::from_millis(1);
 
 impl Control {
-    /// Tells the destination that postcopy may come. It must be able to do it: that is found out while the guest runs here.
+    /// Tells the destination that postcopy may follow.
+    ///
+    /// The destination must support it. A refusal comes while the guest still runs here.
     pub(super) fn advise_postcopy(&mut self) -> Result<(), MigrationError> {
         let shared = Arc::clone(&self.shared);
         if !shared.capabilities.postcopy_ram {
@@ -49,7 +52,7 @@ impl Control {
         if peer.sterna {
             check_peer(Features(peer.features), shared.capabilities.postcopy_preempt)?;
         }
-        let sizes = page_sizes(&shared.ram);
+        let sizes = page_sizes(&shared.guest.ram);
         self.main()?.commands(&[Command::PostcopyAdvise(Some((sizes, PAGE_SIZE as u64)))])
     }
 
@@ -63,25 +66,25 @@ impl Control {
             self.tell_what_is_awaited(&device);
             return Ok(false);
         }
-        self.hints.stop();
-        if shared.capabilities.postcopy_preempt && self.preempt.is_none() {
-            self.preempt = Some(connect_preempt(&shared, self.reconnecting.session)?);
+        self.pacing.hints.stop();
+        if shared.capabilities.postcopy_preempt && self.switch.preempt.is_none() {
+            self.switch.preempt = Some(connect_preempt(&shared, self.reconnecting.session)?);
         }
-        let guest_running = call("SourceVm::run_state", || shared.vm.run_state()) == RunState::Running;
+        let guest_running = call("SourceVm::run_state", || shared.guest.vm.run_state()) == RunState::Running;
         match shared.feed(Fed::PostcopyRequested { guest_running }) {
             Ok(()) => {
-                // Lanes end with the chunk that they have, before the guest stops.
-                shared.limiter.open();
+                // Lanes stop after their current chunk, before the guest stops.
+                shared.session.limiter.open();
                 self.rounds()?.latest().iter().for_each(|round| round.abandon());
                 Ok(true)
             }
-            // Precopy goes on until the destination is ready.
+            // Precopy continues until the destination is ready.
             Err(Refusal::AcknowledgementsMissing { .. }) => Ok(false),
             Err(refusal) => Err(MigrationError::Internal(refusal.to_string()).into()),
         }
     }
 
-    /// Wants the switch when the time or the rounds are over that an operator has set for precopy.
+    /// Requests the switch after the operator's limit of time or rounds for precopy.
     pub(super) fn want_switch_if_due(&self) {
         let shared = &self.shared;
         if !shared.capabilities.postcopy_ram || shared.postcopy.is_wanted() {
@@ -89,7 +92,7 @@ impl Control {
         }
         let Parameters { postcopy_after: time, postcopy_after_rounds: rounds, .. } = shared.params();
         let (clock, begun) = {
-            let statistics = shared.statistics.lock();
+            let statistics = shared.measures.statistics.lock();
             (statistics.clock(), statistics.rounds_begun)
         };
         if !time.is_zero() && clock >= time || rounds > 0 && begun > u64::from(rounds) {
@@ -97,11 +100,13 @@ impl Control {
         }
     }
 
-    /// What can be read of a device while the guest runs does not belong into the pause.
+    /// Warns once if the switch has waited long for `device`.
+    ///
+    /// The device is read while the guest runs, to keep the pause short.
     fn tell_what_is_awaited(&mut self, device: &str) {
-        let began = *self.switch_awaited.get_or_insert_with(Instant::now);
-        if !self.switch_is_told && began.elapsed() >= LONG_AWAITED {
-            self.switch_is_told = true;
+        let began = *self.switch.awaited_since.get_or_insert_with(Instant::now);
+        if !self.switch.is_told && began.elapsed() >= LONG_AWAITED {
+            self.switch.is_told = true;
             let text = format!(
                 "the switch to postcopy waits: {device} is still being read while the guest runs, and would stand in the pause"
             );
@@ -109,23 +114,24 @@ impl Control {
         }
     }
 
-    /// Waits, before the guest stops for the switch, until nothing lies before what a stopped guest waits for: lanes have sent the
-    /// chunk that they had, and the network has delivered it. For [`EMPTYING`] at most.
+    /// Waits until all channels are empty before the guest stops, at most [`EMPTYING`].
+    ///
+    /// Lanes have then sent their current chunk, and the network has delivered it. Otherwise the messages of the
+    /// stopped guest would queue after that data.
     pub(super) fn let_channels_run_empty(&mut self) {
         let shared = Arc::clone(&self.shared);
         let Some(rounds) = self.rounds.as_ref().filter(|_| self.is_postcopy()) else { return };
-        // Some lanes begin no round before the one before it was flushed.
-        let flushed = shared.lanes.queue.last_flushed();
+        // Some lanes do not begin a round before the previous one was flushed.
+        let flushed = shared.session.lanes.queue.last_flushed();
         let rounds = rounds.latest();
         let unflushed = rounds.iter().map(|round| round.number()).filter(|&number| number > flushed).min();
-        let main = self.main.as_ref().and_then(|main| main.channel.clone());
-        let channels: Vec<_> = self.multifd.iter().cloned().chain(main).collect();
+        let channels = self.channels();
         let is_empty = || {
-            let is_sent = unflushed.is_none_or(|number| shared.lanes.are_through(number));
+            let is_sent = unflushed.is_none_or(|number| shared.session.lanes.are_through(number));
             is_sent && channels.iter().all(|channel| channel.outstanding_bytes() == 0)
         };
         let until = Instant::now() + EMPTYING;
-        // Who interrupts wants the migration to end, and the guest is to be stopped all the same before it goes on.
+        // An interruption ends the migration. The guest must be stopped first in any case, before it is resumed.
         while !is_empty() && Instant::now() < until {
             if self.waits.at_most(LOOK, || None::<()>).is_err() {
                 return;
@@ -133,10 +139,12 @@ impl Control {
         }
     }
 
-    /// What a Sterna will drop is mostly known before the guest stops, and dropping it takes long where the guest has written far apart:
-    /// it is named now, and what was written meanwhile next, as long as that gets less.
+    /// Names the pages that a Sterna destination drops, while the guest still runs.
+    ///
+    /// Dropping takes long if the guest's writes are scattered. Most of these pages are known before the guest
+    /// stops. Each further pass names the pages that were written meanwhile, as long as their number decreases.
     pub(super) fn name_what_is_dropped(&mut self) -> Result<(), Break> {
-        self.dropped = None;
+        self.switch.dropped = None;
         let shared = Arc::clone(&self.shared);
         let is_sterna = shared.driver.inspect(Source::peer).sterna;
         if self.rounds.is_none() || !self.is_postcopy() || !is_sterna {
@@ -144,11 +152,11 @@ impl Control {
         }
         self.flush_rounds()?;
         let (until, mut before) = (Instant::now() + EMPTYING, u64::MAX);
-        let mut dropped = DirtyBitmaps::new(&shared.ram);
+        let mut dropped = DirtyBitmaps::new(&shared.guest.ram);
         loop {
             self.sync()?;
             let mut rest = self.rounds()?.unsent();
-            round_up(&shared.ram, &rest);
+            round_up(&shared.guest.ram, &rest);
             rest.drop_reported(&dropped);
             let count = rest.count();
             if count <= FEW_PAGES || count >= before || Instant::now() >= until {
@@ -156,21 +164,23 @@ impl Control {
             }
             before = count;
             let main = self.main()?;
-            main.commands(&discards(&shared.ram, &rest))?;
+            main.commands(&discards(&shared.guest.ram, &rest))?;
             dropped.or_from(&rest);
-            // It has dropped them when it answers.
-            shared.probes.lock().send_keepalive();
+            // The destination has dropped the pages when it answers.
+            shared.measures.probes.lock().send_keepalive();
             main.commands(&[Command::Ping(extension::KEEPALIVE_PING)])?;
             self.waits.was_not_silent();
-            self.waits.at_most(EMPTYING, || shared.probes.lock().are_answered().then_some(()))?;
+            self.waits.at_most(EMPTYING, || shared.measures.probes.lock().are_answered().then_some(()))?;
         }
-        self.dropped = Some(dropped);
+        self.switch.dropped = Some(dropped);
         Ok(())
     }
 
-    /// Performs `SendFinalState` of a guest whose pages follow it: which pages the destination drops. Then it gets the devices.
+    /// Performs `SendFinalState` of postcopy: names the pages that the destination drops, then sends the devices.
     pub(super) fn send_final_state_of_postcopy(&mut self) -> Result<(), Break> {
         let (shared, main) = (Arc::clone(&self.shared), self.main()?);
+        // Pages of these rounds that are not sent yet follow the guest.
+        self.rounds()?.leave_unfinished(Duration::ZERO);
         self.rounds()?.open_last();
         if let Some(streams) = &self.streams {
             streams.finish();
@@ -178,45 +188,37 @@ impl Control {
         self.flush_rounds()?;
         self.sync()?;
         self.step(SwitchoverStep::LastSync);
-        // Unsent, or written since.
+        // Pages that were not sent, or were written since.
         let unsent = self.rounds()?.unsent();
-        round_up(&shared.ram, &unsent);
-        let mut rest = DirtyBitmaps::new(&shared.ram);
+        round_up(&shared.guest.ram, &unsent);
+        let mut rest = DirtyBitmaps::new(&shared.guest.ram);
         rest.or_from(&unsent);
-        if let Some(dropped) = &self.dropped {
+        if let Some(dropped) = &self.switch.dropped {
             rest.drop_reported(dropped);
         }
         self.step(SwitchoverStep::LastPages);
         self.send_streams()?;
         self.end_rounds();
-        MigrationError::check_memory(&shared.ram)?;
+        MigrationError::check_memory(&shared.guest.ram)?;
         let sections = self.collect_devices()?;
         let is_sterna = shared.driver.inspect(Source::peer).sterna;
-        self.package = package(&sections, is_sterna)?;
+        self.switch.package = package(&sections, is_sterna)?;
         self.step(SwitchoverStep::Devices);
         main.with(|stream| {
             stream.forget_block();
-            shared.guest_source.send_switchover_start(stream)?;
-            stream.commands(&discards(&shared.ram, &rest))
+            shared.guest.source.send_switchover_start(stream)?;
+            stream.commands(&discards(&shared.guest.ram, &rest))
         })?;
-        shared.postcopy.begin(&shared.ram, &unsent);
-        let counters = Arc::clone(&shared.counters);
-        let sender = PageSender::new(shared.ram.clone(), counters, &main, self.preempt.clone());
-        let (answering, theirs) = (sender.clone(), Arc::clone(&shared));
-        self.workers.spawn("requested pages", move || {
-            if let Err(error) = answering.answer(&theirs.postcopy) {
-                theirs.fail(error);
-            }
-        })?;
-        self.page_sender = Some(sender);
-        MigrationError::check_same_ram(&call("Vm::ram", || shared.vm.ram()), &shared.ram)?;
+        shared.postcopy.begin(&shared.guest.ram, &unsent);
+        self.answer_requests(&main)?;
+        MigrationError::check_same_ram(&call("Vm::ram", || shared.guest.vm.ram()), &shared.guest.ram)?;
         // For a QEMU this is the commit.
-        MigrationError::check_memory(&shared.ram)?;
+        MigrationError::check_memory(&shared.guest.ram)?;
         shared.report(Fed::FinalStateSent);
         Ok(())
     }
 
-    /// Lanes send no page more before the guest runs, and no chunk.
+    /// Stops the lanes: they send no more pages or chunks before the guest runs.
     fn end_rounds(&self) {
         let shared = &self.shared;
         let peer = shared.driver.inspect(Source::peer);
@@ -224,10 +226,11 @@ impl Control {
         if shared.capabilities.multifd && takes_lanes {
             shared.postcopy.keep_lanes();
         }
-        shared.lanes.queue.end();
+        shared.session.lanes.queue.end();
     }
 
-    /// What remains of devices' streams. The destination loads them before it prepares, and needs no page for that.
+    /// Sends the rest of the device streams. The destination loads them before it prepares, and needs no page for
+    /// that.
     fn send_streams(&mut self) -> Result<(), Break> {
         let main = self.main()?;
         let Some(streams) = &self.streams else { return Ok(()) };
@@ -241,7 +244,7 @@ impl Control {
 
     /// Writes the flushes of rounds that lanes have left.
     fn flush_rounds(&mut self) -> Result<(), Break> {
-        let flushed = self.shared.lanes.queue.last_flushed();
+        let flushed = self.shared.session.lanes.queue.last_flushed();
         let rounds = self.rounds()?.latest();
         rounds.iter().filter(|round| round.number() > flushed).try_for_each(|round| self.run_dry(round))
     }
@@ -249,17 +252,17 @@ impl Control {
     fn collect_devices(&mut self) -> Result<Vec<u8>, MigrationError> {
         let (shared, run_state) = (Arc::clone(&self.shared), self.run_state_before());
         let mut collector = self.main()?.with(|stream| Ok(stream.device_collector()))?;
-        let collected = collector.collect(|stream| shared.guest_source.send_devices(stream, run_state))?;
+        let collected = collector.collect(|stream| shared.guest.source.send_devices(stream, run_state))?;
         Ok(collected.sections)
     }
 
-    /// The destination gets the devices, and loads them; pages that it needs for that go out meanwhile.
+    /// Sends the package with the devices. Pages that the destination needs to load them are sent meanwhile.
     pub(super) fn send_package(&mut self) -> Result<(), MigrationError> {
-        let package = std::mem::take(&mut self.package);
+        let package = std::mem::take(&mut self.switch.package);
         self.main()?.with(|stream| {
             stream.send(|out| {
                 Command::Ping(PACKAGE_PING).encode(out)?;
-                // It was held against the limit when it was made.
+                // The package was compared with the size limit when it was made.
                 Command::Packaged(package.len() as u32).encode(out)?;
                 out.extend_from_slice(&package);
                 Ok(())
@@ -269,7 +272,7 @@ impl Control {
         Ok(())
     }
 
-    /// Performs `SendRun`. The machine has committed: whatever happens here, the guest stays stopped.
+    /// Performs `SendRun`. The machine has committed, so the guest stays stopped even if this fails.
     pub(super) fn send_run(&mut self) {
         self.step(SwitchoverStep::Prepare);
         let is_sterna = self.shared.driver.inspect(Source::peer).sterna;
@@ -288,31 +291,31 @@ impl Control {
         }
     }
 
-    /// Performs `SendPages`: until none is left.
+    /// Performs `SendPages`: sends pages until none is left.
     pub(super) fn send_pages(&mut self) -> Result<(), Break> {
         let (shared, main) = (Arc::clone(&self.shared), self.main()?);
         if !self.has_recovered() {
             self.note_start();
         }
         {
-            let mut statistics = shared.statistics.lock();
-            let now = shared.counters.now();
+            let mut statistics = shared.measures.statistics.lock();
+            let now = shared.measures.counters.now();
             statistics.at_start.get_or_insert(now);
             statistics.begin_postcopy();
             statistics.following_bytes = shared.postcopy.left_bytes();
             (statistics.round, statistics.next_round_bytes) = (None, 0);
         }
-        let Some(sender) = self.page_sender.clone() else {
+        let Some(sender) = self.switch.page_sender.clone() else {
             return Err(MigrationError::Internal("pages follow, and nobody sends them".to_owned()).into());
         };
-        let has_lanes = shared.postcopy.has_lanes() && !self.multifd.is_empty();
+        let has_lanes = shared.postcopy.has_lanes() && !self.carrier()?.multifd().is_empty();
         if has_lanes {
             self.await_lanes()?;
         } else {
             self.send_background(&sender)?;
         }
         shared.postcopy.ends();
-        shared.statistics.lock().has_sent_all();
+        shared.measures.statistics.lock().has_sent_all();
         shared.report(Fed::PagesSent);
         sender.close_preempt();
         main.with(|stream| {
@@ -325,15 +328,26 @@ impl Control {
                 Ok(())
             })
         })?;
-        for channel in &self.multifd {
-            if let Err(error) = channel.say_goodbye() {
-                tracing::debug!(%error, "end of a multifd channel");
-            }
-        }
+        self.carrier()?.say_goodbye();
         Ok(())
     }
 
-    /// Sends the pages that nobody asks for, over the main channel, until none is left and all that were asked for are sent.
+    /// Starts the thread that sends requested pages.
+    pub(super) fn answer_requests(&mut self, main: &Arc<MainChannel>) -> Result<(), MigrationError> {
+        let shared = Arc::clone(&self.shared);
+        let counters = Arc::clone(&shared.measures.counters);
+        let sender = PageSender::new(shared.guest.ram.clone(), counters, main, self.switch.preempt.clone());
+        self.switch.page_sender = Some(sender.clone());
+        self.workers.spawn("requested pages", move || {
+            if let Err(error) = sender.answer(&shared.postcopy) {
+                shared.fail(error);
+            }
+        })
+    }
+
+    /// Sends background pages over the main channel, until all pages are sent.
+    ///
+    /// It also waits until all requested pages are sent.
     fn send_background(&mut self, sender: &PageSender) -> Result<(), Break> {
         let shared = Arc::clone(&self.shared);
         let (limiter, main) = (&shared.postcopy.limiter, self.main()?);
@@ -348,8 +362,8 @@ impl Control {
                     if let Some(channel) = &main.channel {
                         shared.postcopy.pace.keep(0, channel);
                     }
-                    let counts = shared.counters.now();
-                    let mut statistics = shared.statistics.lock();
+                    let counts = shared.measures.counters.now();
+                    let mut statistics = shared.measures.statistics.lock();
                     statistics.following_bytes = shared.postcopy.left_bytes();
                     statistics.observe(counts);
                     drop(statistics);
@@ -361,31 +375,31 @@ impl Control {
         }
     }
 
-    /// Lanes send those pages. Waits until they are through, and all that were asked for are sent.
+    /// Waits until lanes have sent the background pages and all requested pages are sent.
     fn await_lanes(&mut self) -> Result<(), Break> {
         let shared = Arc::clone(&self.shared);
-        let (postcopy, lanes) = (&shared.postcopy, shared.lanes.count());
+        let (postcopy, lanes) = (&shared.postcopy, shared.session.lanes.count());
         postcopy.let_lanes_begin();
         let is_done = || (postcopy.lanes_are_through(lanes) && postcopy.ends_if_answered()).then_some(());
         while self.waits.at_most(PATIENCE, is_done)?.is_none() {
             let left = postcopy.left_bytes();
-            let mut statistics = shared.statistics.lock();
+            let mut statistics = shared.measures.statistics.lock();
             statistics.following_bytes = left;
-            statistics.observe(shared.counters.now());
+            statistics.observe(shared.measures.counters.now());
         }
-        shared.statistics.lock().following_bytes = 0;
+        shared.measures.statistics.lock().following_bytes = 0;
         Ok(())
     }
 
-    /// The destination runs the guest, and the connection broke.
+    /// The connection broke while the destination runs the guest: reports the paused postcopy.
     pub(super) fn report_paused(&mut self, cause: Cause) {
         if matches!(cause, Cause::OperatorPaused | Cause::DestinationFailed(_)) {
-            // What threads met of the channels is only what followed.
+            // Errors of threads at the channels are only consequences of `cause`.
             self.shared.forget_error();
             self.shared.note_cause(cause);
         }
         let why = self.shared.error().map_or_else(|| format!("{cause:?}"), |error| error.to_string());
-        self.shared.statistics.lock().pause_postcopy(&why);
+        self.shared.measures.statistics.lock().pause_postcopy(&why);
         let left = self.shared.postcopy.left_bytes() / PAGE_SIZE as u64;
         let text = format!(
             "postcopy-paused: the guest runs at the destination, and the connection broke ({why}). The guest waits there when \
@@ -399,7 +413,7 @@ impl Control {
     }
 }
 
-/// Whether a Sterna destination is set for it.
+/// Checks that a Sterna destination has the settings that postcopy needs.
 fn check_peer(features: Features, wants_preempt: bool) -> Result<(), MigrationError> {
     let incompatible = |what: &str| Err(MigrationError::PeerIncompatible { what: what.to_owned() });
     if !features.contains(Features::POSTCOPY) {
@@ -414,17 +428,24 @@ fn check_peer(features: Features, wants_preempt: bool) -> Result<(), MigrationEr
     }
 }
 
-/// Opens the channel of requested pages. A Sterna is told whose it is, and of which session: one that comes late, when the connection
-/// has been made anew, is not to be taken for the present one's.
+/// Opens the channel of requested pages.
+///
+/// This side names the migration and the channel's session to a Sterna. Therefore the Sterna does not accept a
+/// late channel of an earlier session as the present one.
 fn connect_preempt(shared: &Shared, session: u32) -> Result<Arc<Channel>, MigrationError> {
     let params = shared.params();
     let setup = params.limits.setup;
-    let channel =
-        Channel::connect_with(&shared.to, params.tls.as_ref(), setup, &shared.connecting, |channel| {
+    let channel = Channel::connect_with(
+        &shared.session.to,
+        params.tls.as_ref(),
+        setup,
+        &shared.session.connecting,
+        |channel| {
             channel.set_stall_limit(Some(params.limits.stall));
             shared.adopt(channel)
-        })?;
-    let identity = &shared.identity;
+        },
+    )?;
+    let identity = &shared.handover.identity;
     if session > 0 {
         say_hello(&channel, identity, (session, ReconnectChannel::Preempt), identity::nonce()?)?;
     } else if shared.driver.inspect(Source::peer).sterna {
@@ -436,14 +457,16 @@ fn connect_preempt(shared: &Shared, session: u32) -> Result<Arc<Channel>, Migrat
 }
 
 impl Shared {
-    /// The destination says that it has started the guest: a Sterna when it was asked, a QEMU when the devices are loaded.
+    /// Handles the destination's report that it has started the guest.
+    ///
+    /// A Sterna reports it when asked, a QEMU when the devices are loaded.
     pub(in crate::outgoing) fn destination_started(&self) -> Result<(), MigrationError> {
         let is_due = self.driver.inspect(|machine| machine.is_postcopy() && machine.state().is_committed());
         if !is_due {
             let what = "it said that the guest was started, and nobody had told it to".to_owned();
             return Err(MigrationError::PeerMisbehaved { what });
         }
-        self.statistics.lock().acknowledged.get_or_insert_with(std::time::Instant::now);
+        self.measures.statistics.lock().acknowledged.get_or_insert_with(std::time::Instant::now);
         self.report(Fed::DestinationStarted);
         Ok(())
     }

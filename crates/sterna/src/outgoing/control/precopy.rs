@@ -1,10 +1,10 @@
-//! Precopy: performs what the policy says ([`crate::precopy`]) until it requests the switchover.
+//! Precopy: performs the outputs of the policy ([`crate::precopy`]) until it requests the switchover.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use sterna_proto::source::{Event as Fed, Refusal, Source, SwitchoverAck};
+use sterna_proto::source::{Event as Fed, Refusal, Source};
 use sterna_ram::DirtyBitmaps;
 use sterna_wire::extension;
 use sterna_wire::main::Command;
@@ -12,91 +12,67 @@ use sterna_wire::main::Command;
 use super::first_round::LONGEST_WAIT;
 use super::hints::Hints;
 use super::rounds::Rounds;
-use super::{Control, no_rounds, setup, slowdown};
+use super::{Control, no_rounds, not_open, slowdown};
 use crate::error::MigrationError;
 use crate::events::Event;
 use crate::interruption::Break;
 use crate::order::RoundPages;
-use crate::outgoing::limits::ack_form;
-use crate::outgoing::protection::EpochStreams;
-use crate::outgoing::rdma::Work;
-use crate::outgoing::streams::DeviceStreams;
+use crate::outgoing::shared::Shared;
+use crate::outgoing::waits::Waits;
 use crate::params::{NonConvergence, ZeroPageDetection};
-use crate::precopy::{Answer, Begun, FIXED_DOWNTIME, Input, Output, Recorded, Settings, SyncResult, WINDOW};
-use crate::streams::Streamed;
+use crate::precopy::{
+    self, Answer, Begun, FIXED_DOWNTIME, Input, Output, Recorded, Settings, SyncResult, WINDOW,
+};
 use crate::threads::call;
 use crate::vm::RunState;
 
-/// Probes of the destination are this far apart at least.
+/// The shortest time between two probes of the destination.
 const PROBE_INTERVAL: Duration = Duration::from_millis(50);
-/// How often it is looked whether a switch to postcopy that is wanted has become possible.
+/// The interval at which a requested switch to postcopy is tried again.
 const SWITCH_LOOK: Duration = Duration::from_millis(10);
-/// How often the effect of dirty limits is noted for readers.
+/// The interval at which the effect of dirty limits is copied to the statistics.
 const LIMIT_INTERVAL: Duration = Duration::from_millis(250);
 
 impl Control {
-    /// Performs `StartPrecopy`: returns when the machine wants something else done.
+    /// Performs `StartPrecopy`: returns when the machine has another action.
     pub(super) fn precopy(&mut self) -> Result<(), Break> {
         self.introduce_peer();
         self.warn_without_return();
         self.count_acknowledgements();
-        self.hand_memory_over()?;
+        let carrier = self.carrier.as_mut().ok_or_else(not_open)?;
+        carrier.enter(&mut self.waits)?;
         self.advise_postcopy()?;
         self.await_promise()?;
         let shared = Arc::clone(&self.shared);
-        let is_mapped = shared.capabilities.mapped_ram;
-        // Lanes into a file must know the places of pages, and one that writes the main connection must find a section of RAM.
-        // Multifd channels write their first SYNC before START, whose flush waits for it.
-        let needs_places = is_mapped || self.rdma.is_some() && !shared.capabilities.multifd;
-        if needs_places {
+        let begins_early = self.carrier()?.begins_ram_before_lanes();
+        if begins_early {
             self.start_ram()?;
         }
         let main = self.main()?;
-        if shared.protecting.is_none() {
-            self.streams = DeviceStreams::begin(&shared, &self.multifd)?;
-        }
-        if let Some(streams) = &self.streams {
-            streams.start(&main, &mut self.workers)?;
-        }
-        let on_lanes = self.streams.as_ref().and_then(DeviceStreams::on_lanes);
-        if let Some(rdma) = &self.rdma {
-            let teller = Arc::clone(&shared);
-            let warn = move |text| teller.tell(&Event::Warning(text));
-            self.rdma_work = Some(Work::new(Arc::clone(rdma), &shared.ram, warn)?);
-        }
-        let ends = (self.multifd.as_slice(), self.file.as_ref(), self.rdma_work.as_ref());
-        let writers = setup::writers(&shared, &main, ends)?;
-        setup::start_lanes(&shared, writers, on_lanes, &mut self.workers)?;
-        if let Some(work) = &self.rdma_work {
-            setup::start_rdma(&shared, &main, work, &mut self.workers)?;
-        }
-        self.waits.until(|| shared.lanes.are_through(0).then_some(()))?;
-        call("DirtySource::start", || shared.vm.dirty_source().start()).map_err(MigrationError::from)?;
-        if !needs_places {
+        let channels = self.carrier.as_ref().ok_or_else(not_open)?.multifd();
+        self.streams = self.course.begin_streams(channels)?;
+        self.start_lanes()?;
+        call("DirtySource::start", || shared.guest.vm.dirty_source().start())
+            .map_err(MigrationError::from)?;
+        if !begins_early {
             self.start_ram()?;
         }
-        if shared.protecting.is_some() {
-            self.epoch_streams = EpochStreams::begin(Streamed::of(&shared.vm.devices()), &main)?;
-            self.send_epoch_streams()?;
-        }
+        self.course.ram_begun(&main, &mut paced(&mut self.waits, &shared))?;
 
-        let all = DirtyBitmaps::new(&shared.ram);
+        let all = DirtyBitmaps::new(&shared.guest.ram);
         all.set_all();
-        shared.guest_source.leave_out(&all);
-        let look_for_absent = shared.guest_source.knows_absent()
+        shared.guest.source.leave_out(&all);
+        let look_for_absent = shared.guest.source.knows_absent()
             || shared.params().zero_page_detection != ZeroPageDetection::None;
         let takes_hints = Hints::of(&shared).is_some();
         let round = Rounds::first(&shared, all, look_for_absent, takes_hints);
         let (mut slice, until) = (0, Instant::now() + LONGEST_WAIT);
         let is_ready = takes_hints && self.prepare_round(&round, &mut slice, Some(until))?;
         if is_ready {
-            self.hints.ask(&round);
+            self.pacing.hints.ask(&round);
             self.await_hints(until)?;
         }
-        // Before the first page can be sent and lost. Nothing returns from here before the rounds are known.
-        if shared.unconfirmed.get().is_some() {
-            shared.report(Fed::MayReconnect);
-        }
+        self.may_reconnect();
         let rounds = Rounds::begin(&shared, Arc::clone(&round));
         if let Some(streams) = &self.streams {
             streams.enter_round(rounds.round().number());
@@ -104,60 +80,44 @@ impl Control {
         rounds.tell();
         let begun = Begun {
             settings: self.settings(),
-            channels: shared.lanes.count() as u32,
-            round_trip: self.round_trip,
+            channels: shared.session.lanes.count() as u32,
+            round_trip: self.round_trip.took,
             // *Prepare* and the start cost a round trip each.
-            fixed_downtime: self.round_trip * 2 + FIXED_DOWNTIME,
+            fixed_downtime: self.round_trip.took * 2 + FIXED_DOWNTIME,
         };
-        *shared.policy.lock() = Some(Recorded::new(begun, rounds.snapshot()));
+        *shared.measures.policy.lock() = Some(Recorded::new(begun, rounds.snapshot()));
         self.rounds = Some(rounds);
         if takes_hints && !is_ready {
-            // Lanes send meanwhile.
+            // Lanes send pages meanwhile.
             self.prepare_round(&round, &mut slice, None)?;
-            self.hints.ask(&round);
+            self.pacing.hints.ask(&round);
         }
         self.follow_policy(begun.settings)
     }
 
-    /// Writes what stands before RAM, and RAM's START section.
+    /// Writes the sections before RAM, and RAM's START section.
     pub(super) fn start_ram(&mut self) -> Result<(), MigrationError> {
-        let (shared, main) = (Arc::clone(&self.shared), self.main()?);
-        main.with(|stream| shared.guest_source.send_early(stream))?;
-        match (&mut self.file, &self.rdma) {
-            (Some(file), _) if shared.capabilities.mapped_ram => file.start_ram(&shared, &main),
-            (_, Some(rdma)) => {
-                rdma.start_ram(&main, &shared.guest_source.blocks(), shared.capabilities.multifd)?;
-                main.with(|stream| shared.guest_source.send_setup(stream))
-            }
-            _ => main.with(|stream| {
-                stream.ram_start(&shared.guest_source.blocks(), shared.capabilities.multifd)?;
-                shared.guest_source.send_setup(stream)
-            }),
-        }
+        self.main()?.with(|stream| self.shared.guest.source.send_early(stream))?;
+        self.carrier()?.begin_ram()
     }
 
-    /// Of the present form of `switchover-ack`: one is due for each device that asks (specs/stream.md §5.3).
+    /// Tells the machine how many devices have to acknowledge the switchover.
     pub(super) fn count_acknowledgements(&self) {
-        let vm = &self.shared.vm;
-        // A standby's side of a device's stream is there from the beginning, and sends none.
-        let is_protected = self.shared.protecting.is_some();
-        if ack_form(&self.shared.capabilities, &vm.machine_type()) == SwitchoverAck::Modern && !is_protected {
-            for _ in vm.devices().iter().filter(|device| device.asks_switchover_ack()) {
-                self.shared.report(Fed::DeviceAsksAck);
-            }
+        for _ in 0..self.course.acknowledging_devices() {
+            self.shared.report(Fed::DeviceAsksAck);
         }
     }
 
-    /// Says what the peer turned out to be; without a return path nothing is known of it.
+    /// Reports the peer's features to the machine. Without a return path they are unknown.
     fn introduce_peer(&self) {
         if self.shared.capabilities.return_path {
             let peer = self.shared.driver.inspect(Source::peer);
-            self.shared.statistics.lock().peer_is_sterna = Some(peer.sterna);
+            self.shared.measures.statistics.lock().peer_is_sterna = Some(peer.sterna);
             self.shared.tell(&Event::Peer { sterna: peer.sterna, features: peer.features });
         }
     }
 
-    /// Performs what the policy asks for, until the machine wants something else done.
+    /// Performs the policy's outputs, until the machine has another action.
     pub(super) fn follow_policy(&mut self, mut settings: Settings) -> Result<(), Break> {
         let mut outputs = VecDeque::new();
         loop {
@@ -202,9 +162,9 @@ impl Control {
                 self.probe()?;
                 return Ok(Some(Input::Flushed(self.rounds()?.snapshot())));
             }
-            Output::Throttle(percent) => self.slowdown.throttle(percent),
-            Output::LimitDirtyRate(Some(bytes)) => self.slowdown.limit_dirty_rates(bytes)?,
-            // Only at the end: see `unthrottle`.
+            Output::Throttle(percent) => self.pacing.slowdown.throttle(percent),
+            Output::LimitDirtyRate(Some(bytes)) => self.pacing.slowdown.limit_dirty_rates(bytes)?,
+            // The limit is removed only at the end: see `unthrottle`.
             Output::LimitDirtyRate(None) => {}
             Output::Warn(standstill) => {
                 let why = slowdown::why_not(&self.shared, standstill);
@@ -225,8 +185,9 @@ impl Control {
                 return Err(MigrationError::NotConverging { why }.into());
             }
             Output::RequestSwitchover => {
-                // So that little of them is left for the pause.
-                self.send_epoch_streams()?;
+                // This is done before the pause, so that less of the streams is left for it.
+                let main = self.main()?;
+                self.course.prepare_pause(&main, &mut paced(&mut self.waits, &self.shared))?;
                 let is_taken = self.request_switchover();
                 let snapshot = self.rounds()?.snapshot();
                 return Ok(Some(if is_taken { Input::Ended } else { Input::NotAcknowledged(snapshot) }));
@@ -235,23 +196,23 @@ impl Control {
         Ok(None)
     }
 
-    /// Waits until the policy is due, or the round comes to its end.
+    /// Waits until the policy is due, or until the round ends.
     fn wait_for_policy(&mut self) -> Result<Input, Break> {
         let shared = Arc::clone(&self.shared);
         let wake_at =
-            shared.policy.lock().as_ref().map_or(Duration::ZERO, |policy| policy.policy().wake_at());
+            shared.measures.policy.lock().as_ref().map_or(Duration::ZERO, |policy| policy.policy().wake_at());
         let round = Arc::clone(self.rounds()?.round());
-        let was_rearmed = self.rearmed_seen == round.number();
+        let was_rearmed = self.pacing.rearmed_seen == round.number();
         let began = Instant::now();
-        // The switch may be wanted and not possible yet.
+        // The switch may be requested and not possible yet.
         let is_waiting = shared.postcopy.is_wanted();
         let longest = if is_waiting { SWITCH_LOOK } else { WINDOW };
-        let patience = wake_at.saturating_sub(shared.statistics.lock().clock()).min(longest);
+        let patience = wake_at.saturating_sub(shared.measures.statistics.lock().clock()).min(longest);
         let is_due = || !was_rearmed && round.is_rearmed() || !is_waiting && shared.postcopy.is_wanted();
         let came = self.waits.at_most(patience, || is_due().then_some(()))?;
         let mut snapshot = self.rounds()?.snapshot();
         if came.is_some() && round.is_rearmed() {
-            self.rearmed_seen = round.number();
+            self.pacing.rearmed_seen = round.number();
         } else if !patience.is_zero() {
             snapshot.late = Some(began.elapsed().saturating_sub(patience));
         }
@@ -259,37 +220,39 @@ impl Control {
     }
 
     pub(super) fn tell_policy(&mut self, input: Input) -> Vec<Output> {
-        let mut policy = self.shared.policy.lock();
+        let mut policy = self.shared.measures.policy.lock();
         let Some(policy) = policy.as_mut() else { return Vec::new() };
         let outputs = policy.handle(input);
         let policy = policy.policy();
-        let mut statistics = self.shared.statistics.lock();
+        if let (Input::Synced(..) | Input::Flushed(_), Some(estimate)) = (input, policy.estimate()) {
+            tracing::debug!(?estimate, "the remaining pages");
+        }
+        let mut statistics = self.shared.measures.statistics.lock();
         statistics.expected_downtime = policy.expected_downtime();
         statistics.dirty_pages_per_second = policy.dirty_pages_per_second();
         statistics.cpu_throttle_percent = policy.throttle_percent();
         statistics.is_dirty_limited = policy.is_dirty_limited();
         let is_limited = statistics.is_dirty_limited;
         drop(statistics);
-        if is_limited && self.limits_noted.elapsed() >= LIMIT_INTERVAL {
-            self.limits_noted = Instant::now();
-            self.slowdown.note_times();
+        if is_limited && self.pacing.limits_noted.elapsed() >= LIMIT_INTERVAL {
+            self.pacing.limits_noted = Instant::now();
+            self.pacing.slowdown.note_times();
         }
         outputs
     }
 
     pub(super) fn settings(&self) -> Settings {
         let mut params = self.shared.params();
-        // Its guest stands once for that, and checkpoints do not depend on the limit.
-        if self.shared.protecting.is_some() && params.non_convergence == NonConvergence::KeepGoing {
-            params.non_convergence = NonConvergence::Switchover;
-        }
-        Settings::new(&params, &self.shared.capabilities)
+        self.course.adjust(&mut params);
+        precopy::settings(&params, &self.shared.capabilities)
     }
 
-    /// Asks a Sterna destination for an answer, which it gives when it has all pages of the round that was just flushed.
+    /// Sends a probe to a Sterna destination.
+    ///
+    /// The destination answers when it has all pages of the round that was just flushed.
     fn probe(&mut self) -> Result<(), MigrationError> {
         let is_sterna = self.shared.driver.inspect(Source::peer).sterna;
-        let mut probes = self.shared.probes.lock();
+        let mut probes = self.shared.measures.probes.lock();
         if !is_sterna || !probes.is_due(PROBE_INTERVAL) {
             return Ok(());
         }
@@ -300,7 +263,7 @@ impl Control {
     }
 
     fn tell_answer(&mut self) -> Vec<Output> {
-        let answer = self.shared.probes.lock().take_answer();
+        let answer = self.shared.measures.probes.lock().take_answer();
         answer.map_or_else(Vec::new, |(took, unsent_bytes)| {
             self.tell_policy(Input::Answered(Answer { took, unsent_bytes }))
         })
@@ -308,7 +271,8 @@ impl Control {
 
     /// Requests the switchover. False: the destination's acknowledgements are missing.
     fn request_switchover(&mut self) -> bool {
-        let guest_running = self.shared.vm.run_state() == RunState::Running;
+        let guest_running =
+            call("SourceVm::run_state", || self.shared.guest.vm.run_state()) == RunState::Running;
         match self.shared.feed(Fed::SwitchoverRequested { guest_running }) {
             Ok(()) => true,
             Err(Refusal::AcknowledgementsMissing { .. }) => false,
@@ -320,26 +284,16 @@ impl Control {
         }
     }
 
-    /// Syncs. Hints end here: of a page that is hinted later, this sync may have reported a write that is dropped because the round
-    /// would read the page.
+    /// Syncs, and ends hints.
+    ///
+    /// If a page were hinted later, this sync may have reported its write. That report is dropped because the
+    /// round would read the page.
     pub(super) fn sync(&mut self) -> Result<SyncResult, MigrationError> {
-        self.hints.stop();
+        self.pacing.hints.stop();
         match &mut self.rounds {
             Some(rounds) => rounds.sync(self.streams.as_ref()),
             None => Err(no_rounds()),
         }
-    }
-
-    /// Sends what devices of a protected guest have in their streams, while the guest runs.
-    fn send_epoch_streams(&mut self) -> Result<(), Break> {
-        let (Some(streams), Some(main)) = (&self.epoch_streams, self.main.clone()) else { return Ok(()) };
-        let (waits, limiter) = (&mut self.waits, &self.shared.limiter);
-        streams.send_most(&main, |bytes| {
-            waits.was_not_silent();
-            waits.until(|| Some(()))?;
-            limiter.take(bytes);
-            Ok(())
-        })
     }
 
     /// Publishes the next round.
@@ -354,38 +308,34 @@ impl Control {
         Ok(())
     }
 
-    /// Waits until every lane is through with `round`, and writes its flush.
+    /// Waits until every lane has finished `round`, and writes its flush.
     pub(super) fn run_dry(&mut self, round: &RoundPages) -> Result<(), Break> {
         let shared = Arc::clone(&self.shared);
         let number = round.number();
-        self.waits.until(|| shared.lanes.are_through(number).then_some(()))?;
+        self.waits.until(|| shared.session.lanes.are_through(number).then_some(()))?;
         let is_last = self.rounds()?.is_last();
-        match &self.file {
-            // In the last round all of it is put on the disk at once, after the devices.
-            Some(file) if !is_last => file.settle()?,
-            Some(_) => {}
-            None if shared.capabilities.multifd => {
-                let main = self.main()?;
-                let marks = shared.unconfirmed.get().is_some();
-                main.with(|stream| {
-                    stream.ram_part(false, true)?;
-                    if marks { stream.commands(&[Command::Ping(extension::ROUND_PING)]) } else { Ok(()) }
-                })?;
-                if let Some(rdma) = self.rdma.as_ref().filter(|_| !is_last) {
-                    rdma.wait_for_flush(&main)?;
-                }
-            }
-            None => {}
-        }
-        shared.lanes.queue.flushed(number);
+        self.carrier()?.end_round(is_last)?;
+        shared.session.lanes.queue.flushed(number);
         self.rounds()?.close(round);
         Ok(())
     }
 
-    /// Removes every throttle, however the migration ends; idempotent.
+    /// Removes every throttle, at each end of the migration; idempotent.
     pub(super) fn unthrottle(&mut self) {
         let outputs = self.tell_policy(Input::Ended);
-        self.shared.statistics.lock().dirty_limit_times = None;
-        self.slowdown.take_back(&outputs);
+        self.shared.measures.statistics.lock().dirty_limit_times = None;
+        self.pacing.slowdown.take_back(&outputs);
+    }
+}
+
+/// The function to call before a piece is sent while the guest runs.
+///
+/// It returns early if the machine has another action, and waits for the bandwidth limit.
+fn paced<'a>(waits: &'a mut Waits, shared: &'a Shared) -> impl FnMut(u64) -> Result<(), Break> + 'a {
+    move |bytes| {
+        waits.was_not_silent();
+        waits.until(|| Some(()))?;
+        shared.session.limiter.take(bytes);
+        Ok(())
     }
 }

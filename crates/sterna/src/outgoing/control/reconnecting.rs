@@ -1,34 +1,38 @@
-//! A lost connection is made anew, and precopy goes on over it (specs/extension.md §13).
+//! Replaces a lost connection, so that precopy continues over a new one (specs/extension.md §13).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use sterna_proto::source::{Event as Fed, Source};
-use sterna_transport::CancelFlag;
+use sterna_proto::source::{Event as Fed, Source, State};
+use sterna_transport::{CancelFlag, Channel};
 use sterna_wire::extension::{self, Features};
 use sterna_wire::main::Command;
 
-use super::{Control, setup};
+use super::Control;
 use crate::error::MigrationError;
 use crate::events::Event;
 use crate::interruption::Break;
-use crate::outgoing::return_path;
+use crate::outgoing::carrier::facts;
+use crate::outgoing::carrier::interface::Carrier as _;
+use crate::outgoing::carrier::sockets::Sockets;
+use crate::outgoing::carrier::stream::main_channel;
 use crate::outgoing::shared::Shared;
 use crate::outgoing::streams::DeviceStreams;
 use crate::params::Parameters;
 use crate::precopy::{Begun, FIXED_DOWNTIME, Input};
-use crate::reconnect::{DialError, Dialled, Dialling, Missing, Unconfirmed, block_pages, give_up};
+use crate::reconnect::{DialError, Dialled, Dialling, Missing, SILENCE, Unconfirmed, block_pages, give_up};
 use crate::stats::Reconnection;
 use crate::streams::Streamed;
 
-/// One attempt takes no longer: a handshake whose first packet was lost is begun anew sooner than the kernel would.
+/// The limit of one attempt. If a handshake's first packet was lost, a new attempt is sooner than the kernel's
+/// retry.
 const ATTEMPT: Duration = Duration::from_secs(5);
-/// How long the destination is tried to be told that this side gives up.
+/// The limit of the attempt to tell the destination that this side gives up.
 const FAREWELL: Duration = Duration::from_secs(1);
 
 impl Control {
-    /// Says that this side comes back, if it will and the destination can wait for it.
+    /// Announces a reconnection after a loss, if it is enabled and the destination can wait.
     pub(super) fn announce_return(&mut self) -> Result<(), MigrationError> {
         let shared = &self.shared;
         let window = shared.params().reconnect_window;
@@ -41,7 +45,7 @@ impl Control {
             return Ok(());
         }
         if let Some(device) =
-            Streamed::of(&shared.vm.devices()).first().filter(|_| !shared.capabilities.multifd)
+            Streamed::of(&shared.guest.vm.devices()).first().filter(|_| !shared.capabilities.multifd)
         {
             let why = format!(
                 "x-sterna-reconnect-window has no effect, and a lost connection ends the migration: {device} has a stream, and \
@@ -50,11 +54,11 @@ impl Control {
             shared.tell(&Event::Warning(why));
             return Ok(());
         }
-        let _ = shared.unconfirmed.set(Unconfirmed::new(&shared.ram));
+        let _ = shared.reconnection.unconfirmed.set(Unconfirmed::new(&shared.guest.ram));
         self.main()?.commands(&[Command::Ping(extension::RECONNECT_PING)])
     }
 
-    /// Says that a lost connection will end the migration, if that is another than what an operator set.
+    /// Warns that a lost connection ends the migration, against the operator's setting.
     pub(super) fn warn_without_return(&self) {
         let shared = &self.shared;
         let peer = shared.driver.inspect(Source::peer);
@@ -63,16 +67,20 @@ impl Control {
         }
     }
 
-    /// Waits until the destination has said that it waits for this side after a loss. From now on it may come.
+    /// Waits until the destination has promised to wait for this side after a loss. The promise may arrive from
+    /// now on.
     pub(super) fn await_promise(&mut self) -> Result<(), Break> {
-        if self.shared.unconfirmed.get().is_none() {
+        if self.shared.reconnection.unconfirmed.get().is_none() {
             return Ok(());
         }
         let shared = Arc::clone(&self.shared);
         let after = shared.params().limits.setup;
-        let has_promised = || shared.is_waited_for.load(Ordering::Acquire).then_some(());
+        let has_promised = || shared.reconnection.is_waited_for.load(Ordering::Acquire).then_some(());
         match self.waits.at_most(after, has_promised)? {
-            Some(()) => Ok(()),
+            Some(()) => {
+                self.watch_closely(false);
+                Ok(())
+            }
             None => {
                 let what = "the destination to say that it waits for a lost connection".to_owned();
                 Err(MigrationError::Limit { what, after }.into())
@@ -80,36 +88,65 @@ impl Control {
         }
     }
 
-    /// Performs `BreakOff`: nobody sends or hears anything any more. What is known of pages stays.
+    /// Makes a lost connection replaceable from now on.
+    ///
+    /// Call it before the first page can be sent and lost. The caller must not return between this call and the
+    /// moment at which the rounds are known.
+    pub(super) fn may_reconnect(&self) {
+        if self.shared.reconnection.unconfirmed.get().is_some() {
+            self.shared.report(Fed::MayReconnect);
+        }
+    }
+
+    /// Performs `BreakOff`: ends all sending and receiving of the session. Knowledge about pages is kept.
     pub(super) fn break_off(&mut self) {
+        let silent = self.silence();
         self.shared.break_session();
         self.workers.join();
+        if self.shared.driver.inspect(Source::state) == State::Suspending {
+            // A hook or a stop that failed after the loss is undone. It does not end the migration.
+            self.shared.forget_error();
+        }
         self.reconnecting.streams = self.streams.take().and_then(DeviceStreams::suspend);
-        *self.shared.streams.lock() = None;
+        *self.shared.session.streams.lock() = None;
         self.waits.keep_alive(None);
-        self.main = None;
-        self.multifd.clear();
-        self.preempt = None;
+        self.switch.preempt = None;
+        self.carrier = None;
         self.shared.drop_channels();
         self.unthrottle();
-        self.hints.end();
-        let why = self.shared.lost.lock().clone();
+        self.pacing.hints.end();
+        let why = self.shared.reconnection.lost.lock().clone();
         let why = why.map_or_else(|| "the connection was lost".to_owned(), |error| error.to_string());
-        let counts = self.shared.counters.now();
-        self.shared.statistics.lock().lose_connection(counts, why.clone());
+        if let Some(rounds) = &mut self.rounds {
+            rounds.leave_unfinished(silent);
+        }
+        let counts = self.shared.measures.counters.now();
+        self.shared.measures.statistics.lock().lose_connection(counts, silent, why.clone());
         self.shared.tell(&Event::ConnectionLost { why });
     }
 
-    /// While the guest stands, a network that falls silent is to be noticed soon: the guest runs on then.
+    /// How long the peer had acknowledged nothing when the kernel gave the connection up.
+    ///
+    /// Zero if the connection was lost for another reason. Then nothing shows that the network failed earlier.
+    fn silence(&self) -> Duration {
+        let is_given_up =
+            self.shared.reconnection.lost.lock().as_ref().is_some_and(MigrationError::is_timeout);
+        let ago = |channel: &Arc<Channel>| Some(channel.delivery()?.acknowledged_ago);
+        let shortest = self.channels().iter().filter_map(ago).min();
+        shortest.filter(|_| is_given_up).unwrap_or_default()
+    }
+
+    /// Detects a silent network sooner while the guest is paused.
+    ///
+    /// The guest can then resume.
     pub(super) fn watch_closely(&self, on: bool) {
         if !self.shared.driver.inspect(Source::would_reconnect) && on {
             return;
         }
         let params = self.shared.params();
         if !params.reconnect_window.is_zero() {
-            let limit = if on { params.downtime_limit.min(params.limits.stall) } else { params.limits.stall };
-            let main = self.main.as_ref().and_then(|main| main.channel.as_ref());
-            self.multifd.iter().chain(main).for_each(|channel| channel.probe_peer(limit));
+            let limit = if on { params.downtime_limit } else { SILENCE }.min(params.limits.stall);
+            self.channels().iter().for_each(|channel| channel.probe_peer(limit));
         }
     }
 
@@ -117,74 +154,67 @@ impl Control {
     pub(super) fn reconnect(&mut self) {
         let shared = Arc::clone(&self.shared);
         let params = shared.params();
-        self.reconnecting.session = shared.recovery.begin_session();
+        self.reconnecting.session = shared.reconnection.recovery.begin_session();
         let left = shared.driver.inspect(Source::deadline).map(|end| end.saturating_sub(shared.driver.now()));
         let limit = ATTEMPT.min(params.limits.setup).min(left.unwrap_or(ATTEMPT));
-        let pages = block_pages(&shared.ram);
-        let dialling = self.dialling(&params, &pages, limit, &shared.connecting);
+        let pages = block_pages(&shared.guest.ram);
+        let dialling = self.dialling(&params, &pages, limit, &shared.session.connecting);
         match dialling.dial(|channel| shared.adopt(channel)) {
             Ok(dialled) => {
                 for channel in dialled.lanes.iter().chain([&dialled.main]) {
                     channel.set_stall_limit(Some(params.limits.stall));
-                    channel.probe_peer(params.limits.stall);
+                    channel.probe_peer(SILENCE.min(params.limits.stall));
                 }
                 self.reconnecting.dialled = Some(dialled);
                 shared.report(Fed::Reconnected);
             }
             Err(DialError::Over) => {
-                *shared.last_attempt.lock() = Some("the destination has given the migration up".to_owned());
+                *shared.reconnection.last_attempt.lock() =
+                    Some("the destination has given the migration up".to_owned());
                 shared.drop_channels();
                 shared.report(Fed::ReconnectRefused);
             }
             Err(DialError::Failed(error)) => {
                 tracing::debug!(%error, "connecting again");
-                *shared.last_attempt.lock() = Some(error.to_string());
+                *shared.reconnection.last_attempt.lock() = Some(error.to_string());
                 shared.drop_channels();
                 shared.report(Fed::ReconnectFailed);
             }
         }
     }
 
-    /// Performs `ResumePrecopy`: returns when the machine wants something else done.
+    /// Performs `ResumePrecopy`: returns when the machine has another action.
     pub(super) fn resume_precopy(&mut self) -> Result<(), Break> {
         let shared = Arc::clone(&self.shared);
         let Some(Dialled { session, main, lanes, holds }) = self.reconnecting.dialled.take() else {
             return Err(MigrationError::Internal("no session was dialled".to_owned()).into());
         };
-        let missing = match shared.unconfirmed.get() {
+        let missing = match shared.reconnection.unconfirmed.get() {
             Some(unconfirmed) => unconfirmed.begin_session(session, &holds)?,
             None => {
                 return Err(MigrationError::Internal("nothing is known of what was sent".to_owned()).into());
             }
         };
-        // At once: this session may be lost, too, before its first page is sent.
+        // This is done immediately, because this session may also be lost before its first page is sent.
         self.make_first_round(missing)?;
         shared.begin_session();
-        let main = setup::main_channel(&shared, main);
-        main.with(|stream| stream.greet(shared.guest_source.configuration()))?;
-        self.main = Some(Arc::clone(&main));
-        self.multifd = lanes;
+        let main = main_channel(&shared, main);
+        let sockets = Sockets::of(&shared, Arc::clone(&main), lanes);
+        sockets.greet()?;
+        self.carrier = Some(Box::new(sockets));
         self.waits.keep_alive(Some(Arc::clone(&main)));
-        if let Some(channel) = main.channel.clone() {
-            let shared = Arc::clone(&shared);
-            self.workers.spawn("return path", move || return_path::read(&shared, &channel, None))?;
-        }
+        self.read_return_path()?;
         main.commands(&[Command::OpenReturnPath])?;
         self.count_acknowledgements();
         self.advise_postcopy()?;
-        self.streams = DeviceStreams::begin_again(&shared, &self.multifd, self.reconnecting.streams.take())?;
-        if let Some(streams) = &self.streams {
-            streams.start(&main, &mut self.workers)?;
-        }
-        let on_lanes = self.streams.as_ref().and_then(DeviceStreams::on_lanes);
-        let writers = setup::writers(&shared, &main, (self.multifd.as_slice(), None, None))?;
-        setup::start_lanes(&shared, writers, on_lanes, &mut self.workers)?;
-        self.waits.until(|| shared.lanes.are_through(0).then_some(()))?;
+        let suspended = self.reconnecting.streams.take();
+        self.streams = DeviceStreams::begin_again(&shared, self.carrier()?.multifd(), suspended)?;
+        self.start_lanes()?;
         self.start_ram()?;
         self.begin_rounds_again()
     }
 
-    /// The next round sends what is missing, and what was found dirty before and sent in no round.
+    /// Makes the first round of a session: missing pages and unsent dirty pages.
     fn make_first_round(&mut self, missing: Missing) -> Result<(), MigrationError> {
         let rounds = self.rounds()?;
         rounds.leave_out_unused(&missing);
@@ -206,9 +236,9 @@ impl Control {
         self.reconnecting.rounds_before = number - 1;
         let begun = Begun {
             settings: self.settings(),
-            channels: shared.lanes.count() as u32,
-            round_trip: self.round_trip,
-            fixed_downtime: self.round_trip * 2 + FIXED_DOWNTIME,
+            channels: shared.session.lanes.count() as u32,
+            round_trip: self.round_trip.took,
+            fixed_downtime: self.round_trip.took * 2 + FIXED_DOWNTIME,
         };
         let snapshot = self.rounds()?.snapshot();
         self.tell_policy(Input::Began(begun, snapshot));
@@ -216,21 +246,23 @@ impl Control {
     }
 
     fn note_reconnection(&mut self, resent_pages: u64) {
-        *self.shared.lost.lock() = None;
-        let counts = self.shared.counters.now();
-        let reconnection = self.shared.statistics.lock().find_connection(counts, resent_pages);
+        *self.shared.reconnection.lost.lock() = None;
+        let counts = self.shared.measures.counters.now();
+        let reconnection = self.shared.measures.statistics.lock().find_connection(counts, resent_pages);
         let Reconnection { took, resent_bytes, .. } = reconnection;
         self.shared.tell(&Event::Reconnected { took, resent_bytes });
     }
 
-    /// The migration has ended without the destination's doing: it need not wait for this side.
+    /// Tells the destination that it need not wait for this side any more.
+    ///
+    /// The migration has ended without the destination.
     pub(super) fn say_farewell(&mut self) {
-        if self.shared.unconfirmed.get().is_none() {
+        if self.shared.reconnection.unconfirmed.get().is_none() {
             return;
         }
         let params = self.shared.params();
-        self.reconnecting.session = self.shared.recovery.begin_session();
-        // The one of the migration ends every wait by now.
+        self.reconnecting.session = self.shared.reconnection.recovery.begin_session();
+        // The migration's own flag is set by now and ends every wait.
         let cancel = CancelFlag::new();
         give_up(&self.dialling(&params, &[], FAREWELL.min(params.limits.setup), &cancel));
     }
@@ -244,9 +276,9 @@ impl Control {
     ) -> Dialling<'a> {
         let shared = &self.shared;
         Dialling {
-            to: &shared.to,
+            to: &shared.session.to,
             tls: params.tls.as_ref(),
-            identity: &shared.identity,
+            identity: &shared.handover.identity,
             session: self.reconnecting.session,
             lanes: if shared.capabilities.multifd { params.multifd_channels } else { 0 },
             block_pages: pages,
@@ -270,10 +302,8 @@ impl Shared {
     /// Whether another connection to the destination can be made.
     pub(in crate::outgoing) fn can_dial_again(&self) -> bool {
         use crate::params::MigrationMode;
-        use sterna_transport::Address;
-        let is_network = matches!(self.to, Address::Tcp { .. } | Address::Unix { .. });
-        is_network
-            && self.guest_source.is_in_memory()
+        facts::of(&self.session.to).can_reconnect
+            && self.guest.source.is_in_memory()
             && self.protecting.is_none()
             && self.params.lock().mode == MigrationMode::Normal
     }

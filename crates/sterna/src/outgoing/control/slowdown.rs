@@ -1,53 +1,55 @@
-//! Slows the guest down as the policy says, lets it go again, and says why a migration does not converge.
+//! Slows the guest down on the policy's request, and removes the limits at the end.
+//!
+//! It also explains why a migration does not converge.
 
 use std::sync::Arc;
 
-use sterna_transport::Address;
-
 use crate::error::{MigrationError, VmError};
 use crate::events::Event;
+use crate::outgoing::carrier::facts;
 use crate::outgoing::shared::Shared;
 use crate::params::{Capabilities, Parameters};
 use crate::precopy::{Output, Standstill};
 use crate::threads::{call, tried};
 use crate::throttle::Throttle;
 
-/// What holds the guest down.
+/// The throttle and dirty limits of this migration.
 pub(super) struct Slowdown {
     shared: Arc<Shared>,
     limits: Limits,
 }
 
 impl Slowdown {
-    /// Nothing yet.
+    /// A slowdown without limits.
     pub(super) fn new(shared: Arc<Shared>) -> Self {
         Self { shared, limits: Limits::default() }
     }
 
-    /// Lets vCPUs sleep `percent` of the time.
+    /// Makes vCPUs sleep `percent` of the time.
     pub(super) fn throttle(&self, percent: u8) {
-        if let Some(throttle) = self.shared.vm.throttle() {
+        if let Some(throttle) = self.shared.guest.vm.throttle() {
             call("Throttle::set_cpu_throttle", || throttle.set_cpu_throttle(percent));
         }
     }
 
-    /// Holds each vCPU to `bytes` per second, or to the operator's limit if that is less.
+    /// Limits each vCPU to `bytes` per second, or to a lower limit of the operator.
     pub(super) fn limit_dirty_rates(&mut self, bytes: u64) -> Result<(), MigrationError> {
-        let Some(throttle) = self.shared.vm.throttle() else { return Ok(()) };
+        let Some(throttle) = self.shared.guest.vm.throttle() else { return Ok(()) };
         Ok(call("Throttle::set_dirty_limit", || self.limits.set(throttle, bytes))?)
     }
 
-    /// What dirty limits do to the guest, for readers.
+    /// Copies the times that vCPUs spent in dirty limits to the statistics.
     pub(super) fn note_times(&self) {
-        let times = self.shared.vm.throttle().and_then(Throttle::dirty_limit_times);
-        self.shared.statistics.lock().dirty_limit_times = times;
+        let times = self.shared.guest.vm.throttle().and_then(Throttle::dirty_limit_times);
+        self.shared.measures.statistics.lock().dirty_limit_times = times;
     }
 
-    /// Does what the policy says at the end. What fails keeps neither the others from being tried, nor the guest from
-    /// running on.
+    /// Performs the policy's final outputs: removes the throttle and the limits.
+    ///
+    /// An error becomes a warning. The other outputs are still performed, and the guest continues to run.
     pub(super) fn take_back(&mut self, outputs: &[Output]) {
         let limits = std::mem::take(&mut self.limits);
-        let Some(throttle) = self.shared.vm.throttle() else { return };
+        let Some(throttle) = self.shared.guest.vm.throttle() else { return };
         for output in outputs {
             let (what, done) = match output {
                 Output::Throttle(percent) => (
@@ -70,7 +72,7 @@ impl Slowdown {
     }
 }
 
-/// Why a migration does not converge, and what may help.
+/// A text: why a migration does not converge, and possible remedies.
 pub(super) fn why_not(shared: &Shared, standstill: Standstill) -> String {
     let params = shared.params();
     let megabytes = |bytes: u64| bytes as f64 / 1e6;
@@ -79,8 +81,8 @@ pub(super) fn why_not(shared: &Shared, standstill: Standstill) -> String {
         true => (params.max_bandwidth_bytes, " under the bandwidth limit"),
         false => (standstill.drained_bytes, ""),
     };
-    let is_network = matches!(shared.to, Address::Tcp { .. } | Address::Unix { .. });
-    let can_throttle = shared.vm.throttle().is_some();
+    let gains_by_multifd = facts::of(&shared.session.to).gains_by_multifd;
+    let can_throttle = shared.guest.vm.throttle().is_some();
     let devices = match standstill.streams {
         time if time.is_zero() => String::new(),
         time => format!(
@@ -95,16 +97,16 @@ pub(super) fn why_not(shared: &Shared, standstill: Standstill) -> String {
         megabytes(sent),
         standstill.expected.as_secs_f64() * 1e3,
         params.downtime_limit.as_millis(),
-        remedies(&params, &shared.capabilities, is_held, is_network, can_throttle)
+        remedies(&params, &shared.capabilities, is_held, gains_by_multifd, can_throttle)
     )
 }
 
 /// The dirty limits in force.
 #[derive(Debug, Default)]
 struct Limits {
-    /// This migration's, bytes per second.
+    /// The limit of this migration in bytes per second.
     ours: Option<u64>,
-    /// Each vCPU's own, set by an operator before; empty where the VM does not say.
+    /// The vCPUs' limits of an operator; empty if the VM does not report limits.
     before: Vec<Option<u64>>,
 }
 
@@ -123,7 +125,7 @@ impl Limits {
         Ok(())
     }
 
-    /// Gives each vCPU back what it had.
+    /// Restores each vCPU's earlier limit.
     fn take_back(&self, throttle: &dyn Throttle) -> Result<(), VmError> {
         if self.before.is_empty() {
             return throttle.set_dirty_limit(None, None);
@@ -133,19 +135,19 @@ impl Limits {
     }
 }
 
-/// What may help, and is not done already.
+/// Possible remedies that the settings do not use yet.
 fn remedies(
     params: &Parameters,
     capabilities: &Capabilities,
     is_held: bool,
-    is_network: bool,
+    gains_by_multifd: bool,
     can_throttle: bool,
 ) -> String {
     let mut remedies = vec!["Raise the downtime limit"];
     match (is_held, capabilities.multifd) {
         (true, _) => remedies.push("raise the bandwidth limit"),
         (false, true) => remedies.push("use more multifd channels if the link is not full"),
-        (false, false) if is_network => remedies.push("switch multifd on if the link is not full"),
+        (false, false) if gains_by_multifd => remedies.push("switch multifd on if the link is not full"),
         (false, false) => {}
     }
     if capabilities.dirty_limit {

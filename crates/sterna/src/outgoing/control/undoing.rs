@@ -1,4 +1,4 @@
-//! What has been done to the guest is undone, and what a panic leaves is taken for a failure of its action.
+//! Undoes changes to the guest, and turns a panic into a failure of its action.
 
 use sterna_proto::source::{Action, Event as Fed};
 
@@ -8,12 +8,14 @@ use crate::events::Event;
 use crate::threads::call;
 
 impl Control {
-    /// An action that panicked has failed: the machine hears of it as of any failure of that action, and undoes what
-    /// was done. Nothing is known of how far it came, so each answer is the one that is right if it came far.
+    /// Reports an action that panicked to the machine as failed, to undo the changes.
+    ///
+    /// It is unknown how far the action came. Each answer is therefore the one that is right if the action came
+    /// far.
     pub(super) fn panicked(&mut self, action: Action, error: MigrationError) {
-        let event = match (action, self.stopping.take()) {
+        let event = match (action, self.guest.stopping.take()) {
             (Action::StopGuest, Some(was_running)) => {
-                // It has to know before, or it would go on to release hooks.
+                // The error must be known before, because otherwise the machine would continue and release hooks.
                 self.shared.fail(error);
                 return self.shared.report(Fed::GuestStopped { was_running });
             }
@@ -46,7 +48,7 @@ impl Control {
         if is_undoing {
             self.shared.tell(&Event::Warning(error.to_string()));
             if action == Action::ResumeGuest {
-                self.not_resumed = Some(error);
+                self.guest.not_resumed = Some(error);
             }
         } else {
             self.shared.note_error(error);
@@ -56,8 +58,8 @@ impl Control {
 
     pub(super) fn reacquire_hooks(&mut self) {
         loop {
-            // It counts as released until it is certainly back.
-            let Some(hook) = self.shared.released.lock().last().cloned() else { break };
+            // The hook counts as released until it is certainly acquired again.
+            let Some(hook) = self.shared.handover.released.lock().last().cloned() else { break };
             let name = hook.name();
             if let Err(error) = call(format!("Hook::take_back of {name}"), || hook.take_back()) {
                 tracing::warn!(hook = name, %error, "cannot acquire a hook again");
@@ -65,7 +67,7 @@ impl Control {
                 self.shared.report(Fed::HooksReacquireFailed);
                 return;
             }
-            self.shared.released.lock().pop();
+            self.shared.handover.released.lock().pop();
         }
         self.shared.report(Fed::HooksReacquired);
     }
@@ -73,15 +75,15 @@ impl Control {
     pub(super) fn resume_guest(&mut self) {
         self.unthrottle();
         self.shared.run_devices();
-        self.shared.statistics.lock().stands_no_more();
-        match call("SourceVm::resume", || self.shared.vm.resume()) {
+        self.shared.measures.statistics.lock().stands_no_more();
+        match call("SourceVm::resume", || self.shared.guest.vm.resume()) {
             Ok(()) => {
                 self.shared.tell(&Event::Resumed);
                 self.shared.report(Fed::GuestResumed);
             }
             Err(error) => {
                 self.shared.tell(&Event::Warning(error.to_string()));
-                self.not_resumed = Some(error.into());
+                self.guest.not_resumed = Some(error.into());
                 self.shared.report(Fed::GuestResumeFailed);
             }
         }
@@ -89,7 +91,7 @@ impl Control {
 
     pub(super) fn stop_tracking(&mut self) {
         self.unthrottle();
-        match call("DirtySource::stop", || self.shared.vm.dirty_source().stop()) {
+        match call("DirtySource::stop", || self.shared.guest.vm.dirty_source().stop()) {
             Ok(()) => self.shared.report(Fed::TrackingStopped),
             Err(error) => {
                 self.shared.tell(&Event::Warning(error.to_string()));

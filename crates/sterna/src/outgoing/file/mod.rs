@@ -1,19 +1,19 @@
-//! A guest goes into a file instead of to a peer (specs/mapped-ram.md).
+//! Saves a guest into a file instead of sending it to a peer (specs/mapped-ram.md).
 //!
-//! Rounds, lanes and the order of pages are the same. What differs:
+//! Rounds, lanes and the order of pages are the same. The differences:
 //!
-//! - The file is a staging file until it is complete ([`PageFile`]). A failure or a cancel drops it: the place is as it was,
-//!   and the guest runs on.
-//! - A file does not answer. So there is neither *prepare* nor an acknowledgement; instead, everything that can fail
-//!   is done **before** the commit: the last pages, the devices, EOF, the description, the bitmaps, and putting all
-//!   of it on the disk ([`SaveFile::finish`]). The commit itself is the rename ([`SaveFile::publish`]). Whether that has happened is no
-//!   question of belief: if the file is not in its place afterwards, the guest was not saved and runs on; nothing is
-//!   ever undecided.
-//! - A round begins when the last one is with the disk: two pieces of I/O that write one page are never on their way
-//!   at once.
+//! - The file is a staging file until it is complete ([`PageFile`]). A failure or a cancel deletes it: the place
+//!   is unchanged, and the guest continues to run.
+//! - A file sends no answers, so there is neither *prepare* nor an acknowledgement. Instead, each step that can
+//!   fail is done **before** the commit: the last pages, the devices, EOF, the description, the bitmaps, and
+//!   writing all of it to the disk ([`Carrier::store`]). The commit is the rename ([`Carrier::end`]). Its result
+//!   is certain: if the file is not in its place afterwards, the guest was not saved and continues to run. This
+//!   migration is never undecided.
+//! - A round begins after the pages of the last one are written, so that two I/O requests for one page are never
+//!   in flight at the same time.
 //!
-//! After completion the guest stays stopped here, as QEMU leaves it. Unlike one that has moved it may be let run
-//! again ([`resume`]): what was saved is then a snapshot of its past.
+//! After completion the guest stays stopped here, as with QEMU. Unlike a guest that has moved, it may run again
+//! ([`resume`]). The file is then a snapshot of an earlier state.
 
 mod stream;
 
@@ -27,6 +27,9 @@ use sterna_wire::main::SectionHeader;
 use sterna_wire::mapped_ram::MappedHeader;
 use sterna_wire::ram::BlockList;
 
+use super::carrier::interface::Carrier;
+use super::carrier::stream::{begin_ram, greet};
+use super::carrier::writers::{Writers, main_lane};
 use super::lanes::LaneEnds;
 use super::lanes::limiter::Limiter;
 use super::main_channel::MainChannel;
@@ -45,17 +48,19 @@ const RESUMING: &str = "resuming a saved guest";
 
 /// The file of a migration that goes into one.
 pub(super) struct SaveFile {
+    shared: Arc<Shared>,
+    main: Arc<MainChannel>,
     file: Arc<PageFile>,
     stream: Arc<FileStream>,
-    /// Where pages lie; none in a legacy stream.
+    /// The mapped-ram image with the places of pages; `None` for a legacy stream.
     mapped: Option<Arc<MappedFile>>,
 }
 
 impl SaveFile {
-    /// Makes the staging file, and the stream into it.
-    pub(super) fn open(shared: &Shared) -> Result<(Self, Arc<MainChannel>), MigrationError> {
-        let Address::File { path, offset } = &shared.to else {
-            return Err(MigrationError::Internal(format!("{} is not a file", shared.to)));
+    /// Creates the staging file, and the stream into it.
+    pub(super) fn open(shared: &Arc<Shared>) -> Result<Self, MigrationError> {
+        let Address::File { path, offset } = &shared.session.to else {
+            return Err(MigrationError::Internal(format!("{} is not a file", shared.session.to)));
         };
         let params = shared.params();
         for left in PageFile::stale_staging_files(path) {
@@ -64,7 +69,7 @@ impl SaveFile {
         }
         let options = CreateOptions {
             direct: params.direct_io,
-            // Who names an offset means the file whose beginning is to stay.
+            // An operator who gives an offset wants the beginning of an existing file to stay.
             replace: params.replace_file || *offset > 0,
             keep_bytes: *offset,
         };
@@ -75,71 +80,124 @@ impl SaveFile {
         }
         let stream = Arc::new(FileStream::new(&file, *offset));
         let sink: Arc<dyn Sink> = stream.clone();
-        let main = MainStream::new(sink, Arc::clone(&shared.counters), shared.guest_source.section_ids());
-        Ok((Self { file, stream, mapped: None }, MainChannel::new(None, main)))
+        let main =
+            MainStream::new(sink, Arc::clone(&shared.measures.counters), shared.guest.source.section_ids());
+        let main = MainChannel::new(None, main);
+        Ok(Self { shared: Arc::clone(shared), main, file, stream, mapped: None })
     }
 
-    /// Writes the START section of RAM with a place for every page.
-    pub(super) fn start_ram(&mut self, shared: &Shared, main: &MainChannel) -> Result<(), MigrationError> {
-        let blocks = shared.guest_source.blocks();
-        let headers = main.with(|main| place_blocks(main, &self.stream, &blocks))?;
-        self.mapped = Some(Arc::new(MappedFile::new(Arc::clone(&self.file), headers, &shared.ram)));
-        Ok(())
+    fn is_mapped(&self) -> bool {
+        self.shared.capabilities.mapped_ram
     }
 
     /// The lanes of a mapped-ram file.
-    pub(super) fn lanes(&self, shared: &Arc<Shared>) -> Result<Vec<LaneEnds>, MigrationError> {
+    fn mapped_lanes(&self) -> Result<Vec<LaneEnds>, MigrationError> {
         let Some(image) = &self.mapped else {
             return Err(MigrationError::Internal("the file's layout is not made".to_owned()));
         };
+        let shared = &self.shared;
         let count = if shared.capabilities.multifd { shared.params().multifd_channels } else { 1 };
         let lane = |_| -> Result<LaneEnds, MigrationError> {
             let lane = FileLane {
-                // RAM is not registered with the ring: each page is written about once, and mapping it for that costs
-                // no more than registering does, which would populate all of it besides.
-                writer: FileWriter::new(Arc::clone(image), &shared.ram),
+                // RAM is not registered with the I/O ring. Each page is written about once, and mapping it for
+                // that costs no more than registering it, which would also populate all of RAM.
+                writer: FileWriter::new(Arc::clone(image), &shared.guest.ram),
                 shared: Arc::clone(shared),
-                counters: Arc::clone(&shared.counters),
-                limiter: Arc::clone(&shared.limiter),
+                counters: Arc::clone(&shared.measures.counters),
+                limiter: Arc::clone(&shared.session.limiter),
             };
-            Ok(LaneEnds { writer: Box::new(lane), reader: shared.guest_source.reader()? })
+            Ok(LaneEnds { writer: Box::new(lane), reader: shared.guest.source.reader()? })
         };
         (0..count).map(lane).collect()
     }
 
-    /// After a round: what lies in the page cache goes to the disk while the guest runs, so that little remains for its
-    /// downtime.
-    pub(super) fn settle(&self) -> Result<(), MigrationError> {
-        self.stream.drain()?;
+    /// Writes the file's data from the page cache to the disk.
+    fn sync(&self) -> Result<(), MigrationError> {
         self.file.sync().map_err(MigrationError::storage)
-    }
-
-    /// Everything that can fail before the commit: EOF, the description, the bitmaps, all on the disk.
-    pub(super) fn finish(&self, shared: &Shared, main: &MainChannel) -> Result<(), MigrationError> {
-        main.with(|stream| shared.guest_source.send_end(stream))?;
-        self.stream.drain()?;
-        if let Some(mapped) = &self.mapped {
-            mapped.write_bitmaps()?;
-        }
-        self.file.sync().map_err(MigrationError::storage)
-    }
-
-    /// The commit: the file takes its place. What went wrong is certain, and so is that the guest was not saved.
-    pub(super) fn publish(&self, shared: &Shared) {
-        match self.file.publish() {
-            Ok(()) => shared.report(Fed::EofSent),
-            Err(error) => {
-                shared.note_error(MigrationError::storage(error));
-                // What a destination says that does not run the guest and never will.
-                shared.report(Fed::Shut(1));
-            }
-        }
     }
 }
 
-/// Writes what a Sterna destination compares before any RAM moves; here it is compared when the file is loaded.
-pub(super) fn record_compatibility(shared: &Shared, main: &MainChannel) -> Result<(), MigrationError> {
-    let Some(record) = shared.vm.compatibility() else { return Ok(()) };
+impl Carrier for SaveFile {
+    fn main(&self) -> &Arc<MainChannel> {
+        &self.main
+    }
+
+    fn greet(&self) -> Result<(), MigrationError> {
+        if !self.is_mapped() {
+            greet(&self.shared, &self.main)?;
+        } else {
+            let mut configuration = self.shared.guest.source.configuration();
+            configuration.capabilities.push("mapped-ram".to_owned());
+            self.main.with(|stream| stream.greet(configuration))?;
+        }
+        record_compatibility(&self.shared, &self.main)
+    }
+
+    fn begins_ram_before_lanes(&self) -> bool {
+        // Lanes must know the places of pages.
+        self.is_mapped()
+    }
+
+    fn begin_ram(&mut self) -> Result<(), MigrationError> {
+        if !self.is_mapped() {
+            return begin_ram(&self.shared, &self.main);
+        }
+        let blocks = self.shared.guest.source.blocks();
+        let headers = self.main.with(|main| place_blocks(main, &self.stream, &blocks))?;
+        self.mapped =
+            Some(Arc::new(MappedFile::new(Arc::clone(&self.file), headers, &self.shared.guest.ram)));
+        Ok(())
+    }
+
+    fn lanes(&mut self) -> Result<Writers, MigrationError> {
+        Ok(match self.is_mapped() {
+            true => Writers::new(&self.shared, self.mapped_lanes()?, true),
+            false => Writers::new(&self.shared, vec![main_lane(&self.shared, &self.main)?], false),
+        })
+    }
+
+    fn end_round(&self, is_last: bool) -> Result<(), MigrationError> {
+        // The data are written to the disk while the guest runs, so that little remains for its downtime. In the
+        // last round they are written in one step, after the devices.
+        if is_last {
+            return Ok(());
+        }
+        self.stream.drain()?;
+        self.sync()
+    }
+
+    fn end_ram(&self) -> Result<(), MigrationError> {
+        self.main.with(|stream| stream.ram_part(true, false))
+    }
+
+    fn store(&self) -> Option<Result<(), MigrationError>> {
+        let store = || {
+            self.main.with(|stream| self.shared.guest.source.send_end(stream))?;
+            self.stream.drain()?;
+            if let Some(mapped) = &self.mapped {
+                mapped.write_bitmaps()?;
+            }
+            self.sync()
+        };
+        Some(store())
+    }
+
+    /// The commit: the rename. After an error it is certain that the guest was not saved.
+    fn end(&self) -> Result<(), MigrationError> {
+        self.file.publish().map_err(MigrationError::storage)
+    }
+
+    fn end_failed(&self) -> Fed {
+        // The event is the same as from a destination that does not run the guest and never will.
+        Fed::Shut(1)
+    }
+}
+
+/// Writes the record of compatibility.
+///
+/// A Sterna destination compares it before any RAM is sent. For a file, the loading side compares it.
+fn record_compatibility(shared: &Shared, main: &MainChannel) -> Result<(), MigrationError> {
+    let Some(record) = shared.guest.vm.compatibility() else { return Ok(()) };
     let body = call("Device::save of the compatibility record", || record.save())?;
     let header = (extension::COMPATIBILITY_SECTION, 0, record.version());
     main.with(|stream| stream.full_section(header, &body, true))
@@ -156,7 +214,7 @@ fn place_blocks(
     let id = main.ram_section();
     main.send(|out| {
         SectionHeader { id, name: "ram", instance: 0, version: 4 }.encode_start(out)?;
-        // The list's total stands before its entries; each entry follows the pages of the one before.
+        // The list's total precedes its entries. Each entry follows the pages of the previous one.
         out.extend_from_slice(&whole[..size_of::<u64>()]);
         Ok(())
     })?;
@@ -180,47 +238,48 @@ fn place_blocks(
     Ok(headers)
 }
 
-/// Whether the guest was saved to a file, and stands here.
+/// Whether the guest was saved to a file, and is still stopped here.
 pub(super) fn is_saved(shared: &Shared) -> bool {
-    shared.custody.now() == Some(Custody::Saved)
+    shared.handover.custody.now() == Some(Custody::Saved)
 }
 
-/// Lets a guest run again that was saved: takes its hooks back first.
+/// Resumes a guest that was saved: acquires its hooks again, then runs it.
 pub(super) fn resume(shared: &Shared) -> Result<(), VmError> {
     let refused = |why: &str| VmError::new(RESUMING, why);
     let not_saved = "this migration has not saved it to a file, or another migration has it now";
     if !is_saved(shared) {
         return Err(refused(not_saved));
     }
-    // The control thread may still have to stop the tracking of writes. Nobody may claim the guest before.
+    // The control thread may still have to stop the tracking of writes. Nothing may claim the guest before that.
     shared.wait();
     let resuming = Custody::Leaving { is_free: false };
-    if !shared.custody.exchange(Custody::Saved, resuming) {
+    if !shared.handover.custody.exchange(Custody::Saved, resuming) {
         return Err(refused(not_saved));
     }
     let resumed = tried(RESUMING, || take_back_and_run(shared)).map_err(|error| match error {
         MigrationError::Vm(error) => error,
         error => VmError::new(RESUMING, error),
     });
-    let now = if resumed.is_ok() { shared.custody.before() } else { Custody::Saved };
-    if !shared.custody.exchange(resuming, now) {
+    let now = if resumed.is_ok() { shared.handover.custody.before() } else { Custody::Saved };
+    if !shared.handover.custody.exchange(resuming, now) {
         return Err(refused("another call has decided meanwhile who has it"));
     }
     resumed
 }
 
 fn take_back_and_run(shared: &Shared) -> Result<(), VmError> {
-    let mut released = shared.released.lock();
-    while let Some(hook) = released.last() {
+    loop {
+        // The hook counts as released until it is certainly acquired. The lock is not locked during the VMM's
+        // call.
+        let Some(hook) = shared.handover.released.lock().last().cloned() else { break };
         call(format!("Hook::take_back of {}", hook.name()), || hook.take_back())?;
-        released.pop();
+        shared.handover.released.lock().pop();
     }
-    drop(released);
     shared.run_devices();
-    call("SourceVm::resume", || shared.vm.resume())
+    call("SourceVm::resume", || shared.guest.vm.resume())
 }
 
-/// One lane's writer, with what the whole migration counts and limits.
+/// One lane's writer, with the counters and limits of the whole migration.
 struct FileLane {
     writer: FileWriter,
     shared: Arc<Shared>,
@@ -229,9 +288,9 @@ struct FileLane {
 }
 
 impl FileLane {
-    /// There is no channel whose shutting down would end a lane.
+    /// A file has no channel to shut down, so a lane checks the flag.
     fn check(&self) -> Result<(), MigrationError> {
-        if self.shared.connecting.is_cancelled() { Err(MigrationError::Cancelled) } else { Ok(()) }
+        if self.shared.session.connecting.is_cancelled() { Err(MigrationError::Cancelled) } else { Ok(()) }
     }
 }
 

@@ -1,4 +1,4 @@
-//! The main channel of a migration into a file: bytes at a place that moves on.
+//! The main channel of a migration into a file: bytes at a position that advances.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use sterna_transport::{IoPart, PageFile, PageQueue, QueueOptions};
 use crate::error::MigrationError;
 use crate::outgoing::main_stream::Sink;
 
-/// Bytes of a file, front to back, but for jumps over the places of pages.
+/// Writes bytes to a file from front to back, and skips the places of pages.
 pub(super) struct FileStream {
     state: Mutex<FileStreamState>,
 }
@@ -26,20 +26,20 @@ impl FileStream {
         }
     }
 
-    /// Where the next byte goes.
+    /// The file position of the next byte.
     pub(super) fn position(&self) -> u64 {
         self.state.lock().at
     }
 
-    /// The next byte goes to `at`; what lies between is others'.
+    /// Moves the position to `at`. Other writers fill the bytes in between.
     pub(super) fn go_to(&self, at: u64) -> Result<(), MigrationError> {
         let mut state = self.state.lock();
         state.at = at;
-        // What was gathered must be out before others write its neighbourhood.
+        // The collected bytes must be written before other threads write next to them.
         state.queue.drain().map_err(MigrationError::storage)
     }
 
-    /// Everything is with the kernel.
+    /// Writes all collected bytes to the kernel.
     pub(super) fn drain(&self) -> Result<(), MigrationError> {
         self.state.lock().queue.drain().map_err(MigrationError::storage)
     }

@@ -1,4 +1,4 @@
-//! What a multifd lane sends of changes to what the standby holds (specs/extension.md §10).
+//! Differences from the standby's pages, which a multifd lane sends (specs/extension.md §10).
 
 use std::sync::Arc;
 
@@ -10,21 +10,21 @@ use sterna_wire::multifd::{Method, RamPacketEncoder, push_difference};
 use crate::outgoing::main_stream::MainStream;
 use crate::outgoing::protection::{DeltaCache, Scratch};
 
-/// What the lanes of a protection share to tell changes.
+/// Shared by the lanes of a protection to find differences.
 pub(in crate::outgoing) struct SharedDeltas {
     pub cache: DeltaCache,
-    /// Knows which checkpoint is sent.
+    /// The main channel, which knows the checkpoint that is being sent.
     pub main: Arc<Mutex<MainStream>>,
 }
 
 impl SharedDeltas {
-    /// The number of the checkpoint that is sent; none in the seeding.
+    /// The number of the checkpoint that is being sent; `None` in the seeding.
     pub(super) fn checkpoint(&self) -> Option<u64> {
         self.main.lock().checkpoint()
     }
 }
 
-/// Where a lane tells changes, and the packet of differences that is being filled.
+/// A lane's buffers for differences, and the packet of differences that is being filled.
 pub(in crate::outgoing) struct Changes {
     pub(super) scratch: Scratch,
     pub(super) packet: DifferencePacket,
@@ -45,7 +45,7 @@ pub(super) struct DifferencePacket {
 }
 
 impl DifferencePacket {
-    /// Whether it takes a page of `block`.
+    /// Whether the packet has room for a page of `block`.
     pub(super) fn has_room(&self, block: usize) -> bool {
         self.open.is_none_or(|open| open == block && !self.packets.is_full())
     }
@@ -65,12 +65,12 @@ impl DifferencePacket {
         Ok(self.packets.push_normal(page * PAGE_SIZE as u64))
     }
 
-    /// How many pages wait, and the bytes of their differences; `None`: none do.
+    /// The packet's number of pages, and bytes of differences; `None` without pages.
     pub(super) fn waiting(&self) -> Option<(usize, usize)> {
         self.open.map(|_| (self.packets.normal_pages(), self.payload.len()))
     }
 
-    /// Ends the packet: its header and its payload. After that it is empty once [`clear`](Self::clear) was called.
+    /// Completes the packet: gives its header and its payload. The caller empties it with [`clear`](Self::clear).
     pub(super) fn finish(&mut self, number: u64) -> (&[u8], &[u8]) {
         let payload_bytes = self.payload.len() as u32;
         (&self.packets.finish_differences(number, payload_bytes)[..], &self.payload)

@@ -1,5 +1,6 @@
-//! `max-bandwidth`: holds lanes back, all together, in windows of 100 ms as QEMU does
-//! (specs/stream.md §8). Off while the guest is stopped.
+//! `max-bandwidth`: limits all lanes together, in windows of 100 ms as QEMU does (specs/stream.md §8).
+//!
+//! The limit is off while the guest is stopped.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +8,7 @@ use parking_lot::{Condvar, Mutex};
 
 const WINDOW: Duration = Duration::from_millis(100);
 
-/// Shared by all lanes of one migration.
+/// The bandwidth limit, shared by all lanes of one migration.
 pub(in crate::outgoing) struct Limiter {
     state: Mutex<LimiterState>,
     changed: Condvar,
@@ -18,22 +19,22 @@ struct LimiterState {
     budget: Option<u64>,
     window: Instant,
     spent: u64,
-    /// The guest is stopped, or the migration ends: nobody waits.
+    /// The guest is stopped, or the migration ends: no thread waits.
     open: bool,
 }
 
 impl Limiter {
-    /// A limit of `bytes_per_second`, 0 for none.
+    /// A limit of `bytes_per_second`; 0 means no limit.
     pub(crate) fn new(bytes_per_second: u64) -> Self {
         let state =
             LimiterState { budget: budget(bytes_per_second), window: Instant::now(), spent: 0, open: false };
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// Changes the limit, for lanes that wait too.
+    /// Changes the limit, also for lanes that wait.
     pub(crate) fn set(&self, bytes_per_second: u64) {
         let mut state = self.state.lock();
-        // What went out under another limit, or under none, is no debt under this one.
+        // Bytes that were sent under another limit, or under none, do not count as spent under this one.
         *state = LimiterState {
             budget: budget(bytes_per_second),
             window: Instant::now(),
@@ -44,7 +45,9 @@ impl Limiter {
         self.changed.notify_all();
     }
 
-    /// How much may go out at once without holding the rest back for longer than a window; `None` without a limit.
+    /// The bytes that may be sent in one window; `None` without a limit.
+    ///
+    /// More bytes in one step would delay the following ones for longer than a window.
     pub(crate) fn burst(&self) -> Option<u64> {
         let state = self.state.lock();
         state.budget.filter(|_| !state.open)
@@ -58,20 +61,21 @@ impl Limiter {
         state.spent >= budget
     }
 
-    /// From now on nobody waits.
+    /// Switches the limit off: no thread waits from now on.
     pub(crate) fn open(&self) {
         self.state.lock().open = true;
         self.changed.notify_all();
     }
 
-    /// The limit counts again.
+    /// Switches the limit on again.
     pub(crate) fn close(&self) {
         let mut state = self.state.lock();
         (state.open, state.window, state.spent) = (false, Instant::now(), 0);
     }
 
-    /// Takes `bytes` out of the window's budget; returns how long it had to wait for a window with
-    /// something left. One batch may overdraw a window; the next ones pay it back.
+    /// Takes `bytes` from the window's budget. Gives the time that it waited for a window with budget left.
+    ///
+    /// One batch may exceed a window's budget. The next ones wait until the excess is paid back.
     pub(crate) fn take(&self, bytes: u64) -> Duration {
         let mut state = self.state.lock();
         let mut began = None;
@@ -91,7 +95,7 @@ impl Limiter {
 }
 
 impl LimiterState {
-    /// Pays back what the windows allow that have passed.
+    /// Subtracts the budget of the windows that have passed.
     fn pass(&mut self, budget: u64, now: Instant) {
         let passed = now.duration_since(self.window);
         if passed >= WINDOW {
@@ -117,7 +121,7 @@ mod tests {
         for _ in 0..4 {
             limiter.take(1_000_000);
         }
-        // Four windows' worth: the fourth cannot start before three windows have passed.
+        // The bytes need four windows. The fourth cannot start before three windows have passed.
         assert!(began.elapsed() >= WINDOW * 2, "{:?}", began.elapsed());
     }
 

@@ -1,5 +1,4 @@
-//! The one lane of a migration without multifd: pages travel as records of the main channel
-//! (specs/stream.md §2.3).
+//! The only lane without multifd: pages are records of the main channel (specs/stream.md §2.3).
 
 use std::sync::Arc;
 
@@ -19,20 +18,20 @@ use crate::error::MigrationError;
 use crate::order::PageRun;
 use crate::pages::PageWriter;
 
-/// Writes pages to the main channel, each run as a PART of its own.
+/// Writes pages to the main channel, each run as a separate PART.
 pub(in crate::outgoing) struct MainLane {
     pub main: Arc<Mutex<MainStream>>,
     pub reader: Arc<dyn PageReader>,
     pub ram: GuestRam,
     pub counters: Arc<Counters>,
     pub limiter: Arc<Limiter>,
-    /// Where checkpoints bring differences.
+    /// `Some` if checkpoints send differences.
     pub deltas: Option<(DeltaCache, Scratch)>,
-    /// Where checkpoints are summed up.
+    /// The sums of the pages of checkpoints.
     pub sent: Option<Arc<SentPages>>,
-    /// The destination is told where a round ends.
+    /// The lane marks the end of each round for the destination.
     pub marks: bool,
-    /// The opening barrier, which ends no round, lies behind.
+    /// The opening barrier, which ends no round, was written.
     pub has_begun: bool,
     /// Shuts the channel down.
     pub abort: Box<dyn Fn() + Send>,
@@ -95,7 +94,7 @@ impl PageWriter for MainLane {
         Ok(())
     }
 
-    /// The channel keeps its order by itself.
+    /// Separates rounds. One channel keeps the order of pages by itself, so at most a mark is written.
     fn barrier(&mut self) -> Result<(), MigrationError> {
         if std::mem::replace(&mut self.has_begun, true) && self.marks {
             self.main.lock().commands(&[Command::Ping(ROUND_PING)])?;
@@ -159,7 +158,7 @@ impl MainLane {
         Ok(())
     }
 
-    /// Sums of a run; none in the seeding.
+    /// Empty sums for a run; `None` in the seeding.
     fn sums(&self) -> Option<PageSums> {
         self.sent.as_ref().filter(|sent| sent.is_counting()).map(|_| PageSums::default())
     }
@@ -171,7 +170,9 @@ impl MainLane {
     }
 }
 
-/// Puts a whole page behind its header. What is summed up are the bytes that are sent, also where the memory may change meanwhile.
+/// Appends a whole page after its header.
+///
+/// The sums cover the bytes that are sent, even if the guest changes the memory meanwhile.
 fn put<'a>(
     (block, page): (usize, u64),
     content: RamSlice<'a>,

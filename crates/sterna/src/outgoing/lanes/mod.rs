@@ -1,4 +1,6 @@
-//! A lane: takes runs of pages from the round's shared cursor, looks for zero pages, hands them to its writer.
+//! A lane: takes runs of pages from a round and passes them to its writer.
+//!
+//! All lanes take from the round's shared cursor. A lane also detects zero pages.
 
 mod changes;
 pub(super) mod limiter;
@@ -23,16 +25,16 @@ pub(super) use changes::SharedDeltas;
 pub(super) use main::MainLane;
 pub(super) use multifd::{MultifdLane, MultifdShared};
 
-/// Pages that a lane takes at once: what fits a packet.
+/// The pages that a lane takes at a time: those of one packet.
 const TAKE_PAGES: u64 = sterna_wire::limits::PACKET_PAGES as u64;
 
-/// What a lane works between.
+/// The reader and the writer of one lane.
 pub(super) struct LaneEnds {
     pub writer: Box<dyn PageWriter>,
     pub reader: Arc<dyn PageReader>,
 }
 
-/// One lane's work.
+/// The work of one lane.
 pub(super) struct Lane<'a> {
     pub index: usize,
     pub lanes: &'a Lanes,
@@ -40,10 +42,12 @@ pub(super) struct Lane<'a> {
     pub dirty: &'a dyn DirtySource,
     pub reader: &'a dyn PageReader,
     pub detection: ZeroPageDetection,
-    /// Zero pages travel on the main channel, so a round must not begin before the flush of the last one.
+    /// A round must not begin before the flush of the last one.
+    ///
+    /// The reason is that zero pages are sent on the main channel.
     pub after_flush: bool,
     pub counters: &'a Counters,
-    /// Devices' streams, where lanes carry them.
+    /// The device streams, if lanes send them.
     pub streams: Option<&'a Streams>,
     /// Called when the control thread may have to act.
     pub nudge: &'a (dyn Fn() + Sync),
@@ -57,7 +61,7 @@ impl Lane<'_> {
         let mut last = 0;
         let chunk = || self.streams?.outbox.take(self.index);
         let next = |last| self.lanes.queue.next(last, self.after_flush, chunk);
-        // Before the first round begins, waiting is not idling.
+        // A wait before the first round does not count as idle time.
         while let Some(next) = if last == 0 { next(0) } else { self.counters.idle(|| next(last)) } {
             match next {
                 Next::Round(round) => {
@@ -74,7 +78,7 @@ impl Lane<'_> {
     fn send_chunk(&self, chunk: Chunk, writer: &mut dyn PageWriter) -> Result<(), MigrationError> {
         writer.device_packet(&chunk.packet)?;
         self.counters.chunk(chunk.packet.len() as u64);
-        // Only the last chunk wakes the waiter.
+        // Only the last chunk wakes the waiting thread.
         if self.streams.is_some_and(|streams| streams.outbox.done(chunk)) {
             (self.nudge)();
         }
@@ -94,7 +98,7 @@ impl Lane<'_> {
             } else {
                 self.send_pages(taken.run, !round.sends_zeros(), writer)?;
             }
-            // A chunk for every packet of pages: neither waits for the end of the other.
+            // A chunk follows each packet of pages, so that neither delays the other.
             if let Some(chunk) = self.streams.and_then(|streams| streams.outbox.take(self.index)) {
                 self.send_chunk(chunk, writer)?;
             }
@@ -108,7 +112,7 @@ impl Lane<'_> {
         writer.barrier()
     }
 
-    /// Sends pages, at most a packet's worth.
+    /// Sends pages, at most one packet's worth.
     pub(super) fn send_pages(
         &self,
         run: PageRun,
@@ -124,13 +128,13 @@ impl Lane<'_> {
         Ok(())
     }
 
-    /// Counts what the lane did to come to its pages.
+    /// Counts the time that the lane spent on re-arming.
     fn count(&self, cursor: &mut LaneCursor) {
         self.counters.rearming(cursor.take_rearming());
         self.counters.free(cursor.take_free_pages());
     }
 
-    /// Splits a run where zero pages and others meet, if zero pages are to be told apart.
+    /// Splits a run at the borders of zero pages, if zero pages are detected.
     fn send_run(
         &self,
         run: PageRun,

@@ -1,4 +1,6 @@
-//! A lane that speaks multifd: packets of up to 128 pages, one vectored write each (specs/stream.md §3.4).
+//! A lane that sends multifd packets of up to 128 pages (specs/stream.md §3.4).
+//!
+//! Each packet is one vectored write.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,28 +32,28 @@ pub(in crate::outgoing) struct MultifdLane {
     pub packets: RamPacketEncoder,
     pub codec: Option<Box<dyn Encoder>>,
     pub shared: Arc<MultifdShared>,
-    /// Block and normal runs of the packet that is being filled.
+    /// The block and the runs with content of the packet that is being filled.
     pub open: Option<usize>,
     pub normal: Vec<PageRun>,
     pub pages: Vec<u8>,
     pub payload: Vec<u8>,
-    /// Zero pages are in packets, whatever the others do.
+    /// Zero pages are sent in packets, independently of `zeros_to`.
     pub keeps_zeros: bool,
-    /// Made when the first checkpoint is sent with differences.
+    /// Created when the first checkpoint is sent with differences.
     pub changes: Option<Box<Changes>>,
 }
 
-/// What the multifd lanes of a migration share.
+/// Shared by the multifd lanes of a migration.
 pub(in crate::outgoing) struct MultifdShared {
-    /// One count for all channels.
+    /// One packet count for all channels.
     pub packet_number: AtomicU64,
     pub counters: Arc<Counters>,
     pub limiter: Arc<Limiter>,
-    /// `zero-page-detection=legacy`: zero pages go there.
+    /// The main channel for zero pages, with `zero-page-detection=legacy`.
     pub zeros_to: Option<Arc<Mutex<MainStream>>>,
-    /// Where checkpoints bring differences.
+    /// `Some` if checkpoints send differences.
     pub deltas: Option<SharedDeltas>,
-    /// Where checkpoints are summed up.
+    /// The sums of the pages of checkpoints.
     pub sent: Option<Arc<SentPages>>,
 }
 
@@ -60,7 +62,7 @@ impl MultifdShared {
         self.packet_number.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Where pages are summed up; nowhere in the seeding.
+    /// The sums to add pages to; `None` in the seeding.
     fn sent(&self) -> Option<&SentPages> {
         self.sent.as_deref().filter(|sent| sent.is_counting())
     }
@@ -139,7 +141,7 @@ impl MultifdLane {
         let (reader, shared) = (Arc::clone(&self.reader), Arc::clone(&self.shared));
         let Some(SharedDeltas { cache, .. }) = &shared.deltas else { return self.write_whole(run) };
         if !reader.is_copy() {
-            // A whole page is read when its packet is sent. It may differ from what is compared now.
+            // A whole page is read when its packet is sent. The guest may write it after the comparison here.
             cache.forget(run);
             return self.write_whole(run);
         }
@@ -205,7 +207,7 @@ impl MultifdLane {
         Ok(())
     }
 
-    /// Cuts a run into parts that fit the open packet, and sends packets that are full.
+    /// Splits a run into parts that fit the open packet, and sends full packets.
     fn each_part(
         &mut self,
         run: PageRun,
@@ -265,10 +267,12 @@ impl MultifdLane {
         Ok(())
     }
 
-    /// Reads the pages of the packet where they must not be read again when they are sent, and sums them up. False: they were not read.
+    /// Adds the packet's pages to the sums. Copies them if they must be read only once.
+    ///
+    /// False: they were not read.
     fn read_pages(&mut self, count: usize) -> Result<bool, MigrationError> {
         let sent = self.shared.sent();
-        // What is summed up are the bytes that are sent, also where the memory may change meanwhile.
+        // The sums must cover the bytes that are sent, even if the guest changes the memory meanwhile.
         let is_read = self.codec.is_some() || sent.is_some() && !self.reader.is_copy();
         if count == 0 || !is_read && sent.is_none() {
             return Ok(false);
@@ -330,7 +334,9 @@ fn push(taken: bool) -> Result<(), MigrationError> {
     Err(MigrationError::Internal("a multifd packet took more pages than it holds".to_owned()))
 }
 
-/// Writes a packet, when it is its turn: save threads of stopped devices write theirs on any channel.
+/// Writes a packet when the channel is free.
+///
+/// Save threads of stopped devices also write packets on any channel.
 fn write(counters: &Counters, channel: &Channel, packet: &[IoPart<'_>]) -> Result<(), MigrationError> {
     counters.moving(|| {
         let _turn = channel.turn();

@@ -1,7 +1,7 @@
-//! What lanes count while they work; read by the control thread.
+//! Counters that lanes update while they work, and that the control thread reads.
 //!
-//! Encoding, moving, waiting and re-arming are timed where they happen. The scan is what they leave of a lane's time
-//! ([`ScanClock`]): reading a clock before and after each scan would cost as much as a scan.
+//! Encoding, moving, waiting and re-arming are timed directly. The scan is the rest of a lane's time
+//! ([`ScanClock`]). Reading a clock before and after each scan would cost as much as a scan.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -46,51 +46,51 @@ impl Counters {
         self.absent_pages.fetch_add(pages, Ordering::Relaxed);
     }
 
-    /// Pages were not sent because the guest does not use them.
+    /// Adds pages that were not sent because the guest does not use them.
     pub(crate) fn free(&self, pages: u64) {
         if pages > 0 {
             self.free_pages.fetch_add(pages, Ordering::Relaxed);
         }
     }
 
-    /// Pages that were not sent because the guest does not use them.
+    /// The number of pages that were not sent because the guest does not use them.
     pub(crate) fn free_pages(&self) -> u64 {
         self.free_pages.load(Ordering::Relaxed)
     }
 
-    /// A chunk of a device's stream went out.
+    /// Adds a chunk of a device's stream that was sent.
     pub(crate) fn chunk(&self, bytes: u64) {
         self.chunk_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// A lane was throttled for so long.
+    /// Adds time in which the bandwidth limit blocked a lane.
     pub(crate) fn throttled(&self, time: Duration) {
         part(&self.throttled_nanos, time);
     }
 
-    /// A lane re-armed, or waited for another one that did.
+    /// Adds time in which a lane re-armed, or waited for another lane that did.
     pub(crate) fn rearming(&self, time: Duration) {
         if !time.is_zero() {
             part(&self.rearm_nanos, time);
         }
     }
 
-    /// Runs `encode`, which compresses.
+    /// Runs `encode`, and counts its time as compression.
     pub(crate) fn encoding<T>(&self, encode: impl FnOnce() -> T) -> T {
         timed(&self.encode_nanos, encode)
     }
 
-    /// Runs `write`, which moves bytes.
+    /// Runs `write`, and counts its time as moving of bytes.
     pub(crate) fn moving<T>(&self, write: impl FnOnce() -> T) -> T {
         timed(&self.moving_nanos, write)
     }
 
-    /// Bytes moved for so long, while the lane did something else.
+    /// Adds time in which bytes moved while the lane did other work.
     pub(crate) fn moved(&self, time: Duration) {
         add(&self.moving_nanos, time);
     }
 
-    /// Runs `wait`, in which a lane waits for bytes that move: [`Counters::moved`] counts the time.
+    /// Runs `wait`, in which a lane waits for bytes in flight. [`Counters::moved`] counts that time.
     pub(crate) fn waiting<T>(&self, wait: impl FnOnce() -> T) -> T {
         let began = Instant::now();
         let result = wait();
@@ -98,7 +98,7 @@ impl Counters {
         result
     }
 
-    /// Runs `wait`, in which a lane has nothing to do.
+    /// Runs `wait`, in which a lane has no work.
     pub(crate) fn idle<T>(&self, wait: impl FnOnce() -> T) -> T {
         timed(&self.idle_nanos, wait)
     }
@@ -129,8 +129,9 @@ impl Counters {
     }
 }
 
-/// Counts how long a lane scans: its time with pages to send, less all that is timed by itself meanwhile. Looks at
-/// the time once in a while. Of the thread that made it.
+/// Measures the scan time of a lane: its time with pages, less the timed parts.
+///
+/// It reads the clock only once per several pages. It belongs to the thread that created it.
 pub(in crate::outgoing) struct ScanClock<'a> {
     counters: &'a Counters,
     since: Instant,
@@ -145,7 +146,7 @@ impl<'a> ScanClock<'a> {
         Self { counters, since: Instant::now(), parts: PARTS.get(), pages: 0 }
     }
 
-    /// So many pages were taken.
+    /// Counts `count` pages that the lane has taken.
     pub(crate) fn pages(&mut self, count: u64) {
         self.pages += count;
         if self.pages >= Self::EVERY_PAGES {
@@ -168,7 +169,7 @@ impl Drop for ScanClock<'_> {
 }
 
 thread_local! {
-    /// What this thread, a lane, has spent on parts that are timed by themselves.
+    /// The time that this lane's thread has spent on parts that are timed directly.
     static PARTS: Cell<Duration> = const { Cell::new(Duration::ZERO) };
 }
 
@@ -209,7 +210,7 @@ mod tests {
         counters.throttled(sleep());
         counters.rearming(sleep());
         sleep();
-        // Parts of other lanes are not its own.
+        // Parts of other lanes do not count for this one.
         std::thread::scope(|scope| scope.spawn(|| counters.encoding(sleep)).join()).unwrap();
         clock.pages(ScanClock::EVERY_PAGES);
         sleep();

@@ -1,4 +1,4 @@
-//! What a migration has done so far: counted by lanes, kept for readers.
+//! Measurements of a migration: lanes count, and the statistics keep values for readers.
 
 mod counters;
 mod probe;

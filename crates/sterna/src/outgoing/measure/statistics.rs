@@ -1,4 +1,4 @@
-//! The statistics of a running migration, kept by its control thread.
+//! The statistics of a running migration, updated by its control thread.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,13 +16,13 @@ use crate::stats::{
 };
 use crate::throttle::DirtyLimitTimes;
 
-/// Samples kept: about an hour and a half at ten a second; later ones are thinned out.
+/// The most samples that are kept: 1.5 hours at ten per second. Beyond that, samples are thinned out.
 const SAMPLES: usize = 50_000;
 
-/// Lost connections that are kept one by one: pauses of a postcopy, and reconnections.
+/// The most lost connections that are kept individually: pauses of a postcopy, and reconnections.
 const PAUSES: usize = 256;
 
-/// Rounds kept apart.
+/// The most rounds that are kept individually.
 const ROUNDS: usize = 4096;
 
 pub(in crate::outgoing) struct LiveStatistics {
@@ -43,20 +43,20 @@ pub(in crate::outgoing) struct LiveStatistics {
     rounds: Vec<Round>,
     pub peer_is_sterna: Option<bool>,
     channels: u32,
-    /// When the destination said that it has the guest.
+    /// The time at which the destination acknowledged that it has the guest.
     pub acknowledged: Option<Instant>,
-    /// When the guest was stopped for the switchover.
+    /// The time at which the guest was stopped for the switchover.
     pub stopped_at: Option<Instant>,
-    /// Counts when the guest stopped.
+    /// The counts when the guest stopped.
     pub at_stop: Option<Counts>,
-    /// Counts when the guest went on at the destination before its pages were there.
+    /// The counts when the guest resumed at the destination before its pages were there.
     pub at_start: Option<Counts>,
-    /// Bytes of pages that follow a guest that runs at the destination.
+    /// Remaining bytes of pages that follow a guest that runs at the destination.
     pub following_bytes: u64,
     samples: Vec<Sample>,
-    /// As the policy's, which decides by it.
+    /// A meter with the settings of the policy's meter.
     meter: Meter,
-    /// Fades more slowly, for readers.
+    /// A meter with a longer half-life, for readers.
     shown: Meter,
     throughput: Throughput,
     pages_per_second: u64,
@@ -64,12 +64,12 @@ pub(in crate::outgoing) struct LiveStatistics {
     pub is_dirty_limited: bool,
     pub dirty_limit_times: Option<DirtyLimitTimes>,
     rdma: Arc<RdmaCounts>,
-    /// The last ones, oldest first, and those before them.
+    /// The last reconnections, oldest first, and totals of the earlier ones.
     reconnections: VecDeque<Reconnection>,
     earlier_reconnections: ReconnectionTotals,
-    /// The connection is lost, and this is known of it.
+    /// `Some` while the connection is lost: since when, and the facts so far.
     lost: Option<(Instant, Reconnection)>,
-    /// From the switch on.
+    /// `Some` from the switch to postcopy on.
     postcopy: Option<PostcopyStatistics>,
 }
 
@@ -113,7 +113,7 @@ impl LiveStatistics {
         }
     }
 
-    /// Whether it is another one than before. `counts` are those of now.
+    /// Sets the status. Gives whether it differs from the earlier one. `counts` are the present ones.
     pub(crate) fn set_status(&mut self, status: Status, counts: Counts) -> bool {
         let is_new = self.status != status;
         self.status = status;
@@ -123,7 +123,7 @@ impl LiveStatistics {
         if matches!(status, Status::PostcopyActive | Status::Completed) {
             self.resume_postcopy();
         }
-        // Whoever learns of the end asks for the statistics at once.
+        // A reader that learns of the end asks for the statistics immediately.
         if status == Status::Completed {
             self.next_round_bytes = 0;
             self.following_bytes = 0;
@@ -132,7 +132,7 @@ impl LiveStatistics {
             self.downtime = self.stopped_at.map(|stopped| end.saturating_duration_since(stopped));
         }
         if status.is_terminal() && self.ended.is_none() {
-            // From now on the statistics stay as they are; the last window is often the only one.
+            // The statistics do not change from now on. The last window is often the only one.
             let end = self.clock();
             self.meter.close(end, counts);
             self.shown.close(end, counts);
@@ -141,7 +141,7 @@ impl LiveStatistics {
         is_new
     }
 
-    /// Bytes that are still to be sent.
+    /// The bytes that are still to be sent.
     fn remaining_bytes(&self) -> u64 {
         self.next_round_bytes
             + self.following_bytes
@@ -153,19 +153,19 @@ impl LiveStatistics {
         self.status
     }
 
-    /// Since the migration began.
+    /// The time since the migration began.
     pub(crate) fn clock(&self) -> Duration {
         self.began.elapsed()
     }
 
-    /// Pages begin to move: what was written and waited before says nothing of them.
+    /// Begins the measurement when pages begin to move. Earlier bytes and waits do not count.
     pub(crate) fn begin_pages(&mut self, counts: Counts) {
         let now = self.clock();
         self.meter.restart(now, counts);
         self.shown.restart(now, counts);
     }
 
-    /// Takes the counters' values; closes a window when it is long enough.
+    /// Takes the counters' values, and closes a window that is long enough.
     pub(crate) fn observe(&mut self, counts: Counts) {
         let now = self.clock();
         self.meter.observe(now, counts);
@@ -177,17 +177,19 @@ impl LiveStatistics {
         self.sample(counts);
     }
 
-    /// The connection is lost. What was measured of a switchover is of no use: there will be another.
-    pub(crate) fn lose_connection(&mut self, counts: Counts, why: String) {
+    /// Records a lost connection. Measurements of a switchover are dropped, because another one will follow.
+    pub(crate) fn lose_connection(&mut self, counts: Counts, silent: Duration, why: String) {
         self.observe(counts);
-        let reconnection = Reconnection { at: self.clock(), why, ..Reconnection::default() };
-        self.lost.get_or_insert((Instant::now(), reconnection));
+        let at = self.clock().saturating_sub(silent);
+        let reconnection = Reconnection { at, why, ..Reconnection::default() };
+        let now = Instant::now();
+        self.lost.get_or_insert((now.checked_sub(silent).unwrap_or(now), reconnection));
         if self.stopped_at.is_none() {
             self.forget_switchover();
         }
     }
 
-    /// The guest that stood for a switchover runs on.
+    /// Records that a guest that was paused for a switchover runs again.
     pub(crate) fn stands_no_more(&mut self) {
         if let (Some((_, reconnection)), Some(stopped)) = (&mut self.lost, self.stopped_at) {
             reconnection.stood = Some(stopped.elapsed());
@@ -195,19 +197,19 @@ impl LiveStatistics {
         }
     }
 
-    /// The guest goes on at the destination, and its pages follow.
+    /// Records that the guest resumes at the destination and its pages follow.
     pub(crate) fn begin_postcopy(&mut self) {
         let at = self.clock();
         self.postcopy.get_or_insert_with(|| PostcopyStatistics { at, ..PostcopyStatistics::default() });
     }
 
-    /// No page is left to be sent.
+    /// Records that no page is left to be sent.
     pub(crate) fn has_sent_all(&mut self) {
         let now = self.clock();
         self.postcopy.iter_mut().for_each(|postcopy| postcopy.all_sent = Some(now));
     }
 
-    /// The connection is lost. Attempts that fail do not begin a new pause.
+    /// Records that the connection of a postcopy is lost. Failed attempts begin no new pause.
     pub(crate) fn pause_postcopy(&mut self, why: &str) {
         let at = self.clock();
         let Some(postcopy) = &mut self.postcopy else { return };
@@ -216,7 +218,7 @@ impl LiveStatistics {
         postcopy.paused.get_or_insert_with(lost);
     }
 
-    /// The destination has said what it has: so many bytes were sent before.
+    /// Records that `bytes` are sent again, because the destination has reported that it lacks them.
     pub(crate) fn resend_in_postcopy(&mut self, bytes: u64) {
         if let Some(paused) = self.postcopy.as_mut().and_then(|postcopy| postcopy.paused.as_mut()) {
             paused.resent_bytes += bytes;
@@ -237,7 +239,7 @@ impl LiveStatistics {
         }
     }
 
-    /// How long after the migration's start that was.
+    /// The time from the migration's start to `instant`.
     pub(crate) fn since_start(&self, instant: Instant) -> Duration {
         instant.saturating_duration_since(self.began)
     }
@@ -255,7 +257,7 @@ impl LiveStatistics {
         self.switchover.clear();
     }
 
-    /// There is a connection again, and so many pages are sent again.
+    /// Records a new connection, and the number of pages that are sent again.
     pub(crate) fn find_connection(&mut self, counts: Counts, resent_pages: u64) -> Reconnection {
         let (since, mut reconnection) =
             self.lost.take().unwrap_or_else(|| (Instant::now(), Reconnection::default()));
@@ -272,7 +274,7 @@ impl LiveStatistics {
         reconnection
     }
 
-    /// Keeps a finished round. When there are very many, neighbours are told as one.
+    /// Keeps a finished round. If there are too many, neighbouring rounds are combined.
     pub(crate) fn push_round(&mut self, round: Round) {
         if self.rounds.len() >= ROUNDS {
             self.rounds = self.rounds.chunks(2).map(joined).collect();
@@ -280,7 +282,7 @@ impl LiveStatistics {
         self.rounds.push(round);
     }
 
-    /// What lanes did in a span, per lane on average.
+    /// The average time per lane and activity between two counts.
     pub(crate) fn lanes_between(&self, before: Counts, after: Counts) -> LaneTimes {
         (after.times - before.times) / self.channels
     }
@@ -330,12 +332,13 @@ impl LiveStatistics {
         }
     }
 
-    /// While it runs that of the last seconds; at its end, of all of it but the setup.
+    /// While the migration runs, the throughput of the last seconds. After its end, of all the time except the
+    /// setup.
     fn throughput(&self, counts: Counts) -> u64 {
         let whole = |end: Duration| per_second(counts.bytes(), end.saturating_sub(self.setup.unwrap_or(end)));
         match (self.ended, self.throughput.bytes_per_second()) {
             (Some(end), _) => whole(end),
-            // No window is full yet, or nothing has gone out for long.
+            // No window is complete yet, or nothing was sent for a long time.
             (None, 0) => whole(self.began.elapsed()),
             (None, shown) => shown,
         }
@@ -358,7 +361,7 @@ impl LiveStatistics {
     }
 }
 
-/// One round that stands for several in a row.
+/// Combines consecutive rounds into one.
 fn joined(rounds: &[Round]) -> Round {
     let mut all = rounds[0];
     for next in &rounds[1..] {
@@ -371,14 +374,16 @@ fn joined(rounds: &[Round]) -> Round {
             sync: all.sync + next.sync,
             sync_parts: all.sync_parts + next.sync_parts,
             dirtied_pages: next.dirtied_pages,
+            dirtied_time: next.dirtied_time,
             stopped: next.stopped,
+            unfinished: next.unfinished,
             began: all.began,
         };
     }
     all
 }
 
-/// `count` in `time`, per second.
+/// `count` per second, for a count in `time`.
 fn per_second(count: u64, time: Duration) -> u64 {
     if time.is_zero() {
         return 0;
@@ -402,7 +407,7 @@ mod tests {
         assert!(bandwidth.abs_diff(409_600_000) < 100, "{bandwidth}");
     }
 
-    /// WRITEs complete in batches; while the next window is registered nothing is in flight.
+    /// WRITEs complete in batches. While the next window is registered, no WRITE is in flight.
     #[test]
     fn readings_over_rdma_stay_within_a_fifth_under_a_steady_load() {
         const BATCH: u64 = 8 << 20;
@@ -418,7 +423,7 @@ mod tests {
             let mut counts = Counts::default();
             let (mut batch, mut looked, mut readings) = (0, 0, 0);
             while looked < 100 {
-                // Looked at whenever: some batches after the last time.
+                // The reading happens at a random time: some batches after the last one.
                 for _ in 0..random.u64(10..20) {
                     let is_next_window = batch > 0 && batch % batches == 0;
                     statistics.began -= if is_next_window { BATCH_TIME + registering } else { BATCH_TIME };
@@ -466,14 +471,14 @@ mod tests {
         let shown = statistics.snapshot(none, None).postcopy.unwrap();
         assert_eq!((shown.recoveries, shown.paused, shown.pauses.len()), (300, None, PAUSES));
         assert!(shown.pauses.iter().all(|pause| pause.resent_bytes == 4096 && pause.why == "cut"));
-        assert!(shown.paused_time >= shown.pauses.iter().map(|pause| pause.took).sum());
+        assert!(shown.paused_time >= shown.pauses.iter().map(|pause| pause.took).sum::<Duration>());
     }
 
     #[test]
     fn very_many_reconnections_are_counted_and_the_last_are_kept() {
         let mut statistics = LiveStatistics::new(1 << 30, 1, Arc::default());
         for count in 1..=300_u64 {
-            statistics.lose_connection(Counts::default(), format!("cut {count}"));
+            statistics.lose_connection(Counts::default(), Duration::ZERO, format!("cut {count}"));
             let stood = statistics.lost.as_mut().map(|(_, lost)| &mut lost.stood).unwrap();
             *stood = Some(Duration::from_millis(2));
             statistics.find_connection(Counts::default(), count);
@@ -486,7 +491,7 @@ mod tests {
         assert_eq!((&*shown.reconnections[0].why, &*shown.reconnections[255].why), ("cut 45", "cut 300"));
         let totals = shown.reconnection_totals();
         assert_eq!(totals.stood, Duration::from_millis(600));
-        assert!(totals.took >= shown.reconnections.iter().map(|one| one.took).sum());
+        assert!(totals.took >= shown.reconnections.iter().map(|one| one.took).sum::<Duration>());
         let json = serde_json::to_value(&shown).unwrap();
         assert_eq!(serde_json::from_value::<Statistics>(json).unwrap().reconnection_totals(), totals);
         let none = serde_json::to_value(Statistics::default()).unwrap();
@@ -497,7 +502,7 @@ mod tests {
     fn statistics_under_a_limit_show_what_went_out_and_not_how_fast_sockets_take_bursts() {
         let mut statistics = LiveStatistics::new(1 << 30, 1, Arc::default());
         statistics.set_status(Status::Active, Counts::default());
-        // Windows of 100 ms, in each 500 kB within 0.2 ms.
+        // Windows of 100 ms: each has 500 kB within 0.2 ms.
         let mut counts = Counts::default();
         for _ in 0..5 {
             statistics.began -= crate::precopy::WINDOW;

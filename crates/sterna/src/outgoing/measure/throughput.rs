@@ -1,14 +1,15 @@
-//! Bytes per second that went out, by the clock on the wall: what operators compare with `max-bandwidth` and with what
-//! a link carries.
+//! The throughput: sent bytes per second of real time. Operators compare it with `max-bandwidth` and with a
+//! link's rate.
 //!
-//! The pace by which precopy decides ([`Meter`](crate::precopy::Meter)) goes by the time in which bytes moved. Where `max-bandwidth` holds lanes back that is
-//! the speed at which sockets take bursts, hundreds of times what leaves the host.
+//! The bandwidth that the precopy policy uses ([`Meter`](crate::precopy::Meter)) counts only the time in which
+//! bytes moved. Where `max-bandwidth` limits the lanes, that is the speed at which sockets accept bursts:
+//! hundreds of times the rate at which bytes leave the host.
 
 use std::time::Duration;
 
 use crate::precopy::SHOWN_HALF_LIFE;
 
-/// Sums that fade: half after [`SHOWN_HALF_LIFE`].
+/// Sums that decay: by half after [`SHOWN_HALF_LIFE`].
 #[derive(Debug, Clone, Copy, Default)]
 pub(in crate::outgoing) struct Throughput {
     bytes: f64,
@@ -16,7 +17,7 @@ pub(in crate::outgoing) struct Throughput {
 }
 
 impl Throughput {
-    /// With `bytes` that went out while `passed`.
+    /// The sums after `bytes` more were sent in the time `passed`.
     pub(super) fn and(&self, bytes: u64, passed: Duration) -> Self {
         let keep = 0.5f64.powf(passed.as_secs_f64() / SHOWN_HALF_LIFE.as_secs_f64());
         Self { bytes: self.bytes * keep + bytes as f64, seconds: self.seconds * keep + passed.as_secs_f64() }
@@ -36,7 +37,7 @@ mod tests {
 
     #[test]
     fn throughput_of_bursts_is_what_went_out_in_all_the_time() {
-        // 500 kB in one instant of each window.
+        // Each window has 500 kB at one instant.
         let steady = (0..50).fold(Throughput::default(), |sum, _| sum.and(500_000, WINDOW));
 
         assert!(steady.bytes_per_second().abs_diff(5_000_000) < 10, "{steady:?}");

@@ -1,4 +1,4 @@
-//! Lanes that send the pages which nobody asks for (specs/extension.md §12.5).
+//! Lanes that send the background pages of postcopy (specs/extension.md §12.5).
 
 use std::sync::Arc;
 
@@ -11,27 +11,27 @@ use crate::outgoing::lanes::Lane;
 use crate::pages::PageWriter;
 use crate::postcopy::order::{LanePages, LanePlace};
 
-/// Pages that a lane takes at once: what fits a packet.
+/// The pages that a lane takes at a time: those of one packet.
 const TAKE_PAGES: u64 = sterna_wire::limits::PACKET_PAGES as u64;
 
 impl Postcopy {
-    /// Lanes are not to end with the rounds: the destination takes pages over them.
+    /// Keeps lanes after the rounds: the destination accepts background pages over them.
     pub(in crate::outgoing) fn keep_lanes(&self) {
         self.lanes.lock().stay = true;
     }
 
-    /// Whether lanes send what nobody asks for.
+    /// Whether lanes send the background pages.
     pub(in crate::outgoing) fn has_lanes(&self) -> bool {
         self.lane_pages.get().is_some()
     }
 
-    /// The guest runs at the destination: lanes begin.
+    /// Makes lanes begin, after the guest runs at the destination.
     pub(in crate::outgoing) fn let_lanes_begin(&self) {
         self.lanes.lock().go = true;
         self.lanes_changed.notify_all();
     }
 
-    /// Whether so many lanes have sent their last page, and the SYNC behind it.
+    /// Whether `count` lanes have sent their last page, and the SYNC after it.
     pub(in crate::outgoing) fn lanes_are_through(&self, count: usize) -> bool {
         self.lanes.lock().through >= count
     }
@@ -49,7 +49,9 @@ impl Postcopy {
     }
 }
 
-/// What a lane does when the rounds are over: sends its share of the pages that follow the guest, if it has one.
+/// Sends a lane's share of the pages that follow the guest, after the rounds.
+///
+/// Returns immediately if lanes do not send these pages.
 pub(in crate::outgoing) fn follow(
     lane: &Lane<'_>,
     postcopy: &Postcopy,
@@ -65,7 +67,8 @@ pub(in crate::outgoing) fn follow(
     };
     let mut place = LanePlace::default();
     while let Some(run) = pages.take(&mut place, TAKE_PAGES) {
-        // Before it is read: what waits in a packet meanwhile goes out at once if it is asked for.
+        // The limit is applied before the page is read. A page that waits in a packet meanwhile is sent
+        // immediately if it is requested.
         lane.counters.throttled(postcopy.limiter.take(run.count * PAGE_SIZE as u64));
         lane.send_pages(run, true, writer)?;
         work.background(run.count);

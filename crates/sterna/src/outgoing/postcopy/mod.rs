@@ -1,6 +1,9 @@
-//! A guest that runs at its destination before its pages are there: the source's pages, and who wants which (specs/postcopy.md).
+//! Postcopy at the source: the pages that follow the guest, and requests for them (specs/postcopy.md).
 //!
-//! The guest stands here for good from the commit on, so its pages do not change any more: they are sent from where they are.
+//! The guest already runs at its destination.
+//!
+//! From the commit on the guest never runs here again. Its pages do not change any more, and are sent without a
+//! copy.
 
 pub(super) mod lanes;
 pub(super) mod package;
@@ -24,23 +27,23 @@ use crate::postcopy::pace::Pace;
 use crate::stats::{PostcopyStatistics, Series};
 use work::Work;
 
-/// Requested pages that go out in one write.
+/// The most requested pages in one write.
 const REQUESTED_AT_ONCE: u64 = 16;
-/// How often it is looked whether the channel takes more.
+/// The interval at which the background checks whether the channel accepts more.
 const LOOK: Duration = Duration::from_micros(100);
 
-/// What an outgoing migration keeps of postcopy.
+/// The postcopy state of an outgoing migration.
 pub(super) struct Postcopy {
     is_wanted: AtomicBool,
-    /// EOF is about to go out: nothing may follow it.
+    /// EOF is about to be written: no element may follow it.
     has_ended: AtomicBool,
-    /// `max-postcopy-bandwidth`: of pages that nobody asks for.
+    /// `max-postcopy-bandwidth`: limits background pages.
     pub(super) limiter: Limiter,
-    /// Of those pages too: so that requested ones do not wait in the network's queues.
+    /// Paces background pages too, so that requested ones do not wait in the network's queues.
     pub(super) pace: Pace,
-    /// The background's pages, where lanes send them.
+    /// The background pages, if lanes send them.
     lane_pages: OnceLock<Arc<LanePages>>,
-    /// When pages could be asked for first.
+    /// The time from which pages could be requested.
     began: OnceLock<Instant>,
     pub(super) work: Work,
     lanes: Mutex<LanesTurn>,
@@ -49,45 +52,45 @@ pub(super) struct Postcopy {
     changed: Condvar,
 }
 
-/// Where lanes are that send the background's pages.
+/// State of the lanes that send background pages.
 #[derive(Default)]
 struct LanesTurn {
-    /// They stay when the rounds are over.
+    /// Lanes do not end with the rounds.
     stay: bool,
-    /// The guest runs at the destination: they begin.
+    /// The guest runs at the destination: lanes begin to send.
     go: bool,
-    /// Nobody waits any more.
+    /// The migration ends: lanes no longer wait.
     is_over: bool,
-    /// Those that have sent their last page.
+    /// The number of lanes that have sent their last page.
     through: usize,
 }
 
 /// The pages that follow the guest.
 #[derive(Default)]
 struct Following {
-    /// Which are left, and their order; from the package on.
+    /// The pages that are left, and their order; `None` before the package.
     order: Option<PageOrder>,
-    /// The destination was told to listen, or to go on.
+    /// The destination was told to listen or to resume, so that requests are allowed.
     may_be_asked: bool,
-    /// The block of the request before.
+    /// The block of the previous request.
     last: Option<usize>,
-    /// Requested pages that were taken and are not written yet.
+    /// The number of runs of requested pages that were taken and are not written yet.
     on_their_way: u64,
     requests: u64,
-    /// Those of [`Postcopy::begin`].
+    /// The number of missing pages at [`Postcopy::begin`].
     missing_pages: u64,
-    /// Requests over time.
+    /// The requests over time, for the statistics.
     faults: Series,
     is_over: bool,
 }
 
-/// What the background does next.
+/// The next step of the background.
 pub(super) enum Background {
-    /// Sends these pages.
+    /// Send this run of pages.
     Run(PageRun),
-    /// Looks again.
+    /// No page may be sent now: ask again.
     Wait,
-    /// No page is left.
+    /// End, because no page is left.
     Done,
 }
 
@@ -108,7 +111,7 @@ impl Postcopy {
         }
     }
 
-    /// From now on the switch is due.
+    /// Requests the switch to postcopy.
     pub(super) fn want(&self) {
         self.is_wanted.store(true, Ordering::Release);
     }
@@ -117,23 +120,24 @@ impl Postcopy {
         self.is_wanted.load(Ordering::Acquire)
     }
 
-    /// EOF is about to go out.
+    /// Records that EOF is about to be written.
     pub(super) fn ends(&self) {
         self.has_ended.store(true, Ordering::Release);
     }
 
-    /// Whether EOF is about to go out, or has.
+    /// Whether EOF is about to be written, or was written.
     pub(super) fn has_ended(&self) -> bool {
         self.has_ended.load(Ordering::Acquire)
     }
 
-    /// From now on pages may be asked for. `unsent`: those that the destination lacks. Lanes that [stay](Self::keep_lanes) will
-    /// send those that nobody asks for.
+    /// Allows requests from now on. `unsent` are the pages that the destination lacks.
+    ///
+    /// Lanes that [stay](Self::keep_lanes) will send the background pages.
     pub(super) fn begin(&self, ram: &GuestRam, unsent: &DirtyBitmaps) {
         let mut order = PageOrder::of_unsent(unsent.blocks());
         if self.lanes.lock().stay {
             let units: Vec<_> = ram.blocks().iter().map(|block| block.page_bytes() >> PAGE_SHIFT).collect();
-            // Begun once.
+            // The value is set only once, because a postcopy begins once.
             let _ = self.lane_pages.set(order.share(&units));
         }
         let mut following = self.following.lock();
@@ -143,10 +147,14 @@ impl Postcopy {
         following.may_be_asked = true;
     }
 
-    /// The connection broke, and no thread sends any more: the destination has these pages and no others.
+    /// Updates the pages that are left, after the connection broke.
+    ///
+    /// The destination has exactly the pages `received`.
+    ///
+    /// No thread sends any more.
     ///
     /// # Errors
-    /// It says that it has a page which was never sent.
+    /// The destination claims to have a page that was never sent.
     pub(super) fn recover(
         &self,
         ram: &GuestRam,
@@ -175,12 +183,12 @@ impl Postcopy {
         Ok(())
     }
 
-    /// The destination is about to be told to go on.
+    /// Allows requests again, before the destination is told to resume.
     pub(super) fn may_be_asked(&self) {
         self.following.lock().may_be_asked = true;
     }
 
-    /// The connection broke.
+    /// Forbids requests after the connection broke.
     pub(super) fn pause(&self) {
         self.following.lock().may_be_asked = false;
     }
@@ -188,18 +196,18 @@ impl Postcopy {
     /// Bytes of pages that are left.
     pub(super) fn left_bytes(&self) -> u64 {
         if let Some(pages) = self.lane_pages.get() {
-            // Counted without the lock that requests need.
+            // The lanes' pages are counted without the lock that requests need.
             return pages.left() << PAGE_SHIFT;
         }
         self.following.lock().order.as_ref().map_or(0, PageOrder::unsent_pages) << PAGE_SHIFT
     }
 
-    /// Requests that came.
+    /// The number of requests so far.
     pub(super) fn requests(&self) -> u64 {
         self.following.lock().requests
     }
 
-    /// The destination wants pages, of the block of the request before if it names none.
+    /// Adds a request. A request without a block name means the block of the previous request.
     pub(super) fn request(
         &self,
         ram: &GuestRam,
@@ -235,7 +243,7 @@ impl Postcopy {
         Ok(())
     }
 
-    /// The next requested pages. `None`: the connection has ended.
+    /// Waits for the next requested pages. `None`: the connection has ended.
     pub(super) fn next_requested(&self) -> Option<PageRun> {
         let mut following = self.following.lock();
         loop {
@@ -253,14 +261,15 @@ impl Postcopy {
         }
     }
 
-    /// Requested pages were written, over the preempt or the main channel.
+    /// Counts requested pages that were written, over the preempt channel or the main channel.
     pub(super) fn has_answered(&self, is_preempt: bool, pages: u64, bytes: u64) {
         if let Some(began) = self.began.get() {
             self.work.sent_requested(*began, is_preempt, pages, bytes);
         }
     }
 
-    /// Completes the statistics of a guest that went on; `since_start` says how long after the migration's start an instant was.
+    /// Completes the statistics of a postcopy. `since_start` converts an instant to the time since the
+    /// migration's start.
     pub(super) fn report(
         &self,
         mut statistics: PostcopyStatistics,
@@ -280,14 +289,16 @@ impl Postcopy {
         self.began.get().map(Instant::elapsed).unwrap_or_default()
     }
 
-    /// Nobody has requested pages in hand any more.
+    /// Records that the thread has written the requested pages that it took.
     pub(super) fn has_sent_requested(&self) {
         self.following.lock().on_their_way -= 1;
         self.changed.notify_all();
     }
 
-    /// What the background does next, after `patience` at most. `gives_way`: requested pages use the same channel, and go first;
-    /// `is_full` says whether much lies before them already.
+    /// The next step of the background, after at most `patience`.
+    ///
+    /// `gives_way`: requested pages use the same channel and are sent first. `is_full`: many bytes already wait
+    /// on that channel.
     pub(super) fn next_background(
         &self,
         patience: Duration,
@@ -314,9 +325,9 @@ impl Postcopy {
         }
     }
 
-    /// EOF is about to go out if no requested page is on its way. True: it is, and none follows.
+    /// Records that EOF is about to be written, unless requested pages are not written yet. True: EOF follows.
     pub(super) fn ends_if_answered(&self) -> bool {
-        // Under the lock under which requested pages are taken.
+        // The check uses the lock under which requested pages are taken, so that none is taken in between.
         let following = self.following.lock();
         let has_requests = following.order.as_ref().is_some_and(PageOrder::has_requests);
         if has_requests || following.on_their_way > 0 {
@@ -326,7 +337,7 @@ impl Postcopy {
         true
     }
 
-    /// Nobody waits any more.
+    /// Unblocks all waiting threads.
     pub(super) fn stop(&self) {
         self.following.lock().is_over = true;
         self.changed.notify_all();
@@ -422,7 +433,7 @@ mod tests {
         let early = postcopy.request(&ram, Some("m0"), 200 << 12, 4096).unwrap_err();
         assert!(early.to_string().contains("go on"), "{early}");
 
-        // Of what was sent every other page has come.
+        // Every second page of the sent ones has arrived.
         let mut came = ReceivedPages::none(256);
         (sent.first..sent.end()).step_by(2).for_each(|page| came.add(page));
         let mut lie = came.clone();

@@ -1,4 +1,4 @@
-//! What goes out at the switch: the pages that the destination drops, and the package (specs/postcopy.md §2).
+//! The data of the switch: pages to drop, and the package (specs/postcopy.md §2).
 
 use sterna_ram::{DirtyBitmaps, GuestRam, PAGE_SHIFT};
 use sterna_wire::main::Command;
@@ -7,10 +7,12 @@ use sterna_wire::{extension, limits};
 use crate::error::MigrationError;
 use crate::postcopy::answers::{DEVICES_PING, LOADED_PING};
 
-/// Ranges in one command.
+/// The number of ranges in one command.
 const RANGES: usize = 12;
 
-/// Sets the bits of whole pages of the memory below: a page of it is placed whole, so it is sent whole.
+/// Extends the bits to whole pages of the host's memory.
+///
+/// Such a page is placed as a whole, so it must be sent as a whole.
 pub(in crate::outgoing) fn round_up(ram: &GuestRam, unsent: &DirtyBitmaps) {
     for (block, bits) in ram.blocks().iter().zip(unsent.blocks()) {
         let unit = block.page_bytes() >> PAGE_SHIFT;
@@ -23,7 +25,9 @@ pub(in crate::outgoing) fn round_up(ram: &GuestRam, unsent: &DirtyBitmaps) {
     }
 }
 
-/// The commands that name what the destination drops: pages that did not come, or that have changed since.
+/// The commands that name the pages to drop.
+///
+/// These are pages that did not arrive, or that have changed since.
 pub(in crate::outgoing) fn discards(ram: &GuestRam, unsent: &DirtyBitmaps) -> Vec<Command> {
     let mut commands = Vec::new();
     for (block, bits) in ram.blocks().iter().zip(unsent.blocks()) {
@@ -42,7 +46,9 @@ pub(in crate::outgoing) fn discards(ram: &GuestRam, unsent: &DirtyBitmaps) -> Ve
     commands
 }
 
-/// The elements of a package: LISTEN, the devices' `sections`, and for a Sterna the question to prepare, for a QEMU RUN.
+/// The elements of a package: LISTEN, the devices' `sections`, and RUN for a QEMU.
+///
+/// A Sterna gets the question to prepare in place of RUN.
 pub(in crate::outgoing) fn package(sections: &[u8], is_sterna: bool) -> Result<Vec<u8>, MigrationError> {
     let wire = || MigrationError::wire("package");
     let mut bytes = Vec::with_capacity(sections.len() + 64);

@@ -1,4 +1,4 @@
-//! What a source keeps for another connection in place of one that was lost (specs/postcopy.md §5, specs/extension.md §14).
+//! State for a new connection in place of a lost one (specs/postcopy.md §5, specs/extension.md §14).
 
 use std::time::{Duration, Instant};
 
@@ -15,16 +15,16 @@ use crate::postcopy::answers::{Answer, Answers};
 
 const CHANNEL: &str = "answer to a connection that was made anew";
 
-/// Recoveries of one migration.
+/// The recoveries of one migration.
 pub(in crate::outgoing) struct Recovery {
-    /// Where the last connection went, or the next one shall go.
+    /// The address of the last connection, or of the next one.
     to: Mutex<Address>,
     session: Mutex<u32>,
     answers: Mutex<Option<Asked>>,
     count: Mutex<u64>,
 }
 
-/// What was asked in a recovery, and what came.
+/// The questions of a recovery, and the answers so far.
 struct Asked {
     answers: Answers,
     received: Vec<(usize, ReceivedPages)>,
@@ -41,24 +41,24 @@ impl Recovery {
         }
     }
 
-    /// Where the destination is.
+    /// The address of the destination.
     pub(in crate::outgoing) fn to(&self) -> Address {
         self.to.lock().clone()
     }
 
-    /// From now on it is there. Gives where it was.
+    /// Sets the address of the destination. Gives the earlier one.
     pub(in crate::outgoing) fn go_to(&self, to: Address) -> Address {
         std::mem::replace(&mut *self.to.lock(), to)
     }
 
-    /// The number of another attempt: larger than all before.
+    /// The number of the next attempt, which is larger than all earlier ones.
     pub(in crate::outgoing) fn begin_session(&self) -> u32 {
         let mut session = self.session.lock();
         *session += 1;
         *session
     }
 
-    /// Every block's pages are about to be asked for.
+    /// Records that the bitmaps of all blocks are about to be requested.
     pub(in crate::outgoing) fn asks(&self, ram: &GuestRam) {
         let names: Vec<_> = ram.blocks().iter().map(|block| block.name().to_owned()).collect();
         let blocks = names.len();
@@ -67,26 +67,28 @@ impl Recovery {
         *self.answers.lock() = Some(Asked { answers, received: Vec::new(), blocks });
     }
 
-    /// The bitmaps, once all have come.
+    /// Takes the bitmaps after all have arrived.
     pub(in crate::outgoing) fn take_received(&self) -> Option<Vec<(usize, ReceivedPages)>> {
         let mut asked = self.answers.lock();
         let asked = asked.as_mut().filter(|asked| asked.received.len() == asked.blocks)?;
         Some(std::mem::take(&mut asked.received))
     }
 
-    /// The destination is about to be told to go on.
+    /// Records that the destination is about to be told to resume.
     pub(in crate::outgoing) fn resumes(&self) {
         if let Some(asked) = &mut *self.answers.lock() {
             asked.answers.resumed();
         }
     }
 
-    /// Whether the destination was asked and has not gone on yet.
+    /// Whether the destination was asked and has not resumed yet.
     pub(in crate::outgoing) fn is_under_way(&self) -> bool {
         self.answers.lock().is_some()
     }
 
-    /// Takes what belongs to a recovery alone. `Some(block)`: the bitmap of that block follows. `None`: it goes on.
+    /// Takes a message that only a recovery may contain.
+    ///
+    /// `Some(block)`: the bitmap of that block follows. `None`: the destination has resumed.
     pub(in crate::outgoing) fn take(&self, message: ReturnMessage) -> Result<Option<usize>, MigrationError> {
         let mut asked = self.answers.lock();
         let Some(asked) = asked.as_mut() else {
@@ -99,26 +101,28 @@ impl Recovery {
         }
     }
 
-    /// A bitmap has come whole.
+    /// Adds a complete bitmap.
     pub(in crate::outgoing) fn received(&self, block: usize, pages: ReceivedPages) {
         if let Some(asked) = &mut *self.answers.lock() {
             asked.received.push((block, pages));
         }
     }
 
-    /// The destination goes on.
+    /// Records that the destination has resumed.
     pub(in crate::outgoing) fn is_done(&self) {
         *self.answers.lock() = None;
         *self.count.lock() += 1;
     }
 
-    /// How often it went on.
+    /// The number of completed recoveries.
     pub(in crate::outgoing) fn count(&self) -> u64 {
         *self.count.lock()
     }
 }
 
-/// Proves to a Sterna that this is the migration's source, as channel `channel` of session `session`.
+/// Proves to a Sterna that this is the migration's source.
+///
+/// The connection is channel `channel` of session `session`.
 pub(in crate::outgoing) fn say_hello(
     channel: &Channel,
     identity: &Identity,
@@ -137,7 +141,9 @@ pub(in crate::outgoing) fn say_hello(
     Ok(hello)
 }
 
-/// Whether the destination lets this side in, and proves that it is the migration's.
+/// Reads whether the destination accepts this side, and checks the destination's proof.
+///
+/// The proof shows that it is the migration's destination.
 pub(in crate::outgoing) fn hear_answer(
     channel: &Channel,
     identity: &Identity,
@@ -177,7 +183,7 @@ pub(in crate::outgoing) fn hear_answer(
     }
 }
 
-/// What is left of a limit.
+/// The time that is left until `until`, at least 1 ms.
 pub(in crate::outgoing) fn left(until: Instant) -> Duration {
     until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1))
 }

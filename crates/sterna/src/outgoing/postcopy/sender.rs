@@ -1,4 +1,4 @@
-//! Sends pages of a guest that stands here, out of its memory without a copy.
+//! Sends pages of a guest that is stopped here, from its memory without a copy.
 
 use std::sync::Arc;
 
@@ -13,15 +13,15 @@ use crate::outgoing::main_channel::MainChannel;
 use crate::outgoing::main_stream::PagesPart;
 use crate::outgoing::measure::Counters;
 
-/// Bytes of other pages that may wait in the kernel before a requested page on the same channel.
+/// The most background bytes in the kernel before a requested page on the same channel.
 const QUEUED_BYTES: u64 = 512 << 10;
 
-/// The channels that pages go over.
+/// The channels for pages in postcopy.
 #[derive(Clone)]
 pub(in crate::outgoing) struct PageSender {
     ram: GuestRam,
     main: Arc<MainChannel>,
-    /// For requested pages, if the destination has it.
+    /// The channel of requested pages, if the destination has one.
     preempt: Option<Arc<Channel>>,
     counters: Arc<Counters>,
 }
@@ -36,17 +36,17 @@ impl PageSender {
         Self { ram, main: Arc::clone(main), preempt, counters }
     }
 
-    /// Whether requested pages use the same channel as the others.
+    /// Whether requested pages use the same channel as background pages.
     pub(in crate::outgoing) fn is_alone(&self) -> bool {
         self.preempt.is_none()
     }
 
-    /// Whether so much waits on the main channel that a requested page would come late.
+    /// Whether so many bytes wait on the main channel that requested pages are late.
     pub(in crate::outgoing) fn is_full(&self) -> bool {
         self.main.channel.as_ref().is_some_and(|channel| channel.unsent_bytes() > QUEUED_BYTES)
     }
 
-    /// Sends pages that nobody asked for. Gives the bytes that they took.
+    /// Sends background pages. Gives the number of bytes.
     pub(in crate::outgoing) fn send(&self, run: PageRun) -> Result<u64, MigrationError> {
         let (normal, zero, bytes) = self.counters.moving(|| {
             self.main.with(|stream| {
@@ -62,7 +62,7 @@ impl PageSender {
         Ok(bytes)
     }
 
-    /// Sends pages that are waited for. Gives the bytes that they took.
+    /// Sends requested pages. Gives the number of bytes.
     pub(in crate::outgoing) fn send_requested(&self, run: PageRun) -> Result<u64, MigrationError> {
         let Some(channel) = &self.preempt else { return self.send(run) };
         // The first record of each write names its block.
@@ -75,11 +75,11 @@ impl PageSender {
         Ok(length as u64)
     }
 
-    /// Sends what is asked for, until the connection ends.
+    /// Sends requested pages until the connection ends.
     pub(in crate::outgoing) fn answer(&self, postcopy: &Postcopy) -> Result<(), MigrationError> {
         while let Some(run) = postcopy.next_requested() {
             let sent = self.send_requested(run);
-            // Before the end may follow: it has the last one, too.
+            // The answer is counted before EOF may follow, so that the statistics include the last one.
             if let Ok(bytes) = sent {
                 postcopy.has_answered(!self.is_alone(), run.count, bytes);
             }
@@ -89,12 +89,12 @@ impl PageSender {
         Ok(())
     }
 
-    /// No page goes over the channel of requested pages any more.
+    /// Closes the channel of requested pages, after the last page.
     pub(in crate::outgoing) fn close_preempt(&self) {
         if let Some(channel) = &self.preempt
             && let Err(error) = channel.finish_writing()
         {
-            // The destination has asked for nothing more.
+            // The destination has no open requests, so the error has no effect.
             tracing::debug!(%error, "end of the preempt channel");
         }
     }

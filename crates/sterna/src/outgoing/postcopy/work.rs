@@ -1,4 +1,4 @@
-//! What was asked for and what was sent after the switch, as the statistics have it.
+//! Counts of requested and sent pages after the switch, for the statistics.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,20 +8,21 @@ use parking_lot::Mutex;
 
 use crate::stats::{Histogram, PostcopyChannel, PostcopyStatistics};
 
-/// Counted by threads that send. Nobody who sends a requested page waits for a lock of it.
+/// The counts of all threads that send pages. Sending a requested page takes no lock here.
 #[derive(Debug, Default)]
 pub(in crate::outgoing) struct Work {
     main: ChannelWork,
     preempt: ChannelWork,
-    /// By the lanes' numbers.
+    /// The lanes' counts, ordered by lane number.
     lanes: Mutex<Vec<(usize, Arc<ChannelWork>)>>,
     answers: Histogram,
-    /// When the request came that is being answered, in nanoseconds since pages could be asked for, and one; 0: not to be measured.
-    /// One thread answers.
+    /// The arrival of the request being answered: nanoseconds since requests were possible, plus one.
+    ///
+    /// The value 0 means that the answer is not measured. Only one thread answers.
     answering: AtomicU64,
 }
 
-/// What one channel carried.
+/// The counts of one channel.
 #[derive(Debug, Default)]
 pub(in crate::outgoing) struct ChannelWork {
     background_pages: AtomicU64,
@@ -30,7 +31,7 @@ pub(in crate::outgoing) struct ChannelWork {
 }
 
 impl Work {
-    /// What lane `index` carries.
+    /// The counts of lane `index`.
     pub(super) fn lane(&self, index: usize) -> Arc<ChannelWork> {
         let mut lanes = self.lanes.lock();
         if let Some((_, work)) = lanes.iter().find(|(known, _)| *known == index) {
@@ -42,19 +43,19 @@ impl Work {
         work
     }
 
-    /// Pages went over the main channel that nobody asked for.
+    /// Adds background pages that were sent over the main channel.
     pub(in crate::outgoing) fn sent_background(&self, pages: u64, bytes: u64) {
         self.main.background(pages);
         add(&self.main.bytes, bytes);
     }
 
-    /// The request that came at `at` is about to be answered in full.
+    /// Records that the rest of the request of time `at` is about to be sent.
     pub(super) fn answers(&self, at: Option<Duration>) {
         let nanos = at.map_or(0, |at| u64::try_from(at.as_nanos()).unwrap_or(u64::MAX - 1) + 1);
         self.answering.store(nanos, Ordering::Relaxed);
     }
 
-    /// Requested pages were sent; `began`: what times of requests count from.
+    /// Adds requested pages that were sent. The times of requests count from `began`.
     pub(super) fn sent_requested(&self, began: Instant, is_preempt: bool, pages: u64, bytes: u64) {
         let work = if is_preempt { &self.preempt } else { &self.main };
         add(&work.requested_pages, pages);
@@ -64,7 +65,7 @@ impl Work {
         }
     }
 
-    /// Adds it to `to`.
+    /// Writes the counts to the statistics `to`.
     pub(super) fn put(&self, to: &mut PostcopyStatistics) {
         let lanes = self.lanes.lock();
         let lanes = lanes.iter().map(|(index, work)| (format!("multifd {index}"), &**work));
@@ -84,7 +85,7 @@ impl ChannelWork {
         add(&self.background_pages, pages);
     }
 
-    /// All that it carried since the switch.
+    /// Sets the total bytes that the channel has carried since the switch.
     pub(super) fn carried(&self, bytes: u64) {
         self.bytes.store(bytes, Ordering::Relaxed);
     }

@@ -1,4 +1,4 @@
-//! Copying pages to their places in the staging memory, by several threads.
+//! Copies pages to their places in the staging memory, with several threads.
 
 use sterna_ram::{GuestRam, PAGE_SIZE, RamBlock};
 
@@ -6,12 +6,12 @@ use super::pieces::{Piece, bytes, count};
 use crate::error::MigrationError;
 use crate::threads::{copied_in_parts, in_part};
 
-/// Copies all pieces.
+/// Copies all pieces to their places.
 pub(super) fn copy_all((ram, arena): (&GuestRam, &RamBlock), pieces: &[Piece]) -> Result<(), MigrationError> {
     copied_in_parts(count(pieces), |pages| copy_part((ram, arena), pieces, pages))
 }
 
-/// Copies these of their pages, counted from the first piece's first.
+/// Copies a range of the pieces' pages, counted from their first page.
 fn copy_part(
     (ram, arena): (&GuestRam, &RamBlock),
     pieces: &[Piece],

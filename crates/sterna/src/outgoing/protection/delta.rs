@@ -1,10 +1,12 @@
-//! What the standby holds of pages, so that a checkpoint may bring the difference (`specs/replica.md §4`).
+//! Cache of the standby's pages, for checkpoints with differences (`specs/replica.md §4`).
 //!
-//! Every page that was sent in a checkpoint is what the standby holds of it, or will hold before it reads the next one: checkpoints are
-//! held and put into RAM in order, and one that is dropped ends the protection, and this cache with it.
+//! The standby holds each page that a checkpoint has sent, or will hold it before it reads the next checkpoint.
+//! The reason: checkpoints are held and put into RAM in order. A checkpoint that is dropped ends the protection,
+//! and this cache with it.
 //!
-//! A page has one slot, by its number. Where the cache is smaller than RAM, pages share slots, and one that was sent in this checkpoint or
-//! the one before keeps its slot: a guest that writes more than fits has differences of a part of it, and not of nothing.
+//! Each page has one slot, which follows from its number. If the cache is smaller than RAM, several pages share a
+//! slot. A page that was sent in this checkpoint or the previous one keeps its slot. Therefore a guest that
+//! writes more pages than the cache has slots still gets differences for some of them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,46 +17,48 @@ use sterna_wire::xbzrle;
 
 use crate::order::PageRun;
 
-/// Encoding and length stand before a difference: a longer one saves nothing.
+/// The encoding and the length precede a difference. A longer difference saves nothing.
 const LONGEST: usize = PAGE_SIZE - 4;
 
-/// What was done with pages of checkpoints.
+/// Counts of how pages of checkpoints were sent.
 #[derive(Debug, Default)]
 pub(crate) struct DeltaCounts {
-    /// Sent as a difference.
+    /// Pages that were sent as a difference.
     pub pages: AtomicU64,
     /// Bytes of the differences.
     pub bytes: AtomicU64,
-    /// Not sent: the standby holds the same.
+    /// Pages that were not sent, because the standby holds the same content.
     pub same: AtomicU64,
-    /// Sent whole: what the standby holds was not in the cache.
+    /// Pages that were sent whole, because the standby's content was not in the cache.
     pub misses: AtomicU64,
-    /// Sent whole: the difference was not shorter.
+    /// Pages that were sent whole, because the difference was not shorter.
     pub overflows: AtomicU64,
 }
 
 /// How a page is sent.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Coded<'a> {
-    /// Not at all.
+    /// The page is not sent, because the standby holds the same content.
     Same,
-    /// As this difference, and what the page becomes by it.
+    /// The page is sent as this difference, followed by the content that results from it.
     Delta(&'a [u8], &'a [u8; PAGE_SIZE]),
-    /// Whole, and these bytes: they are in the cache now. Whoever sends the page from elsewhere must be sure that it has not changed.
+    /// The page is sent whole with this content, which is in the cache now.
+    ///
+    /// A caller that sends the page from other memory must be sure that the page has not changed.
     Whole(&'a [u8; PAGE_SIZE]),
-    /// Whole, and it is not in the cache.
+    /// The page is sent whole, and is not in the cache.
     Uncached,
 }
 
-/// Pages as the standby holds them. Lanes share it: in one checkpoint a page is sent by one lane, and once.
+/// Pages as the standby holds them. All lanes share the cache; one lane sends a page, once per checkpoint.
 pub(crate) struct DeltaCache {
     slots: Vec<Mutex<Slot>>,
-    /// Of each block: the number of its first page among all pages.
+    /// For each block, the number of its first page among all pages.
     first_pages: Vec<u64>,
     counts: Arc<DeltaCounts>,
 }
 
-/// Where a lane codes.
+/// Buffers in which a lane encodes pages.
 pub(crate) struct Scratch {
     new: Box<[u8; PAGE_SIZE]>,
     delta: Vec<u8>,
@@ -68,16 +72,16 @@ impl Default for Scratch {
 
 #[derive(Default)]
 struct Slot {
-    /// Whose page it is, among all pages.
+    /// The number of the page in this slot, among all pages.
     page: u64,
-    /// In which checkpoint it was sent last.
+    /// The checkpoint in which the page was sent last.
     sent_in: u64,
-    /// `None`: nothing was ever here.
+    /// The content at the standby; `None` if the slot is unused.
     held: Option<Box<[u8; PAGE_SIZE]>>,
 }
 
 impl DeltaCache {
-    /// An empty cache of at most `limit_bytes` (at least a page). It takes memory as pages are sent.
+    /// An empty cache of at most `limit_bytes` (at least a page). It allocates memory as pages are sent.
     pub(crate) fn new(ram: &GuestRam, limit_bytes: u64, counts: Arc<DeltaCounts>) -> Self {
         let mut pages = 0;
         let first_page = |block: &sterna_ram::RamBlock| {
@@ -90,10 +94,12 @@ impl DeltaCache {
         Self { slots, first_pages, counts }
     }
 
-    /// `page` of `block` has this content in checkpoint `number`: how to send it. What is said has to be sent.
+    /// Decides how to send `page` of `block` with this content in checkpoint `number`.
+    ///
+    /// The caller must send the page in this way, because the cache assumes it.
     ///
     /// # Errors
-    /// Memory of this host has failed.
+    /// Reading this host's memory failed.
     pub(crate) fn send<'a>(
         &self,
         number: u64,
@@ -108,7 +114,7 @@ impl DeltaCache {
             count(&self.counts.misses, 1);
             return Ok(Coded::Uncached);
         }
-        // Once: what is compared, sent and kept are the same bytes.
+        // The guest may write meanwhile. One copy ensures that the same bytes are compared, sent and kept.
         content.copy_to(&mut new[..])?;
         let is_known = slot.page == page;
         (slot.page, slot.sent_in) = (page, number);
@@ -133,7 +139,9 @@ impl DeltaCache {
         Ok(Coded::Delta(delta, new))
     }
 
-    /// The pages of `run` are sent out of memory that may change: nobody knows what the standby will hold.
+    /// Removes the pages of `run`, because the standby's content is unknown.
+    ///
+    /// They are sent from memory that may change.
     pub(crate) fn forget(&self, run: PageRun) {
         for page in run.first..run.end() {
             let page = self.first_pages[run.block] + page;
@@ -145,7 +153,7 @@ impl DeltaCache {
         count(&self.counts.misses, run.count);
     }
 
-    /// The pages of `run` are sent as zero in checkpoint `number`.
+    /// Records that the pages of `run` are sent as zero in checkpoint `number`.
     pub(crate) fn zero(&self, number: u64, run: PageRun) {
         for page in run.first..run.end() {
             let page = self.first_pages[run.block] + page;
@@ -191,7 +199,7 @@ mod tests {
         ram.block(block).write(page * PAGE_SIZE as u64, content).unwrap();
     }
 
-    /// Sends it, and puts what was sent into `there`, as a standby does. Says how.
+    /// Sends the page and applies the result to `there`, as a standby does. Gives how it was sent.
     fn send(
         cache: &DeltaCache,
         number: u64,
@@ -248,7 +256,7 @@ mod tests {
         assert_eq!(send(&cache, 3, page, &here, &there), "delta");
         write(&here, page, &noise(2));
         assert_eq!(send(&cache, 4, page, &here, &there), "whole", "the difference is no shorter");
-        // The same page of another block has nothing to do with it.
+        // The page with the same number in another block is a different page.
         assert_eq!(send(&cache, 4, (0, 3), &here, &there), "whole");
 
         cache.zero(5, PageRun { block: 1, first: 2, count: 3 });
@@ -276,7 +284,7 @@ mod tests {
         assert_eq!(send(&cache, 2, (0, 5), &here, &there), "uncached", "the other one is still new");
         assert_eq!(send(&cache, 3, (0, 5), &here, &there), "whole", "now it is old");
         assert_eq!(send(&cache, 3, (0, 1), &here, &there), "uncached");
-        // Zero pages of others change nothing in a slot.
+        // Zero pages of other pages do not change a slot.
         cache.zero(4, PageRun { block: 0, first: 1, count: 1 });
         assert_eq!(send(&cache, 4, (0, 5), &here, &there), "same");
     }

@@ -1,4 +1,6 @@
-//! What the standby says after the seeding (`specs/colo.md §2`), from the thread that reads it to the one that waits for it.
+//! Messages of the standby after the seeding (`specs/colo.md §2`).
+//!
+//! One thread reads them, and another one waits for them.
 
 use std::collections::VecDeque;
 
@@ -7,10 +9,10 @@ use sterna_wire::colo::{Message, MessageKind};
 
 use crate::error::MigrationError;
 
-/// More than a standby that keeps to the order ever says unheard.
+/// Limit of unread messages. A standby that keeps to the protocol's order never sends so many in advance.
 const MOST: usize = 16;
 
-/// Messages that were read and not heard yet.
+/// Messages that were received, and that no thread has taken yet.
 #[derive(Default)]
 pub(crate) struct Inbox(Mutex<State>);
 
@@ -21,7 +23,7 @@ struct State {
 }
 
 impl Inbox {
-    /// A message was read.
+    /// Adds a received message.
     pub(crate) fn push(&self, message: &Message) -> Result<(), MigrationError> {
         let mut state = self.0.lock();
         if state.messages.len() >= MOST {
@@ -32,15 +34,15 @@ impl Inbox {
         Ok(())
     }
 
-    /// Nothing more comes. The first reason counts.
+    /// Ends the inbox: no message follows. The first error is kept.
     pub(crate) fn fail(&self, error: MigrationError) {
         self.0.lock().error.get_or_insert(error);
     }
 
-    /// Takes the next message, which has to be `due`; `None` if there is none yet.
+    /// Takes the next message, which must be `due`; `None` if there is none yet.
     ///
     /// # Errors
-    /// Another one came, or nothing more comes.
+    /// The next message is another one, or no message follows because the connection failed.
     pub(crate) fn take(&self, due: MessageKind) -> Option<Result<(), MigrationError>> {
         let mut state = self.0.lock();
         match state.messages.pop_front() {
@@ -53,13 +55,13 @@ impl Inbox {
         }
     }
 
-    /// Whether there is something to take, or nothing more comes.
+    /// Whether a message waits, or no message follows any more.
     pub(crate) fn has_news(&self) -> bool {
         let state = self.0.lock();
         !state.messages.is_empty() || state.error.is_some()
     }
 
-    /// Why nothing more comes, if that is so.
+    /// The error because of which no message follows.
     pub(crate) fn error(&self) -> Option<MigrationError> {
         self.0.lock().error.clone()
     }

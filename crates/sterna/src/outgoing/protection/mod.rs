@@ -1,8 +1,9 @@
-//! What an outgoing migration needs whose destination is a standby: the guest stays here, and checkpoints follow the seeding
-//! (`specs/replica.md §4`).
+//! State of an outgoing migration to a standby (`specs/replica.md §4`).
 //!
-//! The control thread takes them ([`super::control`], `checkpoints`). Who may run the guest is decided elsewhere: see
-//! [`Overseer`].
+//! The guest stays here, and checkpoints follow the seeding.
+//!
+//! The control thread takes the checkpoints ([`super::control`], `checkpoints`). The [`Overseer`] decides which
+//! side may run the guest.
 
 mod copy;
 mod delta;
@@ -28,26 +29,37 @@ pub use pace::{CheckpointMode, MOST_IN_FLIGHT};
 pub(crate) use pace::{Pace, Seen, counts_from, typical};
 pub(crate) use sent::{SentPages, add_bytes, add_copied};
 pub(crate) use staging::Staging;
-pub(super) use streams::EpochStreams;
+pub(crate) use streams::EpochStreams;
 pub(crate) use switch::{GuestSwitch, Withholder};
 pub use ways::CheckpointCopy;
 pub(crate) use ways::CopyCounts;
 
 use crate::error::MigrationError;
 
-/// Decides who may run the guest, and holds its output.
+/// Decides which side may run the guest, and keeps its output back.
+///
+/// Output may leave after the checkpoint that includes it is held.
 pub(crate) trait Overseer: Send + Sync {
-    /// Whether another checkpoint may be taken now: the standby is in contact, and holds enough of the earlier ones. `is_last`: the one after
-    /// which the guest stays stopped.
+    /// Whether another checkpoint may be taken now.
+    ///
+    /// The standby must be in contact and hold enough of the earlier checkpoints. `is_last`: the guest stays
+    /// stopped after this checkpoint.
     fn may_take(&self, is_last: bool) -> bool;
-    /// The guest stands for checkpoint `number`: what it has said so far belongs to that epoch, what it says from now on to the next.
-    /// Gives what was said and has not left.
+    /// Ends an epoch: the guest is paused for checkpoint `number`. Gives the output that has not left yet.
+    ///
+    /// Output up to this call belongs to the epoch that ends, later output to the next one.
     fn end_epoch(&self, number: u64) -> Output;
-    /// Checkpoint `number` was taken. Called while the guest stands, before its end is handed to the transport.
+    /// Checkpoint `number` was taken. Called while the guest is paused, before the checkpoint's end is handed to
+    /// the transport.
     fn taken(&self, number: u64, is_last: bool) -> Result<(), MigrationError>;
-    /// Since when output waits that no checkpoint has been taken of.
+    /// Whether the guest may run now. Called each time before a stopped guest is resumed.
+    ///
+    /// The lease may have ended meanwhile. After `false` the guest stays stopped until the overseer gives it
+    /// back.
+    fn may_guest_run(&self) -> bool;
+    /// The time since which output waits that no checkpoint includes yet.
     fn output_waits_since(&self) -> Option<Instant>;
-    /// What carries the checkpoints has failed, or the taking of one did.
+    /// The transport of the checkpoints has failed, or taking a checkpoint has.
     fn failed(&self, error: &MigrationError);
 }
 
@@ -58,26 +70,26 @@ pub(crate) struct Counts {
     pub taken: u64,
     /// Checkpoints that the standby has promised to hold (RECEIVED).
     pub received: u64,
-    /// Pages that checkpoints brought, zero pages among them.
+    /// Pages in all checkpoints, including zero pages.
     pub pages: u64,
-    /// Bytes of devices that they brought.
+    /// Bytes of device state in all checkpoints.
     pub device_bytes: u64,
-    /// Those that did not fit the staging memory, so that the guest stood until they were sent.
+    /// Checkpoints that did not fit the staging memory: they were sent in the pause.
     pub unstaged: u64,
-    /// What pauses take now.
+    /// The typical duration of a pause at present.
     pub pause: Option<Duration>,
     /// The last pauses of the guest, newest last; at most [`LAST_PAUSES`].
     pub pauses: std::collections::VecDeque<Duration>,
-    /// From the end of the last pause until RECEIVED.
+    /// The time from the end of the last pause until RECEIVED.
     pub last_transfer: Duration,
-    /// Pages of the last one.
+    /// Pages of the last checkpoint.
     pub last_pages: u64,
 }
 
-/// Pauses that are kept, so that their distribution can be told.
+/// The number of pauses that are kept, so that their distribution can be reported.
 pub(crate) const LAST_PAUSES: usize = 1024;
 
-/// What a migration to a standby shares with whoever protects the guest.
+/// Shared between a migration to a standby and the parts that protect the guest.
 pub(crate) struct Protecting {
     pub overseer: Arc<dyn Overseer>,
     pub inbox: Inbox,
@@ -87,16 +99,18 @@ pub(crate) struct Protecting {
     pub counts: Mutex<Counts>,
     pub deltas: Arc<DeltaCounts>,
     pub sent: Arc<SentPages>,
-    /// Asked for, and not taken yet.
+    /// Streams of devices, from the seeding on. Only the control thread reads them.
+    streams: Mutex<Option<Arc<EpochStreams>>>,
+    /// A checkpoint that was requested and not taken yet.
     wanted: Mutex<Wanted>,
 }
 
-/// What was asked for.
+/// The kind of checkpoint that was requested.
 #[derive(Debug, Clone, Copy, Default)]
 struct Wanted {
-    /// A checkpoint at once.
+    /// A checkpoint is requested immediately.
     now: bool,
-    /// One after which the guest stays stopped.
+    /// A checkpoint is requested after which the guest stays stopped.
     last: bool,
 }
 
@@ -111,24 +125,39 @@ impl Protecting {
             counts: Mutex::default(),
             deltas: Arc::default(),
             sent: Arc::default(),
+            streams: Mutex::default(),
             wanted: Mutex::default(),
         }
     }
 
-    /// Asks for a checkpoint at once; with `is_last` for one after which the guest stays stopped.
+    /// The streams of the devices; `None` if no device has a stream.
+    pub(crate) fn streams(&self) -> Option<Arc<EpochStreams>> {
+        self.streams.lock().clone()
+    }
+
+    pub(crate) fn set_streams(&self, streams: Option<EpochStreams>) {
+        *self.streams.lock() = streams.map(Arc::new);
+    }
+
+    /// Takes the streams out. Later calls of [`Protecting::streams`] give `None`.
+    pub(crate) fn take_streams(&self) -> Option<Arc<EpochStreams>> {
+        self.streams.lock().take()
+    }
+
+    /// Requests a checkpoint immediately. With `is_last`, the guest stays stopped after it.
     pub(crate) fn want(&self, is_last: bool) {
         let mut wanted = self.wanted.lock();
         wanted.now = true;
         wanted.last |= is_last;
     }
 
-    /// Whether one is asked for, and whether it is the last.
+    /// Whether a checkpoint is requested, and whether it is the last.
     pub(crate) fn wanted(&self) -> (bool, bool) {
         let wanted = *self.wanted.lock();
         (wanted.now, wanted.last)
     }
 
-    /// Takes what was asked for: whether it is the last.
+    /// Clears the request. Gives whether the requested checkpoint is the last.
     pub(crate) fn take_wanted(&self) -> bool {
         std::mem::take(&mut *self.wanted.lock()).last
     }

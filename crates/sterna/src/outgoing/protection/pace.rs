@@ -1,52 +1,57 @@
-//! When the next checkpoint is due. Pure: no clock, no threads.
+//! The time of the next checkpoint, as pure functions without clock and threads.
 
 use std::time::{Duration, Instant};
 
-/// In mode `load` no pause makes the interval longer: the standby would fall behind, and output wait, for minutes.
+/// The longest interval in mode `load`.
+///
+/// With a longer one, the standby would lag and output would wait for minutes.
 const LONGEST_BY_LOAD: Duration = Duration::from_secs(10);
-/// More checkpoints are never on their way at once.
+/// The largest number of checkpoints that may be in flight at the same time.
 pub const MOST_IN_FLIGHT: u8 = 4;
-/// Between two looks whether a checkpoint is due.
+/// The longest interval at which the control thread checks whether a checkpoint is due.
 const LONGEST_LOOK: Duration = Duration::from_millis(20);
 const SHORTEST_LOOK: Duration = Duration::from_micros(500);
 
-/// When checkpoints are taken.
+/// Which condition starts a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum CheckpointMode {
-    /// At a fixed interval, `x-checkpoint-delay`.
+    /// Checkpoints start at a fixed interval, `x-checkpoint-delay`.
     #[default]
     Interval,
-    /// When output has waited so long (`x-sterna-output-delay`). While the guest says nothing, the interval is `x-checkpoint-delay`.
+    /// A checkpoint starts when output has waited for this time (`x-sterna-output-delay`).
+    ///
+    /// While the guest sends no output, the interval is `x-checkpoint-delay`.
     Output(Duration),
-    /// So far apart that the guest stands for no more than so many percent of the time (`x-sterna-checkpoint-overhead`), but no farther than
-    /// 10 s, and never closer than `x-checkpoint-delay`.
+    /// The guest is paused for at most this percentage of the time (`x-sterna-checkpoint-overhead`).
+    ///
+    /// The interval is at least `x-checkpoint-delay`, and at most 10 s.
     Load(u8),
 }
 
-/// How checkpoints are taken. May change at any time.
+/// How often checkpoints are taken. The settings may change at any time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Pace {
-    /// From the beginning of a checkpoint to that of the next.
+    /// The time from the beginning of a checkpoint to the beginning of the next.
     pub delay: Duration,
     pub mode: CheckpointMode,
-    /// So many checkpoints, 1 to [`MOST_IN_FLIGHT`], may be taken and not be held yet.
+    /// How many checkpoints, 1 to [`MOST_IN_FLIGHT`], may be taken and not be held yet.
     pub in_flight: u8,
 }
 
-/// What is known when it is asked.
+/// Facts that decide when the next checkpoint is due.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Seen {
     /// When the last checkpoint began.
     pub began: Instant,
-    /// What the pauses take; none: there was none yet.
+    /// The typical duration of a pause; `None` before the first one.
     pub pause: Option<Duration>,
-    /// Since when output waits for a checkpoint that was not taken yet.
+    /// The time since which output waits for a checkpoint that is not taken yet.
     pub waits_since: Option<Instant>,
 }
 
 impl Pace {
-    /// From the beginning of a checkpoint to that of the next, unless output waits.
+    /// The time between the beginnings of two checkpoints, unless output waits.
     pub(crate) fn interval(&self, pause: Option<Duration>) -> Duration {
         match (self.mode, pause) {
             (CheckpointMode::Load(percent), Some(pause)) => {
@@ -56,7 +61,9 @@ impl Pace {
         }
     }
 
-    /// Between two looks whether one is due: output comes without a nudge.
+    /// The interval at which to check whether a checkpoint is due.
+    ///
+    /// The check is needed because output arrives without a wake-up of this thread.
     pub(crate) fn look(&self) -> Duration {
         match self.mode {
             CheckpointMode::Output(longest) => (longest / 8).clamp(SHORTEST_LOOK, LONGEST_LOOK),
@@ -64,7 +71,7 @@ impl Pace {
         }
     }
 
-    /// When the next one is due.
+    /// The time at which the next checkpoint is due.
     pub(crate) fn due(&self, seen: Seen) -> Instant {
         let by_interval = seen.began + self.interval(seen.pause);
         match (self.mode, seen.waits_since) {
@@ -74,14 +81,20 @@ impl Pace {
     }
 }
 
-/// When a checkpoint counts as begun that was due at `due` and begins at `now`: the next interval is reckoned from there. A beginning that is
-/// a little late (a timer, a wake-up, a standby's answer) does not put the next one off, so that the rate is the one that was asked for. One that
-/// is later than half an interval does: what is missed is not made up for.
+/// The time from which the next interval counts.
+///
+/// A checkpoint was due at `due` and begins at `now`.
+///
+/// A beginning may be a little late because of a timer, a wake-up or a standby's answer. It does not delay the
+/// next one, so that the rate is the requested one. After a delay of more than half an interval, the interval
+/// counts from `now`: missed checkpoints are not made up for.
 pub(crate) fn counts_from(due: Instant, now: Instant, interval: Duration) -> Instant {
     if due <= now && now - due <= interval / 2 { due } else { now }
 }
 
-/// What pauses take: the last ones count most, and one that is longer counts at once.
+/// The typical duration of a pause, with more weight on recent ones.
+///
+/// A longer pause counts in full immediately.
 pub(crate) fn typical(before: Option<Duration>, pause: Duration) -> Duration {
     match before {
         Some(before) if pause < before => (before * 3 + pause) / 4,
@@ -130,7 +143,7 @@ mod tests {
         );
         let slower = Pace { delay: 60_000 * MS, ..pace };
         assert_eq!(slower.interval(Some(1000 * MS)), slower.delay);
-        // A share of nothing would be never.
+        // A share of zero percent would mean no checkpoint at all.
         assert_eq!(Pace { mode: CheckpointMode::Load(0), ..pace }.interval(Some(MS)), 100 * MS);
     }
 
@@ -144,10 +157,10 @@ mod tests {
             began = counts_from(due, due + MS, 10 * MS);
             assert_eq!(began, start + index * 10 * MS);
         }
-        // Much too late: counted from there.
+        // The checkpoint is much too late: the interval counts from its beginning.
         let due = pace.due(seen(began));
         assert_eq!(counts_from(due, due + 6 * MS, 10 * MS), due + 6 * MS);
-        // Asked for before it was due.
+        // The checkpoint was requested before it was due.
         assert_eq!(counts_from(due, due - MS, 10 * MS), due - MS);
     }
 

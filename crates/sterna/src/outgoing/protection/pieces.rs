@@ -1,4 +1,4 @@
-//! Where the pages of a checkpoint lie in the staging memory.
+//! Places of a checkpoint's pages in the staging memory.
 
 use sterna_ram::{DirtyBitmaps, PAGE_SIZE};
 
@@ -12,13 +12,13 @@ pub(super) struct Piece {
 }
 
 impl Piece {
-    /// A part of it, which begins with page `first` of the block.
+    /// The part of this piece that begins with page `first` of the block.
     fn part(&self, first: u64, count: u64) -> Self {
         Self { run: PageRun { first, count, ..self.run }, at: self.at + first - self.run.first }
     }
 }
 
-/// The runs of these pages, ordered by block and page.
+/// The runs of the dirty pages in `pages`, ordered by block and page.
 pub(super) fn runs_of(pages: &DirtyBitmaps) -> Vec<PageRun> {
     let mut runs = Vec::new();
     for (block, bits) in pages.blocks().iter().enumerate() {
@@ -32,7 +32,7 @@ pub(super) fn runs_of(pages: &DirtyBitmaps) -> Vec<PageRun> {
     runs
 }
 
-/// Places for these runs, side by side from `start` on.
+/// Assigns adjacent places to `runs`, beginning at page `start` of the arena.
 pub(super) fn laid(runs: &[PageRun], start: u64) -> Vec<Piece> {
     let mut at = start;
     let place = |run: &PageRun| {
@@ -43,7 +43,9 @@ pub(super) fn laid(runs: &[PageRun], start: u64) -> Vec<Piece> {
     runs.iter().map(place).collect()
 }
 
-/// What of these runs has a place in the pieces, and what has none. All are ordered by block and page.
+/// Splits `runs` into pages that have a place in `pieces` and pages that have none.
+///
+/// All lists are ordered by block and page.
 pub(super) fn split(pieces: &[Piece], runs: &[PageRun]) -> (Vec<Piece>, Vec<PageRun>) {
     let (mut placed, mut others) = (Vec::new(), Vec::new());
     for run in runs {
@@ -67,14 +69,16 @@ pub(super) fn split(pieces: &[Piece], runs: &[PageRun]) -> (Vec<Piece>, Vec<Page
     (placed, others)
 }
 
-/// All of these pieces, no two of which have a page in common, ordered by block and page.
+/// Both lists of pieces in one list, ordered by block and page. No page may be in two pieces.
 pub(super) fn merged(one: &[Piece], other: &[Piece]) -> Vec<Piece> {
     let mut all = [one, other].concat();
     all.sort_by_key(|piece| (piece.run.block, piece.run.first));
     all
 }
 
-/// The place of the first pages of `run`, and how many of them are neighbours there; `None` if the first one is in no piece.
+/// The place of the first page of `run`, and how many pages are adjacent there.
+///
+/// `None` if no piece contains the first page.
 pub(super) fn place_of(pieces: &[Piece], run: PageRun) -> Option<(u64, u64)> {
     let after = pieces.partition_point(|piece| (piece.run.block, piece.run.first) <= (run.block, run.first));
     let piece = pieces[after.checked_sub(1)?];
@@ -82,12 +86,12 @@ pub(super) fn place_of(pieces: &[Piece], run: PageRun) -> Option<(u64, u64)> {
     is_inside.then(|| (piece.at + run.first - piece.run.first, run.end().min(piece.run.end()) - run.first))
 }
 
-/// How many pages are in these pieces.
+/// The number of pages in `pieces`.
 pub(super) fn count<'a>(pieces: impl IntoIterator<Item = &'a Piece>) -> u64 {
     pieces.into_iter().map(|piece| piece.run.count).sum()
 }
 
-/// How many bytes so many pages have.
+/// The size of `pages` pages in bytes.
 pub(super) fn bytes(pages: u64) -> u64 {
     pages * PAGE_SIZE as u64
 }

@@ -1,4 +1,6 @@
-//! What lanes have sent of a checkpoint's pages, for the summary at its end (`specs/replica.md §7`).
+//! Sums of the pages that lanes have sent for a checkpoint (`specs/replica.md §7`).
+//!
+//! The summary at the checkpoint's end contains them.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -8,7 +10,7 @@ use sterna_wire::replica::PageSums;
 
 use crate::order::PageRun;
 
-/// All lanes add what they send.
+/// The sums of the present checkpoint. All lanes add to them.
 #[derive(Default)]
 pub(crate) struct SentPages {
     is_counting: AtomicBool,
@@ -16,30 +18,30 @@ pub(crate) struct SentPages {
 }
 
 impl SentPages {
-    /// The pages of a checkpoint follow. Lanes see it with the round that is published next.
+    /// Resets the sums for a checkpoint. Lanes see it with the next round that is published.
     pub(crate) fn begin(&self) {
         *self.sums.lock() = PageSums::default();
         self.is_counting.store(true, Ordering::Release);
     }
 
-    /// All lanes are through.
+    /// The sums after all lanes have sent their pages.
     pub(crate) fn end(&self) -> PageSums {
         self.is_counting.store(false, Ordering::Release);
         *self.sums.lock()
     }
 
-    /// Whether pages are a checkpoint's, and not the seeding's.
+    /// Whether lanes send a checkpoint's pages; false in the seeding.
     pub(crate) fn is_counting(&self) -> bool {
         self.is_counting.load(Ordering::Acquire)
     }
 
-    /// A lane has sent this.
+    /// Adds the sums of one lane.
     pub(crate) fn add(&self, sums: &PageSums) {
         self.sums.lock().add(sums);
     }
 }
 
-/// Adds the pages of `run`, whose content nobody changes until it is sent.
+/// Adds the pages of `run`. No thread may change their content until it is sent.
 pub(crate) fn add_copied(sums: &mut PageSums, run: PageRun, content: &RamSlice<'_>) -> Result<(), RamFault> {
     let mut bytes = [0; PAGE_SIZE];
     for page in 0..run.count {
@@ -51,7 +53,7 @@ pub(crate) fn add_copied(sums: &mut PageSums, run: PageRun, content: &RamSlice<'
     Ok(())
 }
 
-/// Adds the pages of `run`, which are these bytes.
+/// Adds the pages of `run` with the content `bytes`.
 pub(crate) fn add_bytes(sums: &mut PageSums, run: PageRun, bytes: &[u8]) {
     for (page, content) in (run.first..run.end()).zip(bytes.chunks_exact(PAGE_SIZE)) {
         sums.page(run.block, page, content);

@@ -1,8 +1,10 @@
-//! Pages of checkpoints, copied before the guest stands or while it does, so that it goes on while they travel.
+//! Staging memory: copies of a checkpoint's pages, which lanes send while the guest runs.
 //!
-//! Those of one checkpoint lie side by side in an arena in the order of their blocks and pages, so the pages of a run of dirty pages are
-//! neighbours there, too. What is copied [ahead](Staging::stage_ahead) lies in one place. What is found later is copied over it, or lies in
-//! another. Several checkpoints may wait; lanes read the one that is sent. The arena takes memory as it is used, up to its limit.
+//! Pages are copied before the guest is paused, while it is paused, or after it resumed. The pages of one
+//! checkpoint are adjacent in an arena, ordered by block and page. Therefore a run of dirty pages is also a run
+//! in the arena. Pages that are copied [ahead](Staging::stage_ahead) have one range of the arena. Pages that
+//! become dirty later are copied over them, or into another range. Several checkpoints may wait to be sent. Lanes
+//! read the one that is being sent. The arena allocates memory on first use, up to its limit.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -19,7 +21,7 @@ use crate::error::MigrationError;
 use crate::order::PageRun;
 use crate::outgoing::guest_source::PageReader;
 
-/// Where lanes read: guest RAM, or what was copied of it.
+/// The memory that lanes read: guest RAM, or staged copies of its pages.
 pub(crate) struct Staging {
     ram: GuestRam,
     arena: RamBlock,
@@ -30,15 +32,15 @@ pub(crate) struct Staging {
 
 #[derive(Default)]
 struct State {
-    /// Copied for the next checkpoint while the guest runs.
+    /// Pages that were copied for the next checkpoint while the guest runs.
     ahead: Option<Ahead>,
-    /// Copied, and not sent yet; the oldest first.
+    /// Staged checkpoints that are not sent yet; the oldest first.
     waiting: VecDeque<Arc<Staged>>,
-    /// What lanes read; `None`: guest RAM.
+    /// The checkpoint that lanes read; `None`: lanes read guest RAM.
     sent: Option<Arc<Staged>>,
 }
 
-/// Pages as they were, or newer.
+/// Pages that were copied ahead. The guest may have written them again.
 struct Ahead {
     place: Range<u64>,
     pieces: Vec<Piece>,
@@ -48,14 +50,14 @@ struct Ahead {
 struct Staged {
     /// Their places in the arena.
     places: Vec<Range<u64>>,
-    /// Ordered by block and page.
+    /// Its pieces, ordered by block and page.
     pieces: Arc<[Piece]>,
-    /// What may still have to be copied.
+    /// Pages that may not be copied yet, because copy-on-write protects them.
     deferred: Option<Arc<Deferred>>,
 }
 
 impl Staging {
-    /// Nothing is staged. At most `limit_bytes` (at least a page) will be.
+    /// An empty staging memory of at most `limit_bytes` (at least one page).
     pub(crate) fn new(ram: &GuestRam, limit_bytes: u64) -> Result<Self, RamError> {
         let limit_pages = (limit_bytes / PAGE_SIZE as u64).max(1);
         let arena = RamBlock::new("staged checkpoint", bytes(limit_pages), Backing::Anonymous)?;
@@ -63,19 +65,21 @@ impl Staging {
         Ok(Self { ram: ram.clone(), arena, limit_pages, state: RwLock::default(), ways })
     }
 
-    /// At most so many bytes are staged.
+    /// The limit of the staging memory in bytes.
     pub(crate) fn limit_bytes(&self) -> u64 {
         self.limit_pages * PAGE_SIZE as u64
     }
 
-    /// Copies pages of the next checkpoint while the guest runs. All of them were re-armed before: what is written from then on must be
-    /// among the pages of [`Staging::stage`]. What was copied ahead earlier is forgotten. Gives false where there is no room.
+    /// Copies pages of the next checkpoint while the guest runs. Gives false if there is no room.
+    ///
+    /// The caller has re-armed all of these pages before. Pages that are written after that must be among the
+    /// pages of [`Staging::stage`]. The call discards an earlier copy ahead.
     ///
     /// # Errors
-    /// Memory has failed.
+    /// Reading guest memory failed.
     pub(crate) fn stage_ahead(&self, pages: &DirtyBitmaps) -> Result<bool, MigrationError> {
         self.drop_ahead();
-        // No place is given anew to which something may still be copied.
+        // A page of the last checkpoint may still have to be copied into a place that would be reused here.
         self.ways.settle();
         let count = pages.count();
         let Some(start) = self.state.read().gap(count, self.limit_pages) else { return Ok(false) };
@@ -85,12 +89,12 @@ impl Staging {
         Ok(true)
     }
 
-    /// Forgets what was copied ahead. Gives how many pages that were.
+    /// Discards the pages that were copied ahead. Gives their number.
     pub(crate) fn drop_ahead(&self) -> u64 {
         self.state.write().ahead.take().map_or(0, |ahead| count(&ahead.pieces))
     }
 
-    /// Whether there is room for these pages beside what was copied ahead.
+    /// Whether these pages fit into the staging memory, beyond the pages copied ahead.
     pub(crate) fn has_room(&self, pages: &DirtyBitmaps) -> bool {
         let state = self.state.read();
         let needed = match &state.ahead {
@@ -100,15 +104,18 @@ impl Staging {
         state.gap(needed, self.limit_pages).is_some()
     }
 
-    /// Stages a checkpoint: these pages as they are now, and with them what was [copied ahead](Staging::stage_ahead). It waits until it is
-    /// sent. The guest stands. The pages are copied when this returns, or while the guest [goes on](Staging::go_on).
+    /// Stages a checkpoint: the present content of `pages`, and the pages that were [copied
+    /// ahead](Staging::stage_ahead).
+    ///
+    /// The guest is paused. The pages are copied when this call returns, or after the guest
+    /// [resumed](Staging::go_on). The checkpoint then waits until it is sent.
     ///
     /// # Errors
-    /// [`MigrationError::Internal`] where there is no room.
+    /// [`MigrationError::Internal`] if there is no room.
     pub(crate) fn stage(&self, pages: &DirtyBitmaps) -> Result<(), MigrationError> {
         self.ways.settle();
         let runs = runs_of(pages);
-        // What was copied ahead keeps its place, also where something fails here.
+        // The pages that were copied ahead keep their place, even if a later step fails.
         let (ahead, start, again, others) = {
             let state = self.state.read();
             let ahead = state.ahead.as_ref().map_or(&[][..], |ahead| &ahead.pieces).to_vec();
@@ -129,37 +136,39 @@ impl Staging {
         Ok(())
     }
 
-    /// Gets ready for the next checkpoint while the guest runs: earlier pages are copied to the last one. `holds_writes`: the VM says
-    /// that its guest's writes can be held. Gives what an operator should know, once.
+    /// Prepares for the next checkpoint while the guest runs: copies the last one's rest.
+    ///
+    /// `holds_writes`: the VM reports that its guest's writes can be blocked. Gives a message for the operator,
+    /// only once.
     pub(crate) fn prepare(&self, holds_writes: bool) -> Option<String> {
         self.ways.prepare(holds_writes)
     }
 
-    /// The guest goes on: what was staged is copied now, if it was not yet.
+    /// Call it when the guest resumes. Starts to copy staged pages that are not copied yet.
     pub(crate) fn go_on(&self) {
         self.ways.go_on();
     }
 
-    /// No checkpoint follows: what was staged is copied to the last page, and no write of the guest is held any more.
+    /// Ends staging after the last checkpoint: copies all remaining pages and unblocks the guest's writes.
     pub(crate) fn end(&self) {
         self.drop_ahead();
         self.ways.end();
     }
 
-    /// Changes how pages are brought here, from the next checkpoint on.
+    /// Changes how pages are copied, from the next checkpoint on.
     pub(crate) fn set_way(&self, way: CheckpointCopy) {
         self.ways.set(way);
     }
 
-    /// How they were.
+    /// Counts of how pages were copied.
     pub(crate) fn copy_counts(&self) -> CopyCounts {
         self.ways.counts()
     }
 
-    /// Lanes read the oldest checkpoint that waits.
+    /// Makes lanes read the oldest checkpoint that waits.
     ///
     /// # Errors
-    /// [`MigrationError::Internal`] if none does.
+    /// [`MigrationError::Internal`] if no checkpoint waits.
     pub(crate) fn send_next(&self) -> Result<(), MigrationError> {
         let mut state = self.state.write();
         state.sent = state.waiting.pop_front();
@@ -167,7 +176,7 @@ impl Staging {
         state.sent.is_some().then_some(()).ok_or_else(missing)
     }
 
-    /// Lanes read guest RAM again. What waits stays.
+    /// Makes lanes read guest RAM again. Checkpoints that wait are kept.
     pub(crate) fn clear(&self) {
         self.state.write().sent = None;
     }
@@ -178,7 +187,7 @@ impl Staging {
 }
 
 impl State {
-    /// The first place of so many pages, the lowest that is free.
+    /// The lowest free range of `pages` pages: its first page.
     fn gap(&self, pages: u64, limit: u64) -> Option<u64> {
         let staged = self.waiting.iter().chain(&self.sent).flat_map(|staged| &staged.places);
         let mut taken: Vec<_> = staged.chain(self.ahead.as_ref().map(|ahead| &ahead.place)).collect();
@@ -197,7 +206,7 @@ impl State {
 impl PageReader for Staging {
     fn together(&self, run: PageRun) -> u64 {
         let Some(staged) = self.state.read().sent.clone() else { return run.count };
-        // A page that is nowhere is reported when it is read.
+        // A page without a place is reported when it is read.
         place_of(&staged.pieces, run).map_or(run.count, |(_, count)| count)
     }
 

@@ -1,5 +1,4 @@
-//! Disks of a protected guest: the streams of its devices in the seeding, and what changed in them in each epoch
-//! (`specs/replica.md §5`).
+//! Disks of a protected guest: streams in the seeding, changes in epochs (`specs/replica.md §5`).
 
 use sterna_wire::replica::EpochSection;
 
@@ -9,23 +8,26 @@ use crate::outgoing::main_channel::MainChannel;
 use crate::outgoing::main_stream::MainStream;
 use crate::streams::{CHUNK_BYTES, Streamed, failed_in_parallel, in_parallel};
 
-/// No more of a device's stream is worth another pass while the guest runs.
+/// A device stream with less remaining is not read again while the guest runs.
 const WORTH_BYTES: u64 = 1 << 20;
-/// Passes over a device's stream in a row, at most: a guest may write as fast as it is read.
+/// The most passes in a row over a device stream.
+///
+/// The guest may write as fast as the stream is read.
 const MOST_PASSES: u32 = 16;
-/// What changed in an epoch is held up at this at the latest, over all devices: a standby takes as much again in one checkpoint, for
-/// what was on its way then.
+/// The largest limit of an epoch's changes, over all devices. At the limit the guest's writes block.
+///
+/// A standby accepts twice this size in one checkpoint, because changes may already be in flight at the limit.
 const MOST_LIMIT_BYTES: u64 = 64 << 20;
 
-/// The streams of a guest that a standby protects.
-pub(in crate::outgoing) struct EpochStreams {
+/// The device streams of a guest that a standby protects.
+pub(crate) struct EpochStreams {
     devices: Vec<Streamed>,
-    /// Of the seeding's sections, once they are open.
+    /// The section ids in the seeding, after the sections are open.
     sections: Vec<u32>,
 }
 
 impl EpochStreams {
-    /// The devices begin to save, and their sections on the main channel. `None`: no device has a stream.
+    /// Devices begin to save, and their sections are opened on the main channel. `None`: no device has a stream.
     pub(in crate::outgoing) fn begin(
         devices: Vec<Streamed>,
         main: &MainChannel,
@@ -50,7 +52,8 @@ impl EpochStreams {
         Ok(())
     }
 
-    /// Sends most of what there is, while the guest runs. `before` is called before each piece, with its bytes.
+    /// Sends most of the streams while the guest runs. Calls `before` with the size of each piece before it is
+    /// sent.
     pub(in crate::outgoing) fn send_most<E: From<MigrationError>>(
         &self,
         main: &MainChannel,
@@ -68,7 +71,7 @@ impl EpochStreams {
         Ok(())
     }
 
-    /// The guest stands: sends what is left, and ends the sections.
+    /// The guest is paused: sends the rest of the streams and ends the sections.
     pub(in crate::outgoing) fn send_rest(&self, main: &MainChannel) -> Result<(), MigrationError> {
         for (index, section) in self.sections.iter().enumerate() {
             self.send(index, u64::MAX, main, &mut |_| Ok::<_, MigrationError>(()))?;
@@ -77,7 +80,7 @@ impl EpochStreams {
         Ok(())
     }
 
-    /// The seeding is over: what changes from one epoch to the next is limited.
+    /// Call it after the seeding. Limits the bytes that may change in one epoch.
     pub(in crate::outgoing) fn limit(
         &self,
         limit_bytes: u64,
@@ -95,7 +98,9 @@ impl EpochStreams {
         Ok(())
     }
 
-    /// The guest stands: writes a section for each device with what has changed since the last time; `is_seeding`: with nothing.
+    /// Writes a section for each device with the changes since the last call. The guest is paused.
+    ///
+    /// With `is_seeding`, the sections are empty.
     pub(in crate::outgoing) fn write_epoch(
         &self,
         stream: &mut MainStream,
@@ -114,7 +119,7 @@ impl EpochStreams {
         Ok(())
     }
 
-    /// Nothing is read any more.
+    /// Ends saving at all devices.
     pub(in crate::outgoing) fn end(&self) {
         for error in failed_in_parallel(&self.devices, "end saving", |device| device.end_save()) {
             tracing::warn!(%error, "a device's stream");
@@ -125,7 +130,7 @@ impl EpochStreams {
         Ok(self.devices[index].call("say what remains", |stream| stream.remaining())?.total_bytes())
     }
 
-    /// Sends up to `most` bytes of a device's stream, or a piece more.
+    /// Sends up to `most` bytes of a device's stream. The last piece may exceed this number.
     fn send<E: From<MigrationError>>(
         &self,
         index: usize,
@@ -148,7 +153,7 @@ impl EpochStreams {
     }
 }
 
-/// Appends what has changed in an epoch, at most so many bytes; how many.
+/// Appends at most `most` bytes of changes of an epoch. Gives the number of bytes.
 fn read_epoch(device: &Streamed, most: usize, body: &mut Vec<u8>) -> Result<usize, MigrationError> {
     let begin = body.len();
     loop {

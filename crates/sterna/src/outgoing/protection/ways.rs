@@ -1,4 +1,6 @@
-//! The two ways of pages into the staging memory: copied while the guest stands, or protected then and copied when it goes on.
+//! The two ways to stage pages: copy them in the pause, or protect them.
+//!
+//! Protected pages are copied after the guest resumed.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,34 +13,36 @@ use super::on_write::{CopyOnWrite, Costs, Deferred};
 use super::pieces::{Piece, count};
 use crate::error::MigrationError;
 
-/// How the dirty pages of a checkpoint are kept for it.
+/// How the dirty pages of a checkpoint are kept until they are sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum CheckpointCopy {
-    /// The way in which the guest stands for a shorter time, by what both took on this host before.
+    /// The way with the shorter pause, according to measurements on this host.
     #[default]
     Auto,
-    /// They are copied while the guest stands.
+    /// Pages are copied while the guest is paused.
     Copy,
-    /// They are write-protected while the guest stands, and copied when it goes on; who writes one first waits for its copy. Where this
-    /// host or the guest's memory does not allow it they are copied.
+    /// Pages are write-protected while the guest is paused, and copied after it resumed.
+    ///
+    /// A vCPU that writes a page before it is copied blocks until then. Where the host or the guest's memory does
+    /// not allow write protection, pages are copied as with [`CheckpointCopy::Copy`].
     CopyOnWrite,
 }
 
-/// How pages of checkpoints were kept.
+/// Counts of how the pages of checkpoints were kept.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct CopyCounts {
-    /// Checkpoints with pages that were copied when the guest went on.
+    /// Checkpoints with pages that were copied after the guest resumed.
     pub(crate) on_write: u64,
-    /// Writes that were held until the page was copied.
+    /// Guest writes that blocked until the page was copied.
     pub(crate) held_writes: u64,
-    /// Pages that were copied before the guest stood, and not written since.
+    /// Pages that were copied before the pause, and not written afterwards.
     pub(crate) ahead_pages: u64,
-    /// Why pages are copied while the guest stands though they need not be, by the setting.
+    /// Why pages are copied during the pause although the setting asks for copy-on-write.
     pub(crate) why_copied: Option<String>,
 }
 
-/// Brings pages to their places.
+/// Copies pages to their places, in one of the two ways.
 pub(super) struct Ways {
     ram: GuestRam,
     arena: RamBlock,
@@ -68,17 +72,17 @@ impl Ways {
         self.counts.lock().clone()
     }
 
-    /// Copies pages while the guest runs.
+    /// Copies pages to their places while the guest runs.
     pub(super) fn copy_ahead(&self, pieces: &[Piece]) -> Result<(), MigrationError> {
         copy_all((&self.ram, &self.arena), pieces)
     }
 
-    /// So many pages that were copied ahead are those of the checkpoint.
+    /// Counts pages that were copied ahead and became part of the checkpoint.
     pub(super) fn stayed(&self, pages: u64) {
         self.counts.lock().ahead_pages += pages;
     }
 
-    /// Before the guest stands. Gives why pages are copied all the same, the first time.
+    /// Prepares before the guest is paused. Gives, only the first time, why pages are copied during the pause.
     pub(super) fn prepare(&self, holds_writes: bool) -> Option<String> {
         self.settle();
         if *self.set.lock() == CheckpointCopy::Copy {
@@ -89,7 +93,7 @@ impl Ways {
         let now = self.on_write.lock().clone();
         let trouble = match now {
             Some(on_write) => on_write.broken().map(|why| why.to_string()),
-            // It was not to be had.
+            // An earlier attempt to begin copy-on-write failed.
             None if self.counts.lock().why_copied.is_some() => return None,
             None => None,
         };
@@ -117,7 +121,7 @@ impl Ways {
             .then(|| format!("pages of checkpoints are copied while the guest stands: {why}"))
     }
 
-    /// Brings all pages to their places, or sees to it that they come there while the guest goes on.
+    /// Copies all pages to their places, or protects them and copies them later.
     pub(super) fn bring(&self, pieces: &Arc<[Piece]>) -> Result<Option<Arc<Deferred>>, MigrationError> {
         let places = (&self.ram, &self.arena);
         if let Some(deferred) = self.defer(pieces)? {
@@ -160,7 +164,7 @@ impl Ways {
         }
     }
 
-    /// What is left is copied.
+    /// Copies all remaining pages of the last checkpoint.
     pub(super) fn settle(&self) {
         let on_write = self.on_write.lock().clone();
         if let Some(on_write) = on_write {
@@ -169,10 +173,10 @@ impl Ways {
         }
     }
 
-    /// The same, and no write is held any more.
+    /// Copies all remaining pages, and ends copy-on-write: no write blocks any more.
     pub(super) fn end(&self) {
         self.settle();
-        // Whoever has it last drops it; nobody keeps it for long.
+        // The last owner drops it. No thread keeps a reference for long.
         let on_write = self.on_write.lock().take();
         drop(on_write);
     }

@@ -1,4 +1,4 @@
-//! RAM's sections around a phase, and the exchange of blocks (`specs/rdma.md §5.2`, `§5.3`).
+//! RAM's sections around a phase, and the exchange of block places (`specs/rdma.md §5.2`, `§5.3`).
 
 use sterna_wire::ram::BlockList;
 use sterna_wire::rdma::session::Command;
@@ -12,8 +12,9 @@ use crate::error::MigrationError;
 const CHANNEL: &str = "RDMA connection";
 
 impl RdmaSource {
-    /// Writes the START section of RAM: with its phase, in which the destination says where its blocks are; and with the first
-    /// flush of lanes.
+    /// Writes the START section of RAM, and the first flush of lanes.
+    ///
+    /// In the section's phase the destination reports the places of its blocks.
     pub(in crate::outgoing) fn start_ram(
         &self,
         main: &MainChannel,
@@ -25,7 +26,7 @@ impl RdmaSource {
         self.section(main, begin, || self.exchange_blocks(&lengths), flush)
     }
 
-    /// Writes the END section of RAM. Its phase is empty: all pages have been written.
+    /// Writes the END section of RAM. Its phase is empty, because all pages have been written.
     pub(in crate::outgoing) fn end_ram(&self, main: &MainChannel) -> Result<(), MigrationError> {
         self.section(main, |stream| Ok(stream.ram_part_before_phase(true)), || Ok(()), false)
     }
@@ -35,7 +36,7 @@ impl RdmaSource {
         main.begin_phase(|stream| self.begin_phase(&stream.ram_part_before_phase(false)))
     }
 
-    /// Ends it. All WRITEs are complete.
+    /// Ends the phase. All WRITEs are complete.
     pub(super) fn end_part(&self, main: &MainChannel) -> Result<(), MigrationError> {
         let finished = self.finish_phase();
         main.end_phase(|stream| {
@@ -44,9 +45,13 @@ impl RdmaSource {
         })
     }
 
-    /// Waits until the destination has come to a flush that was just written: then it has taken all packets before it. It
-    /// clears their zero pages itself, and must not do so after a WRITE of the next round. An empty phase says it: its
-    /// command is invited when the destination has read the stream up to there.
+    /// Waits until the destination has processed a flush that was just written.
+    ///
+    /// It has then processed all packets before the flush.
+    ///
+    /// The destination clears the zero pages of packets itself, and must not do so after a WRITE of the next
+    /// round. An empty phase shows it: the destination asks for the phase's command only after it has read the
+    /// stream up to there.
     pub(in crate::outgoing) fn wait_for_flush(&self, main: &MainChannel) -> Result<(), MigrationError> {
         self.begin_part(main)?;
         self.end_part(main)
@@ -76,7 +81,7 @@ impl RdmaSource {
     }
 
     fn exchange_blocks(&self, lengths: &[u64]) -> Result<(), MigrationError> {
-        // With pin-all the destination registers everything before it answers.
+        // With pin-all the destination registers all of its memory before it answers.
         let total = lengths.iter().sum();
         let message = empty(MessageType::RamBlocksRequest)?;
         let answer = self.command(Command::RamBlocks, &message, total)?;
@@ -97,7 +102,7 @@ fn empty(kind: MessageType) -> Result<Vec<u8>, MigrationError> {
     Ok(message)
 }
 
-/// The session lets through only the answer that is due.
+/// The error for an unexpected answer. The session accepts only the expected one, so it shows an internal error.
 pub(super) fn unasked(message: &Message<'_>) -> MigrationError {
     MigrationError::Internal(format!("{} came as an answer, and another was due", message.kind().name()))
 }

@@ -1,4 +1,4 @@
-//! Connecting over RDMA (`specs/rdma.md §1`, `§2`).
+//! Connects to the destination over RDMA (`specs/rdma.md §1`, `§2`).
 
 use std::io;
 use std::net::SocketAddr;
@@ -9,25 +9,28 @@ use sterna_transport::rdma::{Fabric, RdmaError};
 use sterna_transport::{Address, Channel, StreamError, TransportError, resolve};
 use sterna_wire::rdma::{ConnectReply, ConnectRequest, Introduction, Part};
 
+use super::super::limits::CONNECTED_AT_ONCE;
 use super::super::shared::Shared;
 use super::source::{Connected, Peer, RdmaSource, WRITES};
 use crate::error::MigrationError;
 use crate::identity;
 use crate::params::Parameters;
 use crate::rdma::{LaneSourceStream, SourceStream};
+use crate::threads::side_by_side;
 
-/// Connects to the destination, over all numbers that its name has: the main connection, and the return path if there is
-/// one.
+/// Connects to the destination over all addresses of its name.
+///
+/// Opens the main connection, and the return path if there is one.
 pub(in crate::outgoing) fn connect(
     shared: &Shared,
     params: &Parameters,
 ) -> Result<Arc<RdmaSource>, MigrationError> {
-    let Address::Rdma { host, port } = &shared.to else {
-        return Err(MigrationError::Internal(format!("{} is no address of RDMA", shared.to)));
+    let Address::Rdma { host, port } = &shared.session.to else {
+        return Err(MigrationError::Internal(format!("{} is no address of RDMA", shared.session.to)));
     };
     let (began, limit) = (Instant::now(), params.limits.setup);
     let failed = |error| MigrationError::from(explain(shared, params, error));
-    let addresses = resolve(host, *port, began.checked_add(limit), &shared.connecting)
+    let addresses = resolve(host, *port, began.checked_add(limit), &shared.session.connecting)
         .map_err(|error| failed(Unconnected::System(error)))?;
     let fabric = params.rdma.fabric();
     let mut last = Unconnected::System(io::Error::new(io::ErrorKind::NotFound, "the host has no address"));
@@ -42,7 +45,7 @@ pub(in crate::outgoing) fn connect(
             (&main, back.as_ref()),
             WRITES,
             left,
-            &shared.connecting,
+            &shared.session.connecting,
         ) {
             Ok((stream, reply)) => {
                 let lanes = lanes(shared, params, (&*fabric, address), &reply)?;
@@ -50,7 +53,7 @@ pub(in crate::outgoing) fn connect(
             }
             Err(error) => last = Unconnected::Stream(error),
         }
-        if shared.connecting.is_cancelled() || began.elapsed() >= limit {
+        if shared.session.connecting.is_cancelled() || began.elapsed() >= limit {
             break;
         }
     }
@@ -64,7 +67,7 @@ fn connected(
     (request, reply): (&ConnectRequest, &ConnectReply),
 ) -> Result<Arc<RdmaSource>, MigrationError> {
     let registration = request.agreed(reply).map_err(MigrationError::wire("RDMA connection"))?;
-    let channel = Channel::over(stream.clone(), shared.to.to_string());
+    let channel = Channel::over(stream.clone(), shared.session.to.to_string());
     channel.set_stall_limit(Some(params.limits.stall));
     Ok(Arc::new(RdmaSource {
         stream,
@@ -76,13 +79,13 @@ fn connected(
         destination_limit: reply.pinned_limit,
         places: OnceLock::new(),
         stall: params.limits.stall,
-        counts: Arc::clone(&shared.rdma),
+        counts: Arc::clone(&shared.measures.rdma),
         qemu_chunk: OnceLock::new(),
         lanes,
     }))
 }
 
-/// Connects the lanes, if there are to be any.
+/// Connects the lanes in parallel, with multifd.
 fn lanes(
     shared: &Shared,
     params: &Parameters,
@@ -108,19 +111,19 @@ fn lanes(
         }
         Some(_) => {}
     }
-    (0..wanted)
-        .map(|lane| {
-            let request = request(shared, params, Part::Lane(lane))?;
-            let limit = params.limits.setup;
-            let stream = LaneSourceStream::connect(fabric, to, &request, WRITES, limit, &shared.connecting);
-            let stream = stream
-                .map_err(|error| MigrationError::from(explain(shared, params, Unconnected::Stream(error))))?;
-            let stream = Arc::new(stream);
-            let channel = Channel::over(stream.clone(), shared.to.to_string());
-            channel.set_stall_limit(Some(params.limits.stall));
-            Ok((stream, shared.adopt(channel)))
-        })
-        .collect()
+    let cancel = shared.session.connecting.child();
+    let lane = |lane: usize| -> Result<Connected, MigrationError> {
+        let request = request(shared, params, Part::Lane(lane as u8))?;
+        let limit = params.limits.setup;
+        let stream = LaneSourceStream::connect(fabric, to, &request, WRITES, limit, &cancel);
+        let stream = stream
+            .map_err(|error| MigrationError::from(explain(shared, params, Unconnected::Stream(error))))?;
+        let stream = Arc::new(stream);
+        let channel = Channel::over(stream.clone(), shared.session.to.to_string());
+        channel.set_stall_limit(Some(params.limits.stall));
+        Ok((stream, shared.adopt(channel)))
+    };
+    side_by_side(usize::from(wanted), CONNECTED_AT_ONCE, lane, || cancel.cancel())
 }
 
 fn request(shared: &Shared, params: &Parameters, part: Part) -> Result<ConnectRequest, MigrationError> {
@@ -129,22 +132,22 @@ fn request(shared: &Shared, params: &Parameters, part: Part) -> Result<ConnectRe
         part,
         chunk: params.rdma.chunk,
         lanes: if shared.capabilities.multifd { params.multifd_channels } else { 0 },
-        session: shared.identity.id,
+        session: shared.handover.identity.id,
         nonce: identity::nonce()?,
     };
     Ok(ConnectRequest { pin_all: shared.capabilities.rdma_pin_all, introduction: Some(introduction) })
 }
 
-/// Why there is no connection.
+/// The reason why there is no connection.
 enum Unconnected {
-    /// The name could not be looked up.
+    /// The name lookup failed.
     System(io::Error),
     Stream(StreamError),
 }
 
 fn explain(shared: &Shared, params: &Parameters, error: Unconnected) -> TransportError {
-    let address = shared.to.to_string();
-    if shared.connecting.is_cancelled() {
+    let address = shared.session.to.to_string();
+    if shared.session.connecting.is_cancelled() {
         return TransportError::Cancelled { channel: address };
     }
     let is_late = match &error {

@@ -1,10 +1,10 @@
-//! What a source over RDMA counts.
+//! Counters of a source over RDMA.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::stats::RdmaStatistics;
 
-/// Totals since the migration began, and what there is now. Outlives the connection.
+/// Totals since the migration began, and present values. They outlive the connection.
 #[derive(Debug, Default)]
 pub(in crate::outgoing) struct RdmaCounts {
     writes: AtomicU64,
@@ -20,7 +20,7 @@ pub(in crate::outgoing) struct RdmaCounts {
 }
 
 impl RdmaCounts {
-    /// As they are now.
+    /// The totals and values at this moment.
     pub(in crate::outgoing) fn now(&self) -> RdmaStatistics {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         RdmaStatistics {
@@ -36,7 +36,7 @@ impl RdmaCounts {
         }
     }
 
-    /// Bytes of pages that lanes have taken and that are not posted.
+    /// Bytes of pages that lanes have taken and not posted yet.
     pub(in crate::outgoing) fn queued_bytes(&self) -> u64 {
         self.queued_bytes.load(Ordering::Relaxed)
     }
@@ -51,18 +51,18 @@ impl RdmaCounts {
         self.queued_bytes.store(queued_bytes, Ordering::Relaxed);
     }
 
-    /// A lane has filled a packet with so many bytes of pages.
+    /// Adds the bytes of a packet that a lane has filled.
     pub(super) fn packet_queued(&self, bytes: u64) {
         self.queued_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// It posts them.
+    /// Subtracts the bytes of a packet that a lane posts from the queued ones.
     pub(super) fn packet_posted(&self, bytes: u64) {
         self.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
         self.in_flight_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// They are at the destination.
+    /// Subtracts bytes that have arrived at the destination from those in flight.
     pub(super) fn packet_completed(&self, bytes: u64) {
         self.in_flight_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
@@ -97,7 +97,7 @@ impl RdmaCounts {
         self.receiver_not_ready.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The connection is gone, and all registrations with it.
+    /// Resets the present values: the connection is closed, and all registrations ended with it.
     pub(super) fn closed(&self) {
         let gone =
             [&self.in_flight_bytes, &self.queued_bytes, &self.pinned_bytes, &self.destination_pinned_bytes];

@@ -1,50 +1,54 @@
-//! Runs of pages become long ranges: of data, and of zeros.
+//! Joins runs of pages into long ranges: ranges of data, and ranges of zeros.
 
 use sterna_wire::rdma::BlockRange;
 
-/// A run of zeros between two of data is written as data, towards a QEMU, if it is no longer. A QEMU takes one range in a
-/// message, and the READY for the next one takes some 50 µs: in that time an adapter of 10 Gbit/s writes 64 KiB. A faster one
-/// would gain by a larger value, and loses little by this one.
+/// The longest run of zeros between data that is written as data to a QEMU.
+///
+/// A QEMU accepts one range per message, and the READY for the next message takes about 50 µs. In that time an
+/// adapter with 10 Gbit/s writes 64 KiB. A faster adapter would gain by a larger value, and loses little with
+/// this one.
 pub(super) const SHORT_ZEROS: u64 = 64 << 10;
-/// Data is handed on when there is so much of it.
+/// Data are passed on when they have this size.
 const LONG_DATA: u64 = 2 << 20;
 
-/// Zeros, too: so no single command takes a destination longer than a wait may last.
+/// Zeros are passed on at this size, to limit the destination's time per command.
+///
+/// The time must stay below the limit of a wait.
 const LONG_ZEROS: u64 = 1 << 30;
 
-/// Ranges that are handed on, in the order of their memory for each kind.
+/// Ranges that are passed on, each kind in the order of memory.
 #[derive(Debug, Default)]
 pub(super) struct Ranges {
     pub(super) data: Vec<BlockRange>,
-    /// Of these, absent pages must not be read.
+    /// Zero ranges. Their absent pages must not be read.
     pub(super) zeros: Vec<Zeros>,
 }
 
-/// A range that is all zero.
+/// A range of zero pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Zeros {
     pub(super) range: BlockRange,
-    /// Whether pages of it were never populated.
+    /// Whether the range contains pages that were never populated.
     pub(super) is_absent: bool,
 }
 
-/// Joins neighbours.
+/// Joins adjacent runs into ranges.
 #[derive(Debug)]
 pub(super) struct Gather {
-    /// Longest run of zeros between data that becomes data.
+    /// The longest run of zeros between data that becomes data, in bytes.
     short_zeros: u64,
     data: Option<BlockRange>,
-    /// After the data.
+    /// Zeros that follow the data.
     zeros: Option<Zeros>,
 }
 
 impl Gather {
-    /// Zeros between data become data up to `short_zeros` bytes.
+    /// Joins runs. Zeros between data become data up to `short_zeros` bytes.
     pub(super) fn new(short_zeros: u64) -> Self {
         Self { short_zeros, data: None, zeros: None }
     }
 
-    /// A run with content.
+    /// Adds a run of pages with content.
     pub(super) fn data(&mut self, range: BlockRange, to: &mut Ranges) {
         if let Some(zeros) = self.zeros {
             let is_short = !zeros.is_absent && zeros.range.length <= self.short_zeros;
@@ -65,7 +69,7 @@ impl Gather {
         }
     }
 
-    /// A run of zeros.
+    /// Adds a run of zero pages.
     pub(super) fn zeros(&mut self, range: BlockRange, is_absent: bool, to: &mut Ranges) {
         match &mut self.zeros {
             Some(zeros) if meets(&zeros.range, &range) => {
@@ -87,14 +91,14 @@ impl Gather {
         }
     }
 
-    /// Hands on all.
+    /// Passes on all ranges.
     pub(super) fn flush(&mut self, to: &mut Ranges) {
         to.data.extend(self.data.take());
         to.zeros.extend(self.zeros.take());
     }
 }
 
-/// Whether `next` begins where `range` ends.
+/// Whether `next` begins at the end of `range`.
 fn meets(range: &BlockRange, next: &BlockRange) -> bool {
     range.block == next.block && range.end() == next.start
 }
@@ -109,7 +113,7 @@ mod tests {
         BlockRange { block: 0, start: first * PAGE, length: count * PAGE }
     }
 
-    /// What comes of runs: `(pages, first, what)`.
+    /// The ranges that result from runs of `(pages, first, kind)`.
     fn gathered(short: u64, runs: &[(u64, u64, char)]) -> Ranges {
         let (mut gather, mut ranges) = (Gather::new(short * PAGE), Ranges::default());
         for (first, count, what) in runs {

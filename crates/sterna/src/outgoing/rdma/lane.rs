@@ -1,4 +1,4 @@
-//! The lane: posts WRITEs as soon as it can, while it goes on taking pages.
+//! The single lane over RDMA: posts WRITEs while it takes further pages.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,26 +16,31 @@ use crate::error::MigrationError;
 use crate::order::PageRun;
 use crate::pages::PageWriter;
 
-/// WRITEs that are posted with one call; one of them is signalled.
+/// The number of WRITEs that one call posts. One of them is signalled.
 const BATCH: usize = 64;
-/// Fewer bytes than this are not posted yet while something is in flight and more pages may come.
+/// Fewer bytes are not posted while WRITEs are in flight and more pages may follow.
 const FEW_BYTES: u64 = BATCH as u64 * PAGE_SIZE as u64;
-/// Most bytes in flight: a command waits for what was posted before it.
+/// The most bytes in flight. A command waits for the WRITEs that were posted before it.
 const IN_FLIGHT_BYTES: u64 = 8 << 20;
-/// The same where windows are given back: each window takes two commands then, one to ask for it and one to give it back.
+/// The same limit if windows are given back.
+///
+/// Each window then needs two commands: a request and a release.
 const IN_FLIGHT_BELOW_LIMIT: u64 = 2 << 20;
-/// How far the lane goes ahead of the WRITEs: in the first round as far as memory is registered ahead, later as far as
-/// keeps the link busy while a window is registered.
+/// The most bytes taken ahead of the WRITEs: in the first round, and later.
+///
+/// The first value is the distance by which memory is registered ahead. The second keeps the link busy while a
+/// window is registered.
 const AHEAD_BYTES: [u64; 2] = [2 << 30, 256 << 20];
-/// The same below `max-bandwidth`, in bursts of 100 ms. The guest writes pages again that were taken long before they are
-/// read.
+/// The same limit with `max-bandwidth`, in bursts of 100 ms.
+///
+/// The guest may write pages again that were taken long before they are read.
 const AHEAD_BURSTS: u64 = 20;
-/// Most zero ranges that wait.
+/// The most zero ranges that wait.
 const WAITING_ZEROS: usize = 16384;
-/// How long a phase lasts at most, so that the destination hears of the source now and then.
+/// The longest phase, so that the destination regularly receives a message of the source.
 const SLICE: Duration = Duration::from_secs(1);
 
-/// Carries pages by WRITEs into the destination's memory.
+/// Sends pages with WRITEs into the destination's memory.
 pub(in crate::outgoing) struct RdmaLane {
     work: Arc<Work>,
     main: Arc<MainChannel>,
@@ -45,24 +50,24 @@ pub(in crate::outgoing) struct RdmaLane {
     ranges: Ranges,
     write_bytes: u64,
     most_in_flight: u64,
-    /// Barriers so far.
+    /// The number of barriers so far.
     rounds: u64,
-    /// When the open phase began.
+    /// The time at which the open phase began.
     phase: Option<Instant>,
-    /// Bytes that were taken and are not posted, and those that are posted and not complete.
+    /// Bytes that were taken and not posted. The next field: bytes that are posted and not complete.
     queued: u64,
     in_flight: u64,
     writes_in_flight: usize,
-    /// Since when something has been in flight; moves on with each look at it.
+    /// `Some` while bytes are in flight: the time up to which that was counted.
     moving_since: Option<Instant>,
 }
 
-/// Until when the lane goes on.
+/// The condition on which the lane stops posting.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Until {
     /// More pages may be taken.
     Room,
-    /// All that was taken is at the destination.
+    /// All pages that were taken are at the destination.
     Done,
 }
 
@@ -75,7 +80,7 @@ impl RdmaLane {
         let rdma = &work.rdma;
         let short_zeros = if rdma.is_sterna() { 0 } else { SHORT_ZEROS };
         let write_bytes = rdma.longest_write();
-        // The destination's blocks are known: it says there whether it pins memory.
+        // The answer about the destination's blocks has arrived. It contains whether the destination pins memory.
         let most_in_flight = if rdma.gives_back() { IN_FLIGHT_BELOW_LIMIT } else { IN_FLIGHT_BYTES };
         Self {
             gather: Gather::new(short_zeros),
@@ -95,7 +100,7 @@ impl RdmaLane {
         }
     }
 
-    /// Adds what was gathered, and goes on.
+    /// Adds the gathered ranges to the work, and posts until `until` is reached.
     fn take(&mut self, until: Until) -> Result<(), MigrationError> {
         if self.phase.is_none() && !(self.ranges.data.is_empty() && self.ranges.zeros.is_empty()) {
             self.open_phase()?;
@@ -105,13 +110,13 @@ impl RdmaLane {
         self.go_on(until)
     }
 
-    /// Posts what can be posted until that state is reached.
+    /// Posts WRITEs until the state `until` is reached.
     fn go_on(&mut self, until: Until) -> Result<(), MigrationError> {
         loop {
             let completed = self.work.rdma.stream.completed_writes().map_err(self.work.rdma.failed())?;
             self.completed(completed)?;
             self.renew_phase()?;
-            // Single pages are posted together, as long as the adapter has something to do.
+            // Single pages are posted together, as long as the adapter has WRITEs in flight.
             let is_few = self.queued < FEW_BYTES && self.writes_in_flight > 0;
             let has_posted = (until == Until::Done || !is_few) && self.post()?;
             let work = Arc::clone(&self.work);
@@ -145,7 +150,9 @@ impl RdmaLane {
         }
     }
 
-    /// Posts as long as something is ready and not too much is in flight. Says whether anything was.
+    /// Posts while a range is ready and the limit of bytes in flight permits it.
+    ///
+    /// Gives whether anything was posted.
     fn post(&mut self) -> Result<bool, MigrationError> {
         let mut has_posted = false;
         while self.phase.is_some()
@@ -154,7 +161,7 @@ impl RdmaLane {
         {
             let burst = self.limiter.burst();
             if burst.is_some() && self.in_flight > 0 {
-                // The time that a burst takes is measured, and not that in which the lane is held back.
+                // Only the time of a burst is measured, without the time in which the limit blocks the lane.
                 break;
             }
             let most = burst.map_or(self.write_bytes, |burst| whole_pages(burst, self.write_bytes));
@@ -183,7 +190,7 @@ impl RdmaLane {
         self.completed(waited.map_err(self.work.rdma.failed())?)
     }
 
-    /// So many WRITEs are complete.
+    /// Records that `writes` WRITEs are complete.
     fn completed(&mut self, writes: usize) -> Result<(), MigrationError> {
         self.look_at_clock();
         if writes == 0 {
@@ -201,7 +208,7 @@ impl RdmaLane {
         Ok(())
     }
 
-    /// The time in which something is in flight counts as the time in which bytes move.
+    /// Counts the time with bytes in flight as time in which bytes move.
     fn look_at_clock(&mut self) {
         if let Some(since) = &mut self.moving_since {
             let now = Instant::now();
@@ -210,13 +217,13 @@ impl RdmaLane {
         }
     }
 
-    /// Ends the phase and opens the next one, if somebody wants to write the stream or it has lasted long enough.
+    /// Renews the phase if a thread wants to write, or after the longest time.
     fn renew_phase(&mut self) -> Result<(), MigrationError> {
         let Some(opened) = self.phase else { return Ok(()) };
         if !self.main.is_wanted() && opened.elapsed() < SLICE {
             return Ok(());
         }
-        // While a command is under way, WRITEs go on.
+        // WRITEs continue while a command is being carried out.
         if self.work.let_ask(false)? {
             return Ok(());
         }
@@ -230,7 +237,7 @@ impl RdmaLane {
         self.work.let_ask(true).map(drop)
     }
 
-    /// No command is under way, and none will begin.
+    /// Closes the phase. No command is being carried out, and none will begin.
     fn close_phase(&mut self) -> Result<(), MigrationError> {
         self.wait_for_writes(0)?;
         let ended = self.counters.idle(|| self.work.rdma.end_part(&self.main));
@@ -260,7 +267,7 @@ impl PageWriter for RdmaLane {
         self.take(Until::Room)
     }
 
-    /// Every WRITE is complete, and every command has been carried out: the end of the phase says so.
+    /// Ends the phase. Then every WRITE is complete, and every command has been carried out.
     fn barrier(&mut self) -> Result<(), MigrationError> {
         self.gather.flush(&mut self.ranges);
         self.work.send_all_zeros(true)?;
@@ -283,13 +290,13 @@ impl Drop for RdmaLane {
     fn drop(&mut self) {
         self.work.end();
         if self.phase.is_some() {
-            // Whoever waits to write learns that the channel is of no use any more.
+            // Threads that wait to write get an error, because the channel is unusable now.
             let _ = self.main.end_phase(|_| Ok(()));
         }
     }
 }
 
-/// `bytes` in whole pages, one at least and `most` at most.
+/// Rounds `bytes` down to whole pages: at least one page, at most `most`.
 fn whole_pages(bytes: u64, most: u64) -> u64 {
     let page = PAGE_SIZE as u64;
     (bytes / page * page).clamp(page, most)

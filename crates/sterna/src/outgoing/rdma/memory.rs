@@ -6,7 +6,7 @@ use sterna_wire::rdma::{BlockRange, Step};
 use super::work::Work;
 use crate::error::MigrationError;
 
-/// Registers, and deregisters what is given back, until no more pages come.
+/// Registers windows, and deregisters windows that are given back, until no more pages follow.
 pub(in crate::outgoing) fn register(work: &Work) -> Result<(), MigrationError> {
     while let Some(step) = work.next_own_step() {
         let done = match step {

@@ -1,4 +1,6 @@
-//! A lane between two Sternas: multifd's packets on a queue pair of its own, each after its pages (`specs/rdma.md §9`).
+//! A lane between two Sternas: multifd packets on its own queue pair (`specs/rdma.md §9`).
+//!
+//! Each packet is sent after its pages.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,9 +20,9 @@ use crate::order::PageRun;
 use crate::pages::PageWriter;
 use crate::rdma::LaneSourceStream;
 
-/// How far all lanes together go ahead of their WRITEs, in bytes: so far ahead memory is registered.
+/// The most bytes that all lanes together take ahead of their WRITEs. Memory is registered this far ahead.
 const AHEAD_BYTES: u64 = 1 << 30;
-/// Most bytes in flight on one lane.
+/// The most bytes in flight on one lane.
 const IN_FLIGHT_BYTES: u64 = 8 << 20;
 
 /// Writes pages into the destination's memory, and then the packet that names them.
@@ -33,23 +35,23 @@ pub(in crate::outgoing) struct PacketLane {
     ram: GuestRam,
     shared: Arc<MultifdShared>,
     packets: RamPacketEncoder,
-    /// Block and ranges of the packet that is being filled.
+    /// The block and ranges of the packet that is being filled.
     open: Option<usize>,
     ranges: Vec<BlockRange>,
-    /// Filled; their pages are not posted.
+    /// Filled packets whose pages are not all posted.
     filled: VecDeque<Packet>,
     filled_bytes: u64,
     most_filled: u64,
-    /// Posted, and not known to be complete: WRITEs, and what they write.
+    /// Posted packets that may be incomplete: the number of WRITEs, and their ranges.
     posted: VecDeque<(usize, Vec<BlockRange>)>,
     posted_bytes: u64,
-    /// Complete WRITEs of the oldest of `posted`.
+    /// The number of complete WRITEs of the oldest packet in `posted`.
     complete: usize,
-    /// Since when something has been in flight; moves on with each look at it.
+    /// `Some` while bytes are in flight: the time up to which that was counted.
     moving_since: Option<Instant>,
 }
 
-/// When the last lane is dropped, no more pages come.
+/// Ends the work when the last lane is dropped, because no more pages follow.
 struct EndOfLanes(Arc<Work>);
 
 impl Drop for EndOfLanes {
@@ -66,17 +68,17 @@ struct Packet {
     zero: u64,
 }
 
-/// Until when the lane goes on.
+/// The condition on which the lane stops posting.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Until {
     /// More pages may be taken.
     Room,
-    /// All that was taken is at the destination.
+    /// All pages that were taken are at the destination.
     Done,
 }
 
 impl PacketLane {
-    /// One lane for each connection.
+    /// Creates one lane for each connection.
     pub(in crate::outgoing) fn all(
         work: &Arc<Work>,
         ram: &GuestRam,
@@ -117,7 +119,7 @@ impl PacketLane {
         }
     }
 
-    /// Cuts a run into parts that fit the open packet; packets that are full wait for their pages.
+    /// Splits a run into parts that fit the open packet. Full packets wait until their pages are posted.
     fn each_part(
         &mut self,
         run: PageRun,
@@ -144,7 +146,7 @@ impl PacketLane {
         self.go_on(Until::Room)
     }
 
-    /// The open packet is whole: its pages may be registered and written.
+    /// Completes the open packet: its pages may be registered and written.
     fn fill(&mut self) -> Result<(), MigrationError> {
         if self.open.take().is_none() {
             return Ok(());
@@ -160,7 +162,7 @@ impl PacketLane {
         Ok(())
     }
 
-    /// Posts what can be posted until that state is reached.
+    /// Posts packets until the state `until` is reached.
     fn go_on(&mut self, until: Until) -> Result<(), MigrationError> {
         loop {
             let completed = self.stream.completed_writes().map_err(|error| self.broken(error))?;
@@ -179,8 +181,8 @@ impl PacketLane {
             if has_posted {
                 continue;
             }
-            // With nothing in flight the connection itself says nothing of its end. The memory that this lane waits for may be
-            // that of WRITEs of another lane, which has ended already.
+            // With no WRITE in flight, the connection itself does not report its end. This lane may wait for
+            // memory that WRITEs of another lane use, and that lane may have ended.
             if self.channel.is_shut_down() {
                 return Err(self.work.rdma.cancelled());
             }
@@ -199,8 +201,9 @@ impl PacketLane {
         }
     }
 
-    /// Posts those pages of the oldest packet that are registered on both sides, and sends it when all are posted. Says
-    /// whether anything went.
+    /// Posts the pages of the oldest packet that are registered on both sides. Gives whether anything was posted.
+    ///
+    /// Sends the packet after all of its pages are posted.
     fn post(&mut self) -> Result<bool, MigrationError> {
         let Some(packet) = self.filled.front_mut() else { return Ok(false) };
         let (writes, taken) = self.work.take_packet(&mut packet.left)?;
@@ -222,7 +225,7 @@ impl PacketLane {
         if is_whole && let Some(packet) = self.filled.pop_front() {
             let header_bytes = packet.header.len() as u64;
             counters.throttled(self.shared.limiter.take(header_bytes));
-            // A save thread of a stopped device may write its own packet in between, whole.
+            // A save thread of a stopped device may write its whole packet in between.
             let turn = self.channel.turn();
             self.channel.write_parts(&[IoPart::Bytes(&packet.header)])?;
             drop(turn);
@@ -233,7 +236,7 @@ impl PacketLane {
         Ok(true)
     }
 
-    /// So many WRITEs more are complete.
+    /// Records that `writes` more WRITEs are complete.
     fn completed(&mut self, writes: usize) -> Result<(), MigrationError> {
         self.look_at_clock();
         self.complete += writes;
@@ -245,7 +248,7 @@ impl PacketLane {
             let bytes: u64 = ranges.iter().map(|range| range.length).sum();
             self.posted_bytes -= bytes;
             self.work.packet_is_complete(&ranges)?;
-            // Like the time that they took, counted when they are there.
+            // Pages are counted when they have arrived, as their time is.
             self.shared.counters.multifd(bytes);
             self.shared.counters.pages(bytes / PAGE_SIZE as u64, 0);
         }
@@ -259,7 +262,7 @@ impl PacketLane {
         self.posted.iter().map(|(count, _)| count).sum::<usize>() - self.complete
     }
 
-    /// The time in which something is in flight counts as the time in which bytes move.
+    /// Counts the time with bytes in flight as time in which bytes move.
     fn look_at_clock(&mut self) {
         if let Some(since) = &mut self.moving_since {
             let now = Instant::now();
@@ -313,7 +316,7 @@ impl PageWriter for PacketLane {
         Ok(())
     }
 
-    /// Every WRITE of this lane is complete when SYNC goes out.
+    /// Waits until every WRITE of this lane is complete before SYNC is sent.
     fn barrier(&mut self) -> Result<(), MigrationError> {
         self.fill()?;
         self.go_on(Until::Done)?;

@@ -1,4 +1,4 @@
-//! The connected source: its stream, and what it has agreed on with the destination.
+//! The connected source: its stream, and the settings that it has negotiated with the destination.
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -12,16 +12,16 @@ use super::counts::RdmaCounts;
 use crate::error::MigrationError;
 use crate::rdma::{LaneSourceStream, SourceStream, Written};
 
-/// WRITEs in flight, at most.
+/// The most WRITEs in flight.
 pub(super) const WRITES: u32 = 512;
-/// How long a source without return path waits for the destination to disconnect.
+/// The time that a source without return path waits for the destination to disconnect.
 const GOODBYE: Duration = Duration::from_secs(5);
-/// The longest WRITE, and the most that is posted with one call.
+/// The longest WRITE, and the most bytes that one call posts.
 const LONGEST_WRITE: u64 = 2 << 20;
-/// No side registers more slowly than so many bytes a second.
+/// The lowest assumed rate at which a side registers memory, in bytes per second.
 const SLOWEST_REGISTRATION: u64 = 16 << 20;
 
-/// A connected source.
+/// A source that is connected over RDMA.
 pub(in crate::outgoing) struct RdmaSource {
     pub(super) stream: Arc<SourceStream>,
     /// The stream as a channel.
@@ -30,31 +30,31 @@ pub(in crate::outgoing) struct RdmaSource {
     pub(super) registration: Registration,
     pub(super) chunk: ChunkSize,
     pub(super) pinned_limit: Option<u64>,
-    /// What the destination registers at once, at most; of a Sterna.
+    /// The most bytes that a Sterna destination registers at the same time.
     pub(super) destination_limit: Option<u64>,
-    /// Where the destination has its blocks, once it has said so.
+    /// The places of the destination's blocks, after its answer.
     pub(super) places: OnceLock<BlockPlaces>,
     pub(super) stall: Duration,
     pub(super) counts: Arc<RdmaCounts>,
-    /// The connections of lanes, and each as a channel: of two Sternas with multifd.
+    /// The connections of lanes, between two Sternas with multifd.
     pub(in crate::outgoing) lanes: Vec<Connected>,
-    /// The chunk size of a QEMU, once it has been probed.
+    /// The chunk size of a QEMU, after it has been probed.
     pub(super) qemu_chunk: OnceLock<ChunkSize>,
 }
 
 /// The connection of a lane, and the same as a channel.
 pub(super) type Connected = (Arc<LaneSourceStream>, Arc<Channel>);
 
-/// Whose rules are kept.
+/// The peer, whose rules for registration apply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Peer {
     Qemu,
-    /// With this chunk size.
+    /// A Sterna with this chunk size.
     Sterna(ChunkSize),
 }
 
 impl RdmaSource {
-    /// Ends the adapter's access to memory: when this returns, it reads nothing more for this migration.
+    /// Ends the adapter's access to memory: it reads none for this migration afterwards.
     pub(in crate::outgoing) fn destroy(&self) {
         self.stream.destroy();
         for (lane, _) in &self.lanes {
@@ -63,19 +63,23 @@ impl RdmaSource {
         self.counts.closed();
     }
 
-    /// Fails if a WRITE or a message has failed: a destination disconnects because of it, and this side may hear of the
-    /// disconnect first.
+    /// Fails if a WRITE or a message has failed.
+    ///
+    /// The destination then disconnects, and this side may learn of the disconnect before it learns of the
+    /// failure.
     pub(in crate::outgoing) fn check(&self) -> Result<(), MigrationError> {
         first_failure(&self.stream).map_or(Ok(()), |error| Err(self.failed()(error.into())))
     }
 
-    /// The last byte of the stream was written: waits until it is there. Without a return path nothing else will come (§7):
-    /// a Sterna is shown the end at once, as it may wait for that with the guest paused; a QEMU disconnects first, for which this
-    /// waits some seconds.
+    /// Waits until the last byte of the stream has arrived, after it was written.
+    ///
+    /// Without a return path no message follows (§7). A Sterna gets the end of the stream immediately, because it
+    /// may wait for it with the guest paused. A QEMU disconnects first, and this side waits some seconds for
+    /// that.
     pub(in crate::outgoing) fn finish(&self, has_return_path: bool) -> Result<(), MigrationError> {
         self.stream.flush(Some(self.stall)).map_err(self.failed())?;
         if !has_return_path && self.is_sterna() {
-            // All that was sent has arrived. The destination's end may come first.
+            // All data have arrived. The destination may close first, so an error here has no meaning.
             let _ = self.stream.finish_writing();
             return Ok(());
         }
@@ -86,7 +90,9 @@ impl RdmaSource {
         Ok(())
     }
 
-    /// In bytes: an operator's wish, and no more than keeps completions coming.
+    /// The longest WRITE in bytes: the operator's setting, at most [`LONGEST_WRITE`].
+    ///
+    /// The limit makes completions arrive regularly.
     pub(super) fn longest_write(&self) -> u64 {
         self.chunk.bytes().min(LONGEST_WRITE)
     }
@@ -95,7 +101,7 @@ impl RdmaSource {
         self.peer != Peer::Qemu
     }
 
-    /// Whether windows are given back when there are too many.
+    /// Whether windows are given back at a limit.
     pub(super) fn gives_back(&self) -> bool {
         let is_limited = self.pinned_limit.is_some() || self.destination_limit.is_some();
         let blocks = self.places.get().map(BlockPlaces::blocks).unwrap_or_default();
@@ -103,7 +109,9 @@ impl RdmaSource {
         self.is_sterna() && is_limited && (blocks.is_empty() || !pins_nothing)
     }
 
-    /// The key of a whole block, if the destination has registered it without pinning it: of a Sterna without pin-all.
+    /// The key of a whole block that a Sterna destination has registered on demand.
+    ///
+    /// The destination pins nothing then. Only without pin-all.
     pub(super) fn on_demand_key(&self, block: usize) -> Option<u32> {
         let place = self.places.get()?.blocks().get(block)?;
         let is_on_demand = self.is_sterna() && self.registration == Registration::Dynamic;
@@ -120,7 +128,7 @@ impl RdmaSource {
         self.places.get().ok_or_else(unknown)
     }
 
-    /// Sends a command, and gives its answer. The destination may be about to register so many bytes.
+    /// Sends a command, and gives its answer. The destination may have to register `bytes` before it answers.
     pub(super) fn command(
         &self,
         command: Command,
@@ -135,13 +143,13 @@ impl RdmaSource {
         Ok(written)
     }
 
-    /// This side has shut the connection down.
+    /// The error after this side has shut the connection down.
     pub(super) fn cancelled(&self) -> MigrationError {
         let cancelled = StreamError::Rdma(RdmaError::Cancelled { address: self.channel.peer().to_owned() });
         self.failed()(cancelled)
     }
 
-    /// What an error of the stream means for the migration.
+    /// Converts an error of the stream into an error of the migration.
     pub(super) fn failed(&self) -> impl Fn(StreamError) -> MigrationError + '_ {
         |error| self.explain(error)
     }
@@ -156,7 +164,8 @@ impl RdmaSource {
             if *status == RnrRetryExceeded {
                 self.counts.receiver_was_not_ready();
             }
-            // Keys of REGISTER_RESULT are in use: not with pin-all. A Sterna registers what is asked for, whatever its chunk size.
+            // Keys of REGISTER_RESULT are used only without pin-all. A Sterna registers each requested range,
+            // whatever its chunk size.
             if let (RemoteAccess, Some(address), Registration::Dynamic, Peer::Qemu) =
                 (*status, remote_address, self.registration, self.peer)
             {
@@ -168,12 +177,12 @@ impl RdmaSource {
     }
 }
 
-/// What broke the connection, if it was a WRITE or a message of this side.
+/// The failed WRITE or message of this side that broke the connection.
 fn first_failure(stream: &SourceStream) -> Option<RdmaError> {
     stream.main().reap().err().filter(|error| matches!(error, RdmaError::Failed { .. }) && !error.is_end())
 }
 
-/// The destination's adapter has refused a WRITE into memory that the destination was asked to register.
+/// The error for a refused WRITE into memory that the destination should have registered.
 fn registered_less(
     peer: &str,
     places: Option<&BlockPlaces>,

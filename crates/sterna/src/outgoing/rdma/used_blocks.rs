@@ -1,5 +1,5 @@
-//! Which blocks pages were taken of: each is registered as a whole when that is so, if the adapter pins nothing by it
-//! (`specs/rdma.md §6.8`).
+//! Records the blocks whose pages were taken. Such a block is registered as a whole, if the adapter then pins
+//! nothing (`specs/rdma.md §6.8`).
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,10 +10,10 @@ use sterna_transport::rdma::{Access, Adapter, Registration};
 use super::source::RdmaSource;
 use crate::rdma::register_on_demand;
 
-/// Which blocks pages were taken of.
+/// Which blocks have pages that were taken.
 pub(super) struct UsedBlocks {
     used: Vec<OnceLock<()>>,
-    /// This side's adapter registers memory without pinning it, as far as is known.
+    /// This side's adapter can register memory without pinning it, as far as is known.
     may_follow: AtomicBool,
     warn: Box<dyn Fn(String) + Send + Sync>,
 }
@@ -45,7 +45,7 @@ impl UsedBlocks {
         registered.map_err(refused).ok()
     }
 
-    /// Runs `act` the first time that pages of a block are taken; who comes meanwhile waits.
+    /// Runs `act` when pages of a block are first taken. Other threads wait for its end.
     pub(super) fn at_first_use(&self, block: usize, act: impl FnOnce()) {
         if let Some(used) = self.used.get(block) {
             used.get_or_init(act);

@@ -1,4 +1,6 @@
-//! The thread that asks the destination: for windows, and to clear ranges (`specs/rdma.md §4.2` to `§4.5`).
+//! The thread that requests windows and clears ranges (`specs/rdma.md §4.2` to `§4.5`).
+//!
+//! It sends these commands to the destination.
 
 use sterna_wire::rdma::session::Command;
 use sterna_wire::rdma::{
@@ -15,7 +17,7 @@ use sterna_ram::PAGE_SIZE;
 
 const CHANNEL: &str = "RDMA connection";
 
-/// Asks until no more pages come.
+/// Sends commands until no more pages follow.
 pub(in crate::outgoing) fn ask(work: &Work, counters: &Counters) -> Result<(), MigrationError> {
     while let Some(task) = work.next_task() {
         perform(work, task, counters).inspect_err(|error| work.fail(error.clone()))?;
@@ -23,8 +25,10 @@ pub(in crate::outgoing) fn ask(work: &Work, counters: &Counters) -> Result<(), M
     Ok(())
 }
 
-/// As [`ask`], where lanes have connections of their own: the main connection is only for this, and for whoever else writes
-/// the stream. So this thread opens phases, one for all that there is to ask.
+/// Sends commands as [`ask`] does, if lanes have their own connections.
+///
+/// The main connection is then used only by this thread and by writers of the stream. Therefore this thread opens
+/// the phases: one phase for all pending commands.
 pub(in crate::outgoing) fn ask_for_lanes(
     work: &Work,
     main: &MainChannel,
@@ -42,7 +46,7 @@ fn phase(work: &Work, main: &MainChannel, task: Task, counters: &Counters) -> Re
     let mut next = Some(task);
     while let Some(task) = next {
         if let Err(error) = perform(work, task, counters) {
-            // Whoever waits to write learns that the channel is of no use any more.
+            // Threads that wait to write get an error, because the channel is unusable now.
             let _ = main.end_phase(|_| Ok(()));
             return Err(error);
         }
@@ -61,7 +65,7 @@ fn perform(work: &Work, task: Task, counters: &Counters) -> Result<(), Migration
 }
 
 fn probe(work: &Work, range: BlockRange) -> Result<(), MigrationError> {
-    // A count of 0 registers the one chunk that holds the first byte.
+    // A count of 0 registers the one chunk that contains the first byte.
     let keys = keys(work, &[BlockRange { length: 1, ..range }], ChunkSize::LEAST, range.length)?;
     let Some(key) = keys.first().copied() else { return Ok(()) };
     work.learn(|state| state.probed(key, &work.rdma, &work.ram))
@@ -75,7 +79,7 @@ fn ask_for(work: &Work, windows: &[BlockRange]) -> Result<(), MigrationError> {
     work.learn(|state| state.granted(windows, &keys))
 }
 
-/// The keys that the destination answers with, in order.
+/// The keys in the destination's answer, in order.
 fn keys(
     work: &Work,
     windows: &[BlockRange],

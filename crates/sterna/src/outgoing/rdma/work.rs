@@ -1,4 +1,6 @@
-//! What the threads of a source over RDMA share: what is registered on both sides, and what is to be done.
+//! State that the threads of a source over RDMA share.
+//!
+//! It consists of the registrations of both sides, and the pending work.
 
 mod on_demand;
 mod packets;
@@ -20,9 +22,9 @@ use super::source::{Peer, RdmaSource};
 use super::used_blocks::UsedBlocks;
 use crate::error::MigrationError;
 
-/// How long a thread sleeps at most before it looks again by itself, should a wake-up have been missed.
+/// The longest sleep of a thread, in case a wake-up was missed.
 const PATIENCE: Duration = Duration::from_millis(100);
-/// Towards a Sterna zero ranges are sent in messages of so many at least, but at the end of a round.
+/// The least zero ranges in one message to a Sterna, before a round's end.
 const ZEROS_AT_ONCE: usize = MOST_REPEATED as usize / 4;
 
 /// Registrations and WRITEs of one migration, shared by its threads.
@@ -31,24 +33,24 @@ pub(in crate::outgoing) struct Work {
     pub(super) ram: GuestRam,
     used: UsedBlocks,
     state: Mutex<State>,
-    /// What the lane, the thread that asks and the one that registers wait for.
+    /// Wakes the lane. The next two wake the thread that sends commands and the thread that registers memory.
     lane: Condvar,
     asker: Condvar,
     memory: Condvar,
 }
 
 pub(super) struct State {
-    /// This side's memory.
+    /// The plan for this side's memory.
     own: Lookahead,
     registrations: BTreeMap<(usize, u64), Registration>,
-    /// The destination's.
+    /// The plan for the destination's memory.
     remote: Remote,
-    /// Windows that there are: keys and lengths. The plan is ahead of them.
+    /// Registered windows of the destination: keys and lengths. The plan may already name further windows.
     keys: BTreeMap<(usize, u64), (u32, u64)>,
-    /// In which requests for windows count.
+    /// The unit in which requests name windows.
     unit: ChunkSize,
     zeros: VecDeque<BlockRange>,
-    /// All zero ranges are to be sent, however few.
+    /// All zero ranges are to be sent, also if there are few.
     is_last_zeros: bool,
     was_clearing: bool,
     /// A phase is open, and is not about to end.
@@ -59,14 +61,14 @@ pub(super) struct State {
 }
 
 enum Remote {
-    /// Of a QEMU whose chunk size is not known yet: these runs wait.
+    /// The chunk size of a QEMU is not known yet. The runs wait until it is.
     Probing(ChunkProbe, Vec<BlockRange>),
     Known(Lookahead),
 }
 
 /// A command for the destination.
 pub(super) enum Task {
-    /// Ask for this, to learn its chunk size.
+    /// Request this range, to learn the destination's chunk size.
     Probe(BlockRange),
     Register(Vec<BlockRange>),
     GiveBack(Vec<BlockRange>),
@@ -74,7 +76,7 @@ pub(super) enum Task {
 }
 
 impl Work {
-    /// Nothing is registered yet.
+    /// The state of a new migration, without registrations.
     pub(in crate::outgoing) fn new(
         rdma: Arc<RdmaSource>,
         ram: &GuestRam,
@@ -99,8 +101,8 @@ impl Work {
             (_, Peer::Qemu) => Remote::Probing(ChunkProbe::new(&blocks), Vec::new()),
             (_, Peer::Sterna(chunk)) => {
                 unit = chunk;
-                // What is given back must begin with a chunk of the destination that nothing else lies in. The destination's
-                // chunks are small enough for its own limit.
+                // A window that is given back must begin at a destination's chunk that no other window uses. The
+                // destination's chunks are small enough for its own limit.
                 let of_source = rdma.pinned_limit.map(|limit| limit.max(2 * chunk.bytes()));
                 let limit = of_source.into_iter().chain(rdma.destination_limit).min();
                 let grid = if limit.is_some() { chunk } else { rdma.chunk };
@@ -125,7 +127,7 @@ impl Work {
         Ok(Arc::new(Self { rdma, ram: ram.clone(), used, state: Mutex::new(state), lane, asker, memory }))
     }
 
-    /// The state, unless a thread has failed.
+    /// The locked state, or the error if a thread has failed.
     pub(super) fn state(&self) -> Result<MutexGuard<'_, State>, MigrationError> {
         let state = self.state.lock();
         match &state.failure {
@@ -134,7 +136,7 @@ impl Work {
         }
     }
 
-    /// Adds what is to be sent. Gives the bytes of data.
+    /// Adds ranges that are to be sent. Gives the bytes of data.
     pub(super) fn add(&self, ranges: &mut Ranges) -> Result<u64, MigrationError> {
         if ranges.data.is_empty() && ranges.zeros.is_empty() {
             return Ok(0);
@@ -156,7 +158,9 @@ impl Work {
         Ok(bytes)
     }
 
-    /// The next WRITEs whose memory is registered on both sides, `most_bytes` and `most` at most, and their bytes.
+    /// The next WRITEs whose memory is registered on both sides, and their bytes.
+    ///
+    /// Gives at most `most` WRITEs of at most `most_bytes`.
     pub(super) fn next_writes(
         &self,
         most_bytes: u64,
@@ -177,7 +181,7 @@ impl Work {
         Ok((writes, bytes))
     }
 
-    /// The next command, if there is one now; the last one has been carried out.
+    /// The next command, without waiting, after the last one has been carried out. `None`: there is none now.
     pub(super) fn task_at_once(&self) -> Option<Task> {
         let mut state = self.state.lock();
         if state.is_over || state.failure.is_some() {
@@ -188,7 +192,7 @@ impl Work {
         task
     }
 
-    /// So many WRITEs are complete; gives their bytes.
+    /// Records that `writes` WRITEs are complete. Gives their bytes.
     pub(super) fn written(&self, writes: usize) -> Result<u64, MigrationError> {
         let wire = MigrationError::wire("RDMA memory");
         let mut state = self.state()?;
@@ -203,7 +207,7 @@ impl Work {
         Ok(bytes)
     }
 
-    /// What to ask the destination next; waits for it. `None`: nothing more.
+    /// Waits for the next command to the destination. `None`: no more will follow.
     pub(super) fn next_task(&self) -> Option<Task> {
         let mut state = self.state.lock();
         loop {
@@ -223,7 +227,7 @@ impl Work {
         }
     }
 
-    /// What to do with this side's memory next; waits for it. `None`: nothing more.
+    /// Waits for the next step with this side's memory. `None`: no more will follow.
     pub(super) fn next_own_step(&self) -> Option<Step> {
         let mut state = self.state.lock();
         loop {
@@ -237,7 +241,7 @@ impl Work {
         }
     }
 
-    /// A window of this side's memory is registered.
+    /// Records that a window of this side's memory is registered.
     pub(super) fn registered(
         &self,
         window: BlockRange,
@@ -251,7 +255,7 @@ impl Work {
         Ok(())
     }
 
-    /// Windows of this side's memory are given back: their registrations.
+    /// Removes windows of this side's memory that are to be deregistered. Gives their registrations.
     pub(super) fn given_back(&self, windows: &[BlockRange]) -> Result<Vec<Registration>, MigrationError> {
         let mut state = self.state()?;
         let registrations =
@@ -259,7 +263,7 @@ impl Work {
         Ok(registrations.collect())
     }
 
-    /// Changes what is known of the destination's memory, and wakes whoever has something to do then.
+    /// Updates the state of the destination's memory, and wakes the threads that can work then.
     pub(super) fn learn(
         &self,
         change: impl FnOnce(&mut State) -> Result<(), MigrationError>,
@@ -271,13 +275,13 @@ impl Work {
         Ok(())
     }
 
-    /// A thread has failed: the others end.
+    /// Records the failure of a thread, so that the others end.
     pub(super) fn fail(&self, error: MigrationError) {
         self.state.lock().failure.get_or_insert(error);
         self.wake_all();
     }
 
-    /// No more pages come: the threads end. What is registered stays registered.
+    /// Ends the threads, because no more pages follow. Registered memory stays registered.
     pub(super) fn end(&self) {
         self.state.lock().is_over = true;
         self.wake_all();
@@ -289,7 +293,8 @@ impl Work {
         }
     }
 
-    /// A phase is open, or is about to end. Gives whether a command is under way.
+    /// Permits commands (a phase is open) or stops them (it is about to end). Gives whether one is being carried
+    /// out.
     pub(super) fn let_ask(&self, may_ask: bool) -> Result<bool, MigrationError> {
         let mut state = self.state()?;
         state.may_ask = may_ask;
@@ -299,21 +304,21 @@ impl Work {
         Ok(state.is_asking)
     }
 
-    /// Whether all zero ranges are to be sent, however few.
+    /// Sets whether all zero ranges are to be sent, also if there are few.
     pub(super) fn send_all_zeros(&self, all: bool) -> Result<(), MigrationError> {
         self.state()?.is_last_zeros = all;
         self.asker.notify_all();
         Ok(())
     }
 
-    /// Waits until something has changed, or for a moment; not if something can be written.
+    /// Waits for a change, or for a short time. Returns immediately if a WRITE can be posted.
     pub(super) fn wait(&self, mut state: MutexGuard<'_, State>) {
         if !state.may_write() {
             self.lane.wait_for(&mut state, PATIENCE);
         }
     }
 
-    /// Wakes the thread that asks and the one that registers, if they have something to do.
+    /// Wakes the threads that send commands and register memory, if they have work.
     fn wake(&self, state: MutexGuard<'_, State>) {
         let may_ask = state.may_ask && !state.is_asking && state.has_task(self.rdma.is_sterna());
         let may_register = state.own.has_step();
@@ -328,7 +333,7 @@ impl Work {
 }
 
 impl State {
-    /// These runs of pages are to be written.
+    /// Adds runs of pages that are to be written.
     pub(super) fn add(&mut self, runs: &[BlockRange]) -> Result<(), MigrationError> {
         let wire = MigrationError::wire("RDMA memory");
         self.own.add(runs.iter().copied()).map_err(&wire)?;
@@ -341,7 +346,7 @@ impl State {
         }
     }
 
-    /// Whether all that was added has been written, and all zero ranges have been sent.
+    /// Whether all added ranges have been written, and all zero ranges have been sent.
     pub(super) fn is_done(&self) -> bool {
         let is_written = match &self.remote {
             Remote::Probing(_, runs) => runs.is_empty(),
@@ -356,17 +361,18 @@ impl State {
         matches!(&self.remote, Remote::Known(remote) if is_ready(remote))
     }
 
-    /// Zero ranges that wait.
+    /// The number of zero ranges that wait.
     pub(super) fn waiting_zeros(&self) -> usize {
         self.zeros.len()
     }
 
-    /// In which requests for windows count.
+    /// The unit in which requests name windows.
     pub(super) fn unit(&self) -> ChunkSize {
         self.unit
     }
 
-    /// The destination has answered the probe with this key. At its end the windows of the plan are known.
+    /// Records the key in the destination's answer to a probe. The last answer determines the windows of the
+    /// plan.
     pub(super) fn probed(
         &mut self,
         key: u32,
@@ -396,7 +402,7 @@ impl State {
         Ok(())
     }
 
-    /// The destination has registered these windows.
+    /// Records the keys of windows that the destination has registered.
     pub(super) fn granted(&mut self, windows: &[BlockRange], keys: &[u32]) -> Result<(), MigrationError> {
         for (window, key) in windows.iter().zip(keys) {
             self.keys.insert((window.block, window.start), (*key, window.length));
@@ -409,7 +415,7 @@ impl State {
         }
     }
 
-    /// The destination has deregistered these windows.
+    /// Removes windows that the destination has deregistered.
     pub(super) fn taken_back(&mut self, windows: &[BlockRange]) {
         for window in windows {
             self.keys.remove(&(window.block, window.start));
@@ -420,13 +426,15 @@ impl State {
         self.key(range).is_some()
     }
 
-    /// The key of the window that holds this range.
+    /// The key of the window that contains this range.
     fn key(&self, range: &BlockRange) -> Option<u32> {
         let (&(_, start), &(key, length)) = before(&self.keys, range)?;
         (range.end() <= start + length).then_some(key)
     }
 
-    /// How many bytes of a range one WRITE can carry: what lies in one registration of either side.
+    /// How many bytes of a range one WRITE can carry.
+    ///
+    /// A WRITE must stay within one registration of each side.
     fn one_write(&self, range: &BlockRange) -> u64 {
         let of_own = self.own.plan().window(range.block, range.start);
         let of_remote = match &self.remote {
@@ -452,7 +460,7 @@ impl State {
         Some(Write { from, address: places.address(range).ok()?, rkey })
     }
 
-    /// Whether there is something to ask for.
+    /// Whether a command is to be sent.
     fn has_task(&self, is_sterna: bool) -> bool {
         let has_window = match &self.remote {
             Remote::Probing(_, runs) => !runs.is_empty(),
@@ -461,12 +469,12 @@ impl State {
         has_window || self.zeros.len() >= self.least_zeros(is_sterna)
     }
 
-    /// So many zero ranges make a message.
+    /// The least number of zero ranges in a message.
     fn least_zeros(&self, is_sterna: bool) -> usize {
         if is_sterna && !self.is_last_zeros { ZEROS_AT_ONCE } else { 1 }
     }
 
-    /// The next command: windows and zero ranges in turn, so that neither holds the other up.
+    /// The next command. Windows and zero ranges alternate, so that neither delays the other.
     fn pick(&mut self, is_sterna: bool) -> Option<Task> {
         let may_clear = self.zeros.len() >= self.least_zeros(is_sterna);
         if (!may_clear || self.was_clearing)
@@ -496,7 +504,7 @@ impl State {
     }
 }
 
-/// What begins last at or before the range, in its block.
+/// The last entry that begins at or before the range, in its block.
 fn before<'a, T>(
     map: &'a BTreeMap<(usize, u64), T>,
     range: &BlockRange,
@@ -504,9 +512,10 @@ fn before<'a, T>(
     map.range((range.block, 0)..=(range.block, range.start)).next_back()
 }
 
-/// Most bytes of this side's memory that may be pinned at once: no more than an operator wants, and than the process
-/// may pin. Windows are given back below a limit, so a small one costs speed only. An adapter that may do without pinning
-/// is not refused beforehand.
+/// The most bytes of this side's memory that may be pinned at the same time.
+///
+/// The limit is the smaller of the operator's and the process's limit. Windows are given back below a limit, so a
+/// small limit only reduces speed. An adapter that may work without pinning is not refused here.
 fn own_limit(rdma: &RdmaSource, may_follow: bool) -> Result<Option<u64>, MigrationError> {
     let locked = rdma.adapter().locked_memory();
     let Some(limit) = locked.limit_bytes else { return Ok(rdma.pinned_limit) };

@@ -1,5 +1,9 @@
-//! A stopped device's save thread writes its chunks itself, on any channel that is free: the chunk is still in its
-//! processor's cache, and nobody has to be woken. While the guest runs lanes write them, so that pages have their share.
+//! Lets the save thread of a stopped device write its chunks itself.
+//!
+//! It uses any free multifd channel.
+//!
+//! The chunk is still in its processor's cache, and no lane has to be woken. While the guest runs, lanes write
+//! chunks, so that pages get their share of the network.
 
 use std::sync::Arc;
 
@@ -9,10 +13,10 @@ use sterna_transport::Channel;
 use super::super::shared::Shared;
 use crate::error::MigrationError;
 
-/// The multifd channels, of which each save thread takes one for a chunk.
+/// The multifd channels. A save thread takes one for each chunk.
 pub(super) struct Channels {
     all: Vec<Arc<Channel>>,
-    /// Whether a save thread has it.
+    /// For each channel, whether a save thread has taken it.
     taken: Mutex<Vec<bool>>,
     given_back: Condvar,
 }
@@ -27,15 +31,17 @@ impl Channels {
         self.all.len()
     }
 
-    /// Writes a chunk's packet of device `index` on its own channel, or on the next that is free; waits for one.
+    /// Writes a chunk's packet of device `index` on a free channel, or waits for one.
+    ///
+    /// It tries the device's own channel first, then the next ones.
     pub(super) fn write(&self, shared: &Shared, index: usize, packet: &[u8]) -> Result<(), MigrationError> {
         let bytes = packet.len() as u64;
-        let counters = &shared.counters;
-        counters.throttled(shared.limiter.take(bytes));
+        let counters = &shared.measures.counters;
+        counters.throttled(shared.session.limiter.take(bytes));
         counters.moving(|| {
             let channel = self.take(index);
             let written = {
-                // A lane may still write pages there.
+                // A lane may still write pages on this channel.
                 let _turn = self.all[channel].turn();
                 self.all[channel].write_all(packet)
             };

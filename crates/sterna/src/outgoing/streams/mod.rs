@@ -1,12 +1,14 @@
-//! Devices' streams at the source: one save thread per device reads chunks, lanes write them.
+//! Device streams at the source: save threads read chunks, and lanes write them.
 //!
-//! Where a peer understands it, chunks move while the guest still runs: the initial bytes at once, what changes in
-//! them once a round. What remains is read when all devices have stopped, and save threads write it themselves. Without
-//! multifd channels (the main channel alone, a file) the streams follow each other on the main channel: after RAM, or in
-//! postcopy before the guest's pages follow it.
+//! There is one save thread per device.
 //!
-//! A save thread calls its device only as far as the order of the moment ([`Order`]) lets it. The control thread, which
-//! makes all other calls, waits until they have left their devices: so no call to a device meets another.
+//! If the peer supports it, chunks are sent while the guest still runs: first the initial bytes, then the changes
+//! once per round. The rest is read after all devices have stopped, and save threads write it themselves. Without
+//! multifd channels (the main channel alone, or a file) the streams follow each other on the main channel. They
+//! come after RAM, or in postcopy before the pages that follow the guest.
+//!
+//! A save thread calls its device only as the present [`Order`] permits. The control thread makes all other
+//! calls. It waits until no save thread is inside a call, so that two calls to a device never overlap.
 
 mod direct;
 mod outbox;
@@ -17,10 +19,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
-use sterna_transport::{Address, Channel};
+use sterna_transport::Channel;
 use sterna_wire::extension::{self, Features};
 use sterna_wire::main::Command;
 
+use super::carrier::facts;
 use super::main_channel::MainChannel;
 use super::running_streams::RunningStreams;
 use super::shared::Shared;
@@ -38,21 +41,21 @@ use crate::threads::caught;
 use direct::Channels;
 pub(super) use outbox::{Chunk, Outbox};
 
-/// How old an answer to what a device has remaining may be.
+/// The longest age of a device's answer about its remaining bytes.
 const ASK_INTERVAL: Duration = Duration::from_millis(50);
-/// So little need not be read once more while a device runs.
+/// A device with less than this remaining need not be read again while it runs.
 const LITTLE_BYTES: u64 = 1 << 20;
-/// Less than this says nothing of a device's speed.
+/// Fewer bytes do not show a device's speed.
 const TELLING_BYTES: u64 = 8 << 20;
 
-/// The streams of one migration.
+/// The device streams of one migration.
 pub(super) struct Streams {
     devices: Vec<Streamed>,
     pub outbox: Outbox,
     channels: Channels,
-    /// Chunks may move while the guest runs.
+    /// Whether chunks may be sent while the guest runs.
     while_running: bool,
-    /// They follow each other on the main channel.
+    /// Whether the streams follow each other on the main channel.
     is_serial: bool,
     state: Mutex<SaveThreads>,
     changed: Condvar,
@@ -61,54 +64,54 @@ pub(super) struct Streams {
 struct SaveThreads {
     order: Order,
     savers: Vec<Progress>,
-    /// When the order to finish was given.
+    /// The time at which the order to finish was given.
     finish_began: Option<Instant>,
 }
 
-/// What save threads are to do.
+/// The work that save threads are ordered to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Order {
-    /// The guest runs: read what has changed. Counted up once a round.
+    /// The guest runs: read the changes. The number increases once per round.
     Run(u64),
-    /// Make no call until told otherwise.
+    /// Make no call until the next order.
     Park,
-    /// The devices have stopped: read what remains.
+    /// The devices have stopped: read the rest.
     Finish,
-    /// All is over.
+    /// End the save thread.
     End,
 }
 
-/// What a save thread has done.
+/// The progress of a save thread.
 #[derive(Debug, Clone, Default)]
 struct Progress {
-    /// Inside a call to its device.
+    /// The thread is inside a call to its device.
     is_calling: bool,
     is_done: bool,
-    /// What remains, as of the device's last answer; `None` before the first.
+    /// The remaining bytes in the device's last answer; `None` before the first.
     remaining: Option<RemainingState>,
-    /// What could be read while the device ran was read once.
+    /// The bytes that could be read while the device ran were read once.
     is_tried: bool,
-    /// The last time so much less was left than before that reading once more leaves less.
+    /// The last reading left so much less that a further reading pays off.
     is_shrinking: bool,
-    /// Bytes per second that the device was seen to be read and loaded at, or that it expects.
+    /// Bytes per second of reading and loading, measured or as the device expects.
     bytes_per_second: Option<u64>,
-    /// By what it was seen: bytes, and the time that the device took for them on either side. Older ones count less.
+    /// The measurement: bytes, and the time that the device took on either side. Older values have less weight.
     seen: (u64, Duration),
     statistics: StreamStatistics,
     point: Point,
 }
 
-/// How far a stream was read while its device ran.
+/// The position up to which a stream was read while its device ran.
 #[derive(Debug, Clone, Copy, Default)]
 struct Point {
-    /// Index of the next chunk.
+    /// The index of the next chunk.
     next: u32,
     data_bytes: u64,
-    /// The end of the initial bytes was told.
+    /// The end of the initial bytes was sent.
     initial_is_told: bool,
 }
 
-/// Streams of a session that was lost. Their devices go on saving.
+/// Streams of a session that was lost. Their devices continue to save.
 pub(super) struct Suspended {
     devices: Vec<Streamed>,
     savers: Vec<Progress>,
@@ -116,15 +119,17 @@ pub(super) struct Suspended {
 }
 
 impl Suspended {
-    /// They do not go on.
+    /// Ends saving: the streams do not continue in another session.
     pub(super) fn end(&self, shared: &Shared) {
         end_saving(shared, &self.devices);
     }
 }
 
 impl Progress {
-    /// What remains; `None` as long as nothing can be said of how long it takes: the device was not asked, or nobody has seen
-    /// yet how fast it is, though much of it can be read while it runs.
+    /// The remaining bytes; `None` as long as their time cannot be estimated.
+    ///
+    /// That is so if the device was not asked yet, or if its speed is unknown although many bytes can be read
+    /// while it runs.
     fn known_remaining(&self) -> Option<u64> {
         let remaining = self.remaining?;
         let will_tell = !self.is_tried && remaining.running_bytes() >= TELLING_BYTES;
@@ -132,12 +137,12 @@ impl Progress {
     }
 }
 
-/// How chunks travel.
+/// How chunks are sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// In packets of the multifd channels; with credit if the peer grants it.
+    /// In packets of the multifd channels, with credit if the peer grants it.
     Packets { has_credit: bool },
-    /// One after the other on the main channel.
+    /// One stream after the other on the main channel.
     Serial,
 }
 
@@ -163,7 +168,7 @@ impl Streams {
         }
     }
 
-    /// Goes on where the session before was lost.
+    /// The streams of a new session, which continue from the lost session.
     fn resumed(suspended: Suspended, channels: Channels) -> Self {
         let Suspended { devices, savers, queues } = suspended;
         let outbox = Outbox::resumed(queues, channels.count());
@@ -172,7 +177,7 @@ impl Streams {
         Self { outbox, ..streams }
     }
 
-    /// Where save thread `index` begins.
+    /// The position at which save thread `index` begins.
     fn point(&self, index: usize) -> Point {
         self.state.lock().savers[index].point
     }
@@ -189,21 +194,20 @@ impl Streams {
         self.changed.notify_all();
     }
 
-    /// Bytes that are still to be read, and how long reading them is expected to take; `None` before that is known of every
-    /// device.
+    /// The unread bytes, and the expected time for them; `None` before both are known.
     fn remaining(&self, way: Way) -> Option<StreamsRemaining> {
         let state = self.state.lock();
         let remaining: Option<Vec<u64>> = state.savers.iter().map(Progress::known_remaining).collect();
         let remaining = remaining?;
-        // What a device says of itself may be anything.
+        // A device may report any number, so the sum must not overflow.
         let bytes = remaining.iter().copied().fold(0, u64::saturating_add);
         let times = state.savers.iter().zip(remaining).enumerate().map(|(index, (saver, bytes))| {
             let speed = saver.bytes_per_second.filter(|speed| *speed > 0);
-            // What was sent and waits at the destination is loaded first.
+            // The destination first loads the bytes that it has received already.
             let bytes = bytes.saturating_add(self.outbox.unloaded(index));
             speed.map_or(0.0, |speed| bytes as f64 / speed as f64)
         });
-        // In parallel the slowest counts, else all of them.
+        // In parallel the slowest stream counts, otherwise the sum of all.
         let time = if self.is_serial { times.sum() } else { times.fold(0.0, f64::max) };
         Some(StreamsRemaining {
             bytes,
@@ -212,8 +216,9 @@ impl Streams {
         })
     }
 
-    /// Waits for an order that lets a save thread work: the end, or another round than `round`. `None`: it is time to
-    /// ask how much remains.
+    /// Waits for an order to work: the end, or another round than `round`.
+    ///
+    /// `None`: it is time to ask the device for its remaining bytes.
     fn await_order(&self, round: Option<u64>) -> Option<Order> {
         let mut state = self.state.lock();
         loop {
@@ -229,8 +234,10 @@ impl Streams {
         }
     }
 
-    /// Whether save thread `index` may make a call to its device now, and if so, whether the device runs. It must say
-    /// when the call has returned.
+    /// Begins a call of save thread `index` to its device, if one is permitted now. Gives whether the device
+    /// runs.
+    ///
+    /// The thread calls [`Streams::end_call`] after the call has returned.
     fn begin_call(&self, index: usize) -> Option<bool> {
         let mut state = self.state.lock();
         let runs = match state.order {
@@ -242,7 +249,7 @@ impl Streams {
         runs
     }
 
-    /// Since the order to finish.
+    /// The time since the order to finish.
     fn finishing(&self) -> Duration {
         self.state.lock().finish_began.map(|began| began.elapsed()).unwrap_or_default()
     }
@@ -251,7 +258,7 @@ impl Streams {
         self.state.lock().savers[index].is_done
     }
 
-    /// The call has returned. Whether somebody waits for that.
+    /// Ends a call. Gives whether a thread waits for that.
     fn end_call(&self, index: usize) -> bool {
         let mut state = self.state.lock();
         state.savers[index].is_calling = false;
@@ -309,50 +316,52 @@ impl RunningStreams for Streams {
     }
 }
 
-/// The streams of a migration, as its control thread has them.
+/// The streams of a migration, for its control thread.
 pub(super) struct DeviceStreams {
     shared: Arc<Shared>,
     streams: Arc<Streams>,
     way: Way,
     begin: Begin,
-    /// Devices were stopped, or about to be.
+    /// The devices were stopped, or are about to be.
     has_stopped: bool,
 }
 
 /// How the streams of a session begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Begin {
-    /// For the first time.
+    /// The streams begin for the first time.
     First,
-    /// Once more, after others were lost in the switchover.
+    /// The streams begin again from their beginning, after they were lost in the switchover.
     Anew,
-    /// Where others were lost.
+    /// The streams continue at the position at which they were lost.
     GoOn,
 }
 
 impl DeviceStreams {
-    /// The devices begin to save. `None`: no device has a stream.
+    /// Begins saving at all devices. `None`: no device has a stream.
     pub(super) fn begin(
         shared: &Arc<Shared>,
         channels: &[Arc<Channel>],
     ) -> Result<Option<Self>, MigrationError> {
-        let devices = Streamed::of(&shared.vm.devices());
+        let devices = Streamed::of(&shared.guest.vm.devices());
         if devices.is_empty() {
             return Ok(None);
         }
-        let is_file = matches!(shared.to, Address::File { .. });
+        let takes_packets = facts::of(&shared.session.to).takes_device_packets;
         let peer = shared.driver.inspect(sterna_proto::source::Source::peer);
         let has_credit = Features(peer.features).contains(Features::DEVICE_STREAMS);
-        let way = match shared.capabilities.multifd && !is_file {
+        let way = match shared.capabilities.multifd && takes_packets {
             true => Way::Packets { has_credit },
             false => Way::Serial,
         };
         let mut streams = Streams::new(devices, way, Channels::new(channels.to_vec()));
-        streams.outbox = streams.outbox.keeping(shared.unconfirmed.get().is_some());
+        streams.outbox = streams.outbox.keeping(shared.reconnection.unconfirmed.get().is_some());
         Ok(Some(Self::with(shared, streams, way, Begin::First)))
     }
 
-    /// In a session that takes the place of a lost one, of which these are left.
+    /// Begins the streams of a session that replaces a lost one.
+    ///
+    /// They continue with the rest of the lost streams.
     pub(super) fn begin_again(
         shared: &Arc<Shared>,
         channels: &[Arc<Channel>],
@@ -368,7 +377,7 @@ impl DeviceStreams {
 
     fn with(shared: &Arc<Shared>, streams: Streams, way: Way, begin: Begin) -> Self {
         let streams = Arc::new(streams);
-        *shared.streams.lock() = Some(Arc::clone(&streams) as Arc<dyn RunningStreams>);
+        *shared.session.streams.lock() = Some(Arc::clone(&streams) as Arc<dyn RunningStreams>);
         Self { shared: Arc::clone(shared), streams, way, begin, has_stopped: false }
     }
 
@@ -397,27 +406,28 @@ impl DeviceStreams {
         Ok(())
     }
 
-    /// The streams, if lanes carry them.
+    /// The streams, if lanes send them.
     pub(super) fn on_lanes(&self) -> Option<Arc<Streams>> {
         (self.way != Way::Serial).then(|| Arc::clone(&self.streams))
     }
 
-    /// A round has begun: what changed in the devices meanwhile goes out with it.
+    /// Call it at the begin of a round: the devices' changes are sent with it.
     pub(super) fn enter_round(&self, number: u64) {
         if matches!(self.streams.state.lock().order, Order::Run(_)) {
-            // The last round finds other orders.
+            // The last round has other orders.
             self.streams.give(Order::Run(number));
         }
     }
 
-    /// vCPUs have stopped: quiesces all devices, then stops them. Every write of their DMA is to be found by a sync
-    /// after this.
+    /// Quiesces all devices, then stops them. vCPUs have stopped before.
+    ///
+    /// A later sync finds every write of the devices' DMA.
     pub(super) fn stop(&mut self, waits: &mut Waits) -> Result<(), MigrationError> {
         self.has_stopped = true;
         self.streams.give(Order::Park);
         match waits.until(|| self.streams.are_parked().then_some(())) {
             Ok(()) => {}
-            // For whoever called: nothing was done to a device yet.
+            // The caller handles the interruption. No call to a device was made yet.
             Err(Break::Interrupted) => return Ok(()),
             Err(Break::Failed(error)) => return Err(error),
         }
@@ -425,40 +435,44 @@ impl DeviceStreams {
         in_parallel(&self.streams.devices, "stop", |device| device.stop())
     }
 
-    /// A device of which more is worth reading while it runs: it was not read yet, or much less was left after the last time than
-    /// before.
+    /// A device that is worth reading again while it runs; `None` if there is none.
+    ///
+    /// It was not read yet, or its last reading left much less than the one before.
     pub(super) fn unread(&self) -> Option<String> {
         let state = self.streams.state.lock();
         let index = state.savers.iter().position(|saver| !saver.is_tried || saver.is_shrinking)?;
         Some(self.streams.devices[index].to_string())
     }
 
-    /// Lets the save threads read what remains; it is sent beside the last pages, if any come.
+    /// Orders the save threads to read the rest. It is sent in parallel with the last pages, if there are any.
     pub(super) fn finish(&self) {
         self.streams.give(Order::Finish);
     }
 
-    /// Where lanes carry the streams: waits until all of them is with the lanes.
+    /// Waits until lanes have written all of the streams, if lanes send them.
     pub(super) fn await_lanes(&self, waits: &mut Waits) -> Result<(), Break> {
         waits.until(|| (self.streams.are_read() && self.streams.outbox.is_empty()).then_some(()))
     }
 
-    /// Where lanes do not carry them: sends them on the main channel, one device after the other.
+    /// Sends the streams in turn on the main channel, if lanes do not send them.
     pub(super) fn send_in_turn(&self, waits: &mut Waits, main: &MainChannel) -> Result<(), Break> {
         serial::send(&self.streams, waits, main)
     }
 
-    /// What remains of the streams; `None` before every device was asked.
+    /// The remaining bytes of the streams; `None` before every device has answered.
     pub(super) fn remaining(&self) -> Option<StreamsRemaining> {
         self.streams.remaining(self.way)
     }
 
-    /// The connection is lost; save threads have ended. What can go on over another one is left. Of a device that has stopped
-    /// nothing is: what was read of it is not true any more when it runs again.
+    /// Ends the streams of a lost session. Gives the part that can continue in another one.
+    ///
+    /// Save threads have ended. Nothing of a stopped device can continue: its data become outdated when the
+    /// device runs again.
     pub(super) fn suspend(self) -> Option<Suspended> {
-        // The destination may not have heard that the streams begin anew.
+        // The destination may not have received the message that the streams begin again.
         let is_known = self.begin != Begin::Anew || self.streams.outbox.without_grant().is_none();
-        if self.has_stopped || !is_known || self.way != (Way::Packets { has_credit: true }) {
+        let can_go_on = is_known && self.streams.outbox.keeps_all();
+        if self.has_stopped || !can_go_on || self.way != (Way::Packets { has_credit: true }) {
             self.end();
             return None;
         }
@@ -470,7 +484,7 @@ impl DeviceStreams {
         Some(Suspended { devices: self.streams.devices.clone(), savers, queues })
     }
 
-    /// Nothing is read any more; save threads have ended.
+    /// Ends saving at all devices. Save threads have ended.
     pub(super) fn end(self) {
         end_saving(&self.shared, &self.streams.devices);
     }
@@ -484,10 +498,11 @@ fn end_saving(shared: &Shared, devices: &[Streamed]) {
 }
 
 impl Shared {
-    /// The guest runs on: so do its devices, before its vCPUs. One that is dead or hangs cannot: a guest without it is
-    /// better off than one that stands still.
+    /// Resumes the devices, before the vCPUs. A device that does not respond cannot resume.
+    ///
+    /// The guest then runs without it, which is better than a guest that stays paused.
     pub(super) fn run_devices(&self) {
-        let devices = caught("Vm::devices", || Streamed::of(&self.vm.devices()));
+        let devices = caught("Vm::devices", || Streamed::of(&self.guest.vm.devices()));
         let failed = match devices {
             Ok(devices) => failed_in_parallel(&devices, "run", |device| device.run()),
             Err(error) => vec![error],

@@ -1,8 +1,9 @@
-//! Chunks of devices' streams on their way from save threads to lanes.
+//! Chunks of device streams between the reading save threads and the writing lanes.
 //!
-//! Each device has a few buffers, so a slow network makes its save thread wait, not memory grow. Lanes take chunks
-//! device by device in turn. With credit any lane may take any chunk: the destination has room for it. Without, a
-//! device's chunks keep to one lane, in order, so that the destination needs no room to put them in order.
+//! Each device has a few buffers. Therefore a slow network blocks its save thread, and memory use does not grow.
+//! Lanes take chunks from the devices in turn. With credit, any lane may take any chunk, because the destination
+//! has room for it. Without credit, one lane sends all chunks of a device in order. Then the destination needs no
+//! room to reorder them.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,8 +14,13 @@ use sterna_wire::multifd::DEVICE_STATE_PACKET_BYTES;
 use crate::error::MigrationError;
 use crate::interruption::Break;
 
-/// Buffers per device: one is read into, one is sent, and one in between each.
+/// Buffers per device: one is read into, one is sent, and two wait in between.
 const BUFFERS: usize = 4;
+/// The most bytes of a device's chunks that are kept until they are loaded.
+///
+/// The destination decides how many bytes it may lack (`x-sterna-device-queue-size`, default 64 MiB). Beyond this
+/// limit no chunk of that stream is kept, and after a lost connection the stream starts again from its beginning.
+const MOST_KEPT_BYTES: u64 = 1 << 30;
 
 /// A chunk in its packet, ready to be written.
 pub(in crate::outgoing) struct Chunk {
@@ -24,20 +30,23 @@ pub(in crate::outgoing) struct Chunk {
 
 pub(in crate::outgoing) struct Outbox {
     state: Mutex<OutboxState>,
-    /// Each device's save thread waits here, for buffers and credit: one wakes, not all of them.
+    /// Each device's save thread waits here for buffers and credit. One condition per device wakes only one
+    /// thread.
     changed: Vec<Condvar>,
-    /// Chunks that wait for a lane, to be read without the lock.
+    /// The number of chunks that wait for a lane; readable without the lock.
     waiting: AtomicUsize,
-    /// Whether the destination grants room.
+    /// Whether the destination grants credit.
     has_credit: bool,
     /// Whether chunks are kept until they are loaded.
     keeps: bool,
+    /// The limit of kept bytes per device.
+    most_kept_bytes: u64,
     lanes: usize,
 }
 
 struct OutboxState {
     devices: Vec<Queue>,
-    /// Whose turn it is.
+    /// The device whose chunk is taken next.
     turn: usize,
     is_closed: bool,
 }
@@ -45,23 +54,32 @@ struct OutboxState {
 pub(in crate::outgoing) struct Queue {
     ready: VecDeque<Vec<u8>>,
     spare: Vec<Vec<u8>>,
-    /// Chunks that lanes write now.
+    /// The number of chunks that lanes write now.
     sending: usize,
-    /// Bytes of payloads, in all: granted; granted at first, which is as much as the destination holds; sent.
+    /// Total bytes of payloads that were granted, and were sent. `limit` is the first grant: the destination's
+    /// buffer size.
     granted: u64,
     limit: u64,
     sent: u64,
-    /// What the destination is not known to have loaded, where a lost connection is made anew; and where it ends.
+    /// Chunks that the destination may not have loaded. The next field: the payload bytes up to their end.
     kept: VecDeque<Kept>,
     kept_end: u64,
+    /// The destination may lack more chunks than are kept.
+    lacks_kept: bool,
 }
 
-/// A copy of a chunk.
+/// A kept copy of a chunk.
 struct Kept {
     index: u32,
-    /// Bytes of payloads up to its end.
+    /// The payload bytes of the stream up to the chunk's end.
     end: u64,
     packet: Vec<u8>,
+}
+
+impl Kept {
+    fn payload_bytes(&self) -> u64 {
+        (self.packet.len() - DEVICE_STATE_PACKET_BYTES) as u64
+    }
 }
 
 impl OutboxState {
@@ -82,16 +100,17 @@ impl Queue {
             sent: 0,
             kept: VecDeque::new(),
             kept_end: 0,
+            lacks_kept: false,
         }
     }
 
-    /// The same for another session: what is kept is sent again, as far as the first grant says that it was not loaded.
+    /// The queue for another session. The first grant shows which kept chunks were not loaded and must be sent
+    /// again.
     fn resumed(self) -> Self {
         Self { limit: self.limit, kept: self.kept, kept_end: self.kept_end, ..Self::new(0) }
     }
 
-    /// # Errors
-    /// By the first grant of a session something else was loaded than was sent.
+    /// # Errors The first grant of a session reports other loaded bytes than were sent.
     fn grant(&mut self, bytes: u64) -> Result<(), String> {
         let is_first = self.granted == 0;
         self.granted = self.granted.max(bytes);
@@ -103,8 +122,7 @@ impl Queue {
             self.kept.pop_front();
         }
         if is_first {
-            let payload = |kept: &Kept| (kept.packet.len() - DEVICE_STATE_PACKET_BYTES) as u64;
-            let begins = self.kept.front().map_or(self.kept_end, |kept| kept.end - payload(kept));
+            let begins = self.kept.front().map_or(self.kept_end, |kept| kept.end - kept.payload_bytes());
             if begins != loaded {
                 return Err(format!("it has loaded {loaded} bytes, and what it may lack begins at {begins}"));
             }
@@ -125,34 +143,48 @@ impl Outbox {
             waiting: AtomicUsize::new(0),
             has_credit,
             keeps: false,
+            most_kept_bytes: MOST_KEPT_BYTES,
             lanes: lanes.max(1),
         }
     }
 
-    /// Keeps chunks until they are loaded: with credit, so that what is kept has a limit.
+    /// Keeps chunks until they are loaded. It needs credit, which limits the kept bytes.
     pub(crate) fn keeping(self, keeps: bool) -> Self {
         Self { keeps: keeps && self.has_credit, ..self }
     }
 
-    /// What is kept, once nobody uses it any more.
+    /// Takes the queues with the kept chunks, after no thread uses the outbox any more.
     pub(crate) fn take_queues(&self) -> Vec<Queue> {
         std::mem::take(&mut self.state.lock().devices)
     }
 
-    /// One that goes on with what another has kept.
+    /// An outbox that continues with the kept chunks of an earlier session.
     pub(crate) fn resumed(queues: Vec<Queue>, lanes: usize) -> Self {
         let outbox = Self::new(queues.len(), lanes, true).keeping(true);
         outbox.state.lock().devices = queues.into_iter().map(Queue::resumed).collect();
         outbox
     }
 
-    /// Keeps a copy of a chunk that was read. It may not be sent before.
+    /// Keeps a copy of a chunk that was read. The chunk may be sent only afterwards.
     pub(crate) fn keep(&self, device: usize, index: u32, packet: &[u8]) {
         if self.keeps {
             let queue = &mut self.state.lock().devices[device];
+            let begins = queue.kept.front().map_or(queue.kept_end, |kept| kept.end - kept.payload_bytes());
             queue.kept_end += (packet.len() - DEVICE_STATE_PACKET_BYTES) as u64;
+            if queue.lacks_kept || queue.kept_end - begins > self.most_kept_bytes {
+                queue.lacks_kept = true;
+                queue.kept.clear();
+                return;
+            }
             queue.kept.push_back(Kept { index, end: queue.kept_end, packet: packet.to_vec() });
         }
+    }
+
+    /// Whether every chunk is kept that the destination may lack.
+    ///
+    /// Then the streams can continue in a new session.
+    pub(crate) fn keeps_all(&self) -> bool {
+        self.keeps && self.state.lock().devices.iter().all(|queue| !queue.lacks_kept)
     }
 
     /// The first kept chunk from `index` on.
@@ -162,22 +194,22 @@ impl Outbox {
         Some((kept.index, kept.packet.clone()))
     }
 
-    /// Waits for a buffer.
+    /// Waits for a free buffer of the device.
     pub(crate) fn buffer(&self, device: usize) -> Result<Vec<u8>, Break> {
         self.wait(device, |queue| queue.spare.pop())
     }
 
-    /// Gives a buffer back that holds nothing.
+    /// Returns a buffer that is not used any more.
     pub(crate) fn give_back(&self, device: usize, buffer: Vec<u8>) {
         self.state.lock().devices[device].spare.push(buffer);
     }
 
-    /// Waits until anything was granted, and says how much the destination holds at once.
+    /// Waits for the first grant, and gives the size of the destination's buffer in bytes.
     pub(crate) fn first_grant(&self, device: usize) -> Result<u64, Break> {
         self.wait(device, |queue| (queue.granted > 0).then_some(queue.limit))
     }
 
-    /// The first device that was granted nothing so far.
+    /// The first device without a grant so far.
     pub(crate) fn without_grant(&self) -> Option<usize> {
         self.state.lock().devices.iter().position(|queue| queue.granted == 0)
     }
@@ -191,10 +223,11 @@ impl Outbox {
         })
     }
 
-    /// The destination has room for `bytes` of payloads in all. An older word changes nothing.
+    /// Records that the destination grants `bytes` of payloads in total. A smaller total than before has no
+    /// effect.
     ///
     /// # Errors
-    /// A session goes on elsewhere than the one before it can have ended.
+    /// The grant does not fit the end of the previous session.
     pub(crate) fn grant(&self, device: usize, bytes: u64) -> Result<(), MigrationError> {
         let granted = self.state.lock().devices[device].grant(bytes);
         granted.map_err(|what| MigrationError::PeerMisbehaved {
@@ -204,14 +237,14 @@ impl Outbox {
         Ok(())
     }
 
-    /// Bytes of payloads that were sent and are not loaded yet, at least; 0 where nobody tells.
+    /// Payload bytes that were sent and not loaded yet, at least; 0 without credit.
     pub(crate) fn unloaded(&self, device: usize) -> u64 {
         let Queue { granted, limit, sent, .. } = self.state.lock().devices[device];
-        // The destination grants a quarter at a time.
+        // The destination grants a quarter of its buffer at a time.
         sent.saturating_sub(granted.saturating_sub(limit)).saturating_sub(limit / 4)
     }
 
-    /// A chunk is ready. Whoever calls wakes the lanes.
+    /// Adds a chunk for the lanes. The caller wakes them.
     pub(crate) fn push(&self, chunk: Chunk) {
         self.state.lock().devices[chunk.device].ready.push_back(chunk.packet);
         self.waiting.fetch_add(1, Ordering::Release);
@@ -222,7 +255,7 @@ impl Outbox {
         self.has_credit
     }
 
-    /// A chunk that lane `lane` shall write.
+    /// Takes a chunk that lane `lane` has to write.
     pub(crate) fn take(&self, lane: usize) -> Option<Chunk> {
         if self.waiting.load(Ordering::Acquire) == 0 {
             return None;
@@ -238,12 +271,12 @@ impl Outbox {
         self.take_from(&mut state, device)
     }
 
-    /// The next chunk of `device`, if it is ready.
+    /// Takes the next chunk of `device`, if one is ready.
     pub(crate) fn take_of(&self, device: usize) -> Option<Chunk> {
         self.take_from(&mut self.state.lock(), device)
     }
 
-    /// A chunk is written. Whether every chunk that was pushed is.
+    /// Records that a chunk is written. Gives whether every pushed chunk is written.
     pub(crate) fn done(&self, chunk: Chunk) -> bool {
         let mut state = self.state.lock();
         let queue = &mut state.devices[chunk.device];
@@ -255,12 +288,12 @@ impl Outbox {
         is_empty
     }
 
-    /// Whether every chunk that was pushed is written.
+    /// Whether every pushed chunk is written.
     pub(crate) fn is_empty(&self) -> bool {
         self.state.lock().is_empty()
     }
 
-    /// Nobody waits any more.
+    /// Unblocks all waiting threads. Later waits fail.
     pub(crate) fn close(&self) {
         self.state.lock().is_closed = true;
         for changed in &self.changed {
@@ -276,7 +309,7 @@ impl Outbox {
         Some(Chunk { device, packet })
     }
 
-    /// Waits until `check` has something; interrupted when all is over.
+    /// Waits until `check` gives a value. Interrupted after [`Outbox::close`].
     fn wait<T>(&self, device: usize, mut check: impl FnMut(&mut Queue) -> Option<T>) -> Result<T, Break> {
         let mut state = self.state.lock();
         loop {
@@ -330,12 +363,26 @@ mod tests {
         let outbox = Outbox::new(1, 1, true);
         outbox.grant(0, 1000).unwrap();
         outbox.spend(0, 900).unwrap();
-        // A quarter is granted in one message, so that much may be loaded and not told.
+        // One message grants a quarter. So much may be loaded and not reported.
         assert_eq!(outbox.unloaded(0), 650);
         outbox.grant(0, 1600).unwrap();
         assert_eq!(outbox.unloaded(0), 50);
         outbox.grant(0, 1900).unwrap();
         assert_eq!(outbox.unloaded(0), 0);
+    }
+
+    /// The destination grants everything in one message, and does not report any chunk as loaded.
+    #[test]
+    fn what_is_kept_has_a_limit_however_much_is_granted() {
+        let outbox = Outbox { most_kept_bytes: 1000, ..Outbox::new(1, 1, true).keeping(true) };
+        outbox.grant(0, u64::MAX).unwrap();
+        let packet = vec![0; DEVICE_STATE_PACKET_BYTES + 100];
+        (0..10).for_each(|index| outbox.keep(0, index, &packet));
+        assert!(outbox.keeps_all());
+        outbox.keep(0, 10, &packet);
+        assert!(!outbox.keeps_all() && outbox.kept_from(0, 0).is_none());
+        outbox.keep(0, 11, &packet);
+        assert!(outbox.kept_from(0, 0).is_none(), "a part of it is of no use");
     }
 
     #[test]

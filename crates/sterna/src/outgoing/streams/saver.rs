@@ -12,14 +12,14 @@ use crate::interruption::Break;
 use crate::streams::{CHUNK_BYTES, CONFIGURATION_BYTES, Streamed};
 use crate::threads::call;
 
-/// Bytes of a chunk's head, where it carries data.
+/// The size in bytes of the head of a chunk with data.
 const HEAD: usize = 12;
-/// Where a chunk's data begin in its packet.
+/// The offset of a chunk's data in its packet.
 const DATA_AT: usize = DEVICE_STATE_PACKET_BYTES + HEAD;
-/// No chunk is smaller than this for want of credit, unless all credit is.
+/// Lack of credit makes no chunk smaller than this, unless the total credit is smaller.
 const LEAST_CHUNK: u64 = 64 << 10;
 
-/// Works until the stream is read, or all is over.
+/// Works until the stream is read, or the migration ends.
 pub(super) fn run(shared: &Shared, streams: &Streams, index: usize, device: &Streamed) {
     let Point { next, data_bytes, initial_is_told } = streams.point(index);
     let mut saver = Saver {
@@ -46,28 +46,28 @@ struct Saver<'a> {
     streams: &'a Streams,
     index: usize,
     device: &'a Streamed,
-    /// Of data, in a chunk.
+    /// The largest number of data bytes in a chunk.
     chunk_bytes: usize,
-    /// Index of the next chunk.
+    /// The index of the next chunk.
     next: u32,
     data_bytes: u64,
-    /// The end of the initial bytes is still to be told.
+    /// The end of the initial bytes is not sent yet.
     tells_initial: bool,
-    /// The stopped device said that all was read.
+    /// The stopped device has reported the end of its stream.
     is_at_end: bool,
-    /// For the chunk that is sent next.
+    /// The time that the next chunk has waited for credit.
     waited_for_credit: Duration,
     waited_for_network: Duration,
 }
 
-/// What came of reading a chunk.
+/// The result of reading a chunk.
 enum Read {
     Sent {
         bytes: u64,
         /// Whether the device ran.
         runs: bool,
     },
-    /// Nothing is there, or no call may be made now.
+    /// The device has no data, or no call may be made now.
     Nothing,
 }
 
@@ -77,7 +77,7 @@ impl Saver<'_> {
             self.device.stream.expected_bytes_per_second()
         });
         self.note(|progress| progress.bytes_per_second = expected);
-        // Counted from the start, also where nothing is read before the stop.
+        // The time counts from the start, also if nothing is read before the stop.
         self.ask_remaining()?;
         if self.streams.while_running {
             let granted = self.streams.outbox.first_grant(self.index)?;
@@ -101,7 +101,7 @@ impl Saver<'_> {
         }
     }
 
-    /// In a session that takes the place of a lost one: what the destination may lack.
+    /// Sends chunks again that the destination may lack after a lost session.
     fn send_again(&mut self) -> Result<(), Break> {
         let mut from = 0;
         while let Some((index, packet)) = self.streams.outbox.kept_from(self.index, from) {
@@ -114,11 +114,12 @@ impl Saver<'_> {
         Ok(())
     }
 
-    /// Reads what remains now: once a round, or a device that keeps changing would take the lanes for itself.
+    /// Reads the bytes that remain now, once per round. A device that keeps changing would otherwise occupy the
+    /// lanes.
     fn read_running(&mut self) -> Result<(), Break> {
         let Some(remaining) = self.ask_remaining()? else { return Ok(()) };
         if !self.streams.while_running {
-            // It is read in the pause alone: there is nothing to wait for.
+            // The stream is read only in the pause, so the switchover need not wait for a first reading.
             self.note(|progress| progress.is_tried = true);
             return Ok(());
         }
@@ -141,7 +142,9 @@ impl Saver<'_> {
         Ok(())
     }
 
-    /// There are no initial bytes (any more): an empty chunk says so.
+    /// Sends an empty chunk as the end mark of the initial bytes.
+    ///
+    /// It is needed if no initial bytes are left to read.
     fn tell_initial(&mut self) -> Result<(), Break> {
         self.tells_initial = false;
         let mut packet = self.streams.outbox.buffer(self.index)?;
@@ -149,7 +152,7 @@ impl Saver<'_> {
         self.send(packet, true)
     }
 
-    /// The device has stopped: reads all that remains, then its configuration.
+    /// Reads the rest of the stopped device's stream, then its configuration.
     fn finish(&mut self) -> Result<(), Break> {
         while let Read::Sent { .. } = self.chunk(self.chunk_bytes)? {}
         let Some((configuration, _)) =
@@ -179,7 +182,7 @@ impl Saver<'_> {
         Ok(())
     }
 
-    /// Reads one chunk of at most `most` bytes and puts it out.
+    /// Reads one chunk of at most `most` bytes and sends it.
     fn chunk(&mut self, most: usize) -> Result<Read, Break> {
         let began = Instant::now();
         let mut packet = self.streams.outbox.buffer(self.index)?;
@@ -187,7 +190,8 @@ impl Saver<'_> {
         packet.resize(DATA_AT + most, 0);
         let began = Instant::now();
         let (mut count, mut runs) = (0, false);
-        // Small reads of a stopped device are gathered: a chunk costs a packet, and a place at the destination.
+        // Small reads of a stopped device are combined, because each chunk costs a packet and a place at the
+        // destination.
         while count < most && !self.is_at_end {
             let Some((got, is_running)) =
                 self.call("read", |stream| stream.read(&mut packet[DATA_AT + count..]))?
@@ -212,7 +216,7 @@ impl Saver<'_> {
         }
         packet.truncate(DATA_AT + count);
         self.data_bytes += count as u64;
-        // Asked and not noted: what is noted counts this chunk until it is sent.
+        // The device is asked, but the answer is not noted: the noted value includes this chunk until it is sent.
         let initial_ends = runs
             && self.tells_initial
             && self.remaining()?.is_some_and(|remaining| remaining.initial_bytes == 0);
@@ -220,14 +224,14 @@ impl Saver<'_> {
         let mut head = Vec::with_capacity(DATA_AT);
         self.head(&mut head, DeviceChunkKind::Data { initial_ends }, count)?;
         packet[..DATA_AT].copy_from_slice(&head);
-        // What is kept is read, though this session may be lost before it is sent.
+        // A kept chunk counts as read, although this session may be lost before it is sent.
         let sent = self.send(packet, runs);
         self.count(count as u64, reading, runs);
         sent?;
         Ok(Read::Sent { bytes: count as u64, runs })
     }
 
-    /// Notes what remains, for the control thread.
+    /// Notes the remaining bytes for the control thread.
     fn ask_remaining(&self) -> Result<Option<RemainingState>, MigrationError> {
         let remaining = self.remaining()?;
         if remaining.is_some() {
@@ -240,7 +244,7 @@ impl Saver<'_> {
         Ok(self.call("ask what is remaining", |device| device.remaining())?.map(|(remaining, _)| remaining))
     }
 
-    /// Makes a call to the device, unless none may be made now. Says with the result whether the device runs.
+    /// Makes a call to the device, unless none is permitted now. Gives the result and whether the device runs.
     fn call<T>(
         &self,
         doing: &str,
@@ -254,7 +258,7 @@ impl Saver<'_> {
         result.map(|result| Some((result, runs)))
     }
 
-    /// Packet header and head of the next chunk, with `data` bytes after it.
+    /// Appends the packet header and the head of the next chunk, which has `data` bytes.
     fn head(&mut self, out: &mut Vec<u8>, kind: DeviceChunkKind, data: usize) -> Result<(), MigrationError> {
         let mut head = Vec::with_capacity(DeviceChunk::MAX_BYTES);
         DeviceChunk { index: self.next, kind }.encode(&mut head);
@@ -273,8 +277,10 @@ impl Saver<'_> {
         Ok(())
     }
 
-    /// Sends a chunk that was read while the device ran, or had stopped. Of one that had stopped the stream begins anew after a
-    /// loss.
+    /// Sends a chunk of a running (`runs`) or stopped device.
+    ///
+    /// The stream of a stopped device starts again from its beginning after a lost connection, so its chunks are
+    /// not kept.
     fn send(&mut self, packet: Vec<u8>, runs: bool) -> Result<(), Break> {
         if runs {
             self.streams.outbox.keep(self.index, self.next - 1, &packet);
@@ -300,7 +306,7 @@ impl Saver<'_> {
         if self.streams.is_serial {
             self.shared.driver.nudge();
         } else {
-            self.shared.lanes.queue.wake(self.streams.outbox.is_for_any());
+            self.shared.session.lanes.queue.wake(self.streams.outbox.is_for_any());
         }
         Ok(())
     }
@@ -309,7 +315,8 @@ impl Saver<'_> {
         let for_credit = std::mem::take(&mut self.waited_for_credit);
         let for_network = std::mem::take(&mut self.waited_for_network);
         self.note(|progress| {
-            // What was read is on its way; asking again before every chunk would cost a call each.
+            // The read bytes are subtracted here, because asking the device before each chunk would cost one call
+            // each.
             if let Some(remaining) = &mut progress.remaining {
                 let initial = if running { remaining.initial_bytes.min(bytes) } else { 0 };
                 remaining.initial_bytes -= initial;
@@ -321,7 +328,8 @@ impl Saver<'_> {
             statistics.running_bytes += if running { bytes } else { 0 };
             statistics.working += reading;
             statistics.waiting += for_credit + for_network;
-            // Credit comes as the other side loads. The network is estimated for all that has to be sent.
+            // Credit arrives as the destination loads. The network's time is estimated for all bytes together
+            // elsewhere.
             let seen = &mut progress.seen;
             *seen = (seen.0 + bytes, seen.1 + reading + for_credit);
             if seen.0 >= TELLING_BYTES {

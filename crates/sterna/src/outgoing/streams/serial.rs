@@ -1,7 +1,9 @@
-//! Streams on the main channel, one device after the other: for a source without multifd channels, and for files.
+//! Device streams on the main channel, one after the other.
 //!
-//! Each is a section in parts (START, PART…, END; `specs/extension.md §9`) of its own name, whose bodies are the
-//! chunks that packets would carry. Save threads read ahead meanwhile.
+//! They are used by a source without multifd channels, and for files.
+//!
+//! Each stream is a section of its own name, in parts (START, PART…, END; `specs/extension.md §9`). The bodies
+//! are the chunks that packets would carry. Save threads read ahead meanwhile.
 
 use sterna_wire::multifd::DEVICE_STATE_PACKET_BYTES;
 
@@ -10,13 +12,13 @@ use super::super::waits::Waits;
 use super::Streams;
 use crate::interruption::Break;
 
-/// Sends all streams.
+/// Sends all streams on the main channel.
 pub(super) fn send(streams: &Streams, waits: &mut Waits, main: &MainChannel) -> Result<(), Break> {
     for (index, device) in streams.devices.iter().enumerate() {
         let section = main.with(|stream| stream.stream_section(&device.name, device.instance))?;
         loop {
             let chunk = waits.until(|| {
-                // In this order: what was put out before the end is not overlooked.
+                // The end is checked first, so that a chunk that was pushed before the end is not overlooked.
                 let is_read = streams.is_read(index);
                 let chunk = streams.outbox.take_of(index);
                 (chunk.is_some() || is_read).then_some(chunk)

@@ -1,4 +1,4 @@
-//! A file that holds pages at their places.
+//! A mapped-ram file that is being written, with each page at a fixed place.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use sterna_wire::mapped_ram::{MappedHeader, bitmap_bytes, mark_page};
 use crate::error::MigrationError;
 use crate::order::PageRun;
 
-/// The pages of a guest in a file that is being written; lanes share it.
+/// The pages of a guest in a file that is being written. All lanes share it.
 ///
-/// A page that is written has its bit set. One that becomes zero later loses its bit and its room on the disk, so
-/// that nothing stale ever stands under a clear bit.
+/// A written page has its bit set. If the page becomes zero later, its bit is cleared and its disk space is
+/// released. Therefore no stale data is stored under a clear bit.
 #[derive(Debug)]
 pub(crate) struct MappedFile {
     file: Arc<PageFile>,
@@ -23,26 +23,26 @@ pub(crate) struct MappedFile {
 }
 
 impl MappedFile {
-    /// Pages of `ram` at the places that `headers` name, one for each block.
+    /// The pages of `ram` at the places that `headers` name, with one header per block.
     pub(crate) fn new(file: Arc<PageFile>, headers: Vec<MappedHeader>, ram: &GuestRam) -> Self {
         Self { file, headers, held: DirtyBitmaps::new(ram) }
     }
 
-    /// The file.
+    /// The file to which lanes write.
     pub(crate) fn file(&self) -> &Arc<PageFile> {
         &self.file
     }
 
-    /// Pages whose bytes are in the file.
+    /// Number of pages whose bytes are in the file.
     #[cfg(test)]
     pub(crate) fn held_pages(&self) -> u64 {
         self.held.count()
     }
 
-    /// Writes every block's bitmap, after all pages.
+    /// Writes the bitmap of every block. Call this after all pages were written.
     ///
     /// # Errors
-    /// [`MigrationError::System`], such as a full disk.
+    /// [`MigrationError::System`], for example for a full disk.
     pub(crate) fn write_bitmaps(&self) -> Result<(), MigrationError> {
         for (block, header) in self.headers.iter().enumerate() {
             let held = self.held.block(block);
@@ -59,17 +59,17 @@ impl MappedFile {
         Ok(())
     }
 
-    /// Where the first page of `run` lies.
+    /// Offset in the file of the first page of `run`.
     pub(super) fn place(&self, run: PageRun) -> u64 {
         self.headers[run.block].page_offset(run.first)
     }
 
-    /// These pages have content that stands in the file soon.
+    /// Sets the bits of these pages, whose content is written next.
     pub(super) fn hold(&self, run: PageRun) {
         self.held.block(run.block).set_range(run.first, run.count);
     }
 
-    /// These pages are zero: they lose their bits, and their room if they had any.
+    /// Clears the bits of these pages, which are zero. If they had space in the file, releases it.
     pub(super) fn drop_pages(&self, run: PageRun) -> Result<(), MigrationError> {
         if self.held.block(run.block).clear_range(run.first, run.count) == 0 {
             return Ok(());

@@ -1,4 +1,4 @@
-//! Pages in a mapped-ram file: every page at its place, no packets (specs/mapped-ram.md §4).
+//! Writing pages to a mapped-ram file: every page at a fixed place, without packets (specs/mapped-ram.md §4).
 
 mod mapped;
 mod writer;

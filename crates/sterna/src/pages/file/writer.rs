@@ -1,4 +1,4 @@
-//! A lane into a file.
+//! The page writer of a lane that writes to a file.
 
 use std::sync::Arc;
 
@@ -10,44 +10,45 @@ use crate::error::MigrationError;
 use crate::order::PageRun;
 use crate::pages::PageWriter;
 
-/// Pages of one piece of I/O, at most: 2 MiB.
+/// Most pages of one I/O: 512 pages are 2 MiB.
 const PIECE_PAGES: u64 = 512;
 
-/// Zero pages between others that are written with them, at most: 64 KiB. A disk takes one large piece much
-/// faster than several small ones.
+/// Most zero pages in a gap that is written together with its neighbours: 16 pages are 64 KiB. A disk writes
+/// one large piece much faster than several small ones.
 const GAP_PAGES: u64 = 16;
 
-/// Writes pages into a file, straight out of guest RAM, several large pieces on their way at once.
+/// Writes pages to a file, directly from guest RAM, with several large pieces in flight.
 ///
-/// Neighbouring runs become one piece. A few zero pages between them are written along, and have their bits set: they
-/// are data as good as any. If the guest has written one of them meanwhile, it is dirty and comes again.
+/// Neighbouring runs form one piece. A few zero pages between them are written as well, and their bits are set.
+/// This is allowed, because zeros are valid content. If the guest has written such a page meanwhile, the page
+/// is dirty and is sent again.
 pub(crate) struct FileWriter {
     image: Arc<MappedFile>,
     queue: PageQueue,
-    /// What is to be written next.
+    /// The pages that are written next.
     piece: Option<PageRun>,
-    /// Zero pages right after the piece, which go with it if more follows.
+    /// Number of zero pages directly after the piece. They are written with it if another run follows.
     gap: u64,
 }
 
 impl FileWriter {
-    /// A lane that writes pages of `ram` into `image`.
+    /// The writer of a lane that writes pages of `ram` to `image`.
     pub(crate) fn new(image: Arc<MappedFile>, ram: &GuestRam) -> Self {
         Self::with_options(image, ram, QueueOptions::default())
     }
 
-    /// As [`FileWriter::new`], with its queue working as `options` say.
+    /// As [`FileWriter::new`], with `options` for its I/O queue.
     pub(crate) fn with_options(image: Arc<MappedFile>, ram: &GuestRam, options: QueueOptions) -> Self {
         let queue = PageQueue::with_ram(image.file(), ram, options);
         Self { image, queue, piece: None, gap: 0 }
     }
 
-    /// These pages are zero and were never populated: reading them would populate them.
+    /// Records zero pages that were never populated. They are not read, because reading would populate them.
     pub(crate) fn absent_run(&mut self, run: PageRun) -> Result<(), MigrationError> {
         self.image.drop_pages(run)
     }
 
-    /// Sends the piece on its way; zero pages after it are nothing but zero pages.
+    /// Starts the write of the piece. The zero pages after it are only recorded as zero.
     fn send_piece(&mut self) -> Result<(), MigrationError> {
         let Some(piece) = self.piece.take() else { return Ok(()) };
         let gap = std::mem::take(&mut self.gap);
@@ -93,12 +94,12 @@ impl PageWriter for FileWriter {
         self.image.drop_pages(run)
     }
 
-    /// Everything is with the disk: what follows, on any lane, cannot be overtaken.
+    /// Waits until the disk has all pages, so that later writes of any lane are ordered after them.
     fn barrier(&mut self) -> Result<(), MigrationError> {
         self.send_piece()?;
         self.queue.drain().map_err(MigrationError::storage)
     }
 
-    /// Nobody waits: dropping the file removes what was written.
+    /// No thread is waiting here. The incomplete file is removed when it is dropped.
     fn abort(&mut self) {}
 }

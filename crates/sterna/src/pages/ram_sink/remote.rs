@@ -1,8 +1,8 @@
-//! Guest memory that the source writes itself, by RDMA: this side sees no page come.
+//! Guest memory that the source writes by RDMA, so that this side does not notice the arrival of pages.
 
 use std::sync::atomic::Ordering;
 
-use sterna_ram::{PAGE_SHIFT, PAGE_SIZE, PageBitmap, RamBlock, Run};
+use sterna_ram::{PAGE_SHIFT, PAGE_SIZE};
 
 use super::RamSink;
 use crate::error::MigrationError;
@@ -12,24 +12,26 @@ use crate::pages::PageSink;
 const PAGE_BYTES: u64 = PAGE_SIZE as u64;
 
 impl RamSink {
-    /// The source may write `length` bytes from `start` on, which are whole pages, from now on: each of these pages
-    /// counts as one that came and may hold bytes. They are populated.
+    /// Prepares `length` bytes from `start`, which must be whole pages, for the source's writes. Each page is
+    /// populated, counts as received, and may hold bytes.
     pub(crate) fn open(&self, block: usize, start: u64, length: u64) -> Result<(), MigrationError> {
         let run = PageRun { block, first: start >> PAGE_SHIFT, count: length >> PAGE_SHIFT };
         self.prepare(run).map(drop)
     }
 
-    /// All of a block is registered with an adapter that follows its memory: from now on the source may write any page, and
-    /// none is populated or kept in place for that. What an earlier guest has left is cleared before: which pages the source
-    /// writes is not seen.
+    /// Prepares a whole block that is registered with an adapter on demand. From now on the source may write
+    /// any page. Pages are neither populated nor kept in place.
+    ///
+    /// Bytes of an earlier guest are cleared before, because this side does not notice which pages the source
+    /// writes.
     pub(crate) fn follow(&self, block: usize) -> Result<(), MigrationError> {
         let all = PageRun { block, first: 0, count: self.ram.block(block).pages() };
+        let record = self.looked();
         if !self.may_hold_bytes[block] {
-            self.clear(all)?;
+            self.count(record.empty(block, &self.ram)?);
         }
         self.is_followed[block].store(true, Ordering::Release);
-        self.holds().block(block).set_all();
-        self.received.block(block).set_all();
+        record.content(all);
         Ok(())
     }
 
@@ -37,8 +39,8 @@ impl RamSink {
         self.is_followed[block].load(Ordering::Acquire)
     }
 
-    /// `length` bytes from `start` on are zero. The range may begin and end inside a page. Gives how many whole pages it
-    /// has. Nothing is populated by this.
+    /// Makes `length` bytes from `start` zero. The range may begin and end inside a page. Returns the number of
+    /// whole pages in the range. Populates no page.
     pub(crate) fn zero_range(&self, block: usize, start: u64, length: u64) -> Result<u64, MigrationError> {
         let end = start + length;
         let (first, last) = (start.div_ceil(PAGE_BYTES), end >> PAGE_SHIFT);
@@ -54,29 +56,20 @@ impl RamSink {
         Ok(last - first)
     }
 
-    /// A part of one page is zero. A page that holds no bytes is zero as it is, and stays unpopulated.
+    /// Makes a part of one page zero. A page without bytes is already zero, and stays unpopulated.
     fn zero_part(&self, block: usize, start: u64, length: u64) -> Result<(), MigrationError> {
         let page = start >> PAGE_SHIFT;
-        if length > 0 && self.holds().block(block).get(page) {
+        if length > 0 && self.looked().may_hold(block, page) {
             self.ram.block(block).slice(start, length as usize)?.fill_zero()?;
         }
         Ok(())
     }
 }
 
-/// Pages that are registered may be written at any time, and nobody here sees it: they hold bytes as long as they are.
-pub(super) fn hold_what_is_pinned(block: &RamBlock, holds: &PageBitmap, run: Run) {
-    let mut page = run.first;
-    while let Some(pinned) = block.pinned_in(page, run.end() - page) {
-        holds.set_range(pinned.first, pinned.count);
-        page = pinned.end();
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sterna_ram::{Backing, GuestRam};
+    use sterna_ram::{Backing, GuestRam, RamBlock};
 
     const PAGES: u64 = 1024;
 
@@ -99,7 +92,7 @@ mod tests {
             sink.open(0, 0, PAGES * PAGE_BYTES).unwrap();
             let pin = block.pin(0, PAGES * PAGE_BYTES).unwrap();
             for round in 0..3 {
-                // The adapter's doing.
+                // The adapter writes the page.
                 block.write(5 * PAGE_BYTES, &[7; PAGE_SIZE]).unwrap();
 
                 sink.zero_range(0, 0, PAGES * PAGE_BYTES).unwrap();
@@ -108,7 +101,7 @@ mod tests {
                 let resident = block.resident_bytes().unwrap();
                 assert_eq!(resident, PAGES * PAGE_BYTES, "{backing:?}: pages were given back under the pin");
             }
-            // A part of what is registered.
+            // A part of the registered range.
             block.write(5 * PAGE_BYTES, &[7]).unwrap();
             assert_eq!(sink.zero_range(0, 4 * PAGE_BYTES, 3 * PAGE_BYTES).unwrap(), 3);
             assert_eq!(byte(&sink, 5 * PAGE_BYTES), 0);
@@ -128,7 +121,7 @@ mod tests {
 
         sink.open(0, 0, 4 * PAGE_BYTES).unwrap();
         block.write(0, &vec![7; 4 * PAGE_SIZE]).unwrap();
-        // Inside one page, over a border, from a border on, up to a border, whole.
+        // Inside one page, over a page boundary, from a boundary on, up to a boundary, whole.
         for (start, length, pages) in [(100, 50, 0), (4090, 10, 0), (8192, 7, 0), (12200, 88, 0)] {
             assert_eq!(sink.zero_range(0, start, length).unwrap(), pages, "{start}");
             for (offset, wanted) in [(start - 1, 7), (start, 0), (start + length - 1, 0), (start + length, 7)]

@@ -1,4 +1,5 @@
-//! The background's pages for lanes, which take them without a lock, so that no request waits for a lane.
+//! The background's pages for lanes. Lanes take pages without a lock, so that a request does not wait for a
+//! lane.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -7,23 +8,23 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use super::pages::{CHUNK_PAGES, Pages};
 use crate::order::PageRun;
 
-/// Neighbourhoods of requests that wait for their turn.
+/// Most chunks around recent requests that wait for their turn.
 const NEIGHBOURHOODS: usize = 16;
 
-/// The pages that the destination lacks. A lane takes a chunk after the other: those around recent requests first, then the next
-/// that no lane has taken.
+/// The pages that the destination lacks. A lane takes one chunk after the other: first the chunks around recent
+/// requests, then the next free chunk.
 pub(crate) struct LanePages {
     blocks: Arc<[Pages]>,
-    /// For each block: pages of a chunk, and the number of its first chunk over all blocks.
+    /// For each block: the number of pages in a chunk, and the number of its first chunk over all blocks.
     chunks: Vec<(u64, u64)>,
     count: u64,
     next: AtomicU64,
-    /// Chunks around recent requests, each as its number and one; 0: none.
+    /// Chunks around recent requests, each as its number plus one. 0: the slot is empty.
     near: [AtomicU64; NEIGHBOURHOODS],
     near_next: AtomicUsize,
 }
 
-/// Where a lane is: what it has not taken yet of its chunk.
+/// A lane's position: the pages of its chunk that it has not taken yet.
 #[derive(Default)]
 pub(crate) struct LanePlace {
     block: usize,
@@ -31,7 +32,7 @@ pub(crate) struct LanePlace {
 }
 
 impl LanePages {
-    /// `units`: for each block, pages that are taken at once at least.
+    /// `units`: for each block, the smallest number of pages that are taken together.
     pub(super) fn new(blocks: Arc<[Pages]>, units: &[u64]) -> Self {
         debug_assert!(blocks.len() == units.len());
         let (mut chunks, mut count) = (Vec::new(), 0);
@@ -44,7 +45,7 @@ impl LanePages {
         Self { blocks, chunks, count, next: AtomicU64::new(0), near, near_next: AtomicUsize::new(0) }
     }
 
-    /// Takes up to `most` neighbouring pages. Each page goes to one lane. `None`: no page is left.
+    /// Takes up to `most` neighbouring pages. Each page is given to one lane. `None`: no page is left.
     pub(crate) fn take(&self, place: &mut LanePlace, most: u64) -> Option<PageRun> {
         loop {
             let unsent = self.blocks.get(place.block).map(|block| &block.unsent)?;
@@ -56,12 +57,13 @@ impl LanePages {
         }
     }
 
-    /// Pages that were not taken yet.
+    /// Number of pages that were not taken yet.
     pub(crate) fn left(&self) -> u64 {
         self.blocks.iter().map(|pages| pages.unsent.count()).sum()
     }
 
-    /// After a request, a guest often touches the pages beside it. Of more than a few at once the oldest are left to their turn.
+    /// Notes the chunk of a request, because a guest often touches neighbouring pages next. If there are too
+    /// many, the oldest chunk is overwritten and waits for its ordinary turn.
     pub(super) fn note_near(&self, run: PageRun) {
         let (pages, first) = self.chunks[run.block];
         let near = first + run.first / pages + 1;
@@ -71,12 +73,12 @@ impl LanePages {
         }
     }
 
-    /// The oldest.
+    /// Takes the oldest noted chunk.
     fn take_near(&self) -> Option<u64> {
         let oldest = self.near_next.load(Ordering::Relaxed);
         (0..NEIGHBOURHOODS).find_map(|age| {
             let slot = &self.near[(oldest + age) % NEIGHBOURHOODS];
-            // Looked at first: most are empty, and lanes share them.
+            // Loaded first because a swap is expensive: most slots are empty, and all lanes share them.
             let is_set = slot.load(Ordering::Relaxed) != 0;
             is_set.then(|| slot.swap(0, Ordering::Relaxed)).filter(|near| *near != 0).map(|near| near - 1)
         })
@@ -88,7 +90,8 @@ impl LanePages {
     }
 
     fn place(&self, chunk: u64) -> LanePlace {
-        // A block without pages has no chunk: of those with one first chunk, the last has it.
+        // A block without pages has no chunk. If several blocks have the same first chunk, the last one owns
+        // it.
         let block = self.chunks.partition_point(|(_, first)| *first <= chunk) - 1;
         let (pages, first) = self.chunks[block];
         let start = (chunk - first) * pages;

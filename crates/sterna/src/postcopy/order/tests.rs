@@ -10,7 +10,7 @@ fn request(order: &mut PageOrder, block: usize, first: u64, count: u64) {
     order.request(block, first * 4096, count * 4096).unwrap();
 }
 
-/// Everything that is left, requested pages first.
+/// All remaining runs, requested pages first.
 fn rest(order: &mut PageOrder) -> Vec<(usize, u64)> {
     let mut pages = Vec::new();
     while let Some(run) = order.take_requested(CHUNK_PAGES).or_else(|| order.take_background()) {
@@ -94,7 +94,7 @@ fn bad_requests_are_refused_and_change_nothing() {
 
     let mut order = PageOrder::new(&[64], vec![0]);
     request(&mut order, 0, 0, 8);
-    // All of it is in the next, which is asked for first where both wait.
+    // The second request includes the pages of the first, which are sent only once.
     request(&mut order, 0, 0, 16);
     assert_eq!(order.take_requested(64).unwrap().count, 8);
     assert_eq!(order.take_requested(64).unwrap().count, 8);
@@ -145,7 +145,7 @@ fn after_a_break_exactly_what_did_not_arrive_is_sent_again() {
     assert_eq!(rest(&mut order), wanted);
 }
 
-/// Requests, both senders, and breaks in any order: every page goes out once between two breaks.
+/// Requests, both senders and lost connections in any order: between two losses every page is sent once.
 #[test]
 fn every_page_goes_out_exactly_once_whatever_is_requested() {
     for seed in 0..60 {
@@ -191,7 +191,7 @@ fn every_page_goes_out_exactly_once_whatever_is_requested() {
     }
 }
 
-/// Whoever gives way to requests waits as long as there are some.
+/// The background, which waits while requests exist, must not wait without end.
 #[test]
 fn no_request_is_left_when_the_last_requested_page_was_taken() {
     let pages = 3 * QUEUE as u64;
@@ -206,7 +206,7 @@ fn no_request_is_left_when_the_last_requested_page_was_taken() {
     assert!(!order.has_requests());
 }
 
-/// All that the lane takes, as it takes it.
+/// All runs that the lane takes, in its order.
 fn lane(pages: &LanePages) -> Vec<(usize, u64, u64)> {
     let mut place = LanePlace::default();
     std::iter::from_fn(|| pages.take(&mut place, 128)).map(|run| (run.block, run.first, run.count)).collect()
@@ -234,7 +234,7 @@ fn neighbours_of_requests_go_to_lanes_first_and_requested_pages_to_none() {
     assert_eq!(order.take_requested(16), Some(PageRun { block: 1, first: 1024, count: 16 }));
     let taken = lane(&pages);
     assert_eq!(taken[..2], [(0, 640, 60), (0, 701, 3)]);
-    // A whole huge page, but for what is on its way.
+    // A whole huge page, except the pages that are on their way.
     assert_eq!(taken[2..6], [(1, 1040, 128), (1, 1168, 128), (1, 1296, 128), (1, 1424, 112)]);
     assert_eq!(taken[6], (0, 0, 64));
 }

@@ -1,4 +1,5 @@
-//! A source and a destination without a network: what is missing after a cut is exactly what the destination lacks.
+//! A source and a destination without a network. After a cut, exactly the pages that the destination lacks
+//! count as missing.
 
 use sterna_ram::{Backing, PAGE_SIZE, RamBlock};
 
@@ -14,19 +15,19 @@ fn ram() -> GuestRam {
     GuestRam::new(PAGES.into_iter().enumerate().map(block).collect()).unwrap()
 }
 
-/// A way to get it wrong.
+/// A planted bug of the record, or none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Planted {
     Nothing,
-    /// What came in an earlier round counts as held, too.
+    /// Pages of earlier rounds count as received, too.
     KeepsHeld,
-    /// A page counts as held before all of it has come.
+    /// A page counts as received before all its bytes have arrived.
     CountsHalf,
-    /// What is held of a session is said to be of the one that has begun since.
+    /// The received pages of a session are reported for the next session, which has begun since.
     NamesNextSession,
 }
 
-/// Versions of all pages: of the source's guest, and as they are at the destination. `None`: half a page.
+/// Versions of all pages: in the source's guest, and at the destination. `None`: half of the page has arrived.
 struct World {
     source: Vec<Vec<u64>>,
     destination: Vec<Vec<Option<u64>>>,
@@ -57,7 +58,7 @@ impl World {
         }
     }
 
-    /// The guest writes; each page is dirty for the next round.
+    /// The guest writes pages. Each written page is dirty for the next round.
     fn write(&mut self, dirty: &DirtyBitmaps) {
         for _ in 0..self.random.usize(0..60) {
             let block = self.random.usize(0..PAGES.len());
@@ -67,7 +68,7 @@ impl World {
         }
     }
 
-    /// Sends rounds until the connection breaks. Gives what is dirty then, and in no round.
+    /// Sends rounds until the connection breaks. Returns the pages that are dirty then and in no round.
     fn session(&mut self, first: DirtyBitmaps) -> DirtyBitmaps {
         let ram = ram();
         let mut round = first;
@@ -82,7 +83,8 @@ impl World {
                     if !round.block(block).get(page) {
                         continue;
                     }
-                    // The guest may write a page while it waits; it is read later, so that the write goes with it.
+                    // The guest may write a page of the round before it is read. The write is then sent with
+                    // the page.
                     if self.random.u8(..) < 3 {
                         self.write(&next);
                     }
@@ -99,7 +101,7 @@ impl World {
                             self.held.came(block, page, 1);
                         }
                     } else {
-                        // It lies in a buffer and is lost.
+                        // The page is in a buffer of the network, and is lost.
                         reads_ahead -= 1;
                         if reads_ahead <= 0 {
                             return next;
@@ -133,11 +135,12 @@ impl World {
         }
     }
 
-    /// Both find each other again. Gives the first round of the session.
+    /// Begins the next session on both sides. Returns its first round.
     fn reconnect(&mut self, dirty: &DirtyBitmaps) -> DirtyBitmaps {
         self.session += 1;
         if self.random.u8(..) < 64 {
-            // The destination had all channels of an attempt that the source gave up: it waits for that session's pages.
+            // The destination had all channels of an attempt that the source has abandoned, and waits for that
+            // session's pages.
             self.held.begin_session(self.session);
             self.begun_there = self.session;
             self.session += 1;
@@ -148,12 +151,12 @@ impl World {
         }
         let mut missing = match self.unconfirmed.begin_session(self.session, &holds) {
             Ok(missing) => missing,
-            // Wrong, and noticed: nothing is sent.
+            // The planted bug was detected, so nothing is sent.
             Err(_) if self.planted != Planted::Nothing => return DirtyBitmaps::new(&ram()),
             Err(error) => panic!("{error}"),
         };
         missing.pages.or_from(dirty);
-        // The destination may learn nothing of this session.
+        // The connection may break before the destination begins this session.
         if self.random.bool() {
             self.begun_there = self.session;
             self.held.begin_session(self.session);
@@ -161,7 +164,7 @@ impl World {
         missing.pages
     }
 
-    /// Every page that differs is in the next round.
+    /// Whether the next round contains every page that differs.
     fn is_sound(&self, round: &DirtyBitmaps) -> bool {
         (0..PAGES.len()).all(|block| {
             (0..PAGES[block]).all(|page| {
@@ -173,14 +176,14 @@ impl World {
     }
 }
 
-/// Whether every cut leaves a next round that has all that is missing.
+/// Whether after every cut the next round contains all missing pages.
 fn survives(seed: u64, planted: Planted) -> bool {
     let mut world = World::new(seed, planted);
     let mut round = DirtyBitmaps::new(&ram());
     round.set_all();
     for _ in 0..8 {
         if world.session != world.begun_there {
-            // Nothing of it is read: its connection breaks at once.
+            // The destination reads nothing of this session, because its connection breaks immediately.
             world.unconfirmed.begin_round(&round, false);
             let none = DirtyBitmaps::new(&ram());
             round = world.reconnect(&none);
@@ -221,7 +224,7 @@ fn session_that_began_at_the_destination_alone_leaves_everything_missing() {
     let missing = begun().begin_session(3, &Holds { session: 2, rounds: 0, pages: none.clone() }).unwrap();
     assert_eq!(missing.pages.count(), PAGES.iter().sum::<u64>());
 
-    // Of such a session nothing was sent, and this one has not begun.
+    // Session 2 was never used, so it cannot have rounds or pages. Session 3 has not begun.
     for (session, rounds, pages) in [(2, 1, &none), (2, 0, &one), (3, 0, &none)] {
         let lies = Holds { session, rounds, pages: pages.clone() };
         assert!(begun().begin_session(3, &lies).is_err(), "{session}, {rounds}");
@@ -247,13 +250,61 @@ fn pages_that_are_held_are_not_sent_again() {
     let missing = unconfirmed.begin_session(1, &held.report()).unwrap();
 
     assert_eq!((missing.pages.count(), missing.looks_for_absent), (10 + 64, true));
-    // Nothing of session 1 was read: its round is missing as a whole.
+    // Nothing of session 1 was read, so all pages of its round are missing.
     unconfirmed.begin_round(&missing.pages, true);
     let again = unconfirmed.begin_session(2, &held.report()).unwrap();
     assert_eq!(again.pages.count(), 74);
 }
 
-/// Cut twice: the second time when the destination has all channels and the source does not know.
+/// A destination that confirms no round, however many are sent.
+#[test]
+fn destination_that_confirms_nothing_costs_a_bounded_number_of_bitmaps_and_nothing_is_forgotten() {
+    let (ram, unconfirmed, held) = (ram(), Unconfirmed::new(&ram()), HeldPages::new(&ram()));
+    for round in 0..500 {
+        let pages = DirtyBitmaps::new(&ram);
+        pages.block(0).set(round);
+        unconfirmed.begin_round(&pages, round == 400);
+        assert!(unconfirmed.state.lock().open.len() <= MOST_BITMAPS);
+    }
+
+    // It has read one round, and has received the page of the next.
+    held.round_ended();
+    held.came(0, 1, 1);
+    let missing = unconfirmed.begin_session(1, &held.report()).unwrap();
+
+    assert_eq!((missing.pages.count(), missing.looks_for_absent), (498, true));
+    assert!(!missing.pages.block(0).get(0) && !missing.pages.block(0).get(1));
+}
+
+/// A destination that confirms late, and has read more rounds than it has confirmed.
+#[test]
+fn rounds_that_share_a_bitmap_are_missing_until_the_last_of_them_was_read() {
+    let ram = ram();
+    let begun = |confirmed: u64| {
+        let unconfirmed = Unconfirmed::new(&ram);
+        for round in 0..10 {
+            let pages = DirtyBitmaps::new(&ram);
+            // Every round contains the same page.
+            pages.block(1).set(7);
+            pages.block(0).set(round);
+            unconfirmed.begin_round(&pages, false);
+        }
+        (0..confirmed).for_each(|_| unconfirmed.confirmed().unwrap());
+        unconfirmed
+    };
+    // Rounds 3 to 9 share one bitmap.
+    for (confirmed, read, missing) in [(0, 3, 8), (2, 9, 8), (9, 9, 8), (10, 10, 0), (0, 10, 0), (0, 2, 9)] {
+        let held = HeldPages::new(&ram);
+        (0..read).for_each(|_| held.round_ended());
+        // The page is of the round that the destination is reading.
+        held.came(1, 7, 1);
+        let lacks = begun(confirmed).begin_session(1, &held.report()).unwrap();
+        assert_eq!(lacks.pages.count(), missing, "{confirmed} of {read} confirmed");
+        assert_eq!(lacks.pages.block(1).get(7), missing > 0, "{confirmed} of {read} confirmed");
+    }
+}
+
+/// Two cuts: at the second one the destination has all channels, and the source does not know it.
 #[test]
 fn session_of_which_nothing_came_takes_nothing_from_what_is_held() {
     let (ram, unconfirmed) = (ram(), Unconfirmed::new(&ram()));
@@ -267,14 +318,14 @@ fn session_of_which_nothing_came_takes_nothing_from_what_is_held() {
     let missing = unconfirmed.begin_session(3, &held.report()).unwrap();
     assert_eq!(missing.pages.count(), 10 + 130, "nothing is sent again");
 
-    // With the first page of a session, only what comes of that one counts.
+    // From the first page of a session on, only this session's pages count.
     unconfirmed.begin_round(&missing.pages, false);
     held.begin_session(3);
     held.came(1, 0, 30);
     assert_eq!((held.report().session, held.report().rounds), (3, 0));
     let again = unconfirmed.begin_session(4, &held.report()).unwrap();
     assert_eq!(again.pages.count(), 10 + 100);
-    // The end of a round without a page is something, too.
+    // The end of a round without pages counts as received data, too.
     unconfirmed.begin_round(&again.pages, false);
     held.begin_session(4);
     held.round_ended();
@@ -282,7 +333,7 @@ fn session_of_which_nothing_came_takes_nothing_from_what_is_held() {
     assert_eq!(unconfirmed.begin_session(5, &held.report()).unwrap().pages.count(), 0);
 }
 
-/// Several lanes bring the first pages of a session at the same time: none is forgotten.
+/// Several lanes receive the first pages of a session at the same time. All of them must be recorded.
 #[test]
 fn first_pages_of_a_session_that_come_together_are_all_held() {
     let ram = ram();

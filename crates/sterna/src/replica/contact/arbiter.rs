@@ -1,4 +1,5 @@
-//! Whether both sides ask one arbiter (`specs/replica.md §1`): two could both be given the claim.
+//! Checks that both sides ask the same arbiter (`specs/replica.md §1`). Two arbiters could give the claim to both
+//! sides.
 
 use std::time::Duration;
 
@@ -9,16 +10,17 @@ use super::link::Link;
 use super::runner::Claims;
 use crate::threads;
 
-/// How long the peer's word may take: it asks its arbiter first, which has a limit of its own.
+/// Time limit for the peer's identity message. The peer first asks its arbiter, which has a limit of its own.
 const WORD_LIMIT: Duration = Duration::from_secs(30);
 
-/// What this side says. The primary finds it out before it greets: a standby is not bothered by one that cannot begin.
+/// This side's identity of its arbiter. The primary asks for it before it greets, so that a primary that cannot begin
+/// sends nothing to the standby.
 pub(super) fn found(claims: &dyn Claims) -> Result<ArbiterIdentity, ContactError> {
     let found = threads::caught("Claims", || claims.arbiter()).map_err(|panic| panic.to_string());
     found.and_then(|found| found).map_err(ContactError::Arbiter)
 }
 
-/// At the primary.
+/// The primary's part of the comparison.
 pub(super) fn compare_first(
     link: &Link,
     ours: &ArbiterIdentity,
@@ -30,7 +32,8 @@ pub(super) fn compare_first(
     check(ours, &theirs?)
 }
 
-/// At the standby: it looks behind the primary, and so finds what the primary has written, if both see one store.
+/// The standby's part of the comparison. It asks its arbiter after the primary has, and so finds the primary's token
+/// if both use one store.
 pub(super) fn compare_second(link: &Link, claims: &dyn Claims) -> Result<(), ContactError> {
     let theirs = link.read_arbiter(WORD_LIMIT)?;
     let ours = match found(claims) {
@@ -66,7 +69,7 @@ fn check(primary: &ArbiterIdentity, standby: &ArbiterIdentity) -> Result<(), Con
     Err(ContactError::TwoArbiters { primary: name(primary), standby: name(standby), why })
 }
 
-/// As much as the wire takes.
+/// The text without NUL bytes, cut to the length that the wire allows.
 fn shortened(mut text: String) -> String {
     text.retain(|character| character != '\0');
     while text.len() > ArbiterIdentity::MOST_TOKEN_BYTES {

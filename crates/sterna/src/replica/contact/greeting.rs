@@ -1,4 +1,4 @@
-//! How the contact begins.
+//! The greeting, with which a contact begins.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,31 +11,31 @@ use sterna_wire::replica::{self as wire, Hello, Role, Session, Welcome};
 use super::error::ContactError;
 use super::link::Link;
 
-/// Names one protection of one guest: its id and its generation.
+/// Identifies one protection of one guest: its id and its generation.
 pub type Protection = proto::Protection;
-/// The times of a protection.
+/// The times of a protection: heartbeat, lease, margin and others.
 pub type Terms = proto::Terms;
-/// What both sides know and nobody else does. Without one, TLS has to authenticate the peer.
+/// A secret that only the two sides know. Without one, TLS must authenticate the peer.
 pub type Secret = MigrationSecret;
 
-/// A protection that no other one is mistaken for, of that generation.
+/// Creates a protection of that generation, with a random id that no other protection has.
 ///
 /// # Errors
-/// The operating system gives no random numbers.
+/// The operating system provides no random bytes.
 pub fn new_protection(generation: u64) -> Result<Protection, ContactError> {
     Ok(Protection { id: nonce()?, generation })
 }
 
-/// What a primary says of itself.
+/// Properties of the primary that its greeting announces.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::replica) struct Greeting {
-    /// It cannot stop its guest by itself.
+    /// Whether the primary cannot stop its guest by itself, so that a fence is necessary.
     pub needs_fence: bool,
-    /// It sends pages as differences over multifd channels (`specs/extension.md §10`).
+    /// Whether the primary sends pages as differences over multifd channels (`specs/extension.md §10`).
     pub sends_differences: bool,
 }
 
-/// The primary greets.
+/// The primary's part: sends the greeting, and checks the standby's answer.
 pub(super) fn greet(
     channel: &Arc<Channel>,
     protection: Protection,
@@ -64,7 +64,7 @@ pub(super) fn greet(
     Ok(Link::new(Arc::clone(channel), session))
 }
 
-/// The standby answers.
+/// The standby's part: checks the primary's greeting, and answers.
 pub(super) fn welcome(
     channel: &Arc<Channel>,
     secret: &Secret,

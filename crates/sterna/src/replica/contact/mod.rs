@@ -1,9 +1,9 @@
-//! Primary and standby in contact (`specs/replica.md`): heartbeats and answers over a connection of their own, and the machines
-//! of [`sterna_proto::replica`], which decide who may run the guest.
+//! Contact between primary and standby (`specs/replica.md`): heartbeats and answers over a separate connection. The
+//! machines of [`sterna_proto::replica`] decide which side may run the guest.
 //!
-//! Each side runs its machine by one thread, which performs the machine's actions through [`PrimaryGuest`] or [`StandbyGuest`].
-//! What may take long (a claim, a fence, making a checkpoint ready) has a thread of its own meanwhile, so the lease is seen to
-//! end in time.
+//! On each side, one thread runs the machine and performs its actions through [`PrimaryGuest`] or [`StandbyGuest`].
+//! Some actions may take long: a claim, a fence, preparing a checkpoint. They run in their own threads, so that the
+//! end of the lease is noticed in time.
 
 mod arbiter;
 mod error;
@@ -12,6 +12,9 @@ mod link;
 mod primary;
 mod runner;
 mod standby;
+#[cfg(test)]
+mod tests;
+mod watchdog;
 
 pub use error::ContactError;
 pub(in crate::replica) use greeting::Greeting;
@@ -19,3 +22,4 @@ pub use greeting::{Protection, Secret, Terms, new_protection};
 pub use primary::{PrimaryContact, PrimaryGuest};
 pub use runner::{Claims, ContactState};
 pub use standby::{StandbyContact, StandbyGuest};
+pub use watchdog::Watchdog;

@@ -1,4 +1,4 @@
-//! What both sides have in common: the thread that performs a machine's actions, and the ones that work beside it.
+//! Runs one side's machine: the code that both sides share for performing actions and for starting threads.
 
 use std::collections::VecDeque;
 use std::fmt::Debug;
@@ -11,41 +11,49 @@ use sterna_wire::replica::ArbiterIdentity;
 
 use super::error::ContactError;
 use super::link::Link;
+use crate::clock::Clock;
 use crate::driver::{Driver, Machine};
 use crate::threads;
 
-/// How long the control thread sleeps at most when nothing is due.
+/// Longest sleep of the control thread when no action is due.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Texts that are remembered as logged.
+/// Most actions that may be queued while the next message of the peer is read. A machine returns at most six actions
+/// per event.
+const MOST_WAITING: usize = 64;
+/// Interval between two checks of the queue's length.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// Number of logged texts that are remembered.
 const LOGGED: usize = 16;
 
-/// The arbiter's claim of this protection's generation, for this side.
+/// Access to the arbiter's claim of this protection's generation, for this side.
 pub trait Claims: Send + Sync {
-    /// Asks the arbiter. Asking again must be safe: an answer may have been lost.
+    /// Asks the arbiter for the claim. Must be safe to repeat, because an answer may have been lost.
     ///
     /// # Errors
-    /// Why there is no ruling; the arbiter may have ruled all the same.
+    /// Why there is no ruling. The arbiter may have ruled nevertheless.
     fn claim(&self) -> Result<Ruling, String>;
 
-    /// Which arbiter it is. Both sides are asked when they greet each other, and a protection begins only if they ask one
-    /// ([`ArbiterIdentity::is_same`]). By default nothing is said of it, and two sides that say nothing may go on.
+    /// Identity of the arbiter. Each side is asked during the greeting; a protection begins only if both ask the same
+    /// arbiter ([`ArbiterIdentity::is_same`]). The default identity is empty, and two sides with empty identities may
+    /// begin.
     ///
     /// # Errors
-    /// It cannot be asked now.
+    /// The arbiter cannot be asked now.
     fn arbiter(&self) -> Result<ArbiterIdentity, String> {
         Ok(ArbiterIdentity::default())
     }
 
-    /// Whether it can be asked now, as far as that can be known. Claims nothing.
+    /// Checks that the arbiter can be asked now, as far as that is possible without a claim.
     ///
     /// # Errors
-    /// Why it cannot.
+    /// Why it cannot be asked.
     fn look(&self) -> Result<(), String> {
         Ok(())
     }
 
-    /// Both sides have read what [`Claims::arbiter`] found. Called at the primary alone.
+    /// Called, at the primary only, after both sides have read the results of [`Claims::arbiter`].
     fn arbiters_compared(&self) {}
 }
 
@@ -55,28 +63,28 @@ impl<F: Fn() -> Result<Ruling, String> + Send + Sync> Claims for F {
     }
 }
 
-/// What is seen from outside.
+/// A protection's progress, as one side's handle returns it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContactState<S, O> {
-    /// Where the machine stands.
+    /// The machine's state.
     pub state: S,
-    /// How the protection ended, if it has.
+    /// How the protection ended, if it has ended.
     pub outcome: Option<O>,
-    /// Why contact was lost (by what came first), or why a step failed; the last one.
+    /// Why contact was lost (the first cause), or why a step failed (the last one).
     pub trouble: Option<String>,
 }
 
-/// A side's machine with what its threads share.
+/// The machine of one side, and the data that its threads share.
 pub(super) struct Runner<M: Machine> {
     pub(super) driver: Driver<M>,
     pub(super) link: Link,
     pub(super) claims: Arc<dyn Claims>,
     pub(super) trouble: parking_lot::Mutex<Option<String>>,
-    /// What was logged last, so that what is tried again and again is logged once.
+    /// Texts that were logged last, so that repeated attempts are logged once.
     logged: parking_lot::Mutex<VecDeque<String>>,
-    /// What ended the contact, or the following, is noted: what ends after it follows from that.
+    /// Whether the cause for the end of the contact or of the reception is recorded. Later ends are consequences.
     has_ended: AtomicBool,
-    /// Nobody performs actions any more: as if this side had died.
+    /// Whether this side performs no further actions, as if its host had failed.
     is_abandoned: AtomicBool,
 }
 
@@ -87,33 +95,35 @@ where
     M::Action: Copy + Debug + Send,
     M::State: Debug + Send,
 {
-    pub(super) fn new(machine: M, link: Link, claims: Arc<dyn Claims>) -> Arc<Self> {
-        let driver = Driver::new(machine, |_: &M| {});
+    /// Creates a runner. The machine's time zero is now, by `clock`.
+    pub(super) fn new(machine: M, link: Link, claims: Arc<dyn Claims>, clock: Clock) -> Arc<Self> {
+        let driver = Driver::with_clock(machine, clock, |_: &M| {});
         let (trouble, logged, has_ended, is_abandoned) = Default::default();
         Arc::new(Self { driver, link, claims, trouble, logged, has_ended, is_abandoned })
     }
 
-    /// From now on this side is silent and does nothing, as if it had died.
+    /// From now on, this side sends nothing and performs no actions, as if its host had failed.
     pub(super) fn abandon(&self) {
         self.is_abandoned.store(true, Ordering::Release);
         self.link.close();
     }
 
-    /// An event that cannot be refused: what happened has happened.
+    /// Feeds an event that the machine must accept, because it has already happened.
     pub(super) fn tell(&self, event: M::Event) {
         if let Err(refusal) = self.driver.feed(event) {
             tracing::error!(%refusal, "a protection's machine refused what happened");
         }
     }
 
-    /// Notes what an operator should know.
+    /// Records a problem for the operator, and logs it.
     pub(super) fn note(&self, trouble: impl ToString) {
         *self.trouble.lock() = Some(self.log(trouble.to_string()));
     }
 
     fn log(&self, trouble: String) -> String {
         let mut logged = self.logged.lock();
-        // An arbiter that is out of reach is asked again and again, and so is a guest that does not stop.
+        // Some attempts are repeated often: asking an arbiter that is out of reach, and stopping a guest that does
+        // not stop.
         if !logged.contains(&trouble) {
             tracing::warn!(trouble, "a protection");
             if logged.len() == LOGGED {
@@ -124,8 +134,8 @@ where
         trouble
     }
 
-    /// Notes that a connection has ended; the first reason counts. Behind the protection's end that is no trouble: the other side closes
-    /// what is not needed any more.
+    /// Records that a connection has ended; the first reason counts. After the protection's end this is no problem,
+    /// because the other side closes connections that are no longer needed.
     pub(super) fn note_end(&self, why: impl ToString) {
         match self.driver.inspect(M::is_over) {
             true => tracing::debug!(why = why.to_string(), "behind the end of a protection"),
@@ -134,7 +144,7 @@ where
         }
     }
 
-    /// Performs actions until the last one. `perform` says whether it was that.
+    /// Performs actions until `perform` returns true for the last one.
     pub(super) fn control(self: &Arc<Self>, mut perform: impl FnMut(M::Action) -> bool) {
         loop {
             let action = self.driver.next_action(PATIENCE);
@@ -152,7 +162,7 @@ where
         }
     }
 
-    /// Whether the arbiter can be asked now, where a planned takeover is about to need it.
+    /// Whether the arbiter can be asked now. A planned takeover checks this first.
     pub(super) fn is_arbiter_in_reach(&self) -> bool {
         let looked = threads::caught("Claims", || self.claims.look()).map_err(|panic| panic.to_string());
         match looked.and_then(|looked| looked) {
@@ -164,7 +174,8 @@ where
         }
     }
 
-    /// Does what may take long, and tells what came of it. If it panics or gets no thread, that is a failure, too.
+    /// Runs `act`, which may take long, in its own thread, and feeds the resulting event. A panic, or a missing
+    /// thread, counts as the event `failed`.
     pub(super) fn beside(
         self: &Arc<Self>,
         name: &str,
@@ -189,7 +200,7 @@ where
         }
     }
 
-    /// Reads what the peer says, until the connection ends.
+    /// Reads the peer's messages until the connection ends.
     pub(super) fn read(
         &self,
         mut event: impl FnMut(sterna_wire::replica::Message) -> M::Event,
@@ -197,11 +208,16 @@ where
         misbehaved: M::Event,
     ) {
         loop {
+            // If a peer sends faster than this side performs actions, reading stops here, so that the queue is
+            // bounded.
+            while self.driver.waiting_actions() > MOST_WAITING && !self.link.is_closed() {
+                std::thread::sleep(LOOK);
+            }
             match self.link.read() {
                 Ok(message) => self.tell(event(message)),
                 Err(why) => {
                     let is_peers = matches!(why, ContactError::Wire(_));
-                    // What this side has ended would hide why.
+                    // After this side has closed the connection, the read error would hide the actual cause.
                     if !self.link.is_closed() {
                         self.note_end(why);
                     }

@@ -12,35 +12,36 @@ use super::arbiter;
 use super::error::ContactError;
 use super::greeting::{Greeting, Protection, Secret, Terms, welcome};
 use super::runner::{Claims, ContactState, Runner};
+use crate::clock::Clock;
 use crate::driver::Machine;
 use crate::error::VmError;
 use crate::threads;
 
-/// What the contact does with the checkpoints that are held here. `prepare`, `fence` and `start` have threads of their own, one
-/// after the other.
+/// Performs the contact's actions on the held checkpoint. `prepare`, `fence` and `start` run in threads of their own,
+/// one after the other.
 pub trait StandbyGuest: Send + Sync {
-    /// Closes the channels by which checkpoints come.
+    /// Closes the channels that carry checkpoints.
     fn close_channels(&self);
-    /// Makes this checkpoint ready to start. No later one becomes held.
+    /// Prepares this checkpoint for the start. No later checkpoint becomes held.
     ///
     /// # Errors
-    /// Why it cannot be started; nothing was claimed.
+    /// Why it cannot be started. No claim was made.
     fn prepare(&self, checkpoint: u64) -> Result<(), VmError>;
-    /// Sees to it that the primary's guest does not run.
+    /// Makes sure that the primary's guest does not run.
     ///
     /// # Errors
-    /// It may run.
+    /// The guest may still run.
     fn fence(&self) -> Result<(), VmError>;
-    /// Acquires what belongs to the guest, and starts it.
+    /// Acquires the guest's resources and starts the guest.
     ///
     /// # Errors
-    /// It does not run; it may be tried again.
+    /// The guest does not run. The call may be repeated.
     fn start(&self) -> Result<(), VmError>;
-    /// Forgets everything that is held.
+    /// Drops the held checkpoint.
     fn discard(&self);
 }
 
-/// A guest's protection, as its standby sees it. Cloning gives another handle.
+/// A guest's protection at its standby. Cloning gives another handle.
 #[derive(Clone)]
 pub struct StandbyContact {
     runner: Arc<Runner<Standby>>,
@@ -57,22 +58,35 @@ struct Ended {
 }
 
 impl StandbyContact {
-    /// Answers the primary that greets over `channel`, if it knows the secret and asks the same arbiter. `claims` is asked for with the protection, of which
-    /// the generation is part.
+    /// Answers the primary that greets over `channel`, if it knows the secret and asks the same arbiter. `claims` is
+    /// called with the protection, because its generation is part of the claim.
     ///
     /// # Errors
-    /// [`ContactError`]; nothing was begun.
+    /// [`ContactError`]; the contact has not begun.
     pub fn begin(
         channel: &Arc<Channel>,
         secret: &Secret,
         guest: Arc<dyn StandbyGuest>,
         claims: impl FnOnce(Protection) -> Arc<dyn Claims>,
     ) -> Result<Self, ContactError> {
-        let (link, protection, terms, greeting) = welcome(channel, secret)?;
+        Self::begin_fencing(channel, secret, guest, false, claims)
+    }
+
+    /// Like [`begin`](Self::begin). With `always_fences`, the fence must succeed even if the primary stops its guest
+    /// by itself.
+    pub(in crate::replica) fn begin_fencing(
+        channel: &Arc<Channel>,
+        secret: &Secret,
+        guest: Arc<dyn StandbyGuest>,
+        always_fences: bool,
+        claims: impl FnOnce(Protection) -> Arc<dyn Claims>,
+    ) -> Result<Self, ContactError> {
+        let (link, protection, terms, mut greeting) = welcome(channel, secret)?;
+        greeting.needs_fence |= always_fences;
         let claims = claims(protection);
         arbiter::compare_second(&link, &*claims)?;
         let machine = Standby::new(standby::Config { protection, terms, needs_fence: greeting.needs_fence });
-        let runner = Runner::new(machine, link, claims);
+        let runner = Runner::new(machine, link, claims, Clock::with_suspends());
         let contact = Self { runner, protection, terms, greeting, ended: Arc::default() };
         contact.spawn("standby", {
             let contact = contact.clone();
@@ -105,22 +119,22 @@ impl StandbyContact {
         })
     }
 
-    /// Which protection it is.
+    /// Id and generation of the protection.
     pub fn protection(&self) -> Protection {
         self.protection
     }
 
-    /// The times that the primary has set.
+    /// The protection's times, which the primary has set.
     pub fn terms(&self) -> Terms {
         self.terms
     }
 
-    /// Whether the guest is started here only after a fence has worked.
+    /// Whether the guest is started here only after a fence has succeeded.
     pub fn needs_fence(&self) -> bool {
         self.greeting.needs_fence
     }
 
-    /// Whether pages may come as differences over multifd channels.
+    /// Whether the primary may send pages as differences over multifd channels.
     pub(in crate::replica) fn sends_differences(&self) -> bool {
         self.greeting.sends_differences
     }
@@ -130,23 +144,23 @@ impl StandbyContact {
         self.runner.driver.inspect(Standby::is_in_contact)
     }
 
-    /// Whether the primary has stopped the guest for this side.
+    /// Whether the primary has stopped the guest so that this side takes over.
     pub fn is_given(&self) -> bool {
         self.runner.driver.inspect(Standby::is_given)
     }
 
-    /// Whether checkpoint `number`, which has come whole and was checked, is held from now on. No, if a takeover is under way.
+    /// Whether checkpoint `number`, which is complete and checked, becomes held. False if a takeover is in progress.
     pub(in crate::replica) fn holds(&self, number: u64) -> bool {
         let fed = self.runner.driver.feed(Event::CheckpointHeld(number));
         fed.is_ok_and(|state| state == State::Following)
     }
 
-    /// As if this side had died.
+    /// Stops this side without a message, as if its host had failed.
     pub(in crate::replica) fn abandon(&self) {
         self.runner.abandon();
     }
 
-    /// A checkpoint has come whole and was checked (the first is 1).
+    /// Reports that a checkpoint is complete and checked (the first is 1).
     ///
     /// # Errors
     /// The machine's refusal.
@@ -154,13 +168,15 @@ impl StandbyContact {
         self.runner.driver.feed(Event::CheckpointHeld(number)).map(drop)
     }
 
-    /// What brings the checkpoints failed: [`Event::ConnectionLost`], [`Event::PeerMisbehaved`] or [`Event::LocalFailure`].
+    /// Reports that the connection of the checkpoints failed: [`Event::ConnectionLost`], [`Event::PeerMisbehaved`] or
+    /// [`Event::LocalFailure`].
     pub fn failed(&self, why: impl ToString, event: Event) {
         self.runner.note_end(why);
         self.runner.tell(event);
     }
 
-    /// The operator wants a takeover. For a planned one the arbiter is asked first whether it is there, which may take as long as a claim.
+    /// Requests a takeover, on behalf of the operator. For a planned takeover, checks first that the arbiter can be
+    /// asked, which may take as long as a claim.
     ///
     /// # Errors
     /// The machine's refusal.
@@ -169,7 +185,7 @@ impl StandbyContact {
         self.runner.driver.feed(Event::TakeOver { is_planned, is_arbiter_in_reach }).map(drop)
     }
 
-    /// The operator wants the failed step again.
+    /// Repeats the failed step, on behalf of the operator.
     ///
     /// # Errors
     /// The machine's refusal.
@@ -177,7 +193,7 @@ impl StandbyContact {
         self.runner.driver.feed(Event::Retry).map(drop)
     }
 
-    /// The operator vouches that the primary's guest does not run and never will.
+    /// Records the operator's guarantee that the primary's guest does not run and never will.
     ///
     /// # Errors
     /// The machine's refusal.
@@ -185,12 +201,12 @@ impl StandbyContact {
         self.runner.driver.feed(Event::Vouch).map(drop)
     }
 
-    /// The last checkpoint that is held; 0 before the first.
+    /// Number of the last held checkpoint; 0 before the first.
     pub fn held(&self) -> u64 {
         self.runner.driver.inspect(Standby::held)
     }
 
-    /// Where it stands.
+    /// The current state, outcome and trouble.
     pub fn state(&self) -> ContactState<State, Outcome> {
         ContactState {
             state: self.runner.driver.inspect(Standby::state),
@@ -199,7 +215,7 @@ impl StandbyContact {
         }
     }
 
-    /// Waits for the end of the protection, no longer than `most`.
+    /// Waits, at most `most`, until the protection ends.
     pub fn wait(&self, most: Duration) -> Option<Outcome> {
         let mut outcome = self.ended.outcome.lock();
         self.ended.changed.wait_while_for(&mut outcome, |outcome| outcome.is_none(), most);
@@ -215,7 +231,7 @@ impl StandbyContact {
         });
     }
 
-    /// True: it was the last action.
+    /// Performs an action. Returns true if it was the last one.
     fn perform(&self, guest: &Arc<dyn StandbyGuest>, action: Action) -> bool {
         let runner = &self.runner;
         let text = |error: VmError| error.to_string();
@@ -235,7 +251,8 @@ impl StandbyContact {
                 let asked = Arc::clone(runner);
                 let prepare = move || {
                     guest.prepare(checkpoint).map_err(text)?;
-                    // Only a guest that was given can go back.
+                    // The arbiter matters only if the primary has given the guest, because only then can the guest go
+                    // back.
                     let is_given = asked.driver.inspect(Standby::is_given);
                     let is_arbiter_in_reach = !is_given || asked.is_arbiter_in_reach();
                     Ok(Event::Prepared { is_arbiter_in_reach })
@@ -280,7 +297,8 @@ fn said(message: Message, protection: Protection) -> Event {
         Message::Heartbeat(number) => Event::Heartbeat(protection, number),
         Message::Unprotect => Event::UnprotectRead(protection),
         Message::Give => Event::GiveRead(protection),
-        // The session lets nothing of this side through.
+        Message::Gone => Event::GoneRead(protection),
+        // The session rejects messages that only this side sends.
         _ => Event::PeerMisbehaved,
     }
 }

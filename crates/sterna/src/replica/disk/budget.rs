@@ -1,8 +1,8 @@
-//! What buffers may take.
+//! Limits the memory of the disks' buffers.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bytes that buffers may take, over all disks.
+/// Bytes that the buffers of all disks may use together.
 pub(super) struct Budget {
     limit_bytes: u64,
     used: AtomicU64,
@@ -14,7 +14,7 @@ impl Budget {
         Self { limit_bytes, used: AtomicU64::new(0), most: AtomicU64::new(0) }
     }
 
-    /// Takes so much, if it is there.
+    /// Reserves `bytes`. Returns false if they exceed the limit.
     pub(super) fn take(&self, bytes: u64) -> bool {
         let fits = |used: u64| used.checked_add(bytes).filter(|used| *used <= self.limit_bytes);
         let Ok(before) = self.used.fetch_update(Ordering::AcqRel, Ordering::Acquire, fits) else {
@@ -32,7 +32,7 @@ impl Budget {
         self.limit_bytes
     }
 
-    /// The most that was taken at once.
+    /// The most bytes that were reserved at any time.
     pub(super) fn most(&self) -> u64 {
         self.most.load(Ordering::Acquire)
     }

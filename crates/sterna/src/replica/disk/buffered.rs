@@ -1,4 +1,4 @@
-//! One disk: its file, what is not in there yet, and the primary's connection.
+//! One disk at its standby: its file, the buffered writes, and the primary's connection.
 
 use std::io;
 use std::sync::Arc;
@@ -11,36 +11,36 @@ use super::file::{DiskFile, StandbyDisk};
 use super::overlay::{Overlay, Written};
 use crate::error::MigrationError;
 
-/// A disk of the guest's.
+/// A disk of the guest.
 pub(super) struct Disk {
     name: String,
     file: Arc<dyn DiskFile>,
     budget: Arc<Budget>,
     state: Mutex<State>,
-    /// Held by who writes the held epoch to the file.
+    /// Locked by the thread that writes the held epoch to the file.
     committing: Mutex<()>,
 }
 
 struct State {
     phase: Phase,
-    /// Of the epoch whose checkpoint is not held.
+    /// Writes of the current epoch, whose checkpoint is not held yet.
     epoch: Overlay,
-    /// Of the held checkpoint: on its way to the file.
+    /// Writes of the held checkpoint, until they are in the file.
     held: Option<Arc<Overlay>>,
-    /// Changes when something moves from the one to the other, or to the file.
+    /// Incremented when `epoch` becomes `held`, and when `held` is in the file. A concurrent read then starts again.
     moves: u64,
     channel: Option<Arc<Channel>>,
-    /// Why what is here is not all that the guest has written.
+    /// Why this side does not have all of the guest's writes.
     trouble: Option<MigrationError>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// What is written goes to the file.
+    /// Writes go to the file.
     Seeding,
-    /// It is buffered.
+    /// Writes are buffered.
     Epochs,
-    /// Nothing is taken any more.
+    /// Writes are refused.
     Over,
 }
 
@@ -66,7 +66,8 @@ impl Disk {
         self.file.len_bytes()
     }
 
-    /// The primary writes to it over `channel`. While it is seeded the newest counts.
+    /// Accepts `channel` as the primary's connection for this disk. During the seeding, a newer connection replaces
+    /// an older one.
     pub(super) fn take(&self, channel: &Arc<Channel>) -> Result<(), MigrationError> {
         let mut state = self.state.lock();
         if state.phase != Phase::Seeding {
@@ -84,7 +85,8 @@ impl Disk {
         Ok(())
     }
 
-    /// The connection has ended, for that reason. What it means for the guest, if it means something.
+    /// Records that the connection has ended. Returns the error for the reception, if checkpoints are already being
+    /// received.
     pub(super) fn ended(&self, channel: &Arc<Channel>, why: &MigrationError) -> Option<MigrationError> {
         let mut state = self.state.lock();
         state.channel.as_ref().filter(|current| Arc::ptr_eq(current, channel))?;
@@ -93,7 +95,7 @@ impl Disk {
         (state.phase == Phase::Epochs).then_some(why)
     }
 
-    /// Reads through what was written.
+    /// Reads the file's content, updated by the buffered writes.
     pub(super) fn read(&self, at: u64, to: &mut [u8]) -> io::Result<()> {
         loop {
             let (moves, held) = {
@@ -129,14 +131,14 @@ impl Disk {
     ) -> Result<(), MigrationError> {
         let mut state = self.state.lock();
         let done = match state.phase {
-            // Under the lock: the epochs begin when it is done.
+            // Under the lock, so that no write to the file is in progress when the epochs begin.
             Phase::Seeding => now(&*self.file).map_err(|error| self.failed("written", &error)),
             Phase::Epochs => {
                 let room = Overlay::most_growth(length, is_zero);
                 if self.budget.take(room) {
                     let before = state.epoch.bytes();
                     later(&mut state.epoch);
-                    // What was written before may have become less.
+                    // The write may replace buffered data, so it may need less than was reserved.
                     self.budget.give_back(before + room - state.epoch.bytes());
                     Ok(())
                 } else {
@@ -180,7 +182,7 @@ impl Disk {
         if let Some(why) = &state.trouble {
             return Err(why.clone());
         }
-        // The server's thread finds it out later.
+        // Checked here, because the server's thread may not have noticed yet that the connection is closed.
         match state.channel.as_ref().is_some_and(|channel| !channel.peer_has_closed()) {
             true => Ok(()),
             false => {
@@ -208,7 +210,7 @@ impl Disk {
             done.map_err(|error| self.failed("written", &error))?;
         }
         let mut state = self.state.lock();
-        // Given up meanwhile.
+        // The held epoch may have been discarded meanwhile.
         if state.held.take().is_some() {
             self.budget.give_back(held.bytes());
         }

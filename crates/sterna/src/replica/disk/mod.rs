@@ -1,14 +1,15 @@
 //! The guest's disks at its standby (`specs/replica.md §6`).
 //!
-//! The primary writes to each of them by NBD, beside its own. While the guest is seeded what is written goes to the disk's file. From then
-//! on it is buffered. All writes of an epoch are acknowledged before its checkpoint is sent, so the buffer is cut at the moment at which
-//! the checkpoint becomes held: what it has then goes to the file, and what comes later waits for the next one, or is dropped.
+//! The primary sends each disk's writes by NBD, in addition to its own disk. During the seeding, writes go to the
+//! disk's file. Afterwards they are buffered. All writes of an epoch are acknowledged before its checkpoint is sent.
+//! Therefore the buffer is cut when the checkpoint becomes held: the buffered writes go to the file. Later writes
+//! wait for the next checkpoint, or are dropped.
 //!
 //! | module | contains |
 //! | --- | --- |
 //! | `buffered` | one disk: file, buffer, connection |
-//! | `file`, `budget` | its content, and what buffers may take |
-//! | `overlay` | what was written of an epoch |
+//! | `file`, `budget` | the disk's content, and the limit of the buffers |
+//! | `overlay` | the writes of one epoch |
 //! | `serve` | the NBD server |
 
 mod budget;
@@ -27,7 +28,7 @@ use budget::Budget;
 use buffered::Disk;
 pub use file::{DiskFile, StandbyDisk};
 
-/// Connections for which disk they are is not known yet, beside one for each disk.
+/// Most connections that have not chosen a disk yet, in addition to one connection per disk.
 const STRANGERS: usize = 16;
 
 /// All disks of a standby.
@@ -35,12 +36,12 @@ pub(super) struct Disks {
     disks: Vec<Arc<Disk>>,
     strangers: AtomicUsize,
     budget: Arc<Budget>,
-    /// Whom to tell that a disk's writes come no more.
+    /// Called when the primary's connection of a disk is lost.
     on_lost: OnceLock<Box<dyn Fn(MigrationError) + Send + Sync>>,
 }
 
 impl Disks {
-    /// Buffers of at most `limit_bytes` together.
+    /// Creates the disks. Their buffers use at most `limit_bytes` together.
     pub(super) fn new(disks: Vec<StandbyDisk>, limit_bytes: u64) -> Self {
         let budget = Arc::new(Budget::new(limit_bytes));
         let disk = |disk: StandbyDisk| Arc::new(Disk::new(disk, Arc::clone(&budget)));
@@ -48,18 +49,18 @@ impl Disks {
         Self { disks, strangers: AtomicUsize::new(0), budget, on_lost: OnceLock::new() }
     }
 
-    /// Whom to tell that a disk's writes come no more.
+    /// Sets the function that is called when the primary's connection of a disk is lost.
     pub(super) fn on_lost(&self, act: impl Fn(MigrationError) + Send + Sync + 'static) {
-        // Set once, where it is made.
+        // The standby calls this once, when it is created.
         let _ = self.on_lost.set(Box::new(act));
     }
 
-    /// The most that buffers took.
+    /// The most bytes that the buffers have used.
     pub(super) fn most_bytes(&self) -> u64 {
         self.budget.most()
     }
 
-    /// Serves a connection that has said that it is for a disk, from its NBD handshake on.
+    /// Serves a connection that was identified as one for a disk. Its NBD handshake follows.
     pub(super) fn serve(self: &Arc<Self>, channel: &Arc<Channel>) -> Result<(), MigrationError> {
         if self.disks.is_empty() {
             let what = format!(
@@ -97,59 +98,60 @@ impl Disks {
         if let (Some(why), Some(tell)) = (lost, self.on_lost.get()) {
             tell(why);
         }
-        // Not before: the primary closes everything then, and that would be taken for the reason.
+        // Only after the report: the shutdown makes the primary close its other connections, which would then be
+        // reported as the cause.
         channel.shutdown();
     }
 
-    /// The guest was seeded, and stands: what comes from now on is buffered.
+    /// Buffers writes from now on: the seeding is complete, and the guest is paused.
     ///
     /// # Errors
-    /// A disk's content is not here.
+    /// This side does not have the content of a disk.
     pub(super) fn begin_epochs(&self) -> Result<(), MigrationError> {
         self.disks.iter().try_for_each(|disk| disk.begin_epochs())
     }
 
-    /// Whether all that the guest has written came here. Asked while it stands.
+    /// Checks that all of the guest's writes have arrived here. Called while the guest is paused.
     ///
     /// # Errors
-    /// Why not.
+    /// Why a write may be missing.
     pub(super) fn check(&self) -> Result<(), MigrationError> {
         self.disks.iter().try_for_each(|disk| disk.check())
     }
 
-    /// What was written up to here is of the checkpoint that is held from now on.
+    /// Assigns the writes so far to the checkpoint that becomes held now.
     pub(super) fn end_epoch(&self) {
         self.disks.iter().for_each(|disk| disk.end_epoch());
     }
 
-    /// Puts what the held checkpoint has written into the files. Doing it again changes nothing.
+    /// Writes the held checkpoint's writes to the files. Idempotent.
     ///
     /// # Errors
-    /// The host's; it may be tried again.
+    /// The host's I/O error; the call may be repeated.
     pub(super) fn commit(&self) -> Result<(), MigrationError> {
         self.disks.iter().try_for_each(|disk| disk.commit())
     }
 
-    /// The files become the disks of the guest that goes on from the held checkpoint.
+    /// Prepares the files for a guest that continues from the held checkpoint, and releases them.
     ///
     /// # Errors
-    /// The host's; it may be tried again.
+    /// The host's I/O error; the call may be repeated.
     pub(super) fn take_over(&self) -> Result<(), MigrationError> {
         self.close();
         self.disks.iter().try_for_each(|disk| disk.take_over())
     }
 
-    /// Nothing more comes: what no held checkpoint has is dropped.
+    /// Refuses further writes, and drops those that belong to no held checkpoint.
     pub(super) fn close(&self) {
         self.disks.iter().for_each(|disk| disk.close());
     }
 
-    /// The guest never runs here.
+    /// Drops all buffered writes: the guest never runs here.
     pub(super) fn discard(&self) {
         self.disks.iter().for_each(|disk| disk.discard());
     }
 
-    /// The seeding has failed.
+    /// Prepares the disks for another seeding after a failed one.
     pub(super) fn reset(&self) {
         self.disks.iter().for_each(|disk| disk.reset());
     }

@@ -1,16 +1,16 @@
-//! What was written to a disk and is not in its file yet.
+//! Writes to a disk that are not in its file yet.
 
 use std::collections::BTreeMap;
 
-/// Data are kept in pieces that lie within as much: whoever writes into a piece copies no more than that.
+/// Data pieces do not cross multiples of this size. A write into a piece therefore copies at most this many bytes.
 pub(super) const CHUNK_BYTES: u64 = 64 << 10;
-/// What a piece takes beside its data.
+/// Memory of a piece in addition to its data, in bytes.
 pub(super) const NOTE_BYTES: u64 = 128;
 
-/// Bytes by their place on the disk.
+/// Written bytes, by their offset on the disk.
 #[derive(Debug, Default)]
 pub(super) struct Overlay {
-    /// By first byte. They do not overlap.
+    /// Pieces by the offset of their first byte. They do not overlap.
     pieces: BTreeMap<u64, Piece>,
     bytes: u64,
 }
@@ -27,7 +27,7 @@ enum Content {
     Zeros,
 }
 
-/// What lies somewhere.
+/// Content of a written piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Written<'a> {
     Data(&'a [u8]),
@@ -35,14 +35,14 @@ pub(super) enum Written<'a> {
 }
 
 impl Overlay {
-    /// What it takes of memory, about.
+    /// Approximate memory use, in bytes.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The most by which a write of `length` bytes makes it larger. Zeros have none.
+    /// Upper bound of the growth by a write of `length` bytes. Zeros need no memory for data.
     pub(super) fn most_growth(length: u64, is_zero: bool) -> u64 {
-        // At both ends a piece may be split.
+        // The write may split a piece at each of its ends.
         match is_zero {
             true => 2 * NOTE_BYTES,
             false => length + (length / CHUNK_BYTES + 3) * NOTE_BYTES,
@@ -67,7 +67,7 @@ impl Overlay {
         }
     }
 
-    /// Puts what was written into `to`, whose first byte is `at`; the rest of it stays as it is.
+    /// Copies written bytes to `to`, whose first byte is `at`. Other bytes of `to` stay unchanged.
     pub(super) fn copy_to(&self, at: u64, to: &mut [u8]) {
         let end = at + to.len() as u64;
         let first = self.pieces.range(..=at).next_back().map_or(at, |(start, _)| *start);
@@ -86,7 +86,7 @@ impl Overlay {
         }
     }
 
-    /// All that was written, in order.
+    /// All written pieces, in order.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u64, Written<'_>)> {
         self.pieces.iter().map(|(start, piece)| {
             let written = match &piece.content {
@@ -102,7 +102,7 @@ impl Overlay {
         self.pieces.insert(at, Piece { length, content });
     }
 
-    /// Forgets what was written there.
+    /// Drops the written bytes in this range.
     fn clear(&mut self, at: u64, length: u64) {
         let end = at + length;
         let before = self.pieces.range(..at).next_back().map(|(start, piece)| (*start, start + piece.length));
@@ -126,7 +126,8 @@ impl Overlay {
         Some(piece)
     }
 
-    /// Puts bytes `from` to `until` of a piece that began at `start` back, if there are any.
+    /// Inserts bytes `from` to `until` of a removed piece again, if the range is not empty. The piece began at
+    /// `start`.
     fn put_part(&mut self, start: u64, piece: &Piece, from: u64, until: u64) {
         if from >= until {
             return;

@@ -1,4 +1,4 @@
-//! The NBD server of one connection. Requests are answered one after the other.
+//! The NBD server of one connection. It answers requests one after the other.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,16 +12,16 @@ use sterna_wire::nbd::{
 use super::buffered::Disk;
 use crate::error::MigrationError;
 
-/// How long the client may take for each step of the handshake.
+/// Time limit for each step of the handshake.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// Most options of one client.
 const OPTIONS: usize = 64;
 
-/// NBD's error numbers.
+/// Error numbers of the NBD protocol.
 const EIO: u32 = 5;
 const ENOSPC: u32 = 28;
 
-/// Asks the client which disk it wants, and lets it have that: none if it wanted only to look.
+/// Performs the NBD handshake: the client selects a disk. Returns `None` if the client aborts.
 pub(super) fn shake_hands(
     channel: &Arc<Channel>,
     disks: &[Arc<Disk>],
@@ -71,7 +71,7 @@ pub(super) fn shake_hands(
             }
             ClientOption::Abort => {
                 option_reply(number, &OptionReply::Ack, &mut answer);
-                // Nobody need wait for it.
+                // A failed write is ignored, because the client may close the connection without reading the answer.
                 let _ = channel.write_all(&answer);
                 return Ok(None);
             }
@@ -83,7 +83,7 @@ pub(super) fn shake_hands(
     Err(MigrationError::PeerMisbehaved { what })
 }
 
-/// Answers requests. Why it ended.
+/// Answers requests until the connection ends. Returns the reason of the end.
 pub(super) fn serve(channel: &Channel, disk: &Disk) -> MigrationError {
     channel.set_stall_limit(None);
     let mut buffer = Vec::new();
@@ -97,7 +97,7 @@ pub(super) fn serve(channel: &Channel, disk: &Disk) -> MigrationError {
     }
 }
 
-/// False: the client has ended it.
+/// Answers one request. Returns false if the client has disconnected.
 fn serve_one(channel: &Channel, disk: &Disk, buffer: &mut Vec<u8>) -> Result<bool, MigrationError> {
     let name = format!("disk {}", disk.name());
     let mut head = [0; Request::BYTES];
@@ -127,7 +127,8 @@ fn serve_one(channel: &Channel, disk: &Disk, buffer: &mut Vec<u8>) -> Result<boo
             disk.write(offset, buffer)
         }
         CommandKind::Trim | CommandKind::WriteZeroes => disk.zero(offset, length.into()),
-        // The guest stands and waits for this. What is held is kept in memory alone.
+        // Nothing to do: buffered writes are in memory only. A sync of the file would prolong the pause, because the
+        // paused guest waits for the answer.
         CommandKind::Flush => Ok(()),
     };
     let error = match &done {
@@ -137,7 +138,7 @@ fn serve_one(channel: &Channel, disk: &Disk, buffer: &mut Vec<u8>) -> Result<boo
     };
     reply(cookie, error, &mut answer);
     channel.write_all(&answer)?;
-    // A write that failed is lost here, so nothing that follows counts.
+    // A write that failed is missing here, so the connection ends, and later requests are not served.
     done.map(|()| true)
 }
 
@@ -149,7 +150,7 @@ fn read_option(channel: &Channel) -> Result<ClientOption, MigrationError> {
         if let Some((option, _)) = ClientOption::decode(&bytes).map_err(wire)? {
             return Ok(option);
         }
-        // The decoder has looked at it.
+        // The decoder has already checked the length.
         let length = u32::from_be_bytes([bytes[12], bytes[13], bytes[14], bytes[15]]) as usize;
         bytes.resize(16 + length, 0);
         channel.read_exact(&mut bytes[16..])?;

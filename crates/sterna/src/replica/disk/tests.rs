@@ -1,4 +1,4 @@
-//! Disks over a connection, as a primary's QEMU uses them.
+//! Tests of disks over a connection, with the requests of a primary's QEMU.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -65,7 +65,7 @@ impl Lab {
         theirs.write_all(&[0, 0, 0, 3]).unwrap();
         let go = b"IHAVEOPT\0\0\0\x07\0\0\0\x08\0\0\0\x02q0\0\0";
         theirs.write_all(go).unwrap();
-        // EXPORT, BLOCK_SIZE, ACK.
+        // Replies to EXPORT, BLOCK_SIZE and ACK.
         theirs.read_exact(&mut [0; 20 + 12 + 20 + 14 + 20]).unwrap();
         Client(theirs)
     }
@@ -175,7 +175,7 @@ fn checkpoint_is_not_held_when_a_connection_is_gone() {
             lab.wait_for_loss();
         }
         drop(client);
-        // Whether or not the server's thread has seen it.
+        // The check fails whether or not the server's thread has noticed the closed connection.
         assert!(matches!(lab.disks.check(), Err(MigrationError::DiskLost { .. })));
         assert!(matches!(lab.wait_for_loss(), MigrationError::DiskLost { .. }));
         let (ours, theirs) = Channel::pair().unwrap();

@@ -1,4 +1,4 @@
-//! What the contact does to a guest of this process.
+//! Performs the contact's actions on a guest of this process.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -12,26 +12,27 @@ use crate::outgoing::Migration;
 use crate::outgoing::protection::Protecting;
 use crate::replica::contact::PrimaryGuest;
 
-/// Between two looks whether a last checkpoint can still come.
+/// Interval between two checks whether a last checkpoint is still possible.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// How long a planned takeover waits for what the guest has said last, so that nothing of it is lost. Whoever reads nothing loses it.
+/// How long a planned takeover waits for the guest's last output to leave. Output is lost only if its reader does not
+/// read within this time.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
-/// A guest that runs here.
+/// A guest that runs in this process.
 pub(super) struct ProtectedGuest {
     gate: Arc<dyn EpochGate>,
-    /// From the beginning of the seeding on.
+    /// The migration that seeds the standby; set when the seeding begins.
     seeding: Mutex<Option<(Migration, Arc<Protecting>)>>,
     last: Mutex<Last>,
 }
 
-/// Hands the number of the last checkpoint over, and waits until it was told.
+/// The number of the last checkpoint, and a channel to confirm that the contact knows it.
 type Told = (u64, SyncSender<()>);
 
 #[derive(Default)]
 struct Last {
-    /// Its number, once it was taken.
+    /// Number of the last checkpoint, after it was taken.
     number: Option<u64>,
     awaited: Option<SyncSender<Told>>,
 }
@@ -45,7 +46,7 @@ impl ProtectedGuest {
         *self.seeding.lock() = Some((migration, protecting));
     }
 
-    /// The last checkpoint was taken. Returns when the contact knows it.
+    /// Reports that the last checkpoint was taken. Returns when the contact knows it.
     pub(super) fn last_taken(&self, number: u64) {
         let awaited = {
             let mut last = self.last.lock();
@@ -55,12 +56,12 @@ impl ProtectedGuest {
         let Some(awaited) = awaited else { return };
         let (told, is_told) = sync_channel(1);
         if awaited.send((number, told)).is_ok() {
-            // An error means that nobody waits any more.
+            // An error means that no thread waits for the number any more.
             let _ = is_told.recv();
         }
     }
 
-    /// Asks for a checkpoint at once; with `is_last` for one after which the guest stays stopped.
+    /// Requests a checkpoint immediately. With `is_last`, the guest stays stopped afterwards.
     pub(super) fn want_checkpoint(&self, is_last: bool) {
         let seeding = self.seeding.lock().clone();
         if let Some((migration, protecting)) = seeding {
@@ -102,11 +103,11 @@ impl PrimaryGuest for ProtectedGuest {
         self.with_migration(Migration::give_guest_back)
     }
 
-    /// It stands, and its custody says that another VM has it.
+    /// Nothing to do: the guest is stopped, and its custody records that another VM has it.
     fn destroy(&self) {}
 
     fn close_channels(&self) {
-        // Nothing to undo in a seeding that has not begun.
+        // If the seeding has not begun, there are no channels to close.
         let _ = self.with_migration(|migration| {
             migration.close_channels();
             Ok(())

@@ -1,7 +1,8 @@
-//! The primary: a guest of this process that a standby protects.
+//! The primary: protects a guest of this process by a standby.
 //!
-//! It joins three parts. The migration to the standby seeds it and carries checkpoints ([`crate::outgoing`]). The contact decides who may
-//! run the guest ([`super::contact`]). The gate holds what the guest says until its checkpoint is held ([`EpochGate`]).
+//! It joins three parts. The migration to the standby seeds it and carries checkpoints ([`crate::outgoing`]). The
+//! contact decides which side may run the guest ([`super::contact`]). The gate keeps the guest's output until its
+//! checkpoint is held ([`EpochGate`]).
 
 mod gate;
 mod guest;
@@ -18,7 +19,7 @@ pub use gate::{ByteGate, EpochGate, GateStatistics, JoinedGate, MaySay, NoOutput
 pub use statistics::{DeltaStatistics, PrimaryStatistics};
 
 use super::contact::{
-    Claims, ContactError, ContactState, Greeting, PrimaryContact, Protection, Secret, Terms,
+    Claims, ContactError, ContactState, Greeting, PrimaryContact, Protection, Secret, Terms, Watchdog,
 };
 use crate::events::Observer;
 use crate::outgoing::Migration;
@@ -33,28 +34,30 @@ use crate::vm::SourceVm;
 use guest::ProtectedGuest;
 use overseer::PrimaryOverseer;
 
-/// No interval between checkpoints is shorter.
+/// The shortest interval between checkpoints.
 pub const LEAST_CHECKPOINT_DELAY: Duration = Duration::from_millis(1);
 
-/// How a guest is protected. Later versions add fields: write it with `..PrimaryOptions::default()`.
+/// Options of a guest's protection. Later versions add fields: write it with `..PrimaryOptions::default()`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PrimaryOptions {
-    /// `x-checkpoint-delay`: from the beginning of a checkpoint to that of the next. May change later
-    /// ([`Primary::set_checkpoint_delay`]).
+    /// `x-checkpoint-delay`: time from the beginning of a checkpoint to the beginning of the next. Can be changed
+    /// later ([`Primary::set_checkpoint_delay`]).
     pub checkpoint_delay: Duration,
-    /// `x-sterna-checkpoint-mode`: what else decides when a checkpoint is taken. May change later ([`Primary::set_checkpoint_mode`]).
+    /// `x-sterna-checkpoint-mode`: further conditions for taking a checkpoint. Can be changed later
+    /// ([`Primary::set_checkpoint_mode`]).
     pub checkpoint_mode: CheckpointMode,
-    /// `x-sterna-checkpoints-in-flight`: so many checkpoints, 1 to [`MOST_IN_FLIGHT`], may be taken and not be held yet. They share the
-    /// buffer. May change later ([`Primary::set_checkpoints_in_flight`]).
+    /// `x-sterna-checkpoints-in-flight`: number of checkpoints, 1 to [`MOST_IN_FLIGHT`], that may be taken and not be
+    /// held yet. They share the buffer. Can be changed later ([`Primary::set_checkpoints_in_flight`]).
     pub checkpoints_in_flight: u8,
-    /// `x-sterna-checkpoint-buffer-size`: the most bytes of pages that are copied while the guest stands. If a checkpoint's pages do not fit
-    /// beside those that travel, it is taken later; if they do not fit alone, the guest stands until they are sent. Memory is taken only as
-    /// it is needed.
+    /// `x-sterna-checkpoint-buffer-size`: most bytes of pages that are buffered for checkpoints.
+    ///
+    /// If a checkpoint's pages do not fit in addition to those in flight, the checkpoint is taken later. If they do
+    /// not fit alone, the guest is paused until they are sent. Memory is allocated only as needed.
     pub buffer_bytes: u64,
-    /// `x-sterna-checkpoint-copy`: whether pages are copied while the guest stands or when it goes on. May change later
-    /// ([`Primary::set_checkpoint_copy`]).
+    /// `x-sterna-checkpoint-copy`: whether pages are copied while the guest is paused, or after it resumes. Can be
+    /// changed later ([`Primary::set_checkpoint_copy`]).
     pub checkpoint_copy: CheckpointCopy,
-    /// The times that both sides agree on.
+    /// The protection's times, which apply to both sides.
     pub terms: Terms,
 }
 
@@ -71,26 +74,27 @@ impl Default for PrimaryOptions {
     }
 }
 
-/// Who gives the guest's protection its name, its secret, its claims and its gate.
+/// The objects that identify and guard a guest's protection: identity, secret, claims and gate.
 pub struct Guardians {
-    /// Names this protection. The generation is higher by one than that of the guest's protection before.
+    /// Identity of this protection. Its generation is one higher than the generation of the guest's previous
+    /// protection.
     pub protection: Protection,
-    /// What both sides know.
+    /// The secret that both sides know.
     pub secret: Secret,
-    /// The arbiter's claim of the generation, for this side.
+    /// Access to the arbiter's claim of the generation, for this side.
     pub claims: Arc<dyn Claims>,
-    /// Holds what the guest says.
+    /// Keeps the guest's output until its checkpoint is held.
     pub gate: Arc<dyn EpochGate>,
 }
 
-/// Why a guest is not protected. It runs on as before.
+/// Why a guest is not protected. It continues to run as before.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProtectError {
     /// The migration that seeds the standby could not begin.
     #[error(transparent)]
     Start(#[from] StartError),
-    /// The standby could not be greeted.
+    /// The contact with the standby could not begin.
     #[error(transparent)]
     Contact(#[from] ContactError),
 }
@@ -101,7 +105,8 @@ impl From<SettingsError> for ProtectError {
     }
 }
 
-/// A guest's protection, at its primary. Cloning gives another handle; dropping all handles does not end it.
+/// A guest's protection at its primary. Cloning gives another handle; dropping all handles does not end the
+/// protection.
 #[derive(Clone)]
 pub struct Primary {
     migration: Migration,
@@ -111,13 +116,14 @@ pub struct Primary {
 }
 
 impl Primary {
-    /// Protects `vm`'s guest by the standby at `to`: greets it, seeds it, and takes checkpoints from then on. Returns when the standby was
-    /// greeted.
+    /// Protects `vm`'s guest by the standby at `to`: greets it, seeds it, and takes checkpoints from then on. Returns
+    /// after the greeting.
     ///
-    /// `params` and `capabilities` are those of a migration. TLS authenticates the standby; `capabilities` must have the return path.
+    /// `params` and `capabilities` are the settings of a migration. TLS authenticates the standby; `capabilities`
+    /// must include the return path.
     ///
     /// # Errors
-    /// [`ProtectError`]: the guest runs on as before.
+    /// [`ProtectError`]: the guest continues to run as before.
     pub fn protect(
         vm: Arc<dyn SourceVm>,
         to: &Address,
@@ -127,18 +133,37 @@ impl Primary {
         capabilities: Capabilities,
         observer: Arc<dyn Observer>,
     ) -> Result<Self, ProtectError> {
+        let cancel = CancelFlag::new();
+        Self::protect_unless(vm, to, options, guardians, params, capabilities, observer, &cancel)
+    }
+
+    /// Like [`Primary::protect`]. Cancelling `cancel` ends the attempt to connect to the standby.
+    ///
+    /// # Errors
+    /// Like [`Primary::protect`].
+    #[expect(clippy::too_many_arguments, reason = "those of `protect`, and what ends it")]
+    pub fn protect_unless(
+        vm: Arc<dyn SourceVm>,
+        to: &Address,
+        options: &PrimaryOptions,
+        guardians: Guardians,
+        params: Parameters,
+        capabilities: Capabilities,
+        observer: Arc<dyn Observer>,
+        cancel: &CancelFlag,
+    ) -> Result<Self, ProtectError> {
         check(options)?;
         Migration::check_protected(to, &params, &capabilities, vm.as_ref())?;
         let (tls, limit) = (params.tls.as_ref(), params.limits.setup);
-        let contact = Channel::connect_with(to, tls, limit, &CancelFlag::new(), Arc::new);
+        let contact = Channel::connect_with(to, tls, limit, cancel, Arc::new);
         let contact = contact.map_err(ContactError::from)?;
         Self::protect_over(&contact, vm, to, options, guardians, params, capabilities, observer)
     }
 
-    /// As [`Primary::protect`], in contact over a connection to the standby that the caller has opened.
+    /// Like [`Primary::protect`], with a connection for the contact that the caller has opened.
     ///
     /// # Errors
-    /// As [`Primary::protect`].
+    /// Like [`Primary::protect`].
     #[expect(clippy::too_many_arguments, reason = "those of `protect`, and the connection")]
     pub fn protect_over(
         channel: &Arc<Channel>,
@@ -163,10 +188,11 @@ impl Primary {
                 guest.want_checkpoint(false);
             }
         }));
-        // The pace keeps the number. What has arrived may not be answered yet.
+        // The pace enforces the limit. One more, because a checkpoint that has arrived may not be answered yet.
         let in_flight = u64::from(MOST_IN_FLIGHT) + 1;
         let config = primary::Config { protection, terms: options.terms, in_flight };
-        // Records of the main channel have a form that every standby knows.
+        // Without multifd, differences are records of the main channel, which every standby understands without an
+        // announcement.
         let sends_differences = capabilities.xbzrle && capabilities.multifd;
         let greeting = Greeting { needs_fence: false, sends_differences };
         let contact = PrimaryContact::begin_as(channel, config, greeting, &secret, guest.clone(), claims)?;
@@ -192,7 +218,7 @@ impl Primary {
         Ok(this)
     }
 
-    /// Where it stands.
+    /// The current state, outcome and trouble.
     pub fn state(&self) -> ContactState<State, Outcome> {
         self.contact.state()
     }
@@ -202,7 +228,7 @@ impl Primary {
         &self.migration
     }
 
-    /// What it counts, now.
+    /// The current counters.
     pub fn statistics(&self) -> PrimaryStatistics {
         let (protecting, pace) = (&self.protecting, *self.protecting.pace.lock());
         let (held, output) = (self.contact.held(), self.gate.statistics());
@@ -211,10 +237,10 @@ impl Primary {
         PrimaryStatistics::of(counts, &pace, held, output)
     }
 
-    /// Changes the interval between checkpoints, and asks for one at once, as QEMU does.
+    /// Changes the interval between checkpoints, and requests a checkpoint immediately, as QEMU does.
     ///
     /// # Errors
-    /// [`SettingsError::CheckpointDelay`]: it is too short.
+    /// [`SettingsError::CheckpointDelay`]: the interval is too short.
     pub fn set_checkpoint_delay(&self, delay: Duration) -> Result<(), SettingsError> {
         check_delay(delay)?;
         self.protecting.pace.lock().delay = delay;
@@ -222,7 +248,7 @@ impl Primary {
         Ok(())
     }
 
-    /// Changes what decides when a checkpoint is taken.
+    /// Changes the further conditions for taking a checkpoint.
     pub fn set_checkpoint_mode(&self, mode: CheckpointMode) {
         self.protecting.pace.lock().mode = mode;
         self.migration.nudge();
@@ -231,7 +257,7 @@ impl Primary {
     /// Changes how many checkpoints may be taken and not be held yet.
     ///
     /// # Errors
-    /// [`SettingsError::CheckpointsInFlight`]: none, or too many.
+    /// [`SettingsError::CheckpointsInFlight`]: the number is 0 or too large.
     pub fn set_checkpoints_in_flight(&self, in_flight: u8) -> Result<(), SettingsError> {
         check_in_flight(in_flight)?;
         self.protecting.pace.lock().in_flight = in_flight;
@@ -239,31 +265,54 @@ impl Primary {
         Ok(())
     }
 
-    /// Changes whether pages of checkpoints are copied while the guest stands or when it goes on, from the next one on.
+    /// Changes whether pages are copied while the guest is paused, or after it resumes. Takes effect at the next
+    /// checkpoint.
     pub fn set_checkpoint_copy(&self, way: CheckpointCopy) {
         self.protecting.staging.set_way(way);
     }
 
-    /// Why pages of checkpoints are copied while the guest stands, where the setting would have it otherwise.
+    /// Why pages are copied while the guest is paused, although the setting differs. `None` if the setting is
+    /// followed.
     pub fn why_copied(&self) -> Option<String> {
         self.protecting.staging.copy_counts().why_copied
     }
 
-    /// Asks for a checkpoint at once.
+    /// Requests a checkpoint immediately.
     pub fn checkpoint_now(&self) {
         self.protecting.want(false);
         self.migration.nudge();
     }
 
-    /// Ends the protection with the guest here. The standby is asked for its last word; [`Primary::wait`] says what came of it.
+    /// Age of the last held checkpoint, as far as this side knows; `None` before the first.
+    pub fn held_for(&self) -> Option<Duration> {
+        self.contact.held_for()
+    }
+
+    /// Arms a watchdog: it resets this host if the guest still runs after the end of the lease
+    /// ([`PrimaryContact::arm`]).
     ///
     /// # Errors
-    /// [`Refusal`] when the protection is over, or the standby may have the guest.
+    /// The watchdog cannot be armed. The guest is protected without it.
+    pub fn arm(&self, watchdog: Arc<dyn Watchdog>) -> Result<(), ContactError> {
+        self.contact.arm(watchdog)
+    }
+
+    /// Whether the guest may run here now. A VMM checks this before it resumes the guest at an operator's request.
+    /// After the end of the lease, the guest may be running at the standby.
+    pub fn may_guest_run(&self) -> bool {
+        self.contact.may_guest_run()
+    }
+
+    /// Ends the protection; the guest stays here. The standby is asked for its last message. [`Primary::wait`]
+    /// returns the outcome.
+    ///
+    /// # Errors
+    /// [`Refusal`] if the protection is over, or the standby may have the guest.
     pub fn unprotect(&self) -> Result<(), Refusal> {
         self.contact.unprotect()
     }
 
-    /// Hands the guest over to the standby as planned, with a last checkpoint. Nothing that the guest said is lost.
+    /// Hands the guest over to the standby as planned, with a last checkpoint. No output of the guest is lost.
     ///
     /// # Errors
     /// [`Refusal`] unless the guest is protected.
@@ -271,14 +320,14 @@ impl Primary {
         self.contact.hand_over()
     }
 
-    /// Waits for the end of the protection, and until this side has done what follows from it.
+    /// Waits until the protection ends, and until this side has performed the consequences.
     pub fn wait(&self) -> Outcome {
         let outcome = self.contact.wait();
         self.migration.wait();
         outcome
     }
 
-    /// Whatever ends first ends the other.
+    /// Starts two threads, so that the end of the contact ends the migration, and vice versa.
     fn watch(&self) -> Result<(), ProtectError> {
         let spawn = |name: &str, act: Box<dyn FnOnce(Self) + Send>| {
             let this = self.clone();
@@ -299,7 +348,7 @@ impl Primary {
         self.migration.end_protection(matches!(outcome, Outcome::Alone(_) | Outcome::Failed(_)));
     }
 
-    /// A seeding that fails is no protection.
+    /// Ends the contact when the migration ends, because a failed seeding cannot protect the guest.
     fn end_with_migration(&self) {
         let ended = self.migration.wait();
         if self.contact.state().outcome.is_none() {

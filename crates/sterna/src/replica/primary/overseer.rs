@@ -1,4 +1,4 @@
-//! What the taking of checkpoints asks of the contact and the gate.
+//! Connects the taking of checkpoints to the contact and the gate.
 
 use std::sync::{Arc, Weak};
 use std::time::Instant;
@@ -14,7 +14,7 @@ use crate::replica::contact::PrimaryContact;
 
 pub(super) struct PrimaryOverseer {
     contact: PrimaryContact,
-    /// It has the migration, which has this.
+    /// Weak, because the guest has the migration, and the migration has this object.
     guest: Weak<ProtectedGuest>,
     gate: Arc<dyn EpochGate>,
 }
@@ -36,10 +36,10 @@ impl Overseer for PrimaryOverseer {
 
     fn end_epoch(&self, number: u64) -> Output {
         if number == 1 {
-            // Before the first checkpoint nothing is held: the standby cannot take over.
+            // Closed only now: before the first checkpoint no checkpoint is held, so the standby cannot take over.
             let contact = self.contact.clone();
             self.gate.close(Box::new(move |epoch| contact.may_say(epoch)));
-            // One that has ended meanwhile has opened the gate before.
+            // If the contact has ended meanwhile, it opened the gate before it was closed here.
             if self.contact.has_failed() {
                 self.gate.open();
             }
@@ -51,7 +51,7 @@ impl Overseer for PrimaryOverseer {
 
     fn taken(&self, number: u64, is_last: bool) -> Result<(), MigrationError> {
         if is_last {
-            // The contact has it as long as it waits for one.
+            // The guest passes the number to the contact if the contact waits for it.
             if let Some(guest) = self.guest.upgrade() {
                 guest.last_taken(number);
             }
@@ -61,6 +61,10 @@ impl Overseer for PrimaryOverseer {
             MigrationError::Internal(format!("checkpoint {number}: {refusal}"))
         };
         self.contact.checkpoint_taken(number).map_err(refused)
+    }
+
+    fn may_guest_run(&self) -> bool {
+        self.contact.may_guest_run()
     }
 
     fn output_waits_since(&self) -> Option<Instant> {

@@ -1,4 +1,4 @@
-//! What a primary counts.
+//! Statistics of a primary.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -6,55 +6,57 @@ use std::time::Duration;
 use super::gate::GateStatistics;
 use crate::outgoing::protection::{CopyCounts, Counts, DeltaCounts, Pace};
 
-/// What a primary counts. Later versions add fields.
+/// Counters and times of a primary. Later versions add fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PrimaryStatistics {
     /// Checkpoints that were taken.
     pub taken: u64,
-    /// The last one that the standby holds.
+    /// Number of the last checkpoint that the standby holds.
     pub held: u64,
-    /// Pages that checkpoints brought, zero pages among them.
+    /// Pages in all checkpoints, including zero pages.
     pub pages: u64,
-    /// Pages of the last one.
+    /// Pages in the last checkpoint.
     pub last_pages: u64,
-    /// Bytes of devices that checkpoints brought.
+    /// Bytes of devices in all checkpoints.
     pub device_bytes: u64,
-    /// Checkpoints that did not fit the buffer, so that the guest stood until they were sent.
+    /// Checkpoints that did not fit the buffer, so that the guest was paused until they were sent.
     pub unbuffered: u64,
-    /// Pages that were copied before the guest stood, and not written again until it did.
+    /// Pages that were copied before the guest was paused, and not written again before the pause.
     pub copied_ahead: u64,
-    /// Checkpoints with pages that were write-protected while the guest stood, and copied when it went on.
+    /// Checkpoints with pages that were write-protected during the pause, and copied after the guest resumed.
     pub copied_on_write: u64,
-    /// Writes of the guest that were held until the page was copied.
+    /// Writes of the guest that were blocked until the page was copied.
     pub held_writes: u64,
-    /// What became of differences.
+    /// Results of sending differences.
     pub xbzrle: DeltaStatistics,
-    /// Downtime by a checkpoint: the median of the last 1024, and what 99 of 100 do not exceed; the longest.
+    /// Downtime per checkpoint: median and 99th percentile of the last 1024 checkpoints, and the longest of all.
     pub pause_p50: Duration,
     /// See [`PrimaryStatistics::pause_p50`].
     pub pause_p99: Duration,
     /// See [`PrimaryStatistics::pause_p50`].
     pub pause_most: Duration,
-    /// From the beginning of a checkpoint to that of the next, as it is now; output may bring the next one forward.
+    /// Downtime of the last checkpoint.
+    pub pause_last: Duration,
+    /// Present time from the beginning of a checkpoint to the beginning of the next. Waiting output may shorten it.
     pub interval: Duration,
-    /// From the end of the last pause until the standby held the checkpoint.
+    /// Time from the end of the last pause until the standby held the checkpoint.
     pub last_transfer: Duration,
-    /// What waits for its checkpoint.
+    /// Output that waits for its checkpoint.
     pub output: GateStatistics,
 }
 
 /// Pages of checkpoints with `xbzrle`. Later versions add fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DeltaStatistics {
-    /// Pages that were sent as the difference to what the standby holds.
+    /// Pages that were sent as the difference from the standby's copy.
     pub pages: u64,
     /// Bytes of these differences.
     pub bytes: u64,
-    /// Pages that were not sent, since the standby holds the same.
+    /// Pages that were not sent, because the standby has the same content.
     pub same: u64,
-    /// Pages that were sent whole, since what the standby holds was not in the cache.
+    /// Pages that were sent completely, because the cache did not contain the standby's copy.
     pub cache_misses: u64,
-    /// Pages that were sent whole, since the difference was not shorter.
+    /// Pages that were sent completely, because the difference was not shorter.
     pub overflows: u64,
 }
 
@@ -98,6 +100,7 @@ impl PrimaryStatistics {
             pause_p50: at(50),
             pause_p99: at(99),
             pause_most: at(100),
+            pause_last: counts.pauses.back().copied().unwrap_or_default(),
             interval: pace.interval(counts.pause),
             last_transfer: counts.last_transfer,
             output,

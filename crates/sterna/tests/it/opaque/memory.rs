@@ -1,4 +1,4 @@
-//! Machines that the engine does not know, in memory: they come, and are sent on.
+//! Opaque machines in memory: they are received and sent on.
 
 use super::stream::{self, BLOCKS, RAM, Stream};
 use super::*;
@@ -20,7 +20,8 @@ fn sent(machine: &MemoryMachine, to: &Address, params: &Parameters, capabilities
     machine.send(to, params.clone(), capabilities, Arc::new(())).expect("started")
 }
 
-/// A writing guest goes from memory to memory, once with the blocks in another order, and runs on in a VM.
+/// Sends a running guest from memory to memory, once with the blocks in another order, and then to a VM in which it
+/// runs.
 fn through_memory(params: &Parameters, capabilities: Capabilities) {
     let (source, target) = pair(&config());
     let ram = source.ram();
@@ -33,7 +34,7 @@ fn through_memory(params: &Parameters, capabilities: Capabilities) {
     let incoming = waiting(&second, params, capabilities);
     let migration = sent(&first, &incoming.address(), params, capabilities);
     assert!(matches!((migration.wait(), incoming.wait()), (Outcome::Completed, Arrival::Completed(_))));
-    // As if it had always been here.
+    // As if the machine had always been here.
     let ram = GuestRam::new(second.ram().blocks().to_vec()).unwrap();
     let second = MemoryMachine::of(ram, second.shape().unwrap()).unwrap();
     let incoming = listen(&target, params, capabilities);
@@ -66,7 +67,7 @@ fn qemus_stream_is_kept_in_memory_bit_for_bit() {
         for (name, change) in stream::CHANGES {
             let mut stream = Stream::new(return_path);
             change(&mut stream);
-            // A background snapshot has no END: it is a file.
+            // A background snapshot has no END section, so it exists only as a file.
             if !stream.has_end {
                 continue;
             }

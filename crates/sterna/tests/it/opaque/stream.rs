@@ -1,4 +1,4 @@
-//! The stream of a QEMU, made by hand.
+//! A hand-made stream of a QEMU.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -14,18 +14,18 @@ use sterna_wire::vmdesc;
 
 use crate::support::recording::spawn;
 
-/// Number of RAM's section.
+/// Id of RAM's section.
 pub const RAM: u32 = 2;
 pub const BLOCKS: [(&str, u64); 2] = [("m0", 16 << 12), ("/rom@etc/acpi/tables", 4 << 12)];
 
 pub struct Stream {
     pub return_path: bool,
-    /// The source says that it is a Sterna.
+    /// Whether the source identifies itself as a Sterna.
     pub is_sterna: bool,
     pub machine: &'static str,
     pub capabilities: Vec<String>,
     pub early: Vec<u8>,
-    /// What stands right behind RAM's START.
+    /// Bytes immediately after RAM's START.
     pub setup: Vec<u8>,
     pub between: Vec<u8>,
     pub devices: Vec<u8>,
@@ -33,18 +33,18 @@ pub struct Stream {
     pub described: bool,
     pub blocks: Vec<(&'static str, u64)>,
     pub total: Option<u64>,
-    /// A first record with this offset in block 0.
+    /// Offset of a first record in block 0.
     pub pages_word: Option<u64>,
     pub flushes: bool,
     pub xbzrle: bool,
-    /// What RAM must be in the end.
+    /// The expected content of RAM.
     pub ram: Vec<Vec<u8>>,
     listed: Vec<vmdesc::Device>,
 }
 
 pub type Change = (&'static str, fn(&mut Stream));
 
-/// Ways in which sound streams differ.
+/// Differences between valid streams.
 pub const CHANGES: [Change; 9] = [
     ("plain", |_| {}),
     ("early section", |s| {
@@ -137,7 +137,7 @@ impl Stream {
         stream
     }
 
-    /// Appends a FULL section and lists it.
+    /// Appends a FULL section and adds it to the list.
     fn section(&mut self, id: u32, name: &str, body: &[u8], out: &mut Vec<u8>) {
         SectionHeader { id, name, instance: 0, version: 1 }.encode_full(out).unwrap();
         out.extend_from_slice(body);
@@ -154,12 +154,12 @@ impl Stream {
         self.encode().0
     }
 
-    /// What RAM must be in the end.
+    /// The expected content of RAM.
     pub fn final_ram(&self) -> Vec<Vec<u8>> {
         self.encode().1
     }
 
-    /// All bytes, and what RAM must be then.
+    /// All bytes of the stream, and the expected content of RAM.
     fn encode(&self) -> (Vec<u8>, Vec<Vec<u8>>) {
         let mut out = Vec::new();
         FileHeader.encode(&mut out);
@@ -226,7 +226,8 @@ impl Stream {
         encode_footer(RAM, out);
     }
 
-    /// Several rounds: pages with content, zero pages, a page that becomes zero, one that becomes content, deltas.
+    /// Several rounds: pages with content, zero pages, a page that becomes zero, a page that gets content, and
+    /// differences.
     fn pages(&self, out: &mut Vec<u8>) -> Vec<Vec<u8>> {
         let mut ram: Vec<Vec<u8>> = BLOCKS.iter().map(|(_, length)| vec![0; *length as usize]).collect();
         let mut records = RamRecordWriter::new();
@@ -249,7 +250,7 @@ impl Stream {
                         records.zero(block, name, at as u64, out).unwrap();
                         ram[block][at..at + 4096].fill(0);
                     } else if self.xbzrle && round > 0 {
-                        // Keep 100, 3 new bytes, keep the rest.
+                        // Keeps 100 bytes, replaces 3, keeps the rest.
                         let delta = [100, 3, 0xaa, 0xbb, page as u8 + 1];
                         records.xbzrle(block, name, at as u64, &delta, out).unwrap();
                         let mut new = old;
@@ -269,7 +270,7 @@ impl Stream {
         ram
     }
 
-    /// Sends it, and waits for the answers if there is a return path.
+    /// Sends the stream, and waits for the answers if there is a return path.
     pub fn play(&mut self, to: &Address) -> JoinHandle<Vec<u8>> {
         let (bytes, ram) = self.encode();
         self.ram = ram;
@@ -277,11 +278,11 @@ impl Stream {
     }
 }
 
-/// Sends bytes as a source would; then waits until the destination closes, or closes.
+/// Sends bytes like a source. Then waits until the destination closes, or closes itself.
 pub fn play(to: &Address, bytes: Vec<u8>, waits: bool) -> JoinHandle<Vec<u8>> {
     let mut socket = TcpStream::connect(("127.0.0.1", crate::support::port(to))).unwrap();
     spawn(move || {
-        // The destination may have given up meanwhile.
+        // The destination may have closed the connection meanwhile.
         let _ = socket.write_all(&bytes);
         let mut answers = Vec::new();
         if !waits {
@@ -293,7 +294,7 @@ pub fn play(to: &Address, bytes: Vec<u8>, waits: bool) -> JoinHandle<Vec<u8>> {
                 break;
             }
             answers.extend_from_slice(&buffer[..count]);
-            // A source closes when it has heard SHUT.
+            // A source closes after it has received SHUT.
             if answers.windows(4).any(|bytes| bytes == [0, 1, 0, 4]) && answers.len() >= 8 {
                 break;
             }

@@ -1,5 +1,5 @@
-//! A dirty source that breaks a clause of the page order on behalf of the engine: what it does between the engine and the
-//! guest's log is what an engine without the clause would do to the log.
+//! A dirty source that breaks a clause of the page order on behalf of the engine. It is placed between the engine and
+//! the guest's log, and changes the log as an engine without that clause would.
 
 use std::sync::{Arc, Mutex};
 
@@ -7,21 +7,22 @@ use sterna::ram::{DirtyBitmaps, DirtyError, DirtySource, GuestRam, PageBitmap, R
 use sterna::{Device, Hook, RunState, SourceVm, Vm, VmError};
 use sterna_guests::process::ProcessGuest;
 
-/// Pages that a lane claims at once (`order::geometry`).
+/// Pages of a chunk, the unit that a lane claims (`order::geometry`).
 const CHUNK_PAGES: u64 = 512;
 
-/// What is done to the log.
+/// The change to the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Log {
-    /// Nothing.
+    /// No change.
     Sound,
     /// Clause 2: pages are re-armed after they were read.
     RearmedAfterReading,
-    /// Clause 3: a whole slice is re-armed, synced or not.
+    /// Clause 3: a complete slice is re-armed, including pages that were not synced.
     RearmedUnsynced,
     /// Clause 4: only the first chunk of a slice is re-armed before lanes read from the slice.
     RearmedInPart,
-    /// Clause 6: a report is dropped if its page was in the round that is being sent, though the page was sent before.
+    /// Clause 6: a report is dropped if its page was in the round that is being sent, although the page was sent
+    /// before.
     ReportsDropped,
 }
 
@@ -29,9 +30,9 @@ pub enum Log {
 pub struct Faulty {
     guest: Arc<ProcessGuest>,
     log: Log,
-    /// Re-armings that are due.
+    /// Delayed re-arms.
     late: Mutex<Vec<Late>>,
-    /// What the log reported last.
+    /// The log's last report.
     reported: Mutex<DirtyBitmaps>,
 }
 
@@ -70,7 +71,7 @@ impl Faulty {
         Ok(())
     }
 
-    /// Gives what the log reports but for what it reported the last time.
+    /// Returns the log's report without the pages of the previous report.
     fn drop_reports(&self, into: &mut DirtyBitmaps) -> Result<SyncReport, DirtyError> {
         let mut last = self.reported.lock().unwrap();
         let (mut all, mut kept) = (DirtyBitmaps::new(&self.ram()), DirtyBitmaps::new(&self.ram()));

@@ -1,12 +1,12 @@
-//! Each clause of the page order (`order/mod.rs`) is there for a reason: an engine that violates it hands over memory that
-//! the guest's checker refuses, under settings with which the sound engine never does.
+//! Each clause of the page order (`order/mod.rs`) is necessary: an engine that violates it produces memory that the
+//! guest's checker refuses. Under the same settings, the correct engine never does.
 //!
-//! The engine is always sound. What stands between it and the guest's log ([`dirty`]), or between it and the destination
-//! ([`wire`]), does what an engine without the clause would do.
+//! The engine itself is always correct. An object between it and the guest's log ([`dirty`]), or between it and the
+//! destination ([`wire`]), acts as an engine without the clause would.
 //!
-//! The guests report writes as KVM does with manual protection (bits stay until re-armed), write pages at
-//! random, seldom enough that a lost write is rarely followed by another one to the same page, and the
-//! links are slow, so that what the clauses forbid has time to happen.
+//! The guests report writes like KVM with manual protection (bits stay set until re-armed). They write pages at
+//! random, and so rarely that a second write seldom hides a lost one. The links are slow, so that the forbidden order
+//! has time to happen.
 #![allow(clippy::print_stdout, reason = "says how often a violation was noticed")]
 
 mod dirty;
@@ -19,6 +19,7 @@ use sterna::{
     Address, Arrival, Capabilities, Incoming, Migration, MigrationError, Outcome, Parameters, SourceVm,
     TargetVm,
 };
+use sterna_guests::model::Acts;
 use sterna_guests::process::{ProcessConfig, ProcessGuest, Tracking};
 use sterna_guests::{Fill, Pattern};
 
@@ -27,10 +28,10 @@ use crate::delay;
 use dirty::{Faulty, Log};
 use wire::Wire;
 
-/// Migrations with a violation until one must have been noticed. Most are in the first.
+/// Most migrations with a violation, until one must be detected. The first usually is.
 const MOST_TRIES: u32 = 30;
 
-/// Migrations without it, at least; as many as with it, if they were more.
+/// Least number of migrations without a violation. If there were more with one, as many as those.
 const SOUND: u32 = 4;
 
 /// A clause of the page order.
@@ -45,7 +46,7 @@ enum Clause {
 }
 
 impl Clause {
-    /// Who violates it.
+    /// The object that violates the clause.
     fn violation(self) -> (Log, Wire) {
         match self {
             Self::OncePerRound => (Log::Sound, Wire::PagesTwice),
@@ -58,13 +59,13 @@ impl Clause {
     }
 }
 
-/// Under which circumstances a clause matters.
+/// Conditions under which a clause matters.
 struct Circumstances {
     guest: ProcessConfig,
     params: Parameters,
-    /// Of the main channel and the lanes; none: no network between the sides.
+    /// Delays of the main channel and of the lanes. Empty: no network between the sides.
     delays: Vec<Duration>,
-    /// The downtime limit is 0 for that long, so that there are many rounds.
+    /// Time for which the downtime limit is 0, so that there are many rounds.
     rounds_for: Duration,
 }
 
@@ -76,6 +77,7 @@ fn circumstances(clause: Clause) -> Circumstances {
         tracking: Tracking::Software,
         pattern: Pattern::Random,
         fill: Fill::Random(7),
+        acts: Acts::MIXED,
         workers: 2,
         rate: 10_000,
         ..ProcessConfig::default()
@@ -83,7 +85,7 @@ fn circumstances(clause: Clause) -> Circumstances {
     let mut delays = Vec::new();
     let mut rounds_for = Duration::ZERO;
     match clause {
-        // Few pages, often written: short rounds, of which a later one overtakes an earlier one.
+        // Few pages that are often written: rounds are short, and a later round can overtake an earlier one.
         Clause::OncePerRound => {
             guest.blocks = vec![("ram".into(), 8 << 20)];
             guest.rate = 5_000;
@@ -91,14 +93,14 @@ fn circumstances(clause: Clause) -> Circumstances {
             delays = vec![ms(0), ms(0), ms(40), ms(80)];
             rounds_for = ms(400);
         }
-        // What comes behind the last SYNC comes after the guest runs.
-        // In many rounds, so that a late packet meets the same page in a packet of the next one.
+        // Packets after the last SYNC arrive while the guest runs. Many rounds, so that a late packet meets the same
+        // page in a packet of the next round.
         Clause::SyncAfterLastPage => {
             delays = vec![ms(0), ms(40), ms(40)];
             rounds_for = ms(800);
         }
-        // What was written behind the sender's back and dropped from the last sync is never sent.
-        // In many rounds, so that pages are reported again after they were sent.
+        // Pages that were written without the sender's notice and dropped from the last sync are never sent. Many
+        // rounds, so that pages are reported again after they were sent.
         Clause::DropOnlyUnsent => {
             params.max_bandwidth_bytes = 100 << 20;
             rounds_for = ms(800);
@@ -114,14 +116,14 @@ fn circumstances(clause: Clause) -> Circumstances {
     Circumstances { guest, params, delays, rounds_for }
 }
 
-/// What came of a migration.
+/// Result of a migration.
 #[derive(Debug, PartialEq)]
 enum Came {
-    /// The memory of the guest that arrived is whole.
+    /// The memory of the arrived guest is consistent.
     Consistent,
-    /// The checker refused it.
+    /// The checker refused the memory.
     Corrupt(String),
-    /// The engine noticed, and the source's guest runs on.
+    /// The engine detected the violation, and the source's guest continues to run.
     Refused(String),
 }
 
@@ -154,7 +156,8 @@ fn once(clause: Clause, violated: bool, trusting: bool) -> Came {
             assert_lives_on(&source);
             Came::Refused(error.to_string())
         }
-        // A packet that comes when its round is over keeps the destination from answering, until the source gives up.
+        // A packet that arrives after its round has ended prevents the destination's answer, until the source gives
+        // up.
         (Outcome::Failed { .. }, Arrival::Failed(error)) if violated => {
             assert_lives_on(&source);
             Came::Refused(error.to_string())
@@ -225,7 +228,7 @@ fn dropping_reports_of_pages_that_were_sent_corrupts_memory() {
     violation_is_noticed_and_the_sound_engine_passes(Clause::DropOnlyUnsent);
 }
 
-/// Our own destination does not let it come to that.
+/// Sterna's destination prevents this.
 #[test]
 fn page_twice_in_a_round_is_refused_by_our_destination() {
     let Came::Refused(why) = once(Clause::OncePerRound, true, false) else {

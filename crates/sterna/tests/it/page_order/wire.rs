@@ -1,5 +1,5 @@
-//! A network that breaks a clause of the page order on behalf of the engine: it takes the packets of multifd channels
-//! apart and hands them on in the order of an engine without the clause.
+//! A network that breaks a clause of the page order on behalf of the engine. It decodes the packets of multifd
+//! channels, and forwards them in the order of an engine without the clause.
 
 use std::io::Read;
 use std::net::TcpStream;
@@ -10,12 +10,12 @@ use std::time::Duration;
 use crate::delay::{Carrier, as_it_comes};
 use sterna::ram::PAGE_SIZE;
 
-/// What is done to the packets.
+/// The change to the packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wire {
-    /// Nothing.
+    /// No change.
     Sound,
-    /// Clause 1: pages of one round come once more, with their old content, at the end of the next one.
+    /// Clause 1: pages of one round are sent again, with their old content, at the end of the next round.
     PagesTwice,
     /// Clause 5: a channel's SYNC overtakes the packet before it.
     SyncTooEarly,
@@ -23,16 +23,16 @@ pub enum Wire {
 
 /// Bytes before the first packet (specs/stream.md §3.2).
 const INITIAL_BYTES: usize = 64;
-/// A packet without its pages (specs/stream.md §3.4).
+/// Bytes of a packet without its pages (specs/stream.md §3.4).
 const PACKET_BYTES: usize = 320 + 8 * 128;
 const SYNC: u32 = 1;
-/// How long after its SYNC a packet comes that was overtaken.
+/// Time from a SYNC until the overtaken packet is sent.
 const OVERTAKEN_BY: Duration = Duration::from_millis(60);
 
 impl Wire {
-    /// How connection `index` is carried: the main channel comes first and is left alone.
+    /// Creates the carrier of connection `index`. The main channel, which connects first, is not changed.
     pub fn carriers(self) -> impl Fn(usize) -> Carrier {
-        // One count for all channels, as the source has.
+        // One counter for all channels, as in the source.
         let numbers = Arc::new(AtomicU64::new(0));
         move |index| {
             let numbers = Arc::clone(&numbers);
@@ -75,7 +75,7 @@ impl Packet {
     }
 }
 
-/// Hands packets on. False: the receiver is gone.
+/// Forwards packets. Returns false after the receiver has closed.
 trait Order: Send {
     fn packet(&mut self, packet: Packet, send: &dyn Fn(Vec<u8>) -> bool) -> bool;
     fn end(&mut self, send: &dyn Fn(Vec<u8>) -> bool);
@@ -94,11 +94,11 @@ fn carry(mut from: TcpStream, send: &dyn Fn(Vec<u8>) -> bool, mut order: impl Or
     order.end(send);
 }
 
-/// See [`Wire::PagesTwice`].
+/// Implements [`Wire::PagesTwice`].
 #[derive(Default)]
 struct Twice {
     numbers: Arc<AtomicU64>,
-    /// Of the round before, and of this one.
+    /// Packets of the previous round, and of this one.
     old: Vec<Packet>,
     new: Vec<Packet>,
 }
@@ -110,7 +110,7 @@ impl Order for Twice {
             self.new.push(packet);
             return send(bytes);
         }
-        // A round in which nothing was sent makes nothing old.
+        // A round without packets replaces nothing.
         let again = if self.new.is_empty() { Vec::new() } else { std::mem::take(&mut self.old) };
         if !self.new.is_empty() {
             self.old = std::mem::take(&mut self.new);
@@ -121,7 +121,7 @@ impl Order for Twice {
     fn end(&mut self, _: &dyn Fn(Vec<u8>) -> bool) {}
 }
 
-/// See [`Wire::SyncTooEarly`].
+/// Implements [`Wire::SyncTooEarly`].
 #[derive(Default)]
 struct Overtaken {
     held: Option<Packet>,

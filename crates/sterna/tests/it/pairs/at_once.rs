@@ -1,4 +1,4 @@
-//! All at once that goes together, on each way that a guest can take.
+//! All features that can be combined, in one migration, for each transport.
 
 use std::sync::Arc;
 
@@ -19,21 +19,22 @@ use crate::support::{TestVm, until_status, vm};
 const DETECTIONS: [ZeroPageDetection; 3] =
     [ZeroPageDetection::None, ZeroPageDetection::Legacy, ZeroPageDetection::Multifd];
 
-/// Both throttles, one after the other; and an operator who is waited for.
+/// Each of the two throttles in turn, with a pause for the operator before the switchover.
 pub(super) fn throttled(on: Capabilities) -> [Capabilities; 2] {
     let on = Capabilities { pause_before_switchover: true, ..on };
     [Capabilities { auto_converge: true, ..on }, Capabilities { dirty_limit: true, ..on }]
 }
 
-/// A guest that writes pages of every kind, with devices that have a stream and ask for an acknowledgement if it `has_streams`.
+/// A guest that writes pages of every kind. With `has_streams`, it has devices with streams that require an
+/// acknowledgement.
 pub(super) fn machines(config: &ProcessConfig, has_streams: bool) -> Option<[Arc<TestVm>; 2]> {
     let config = ProcessConfig { fill: Fill::Half(7), ..config.clone() };
     let [saving, loading] = asking_banks(if has_streams { 2 } else { 0 });
     let (source, target) = pair(&config)?;
     let source = TestVm::with_banks(source, saving);
-    // It counts what its vCPU writes.
+    // The VM counts the dirty rate of its vCPU.
     source.dirty_limits.lock().unwrap().push(None);
-    // Of use in precopy to a destination that is no RDMA's.
+    // Hints are used in precopy, except over RDMA.
     order(&source.hints, true);
     Some([source, TestVm::with_banks(target, loading)])
 }

@@ -1,5 +1,5 @@
-//! Features in pairs, as docs/combinations.md lists them: which refuse each other, and in which words; and small migrations with two or
-//! more that no other test combines.
+//! Pairs of features, as in docs/combinations.md: which of them exclude each other, with the text of the refusal, and
+//! small migrations with two or more features that no other test combines.
 
 mod at_once;
 mod protection;
@@ -15,13 +15,14 @@ use sterna_guests::process::{ProcessConfig, ProcessGuest};
 use crate::common;
 use crate::support::bank::{Bank, Calls};
 
-/// With credentials for that end.
+/// Adds TLS credentials for that end.
 fn with_tls(params: &Parameters, directory: &std::path::Path, endpoint: TlsEndpoint) -> Parameters {
     let credentials = TlsCredentials::from_directory(directory, endpoint, false).unwrap();
     Parameters { tls: Some(Tls::new(Arc::new(credentials))), ..params.clone() }
 }
 
-/// A guest that runs, and the place for it. `None`, with a word in the log, where this host has too few huge pages for both.
+/// A running guest and its destination. `None`, with a message in the log, if this host has too few huge pages for
+/// both.
 fn pair(config: &ProcessConfig) -> Option<(Arc<ProcessGuest>, Arc<ProcessGuest>)> {
     common::trace();
     let source = ProcessGuest::boot(config.clone());
@@ -38,12 +39,12 @@ fn pair(config: &ProcessConfig) -> Option<(Arc<ProcessGuest>, Arc<ProcessGuest>)
     }
 }
 
-/// Devices with a stream, of the source and of the destination.
+/// Devices with a stream, for the source and for the destination.
 fn banks(count: u32) -> [Vec<Arc<Bank>>; 2] {
     banks_of(count, |bank| bank)
 }
 
-/// Such that ask for an acknowledgement before the switchover.
+/// Devices with a stream that require an acknowledgement before the switchover.
 fn asking_banks(count: u32) -> [Vec<Arc<Bank>>; 2] {
     banks_of(count, Bank::asking)
 }

@@ -1,4 +1,4 @@
-//! A standby, with all that goes with it at once.
+//! A standby, with all features that it can be combined with.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -18,7 +18,7 @@ use crate::common;
 use crate::protected::{Arbiter, PATIENCE, PLAIN, TERMS, Way, guardians, stand_by};
 use crate::support::{TestVm, small};
 
-/// Checkpoints of each.
+/// Checkpoints in each case.
 const HELD: u64 = 5;
 
 #[test]

@@ -1,11 +1,13 @@
-//! What refuses each other, before anything is given away.
+//! Features that exclude each other: refused before any resource is released.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use sterna::ram::{Custody, DirtySource, GuestRam};
+use sterna::rules::{self, Feature, Features, RULES, Relation};
 use sterna::{
-    Address, Capabilities, Compression, Device, Hook, Incoming, Migration, MigrationMode, Parameters,
-    RunState, SourceVm, TargetVm, TlsEndpoint, Vm, VmError,
+    Address, Capabilities, Compression, Device, Hook, Incoming, Migration, MigrationMode, NonConvergence,
+    Parameters, RunState, SourceVm, TargetVm, TlsEndpoint, Vm, VmError,
 };
 use sterna_guests::process::ProcessGuest;
 
@@ -13,22 +15,22 @@ use super::{banks, with_tls};
 use crate::common;
 use crate::support::{TestVm, small};
 
-/// Which side refuses.
+/// The side that refuses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Side {
     Source,
     Destination,
 }
 
-/// What is set when it is refused.
+/// Settings and devices of a refused migration.
 struct Settings {
     side: Side,
     address: &'static str,
     params: Parameters,
     capabilities: Capabilities,
-    /// A device with a stream.
+    /// Whether the VM has a device with a stream.
     has_stream: bool,
-    /// A device in another process.
+    /// Whether the VM has a device in another process.
     shares_ram: bool,
 }
 
@@ -74,7 +76,7 @@ impl Settings {
     }
 }
 
-/// As docs/combinations.md names them: one, the other, the words of the refusal, and how they are set.
+/// An entry of docs/combinations.md: both features, the text of the refusal, and a function that sets them.
 type Pair = (&'static str, &'static str, &'static str, fn(&mut Settings));
 
 const PAIRS: &[Pair] = &[
@@ -279,6 +281,9 @@ impl SourceVm for Sharing {
 }
 
 impl TargetVm for Sharing {
+    fn prepare_start(&self) -> Result<(), VmError> {
+        self.0.prepare_start()
+    }
     fn start(&self) -> Result<(), VmError> {
         self.0.start()
     }
@@ -287,7 +292,7 @@ impl TargetVm for Sharing {
     }
 }
 
-/// What it is refused with; nothing has begun.
+/// The text of the refusal. No migration has begun.
 fn refusal(settings: &Settings) -> Option<String> {
     let [ours, theirs] = banks(u32::from(settings.has_stream));
     let address: Address = settings.address.parse().unwrap();
@@ -340,11 +345,107 @@ fn pair_that_cannot_go_together_is_refused_in_these_words() {
     }
 }
 
-/// Those rows of the document that name this test, and no others, are those of this table.
+/// Sets a feature as a user does. Returns false if settings alone cannot set it.
+fn set(feature: Feature, is_on: bool, settings: &mut Settings) -> bool {
+    match feature {
+        Feature::File | Feature::StreamFile if is_on => settings.file(),
+        Feature::Rdma if is_on => settings.rdma(),
+        Feature::UnixSocket if is_on => settings.address = "unix:/nowhere",
+        Feature::File | Feature::StreamFile | Feature::Rdma | Feature::UnixSocket => {}
+        Feature::Multifd => settings.capabilities.multifd = is_on,
+        Feature::Compression if is_on => settings.zstd(),
+        Feature::MappedRam => settings.capabilities.mapped_ram = is_on,
+        Feature::Tls if is_on => settings.tls(),
+        Feature::ReturnPath => settings.capabilities.return_path = is_on,
+        Feature::SwitchoverAck => settings.capabilities.switchover_ack = is_on,
+        Feature::AutoConverge => settings.capabilities.auto_converge = is_on,
+        Feature::DirtyLimit => settings.capabilities.dirty_limit = is_on,
+        Feature::Xbzrle => settings.capabilities.xbzrle = is_on,
+        // Without the address, which is a feature of its own.
+        Feature::SameHost if is_on => settings.params.mode = MigrationMode::CprTransfer,
+        Feature::Postcopy => settings.capabilities.postcopy_ram = is_on,
+        Feature::Preempt => settings.capabilities.postcopy_preempt = is_on,
+        Feature::Blocktime => settings.capabilities.postcopy_blocktime = is_on,
+        Feature::PostcopyAtStandstill if is_on => settings.params.non_convergence = NonConvergence::Postcopy,
+        Feature::PostcopyAfter if is_on => settings.params.postcopy_after = Duration::from_secs(1),
+        Feature::PostcopyAfterRounds if is_on => settings.params.postcopy_after_rounds = 1,
+        // No other feature needs it, and no case here has it.
+        Feature::Protection if !is_on => {}
+        _ => return false,
+    }
+    true
+}
+
+#[test]
+fn every_rule_is_asked_on_the_sides_that_it_binds() {
+    let mut asked = 0;
+    for rule in RULES {
+        for side in [Side::Source, Side::Destination] {
+            let mut settings = Settings { side, ..Settings::new() };
+            let can_be_set = set(rule.one, true, &mut settings)
+                & set(rule.other, rule.relation == Relation::Excludes, &mut settings);
+            if !can_be_set {
+                continue;
+            }
+            let address: Address = settings.address.parse().unwrap();
+            let features = Features::of(&address, &settings.params, &settings.capabilities);
+            let of_rules = match side {
+                Side::Source => rules::Side::Source,
+                Side::Destination => rules::Side::Destination,
+            };
+            if side == Side::Destination && !rule.binds_destination {
+                continue;
+            }
+            assert!(rule.is_broken(features, of_rules), "{rule:?} with {features:?}");
+            let why = rules::check(features, of_rules).unwrap_err().to_string();
+            let refusal = refusal(&settings).unwrap_or_else(|| panic!("{rule:?} is not asked on {side:?}"));
+            assert!(refusal.contains(&why), "{rule:?} on {side:?}: {refusal}, not {why}");
+            asked += 1;
+        }
+    }
+    assert!(asked >= 30, "{asked} rules were tried");
+}
+
+/// Rows of the rules, as docs/combinations.md contains them between the two marks.
+fn rows_of_rules() -> String {
+    let mut rows =
+        String::from("| feature | | feature | asked by | the refusal |\n| --- | --- | --- | --- | --- |\n");
+    for rule in RULES {
+        let relation = match rule.relation {
+            Relation::Excludes => "excludes",
+            Relation::Needs => "needs",
+        };
+        let sides = if rule.binds_destination { "both sides" } else { "the source" };
+        let (one, other, why) = (rule.one.name(), rule.other.name(), &rule.why);
+        rows += &format!("| {one} | {relation} | {other} | {sides} | {why} |\n");
+    }
+    rows
+}
+
+/// `STERNA_BLESS=1` writes the rows instead.
+#[test]
+fn document_has_every_rule() {
+    const BEGIN: &str =
+        "<!-- rules: written by `STERNA_BLESS=1 cargo test -p sterna --test it pairs::refused` -->\n";
+    const END: &str = "<!-- end of rules -->";
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/combinations.md");
+    // A published crate does not contain the document.
+    let Ok(document) = std::fs::read_to_string(path) else { return };
+    let (before, rest) = document.split_once(BEGIN).expect("the mark before the rules");
+    let (listed, after) = rest.split_once(END).expect("the mark after the rules");
+    let rows = rows_of_rules();
+    if std::env::var_os("STERNA_BLESS").is_some() {
+        std::fs::write(path, format!("{before}{BEGIN}{rows}{END}{after}")).unwrap();
+        return;
+    }
+    assert_eq!(listed, rows, "run this test with STERNA_BLESS=1");
+}
+
+/// The document's rows that name this test must be exactly the rows of this table.
 #[test]
 fn document_has_these_pairs_and_these_words() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/combinations.md");
-    // A published crate is without the document.
+    // A published crate does not contain the document.
     let Ok(document) = std::fs::read_to_string(path) else { return };
     let row = |(one, other, words, _): &Pair| format!("| {one} | {other} | {words} | `it pairs::refused` |");
     let mut rows: Vec<_> = PAIRS.iter().map(row).collect();

@@ -1,4 +1,4 @@
-//! Features that go together, and that no other test combines.
+//! Combinations of features that no other test covers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,12 +26,12 @@ fn on_1_gib() -> ProcessConfig {
     ProcessConfig { backing: Backing::Huge1G, blocks: vec![("ram".to_owned(), 1 << 30)], ..small() }
 }
 
-/// A guest on memory of each kind of which it takes little.
+/// Guests on each kind of memory of which a small amount is sufficient.
 pub(super) fn kinds() -> [ProcessConfig; 2] {
     [small(), on_huge_pages()]
 }
 
-/// A guest on memory of each kind.
+/// Guests on each kind of memory.
 fn all_kinds() -> [ProcessConfig; 3] {
     [small(), on_huge_pages(), on_1_gib()]
 }
@@ -116,7 +116,7 @@ fn zero_pages_with_compression_over_tls_on_huge_pages() {
     }
 }
 
-/// Capabilities of postcopy. `None` where this host forbids it.
+/// Capabilities for postcopy. `None` if this host forbids postcopy.
 pub(super) fn postcopy() -> Option<Capabilities> {
     if let Err(error) = MissingPages::probe() {
         assert!(std::env::var_os("CI").is_none(), "{error}");
@@ -164,7 +164,7 @@ fn postcopy_with_a_throttle_and_with_acknowledged_switchover() {
     ] {
         let (source, target) = common::pair(&writer(&small()));
         let (source, target) = (TestVm::new(source), TestVm::new(target));
-        // It counts what its vCPU writes.
+        // The VM counts the dirty rate of its vCPU.
         source.dirty_limits.lock().unwrap().push(None);
         let params = Parameters { downtime_limit: Duration::ZERO, ..slow() };
         let incoming = vm::listen(&target, &params, capabilities);
@@ -188,7 +188,7 @@ fn recovery_with_huge_pages_and_lanes() {
         let migration = common::start(&source, &incoming.address(), &params, capabilities, Arc::new(()));
         migration.start_postcopy().unwrap();
         until_status(&migration, Status::PostcopyActive);
-        // What came of a huge page in part comes again.
+        // A huge page that has arrived only in part is sent again.
         migration.pause().unwrap();
         crate::support::eventually("the pause", || incoming.status() == Status::PostcopyPaused);
         until_status(&migration, Status::PostcopyPaused);
@@ -203,7 +203,7 @@ fn resume(migration: &Migration, incoming: &Incoming) {
     migration.resume(&incoming.address()).unwrap();
 }
 
-/// Huge pages of 1 GiB are moved as others are, also after the guest, and after a recovery from the beginning.
+/// Huge pages of 1 GiB are moved like others, also in postcopy, and after a recovery from the beginning.
 #[test]
 fn huge_pages_of_1_gib_move_before_and_after_the_guest() {
     let config = on_1_gib();

@@ -1,4 +1,4 @@
-//! The destination, towards a source that is played by the test: a QEMU's form, and one that misbehaves.
+//! The destination of a postcopy, with a source that the test plays: in QEMU's form, and with misbehaviour.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::support::{eventually, wait_for};
 
 const PAGES: u64 = PAGE_SIZE as u64;
 
-/// A destination that waits, and a source that is played, its guest stopped.
+/// A waiting destination, and a played source whose guest is stopped.
 pub(super) fn begun(
     preempt: bool,
 ) -> Option<(Arc<ProcessGuest>, Arc<ProcessGuest>, Incoming, HandMadeSource)> {
@@ -41,7 +41,7 @@ fn guest_of_a_qemu_runs_at_run_and_asks_for_its_pages() {
         let devices = played.devices();
         played.package(&devices, &[Command::Ping(3), Command::Ping(0x42), Command::PostcopyRun]);
 
-        // Four writers wait for a page each, and none for more than one. Those go first.
+        // Four writers wait for one page each, no two for the same page. These pages are sent first.
         let mut asked: Vec<(usize, u64)> = Vec::new();
         let mut last = None;
         while asked.len() < 4 {
@@ -67,7 +67,7 @@ fn guest_of_a_qemu_runs_at_run_and_asks_for_its_pages() {
             Some(channel) => channel.write_all(&records).unwrap(),
             None => played.pages(asked.iter().copied()),
         }
-        // Pages that were asked for meanwhile are among the others, on either channel.
+        // Pages that are requested meanwhile are among the others, on either channel.
         let others: Vec<_> = played.every_page().into_iter().filter(|page| !asked.contains(page)).collect();
         others.chunks(64).for_each(|pages| played.pages(pages.iter().copied()));
         played.end();
@@ -82,7 +82,7 @@ fn guest_of_a_qemu_runs_at_run_and_asks_for_its_pages() {
     }
 }
 
-/// What a source does wrong before RUN: the destination refuses, runs nothing and keeps nothing.
+/// A source's misbehaviour before RUN: the destination refuses, runs no guest and keeps no state.
 fn refused(what: &str, word: &str, preempt: bool, acts: impl FnOnce(&mut HandMadeSource)) {
     let Some((_source, target, incoming, mut played)) = begun(preempt) else { return };
     acts(&mut played);
@@ -183,13 +183,13 @@ fn bad_record_on_the_preempt_channel_is_refused() {
             played.discard_all();
             played.package(&[], &[]);
             channel.write_all(bytes).unwrap();
-            // It is read to its end.
+            // The destination reads the channel to its end.
             std::mem::forget(channel);
         });
     }
 }
 
-/// What a source does wrong after RUN: the guest waits, sees no other content, and is not started again.
+/// A source's misbehaviour after RUN: the guest waits, sees no other content, and is not started again.
 fn paused(acts: impl FnOnce(&mut HandMadeSource)) {
     let Some((source, target, incoming, mut played)) = begun(false) else { return };
     played.hand_over();
@@ -199,7 +199,7 @@ fn paused(acts: impl FnOnce(&mut HandMadeSource)) {
     eventually("the pause", || incoming.status() == Status::PostcopyPaused);
     assert!(incoming.cancel().is_err() && incoming.discard().is_err(), "it is not given up on one side");
     assert!(incoming.arrival().is_none());
-    // Its writers wait in the kernel, for ever: what they would need never comes. They end with the process.
+    // The writers block in the kernel, because their pages never arrive. They end with the process.
     std::mem::forget((target, incoming, source));
 }
 
@@ -219,7 +219,7 @@ fn stranger_is_no_preempt_channel_and_the_sources_own_takes_its_place() {
     let to = incoming.address();
     let migration = common::start(&source, &to, &slow(), capabilities, Arc::new(()));
     wait_for("pages", || migration.statistics().rounds_begun > 0);
-    // Hello of nobody, in the right form.
+    // A hello in the correct form, from an unknown peer.
     let mut stranger = std::net::TcpStream::connect(("127.0.0.1", crate::support::port(&to))).unwrap();
     stranger.write_all(b"STNP\0\0\0\x01").unwrap();
     stranger.write_all(&[7; 48]).unwrap();
@@ -235,7 +235,7 @@ fn eof_without_listen_is_an_ordinary_end() {
     played.write(encode_end);
     played.hear_refusal();
     drop(played);
-    // RAM's END is missing, as it would be in precopy.
+    // RAM's END is missing, which is also an error in precopy.
     assert!(matches!(incoming.wait(), Arrival::Failed(_)));
     let _ = Capabilities::default();
 }

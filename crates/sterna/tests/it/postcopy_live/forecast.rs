@@ -1,4 +1,4 @@
-//! What a forecast said of a postcopy, beside what its statistics say then.
+//! Compares a forecast of a postcopy with the statistics of the postcopy that follows.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -18,23 +18,24 @@ const RAM: u64 = 16 << 20;
 const BANDWIDTH: u64 = 32 << 20;
 const POSTCOPY_BANDWIDTH: u64 = 2 << 20;
 const WRITES_PER_SECOND: u64 = 1600;
-/// Either way. The writers' share of a busy machine may be smaller, and a guest that waits faults less.
+/// Allowed factor in both directions. On a busy machine the writers' share may be smaller, and a waiting guest causes
+/// fewer faults.
 const OFF: f64 = 4.0;
 
-/// Switches after the first round, as the forecast assumes.
+/// Switches to postcopy after the first round, as the forecast assumes.
 #[derive(Default)]
 struct SwitchAfterFirstRound(OnceLock<Arc<Migration>>);
 
 impl Observer for SwitchAfterFirstRound {
     fn event(&self, event: &Event) {
         if matches!(event, Event::Round(2)) {
-            // It is there long before: the round lasts half a second.
+            // The handle is set long before, because the round lasts half a second.
             self.0.wait().start_postcopy().unwrap();
         }
     }
 }
 
-/// Both links are paced far below what any machine does, and so are the writers.
+/// Both links and the writers are limited to rates far below the capacity of any machine.
 #[test]
 fn forecast_of_a_paced_postcopy_is_of_the_same_order_as_what_comes() {
     let Some(on) = capabilities(true) else { return };
@@ -70,7 +71,7 @@ fn forecast_of_a_paced_postcopy_is_of_the_same_order_as_what_comes() {
     let params = Parameters {
         max_bandwidth_bytes: BANDWIDTH,
         max_postcopy_bandwidth_bytes: POSTCOPY_BANDWIDTH,
-        // Precopy does not end by itself.
+        // Prevents the end of precopy.
         downtime_limit: Duration::ZERO,
         ..common::parameters()
     };
@@ -99,7 +100,7 @@ fn forecast_of_a_paced_postcopy_is_of_the_same_order_as_what_comes() {
             "{what}: {was}, and {expected} was expected of {said:?}"
         );
     }
-    // Each missing page is waited for once at most, and some were missing that were not written.
+    // Each missing page is waited for at most once, and some missing pages were not dirtied.
     assert!(ours.postcopy_requests as f64 <= said.most_faults * OFF, "{}: {said:?}", ours.postcopy_requests);
     assert!(ours.postcopy_requests * PAGE_SIZE as u64 <= postcopy.missing_bytes, "{postcopy:?}");
 }

@@ -1,4 +1,4 @@
-//! Pages that nobody asks for come over multifd channels, between two Sternas.
+//! Background pages arrive over multifd channels, between two Sternas.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use super::{Pair, capabilities, config, slow};
 use crate::common;
 use crate::support::{eventually, until_status};
 
-/// `None` where this host forbids postcopy.
+/// `None` if this host forbids postcopy.
 fn over_lanes(preempt: bool) -> Option<Capabilities> {
     Some(Capabilities { multifd: true, ..capabilities(preempt)? })
 }
@@ -30,7 +30,7 @@ fn channels(count: u8) -> Parameters {
     Parameters { multifd_channels: count, ..slow() }
 }
 
-/// The main and the preempt channel had what was asked for, and nothing else: the others came over the lanes.
+/// Asserts that the main and the preempt channel carried only requested pages: all others were sent over the lanes.
 fn assert_came_over_lanes(pair: &Pair) {
     let (ours, theirs) = (pair.migration.statistics(), pair.incoming.statistics());
     let postcopy = theirs.postcopy.expect("it ran early");
@@ -38,7 +38,7 @@ fn assert_came_over_lanes(pair: &Pair) {
     assert_eq!(postcopy.requests, ours.postcopy_requests, "each request came");
     let page = pair.target.ram().blocks().iter().map(|block| block.page_bytes()).max().unwrap();
     let main = ours.transferred_bytes - ours.multifd_bytes;
-    // Heads of records, the devices, what is dropped, keep-alives.
+    // Heads of records, devices, discard commands and keep-alives.
     let most = ours.postcopy_requests * (page + page / 64 + 64) + (256 << 10);
     assert!(main <= most, "{main} bytes beside the lanes, {most} at most: {ours:?}");
     assert!(ours.postcopy_bytes > main, "{ours:?}");
@@ -62,7 +62,7 @@ fn precopy_over_lanes_goes_on_over_them_compressed_or_not() {
         let params = Parameters { multifd_compression: compression, ..channels(3) };
         let pair = Pair::begin(&config(), &params, capabilities).after_rounds(1).switch().arrives();
         assert_came_over_lanes(&pair);
-        // A round takes long enough that precopy ends only if the writers get no time for so long.
+        // A round takes long. Precopy ends only if the writers get no CPU time during a round.
         let params = Parameters { max_bandwidth_bytes: 100 << 20, downtime_limit: Duration::ZERO, ..params };
         Pair::begin(&config(), &params, capabilities).after_rounds(3).switch().arrives();
     }
@@ -141,12 +141,12 @@ fn all_lanes_together_keep_to_the_bandwidth_and_requests_do_not_wait_for_it() {
     let pair = Pair::begin(&config, &params, capabilities).switch();
     until_status(&pair.migration, Status::PostcopyActive);
     let (began, before) = (Instant::now(), pair.migration.statistics());
-    // The writers have their pages long before the background is through.
+    // The writers get their pages long before all background pages are sent.
     assert!(pair.target.wait_progress(200, Duration::from_secs(30)), "it waits for the background");
     let (took, now) = (began.elapsed(), pair.migration.statistics());
     assert_eq!(now.status, Status::PostcopyActive);
     let sent = now.multifd_bytes - before.multifd_bytes;
-    // A packet of each lane may overdraw, at the beginning and at the end.
+    // Each lane may exceed the limit by one packet, at the beginning and at the end.
     let most = (limit as f64 * took.as_secs_f64()) as u64 + (limit / 10) + 8 * (600 << 10);
     assert!(sent <= most, "{sent} bytes in {took:?}, {most} at most");
     pair.migration.set_live(|params| params.max_postcopy_bandwidth_bytes = 0).unwrap();
@@ -161,7 +161,7 @@ fn connection_whose_lane_breaks_is_lost_and_the_source_never_runs_the_guest_agai
     };
     let read = lanes.iter().map(|lane| lane.try_clone().unwrap()).collect();
     until_run(&mut destination, &LanesOfDestination::read(read, &config()));
-    // The question whether it runs, which is answered.
+    // The PING that asks whether the guest runs, which the destination answers.
     destination.until(|item| matches!(item, MainItem::Command(Command::Ping(_))));
     lanes[1].shutdown(std::net::Shutdown::Both).unwrap();
     until_status(&migration, Status::PostcopyPaused);
@@ -180,7 +180,7 @@ fn is_eof(item: &MainItem) -> bool {
     matches!(item, MainItem::Eof)
 }
 
-/// A source that is about to switch, and a destination that is played.
+/// A source that is about to switch, and a played destination.
 struct Begun {
     source: Arc<ProcessGuest>,
     migration: Migration,
@@ -188,7 +188,7 @@ struct Begun {
     lanes: Vec<std::net::TcpStream>,
 }
 
-/// Two lanes; the destination says that it can do this.
+/// Two lanes; the destination announces `features`.
 fn begun(capabilities: Capabilities, features: Features) -> Option<Begun> {
     let (source, _) = common::pair(&config());
     let mut destination = HandMadeDestination::sterna_with_lanes(features);
@@ -200,7 +200,7 @@ fn begun(capabilities: Capabilities, features: Features) -> Option<Begun> {
     Some(Begun { source, migration, destination, lanes })
 }
 
-/// Reads on to RUN, and precopy's packets to their end.
+/// Reads up to RUN, and the lanes' packets up to the end of precopy.
 fn until_run(destination: &mut HandMadeDestination, lanes: &LanesOfDestination) {
     destination.until(is_run);
     let flushes = destination.flushes;
@@ -218,7 +218,7 @@ fn requested_page_comes_on_main_though_a_lane_has_it_in_hand_and_no_lane_is_read
     let lanes = LanesOfDestination::read(lanes, &config());
     until_run(&mut destination, &lanes);
     let before = destination.pages.len();
-    // Each lane gives one packet. That of the source is further by then.
+    // Each lane delivers one packet. The source's lanes are further by then.
     lanes.hold(true);
     destination.until(|item| matches!(item, MainItem::Command(Command::Ping(_))));
     lanes.until(|packets| !packets.is_empty());
@@ -252,7 +252,7 @@ fn requested_page_comes_on_main_though_a_lane_has_it_in_hand_and_no_lane_is_read
     let places: HashSet<_> = pages.iter().map(|(block, offset, _)| (*block, *offset)).collect();
     assert_eq!(places.len(), pages.len(), "once on all lanes together");
     assert!(places.contains(&(block, offset)) && !places.contains(&far));
-    // Around the far one it goes on before the others.
+    // The source continues near the distant page.
     let near = |packets: &Packets| {
         packets.iter().flatten().position(|(block, offset, _)| (*block, offset >> 18) == (1, far.1 >> 18))
     };
@@ -278,7 +278,7 @@ fn each_lane_goes_through_its_share_in_ascending_order() {
     destination.say(&ReturnMessage::Shut(0));
     assert!(matches!(migration.wait(), Outcome::Completed));
     for packets in lanes.end() {
-        // In a packet zero pages lie behind the others.
+        // In a packet, zero pages follow the others.
         let first = |packet: &Vec<Page>| packet.iter().map(|(block, offset, _)| (*block, *offset)).min();
         let firsts: Vec<_> = packets.iter().filter_map(first).collect();
         assert!(firsts.is_sorted(), "{firsts:?}");
@@ -317,7 +317,7 @@ fn peer_without_the_bit_gets_the_old_form() {
     }
 }
 
-/// A guest without content is enough where the source misbehaves.
+/// If the source misbehaves, a guest without content is sufficient.
 fn small() -> ProcessConfig {
     let blocks = vec![("ram.low".into(), 4 << 20), ("ram.high".into(), 4 << 20)];
     ProcessConfig { blocks, ..config() }
@@ -330,7 +330,7 @@ struct Waiting {
     played: HandMadeSource,
 }
 
-/// A destination with two lanes, and a source that is played, its guest stopped.
+/// A destination with two lanes, and a played source whose guest is stopped.
 fn waiting() -> Option<Waiting> {
     let capabilities = over_lanes(false)?;
     let (source, target) = common::pair(&small());
@@ -340,12 +340,13 @@ fn waiting() -> Option<Waiting> {
     Some(Waiting { source, target, incoming, played })
 }
 
-/// Four writers wait for a page each, and none for more than one. Gives the four.
+/// Reads requests until four writers wait for one page each, no two for the same page. Returns the four pages.
 fn hear_requests(played: &mut HandMadeSource, target: &ProcessGuest) -> Vec<(usize, u64)> {
     hear_four(played, target, None)
 }
 
-/// The same, after requests of which the last was in that block: a request names its block when it changes.
+/// Like [`hear_requests`], after requests of which the last was in that block: a request names its block only when it
+/// changes.
 fn hear_four(
     played: &mut HandMadeSource,
     target: &ProcessGuest,
@@ -368,7 +369,7 @@ fn hear_shut(played: &mut HandMadeSource) -> Option<u32> {
         .find_map(|message| if let ReturnMessage::Shut(code) = message { Some(code) } else { None })
 }
 
-/// All pages of a block over two lanes, a packet each in turn.
+/// Sends all pages of a block over two lanes, in packets that alternate between the lanes.
 fn all_pages(played: &mut HandMadeSource, block: usize, pages: u64) {
     for (packet, first) in (0..pages).step_by(128).enumerate() {
         played.lane_pages(packet % 2, block, first..first + 128);
@@ -383,7 +384,8 @@ fn page_that_was_asked_for_may_come_on_both_ways_and_is_placed_once() {
         let asked = hear_requests(&mut played, &target);
         if main_first {
             played.pages(asked.iter().copied());
-            // Their writers go on, and ask for more: each waits again, maybe before this side looks.
+            // The writers continue, and request more pages: each waits again, possibly before this side reads the
+            // requests.
             hear_four(&mut played, &target, asked.last().map(|(block, _)| *block));
         }
         for block in 0..2 {
@@ -415,19 +417,19 @@ fn sterna_whose_lanes_stay_silent_is_served_as_before() {
     common::assert_lives_on(&target);
 }
 
-/// What a source does wrong on its lanes after RUN: the guest waits, and sees no other content.
+/// A source's misbehaviour on its lanes after RUN: the guest waits, and sees no other content.
 fn paused(word: &str, acts: impl FnOnce(&mut HandMadeSource, u64, &Incoming)) {
     let Some(Waiting { source, target, incoming, mut played }) = waiting() else { return };
     played.hand_over_as_sterna();
     let asked = hear_requests(&mut played, &target);
-    // Nobody asks for it: all writers wait.
+    // No writer requests this page, because all writers wait.
     let free = (0..).find(|page| !asked.contains(&(1, *page))).unwrap();
     acts(&mut played, free, &incoming);
     eventually("the pause", || incoming.status() == Status::PostcopyPaused);
     let error = incoming.statistics().error.unwrap();
     assert!(error.contains(word), "{error}");
     drop(played);
-    // Its writers wait in the kernel, for ever: what they would need never comes. They end with the process.
+    // The writers block in the kernel, because their pages never arrive. They end with the process.
     std::mem::forget((target, incoming, source));
 }
 
@@ -446,7 +448,7 @@ fn source_that_breaks_a_rule_on_a_lane_after_run_leaves_the_guest_waiting() {
         played.lane_pages(0, 1, [free].into_iter());
         played.lane_pages(1, 1, [free].into_iter());
     });
-    // On both ways, and nobody had asked for it.
+    // Sent on both ways, without a request.
     paused("came twice", |played, free, _| {
         played.lane_pages(0, 1, [free].into_iter());
         played.pages([(1, free)].into_iter());
@@ -474,7 +476,7 @@ fn source_that_breaks_a_rule_on_a_lane_after_run_leaves_the_guest_waiting() {
     });
 }
 
-/// What a source does wrong before RUN: the destination refuses, runs nothing and keeps nothing.
+/// A source's misbehaviour before RUN: the destination refuses, runs no guest and keeps no state.
 fn refused(word: &str, acts: impl FnOnce(&mut HandMadeSource, &Incoming)) {
     let Some(Waiting { source, target, incoming, mut played }) = waiting() else { return };
     acts(&mut played, &incoming);
@@ -501,7 +503,7 @@ fn packets_that_come_before_their_time_are_refused() {
         played.discard_all();
         played.package(&[], &[]);
     });
-    // A source that is no Sterna's has nothing to send there.
+    // A source that is not a Sterna may not send pages on these channels.
     refused("where this channel has none", |played, _| {
         played.open(PAGE_SIZE as u64);
         played.hear_pong(0x10);

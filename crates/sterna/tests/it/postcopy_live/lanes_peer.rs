@@ -1,4 +1,4 @@
-//! Multifd channels made by hand, of either side.
+//! Hand-made multifd channels, for either side.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -34,7 +34,7 @@ impl LaneOfSource {
         Self { stream, packets: RamPacketEncoder::new(Method::None), number: 0 }
     }
 
-    /// A packet with pages at these offsets, whether there are any or not.
+    /// Sends a packet with pages at these offsets. The pages need not exist.
     pub fn packet(&mut self, block: &str, normal: &[u64], zero: &[u64], payload: &[u8]) {
         self.packets.begin(block).unwrap();
         assert!(normal.iter().all(|offset| self.packets.push_normal(*offset)));
@@ -43,7 +43,7 @@ impl LaneOfSource {
         self.write(&header, payload);
     }
 
-    /// A packet of differences to pages at these offsets.
+    /// Sends a packet with differences to pages at these offsets.
     pub fn differences(&mut self, block: &str, offset: u64, payload: &[u8]) {
         self.packets.begin(block).unwrap();
         assert!(self.packets.push_normal(offset));
@@ -58,7 +58,7 @@ impl LaneOfSource {
 
     fn write(&mut self, header: &[u8], payload: &[u8]) {
         self.number += 1;
-        // Whoever has been refused reads no more.
+        // After a refusal the peer no longer reads.
         let _ = self.stream.write_all(header).and_then(|()| self.stream.write_all(payload));
     }
 }
@@ -66,10 +66,10 @@ impl LaneOfSource {
 /// A page: block, offset, content.
 pub type Page = (usize, u64, Vec<u8>);
 
-/// What came on a channel: packets, of which those without pages are SYNCs.
+/// Packets of one channel. Packets without pages are SYNCs.
 pub type Packets = Vec<Vec<Page>>;
 
-/// The channels of a destination, read by threads.
+/// The channels of a destination. A thread reads each of them.
 pub struct LanesOfDestination {
     state: Arc<State>,
     threads: Vec<JoinHandle<()>>,
@@ -82,7 +82,7 @@ struct State {
 
 struct Inner {
     came: Vec<Packets>,
-    /// Each channel reads the packet that comes next, and no other.
+    /// Whether each channel reads only one more packet.
     is_held: bool,
 }
 
@@ -107,7 +107,7 @@ impl LanesOfDestination {
         self.state.changed.notify_all();
     }
 
-    /// Waits until it is so of each channel's packets.
+    /// Waits until `what` is true for each channel's packets.
     pub fn until(&self, what: impl Fn(&Packets) -> bool) {
         let mut inner = self.state.inner.lock();
         while !inner.came.iter().all(&what) {
@@ -116,12 +116,12 @@ impl LanesOfDestination {
         }
     }
 
-    /// What came since the last time, for each channel.
+    /// Packets that have arrived since the last call, for each channel.
     pub fn take(&self) -> Vec<Packets> {
         self.state.inner.lock().came.iter_mut().map(std::mem::take).collect()
     }
 
-    /// Waits until the source has closed them.
+    /// Waits until the source has closed the channels.
     pub fn end(self) -> Vec<Packets> {
         self.threads.into_iter().for_each(|thread| thread.join().unwrap());
         std::mem::take(&mut self.state.inner.lock().came)

@@ -1,4 +1,5 @@
-//! A peer that misbehaves in a recovery, of either side: it gets nothing and changes nothing, and the right one is let in after it.
+//! Peers that misbehave in a recovery, on either side: they get no data and change no state, and the correct peer is
+//! accepted after them.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -19,10 +20,10 @@ use super::{capabilities, destination, source};
 use crate::common;
 use crate::support::{eventually, port, until_status};
 
-/// A destination that is played, and whose answers count.
+/// A played destination, whose answers the source uses.
 struct Played {
     peer: HandMadeDestination,
-    /// Pages of each block.
+    /// Number of pages of each block.
     pages: Vec<u64>,
     names: Vec<String>,
 }
@@ -35,7 +36,7 @@ impl Played {
         Self { peer, pages, names }
     }
 
-    /// It has been asked for every bitmap.
+    /// Reads until the source has asked for every bitmap.
     fn is_asked(&mut self) {
         for name in &self.names {
             let asks = |item: &MainItem| matches!(item, MainItem::Command(Command::ReceivedBitmap(asked)) if asked == name);
@@ -47,7 +48,7 @@ impl Played {
         self.peer.say(&ReturnMessage::ReceivedBitmap { block: block.to_owned() });
     }
 
-    /// Of this block: nothing has come, but for `lie`.
+    /// Sends the bitmap of this block: no page has arrived, except for `lie`.
     fn says_bitmap(&mut self, block: usize, lie: Option<u64>) {
         let mut received = ReceivedPages::none(self.pages[block]);
         lie.into_iter().for_each(|page| received.add(page));
@@ -162,7 +163,7 @@ fn destination_that_lies_in_a_recovery_is_left_and_the_next_attempt_goes_on() {
     source::assert_every_page_came(&guest, std::mem::take(&mut played.peer.pages));
 }
 
-/// Answers one hello.
+/// Answers one hello at the returned address.
 fn answering(answer: impl FnOnce(&[u8; ReconnectHello::BYTES]) -> Vec<u8> + Send + 'static) -> Address {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("tcp:127.0.0.1:{}", listener.local_addr().unwrap().port()).parse().unwrap();
@@ -171,13 +172,13 @@ fn answering(answer: impl FnOnce(&[u8; ReconnectHello::BYTES]) -> Vec<u8> + Send
         let mut hello = [0; ReconnectHello::BYTES];
         stream.read_exact(&mut hello).unwrap();
         let _ = stream.write_all(&answer(&hello));
-        // Until the source has had enough of it.
+        // Until the source closes the connection.
         let _ = stream.read(&mut [0]);
     });
     address
 }
 
-/// What the destination at that port answers to a hello that was meant for it.
+/// Answer of the destination at that port to a hello of another connection.
 fn overheard(at: u16, hello: &[u8]) -> Vec<u8> {
     let mut stream = TcpStream::connect(("127.0.0.1", at)).unwrap();
     stream.write_all(hello).unwrap();
@@ -282,12 +283,12 @@ fn source_that_misbehaves_in_a_recovery_is_left_and_the_right_one_is_let_in() {
         assert!(played.comes_back(&of_session(session)), "{what}");
         asks(&mut played, commands);
         paused();
-        // What was used, and what is older, is of no use any more.
+        // A used session number, and an older one, are rejected.
         for old in [session, session - 1] {
             assert!(!played.comes_back(&of_session(old)), "{what}: session {old}");
         }
     }
-    // Another stream from its beginning.
+    // Another stream, from its beginning.
     assert!(played.comes_back(&of_session(20)));
     played.write(|out| FileHeader.encode(out));
     paused();

@@ -1,4 +1,4 @@
-//! A guest that goes on at its destination before its pages are there.
+//! Postcopy between running guests: the guest resumes at its destination before its pages are there.
 
 mod destination;
 mod forecast;
@@ -9,8 +9,10 @@ mod pausing;
 mod peer;
 mod recovery;
 mod report;
+mod shortage;
 mod source;
 mod streams;
+mod waiting;
 mod whole;
 
 use std::sync::Arc;
@@ -23,24 +25,25 @@ use sterna::{
     Address, Arrival, Capabilities, Event, Incoming, Migration, NonConvergence, Outcome, Parameters,
     RunState, SettingsError, StartError, Status, TargetVm, Tls, TlsCredentials, TlsEndpoint, Vm,
 };
-use sterna_guests::model::Fill;
+use sterna_guests::model::{Acts, Fill};
 use sterna_guests::process::{ProcessConfig, ProcessGuest};
 
 use crate::common::{self, Log};
 use crate::support::{eventually, until_status};
 
-/// Four writers, over pages of every kind.
+/// Four workers that write pages, or zero them, over pages of every kind.
 fn config() -> ProcessConfig {
     ProcessConfig {
         blocks: vec![("ram.low".into(), 24 << 20), ("ram.high".into(), 8 << 20)],
         fill: Fill::Half(7),
+        acts: Acts::MIXED,
         workers: 4,
         seed: 17,
         ..common::config()
     }
 }
 
-/// Capabilities of postcopy. `None` where this host forbids it.
+/// Capabilities for postcopy. `None` if this host forbids postcopy.
 fn capabilities(preempt: bool) -> Option<Capabilities> {
     if let Err(error) = MissingPages::probe() {
         assert!(std::env::var_os("CI").is_none(), "{error}");
@@ -55,14 +58,14 @@ fn slow() -> Parameters {
     Parameters { max_bandwidth_bytes: 20 << 20, ..common::parameters() }
 }
 
-/// A guest that is under way, and its destination.
+/// A guest in migration, and its destination.
 struct Pair {
-    /// It ends with the test.
+    /// Kept alive until the test ends.
     _source: Arc<ProcessGuest>,
     target: Arc<ProcessGuest>,
     incoming: Incoming,
     migration: Migration,
-    /// What the two sides told.
+    /// Events of the two sides.
     logs: [Arc<Log>; 2],
 }
 
@@ -78,7 +81,7 @@ impl Pair {
         Self { _source: source, target, incoming, migration, logs }
     }
 
-    /// After that many rounds.
+    /// Switches to postcopy after that many rounds.
     fn after_rounds(self, rounds: u64) -> Self {
         eventually("rounds", || self.migration.statistics().rounds_begun >= rounds);
         self
@@ -97,7 +100,7 @@ impl Pair {
         self
     }
 
-    /// Both sides have told these statuses in this order, and no other between them.
+    /// The statuses that this side reported, from `from` on, in order.
     fn told(&self, side: usize, from: Status) -> Vec<Status> {
         let status = |event: &Event| if let Event::Status(status) = event { Some(*status) } else { None };
         let all: Vec<_> = self.logs[side].events().iter().filter_map(status).collect();
@@ -140,12 +143,13 @@ fn guest_that_arrived_in_postcopy_leaves_again_in_both_ways() {
     common::assert_arrived(&outcome, &arrival, &third);
 }
 
-/// The source is silent for longer than the destination waits: it says that it lives, and nothing behind EOF.
+/// The source sends no page for longer than the destination's limit. It sends keep-alives instead, and nothing after
+/// EOF.
 #[test]
 fn background_that_is_slower_than_every_limit_on_silence_ends() {
     let Some(capabilities) = capabilities(true) else { return };
     let limits = sterna::WaitLimits { stall: Duration::from_millis(400), ..common::LIMITS };
-    // A chunk every two seconds.
+    // One chunk every two seconds.
     let params = Parameters { max_postcopy_bandwidth_bytes: 128 << 10, limits, ..slow() };
     let config = ProcessConfig { fill: Fill::Random(7), working_set_pages: Some(16), ..config() };
     let pair = Pair::begin(&config, &params, capabilities).switch();
@@ -159,7 +163,7 @@ fn background_that_is_slower_than_every_limit_on_silence_ends() {
 #[test]
 fn guest_that_has_been_copied_brings_only_what_it_wrote_since() {
     let Some(capabilities) = capabilities(true) else { return };
-    // A round takes 50 ms, so precopy ends only if the writers get no time for so long.
+    // A round takes 50 ms, so precopy ends only if the writers get no CPU time for that long.
     let config = ProcessConfig { rate: 0, working_set_pages: Some(256), ..config() };
     let params = Parameters { downtime_limit: Duration::ZERO, ..slow() };
     let pair = Pair::begin(&config, &params, capabilities).after_rounds(3).switch().arrives();
@@ -199,7 +203,7 @@ fn postcopy_begins_by_itself_after_a_time_or_after_rounds() {
         assert!(statistics.rounds_begun > u64::from(params.postcopy_after_rounds), "{statistics:?}");
         assert!(pair.incoming.statistics().postcopy.is_some(), "it ran early");
     }
-    // An operator may think of it later.
+    // An operator may request postcopy later than the start.
     let pair = Pair::begin(&config, &slow, capabilities).after_rounds(4);
     pair.migration.set_live(|params| params.postcopy_after_rounds = 1).unwrap();
     assert!(pair.arrives().incoming.statistics().postcopy.is_some(), "it ran early");
@@ -230,7 +234,7 @@ fn paused_guest_arrives_paused_with_all_of_its_pages() {
     common::assert_lives_on(&target);
 }
 
-/// Both guests stand.
+/// Both guests are paused.
 fn assert_same_memory(source: &ProcessGuest, target: &ProcessGuest) {
     for (ours, theirs) in source.ram().blocks().iter().zip(target.ram().blocks()) {
         let (mut one, mut other) = ([0; PAGE_SIZE], [1; PAGE_SIZE]);
@@ -250,7 +254,7 @@ fn background_keeps_to_its_bandwidth_and_requests_do_not_wait_for_it() {
     let config = ProcessConfig { fill: Fill::Random(7), working_set_pages: Some(64), ..config() };
     let pair = Pair::begin(&config, &params, capabilities).switch();
     until_status(&pair.migration, Status::PostcopyActive);
-    // The writers have their pages long before the background is through.
+    // The writers get their pages long before all background pages are sent.
     assert!(pair.target.wait_progress(200, Duration::from_secs(30)), "it waits for the background");
     assert_eq!(pair.migration.status(), Status::PostcopyActive);
     pair.migration.set_live(|params| params.max_postcopy_bandwidth_bytes = 0).unwrap();
@@ -353,7 +357,7 @@ fn switch_is_refused_without_the_capability_and_after_the_end() {
     assert!(pair.migration.cancel().is_err());
 }
 
-/// Both sides of QEMU's form are this project's own here: one out of an image, the other a VM.
+/// In this repository both sides of QEMU's form exist: a source that serves an image, and a destination that is a VM.
 #[test]
 fn image_that_is_served_runs_in_a_vm_of_this_engine_at_once() {
     for preempt in [false, true] {

@@ -1,4 +1,4 @@
-//! A postcopy that is paused on purpose, and one that cannot go on.
+//! A postcopy that an operator pauses, and one that cannot continue.
 
 use std::net::TcpListener;
 use std::os::unix::fs::FileExt;
@@ -13,10 +13,10 @@ use super::recovery::{Split, guest, trickle};
 use super::{Pair, capabilities, config, slow};
 use crate::support::{eventually, until_status};
 
-/// Longer than a source waits between two attempts of its own.
+/// Longer than a source waits between two of its own attempts.
 const TWO_ATTEMPTS: Duration = Duration::from_millis(700);
 
-/// A source that connects again by itself, for longer than any test takes.
+/// A source that reconnects by itself, for longer than any test takes.
 fn persistent() -> Parameters {
     Parameters { reconnect_window: Duration::from_secs(600), ..trickle() }
 }
@@ -37,7 +37,7 @@ fn either_side_pauses_it_and_nobody_connects_again_before_an_operator_says_so() 
                 split.incoming.pause().unwrap();
             }
             split.paused();
-            // The source says nothing of it: the destination sees a connection that ends.
+            // The source does not announce the pause: the destination sees a connection that ends.
             let told: &[usize] = if at_the_source { &[0] } else { &[0, 1] };
             for side in told {
                 eventually("the reason", || split.warned(*side, "an operator"));
@@ -60,14 +60,14 @@ fn pause_ends_attempts_of_the_source_and_an_attempt_of_an_operator() {
     split.cable.set_down(true);
     split.paused();
     eventually("attempts", || attempts(&split) >= 2);
-    // It may be in an attempt, or between two.
+    // The source may be in an attempt, or between two.
     split.migration.pause().unwrap();
     until_status(&split.migration, Status::PostcopyPaused);
     let before = attempts(&split);
     std::thread::sleep(TWO_ATTEMPTS);
     assert_eq!(attempts(&split), before);
 
-    // Who answers nothing would be waited for.
+    // The source would wait for a peer that does not answer.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let to = format!("tcp:127.0.0.1:{}", silent.local_addr().unwrap().port()).parse().unwrap();
     split.migration.resume(&to).unwrap();
@@ -92,14 +92,14 @@ fn pause_is_refused_where_no_pages_follow_a_guest() {
     assert!(pair.migration.pause().is_err() && pair.incoming.pause().is_err());
 }
 
-/// Each attempt would end at this page: the second is the last.
+/// Each attempt would fail at this page, so the second one is the last.
 #[test]
 fn page_that_can_never_be_placed_ends_the_attempts_with_the_reason() {
     for preempt in [false, true] {
         let Some(on) = capabilities(preempt) else { return };
         let guest = ProcessConfig { working_set_pages: Some(64), ..guest() };
         let split = Split::of(&guest, persistent(), persistent(), on);
-        // Somebody fills it behind the engine's back. It comes last, and no writer needs it.
+        // The test fills this page without the engine's knowledge. It is sent last, and no writer needs it.
         let ram = split.target.ram();
         let block = ram.block(1);
         let (shared, page) = (block.shared_file().unwrap(), block.len_bytes() - PAGE_SIZE as u64);
@@ -118,7 +118,7 @@ fn page_that_can_never_be_placed_ends_the_attempts_with_the_reason() {
         std::thread::sleep(TWO_ATTEMPTS);
         assert_eq!((attempts(&split), split.migration.status()), (before, Status::PostcopyPaused));
 
-        // Whoever has mended it lets the guest go on.
+        // An operator who has removed the cause resumes the guest.
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         fallocate(&*shared.file, hole, place, PAGE_SIZE as u64).unwrap();
         split.resume();

@@ -1,4 +1,4 @@
-//! Peers made by hand: a source and a destination as a QEMU would be, and as it would not.
+//! Hand-made peers: a source and a destination that act like a QEMU, or misbehave.
 
 use std::collections::VecDeque;
 use std::io::{Read, Write};
@@ -22,7 +22,7 @@ use sterna_wire::return_path::ReturnMessage;
 
 use super::lanes_peer::{LaneOfSource, connect};
 
-/// Of a source that is a Sterna.
+/// Id of a migration whose source is a Sterna.
 pub const ID: [u8; 16] = [9; 16];
 pub const SECRET: [u8; 32] = [8; 32];
 
@@ -31,17 +31,17 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// A source without precopy: all pages follow the guest.
 pub struct HandMadeSource {
     pub main: TcpStream,
-    /// Multifd channels.
+    /// Multifd channels of the source.
     pub lanes: Vec<LaneOfSource>,
     to: Address,
     guest: std::sync::Arc<ProcessGuest>,
     heard: Vec<u8>,
-    /// Requests that came before the answer that was waited for.
+    /// Requests that arrived before the awaited answer.
     early: VecDeque<ReturnMessage>,
 }
 
 impl HandMadeSource {
-    /// The guest stands.
+    /// Connects. The guest must be paused.
     pub fn of(guest: &std::sync::Arc<ProcessGuest>, to: &Address) -> Self {
         guest.stop().unwrap();
         let main = connect(to);
@@ -55,7 +55,7 @@ impl HandMadeSource {
         }
     }
 
-    /// With so many multifd channels.
+    /// Opens that many multifd channels.
     pub fn with_lanes(mut self, count: u8) -> Self {
         self.lanes = (0..count).map(|id| LaneOfSource::connect(&self.to, id)).collect();
         self
@@ -64,16 +64,16 @@ impl HandMadeSource {
     pub fn write(&mut self, fill: impl FnOnce(&mut Vec<u8>)) {
         let mut bytes = Vec::new();
         fill(&mut bytes);
-        // Whoever has been refused hears it, and reads no more.
+        // After a refusal the peer no longer reads; `hear_refusal` finds that out.
         let _ = self.main.write_all(&bytes);
     }
 
-    /// Up to the block list and an empty PART.
+    /// Sends everything up to the block list and an empty PART.
     pub fn open(&mut self, page_sizes: u64) {
         self.open_with(page_sizes, |_, _| {});
     }
 
-    /// As [`open`](Self::open), as a Sterna does it.
+    /// Like [`open`](Self::open), as a Sterna.
     pub fn open_as_sterna(&mut self) {
         self.open_with(PAGE_SIZE as u64, |guest, out| {
             let secret = Some(MigrationSecret::from_bytes(SECRET));
@@ -114,12 +114,12 @@ impl HandMadeSource {
         self.sync();
     }
 
-    /// Every lane writes its SYNC.
+    /// Sends a SYNC on every lane.
     pub fn sync(&mut self) {
         self.lanes.iter_mut().for_each(LaneOfSource::sync);
     }
 
-    /// A PART with MULTIFD_FLUSH.
+    /// Sends a PART with MULTIFD_FLUSH.
     pub fn flush(&mut self) {
         self.write(|out| {
             encode_section_part(1, false, out);
@@ -129,7 +129,7 @@ impl HandMadeSource {
         });
     }
 
-    /// A packet with these pages of a block, as they are.
+    /// Sends a packet with these pages of a block, without compression.
     pub fn lane_pages(&mut self, lane: usize, block: usize, pages: impl Iterator<Item = u64>) {
         let ram = self.guest.ram();
         let block = ram.block(block);
@@ -147,14 +147,14 @@ impl HandMadeSource {
         self.lanes[lane].packet(block.name(), &normal, &zero, &payload);
     }
 
-    /// The connection is lost.
+    /// Closes the connection without a message.
     pub fn lose(&mut self) {
         let _ = self.main.shutdown(Shutdown::Both);
         self.heard.clear();
         self.early.clear();
     }
 
-    /// Another connection with this hello. False: it was closed without a byte.
+    /// Opens another connection with this hello. Returns false if it was closed without a byte.
     pub fn comes_back(&mut self, hello: &ReconnectHello) -> bool {
         let mut main = connect(&self.to);
         let mut bytes = Vec::new();
@@ -169,7 +169,7 @@ impl HandMadeSource {
         true
     }
 
-    /// The next message is the bitmap of this block.
+    /// Reads the next message, which must be the bitmap of this block.
     pub fn hear_bitmap(&mut self, block: usize) -> ReceivedPages {
         let (name, pages) = {
             let ram = self.guest.ram();
@@ -191,7 +191,7 @@ impl HandMadeSource {
         }
     }
 
-    /// What the guest asks for meanwhile is heard afterwards.
+    /// Waits for this PONG. Requests that arrive meanwhile are kept for later calls.
     pub fn hear_pong(&mut self, value: u32) {
         let mut early = VecDeque::new();
         loop {
@@ -207,7 +207,7 @@ impl HandMadeSource {
         }
     }
 
-    /// The next message; `None`: the destination has closed.
+    /// The next message; `None` if the destination has closed.
     pub fn hear(&mut self) -> Option<ReturnMessage> {
         if let Some(request) = self.early.pop_front() {
             return Some(request);
@@ -225,7 +225,7 @@ impl HandMadeSource {
         }
     }
 
-    /// The destination has given up: SHUT 1, or nothing any more.
+    /// Asserts that the destination has given up: SHUT 1, or a closed connection.
     pub fn hear_refusal(&mut self) {
         while let Some(message) = self.hear() {
             match message {
@@ -240,7 +240,7 @@ impl HandMadeSource {
         connect(&self.to)
     }
 
-    /// Every page is dropped.
+    /// Sends discard commands for every page.
     pub fn discard_all(&mut self) {
         let ram = self.guest.ram();
         self.write(|out| {
@@ -252,7 +252,7 @@ impl HandMadeSource {
         });
     }
 
-    /// The devices' sections.
+    /// Sections of the devices.
     pub fn devices(&self) -> Vec<u8> {
         let mut out = Vec::new();
         let state = GlobalState { run_state: "running".into(), suspended: Some(false) }.encode().unwrap();
@@ -272,7 +272,7 @@ impl HandMadeSource {
         out
     }
 
-    /// LISTEN, `devices`, and these commands.
+    /// Sends the package: LISTEN, `devices`, and these commands.
     pub fn package(&mut self, devices: &[u8], commands: &[Command]) {
         let mut inner = Vec::new();
         Command::PostcopyListen.encode(&mut inner).unwrap();
@@ -288,7 +288,7 @@ impl HandMadeSource {
         });
     }
 
-    /// All up to RUN, as a QEMU does it. The guest runs at the destination then.
+    /// Sends everything up to RUN, like a QEMU. The guest then runs at the destination.
     pub fn hand_over(&mut self) {
         self.open(PAGE_SIZE as u64);
         self.hear_pong(0x10);
@@ -298,7 +298,7 @@ impl HandMadeSource {
         self.hear_pong(0x42);
     }
 
-    /// The same as a Sterna does it.
+    /// Sends everything up to RUN, like a Sterna.
     pub fn hand_over_as_sterna(&mut self) {
         self.open_as_sterna();
         self.hear_pong(0x10);
@@ -313,7 +313,7 @@ impl HandMadeSource {
         self.hear_pong(extension::POSTCOPY_STARTED_PING);
     }
 
-    /// A page as a record.
+    /// Appends a page as a record.
     pub fn record(&self, writer: &mut RamRecordWriter, block: usize, page: u64, out: &mut Vec<u8>) {
         let ram = self.guest.ram();
         let name = ram.block(block).name();
@@ -326,7 +326,7 @@ impl HandMadeSource {
         out.extend_from_slice(&content);
     }
 
-    /// A PART with these pages.
+    /// Sends a PART with these pages.
     pub fn pages(&mut self, pages: impl Iterator<Item = (usize, u64)>) {
         let mut out = Vec::new();
         encode_section_part(1, false, &mut out);
@@ -354,24 +354,24 @@ impl HandMadeSource {
     }
 }
 
-/// A FULL section whose body has its length before it.
+/// Appends a FULL section whose body begins with its length.
 fn framed((id, name, version): (u32, &str, u32), body: &[u8], out: &mut Vec<u8>) {
     SectionHeader { id, name, instance: 0, version }.encode_full(out).unwrap();
     encode_length_prefixed(body, out).unwrap();
     encode_footer(id, out);
 }
 
-/// A destination that reads the main channel and answers by hand.
+/// A destination that reads the main channel, and whose answers the test sends.
 pub struct HandMadeDestination {
     listener: TcpListener,
     pub main: Option<TcpStream>,
     decoder: MainDecoder,
     buffer: Vec<u8>,
-    /// What it says of itself if it is a Sterna.
+    /// Features that it announces, if it is a Sterna.
     features: Option<Features>,
-    /// MULTIFD_FLUSHes that came.
+    /// Number of received MULTIFD_FLUSHes.
     pub flushes: usize,
-    /// Pages that came on the main channel: block, offset, content.
+    /// Pages received on the main channel: block, offset, content.
     pub pages: Vec<(usize, u64, Vec<u8>)>,
 }
 
@@ -380,12 +380,12 @@ impl HandMadeDestination {
         Self::expecting(false)
     }
 
-    /// A Sterna that says this of itself.
+    /// A Sterna that announces these features.
     pub fn sterna(features: Features) -> Self {
         Self { features: Some(features), ..Self::expecting(false) }
     }
 
-    /// The same, with multifd channels.
+    /// Like [`sterna`](Self::sterna), with multifd channels.
     pub fn sterna_with_lanes(features: Features) -> Self {
         Self { features: Some(features), ..Self::expecting(true) }
     }
@@ -429,7 +429,7 @@ impl HandMadeDestination {
         let _ = self.main.as_mut().unwrap().write_all(bytes);
     }
 
-    /// The connection is lost; the next one goes on with the same stream.
+    /// Closes the connection without a message. The next connection continues the same stream.
     pub fn lose(&mut self) {
         if let Some(main) = self.main.take() {
             let _ = main.shutdown(Shutdown::Both);
@@ -438,7 +438,7 @@ impl HandMadeDestination {
         self.decoder.begin_recovery();
     }
 
-    /// The next element; pages are kept, and PINGs echoed. `None`: the source has closed.
+    /// The next element. Pages are recorded, and PINGs echoed. `None` if the source has closed.
     pub fn next(&mut self) -> Option<MainItem> {
         if self.main.is_none() {
             self.main = Some(self.accept());
@@ -481,7 +481,7 @@ impl HandMadeDestination {
         }
     }
 
-    /// Reads on to the element that is so.
+    /// Reads up to the element for which `what` is true.
     pub fn until(&mut self, what: impl Fn(&MainItem) -> bool) -> MainItem {
         loop {
             let item = self.next().expect("the source has closed");

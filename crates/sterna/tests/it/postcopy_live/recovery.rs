@@ -1,4 +1,4 @@
-//! A connection that breaks behind RUN, and another one that takes its place.
+//! A connection that breaks after RUN, and a new one that replaces it.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -18,17 +18,17 @@ use super::{capabilities, config, slow};
 use crate::common::{self, Log};
 use crate::support::{eventually, port, until_status};
 
-/// A network between the two sides, which can break.
+/// A network between the two sides, which tests can interrupt.
 pub(super) struct Cable {
     pub(super) at: Address,
     open: Arc<Mutex<Vec<TcpStream>>>,
     is_down: Arc<Mutex<bool>>,
-    /// What the source says on its main channel stays here.
+    /// Whether the source's bytes on its main channel are withheld.
     holds_main: Arc<AtomicBool>,
 }
 
 impl Cable {
-    fn to(address: &Address) -> Self {
+    pub(super) fn to(address: &Address) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let at = format!("tcp:127.0.0.1:{}", listener.local_addr().unwrap().port()).parse().unwrap();
         let (open, is_down) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(false)));
@@ -36,7 +36,7 @@ impl Cable {
         let holds_main = Arc::new(AtomicBool::new(false));
         let holds = Arc::clone(&holds_main);
         std::thread::spawn(move || {
-            // The main channel comes first.
+            // The main channel connects first.
             for (index, near) in listener.incoming().enumerate() {
                 let Ok(near) = near else { return };
                 if *down.lock() {
@@ -67,23 +67,25 @@ impl Cable {
         Self { at, open, is_down, holds_main }
     }
 
-    /// What is on its way is lost.
+    /// Closes all connections. Bytes in transit are lost.
     pub(super) fn cut(&self) {
         self.open.lock().drain(..).for_each(|stream| drop(stream.shutdown(Shutdown::Both)));
         self.holds_main.store(false, Ordering::Release);
     }
 
-    /// The source notices that its connection is lost, and the destination does not, while what the source says is held.
+    /// The source notices the loss of its connection. The destination does not, while the source's bytes are
+    /// withheld.
     pub(super) fn cut_for_source(&self) {
         self.open.lock().iter().step_by(2).for_each(|near| drop(near.shutdown(Shutdown::Both)));
     }
 
-    /// What the source says from now on over its main channel does not come, nor that it closes a connection; everything else does.
+    /// From now on, withholds the source's bytes on its main channel, and the closing of its connections. Everything
+    /// else is forwarded.
     pub(super) fn hold_main(&self) {
         self.holds_main.store(true, Ordering::Release);
     }
 
-    /// From now on nobody gets through, or everybody.
+    /// From now on rejects all connections, or accepts all.
     pub(super) fn set_down(&self, down: bool) {
         *self.is_down.lock() = down;
         self.cut();
@@ -106,7 +108,7 @@ pub(super) struct Split {
     logs: [Arc<Log>; 2],
 }
 
-/// Pages come slowly, and few are the same.
+/// A guest whose pages are sent slowly, with few equal pages.
 pub(super) fn guest() -> ProcessConfig {
     ProcessConfig { fill: Fill::Random(7), ..config() }
 }
@@ -129,7 +131,7 @@ impl Split {
         Self::copying(guest, ours, theirs, capabilities).switched()
     }
 
-    /// In precopy.
+    /// Starts a migration that stays in precopy.
     fn copying(
         guest: &ProcessConfig,
         ours: Parameters,
@@ -157,7 +159,7 @@ impl Split {
         capabilities(preempt).map(|on| Self::begin(trickle(), trickle(), on))
     }
 
-    /// So many pages have followed the guest.
+    /// Waits until this number of pages has followed the guest.
     pub(super) fn after_pages(&self, pages: u64) {
         let before = self.left();
         eventually("pages", || self.left() + pages <= before);
@@ -209,7 +211,7 @@ fn guest_goes_on_after_a_loss_with_every_page() {
         let Some(split) = Split::plain(preempt) else { return };
         split.cable.cut();
         split.paused();
-        // Writers touch pages that are missing meanwhile: they wait, and are asked for behind the loss.
+        // Writers touch missing pages meanwhile: they wait, and their requests are sent after the loss.
         std::thread::sleep(Duration::from_millis(100));
         let before = split.incoming.statistics().postcopy.unwrap().requests;
         split.resume();
@@ -246,7 +248,7 @@ fn guest_goes_on_after_two_losses_in_a_row() {
     }
 }
 
-/// Pages that lanes had taken, and that were on their way, come over the other channels.
+/// Pages that lanes had claimed, and that were in transit, are sent over the other channels.
 #[test]
 fn guest_goes_on_after_a_loss_with_lanes_and_has_every_page() {
     for preempt in [false, true] {
@@ -279,7 +281,7 @@ fn guest_goes_on_by_itself_within_the_window() {
     split.arrives();
 }
 
-/// Lost in precopy, and made anew; lost again behind RUN, and again.
+/// A connection that is lost and replaced in precopy, and lost twice more after RUN.
 #[test]
 fn guest_whose_connections_broke_in_precopy_and_in_postcopy_has_every_page() {
     for (preempt, multifd) in [(false, false), (true, false), (false, true), (true, true)] {
@@ -322,7 +324,7 @@ fn guest_goes_on_at_another_address() {
     split.arrives();
 }
 
-/// What was compressed, and was on its way over lanes, comes over the main channel, as it is.
+/// Compressed pages that were in transit over lanes are sent again over the main channel, uncompressed.
 #[test]
 fn guest_goes_on_over_tls_whether_lanes_compressed_or_not() {
     let Some(on) = capabilities(true) else { return };
@@ -349,7 +351,7 @@ fn guest_goes_on_over_tls_whether_lanes_compressed_or_not() {
 #[test]
 fn wrong_time_and_wrong_address_are_refused_and_change_nothing() {
     let Some(on) = capabilities(false) else { return };
-    // For so long it is tried to reach somebody.
+    // Time for which the source tries to reach a destination.
     let limits = sterna::WaitLimits { setup: Duration::from_secs(2), ..common::LIMITS };
     let params = Parameters { limits, ..trickle() };
     let split = Split::begin(params.clone(), params, on);
@@ -362,7 +364,7 @@ fn wrong_time_and_wrong_address_are_refused_and_change_nothing() {
     split.paused();
     let file = split.migration.resume(&"file:/nowhere".parse().unwrap()).unwrap_err();
     assert!(matches!(file, ResumeError::Settings(_)), "{file}");
-    // Nobody is there.
+    // No destination listens there.
     let nobody = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("tcp:127.0.0.1:{}", nobody.local_addr().unwrap().port()).parse().unwrap();
     drop(nobody);
@@ -399,7 +401,7 @@ fn stranger_who_wants_to_go_on_gets_no_byte_and_changes_nothing() {
     split.cable.cut();
     split.paused();
     let at = port(&split.incoming.address());
-    // A QEMU's form, and a hello without proof.
+    // The form of a QEMU, and a hello without proof.
     let hello = [&b"STNS\0\0\0\x01"[..], &[7; 16], &[0, 0, 0, 9, 0xff, 0xff, 0xff, 0xfe], &[1; 48]].concat();
     for bytes in [&b"\x08\0\x0a\0\x08\x07ram.low"[..], &hello] {
         let mut stranger = TcpStream::connect(("127.0.0.1", at)).unwrap();

@@ -1,4 +1,4 @@
-//! What the statistics of both sides say of a postcopy.
+//! Statistics of a postcopy, on both sides.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::{Pair, capabilities, config, slow};
 use crate::support::{eventually, until_status};
 
 const PAGE: u64 = PAGE_SIZE as u64;
-/// Pages that threads have in hand.
+/// Pages that threads may be processing.
 const MOST_IN_HAND: u64 = 64 + 16;
 
 fn of_source(pair: &Pair) -> PostcopyStatistics {
@@ -69,7 +69,7 @@ fn each_page_that_was_missing_is_told_of_the_channel_that_brought_it() {
             assert_eq!((source.channels[0].requested_pages, source.channels[1].background_pages), (0, 0));
         }
         assert!(source.channels.iter().all(|channel| channel.sent_bytes > 0));
-        // Requests are answered before the guest runs, too: for loading devices.
+        // Requests are answered before the guest runs, too, because devices need pages while they are loaded.
         let sent: u64 = source.channels.iter().map(|channel| channel.sent_bytes).sum();
         assert!(sent <= ours.postcopy_bytes + ours.downtime_bytes, "{sent}: {ours:?}");
     }
@@ -84,7 +84,7 @@ fn each_lane_is_told_with_what_it_brought() {
     let source = of_source(&pair);
     let (background, requested) = pages(&source.channels);
     let sent = (background + requested) * PAGE;
-    // One that a lane had in hand goes once more if it is asked for.
+    // A page that a lane was processing is sent again if it is requested.
     assert!(sent >= source.missing_bytes && background * PAGE <= source.missing_bytes, "{source:?}");
     let lanes: Vec<_> =
         source.channels.iter().filter(|channel| channel.name.starts_with("multifd ")).collect();
@@ -103,7 +103,7 @@ fn each_pause_is_told_with_what_broke_it_and_what_was_sent_again() {
         eventually("pages", || postcopy().channels.iter().any(|channel| channel.sent_bytes > 0));
         split.cable.set_down(true);
         until_status(&split.migration, Status::PostcopyPaused);
-        // It is noted right after the status is.
+        // The pause is recorded immediately after the status.
         eventually("the pause", || postcopy().paused.is_some());
         let paused = postcopy();
         let now = paused.paused.expect("it is paused");
@@ -122,8 +122,8 @@ fn each_pause_is_told_with_what_broke_it_and_what_was_sent_again() {
     assert_eq!(report.paused_time, report.pauses.iter().map(|pause| pause.took).sum::<Duration>());
     let [first, second] = &report.pauses[..] else { panic!() };
     assert!(first.at + first.took <= second.at, "{report:?}");
-    // Every page was missing once, and those that were lost on their way were sent once more. What was about to be written when
-    // the connection broke, a chunk and a request at most, was not sent.
+    // Every page was missing once. Pages that were lost in transit were sent once more. Pages that were about to be
+    // written when the connection broke (at most one chunk and one request) were not sent.
     let (background, requested) = pages(&report.channels);
     let again: u64 = report.pauses.iter().map(|pause| pause.resent_bytes).sum();
     let (sent, all) = ((background + requested) * PAGE, report.missing_bytes + again);

@@ -1,4 +1,4 @@
-//! The source, towards a destination that is played by the test: a QEMU's, and one that misbehaves.
+//! The source of a postcopy, with a destination that the test plays: in QEMU's form, and with misbehaviour.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::support::{eventually, until_status};
 const ON: fn(bool) -> Capabilities =
     |preempt| Capabilities { postcopy_ram: true, postcopy_preempt: preempt, ..Capabilities::default() };
 
-/// A source that is about to switch, and the destination that is played.
+/// A source that is about to switch, and the played destination.
 pub(super) fn begun(preempt: bool) -> (Arc<ProcessGuest>, Migration, HandMadeDestination) {
     let (source, migration, destination) = in_precopy(preempt);
     migration.start_postcopy().unwrap();
@@ -56,11 +56,11 @@ fn stream_to_a_qemu_has_the_observed_elements_in_the_observed_order() {
             MainItem::Command(Command::Ping(2)) => "PING 2",
             MainItem::Command(Command::Ping(3)) => "PING 3",
             MainItem::Command(Command::Ping(0x42)) => "PING 42",
-            // Extension and fence, which every destination echoes.
+            // The PINGs for extension and fence, which every destination echoes.
             MainItem::Command(Command::Ping(_)) => continue,
             MainItem::Command(Command::Packaged(_)) => "PACKAGED",
             MainItem::Command(Command::PostcopyListen) => {
-                // In place before the package is loaded.
+                // Accepted before the package is loaded.
                 preempt = Some(destination.accept());
                 "LISTEN"
             }
@@ -117,7 +117,7 @@ fn what_a_sterna_drops_is_mostly_named_before_the_guest_stops_and_each_page_once
     let (mut ahead, mut stopped) = (Vec::new(), None);
     loop {
         match destination.next().expect("it goes on to the package") {
-            // It goes out when the guest stands.
+            // The source sends it when the guest is stopped.
             MainItem::Command(Command::SwitchoverStart) => stopped = Some(Vec::new()),
             MainItem::Command(Command::PostcopyDiscard { block, ranges }) => {
                 let pages = ranges.iter().flat_map(|&(start, bytes)| (start..start + bytes).step_by(4096));
@@ -142,7 +142,7 @@ fn what_a_sterna_drops_is_mostly_named_before_the_guest_stops_and_each_page_once
     assert_every_page_came(&source, destination.pages);
 }
 
-/// Every page has come, and what came last of it is as it is at the source.
+/// Asserts that every page has arrived, and that its last content is the source's.
 pub(super) fn assert_every_page_came(source: &ProcessGuest, pages: Vec<(usize, u64, Vec<u8>)>) {
     let ram = source.ram();
     let total: u64 = ram.blocks().iter().map(|block| block.pages()).sum();
@@ -182,7 +182,7 @@ fn requested_pages_go_first_and_each_page_goes_once() {
     for page in 1000..1003 {
         assert!(at(page).unwrap() < total / 2, "page {page} came with the others");
     }
-    // A slow host has begun the precopy before it switches.
+    // A slow host has started precopy before it switches.
     assert_every_page_came(&source, destination.pages);
 }
 
@@ -234,7 +234,7 @@ fn failure_before_the_package_leaves_the_guest_running_at_the_source() {
 fn connection_that_breaks_once_the_guest_runs_there_pauses_and_keeps_all_memory() {
     let (source, migration, mut destination) = begun(false);
     destination.until(is_run);
-    // It needs the answer to PING 42, which is on its way.
+    // The source needs the answer to PING 42, which is in transit.
     until_status(&migration, Status::PostcopyActive);
     drop(destination);
     until_status(&migration, Status::PostcopyPaused);
@@ -256,7 +256,7 @@ fn connection_that_breaks_once_the_guest_runs_there_pauses_and_keeps_all_memory(
 fn destination_that_never_reads_does_not_make_this_side_grow() {
     let (_source, migration, mut destination) = begun(false);
     destination.until(is_run);
-    // A million requests, and nothing is read any more.
+    // A million requests, without reading any answer.
     for _ in 0..1000 {
         let mut bytes = Vec::new();
         for page in 0..1000 {

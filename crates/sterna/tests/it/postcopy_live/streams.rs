@@ -1,4 +1,4 @@
-//! Devices with a stream, of a guest that goes on before its pages are there: all of it has come and is loaded before the guest runs.
+//! Device streams in postcopy: all of a stream arrives and is loaded before the guest runs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,14 +21,14 @@ use crate::support::proxy::{Filter, Line, Proxy, Verdict, Way};
 use crate::support::vm::GUEST_STOPS;
 use crate::support::{TestVm, eventually, until_status, vm};
 
-/// Instance, seed, bytes, and how many of them can be read while it runs.
+/// Instance, seed, bytes, and the bytes that can be read while the device runs.
 const BANKS: [(u32, u64, u64, u64); 2] = [(0, 7, 12 << 20, 8 << 20), (1, 8, 3 << 20, 0)];
 
-/// A guest that writes and has two such devices, and the place for it.
+/// A running guest with two such devices, and its destination.
 struct Machines {
     source: Arc<TestVm>,
     target: Arc<TestVm>,
-    /// What the devices of either side were told.
+    /// Calls of the devices on each side.
     calls: [Calls; 2],
 }
 
@@ -48,7 +48,7 @@ impl Machines {
         Self { source, target: TestVm::with_banks(target, waiting), calls }
     }
 
-    /// Between these two, over a proxy, switched at once.
+    /// Migrates between the two over a proxy, and switches to postcopy immediately.
     fn switch(&self, params: &Parameters, on: Capabilities) -> Switched {
         self.switch_over(params, on, Box::new(|_, _, _, _| Verdict::Pass))
     }
@@ -62,7 +62,7 @@ impl Machines {
         Switched { incoming, migration, proxy, told }
     }
 
-    /// All is at the destination, and nothing runs at the source.
+    /// Asserts that everything is at the destination, and that nothing runs at the source.
     fn assert_arrived(&self, switched: &Switched) {
         let (outcome, arrival) = (switched.migration.wait(), switched.incoming.wait());
         common::assert_arrived(&outcome, &arrival, &self.target.guest);
@@ -84,7 +84,7 @@ struct Switched {
     told: Arc<Log>,
 }
 
-/// Over the main channel alone, and over multifd channels.
+/// Settings for the main channel alone, and for multifd channels.
 fn ways(preempt: bool) -> Option<Vec<(Parameters, Capabilities)>> {
     let on = capabilities(preempt)?;
     let lanes = |count, multifd_compression| {
@@ -119,7 +119,7 @@ fn devices_state_comes_before_the_guest_runs_and_its_pages_follow() {
 fn initial_bytes_are_read_while_the_guest_runs_however_early_the_switch_is_wanted() {
     let Some(on) = capabilities(true) else { return };
     let machines = Machines::new();
-    // The device is slower than the switch.
+    // Reading the device takes longer than the switch.
     *machines.source.banks[0].read_delay.lock().unwrap() = Duration::from_millis(5);
     let params = Parameters { multifd_channels: 2, ..slow() };
     let switched = machines.switch(&params, Capabilities { multifd: true, ..on });
@@ -134,7 +134,7 @@ fn initial_bytes_are_read_while_the_guest_runs_however_early_the_switch_is_wante
     assert!(count(behind, "read stopped") > 0);
     let statistics = switched.migration.statistics();
     assert_eq!(statistics.streams[0].running_bytes, 8 << 20);
-    // Nobody asks for the device all the time.
+    // The engine does not query the device continuously.
     let inputs = switched.migration.recording().unwrap().inputs();
     let most = 100 + statistics.total_time.as_millis() as usize;
     assert!(inputs < most, "{inputs} inputs of the policy in {:?}", statistics.total_time);
@@ -144,7 +144,7 @@ fn initial_bytes_are_read_while_the_guest_runs_however_early_the_switch_is_wante
 fn what_a_device_changes_while_it_is_read_is_read_again_before_the_pause() {
     let Some(on) = capabilities(true) else { return };
     let machines = Machines::new();
-    // The last is the first.
+    // Entries are used from the last to the first.
     *machines.source.banks[0].changes.lock().unwrap() = vec![64 << 10, 1 << 20, 2 << 20];
     let params = Parameters { multifd_channels: 2, ..slow() };
     let switched = machines.switch(&params, Capabilities { multifd: true, ..on });
@@ -153,11 +153,11 @@ fn what_a_device_changes_while_it_is_read_is_read_again_before_the_pause() {
     assert!(stream.running_bytes >= 10 << 20, "{stream:?}");
 }
 
-/// It is read for so long that precopy ends before.
+/// A device that is read for so long that precopy ends before.
 fn in_precopy_for_long(config: &ProcessConfig) -> Machines {
     let machines = Machines::of(config);
     *machines.source.banks[0].read_delay.lock().unwrap() = Duration::from_millis(400);
-    // What is left of it fits into the pause, it says.
+    // The bank reports that its remaining bytes fit the downtime limit.
     for bank in &machines.source.banks {
         *bank.expects.lock().unwrap() = Some(1 << 30);
     }
@@ -235,7 +235,7 @@ fn device_that_is_loaded_slowly_waits_for_no_page() {
         let params = Parameters { multifd_channels: 2, ..trickle() };
         let switched = machines.switch(&params, Capabilities { multifd, ..on });
         eventually("the guest runs there", || machines.target.guest.run_state() == RunState::Running);
-        // The devices were first.
+        // The devices were started first.
         assert!(machines.target.banks.iter().all(|bank| bank.runs()));
         let missing = switched.incoming.statistics().postcopy.unwrap().missing_pages;
         assert!(missing > 0, "no page was there when they were loaded");
@@ -251,7 +251,7 @@ fn call_that_fails_leaves_the_guest_and_its_devices_at_the_source() {
         (0, ["quiesce", "stop", "read stopped", "configuration"].as_slice()),
         (1, ["begin_load", "write", "finish_load", "run"].as_slice()),
     ];
-    // Over the main channel it is the sending and the end of the loading that is different.
+    // Over the main channel, only the last reads and the end of loading differ.
     let over_main = [(0, ["read stopped"].as_slice()), (1, ["finish_load"].as_slice())];
     for ((params, on), calls) in [(&ways[0], over_main), (&ways[3], all)] {
         for (side, call) in
@@ -269,7 +269,7 @@ fn call_that_fails_leaves_the_guest_and_its_devices_at_the_source() {
             assert_eq!(machines.source.guest.run_state(), RunState::Running, "{call}");
             assert!(machines.source.banks.iter().all(|bank| bank.runs()), "{call}");
 
-            // The next one takes them along.
+            // The next attempt includes these devices.
             fails.fail(None);
             drop(switched);
             machines.assert_arrived(&machines.switch(params, *on));

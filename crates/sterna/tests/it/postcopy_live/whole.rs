@@ -1,4 +1,5 @@
-//! A guest that has every page when its connection ends before the end of the stream: it needs its source no more.
+//! A guest that has all its pages when its connection ends before the end of the stream: it no longer needs its
+//! source.
 
 use std::time::Duration;
 
@@ -9,7 +10,8 @@ use super::recovery::{Split, trickle};
 use crate::common;
 use crate::support::{eventually, until_status};
 
-/// Its last page is in place, and what its source says behind it did not come. Pages come over lanes and the preempt channel alone.
+/// The guest's last page is in place, and the source's bytes after it did not arrive. Pages arrive only over lanes
+/// and the preempt channel.
 fn whole(params: &Parameters) -> Option<Split> {
     let on = Capabilities { multifd: true, ..capabilities(true)? };
     let params = Parameters { multifd_channels: 2, ..params.clone() };
@@ -22,7 +24,7 @@ fn whole(params: &Parameters) -> Option<Split> {
     Some(split)
 }
 
-/// The destination alone: it has completed, and says nothing of what broke.
+/// Asserts that the destination has completed, without an error from the broken connection.
 fn completes(split: &Split) {
     eventually("the arrival", || split.incoming.arrival().is_some());
     let arrival = split.incoming.wait();
@@ -38,7 +40,7 @@ fn completes(split: &Split) {
     assert!(split.incoming.recover_at(&"tcp:127.0.0.1:0".parse().unwrap()).is_err(), "nothing is missing");
 }
 
-/// What the source asks, or wants to go on with, is answered: it gives its guest up.
+/// Asserts that the source's next connection is answered, so that the source gives up its guest.
 fn source_completes(split: &Split) {
     eventually("the source's end", || split.migration.outcome().is_some());
     let outcome = split.migration.wait();
@@ -53,7 +55,7 @@ fn guest_that_has_every_page_completes_without_its_source() {
     split.cable.set_down(true);
     completes(&split);
     common::assert_lives_on(&split.target);
-    // Its source cannot know, and keeps what it has until it can.
+    // The source does not know this yet, so it keeps its state.
     until_status(&split.migration, Status::PostcopyPaused);
     split.cable.set_down(false);
     source_completes(&split);
@@ -74,7 +76,7 @@ fn source_that_comes_back_to_a_whole_guest_hears_that_it_is() {
 
 #[test]
 fn source_that_dials_while_the_old_connection_is_still_read_hears_it_too() {
-    // The destination notices nothing of the loss: the source's next connection says so.
+    // The destination does not notice the loss. The source's next connection informs it.
     let Some(split) = whole(&Parameters { reconnect_window: Duration::from_secs(600), ..trickle() }) else {
         return;
     };

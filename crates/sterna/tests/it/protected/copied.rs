@@ -1,5 +1,5 @@
-//! Pages of checkpoints that are copied before the guest stands, while it does, or when it goes on: they are those of the moment in which
-//! it stood.
+//! Pages of checkpoints that are copied before the guest is paused, during the pause, or after it resumes. All have
+//! the content of the moment of the pause.
 
 use std::sync::atomic::AtomicU64;
 
@@ -14,7 +14,7 @@ use sterna_guests::process::Tracking;
 
 use super::*;
 
-/// Four threads that write at full speed, in an order that few copies follow.
+/// Four threads that write at full speed, in an order that few copies can follow.
 fn fast_writer(backing: Backing) -> ProcessConfig {
     ProcessConfig {
         tracking: Tracking::Software,
@@ -26,29 +26,30 @@ fn fast_writer(backing: Backing) -> ProcessConfig {
     }
 }
 
-/// A guest that is looked at stands for long: it is to run as long in between.
+/// Checking a guest prolongs its pauses. It shall run for the same time between them.
 const HALF_OF_THE_TIME: CheckpointMode = CheckpointMode::Load(50);
 
-/// Four threads that leave most pages as they are for a while.
+/// Four threads that leave most pages unchanged for a while.
 fn slow_writer() -> ProcessConfig {
     ProcessConfig { rate: 5000, ..fast_writer(Backing::Memfd) }
 }
 
-/// A guest whose memory is looked at whenever it stands. By then the standby has the memory of the last time, for it is asked for
-/// room first.
+/// A guest whose memory is checked at every pause. By then the standby has the memory of the previous pause, because
+/// the primary first asks it for room.
 struct Watched {
     guest: Arc<ProcessGuest>,
     there: Arc<ProcessGuest>,
-    /// The guest's memory when it stood the last time.
+    /// Digest of the guest's memory at its last pause.
     last: Mutex<Option<u64>>,
     same: AtomicU64,
     differs: AtomicU64,
-    /// It is let run for a moment when all is re-armed, and nothing copied or protected: clause 7 of the page order.
+    /// Whether the guest runs briefly when all pages are re-armed, and no page is copied or protected yet. This
+    /// violates clause 7 of the page order.
     goes_on_early: AtomicBool,
     unarmed: Mutex<DirtyBitmaps>,
-    /// Pages that were re-armed while the guest ran, for the next checkpoint.
+    /// Pages that were re-armed for the next checkpoint while the guest ran.
     ahead: Mutex<DirtyBitmaps>,
-    /// What is written of them before the guest stands is not said.
+    /// Whether writes to these pages before the pause are not reported.
     hides_late_writes: AtomicBool,
 }
 
@@ -60,7 +61,7 @@ impl Watched {
     fn look(&self) {
         let now = digest(&self.guest.ram());
         let Some(before) = self.last.lock().replace(now) else { return };
-        // What is held may just be on its way into memory.
+        // The held checkpoint may not be applied to memory yet.
         let patience = if self.is_violated() { Duration::from_secs(1) } else { PATIENCE };
         let begin = Instant::now();
         while digest(&self.there.ram()) != before {
@@ -193,7 +194,7 @@ impl DirtySource for Watched {
 
 fn watched(config: &ProcessConfig, way: &Way) -> (Pair, Arc<Watched>) {
     let (guest, _) = pair(config);
-    // A standby keeps the guest in this memory only if it is shared.
+    // A standby places the guest in this memory only if it is shared.
     let there = ProcessConfig { backing: Backing::Memfd, ..config.clone() };
     let there = ProcessGuest::waiting(there).expect("destination");
     let watched = Arc::new(Watched {
@@ -211,7 +212,7 @@ fn watched(config: &ProcessConfig, way: &Way) -> (Pair, Arc<Watched>) {
     (join((guest, there), vms, way, TERMS, Arc::new(NoOutput)).expect("protected"), watched)
 }
 
-/// Whether this host can hold writes.
+/// Whether this host can block writes.
 #[allow(clippy::print_stderr, reason = "says what was not tested")]
 fn is_possible(config: &ProcessConfig) -> bool {
     let (guest, _) = pair(config);
@@ -352,7 +353,7 @@ fn way_is_changed_while_the_guest_is_protected_and_no_write_is_held_afterwards()
         }
         assert!(matches!(pair.primary.wait(), primary::Outcome::Alone(_)));
         assert_lives_on(&pair.guest);
-        // Its memory belongs to no userfaultfd any more.
+        // The memory is no longer registered with a userfaultfd.
         assert!(!is_possible || WriteProtection::new(&pair.guest.ram()).is_ok());
     }
 }

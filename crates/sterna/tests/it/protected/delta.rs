@@ -1,4 +1,4 @@
-//! Checkpoints that bring differences (`xbzrle`).
+//! Checkpoints with differences (`xbzrle`).
 
 use sterna::ram::PAGE_SIZE;
 use sterna::{Migration, SettingsError, StartError};
@@ -15,7 +15,7 @@ fn delta() -> Capabilities {
 fn standby_has_the_primarys_memory_at_each_checkpoint_whatever_pages_became() {
     let all = Way { delta: true, ..PLAIN };
     let unstaged = Way { buffer_bytes: 4096, ..all };
-    // (how, pages that the cache holds)
+    // The copy mode, and the number of pages that fit the cache.
     let ways = [
         (all, 1 << 14),
         (unstaged, 1 << 14),
@@ -34,14 +34,14 @@ fn standby_has_the_primarys_memory_at_each_checkpoint_whatever_pages_became() {
         for _ in 0..30 {
             for _ in 0..120 {
                 let block = random.usize(..2);
-                // Some are written in nearly every epoch, others once in a while.
+                // Some pages are written in nearly every epoch, others rarely.
                 let most = [20, PAGES[block]][random.usize(..2)];
                 let page = random.u64(..most);
                 let at = random.usize(..PAGE_SIZE - 8);
                 match random.u8(..8) {
                     0 => led.write(block, page, 0, &noise(random.u64(..))),
                     1 => led.write(block, page, 0, &[0; PAGE_SIZE]),
-                    // Reported, and as before.
+                    // The page is reported as dirty, but its content is unchanged.
                     2 => led.here.log.mark(block, page),
                     3 => led.write(block, page, PAGE_SIZE - 1, &[random.u8(..)]),
                     _ => led.write(block, page, at, &random.u64(..).to_ne_bytes()),
@@ -55,7 +55,7 @@ fn standby_has_the_primarys_memory_at_each_checkpoint_whatever_pages_became() {
         let counts = came.xbzrle;
         assert!(counts.cache_misses > 0, "{counts:?}");
         if way.lanes > 0 && way.buffer_bytes == 4096 {
-            // What is not copied may change before it is sent, for all that a lane knows.
+            // A page that is not copied may change before it is sent. Therefore no lane may send it as a difference.
             assert_eq!((counts.pages, counts.same), (0, 0), "{counts:?}");
         } else if cache_pages > 1 {
             assert!(counts.pages > 0 && counts.same > 0 && counts.overflows > 0, "{counts:?}");
@@ -64,7 +64,7 @@ fn standby_has_the_primarys_memory_at_each_checkpoint_whatever_pages_became() {
     }
 }
 
-/// Bytes that ten checkpoints take, of a guest that changes 8 bytes of each of 512 pages: by the page of 4096 bytes.
+/// Bytes per dirty page over ten checkpoints. The guest changes 8 bytes in each of 512 pages of 4096 bytes.
 fn bytes_per_dirty_page(way: &Way) -> f64 {
     const DIRTY: u64 = 512;
     const CHECKPOINTS: u64 = 10;
@@ -74,7 +74,7 @@ fn bytes_per_dirty_page(way: &Way) -> f64 {
             led.write(0, page, (page as usize * 8) % PAGE_SIZE, &(number << 8 | 1).to_ne_bytes())
         });
     };
-    // What the standby holds of a page is known from the first checkpoint on that brings it.
+    // The primary knows the standby's copy of a page after the first checkpoint that contains the page.
     change(&led, 0);
     led.checkpoint();
     let before = led.standby.statistics().received_bytes;

@@ -1,4 +1,4 @@
-//! Checkpoints of which more than one is on its way.
+//! More than one checkpoint in flight.
 
 use sterna::ram::PAGE_SIZE;
 use sterna_guests::model::Pattern;
@@ -6,13 +6,13 @@ use sterna_guests::model::Pattern;
 use super::led::{Led, bytes_of, noise};
 use super::*;
 
-/// A guest whose pages fit many times.
+/// A guest whose pages fit the buffer many times.
 fn small_writer() -> ProcessConfig {
     ProcessConfig { rate: 2_000, ..writer() }
 }
 
 impl Pair {
-    /// Checkpoints that were taken and are not known to be held.
+    /// Number of checkpoints that were taken and are not known to be held.
     fn on_their_way(&self) -> u64 {
         let statistics = self.primary.statistics();
         statistics.taken.saturating_sub(statistics.held)
@@ -32,7 +32,7 @@ fn guest_is_checkpointed_while_the_link_is_silent_until_so_many_are_on_their_way
 
         pair.link.hold_back(true);
 
-        // One alone waits until there is room for it.
+        // A single checkpoint waits until there is room for it.
         let least = if in_flight == 1 { 0 } else { u64::from(in_flight) };
         wait_for("checkpoints on their way", || pair.on_their_way() >= least);
         let mut words = Vec::new();
@@ -42,9 +42,10 @@ fn guest_is_checkpointed_while_the_link_is_silent_until_so_many_are_on_their_way
             std::thread::sleep(Duration::from_millis(10));
         }
         assert!(pair.guest.wait_progress(10, PATIENCE), "{way:?}: the guest goes on");
-        // The last answer may come after the next checkpoint is taken. If there were no limit, this would not come.
+        // The last answer may arrive after the next checkpoint was taken. Without the limit, this condition would
+        // never become true.
         wait_for("no more than that", || pair.on_their_way() <= u64::from(in_flight));
-        // No standby holds a checkpoint that has this.
+        // No standby holds a checkpoint with this output.
         gate.put(b"!");
         std::thread::sleep(Duration::from_millis(50));
         assert!(!said.lock().contains(&b'!'), "{way:?}");
@@ -59,14 +60,44 @@ fn guest_is_checkpointed_while_the_link_is_silent_until_so_many_are_on_their_way
     }
 }
 
+/// Median waiting time of output, over a link that needs about 30 ms per checkpoint.
+fn typical_wait(in_flight: u8) -> Duration {
+    let gate = Arc::new(ByteGate::new(1 << 20, |_| {}).expect("a thread"));
+    let guest = ProcessConfig { pattern: Pattern::Random, working_set_pages: Some(150), ..small_writer() };
+    let pair = protect(guest, &Way { in_flight, ..PLAIN }, TERMS, gate.clone());
+    pair.wait_for_held(5);
+    pair.link.knobs.bytes_per_second.store(20_000_000, Ordering::SeqCst);
+    let say_for = |time: Duration| {
+        let begin = Instant::now();
+        while begin.elapsed() < time {
+            gate.put(b"x");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    };
+    // By then, earlier measurements of the link and of the delays are no longer used.
+    say_for(Duration::from_secs(3));
+    let statistics = pair.primary.statistics();
+    assert!(statistics.held > 10, "{statistics:?}");
+    statistics.output.delay_p50
+}
+
+#[test]
+fn output_waits_no_longer_where_several_checkpoints_may_be_on_their_way() {
+    let (one, four) = (typical_wait(1), typical_wait(4));
+
+    // With a queue of three before it, output would wait three times as long.
+    assert!(four <= one * 3 / 2 + Duration::from_millis(5), "one: {one:?}, four: {four:?}");
+}
+
 #[test]
 fn page_that_is_written_again_while_its_checkpoint_waits_is_in_the_next_one() {
-    // The same pages over and over, some in each checkpoint and not in all.
+    // The guest writes the same pages repeatedly. Each page is in some checkpoints, but not in all.
     let config = ProcessConfig { pattern: Pattern::Random, working_set_pages: Some(150), ..small_writer() };
     for lanes in [0, 2] {
-        // Behind the first no other comes than those that are asked for, which would bring what these lack.
+        // After the first checkpoint, only requested ones are taken. A later one would contain the pages that these
+        // lack.
         let way = Way { lanes, in_flight: 4, delay: 10 * PATIENCE, ..PLAIN };
-        // The standby outlasts the lease before it takes over.
+        // The standby waits for the end of the lease before it takes over.
         let terms = Terms { lease: Duration::from_secs(3), ..TERMS };
         let pair = protect(config.clone(), &way, terms, Arc::new(NoOutput));
         let take = |number: u64| {
@@ -98,7 +129,7 @@ fn number_of_checkpoints_on_their_way_changes_live() {
     for in_flight in [0, 5] {
         assert!(pair.primary.set_checkpoints_in_flight(in_flight).is_err());
     }
-    // The one that waits for room comes first.
+    // The checkpoint that waits for room is taken first.
     pair.primary.set_checkpoints_in_flight(4).expect("a number");
     let held = pair.primary.statistics().held;
     pair.wait_for_held(held + 2);
@@ -117,7 +148,7 @@ fn checkpoints_share_the_memory_for_copies() {
     let way = Way { in_flight: 4, buffer_bytes: 100 << 12, ..PLAIN };
     let mut led = Led::new(&way, 1);
     let write = |led: &Led, seed: u64| (0..60).for_each(|page| led.write(0, page, 0, &noise(seed)));
-    // The seeding's rest may have been more than fits.
+    // The last part of the seeding may have exceeded the buffer.
     let before = led.statistics();
     led.hold_back(true);
     write(&led, 1);
@@ -129,7 +160,7 @@ fn checkpoints_share_the_memory_for_copies() {
 
     std::thread::sleep(Duration::from_millis(100));
     assert_eq!(led.statistics().taken, before.taken + 1, "it waits for room");
-    // Nor does the guest stand for want of room.
+    // The guest is not paused for lack of room either.
     assert_eq!(led.here.run_state(), RunState::Running);
     led.hold_back(false);
     wait_for("the next one", || led.statistics().held == before.held + 2);
@@ -148,7 +179,7 @@ fn checkpoints_that_wait_bring_what_was_there_when_they_were_taken() {
         for _ in 0..10 {
             led.hold_back(true);
             for _ in 0..4 {
-                // One page each time, others sometimes.
+                // One page changes each time, others sometimes.
                 led.write(0, 7, random.usize(..4088), &random.u64(..).to_ne_bytes());
                 for _ in 0..20 {
                     let (page, at) = (random.u64(..40), random.usize(..PAGE_SIZE - 8));
@@ -193,7 +224,7 @@ fn forgets_the_base(way: &Way) {
     led.cut();
 
     assert_eq!(led.primary.wait(), primary::Outcome::Alone(primary::Because::Claim));
-    // What the guest writes next is not told apart by what the lost standby held, or was to hold.
+    // Pages that the guest writes next must not be sent as differences from the lost standby's copy.
     let mut led = Led::protect(led.here, way, 1 << 14, 2);
     led.write(0, 7, 200, b"next");
     led.checkpoint();

@@ -1,4 +1,4 @@
-//! A guest that does what a test says, and takes a checkpoint when the test says so.
+//! A guest whose writes and checkpoints are controlled by the test.
 
 use sterna::ram::{Backing, GuestRam, PAGE_SIZE, RamBlock};
 use sterna::replica::PrimaryStatistics;
@@ -7,7 +7,7 @@ use super::link::Link;
 use super::*;
 use crate::plain::Plain;
 
-/// Pages of the two blocks.
+/// Number of pages of the two blocks.
 pub const PAGES: [u64; 2] = [600, 40];
 
 pub fn memory() -> GuestRam {
@@ -23,18 +23,18 @@ pub struct Led {
     pub primary: Primary,
     pub standby: Standby,
     pub arbiter: Arc<Arbiter>,
-    /// Checkpoints so far.
+    /// Number of checkpoints so far.
     number: u64,
     link: Link,
 }
 
 impl Led {
-    /// Some of its pages are zero.
+    /// A guest that is protected on the default terms. Some of its pages are zero.
     pub fn new(way: &Way, cache_pages: u64) -> Self {
         Self::new_on(way, cache_pages, TERMS)
     }
 
-    /// As [`new`](Self::new), on other terms.
+    /// Like [`new`](Self::new), on other terms.
     pub fn new_on(way: &Way, cache_pages: u64, terms: Terms) -> Self {
         let here = Plain::new(memory());
         for (block, pages) in PAGES.into_iter().enumerate() {
@@ -45,19 +45,19 @@ impl Led {
         Self::protect_on(here, way, cache_pages, 1, terms)
     }
 
-    /// Protects the guest by a new standby, which holds the first checkpoint then.
+    /// Protects the guest by a new standby. Returns when the first checkpoint is held.
     pub fn protect(here: Arc<Plain>, way: &Way, cache_pages: u64, generation: u64) -> Self {
         Self::protect_on(here, way, cache_pages, generation, TERMS)
     }
 
-    /// As [`protect`](Self::protect), on other terms.
+    /// Like [`protect`](Self::protect), on other terms.
     pub fn protect_on(here: Arc<Plain>, way: &Way, cache_pages: u64, generation: u64, terms: Terms) -> Self {
         let there = Plain::new(memory());
         let (params, capabilities) = way.settings();
         let params = Parameters { xbzrle_cache_bytes: cache_pages * PAGE_SIZE as u64, ..params };
         let arbiter = Arc::<Arbiter>::default();
         let survivor = VmSurvivor::new(Arc::clone(&there) as _).expect("the place is free");
-        // A receiver takes differences whether it was told of them or not.
+        // A receiver accepts differences independently of its setting.
         let theirs = Capabilities { xbzrle: false, ..capabilities };
         let standby = stand_by(survivor, params.clone(), theirs, &arbiter);
         let link = Link::new(&standby.address());
@@ -67,13 +67,13 @@ impl Led {
         let (at, observer) = (link.address(), Arc::new(()));
         let primary = Primary::protect(vm, &at, &options, guardians, params, capabilities, observer)
             .expect("protected");
-        // The first one comes by itself.
+        // The first checkpoint is taken without a request.
         let led = Self { here, there, primary, standby, arbiter, number: 1, link };
         led.wait_until_held();
         led
     }
 
-    /// The guest writes this.
+    /// Writes these bytes as the guest.
     pub fn write(&self, block: usize, page: u64, at: usize, bytes: &[u8]) {
         self.here.ram.block(block).write(page * PAGE_SIZE as u64 + at as u64, bytes).unwrap();
         self.here.log.mark(block, page);
@@ -85,7 +85,7 @@ impl Led {
         self.wait_until_held();
     }
 
-    /// Takes one; it may travel still.
+    /// Takes a checkpoint, which may still be in flight afterwards.
     pub fn take(&mut self) {
         self.number += 1;
         self.primary.checkpoint_now();
@@ -96,7 +96,7 @@ impl Led {
         });
     }
 
-    /// All that were taken are held.
+    /// Waits until all taken checkpoints are held.
     pub fn wait_until_held(&self) {
         wait_for("the standby", || {
             let state = self.primary.state();
@@ -109,22 +109,22 @@ impl Led {
         self.link.hold_back(is_held_back);
     }
 
-    /// One of these bytes is changed on its way, once. They are a multiple of [`CHUNK`](super::link::CHUNK).
+    /// Changes one of these bytes in transit, once. Their number is a multiple of [`CHUNK`](super::link::CHUNK).
     pub fn change(&self, bytes: &[u8]) {
         *self.link.knobs.changes.lock() = bytes.to_vec();
     }
 
-    /// Whether that has happened.
+    /// Whether the byte was changed.
     pub fn has_changed(&self) -> bool {
         self.link.knobs.changes.lock().is_empty()
     }
 
-    /// The network between the two is lost.
+    /// Cuts the network between the two.
     pub fn cut(&self) {
         self.link.cut();
     }
 
-    /// All that is held is in RAM in a moment: waits for it.
+    /// Waits until the held checkpoints are in RAM, and asserts that the memory is equal.
     pub fn assert_same(&self) {
         let same = |block: usize| bytes_of(&self.here.ram, block) == bytes_of(&self.there.ram, block);
         wait_for(&format!("the memory of checkpoint {}", self.number), || same(0) && same(1));

@@ -1,4 +1,4 @@
-//! The network between primary and standby, which a test cuts, holds or slows down while they go on.
+//! The network between primary and standby. A test can cut it, stop it or slow it down while the two run.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
@@ -9,23 +9,23 @@ use sterna::Address;
 
 use crate::support::proxy::{Line, Proxy, Verdict, Way as Direction};
 
-/// Bytes by which a place in the guest's state is known.
+/// Number of bytes that identify a place in the guest's state.
 pub const CHUNK: usize = 16;
 
-/// What becomes of what passes.
+/// Settings of the network.
 #[derive(Debug)]
 pub struct Knobs {
-    /// After so many pieces every connection ends.
+    /// After this number of pieces, every connection is closed.
     pub cut: AtomicI64,
-    /// What the standby says by the contact's connection comes later than all else.
+    /// Whether the standby's bytes on the contact's connection are delayed after all others.
     pub words_are_late: AtomicBool,
-    /// Nothing of the guest's state goes on to the standby.
+    /// Whether the guest's state is withheld from the standby.
     pub holds_back: AtomicBool,
-    /// The guest's state goes to the standby with so many bytes a second; 0: as fast as it can.
+    /// Bytes per second at which the guest's state is forwarded to the standby; 0 for no limit.
     pub bytes_per_second: AtomicU64,
-    /// The standby's answers about the guest's state do not come back.
+    /// Whether the standby's answers about the guest's state are withheld.
     pub holds_answers: AtomicBool,
-    /// The first of these bytes of the guest's state that passes to the standby is changed. They are a multiple of [`CHUNK`].
+    /// The first of these bytes that passes to the standby is changed. Their number is a multiple of [`CHUNK`].
     pub changes: Mutex<Vec<u8>>,
 }
 
@@ -58,7 +58,7 @@ impl Knobs {
 
     fn change(&self, piece: &mut [u8]) {
         let mut wanted = self.changes.lock();
-        // However the bytes are cut into pieces, one has some of them.
+        // Wherever the stream is cut into pieces, one piece has a chunk of these bytes.
         let is_there = |chunk| piece.windows(CHUNK).position(|window| window == chunk);
         if let Some(at) = wanted.chunks(CHUNK).find_map(is_there) {
             piece[at] ^= 1;
@@ -88,7 +88,7 @@ impl Link {
         Self { proxy: Proxy::new(standby, Box::new(filter)), knobs }
     }
 
-    /// Where the standby is to be found.
+    /// Address of the standby, through the network.
     pub fn address(&self) -> Address {
         self.proxy.address()
     }

@@ -1,4 +1,4 @@
-//! The two sides of a protection over a link of the test's, and how checkpoints travel.
+//! The two sides of a protection over a link that the test controls, and the settings of checkpoints.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,7 +18,7 @@ use super::link::Link;
 use crate::common::*;
 pub use crate::support::{PATIENCE, wait_for};
 
-/// A lease that no busy host lets run out.
+/// A lease that does not end on a busy host.
 pub const TERMS: Terms = Terms {
     heartbeat: Duration::from_millis(20),
     lease: Duration::from_secs(60),
@@ -27,11 +27,12 @@ pub const TERMS: Terms = Terms {
     claim_interval: Duration::from_millis(50),
 };
 
-/// Gives the claim to who asks first.
+/// Gives the claim to the side that asks first.
 #[derive(Default)]
 pub struct Arbiter(pub Mutex<Option<&'static str>>, pub Mutex<Favour>);
 
-/// A side that is favoured gets the claim if it asks; the other side waits for that a while. It may not ask: it may hold nothing.
+/// A favoured side gets the claim if it asks. The other side waits for that for a while, because the favoured side
+/// may hold no checkpoint and never ask.
 #[derive(Default)]
 pub struct Favour {
     pub side: Option<&'static str>,
@@ -57,13 +58,13 @@ impl Arbiter {
 
 pub struct Pair {
     pub guest: Arc<ProcessGuest>,
-    /// Where it goes on.
+    /// The VM in which the guest continues after a takeover.
     pub there: Arc<ProcessGuest>,
     pub primary: Primary,
     pub standby: Standby,
     pub arbiter: Arc<Arbiter>,
     pub link: Link,
-    /// By the survivor: from which byte on, and what.
+    /// Output that the survivor has repeated: the number of bytes before it, and the bytes.
     pub said_again: Arc<Mutex<(u64, Vec<u8>)>>,
 }
 
@@ -71,7 +72,7 @@ pub fn protect(config: ProcessConfig, way: &Way, terms: Terms, gate: Arc<dyn Epo
     try_protect((config.clone(), config), way, terms, gate).expect("protected")
 }
 
-/// With what each side has.
+/// Protects the guest. Returns an error if the primary refuses.
 pub fn try_protect(
     (ours, theirs): (ProcessConfig, ProcessConfig),
     way: &Way,
@@ -84,7 +85,7 @@ pub fn try_protect(
     join((guest, there), vms, way, terms, gate)
 }
 
-/// With the VMs that these guests are in.
+/// Protects the guest, with the VMs that contain the two guests.
 pub fn join(
     (guest, there): (Arc<ProcessGuest>, Arc<ProcessGuest>),
     (vm, vm_there): (Arc<dyn SourceVm>, Arc<dyn TargetVm>),
@@ -110,7 +111,7 @@ pub fn join(
     Ok(Pair { guest, there, primary, standby, arbiter, link, said_again })
 }
 
-/// The standby's side.
+/// Starts the standby.
 pub fn stand_by(
     survivor: VmSurvivor,
     params: Parameters,
@@ -123,6 +124,7 @@ pub fn stand_by(
         is_required: true,
         claims: Arc::new(move |_| claims.of("standby")),
         fence: Arc::new(|_| panic!("a guest of this process stops by itself")),
+        always_fences: false,
     };
     let options = StandbyOptions { insecure: true, ..StandbyOptions::default() };
     let (at, survivor) = ("tcp:127.0.0.1:0".parse().unwrap(), Arc::new(survivor));
@@ -130,7 +132,7 @@ pub fn stand_by(
         .expect("listening")
 }
 
-/// The primary's.
+/// The primary's guardians.
 pub fn guardians(arbiter: &Arc<Arbiter>, generation: u64, gate: Arc<dyn EpochGate>) -> Guardians {
     Guardians {
         protection: Protection { id: [7; 16], generation },
@@ -144,7 +146,7 @@ fn secret() -> Secret {
     Secret::from_bytes([3; 32])
 }
 
-/// How checkpoints travel.
+/// Settings of checkpoints.
 #[derive(Debug, Clone, Copy)]
 pub struct Way {
     pub lanes: u8,
@@ -157,9 +159,9 @@ pub struct Way {
     pub buffer_bytes: u64,
     pub bandwidth_bytes: u64,
     pub downtime_limit: Duration,
-    /// Checkpoints bring differences.
+    /// Whether checkpoints contain differences.
     pub delta: bool,
-    /// Every connection ends after so many pieces.
+    /// Number of pieces after which every connection is closed.
     pub cut_after: Option<i64>,
 }
 
@@ -173,7 +175,7 @@ pub const PLAIN: Way = Way {
     copy: CheckpointCopy::Auto,
     buffer_bytes: 64 << 20,
     bandwidth_bytes: 0,
-    // On a busy host the seeding would not converge within the default.
+    // On a busy host the seeding would not converge within the default limit.
     downtime_limit: PATIENCE,
     delta: false,
     cut_after: None,
@@ -205,7 +207,7 @@ impl Way {
     }
 }
 
-/// A guest that writes all the time, with pages of every kind.
+/// A guest that writes continuously, with pages of every kind.
 pub fn writer() -> ProcessConfig {
     let blocks = vec![("ram.low".into(), 12 << 20), ("ram.high".into(), 4 << 20)];
     ProcessConfig { blocks, fill: Fill::Half(7), workers: 4, ..config() }
@@ -225,7 +227,7 @@ impl Pair {
         }
     }
 
-    /// How it ended at the standby.
+    /// The outcome at the standby.
     pub fn ended_there(&self) -> standby::Outcome {
         self.standby.contact().expect("a contact").wait(PATIENCE).expect("an end")
     }

@@ -1,19 +1,19 @@
-//! A standby that takes seconds for a checkpoint: the guest goes on, what it says waits, and nobody takes over.
+//! A standby that needs seconds for a checkpoint: the guest continues, its output waits, and no takeover happens.
 
 use sterna::replica::{JoinedGate, PacketGate};
 use sterna_guests::model::Pattern;
 
 use super::*;
 
-/// A busy host does not let it run out, and the standby is slow for longer.
+/// It does not end on a busy host, and the standby is slow for longer.
 const LEASE: Duration = Duration::from_secs(4);
 
 /// Why a checkpoint takes seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Slow {
-    /// The link carries some KB a second, or the standby reads no faster.
+    /// The link carries a few KB per second, or the standby reads no faster.
     Reads,
-    /// It does not say for seconds that it holds a checkpoint.
+    /// The standby's answer that it holds a checkpoint is delayed by seconds.
     Answers,
 }
 
@@ -27,7 +27,7 @@ impl Slow {
     }
 }
 
-/// What its console and its card have let out.
+/// Output that has left the gates of the console and of the network card.
 struct Outputs {
     console: Arc<ByteGate>,
     lane: sterna::replica::PacketLane,
@@ -37,7 +37,7 @@ struct Outputs {
 }
 
 impl Outputs {
-    /// Five packets fit.
+    /// A gate with room for five packets.
     fn new() -> Self {
         let [said, sent] = [0, 1].map(|_| Arc::new(Mutex::new(Vec::new())));
         let (says, sends) = (Arc::clone(&said), Arc::clone(&sent));
@@ -51,7 +51,7 @@ impl Outputs {
 
 fn follows_a_slow_standby(slow: Slow, way: &Way) {
     let outputs = Outputs::new();
-    // A few hundred pages in a checkpoint, which are seconds at that rate.
+    // A few hundred pages per checkpoint, which need seconds at that rate.
     let guest =
         ProcessConfig { pattern: Pattern::Random, rate: 2_000, working_set_pages: Some(150), ..writer() };
     let terms = Terms { lease: LEASE, ..TERMS };
@@ -59,7 +59,7 @@ fn follows_a_slow_standby(slow: Slow, way: &Way) {
     pair.wait_for_held(5);
 
     slow.set(&pair, true);
-    // What is on its way when it becomes slow may still be held.
+    // Checkpoints in flight when the link becomes slow may still become held.
     std::thread::sleep(Duration::from_millis(200));
     let (mut put, before) = (0, pair.primary.statistics());
     outputs.console.put(b"waits");
@@ -76,7 +76,7 @@ fn follows_a_slow_standby(slow: Slow, way: &Way) {
         most_held = pair.primary.statistics().held - before.held;
         std::thread::sleep(Duration::from_millis(5));
     }
-    // Each checkpoint lets out no more than the ceiling; at the ceiling the card waits.
+    // Each checkpoint releases at most the limit's bytes. At the limit, the card waits.
     let sent = outputs.sent.lock().len() as u64;
     assert!(sent <= 6 * (most_held + 2), "{slow:?} {way:?}: {sent} packets behind {most_held} checkpoints");
     if slow == Slow::Answers {
@@ -120,7 +120,7 @@ fn guest_goes_on_and_keeps_its_standby_while_nothing_is_confirmed() {
 
 #[test]
 fn guest_that_stands_for_a_slow_standby_goes_on_when_it_is_fast_again() {
-    // Nothing is staged: the guest stands until all is sent.
+    // The buffer is too small, so the guest is paused until a checkpoint is sent.
     let pair = protect(
         writer(),
         &Way { buffer_bytes: 4096, ..PLAIN },
@@ -128,13 +128,13 @@ fn guest_that_stands_for_a_slow_standby_goes_on_when_it_is_fast_again() {
         Arc::new(NoOutput),
     );
     pair.wait_for_held(3);
-    // The standby has said that it has room; then hardly anything comes through, and in a pause nothing.
+    // The standby has reported that it has room. Afterwards hardly any byte passes, and none in a pause.
     let knobs = &pair.link.knobs;
     knobs.bytes_per_second.store(1000, Ordering::SeqCst);
     loop {
         wait_for("the stop", || pair.guest.run_state() == RunState::Paused);
         knobs.holds_back.store(true, Ordering::SeqCst);
-        // The last byte of a small checkpoint may have been on its way: then the guest goes on.
+        // The last byte of a small checkpoint may have been in transit. The guest then resumes.
         std::thread::sleep(Duration::from_secs(1));
         if pair.guest.run_state() == RunState::Paused {
             break;

@@ -1,4 +1,4 @@
-//! Checkpoints that change on their way: their summary says so (`specs/replica.md §7`).
+//! Checkpoints that change in transit: their summary detects the change (`specs/replica.md §7`).
 
 use super::led::{Led, bytes_of, noise};
 use super::*;
@@ -13,13 +13,13 @@ fn byte_that_changes_on_its_way_drops_the_checkpoint_and_the_one_before_is_taken
         ways.push(Way { lanes, delta, ..all });
         ways.push(Way { lanes, delta, compression: zstd, ..all });
     }
-    // The standby outlasts the lease before it takes over: all at once.
+    // The standby waits for the end of the lease before it takes over, so the cases run in parallel.
     std::thread::scope(|scope| ways.iter().for_each(|way| drop(scope.spawn(|| changes_on_its_way(way)))));
 }
 
 fn changes_on_its_way(way: &Way) {
     let mut led = Led::new_on(way, 1 << 14, Terms { lease: Duration::from_secs(3), ..TERMS });
-    // From here on the standby holds a base of the page.
+    // From here on, the standby has a base of the page for differences.
     led.write(0, 7, 0, &noise(9001));
     led.checkpoint();
     let held = [0, 1].map(|block| bytes_of(&led.here.ram, block));
@@ -27,7 +27,7 @@ fn changes_on_its_way(way: &Way) {
     let changed = &noise(9002)[..1024];
     led.change(changed);
     led.write(0, 7, 512, changed);
-    // Others that come as they are.
+    // Other pages, which arrive unchanged.
     led.write(0, 8, 0, &noise(9003));
     led.write(1, 4, 0, &[0; 4096]);
 

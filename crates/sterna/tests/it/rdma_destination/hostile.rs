@@ -1,4 +1,4 @@
-//! Sources that break rules, stop, fail and die: the error says what broke which rule, and nothing is left.
+//! Sources that break rules, stop, fail or disappear: the error names the broken rule, and no resource is left.
 
 use std::time::Duration;
 
@@ -12,12 +12,12 @@ use super::source::{Guest, Habits, Source, connect, empty, records};
 use super::{LIMIT, Lab, MIB, small};
 use crate::support::eventually;
 
-/// Lets a source do wrong in a phase. Gives what the destination says.
+/// Runs a source that misbehaves in a phase. Returns the destination's error.
 fn refused(guest: &Guest, wrong: impl FnOnce(&mut Source<'_>) -> Result<(), StreamError>) -> String {
     let lab = Lab::with(Settings::new(), &small(), |_| ());
     let mut source = Source::start(&lab, guest, Habits::qemu(1));
     source.begin(false).unwrap();
-    // It learns of its failure now or with the next message.
+    // The source learns of its failure now, or with the next message.
     let _ = wrong(&mut source);
     let text = lab.assert_failed();
     drop(source);
@@ -119,7 +119,7 @@ fn write_outside_of_what_was_registered_ends_the_migration_and_writes_nothing() 
         let lab = Lab::with(Settings::new(), &small(), |_| ());
         let source = Source::start(&lab, &guest, Habits::sterna(1));
         source.begin(false).unwrap();
-        // A Sterna may write what it has asked for.
+        // A Sterna may write only memory that it has requested.
         let rkey = source.register(RegisterRequest { key: 0, block: 0, more_chunks: 0 }).unwrap();
         let (start, rkey) = if is_key_0 { (4096, 0) } else { (MIB - 4096, rkey) };
         source.write_with(source.range(0, start, 8192), rkey).unwrap();
@@ -147,16 +147,16 @@ fn source_that_falls_silent_in_a_phase_is_given_up() {
 
     assert_says(&lab.assert_failed(), &["no progress for 200ms"]);
 
-    // Told so, as far as it hears.
+    // The source is informed, as far as it still reads.
     let zeros = ZeroRange { value: 0, block: 0, start: 0, length: 4096 };
-    // It has had an invitation before.
+    // One more message is possible, because the source already had an invitation (READY).
     let heard = source.zeros(zeros).and_then(|()| source.zeros(zeros)).unwrap_err();
     assert_says(&heard.to_string(), &["ERROR"]);
     drop(source);
     lab.assert_empty();
 }
 
-/// How far a source comes before it goes.
+/// The progress of a source before it disappears.
 #[derive(Debug, Clone, Copy, PartialEq, PartialOrd)]
 enum Until {
     Connected,
@@ -180,7 +180,7 @@ const EVERYWHERE: [Until; 8] = [
     Until::AfterRam,
 ];
 
-/// Lets a source come so far.
+/// Advances a source to that point.
 fn advance(
     lab: &Lab,
     guest: &Guest,
@@ -232,7 +232,7 @@ fn source_that_goes_or_dies_anywhere_leaves_nothing_and_the_next_one_arrives() {
             drop(stream);
 
             let text = match until {
-                // No migration has begun: it waits for the next source.
+                // No migration has begun, so the destination waits for the next source.
                 Until::Connected => String::new(),
                 _ => lab.assert_failed(),
             };
@@ -275,7 +275,7 @@ fn destination_that_is_given_up_anywhere_leaves_nothing() {
 #[test]
 fn adapter_that_fails_anywhere_at_the_destination_is_no_fault_of_the_source() {
     let guest = Guest::new(&small());
-    // Its requests: READYs, answers.
+    // Requests of the destination: READYs and answers.
     for request in [1, 2, 3, 5, 8, 13] {
         let lab = Lab::with(Settings::new(), &small(), |_| ());
         lab.network.plan(&lab.destination, Trigger::Request(request), Fault::Errno(5));

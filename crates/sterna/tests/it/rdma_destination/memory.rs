@@ -1,4 +1,4 @@
-//! What becomes of guest memory: what is registered, what stays sparse, what is cleared.
+//! Guest memory at the destination: which parts are registered, stay sparse, or are cleared.
 
 use sterna::Vm;
 use sterna::ram::{Backing, GuestRam, RamBlock};
@@ -15,7 +15,7 @@ use super::{LIMIT, LONG, Lab, MIB, listen, small};
 use crate::common;
 use crate::support::{TestVm, eventually, warnings};
 
-/// Registered for messages of the main connection.
+/// Bytes that are registered for messages of the main connection.
 const BUFFERS: u64 = 4 * MIB;
 
 fn paging(on_demand_paging: bool) -> Settings {
@@ -47,7 +47,7 @@ fn sparse_memory_of_a_sterna_stays_sparse() {
     assert_eq!(statistics.pinned_bytes, windows);
     assert!(statistics.zero_ranges > 0 && statistics.commands > statistics.registrations, "{statistics:?}");
     source.finish().unwrap();
-    // Before it is compared.
+    // Checked before the comparison, because the comparison populates pages.
     assert_eq!(resident(&lab.target.ram()), windows, "memory that is not registered was populated");
 
     let stream = source.end().unwrap();
@@ -101,7 +101,7 @@ fn change_between_zero_and_not(habits: Habits, on_demand_paging: bool) {
         for block in blocks {
             source.send_block(block).unwrap();
         }
-        // Zero all over, registered or not: the next round brings it back.
+        // Zero everywhere, registered or not; the next round restores the content.
         if round < 2 {
             source.stream.flush_memory(LIMIT).unwrap();
             for block in blocks {
@@ -112,7 +112,7 @@ fn change_between_zero_and_not(habits: Habits, on_demand_paging: bool) {
         if round < 2 {
             let is_zero =
                 |block: &RamBlock| block.slice(0, block.len_bytes() as usize).unwrap().is_zero().unwrap();
-            // A page that is read is populated.
+            // A page that the adapter reads is populated.
             assert!(!on_demand_paging || resident(&lab.target.ram()) < MIB, "zeros were not given back");
             eventually("zeros", || lab.target.ram().blocks().iter().all(is_zero));
         }
@@ -134,7 +134,7 @@ fn hole_that_is_punched_under_a_registration_loses_what_is_written() {
     source.write(source.range(0, 0, 65536)).unwrap();
     source.stream.flush_memory(LIMIT).unwrap();
 
-    // What the sink did if nothing kept the pages in place.
+    // Does the sink's work, as if no registration kept the pages in place.
     let ram = lab.target.ram();
     let flags = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
     rustix::fs::fallocate(ram.block(0).shared_file().unwrap().file, flags, 0, 65536).unwrap();
@@ -199,13 +199,13 @@ fn hole_that_is_punched_under_an_on_demand_registration_loses_nothing() {
     source.finish().unwrap();
     let stream = source.end().unwrap();
 
-    // Which looks for stale registrations, too.
+    // This also checks for stale registrations.
     lab.assert_arrived(&guest);
     drop(stream);
     lab.assert_empty();
 }
 
-/// A QEMU asks in each of its chunks, and a Sterna of an earlier version gives windows back.
+/// A QEMU requests memory in each of its chunks, and a Sterna of an earlier version gives windows back.
 #[test]
 fn every_request_is_answered_with_the_key_of_the_whole_block_which_stays() {
     let guest = Guest::new(&small());
@@ -259,7 +259,8 @@ fn more_than_the_limit_is_refused_with_what_to_set() {
     lab.assert_empty();
 }
 
-/// A destination of which 2 MiB are locked by somebody else, and which may lock as much as its messages and the guest need.
+/// A destination of which another user has locked 2 MiB, and which may lock exactly the memory for its messages and
+/// the guest.
 fn crowded() -> (Lab, Registration) {
     let mut settings = Settings::new();
     settings.locked_memory_bytes = Some(BUFFERS + 4 * MIB);
@@ -302,7 +303,7 @@ fn locked_memory_limit_is_looked_at_before_anything_is_registered_at_once() {
     drop(taken);
     let text = lab.assert_failed();
     assert!(text.contains("all of RAM") && text.contains("registering 4194304 bytes"), "{text}");
-    // Messages alone.
+    // Only the registrations for messages.
     assert_eq!(lab.network.counts_of(&lab.destination).registrations_made, before + 2);
     lab.assert_empty();
 }
@@ -312,7 +313,7 @@ fn registration_that_is_refused_names_block_and_reason() {
     let guest = Guest::new(&small());
     for (pin_all, number, block) in [(false, 1, "ram.low"), (false, 2, "ram.high"), (true, 2, "ram.high")] {
         let lab = Lab::with(Settings::new(), &small(), |_| ());
-        // After those for messages.
+        // After the registrations for messages.
         lab.network.plan(&lab.destination, Trigger::Registration(2 + number), Fault::Errno(12));
         let habits = Habits { pin_all, ..Habits::qemu(1) };
         let ended = Source::try_start(&lab, &guest, habits).and_then(|mut source| {

@@ -1,4 +1,4 @@
-//! When the guest can start here, the source cannot write its memory any more.
+//! When the guest can start at the destination, the source can no longer write its memory.
 
 use std::sync::{Arc, Mutex};
 
@@ -12,7 +12,7 @@ use sterna_wire::extension::PREPARE_PING;
 use super::source::{Guest, Habits, Source, returned, write_all};
 use super::{LIMIT, Lab, assert_same, small};
 
-/// A source that has gone mad: writes with a key that is valid still, past the machine that keeps the rules.
+/// A misbehaving source: writes with a key that is still valid, and bypasses the machine that enforces the rules.
 fn write_anyway(stream: &SourceStream, write: Write) -> Result<(), RdmaError> {
     stream.main().write(&[write], LIMIT)?;
     stream.main().flush(LIMIT)
@@ -26,7 +26,7 @@ fn assert_refused(tried: &Result<(), RdmaError>) {
     );
 }
 
-/// All of the guest but what comes after RAM, and a write that would change it.
+/// Sends all of the guest up to the end of RAM. Returns a write that would change it.
 fn send_ram<'a>(lab: &Lab, guest: &'a Guest, habits: Habits) -> (Source<'a>, Write) {
     let mut source = Source::start(lab, guest, habits);
     source.begin(false).unwrap();
@@ -37,7 +37,7 @@ fn send_ram<'a>(lab: &Lab, guest: &'a Guest, habits: Habits) -> (Source<'a>, Wri
     source.finish().unwrap();
     let rkey = source.keys[&(0, 0)];
     let to = source.places.blocks()[0].host_address;
-    // The second block's bytes.
+    // Bytes of the second block.
     let write = source.request(source.range(1, 0, 65536), source.keys[&(1, 0)]);
     (source, Write { address: to, rkey, ..write })
 }
@@ -62,7 +62,7 @@ fn source_that_was_told_that_all_is_prepared_cannot_write() {
 
         if writes {
             assert_refused(&write_anyway(&source.stream, write));
-            // Nothing has changed, and the guest does not run here.
+            // Memory is unchanged, and the guest does not run here.
             assert_same(&guest.ram, &lab.target.ram());
             source.stream.shutdown();
             lab.assert_failed();
@@ -76,7 +76,7 @@ fn source_that_was_told_that_all_is_prepared_cannot_write() {
     }
 }
 
-/// Writes when the destination acquires it: everything is loaded, and the guest does not run yet.
+/// Writes when the destination acquires its hooks: all state is loaded, and the guest does not run yet.
 struct Tries {
     source: Arc<SourceStream>,
     write: Write,

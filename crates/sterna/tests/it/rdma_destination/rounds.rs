@@ -1,4 +1,4 @@
-//! Whole migrations from a source like QEMU, and from one like a Sterna.
+//! Complete migrations from a source like QEMU, and from one like a Sterna.
 
 use sterna_transport::ByteStream;
 use sterna_transport::rdma::double::Settings;
@@ -61,7 +61,7 @@ fn guest_arrives_where_the_adapter_follows_memory() {
     {
         let mut settings = Settings::seeded(seed as u64);
         settings.on_demand_paging = true;
-        // No more than messages and what the source has registered need.
+        // Enough only for messages and for the memory that the source has registered.
         settings.locked_memory_bytes = Some(40 << 20);
         moves(settings, &guest, 1, *habits);
     }

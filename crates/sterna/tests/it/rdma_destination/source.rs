@@ -1,4 +1,5 @@
-//! A source like QEMU: asks chunk by chunk of its own size, which it tells nobody, and writes anywhere in a chunk.
+//! A source like QEMU: requests memory by chunks of its own size, which it does not announce, and writes anywhere in
+//! a chunk.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -24,21 +25,21 @@ use super::{LIMIT, LONG, Lab};
 use crate::support::TestVm;
 use crate::support::recording::Recording;
 
-/// A guest that is to be sent: its memory, and the stream around its pages.
+/// A guest to send: its memory, and the stream around its pages.
 pub struct Guest {
     pub ram: GuestRam,
-    /// Up to RAM's START.
+    /// Bytes up to RAM's START.
     head: Vec<u8>,
-    /// The header of START.
+    /// Header of the START section.
     start: Vec<u8>,
     ram_section: u32,
-    /// Devices, EOF, and the description.
+    /// Devices, EOF and the description.
     tail: Vec<u8>,
     vm: Arc<TestVm>,
 }
 
 impl Guest {
-    /// One that is paused.
+    /// A paused guest.
     pub fn new(config: &ProcessConfig) -> Self {
         let vm = TestVm::new(ProcessGuest::boot(config.clone()).unwrap());
         vm.guest.cont().unwrap();
@@ -47,7 +48,7 @@ impl Guest {
         let main = &recording.main;
         let start = recording.find(b"\x03ram\0\0\0\0\0\0\0\x04") - 5;
         let ram_section = u32::from_be_bytes(main[start + 1..start + 5].try_into().unwrap());
-        // RAM's END ends with this, after all the pages.
+        // RAM's END section ends with this word, after all pages.
         let mut end = vec![0, 0, 0, 0, 0, 0, 0, 0x10];
         encode_footer(ram_section, &mut end);
         let at = main.windows(end.len()).rposition(|window| window == end).unwrap() + end.len();
@@ -61,13 +62,13 @@ impl Guest {
         }
     }
 
-    /// With OPEN_RETURN_PATH, so that the destination says SHUT.
+    /// Adds OPEN_RETURN_PATH, so that the destination sends SHUT.
     pub fn with_return_path(mut self) -> Self {
         self.head.extend([8, 0, 1, 0, 0]);
         self
     }
 
-    /// As a Sterna, which names its migration and says what machine it is.
+    /// Adds a Sterna's sections: the migration's identity, and the compatibility record.
     pub fn with_handover(mut self, migration_id: [u8; 16]) -> Self {
         let secret = Some(MigrationSecret::from_bytes([5; 32]));
         let (version, body) = Handover { migration_id, secret }.encode();
@@ -84,7 +85,7 @@ impl Guest {
         encode_footer(id, &mut self.head);
     }
 
-    /// Asks to prepare before EOF; what comes from EOF on is sent later.
+    /// Sends *prepare* before EOF. Returns the bytes from EOF on, to be sent later.
     pub fn split_at_prepare(mut self) -> (Self, Vec<u8>) {
         let description = b"{\"configuration\"";
         let eof = self.tail.windows(description.len()).position(|window| window == description).unwrap() - 6;
@@ -97,7 +98,7 @@ impl Guest {
         self.ram.blocks().iter().map(RamBlock::len_bytes).collect()
     }
 
-    /// The stream up to the first hook, which it includes.
+    /// The stream up to and including the first hook.
     pub fn to_first_hook(&self) -> Vec<u8> {
         let blocks = self.ram.blocks().iter().map(|block| BlockEntry::new(block.name(), block.len_bytes()));
         let mut out = [&self.head[..], &self.start].concat();
@@ -106,7 +107,7 @@ impl Guest {
         out
     }
 
-    /// From after a phase up to the next hook.
+    /// The stream from the end of a phase up to the next hook.
     pub fn to_next_hook(&self, is_last: bool) -> Vec<u8> {
         let mut out = self.after_phase();
         encode_section_part(self.ram_section, is_last, &mut out);
@@ -121,13 +122,13 @@ impl Guest {
         out
     }
 
-    /// From after the last phase to the end.
+    /// The stream from the last phase to the end.
     pub fn to_end(&self) -> Vec<u8> {
         [self.after_phase(), self.tail.clone()].concat()
     }
 }
 
-/// How a source connects and asks.
+/// How a source connects and requests memory.
 #[derive(Clone, Copy)]
 pub struct Habits {
     pub chunk: ChunkSize,
@@ -165,16 +166,16 @@ impl Habits {
     }
 }
 
-/// A source that has connected.
+/// A connected source.
 pub struct Source<'a> {
     pub stream: Arc<SourceStream>,
     pub guest: &'a Guest,
     habits: Habits,
-    /// What chunks of the destination its requests count.
+    /// Chunk size of the destination that the source's requests use.
     unit: ChunkSize,
     pub places: BlockPlaces,
     memory: Vec<Registration>,
-    /// By block and chunk.
+    /// Keys by block and chunk.
     pub keys: HashMap<(usize, u64), u32>,
 }
 
@@ -203,7 +204,7 @@ impl<'a> Source<'a> {
         Ok(Self { stream: Arc::new(stream), guest, habits, unit, places, memory, keys: HashMap::new() })
     }
 
-    /// Sends every page, in one phase, and then the rest of the stream.
+    /// Sends every page in one phase, and then the rest of the stream.
     pub fn run(mut self) -> Arc<SourceStream> {
         self.begin(false).unwrap();
         for block in 0..self.guest.ram.blocks().len() {
@@ -213,18 +214,18 @@ impl<'a> Source<'a> {
         self.end().unwrap()
     }
 
-    /// Begins a phase of PART, or of END.
+    /// Begins a phase of a PART section, or of END.
     pub fn begin(&self, is_last: bool) -> Result<(), StreamError> {
         self.stream.begin_phase(&self.guest.to_next_hook(is_last), LIMIT)
     }
 
-    /// The phase is over, when all writes are complete.
+    /// Ends the phase when all writes are complete.
     pub fn finish(&self) -> Result<(), StreamError> {
         self.stream.flush_memory(LIMIT)?;
         self.stream.command(Command::Finished, &empty(MessageType::RegisterFinished), LIMIT).map(drop)
     }
 
-    /// END, devices, EOF, description.
+    /// Sends END, devices, EOF and the description.
     pub fn end(self) -> Result<Arc<SourceStream>, StreamError> {
         self.begin(true)?;
         self.finish()?;
@@ -232,7 +233,8 @@ impl<'a> Source<'a> {
         Ok(self.stream)
     }
 
-    /// Sends a block as QEMU does: pieces that do not leave a chunk, as zero while their chunk has no key.
+    /// Sends a block like QEMU, in pieces within a chunk. Zero pieces are sent as zero ranges while their chunk has
+    /// no key.
     pub fn send_block(&mut self, block: usize) -> Result<(), StreamError> {
         let ram = self.guest.ram.block(block).clone();
         let piece_bytes = self.habits.chunk.bytes().min(256 << 10);
@@ -290,7 +292,7 @@ impl<'a> Source<'a> {
         self.write_with(range, rkey)
     }
 
-    /// Asks for memory: a QEMU for the byte that it wants to write first, a Sterna for all of its chunk.
+    /// Requests memory: a QEMU for the byte that it writes first, a Sterna for the complete chunk.
     fn ask_for(&self, range: BlockRange) -> Result<u32, StreamError> {
         let place = self.places.blocks()[range.block];
         let request = if self.habits.introduction.is_some() {
@@ -317,14 +319,14 @@ impl<'a> Source<'a> {
         self.stream.write_memory(&[self.request(range, rkey)], LIMIT)
     }
 
-    /// A write of what the source's guest has there.
+    /// A write of the source guest's content.
     pub fn request(&self, range: BlockRange, rkey: u32) -> Write {
         let from = self.memory[range.block].piece(range.start as usize, range.length as u32).unwrap();
         Write { from, address: self.places.address(range).unwrap(), rkey }
     }
 }
 
-/// Connects. Gives whether pin-all was agreed, and the destination's chunk size if it is a Sterna's.
+/// Connects. Returns whether pin-all was agreed, and the destination's chunk size if the destination is a Sterna.
 pub fn connect(lab: &Lab, habits: Habits) -> Result<(SourceStream, bool, ChunkSize), StreamError> {
     let main = habits.request(Part::Main);
     let back = habits.return_path.then(|| habits.request(Part::ReturnPath));
@@ -333,7 +335,7 @@ pub fn connect(lab: &Lab, habits: Habits) -> Result<(SourceStream, bool, ChunkSi
     if habits.introduction.is_none()
         && let Some(back) = stream.back()
     {
-        // A QEMU invites its destination's first message; towards a QEMU a Sterna waits for it.
+        // A QEMU invites its destination's first message with a READY; a Sterna waits for it if the peer is a QEMU.
         back.send(&[&empty(MessageType::Ready)], LIMIT)?;
     }
     let unit = reply.introduction.map_or(ChunkSize::LEAST, |introduction| introduction.chunk);
@@ -347,7 +349,7 @@ pub fn write_all(stream: &SourceStream, mut bytes: &[u8]) -> Result<(), StreamEr
     Ok(())
 }
 
-/// What came back until the end of the return path.
+/// Bytes received on the return path, up to its end.
 pub fn returned(stream: &SourceStream) -> Vec<u8> {
     let (mut all, mut piece) = (Vec::new(), [0; 4096]);
     while let Ok(count @ 1..) = stream.read(&mut piece, LIMIT) {

@@ -1,4 +1,4 @@
-//! Connections that are none of the migration's, and settings that do not go with RDMA.
+//! Connections that do not belong to the migration, and settings that exclude RDMA.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ fn assert_rejected(tried: Result<Endpoint, RdmaError>) {
     assert!(matches!(error, RdmaError::Rejected { reason: RejectReason::BY_PEER, .. }), "{error}");
 }
 
-/// The private data of a Sterna that says what it is.
+/// Private data of a Sterna that introduces itself.
 fn introduced(part: Part, session: [u8; 16]) -> Vec<u8> {
     let introduction = Introduction { part, session, ..Habits::sterna(1).introduction.unwrap() };
     sterna_wire::rdma::ConnectRequest { pin_all: false, introduction: Some(introduction) }.to_bytes()
@@ -70,7 +70,7 @@ fn stranger_is_rejected_before_anything_is_allocated_and_a_flood_is_told_in_part
 fn main_connection_that_was_of_no_use_gives_its_place_back() {
     let guest = Guest::new(&small());
     let lab = Lab::with(Settings::new(), &small(), |_| ());
-    // It says nothing, it says something else, it says half of what it should.
+    // The peer sends nothing, other bytes, or half of the expected bytes.
     for bytes in [&b""[..], b"GET / HTTP/1.1", b"QEVM\0\0\0\x03\x07"] {
         let (stream, ..) = connect(&lab, Habits::qemu(1).with_return_path()).unwrap();
         if !bytes.is_empty() {
@@ -78,7 +78,7 @@ fn main_connection_that_was_of_no_use_gives_its_place_back() {
         }
         stream.shutdown();
         drop(stream);
-        // Another one of the same source as soon as it is seen that this one has gone.
+        // Another connection of the same source is accepted after the end of this one was noticed.
         assert_eq!(lab.incoming().status(), Status::Setup);
     }
     lab.assert_next_works(&guest);
@@ -94,9 +94,9 @@ fn second_source_is_rejected_while_one_is_there_and_the_first_arrives() {
     assert_rejected(dial(&lab, &introduced(Part::Main, [7; 16])));
     assert_rejected(dial(&lab, &introduced(Part::Main, [8; 16])));
     assert_rejected(dial(&lab, &introduced(Part::ReturnPath, [8; 16])));
-    // Of its own, but the stream has begun.
+    // The part is correct, but the stream has begun.
     assert_rejected(dial(&lab, &introduced(Part::ReturnPath, [7; 16])));
-    // As a QEMU would open its return path.
+    // As a QEMU opens its return path.
     assert_rejected(dial(&lab, b"\0\0\0\x01\0\0\0\0"));
 
     let stream = source.run();
@@ -135,7 +135,7 @@ fn address_can_be_listened_at_again_and_names_of_hosts_are_looked_up() {
     let network = lab.network.clone();
     drop(lab);
     drop(listen(&at.to_string()).unwrap());
-    // All addresses.
+    // Listens on all addresses.
     drop(listen("rdma::4444").unwrap());
     let nowhere = listen("rdma:192.0.2.1:0").err().expect("listened elsewhere").to_string();
     assert!(nowhere.contains("192.0.2.1") && nowhere.contains("10.0.0.2"), "{nowhere}");

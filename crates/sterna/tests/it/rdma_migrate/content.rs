@@ -1,4 +1,4 @@
-//! What memory holds decides what it costs: zeros no WRITEs, and pages that were never there no memory.
+//! The cost of a migration depends on memory's content: zero pages need no WRITEs, and absent pages no memory.
 
 use super::*;
 use crate::plain::{Plain, byte_of};
@@ -10,12 +10,12 @@ pub(super) fn ram(mib: u64, backing: Backing) -> GuestRam {
     GuestRam::new(vec![RamBlock::new("ram", mib * MIB, backing).unwrap()]).unwrap()
 }
 
-/// Starts; gives both sides.
+/// Starts a migration. Returns both sides.
 pub(super) fn start(lab: &Lab, source: &Arc<Plain>, target: &Arc<Plain>, lanes: u8) -> (Migration, Incoming) {
     start_with(lab, source, target, lanes, |_| ())
 }
 
-/// The same; `change` changes the settings of both sides.
+/// Like [`start`]; `change` changes the settings of both sides.
 pub(super) fn start_with(
     lab: &Lab,
     source: &Arc<Plain>,
@@ -52,7 +52,7 @@ pub(super) fn resident(guest: &Plain) -> u64 {
     guest.ram.block(0).resident_bytes().unwrap()
 }
 
-/// A guest of 2 GiB whose content is 64 MiB, in pieces of `piece_pages` that lie evenly apart.
+/// A guest of 2 GiB whose content is 64 MiB, in pieces of `piece_pages` at equal distances.
 fn assert_sparse_guest_stays_sparse(backing: Backing, lanes: u8, piece_pages: u64) {
     const GUEST_MIB: u64 = 2048;
     let lab = Lab::new(Settings::new());
@@ -123,7 +123,7 @@ fn zero_half_of_memory_costs_no_writes() {
             let what = format!("{which}, {lanes} lanes, zeros populated: {zeros_are_there}");
             assert_eq!(lab.network.counts_of(&lab.source_host).write_bytes, GUEST_MIB / 2 * MIB, "{what}");
             assert_eq!(statistics.rdma.unwrap().written_bytes, GUEST_MIB / 2 * MIB, "{what}");
-            // They cost messages, but for thousands of pages each.
+            // Zero pages need messages, but one for thousands of pages.
             let messages = lab.network.counts_of(&lab.source_host).sends;
             assert!(messages < 200, "{what}: {messages} messages");
             assert!((0..PAGES).zip(&bytes).all(|(page, byte)| byte_of(&target.ram, page) == *byte), "{what}");
@@ -133,7 +133,8 @@ fn zero_half_of_memory_costs_no_writes() {
     }
 }
 
-/// Posting takes no time. What is in flight takes the time until it is complete: here a network that stands still.
+/// Posting a WRITE takes no time. A WRITE in flight takes time until it is complete; in this test the network is
+/// stopped.
 #[test]
 fn bytes_move_until_they_are_complete_and_not_while_they_are_posted() {
     for lanes in [0, 2] {
@@ -148,7 +149,7 @@ fn bytes_move_until_they_are_complete_and_not_while_they_are_posted() {
             lab.network.resume();
             std::thread::sleep(Duration::from_millis(1));
             lab.network.hold();
-            // What was executed before is taken in.
+            // WRITEs that were executed before must be completed.
             std::thread::sleep(Duration::from_millis(20));
         }
         const HELD: Duration = Duration::from_millis(500);

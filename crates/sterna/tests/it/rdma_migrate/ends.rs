@@ -1,4 +1,4 @@
-//! However it ends, one side may run the guest, and nothing is left.
+//! After every kind of end, one side may run the guest, and no resource is left.
 
 use super::*;
 use sterna_transport::rdma::double::{Fault, Trigger};
@@ -28,12 +28,12 @@ fn cancel_while_pages_move_leaves_nothing() {
     }
 }
 
-/// Where one lane's WRITEs occupy all memory that may be registered, the others wait for it. They have nothing in flight, so
-/// no failure of their own ends the wait.
+/// If the WRITEs of one lane occupy all memory that may be registered, the other lanes wait for it. They have nothing
+/// in flight, so no failure of their own ends the wait.
 #[test]
 fn cancel_ends_lanes_that_wait_for_memory_of_other_lanes() {
     let lab = Lab::new(Settings::new());
-    // With pin-all the destination is asked for nothing later.
+    // With pin-all, the source requests no memory later.
     let capabilities = Capabilities { multifd: true, rdma_pin_all: true, ..Capabilities::default() };
     let run = lab.start(&pinned::guest(24, 29), capabilities, |params| {
         let fabric = params.rdma.fabric.as_ref();
@@ -45,7 +45,7 @@ fn cancel_ends_lanes_that_wait_for_memory_of_other_lanes() {
     });
     let written = || run.migration.statistics().rdma.is_some_and(|rdma| rdma.writes > 0);
     eventually("a WRITE", written);
-    // From here on no WRITE becomes complete, so no memory becomes free.
+    // From here on no WRITE completes, so no memory is released.
     lab.network.hold();
 
     run.migration.cancel().unwrap();

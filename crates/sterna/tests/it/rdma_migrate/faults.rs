@@ -1,4 +1,5 @@
-//! Adapters, links and hosts fail anywhere, with and without lanes: one side has the guest, and nothing is left.
+//! Adapters, links and hosts fail at any point, with and without lanes: one side has the guest, and no resource is
+//! left.
 
 use std::sync::Mutex;
 
@@ -21,11 +22,11 @@ fn start(lab: &Lab, seed: u64, lanes: u8, change: impl Fn(&mut Parameters)) -> R
     })
 }
 
-/// How it ended. An operator who is asked looks at the destination first.
+/// The result. If an operator must decide, the test checks the destination first.
 fn settle(run: &Run) -> (Outcome, Arrival) {
     loop {
         if let Some(outcome) = run.migration.outcome() {
-            // A destination that waits for the next source is given up.
+            // A destination that waits for the next source is cancelled.
             let _ = run.incoming.cancel();
             return (outcome, run.incoming.wait());
         }
@@ -33,10 +34,10 @@ fn settle(run: &Run) -> (Outcome, Arrival) {
             let decision = match (run.incoming.arrival(), run.incoming.cancel()) {
                 (Some(Arrival::Completed(_)), _) => Some(Decision::DestinationRuns),
                 (Some(_), _) | (None, Ok(())) => Some(Decision::SourceRuns),
-                // It has just started the guest.
+                // The destination has just started the guest.
                 (None, Err(_)) => None,
             };
-            // Answered meanwhile.
+            // The question may have been answered meanwhile.
             decision.map(|decision| run.migration.decide(decision));
         }
         std::thread::sleep(Duration::from_millis(2));
@@ -63,7 +64,7 @@ fn fault_anywhere_leaves_one_guest_and_nothing_else() {
     for (seed, fault) in [failed, Fault::Kill, Fault::LinkDown, Fault::RemoveDevice].into_iter().enumerate() {
         for at_source in [true, false] {
             for lanes in LANES {
-                // Of the source most are WRITEs; the destination answers.
+                // Most requests of the source are WRITEs; the destination sends answers.
                 for request in if at_source { [4, 60] } else { [2, 8] } {
                     let side = if at_source { "source" } else { "destination" };
                     let what = format!("{fault:?} at request {request} of the {side}, {lanes} lanes");
@@ -126,7 +127,7 @@ fn link_that_comes_back_while_the_adapter_goes_on_trying_loses_nothing() {
     }
 }
 
-/// An adapter flushes all that waits when one request has failed: that says nothing of the reason.
+/// After a failed request, an adapter flushes all queued requests. Their status does not contain the reason.
 #[test]
 fn link_that_stays_down_does_not_end_with_what_follows_from_it() {
     for at_source in [true, false] {
@@ -148,7 +149,7 @@ fn link_that_stays_down_does_not_end_with_what_follows_from_it() {
                 run.incoming.wait();
                 let Outcome::Failed { error, held: false } = &outcome else { panic!("{what}: {outcome:?}") };
                 let text = error.to_string();
-                // Which side gives up first is open: it may be that the destination has closed the connection.
+                // Either side may give up first, so the error may be that the destination has closed the connection.
                 assert!(!text.contains("flushed"), "{what}: {text}");
                 assert_lives_on(&run.source);
                 drop(run);
@@ -159,7 +160,8 @@ fn link_that_stays_down_does_not_end_with_what_follows_from_it() {
     }
 }
 
-/// Counts through how many queue pairs the source may write when everything is loaded and the guest does not run yet.
+/// Counts the queue pairs through which the source may write, when all state is loaded and the guest does not run
+/// yet.
 struct Looks {
     network: Network,
     destination: Host,

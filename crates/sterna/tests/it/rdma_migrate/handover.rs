@@ -1,4 +1,5 @@
-//! Who has the guest in the end: settings, lost acknowledgements, cancels and faults at any event, without lanes.
+//! Which side has the guest at the end: settings, lost acknowledgements, cancels, and faults at any event, without
+//! lanes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -50,7 +51,7 @@ impl Lab {
         Migration::start(vm, &to, self.params[0].clone(), self.capabilities, observer).unwrap()
     }
 
-    /// The guest moves, and nothing is left.
+    /// Asserts that the guest moves, and that no resource is left.
     fn assert_moves(self) {
         let incoming = self.listen(Arc::new(()));
         let migration = self.start(&incoming, Arc::new(()));
@@ -93,7 +94,7 @@ fn guest_moves_with_any_settings_of_the_two_sides() {
     }
 }
 
-/// Cuts the network when the guest runs at the destination, before the source hears of it.
+/// Cuts the network when the guest runs at the destination, before the source receives the acknowledgement.
 struct CutsAcknowledgement {
     network: Network,
     host: Host,
@@ -107,7 +108,7 @@ impl Observer for CutsAcknowledgement {
     }
 }
 
-/// A migration whose acknowledgement is lost. Gives it when the source waits for it.
+/// A migration whose acknowledgement is lost. Returns when the source waits for it.
 fn lose_acknowledgement(lab: &mut Lab) -> (Incoming, Migration, Arc<common::Log>) {
     lab.params[0].limits.acknowledge = Duration::from_millis(400);
     let cuts = CutsAcknowledgement { network: lab.network.clone(), host: lab.hosts[1].clone() };
@@ -180,7 +181,7 @@ fn destination_that_leaves_the_answer_to_an_operator_gives_none() {
     lab.assert_empty();
 }
 
-/// Acts at an event of a given number.
+/// Runs a callback at the event with a given number.
 struct At<F> {
     left: AtomicUsize,
     act: F,
@@ -198,7 +199,7 @@ fn at<F: Fn() + Send + Sync>(number: usize, act: F) -> Arc<At<F>> {
     Arc::new(At { left: AtomicUsize::new(number), act })
 }
 
-/// One side has the guest and nothing is left; it is well at that side.
+/// Asserts that one side has the guest, that the guest is complete there, and that no resource is left.
 fn assert_one_has_it(lab: Lab, outcome: &Outcome, arrival: &Arrival) {
     match outcome {
         Outcome::Completed => common::assert_arrived(outcome, arrival, &lab.target.guest),

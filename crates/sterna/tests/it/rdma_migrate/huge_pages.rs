@@ -1,4 +1,4 @@
-//! Blocks on pages of 2 MiB: what is registered and given back are whole ones of them.
+//! Blocks on pages of 2 MiB: only complete huge pages are registered and given back.
 
 use super::content::{finish, start_with};
 use super::*;
@@ -9,8 +9,8 @@ const HUGE: u64 = 2 * MIB;
 const GUEST: u64 = 24 * MIB;
 const PAGES: u64 = GUEST / PAGE_SIZE as u64;
 
-/// Memory of the host's huge pages, if it has reserved any; else memory that is said to lie on huge pages. That begins in the
-/// middle of one, as a block of a VMM may.
+/// Memory on the host's huge pages, if the host has reserved any. Otherwise normal memory that is declared as huge
+/// pages. The block begins in the middle of a huge page, as a VMM's block may.
 fn ram() -> GuestRam {
     let block = RamBlock::new("ram", GUEST, Backing::Huge2M).unwrap_or_else(|_| {
         let below = RamBlock::new("below", GUEST + 2 * HUGE, Backing::Anonymous).unwrap();
@@ -20,7 +20,8 @@ fn ram() -> GuestRam {
             ExternalMemory::new(below.host_address().wrapping_add(inside as usize), GUEST, Arc::new(below))
                 .huge_pages(HUGE)
                 .permit(MemoryPermissions::none().allow_discard());
-        // SAFETY: the bytes lie inside of the mapping of `below`, which the block keeps, and nobody else uses them.
+        // SAFETY: the bytes lie inside the mapping of `below`, which the block keeps alive, and no other object uses
+        // them.
         unsafe { RamBlock::from_external("ram", memory) }.unwrap()
     });
     assert_eq!(block.page_bytes(), HUGE);
@@ -43,14 +44,14 @@ fn guest_on_huge_pages_moves_with_windows_and_on_demand_with_and_without_lanes()
         let lab = Lab::new(settings);
         let [source, target] = [(); 2].map(|()| Plain::new(ram()));
         let mut random = fastrand::Rng::with_seed(91);
-        // Short runs of data and zeros: most windows begin and end inside of a huge page.
+        // Short runs of data and zeros: most windows begin and end inside a huge page.
         let bytes: Vec<u8> =
             (0..PAGES).map(|page| if page / 37 % 3 == 0 { random.u8(1..) } else { 0 }).collect();
         (0..PAGES)
             .zip(&bytes)
             .filter(|(_, byte)| **byte > 0)
             .for_each(|(page, byte)| source.write(page, *byte));
-        // An earlier guest was here.
+        // Content of an earlier guest.
         (0..PAGES).for_each(|page| target.write(page, 0xa5));
         source
             .at_last(|guest| (0..PAGES / 2).step_by(3).for_each(|page| guest.write(page, (page % 5) as u8)));

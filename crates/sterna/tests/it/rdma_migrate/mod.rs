@@ -1,7 +1,8 @@
-//! A guest that runs and writes goes from Sterna to Sterna over RDMA, on adapters inside the process.
+//! A guest that runs and writes is migrated between two Sternas over RDMA, on adapters inside the process.
 #![allow(clippy::print_stdout, reason = "whoever reads of a failure needs the seed")]
 
 mod content;
+mod ended;
 mod ends;
 mod faults;
 mod handover;
@@ -29,13 +30,13 @@ use crate::support::eventually;
 
 const MIB: u64 = 1 << 20;
 
-/// Two hosts.
+/// Two hosts in one simulated RDMA network.
 struct Lab {
     network: Network,
     source: Arc<dyn Fabric>,
     source_host: Host,
     destination: Host,
-    /// What the destination goes through.
+    /// The destination's fabric, possibly wrapped.
     destination_fabric: Arc<dyn Fabric>,
 }
 
@@ -45,7 +46,7 @@ struct Run {
     target: Arc<ProcessGuest>,
     migration: Migration,
     incoming: Incoming,
-    /// What source and destination said.
+    /// Events of source and destination.
     logs: [Arc<Log>; 2],
 }
 
@@ -71,7 +72,7 @@ impl Lab {
         Parameters { rdma, ..parameters() }
     }
 
-    /// Starts; `change` changes the settings of both sides.
+    /// Starts a migration; `change` changes the settings of both sides.
     fn start(
         &self,
         config: &ProcessConfig,
@@ -93,7 +94,7 @@ impl Lab {
         Run { source, target, migration, incoming, logs }
     }
 
-    /// Nothing is left of connections and memory.
+    /// Asserts that no connection and no registered memory is left.
     fn assert_empty(&self) {
         eventually(&format!("{:?} are left", self.network.leaks()), || self.network.leaks().is_empty());
         let counts = self.network.counts();
@@ -102,7 +103,7 @@ impl Lab {
 }
 
 impl Run {
-    /// Rounds for so long, then the switchover.
+    /// Runs rounds for this time, then the switchover.
     fn finish(self, rounds_for: Duration) -> (Statistics, Run) {
         std::thread::sleep(rounds_for);
         self.migration.set_live(|params| params.downtime_limit = Duration::from_secs(2)).unwrap();

@@ -1,4 +1,4 @@
-//! Adapters with on-demand paging, at either side or at both: nothing of the guest is pinned there.
+//! Adapters with on-demand paging, on one side or on both: no guest memory is pinned there.
 
 use super::content::{PAGES_OF_MIB, finish, ram, resident, start};
 use super::pinned::of_messages;
@@ -24,7 +24,7 @@ fn lab(settings: Settings, has: Sides) -> Lab {
     lab
 }
 
-/// How a migration is set up.
+/// Settings of a migration.
 #[derive(Debug, Clone, Copy, Default)]
 struct Setup {
     lanes: u8,
@@ -44,16 +44,16 @@ impl Setup {
     }
 }
 
-/// What has come of a migration.
+/// Results of a migration.
 struct Played {
     statistics: Statistics,
     /// Registrations of guest memory at the destination.
     registered_there: u64,
-    /// What source and destination warned of.
+    /// Warnings of source and destination.
     warned: [Vec<String>; 2],
 }
 
-/// Rounds go by in which the guest writes; then it is over.
+/// Runs rounds in which the guest writes, then the switchover.
 fn play(lab: &Lab, run: Run) -> Played {
     while run.migration.statistics().rounds_begun < 3 && run.migration.outcome().is_none() {
         let pins = run.migration.statistics().rdma.unwrap_or_default();
@@ -86,7 +86,7 @@ fn guest_moves_and_nothing_of_it_is_pinned_where_the_adapter_follows_memory() {
     for lanes in [0, 2] {
         let of_messages = of_messages(lanes);
         for has in ALL {
-            // A limit is no matter for what is not pinned; that of the other side holds.
+            // A limit has no effect on a side that pins nothing; the other side's limit still applies.
             for (pin_all, limit) in [(false, None), (false, Some(LIMIT)), (true, None)] {
                 seed += 1;
                 let setup = Setup { lanes, pin_all, limit };
@@ -108,7 +108,7 @@ fn guest_moves_and_nothing_of_it_is_pinned_where_the_adapter_follows_memory() {
                         None => assert!(of_guest > 0, "{what}"),
                     }
                 }
-                // Each block once, and found again in later rounds.
+                // Each block is registered once, and the registration is used again in later rounds.
                 assert!(!has[0] || rdma.registrations == BLOCKS, "{what}: {rdma:?}");
                 assert!(!has[1] || registered_there == BLOCKS, "{what}: {registered_there}");
                 assert_eq!(rdma.windows == 0, has[1] || pin_all, "{what}: {rdma:?}");
@@ -118,7 +118,7 @@ fn guest_moves_and_nothing_of_it_is_pinned_where_the_adapter_follows_memory() {
     }
 }
 
-/// The process may lock no more than the messages need.
+/// The process may lock only the memory for the messages.
 #[test]
 fn locked_memory_limit_does_not_bind_where_nothing_is_pinned() {
     for lanes in [0, 2] {
@@ -136,7 +136,7 @@ fn locked_memory_limit_does_not_bind_where_nothing_is_pinned() {
     }
 }
 
-/// With windows of 1 MiB all of the destination's memory would be populated.
+/// Windows of 1 MiB would populate all of the destination's memory.
 #[test]
 fn sparse_guest_stays_sparse_where_every_window_holds_a_page() {
     const GUEST_MIB: u64 = 512;
@@ -170,7 +170,7 @@ fn memory_that_became_zero_is_given_back_under_the_registration_and_written_agai
         let [source, target] = [(); 2].map(|()| Plain::new(ram(GUEST_MIB, Backing::Memfd)));
         let pages = GUEST_MIB * PAGES_OF_MIB;
         (0..pages).for_each(|page| source.write(page, 7));
-        // When all of it was sent.
+        // When all memory was sent.
         source.at_last(move |guest| {
             (0..pages).for_each(|page| guest.write(page, u8::from(page % 1024 == 5)));
         });
@@ -178,10 +178,10 @@ fn memory_that_became_zero_is_given_back_under_the_registration_and_written_agai
         let (migration, incoming) = start(&lab, &source, &target, lanes);
         finish(migration, incoming);
 
-        // Before it is read, which populates.
+        // Measured before memory is read, because reading populates it.
         let resident = resident(&target);
         assert!((0..pages).all(|page| byte_of(&target.ram, page) == u8::from(page % 1024 == 5)));
-        // A packet holds too few pages for giving memory back.
+        // A packet contains too few pages for giving memory back.
         assert!(lanes > 0 || resident < GUEST_MIB / 4 * MIB, "{resident} bytes are resident");
         drop((source, target));
         lab.assert_empty();
@@ -208,7 +208,7 @@ fn adapter_that_announces_on_demand_paging_and_refuses_it_pins_windows_below_the
                 println!("{what}");
                 let lab = lab(Settings::seeded(83), BOTH);
                 let host = [&lab.source_host, &lab.destination][side];
-                // After those for messages.
+                // After the registrations for messages.
                 let nth = made[side] - BLOCKS + 1 + block;
                 lab.network.plan(host, Trigger::Registration(nth), Fault::Errno(EOPNOTSUPP));
                 let run = setup.start(&lab, &writer(5_000));

@@ -1,4 +1,4 @@
-//! Page order: the guest's memory is one consistent cut, however often it was written meanwhile.
+//! Page order: the guest's memory arrives as a consistent state of one moment, however often it is written meanwhile.
 
 use super::*;
 
@@ -9,7 +9,7 @@ fn arrives(seed: u64, capabilities: Capabilities, change: impl Fn(&mut Parameter
         params.downtime_limit = Duration::ZERO;
         change(params);
     });
-    // However long they take.
+    // Independent of the duration of a round.
     while run.migration.statistics().rounds_begun < 5 && run.migration.outcome().is_none() {
         std::thread::sleep(Duration::from_millis(2));
     }
@@ -71,20 +71,20 @@ fn chunk_sizes_of_the_two_sides_may_differ() {
     }
 }
 
-/// Below a limit a round takes its time. A phase ends when somebody waits to write the stream, and once a second: the
-/// destination hears of the source although nothing else happens.
+/// With a bandwidth limit, a round takes time. A phase ends when another thread waits to write the stream, and at
+/// least once a second. So the destination receives messages even if no other event happens.
 #[test]
 fn bandwidth_limit_is_kept_and_silence_on_the_stream_is_none() {
     let lab = Lab::new(Settings::seeded(9));
     let config = ProcessConfig { fill: Fill::Random(7), ..writer(10) };
     let run = lab.start(&config, Capabilities::default(), |params| {
         params.max_bandwidth_bytes = 6 << 20;
-        // A keep-alive is due every quarter of it.
+        // A keep-alive is due every quarter of this limit.
         params.limits.stall = Duration::from_millis(600);
     });
     let (statistics, run) = run.finish(Duration::ZERO);
 
-    // 15 MiB, of which the last round may go faster.
+    // 15 MiB. The last round may exceed the limit.
     assert!(statistics.total_time > Duration::from_millis(1200), "{:?}", statistics.total_time);
     drop(run);
     lab.assert_empty();

@@ -1,8 +1,8 @@
-//! A limit on registered memory, at either side or at both.
+//! A limit for registered memory, on one side or on both.
 
 use super::*;
 
-/// Which side has the limit.
+/// The side that has the limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum At {
     Source,
@@ -12,7 +12,7 @@ enum At {
 
 const ALL: [At; 3] = [At::Source, At::Destination, At::Both];
 
-/// A migration, and the most bytes that each host had registered at once.
+/// A migration, and each host's maximum of registered bytes.
 struct Moved {
     statistics: Statistics,
     source_most: u64,
@@ -20,7 +20,7 @@ struct Moved {
     destination_windows: u64,
 }
 
-/// Chunks of source and destination, in MiB.
+/// Chunk sizes of source and destination, in MiB.
 type Chunks = [u64; 2];
 
 fn moved(config: &ProcessConfig, lanes: u8, (chunks, limit): (Chunks, Option<(At, u64)>)) -> Moved {
@@ -56,7 +56,7 @@ pub(super) fn guest(mib: u64, seed: u64) -> ProcessConfig {
     }
 }
 
-/// What the connections themselves have registered: that of a guest of 1 MiB, without its memory.
+/// Bytes that the connections themselves register: measured with a guest of 1 MiB, without its memory.
 pub(super) fn of_messages(lanes: u8) -> [u64; 2] {
     let moved = moved(&guest(1, 1), lanes, ([1, 1], None));
     [moved.source_most - MIB, moved.destination_most - MIB]
@@ -83,7 +83,7 @@ fn registered_memory_stays_below_the_limit_of_either_side_over_any_number_of_lan
             let moved = moved(&guest(24, seed), lanes, ([1, 1], Some((at, LIMIT))));
 
             assert_below(&moved, of_messages, (at, LIMIT), &what);
-            // Windows came and went, in each round.
+            // Windows were registered and released in each round.
             let rdma = moved.statistics.rdma.unwrap();
             let made = if at == At::Destination { moved.destination_windows } else { rdma.registrations };
             assert!(made >= 10, "{what}: {rdma:?}");
@@ -105,12 +105,12 @@ fn chunks_larger_than_the_limit_are_cut_to_it() {
     }
 }
 
-/// Pages of a packet that lie far apart need more windows than there may be: they go one after the other.
+/// Distant pages of one packet need more windows than the limit allows, so the windows are used one after the other.
 #[test]
 fn packet_whose_pages_need_more_memory_than_the_limit_goes_in_parts() {
     for (limit, seed) in [(MIB, 25), (2 * MIB, 26), (4 * MIB, 27)] {
         println!("limit {limit}, seed {seed}");
-        // Few steps between two rounds: dirty pages lie far apart.
+        // Few steps between two rounds, so that dirty pages are far apart.
         let config = ProcessConfig { rate: 500, ..guest(64, seed) };
         let moved = moved(&config, 4, ([1, 1], Some((At::Both, limit))));
 

@@ -1,5 +1,6 @@
-//! Zero pages travel in packets, which the destination's threads read when they come to it; WRITEs need nobody there. So the
-//! next round must not begin before the destination has taken the zeros of the last one.
+//! Zero pages are sent in packets, which the destination's threads must process. WRITEs need no thread of the
+//! destination. Therefore the next round must not begin before the destination has processed the zero pages of the
+//! last one.
 
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -11,12 +12,12 @@ use sterna_transport::rdma::{
     QueuePairAttributes, RdmaError, Request, Route, SendRequest, Wake,
 };
 
-/// Long beside the time from the end of one round to the WRITEs of the next.
+/// Long compared with the time from the end of one round to the WRITEs of the next.
 const DELAY: Duration = Duration::from_millis(10);
-/// Packets of lanes have at least so many bytes; nothing on the other connections is as long so late.
+/// Minimum length of the lanes' packets. Messages of other connections are shorter at this stage.
 const PACKET: u32 = 400;
 
-/// A host that sleeps before it takes a message as long as a packet.
+/// A host that sleeps before it receives a message as long as a packet.
 #[derive(Debug)]
 struct Slow(Host);
 
@@ -143,7 +144,7 @@ fn zeros_of_a_round_never_clear_what_the_next_round_has_written() {
             std::thread::sleep(Duration::from_millis(1));
         }
 
-        // Every page is as the guest wrote it last.
+        // Every page has the guest's last content.
         let (_, run) = run.finish(Duration::ZERO);
 
         drop(run);

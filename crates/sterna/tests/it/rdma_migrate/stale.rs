@@ -1,8 +1,8 @@
-//! The next round must not begin before all WRITEs of the last one are complete: an adapter that says so too early, and
-//! writes later what it has read before, hands over memory that the guest's checker refuses.
+//! The next round must not begin before all WRITEs of the last round are complete. An adapter that reports completion
+//! too early, and writes old bytes later, produces memory that the guest's checker refuses.
 //!
-//! What stands between the engine and the network does what an engine without that rule would do: some bytes of a round
-//! arrive, as they were, after WRITEs of the next one.
+//! An object between the engine and the network acts as an engine without that rule would: some bytes of a round
+//! arrive, with their old content, after WRITEs of the next round.
 
 use std::net::SocketAddr;
 use std::sync::Mutex;
@@ -15,10 +15,10 @@ use sterna_transport::rdma::{
     Operation, Piece, Queue, QueuePairAttributes, RdmaError, Registration, Route, SendRequest, Wake,
 };
 
-/// WRITEs of a round that are put aside.
+/// Most WRITEs of a round that are copied.
 const MOST_COPIES: usize = 64;
 
-/// A fabric whose connections write some bytes again, later.
+/// A fabric whose connections write some bytes a second time, later.
 #[derive(Debug)]
 struct Early(Host);
 
@@ -31,15 +31,15 @@ struct EarlyConnection {
     held: Mutex<Held>,
 }
 
-/// WRITEs with their bytes, in a buffer each.
+/// WRITEs with copies of their bytes, each in its own buffer.
 type Copies = Vec<(SendRequest, Registration)>;
 
 #[derive(Debug, Default)]
 struct Held {
-    /// Of this round, and of the one before.
+    /// Copies of this round, and of the previous one.
     now: Copies,
     before: Copies,
-    /// Buffers of WRITEs that are under way.
+    /// Buffers of WRITEs in flight.
     posted: Vec<Registration>,
 }
 
@@ -68,14 +68,14 @@ impl Route for EarlyRoute {
         self.0.peer()
     }
     fn open(self: Box<Self>, attributes: &QueuePairAttributes) -> Result<Arc<dyn Connection>, RdmaError> {
-        // With places for what is written again.
+        // With room for the repeated WRITEs.
         let more = QueuePairAttributes::new(attributes.send_requests + 4096, attributes.receives);
         Ok(Arc::new(EarlyConnection { inner: self.0.open(&more)?, held: Mutex::default() }))
     }
 }
 
 impl EarlyConnection {
-    /// The first pages of a WRITE are put aside as they are now. Their bytes go out a second time, later.
+    /// Copies the first pages of a WRITE as they are now. The copies are sent later, in addition.
     fn put_aside(&self, request: &SendRequest) {
         let Operation::Write { address, rkey } = request.operation else { return };
         let mut held = self.held.lock().unwrap();
@@ -84,7 +84,8 @@ impl EarlyConnection {
         }
         let len = request.from.len.min(16 << 10);
         let memory = Memory::anonymous(len as usize).unwrap();
-        // SAFETY: the engine keeps what it posts mapped until it is complete; the guest may write it meanwhile.
+        // SAFETY: the engine keeps posted memory mapped until the WRITE is complete. The guest may write it
+        // meanwhile.
         let from = unsafe { sterna::ram::RamSlice::from_raw(request.from.address as *mut u8, len as usize) };
         let mut bytes = vec![0; len as usize];
         from.copy_to(&mut bytes).unwrap();
@@ -99,7 +100,7 @@ impl EarlyConnection {
         held.now.push((late, buffer));
     }
 
-    /// A round ends: what was put aside in the one before is executed after all of its WRITEs.
+    /// At the end of a round, executes the copies of the previous round, after all WRITEs of this one.
     fn end_round(&self) -> Result<(), RdmaError> {
         let mut held = self.held.lock().unwrap();
         let now = std::mem::take(&mut held.now);
@@ -130,7 +131,7 @@ impl Connection for EarlyConnection {
     }
     fn post_send(&self, requests: &[SendRequest]) -> Result<(), RdmaError> {
         requests.iter().for_each(|request| self.put_aside(request));
-        // REGISTER_FINISHED has nothing but a header.
+        // REGISTER_FINISHED consists of a header only.
         if requests.iter().any(|request| request.operation == Operation::Send && request.from.len == 16) {
             self.end_round()?;
         }
@@ -160,7 +161,7 @@ impl Connection for EarlyConnection {
     }
 }
 
-/// A migration with many rounds. Whether the guest that arrived is whole.
+/// Runs a migration with many rounds. Returns whether the guest that arrived is consistent.
 fn is_whole(seed: u64, is_late: bool) -> bool {
     let mut lab = Lab::new(Settings::seeded(seed));
     if is_late {

@@ -1,4 +1,4 @@
-//! Whatever breaks, the guest runs on at the source, and nothing is left of the migration.
+//! After every kind of failure, the guest continues to run at the source, and no resource of the migration is left.
 
 use super::destination::{Moment, Trouble};
 use super::*;
@@ -27,7 +27,7 @@ fn short_waits(lab: &Lab) -> Parameters {
     params
 }
 
-/// The guest is here and may go again.
+/// Asserts that the guest is here and can be migrated again.
 fn assert_next_works(lab: &Lab, guest: &Arc<Plain>) {
     lab.assert_empty();
     let (outcome, ..) = migrate(lab, guest, manner(Kind::Qemu, 1), lab.parameters(ChunkSize::LEAST), false);
@@ -39,7 +39,7 @@ fn assert_next_works(lab: &Lab, guest: &Arc<Plain>) {
 fn destination_that_leaves_fails_or_sleeps_at_any_moment_costs_nothing() {
     for trouble in [Trouble::Leaves, Trouble::Fails, Trouble::Sleeps] {
         for (seed, moment) in MOMENTS.into_iter().enumerate() {
-            // One that sleeps is waited for.
+            // A destination that sleeps costs the time of the limit.
             if trouble == Trouble::Sleeps && seed % 3 != 0 {
                 continue;
             }
@@ -67,7 +67,7 @@ fn cancel_at_any_moment_leaves_nothing() {
         let migration =
             start(&guest, &destination, lab.parameters(ChunkSize::LEAST), Capabilities::default()).unwrap();
 
-        // The destination sleeps from that moment on: it is reached, or nearly.
+        // The destination sleeps from that moment on. The moment has been reached, or nearly.
         std::thread::sleep(Duration::from_millis(50 + 20 * seed as u64));
         migration.cancel().unwrap();
 
@@ -99,7 +99,7 @@ fn request_that_fails_with_any_status_ends_the_migration_and_nothing_else() {
 
 #[test]
 fn registration_that_is_refused_is_an_error_of_this_side() {
-    // Buffers of both connections take four, and each of the two large blocks has a window at least.
+    // The buffers of both connections need four, and each of the two large blocks has at least one window.
     for number in [1, 3, 4, 5, 6] {
         let lab = Lab::new(Settings::new());
         let guest = guest(&mut fastrand::Rng::with_seed(number));

@@ -1,4 +1,4 @@
-//! A destination made by hand: does over RDMA what a QEMU does, or a Sterna, and looks at what it is asked for.
+//! A hand-made destination: acts over RDMA like a QEMU or a Sterna, and checks the requests that it receives.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -22,61 +22,61 @@ use sterna_wire::return_path::ReturnMessage;
 
 const LONG: Duration = Duration::from_secs(60);
 const LIMIT: Option<Duration> = Some(LONG);
-/// Blocks have offsets of the destination's own.
+/// Offset of the blocks, which the destination chooses.
 const OFFSET: u64 = 1 << 33;
 
-/// Whose rules it keeps.
+/// The software whose rules the destination follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     Qemu,
-    /// Introduces itself, over the return path as well.
+    /// Introduces itself, also over the return path.
     Sterna,
 }
 
-/// What it is like.
+/// Properties of the destination.
 #[derive(Debug, Clone, Copy)]
 pub struct Manner {
     pub kind: Kind,
     pub chunk: ChunkSize,
     pub has_return_path: bool,
-    /// Registers one chunk only, whatever is asked for: no QEMU does.
+    /// Registers only one chunk, whatever the request says. No QEMU does this.
     pub ignores_counts: bool,
-    /// States another length for its first block.
+    /// Reports a wrong length for its first block.
     pub lies: bool,
     /// Grants no memory until this is set.
     pub gate: Option<&'static AtomicBool>,
     pub trouble: Option<(Moment, Trouble)>,
 }
 
-/// When it makes trouble.
+/// When the destination misbehaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Moment {
-    /// The main connection asks to be accepted.
+    /// When the main connection requests to be accepted.
     Request,
     Accepted,
-    /// The first ping of the stream.
+    /// At the first PING of the stream.
     Ping,
     Blocks,
     Register,
     Clear,
-    /// The end of so manieth phase, from 1 on.
+    /// At the end of the phase with this number, from 1.
     PhaseOver(usize),
     Switchover,
     Eof,
 }
 
-/// What it does then.
+/// Its misbehaviour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Trouble {
-    /// Drops the connections.
+    /// Closes the connections.
     Leaves,
-    /// Says ERROR and drops them.
+    /// Sends ERROR and closes the connections.
     Fails,
-    /// Does nothing more until the source goes.
+    /// Does nothing until the source closes.
     Sleeps,
 }
 
-/// What it saw.
+/// Observations of the destination.
 #[derive(Debug, Default)]
 pub struct Seen {
     pub session: Option<[u8; 16]>,
@@ -85,11 +85,11 @@ pub struct Seen {
     pub zero_ranges: usize,
     pub zero_messages: usize,
     pub phases: usize,
-    /// The stream ended as it should.
+    /// Whether the stream ended correctly.
     pub is_whole: bool,
-    /// Most bytes that were registered at once.
+    /// Maximum of registered bytes.
     pub most_pinned: u64,
-    /// So long after the stream's end came the source's.
+    /// Time from the stream's end until the source closed.
     pub waited_for_end: Duration,
 }
 
@@ -111,7 +111,7 @@ impl Destination {
     }
 }
 
-/// Trouble was made, or met.
+/// The destination has misbehaved, or the source has failed.
 struct Gone;
 
 impl From<StreamError> for Gone {
@@ -151,7 +151,7 @@ fn serve(listener: &dyn Listener, ram: GuestRam, manner: Manner) -> Seen {
         seen: Seen { session, ..Seen::default() },
     };
     if serving.run(listener).is_err() && serving.is_asleep() {
-        // Until the source goes.
+        // Until the source closes.
         let _ = serving.stream.main().receive(LIMIT);
         while serving.stream.main().connection().end().is_none() {
             std::thread::sleep(Duration::from_millis(1));
@@ -173,9 +173,9 @@ struct Serving {
     places: BlockPlaces,
     manner: Manner,
     pin_all: bool,
-    /// On the return path.
+    /// Whether it has sent on the return path.
     has_spoken: Cell<bool>,
-    /// By block and first byte.
+    /// Registrations by block and first byte.
     registered: HashMap<(usize, u64), (Registration, u64)>,
     seen: Seen,
 }
@@ -209,7 +209,7 @@ impl Serving {
                 Step::End => {
                     self.seen.is_whole = true;
                     if !self.manner.has_return_path && self.manner.kind == Kind::Qemu {
-                        // There is nothing else to say.
+                        // There is no answer to send.
                         self.stream.shutdown();
                         return Ok(());
                     }
@@ -360,7 +360,7 @@ impl Serving {
         message
     }
 
-    /// Registers, and remembers it under its first byte, as a QEMU does.
+    /// Registers memory and records it under its first byte, as a QEMU does.
     fn register(&mut self, range: BlockRange) -> RegisterResult {
         let host_address = self.places.blocks()[range.block].host_address;
         let key = (range.block, range.start);
@@ -400,7 +400,7 @@ impl Serving {
     }
 }
 
-/// What all of the guest's memory holds.
+/// Content of all guest memory.
 pub fn contents(ram: &GuestRam) -> Vec<Vec<u8>> {
     let content = |block: &sterna::ram::RamBlock| {
         let mut bytes = vec![0; block.len_bytes() as usize];

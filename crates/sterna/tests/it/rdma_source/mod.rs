@@ -1,4 +1,4 @@
-//! The source over RDMA, towards destinations made by hand, on adapters inside the process.
+//! The source over RDMA, with hand-made destinations, on adapters inside the process.
 #![allow(clippy::print_stdout, reason = "whoever reads of a failure needs the seed")]
 
 mod broken;
@@ -21,10 +21,10 @@ use crate::plain::Plain;
 use destination::{Destination, Kind, Manner, Seen, contents};
 
 const MIB: u64 = 1 << 20;
-/// Neither is a multiple of a chunk.
+/// Lengths that are no multiple of a chunk.
 const BLOCKS: [(&str, u64); 3] = [("pc.ram", 9 * MIB + 12288), ("vga", 2 * MIB), ("rom", 8192)];
 
-/// Two hosts.
+/// Two hosts in one simulated RDMA network.
 struct Lab {
     network: Network,
     source: Host,
@@ -45,7 +45,7 @@ impl Lab {
         Parameters { rdma, downtime_limit: Duration::from_secs(2), ..parameters() }
     }
 
-    /// Asserts that nothing is left of any migration.
+    /// Asserts that no resource of any migration is left.
     fn assert_empty(&self) {
         assert_eq!(self.network.leaks(), Vec::<String>::new());
         let counts = self.network.counts();
@@ -76,7 +76,7 @@ fn guest(rng: &mut fastrand::Rng) -> Arc<Plain> {
             for page in page..end {
                 let mut bytes = [0; PAGE_SIZE];
                 match what {
-                    // Absent.
+                    // These pages stay absent.
                     0 => continue,
                     1 => {}
                     _ => rng.fill(&mut bytes),
@@ -117,7 +117,7 @@ fn manner(kind: Kind, chunk_mib: u64) -> Manner {
     }
 }
 
-/// A migration to the end. The destination's memory is full of garbage before.
+/// Runs a migration to the end. The destination's memory is full of other content before.
 fn migrate(
     lab: &Lab,
     guest: &Arc<Plain>,

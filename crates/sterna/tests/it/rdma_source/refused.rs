@@ -1,4 +1,4 @@
-//! What is refused before it begins, and what ends with a sentence that says what to do.
+//! Migrations that are refused before they begin, and failures whose message contains the next step.
 
 use sterna::{Compression, SettingsError};
 use sterna_wire::Fault;
@@ -53,7 +53,7 @@ fn destination_that_registers_less_than_asked_for_is_named_with_its_chunk_size()
 fn no_chunk_size_is_advised_for_a_sterna_which_registers_what_is_asked_for() {
     let lab = Lab::new(Settings::new());
     let source = Plain::new(ram(Some(7)));
-    // No Sterna does so: it stands for one that has lost a registration.
+    // No Sterna does this. It simulates a destination that has lost a registration.
     let short = Manner { ignores_counts: true, ..manner(Kind::Sterna, 1) };
 
     let (outcome, ..) = migrate(&lab, &source, short, lab.parameters(ChunkSize::LEAST), false);

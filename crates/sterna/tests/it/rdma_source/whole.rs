@@ -1,4 +1,4 @@
-//! Memory arrives whole, whatever the destination is like.
+//! Memory arrives complete, with every kind of destination.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -67,7 +67,7 @@ fn pages_that_are_found_while_a_window_is_granted_make_few_windows() {
     let target = ram(Some(0xa5));
     let destination = Destination::listen(&lab.destination, target.clone(), slow);
     let migration = start(&guest, &destination, lab.parameters(chunk(1)), capabilities(true, false)).unwrap();
-    // This side registers all of its memory meanwhile: so all of it has been found.
+    // The source registers all of its memory meanwhile, so all blocks were found.
     let all: u64 = BLOCKS.iter().map(|(_, length)| length).sum();
     while migration.statistics().rdma.is_none_or(|rdma| rdma.pinned_bytes < all) {
         assert!(migration.outcome().is_none(), "{:?}", migration.outcome());
@@ -78,7 +78,7 @@ fn pages_that_are_found_while_a_window_is_granted_make_few_windows() {
     assert!(matches!(migration.wait(), Outcome::Completed));
     let seen = destination.wait();
     assert_eq!(contents(&guest.ram), contents(&target));
-    // What was asked for first, and what is left of each block.
+    // The first request, and the rest of each block.
     assert!(seen.windows.len() <= 1 + BLOCKS.len(), "{:?}", seen.windows);
 }
 
@@ -88,8 +88,8 @@ fn sterna_without_return_path_is_shown_the_end_at_once() {
     let without = Manner { has_return_path: false, ..manner(Kind::Sterna, 1) };
     let (_, seen) = completes(&lab, 3, without, lab.parameters(chunk(1)), false);
 
-    // An opaque machine's destination waits for it with the guest paused. A source that waits for the destination
-    // instead gives up after 5 s.
+    // An opaque machine's destination waits for the source to close, with the guest paused. A source that waits for
+    // the destination instead gives up after 5 s.
     assert!(seen.waited_for_end < Duration::from_secs(4), "{seen:?}");
 }
 
@@ -111,7 +111,7 @@ fn sterna_of_any_chunk_size_gets_all_memory_and_zero_ranges_in_few_messages() {
         let (statistics, seen) =
             completes(&lab, 5, manner(Kind::Sterna, there), lab.parameters(chunk(own)), false);
 
-        // A message for each round that has some.
+        // One message for each round that has zero ranges.
         assert!(seen.zero_ranges > 8 && seen.zero_messages < seen.phases, "{seen:?}");
         assert_eq!(statistics.rdma.unwrap().registrations > 0, !seen.windows.is_empty());
     }
@@ -163,11 +163,11 @@ fn source_whose_adapter_follows_memory_pins_none_of_it() {
             params.rdma.pinned_limit_bytes = Some(2 * MIB);
             let (statistics, seen) = completes(&lab, 8, manner(kind, 1), params, pin_all);
 
-            // Each block once; a block in which nothing is but zeros not at all.
+            // Each block is registered once. A block with only zeros is not registered.
             let rdma = statistics.rdma.unwrap();
             assert!((1..=BLOCKS.len() as u64).contains(&rdma.registrations), "{rdma:?}");
             assert!(pin_all || !seen.windows.is_empty(), "{seen:?}");
-            // Messages of two connections.
+            // Registrations for the messages of two connections.
             let here = lab.network.counts_of(&lab.source).pinned_bytes_most;
             assert!(here <= 8 * MIB, "{here} bytes are pinned");
         }

@@ -1,4 +1,4 @@
-//! Peers that fail, vanish or break rules, and ends from this side: typed errors, and nothing left.
+//! Peers that fail, disappear or break rules, and local shutdowns: errors have types, and no resource is left.
 
 use std::time::Duration;
 
@@ -84,7 +84,7 @@ fn ready_before_the_answer_is_named() {
     let (source, main, _back) = lab.with_plain_destination();
     let asked = std::thread::scope(|scope| {
         scope.spawn(|| {
-            // For the hook, for the request, and one too early.
+            // One for the hook, one for the request, and one too early.
             for _ in 0..2 {
                 main.send(&[&empty(MessageType::Ready)], LIMIT).unwrap();
                 main.receive(LIMIT).unwrap().unwrap();
@@ -106,7 +106,7 @@ fn shutdown_ends_every_wait() {
     let joined = lab.join(true);
     let (source, destination) = joined.channels();
     std::thread::scope(|scope| {
-        // The destination does not read, so no READY comes for what the source writes.
+        // The destination does not read, so the source gets no READY for its writes.
         let waits = [scope.spawn(|| source.read_exact(&mut [0; 1])), scope.spawn(|| source.write_all(b"x"))];
         std::thread::sleep(Duration::from_millis(30));
         source.shutdown();
@@ -114,7 +114,7 @@ fn shutdown_ends_every_wait() {
             let ended = wait.join().unwrap().unwrap_err();
             assert!(ended.is_cancelled(), "{ended}");
         }
-        // The READY for the return path came before.
+        // The READY for the return path arrived before.
         let ended = (0..2).find_map(|_| destination.write_all(b"x").err()).unwrap();
         assert!(ended.is_peer_gone(), "{ended}");
         destination.shutdown();
@@ -147,7 +147,7 @@ fn peer_that_vanishes_is_a_reset_for_the_writer_and_the_end_for_the_reader() {
     assert!(source.write_all(b"x").unwrap_err().is_peer_gone());
 }
 
-/// Streams and answers until something breaks; how each of the four threads ended.
+/// Streams and answers until an error occurs. Returns the errors of the four threads.
 fn run_until_it_breaks(lab: &Lab) -> Vec<TransportError> {
     let joined = lab.join(true);
     let (source, destination) = joined.channels();
@@ -166,7 +166,7 @@ fn run_until_it_breaks(lab: &Lab) -> Vec<TransportError> {
             scope.spawn(reader(&source)),
             scope.spawn(reader(&destination)),
         ];
-        // The first that fails ends the others, as an engine does.
+        // The first failure ends the others, as in the engine.
         let watch = scope.spawn({
             let (source, destination) = (source.clone(), destination.clone());
             move || {
@@ -209,7 +209,7 @@ fn registration_that_fails_refuses_the_connection_and_leaves_nothing() {
         lab.network.plan(&lab.source, Trigger::Registration(nth), Fault::Errno(12));
         let (to, requests) = (lab.listener.local_address(), (&super::PLAIN, Some(&super::PLAIN)));
         let failed = std::thread::scope(|scope| {
-            // The main connection is established before the second one needs memory.
+            // The main connection is established before the second connection needs memory.
             let accepted = scope.spawn(|| (nth > 2).then(|| lab.accept_main()));
             let flag = sterna_transport::CancelFlag::new();
             let connected =

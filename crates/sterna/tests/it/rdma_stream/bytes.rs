@@ -1,4 +1,4 @@
-//! Bytes, both ways.
+//! Bytes in both directions.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use sterna_wire::rdma::{ConnectRequest, Header, MessageType, Part, encode_file};
 
 use super::{LIMIT, LONG, Lab, MIB, PLAIN, empty, introduced};
 
-/// What both sides of a test know, cut at random.
+/// Content that both sides of a test know, with random lengths of its pieces.
 fn content(random: &mut fastrand::Rng, len: usize) -> (Vec<u8>, Vec<usize>) {
     let bytes = (0..len).map(|_| random.u8(..)).collect();
     let (mut cuts, mut at) = (Vec::new(), 0);
@@ -90,7 +90,7 @@ fn end_of_writing_is_the_end_of_reading() {
     });
     assert!(source.peer_has_closed());
 
-    // The other direction goes on, until it ends, too.
+    // The other direction continues until it ends, too.
     std::thread::scope(|scope| {
         scope.spawn(|| {
             source.write_all(b"description").unwrap();
@@ -112,7 +112,7 @@ fn reading_and_writing_stall_by_the_channels_limit_and_can_go_on() {
         channel.set_stall_limit(Some(Duration::from_millis(30)));
     }
 
-    // Nobody reads, so no READY comes; nobody writes.
+    // The peer does not read, so no READY arrives, and it does not write.
     let stalled = source.write_all(b"one").unwrap_err();
     assert!(
         matches!(stalled, TransportError::Stalled { direction: Direction::Write, offset: 0, .. }),
@@ -190,7 +190,7 @@ fn qemu_that_sends_its_first_return_path_message_unasked_is_read() {
         back.receive(Some(Duration::from_millis(30))).unwrap().is_none(),
         "a READY before the first message"
     );
-    // The next one is asked for with one READY, as soon as it is read.
+    // The next message is requested with one READY, as soon as this one is read.
     assert!(matches!(source.read(&mut bytes, Some(Duration::from_millis(30))), Err(StreamError::Quiet)));
     let ready = back.receive(LIMIT).unwrap().unwrap();
     assert_eq!(Header::decode(&ready).unwrap().kind, MessageType::Ready);

@@ -1,4 +1,4 @@
-//! Lanes: packets one way on credit, and the pages that are written before each.
+//! Lanes: packets in one direction, limited by credit, and the pages that are written before each packet.
 
 use std::sync::Arc;
 
@@ -58,13 +58,13 @@ fn read_exact(stream: &LaneDestinationStream, to: &mut [u8]) -> bool {
     true
 }
 
-/// Each packet names a page and its first word; the page was written just before it.
+/// Sends packets that name a page and its first word. The page was written immediately before its packet.
 fn send(stream: &LaneSourceStream, from: &Registration, block: &RamBlock, to: (u64, u32), seed: u64) {
     let mut random = fastrand::Rng::with_seed(seed);
     for word in 1..=200u64 {
         let page = random.u64(..(BLOCK / PAGE_SIZE) as u64);
         let offset = page * PAGE_SIZE as u64;
-        // Only this lane has this block, and the page is not on its way: the last packet about it was flushed.
+        // Only this lane writes this block, and the page is not in flight: the last packet about it was flushed.
         stream.flush(LIMIT).unwrap();
         block.write(offset, &word.to_be_bytes()).unwrap();
         let piece = from.piece(offset as usize, PAGE_SIZE as u32).unwrap();
@@ -92,7 +92,7 @@ fn check(stream: &LaneDestinationStream, block: &RamBlock) -> u64 {
         let word = |at: usize| u64::from_be_bytes(packet[at..at + 8].try_into().unwrap());
         let mut there = [0; 8];
         block.read(word(0) * PAGE_SIZE as u64, &mut there).unwrap();
-        // The source may be ahead: a later packet's page is there then.
+        // The source may be ahead: the memory may already have the page of a later packet.
         assert!(u64::from_be_bytes(there) >= word(8), "a packet came before its page");
         packets += 1;
     }
@@ -108,7 +108,7 @@ fn page_is_there_before_its_packet_and_no_message_lacks_a_receive() {
         let block = |_: &_| RamBlock::new("ram", BLOCK as u64, Backing::Memfd).unwrap();
         let (ours, theirs): (Vec<_>, Vec<_>) =
             (lanes.iter().map(block).collect(), lanes.iter().map(block).collect());
-        // The first lane's adapter serves all of a side.
+        // The adapter of the first lane serves all lanes of a side.
         let (here, there) =
             (lanes[0].0.endpoint().connection().adapter(), lanes[0].1.endpoint().connection().adapter());
         let from: Vec<_> = ours.iter().map(|block| register(&here, block, Access::SOURCE)).collect();
@@ -123,7 +123,7 @@ fn page_is_there_before_its_packet_and_no_message_lacks_a_receive() {
             }
         });
 
-        // A last credit may come to a source that has hung up: that request fails, and is no harm.
+        // The last credit may reach a source that has disconnected. That request fails without harm.
         assert_eq!(lab.network.counts().rnrs, 0);
         drop((lanes, from, to));
         lab.assert_empty();
@@ -135,7 +135,7 @@ fn destination_that_does_not_read_holds_the_source_back_without_losing_a_message
     let lab = Lab::new(Settings::new());
     let (source, destination) = join(&lab, 0);
     let mut sent = 0;
-    // Credit comes with the first read.
+    // Credit is granted with the first read.
     let quiet = source.write(b"early", Some(std::time::Duration::from_millis(30))).unwrap_err();
     assert!(matches!(quiet, StreamError::Quiet), "{quiet}");
     std::thread::scope(|scope| {

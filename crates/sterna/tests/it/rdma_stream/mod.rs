@@ -22,7 +22,7 @@ const LIMIT: Option<Duration> = Some(LONG);
 const MIB: usize = 1 << 20;
 const PLAIN: ConnectRequest = ConnectRequest { pin_all: false, introduction: None };
 
-/// What a Sterna asks for when it connects.
+/// A Sterna's connection request.
 fn introduced(part: Part) -> ConnectRequest {
     let introduction = Introduction {
         version: Introduction::VERSION,
@@ -92,7 +92,7 @@ impl Lab {
         (request, reply)
     }
 
-    /// A destination that does as a test wants: its main connection, and its return path.
+    /// A destination whose connections the test controls: main connection and return path.
     fn with_plain_destination(&self) -> (SourceStream, Endpoint, Endpoint) {
         let accept = || {
             let endpoint = self.plain(self.request().0.open(&plain_sizes().attributes()).unwrap());
@@ -108,7 +108,7 @@ impl Lab {
         })
     }
 
-    /// A source that does as a test wants.
+    /// A source whose connection the test controls.
     fn with_plain_source(&self) -> (Endpoint, DestinationStream) {
         let route = self.source.resolve(self.listener.local_address(), LONG, &CancelFlag::new()).unwrap();
         let endpoint = self.plain(route.open(&plain_sizes().attributes()).unwrap());
@@ -126,7 +126,7 @@ impl Lab {
         endpoint
     }
 
-    /// Asserts that nothing is left; whatever the test made is dropped.
+    /// Asserts that no resource is left. Drops everything that the test has created.
     fn assert_empty(self) {
         drop(self.listener);
         assert_eq!(self.network.leaks(), Vec::<String>::new());

@@ -30,7 +30,7 @@ fn read_hook(stream: &DestinationStream) {
     stream.begin_phase().unwrap();
 }
 
-/// A destination with one block: carries out the commands of one phase. Gives what it registered.
+/// A destination with one block: performs the commands of one phase. Returns its registrations.
 fn phase(stream: &DestinationStream, block: &RamBlock) -> Vec<Registration> {
     let place = BlockPlace {
         host_address: block.host_address() as u64,
@@ -146,7 +146,7 @@ fn memory_travels_in_phases_and_the_stream_around_them() {
             source.command(Command::Compress(1), &records(&[zeros]), LIMIT).unwrap();
             let rkey = register(source);
             let registration = source_registration(source, &from);
-            // Of every size, many in flight, over the chunks' borders.
+            // Lengths of every size, many in flight, across the chunks' borders.
             let mut offset = 0;
             for len in [4096, MIB + 8192, 512, 2 * MIB, 100_000].into_iter().cycle() {
                 let len = len.min(6 * MIB - offset);
@@ -209,7 +209,7 @@ fn write_past_its_window_names_the_address_and_breaks_both_ends() {
             read_hook(&joined.destination);
             let (arrival, _) = joined.destination.next_command(LIMIT).unwrap();
             assert_eq!(arrival, Arrival::Register);
-            // Less than was asked for.
+            // Less than was requested.
             let memory = Memory::of_block(&to, 0, MIB).unwrap();
             let adapter = joined.destination.main().connection().adapter();
             let window = adapter.register(memory, Access::REMOTE_WRITE).unwrap();
@@ -233,7 +233,7 @@ fn write_past_its_window_names_the_address_and_breaks_both_ends() {
             }) if at == address),
             "{failed}"
         );
-        // The destination learns it by the disconnect at the latest.
+        // The destination learns it from the disconnect at the latest.
         source.shutdown();
         let seen = destination.join().unwrap();
         assert!(matches!(&seen, StreamError::Rdma(error) if error.is_end()), "{seen}");
@@ -264,7 +264,7 @@ fn rights_end_in_one_call_and_the_stream_goes_on() {
         source.write(b"devices", LIMIT).unwrap();
         let registered = destination.join().unwrap();
 
-        // A source that has gone mad, with a key that is valid still.
+        // A misbehaving source, with a key that is still valid.
         let write = Write { from: registration.piece(0, 4096).unwrap(), address, rkey };
         assert!(matches!(source.write_memory(&[write], LIMIT), Err(StreamError::Protocol(_))));
         source.main().write(&[write], LIMIT).unwrap();

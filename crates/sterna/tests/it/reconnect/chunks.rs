@@ -1,4 +1,4 @@
-//! Devices' streams that are cut between two chunks: which chunks go over the wire again, counted there.
+//! Devices' streams that are cut between two chunks. The proxy counts which chunks are sent again.
 
 use std::sync::{Arc, Mutex};
 
@@ -9,34 +9,35 @@ use crate::support::bank::Calls;
 use crate::support::{eventually, small};
 use sterna_wire::multifd::{DeviceChunk, DeviceStatePacket, InitialPacket, PacketHeader, PacketKind};
 
-/// The first bytes of a channel of a session that is not the first.
+/// Length of the first message of a channel in a later session.
 const HELLO_BYTES: usize = sterna_wire::extension::ReconnectHello::BYTES;
-/// Where a packet with pages says how many come with content, and how many bytes follow it.
+/// Place of the number of pages with content in a packet with pages. Another field contains the number of bytes that
+/// follow.
 const NORMAL_PAGES: std::ops::Range<usize> = 16..20;
 const PAYLOAD_BYTES: std::ops::Range<usize> = 20..24;
 
-/// A chunk that went over the wire as a whole.
+/// A chunk that was forwarded completely.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Sent {
     instance: u32,
     index: u32,
-    /// Without its head.
+    /// Bytes without the head.
     bytes: u64,
 }
 
-/// The chunks of each session.
+/// Chunks of each session.
 type Sessions = Arc<Mutex<Vec<Vec<Sent>>>>;
 
 fn word(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0, |word, byte| word << 8 | u64::from(*byte))
 }
 
-/// What stands at the start of `bytes`: the chunk, if it is one, and the length of all of it. `None`: too little has come.
+/// Parses the start of `bytes`: the chunk, if it is one, and the total length. `None` if more bytes are needed.
 fn packet(bytes: &[u8]) -> Option<(Option<Sent>, usize)> {
     let header = PacketHeader::peek(bytes).unwrap()?;
     let length = header.kind.packet_bytes();
     if header.kind != PacketKind::DeviceState {
-        // Behind a packet without normal pages nothing follows, whatever it says.
+        // A packet without normal pages has no payload, whatever its length field contains.
         let payload = if word(bytes.get(NORMAL_PAGES)?) == 0 { 0 } else { word(bytes.get(PAYLOAD_BYTES)?) };
         return Some((None, length + payload as usize));
     }
@@ -53,8 +54,8 @@ fn packet(bytes: &[u8]) -> Option<(Option<Sent>, usize)> {
     ))
 }
 
-/// Notes the chunks that pass on the only multifd channel. Holds the channel in the first session in front of a chunk when `is_due` says so
-/// of what has passed and of that chunk.
+/// Records the chunks that pass on the only multifd channel. In the first session, holds the channel before a chunk
+/// if `is_due` returns true for the passed chunks and this one.
 fn noting(sessions: &Sessions, is_due: impl Fn(&[Sent], Sent) -> bool + Send + 'static) -> Filter {
     let sessions = Arc::clone(sessions);
     let (mut passed, mut next) = (Vec::new(), 0);
@@ -89,7 +90,7 @@ fn noting(sessions: &Sessions, is_due: impl Fn(&[Sent], Sent) -> bool + Send + '
     })
 }
 
-/// Of one device, in the order in which they passed.
+/// Chunks of one device, in the order in which they passed.
 fn of(chunks: &[Sent], instance: u32) -> Vec<Sent> {
     chunks.iter().copied().filter(|chunk| chunk.instance == instance).collect()
 }
@@ -98,7 +99,7 @@ fn bytes(chunks: &[Sent]) -> u64 {
     chunks.iter().map(|chunk| chunk.bytes).sum()
 }
 
-/// Small chunks on one channel, slowly.
+/// Small chunks on one channel, at a low rate.
 fn in_chunks() -> (Parameters, Capabilities) {
     let (mut params, capabilities) = surviving(multifd(1));
     params.max_bandwidth_bytes = 40 << 20;
@@ -106,12 +107,13 @@ fn in_chunks() -> (Parameters, Capabilities) {
     (params, capabilities)
 }
 
-/// Waits until the channel is held, all that passed is loaded, and cuts. The channel's chunks until then.
+/// Waits until the channel is held and all passed chunks are loaded, then cuts. Returns the channel's chunks until
+/// then.
 fn cut_when_loaded(with: &WithBanks, sessions: &Sessions, is_held: impl Fn(&[Sent]) -> bool) -> Vec<Sent> {
     let passed = || sessions.lock().unwrap().first().cloned().unwrap_or_default();
     eventually("a chunk in front of which the channel is held", || is_held(&passed()));
     eventually("all that passed to be loaded", || {
-        // The configuration is no part of the stream.
+        // The configuration is not part of the stream.
         let of_bank =
             |(instance, _, all_bytes): (u32, u64, u64)| bytes(&of(&passed(), instance)).min(all_bytes);
         BANKS.map(of_bank) == [0, 1].map(|at| with.bench.target.banks[at].position())
@@ -150,7 +152,7 @@ fn stream_that_is_cut_between_two_chunks_goes_on_with_the_second_and_no_chunk_co
         let indices: Vec<u32> = came.iter().chain(&rest).map(|chunk| chunk.index).collect();
         let in_order: Vec<u32> = (0..indices.len() as u32).collect();
         assert_eq!(indices, in_order, "device {instance}: each once, {} before the cut", came.len());
-        // The last is the configuration, of 8 bytes.
+        // The last chunk is the configuration, 8 bytes.
         assert_eq!(bytes(&came) + bytes(&rest), all_bytes + 8);
     }
     let next = held.lock().unwrap().expect("held");
@@ -165,7 +167,7 @@ fn stream_that_is_cut_between_two_chunks_in_the_switchover_comes_once_as_a_whole
     let filter = noting(&sessions, move |passed, next| {
         let [(_, _, all_bytes), _] = BANKS;
         let has_stopped = || saving.lock().unwrap().contains(&(0, "stop"));
-        // Of what can be read when it has stopped only.
+        // Most of the passed bytes can be read only after the device has stopped.
         let is_read_late = bytes(&of(passed, 0)) > all_bytes / 3 * 2;
         let is_due = next.instance == 0
             && passed.last().is_some_and(|last| last.instance == 0)
@@ -183,14 +185,14 @@ fn stream_that_is_cut_between_two_chunks_in_the_switchover_comes_once_as_a_whole
     assert_eq!(*with.bench.target.starts.lock().unwrap(), 1);
     assert_eq!((with.count(0, "begin_save"), with.count(0, "end_save")), (vec![2, 2], vec![2, 2]));
     assert_eq!(with.count(1, "begin_load"), vec![2, 2]);
-    // The other device's stream may have come whole before the cut.
+    // The other device's stream may have arrived completely before the cut.
     let finished = with.count(1, "finish_load");
     assert!(finished[0] == 1 && (1..=2).contains(&finished[1]), "{finished:?}");
     let sessions = sessions.lock().unwrap();
     let [first, after] = &sessions[..] else { panic!("{} sessions", sessions.len()) };
     assert_eq!(first, &before);
     for (instance, _, all_bytes) in BANKS {
-        // It ran in between: what came of its state before is not true any more.
+        // The device ran in between, so the state that arrived before is outdated.
         let indices: Vec<u32> = of(after, instance).iter().map(|chunk| chunk.index).collect();
         let in_order: Vec<u32> = (0..indices.len() as u32).collect();
         assert_eq!(indices, in_order, "device {instance}");

@@ -1,4 +1,4 @@
-//! Lost connections that are not made anew: how each side ends.
+//! Lost connections that are not replaced: how each side ends.
 
 use super::*;
 use crate::common::{assert_lives_on, multifd};
@@ -6,7 +6,7 @@ use crate::support::destination::HandMade;
 use crate::support::{assert_failed, assert_next_works, eventually, small, vms, warnings};
 use sterna::{Arrival, MigrationError, Outcome, Status};
 
-/// Slow enough to be cut by hand.
+/// Slow enough for the test to cut it.
 fn slow(window: Duration) -> (Parameters, Capabilities) {
     let (params, capabilities) = multifd(2);
     let params = impatient(Parameters { max_bandwidth_bytes: 4 << 20, reconnect_window: window, ..params });
@@ -68,7 +68,7 @@ fn cancel_while_there_is_a_connection_ends_both_sides_at_once() {
 fn destination_that_gives_up_while_the_connection_is_lost_ends_the_migration() {
     let bench = cut_for_good(slow(WINDOW));
     eventually("the loss", || bench.migration.statistics().disconnected.is_some());
-    // It may notice the loss before, after, or at the same time.
+    // The destination may notice the loss before, after, or during the call.
     bench.incoming.cancel().unwrap();
     let arrival = bench.incoming.wait();
     assert!(matches!(arrival, Arrival::Failed(MigrationError::Cancelled)), "{arrival:?}");
@@ -82,12 +82,12 @@ fn destination_that_gives_up_while_the_connection_is_lost_ends_the_migration() {
 #[test]
 fn destination_that_is_gone_is_waited_for_until_the_window_ends() {
     let bench = cut_for_good(slow(Duration::from_millis(800)));
-    // Its address with it.
+    // Dropping the handles also closes the address.
     let Bench { source, target, proxy, migration, incoming, .. } = bench;
     drop(incoming);
     proxy.refuse(false);
 
-    // Before the migration's end: the destination is still tried to be told of it.
+    // Before the end of the migration, because the source still tries to inform the destination.
     eventually("the status", || matches!(migration.status(), Status::Failing | Status::Failed));
     let reason = migration.statistics().error.expect("the reason");
     let Outcome::Failed { error, held: false } = migration.wait() else { panic!("completed") };

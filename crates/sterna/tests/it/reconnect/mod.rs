@@ -1,12 +1,15 @@
-//! Connections that are lost before the commit, and made anew: the guest arrives whole, and little is sent twice.
+//! Connections that are lost before the commit and replaced: the guest arrives complete, and few bytes are sent
+//! twice.
 
 mod chunks;
 mod cuts;
 mod ends;
 mod preempt;
+mod silence;
 mod strangers;
 mod streams;
 mod switchover;
+mod zeros;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,23 +18,24 @@ use crate::common::{self, Log};
 use crate::support::proxy::{Filter, Line, Proxy, Verdict, Way};
 use crate::support::{TestVm, vm};
 use sterna::{Capabilities, Event, Incoming, Migration, Parameters, WaitLimits};
-use sterna_guests::model::Fill;
+use sterna_guests::model::{Acts, Fill};
 use sterna_guests::process::ProcessConfig;
 
 /// Longer than any test.
 const WINDOW: Duration = Duration::from_secs(60);
 
-/// A guest that writes, large enough to be cut in the middle.
+/// A guest that writes and zeroes pages, and is large enough to be cut in the middle.
 fn config() -> ProcessConfig {
-    ProcessConfig { fill: Fill::Random(3), working_set_pages: Some(200), ..common::config() }
+    let acts = Acts::MIXED;
+    ProcessConfig { fill: Fill::Random(3), acts, working_set_pages: Some(200), ..common::config() }
 }
 
-/// The same settings, and a lost connection is made anew.
+/// The same settings, with a reconnect window.
 fn surviving((params, capabilities): (Parameters, Capabilities)) -> (Parameters, Capabilities) {
     (Parameters { reconnect_window: WINDOW, ..params }, capabilities)
 }
 
-/// A migration through a proxy that harms it.
+/// A migration through a proxy that disturbs it.
 struct Bench {
     source: Arc<TestVm>,
     target: Arc<TestVm>,
@@ -64,7 +68,7 @@ impl Bench {
         Self { source, target, proxy, migration, incoming, told }
     }
 
-    /// The guest has arrived whole. Gives how often a connection was made anew.
+    /// Asserts that the guest has arrived complete. Returns how often a connection was replaced.
     fn arrives(&self) -> usize {
         let (outcome, arrival) = (self.migration.wait(), self.incoming.wait());
         common::assert_arrived(&outcome, &arrival, &self.target.guest);
@@ -76,8 +80,8 @@ impl Bench {
     }
 }
 
-/// Acts once on a line, with the first piece that goes that way after `at` bytes of pages or more have gone forward, over all lines
-/// together. Then again, if `times` says so.
+/// Acts once, on the first piece of this connection and direction after at least `at` bytes have been sent to the
+/// destination. The bytes count over all connections together. Repeats that up to `times`.
 fn after_bytes(at: u64, (line, way): (Line, Way), verdict: Verdict, times: usize) -> Filter {
     let (mut passed, mut next, mut left) = (0, at, times);
     Box::new(move |this, going, _, piece| {
@@ -89,17 +93,17 @@ fn after_bytes(at: u64, (line, way): (Line, Way), verdict: Verdict, times: usize
         }
         left -= 1;
         next = passed + at;
-        // Somewhere inside of what was written at once.
+        // In the middle of the bytes that were written in one call.
         piece.truncate(piece.len().div_ceil(2));
         verdict
     })
 }
 
-/// PING *prepare*.
+/// The value of PING *prepare*.
 const PREPARE: &[u8] = &[0x53, 0x54, 0x4e, 0x03];
 
-/// Cuts all connections where the first of these words passes on the main channel, then where the second does, and so on: behind it, or
-/// before its last byte.
+/// Cuts all connections where the first of these words passes on the main channel, then where the second does, and so
+/// on: after the word, or before its last byte.
 fn at_words(way: Way, including: bool, words: &'static [&'static [u8]]) -> Filter {
     let (mut last, mut words) = (Vec::new(), words.iter());
     let mut next = words.next();
@@ -122,7 +126,7 @@ fn at_words(way: Way, including: bool, words: &'static [&'static [u8]]) -> Filte
     })
 }
 
-/// Silence is noticed soon.
+/// Limits with which silence is detected soon.
 fn impatient(params: Parameters) -> Parameters {
     let limits = WaitLimits { stall: Duration::from_secs(1), ..params.limits };
     Parameters { limits, ..params }

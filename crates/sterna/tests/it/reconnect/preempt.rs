@@ -1,4 +1,5 @@
-//! The channel of requested pages belongs to one session. One that comes late, from an older session, takes nobody's place.
+//! The channel of requested pages belongs to one session. A channel of an earlier session is rejected, and does not
+//! replace the current one.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -11,7 +12,7 @@ use sterna::ram::missing_pages::MissingPages;
 use sterna_guests::process::ProcessGuest;
 use sterna_wire::extension::{Handover, MigrationSecret, PreemptHello, ReconnectChannel, ReconnectHello};
 
-/// Of the first connection: the migration's id and secret are among them.
+/// First bytes of the first connection. They include the migration's id and secret.
 const BEGINNING: usize = 64 << 10;
 
 type MayPass = Box<dyn Fn(Line, &[u8], &Seen) -> bool + Send>;
@@ -19,11 +20,12 @@ type MayPass = Box<dyn Fn(Line, &[u8], &Seen) -> bool + Send>;
 #[derive(Default)]
 struct Seen {
     beginning: Vec<u8>,
-    /// First pieces of connections that are no main channel and no multifd channel.
+    /// First pieces of connections that are neither main channels nor multifd channels.
     others: Vec<Vec<u8>>,
 }
 
-/// A migration with postcopy and preempt. The guest writes more than the link carries, so precopy does not end by itself.
+/// A migration with postcopy and preempt. The guest dirties more than the link carries, so precopy does not end by
+/// itself.
 struct Slow {
     _source: Arc<ProcessGuest>,
     target: Arc<ProcessGuest>,
@@ -35,12 +37,13 @@ struct Slow {
 }
 
 impl Slow {
-    /// `None` where this host forbids postcopy.
+    /// `None` if this host forbids postcopy.
     fn begin() -> Option<Self> {
         Self::with(Capabilities::default(), Box::new(|_, _, _| true))
     }
 
-    /// With more switched on. `may_pass`: whether the first piece of a connection of a later session goes on, by what has come before.
+    /// Starts with further capabilities. `may_pass` decides whether the first piece of a later session's connection
+    /// is forwarded, by the pieces before it.
     fn with(more: Capabilities, may_pass: MayPass) -> Option<Self> {
         if let Err(error) = MissingPages::probe() {
             assert!(std::env::var_os("CI").is_none(), "{error}");
@@ -72,7 +75,7 @@ impl Slow {
         let proxy = Proxy::new(&incoming.address(), filter);
         let migration = common::start(&source, &proxy.address(), &params, on, Arc::new(()));
         let slow = Self { _source: source, target, proxy, migration, incoming, warned, seen };
-        // The handover's section goes before them.
+        // The handover's section is sent before them.
         eventually("pages", || slow.migration.statistics().normal_pages > 16);
         Some(slow)
     }
@@ -90,13 +93,13 @@ impl Slow {
         let seen = self.seen.lock().unwrap();
         let name = Handover::SECTION_NAME.as_bytes();
         let at = seen.beginning.windows(name.len()).position(|window| window == name).expect("the section");
-        // Instance, version and the body's length stand before it.
+        // Instance, version and the body's length precede it.
         let body = &seen.beginning[at + name.len() + 12..];
         let handover = Handover::decode(Handover::SECTION_VERSION, &body[..Handover::BODY_BYTES]).unwrap();
         (handover.migration_id, handover.secret.expect("a secret"))
     }
 
-    /// As a preempt channel of the first session has it.
+    /// Hello of a preempt channel in the first session.
     fn old_hello(&self) -> Vec<u8> {
         let (id, secret) = self.identity();
         let mut bytes = Vec::new();
@@ -104,7 +107,7 @@ impl Slow {
         bytes
     }
 
-    /// As one of session `session` has it, which is not the first.
+    /// Hello of a preempt channel in session `session`, which is not the first.
     fn hello_of(&self, session: u32) -> Vec<u8> {
         let (id, secret) = self.identity();
         let mut bytes = Vec::new();
@@ -113,26 +116,26 @@ impl Slow {
         bytes
     }
 
-    /// Past the proxy.
+    /// Connects directly, without the proxy.
     fn dial(&self, hello: &[u8]) -> TcpStream {
         let mut stream = TcpStream::connect(("127.0.0.1", port(&self.incoming.address()))).unwrap();
         stream.write_all(hello).unwrap();
         stream
     }
 
-    /// It gets no byte, and is closed with this reason.
+    /// Asserts that the connection gets no byte, and is closed with this reason.
     fn refuses(&self, hello: &[u8], why: &str) {
         let before = warnings(&self.warned.events()).len();
         let mut got = Vec::new();
         let mut stream = self.dial(hello);
-        // One that is taken stays open.
+        // An accepted connection stays open.
         stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
         let _ = stream.read_to_end(&mut got);
         assert_eq!(got, b"", "{why}");
         eventually(why, || warnings(&self.warned.events())[before..].iter().any(|text| text.contains(why)));
     }
 
-    /// Switches to postcopy. The guest arrives whole, over a preempt channel that states the present session.
+    /// Switches to postcopy. Asserts that the guest arrives complete, over a preempt channel of the current session.
     fn arrives_in_postcopy(&self) {
         self.migration.start_postcopy().unwrap();
         let (outcome, arrival) = (self.migration.wait(), self.incoming.wait());
@@ -164,7 +167,8 @@ fn preempt_channel_that_comes_while_the_source_is_away_takes_no_place() {
     slow.proxy.cut();
     eventually("the loss", || slow.has_told(|event| matches!(event, Event::ConnectionLost { .. })));
     let hello = slow.old_hello();
-    // One that comes before the destination has ended what it read of the lost session may be kept until the next one begins.
+    // A connection that arrives before the destination has ended the lost session may be kept until the next session
+    // begins.
     let mut kept = Vec::new();
     eventually("a refusal", || {
         let mut stream = slow.dial(&hello);
@@ -178,7 +182,7 @@ fn preempt_channel_that_comes_while_the_source_is_away_takes_no_place() {
     slow.arrives_in_postcopy();
 }
 
-/// Connections are greeted side by side: which hello is read first hangs on chance.
+/// Connections are greeted in parallel, so the order in which hellos are read depends on timing.
 #[test]
 fn preempt_channel_that_overtakes_the_last_lane_of_its_session_is_taken() {
     let of_a_later_session = |piece: &[u8]| matches!(ReconnectHello::decode(piece), Ok(Some(_)));

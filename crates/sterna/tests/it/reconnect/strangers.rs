@@ -1,4 +1,4 @@
-//! Who claims to be a source that comes back, and is not.
+//! Peers that claim to be a reconnecting source, and are not.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -8,7 +8,7 @@ use crate::common::{assert_arrived, multifd};
 use crate::support::{eventually, port, warnings};
 use sterna_wire::extension::{MigrationSecret, ReconnectChannel, ReconnectHello};
 
-/// Sends `hello` to the destination. Gives what it answers until it closes.
+/// Sends `hello` to the destination. Returns the answer up to the closing of the connection.
 fn answer(incoming: &Incoming, hello: &[u8]) -> Vec<u8> {
     let mut stream = TcpStream::connect(("127.0.0.1", port(&incoming.address()))).unwrap();
     stream.write_all(hello).unwrap();
@@ -17,7 +17,7 @@ fn answer(incoming: &Incoming, hello: &[u8]) -> Vec<u8> {
     got
 }
 
-/// A migration that goes on slowly, and the hellos of its sessions.
+/// A slow migration, and the hellos of its sessions.
 struct Recorded {
     source: Arc<TestVm>,
     target: Arc<TestVm>,
@@ -47,7 +47,8 @@ fn recorded() -> Recorded {
     let proxy = Proxy::new(&incoming.address(), filter);
     let migration = vm::start(&source, &proxy.address(), &params, capabilities, told);
     eventually("the new session", || migration.statistics().reconnections.len() == 1);
-    // The source says so when it has sent its hellos. One that is sent again before the destination has read it is the first.
+    // The source reports this after it has sent its hellos. If a hello is sent again before the destination has read
+    // it, the destination treats it as the first.
     let has_begun = |event: &Event| matches!(event, Event::Reconnected { .. });
     eventually("the new session there", || warned.events().iter().any(has_begun));
     Recorded { source, target, _proxy: proxy, migration, incoming, warned, hellos }
@@ -79,7 +80,7 @@ fn stranger_gets_no_byte_and_changes_nothing() {
         (a_lane, "no proof"),
         (farewell, "no proof"),
         (of_another_version, "version 9"),
-        // The very bytes that were taken before: an old connection that comes back, or comes twice.
+        // The same bytes that were accepted before: a repeated or delayed connection.
         (hello, "has an old number"),
     ] {
         let before = warnings(&bench.warned.events()).len();

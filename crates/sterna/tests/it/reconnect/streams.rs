@@ -1,17 +1,18 @@
-//! Devices with large state: what was loaded of a stream stays, unless its device has stopped since.
+//! Devices with large state: loaded parts of a stream stay valid, unless the device has stopped since.
 
 use super::*;
 use crate::common::{multifd, parameters};
 use crate::support::bank::{Bank, Calls};
 use crate::support::small;
+use sterna_guests::process::ProcessGuest;
 
-/// PING *streams begin anew*.
+/// The value of the PING that announces streams from their beginning.
 const ANEW: &[u8] = &[0x53, 0x54, 0x4e, 0x0b];
 
-/// Two such devices: instance, seed, bytes of the stream. Two thirds can be read while they run.
+/// Two such devices: instance, seed, bytes of the stream. Two thirds can be read while the devices run.
 pub(super) const BANKS: [(u32, u64, u64); 2] = [(0, 7, 12 << 20), (1, 8, 3 << 20)];
 
-/// A migration of a guest with two such devices, and the calls that they got on either side.
+/// A migration of a guest with two such devices, and the devices' calls on each side.
 pub(super) struct WithBanks {
     pub(super) bench: Bench,
     pub(super) calls: [Calls; 2],
@@ -22,33 +23,48 @@ impl WithBanks {
         Self::counting(config, settings, [Calls::default(), Calls::default()], filter)
     }
 
-    /// `calls` are those of the source's devices and of the destination's.
+    /// Starts with a guest that is paused at the source.
+    fn paused(settings: (Parameters, Capabilities), filter: Filter) -> Self {
+        let pair = common::pair(&small());
+        pair.0.pause().unwrap();
+        Self::of(pair, settings, [Calls::default(), Calls::default()], filter)
+    }
+
+    /// `calls` receives the calls of the source's devices and of the destination's.
     pub(super) fn counting(
         config: &ProcessConfig,
         settings: (Parameters, Capabilities),
         calls: [Calls; 2],
         filter: Filter,
     ) -> Self {
+        Self::of(common::pair(config), settings, calls, filter)
+    }
+
+    fn of(
+        (source, target): (Arc<ProcessGuest>, Arc<ProcessGuest>),
+        settings: (Parameters, Capabilities),
+        calls: [Calls; 2],
+        filter: Filter,
+    ) -> Self {
         let banks = BANKS.map(|(instance, seed, bytes)| {
             let bank = Bank::new(instance, seed, bytes, bytes / 3 * 2, &calls[0]);
-            // On the main channel nothing is read while they run.
+            // On the main channel, no stream is read while the devices run.
             Arc::new(if settings.1.multifd { bank.read_while_running() } else { bank })
         });
         let waiting = banks.iter().map(|bank| Arc::new(bank.waiting(&calls[1]))).collect();
-        let (source, target) = common::pair(config);
         let vms = (TestVm::with_banks(source, banks.to_vec()), TestVm::with_banks(target, waiting));
         let (params, capabilities) = settings;
         Self { bench: Bench::between(vms, (&params, &params), capabilities, filter), calls }
     }
 
-    /// How often each device of a side was told that.
+    /// Number of these calls, for each device of a side.
     pub(super) fn count(&self, side: usize, call: &str) -> Vec<usize> {
         let calls = self.calls[side].lock().unwrap();
         [0, 1].map(|instance| calls.iter().filter(|told| **told == (instance, call)).count()).to_vec()
     }
 }
 
-/// In portions, so that a cut strikes while the devices are read.
+/// Settings with a limited rate, so that a cut happens while the devices are read.
 fn in_portions() -> (Parameters, Capabilities) {
     let (mut params, capabilities) = surviving(multifd(2));
     params.max_bandwidth_bytes = 40 << 20;
@@ -85,6 +101,20 @@ fn stream_of_a_device_that_had_stopped_begins_anew() {
         assert_eq!(with.count(0, "end_save"), [2, 2]);
         assert_eq!((with.count(1, "begin_load"), with.count(1, "end_load")), (vec![2, 2], vec![1, 1]));
     }
+}
+
+/// The guest does not run between the two switchovers, so its devices stay stopped.
+#[test]
+fn devices_of_a_paused_guest_are_read_again_after_a_lost_answer_to_prepare() {
+    let filter = at_words(Way::Back, false, &[PREPARE]);
+    let with = WithBanks::paused(surviving(multifd(2)), filter);
+    let (outcome, arrival) = (with.bench.migration.wait(), with.bench.incoming.wait());
+    assert!(matches!(outcome, sterna::Outcome::Completed), "{outcome:?}");
+    let is_paused = matches!(arrival, sterna::Arrival::Completed(sterna::RunState::Paused));
+    assert!(is_paused, "{arrival:?}");
+    assert_eq!((with.count(0, "begin_save"), with.count(0, "stop")), (vec![2, 2], vec![2, 2]));
+    assert_eq!((with.count(0, "run"), with.count(1, "run")), (vec![0, 0], vec![0, 0]));
+    assert_eq!(*with.bench.source.resumes.lock().unwrap(), 0);
 }
 
 #[test]

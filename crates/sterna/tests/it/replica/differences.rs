@@ -1,16 +1,16 @@
-//! Pages that come as differences over multifd channels (specs/extension.md §10): what a standby makes of them, and which it refuses. Those
-//! of the main channel are in `mod`.
+//! Differences over multifd channels (specs/extension.md §10): how a standby applies them, and which ones it refuses.
+//! Tests of differences on the main channel are in `mod`.
 
 use super::protected::{Bench, World, wait_for};
 use super::*;
 use heart::{Heart, secret};
 
-/// A page of a block, and its delta.
+/// A page of a block, and its difference.
 type Delta<'a> = (usize, usize, &'a [u8]);
 
 /// Byte 16 becomes 7.
 const SOUND: [u8; 3] = [16, 1, 7];
-/// Byte 4095 and the one behind the page become 9.
+/// Byte 4095 and the byte after the page become 9.
 const TOO_LONG: [u8; 5] = [0xff, 0x1f, 2, 9, 9];
 
 #[test]
@@ -19,7 +19,7 @@ fn differences_on_channels_are_checked_each_and_the_last_checkpoint_stays() {
     let cases: [(&[Delta<'_>], &str); 3] = [
         (&[(0, 4, &SOUND), (0, 5, &TOO_LONG)], "page 0x5000 of block \"pc.ram\" in checkpoint 3"),
         (&[(0, 6, &overlong)], "page 0x6000 of block \"pc.ram\" in checkpoint 3"),
-        // Each channel brings it once: nothing says which comes first.
+        // Each channel sends it once: the order of the two is unknown.
         (&[(0, 4, &SOUND), (0, 4, &SOUND)], "came twice between two flushes"),
     ];
     for (deltas, says) in cases {

@@ -1,8 +1,10 @@
-//! A whole session of a QEMU 11.1.3 and a standby, as it was recorded from both directions (`session_is_recorded` of
-//! `interop/tests/it/qemu_colo/golden.rs`): a `pc` with 8 MiB whose guest says frames, the main channel alone.
+//! A complete session of a QEMU 11.1.3 and a standby, recorded in both directions (`session_is_recorded` of
+//! `interop/tests/it/qemu_colo/golden.rs`). The guest is a `pc` with 8 MiB that sends network frames; the session
+//! uses the main channel alone.
 //!
-//! The file, gzip: u64 number of the last checkpoint, u64 length and u64 digest of the primary's RAM at that, then pieces: 0 for QEMU
-//! or 1 for the standby, u32 length, bytes.
+//! Format of the file, compressed with gzip: number of the last checkpoint (u64), length (u64) and digest (u64) of
+//! the primary's RAM at that checkpoint, then pieces. Each piece is 0 for QEMU or 1 for the standby, a length (u32),
+//! and bytes.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -42,7 +44,7 @@ struct Replayed {
     _directory: TempDir,
 }
 
-/// A standby that hears the session up to so many bytes of QEMU's, and answers as it did.
+/// A standby that receives the first `most` bytes of QEMU's session. Asserts that it answers as recorded.
 fn replay(session: &Session, most: usize) -> Replayed {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("standby");
@@ -66,7 +68,7 @@ fn replay(session: &Session, most: usize) -> Replayed {
             assert_eq!(&answer, bytes, "piece {index}");
         }
     }
-    // The primary is gone.
+    // The primary fails.
     drop(wire);
     Replayed { standby, _directory: directory }
 }
@@ -95,7 +97,7 @@ fn recorded_qemu_hears_the_same_answers_and_its_last_checkpoint_is_its_ram() {
 fn recorded_qemu_that_is_cut_off_anywhere_leaves_a_whole_checkpoint() {
     let session = session();
     let all: usize = session.said.iter().filter(|(who, _)| *who == 0).map(|(_, bytes)| bytes.len()).sum();
-    // The seeding is most of it; checkpoints are its end.
+    // The seeding is most of the session; checkpoints are at its end.
     let mut random = fastrand::Rng::with_seed(23);
     let mut before = 0;
     let mut cuts: Vec<usize> = (0..24).map(|_| all - random.usize(1..all / 8)).collect();

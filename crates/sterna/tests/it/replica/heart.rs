@@ -1,4 +1,4 @@
-//! A primary's side of the contact, made by hand: it says what a test tells it, and nothing else.
+//! A hand-made primary's side of the contact: it sends only the test's messages.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -24,7 +24,7 @@ pub struct Heart {
     beats: u64,
 }
 
-/// A lease that no busy host lets run out, and one that is soon over.
+/// A lease that does not end on a busy host, or a short one.
 fn terms(is_long: bool) -> Terms {
     Terms {
         heartbeat_us: 20_000,
@@ -36,12 +36,12 @@ fn terms(is_long: bool) -> Terms {
 }
 
 impl Heart {
-    /// Greets. The guest cannot be stopped from its side, as a QEMU's.
+    /// Sends a greeting. It announces that the primary cannot stop its guest, like a QEMU's.
     pub fn greet(to: &Address, secret: &Secret, is_long: bool) -> io::Result<Self> {
         Self::greet_with(to, secret, is_long, |hello, _| hello)
     }
 
-    /// As a Sterna that sends pages as differences over multifd channels.
+    /// Greets like a Sterna that sends pages as differences over multifd channels.
     pub fn greet_announcing_differences(to: &Address, secret: &Secret) -> io::Result<Self> {
         Self::greet_with(to, secret, true, |hello, binding| hello.announcing_differences(secret, binding))
     }
@@ -97,7 +97,7 @@ impl Heart {
         Some(self.reads.open(&bytes).expect("authentic").expect("whole").0)
     }
 
-    /// A heartbeat; gives how many checkpoints are held.
+    /// Sends a heartbeat. Returns the number of held checkpoints.
     pub fn beat(&mut self) -> u64 {
         self.beats += 1;
         self.say(Message::Heartbeat(self.beats));
@@ -110,7 +110,7 @@ impl Heart {
         }
     }
 
-    /// What it says after answers; none if it closes.
+    /// The next message that is not an answer; `None` if the peer closes.
     pub fn hear_word(&mut self) -> Option<Message> {
         loop {
             match self.hear()? {

@@ -1,4 +1,4 @@
-//! A standby and a COLO primary made by hand: what it holds, what it promises, and what it takes over.
+//! A standby with a hand-made COLO primary: held checkpoints, promises, and takeovers.
 
 mod differences;
 mod golden;
@@ -25,7 +25,7 @@ use tempfile::TempDir;
 use crate::common::{multifd, parameters};
 use primary::{BLOCKS, Page, Primary, blob, devices};
 
-/// As with lanes of 0 or more.
+/// Settings for this number of lanes (0 for none).
 fn settings(lanes: u8) -> (Parameters, Capabilities) {
     if lanes == 0 { (parameters(), Capabilities::default()) } else { multifd(lanes) }
 }
@@ -40,7 +40,7 @@ fn listen(lanes: u8, options: &StandbyOptions) -> Standby {
     Standby::listen(&at, options, params, capabilities, Arc::new(())).expect("listening")
 }
 
-/// A standby, and a primary whose guest it has seeded.
+/// A standby, and a primary whose guest it has received.
 fn pair(lanes: u8) -> (Standby, Primary) {
     let standby = listen(lanes, &options());
     let primary = Primary::seed(&standby.address(), lanes);
@@ -51,7 +51,7 @@ fn plan(directory: &TempDir) -> ImagePlan {
     ImagePlan { path: directory.path().join("image"), options: MappedOptions::default(), convert: None }
 }
 
-/// Waits until no more checkpoints come.
+/// Waits until the standby receives no more checkpoints.
 fn lost(standby: &Standby) -> MigrationError {
     let begin = Instant::now();
     loop {
@@ -63,7 +63,7 @@ fn lost(standby: &Standby) -> MigrationError {
     }
 }
 
-/// Takes over, and holds the image against what the primary had at that checkpoint.
+/// Takes over, and compares the image with the primary's state at that checkpoint.
 fn assert_takes_over(standby: &Standby, number: u64, ram: &[Vec<u8>], state: u8) {
     let directory = tempfile::tempdir().unwrap();
     let taken = standby.takeover(&plan(&directory), &OperatorsWord).expect("taken over");
@@ -73,7 +73,7 @@ fn assert_takes_over(standby: &Standby, number: u64, ram: &[Vec<u8>], state: u8)
     assert!(matches!(standby.takeover(&plan(&directory), &OperatorsWord), Err(TakeoverError::Done)));
 }
 
-/// Holds an image against what the primary had.
+/// Compares an image with the primary's state.
 fn assert_image(path: &Path, ram: &[Vec<u8>], state: u8) {
     let image = Image::open(path).expect("an image");
     for (index, (_, pages)) in BLOCKS.iter().enumerate() {
@@ -90,7 +90,7 @@ fn assert_image(path: &Path, ram: &[Vec<u8>], state: u8) {
     assert!(shape.description.is_some() && shape.has_end && shape.has_eof);
 }
 
-/// Pages of checkpoint `number`: some anew, some zero, some twice in a row of checkpoints.
+/// Pages of checkpoint `number`: some are new, some zero, some are in several consecutive checkpoints.
 fn pages(number: usize) -> Vec<Page> {
     let filled = (0..12).map(|index| (0, (number * 7 + index * 5) % 64, (number + index) as u8 | 1));
     let mut pages: Vec<Page> = filled.collect();
@@ -140,7 +140,7 @@ fn seeding_alone_can_be_taken_over() {
 
 #[test]
 fn checkpoint_that_is_cut_off_anywhere_is_dropped_whole() {
-    // What the primary says of a second checkpoint, up to where.
+    // The primary's messages of a second checkpoint, up to a point.
     type Cut = (&'static str, fn(&mut Primary));
     let cuts: [Cut; 7] = [
         ("REQUEST", |primary| primary.say(Message::CheckpointRequest)),
@@ -211,7 +211,7 @@ fn received_is_not_said_before_the_last_byte_of_the_devices() {
 fn end_of_ram_waits_for_the_sync_of_every_channel() {
     let (standby, mut primary) = pair(2);
     primary.begin_checkpoint();
-    // The main channel is at its end, and a lane's page and SYNC come late.
+    // The main channel is at its end, and a lane's page and SYNC arrive late.
     primary.write(&[3, 0, 0, 0, 2]);
     primary.write(&0x200u64.to_be_bytes());
     primary.write(&0x10u64.to_be_bytes());
@@ -276,12 +276,12 @@ fn what_breaks_a_rule_ends_the_following_by_name_and_the_last_checkpoint_stays()
             send_devices(primary, &devices);
         }),
         ("main channel, checkpoint 2: XBZRLE delta", |primary| {
-            // The second pair runs over the end of the page.
+            // The second pair extends past the end of the page.
             primary.begin_checkpoint();
             primary.send_deltas(&[(0, 3, &[0, 1, 7, 0xff, 0x1f, 2, 7, 7])]);
         }),
         ("page 0x5000 of block \"pc.ram\"", |primary| {
-            // The second page's pair puts no bytes.
+            // The pair of the second page writes no bytes.
             primary.begin_checkpoint();
             primary.send_deltas(&[(0, 3, &[4, 1, 1]), (0, 5, &[4, 0])]);
         }),
@@ -320,7 +320,7 @@ fn differences_are_to_what_came_last_in_this_checkpoint_or_before() {
     primary.checkpoint(&[(0, 3, 9), (1, 2, 0)], 2);
     for number in 3..6 {
         primary.begin_checkpoint();
-        // Of the checkpoint before, of a zero page, of the seeding; and of what the same checkpoint brought.
+        // Differences from pages of the previous checkpoint, a zero page, the seeding, and the same checkpoint.
         primary.send_deltas(&[
             (0, 3, &[number, 1, number]),
             (1, 2, &[0xff, 0x1f, 1, number]),
@@ -407,7 +407,7 @@ fn refused_permission_changes_nothing() {
     assert_takes_over(&standby, 2, &primary.ram, 3);
 }
 
-/// Lets the primary send all of a checkpoint, and looks whether it is promised.
+/// Sends a complete checkpoint of the primary, and checks whether it is promised.
 struct Meanwhile(parking_lot::Mutex<Primary>);
 
 impl TakeoverPermission for Meanwhile {

@@ -1,4 +1,4 @@
-//! A COLO primary, made by hand: two blocks of RAM, three devices, over the main channel alone or with multifd.
+//! A hand-made COLO primary: two blocks of RAM and three devices, over the main channel alone or with multifd.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -27,17 +27,17 @@ pub struct Primary {
     pub lanes: Vec<TcpStream>,
     packets: u64,
     records: RamRecordWriter,
-    /// What it has sent last.
+    /// RAM as it was last sent.
     pub ram: Vec<Vec<u8>>,
-    /// What the devices were filled with last.
+    /// The byte that filled the devices' state last.
     pub state: u8,
     /// The version of summaries (`specs/replica.md §7`), if the seeding announces them, as a Sterna's does.
     pub summaries: Option<u32>,
-    /// Of each lane that compresses its pages.
+    /// Encoders of the lanes, if pages are compressed.
     pub zstd: Vec<ZstdEncoder<'static, Vec<u8>>>,
 }
 
-/// A page that a checkpoint brings: block, page, what it is filled with.
+/// A page in a checkpoint: block, page, fill byte.
 pub type Page = (usize, usize, u8);
 
 fn globalstate(run_state: &str) -> Vec<u8> {
@@ -48,12 +48,12 @@ fn globalstate(run_state: &str) -> Vec<u8> {
     body
 }
 
-/// The devices of a machine, in the order of a checkpoint: id, name, body.
+/// Devices of the machine, in the order of a checkpoint: id, name, body.
 pub fn devices(state: u8) -> Vec<(u32, &'static str, Vec<u8>)> {
     vec![
         (39, EARLY, vec![state; 44]),
         (6, "apic", [&[0x7e, 0, 0, 0, 6, state][..], &[state; 200]].concat()),
-        // Paused, as a guest that was paused when it was seeded.
+        // Paused, as for a guest that was paused when it was seeded.
         (3, "globalstate", globalstate("paused")),
     ]
 }
@@ -83,7 +83,7 @@ pub fn summary(summary: &CheckpointSummary) -> (u32, &'static str, Vec<u8>) {
 }
 
 impl Primary {
-    /// Connects, seeds a guest whose pages are filled with their numbers, and hears SHUT and READY.
+    /// Connects, seeds a guest whose pages are filled with their numbers, and reads SHUT and READY.
     pub fn seed(to: &Address, lanes: u8) -> Self {
         let mut primary = Self::connect(to, lanes);
         primary.send_seeding(true);
@@ -121,14 +121,14 @@ impl Primary {
         }
     }
 
-    /// Header and configuration, with which the stream begins.
+    /// Sends the header and the configuration, with which the stream begins.
     pub fn send_start(&mut self) {
         let mut out = Vec::new();
         FileHeader.encode(&mut out);
         Configuration { machine_type: "pc-i440fx-11.1".into(), ..Configuration::default() }
             .encode(&mut out)
             .unwrap();
-        // The byte that ends the configuration begins an element.
+        // The byte that ends the configuration is the first byte of an element.
         out.push(8);
         self.write(&out);
     }
@@ -184,7 +184,7 @@ impl Primary {
         self.write(&out);
     }
 
-    /// END of RAM with these pages, to its footer; lanes carry them if there are any.
+    /// Sends RAM's END section with these pages, up to its footer. The lanes carry the pages, if there are any.
     pub fn send_ram(&mut self, pages: &[Page]) {
         let mut out = Vec::new();
         encode_section_part(RAM, true, &mut out);
@@ -200,7 +200,7 @@ impl Primary {
             }
         } else {
             self.send_on_lanes(pages);
-            // As 11.1 does: two flushes.
+            // As QEMU 11.1 does: two flushes.
             for _ in 0..2 {
                 self.sync();
                 RamRecordWriter::multifd_flush(&mut out);
@@ -212,7 +212,7 @@ impl Primary {
         self.has_sent(pages);
     }
 
-    /// END of RAM with differences of these pages; the guest has what a sound one makes of them.
+    /// Sends RAM's END section with differences of these pages. Valid ones are applied to the guest's copy.
     pub fn send_deltas(&mut self, deltas: &[(usize, usize, &[u8])]) {
         let mut out = Vec::new();
         encode_section_part(RAM, true, &mut out);
@@ -227,14 +227,14 @@ impl Primary {
         self.write(&out);
     }
 
-    /// These pages are the guest's.
+    /// Records these pages as sent.
     fn has_sent(&mut self, pages: &[Page]) {
         for &(block, page, fill) in pages {
             self.ram[block][page * PAGE_SIZE..(page + 1) * PAGE_SIZE].fill(fill);
         }
     }
 
-    /// A packet for each page, over all lanes in turn.
+    /// Sends one packet per page, over all lanes in turn.
     pub fn send_on_lanes(&mut self, pages: &[Page]) {
         for (index, &(block, page, fill)) in pages.iter().enumerate() {
             let lane = index % self.lanes.len();
@@ -255,7 +255,7 @@ impl Primary {
         }
     }
 
-    /// A packet for each page that comes as a difference, over all lanes in turn; the guest has what a sound one makes of them.
+    /// Sends one packet per difference, over all lanes in turn. Valid ones are applied to the guest's copy.
     pub fn send_deltas_on_lanes(&mut self, deltas: &[(usize, usize, &[u8])]) {
         for (index, &(block, page, delta)) in deltas.iter().enumerate() {
             let offset = page * PAGE_SIZE;
@@ -273,12 +273,12 @@ impl Primary {
         }
     }
 
-    /// SYNC on every lane.
+    /// Sends a SYNC on every lane.
     pub fn sync(&mut self) {
         let method = if self.zstd.is_empty() { Method::None } else { Method::Zstd };
         for lane in &mut self.lanes {
             let mut encoder = RamPacketEncoder::new(method);
-            // A standby that has refused something has closed: whoever listens finds out.
+            // A standby that has refused something has closed the connection. The next read reports that.
             let _ = lane.write_all(encoder.sync(self.packets));
             self.packets += 1;
         }
@@ -294,7 +294,7 @@ impl Primary {
         let _ = self.main.write_all(bytes);
     }
 
-    /// The next bytes of the return path are these, in hexadecimal digits.
+    /// Asserts that the next bytes of the return path are these, in hexadecimal digits.
     pub fn hear(&mut self, wanted: &str) {
         let digits: Vec<u32> = wanted.chars().filter_map(|digit| digit.to_digit(16)).collect();
         let wanted: Vec<u8> = digits.chunks(2).map(|pair| (pair[0] << 4 | pair[1]) as u8).collect();
@@ -303,7 +303,7 @@ impl Primary {
         assert_eq!(came, wanted);
     }
 
-    /// Whether nothing was said for a while.
+    /// Whether no byte arrives for a while.
     pub fn hears_nothing(&mut self) -> bool {
         self.main.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
         let read = self.main.read(&mut [0; 1]);
@@ -311,20 +311,20 @@ impl Primary {
         read.is_err()
     }
 
-    /// Up to VMSTATE_SEND.
+    /// Exchanges messages up to VMSTATE_SEND.
     pub fn begin_checkpoint(&mut self) {
         self.say(Message::CheckpointRequest);
         self.hear("00000002");
         self.say(Message::VmstateSend);
     }
 
-    /// RAM, size and devices of a checkpoint.
+    /// Sends RAM, size and devices of a checkpoint.
     pub fn send_checkpoint(&mut self, pages: &[Page], state: u8) {
         self.send_ram(pages);
         self.send_rest(state);
     }
 
-    /// What follows the RAM of a checkpoint.
+    /// Sends the part of a checkpoint after RAM.
     pub fn send_rest(&mut self, state: u8) {
         self.write(&[0]);
         let devices = blob(state);
@@ -333,7 +333,7 @@ impl Primary {
         self.state = state;
     }
 
-    /// A whole checkpoint, which the standby may not take any more: whether it was answered.
+    /// Sends a complete checkpoint, which the standby may refuse. Returns whether it was answered.
     pub fn tries_checkpoint(&mut self, pages: &[Page], state: u8) -> bool {
         let hears = |main: &mut TcpStream, count: usize| main.read_exact(&mut vec![0; count]).is_ok();
         self.say(Message::CheckpointRequest);
@@ -345,7 +345,7 @@ impl Primary {
         hears(&mut self.main, 8)
     }
 
-    /// A whole checkpoint, answered.
+    /// Sends a complete checkpoint, and reads the answers.
     pub fn checkpoint(&mut self, pages: &[Page], state: u8) {
         self.begin_checkpoint();
         self.send_checkpoint(pages, state);

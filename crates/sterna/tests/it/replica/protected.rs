@@ -1,4 +1,5 @@
-//! A guest that is protected in contact with its primary: who takes over, when, and that nobody else can.
+//! A guest that is protected in contact with its primary: which side takes over, and when, and that no other party
+//! can.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddrV4, TcpStream};
@@ -28,11 +29,11 @@ use super::{assert_image, options, pages, plan, settings};
 use crate::support;
 pub(super) use crate::support::{PATIENCE, wait_for};
 
-/// What the arbiter and the fence do, and what was done, in order.
+/// Settings of the arbiter and the fence, and a record of their calls, in order.
 #[derive(Default)]
 pub(super) struct World {
     ruling: Mutex<Option<Ruling>>,
-    /// The fence fails so many times.
+    /// Number of times that the fence fails.
     fails: AtomicU64,
     log: Mutex<Vec<&'static str>>,
     warnings: Mutex<Vec<String>>,
@@ -60,7 +61,7 @@ impl Observer for World {
     }
 }
 
-/// An image, with notes of what is done.
+/// An image survivor that records its calls.
 struct Noted(ImageSurvivor, Arc<World>);
 
 impl Survivor for Noted {
@@ -107,8 +108,13 @@ impl Bench {
                 fenced.fails.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
             failed.map_or(Ok(()), |_| Err("told to fail".to_owned()))
         };
-        let rules =
-            ContactRules { secret: secret(), is_required, claims: Arc::new(claims), fence: Arc::new(fence) };
+        let rules = ContactRules {
+            secret: secret(),
+            is_required,
+            claims: Arc::new(claims),
+            fence: Arc::new(fence),
+            always_fences: false,
+        };
         let at: Address = "tcp:127.0.0.1:0".parse().unwrap();
         let (params, capabilities) = settings(lanes);
         let standby =
@@ -176,14 +182,14 @@ fn standby_of_a_killed_primary_goes_on_after_claim_and_fence() {
 
 #[test]
 fn primary_that_is_silent_is_taken_over_when_patience_is_over_and_promised_nothing_then() {
-    // The arbiter is away.
+    // The arbiter cannot be reached.
     let bench = Bench::plain(Arc::default());
     let mut heart = bench.heart(false);
     let mut primary = bench.seed(0);
     primary.checkpoint(&pages(1), 2);
     let ram = primary.ram.clone();
     primary.begin_checkpoint();
-    // Whatever comes of it, here both connections are open and nothing is said on them.
+    // In each case both connections stay open and silent.
     bench.wait_for(State::Claiming);
     primary.send_checkpoint(&pages(2), 3);
     let mut heard = Vec::new();
@@ -191,7 +197,7 @@ fn primary_that_is_silent_is_taken_over_when_patience_is_over_and_promised_nothi
     assert!(heard.is_empty(), "a checkpoint was promised that would be lost");
     assert_eq!(heart.hear_word(), None);
 
-    // It waits, and says for what.
+    // The standby waits, and reports the reason.
     wait_for("the reason", || bench.trouble().contains("told to be away"));
     assert!(!bench.image().exists());
     *bench.world.ruling.lock() = Some(Ruling::Won);
@@ -206,7 +212,7 @@ fn checkpoints_that_go_on_do_not_keep_a_primary_alive_that_is_silent() {
     let _heart = bench.heart(false);
     let mut primary = bench.seed(0);
     primary.checkpoint(&pages(1), 2);
-    // More often than patience is long, until they are not answered any more.
+    // Checkpoints continue for longer than the standby's patience, until they are no longer answered.
     let begin = Instant::now();
     let mut rams = vec![primary.ram.clone()];
     for number in 2.. {
@@ -219,7 +225,7 @@ fn checkpoints_that_go_on_do_not_keep_a_primary_alive_that_is_silent() {
     }
 
     let Outcome::Running(held) = bench.outcome() else { panic!("{:?}", bench.outcome()) };
-    // All that was answered; the last one may be held without an answer that was heard.
+    // The answered checkpoints. The last one may be held although its answer was not read.
     let answered = rams.len() as u64 - 1;
     assert!(held == answered || held == answered + 1, "{held} is held, {answered} were answered");
     assert_image(&bench.image(), &rams[held as usize - 1], if held == 1 { 2 } else { held as u8 | 1 });
@@ -392,7 +398,7 @@ fn strangers_are_refused_and_harm_nothing() {
     for rest in [&[][..], &[0; Hello::BYTES - 4], &[7; 200]] {
         let mut socket = TcpStream::connect(("127.0.0.1", support::port(&address))).unwrap();
         socket.write_all(&Hello::MAGIC).unwrap();
-        // It may be refused before all of it was written.
+        // The standby may refuse before all bytes are written.
         let _ = socket.write_all(rest);
         let _ = socket.shutdown(Shutdown::Write);
         let mut heard = Vec::new();
@@ -427,7 +433,7 @@ fn guest_from_another_host_than_its_contact_is_refused_without_tls() {
             .unwrap();
         let mut socket = TcpStream::from(socket);
         socket.write_all(first).unwrap();
-        // Closed unread, it may be reset.
+        // The connection may be reset, because unread bytes were discarded.
         let _ = socket.read(&mut [0]);
     };
     let mut lane = Vec::new();
@@ -451,8 +457,9 @@ fn without_tls_a_standby_that_others_reach_demands_a_secret() {
             is_required,
             claims: Arc::new(|_| Arc::new(|| Err("nobody asks".to_owned())) as Arc<dyn Claims>),
             fence: Arc::new(|_| Ok(())),
+            always_fences: false,
         };
-        // Of no host: what is allowed fails to listen.
+        // An address of no host: an allowed standby fails to listen.
         let at: Address = "tcp:192.0.2.1:0".parse().unwrap();
         let (params, capabilities) = settings(0);
         let directory = tempfile::tempdir().unwrap();
@@ -471,10 +478,10 @@ fn without_tls_a_standby_that_others_reach_demands_a_secret() {
 #[test]
 fn contact_without_a_guest_gives_way_to_the_next() {
     let bench = Bench::plain(World::ruling(Ruling::Won));
-    // One that has ended.
+    // A contact that has ended.
     bench.heart(true).close();
     wait_for("its end", || bench.standby.contact().is_none());
-    // One that may have died without a word.
+    // A contact that may have failed without a message.
     let mut silent = bench.heart(true);
     assert_eq!(silent.beat(), 0);
     let mut heart = bench.heart(true);
@@ -524,11 +531,11 @@ fn contact_that_is_lost_while_the_guest_comes_ends_both() {
 
         assert_eq!(bench.outcome(), Outcome::Discarded(Because::NothingHeld));
         wait_for("the end", || {
-            // A seeding that was not whole has failed, which says more.
+            // An incomplete seeding is reported as failed, which is more precise.
             matches!(bench.standby.state(), StandbyState::Discarded | StandbyState::Failed(_))
         });
         assert!(bench.standby.held().is_none() && bench.world.count("ruling") == 0);
-        // SHUT 1 may come first.
+        // SHUT 1 may arrive first.
         primary.main.set_read_timeout(Some(PATIENCE)).unwrap();
         let _ = primary.main.read_to_end(&mut Vec::new());
     }

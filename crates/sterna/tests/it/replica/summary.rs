@@ -1,4 +1,5 @@
-//! Checkpoints that end with a summary (`specs/replica.md §7`): the standby holds those that are as it says.
+//! Checkpoints that end with a summary (`specs/replica.md §7`): the standby holds a checkpoint only if it matches its
+//! summary.
 
 use sterna::Compression;
 use sterna_wire::replica::{CheckpointSummary, PageSums};
@@ -9,11 +10,11 @@ use super::*;
 use heart::{Heart, secret};
 use primary::{section, summary};
 
-/// How pages come.
+/// How pages are sent.
 #[derive(Debug, Clone, Copy)]
 struct Way {
     lanes: u8,
-    /// As differences.
+    /// Whether pages are sent as differences.
     delta: bool,
     compression: Compression,
 }
@@ -30,19 +31,19 @@ const WAYS: [Way; 8] = [
     Way { lanes: 4, delta: false, compression: Compression::Zstd },
 ];
 
-/// What goes wrong with a checkpoint.
+/// The error in a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Wrong {
     Nothing,
     /// A page has other content.
     Content,
-    /// Another page has it.
+    /// Another page has the content.
     Place,
     LeftOut,
     Twice,
     ZeroInstead,
     Number,
-    /// A byte of a device.
+    /// A byte of a device differs.
     Device,
     NoSummary,
     NotTheLast,
@@ -55,7 +56,7 @@ const PAGES: [Page; 5] = [(0, 3, 5), (0, 4, 6), (0, 9, 7), (1, 2, 8), (1, 3, 9)]
 struct Bed {
     standby: Standby,
     primary: Primary,
-    /// Where differences over lanes have to be announced.
+    /// Needed if differences over lanes must be announced.
     _contact: Option<(Bench, Heart)>,
 }
 
@@ -84,7 +85,7 @@ impl Bed {
         Self { standby, primary, _contact: contact }
     }
 
-    /// Sends a checkpoint, whose summary is that of one where nothing is wrong.
+    /// Sends a checkpoint with this error. Its summary describes the correct one.
     fn checkpoint(&mut self, way: Way, number: u64, wrong: Wrong) {
         let Self { primary, .. } = self;
         let fill = |page: &Page| (page.0, page.1, page.2 + number as u8);
@@ -169,11 +170,11 @@ fn checkpoint_that_is_not_as_its_summary_says_is_dropped_and_the_one_before_is_t
     ];
     for way in WAYS {
         for (wrong, says) in cases {
-            // A difference is none to a page that is zero.
+            // A difference cannot describe a page that is zero.
             if way.delta && wrong == Wrong::ZeroInstead {
                 continue;
             }
-            // Over lanes no page comes twice between two flushes, with a summary or without.
+            // Over lanes, a page that is sent twice between two flushes is refused with or without a summary.
             let says = if way.lanes > 0 && wrong == Wrong::Twice { "came twice" } else { says };
             let mut bed = Bed::new(way);
             bed.checkpoint(way, 1, Wrong::Nothing);
@@ -185,7 +186,7 @@ fn checkpoint_that_is_not_as_its_summary_says_is_dropped_and_the_one_before_is_t
             let why = lost(&bed.standby).to_string();
             assert!(why.contains(says), "{way:?}, {wrong:?}: {why}");
             assert_eq!(bed.standby.held().map(|held| held.number), Some(1), "{way:?}, {wrong:?}");
-            // In contact with a primary the arbiter is asked first.
+            // In contact with a primary, a takeover first asks the arbiter.
             if bed.standby.contact().is_none() {
                 assert_takes_over(&bed.standby, 1, &sound, 1);
             }

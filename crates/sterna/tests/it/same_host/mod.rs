@@ -1,9 +1,10 @@
-//! A guest moves to another machine of this host, and its memory stays where it is.
+//! A guest moves to another machine of this host, and its memory stays in place.
 
 mod failures;
 mod planted;
 mod processes;
 mod refusals;
+mod written;
 
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
@@ -20,7 +21,7 @@ use crate::support::bank::{Bank, Calls};
 use crate::support::{TestVm, small, vm, vms};
 use sterna_guests::process::ProcessGuest;
 
-/// A Unix socket's address for one test.
+/// The address of a Unix socket, for one test.
 struct Place {
     _directory: tempfile::TempDir,
     path: PathBuf,
@@ -67,7 +68,7 @@ struct Moved {
 }
 
 impl Moved {
-    /// The guest is at the target, and no page was copied.
+    /// Asserts that the guest is at the target, and that no page was copied.
     fn assert_arrived(&self, target: &TestVm) {
         common::assert_arrived(&self.outcome, &self.arrival, &target.guest);
         let (sent, came) = (self.migration.statistics(), self.incoming.statistics());
@@ -76,7 +77,7 @@ impl Moved {
     }
 }
 
-/// Which files the memory is.
+/// Inodes of the memory's files.
 fn inodes(ram: &GuestRam) -> Vec<u64> {
     let file = |block: &sterna::ram::RamBlock| block.shared_file().unwrap().file;
     ram.blocks().iter().map(|block| file(block).metadata().unwrap().ino()).collect()
@@ -92,13 +93,13 @@ fn contents(ram: &GuestRam) -> Vec<Vec<u8>> {
     ram.blocks().iter().map(read).collect()
 }
 
-/// Writes a page of the guest's memory when it is loaded.
+/// A device that writes a page of the guest's memory when it is loaded.
 struct Scribbler {
     ram: GuestRam,
 }
 
 impl Scribbler {
-    /// On both sides.
+    /// Adds the device to both machines.
     fn on(machines: [&Arc<TestVm>; 2]) {
         for machine in machines {
             machine.guest.add_device(Arc::new(Self { ram: machine.ram() }));
@@ -159,7 +160,7 @@ fn guest_moves_on_and_its_old_place_takes_another_by_copying() {
     let third = TestVm::new(ProcessGuest::waiting(small()).unwrap());
     migrate(&target, &third, &parameters(), Capabilities::default()).assert_arrived(&third);
 
-    // Pages that come to the first place must not reach the memory that the third has.
+    // Pages that arrive at the first machine must not reach the memory that the third has.
     let (other, _) = vms();
     let fresh = TestVm::new(ProcessGuest::waiting_in(small(), source.ram()).unwrap());
     let incoming = vm::listen(&fresh, &common::parameters(), Capabilities::default());

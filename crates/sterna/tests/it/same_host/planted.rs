@@ -1,4 +1,4 @@
-//! Destinations that break a rule: what they do to the source's guest is found by what the tests of failures look at.
+//! Destinations that break a rule: the checks of the failure tests detect the damage to the source's guest.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,7 +10,7 @@ use crate::support::hook::{Call, Journal, LeaseHook};
 use crate::support::vm::TestDevice;
 use crate::support::{self, TestVm, vm, vms};
 
-/// Whether the source's memory has changed after a migration that fails, to a target with this fault.
+/// Whether the source's memory has changed after a failed migration to a target with this fault.
 fn changes(fault: SharingFault, prepare: impl Fn(&Arc<TestVm>, &Arc<TestVm>)) -> bool {
     let (source, target) = vms();
     source.guest.pause().unwrap();

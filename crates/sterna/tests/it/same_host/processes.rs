@@ -1,4 +1,4 @@
-//! The destination is another process, which dies at a chosen moment.
+//! The destination is another process, which ends at a chosen moment.
 
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
@@ -21,7 +21,7 @@ use sterna_guests::process::ProcessGuest;
 const PATH: &str = "STERNA_TEST_SAME_HOST_PATH";
 const MOMENT: &str = "STERNA_TEST_SAME_HOST_MOMENT";
 
-/// A destination that ends itself, or that writes memory behind the engine's back.
+/// A destination that ends its process, or that writes memory without the engine's knowledge.
 struct Dying {
     vm: Arc<TestVm>,
     moment: String,
@@ -80,7 +80,7 @@ impl Hook for DyingHook {
     }
 }
 
-/// Knows where memory is mapped, and asks nobody.
+/// A device that knows where memory is mapped, and accesses it directly.
 struct Reckless {
     ram: GuestRam,
     writes: bool,
@@ -95,7 +95,7 @@ impl Device for Reckless {
     }
     fn load(&self, _: u32, _: &[u8]) -> Result<(), VmError> {
         if self.writes {
-            // As a device does that has the address: the processor stops it, and this process with it.
+            // Like a device that has the address: the processor raises a fault, which ends this process.
             let page = self.ram.block(0).slice(0, PAGE_SIZE).expect("a window");
             let _ = page.copy_from(&[0xff; PAGE_SIZE]);
         }
@@ -122,7 +122,7 @@ fn destination_process() {
     }
 }
 
-/// A destination in a process of its own, which waits at `place`.
+/// Starts a destination in its own process, which waits at `place`.
 fn spawn(place: &Place, moment: &str, uid: Option<u32>) -> Child {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
@@ -135,12 +135,12 @@ fn spawn(place: &Place, moment: &str, uid: Option<u32>) -> Child {
         command.uid(uid).gid(uid);
     }
     let child = command.spawn().unwrap();
-    // The socket's file is there a moment before anybody listens.
+    // The socket's file exists a moment before the process listens.
     support::eventually("the destination's socket", || ready(&place.path).exists());
     child
 }
 
-/// The file that a destination makes when it listens at `path`.
+/// The file that a destination creates when it listens at `path`.
 fn ready(path: &Path) -> PathBuf {
     path.with_extension("ready")
 }
@@ -151,7 +151,7 @@ struct Source {
 }
 
 impl Source {
-    /// With the device that the destination has, too.
+    /// A machine with the same device as the destination's.
     fn new() -> Self {
         let (vm, _) = vms();
         vm.guest.add_device(Arc::new(Reckless { ram: vm.ram(), writes: false }));
@@ -199,7 +199,8 @@ fn destination_killed_before_the_commit_leaves_every_byte() {
     }
 }
 
-/// The source does not know whether the guest ran there: it stays stopped and keeps the memory, until an operator says so.
+/// The source does not know whether the guest ran there. It stays stopped and keeps the memory, until an operator
+/// decides.
 #[test]
 fn destination_killed_after_the_commit_leaves_the_source_undecided_and_its_memory_whole() {
     let (source, place) = (Source::new(), Place::new());

@@ -1,4 +1,4 @@
-//! What is refused before anything is given away.
+//! Moves that are refused before any resource is released.
 
 use std::sync::Arc;
 
@@ -56,7 +56,7 @@ fn private_memory_is_refused_at_the_source_with_the_cure() {
     common::assert_lives_on(&source.guest);
 }
 
-/// What the destination refuses the source hears in the destination's words, while its guest runs.
+/// The source reports the text of the destination's refusal, while its guest runs.
 #[test]
 fn machine_that_cannot_take_the_memory_says_why_to_the_source() {
     let private = ProcessConfig { backing: Backing::Anonymous, ..small() };
@@ -97,7 +97,7 @@ fn destination_that_waits_for_descriptors_takes_no_copy() {
     }
 }
 
-/// The source's word counts.
+/// The source's setting decides.
 #[test]
 fn destination_takes_memory_without_a_setting_of_its_own() {
     let (source, target) = vms();

@@ -1,5 +1,6 @@
-//! What tells a destination that pages are there: a short message after their WRITE, or a WRITE with an immediate. Both use up a
-//! receive. The same WRITEs with each, in turns, between memory that is resident and registered before.
+//! Compares two barriers that tell a destination that pages have arrived: a short message after their WRITE,
+//! or a WRITE with an immediate. Both use up a receive. The same WRITEs are timed with each in turn, between
+//! memory that is resident and already registered.
 #![allow(clippy::print_stdout)]
 
 use std::sync::Arc;
@@ -21,7 +22,7 @@ use crate::Failure;
 
 /// Bytes of a packet's pages.
 const BATCHES: [u64; 2] = [MIB, 64 << 10];
-/// Batches that are not known to be complete, at most.
+/// Limit of batches that are not known to be complete.
 const AHEAD: u64 = 16;
 const RECEIVES: u32 = 64;
 const MESSAGE_BYTES: u32 = 64;
@@ -46,7 +47,7 @@ impl Barrier {
     }
 }
 
-/// Each barrier several times, in turns: rows with medians.
+/// Times each barrier several times, alternating. Returns rows with medians.
 pub(super) fn rows() -> Result<Vec<Value>, Failure> {
     let (source, destination) = joined(&SIZES)?;
     let bytes = MEMORY_MIB * MIB;
@@ -67,7 +68,7 @@ pub(super) fn rows() -> Result<Vec<Value>, Failure> {
     for batch in BATCHES {
         let mut found = Barrier::ALL.map(|_| Vec::new());
         for repetition in 0..REPETITIONS {
-            // Each comes first in turn: the machine may become slower.
+            // The order alternates, because the machine may become slower.
             for at in [repetition % 2, (repetition + 1) % 2] {
                 let (barrier, found) = (Barrier::ALL[at], &mut found[at]);
                 let way = Way { source: &source, destination: &destination, from: &from, into: &into };
@@ -99,7 +100,7 @@ struct Way<'a> {
 }
 
 impl Way<'_> {
-    /// Seconds until the destination knows of all.
+    /// Writes all batches. Returns the seconds until the destination knows of all of them.
     fn write_all(
         &self,
         bytes: u64,
@@ -122,7 +123,7 @@ impl Way<'_> {
             });
             let mut complete = 0;
             for number in 0..batches {
-                // Never more than there are receives for: what a credit keeps, over the wire.
+                // Limits the batches to the posted receives, as credits do in the real protocol.
                 while number - complete >= AHEAD {
                     complete += done(self.source, Queue::Send)?.len() as u64;
                 }
@@ -169,7 +170,7 @@ impl Way<'_> {
     }
 }
 
-/// Waits for completions of a queue, and gives their requests.
+/// Waits for completions of a queue, and returns their requests.
 fn done(end: &Endpoint, queue: Queue) -> Result<Vec<u64>, Failure> {
     let (connection, mut found): (&Arc<dyn Connection>, _) = (end.connection(), Vec::new());
     loop {

@@ -1,4 +1,4 @@
-//! What the guests' RAM is filled with.
+//! Fills and checks the RAM of the bench's guests.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt as _;
@@ -11,12 +11,12 @@ use crate::Failure;
 
 const PAGE: usize = 4096;
 
-/// What RAM contains.
+/// The content of RAM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::lab::rdma) enum Load {
-    /// Noise.
+    /// Noise in every page.
     Random,
-    /// Noise in the first half, nothing in the second.
+    /// Noise in the first half, zeros in the second.
     HalfZero,
     /// Noise in every second page.
     EverySecondPage,
@@ -37,12 +37,13 @@ impl Load {
         Self::ALL.into_iter().find(|load| load.name() == name)
     }
 
-    /// A MiB of it at that offset, of `total` bytes; nothing where it is zero.
+    /// A MiB of the content at this offset, of `total` bytes. `None` where it is zero.
     pub(super) fn piece(self, at: u64, total: u64) -> Option<Vec<u8>> {
         if self == Self::HalfZero && at >= total / 2 {
             return None;
         }
-        // Noise that is made once, and a number in each page that no other page has: making noise takes long here.
+        // The noise is made only once, because making it is slow here. A number in each page makes the pages
+        // different.
         static NOISE: OnceLock<Vec<u8>> = OnceLock::new();
         let noise = NOISE.get_or_init(|| {
             let mut noise = vec![0; MIB as usize];
@@ -61,7 +62,7 @@ impl Load {
     }
 }
 
-/// Fills fresh memory of this process.
+/// Fills untouched memory of this process.
 pub(super) fn fill(block: &RamBlock, load: Load) -> Result<(), Failure> {
     let total = block.len_bytes();
     for at in (0..total).step_by(MIB as usize) {
@@ -72,7 +73,7 @@ pub(super) fn fill(block: &RamBlock, load: Load) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Fills fresh memory of another process.
+/// Fills untouched memory of another process.
 pub(super) fn fill_of(pid: u32, address: u64, total: u64, load: Load) -> Result<(), Failure> {
     let path = format!("/proc/{pid}/mem");
     let failed = |error: std::io::Error| format!("{path}: {error}");
@@ -85,7 +86,7 @@ pub(super) fn fill_of(pid: u32, address: u64, total: u64, load: Load) -> Result<
     Ok(())
 }
 
-/// Whether the memory of a process holds it.
+/// Checks that the memory of a process has this content.
 pub(super) fn check_of(pid: u32, address: u64, total: u64, load: Load) -> Result<(), Failure> {
     let path = format!("/proc/{pid}/mem");
     let failed = |error: std::io::Error| format!("{path}: {error}");

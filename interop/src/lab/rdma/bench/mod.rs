@@ -1,8 +1,10 @@
-//! How fast guests move over soft-RoCE: Sterna and QEMU in all pairs, beside what the device can do ([`raw`]), in one boot.
+//! Measures how fast guests move over soft-RoCE, with Sterna and QEMU in all pairs. It also measures the
+//! device's limit ([`raw`]) in the same boot.
 //!
-//! One emulated core does everything, populating memory included, so it is software that is compared here: in one boot, by
-//! ratios. Repetitions are interleaved; medians are told. Beside guests that stand still: guests that write all the time ([`writers`]),
-//! and what tells a destination that pages are there ([`barrier`]).
+//! One emulated core does all the work, including populating memory. The bench therefore compares software,
+//! by ratios within one boot. Repetitions are interleaved, and medians are reported. Most guests are stopped.
+//! Other parts use guests that write all the time ([`writers`]), and compare the barriers that tell a
+//! destination that pages have arrived ([`barrier`]).
 #![allow(clippy::print_stdout)]
 
 mod barrier;
@@ -27,26 +29,27 @@ use rows::{Row, median};
 pub(in crate::lab) use writers::serve as serve_writer;
 
 const MIB: u64 = 1 << 20;
-/// RAM of the guests, and its block.
+/// Size of the guests' RAM, and name of its block.
 const MEMORY_MIB: u64 = 512;
 const BLOCK: &str = "ram0";
-/// Windows of the raw loop, MiB.
+/// Window sizes of the raw loop, MiB.
 const RAW_WINDOWS_MIB: [u64; 3] = [1, 8, 512];
-/// Chunk sizes that are compared several times, and those that are looked at once; 0: all memory is pinned.
+/// Chunk sizes that are compared several times, and chunk sizes that are measured once; 0: all memory is
+/// pinned.
 const CORE_CHUNKS_MIB: [u64; 4] = [1, 8, 64, 1024];
 const OTHER_CHUNKS_MIB: [u64; 4] = [2, 32, 256, 0];
 const REPETITIONS: usize = 5;
-/// What only two Sternas do: multifd channels, and the limit of pinned memory, MiB.
+/// Settings that only two Sternas have: multifd channels, and the limit of pinned memory in MiB.
 const LANES: [u8; 4] = [0, 1, 2, 4];
 const PINNED_LIMIT_MIB: u64 = 64;
 const OTHER_REPETITIONS: usize = 3;
 
-/// Its parts, by which `--only` chooses.
+/// Names of the bench's parts, for `--only`.
 const ROWS: &str = "rows";
 const WRITERS: &str = "writers";
 const BARRIER: &str = "barrier";
 
-/// Runs the bench, or the parts of it that were chosen, and prints its results. The number of migrations that failed.
+/// Runs the selected parts of the bench and prints the results. Returns the number of failed migrations.
 pub(in crate::lab) fn run(selection: &Selection) -> i32 {
     match measured(selection) {
         Ok(failures) => failures,
@@ -85,11 +88,11 @@ fn measured(selection: &Selection) -> Result<i32, Failure> {
     Ok(failures as i32)
 }
 
-/// Guests that stand still.
+/// Results with stopped guests.
 #[derive(Default)]
 struct Table {
     repetitions: usize,
-    /// Windows of the raw loop, MiB, and its median.
+    /// Window sizes of the raw loop in MiB, each with its median.
     raw: Vec<(u64, f64)>,
     rows: Vec<Row>,
 }
@@ -108,7 +111,7 @@ impl Table {
             core.iter_mut().for_each(|row| row.repeat(&mut machines, repetition == 0));
         }
         self.raw = raw.iter().map(|(window, found)| (*window, median(found))).collect();
-        // Now, for whoever does not wait for the rest.
+        // Prints the main rows now, because the other rows take long.
         self.tell(core);
         if is_quick {
             return Ok(());
@@ -156,7 +159,7 @@ fn rows(chunks_mib: &[u64], load: Load) -> Vec<Row> {
     chunks_mib.iter().flat_map(|chunk| Pair::ALL.map(|pair| Row::new(pair, way(*chunk), load))).collect()
 }
 
-/// What no QEMU does.
+/// Rows of settings that no QEMU has.
 fn between_sternas() -> Vec<Row> {
     let plain = Way { chunks_mib: [8, 8], return_path: false, ..Way::PLAIN };
     let lanes = LANES.map(|lanes| Way { lanes, ..plain });
@@ -165,14 +168,14 @@ fn between_sternas() -> Vec<Row> {
     ways.map(|way| Row::new(Pair::STERNAS, way, Load::Random)).collect()
 }
 
-/// In which the kernel tells programs times, on every machine that the lab is.
+/// Unit in which the kernel reports CPU time to programs. It is the same on every machine of the lab.
 const TICKS_PER_SECOND: f64 = 100.0;
 
 /// CPU seconds of a process so far.
 fn cpu_of(pid: u32) -> Result<f64, Failure> {
     let path = format!("/proc/{pid}/stat");
     let text = std::fs::read_to_string(&path).map_err(|error| format!("{path}: {error}"))?;
-    // After the name, which may contain anything: state, and ten words more before the two times.
+    // The name may contain any character. After it follow the state, ten more words, and the two times.
     let words: Vec<&str> = text.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
     let ticks = |at: usize| words.get(at).and_then(|word| word.parse::<f64>().ok());
     let (user, system) = (ticks(11), ticks(12));

@@ -1,4 +1,4 @@
-//! One migration that is timed: from the command until both sides have completed.
+//! Times one migration: from the command until both sides have completed.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use crate::lab::rdma::way::Way;
 use crate::qemu::PATIENCE;
 use crate::{Accelerator, Builder, Failure, Qemu, Ram, Root};
 
-/// Who moves a guest to whom.
+/// The programs of source and destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Pair {
     from_sterna: bool,
@@ -36,21 +36,21 @@ impl Pair {
     }
 }
 
-/// What one migration took and did.
+/// Measurements of one migration.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Sample {
     pub(super) seconds: f64,
     pub(super) source_cpu: f64,
     pub(super) destination_cpu: f64,
-    /// A Sterna source's statistics.
+    /// Statistics of the source, if it is a Sterna.
     pub(super) source: Value,
-    /// A Sterna destination's statistics.
+    /// Statistics of the destination, if it is a Sterna.
     pub(super) destination: Value,
-    /// The most that a Sterna source had registered.
+    /// Maximum of bytes that a Sterna source had registered.
     pub(super) pinned_bytes: Value,
 }
 
-/// Sources with one content, and a Sterna for what comes.
+/// Sources with the same content, and a Sterna process as destination.
 pub(in crate::lab::rdma) struct Machines {
     qemu: Qemu,
     source: Sterna,
@@ -65,7 +65,7 @@ impl Machines {
         let table = table_of(&mut qemu)?;
         let blocks = json!(table.iter().map(|(name, length)| json!([name, length])).collect::<Vec<_>>());
         let (mut source, destination) = (Sterna::start(PEER)?, Sterna::start(PEER)?);
-        // It gets the QEMU's devices, and then RAM of its own.
+        // The Sterna gets the QEMU's devices first, and RAM of its own later.
         let way = Way { return_path: false, ..Way::PLAIN };
         let uri = "tcp:127.0.0.1:4000";
         source.ask(&json!({ "do": "receive", "blocks": blocks, "uri": uri, "way": way.to_json() }))?;
@@ -80,12 +80,12 @@ impl Machines {
         Ok(Self { qemu, source, destination, load, blocks })
     }
 
-    /// Between the two Sternas; the bytes that arrive are looked at.
+    /// Migrates between the two Sternas, and checks the received bytes.
     pub(in crate::lab::rdma) fn between(&mut self, way: Way) -> Result<(), Failure> {
         self.run(Pair::STERNAS, way, true).map(drop)
     }
 
-    /// One migration; `check`: whether the bytes that arrive are looked at.
+    /// Runs one migration. With `check`, the received bytes are checked.
     pub(super) fn run(&mut self, pair: Pair, way: Way, check: bool) -> Result<Sample, Failure> {
         let uri = way.uri();
         let mut qemu = None;
@@ -101,7 +101,7 @@ impl Machines {
             (qemu.pid(), address_of(qemu, BLOCK)?)
         };
         if !pair.from_sterna {
-            // Of a machine whose migration has completed no other may begin.
+            // A machine can start another migration only after it has resumed.
             self.qemu.resume()?;
             way.set_source(&mut self.qemu)?;
             forget_events(&mut self.qemu)?;
@@ -129,7 +129,7 @@ impl Machines {
     }
 }
 
-/// Waits for the event that says that the migration is over: asking again and again would take time of the only core.
+/// Waits for the event that reports the end of the migration. Polling would use time of the only core.
 fn completed(qemu: &mut Qemu) -> Result<(), Failure> {
     let begin = Instant::now();
     loop {
@@ -139,14 +139,14 @@ fn completed(qemu: &mut Qemu) -> Result<(), Failure> {
         let event = event.ok_or("QEMU's migration does not end")?;
         match event.data["status"].as_str().filter(|_| event.name == "MIGRATION") {
             Some("completed") => return Ok(()),
-            // It says why.
+            // The call returns the reason of the failure.
             Some("failed" | "cancelled") => return qemu.wait_for_migration().map(drop),
             _ => {}
         }
     }
 }
 
-/// Those of migrations before.
+/// Discards the events of earlier migrations.
 fn forget_events(qemu: &mut Qemu) -> Result<(), Failure> {
     while qemu.qmp().next_event(Duration::ZERO).map_err(|error| error.to_string())?.is_some() {}
     Ok(())

@@ -1,4 +1,4 @@
-//! A Sterna of its own process, with a QEMU's machine in its memory: so that its CPU time can be told.
+//! A Sterna in its own process, so that its CPU time can be measured. Its memory contains a QEMU's machine.
 
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -18,13 +18,13 @@ use crate::lab::rdma::blocks::made;
 use crate::lab::rdma::child;
 use crate::lab::rdma::way::{Way, digest};
 
-/// The process from inside.
+/// Runs the process: performs orders from standard input.
 pub(in crate::lab) fn serve() {
     let mut machine = Machine::default();
     child::serve(|order| machine.perform(order));
 }
 
-/// A machine in memory.
+/// A machine in memory, and the migration that moves it.
 #[derive(Default)]
 pub(in crate::lab::rdma) struct Machine {
     here: Option<MemoryMachine>,
@@ -44,7 +44,7 @@ impl Machine {
         }
     }
 
-    /// Into fresh memory.
+    /// Receives a machine into untouched memory.
     fn receive(&mut self, order: &Value, way: Way) -> Result<Value, Failure> {
         (self.here, self.incoming) = (None, None);
         let block = |pair: &Value| Some((pair[0].as_str()?.to_owned(), pair[1].as_u64()?));
@@ -67,7 +67,7 @@ impl Machine {
         }
     }
 
-    /// Of its RAM.
+    /// A digest of the machine's RAM.
     fn digest(&self) -> Result<Value, Failure> {
         let here = self.here.as_ref().ok_or("no memory")?;
         let block = here.ram().blocks().iter().find(|block| block.name() == BLOCK).ok_or("no RAM")?;
@@ -79,7 +79,7 @@ impl Machine {
     fn fill(&mut self, order: &Value) -> Result<Value, Failure> {
         let load = order["load"].as_str().and_then(Load::named).ok_or("no such load")?;
         let (ram, shape) = self.held()?;
-        // Fresh memory, so that what is zero was never touched.
+        // The memory is new, so that zero pages were never touched.
         let blocks = ram.blocks().iter().map(|block| (block.name().to_owned(), block.len_bytes()));
         let fresh = made(blocks)?;
         for (old, new) in ram.blocks().iter().zip(fresh.blocks()) {
@@ -95,7 +95,7 @@ impl Machine {
         Ok(json!({}))
     }
 
-    /// The machine stays here as it is, so that it can be sent again.
+    /// Sends the machine. It stays here unchanged, so that it can be sent again.
     fn send(&mut self, order: &Value, way: Way) -> Result<Value, Failure> {
         let (ram, shape) = self.held()?;
         let again = GuestRam::new(ram.blocks().to_vec()).map_err(said)?;
@@ -117,7 +117,8 @@ impl Machine {
     }
 }
 
-/// How the migration ended, and the most that was pinned. Looking more often would take time of the only core.
+/// Waits for the end of the migration. Returns the outcome and the maximum of pinned bytes. More frequent
+/// polling would use time of the only core.
 fn watched(migration: &Migration) -> (Outcome, u64) {
     const EVERY: Duration = Duration::from_millis(250);
     std::thread::scope(|scope| {

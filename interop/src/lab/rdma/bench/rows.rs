@@ -23,7 +23,7 @@ impl Row {
         Self { pair, way, load, samples: Vec::new(), failures: Vec::new() }
     }
 
-    /// Once more.
+    /// Runs one more migration and adds its results.
     pub(super) fn repeat(&mut self, machines: &mut Machines, check: bool) {
         let [chunk, _] = self.way.chunks_mib;
         let about = format!("{}, {} MiB, {}, {}", self.pair.name(), chunk, self.mode(), self.load.name());
@@ -84,7 +84,7 @@ impl Row {
     }
 }
 
-/// The middle one; the mean of the middle two; not a number of none.
+/// Median of the values: the mean of the middle two, or NaN without values.
 pub(super) fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

@@ -1,35 +1,36 @@
-//! What the connection manager sends when a connection is made.
+//! Decodes the messages of the connection manager that establish a connection.
 
 use super::packet::{Packet, be16, be24, be32};
 
-/// The kinds of its messages, in the management header's attribute.
+/// Kinds of messages, from the attribute in the management header.
 const REQUEST: u16 = 0x10;
 const REPLY: u16 = 0x13;
 const HEADER_BYTES: usize = 24;
-/// Where the two messages have their private data, after the header. The first part of a request's is of the connection manager.
+/// Offsets of the private data in the two messages, after the header. The first part of a request's private
+/// data is the connection manager's.
 const REQUEST_DATA: usize = 140 + 36;
 const REPLY_DATA: usize = 36;
 
-/// The wish for a connection.
+/// A request for a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::lab::rdma) struct Request {
-    /// Its number at the side that asks, and the queue pair there.
+    /// Its number at the requesting side, and that side's queue pair.
     pub(super) id: u32,
     pub(super) pair: u32,
-    /// As [`Self::conditions`] lists them.
+    /// Described at [`Self::conditions`].
     conditions: [u8; 4],
-    /// The 56 bytes that a program may fill.
+    /// The 56 bytes that a program can set.
     pub(in crate::lab::rdma) private_data: Vec<u8>,
 }
 
-/// The answer to it.
+/// The reply to a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::lab::rdma) struct Reply {
-    /// The number of the request.
+    /// Number of the request.
     pub(super) id: u32,
-    /// The queue pair at the side that answers.
+    /// The queue pair of the replying side.
     pub(super) pair: u32,
-    /// The 196 bytes that a program may fill.
+    /// The 196 bytes that a program can set.
     pub(in crate::lab::rdma) private_data: Vec<u8>,
 }
 
@@ -44,7 +45,7 @@ impl Request {
         })
     }
 
-    /// Responder resources, initiator depth, retries, and retries for want of a receive.
+    /// Responder resources, initiator depth, retries, and retries when no receive is posted.
     pub(in crate::lab::rdma) fn conditions(&self) -> [u8; 4] {
         self.conditions
     }

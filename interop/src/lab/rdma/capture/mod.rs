@@ -1,5 +1,5 @@
-//! What connections carry, as it is on the wire: RoCE's packets that a network card of this VM sends and takes, put together to
-//! messages again.
+//! Captures connections on the wire. It collects the RoCE packets that a network card of this VM sends and
+//! receives, and reassembles their messages.
 
 mod manager;
 mod packet;
@@ -19,29 +19,29 @@ use crate::Failure;
 use manager::{Reply, Request};
 use packet::{Operation, Packet};
 
-/// Room for frames that wait to be looked at: more than a small guest has.
+/// Room for frames that wait to be read, in bytes. It is larger than the memory of a small guest.
 const ROOM_BYTES: usize = 256 << 20;
 const LONGEST_FRAME: usize = 16 << 10;
-/// How long the socket must be silent until everything was seen.
+/// The capture is complete after the socket was silent for this time.
 const SILENCE: Duration = Duration::from_millis(500);
 
-/// A connection from its request on.
+/// A connection, starting with its request.
 #[derive(Debug)]
 pub(super) struct Conversation {
     pub(super) request: Request,
     pub(super) reply: Reply,
-    /// Messages of the side that asked for it.
+    /// Messages of the side that requested the connection.
     pub(super) messages: Vec<Vec<u8>>,
 }
 
-/// It runs until it is asked for what it saw.
+/// A running capture, until [`finish`](Self::finish).
 pub(super) struct Capture {
     is_over: Arc<AtomicBool>,
     reader: JoinHandle<Result<Vec<Packet>, Failure>>,
 }
 
 impl Capture {
-    /// Of all network cards.
+    /// Starts a capture on all network cards.
     pub(super) fn start() -> Result<Self, Failure> {
         let failed = |errno: rustix::io::Errno| format!("a socket for packets: {errno}");
         let socket = socket(AddressFamily::PACKET, SocketType::RAW, Some(eth::ALL)).map_err(failed)?;
@@ -53,7 +53,7 @@ impl Capture {
         Ok(Self { is_over, reader })
     }
 
-    /// The connections that were asked for meanwhile, in this order.
+    /// Ends the capture and returns the connections in the order of their requests.
     pub(super) fn finish(self) -> Result<Vec<Conversation>, Failure> {
         self.is_over.store(true, Ordering::Relaxed);
         conversations(&self.reader.join().map_err(|_| "capturing panicked")??)
@@ -78,7 +78,7 @@ fn conversations(packets: &[Packet]) -> Result<Vec<Conversation>, Failure> {
     let mut replies: Vec<(&Packet, Reply)> = Vec::new();
     for packet in packets {
         if packet.operation == Operation::Datagram {
-            // They are sent again if no answer comes in time.
+            // A request is sent again if no answer arrives in time.
             if let Some(request) = Request::of(packet)
                 && requests.iter().all(|(_, other)| *other != request)
             {
@@ -103,7 +103,7 @@ fn conversations(packets: &[Packet]) -> Result<Vec<Conversation>, Failure> {
 /// One direction of a connection.
 #[derive(Debug, Default)]
 struct Direction {
-    /// The number of the next packet, once there was one.
+    /// Number of the next packet, after the first one was seen.
     next: Option<u32>,
     part: Vec<u8>,
     messages: Vec<Vec<u8>>,
@@ -114,7 +114,7 @@ impl Direction {
         const NUMBERS: u32 = 1 << 24;
         let ahead = packet.number.wrapping_sub(self.next.unwrap_or(packet.number)) % NUMBERS;
         if ahead >= NUMBERS / 2 {
-            // Sent again.
+            // The packet was sent again.
             return Ok(());
         }
         if ahead > 0 {

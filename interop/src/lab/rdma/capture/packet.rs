@@ -1,4 +1,4 @@
-//! A RoCE packet out of a frame of Ethernet: RoCE v2 over IPv4 and UDP.
+//! Decodes a RoCE packet in an Ethernet frame: RoCE v2 over IPv4 and UDP.
 
 use std::net::Ipv4Addr;
 
@@ -6,39 +6,39 @@ use std::net::Ipv4Addr;
 const PORT: u16 = 4791;
 const ETHERNET_BYTES: usize = 14;
 const UDP_BYTES: usize = 8;
-/// The base transport header, which each packet has, and the checksum at its end.
+/// Lengths of each packet's base transport header, and of the checksum at the end.
 const BASE_BYTES: usize = 12;
 const CHECKSUM_BYTES: usize = 4;
-/// The header that a datagram has after that.
+/// Length of the additional header of a datagram.
 const DATAGRAM_BYTES: usize = 8;
 
-/// What a packet is. Reliable connections have the operations up to 31.
+/// The operation of a packet. Reliable connections have the operations up to 31.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Operation {
-    /// A part of a message; whether it is the last.
+    /// A part of a message, and whether it is the last.
     Send {
         is_last: bool,
     },
     /// A part of a WRITE.
     Write,
-    /// An acknowledgement.
+    /// An acknowledgement of received packets.
     Answer,
-    /// A datagram: what the connection manager sends.
+    /// A datagram, which the connection manager uses.
     Datagram,
     Other(u8),
 }
 
-/// One packet.
+/// One packet with its addresses and its payload.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Packet {
     pub(super) from: Ipv4Addr,
     pub(super) to: Ipv4Addr,
-    /// The number of the queue pair that it goes to.
+    /// Number of the destination's queue pair.
     pub(super) pair: u32,
-    /// Its number, 24 bits.
+    /// Number of the packet, 24 bits.
     pub(super) number: u32,
     pub(super) operation: Operation,
-    /// Of a part of a message or of a datagram.
+    /// Payload of a part of a message or of a datagram.
     pub(super) body: Vec<u8>,
 }
 
@@ -49,7 +49,7 @@ impl Packet {
         if frame[12..14] != [8, 0] || *ip.get(9)? != 17 {
             return None;
         }
-        // The frame may be longer.
+        // The frame may be longer than the IP packet, because short frames are padded.
         let udp = ip.get(usize::from(ip[0] & 15) * 4..usize::from(be16(ip, 2)?))?;
         if be16(udp, 2)? != PORT {
             return None;
@@ -125,7 +125,7 @@ pub(super) mod tests {
     #[test]
     fn parts_of_messages_come_without_headers_padding_and_checksum() {
         let mut bytes = frame(2, 0x1234, 0xfff_fff, b"parts");
-        // Short frames are filled up.
+        // Short frames are padded.
         bytes.extend_from_slice(&[0; 9]);
 
         let packet = Packet::of_frame(&bytes).unwrap();

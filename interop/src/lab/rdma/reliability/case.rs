@@ -1,4 +1,4 @@
-//! One migration, its disturbance, and what must be true after it.
+//! One migration with its disturbance, and the properties that must hold at its end.
 
 use std::time::{Duration, Instant};
 
@@ -12,13 +12,13 @@ use crate::lab::rdma::child::Sterna;
 use crate::lab::rdma::way::{Path, Way};
 use crate::lab::rdma::wire::Wire;
 
-/// Nothing may take longer, whatever happens.
+/// Limit of every wait, whatever the disturbance.
 const LONGEST: Duration = Duration::from_secs(180);
-/// How long an undecided source asks before the operator decides.
+/// Time for which an undecided source asks before the operator decides.
 const ASKING: Duration = Duration::from_secs(10);
 const LINK_DOWN: Duration = Duration::from_secs(1);
 
-/// What one migration leaves to chance.
+/// The random choices of a migration.
 #[derive(Debug)]
 pub(super) struct Case {
     seed: u64,
@@ -29,21 +29,21 @@ pub(super) struct Case {
     after: Duration,
 }
 
-/// The processes: the one with the guest, and the other.
+/// The two processes: the one with the guest first.
 #[derive(Default)]
 pub(super) struct Places {
     here: Option<Sterna>,
     there: Option<Sterna>,
-    /// The seed of the guest that runs in the first, if one does.
+    /// Seed of the guest that runs in the first process, if there is one.
     guest: Option<u64>,
 }
 
-/// Where the guest is.
+/// The guest's location after a migration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Guest {
     Stayed,
     Arrived,
-    /// Killed with its process.
+    /// The guest was killed with its process.
     Dead,
 }
 
@@ -75,7 +75,7 @@ impl Case {
         format!("{disturbance:?} after {} ms; {way}, {lanes} lanes{limit}", after.as_millis())
     }
 
-    /// It, and one that nobody disturbs.
+    /// Plays the migration, and then one without a disturbance.
     pub(super) fn play(&self, places: &mut Places, wire: &Wire) -> Result<End, Failure> {
         let end = self.migrate(places, wire)?;
         if matches!(self.disturbance, Disturbance::LinkDown(_)) {
@@ -134,7 +134,8 @@ impl Case {
         })
     }
 
-    /// One side runs the guest at most, exactly one if both live, and the one that both sides' ends say.
+    /// Checks that at most one side runs the guest. It is exactly one if both processes live. Both outcomes
+    /// must agree with it.
     fn judge(&self, ends: &[Option<Value>; 2]) -> Result<Guest, Failure> {
         let [source, destination] = ends;
         let runs = |end: &Option<Value>| end.as_ref().map(|end| end["runs"] == true);
@@ -162,7 +163,7 @@ impl Case {
 }
 
 impl Places {
-    /// Both processes and a guest in the first; gives the guest's seed.
+    /// Starts missing processes and a guest in the first one. Returns the guest's seed.
     fn make(&mut self, case: &Case) -> Result<u64, Failure> {
         for place in [&mut self.here, &mut self.there] {
             if place.is_none() {
@@ -180,7 +181,7 @@ impl Places {
         Ok(case.seed)
     }
 
-    /// After a migration: the guest is whole, nothing else is left. The side with the guest becomes the first.
+    /// Checks that the guest is whole and no resources are left. The side with the guest becomes the first.
     fn leave(&mut self, guest: Guest) -> Result<(), Failure> {
         if guest == Guest::Arrived {
             std::mem::swap(&mut self.here, &mut self.there);
@@ -198,7 +199,7 @@ impl Places {
     }
 }
 
-/// How source and destination ended; nothing of a side that was killed.
+/// Waits for the outcomes of source and destination. `None` for a side that was killed.
 fn settle(places: &mut Places) -> Result<[Option<Value>; 2], Failure> {
     let until = Instant::now() + LONGEST;
     let mut undecided = None;
@@ -222,14 +223,15 @@ fn settle(places: &mut Places) -> Result<[Option<Value>; 2], Failure> {
         }
         let waits = destination.as_ref().is_some_and(|end| end["waits_for_a_source"] == true);
         if has_ended(source) && waits {
-            // The next source gets a place of its own.
+            // The destination still waits, but the next source gets a destination of its own.
             abandon(places)?;
         }
         std::thread::sleep(Duration::from_millis(50));
     }
 }
 
-/// An operator looks at the destination, and decides. One that has no guest may be given up: then it gets none.
+/// Decides as an operator after a look at the destination. A destination without the guest is given up first,
+/// so that it cannot get it.
 fn decide(places: &mut Places) -> Result<(), Failure> {
     let is_given_up = abandon(places)?;
     let runs_there = match &mut places.there {
@@ -242,7 +244,7 @@ fn decide(places: &mut Places) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Gives the destination up; whether that was still possible.
+/// Gives the destination up. Returns whether that was still possible.
 fn abandon(places: &mut Places) -> Result<bool, Failure> {
     let Some(there) = &mut places.there else { return Ok(false) };
     Ok(there.ask(&json!({ "do": "abandon" }))?["given_up"] == true)

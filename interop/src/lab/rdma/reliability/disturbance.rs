@@ -1,4 +1,4 @@
-//! What goes wrong in a migration.
+//! The disturbances of a migration between two processes.
 
 use std::time::Duration;
 
@@ -9,20 +9,20 @@ pub(super) enum Side {
     Destination,
 }
 
-/// One disturbance.
+/// One disturbance of a migration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Disturbance {
-    /// None: the guest must arrive.
+    /// The migration is not disturbed, and the guest must arrive.
     Nothing,
     /// The source's operator cancels.
     Cancel,
-    /// The destination's operator gives it up.
+    /// The destination's operator gives up.
     Abandon,
     /// SIGKILL for that side's process.
     Kill(Side),
-    /// No packet comes through any more, until both sides have noticed.
+    /// Every packet is lost until both sides have noticed.
     Cut,
-    /// That side's interface is down for a second.
+    /// That side's interface is down for one second.
     LinkDown(Side),
 }
 
@@ -38,10 +38,10 @@ impl Disturbance {
         Self::LinkDown(Side::Source),
         Self::LinkDown(Side::Destination),
     ];
-    /// About what a migration takes here, ms.
+    /// Approximate duration of a migration here, in ms.
     const DURATION_MS: u64 = 4_000;
 
-    /// What comes, and how long after the start.
+    /// Draws the disturbance, and its time after the start.
     pub(super) fn draw(random: &mut fastrand::Rng) -> (Self, Duration) {
         let which = *random.choice(&Self::ALL).unwrap_or(&Self::Nothing);
         (which, Duration::from_millis(random.u64(..Self::DURATION_MS)))

@@ -1,16 +1,16 @@
-//! What a migration may leave behind: nothing.
+//! Counts resources, because a migration must leave nothing behind.
 
 use std::time::{Duration, Instant};
 
 use crate::Failure;
 use crate::kernel::output;
 
-/// Threads and adapters take a moment.
+/// Time limit until threads and adapters have released their resources.
 const LIMIT: Duration = Duration::from_secs(60);
-/// What processes have of an adapter.
+/// Resources of an adapter that processes can have.
 const RESOURCES: [&str; 4] = ["qp", "cq", "mr", "cm_id"];
 
-/// Descriptors and threads of this process.
+/// Numbers of descriptors and threads of this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Belongings {
     descriptors: usize,
@@ -18,13 +18,13 @@ pub(super) struct Belongings {
 }
 
 impl Belongings {
-    /// Those of now.
+    /// Counts the resources now.
     pub(super) fn now() -> Self {
         let count = |path| std::fs::read_dir(path).map_or(0, |entries| entries.count());
         Self { descriptors: count("/proc/self/fd"), threads: count("/proc/self/task") }
     }
 
-    /// The larger of both.
+    /// The maximum of both counts.
     pub(super) fn or(self, other: Self) -> Self {
         Self {
             descriptors: self.descriptors.max(other.descriptors),
@@ -32,7 +32,7 @@ impl Belongings {
         }
     }
 
-    /// Waits until this process has no more than these, and pins no memory.
+    /// Waits until this process has no more than these resources, and pins no memory.
     pub(super) fn wait_restored(self) -> Result<(), Failure> {
         settled(|| {
             let now = Self::now();
@@ -51,12 +51,12 @@ impl Belongings {
     }
 }
 
-/// Waits until no process has anything of an adapter.
+/// Waits until no process has a resource of an adapter.
 pub(super) fn adapters_are_free() -> Result<(), Failure> {
     settled(|| {
         for resource in RESOURCES {
             let listing = output(std::process::Command::new("rdma").args(["resource", "show", resource]))?;
-            // The kernel's own have no process.
+            // The kernel's own resources belong to no process.
             let lines: Vec<&str> = listing.lines().filter(|line| line.contains(" pid ")).collect();
             if !lines.is_empty() {
                 return Err(format!("left behind: {}", lines.join("; ")));

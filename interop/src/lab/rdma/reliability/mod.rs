@@ -1,8 +1,8 @@
-//! Migrations between two processes over a wire, each disturbed by a seed: who may run the guest afterwards, what is left, and
-//! whether the next migration works.
+//! Migrations between two processes over a wire, with disturbances drawn from a seed. The checks: which side
+//! may run the guest afterwards, which resources are left, and whether the next migration works.
 //!
-//! The guest writes its memory all the time and checks it ([`sterna_guests`]), so a second guest, a lost write and a stale page
-//! are all seen. It travels to and fro for as long as it lives.
+//! The guest writes its memory all the time and checks it ([`sterna_guests`]). A second running guest, a lost
+//! write and a stale page are therefore all detected. The same guest migrates to and fro as long as it lives.
 #![allow(clippy::print_stdout)]
 
 mod case;
@@ -20,7 +20,7 @@ use super::wire::Wire;
 use crate::Failure;
 use case::{Case, Guest, Places};
 
-/// Runs the migrations of a seed that have these numbers. The number of those after which something was wrong.
+/// Runs the migrations of a seed with these numbers. Returns how many of them violated a property.
 pub(in crate::lab) fn run(seed: u64, numbers: Range<u64>) -> i32 {
     match played(seed, numbers) {
         Ok(failures) => failures,
@@ -48,7 +48,7 @@ fn played(seed: u64, numbers: Range<u64>) -> Result<i32, Failure> {
             }
             Err(why) => {
                 failures += 1;
-                // What is wrong in them must not spoil the next.
+                // New processes, so that a failure does not affect the next migration.
                 places = Places::default();
                 wire.restore()?;
                 wire.renew()?;

@@ -1,4 +1,4 @@
-//! One of the two processes, from inside: a guest may be in it, leave it and come.
+//! One of the two processes, from inside. A guest may be in it, leave it and arrive.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,25 +16,25 @@ use crate::Failure;
 use crate::lab::rdma::child;
 use crate::lab::rdma::way::Way;
 
-/// How long a guest that runs may take for a step.
+/// Time limit of a step of a running guest.
 const STEP_LIMIT: Duration = Duration::from_secs(60);
-/// No wait of a migration that nobody disturbs ends by a limit.
+/// Time limit of an undisturbed migration. It is so long that no wait reaches it.
 const LONG: Duration = Duration::from_secs(120);
 const SHORT: Duration = Duration::from_secs(5);
 
-/// Performs orders on the process's standard input.
+/// Runs the process: performs orders from standard input.
 pub(in crate::lab) fn serve() {
     let mut place = Place::default();
     child::serve(|order| place.perform(order));
 }
 
-/// A place of a guest.
+/// The process's guest and its migrations.
 #[derive(Default)]
 pub(in crate::lab::rdma) struct Place {
     guest: Option<Arc<ProcessGuest>>,
     incoming: Option<Incoming>,
     migration: Option<Migration>,
-    /// What the process has while nothing moves: without a guest, and with one.
+    /// Resources of the process without a migration: without a guest, and with one.
     idle: Option<[Belongings; 2]>,
 }
 
@@ -45,7 +45,7 @@ impl Place {
             Some("boot") => self.boot(order)?,
             Some("receive") => return self.receive(order),
             Some("send") => self.send(order)?,
-            // Refused from the commit on.
+            // Refused after the commit.
             Some("cancel") => drop(self.migration()?.cancel()),
             Some("abandon") => {
                 return Ok(json!({ "given_up": self.incoming()?.cancel().is_ok() }));
@@ -53,7 +53,7 @@ impl Place {
             Some("decide") => {
                 let runs_there = order["runs_there"].as_bool().ok_or("no decision")?;
                 let decision = if runs_there { Decision::DestinationRuns } else { Decision::SourceRuns };
-                // Refused if the question was answered meanwhile.
+                // Refused if the source was answered in the meantime.
                 let _ = self.migration()?.decide(decision);
             }
             Some("look") => return Ok(self.look()),
@@ -64,8 +64,8 @@ impl Place {
         Ok(json!({}))
     }
 
-    /// What the process has while nothing moves. The first migration opens what is kept for all others, so one is made here,
-    /// from this process to itself.
+    /// Counts the resources of the process without a migration. A first migration, from this process to
+    /// itself, opens everything that a process opens once and keeps.
     fn measure(&mut self, order: &Value) -> Result<(), Failure> {
         self.boot(order)?;
         let booted = self.guest.take().ok_or("no guest")?;
@@ -81,7 +81,8 @@ impl Place {
         }
         whole(&there)?;
         (self.guest, self.migration, self.incoming) = (None, None, None);
-        // Threads that were told to end take a moment: those that stay were there before, or there is one guest more than need be.
+        // Threads need a moment to end. The remaining ones existed before, or belong to at most one superfluous
+        // guest.
         std::thread::sleep(Duration::from_secs(1));
         let with = Belongings::now().or(before);
         drop(there);
@@ -125,7 +126,7 @@ impl Place {
         self.incoming.as_ref().ok_or_else(|| "nobody is waited for".to_owned())
     }
 
-    /// How it goes. `end`: `gone`, `here`, `held`, `arrived` or `failed`.
+    /// The state of guest and migrations. `end`: `gone`, `here`, `held`, `arrived` or `failed`.
     fn look(&self) -> Value {
         let runs = self.guest.as_ref().is_some_and(|guest| guest.run_state() == RunState::Running);
         let outcome = self.migration.as_ref().and_then(Migration::outcome);
@@ -155,7 +156,7 @@ impl Place {
         })
     }
 
-    /// Drops what has ended; then nothing may be left of it.
+    /// Drops the migrations that have ended, and checks that nothing of them is left.
     fn close(&mut self) -> Result<(), Failure> {
         (self.migration, self.incoming) = (None, None);
         let runs = |guest: &Arc<ProcessGuest>| guest.run_state() == RunState::Running;
@@ -165,7 +166,7 @@ impl Place {
     }
 }
 
-/// The guest lives, and its memory is one consistent cut.
+/// Checks that the guest runs and its memory is one consistent cut.
 fn whole(guest: &Arc<ProcessGuest>) -> Result<(), Failure> {
     if !guest.wait_progress(1, STEP_LIMIT) {
         return Err("the guest stands still".into());
@@ -195,7 +196,7 @@ fn address(order: &Value) -> Result<Address, Failure> {
     order["uri"].as_str().ok_or("no URI")?.parse().map_err(said)
 }
 
-/// `side`: 0 of the source, 1 of the destination.
+/// Settings of one side. `side`: 0 is the source, 1 the destination.
 fn settings(order: &Value, side: usize) -> Result<(Parameters, Capabilities), Failure> {
     let way = Way::of_json(&order["way"])?;
     let (params, capabilities) = way.of_sterna(way.chunks_mib[side]);

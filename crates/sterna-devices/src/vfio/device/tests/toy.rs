@@ -1,25 +1,25 @@
-//! A port without a device: sizes are told to it, and what is written is kept.
+//! A port without a device. Tests set its sizes, and it records the written bytes.
 
 use std::io;
 
 use crate::vfio::{MigState, MigrationFeatures, MigrationPort, PortError, PrecopyInfo, path};
 use parking_lot::Mutex;
 
-/// All states, and no word on what can be read while it runs.
+/// A port with all states. It does not report what can be read while it runs.
 pub(super) struct Toy {
-    /// A state other than [`Toy::WHOLE`] is refused, and the device is in ERROR then.
+    /// Refuses any state other than [`Toy::WHOLE`] and enters ERROR then.
     checks: bool,
     inner: Mutex<Inner>,
 }
 
 struct Inner {
     state: MigState,
-    /// Bytes of its state that were not read, and how many of them can be read while it runs.
+    /// Unread bytes of its state, and the part that can be read while it runs.
     size: u64,
     readable: u64,
     can_reset: bool,
     resets: usize,
-    /// What came in the present RESUMING, or in the last.
+    /// Bytes written in the present or last RESUMING state.
     written: Vec<u8>,
 }
 
@@ -38,31 +38,31 @@ impl Default for Toy {
 }
 
 impl Toy {
-    /// A whole state.
+    /// The only valid state.
     pub(super) const WHOLE: &[u8] = b"the whole state";
 
-    /// One that knows a whole state from half of one.
+    /// A toy that detects an incomplete state.
     pub(super) fn that_checks() -> Self {
         Self { checks: true, ..Self::default() }
     }
 
-    /// From now on it has so much to be read, and so much of it while it runs.
+    /// Sets the number of unread bytes, and how many can be read while running.
     pub(super) fn set_sizes(&self, size: u64, readable: u64) {
         let mut inner = self.inner.lock();
         (inner.size, inner.readable) = (size, readable);
     }
 
-    /// Whether resets do anything from now on.
+    /// Sets whether resets succeed.
     pub(super) fn set_can_reset(&self, can: bool) {
         self.inner.lock().can_reset = can;
     }
 
-    /// How often it was reset.
+    /// Number of resets so far.
     pub(super) fn resets(&self) -> usize {
         self.inner.lock().resets
     }
 
-    /// What was written in one session.
+    /// Bytes written in the last load.
     pub(super) fn loaded(&self) -> Vec<u8> {
         self.inner.lock().written.clone()
     }

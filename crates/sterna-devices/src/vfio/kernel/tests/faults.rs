@@ -1,4 +1,4 @@
-//! Devices that fail, in each state, and how they are brought back.
+//! Tests of devices that fail in each state, and of their recovery.
 
 use sterna::DeviceStream;
 
@@ -26,7 +26,7 @@ fn open_of_a_device_that_cannot_migrate_says_so() {
         assert!(matches!(error, PortError::Unsupported { .. }), "{error}");
         assert!(error.to_string().contains("0000:08:00.2"), "{error}");
     });
-    // P2P without STOP_COPY.
+    // The device has P2P but not STOP_COPY.
     let record =
         "ioctl(vfio, 0x3b75, 10000000 01000100 0000000000000000) = 0, 10000000 01000100 0200000000000000";
     replay(record, |port| assert!(matches!(port, Err(PortError::Unsupported { .. }))));

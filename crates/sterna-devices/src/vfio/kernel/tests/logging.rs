@@ -1,4 +1,4 @@
-//! What the device wrote, out of the kernel's log.
+//! Tests of DMA writes that are read from the kernel's log.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::vfio::DmaLog;
 
 const PAGE: u64 = 4096;
 
-/// 3 pages at 0, and 67 pages at 1 MiB that are the block's from its third page on.
+/// Two ranges: 3 pages at 0, and 67 pages at 1 MiB. The latter are the block's pages from the third on.
 fn guest() -> (GuestRam, Vec<LoggedRange>) {
     let block = RamBlock::new("ram", 80 * PAGE, Backing::Anonymous).unwrap();
     let low = LoggedRange { guest_address: 0, block: 0, first_page: 0, pages: 3 };
@@ -48,7 +48,7 @@ fn sync_merges_the_reports_at_their_pages() {
         log.stop().unwrap();
 
         let pages: Vec<u64> = (0..80).filter(|page| found.block(0).get(*page)).collect();
-        // Bits 0, 63 and 66 of the second range, whose first page is 3; bit 67 lies behind it.
+        // Bits 0, 63 and 66 of the second range, whose first page is 3. Bit 67 is after its end.
         assert_eq!(pages, [1, 3, 66, 69]);
         assert_eq!((first.newly_dirty, second.newly_dirty), (4, 0));
         assert!(matches!(log.sync(&mut found), Err(DirtyError::NotStarted { .. })));
@@ -78,7 +78,7 @@ fn sync_that_the_kernel_refuses_names_the_device() {
 #[test]
 fn start_on_a_device_that_does_not_log_fails() {
     let open = OPEN.replace("08000000 06000600) = 0", "08000000 06000600) = -1 ENOTTY");
-    // Whatever START did is taken back.
+    // A possible effect of START is undone.
     let stop = "ioctl(vfio, 0x3b75, 08000000 07000200) = -1 ENOTTY\n";
     replay(&[&open, RUNS, stop].concat(), |port| {
         let (ram, ranges) = guest();
@@ -89,7 +89,7 @@ fn start_on_a_device_that_does_not_log_fails() {
     });
 }
 
-/// A line that ends in a comma goes on in the next.
+/// Joins a line that ends with a comma with the next one.
 fn joined(record: &str) -> String {
     record.replace(",\n", ",")
 }

@@ -1,4 +1,4 @@
-//! Devices on record, driven as the engine drives them.
+//! Tests that drive recorded devices like the engine.
 
 mod faults;
 mod logging;
@@ -10,19 +10,19 @@ use replay::{Replay, replay};
 use super::KernelPort;
 use crate::vfio::VfioDevice;
 
-/// A device with all that there is, as it is opened and found running: first by the port, then by `VfioDevice`.
+/// A device with all features, opened and found running. The port reads the state first, then `VfioDevice`.
 const OPEN: &str = "
     ioctl(vfio, 0x3b75, 10000000 01000100 0000000000000000) = 0, 10000000 01000100 0700000000000000 # MIGRATION
     ioctl(vfio, 0x3b75, 08000000 09000500) = 0                            # probe GET MIG_DATA_SIZE
     ioctl(vfio, 0x3b75, 08000000 06000600) = 0                            # probe SET DMA_LOGGING_START
 ";
 
-/// It is asked for its state, and runs.
+/// A query of the state; the device runs.
 const RUNS: &str = "
     ioctl(vfio, 0x3b75, 10000000 02000100 00000000 ffffffff) = 0, 10000000 02000100 02000000 ffffffff
 ";
 
-/// Drives the device that `record` goes on with after it was opened.
+/// Drives the device whose record, after its opening, is `record`.
 fn with_device(record: &str, steps: impl FnOnce(&VfioDevice<KernelPort<Replay>>)) {
     replay(&[OPEN, RUNS, RUNS, record].concat(), |port| steps(&VfioDevice::new(port.unwrap()).unwrap()));
 }

@@ -1,4 +1,4 @@
-//! Saving and loading that go well.
+//! Tests of saves and loads without faults.
 
 use sterna::{DeviceStream, RemainingState};
 
@@ -79,7 +79,7 @@ fn load_writes_all_although_the_device_takes_parts() {
 
 #[test]
 fn save_of_a_device_with_the_least_goes_straight_to_stop_copy() {
-    // STOP_COPY only; it does not tell its size and logs nothing.
+    // The device has only STOP_COPY. It reports no size and has no log.
     let open = "
         ioctl(vfio, 0x3b75, 10000000 01000100 0000000000000000) = 0, 10000000 01000100 0100000000000000
         ioctl(vfio, 0x3b75, 08000000 09000500) = -1 ENOTTY

@@ -1,8 +1,8 @@
-//! A record of system calls that stands in for a device.
+//! Replays a record of system calls instead of a device.
 //!
-//! A record is text in the manner of strace, with every structure as its bytes in hex; blanks mean nothing, `#`
-//! begins a remark. `vfio` is the device's descriptor; numbers are data descriptors. What an address points to
-//! stands behind `&`, and 0 where the address does.
+//! A record is text in the style of strace, with every structure as hexadecimal bytes. Blanks are ignored,
+//! and `#` begins a comment. `vfio` is the device's descriptor; numbers are data descriptors. The memory at
+//! an address follows `&`, and the address itself is 0.
 //!
 //! ```text
 //! ioctl(vfio, 0x3b75, 10000000 02000200 04000000 ffffffff) = 0, 10000000 02000200 04000000 09000000
@@ -14,7 +14,7 @@
 //! close(9) = 0
 //! ```
 //!
-//! Calls must come as they stand there, in their order, to the last byte, and to the last line; all else panics.
+//! Calls must match the record in order, byte for byte, to its last line. Any difference panics.
 
 use std::collections::VecDeque;
 use std::fmt::Write;
@@ -26,7 +26,7 @@ use rustix::io::Errno;
 use super::super::{Calls, KernelPort};
 use crate::vfio::PortError;
 
-/// Opens the device of the record, does `steps` with it, drops it, and sees that the record is at its end.
+/// Opens the recorded device, runs `steps` with it, and drops it. The record must then be at its end.
 pub(super) fn replay(record: &str, steps: impl FnOnce(Result<KernelPort<Replay>, PortError>)) {
     let replay = Replay::new(record);
     steps(KernelPort::over(replay.clone(), "0000:08:00.2"));
@@ -40,7 +40,7 @@ pub(super) struct Replay {
     lines: Arc<Mutex<VecDeque<String>>>,
 }
 
-/// A data descriptor of the record.
+/// A data descriptor in the record.
 #[derive(Debug)]
 pub(super) struct Data {
     number: i32,
@@ -49,7 +49,7 @@ pub(super) struct Data {
 
 impl Drop for Data {
     fn drop(&mut self) {
-        // A failed test says why by its first panic.
+        // The first panic of a failed test names the cause; a second one would hide it.
         if !std::thread::panicking() {
             let closed = self.replay.answer(&format!("close({})", self.number));
             assert!(closed.is_ok(), "close does not fail");

@@ -1,4 +1,4 @@
-//! `rdma/rdma_cma.h`.
+//! The structures of `rdma/rdma_cma.h`.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -46,7 +46,7 @@ pub(crate) struct rdma_addr {
 pub(crate) struct rdma_ib_addr {
     pub(crate) sgid: ibv_gid,
     pub(crate) dgid: ibv_gid,
-    /// Big-endian.
+    /// Partition key in big-endian order.
     pub(crate) pkey: u16,
 }
 
@@ -64,7 +64,7 @@ pub(crate) struct rdma_conn_param {
     pub(crate) qp_num: u32,
 }
 
-/// Not used; it gives the event's union its size.
+/// Never read; it gives the event's union its size.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct rdma_ud_param {

@@ -1,7 +1,7 @@
-//! The structures of libibverbs and librdmacm, as their C compiler lays them out.
+//! The structures of libibverbs and librdmacm, with the memory layout of the C compiler.
 //!
-//! Names are C's, so that each can be found in `infiniband/verbs.h` and `rdma/rdma_cma.h`. A test compiles C against
-//! those headers and compares every size and offset.
+//! Their names are those of C, so that each can be found in `infiniband/verbs.h` and `rdma/rdma_cma.h`. A test
+//! compiles C code with those headers and compares every size and offset.
 #![allow(non_camel_case_types, reason = "the names are C's")]
 #![allow(dead_code, reason = "a structure is whole, whatever of it is used here")]
 

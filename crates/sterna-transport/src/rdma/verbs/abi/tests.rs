@@ -1,4 +1,4 @@
-//! Every size, offset and value against the C headers.
+//! Compares every size, offset and value with the C headers.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -8,11 +8,11 @@ use std::process::Command;
 
 use super::*;
 
-/// What C calls it, and what it is here.
+/// Pairs of a C expression and its value here.
 type Facts = Vec<(String, i64)>;
 
-/// `structure in C => structure here { field in C: field here, … }`. Two questions for each field, one for each structure
-/// that is whole.
+/// `structure in C => structure here { field in C: field here, … }`. Each field adds one expression, and each
+/// structure that is declared whole adds its size.
 macro_rules! layouts {
     ($facts:ident; $($kind:ident $c:literal => $rust:ident { $($c_field:literal: $field:ident),* $(,)? })*) => {
         $(
@@ -119,7 +119,7 @@ fn layouts() -> Facts {
             "id": id, "listen_id": listen_id, "event": event, "status": status, "param": param,
         }
     }
-    // What stands before a context, counted backwards from it.
+    // Fields in front of a context in memory, counted backwards from it.
     for (field, here) in [
         ("query_device_ex", size_of::<verbs_context_end>()),
         ("sz", size_of::<verbs_context_end>() - offset_of!(verbs_context_end, sz)),
@@ -141,7 +141,7 @@ fn structures_are_laid_out_as_c_lays_them_out() {
     let said = match ask_c(&facts.iter().map(|(c, _)| c.as_str()).collect::<Vec<_>>()) {
         Ok(said) => said,
         Err(why) => {
-            // Past libtest's capture: xtask collects these lines.
+            // Written directly to standard error, past libtest's capture, because xtask collects these lines.
             let line = format!("SKIPPED structures_are_laid_out_as_c_lays_them_out: {why}\n");
             return std::io::stderr().write_all(line.as_bytes()).unwrap();
         }
@@ -156,11 +156,11 @@ fn structures_are_laid_out_as_c_lays_them_out() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// The values of C's expressions; the error says what is missing here.
+/// Values of C expressions; the error names the missing tool or header.
 fn ask_c(expressions: &[&str]) -> Result<Vec<i64>, String> {
     let include = headers()?;
     let directory = tempfile::tempdir().unwrap();
-    // Only these two directories: the C library's headers must be those of the compiler.
+    // Only these two directories are linked, because the C library's headers must be those of the compiler.
     for name in ["infiniband", "rdma"] {
         std::os::unix::fs::symlink(include.join(name), directory.path().join(name)).unwrap();
     }
@@ -181,7 +181,7 @@ fn ask_c(expressions: &[&str]) -> Result<Vec<i64>, String> {
     Ok(String::from_utf8(output.stdout).unwrap().lines().map(|line| line.parse().unwrap()).collect())
 }
 
-/// Where the headers are: on this machine, or where `STERNA_RDMA_HEADERS` says.
+/// Directory of the headers: `/usr/include`, or the value of `STERNA_RDMA_HEADERS`.
 fn headers() -> Result<PathBuf, String> {
     let include =
         std::env::var_os("STERNA_RDMA_HEADERS").map_or_else(|| "/usr/include".into(), PathBuf::from);

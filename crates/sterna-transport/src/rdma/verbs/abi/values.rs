@@ -1,8 +1,8 @@
-//! Values of the enumerations, as far as they are used.
+//! Values of the C enumerations that are used here.
 
 use std::ffi::{c_int, c_uint};
 
-/// `name = value` pairs: constants, and for the test a list of them.
+/// Defines `name = value` pairs as constants, and for the test as a list.
 macro_rules! values {
     ($($kind:ty { $($name:ident = $value:expr,)* })*) => {
         $($(pub(crate) const $name: $kind = $value;)*)*

@@ -1,16 +1,17 @@
-//! `infiniband/verbs.h`.
+//! The structures of `infiniband/verbs.h`.
 //!
-//! Structures that only the library allocates are cut off after the last field that is read here, where that is said.
+//! Structures that only the library allocates may end after the last field that is read here. Their comments say
+//! where.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-/// Only ever pointed at.
+/// Opaque: used only through pointers.
 #[repr(C)]
 pub(crate) struct ibv_device {
     _private: [u8; 0],
 }
 
-/// Only ever pointed at.
+/// Opaque: used only through pointers.
 #[repr(C)]
 pub(crate) struct ibv_srq {
     _private: [u8; 0],
@@ -27,7 +28,7 @@ pub(crate) struct ibv_context {
     pub(crate) abi_compat: *mut c_void,
 }
 
-/// The calls that libibverbs makes inline: no symbol leads to them.
+/// Functions that libibverbs calls inline, and that have no symbol.
 #[repr(C)]
 pub(crate) struct ibv_context_ops {
     before_poll: [*const c_void; 11],
@@ -41,7 +42,7 @@ pub(crate) struct ibv_context_ops {
     after_post: [*const c_void; 5],
 }
 
-/// What stands before an [`ibv_context`] whose `abi_compat` is all ones: the end of `struct verbs_context`.
+/// The end of `struct verbs_context`, in front of an [`ibv_context`] in memory. It exists if `abi_compat` is all ones.
 #[repr(C)]
 pub(crate) struct verbs_context_end {
     pub(crate) query_device_ex: Option<
@@ -88,7 +89,7 @@ pub(crate) struct ibv_device_attr {
     pub(crate) phys_port_cnt: u8,
 }
 
-/// The first fields: the library fills as many bytes as it is told.
+/// The first fields of the structure. The library fills only as many bytes as its caller requests.
 #[repr(C)]
 pub(crate) struct ibv_device_attr_ex {
     pub(crate) orig_attr: ibv_device_attr,
@@ -154,7 +155,7 @@ pub(crate) struct ibv_comp_channel {
     pub(crate) refcnt: c_int,
 }
 
-/// Cut off before its mutex.
+/// Ends before the mutex of the C structure.
 #[repr(C)]
 pub(crate) struct ibv_cq {
     pub(crate) context: *mut ibv_context,
@@ -164,7 +165,7 @@ pub(crate) struct ibv_cq {
     pub(crate) cqe: c_int,
 }
 
-/// Cut off before its mutex.
+/// Ends before the mutex of the C structure.
 #[repr(C)]
 pub(crate) struct ibv_qp {
     pub(crate) context: *mut ibv_context,
@@ -200,7 +201,7 @@ pub(crate) struct ibv_qp_init_attr {
     pub(crate) sq_sig_all: c_int,
 }
 
-/// C's has a 64-bit member, and so its alignment.
+/// Aligned to 64 bits, because the C union has a 64-bit member.
 #[repr(C, align(8))]
 #[derive(Clone, Copy)]
 pub(crate) struct ibv_gid {
@@ -275,14 +276,14 @@ pub(crate) struct ibv_send_wr {
     pub(crate) num_sge: c_int,
     pub(crate) opcode: c_uint,
     pub(crate) send_flags: c_uint,
-    /// Big-endian.
+    /// Big-endian value of a write with immediate.
     pub(crate) imm_data: u32,
     pub(crate) wr: ibv_send_wr_target,
     qp_type: u32,
     other: [u64; 6],
 }
 
-/// The union `wr`: of its members only `rdma` is used; `atomic` gives it its size.
+/// The union `wr`. Only its member `rdma` is used; `atomic` determines its size.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub(crate) struct ibv_send_wr_target {
@@ -307,7 +308,7 @@ pub(crate) struct ibv_wc {
     pub(crate) opcode: c_uint,
     pub(crate) vendor_err: u32,
     pub(crate) byte_len: u32,
-    /// Big-endian.
+    /// Big-endian value that the peer's write with immediate carried.
     pub(crate) imm_data: u32,
     pub(crate) qp_num: u32,
     pub(crate) src_qp: u32,
@@ -320,7 +321,7 @@ pub(crate) struct ibv_wc {
 
 #[repr(C)]
 pub(crate) struct ibv_async_event {
-    /// A union: a pointer, or a port's number.
+    /// A union in C: a pointer, or the number of a port.
     pub(crate) element: *mut c_void,
     pub(crate) event_type: c_uint,
 }

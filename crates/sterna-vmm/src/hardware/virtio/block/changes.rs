@@ -1,4 +1,4 @@
-//! Which blocks of a disk have to be copied still.
+//! Tracks which blocks of a disk must still be copied.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -8,18 +8,18 @@ use parking_lot::{Mutex, RwLock};
 use sterna::AskCheckpoint;
 use vmm_sys_util::eventfd::EventFd;
 
-/// Bytes of a block.
+/// Size of a block in bytes.
 pub(super) const BLOCK: u64 = 64 << 10;
 
-/// A bit for each block. While nobody copies, nothing is noted, and there are no bits.
+/// One bit per block. While no copy is in progress, no block is recorded, and there are no bits.
 pub(super) struct Changes {
     is_tracking: AtomicBool,
     bits: RwLock<Bits>,
-    /// How many are set.
+    /// Number of recorded blocks.
     count: AtomicU64,
-    /// Most blocks that may be noted: of a guest that is protected.
+    /// Highest number of recorded blocks of a protected guest.
     limit: AtomicU64,
-    /// Asks for the checkpoint that takes them; once, until some are taken.
+    /// Requests the checkpoint that takes the recorded blocks. Called once until some are taken.
     ask: Mutex<Option<AskCheckpoint>>,
     has_asked: AtomicBool,
     /// Readable when there may be room again.
@@ -29,7 +29,7 @@ pub(super) struct Changes {
 #[derive(Default)]
 struct Bits {
     words: Vec<AtomicU64>,
-    /// Of the disk.
+    /// The disk's length in bytes.
     len_bytes: u64,
 }
 
@@ -46,7 +46,7 @@ impl Changes {
         })
     }
 
-    /// From now on what is written to a disk of so many bytes is noted; nothing is so far.
+    /// Starts to record writes to a disk of `len_bytes` bytes. No block is recorded yet.
     pub(super) fn track(&self, len_bytes: u64) {
         let words = len_bytes.div_ceil(BLOCK).div_ceil(64);
         let words = (0..words).map(|_| AtomicU64::new(0)).collect();
@@ -71,7 +71,8 @@ impl Changes {
         self.unlimit();
     }
 
-    /// From now on no more than so many bytes are to be noted, and a request or two; whoever would note more calls `ask`, and waits.
+    /// Limits the recorded blocks to `limit_bytes`, plus a request or two. At the limit, the disk calls
+    /// `ask`, and its requests wait.
     pub(super) fn limit(&self, limit_bytes: u64, ask: AskCheckpoint) {
         *self.ask.lock() = Some(ask);
         self.has_asked.store(false, Ordering::SeqCst);
@@ -84,7 +85,8 @@ impl Changes {
         self.tell_of_room();
     }
 
-    /// Whether the guest may write more. If not, a checkpoint is asked for, and [`Changes::room`] becomes readable when it may.
+    /// Whether the guest may write more. If not, it requests a checkpoint, and [`Changes::room`] becomes
+    /// readable once there is room.
     pub(super) fn have_room(&self) -> bool {
         if self.count.load(Ordering::SeqCst) < self.limit.load(Ordering::SeqCst) {
             return true;
@@ -93,29 +95,31 @@ impl Changes {
             let ask = self.ask.lock().clone();
             ask.inspect(|ask| ask());
         }
-        // It may have come since it was looked for.
+        // Blocks may have been taken since the first check.
         self.count.load(Ordering::SeqCst) < self.limit.load(Ordering::SeqCst)
     }
 
-    /// Becomes readable, again if need be, when there may be room after there was none.
+    /// An event that becomes readable when there may be room after there was none. It can become readable
+    /// several times.
     pub(super) fn room(&self) -> BorrowedFd<'_> {
         // SAFETY: `self` keeps the event open, and is borrowed for as long as the result.
         unsafe { BorrowedFd::borrow_raw(self.room.as_raw_fd()) }
     }
 
     fn tell_of_room(&self) {
-        // It cannot fail: the counter is far from its end.
+        // The write cannot fail, because the counter is far from its maximum.
         let _ = self.room.write(1);
     }
 
-    /// The guest has written here: call it when it is done, since whoever copies may have read before.
+    /// Records a completed write of the guest. Must be called after the write, because the copy may have read
+    /// the block before it.
     pub(super) fn written(&self, start: u64, length: u64) {
         if self.is_tracking() {
             self.note(start, length);
         }
     }
 
-    /// Notes the blocks that these bytes are in.
+    /// Records the blocks that contain these bytes.
     pub(super) fn note(&self, start: u64, length: u64) {
         let bits = self.bits.read();
         let end = start.saturating_add(length).min(bits.len_bytes);
@@ -125,7 +129,7 @@ impl Changes {
         }
     }
 
-    /// Takes the first noted block from block `from` on: its number, and where it begins and how long it is.
+    /// Takes the first recorded block at or after block `from`. Returns its number, first byte and length.
     pub(super) fn take(&self, from: u64) -> Option<(u64, u64, u64)> {
         let bits = self.bits.read();
         let first = from as usize / 64;
@@ -134,7 +138,7 @@ impl Changes {
             let found = word.load(Ordering::SeqCst) & mask;
             if found != 0 {
                 let bit = found.trailing_zeros();
-                // Before the block is read: what is written after this is noted again.
+                // The bit is cleared before the block is read, so that a later write records the block again.
                 word.fetch_and(!(1 << bit), Ordering::SeqCst);
                 let was_full = self.count.fetch_sub(1, Ordering::SeqCst) >= self.limit.load(Ordering::SeqCst);
                 self.has_asked.store(false, Ordering::SeqCst);
@@ -149,7 +153,7 @@ impl Changes {
         None
     }
 
-    /// Bytes of the blocks that are noted.
+    /// Bytes of the recorded blocks.
     pub(super) fn bytes(&self) -> u64 {
         let bits = self.bits.read();
         (self.count.load(Ordering::SeqCst) * BLOCK).min(bits.len_bytes)
@@ -189,7 +193,7 @@ mod tests {
         });
         changes.limit(2 * BLOCK, ask);
         changes.room.read().unwrap();
-        // The same block twice is one.
+        // A block that is written twice is recorded once.
         changes.written(0, BLOCK);
         changes.written(0, BLOCK);
         assert!(changes.have_room());

@@ -1,4 +1,5 @@
-//! A disk as an operator and the other side see it, whatever its driver does.
+//! Operations on a disk that do not depend on its driver. An operator and the other side of a migration use
+//! them.
 
 use std::sync::Arc;
 
@@ -7,7 +8,7 @@ use sterna_disk::{Image, SECTOR};
 use super::changes::Changes;
 use crate::config::{DiskMigration, DiskOptions};
 
-/// How a disk moves, and how long it is.
+/// The migration mode and the length of a disk.
 pub(crate) struct DiskControl {
     pub(super) image: Arc<Image>,
     pub(super) changes: Arc<Changes>,
@@ -19,22 +20,22 @@ impl DiskControl {
         self.options.migration
     }
 
-    /// In bytes.
+    /// The disk's length in bytes.
     pub(crate) fn len_bytes(&self) -> u64 {
         self.image.len_bytes()
     }
 
-    /// The first field of the configuration space: how many sectors there are.
+    /// Number of sectors, the first field of the configuration space.
     pub(crate) fn capacity(&self) -> [u8; 8] {
         (self.image.len_bytes() / SECTOR).to_le_bytes()
     }
 
-    /// Looks how long it is: the machine that had it before may have made it longer.
+    /// Reads the length from the file. The machine that used the disk before may have grown it.
     pub(crate) fn find_length(&self) -> Result<(), String> {
         self.image.find_length()
     }
 
-    /// Writes, and notes it for whoever copies.
+    /// Writes to the disk, and records the write for the copy.
     #[cfg(feature = "bench")]
     pub(crate) fn write(&self, at: u64, bytes: &[u8]) -> std::io::Result<()> {
         self.image.write_at(bytes, at)?;
@@ -42,7 +43,7 @@ impl DiskControl {
         Ok(())
     }
 
-    /// Makes it longer. Why it cannot be.
+    /// Makes the disk longer. The error says why this is not possible.
     pub(crate) fn grow(&self, len_bytes: u64) -> Result<(), String> {
         if self.changes.is_tracking() {
             return Err("it is being copied to another host: wait until the migration has ended".to_owned());

@@ -1,9 +1,9 @@
-//! A local disk that travels with the guest: its blocks while the guest runs, what has changed since, and in the pause what is
-//! left.
+//! A local disk that is copied with its guest. Its blocks are sent while the guest runs, then the blocks
+//! changed meanwhile. The remaining blocks are sent while the guest is paused.
 //!
-//! The stream is a list of records: where a block begins (u64), its length (u32), and what it is (u32): [`DATA`], and then its
-//! bytes, or [`ZERO`]. All little-endian. The destination's disk is made empty first, so holes need no record. A record may come
-//! again for the same block; the last one counts.
+//! The stream is a list of records, all little-endian: first byte of a block (u64), its length (u32), and its
+//! kind (u32). The kind is [`DATA`], followed by the block's bytes, or [`ZERO`]. The destination's disk is
+//! emptied first, so holes need no record. Several records may name the same block; the last one counts.
 
 mod durable;
 mod record;
@@ -19,7 +19,7 @@ use super::changes::{BLOCK, Changes};
 use durable::Durable;
 use record::{DATA, HEADER_BYTES, Header, Record, ZERO};
 
-/// The disk as a stream, at either side.
+/// A copied disk as a device stream, on either side.
 pub(super) struct DiskCopy {
     name: String,
     image: Arc<Image>,
@@ -29,10 +29,10 @@ pub(super) struct DiskCopy {
 
 #[derive(Default)]
 struct State {
-    /// The next block to look at; and whether all blocks were looked at once.
+    /// The next block to examine.
     next: u64,
     record: Record,
-    /// At the destination, while it loads.
+    /// Syncs the disk at the destination during the load.
     durable: Option<Durable>,
 }
 
@@ -45,14 +45,14 @@ impl DiskCopy {
         result.map_err(|error| VmError::new(format!("{}: {what}", self.name), error))
     }
 
-    /// The next block that is noted, with its number.
+    /// Takes the next recorded block: its first byte and length.
     fn take(&self, state: &mut State) -> Option<(u64, usize)> {
         let (block, start, length) = self.changes.take(state.next).or_else(|| self.changes.take(0))?;
         state.next = block + 1;
         Some((start, length as usize))
     }
 
-    /// Reads a block that was taken.
+    /// Reads the data of a block that was taken.
     fn read_block(&self, bytes: &mut [u8], start: u64) -> io::Result<Header> {
         let length = bytes.len();
         self.image.read_at(bytes, start).inspect_err(|_| self.changes.note(start, length as u64))?;
@@ -60,7 +60,7 @@ impl DiskCopy {
         Ok(Header { start, length: length as u32, kind })
     }
 
-    /// The next block as a record that will be taken piece by piece. False: none is noted.
+    /// Prepares the next block as a record that is taken in pieces. False if no block is recorded.
     fn next_record(&self, state: &mut State) -> io::Result<bool> {
         let Some((start, length)) = self.take(state) else { return Ok(false) };
         let header = self.read_block(state.record.block(length), start)?;
@@ -69,7 +69,8 @@ impl DiskCopy {
         Ok(true)
     }
 
-    /// The next block as a record, here; `body` has room for any. Its length, 0: none is noted.
+    /// Reads the next block as a record into `header` and `body`. `body` has room for any block. Returns the
+    /// record's length; 0 if no block is recorded.
     fn read_record(&self, state: &mut State, header: &mut [u8], body: &mut [u8]) -> io::Result<usize> {
         let Some((start, length)) = self.take(state) else { return Ok(0) };
         let read = self.read_block(&mut body[..length], start)?;
@@ -77,7 +78,7 @@ impl DiskCopy {
         Ok(HEADER_BYTES + read.body_bytes())
     }
 
-    /// Carries a record out.
+    /// Applies a record to the disk.
     fn apply(&self, header: Header, body: &[u8]) -> io::Result<()> {
         match header.kind {
             DATA => self.image.write_at(body, header.start),
@@ -89,13 +90,14 @@ impl DiskCopy {
         Header::decode(bytes, self.image.len_bytes()).map_err(|why| VmError::new(self.name.clone(), why))
     }
 
-    /// Carries out the record that goes on with these bytes: its header, and what follows it. None: it is not whole yet.
+    /// Completes the current record with these bytes and applies it. Returns its header and the remaining
+    /// bytes; None if it is incomplete.
     fn carry_out<'a>(
         &self,
         record: &mut Record,
         bytes: &'a [u8],
     ) -> Result<Option<(Header, &'a [u8])>, VmError> {
-        // Straight from where it came, if all of it did. Direct I/O needs it in a place of its own.
+        // Avoids a copy if the whole record is in `bytes`. Direct I/O needs an aligned buffer instead.
         if record.at == 0
             && !self.image.is_direct()
             && let Some((header, rest)) = bytes.split_first_chunk()
@@ -145,7 +147,7 @@ impl DeviceStream for DiskCopy {
             }
             let room = to[read..].split_at_mut_checked(HEADER_BYTES);
             let is_read = match room {
-                // Straight to where it is sent from.
+                // Reads directly into the send buffer.
                 Some((header, body)) if body.len() as u64 >= BLOCK && !self.image.is_direct() => {
                     self.read_record(&mut state, header, body).map(|length| {
                         read += length;
@@ -161,7 +163,7 @@ impl DeviceStream for DiskCopy {
         Ok(read)
     }
 
-    /// The machine has stopped its virtio devices when it stopped its vCPUs: everything that was written is noted.
+    /// Nothing to do. Stopping the vCPUs also stopped the virtio devices, so all writes are recorded.
     fn stop(&self) -> Result<(), VmError> {
         Ok(())
     }
@@ -183,7 +185,7 @@ impl DeviceStream for DiskCopy {
     fn write(&self, mut bytes: &[u8]) -> Result<(), VmError> {
         let mut state = self.state.lock();
         let State { record, durable, .. } = &mut *state;
-        // After an error whoever tries again begins with a whole record.
+        // After an error, a retry begins with a whole record.
         while let Some((header, rest)) = self.carry_out(record, bytes).inspect_err(|_| record.at = 0)? {
             bytes = rest;
             if let Some(durable) = durable {
@@ -193,7 +195,7 @@ impl DeviceStream for DiskCopy {
         Ok(())
     }
 
-    /// What the guest has flushed at the source is safe here, too.
+    /// Syncs the disk. Data that the guest flushed at the source must be durable here too.
     fn finish_load(&self, _configuration: &[u8]) -> Result<(), VmError> {
         let (left, durable) = {
             let mut state = self.state.lock();
@@ -223,7 +225,8 @@ impl DeviceStream for DiskCopy {
     }
 }
 
-/// What a guest writes in an epoch goes to this disk at once, and what it has written is read at the epoch's end, block by block.
+/// The guest's writes of an epoch go to this disk immediately. They are read back block by block at the end
+/// of the epoch.
 impl EpochStream for DiskCopy {
     fn limit(&self, limit_bytes: u64, ask: AskCheckpoint) {
         self.changes.limit(limit_bytes, ask);

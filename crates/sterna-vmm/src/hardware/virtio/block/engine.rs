@@ -1,4 +1,5 @@
-//! How a disk's file is read and written: by io_uring, and one call after the other where the host has none.
+//! Reads and writes a disk's file with io_uring. If the host has no io_uring, calls follow one after the
+//! other.
 
 use std::collections::VecDeque;
 use std::io;
@@ -8,14 +9,14 @@ use io_uring::{IoUring, opcode, squeue, types};
 use sterna_disk::Image;
 use vmm_sys_util::eventfd::EventFd;
 
-/// Pieces of work in flight, at most.
+/// Highest number of operations in flight.
 pub(super) const DEPTH: usize = 256;
-/// The same where one is done after the other, before the first is answered.
+/// Highest number of operations without io_uring that are completed before the first is answered.
 const DEPTH_AT_ONCE: usize = 16;
 
-/// What the file has to do.
+/// An operation on the file.
 pub(super) enum Work {
-    /// Into this memory, from this byte on.
+    /// Reads into these vectors, from this byte of the file.
     Read(Vec<libc::iovec>, u64),
     Write(Vec<libc::iovec>, u64),
     Flush,
@@ -23,19 +24,19 @@ pub(super) enum Work {
     Allocate(i32, u64, u64),
 }
 
-/// Works on one file.
+/// Performs operations on one file.
 pub(super) struct Engine {
     file: RawFd,
     ring: Option<(IoUring, EventFd)>,
-    /// In flight, by number: the kernel reads the vectors.
+    /// Operations in flight, by number. They keep the vectors, which the kernel reads.
     slots: Vec<Option<Work>>,
     in_flight: usize,
-    /// Done without a ring.
+    /// Results of operations that were completed without a ring.
     done: VecDeque<(usize, io::Result<usize>)>,
 }
 
 impl Engine {
-    /// For `image`, which must stay open as long as the engine lives.
+    /// An engine for `image`, which must stay open as long as the engine lives.
     pub(super) fn new(image: &Image) -> Self {
         let mut engine = Self::without_ring(image);
         if !image.is_raw() {
@@ -51,7 +52,7 @@ impl Engine {
         engine
     }
 
-    /// The same for a host that has no io_uring.
+    /// An engine that does not use io_uring.
     pub(super) fn without_ring(image: &Image) -> Self {
         Self {
             file: image.file().as_raw_fd(),
@@ -69,20 +70,20 @@ impl Engine {
         Ok((ring, event))
     }
 
-    /// With fewer numbers.
+    /// Reduces the number of operations in flight.
     #[cfg(test)]
     pub(super) fn of_depth(mut self, depth: usize) -> Self {
         self.slots.truncate(depth);
         self
     }
 
-    /// Readable when something may be done.
+    /// An event that becomes readable when an operation may have completed. `None` without io_uring.
     pub(super) fn event(&self) -> Option<BorrowedFd<'_>> {
         // SAFETY: `self` keeps the event open, and is borrowed for as long as the result.
         self.ring.as_ref().map(|(_, event)| unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) })
     }
 
-    /// A number that nothing in flight has, if there is room for more.
+    /// A number that no operation in flight uses. `None` if the engine is full.
     pub(super) fn free(&self) -> Option<usize> {
         self.slots.iter().position(Option::is_none)
     }
@@ -91,7 +92,7 @@ impl Engine {
         self.in_flight == 0
     }
 
-    /// Begins a piece of work under a number that is [free](Self::free); [`Self::submit`] hands it to the kernel.
+    /// Begins an operation under a [free](Self::free) number. [`Self::submit`] hands it to the kernel.
     ///
     /// # Safety
     /// The vectors' memory must stay mapped until [`Self::next_done`] gives the number back, or the engine is dropped.
@@ -103,7 +104,7 @@ impl Engine {
             return Ok(());
         };
         let entry = entry(self.file, work).user_data(number as u64);
-        // SAFETY: the vectors stay in their slot, and the caller keeps what they point to; the file is open.
+        // SAFETY: the vectors stay in their slot, and the caller keeps their memory mapped. The file is open.
         if unsafe { ring.submission().push(&entry) }.is_err() {
             self.slots[number] = None;
             return Err(io::Error::other("io_uring: its queue is full"));
@@ -112,29 +113,30 @@ impl Engine {
         Ok(())
     }
 
-    /// Takes note of what the caller has done itself under a number that is free; of an engine without io_uring.
+    /// Records the result of an operation that the caller performed itself under a free number. Only for an
+    /// engine without io_uring.
     pub(super) fn note_done(&mut self, number: usize, result: io::Result<usize>) {
-        // Whatever it was: it keeps the number.
+        // Any kind of operation reserves the number.
         self.slots[number] = Some(Work::Flush);
         self.done.push_back((number, result));
         self.in_flight += 1;
     }
 
-    /// Hands over what was begun.
+    /// Hands the begun operations to the kernel.
     pub(super) fn submit(&mut self) -> io::Result<()> {
         let Some((ring, _)) = &mut self.ring else { return Ok(()) };
         loop {
             match ring.submit() {
                 Err(error) if is_passing(&error) => {}
                 Err(error) => return Err(error),
-                // The kernel may stop at one that it refuses, which is then complete.
+                // The kernel may stop at an operation that it refuses. That operation is then complete.
                 Ok(_) if ring.submission().is_empty() => return Ok(()),
                 Ok(_) => {}
             }
         }
     }
 
-    /// Something that is done: its number, and the bytes that were moved.
+    /// The number and the result (bytes moved) of a completed operation.
     pub(super) fn next_done(&mut self) -> Option<(usize, io::Result<usize>)> {
         let (number, result) = match &mut self.ring {
             Some((ring, event)) => next_of(ring, event)?,
@@ -145,12 +147,13 @@ impl Engine {
         Some((number, result))
     }
 
-    /// Waits until nothing is in flight any more: the kernel may write guest memory as long as something is. Forgets what came
-    /// of it.
+    /// Waits until no operation is in flight. The kernel may write guest memory until then. Discards the
+    /// results.
     pub(super) fn drain(&mut self) {
         while self.in_flight > 0 {
             if let Err(error) = self.wait() {
-                // The memory must not be used again, and nobody can say when it may.
+                // The kernel may still write to the memory, and no call can tell until when. Therefore the
+                // process must end.
                 tracing::error!(%error, "a disk's requests cannot be waited for");
                 std::process::abort();
             }
@@ -158,7 +161,7 @@ impl Engine {
         }
     }
 
-    /// Waits until something is done.
+    /// Waits until an operation has completed.
     pub(super) fn wait(&mut self) -> io::Result<()> {
         let Some((ring, _)) = &self.ring else { return Ok(()) };
         loop {
@@ -181,7 +184,7 @@ fn next_of(ring: &mut IoUring, event: &EventFd) -> Option<(usize, io::Result<usi
     let done = match first {
         Some(done) => done,
         None => {
-            // The event first: what is done after that makes another one.
+            // The event is read first, so that a later completion signals it again.
             let _ = event.read();
             ring.completion().next()?
         }

@@ -1,4 +1,4 @@
-//! A disk that both sides see goes with the guest.
+//! The lock of a shared disk, which is handed over with the guest.
 
 use std::io;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use sterna::{Hook, VmError};
 use sterna_disk::Image;
 
-/// Hands the lock over with the guest: both sides see the disk, and one at a time uses it.
+/// Hook that hands the lock over with the guest. Both sides see the disk, and only one at a time uses it.
 pub(super) struct ImageLock {
     index: usize,
     image: Arc<Image>,

@@ -1,4 +1,4 @@
-//! Disks: VIRTIO 1.2, section 5.2.
+//! Virtio disks: VIRTIO 1.2, section 5.2.
 
 mod changes;
 pub(crate) mod control;
@@ -33,24 +33,25 @@ use lock::ImageLock;
 use sector::MOST_DISCARDED;
 
 const QUEUE_SIZE: u16 = 256;
-/// Bytes: 64 TiB, of which 128 MiB of bits say what has changed.
+/// Length limit of a copied disk: 64 TiB, whose change bitmap needs 128 MiB.
 const LONGEST_COPIED: u64 = 64 << 40;
-/// Pieces of memory in one request, at most: with header and status they fit into a queue.
+/// Highest number of data segments in a request. With header and status they fit into a queue.
 const SEGMENTS: u32 = 126;
 
-/// One disk.
+/// A disk of the guest, in this process.
 pub(crate) struct Disk {
     image: Arc<Image>,
-    /// As the guest reads it: `sterna-disk-0`.
+    /// The disk's serial number for the guest, such as `sterna-disk-0`.
     id: String,
     queues: u16,
-    /// What the guest writes, for whoever copies the disk.
+    /// The guest's writes, recorded for the copy.
     changes: Arc<Changes>,
     copy: Option<Arc<DiskCopy>>,
     control: Arc<DiskControl>,
 }
 
-/// Opens disk number `index` of the machine. Of a disk that both sides see, the lock comes and goes with the guest.
+/// Opens disk number `index` of the machine. The lock of a shared disk is acquired and released with the
+/// guest.
 pub(super) fn open(
     index: usize,
     options: &DiskOptions,
@@ -119,7 +120,8 @@ impl Backend for Disk {
         // topology, writeback, unused0
         bytes.extend([0; 10]);
         bytes.extend(self.queues.to_le_bytes());
-        // most sectors, most pieces and alignment of discards; most sectors and pieces of zeroes, and that they may unmap
+        // discards: highest number of sectors and pieces, alignment; zeroes: highest number of sectors and
+        // pieces, may unmap
         words(&mut bytes, &[MOST_DISCARDED, 1, 8, MOST_DISCARDED, 1]);
         bytes.extend([1, 0, 0, 0]);
         bytes

@@ -1,4 +1,4 @@
-//! What a driver asks of a disk.
+//! Decodes and checks a driver's requests to a disk.
 
 use sterna_disk::SECTOR;
 use virtio_bindings::virtio_blk::{
@@ -11,35 +11,35 @@ use crate::hardware::virtio::buffers::Buffers;
 use crate::hardware::virtio::ring::Chain;
 
 const HEADER_BYTES: usize = 16;
-/// A piece of a discard: first sector, number of sectors, flags.
+/// Size of a discard segment: first sector, number of sectors, flags.
 const PIECE_BYTES: usize = 16;
-/// Flag of a piece: zeroes may become a hole.
+/// Segment flag: the zeroes may become a hole.
 const MAY_UNMAP: u32 = 1;
 
-/// A request of which everything was checked that needs no disk.
+/// A decoded request. All checks that need no disk were made.
 pub(super) struct Request<'a> {
     pub(super) head: u16,
-    /// A byte.
+    /// Buffer for the status byte.
     pub(super) status: Buffers<'a>,
     pub(super) what: What<'a>,
 }
 
 pub(super) enum What<'a> {
-    /// From this byte on.
+    /// Reads from this byte of the disk.
     Read(u64, Buffers<'a>),
     Write(u64, Buffers<'a>),
     Flush,
-    /// Nobody needs the content any more.
+    /// The guest no longer needs the content.
     Discard(Piece),
     WriteZeroes(Piece),
     Identify(Buffers<'a>),
-    /// Another one.
+    /// An unknown type of request.
     Unknown,
-    /// It is not what the standard says, or leaves the disk: the driver is told so.
+    /// The request breaks the standard or exceeds the disk. The driver gets an error status.
     Wrong,
 }
 
-/// Bytes of a disk.
+/// A range of bytes on a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Piece {
     pub(super) start: u64,
@@ -48,7 +48,7 @@ pub(super) struct Piece {
 }
 
 impl<'a> Request<'a> {
-    /// Of a disk of so many bytes. An error says why there is nowhere to put an answer.
+    /// Decodes a chain for a disk of `disk_bytes`. Fails if the chain has no buffer for the status.
     pub(super) fn of(
         chain: Chain<'a>,
         disk_bytes: u64,
@@ -83,7 +83,7 @@ impl<'a> Request<'a> {
     }
 }
 
-/// The only piece of a discard: the configuration space says that there is one.
+/// Decodes the only segment of a discard. The configuration space permits one.
 fn piece(buffers: &Buffers<'_>, disk_bytes: u64, allowed_flags: u32) -> Option<Piece> {
     let mut bytes = [0; PIECE_BYTES];
     if buffers.len() != PIECE_BYTES || buffers.read(&mut bytes) != PIECE_BYTES {

@@ -1,4 +1,4 @@
-//! What is left to do of a request, and how it is done.
+//! The remaining part of a request, and the call that performs it.
 
 use std::io;
 
@@ -9,24 +9,24 @@ use super::engine::Work;
 use super::request::Piece;
 use crate::hardware::virtio::buffers::Buffers;
 
-/// Bytes that are copied for one call, at most.
+/// Highest number of bytes that one call copies.
 const AT_ONCE: usize = 1 << 20;
 const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
 const ZERO: i32 = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
 
-/// What is left to do of a request, should a call do a part of it.
+/// The remaining part of a request. A call may complete only a part of it.
 pub(super) enum Rest<'a> {
-    /// From this byte on; so many bytes were read before.
+    /// First byte, remaining buffers, and number of bytes read before.
     Read(u64, Buffers<'a>, usize),
     Write(u64, Buffers<'a>),
     Flush,
     Discard(Piece),
-    /// Should the file not know this way, it is tried by another one.
+    /// If the file does not support this operation, another call is tried.
     WriteZeroes(Piece),
 }
 
 impl Rest<'_> {
-    /// What a raw file has to do.
+    /// The operation for a raw file.
     pub(super) fn work(&self) -> Work {
         match self {
             Self::Read(at, to, _) => Work::Read(to.vectors(), *at),
@@ -37,8 +37,8 @@ impl Rest<'_> {
         }
     }
 
-    /// Does it, or a part of it, in this thread: how many bytes were moved. Guest memory is copied, since whoever looks for data in
-    /// tables must not find other bytes when it looks twice.
+    /// Performs the request or a part of it in this thread. Returns the number of bytes moved. Guest memory
+    /// is copied first, because code that reads a qcow2 table twice must find the same bytes.
     pub(super) fn carry_out(&self, image: &Image) -> io::Result<usize> {
         match self {
             Self::Read(at, to, _) => {
@@ -57,7 +57,7 @@ impl Rest<'_> {
         }
     }
 
-    /// The kernel is done with it: guest memory may have changed, or the disk.
+    /// Records the effects of a completed call: guest memory or the disk may have changed.
     pub(super) fn was_done(&self, changes: &Changes) {
         match self {
             Self::Read(_, to, _) => to.were_written(),

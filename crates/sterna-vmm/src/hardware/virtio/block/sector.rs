@@ -1,4 +1,4 @@
-//! How much of a disk a request may give up.
+//! Limits of discard requests, in sectors.
 
-/// Sectors of one discard, at most: 1 GiB.
+/// Highest number of sectors in one discard: 1 GiB.
 pub(super) const MOST_DISCARDED: u32 = 1 << 21;

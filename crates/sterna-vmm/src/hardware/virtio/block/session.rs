@@ -1,4 +1,4 @@
-//! A disk at work: requests in flight, and their answers.
+//! A disk at work: takes requests from the queues and answers them.
 
 mod after;
 
@@ -20,11 +20,12 @@ use crate::hardware::virtio::ring::{Broken, Ring};
 pub(super) struct DiskSession<'a> {
     disk: &'a Disk,
     engine: Engine,
-    /// By the engine's numbers.
+    /// Requests in flight, indexed by the engine's numbers.
     in_flight: Vec<Option<InFlight<'a>>>,
-    /// Queues of which something was left, since nothing was free: nobody kicks for it.
+    /// Queues with requests that were not taken because the engine was full. The driver sends no kick for
+    /// them.
     left: Vec<bool>,
-    /// Requests that the host has failed.
+    /// Number of requests that the host failed.
     failures: u64,
 }
 
@@ -39,8 +40,8 @@ impl<'a> DiskSession<'a> {
         }
     }
 
-    /// Takes what a queue has, as much as there is room for. Where each request is done at once, it gives way to others after one:
-    /// the guest can go on adding as long as it likes.
+    /// Takes requests from a queue as long as there is room. If requests are served synchronously, it returns
+    /// after one to let other queues work, because the guest can add requests without end.
     fn take(&mut self, rings: &mut [Ring<'a>], queue: usize) -> Result<(), Broken> {
         let image = &self.disk.image;
         let mut room = if image.is_raw() && self.engine.event().is_some() { usize::MAX } else { 1 };
@@ -91,7 +92,7 @@ impl<'a> DiskSession<'a> {
         self.hand_over(number, InFlight { queue, head, status, rest })
     }
 
-    /// A guest can ask for what fails as often as it likes.
+    /// Logs at powers of two only. A guest can repeat a failing request without limit.
     fn note_failure(&mut self, failed: Option<&str>) {
         let Some(error) = failed else { return };
         self.failures += 1;
@@ -104,8 +105,8 @@ impl<'a> DiskSession<'a> {
     fn hand_over(&mut self, number: usize, request: InFlight<'a>) -> Result<(), Broken> {
         let rest = &self.in_flight[number].insert(request).rest;
         if self.disk.image.is_raw() {
-            // SAFETY: the vectors are guest memory, which the worker's VM keeps mapped; the engine is dropped before, and waits
-            // for what is in flight.
+            // SAFETY: the vectors are guest memory, which the worker's VM keeps mapped. The engine is dropped
+            // before the VM and waits for the requests in flight.
             unsafe { self.engine.begin(number, rest.work()) }?;
         } else {
             self.engine.note_done(number, rest.carry_out(&self.disk.image));
@@ -113,12 +114,12 @@ impl<'a> DiskSession<'a> {
         Ok(())
     }
 
-    /// Whether a request can be taken: there is room in the engine, and in the checkpoint of a guest that is protected.
+    /// Whether the engine has room for a request. The checkpoint of a protected guest must have room too.
     fn may_take(&self) -> bool {
         self.engine.free().is_some() && self.disk.changes.have_room()
     }
 
-    /// Answers what is done, and takes what was left.
+    /// Answers completed requests, then takes requests that were left in the queues.
     fn go_on(&mut self, rings: &mut [Ring<'a>]) -> Result<(), Broken> {
         self.answer_done(rings)?;
         for queue in 0..rings.len() {
@@ -129,7 +130,7 @@ impl<'a> DiskSession<'a> {
         self.answer_done(rings)
     }
 
-    /// Answers what is done.
+    /// Answers the requests that the engine has completed.
     fn answer_done(&mut self, rings: &mut [Ring<'a>]) -> Result<(), Broken> {
         while let Some((number, result)) = self.engine.next_done() {
             let Some(done) = self.in_flight[number].take() else { continue };
@@ -152,7 +153,7 @@ impl<'a> DiskSession<'a> {
 impl<'a> Session<'a> for DiskSession<'a> {
     fn kicked(&mut self, rings: &mut [Ring<'a>], queue: usize) -> Result<(), Broken> {
         self.take(rings, queue)?;
-        // Some is done at once.
+        // Some requests are completed immediately.
         self.go_on(rings)
     }
 
@@ -173,8 +174,9 @@ impl<'a> Session<'a> for DiskSession<'a> {
             self.engine.wait()?;
             self.answer_done(rings)?;
         }
-        // Should this be the end of the machine, nothing is lost that a raw file would have kept. What cannot be written stays
-        // for the guest's next flush, or for the release of the lock, which fail if it still cannot.
+        // Writes back now, so that a crash of the machine loses nothing that a raw file would keep. Data that
+        // cannot be written stays for the guest's next flush or for the release of the lock. These fail if it
+        // still cannot be written.
         if let Err(error) = self.disk.image.write_back() {
             tracing::error!(disk = self.disk.id, %error, "what the guest wrote is not all in the disk's file");
         }
@@ -183,7 +185,8 @@ impl<'a> Session<'a> for DiskSession<'a> {
 }
 
 impl Drop for DiskSession<'_> {
-    /// What is in flight when the driver has broken a rule has no answer, but it has written guest memory.
+    /// Waits for the requests in flight and records their writes. After a driver broke a rule they get no
+    /// answer, but they may have written guest memory.
     fn drop(&mut self) {
         self.engine.drain();
         let changes = &self.disk.changes;

@@ -1,4 +1,4 @@
-//! The protocol, as a driver keeps to it or breaks it.
+//! Tests of free page hinting with drivers that follow the protocol or break it.
 
 use sterna_ram::PAGE_SIZE;
 
@@ -8,11 +8,11 @@ use super::*;
 const PAGE: u32 = PAGE_SIZE as u32;
 const FREE_AT: u64 = 0x8_0000;
 
-/// Address, length, and whether the device writes it.
+/// A descriptor: address, length, and whether the device writes to it.
 type Part = (u64, u32, bool);
 type Hints = Arc<Mutex<Vec<(usize, u64, u64)>>>;
 
-/// A device that asks, and what it was told.
+/// A device that has asked, and the hints that it received.
 fn asking() -> (Hinting, Hints) {
     let hinting = Hinting::default();
     let hints = Hints::default();
@@ -25,7 +25,7 @@ fn ask(hinting: &Hinting, hints: &Hints) {
     hinting.0.lock().ask(FreePages::new(move |block, first, pages| hints.lock().push((block, first, pages))));
 }
 
-/// Hands the device a chain. Why it is refused.
+/// Hands a chain to the device. The error is the reason of the refusal.
 fn give(hinting: &Hinting, driver: &mut Driver, parts: &[Part]) -> Result<(), &'static str> {
     driver.add(parts);
     let ram = driver.ram.clone();
@@ -53,7 +53,7 @@ fn free_memory_counts_between_the_commands_id_and_stop() {
     free(&hinting, &mut driver, 0);
     command(&hinting, &mut driver, FIRST);
     free(&hinting, &mut driver, 1);
-    // Two pages and a half, from the middle of one on.
+    // Two and a half pages, starting in the middle of a page.
     give(&hinting, &mut driver, &[(FREE_AT + 0x2800, 0x2800, true)]).unwrap();
     let is_complete = || hinting.0.lock().free.as_ref().unwrap().is_complete();
     assert!(!is_complete());
@@ -71,7 +71,7 @@ fn answer_to_another_command_is_ignored() {
         command(&hinting, &mut driver, id);
         free(&hinting, &mut driver, 0);
     }
-    // It begins to answer, and then the question is another one.
+    // The driver begins its answer, and then the device asks another question.
     command(&hinting, &mut driver, FIRST);
     hinting.0.lock().leave_off(STOP);
     free(&hinting, &mut driver, 1);
@@ -84,7 +84,7 @@ fn answer_to_another_command_is_ignored() {
     command(&hinting, &mut driver, FIRST + 1);
     free(&hinting, &mut driver, 4);
     assert_eq!(hints.lock().len(), 1);
-    // A driver that begins anew says so first.
+    // A driver that begins again resets the device first.
     hinting.reset();
     free(&hinting, &mut driver, 5);
     assert_eq!(hints.lock().len(), 1);
@@ -118,7 +118,7 @@ fn state_tells_the_driver_that_it_may_have_its_memory_back() {
         u32::from_le_bytes(id)
     };
 
-    // Even if the driver has gone meanwhile.
+    // The answer does not change if the driver is gone.
     assert!(asked.is_asking());
     asked.reset();
     asked.0.lock().leave_off(STOP);
@@ -132,7 +132,7 @@ fn state_tells_the_driver_that_it_may_have_its_memory_back() {
     assert!(there.begin_work(&space));
     assert_eq!(shown(), DONE);
     assert!(!there.begin_work(&space), "the driver knows it");
-    // An id of the past is not used again.
+    // An earlier id is not used again.
     ask(&there, &Hints::default());
     assert!(there.begin_work(&space));
     assert_eq!(shown(), FIRST + 1);

@@ -1,4 +1,5 @@
-//! Tells the network that the guest has moved: by the host at once, and by the guest itself if its driver can.
+//! Announces the guest's new location to the network. The host does so immediately, and the guest too if its
+//! driver can.
 
 use std::collections::HashMap;
 use std::io;
@@ -13,20 +14,20 @@ use super::outlet::Outlet;
 use crate::config::{AnnounceOptions, MacAddress};
 use crate::hardware::virtio::transport::Transport;
 
-/// The shortest packet of an Ethernet, without its checksum.
+/// Shortest Ethernet packet in bytes, without its checksum.
 const SHORTEST: usize = 60;
 const BROADCAST: [u8; 6] = [0xff; 6];
 const ETHERTYPE_RARP: [u8; 2] = [0x80, 0x35];
 
-/// Announces one card.
+/// Announces the location of one network card.
 pub(crate) struct Announcer {
     index: usize,
     transport: Arc<Transport>,
     outlet: Arc<Outlet>,
     mac: MacAddress,
-    /// After a migration.
+    /// Options for the announcement after a migration.
     options: Mutex<AnnounceOptions>,
-    /// What goes on, by its id. A thread ends when its token is gone.
+    /// Announcements in progress, by id. A thread ends when its token is removed.
     running: Mutex<HashMap<String, Arc<()>>>,
 }
 
@@ -39,7 +40,8 @@ impl Announcer {
         *self.options.lock() = options;
     }
 
-    /// Returns after the first round; a thread does the others. What goes on under the same id ends.
+    /// Sends the first announcement, and starts a thread for the others. An announcement in progress with the
+    /// same id ends.
     pub(crate) fn announce_as(&self, options: AnnounceOptions, id: &str) -> io::Result<()> {
         let mut running = self.running.lock();
         running.remove(id);
@@ -59,7 +61,7 @@ impl Announcer {
             for _ in 1..options.rounds {
                 std::thread::sleep(pause);
                 pause = (pause + options.step).min(options.max);
-                // The machine may be gone, or another announcement has begun.
+                // The machine was dropped, or another announcement replaced this one.
                 let Some((outlet, _)) = outlet.upgrade().zip(goes_on.upgrade()) else { return };
                 if let Err(error) = outlet.send_bytes(&packet) {
                     tracing::warn!(%error, "the guest's new place is not announced again");
@@ -77,7 +79,7 @@ impl Hook for Announcer {
         format!("network {}", self.index)
     }
 
-    /// The network knows no owner: whoever announces itself last gets the packets.
+    /// Nothing to seize: packets go to the host that announced itself last.
     fn seize(&self) -> Result<(), VmError> {
         Ok(())
     }
@@ -88,13 +90,13 @@ impl Hook for Announcer {
     }
 }
 
-/// A reverse ARP request for its own address: it changes no table but those of switches (RFC 903).
+/// A reverse ARP request for the card's own address. It changes only the tables of switches (RFC 903).
 fn request(mac: MacAddress) -> Vec<u8> {
     let mut packet = vec![0; HEADER_BYTES];
     packet.extend(BROADCAST);
     packet.extend(mac.0);
     packet.extend(ETHERTYPE_RARP);
-    // Ethernet, IPv4, lengths of their addresses, request for an address.
+    // Ethernet, IPv4, lengths of both address types, operation "request".
     packet.extend([0, 1, 8, 0, 6, 4, 0, 3]);
     packet.extend([&mac.0[..], &[0; 4], &mac.0, &[0; 4]].concat());
     packet.resize(HEADER_BYTES + SHORTEST, 0);

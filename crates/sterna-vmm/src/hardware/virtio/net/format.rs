@@ -1,13 +1,13 @@
-//! What driver and device agree on.
+//! Queue numbers and packet layout of a network card.
 
-/// Of each pair of queues the first is for what the guest receives, and the second for what it sends. What it asks for comes last.
+/// The first queue of a pair is for receiving, the second for sending. The control queue comes last.
 pub(super) const RECEIVE: usize = 0;
 pub(super) const SEND: usize = 1;
-/// Before each packet, in the queues and in the tap alike.
+/// Length of the header before each packet, in the queues and in the tap.
 pub(super) const HEADER_BYTES: usize = 12;
-/// The longest packet with its header.
+/// Longest packet including its header, in bytes.
 pub(super) const PACKET_BYTES: usize = 65_536 + HEADER_BYTES;
-/// The status in the configuration space, after the address of 6 bytes.
+/// Offset of the status in the configuration space, after the 6 bytes of the address.
 pub(super) const STATUS_AT: usize = 6;
 pub(super) const LINK_UP: u8 = 1;
 pub(super) const ANNOUNCE: u8 = 2;

@@ -1,4 +1,4 @@
-//! A card's tap, which goes to another process on the same host with the guest.
+//! Hands a card's tap over to another process on the same host, with the guest.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use sterna::{Hook, HostDescriptors, VmError};
 
 use super::outlet::Outlet;
 
-/// All queues of it.
+/// All queues of a card's tap.
 pub(crate) struct HeldTap {
     index: usize,
     name: String,

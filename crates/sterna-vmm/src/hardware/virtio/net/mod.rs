@@ -1,4 +1,4 @@
-//! Network cards: VIRTIO 1.2, section 5.1.
+//! Virtio network cards: VIRTIO 1.2, section 5.1.
 
 mod announce;
 mod format;
@@ -32,17 +32,17 @@ use tap::Tap;
 
 const QUEUE_SIZE: u16 = 256;
 
-/// One card, joined to a tap.
+/// A network card that is connected to a tap.
 pub(crate) struct Card {
-    /// Its queues: one for each pair.
+    /// The card's queues of the tap, one per pair.
     outlets: Vec<Arc<Outlet>>,
-    /// How many of them the driver uses.
+    /// Number of pairs that the driver uses.
     active: AtomicU16,
     mac: MacAddress,
 }
 
-/// Opens card number `index` of the machine. What its guest sends goes through `gate`. With `may_wait` its tap may be in use: then
-/// whoever uses it has to hand it over.
+/// Opens card number `index` of the machine. The guest's packets are sent through `gate`. With `may_wait`
+/// another process may use the tap now; that process must hand it over later.
 pub(super) fn open(
     index: usize,
     options: &NetOptions,
@@ -65,7 +65,7 @@ pub(super) fn open(
 }
 
 impl Card {
-    /// A card with so many pairs of queues that is joined to sockets of packets.
+    /// A card with one pair of queues per socket. It exchanges its packets with the sockets.
     #[cfg(feature = "fuzzing")]
     pub(super) fn of_sockets(
         sockets: Vec<std::os::unix::net::UnixDatagram>,
@@ -76,12 +76,12 @@ impl Card {
         Ok(Self { outlets: outlets.collect::<Result<_, _>>()?, active: AtomicU16::new(1), mac })
     }
 
-    /// What the card has of the host.
+    /// The host descriptors of the card.
     pub(super) fn taps(&self, index: usize, name: &str) -> HeldTap {
         HeldTap::new(index, name, self.outlets.clone())
     }
 
-    /// What tells the network where the guest is, once the card has its place.
+    /// Creates the announcer of the card, after the card has its slot.
     pub(super) fn announcer(&self) -> impl FnOnce(usize, Arc<Transport>) -> Arc<Announcer> + use<> {
         let (outlet, mac) = (Arc::clone(&self.outlets[0]), self.mac);
         move |index, transport| Arc::new(Announcer::new(index, transport, outlet, mac))

@@ -1,4 +1,5 @@
-//! Where a card's packets leave: a queue of its tap, behind the gate of a protected guest.
+//! The path on which a card's packets leave. It leads through the gate of a protected guest to a queue of the
+//! tap.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -11,11 +12,11 @@ use super::format::PACKET_BYTES;
 use super::tap::Tap;
 use crate::hardware::virtio::buffers::Buffers;
 
-/// One queue of a card, as packets leave by it.
+/// One outgoing queue of a card.
 pub(super) struct Outlet {
     tap: Arc<Tap>,
     lane: PacketLane,
-    /// Readable when there is room in the gate after there was none.
+    /// Readable when the gate has room after it was full.
     room: Arc<EventFd>,
 }
 
@@ -29,7 +30,7 @@ impl Outlet {
             }
         };
         let lane = gate.lane(send, move || {
-            // It cannot fail: the counter is far from its end.
+            // The write cannot fail, because the counter is far from its maximum.
             let _ = tells.write(1);
         });
         Ok(Self { tap, lane, room })
@@ -39,27 +40,28 @@ impl Outlet {
         &self.tap
     }
 
-    /// Whether a packet may go. If not, [`Outlet::room`] becomes readable.
+    /// Whether a packet can be sent. If not, [`Outlet::room`] becomes readable when it can.
     pub(super) fn has_room(&self) -> bool {
         self.lane.is_open() || self.lane.has_room()
     }
 
-    /// Readable when there is room again.
+    /// An event that becomes readable when there is room again.
     pub(super) fn room(&self) -> BorrowedFd<'_> {
         // SAFETY: `self` keeps the event open, and is borrowed for as long as the result.
         unsafe { BorrowedFd::borrow_raw(self.room.as_raw_fd()) }
     }
 
-    /// Room was noticed.
+    /// Clears the event of [`Outlet::room`].
     pub(super) fn note_room(&self) {
-        // Nothing there: it was noticed before.
+        // An error means that an earlier call has read the event.
         let _ = self.room.read();
     }
 
-    /// Sends a packet of the guest, with its header. False: the network takes none now, and the packet is lost.
+    /// Sends a packet of the guest, with its header. False if the network takes no packet now; the packet is
+    /// lost.
     pub(super) fn send(&self, packet: &Buffers<'_>) -> io::Result<bool> {
         if self.lane.is_open() {
-            // SAFETY: guest memory, which the worker's VM keeps mapped.
+            // SAFETY: the vectors are guest memory, which the worker's VM keeps mapped.
             return unsafe { self.tap.send(&packet.vectors()) };
         }
         let length = packet.len();
@@ -72,7 +74,8 @@ impl Outlet {
         Ok(true)
     }
 
-    /// Sends a packet of this program. It waits as the guest's do: only the side that has the guest may say where it is.
+    /// Sends a packet of this program. It waits in the gate like the guest's, because only the side that has
+    /// the guest may announce its location.
     pub(super) fn send_bytes(&self, packet: &[u8]) -> io::Result<bool> {
         if self.lane.is_open() {
             return self.tap.send_bytes(packet);

@@ -1,4 +1,4 @@
-//! A card at work.
+//! A network card at work: moves packets between queues and tap, and answers commands.
 
 use std::cell::Cell;
 use std::io;
@@ -17,32 +17,32 @@ use crate::hardware::virtio::backend::Session;
 use crate::hardware::virtio::ring::{Broken, Chain, Ring};
 use crate::hardware::virtio::space::ConfigurationSpace;
 
-/// Packets that are received before other queues have their turn.
+/// Number of packets received before other queues are served.
 const AT_ONCE: usize = 256;
-/// In the header: in how many buffers a packet lies.
+/// Offset in the packet header of the number of buffers that the packet fills.
 const BUFFERS_AT: usize = 10;
 
 pub(super) struct CardSession<'a> {
     outlets: &'a [Arc<Outlet>],
     space: &'a ConfigurationSpace,
-    /// How many pairs the driver uses.
+    /// Number of pairs that the driver uses.
     active: &'a AtomicU16,
     pairs: Vec<Pair<'a>>,
-    /// The queue of commands.
+    /// Number of the control queue.
     control: usize,
 }
 
-/// A pair of queues at work.
+/// A working pair of queues.
 struct Pair<'a> {
     outlet: &'a Outlet,
-    /// A packet may lie in several buffers.
+    /// Whether a packet may be spread over several buffers.
     merges: bool,
     packet: Box<[u8]>,
-    /// Of a packet that has found no buffers yet; 0 is none.
+    /// Length of a received packet that waits for buffers; 0 for none.
     waiting: usize,
-    /// There may be more in the tap.
+    /// Whether the tap may have more packets.
     has_more: bool,
-    /// What the guest sends stays in its queue: the gate is full.
+    /// Whether the guest's packets stay in their queue because the gate is full.
     is_held_up: Cell<bool>,
 }
 
@@ -53,7 +53,7 @@ impl<'a> CardSession<'a> {
         space: &'a ConfigurationSpace,
         features: u64,
     ) -> Self {
-        // A driver that does not know of several pairs finds the queue of commands after the first.
+        // A driver without the multi-queue feature expects the control queue after the first pair.
         let pairs = if features & 1 << VIRTIO_NET_F_MQ != 0 { outlets.len() } else { 1 };
         let merges = features & 1 << VIRTIO_NET_F_MRG_RXBUF != 0;
         let pair = |outlet: &'a Arc<Outlet>| Pair {
@@ -68,7 +68,8 @@ impl<'a> CardSession<'a> {
         Self { outlets, space, active, pairs: pairs_at_work, control: 2 * pairs }
     }
 
-    /// Lets packets come to the pairs that are active, and to no other.
+    /// Attaches the tap's queues of the active pairs, and detaches the others. Packets then arrive only at
+    /// active pairs.
     pub(super) fn activate(&self) -> io::Result<()> {
         let active = usize::from(self.active.load(Ordering::SeqCst));
         self.outlets.iter().enumerate().try_for_each(|(index, outlet)| outlet.tap().attach(index < active))
@@ -78,7 +79,8 @@ impl<'a> CardSession<'a> {
         ring.answer_all(|chain| Ok(chain.writable.write(&[self.answer(chain)])))
     }
 
-    /// To a command: its class and its number in two bytes, and what belongs to it.
+    /// Performs a command and returns its status. The command has its class and number in two bytes, then its
+    /// data.
     fn answer(&self, chain: &Chain<'a>) -> u8 {
         let mut command = [0; 4];
         let length = chain.readable.read(&mut command);
@@ -96,7 +98,7 @@ impl<'a> CardSession<'a> {
         (if is_done { VIRTIO_NET_OK } else { VIRTIO_NET_ERR }) as u8
     }
 
-    /// False: there are not so many, or the host refuses.
+    /// Sets the number of active pairs. False if the number is out of range, or the host refuses.
     fn use_pairs(&self, pairs: u16) -> bool {
         if pairs == 0 || usize::from(pairs) > self.pairs.len() || self.pairs.len() == 1 {
             return false;
@@ -110,7 +112,7 @@ impl<'a> CardSession<'a> {
 }
 
 impl<'a> Pair<'a> {
-    /// Gives the guest what has come, as far as it has buffers.
+    /// Moves received packets to the guest, as far as it has buffers.
     fn receive(&mut self, ring: &mut Ring<'a>) -> Result<(), Broken> {
         self.has_more = false;
         ring.ignore_kicks()?;
@@ -118,7 +120,7 @@ impl<'a> Pair<'a> {
             if self.waiting == 0 {
                 match self.outlet.tap().receive(&mut self.packet)? {
                     Some(length) => self.waiting = length,
-                    // The tap wakes this thread; buffers are looked at then.
+                    // The tap wakes this thread, which then checks the buffers.
                     None => return ring.notify(),
                 }
             }
@@ -130,14 +132,16 @@ impl<'a> Pair<'a> {
         ring.notify()
     }
 
-    /// False: there are too few buffers for the packet. Then the driver kicks when it adds some.
+    /// Moves the waiting packet to the guest. False if there are too few buffers; the driver then kicks when
+    /// it adds some.
     fn deliver(&mut self, ring: &mut Ring<'a>) -> Result<bool, Broken> {
         let length = self.waiting;
         let mut chains: Vec<Chain<'a>> = Vec::new();
         let mut room = 0;
         while room < length && (chains.is_empty() || self.merges) {
             let Some(chain) = ring.pop()? else {
-                // Before the chains are put back: the driver is to kick for what comes after all that there is.
+                // Kicks are enabled before the chains are put back, so that the driver kicks for buffers
+                // after all present ones.
                 if ring.expect_kicks()? {
                     continue;
                 }
@@ -152,7 +156,7 @@ impl<'a> Pair<'a> {
         }
         self.waiting = 0;
         if room < length {
-            // It never fits: the driver did not want such packets.
+            // The packet never fits, because the driver's buffers exclude such packets. It is dropped.
             ring.put_back(chains.len() as u16);
             return Ok(true);
         }
@@ -172,7 +176,7 @@ impl<'a> Pair<'a> {
             while let Some(chain) = ring.pop()? {
                 self.is_held_up.set(!self.outlet.has_room());
                 if self.is_held_up.get() {
-                    // The gate wakes this thread; the queue is looked at then.
+                    // The gate wakes this thread, which then continues with the queue.
                     ring.put_back(1);
                     return ring.notify();
                 }

@@ -1,4 +1,4 @@
-//! A tap: the host's end of the card.
+//! The tap, which is the host's end of a network card.
 
 use std::ffi::{c_char, c_int, c_uint};
 use std::fs::{File, OpenOptions};
@@ -15,23 +15,25 @@ use super::format::HEADER_BYTES;
 
 const DEVICE: &str = "/dev/net/tun";
 
-/// One of its queues; it has one unless it was made for several.
+/// One queue of a tap. A tap has one queue unless it was created for several.
 pub(super) struct Tap {
     file: File,
-    /// Packets come here, too.
+    /// Whether the queue is attached: the kernel delivers packets to it.
     is_attached: AtomicBool,
-    /// It is the tap's. Else another process has it, and nothing is read or sent here.
+    /// Whether `file` is the tap. False while another process still owns it; nothing is read or sent then.
     is_here: AtomicBool,
-    /// It is a socket in a tap's stead, which knows nothing of queues and offloads.
+    /// A socket replaces the tap, and supports neither queues nor offloads.
     #[cfg(any(test, feature = "fuzzing"))]
     is_socket: bool,
 }
 
 impl Tap {
-    /// The tap of that name, which is made if it is not there and this program may. What went wrong, without the name.
-    /// With `may_wait` another program may use it now, which hands it over later ([`Tap::take`]).
+    /// Opens the tap with this name. Creates it if it does not exist and this program may. The error does not
+    /// contain the name. With `may_wait` another program may use the tap now, and hands it over later
+    /// ([`Tap::take`]).
     pub(super) fn open(name: &str, has_several: bool, may_wait: bool) -> Result<Self, String> {
-        // SAFETY: integers and a union of them: zeros are a valid value.
+        // SAFETY: the structure consists of integers and a union of integers, for which zeros are a valid
+        // value.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
         let room = request.ifr_name.len() - 1;
         if name.is_empty() || name.len() > room || name.contains(['/', '\0']) {
@@ -82,7 +84,7 @@ impl Tap {
         Ok(tap)
     }
 
-    /// A socket of packets in its stead.
+    /// Uses a socket of packets instead of a tap.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn of(socket: std::os::unix::net::UnixDatagram) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
@@ -101,19 +103,20 @@ impl Tap {
         }
     }
 
-    /// Whether it is the tap's.
+    /// Whether this process owns the tap.
     pub(super) fn is_here(&self) -> bool {
         self.is_here.load(Ordering::SeqCst)
     }
 
-    /// A duplicate for another process.
+    /// A duplicate of the descriptor for another process.
     pub(super) fn give(&self) -> io::Result<OwnedFd> {
         self.file.as_fd().try_clone_to_owned()
     }
 
-    /// Another process's queue of the tap takes the place of this one. Nothing of it is read, sent or changed.
+    /// Replaces this queue by another process's queue of the tap. Nothing is read, sent or changed.
     pub(super) fn take(&self, queue: &OwnedFd) -> io::Result<()> {
-        // SAFETY: integers and a union of them: zeros are a valid value.
+        // SAFETY: the structure consists of integers and a union of integers, for which zeros are a valid
+        // value.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
         // SAFETY: the descriptor is open, and the kernel writes one `ifreq`.
         check(unsafe { libc::ioctl(queue.as_raw_fd(), libc::TUNGETIFF, &raw mut request) })?;
@@ -125,7 +128,7 @@ impl Tap {
         Ok(())
     }
 
-    /// Another process has the tap: this one closes it.
+    /// Closes the tap, because another process owns it now.
     pub(super) fn let_go(&self) -> io::Result<()> {
         self.is_here.store(false, Ordering::SeqCst);
         let nothing =
@@ -133,13 +136,14 @@ impl Tap {
         self.replace(&nothing.into())
     }
 
-    /// Whoever waits for packets knows the descriptor by its number, which stays.
+    /// Replaces the open file but keeps the descriptor's number. Poll loops know the descriptor by that
+    /// number.
     fn replace(&self, by: &OwnedFd) -> io::Result<()> {
-        // SAFETY: both descriptors are open; the second one stays this tap's, whatever it is open for.
+        // SAFETY: both descriptors are open. The second one remains this tap's.
         check(unsafe { libc::dup3(by.as_raw_fd(), self.file.as_raw_fd(), libc::O_CLOEXEC) }.min(0))
     }
 
-    /// Lets packets come and go here, or not any more.
+    /// Attaches or detaches the queue, so that packets pass here or not.
     pub(super) fn attach(&self, is_attached: bool) -> io::Result<()> {
         #[cfg(any(test, feature = "fuzzing"))]
         if self.is_socket {
@@ -148,7 +152,8 @@ impl Tap {
         if self.is_attached.load(Ordering::SeqCst) == is_attached {
             return Ok(());
         }
-        // SAFETY: integers and a union of them: zeros are a valid value.
+        // SAFETY: the structure consists of integers and a union of integers, for which zeros are a valid
+        // value.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
         let flag = if is_attached { libc::IFF_ATTACH_QUEUE } else { libc::IFF_DETACH_QUEUE };
         request.ifr_ifru.ifru_flags = flag as i16;
@@ -158,7 +163,8 @@ impl Tap {
         Ok(())
     }
 
-    /// What the guest takes that chose these features: large packets, and checksums that are left to it.
+    /// Tells the tap which packets a guest with these features accepts. They are large packets, and packets
+    /// whose checksums are left to the guest.
     pub(super) fn set_offloads(&self, features: u64) -> io::Result<()> {
         #[cfg(any(test, feature = "fuzzing"))]
         if self.is_socket {
@@ -174,17 +180,17 @@ impl Tap {
         })
     }
 
-    /// The next packet with its header; `None` if there is none now.
+    /// Reads the next packet with its header. `None` if there is none now.
     pub(super) fn receive(&self, into: &mut [u8]) -> io::Result<Option<usize>> {
         match (&self.file).read(into) {
             Ok(length) => Ok(Some(length)),
             Err(error) if is_over(&error) => Err(error),
-            // None is there, or the host is short of something: the next packet wakes.
+            // There is no packet, or the host lacks a resource. The next packet wakes this thread.
             Err(_) => Ok(None),
         }
     }
 
-    /// Sends a packet with its header. False: the network takes nothing now, and the packet is lost.
+    /// Sends a packet with its header. False if the network takes no packet now; the packet is lost.
     ///
     /// # Safety
     /// The vectors' memory must be mapped.
@@ -196,12 +202,12 @@ impl Tap {
         }
         match io::Error::last_os_error() {
             error if is_over(&error) => Err(error),
-            // It is no packet, the interface is down, or the host is short of something.
+            // It is no valid packet, the interface is down, or the host lacks a resource.
             _ => Ok(false),
         }
     }
 
-    /// Sends bytes of this program.
+    /// Sends a packet of this program.
     pub(super) fn send_bytes(&self, packet: &[u8]) -> io::Result<bool> {
         let vector = libc::iovec { iov_base: packet.as_ptr().cast_mut().cast(), iov_len: packet.len() };
         // SAFETY: the vector is the slice, which the kernel only reads.
@@ -215,7 +221,7 @@ impl AsFd for Tap {
     }
 }
 
-/// The tap is gone.
+/// Whether the error means that the tap no longer exists.
 fn is_over(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EBADF | libc::EBADFD | libc::ENODEV))
 }

@@ -50,7 +50,7 @@ fn chain_that_breaks_a_rule_is_refused() {
         ("not in RAM", &[Descriptor { address: u64::MAX - 4, ..buffer }]),
         ("not in RAM", &[Descriptor { length: u32::MAX, ..buffer }]),
         ("comes after", &[Descriptor { flags: WRITE | NEXT, next: 1, ..buffer }, buffer]),
-        // A table in a table, and one that is no whole number of descriptors.
+        // A table within a table, and a table whose length is no multiple of a descriptor.
         ("does not end", &[Descriptor { flags: INDIRECT, length: 8, ..buffer }]),
         ("does not end", &[Descriptor { flags: INDIRECT | NEXT, address: RAM_BYTES, length: 16, next: 1 }]),
     ];
@@ -61,7 +61,7 @@ fn chain_that_breaks_a_rule_is_refused() {
         let why = driver.refusal();
         assert!(why.contains(says), "{table:?}: {why}");
     }
-    // A table of more pieces than any system call takes.
+    // A table with more pieces than any system call accepts.
     let mut driver = Driver::new();
     for piece in 0..2000u64 {
         let words = [&BUFFERS.to_le_bytes()[..], &1u32.to_le_bytes(), &NEXT.to_le_bytes()].concat();
@@ -75,7 +75,7 @@ fn chain_that_breaks_a_rule_is_refused() {
     let mut driver = Driver::new();
     driver.offer(SIZE);
     assert!(driver.refusal().contains("does not end"));
-    // More than fit into the ring.
+    // More chains than the ring has entries.
     let mut driver = Driver::new();
     (0..=SIZE).for_each(|_| driver.offer(0));
     assert!(driver.refusal().contains("queue 0"));

@@ -1,4 +1,4 @@
-//! What its driver reads and writes: the registers, and behind them the configuration space.
+//! Reads and writes of a driver: the registers, followed by the configuration space.
 
 use std::sync::atomic::Ordering;
 
@@ -10,13 +10,13 @@ use virtio_queue::QueueT;
 
 use super::{Registers, Transport, is_at_work};
 
-/// `virt`
+/// The magic value `virt`.
 const MAGIC: u32 = u32::from_le_bytes(*b"virt");
 const VERSION: u32 = 2;
 const VENDOR: u32 = u32::from_le_bytes(*b"STRN");
 
 impl Transport {
-    /// The driver reads `to.len()` bytes.
+    /// Handles a driver's read of `to.len()` bytes.
     pub(in crate::hardware::virtio) fn read(&self, offset: u64, to: &mut [u8]) {
         if let Some(at) = offset.checked_sub(VIRTIO_MMIO_CONFIG.into()) {
             return self.signals.space.read(at, to);
@@ -27,7 +27,7 @@ impl Transport {
         }
     }
 
-    /// The driver writes. Of the configuration space nothing can be written.
+    /// Handles a driver's write. The configuration space is read-only.
     pub(in crate::hardware::virtio) fn write(&self, offset: u64, from: &[u8]) {
         if let Ok(word) = from.try_into() {
             self.set_register(offset as u32, u32::from_le_bytes(word));
@@ -49,14 +49,14 @@ impl Transport {
             VIRTIO_MMIO_QUEUE_NUM_MAX => {
                 self.identity.queue_sizes.get(registers.queue_select as usize).copied().unwrap_or(0).into()
             }
-            // Of a device at work it is not asked.
+            // A working device holds the lock of its queues; the register then reads 0.
             VIRTIO_MMIO_QUEUE_READY => self.parts.try_lock().map_or(0, |parts| {
                 parts.queues.get(registers.queue_select as usize).is_some_and(QueueT::ready).into()
             }),
             VIRTIO_MMIO_INTERRUPT_STATUS => self.signals.interrupt.causes(),
             VIRTIO_MMIO_STATUS => self.signals.status.load(Ordering::SeqCst),
             VIRTIO_MMIO_CONFIG_GENERATION => self.signals.space.generation(),
-            // There is no shared memory.
+            // The device has no shared memory.
             VIRTIO_MMIO_SHM_LEN_LOW | VIRTIO_MMIO_SHM_LEN_HIGH => u32::MAX,
             VIRTIO_MMIO_SHM_BASE_LOW | VIRTIO_MMIO_SHM_BASE_HIGH => u32::MAX,
             _ => 0,
@@ -70,7 +70,7 @@ impl Transport {
             VIRTIO_MMIO_DRIVER_FEATURES_SEL => registers.driver_features_select = value,
             VIRTIO_MMIO_DRIVER_FEATURES => self.choose(&mut registers, value),
             VIRTIO_MMIO_QUEUE_SEL => registers.queue_select = value,
-            // Where the kernel does not take it.
+            // Only reached if the kernel does not handle the kick itself.
             VIRTIO_MMIO_QUEUE_NOTIFY => {
                 if let Some(kick) = self.signals.kicks.get(value as usize) {
                     let _ = kick.write(1);
@@ -83,7 +83,7 @@ impl Transport {
         }
     }
 
-    /// Half of the features that the driver wants; no more once they are agreed on.
+    /// Sets one half of the driver's features. They are fixed after FEATURES_OK.
     fn choose(&self, registers: &mut Registers, value: u32) {
         let is_agreed = self.signals.status.load(Ordering::SeqCst) & VIRTIO_CONFIG_S_FEATURES_OK != 0;
         let select = registers.driver_features_select;
@@ -97,7 +97,7 @@ impl Transport {
         let mut wanted = value & !VIRTIO_CONFIG_S_NEEDS_RESET;
         let chosen = registers.driver_features;
         if chosen & !self.identity.features() != 0 || chosen & 1 << VIRTIO_F_VERSION_1 == 0 {
-            // The driver reads it back, and gives up.
+            // The driver reads the missing bit back and gives up.
             wanted &= !VIRTIO_CONFIG_S_FEATURES_OK;
         }
         let before = self.signals.status.fetch_or(wanted, Ordering::SeqCst);
@@ -106,7 +106,7 @@ impl Transport {
         }
     }
 
-    /// Queues belong to the device while it works.
+    /// Sets up a queue. Writes are ignored while the device works, because the queues are locked then.
     fn set_queue(&self, registers: &Registers, offset: u32, value: u32) {
         let Some(mut parts) = self.parts.try_lock() else { return };
         let Some(queue) = parts.queues.get_mut(registers.queue_select as usize) else { return };

@@ -1,4 +1,4 @@
-//! Drivers and states that break rules, on a device without KVM.
+//! Tests of drivers and states that break rules, on a device without KVM.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::hardware::virtio::entropy::Entropy;
 use crate::layout::Range;
 
 const RAM_BYTES: u64 = 0x4000;
-/// Of the used ring: its flags, then how much was returned.
+/// Address of the used ring: its flags, then the number of returned chains.
 const USED: u32 = 0x2000;
 
 fn device() -> (Transport, Arc<VmRam>) {
@@ -34,7 +34,7 @@ fn choose(device: &Transport, features: u64) {
     }
 }
 
-/// A queue of one entry with a request for 16 bytes.
+/// Sets up a queue of one entry with a request for 16 bytes.
 fn ask(device: &Transport, ram: &VmRam) {
     let put = |at, bytes: &[u8]| ram.memory().write_slice(bytes, GuestAddress(at)).unwrap();
     put(0, &[&0x3000u64.to_le_bytes()[..], &16u32.to_le_bytes(), &2u16.to_le_bytes()].concat());
@@ -45,7 +45,7 @@ fn ask(device: &Transport, ram: &VmRam) {
     set(device, VIRTIO_MMIO_QUEUE_READY, 1);
 }
 
-/// How much was returned by a device that then stands.
+/// Pauses the device and returns the number of chains that it has returned.
 fn returned(device: &Transport, ram: &VmRam) -> u16 {
     device.pause();
     ram.memory().read_obj(GuestAddress(u64::from(USED) + 2)).unwrap()
@@ -83,7 +83,7 @@ fn device_whose_driver_chose_what_is_not_offered_does_nothing_here_or_elsewhere(
     assert_eq!(returned(&device, &ram), 0);
 }
 
-/// With rings in one place, what such a device returns would be its next request, for ever.
+/// If the rings overlapped, each returned chain would be the next request, without end.
 #[test]
 fn state_that_returned_more_than_it_took_is_refused() {
     let (device, _ram) = device();

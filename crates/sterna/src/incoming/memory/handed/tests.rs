@@ -1,4 +1,4 @@
-//! Descriptors that are not the promised memory.
+//! Descriptors that are not the promised memory are refused.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -29,14 +29,14 @@ fn memory(ram: &GuestRam, index: usize) -> OwnedFd {
     ram.block(index).sharable().unwrap().file.as_fd().try_clone_to_owned().unwrap()
 }
 
-/// A file in memory that is no RAM block's.
+/// A memory file that is not part of a RAM block.
 fn file(bytes: u64) -> File {
     let file = tempfile::tempfile_in("/dev/shm").unwrap();
     file.set_len(bytes).unwrap();
     file
 }
 
-/// Refused by this sentence; whose memory is where is as before.
+/// Expects a refusal that contains `word`, and checks that all memory is unchanged.
 #[track_caller]
 fn refused(table: &[HandedOver], descriptors: Vec<OwnedFd>, word: &str) -> MigrationError {
     let ours = ram();

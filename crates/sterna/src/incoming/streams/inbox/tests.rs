@@ -1,4 +1,4 @@
-//! What an inbox takes, holds and refuses.
+//! The chunks that an inbox accepts, buffers and refuses.
 
 use super::*;
 use crate::device_stream::{DeviceStream, RemainingState};
@@ -6,7 +6,7 @@ use crate::error::VmError;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A device that nobody calls here.
+/// A device whose methods are not called in these tests.
 struct Silent;
 
 impl DeviceStream for Silent {
@@ -63,7 +63,7 @@ fn end(index: u32) -> Vec<u8> {
     payload(index, DeviceChunkKind::Configuration { total_bytes: None }, b"")
 }
 
-/// The next chunk in order.
+/// Takes the next chunk in order.
 fn next_of(inbox: &Inbox) -> Chunk {
     match inbox.take() {
         Some(Next::Chunk(chunk)) => chunk,
@@ -190,7 +190,7 @@ fn put_without_credit_of_two_lanes_in_order_waits_for_room_in_both() {
         one.join().unwrap().unwrap();
         two.join().unwrap().unwrap();
     });
-    // The limit has room for one, and the one that the device waits for comes beyond it.
+    // The limit has room for one chunk. The chunk that the device waits for may exceed it.
     let two = 2 * chunk(0).len() as u64;
     assert!(inbox.statistics().peak_bytes <= two, "{}", inbox.statistics().peak_bytes);
 }
@@ -316,7 +316,7 @@ fn chunk_that_is_with_its_device_when_the_connection_is_lost_is_loaded_and_one_h
     put(0);
     put(1);
     let with_device = next_of(&inbox);
-    // Its lane closes before the rest of the payload.
+    // The lane's channel closes before the rest of the payload.
     drop(inbox.buffer(data(2).len() as u32).unwrap());
     inbox.stop();
     assert!(inbox.take().is_none(), "what waits is not loaded any more");

@@ -1,7 +1,8 @@
-//! What of a checkpoint is done before its pause: most of its dirty pages are re-armed and copied while the guest still runs.
+//! Work before a checkpoint's pause: re-arms and copies most of its dirty pages.
 //!
-//! In the pause those are copied that were written since, so it is as long as the guest's last moments need, not its whole epoch. A guest
-//! that writes the same pages again all the time gains nothing: then its pages are copied in the pause alone, and it is tried again later.
+//! The pause then copies only the pages that were written since. So its length depends on the guest's last
+//! writes, not on the whole epoch. If a guest writes the same pages again all the time, copying ahead gains
+//! nothing. Then the pages are copied in the pause only, and copying ahead is tried again later.
 
 use std::time::{Duration, Instant};
 
@@ -10,23 +11,25 @@ use crate::error::MigrationError;
 use crate::interruption::Break;
 use crate::outgoing::protection::Protecting;
 
-/// Fewer pages are copied in the pause: it takes less than a millisecond.
+/// Fewer pages are copied in the pause, because that takes less than a millisecond.
 const LEAST_PAGES: u64 = 512;
-/// Checkpoints in a row that are copied in the pause alone after one of which most pages were written again.
+/// The consecutive checkpoints without copying ahead, after one whose pages were mostly written again.
 const SKIPPED: u32 = 16;
 
-/// Whether it pays, and how long it takes.
+/// Decides whether copying ahead pays off, and measures its duration.
 #[derive(Debug, Default)]
 pub(super) struct Ahead {
-    /// Pages that were copied for the next checkpoint.
+    /// The number of pages that were copied for the next checkpoint.
     copied: u64,
-    /// How long before a checkpoint is due it begins.
+    /// The time before a checkpoint is due at which copying ahead begins.
     lead: Duration,
     skip: u32,
 }
 
 impl Ahead {
-    /// How long before a checkpoint is due it begins, after one with so many pages.
+    /// How long before a checkpoint is due copying ahead begins.
+    ///
+    /// `last_pages`: the pages of the last checkpoint.
     pub(super) fn lead(&self, last_pages: u64) -> Duration {
         if self.pays(last_pages) { self.lead } else { Duration::ZERO }
     }
@@ -40,7 +43,7 @@ impl Ahead {
         self.lead = (self.lead * 3 + took) / 4;
     }
 
-    /// The checkpoint was taken, and `pages` were copied or protected in its pause.
+    /// Records a checkpoint that copied or protected `pages` in its pause.
     pub(super) fn paused(&mut self, pages: u64) {
         let copied = std::mem::take(&mut self.copied);
         self.skip = match copied {
@@ -52,13 +55,13 @@ impl Ahead {
 }
 
 impl Control {
-    /// Re-arms and copies what is dirty now, if that pays.
+    /// Re-arms and copies the pages that are dirty now, if that pays off.
     pub(super) fn copy_ahead(&mut self, protecting: &Protecting, ahead: &mut Ahead) -> Result<(), Break> {
         if !ahead.pays(protecting.counts.lock().last_pages) {
             return Ok(());
         }
         let began = Instant::now();
-        MigrationError::check_memory(&self.shared.ram)?;
+        MigrationError::check_memory(&self.shared.guest.ram)?;
         self.sync()?;
         let pages = self.rounds()?.rearm_ahead()?;
         let count = pages.count();
@@ -69,7 +72,7 @@ impl Control {
         Ok(())
     }
 
-    /// All is copied in the pause, or not at all.
+    /// Discards the pages that were copied ahead: the pause copies all pages, or none.
     pub(super) fn drop_ahead(&mut self, protecting: &Protecting) -> Result<(), MigrationError> {
         protecting.staging.drop_ahead();
         self.rounds()?.forget_ahead();

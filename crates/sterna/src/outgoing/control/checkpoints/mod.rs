@@ -1,10 +1,12 @@
 //! Checkpoints of a protected guest, after its seeding (`specs/colo.md §3` to §5, `specs/replica.md §4`).
 //!
-//! The guest stands while the last sync is done, its devices are saved and its dirty pages are copied or write-protected, unless they were
-//! copied [before](ahead); then it goes on, and the checkpoint travels. Others may be taken meanwhile; they wait for their turn. If the pages do not fit the staging memory although nothing travels,
-//! the guest stands until they are sent.
+//! During a pause of the guest the last sync is done and the devices are saved. The dirty pages are copied or
+//! write-protected, unless they were copied [before](ahead). Then the guest resumes, and the checkpoint is sent.
+//! Further checkpoints may be taken meanwhile; they wait until they are sent. If the pages do not fit the staging
+//! memory although no checkpoint is in flight, the guest is paused until they are sent.
 
 mod ahead;
+mod service;
 mod standing;
 mod taking;
 mod travel;
@@ -27,21 +29,24 @@ use ahead::Ahead;
 use taking::{Paused, note_pause};
 use travel::Travel;
 
-/// Between two looks for the standby's answer by the contact, when a checkpoint is due.
+/// The interval of checks for the standby's answer, when a checkpoint is due.
+///
+/// The answer comes over the contact.
 const SHORT_LOOK: Duration = Duration::from_micros(200);
-/// Between two looks while a checkpoint that is on its way has to come first. News of that wake the thread.
+/// The interval between two checks while an earlier checkpoint must be sent first. Its messages wake the thread
+/// earlier.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// What the taking of checkpoints remembers.
+/// State of the loop that takes checkpoints.
 struct Checkpoints {
     travel: Travel,
     devices: DeviceCollector,
-    /// The number of the last one that was taken.
+    /// The number of the last checkpoint that was taken.
     number: u64,
     began: Instant,
-    /// What the guest has stood for since then without a checkpoint.
+    /// The time for which the guest was paused since then without a resulting checkpoint.
     in_vain: Duration,
-    /// The next one does not fit beside those that travel.
+    /// The next checkpoint does not fit the staging memory together with those in flight.
     waits_for_room: bool,
     ahead: Ahead,
 }
@@ -56,14 +61,17 @@ impl Drop for Ends<'_> {
 }
 
 impl Control {
-    /// Performs `TakeCheckpoints`: returns when the machine wants something else done, which it does when the protection ends.
+    /// Performs `TakeCheckpoints`: returns when the machine has another action.
+    ///
+    /// That is so after the protection has ended.
     pub(super) fn take_checkpoints(&mut self) -> Result<(), Break> {
         let Some(protecting) = self.shared.protecting.clone() else {
             return Err(MigrationError::Internal("a seeding without a protection".to_owned()).into());
         };
-        // Whatever ends checkpoints, no write of the guest is held afterwards.
+        // After the end of checkpoints, for any reason, no write of the guest may stay blocked.
         let ends = Ends(&protecting.staging);
-        // Here the handover machine hears of no failure: a panic must not end checkpoints without a word.
+        // The handover machine learns of no failure here. Without this, a panic would end checkpoints without a
+        // message.
         let followed = caught("a checkpoint", || {
             self.has_gone_on(&protecting)?;
             self.follow_pace(&protecting)
@@ -73,20 +81,20 @@ impl Control {
                 tracing::debug!(%error, "checkpoints end");
                 drop(ends);
                 protecting.inbox.fail(error.clone());
-                // A channel that is closed after another one was lost says only that.
+                // When one channel is lost, the others are closed. The first error in the inbox is the cause.
                 let error = protecting.inbox.error().unwrap_or(error);
                 self.shared.note_error(error.clone());
                 protecting.overseer.failed(&error);
-                // The protection's machine decides who runs the guest now.
+                // The protection's machine decides which side runs the guest now.
                 self.waits.until(|| None::<()>)
             }
             other => other,
         }
     }
 
-    /// Whether the guest runs again after the seeding, if it ran before.
+    /// Fails unless the guest runs again after the seeding, if it ran before.
     fn has_gone_on(&mut self, protecting: &Protecting) -> Result<(), MigrationError> {
-        match self.not_resumed.take() {
+        match self.guest.not_resumed.take() {
             None => Ok(()),
             Some(error) => {
                 self.shared.keep_standing(protecting);
@@ -97,7 +105,7 @@ impl Control {
 
     fn follow_pace(&mut self, protecting: &Protecting) -> Result<(), Break> {
         self.waits.until(|| protecting.inbox.take(MessageKind::CheckpointReady))??;
-        if let Some(streams) = &self.epoch_streams {
+        if let Some(streams) = protecting.streams() {
             streams.limit(protecting.staging.limit_bytes(), &self.asking_for_checkpoints())?;
         }
         let devices = self.main()?.with(|stream| Ok(stream.device_collector()))?;
@@ -119,7 +127,7 @@ impl Control {
         }
     }
 
-    /// How a device asks for a checkpoint whose changes have come to their limit.
+    /// The callback with which a device requests a checkpoint when its changes reach their limit.
     fn asking_for_checkpoints(&self) -> AskCheckpoint {
         let shared = Arc::downgrade(&self.shared);
         Arc::new(move || {
@@ -131,7 +139,7 @@ impl Control {
         })
     }
 
-    /// Waits until a checkpoint is due and may be taken. Those that travel go on meanwhile.
+    /// Waits until a checkpoint is due and may be taken. Checkpoints in flight are sent meanwhile.
     fn await_next(&mut self, protecting: &Protecting, now: &mut Checkpoints) -> Result<(), Break> {
         loop {
             self.advance(protecting, &mut now.travel)?;
@@ -142,7 +150,8 @@ impl Control {
             let lead = now.ahead.lead(protecting.counts.lock().last_pages);
             let left = due(protecting, now.began).saturating_duration_since(Instant::now() + lead);
             let (is_wanted, is_last) = protecting.wanted();
-            // Until the first one is held the guest is not protected: it does not wait for an interval.
+            // The guest is not protected until the first checkpoint is held. That one is therefore due
+            // immediately.
             let is_due = now.number == 0 || is_wanted || left.is_zero();
             let stands_alone = is_last || now.waits_for_room;
             let has_room = match stands_alone {
@@ -153,7 +162,7 @@ impl Control {
                 return Ok(());
             }
             let left = match is_due {
-                // What it waits for comes without a nudge: the standby's answer, by way of the contact.
+                // The standby's answer comes over the contact, which does not wake this thread.
                 true if has_room => SHORT_LOOK,
                 true => LOOK,
                 false => left.min(pace.look()),
@@ -164,21 +173,28 @@ impl Control {
         }
     }
 
-    /// Whether another checkpoint may be on its way beside those that travel. What they bring of devices counts against the same limit as
-    /// copies of pages do.
+    /// Whether another checkpoint may be taken while others are in flight.
+    ///
+    /// This is so if the link could have sent those in flight at its earlier rate, so that it is slow now.
+    /// Earlier, another checkpoint would only wait. Device state in flight counts against the same limit as
+    /// copies of pages.
     fn may_join(&self, protecting: &Protecting, travel: &Travel, in_flight: u8) -> bool {
         travel.is_empty()
-            || travel.count() < in_flight.into() && travel.device_bytes() < protecting.staging.limit_bytes()
+            || travel.count() < in_flight.into()
+                && travel.device_bytes() < protecting.staging.limit_bytes()
+                && travel.could_be_through()
     }
 
-    /// Takes a checkpoint. Where one alone may travel, the standby is asked for room first: so it is no older than it has to be.
+    /// Takes a checkpoint. If none is in flight, the standby is asked for room first, so that its state is as new
+    /// as possible.
     fn checkpoint(&mut self, protecting: &Protecting, now: &mut Checkpoints) -> Result<(), Break> {
         self.copy_ahead(protecting, &mut now.ahead)?;
         now.began = counted(protecting, now.began);
-        if protecting.pace.lock().in_flight == 1 && now.travel.is_empty() {
-            self.await_room(protecting, &mut now.travel)?;
+        if now.travel.is_empty() {
+            let in_flight = protecting.pace.lock().in_flight;
+            self.await_room_for(protecting, &mut now.travel, in_flight)?;
         }
-        let vm = &self.shared.vm;
+        let vm = &self.shared.guest.vm;
         let holds_writes = call("SourceVm::may_hold_writes", || vm.may_hold_writes());
         if let Some(text) = protecting.staging.prepare(holds_writes) {
             self.shared.tell(&Event::Warning(text));
@@ -197,7 +213,7 @@ impl Control {
                 self.uncopied(protecting, now)
             }
             Paused::NoRoom => {
-                // The guest goes on until those that travel are held; then there may be room.
+                // The guest runs until the checkpoints in flight are held. Then there may be room.
                 self.drop_ahead(protecting)?;
                 now.in_vain += stopped.elapsed();
                 now.waits_for_room = true;
@@ -205,12 +221,12 @@ impl Control {
                 Ok(())
             }
             Paused::Standing(error) => Err(error.into()),
-            // No other is taken. Those that travel arrive, if the connection lasts.
+            // No other checkpoint is taken. Those in flight arrive if the connection lasts.
             Paused::Withheld => self.travel_until(protecting, &mut now.travel, |_| false),
         }
     }
 
-    /// The guest stands until all of the checkpoint is sent.
+    /// Takes a checkpoint for which the guest is paused until all of it is sent.
     fn uncopied(&mut self, protecting: &Protecting, now: &mut Checkpoints) -> Result<(), Break> {
         self.await_room(protecting, &mut now.travel)?;
         let stopped = Instant::now();
@@ -230,9 +246,9 @@ impl Control {
         Ok(())
     }
 
-    /// One after which the guest stays stopped.
+    /// Takes a checkpoint after which the guest stays stopped.
     fn last_checkpoint(&mut self, protecting: &Protecting, now: &mut Checkpoints) -> Result<(), Break> {
-        // The order may have come when others travelled.
+        // The order may have come while others were in flight.
         self.travel_until(protecting, &mut now.travel, Travel::is_empty)?;
         self.await_room(protecting, &mut now.travel)?;
         let stopped = Instant::now();
@@ -241,13 +257,39 @@ impl Control {
         has_taken(protecting, now, taken.brought(), stopped.elapsed());
         now.travel.push(taken);
         self.travel_until(protecting, &mut now.travel, Travel::is_empty)?;
-        // What the standby does with its connections is its own affair now.
+        // The standby may close its connections now, which is no error here.
         self.waits.until(|| None::<()>)
     }
 
     fn await_room(&mut self, protecting: &Protecting, travel: &mut Travel) -> Result<(), Break> {
         self.ask_for_room(travel)?;
         self.travel_until(protecting, travel, Travel::is_granted)
+    }
+
+    /// Waits for the standby's room, where several checkpoints may be in flight.
+    ///
+    /// A standby that does not answer delays the next checkpoint only for the time that a checkpoint needs.
+    fn await_room_for(
+        &mut self,
+        protecting: &Protecting,
+        travel: &mut Travel,
+        in_flight: u8,
+    ) -> Result<(), Break> {
+        let pages = protecting.counts.lock().last_pages;
+        let Some(most) = travel.needs(pages).filter(|_| in_flight > 1) else {
+            return self.await_room(protecting, travel);
+        };
+        self.ask_for_room(travel)?;
+        let until = Instant::now() + most;
+        loop {
+            self.advance(protecting, travel)?;
+            let left = until.saturating_duration_since(Instant::now());
+            if travel.is_granted() || left.is_zero() {
+                return Ok(());
+            }
+            let shared = self.shared.clone();
+            self.waits.at_most(left, || travel.has_news(&shared, protecting).then_some(()))?;
+        }
     }
 
     fn travel_until(
@@ -267,7 +309,8 @@ impl Control {
     }
 
     fn withhold(&mut self, protecting: &Protecting, who: Withholder) -> Result<(), Break> {
-        self.ran_before = call("SourceVm::run_state", || self.shared.vm.run_state()) == RunState::Running;
+        self.guest.ran_before =
+            call("SourceVm::run_state", || self.shared.guest.vm.run_state()) == RunState::Running;
         Ok(self.shared.withhold_guest(protecting, who)?)
     }
 }
@@ -278,7 +321,7 @@ fn due(protecting: &Protecting, began: Instant) -> Instant {
     protecting.pace.lock().due(Seen { began, pause, waits_since })
 }
 
-/// From when the interval after the checkpoint counts that begins now.
+/// The time from which the interval after the checkpoint that begins now is counted.
 fn counted(protecting: &Protecting, last_began: Instant) -> Instant {
     let due = due(protecting, last_began);
     let pause = protecting.counts.lock().pause;

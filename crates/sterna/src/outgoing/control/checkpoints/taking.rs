@@ -1,50 +1,58 @@
-//! The pause of a checkpoint: the last sync, the devices, a copy of the dirty pages.
+//! The pause of a checkpoint: last sync, saved devices, copied dirty pages.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sterna_ram::PAGE_SIZE;
-use sterna_wire::extension::COMPATIBILITY_SECTION;
-use sterna_wire::replica::Output;
 
 use super::super::Control;
 use super::travel::Taken;
 use crate::error::MigrationError;
 use crate::events::Event;
-use crate::outgoing::main_stream::{DeviceCollector, MainStream};
+use crate::outgoing::course::seeding::write_checkpoint;
+use crate::outgoing::main_stream::DeviceCollector;
 use crate::outgoing::protection::{LAST_PAUSES, Protecting, typical};
 use crate::threads::{call, tried};
 use crate::vm::RunState;
 
-/// How a short pause ended.
+/// The result of a short pause.
 pub(super) enum Paused {
     Taken(Taken),
-    /// More was dirtied than may be copied now.
+    /// The guest has dirtied more pages than fit the staging memory now.
     NoRoom,
-    /// The guest could not be resumed.
+    /// The guest could not be resumed. The error is the checkpoint's, or else the VM's.
     Standing(MigrationError),
-    /// The protection's machine withholds the guest: it says what becomes of it.
+    /// The protection's machine withholds the guest and decides its future.
     Withheld,
 }
 
 impl Control {
-    /// A short pause: operators wait meanwhile. It touches no handover machine: who feeds that may wait for this pause.
+    /// Pauses the guest shortly, as an operator's act.
+    ///
+    /// Operators and withholders of the guest wait for its end.
     pub(super) fn pause(
         &mut self,
         protecting: &Protecting,
         number: u64,
         devices: &mut DeviceCollector,
     ) -> Result<Paused, MigrationError> {
-        let ram = self.shared.ram.clone();
+        let ram = self.shared.guest.ram.clone();
+        let mut is_kept = false;
         let paused = ram.while_free(|| -> Result<Paused, MigrationError> {
-            let vm = Arc::clone(&self.shared.vm);
+            let vm = Arc::clone(&self.shared.guest.vm);
             let was_running = call("SourceVm::run_state", || vm.run_state()) == RunState::Running;
-            self.ran_before = was_running;
+            self.guest.ran_before = was_running;
             self.shared.stop_vm(was_running)?;
             if was_running {
                 self.shared.tell(&Event::Stopped);
             }
             let taken = tried("a checkpoint", || self.take_if_room(protecting, number, devices));
+            // The pause may have lasted longer than the lease. Then the standby may run the guest already.
+            is_kept = was_running && !protecting.overseer.may_guest_run();
+            if is_kept {
+                protecting.switch.keep();
+                return taken;
+            }
             if was_running && let Err(error) = self.shared.resume_vm() {
                 return Ok(Paused::Standing(taken.err().unwrap_or_else(|| error.into())));
             }
@@ -53,6 +61,9 @@ impl Control {
             }
             taken
         });
+        if is_kept {
+            self.shared.keep_for_overseer(protecting);
+        }
         match paused {
             Ok(Ok(Paused::Standing(error))) => {
                 self.shared.keep_standing(protecting);
@@ -76,7 +87,7 @@ impl Control {
         self.take_synced(protecting, number, (false, true), devices).map(Paused::Taken)
     }
 
-    /// Takes one that is not copied: the guest stands until it is sent.
+    /// Takes a checkpoint that is not copied. The guest is paused until it is sent.
     pub(super) fn take_uncopied(
         &mut self,
         protecting: &Protecting,
@@ -89,7 +100,7 @@ impl Control {
         self.take_synced(protecting, number, (is_last, false), devices)
     }
 
-    /// The guest stands, and the last sync is done.
+    /// Takes the checkpoint after the last sync. The guest is paused.
     fn take_synced(
         &mut self,
         protecting: &Protecting,
@@ -98,7 +109,7 @@ impl Control {
         devices: &mut DeviceCollector,
     ) -> Result<Taken, MigrationError> {
         let shared = Arc::clone(&self.shared);
-        MigrationError::check_memory(&shared.ram)?;
+        MigrationError::check_memory(&shared.guest.ram)?;
         let rounds = self.rounds.as_mut().ok_or_else(super::super::no_rounds)?;
         let (round, late) = rounds.make_checkpoint()?;
         if is_copied {
@@ -107,31 +118,10 @@ impl Control {
         let late_pages = late.count();
         let run_state = self.run_state_before();
         let unsaid = protecting.overseer.end_epoch(number);
-        let devices = devices.collect(|stream| self.write_checkpoint(stream, run_state, &unsaid, false))?;
+        let devices = devices
+            .collect(|stream| write_checkpoint(&shared, protecting, stream, (run_state, &unsaid, false)))?;
         protecting.overseer.taken(number, is_last)?;
         Ok(Taken { number, round, late_pages, devices, is_copied, at: Instant::now() })
-    }
-
-    /// Writes all of a checkpoint's sections but the last: the machine's, what changed in its devices' streams, and what the guest said.
-    pub(in super::super) fn write_checkpoint(
-        &self,
-        stream: &mut MainStream,
-        run_state: &str,
-        unsaid: &Output,
-        is_seeding: bool,
-    ) -> Result<(), MigrationError> {
-        let source = &self.shared.guest_source;
-        source.send_devices(stream, run_state)?;
-        if let Some(record) = call("Vm::compatibility", || source.vm().compatibility()) {
-            let body = call("Device::save of the compatibility record", || record.save())?;
-            stream.full_section((COMPATIBILITY_SECTION, record.instance(), record.version()), &body, true)?;
-        }
-        if let Some(streams) = &self.epoch_streams {
-            streams.write_epoch(stream, is_seeding)?;
-        }
-        stream.output(unsaid)?;
-        // A checkpoint's says what was sent, which nobody knows yet.
-        if is_seeding { stream.announce_summaries() } else { Ok(()) }
     }
 }
 

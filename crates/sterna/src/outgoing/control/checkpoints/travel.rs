@@ -1,14 +1,17 @@
-//! Checkpoints on their way: each is sent when the standby holds the one before, in the order in which they were taken (`specs/colo.md §3`).
+//! Checkpoints in flight, which are sent in the order of taking (`specs/colo.md §3`).
 //!
-//! Nothing here waits: the control thread may take the next checkpoint meanwhile.
+//! Each one is sent after the standby holds the previous one.
+//!
+//! No function here waits, so that the control thread can take the next checkpoint meanwhile.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use sterna_wire::colo::{Message, MessageKind};
 
 use super::super::Control;
+use super::service::Service;
 use crate::error::MigrationError;
 use crate::order::RoundPages;
 use crate::outgoing::main_stream::CollectedDevices;
@@ -19,48 +22,52 @@ use crate::outgoing::shared::Shared;
 pub(super) struct Taken {
     pub(super) round: Arc<RoundPages>,
     pub(super) number: u64,
-    /// Pages that were not copied before the guest stood.
+    /// The number of pages that were not copied before the pause.
     pub(super) late_pages: u64,
-    /// Devices' sections.
+    /// The sections of the devices.
     pub(super) devices: CollectedDevices,
-    /// Its pages are copied; otherwise the guest stands until they are sent.
+    /// The pages are copied. False: the guest is paused until they are sent.
     pub(super) is_copied: bool,
-    /// When it was all there.
+    /// The time at which the checkpoint was complete on this side.
     pub(super) at: Instant,
 }
 
 impl Taken {
-    /// Pages, and bytes of devices.
+    /// The number of pages, and of bytes of device state.
     pub(super) fn brought(&self) -> (u64, u64) {
         (self.round.pages(), self.devices.sections.len() as u64)
     }
 }
 
-/// Those that were taken, and how far the oldest has come.
+/// Checkpoints that were taken and are not held, and the state of the oldest.
 #[derive(Default)]
 pub(super) struct Travel {
     taken: VecDeque<Taken>,
     step: Step,
+    /// The time at which the standby was last asked for room.
+    asked_at: Option<Instant>,
+    /// An estimate of the link's time per checkpoint.
+    service: Service,
 }
 
-/// What comes next.
+/// The next step of the oldest checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Step {
-    /// To ask for room.
+    /// Ask the standby for room.
     #[default]
     Ask,
-    /// REPLY.
+    /// Wait for the standby's REPLY.
     Reply,
-    /// To begin with the oldest checkpoint.
+    /// Begin to send the oldest checkpoint.
     Send,
-    /// Lanes send its pages.
+    /// Wait until lanes have sent its pages.
     Pages,
     Received,
     Loaded,
 }
 
 impl Travel {
-    /// How many are on their way.
+    /// The number of checkpoints in flight.
     pub(super) fn count(&self) -> usize {
         self.taken.len()
     }
@@ -69,12 +76,30 @@ impl Travel {
         self.taken.is_empty()
     }
 
-    /// What they bring of devices.
+    /// Bytes of device state of the checkpoints in flight.
     pub(super) fn device_bytes(&self) -> u64 {
         self.taken.iter().map(|taken| taken.devices.sections.len() as u64).sum()
     }
 
-    /// Whether the standby has room for one that is not taken yet.
+    /// Whether the link could have sent all of them by now, according to the estimate. If so, it has become
+    /// slower.
+    pub(super) fn could_be_through(&self) -> bool {
+        let pages = self.taken.iter().map(|taken| taken.round.pages());
+        self.service.could_have_sent(pages, self.oldest_since().elapsed())
+    }
+
+    /// The link's time for so many pages; `None` before the first checkpoint was held.
+    pub(super) fn needs(&self, pages: u64) -> Option<Duration> {
+        self.service.needs(pages)
+    }
+
+    /// The time at which the link could begin with the oldest checkpoint.
+    fn oldest_since(&self) -> Instant {
+        let taken = self.taken.front().map(|taken| taken.at);
+        taken.max(self.asked_at).unwrap_or_else(Instant::now)
+    }
+
+    /// Whether the standby has room for a checkpoint that is not taken yet.
     pub(super) fn is_granted(&self) -> bool {
         self.step == Step::Send
     }
@@ -83,13 +108,13 @@ impl Travel {
         self.taken.push_back(taken);
     }
 
-    /// Whether [`Control::advance`] may do something.
+    /// Whether [`Control::advance`] may have something to do.
     pub(super) fn has_news(&self, shared: &Shared, protecting: &Protecting) -> bool {
         match self.step {
             Step::Ask | Step::Send => !self.taken.is_empty(),
             Step::Pages => {
                 let round = self.taken.front().map_or(0, |taken| taken.round.number());
-                shared.lanes.are_through(round) || protecting.inbox.error().is_some()
+                shared.session.lanes.are_through(round) || protecting.inbox.error().is_some()
             }
             Step::Reply | Step::Received | Step::Loaded => protecting.inbox.has_news(),
         }
@@ -97,16 +122,17 @@ impl Travel {
 }
 
 impl Control {
-    /// Asks the standby for room, unless that is done.
+    /// Asks the standby for room, unless it was already asked.
     pub(super) fn ask_for_room(&mut self, travel: &mut Travel) -> Result<(), MigrationError> {
         if travel.step == Step::Ask {
             self.say(&[Message::CheckpointRequest])?;
             travel.step = Step::Reply;
+            travel.asked_at = Some(Instant::now());
         }
         Ok(())
     }
 
-    /// Does what can be done without waiting.
+    /// Performs all steps that need no waiting.
     pub(super) fn advance(
         &mut self,
         protecting: &Protecting,
@@ -126,7 +152,7 @@ impl Control {
                     if let Some(error) = protecting.inbox.error() {
                         return Err(error);
                     }
-                    if !self.shared.lanes.are_through(taken.round.number()) {
+                    if !self.shared.session.lanes.are_through(taken.round.number()) {
                         return Ok(());
                     }
                     self.end_sending(protecting, taken)?;
@@ -145,6 +171,10 @@ impl Control {
                         return Ok(());
                     }
                     protecting.staging.clear();
+                    let since = travel.oldest_since();
+                    if let Some(taken) = travel.taken.front() {
+                        travel.service.took(taken.round.pages(), since.elapsed());
+                    }
                     let mut counts = protecting.counts.lock();
                     counts.received += 1;
                     counts.last_transfer =
@@ -166,16 +196,16 @@ impl Control {
         protecting.sent.begin();
         self.say(&[Message::VmstateSend])?;
         self.main()?.with(|stream| stream.begin_checkpoint())?;
-        self.shared.lanes.queue.publish(Arc::clone(&taken.round));
+        self.shared.session.lanes.queue.publish(Arc::clone(&taken.round));
         Ok(())
     }
 
-    /// Its pages are out.
+    /// Ends the sending of a checkpoint after its pages were written.
     fn end_sending(&mut self, protecting: &Protecting, taken: &Taken) -> Result<(), MigrationError> {
         let shared = Arc::clone(&self.shared);
         let main = self.main()?;
         main.with(|stream| stream.end_checkpoint(shared.capabilities.multifd))?;
-        shared.lanes.queue.flushed(taken.round.number());
+        shared.session.lanes.queue.flushed(taken.round.number());
         let sections = &taken.devices.sections;
         let end = taken.devices.end(taken.number, protecting.sent.end())?;
         let size = Message::VmstateSize { bytes: (sections.len() + end.len()) as u64 };
@@ -196,7 +226,7 @@ impl Control {
     }
 }
 
-/// Whether what is due has come.
+/// Whether the message `due` has arrived.
 fn heard(protecting: &Protecting, due: MessageKind) -> Result<bool, MigrationError> {
     protecting.inbox.take(due).transpose().map(|taken| taken.is_some())
 }

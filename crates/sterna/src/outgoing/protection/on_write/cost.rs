@@ -1,19 +1,23 @@
-//! Which way is quicker: copying pages while the guest stands, or protecting them.
+//! Estimates whether copying pages or protecting them pauses the guest for a shorter time.
 //!
-//! Copying costs time for each page. Protecting costs a call for each run of pages, and less for each page of it; so pages that are
-//! scattered are copied. How much it is depends on the host, on KVM and on what else runs there: what was measured last counts most.
+//! Copying costs time for each page. Protecting costs a system call for each run of pages, and a smaller cost for
+//! each page. Therefore scattered pages are copied. The costs depend on the host, on KVM and on its other load:
+//! the last measurement has the greatest weight.
 
 use std::time::Duration;
 
-/// Fewer are copied: it takes no time worth mentioning, and the guest is not held when it writes them.
+/// Fewer pages are always copied, because that takes negligible time.
+///
+/// The guest's writes to them do not block.
 const LEAST_PAGES: u64 = 256;
-/// Clean pages between two runs that are protected with them at most, so that there is one call: each of them that the guest writes
-/// costs it a wait.
+/// The most clean pages between two runs that are protected together in one call.
+///
+/// The guest blocks at its first write to each of these clean pages.
 const MOST_GAP: u64 = 64;
-/// Of a way that is not taken it is assumed that it may have become cheaper by so much since, so that it is tried again one day.
+/// Factor on the cost of the way that was not chosen. After enough checkpoints that way is tried again.
 const HOPE: f64 = 0.995;
 
-/// What was measured, in nanoseconds.
+/// Measured costs in nanoseconds.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Costs {
     copied_page: f64,
@@ -22,13 +26,13 @@ pub(crate) struct Costs {
 }
 
 impl Default for Costs {
-    /// What a call, a page's protection and a page's copy took on the machine on which this was written.
+    /// Costs of a call, of protecting and of copying a page, on one development machine.
     fn default() -> Self {
         Self { copied_page: 400.0, protected_page: 70.0, call: 3000.0 }
     }
 }
 
-/// What is to be protected: `calls` runs with `pages` in all.
+/// The size of a protection: `calls` runs with `pages` pages in total.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Runs {
     pub(crate) calls: u64,
@@ -36,17 +40,17 @@ pub(crate) struct Runs {
 }
 
 impl Costs {
-    /// Clean pages between two runs that are cheaper to protect than another call is.
+    /// The most clean pages between two runs that cost less than a second call.
     pub(crate) fn gap(&self) -> u64 {
         ((self.call / self.protected_page) as u64).min(MOST_GAP)
     }
 
-    /// Whether the guest stands for a shorter time if `runs` are protected than if `pages` are copied.
+    /// Whether protecting `runs` pauses the guest for a shorter time than copying `pages`.
     pub(crate) fn prefer_protecting(&self, pages: u64, runs: Runs) -> bool {
         pages >= LEAST_PAGES && self.protecting(runs) < self.copied_page * pages as f64
     }
 
-    /// So many pages were copied.
+    /// Updates the cost of a copied page after `pages` were copied.
     pub(crate) fn copied(&mut self, pages: u64, took: Duration) {
         if pages >= LEAST_PAGES {
             let each = took.as_nanos() as f64 / pages as f64;
@@ -55,7 +59,7 @@ impl Costs {
         }
     }
 
-    /// So many were protected.
+    /// Updates the costs of protection after `runs` were protected.
     pub(crate) fn protected(&mut self, runs: Runs, took: Duration) {
         let expected = self.protecting(runs);
         if runs.pages > 0 && expected > 0.0 {

@@ -1,7 +1,8 @@
-//! Pages of a checkpoint that are protected, and copied while the guest goes on.
+//! Pages of a checkpoint that are protected, and copied after the guest resumed.
 //!
-//! Whoever needs a part first copies it: the thread that copies all in order, a lane that is to send it, or the thread that serves the
-//! guest's writes. It is let through when it is copied. Each part is copied once; others wait for that.
+//! The thread that first needs a grain copies it. That is the thread that copies all grains in order, a lane that
+//! sends it, or the thread that serves the guest's writes. Then the writers of the grain are unblocked. Each
+//! grain is copied once. Other threads wait until it is copied.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
@@ -16,17 +17,17 @@ use super::spans::{grain_of, grains};
 use crate::error::MigrationError;
 use crate::order::PageRun;
 
-/// Nobody has begun to copy the part.
+/// No thread has begun to copy the grain.
 const PENDING: u8 = 0;
 const COPYING: u8 = 1;
 const COPIED: u8 = 2;
-/// It cannot be had any more.
+/// The grain could not be copied, and its content is lost.
 const FAILED: u8 = 3;
 
-/// Between two looks at a part that another thread copies: it takes some microseconds.
+/// Interval at which a thread checks a grain that another thread copies. A copy takes some microseconds.
 const LOOK: Duration = Duration::from_micros(20);
 
-/// The pages of one checkpoint.
+/// The deferred pages of one checkpoint.
 pub(in super::super) struct Deferred {
     ram: GuestRam,
     arena: RamBlock,
@@ -35,15 +36,15 @@ pub(in super::super) struct Deferred {
     grains: Vec<PageRun>,
     states: Vec<AtomicU8>,
     left: AtomicUsize,
-    /// Pages are not protected any more that were not copied.
+    /// The protection was lifted from pages that were not copied.
     is_lost: AtomicBool,
     error: Mutex<Option<MigrationError>>,
-    /// Nothing is given back to the kernel meanwhile: the content would be lost without a write.
+    /// Keeps the kernel from reclaiming these pages: their content would be lost without a write.
     pins: Mutex<Vec<PinnedRam>>,
 }
 
 impl Deferred {
-    /// Of what is in these spans, which are about to be protected.
+    /// Covers the pages of `pieces` in these spans, which are about to be protected.
     pub(super) fn new(
         (ram, arena): (&GuestRam, &RamBlock),
         pieces: Arc<[Piece]>,
@@ -71,7 +72,7 @@ impl Deferred {
         })
     }
 
-    /// Sees to it that these pages are copied: copies them, or waits for whoever does.
+    /// Returns when these pages are copied. Copies them here, or waits for the thread that copies them.
     pub(in super::super) fn ensure(&self, run: PageRun) -> Result<(), MigrationError> {
         let first = self.grains.partition_point(|grain| (grain.block, grain.end()) <= (run.block, run.first));
         for index in first..self.grains.len() {
@@ -84,10 +85,10 @@ impl Deferred {
         Ok(())
     }
 
-    /// Copies all that is left, in order, and waits for what others copy.
+    /// Copies all remaining grains in order, and waits for grains that other threads copy.
     ///
     /// # Errors
-    /// The first; the others are let through all the same.
+    /// The first error. The other grains are copied and unblocked all the same.
     pub(super) fn finish_all(&self) -> Result<(), MigrationError> {
         let mut done = Ok(());
         for index in 0..self.grains.len() {
@@ -97,19 +98,19 @@ impl Deferred {
         done
     }
 
-    /// Lets a writer of this page through when it is copied. Does not wait for others.
+    /// Unblocks a writer of this page after the page is copied. Does not wait for other threads.
     pub(super) fn let_through(&self, block: usize, page: u64) {
         let state = grain_of(&self.grains, block, page).map(|index| (index, self.claim(index)));
         match state {
             Some((index, Ok(()))) => self.copy(index),
-            // Whoever copies it lets all of it through afterwards.
+            // The thread that copies the grain unblocks all its writers afterwards.
             Some((_, Err(COPYING))) => {}
-            // Let through before its protection was whole, or not of this checkpoint.
+            // The page was unblocked before its protection was complete, or it is not a page of this checkpoint.
             _ => self.release(PageRun { block, first: page, count: 1 }),
         }
     }
 
-    /// Whether all is copied, or cannot be had.
+    /// Whether each grain is copied, or has failed.
     pub(super) fn is_finished(&self) -> bool {
         self.left.load(Ordering::Acquire) == 0
     }
@@ -130,7 +131,7 @@ impl Deferred {
         state.compare_exchange(PENDING, COPYING, Ordering::AcqRel, Ordering::Acquire).map(|_| ())
     }
 
-    /// Copies a part that this thread has claimed.
+    /// Copies a grain that this thread has claimed.
     fn copy(&self, index: usize) {
         let mut claim = Claim { deferred: self, index, copied: Err(panicked()) };
         claim.copied = self.copy_pages(self.grains[index]);
@@ -158,7 +159,10 @@ impl Deferred {
         }
     }
 
-    /// The kernel does not let a writer through. Then all go on, and what was not copied is lost: the guest comes first.
+    /// Call it when the kernel refuses to unblock a writer. Lifts the protection of all pages.
+    ///
+    /// The content of pages that were not copied is lost, because the running guest is more important than the
+    /// checkpoint.
     pub(super) fn lose(&self, error: &WriteProtectionError) {
         self.is_lost.store(true, Ordering::SeqCst);
         self.error.lock().get_or_insert_with(|| MigrationError::System(error.to_string()));
@@ -170,7 +174,7 @@ impl Deferred {
     }
 }
 
-/// A part that this thread copies: whatever becomes of it, nobody waits for it afterwards.
+/// A grain that this thread copies. Dropping it ends the copy, so that other threads do not wait without end.
 struct Claim<'a> {
     deferred: &'a Deferred,
     index: usize,
@@ -184,13 +188,14 @@ impl Drop for Claim<'_> {
         if let Err(why) = &copied {
             error.lock().get_or_insert_with(|| why.clone());
         }
-        // Where the protection was lifted, what was copied may be newer.
+        // If the protection was lifted, the copied content may be newer than the checkpoint.
         let is_copied = copied.is_ok() && !is_lost.load(Ordering::SeqCst);
         self.deferred.release(grains[self.index]);
         if left.fetch_sub(1, Ordering::AcqRel) == 1 {
             pins.lock().clear();
         }
-        // At the very end: whoever sees it may protect the same pages for the next checkpoint.
+        // This is the last step: a thread that reads the state may protect the same pages for the next
+        // checkpoint.
         states[self.index].store(if is_copied { COPIED } else { FAILED }, Ordering::Release);
     }
 }

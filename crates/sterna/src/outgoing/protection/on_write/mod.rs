@@ -1,8 +1,9 @@
-//! Copy-on-write: the dirty pages of a checkpoint are protected while the guest stands, and copied when it goes on.
+//! Copy-on-write: protects dirty pages in a checkpoint's pause, and copies them later.
 //!
-//! A page is copied in its turn, or when a lane is to send it, or when the guest writes it: then the writer waits for the copy. So a
-//! guest that writes faster than is copied is slowed down and loses nothing. Nobody waits for ever: whatever ends the threads
-//! here, or the protection, copies what is left and lets all writers through.
+//! A page is copied in order by a thread, before a lane sends it, or when the guest writes it. In the last case
+//! the writer blocks until the page is copied. Therefore a guest that writes faster than pages are copied is
+//! slowed down, and no content is lost. No writer blocks without end: if a thread of this module or the
+//! protection ends, the remaining pages are copied and all writers are unblocked.
 
 mod cost;
 mod deferred;
@@ -25,7 +26,7 @@ use crate::error::MigrationError;
 use crate::order::PageRun;
 use crate::threads;
 
-/// Lets the guest go on while the pages of a checkpoint are copied. Dropping it copies what is left, and lets everybody through.
+/// Copies the pages of a checkpoint while the guest runs. Dropping it copies the rest and unblocks all writers.
 pub(super) struct CopyOnWrite {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
@@ -35,29 +36,29 @@ struct Shared {
     protection: Arc<WriteProtection>,
     work: Mutex<Work>,
     is_work: Condvar,
-    /// Held while a writer is served: one that was held in the last checkpoint must not be let through in the next, where its page may
-    /// be protected again.
+    /// Locked while a blocked writer is served. A writer that blocked in the last checkpoint must not be
+    /// unblocked in the next one, where its page may be protected again.
     serving: Mutex<()>,
-    /// Writes that were held.
+    /// The number of writes that were blocked.
     held: AtomicU64,
 }
 
 #[derive(Default)]
 struct Work {
-    /// The pages that were protected last.
+    /// The pages of the last protection.
     deferred: Option<Arc<Deferred>>,
-    /// They are to be copied now.
+    /// The guest has resumed: the pages are to be copied now.
     goes_on: bool,
     ends: bool,
-    /// Why no thread serves any more.
+    /// The error because of which no thread serves writers any more.
     broken: Option<MigrationError>,
 }
 
 impl CopyOnWrite {
-    /// Gets ready.
+    /// Creates the write protection and starts the two threads.
     ///
     /// # Errors
-    /// Why this host, or this guest's memory, has no such thing; or why a thread is not to be had.
+    /// The host or this guest's memory does not support write protection, or a thread could not be started.
     pub(super) fn begin(ram: &GuestRam) -> Result<Self, MigrationError> {
         let protection = WriteProtection::new(ram).map_err(|why| MigrationError::System(why.to_string()))?;
         let shared = Arc::new(Shared {
@@ -67,7 +68,7 @@ impl CopyOnWrite {
             serving: Mutex::default(),
             held: AtomicU64::new(0),
         });
-        // What has begun ends with this, should the other thread not be had.
+        // If the other thread cannot be started, dropping `this` ends the first one.
         let mut this = Self { shared, threads: Vec::new() };
         this.spawn("held writes", Shared::serve)?;
         this.spawn("checkpoint copier", Shared::copy_in_order)?;
@@ -85,37 +86,41 @@ impl CopyOnWrite {
         Ok(())
     }
 
-    /// Why pages of some blocks have to be copied at once.
+    /// For each block that cannot be write-protected, the reason.
+    ///
+    /// Its pages are copied during the pause.
     pub(super) fn refused(&self) -> Vec<String> {
         self.shared.protection.refused().map(ToString::to_string).collect()
     }
 
-    /// Whether pages of this block can wait for their copy.
+    /// Whether pages of this block can be protected and copied later.
     pub(super) fn covers(&self, block: usize) -> bool {
         self.shared.protection.covers(block)
     }
 
-    /// Why it cannot be used any more.
+    /// The error because of which copy-on-write cannot be used any more.
     pub(super) fn broken(&self) -> Option<MigrationError> {
         self.shared.work.lock().broken.clone()
     }
 
-    /// Writes that were held so far.
+    /// The number of writes that were blocked so far.
     pub(super) fn held(&self) -> u64 {
         self.shared.held.load(Ordering::Relaxed)
     }
 
-    /// The runs to protect so that these pieces can wait, with clean pages between them of at most `gap`.
+    /// The spans to protect for these pieces, and their extent.
+    ///
+    /// There are at most `gap` clean pages between two pieces of a span.
     pub(super) fn spans(&self, pieces: &[Piece], gap: u64) -> (Vec<PageRun>, Runs) {
         let spans = spans(pieces.iter().copied().filter(|piece| self.covers(piece.run.block)), gap);
         let extent = extent(&spans);
         (spans, extent)
     }
 
-    /// Protects pages: they are copied to their places later, as they are now. The guest stands, and earlier ones are
-    /// [settled](CopyOnWrite::settle). `spans` are those of these pieces.
+    /// Protects pages whose present content is copied to their places later.
     ///
-    /// Should the kernel refuse, they are copied when this returns.
+    /// The guest is paused, and earlier pages are [settled](CopyOnWrite::settle). `spans` are the spans of these
+    /// pieces. If the kernel refuses, the pages are copied when this call returns.
     pub(super) fn defer(
         &self,
         (ram, arena): (&GuestRam, &RamBlock),
@@ -125,7 +130,7 @@ impl CopyOnWrite {
         let protection = &self.shared.protection;
         let deferred = Arc::new(Deferred::new((ram, arena), pieces, spans, protection)?);
         {
-            // Before the first is protected: whoever serves its writer has to know it.
+            // This comes before the first page is protected: the thread that serves its writer needs `deferred`.
             let _none_is_served = self.shared.serving.lock();
             let mut work = self.shared.work.lock();
             (work.deferred, work.goes_on) = (Some(Arc::clone(&deferred)), false);
@@ -133,20 +138,20 @@ impl CopyOnWrite {
         let protected =
             spans.iter().try_for_each(|span| protection.protect(span.block, span.first, span.count));
         if let Err(error) = protected {
-            // The guest stands: what is copied now is what is to be copied.
+            // The guest is paused: the pages still have the content of the checkpoint.
             deferred.finish_all()?;
             self.shared.abandon(MigrationError::System(error.to_string()));
         }
         Ok(deferred)
     }
 
-    /// The guest goes on: the copying begins.
+    /// Call it when the guest resumes. Starts the copying.
     pub(super) fn go_on(&self) {
         self.shared.work.lock().goes_on = true;
         self.shared.is_work.notify_one();
     }
 
-    /// Copies what is left. Afterwards nothing is to be copied any more.
+    /// Copies all remaining pages. Afterwards no page waits for its copy.
     pub(super) fn settle(&self) {
         self.shared.settle();
     }
@@ -159,7 +164,7 @@ impl Drop for CopyOnWrite {
         self.shared.is_work.notify_all();
         self.shared.protection.stop_serving();
         for thread in self.threads.drain(..) {
-            // One that panicked has said so.
+            // A thread that panicked has already reported the error.
             let _ = thread.join();
         }
         self.shared.protection.lift();
@@ -174,7 +179,7 @@ impl Shared {
             let deferred = self.work.lock().deferred.clone();
             match deferred {
                 Some(deferred) => deferred.let_through(block, page),
-                // All was copied.
+                // All pages are copied.
                 None => {
                     if self.protection.release(block, page, 1).is_err() {
                         self.protection.lift();
@@ -200,7 +205,7 @@ impl Shared {
             let deferred = work.deferred.clone();
             drop(work);
             if let Some(deferred) = deferred {
-                // Whoever needs what could not be copied learns why.
+                // A thread that needs a page that could not be copied gets the error from there.
                 let _ = deferred.finish_all();
             }
         }
@@ -219,7 +224,7 @@ impl Shared {
         }
     }
 
-    /// Nobody serves writers any more: what is left is copied, then they all go on.
+    /// Ends the service of writers: copies all remaining pages, then unblocks all writers.
     fn abandon(&self, why: MigrationError) {
         self.work.lock().broken.get_or_insert(why);
         self.settle();

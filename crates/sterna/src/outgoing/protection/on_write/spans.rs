@@ -1,14 +1,17 @@
-//! Runs of pages that are protected by one call, and the parts of them that are copied and let through at once.
+//! Spans: runs of pages that one call protects. Grains: the parts of a span that are copied and unblocked
+//! together.
 
 use super::super::pieces::Piece;
 use super::cost::Runs;
 use crate::order::PageRun;
 
-/// Pages that are copied and let through at once, at most: few enough that a writer who waits for them waits little longer than for one,
-/// and enough that a guest that writes one page after the other does not wait at each.
+/// The largest number of pages that are copied and unblocked together.
+///
+/// The number is small, so that a blocked writer waits little longer than for one page. It is large enough that a
+/// guest that writes consecutive pages does not block at each page.
 const GRAIN_PAGES: u64 = 32;
 
-/// Runs of pages with all these pieces and the clean pages between them, where these are at most `gap`.
+/// Spans over all `pieces`. A span includes clean pages between two pieces if there are at most `gap`.
 pub(super) fn spans(pieces: impl Iterator<Item = Piece>, gap: u64) -> Vec<PageRun> {
     let mut spans: Vec<PageRun> = Vec::new();
     for Piece { run, .. } in pieces {
@@ -22,12 +25,12 @@ pub(super) fn spans(pieces: impl Iterator<Item = Piece>, gap: u64) -> Vec<PageRu
     spans
 }
 
-/// How much there is to protect.
+/// The number of protecting calls and of pages in these spans.
 pub(super) fn extent(spans: &[PageRun]) -> Runs {
     Runs { calls: spans.len() as u64, pages: spans.iter().map(|span| span.count).sum() }
 }
 
-/// The parts of these runs, in order.
+/// Splits spans into grains, in order.
 pub(super) fn grains(spans: &[PageRun]) -> Vec<PageRun> {
     let mut grains = Vec::new();
     for span in spans {
@@ -41,7 +44,7 @@ pub(super) fn grains(spans: &[PageRun]) -> Vec<PageRun> {
     grains
 }
 
-/// The part that has this page.
+/// The index of the grain that contains this page.
 pub(super) fn grain_of(grains: &[PageRun], block: usize, page: u64) -> Option<usize> {
     let after = grains.partition_point(|grain| (grain.block, grain.first) <= (block, page));
     let index = after.checked_sub(1)?;

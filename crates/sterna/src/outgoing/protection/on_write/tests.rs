@@ -1,4 +1,6 @@
-//! What is staged is what the pages had when they were protected, whoever writes them meanwhile, and nobody waits for ever.
+//! Staged pages have the content of the moment of protection, whichever thread writes them.
+//!
+//! No thread blocks without end.
 
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
@@ -15,7 +17,7 @@ fn ram(backing: Backing) -> GuestRam {
     GuestRam::new(blocks.to_vec()).unwrap()
 }
 
-/// None where this host has no such thing.
+/// `None` if this host does not support copy-on-write.
 #[allow(clippy::print_stderr, reason = "says what was not tested")]
 fn begun(ram: &GuestRam) -> Option<CopyOnWrite> {
     let begun = CopyOnWrite::begin(ram);
@@ -26,7 +28,7 @@ fn arena(pages: u64) -> RamBlock {
     RamBlock::new("arena", bytes(pages), Backing::Anonymous).unwrap()
 }
 
-/// Some pages of both blocks: long runs, short ones, single pages.
+/// Some pages of both blocks: long runs, short runs and single pages.
 fn some_pages(ram: &GuestRam, random: &mut fastrand::Rng) -> DirtyBitmaps {
     let pages = DirtyBitmaps::new(ram);
     for block in 0..2 {
@@ -57,7 +59,8 @@ fn read(block: &RamBlock, page: u64) -> Vec<u8> {
     content
 }
 
-/// Threads that write all pages of both blocks at full speed until stopped. They stand between [`Writers::stand`] and its end.
+/// Threads that write all pages of both blocks at full speed until stopped. They are paused by
+/// [`Writers::stand`].
 struct Writers {
     stops: Arc<AtomicBool>,
     standing: Arc<parking_lot::RwLock<()>>,
@@ -88,7 +91,7 @@ impl Writers {
         Self { stops, standing, threads }
     }
 
-    /// All of them stand while this lives, as vCPUs of a stopped guest.
+    /// Pauses all writers until the guard is dropped, as vCPUs of a paused guest.
     fn stand(&self) -> parking_lot::RwLockWriteGuard<'_, ()> {
         self.standing.write()
     }
@@ -117,7 +120,8 @@ fn what_is_copied_later_is_what_was_there_when_the_guest_stood() {
                 .map(|block| (0..PAGES).map(|page| read(block, page)).collect::<Vec<_>>())
                 .collect();
             drop(standing);
-            // Copied by a thread of its own, by who needs it, or by both and whoever writes.
+            // The pages are copied by the copying thread, by a thread that needs them, or by both and the
+            // writers.
             if turn % 3 != 0 {
                 on_write.go_on();
             }
@@ -164,12 +168,12 @@ fn writers_go_on_and_nothing_is_lost_when_it_ends_early() {
         match ends {
             0 => drop(on_write),
             1 => on_write.settle(),
-            // As when the thread that serves writers has died.
+            // The same as when the thread that serves writers has died.
             2 => {
                 on_write.shared.abandon(MigrationError::Internal("told to".to_owned()));
                 assert!(on_write.broken().is_some());
             }
-            // The thread has died and said nothing of it.
+            // The thread has died without a report.
             _ => {
                 on_write.shared.protection.stop_serving();
                 on_write.settle();
@@ -179,7 +183,7 @@ fn writers_go_on_and_nothing_is_lost_when_it_ends_early() {
         for piece in pieces.iter() {
             deferred.ensure(piece.run).unwrap();
         }
-        // The page's first word is written rarely, by writers that were held: the first content is staged.
+        // Blocked writers write the page's first word rarely. The staged content must be the first one.
         for page in 0..PAGES {
             assert_eq!(arena.read_u64(bytes(page)).unwrap(), page + 1);
         }
@@ -198,7 +202,7 @@ fn memory_that_is_given_back_meanwhile_is_staged_as_it_was() {
     pages.block(0).set_range(0, PAGES);
     let (_, deferred) = defer(&on_write, &ram, &arena, &pages);
 
-    // A guest that reports free pages, or whose balloon grows.
+    // Zeroing happens when a guest reports free pages, or when its balloon grows.
     ram.block(0).zero_pages(0, PAGES).unwrap();
     deferred.finish_all().unwrap();
 
@@ -215,13 +219,13 @@ fn protection_that_fails_is_a_copy_and_what_is_lost_is_an_error() {
     let pages = DirtyBitmaps::new(&ram);
     pages.block(1).set_range(0, 100);
     let (pieces, deferred) = defer(&on_write, &ram, &arena, &pages);
-    // The kernel refuses to let a writer through: the guest goes on.
+    // The kernel refuses to unblock a writer. The guest continues.
     deferred.lose(&sterna_ram::write_protection::WriteProtectionError::Lifted);
     ram.block(1).write_u64(0, 8).unwrap();
     let error = deferred.ensure(pieces[0].run).expect_err("the page is another now");
     assert!(error.to_string().contains("lifted"), "{error}");
 
-    // Protected no more: copied at once.
+    // The page is not protected any more, and is copied immediately.
     ram.block(1).write_u64(0, 9).unwrap();
     let (pieces, deferred) = defer(&on_write, &ram, &arena, &pages);
     assert!(deferred.is_finished());

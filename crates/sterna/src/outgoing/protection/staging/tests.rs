@@ -14,7 +14,7 @@ fn staged_pages_are_those_of_the_moment_in_which_they_were_copied() {
         }
     }
     let dirty = DirtyBitmaps::new(&ram);
-    // More than one thread's share, and pieces that end where a share does not.
+    // More pages than one thread's share, and pieces that cross the border of a share.
     dirty.block(0).set_range(3, 2500);
     for page in 0..100 {
         dirty.block(1).set(page * 7);
@@ -65,14 +65,14 @@ fn checkpoints_that_wait_share_the_room_and_are_read_in_order() {
     }
     write(9);
 
-    // 26 of 32 pages are taken.
+    // 26 of 32 pages are in use.
     assert!(staging.has_room(&dirty(0, 6)) && !staging.has_room(&dirty(0, 7)));
     assert!(staging.stage(&dirty(0, 7)).is_err());
     assert_eq!(read(5), 9, "nothing is sent yet");
     staging.send_next().unwrap();
     assert_eq!((read(0), read(5)), (1, 1));
     staging.clear();
-    // The first ten pages are free again, and the six at the end.
+    // The first ten pages and the six at the end are free again.
     assert!(staging.has_room(&dirty(0, 10)) && !staging.has_room(&dirty(0, 11)));
     staging.stage(&dirty(20, 10)).unwrap();
     staging.stage(&dirty(40, 6)).unwrap();
@@ -104,7 +104,7 @@ fn pages(ram: &GuestRam, runs: &[(usize, u64, u64)]) -> DirtyBitmaps {
     pages
 }
 
-/// Each page's first byte, read as lanes read.
+/// The first byte of each page, read in the way that lanes read.
 fn read(staging: &Staging, run: PageRun) -> Vec<u8> {
     let (mut rest, mut bytes) = (Some(run), Vec::new());
     while let Some(run) = rest {
@@ -127,7 +127,7 @@ fn what_is_written_after_it_was_copied_ahead_is_copied_again() {
         };
         (0..2).for_each(|block| write(block, 0, 64, 1));
         assert!(staging.stage_ahead(&pages(&ram, &[(0, 10, 20), (1, 0, 5)])).unwrap());
-        // Two pages of them, and others before, between and after.
+        // Two of these pages, and others before, between and after them.
         write(0, 8, 4, 2);
         write(0, 30, 2, 3);
         write(1, 40, 1, 4);

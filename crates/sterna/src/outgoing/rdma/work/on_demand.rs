@@ -1,12 +1,15 @@
-//! Blocks that are registered as a whole and on demand: nothing of them is pinned (`specs/rdma.md §6.8`).
+//! Blocks that are registered as a whole and on demand (`specs/rdma.md §6.8`).
+//!
+//! Nothing is pinned then.
 
 use sterna_wire::rdma::BlockRange;
 
 use super::{Remote, State, Work};
 
 impl Work {
-    /// Pages of these blocks are to be written. The first time, a block is registered on demand where that is possible, and
-    /// found from then on: before anything is planned for it.
+    /// At the first use of blocks, registers each one on demand if possible.
+    ///
+    /// This happens before windows are planned for the block. The plan then uses that registration.
     pub(super) fn use_blocks(&self, ranges: &[BlockRange]) {
         let mut last = None;
         for BlockRange { block, .. } in ranges {

@@ -1,4 +1,4 @@
-//! What lanes with connections of their own do with the memory of their packets.
+//! Memory of the packets of lanes that have their own connections.
 
 use sterna_transport::rdma::Write;
 use sterna_wire::rdma::{BlockRange, take_ready};
@@ -7,7 +7,7 @@ use super::{PATIENCE, Remote, State, Work};
 use crate::error::MigrationError;
 
 impl Work {
-    /// A lane has filled a packet with these pages: their memory is to be registered.
+    /// Adds the pages of a filled packet, so that their memory is registered.
     pub(in crate::outgoing::rdma) fn add_packet(&self, ranges: &[BlockRange]) -> Result<(), MigrationError> {
         self.use_blocks(ranges);
         let mut state = self.state()?;
@@ -18,8 +18,10 @@ impl Work {
         Ok(())
     }
 
-    /// Takes out of `left`, which is not written yet of a packet, what is registered on both sides now. Gives the WRITEs
-    /// for it, and what they write. A packet may need more memory than may be registered at once, so it goes in parts.
+    /// Takes the ranges that are registered on both sides now out of `left`. Gives their WRITEs, and the ranges.
+    ///
+    /// `left` are the packet's ranges that are not written yet. A packet may need more memory than may be
+    /// registered at the same time. Therefore it is written in parts.
     pub(in crate::outgoing::rdma) fn take_packet(
         &self,
         left: &mut Vec<BlockRange>,
@@ -62,7 +64,7 @@ impl Work {
         Ok((writes, taken))
     }
 
-    /// All WRITEs of these ranges are complete.
+    /// Records that all WRITEs of these ranges are complete.
     pub(in crate::outgoing::rdma) fn packet_is_complete(
         &self,
         ranges: &[BlockRange],
@@ -80,7 +82,7 @@ impl Work {
         Ok(())
     }
 
-    /// Waits until some of this memory is registered on both sides, or for a moment.
+    /// Waits shortly until some of this memory is registered on both sides.
     pub(in crate::outgoing::rdma) fn wait_for_memory(
         &self,
         ranges: &[BlockRange],

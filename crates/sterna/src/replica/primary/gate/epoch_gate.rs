@@ -1,68 +1,71 @@
-//! What holds output by epochs, whatever it is.
+//! Interface of every gate that keeps a guest's output by epochs.
 
 use std::time::{Duration, Instant};
 
 use crate::device_stream::AskCheckpoint;
 
-/// Whether output of this epoch (the first is 1) may leave, now. Asked for every piece at the moment at which it leaves: this process may
-/// have stood still since it was released.
+/// Returns whether output of this epoch (the first is 1) may leave now. Called for every piece at the moment at which
+/// it leaves, because this process may have been suspended since the release.
 pub type MaySay = Box<dyn Fn(u64) -> bool + Send + Sync>;
 
-/// Holds what a guest says. No method but [`EpochGate::let_out`] may wait for the network, or for whoever reads the
-/// output: the lease is watched by the same thread.
+/// Keeps a guest's output until its checkpoint is held.
+///
+/// Except for [`EpochGate::let_out`], no method may wait for the network, or for a reader of the output, because the
+/// same thread watches the lease.
 pub trait EpochGate: Send + Sync {
-    /// Holds output from now on. The guest stands: what it has said before leaves.
+    /// Keeps output from now on. The guest is paused; its earlier output leaves.
     fn close(&self, may_say: MaySay);
-    /// An epoch ends. The guest stands: what it has said so far is in this epoch or an earlier one.
+    /// Ends an epoch. The guest is paused; its output so far belongs to this epoch or an earlier one.
     fn end_epoch(&self, epoch: u64);
-    /// Output of this epoch and earlier ones may leave.
+    /// Releases output of this epoch and earlier ones.
     fn release(&self, epoch: u64);
-    /// Waits until what was released has left, no longer than `most`. Called once, for the last checkpoint of a planned takeover: after it
-    /// this side may say nothing.
+    /// Waits, at most `most`, until released output has left. Called once, for the last checkpoint of a planned
+    /// takeover. Afterwards this side may send no output.
     fn let_out(&self, most: Duration) {
         let _ = most;
     }
-    /// Everything may leave, now and later.
+    /// Releases all output, now and later.
     fn open(&self);
-    /// Forgets what waits.
+    /// Drops waiting output.
     fn drop_output(&self);
-    /// Calls `ask`, from any thread, when as much waits as may: the guest cannot say more before a checkpoint lets it go. Called before
-    /// [`EpochGate::close`].
+    /// Sets `ask`, which any thread calls when the gate reaches its limit. The guest can output more only after a
+    /// checkpoint. Called before [`EpochGate::close`].
     fn ask_when_full(&self, ask: AskCheckpoint) {
         drop(ask);
     }
-    /// What waits, and how many bytes the guest had said before. A checkpoint carries it, and the side that goes on says it again.
+    /// The waiting output, and the number of bytes output before it. A checkpoint carries both, and the standby
+    /// repeats the output after a takeover.
     fn unsaid(&self) -> (u64, Vec<u8>) {
         (0, Vec::new())
     }
-    /// Since when the oldest of what was said in the running epoch waits; none: nothing does.
+    /// When the oldest waiting output of the current epoch arrived; `None` if none waits.
     fn waits_since(&self) -> Option<Instant> {
         None
     }
-    /// What waits, now.
+    /// Counters of the gate, now.
     fn statistics(&self) -> GateStatistics {
         GateStatistics::default()
     }
 }
 
-/// What waits in a gate.
+/// Counters of a gate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct GateStatistics {
     /// Pieces that wait.
     pub waiting: u64,
-    /// Their bytes.
+    /// Bytes of the waiting pieces.
     pub waiting_bytes: u64,
-    /// Pieces that left.
+    /// Pieces that have left.
     pub released: u64,
-    /// How long the last one that left had waited.
+    /// Waiting time of the last piece that left.
     pub last_delay: Duration,
-    /// How long half of the last 1024 pieces that left had waited at most.
+    /// Median waiting time of the last 1024 pieces that left.
     pub delay_p50: Duration,
-    /// How long 99 of a hundred had.
+    /// 99th percentile of these waiting times.
     pub delay_p99: Duration,
 }
 
-/// The gate of a guest that says nothing.
+/// The gate of a guest without output.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NoOutput;
 

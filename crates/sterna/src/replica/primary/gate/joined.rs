@@ -1,4 +1,4 @@
-//! Several gates of one guest as one.
+//! Joins several gates of one guest.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -6,15 +6,16 @@ use std::time::{Duration, Instant};
 use super::epoch_gate::{EpochGate, GateStatistics, MaySay};
 use crate::device_stream::AskCheckpoint;
 
-/// The gates of one guest: its console's, and that of its network cards. What it says through any of them belongs to the same epochs.
+/// The gates of one guest: its console's, and those of its network cards. All of them have the same epochs.
 pub struct JoinedGate {
-    /// Its bytes are said again by the side that goes on.
+    /// The gate whose bytes a checkpoint carries, and the standby repeats.
     console: Arc<dyn EpochGate>,
     others: Vec<Arc<dyn EpochGate>>,
 }
 
 impl JoinedGate {
-    /// Of a console, whose bytes a checkpoint carries, and of gates whose output is lost with the primary.
+    /// Joins the gates of a console and of other devices. A checkpoint carries the console's bytes. Waiting output of
+    /// the other gates is lost if the primary fails.
     pub fn new(console: Arc<dyn EpochGate>, others: Vec<Arc<dyn EpochGate>>) -> Self {
         Self { console, others }
     }

@@ -1,10 +1,10 @@
-//! Where a protected guest's output waits until the checkpoint after it is held.
+//! Gates: they keep a protected guest's output until the next checkpoint is held.
 //!
 //! | module | contains |
 //! | --- | --- |
-//! | `epoch_gate` | what every gate does |
-//! | `waiting` | what waits, in order, and whether it may leave |
-//! | `outlet` | pieces that wait, and how they leave |
+//! | `epoch_gate` | the interface of every gate |
+//! | `waiting` | the waiting pieces in order, and the decision which may leave |
+//! | `outlet` | the waiting pieces, and the thread that sends them |
 //! | `bytes`, `packets` | the gates of a console and of network cards |
 //! | `joined` | several gates as one |
 

@@ -1,4 +1,4 @@
-//! What gates have in common: pieces that wait, and a thread by which they leave one after the other.
+//! Common part of all gates: waiting pieces, and a thread that sends released pieces one after the other.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -10,57 +10,57 @@ use super::waiting::{LOOK, Piece, Waiting};
 use crate::error::MigrationError;
 use crate::threads;
 
-/// Where a gate's pieces leave.
+/// The sink of a gate's released pieces.
 pub(super) trait Exit: Send + Sync + 'static {
-    /// Lets one leave. It may take as long as it likes.
+    /// Sends one piece. It may block.
     fn leave(&self, piece: &Piece);
-    /// Something has changed, and nobody else sees it yet.
+    /// Called under the state's lock after every change, before another thread can see it.
     fn note(&self, state: &State) {
         let _ = state;
     }
-    /// Something has changed.
+    /// Called after every change, without the lock.
     fn changed(&self, state: &Mutex<State>) {
         let _ = state;
     }
 }
 
-/// A gate's state.
+/// State of a gate.
 pub(super) struct State {
     pub(super) waiting: Waiting,
-    /// The piece that is leaving. Until it has, nobody may have heard it, and later ones come after it.
+    /// The piece that is being sent. Until that is complete, the piece counts as unsent, and later pieces wait.
     pub(super) leaving: Option<Arc<Piece>>,
-    /// Bytes that left.
+    /// Number of bytes that have left.
     pub(super) position: u64,
-    /// Somebody waits for room.
+    /// Whether a writer waits for room.
     pub(super) is_awaited: bool,
     has_ended: bool,
 }
 
-/// The pieces of a gate, and how they leave.
+/// A gate's pieces, and their sink.
 pub(super) struct Outlet<E> {
     pub(super) exit: E,
     pub(super) state: Mutex<State>,
     pub(super) changed: Condvar,
 }
 
-/// The thread by which pieces leave. It ends when this is dropped, with what may not leave by then.
+/// The thread that sends pieces. It ends when this is dropped; pieces that may not leave by then are dropped.
 pub(super) struct Leaving<E: Exit> {
     outlet: Arc<Outlet<E>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl State {
-    /// Nothing waits, and nothing is leaving.
+    /// Whether no piece waits or is being sent.
     pub(super) fn is_empty(&self) -> bool {
         self.waiting.is_empty() && self.leaving.is_none()
     }
 }
 
 impl<E: Exit> Outlet<E> {
-    /// An open one of that name, from which pieces leave through `exit`.
+    /// Creates an open outlet, which sends pieces through `exit`. `name` is the thread's name.
     ///
     /// # Errors
-    /// The host refuses a thread.
+    /// The host cannot create a thread.
     pub(super) fn begin(
         name: &'static str,
         limit_bytes: u64,
@@ -83,7 +83,7 @@ impl<E: Exit> Outlet<E> {
         self.exit.changed(&self.state);
     }
 
-    /// Waits until it is so, no longer than `most`. True: it is.
+    /// Waits, at most `most`, until `is` returns true. Returns its last result.
     pub(super) fn wait_until(&self, most: Duration, is: impl Fn(&State) -> bool) -> bool {
         let until = Instant::now() + most;
         let mut state = self.state.lock();
@@ -109,7 +109,7 @@ impl<E: Exit> Outlet<E> {
         }
     }
 
-    /// Waits for a piece that may leave; none when all is over.
+    /// Waits for a piece that may leave; `None` after the end.
     fn next(&self) -> Option<Arc<Piece>> {
         let mut state = self.state.lock();
         loop {
@@ -133,12 +133,12 @@ impl<E: Exit> Drop for Leaving<E> {
     fn drop(&mut self) {
         self.outlet.state.lock().has_ended = true;
         self.outlet.changed.notify_all();
-        // One that panicked has ended, too.
+        // A panic of the thread is ignored: the thread has ended in either case.
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }
 
-/// Makes a gate of a type whose field `outlet` is an [`Outlet`]. Further methods may follow.
+/// Implements `EpochGate` for a type whose field `outlet` is an [`Outlet`]. Further methods may follow.
 macro_rules! gate_of_outlet {
     ($gate:ty { $($further:item)* }) => {
         impl EpochGate for $gate {

@@ -10,14 +10,15 @@ use super::outlet::{Exit, Leaving, Outlet, State, gate_of_outlet};
 use super::waiting::Piece;
 use crate::error::MigrationError;
 
-/// Holds packets of a guest's network cards, in order. Each leaves at most once: what waits when the primary is lost is lost like any packet
-/// of a network. While nothing is held, cards send by themselves.
+/// Keeps packets of a guest's network cards, in order, until they are released. Each leaves at most once. Packets
+/// that wait when the primary fails are lost, as on any network. While the gate is open and empty, cards send by
+/// themselves.
 pub struct PacketGate {
     outlet: Arc<Outlet<Cards>>,
     _leaving: Leaving<Cards>,
 }
 
-/// A queue of a card at the gate.
+/// The gate's interface for one queue of a card.
 pub struct PacketLane {
     outlet: Arc<Outlet<Cards>>,
     index: usize,
@@ -25,17 +26,17 @@ pub struct PacketLane {
 
 type SendPacket = Box<dyn Fn(&[u8]) + Send + Sync>;
 
-/// What a lane does.
+/// Callbacks of a lane.
 struct Lane {
     send: SendPacket,
-    /// There is room again.
+    /// Called when there is room again.
     has_room: Box<dyn Fn() + Send + Sync>,
 }
 
-/// The cards by which packets leave.
+/// The cards that send released packets.
 struct Cards {
     lanes: RwLock<Vec<Lane>>,
-    /// Nothing is held and nothing waits. Becomes false while the guest stands only.
+    /// Whether the gate is open and empty. It becomes false only while the guest is paused.
     is_open: AtomicBool,
 }
 
@@ -50,7 +51,7 @@ impl Exit for Cards {
         self.is_open.store(state.waiting.is_open() && state.is_empty(), Ordering::Release);
     }
 
-    /// Tells the lanes of room, if one waits for it.
+    /// Informs the lanes of room, if one waits for it.
     fn changed(&self, state: &Mutex<State>) {
         let mut state = state.lock();
         let is_due = state.is_awaited && state.waiting.has_room();
@@ -63,17 +64,18 @@ impl Exit for Cards {
 }
 
 impl PacketGate {
-    /// A gate that is open and has no lanes. At most `limit_bytes` wait, and one packet more.
+    /// Creates an open gate without lanes. At most `limit_bytes` and one more packet wait.
     ///
     /// # Errors
-    /// The host refuses a thread.
+    /// The host cannot create a thread.
     pub fn new(limit_bytes: u64) -> Result<Self, MigrationError> {
         let cards = Cards { lanes: RwLock::default(), is_open: AtomicBool::new(true) };
         let (outlet, _leaving) = Outlet::begin("packet gate", limit_bytes, cards)?;
         Ok(Self { outlet, _leaving })
     }
 
-    /// Another queue. What leaves goes to `send`; `has_room` is called when there is room again after there was none.
+    /// Adds a queue. Released packets go to `send`. `has_room` is called when there is room again after the gate was
+    /// full.
     pub fn lane(
         &self,
         send: impl Fn(&[u8]) + Send + Sync + 'static,
@@ -86,18 +88,19 @@ impl PacketGate {
 }
 
 impl PacketLane {
-    /// Whether the card sends by itself.
+    /// Whether the card sends packets by itself.
     pub fn is_open(&self) -> bool {
         self.outlet.exit.is_open.load(Ordering::Acquire)
     }
 
-    /// The guest sends this, and the gate is not open. The packet leaves later, or never.
+    /// Adds a packet of the guest. Call it only while the gate is not open. The packet leaves later, or never.
     pub fn put(&self, packet: &[u8]) {
         self.outlet.state.lock().waiting.push(self.index, packet, 0);
         self.outlet.changed.notify_all();
     }
 
-    /// Whether the guest may send another packet. If not, a checkpoint is asked for, and the lane hears when there is room.
+    /// Whether the guest may send another packet. If not, the gate requests a checkpoint, and calls the lane's
+    /// `has_room` when there is room.
     pub fn has_room(&self) -> bool {
         let mut state = self.outlet.state.lock();
         if state.waiting.has_room() {

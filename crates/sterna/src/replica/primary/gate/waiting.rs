@@ -1,4 +1,4 @@
-//! What waits in a gate, in order.
+//! The pieces that wait in a gate, in order.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -8,30 +8,30 @@ use super::epoch_gate::{GateStatistics, MaySay};
 use crate::device_stream::AskCheckpoint;
 use crate::replica::last_times::LastTimes;
 
-/// How often output that may not leave is looked at again, unless somebody says something.
+/// Interval at which waiting pieces are checked again, if no event wakes the thread earlier.
 pub(super) const LOOK: Duration = Duration::from_millis(50);
 
 pub(super) struct Waiting {
     /// `None`: the gate is open.
     may_say: Option<Arc<dyn Fn(u64) -> bool + Send + Sync>>,
-    /// What is said now belongs to this epoch.
+    /// Epoch of new output.
     epoch: u64,
     released_epoch: u64,
     pieces: VecDeque<Piece>,
     limit_bytes: u64,
     ask: Option<AskCheckpoint>,
-    /// In this epoch.
+    /// Whether a checkpoint was requested in this epoch.
     has_asked: bool,
     counts: GateStatistics,
-    /// Of what has left since it was closed.
+    /// Waiting times of the pieces that have left since the gate was closed.
     delays: LastTimes,
 }
 
 /// Bytes that leave together.
 pub(super) struct Piece {
-    /// 0: it was said when nothing was held.
+    /// 0: the piece was added while the gate was open.
     epoch: u64,
-    /// Where it leaves.
+    /// Lane through which the piece leaves.
     pub(super) lane: usize,
     pub(super) bytes: Vec<u8>,
     pub(super) came: Instant,
@@ -88,7 +88,7 @@ impl Waiting {
         self.pieces.is_empty()
     }
 
-    /// Whether something waits that was released.
+    /// Whether the first waiting piece is released.
     pub(super) fn has_released(&self) -> bool {
         self.pieces.front().is_some_and(|piece| self.is_open() || piece.epoch <= self.released_epoch)
     }
@@ -97,7 +97,8 @@ impl Waiting {
         self.counts.waiting_bytes < self.limit_bytes
     }
 
-    /// How a checkpoint is asked for, if as much waits as may and nobody has asked in this epoch.
+    /// Returns the function that requests a checkpoint. `None` if there is room, or a request was already made in
+    /// this epoch.
     pub(super) fn ask(&mut self) -> Option<AskCheckpoint> {
         if self.has_room() || self.has_asked {
             return None;
@@ -107,7 +108,8 @@ impl Waiting {
         Some(ask)
     }
 
-    /// The guest says this. `most`: so many bytes of it may leave together with what it has said before.
+    /// Adds output of the guest. It joins the last piece if that has fewer than `most` bytes, and the same lane and
+    /// epoch.
     pub(super) fn push(&mut self, lane: usize, bytes: &[u8], most: usize) {
         let epoch = if self.may_say.is_some() { self.epoch } else { 0 };
         self.counts.waiting_bytes += bytes.len() as u64;
@@ -137,7 +139,7 @@ impl Waiting {
         Some(piece)
     }
 
-    /// A piece has left that came then.
+    /// Records the waiting time of a piece that has left.
     pub(super) fn has_left(&mut self, came: Instant) {
         let delay = came.elapsed();
         self.counts.last_delay = delay;
@@ -149,7 +151,7 @@ impl Waiting {
         GateStatistics { delay_p50, delay_p99, ..self.counts }
     }
 
-    /// Since when the oldest of what was said in the running epoch waits.
+    /// When the oldest waiting piece of the current epoch was added.
     pub(super) fn since(&self) -> Option<Instant> {
         let first = self.pieces.partition_point(|piece| piece.epoch < self.epoch);
         self.pieces.get(first).filter(|_| self.may_say.is_some()).map(|piece| piece.came)

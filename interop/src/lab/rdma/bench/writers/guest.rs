@@ -1,5 +1,5 @@
-//! A guest of this process that does what the boot sector does: one thread that never sleeps, waits for its time, compares a
-//! page with what it wrote in the pass before, and writes it anew.
+//! A guest in this process that does the same as the boot sector. One thread waits actively for its time,
+//! compares a page with its content from the previous pass, and writes it again.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,7 +17,7 @@ use super::super::{BLOCK, MEMORY_MIB, MIB};
 use crate::Failure;
 use crate::workload::{PLACES, Sweep};
 
-/// Its machine, at either side.
+/// The guest's machine, on either side.
 pub(super) struct Writer(Arc<Inner>);
 
 struct Inner {
@@ -27,12 +27,13 @@ struct Inner {
     phase: Mutex<Phase>,
 }
 
-/// The steps that were taken, when the last was, and the longest time between two; ns of the clock that all processes share.
+/// Number of steps, time of the last one, and longest time between two. In ns of the clock that all processes
+/// share.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Progress {
     pub(super) steps: u64,
     last_ns: u64,
-    /// When it should have been.
+    /// Time at which the last step was due.
     due_ns: u64,
     pub(super) longest_gap_ns: u64,
     pub(super) wrong_pages: u64,
@@ -44,12 +45,12 @@ enum Phase {
         stop: Arc<AtomicBool>,
         thread: JoinHandle<Result<Progress, Failure>>,
     },
-    /// Its thread failed.
+    /// The guest's thread failed.
     Lost,
 }
 
 impl Writer {
-    /// Memory for one that comes.
+    /// Makes memory that waits for a guest.
     pub(super) fn waiting(pace: Duration) -> Result<Self, Failure> {
         let block = RamBlock::new(BLOCK, MEMORY_MIB * MIB, Backing::Anonymous).map_err(said)?;
         let ram = GuestRam::new(vec![block]).map_err(said)?;
@@ -57,7 +58,7 @@ impl Writer {
         Ok(Self(Arc::new(Inner { ram, log, pace, phase: Mutex::new(Phase::Stopped(Progress::default())) })))
     }
 
-    /// One whose first pass is over, in memory that is noise else. It stands still.
+    /// Makes a stopped guest after its first pass. The rest of its memory is noise.
     pub(super) fn boot(pace: Duration) -> Result<Self, Failure> {
         let writer = Self::waiting(pace)?;
         let block = &writer.0.ram.blocks()[0];
@@ -75,12 +76,12 @@ impl Writer {
         Ok(writer)
     }
 
-    /// Of its RAM in this process.
+    /// Address of the guest's RAM in this process.
     pub(super) fn address(&self) -> u64 {
         self.0.ram.blocks()[0].host_address() as u64
     }
 
-    /// Stops it and says how far it has come.
+    /// Stops the guest and returns its progress.
     pub(super) fn stopped(&self) -> Result<Progress, Failure> {
         self.0.stopped()
     }
@@ -119,7 +120,8 @@ impl Inner {
     fn write_until(&self, stop: &AtomicBool, mut progress: Progress) -> Result<Progress, Failure> {
         let pace = self.pace.as_nanos() as u64;
         while !stop.load(Ordering::Relaxed) {
-            // It makes up for time that it did not get, up to what the boot sector's counter of 32 bits can tell.
+            // A late guest catches up. The limit is the same as the boot sector's, which has a counter of 32
+            // bits.
             let now = now_ns();
             if now.saturating_sub(progress.due_ns) < pace {
                 continue;
@@ -144,7 +146,7 @@ impl Inner {
             block.write(address + place, &word.to_le_bytes()).map_err(said)?;
         }
         progress.steps += 1;
-        // What the boot sector counts lies in a page that is written with each step, too.
+        // The boot sector's counters are also in a page that it writes with each step.
         block.write_u64(COUNTER, progress.steps).map_err(said)?;
         for written in [address, COUNTER] {
             self.log.mark(0, written >> 12);
@@ -153,9 +155,9 @@ impl Inner {
     }
 }
 
-/// What the time-stamp counter's lower 32 bits hold, at least.
+/// Minimum time that the lower 32 bits of the time-stamp counter can represent.
 const MOST_LATE_NS: u64 = 1_000_000_000;
-/// Where the boot sector keeps the time of its last step, aligned.
+/// Address at which the boot sector stores the time of its last step, aligned.
 const COUNTER: u64 = 0x7de0;
 
 pub(super) fn sweep() -> Sweep {
@@ -222,7 +224,7 @@ impl TargetVm for Writer {
     }
 }
 
-/// Its progress, as the state of a device.
+/// The guest's progress, as the state of a device.
 struct Counts(Arc<Inner>);
 
 impl Device for Counts {

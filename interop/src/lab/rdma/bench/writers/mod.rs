@@ -1,10 +1,11 @@
-//! Migrations of a guest that writes all the time: Sterna beside QEMU, with chunks of 1 GiB.
+//! Compares migrations of a guest that writes all the time, with Sterna and with QEMU. Chunks have 1 GiB.
 //!
-//! Both guests do the same: one thread sweeps half of RAM, page after page in a scattered order, compares each page with what it wrote in the
-//! pass before, and writes three words of it. It never sleeps, has a pace, and makes up for time that it did not get. In QEMU that is a boot sector under TCG, in Sterna a thread of
-//! the source's process that marks a dirty log. How much was written is read from memory on both sides in the same way: from the
-//! words that are there when the migration begins and when it has ended. QEMU's guest is asked for a pace, Sterna's for the one that
-//! QEMU's has had.
+//! Both guests do the same. One thread sweeps half of RAM in a scattered order of pages. It compares each
+//! page with its content from the previous pass, and writes three words. It never sleeps, has a pace, and
+//! catches up after a delay. In QEMU, it is a boot sector under TCG. In Sterna, it is a thread of the
+//! source's process that marks a dirty log. The written amount is read from memory on both sides in the same
+//! way: from the words at the start and at the end of the migration. QEMU's guest gets a nominal pace.
+//! Sterna's guest gets the pace that QEMU's guest reached.
 #![allow(clippy::print_stdout)]
 
 mod guest;
@@ -27,20 +28,20 @@ use crate::workload::{PLACES, Sweep};
 use guest::sweep;
 
 const CHUNK_MIB: u64 = 1024;
-/// Pages that a guest writes in a second if it gets the time: low, middle, high.
+/// Pages that a guest writes per second if it gets enough CPU time: low, middle, high.
 const STRENGTHS: [(&str, u64); 3] = [("low", 250), ("middle", 500), ("high", 1_000)];
-/// What takes longer does not converge.
+/// A migration that takes longer does not converge.
 const LIMIT: Duration = Duration::from_secs(120);
 const PAGES_PER_MIB: f64 = 256.0;
 const PAGE_BYTES: u64 = 4096;
 
-/// The process from inside.
+/// Runs the process: performs orders from standard input.
 pub(in crate::lab) fn serve() {
     let mut process = process::Process::default();
     child::serve(|order| process.perform(order));
 }
 
-/// Each strength once, in both programs, as rows of the table. A failure has a row, too.
+/// Measures each strength once in both programs, as rows of the table. A failure also gets a row.
 pub(super) fn rows() -> Vec<Value> {
     let mut rows = Vec::new();
     for (name, pages_per_second) in STRENGTHS {
@@ -72,25 +73,25 @@ fn merged(mut into: Value, from: Value) -> Value {
     into
 }
 
-/// What one migration took.
+/// Measurements of one migration.
 #[derive(Default)]
 struct Found {
     seconds: f64,
     cpu: [f64; 2],
     rounds: u64,
-    /// As the source states it.
+    /// Downtime as the source reports it.
     downtime_ms: f64,
-    /// The longest time between two steps that the guest has seen.
+    /// The longest time between two steps, as the guest measured it.
     longest_gap_ms: Option<f64>,
-    /// What the guest wrote while it ran, by its words in memory.
+    /// Rate of the guest's writes while it ran, from its words in memory.
     dirtied_mib_s: f64,
-    /// Pages of the destination that are not what the guest wrote.
+    /// Number of pages at the destination that differ from the guest's writes.
     wrong_pages: u64,
     rdma: Value,
     pinned_bytes: Value,
-    /// The pause's parts.
+    /// The parts of the switchover.
     switchover: Value,
-    /// Why it did not arrive.
+    /// Reason why the guest did not arrive.
     failure: Option<Failure>,
 }
 
@@ -173,7 +174,7 @@ fn between_sternas(way: Way, pace: Duration) -> Result<Found, Failure> {
     if found.failure.is_some() {
         return Ok(found);
     }
-    // So that it takes a step there, and sees the pause.
+    // The guest must take a step at the destination, so that it measures the downtime.
     std::thread::sleep(Duration::from_secs(1));
     let stopped = destination.ask(&to("stop"))?;
     found.longest_gap_ms = stopped["gap_ns"].as_u64().map(|gap| gap as f64 / 1e6);
@@ -183,7 +184,7 @@ fn between_sternas(way: Way, pace: Duration) -> Result<Found, Failure> {
     Ok(found)
 }
 
-/// Times a migration of the guest whose memory `words` shows.
+/// Times a migration of the guest whose memory is `words`.
 fn measured(
     found: &mut Found,
     processes: [u32; 2],
@@ -195,7 +196,7 @@ fn measured(
     found.failure = migrate(found).err();
     found.seconds = began.elapsed().as_secs_f64();
     found.cpu = [cpu_of(source)? - cpu[0], cpu_of(destination)? - cpu[1]];
-    // The source's memory is as it was when its guest stopped.
+    // The source's memory keeps its state from the time when its guest stopped.
     let ran = found.seconds - found.downtime_ms / 1e3;
     found.dirtied_mib_s = (words.steps()? - steps) as f64 / PAGES_PER_MIB / ran;
     Ok(())
@@ -227,12 +228,12 @@ impl Words {
         self.read(at, &mut bytes).map(|()| u32::from_le_bytes(bytes))
     }
 
-    /// Steps that the guest has taken.
+    /// Number of steps that the guest has taken.
     fn steps(&self) -> Result<u64, Failure> {
         sweep().steps_in(|at| self.word(at))
     }
 
-    /// Pages that are older than so many steps.
+    /// Number of pages that are older than their state after `steps` steps.
     fn late_pages(&self, steps: u64) -> Result<u64, Failure> {
         let (mut late, mut bytes) = (0, vec![0; MIB as usize]);
         let first = sweep().end() - u64::from(sweep().pages()) * PAGE_BYTES;

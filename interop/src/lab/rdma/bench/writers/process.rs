@@ -1,4 +1,4 @@
-//! A Sterna of its own process with such a guest.
+//! A Sterna in a process of its own, with a guest that writes.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use super::guest::Writer;
 use crate::Failure;
 use crate::lab::rdma::way::Way;
 
-/// Performs orders.
+/// The process's state between orders.
 #[derive(Default)]
 pub(in super::super) struct Process {
     writer: Option<Arc<Writer>>,
@@ -49,7 +49,7 @@ impl Process {
         }
     }
 
-    /// What does not end in time is cancelled.
+    /// Sends the guest. A migration that exceeds the time limit is cancelled.
     fn send(&mut self, order: &Value) -> Result<Value, Failure> {
         let vm = Arc::clone(self.writer.as_ref().ok_or("no writer")?) as Arc<dyn SourceVm>;
         let (params, capabilities) = of(order, 0)?;
@@ -61,7 +61,7 @@ impl Process {
             std::thread::sleep(Duration::from_millis(20));
             pinned = pinned.max(migration.statistics().rdma.map_or(0, |rdma| rdma.pinned_bytes));
             if Instant::now() > until {
-                // It may have got over the point from which on it cannot be cancelled.
+                // Refused if the migration has passed the commit.
                 let _ = migration.cancel();
             }
         }

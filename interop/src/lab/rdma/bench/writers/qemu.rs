@@ -1,4 +1,4 @@
-//! A QEMU whose guest, the boot sector, writes at a pace that is set from outside.
+//! A QEMU with the boot sector as its guest. The guest's pace is set from outside.
 
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,8 @@ pub(super) fn machine() -> Result<Builder, Failure> {
     Ok(builder.accelerator(Accelerator::Tcg))
 }
 
-/// One whose first pass is over, in memory that is noise else; its guest runs at that pace.
+/// Starts a QEMU whose guest has finished its first pass and runs at this pace. The rest of its memory is
+/// noise.
 pub(super) fn boot(pace: Duration) -> Result<(Qemu, Words), Failure> {
     let mut qemu = machine()?.spawn()?;
     qemu.wait_for_ticks(1)?;
@@ -37,7 +38,8 @@ pub(super) fn boot(pace: Duration) -> Result<(Qemu, Words), Failure> {
     Ok((qemu, words))
 }
 
-/// The guest notes the time of each step, in ticks of its time-stamp counter, when it has a pace. It wraps after more than a second.
+/// Ticks per second of the guest's time-stamp counter. With a pace, the guest stores the time of each step.
+/// The word wraps after more than a second.
 fn ticks_per_second(words: &Words) -> Result<f64, Failure> {
     const AT_ONCE: u32 = 1;
     words.write(PACE_ADDRESS, &AT_ONCE.to_le_bytes())?;
@@ -48,7 +50,8 @@ fn ticks_per_second(words: &Words) -> Result<f64, Failure> {
     Ok(f64::from(last.wrapping_sub(first)) / began.elapsed().as_secs_f64())
 }
 
-/// Waits until that source has completed: its rounds, and the pause that it states, ms. What does not end in time is cancelled.
+/// Waits until the source has completed. Returns its rounds and its downtime in ms. A migration that exceeds
+/// the limit is cancelled.
 pub(super) fn sent(qemu: &mut Qemu) -> Result<(u64, f64), Failure> {
     let begin = Instant::now();
     loop {
@@ -72,7 +75,7 @@ pub(super) fn sent(qemu: &mut Qemu) -> Result<(u64, f64), Failure> {
     Ok((rounds.ok_or("no rounds")?, pause.ok_or("no downtime")?))
 }
 
-/// Waits until that destination has completed.
+/// Waits until the destination has completed.
 pub(super) fn arrived(qemu: &mut Qemu) -> Result<(), Failure> {
     let begin = Instant::now();
     while qemu.execute("query-migrate", Value::Null)?["status"] != "completed" {

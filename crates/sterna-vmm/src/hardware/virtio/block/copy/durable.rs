@@ -1,4 +1,4 @@
-//! Makes what is written to a disk durable while more is written, so that little is left for the pause.
+//! Syncs a disk in the background while more is written. The final sync during the pause is then short.
 
 use std::io;
 use std::sync::Arc;
@@ -8,14 +8,14 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 use sterna_disk::Image;
 
-/// So many bytes are worth a sync.
+/// Number of written bytes that triggers a sync.
 const WORTH_BYTES: u64 = 8 << 20;
-/// And fewer are if so long nothing came.
+/// A sync of fewer bytes starts after this time without a write.
 const IDLE: Duration = Duration::from_millis(20);
-/// Whoever writes waits when so many bytes are not durable.
+/// Number of bytes that are not durable above which a writer waits.
 const MOST_BYTES: u64 = 64 << 20;
 
-/// A thread that syncs. It ends when this is dropped.
+/// A thread that syncs the disk. It ends when this value is dropped.
 pub(super) struct Durable {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -45,10 +45,10 @@ impl Durable {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// So many bytes were written. Waits while too many are not durable.
+    /// Records that `bytes` were written. Waits while too many bytes are not durable.
     ///
     /// # Errors
-    /// What a sync has said since the last call.
+    /// The error of a sync since the last call.
     pub(super) fn wrote(&self, bytes: u64) -> io::Result<()> {
         let mut progress = self.shared.progress.lock();
         progress.written += bytes;
@@ -61,10 +61,11 @@ impl Durable {
         progress.failed.take().map_or(Ok(()), Err)
     }
 
-    /// Ends the thread. What came last is not durable yet.
+    /// Ends the thread. The last bytes are not durable yet.
     ///
     /// # Errors
-    /// As [`Durable::wrote`]. The host tells an error once, so a later sync would not say it again.
+    /// The same as for [`Durable::wrote`]. The host reports an error once, so a later sync would not report
+    /// it again.
     pub(super) fn end(mut self) -> io::Result<()> {
         self.join();
         self.shared.progress.lock().failed.take().map_or(Ok(()), Err)
@@ -74,7 +75,7 @@ impl Durable {
         self.shared.progress.lock().is_over = true;
         self.shared.changed.notify_all();
         if let Some(thread) = self.thread.take() {
-            // It cannot panic: nothing in it does.
+            // The thread contains no code that panics.
             let _ = thread.join();
         }
     }

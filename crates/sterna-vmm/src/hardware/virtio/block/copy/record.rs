@@ -1,14 +1,14 @@
-//! A record of the stream: a header, and the block's bytes if it is data.
+//! A record of a disk's stream: a header, and the bytes of a data block.
 
 use super::super::changes::BLOCK;
 
 pub(super) const DATA: u32 = 0;
 pub(super) const ZERO: u32 = 1;
 pub(super) const HEADER_BYTES: usize = 16;
-/// For direct I/O.
+/// Alignment that direct I/O requires, in bytes.
 const ALIGNMENT: usize = 4096;
 
-/// Where a block begins, how long it is, and what it is.
+/// First byte, length and kind of a block.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Header {
     pub(super) start: u64,
@@ -25,7 +25,7 @@ impl Header {
         bytes
     }
 
-    /// None if it is a header of no disk of that length.
+    /// Decodes a header. The error says why it is invalid for a disk of `disk_bytes`.
     pub(super) fn decode(bytes: [u8; HEADER_BYTES], disk_bytes: u64) -> Result<Self, String> {
         let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         let (start, length, kind) = (u64::from(word(0)) | u64::from(word(4)) << 32, word(8), word(12));
@@ -37,32 +37,32 @@ impl Header {
         Err(format!("a record of kind {kind} with {length} bytes from {start:#x} on is none of this disk"))
     }
 
-    /// Bytes that follow it.
+    /// Number of bytes that follow the header.
     pub(super) fn body_bytes(self) -> usize {
         if self.kind == DATA { self.length as usize } else { 0 }
     }
 }
 
-/// A record of which a part was read or has come. Its block is where direct I/O can take it from.
+/// A partly sent or partly received record. Its block is aligned for direct I/O.
 #[derive(Default)]
 pub(super) struct Record {
     pub(super) header: [u8; HEADER_BYTES],
     block: Vec<u8>,
-    /// How much of it was read, or has come.
+    /// Number of bytes sent or received so far.
     pub(super) at: usize,
-    /// Its length. The destination knows it when the header has come.
+    /// The record's length. The destination knows it after it has received the header.
     pub(super) length: usize,
 }
 
 impl Record {
-    /// The first bytes of the block.
+    /// An aligned buffer for the first `length` bytes of the block.
     pub(super) fn block(&mut self, length: usize) -> &mut [u8] {
         self.block.resize(BLOCK as usize + ALIGNMENT, 0);
         let from = self.block.as_ptr().align_offset(ALIGNMENT);
         &mut self.block[from..from + length]
     }
 
-    /// Copies the next bytes of it out; how many.
+    /// Copies the record's next bytes to `to` and returns their number.
     pub(super) fn take(&mut self, to: &mut [u8]) -> usize {
         let at = self.at;
         let length = match at.checked_sub(HEADER_BYTES) {
@@ -81,7 +81,7 @@ impl Record {
         length
     }
 
-    /// Copies bytes in, up to `end` of it; how many.
+    /// Copies received bytes into the record, up to its byte `end`. Returns their number.
     pub(super) fn put(&mut self, bytes: &[u8], end: usize) -> usize {
         let at = self.at;
         let length = bytes.len().min(end.saturating_sub(at));

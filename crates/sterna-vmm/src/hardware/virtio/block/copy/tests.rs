@@ -1,4 +1,4 @@
-//! A disk that travels.
+//! Tests of a disk that is copied with its guest.
 
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -21,7 +21,7 @@ fn file(length: u64) -> tempfile::NamedTempFile {
     file
 }
 
-/// Moves what there is to read, in pieces of a random length; how many bytes these were.
+/// Moves the available bytes in pieces of random length and returns their number.
 fn pump(random: &mut fastrand::Rng, from: &DiskCopy, to: &DiskCopy) -> usize {
     let (mut bytes, mut all) = (vec![0; 100_000], 0);
     loop {
@@ -51,7 +51,7 @@ fn disk_that_changes_arrives_as_it_is_at_last_and_sparse() {
             changes.inspect(|changes| changes.written(start, length));
         };
         (0..5).for_each(|_| fill(&mut random, None));
-        // What the target held before is gone.
+        // The target's earlier content must be lost.
         target.as_file().write_all_at(&[9; 3000], random.u64(0..LENGTH - 3000)).unwrap();
         let ((from, changes), (to, _)) = (copy_of(source.path()), copy_of(target.path()));
         from.begin_save().unwrap();
@@ -139,7 +139,7 @@ fn epoch_is_checked_before_it_is_held_and_may_be_written_again_after_an_error() 
     assert!(to.check_epoch(&wrong).unwrap_err().to_string().contains("none of this disk"));
     assert!(std::fs::read(target.path()).unwrap() == before, "nothing is written before it is held");
 
-    // A part of it, and an error; then all of it.
+    // First an epoch that breaks off with an invalid header, then the complete epoch.
     let lies = [&epoch[..HEADER_BYTES + BLOCK as usize], &[0xff; HEADER_BYTES][..]].concat();
     assert!(to.write(&lies).is_err());
     to.write(&epoch).unwrap();

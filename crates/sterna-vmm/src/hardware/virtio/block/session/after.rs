@@ -1,4 +1,4 @@
-//! What follows when the host has done a part of a request.
+//! Continues or completes a request after the host has performed a part of it.
 
 use std::io;
 
@@ -17,7 +17,7 @@ pub(super) struct InFlight<'a> {
 }
 
 pub(super) enum After<'a> {
-    /// A call has done a part of it.
+    /// A call completed only a part of the request.
     More(InFlight<'a>),
     Answer {
         queue: usize,
@@ -30,7 +30,7 @@ pub(super) enum After<'a> {
 
 pub(super) fn after<'a>(done: InFlight<'a>, result: io::Result<usize>, changes: &Changes) -> After<'a> {
     let InFlight { queue, head, status, rest } = done;
-    // A call that fails may have written some of it.
+    // A failed call may have written a part.
     rest.was_done(changes);
     let (code, written) = match (rest, result) {
         (Rest::Read(at, mut to, before), Ok(moved)) if moved > 0 => {
@@ -49,10 +49,10 @@ pub(super) fn after<'a>(done: InFlight<'a>, result: io::Result<usize>, changes: 
             }
             (VIRTIO_BLK_S_OK, 0)
         }
-        // Nothing moved: the file has become shorter, or the disk is full.
+        // No byte was moved: the file has become shorter, or the disk is full.
         (Rest::Read(..) | Rest::Write(..), Ok(_)) => (VIRTIO_BLK_S_IOERR, 0),
         (Rest::Flush | Rest::Discard(_) | Rest::WriteZeroes(_), Ok(_)) => (VIRTIO_BLK_S_OK, 0),
-        // Some file systems know one of the two ways only, and a hole is zero as well.
+        // Some file systems support only one of the two calls. A hole also reads as zero.
         (Rest::WriteZeroes(piece), Err(error)) if is_unsupported(&error) && !piece.may_unmap => {
             let rest = Rest::WriteZeroes(Piece { may_unmap: true, ..piece });
             return After::More(InFlight { queue, head, status, rest });
@@ -63,7 +63,7 @@ pub(super) fn after<'a>(done: InFlight<'a>, result: io::Result<usize>, changes: 
     After::Answer { queue, head, status, code, written }
 }
 
-/// By the kernel, or by the file's format.
+/// Whether the kernel or the file's format does not support the operation.
 fn is_unsupported(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::EOPNOTSUPP) || error.kind() == io::ErrorKind::Unsupported
 }

@@ -1,4 +1,4 @@
-//! A disk's requests and their answers.
+//! Tests of a disk's requests and their answers.
 
 use std::path::Path;
 
@@ -35,7 +35,7 @@ fn disk(path: &Path, is_read_only: bool) -> Disk {
     open(0, &options, false).unwrap().0
 }
 
-/// Lets the disk do what stands in the queue.
+/// Lets the disk serve the requests in the queue.
 fn serve(disk: &Disk, driver: &mut Driver, has_ring: bool) -> Result<(), Broken> {
     let engine = if has_ring { Engine::new(&disk.image) } else { Engine::without_ring(&disk.image) };
     let mut rings = driver.rings();
@@ -44,7 +44,7 @@ fn serve(disk: &Disk, driver: &mut Driver, has_ring: bool) -> Result<(), Broken>
     session.finish(&mut rings)
 }
 
-/// One request with this data; its status.
+/// Sends one request with this data and returns its status.
 fn ask(disk: &Disk, kind: u32, sector: u64, data: (u32, bool)) -> u8 {
     let mut driver = Driver::new();
     ask_of(disk, &mut driver, kind, sector, data)
@@ -77,7 +77,7 @@ fn what_was_written_is_read_again_with_and_without_io_uring() {
         driver.add(&[(HEADER, 16, false), (DATA, 500, false), (DATA + 500, 12, false), (STATUS, 1, true)]);
         driver.add(&[(HEADER + 32, 16, false), (STATUS + 1, 1, true)]);
         serve(&disk, &mut driver, has_ring).unwrap();
-        // The header and the answer may lie in any number of pieces.
+        // The header and the answer may be split into any number of pieces.
         driver.add(&[
             (HEADER + 64, 10, false),
             (HEADER + 74, 6, false),
@@ -142,7 +142,7 @@ fn request_that_the_disk_cannot_do_has_an_answer() {
     assert_eq!(std::fs::read(image.path()).unwrap()[..512].len(), 512);
 }
 
-/// As a destination has it.
+/// A disk without a lock, as a destination opens it.
 fn disk_unlocked(path: &Path) -> Disk {
     let mut options = DiskOptions::new(path);
     options.is_read_only = true;
@@ -162,7 +162,7 @@ fn queue_that_has_more_than_fits_is_not_forgotten() {
     let mut rings = driver.rings();
     let mut session = DiskSession::new(&disk, Engine::without_ring(&disk.image).of_depth(2));
     session.kicked(&mut rings, 0).unwrap();
-    // The guest can add for ever, and the machine must be able to stop in between.
+    // The guest can add requests without end, so the machine must be able to stop between two of them.
     assert!(session.has_more());
     while session.has_more() {
         session.woken(&mut rings).unwrap();
@@ -186,7 +186,7 @@ fn request_without_room_for_its_status_breaks_the_device() {
     }
 }
 
-/// Whatever stands in the table, the device ends or goes on, and leaves the rest of memory alone.
+/// For any content of the table, the device fails or continues. It does not change other memory.
 #[test]
 fn random_tables_do_no_harm() {
     let image = image();
@@ -223,7 +223,7 @@ fn random_tables_do_no_harm() {
     }
 }
 
-/// By a model in memory, while two machines take turns.
+/// Compares the disk with a model in memory while two machines use it alternately.
 #[test]
 fn qcow2_holds_what_was_written_on_whichever_side() {
     let seed = 7;

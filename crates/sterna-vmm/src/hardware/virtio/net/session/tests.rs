@@ -1,4 +1,4 @@
-//! A card's packets and commands.
+//! Tests of a network card's packets and commands.
 
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixDatagram;
@@ -117,7 +117,7 @@ fn driver_has_as_many_pairs_as_it_asks_for() {
     for (wrong, length) in [(0, 4), (4, 4), (u16::MAX, 4), (2, 3)] {
         assert_eq!(ask(&mut driver, wrong, length), (error, 3), "{wrong} in {length} bytes");
     }
-    // Sockets are never detached: packets stay in those that are not used.
+    // Sockets are never detached: packets stay in the sockets of unused pairs.
     active.store(2, Ordering::SeqCst);
     for network in &networks {
         network.send(&[1; 20]).unwrap();
@@ -153,7 +153,7 @@ fn packets_of_a_protected_guest_wait_for_their_checkpoint_and_a_full_gate_holds_
     gate.close(Box::new(|_| true));
     let mut rings: Vec<_> = [&mut receives, &mut sends].into_iter().flat_map(Driver::rings).collect();
     for _ in 0..2 {
-        // The gate has room for one, and the others stay where they are. It asks once an epoch.
+        // The gate has room for one packet, and the others stay in the queue. The gate asks once per epoch.
         session.pairs[0].send(&mut rings[1]).unwrap();
         assert!(session.pairs[0].is_held_up.get() && network.recv(&mut bytes).is_err());
         assert_eq!(asked.load(Ordering::SeqCst), 1);
@@ -164,19 +164,19 @@ fn packets_of_a_protected_guest_wait_for_their_checkpoint_and_a_full_gate_holds_
     let mut wait = libc::pollfd { fd: taps[0].room().as_raw_fd(), events: libc::POLLIN, revents: 0 };
     // SAFETY: the kernel reads and writes one `pollfd`.
     assert_eq!(unsafe { libc::poll(&raw mut wait, 1, 60_000) }, 1, "room");
-    // Room may be told of while the packet leaves.
+    // The event may be signalled while the packet is still being sent.
     network.set_nonblocking(false).unwrap();
     let length = network.recv(&mut bytes).unwrap();
     assert_eq!(bytes[..length], [0; 20]);
     network.set_nonblocking(true).unwrap();
-    // The next one is of epoch 2.
+    // The next packet belongs to epoch 2.
     session.woken(&mut rings).unwrap();
     assert!(session.pairs[0].is_held_up.get() && network.recv(&mut bytes).is_err());
     assert_eq!(asked.load(Ordering::SeqCst), 2);
     drop((rings, session));
     assert_eq!(sends.used().len(), 2);
 
-    // The claim is lost: what waits never leaves.
+    // The claim is lost: the waiting packets are never sent.
     gate.drop_output();
     drop((taps, gate));
     assert!(network.recv(&mut bytes).is_err());

@@ -1,4 +1,4 @@
-//! Packets at the gate.
+//! Tests of packets in the gate.
 
 use super::super::waiting::LOOK;
 use super::*;
@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Lanes and packets.
+/// Sent packets, each with its lane.
 type Sent = Arc<Mutex<Vec<(usize, Vec<u8>)>>>;
 
-/// A gate, two lanes of it, what has left, and how often room was told of.
+/// A gate with two lanes, the packets that have left, and the number of `has_room` calls.
 struct World {
     gate: PacketGate,
     lanes: [PacketLane; 2],
@@ -60,7 +60,7 @@ fn packet_leaves_once_and_not_before_its_epoch_is_held_and_the_claim_is_looked_a
     world.lanes[0].put(b"third");
     world.gate.end_epoch(2);
 
-    // Released by a machine whose lease has ended since.
+    // The epoch was released, but the lease has ended since.
     world.gate.release(1);
     std::thread::sleep(3 * LOOK);
     assert!(world.sent.lock().is_empty());
@@ -113,7 +113,7 @@ fn full_gate_asks_once_in_an_epoch_and_says_when_there_is_room() {
     }));
     world.gate.close(Box::new(|_| true));
     assert!(world.lanes[0].has_room());
-    // One packet is more than the limit, and passes.
+    // A single packet above the limit is accepted.
     world.lanes[0].put(b"packet");
     assert!(!world.lanes[0].has_room() && !world.lanes[1].has_room());
     assert_eq!((asked.load(Ordering::SeqCst), world.told.load(Ordering::SeqCst)), (1, 0));

@@ -1,0 +1,221 @@
+//! Saves through a pipe: the VM writes a stream into it, and this process compresses the stream.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use serde_json::json;
+use sterna_image::ImageError;
+use sterna_image::compression::Compressor;
+use sterna_transport::{CreateOptions, IoPart, PageFile, PageQueue, QueueOptions};
+
+use super::check::is_whole_tail;
+use super::head::Head;
+use super::{NAME, RUNNING, SaveRequest, Settled, run_state};
+use crate::pipe::pipe;
+use crate::{DriveError, Vm};
+
+/// Bytes at the end of the stream that are held back, because they contain the run state.
+const TAIL_BYTES: usize = 4 << 20;
+
+/// A pipe from the VM, and the thread that compresses its data.
+pub(super) struct Piped {
+    file: Arc<PageFile>,
+    head: Option<Head>,
+    compressing: Option<JoinHandle<Result<(), ImageError>>>,
+    /// The save was given up, so that the rest of the stream is not needed.
+    is_ended: Arc<AtomicBool>,
+    failure: Arc<Mutex<Option<String>>>,
+}
+
+impl Piped {
+    /// Creates the file and the pipe, and passes the pipe's write end to the VM.
+    /// `state`: the run state of the guest before it is stopped.
+    pub(super) fn begin(vm: &mut Vm, request: &SaveRequest, state: &str) -> Result<Self, DriveError> {
+        if vm.is_sterna() {
+            return Err(DriveError::Unfit(format!(
+                "Sterna's own VMM does not write {}; save as mapped-ram and use `sterna convert`",
+                request.format
+            )));
+        }
+        let head = match &request.domain {
+            None => None,
+            Some(domain) => Some(Head::new(request.format, domain, state == RUNNING)?),
+        };
+        let options =
+            CreateOptions { direct: request.direct, replace: request.replace, ..CreateOptions::default() };
+        let file = Arc::new(PageFile::create(&request.path, options)?);
+        let mut position = 0;
+        if let Some(head) = &head {
+            file.write_at(0, &[IoPart::Bytes(&head.bytes(false))])?;
+            position = head.stream_offset();
+        }
+        let threads = std::thread::available_parallelism().map_or(1, |count| count.get());
+        let sink = Sink { queue: PageQueue::new(&file, QueueOptions::default()), position };
+        let compressor = Compressor::new(sink, request.format.compression(), threads);
+        let (ours, theirs) = pipe()?;
+        vm.send_fd(NAME, theirs.as_fd())?;
+        let failure = Arc::new(Mutex::new(None));
+        let (tell, path) = (failure.clone(), request.path.display().to_string());
+        let compressing = std::thread::Builder::new().name("compression".into());
+        let is_ended = Arc::new(AtomicBool::new(false));
+        let mut stream = Stream {
+            pipe: File::from(ours),
+            is_ended: is_ended.clone(),
+            path: path.clone(),
+            // libvirt's header contains the run state, so the stream in it is not changed.
+            state: (head.is_none() && state == RUNNING).then(|| state.to_owned()),
+        };
+        let compressing = compressing.spawn(move || {
+            // If the thread fails, it closes the pipe, so the VM's migration fails.
+            let compressed = stream.compress(compressor);
+            drop(stream);
+            if let Err(error) = &compressed {
+                *tell.lock() = Some(error.to_string());
+            }
+            compressed
+        });
+        let thread_failed = |error| DriveError::Failed(format!("cannot start a thread: {error}"));
+        Ok(Self { file, head, compressing: Some(compressing.map_err(thread_failed)?), is_ended, failure })
+    }
+
+    /// The address for `migrate`.
+    pub(super) fn uri(&self) -> String {
+        format!("fd:{NAME}")
+    }
+
+    /// The error of the compressing thread, if it has failed.
+    pub(super) fn failure(&self) -> Option<String> {
+        self.failure.lock().clone()
+    }
+
+    /// Waits for the last byte, flushes the file to the disk and renames it to its place.
+    pub(super) fn settle(&mut self) -> Result<Settled, DriveError> {
+        let compressed = self.compressing.take().map(JoinHandle::join);
+        compressed
+            .unwrap_or(Ok(Ok(())))
+            .map_err(|_| DriveError::Failed("the compressing thread has panicked".into()))??;
+        self.file.sync()?;
+        if let Some(head) = &self.head {
+            self.file.write_at(0, &[IoPart::Bytes(&head.bytes(true))])?;
+            self.file.sync()?;
+        }
+        let settled = Settled {
+            file_bytes: self.file.len_bytes()?,
+            allocated_bytes: self.file.allocated_bytes()?,
+            is_direct: self.file.is_direct(),
+        };
+        self.file.publish()?;
+        Ok(settled)
+    }
+
+    /// Ends the thread, which uses the file. Without the thread, dropping this removes the staging file.
+    pub(super) fn give_up(&mut self) {
+        self.is_ended.store(true, Ordering::Release);
+        if let Some(compressing) = self.compressing.take() {
+            // The error of the thread was reported already.
+            let _ = compressing.join();
+        }
+    }
+
+    /// Removes the descriptor from the VM, if the VM has not used it.
+    pub(super) fn clean(&mut self, vm: &mut Vm) {
+        // A migration removes the descriptor from the VM's list. Then the refusal is no error.
+        let _ = vm.try_execute("closefd", json!({ "fdname": NAME }));
+    }
+}
+
+/// Writes the compressed stream into the file.
+struct Sink {
+    queue: PageQueue,
+    position: u64,
+}
+
+impl Write for Sink {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.queue.write_bytes(self.position, bytes).map_err(io::Error::other)?;
+        self.position += bytes.len() as u64;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.queue.drain().map_err(io::Error::other)
+    }
+}
+
+/// Reads the stream from the pipe.
+struct Stream {
+    pipe: File,
+    is_ended: Arc<AtomicBool>,
+    path: String,
+    /// The run state to write into the stream, if any.
+    state: Option<String>,
+}
+
+impl Stream {
+    /// Compresses the whole stream. Its last bytes are held back until its end, because they contain the run state.
+    fn compress(&mut self, mut compressor: Compressor<Sink>) -> Result<(), ImageError> {
+        let (mut before, mut now, mut filled) = (Vec::new(), vec![0; TAIL_BYTES], 0);
+        loop {
+            let room = &mut now[filled..];
+            let count = self.read(room).map_err(|error| self.io("read of the VM's pipe", error))?;
+            if count == 0 {
+                break;
+            }
+            filled += count;
+            if filled == TAIL_BYTES {
+                compressor.write_all(&before).map_err(|error| self.io("write", error))?;
+                std::mem::swap(&mut before, &mut now);
+                now.resize(TAIL_BYTES, 0);
+                filled = 0;
+            }
+        }
+        let mut tail = [&before[..], &now[..filled]].concat();
+        if !is_whole_tail(&tail) {
+            return Err(ImageError::Request("the VM's stream has no end".into()));
+        }
+        if let Some(state) = &self.state
+            && let Some(place) = run_state::find(&tail)
+        {
+            tail[place].copy_from_slice(&run_state::encode(state));
+        }
+        compressor.write_all(&tail).map_err(|error| self.io("write", error))?;
+        let mut sink = compressor.finish().map_err(|error| self.io("write", error))?;
+        sink.flush().map_err(|error| self.io("write", error))
+    }
+
+    /// Reads the available bytes; 0 at the end. Checks every 50 ms whether the save was given up.
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        const LOOK_UP: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+        loop {
+            if self.is_ended.load(Ordering::Acquire) {
+                return Err(io::Error::other("the save was abandoned"));
+            }
+            let mut waiting = [PollFd::new(&self.pipe, PollFlags::IN)];
+            match poll(&mut waiting, Some(&LOOK_UP)) {
+                Ok(0) | Err(Errno::INTR) => {}
+                Ok(_) => match self.pipe.read(buffer) {
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    result => return result,
+                },
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    fn io(&self, call: &'static str, source: io::Error) -> ImageError {
+        ImageError::Io { file: self.path.clone(), call, source }
+    }
+}
+
+impl Drop for Piped {
+    fn drop(&mut self) {
+        self.give_up();
+    }
+}

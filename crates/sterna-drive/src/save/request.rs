@@ -1,0 +1,35 @@
+//! The request for a save.
+
+use std::path::PathBuf;
+
+use sterna_transport::Direct;
+
+use sterna_image::Format;
+
+/// The options of a save.
+#[derive(Debug, Clone)]
+pub struct SaveRequest {
+    /// Path of the image.
+    pub path: PathBuf,
+    /// Format of the image. libvirt's formats need [`domain`](Self::domain).
+    pub format: Format,
+    /// Number of threads that write pages, 1 to 255. None: 4.
+    pub channels: Option<u8>,
+    /// Whether pages are written past the page cache, where the form allows it.
+    pub direct: Direct,
+    /// The domain for libvirt's container.
+    pub domain: Option<Domain>,
+    /// Whether an existing file is replaced, and XML of another machine is accepted.
+    pub replace: bool,
+    /// Whether the guest resumes after the save.
+    pub resume_after: bool,
+}
+
+/// A domain, as libvirt describes it.
+#[derive(Debug, Clone)]
+pub struct Domain {
+    /// The output of `virsh dumpxml --migratable --inactive`.
+    pub xml: Vec<u8>,
+    /// libvirt's cookie, if known.
+    pub cookie: Option<Vec<u8>>,
+}
