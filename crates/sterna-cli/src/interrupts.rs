@@ -1,5 +1,9 @@
 //! Counts Ctrl-C (and SIGTERM, SIGHUP, SIGXCPU). Loops read the count, so that a command can clean up before
 //! it ends.
+//!
+//! A command catches signals first of all, and its loops compare with the requests that they have already answered,
+//! beginning with none. A loop that took the count at its start as its base would lose a Ctrl-C that came just
+//! before.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -101,7 +105,7 @@ impl Interrupts {
         thread.map(drop).map_err(|error| Stop::failed(format!("cannot start a thread for Ctrl-C: {error}")))
     }
 
-    /// The number of requests so far.
+    /// The number of requests since [`catch`](Self::catch).
     pub fn count(&self) -> usize {
         self.count.load(Ordering::Acquire)
     }

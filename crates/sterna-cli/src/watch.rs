@@ -26,7 +26,7 @@ use advice::advice;
 pub struct Watcher<'a> {
     live: &'a Live,
     interrupts: &'a Interrupts,
-    first: usize,
+    /// The requests that were answered.
     heard: usize,
     can_detach: bool,
     /// Time at which to switch to postcopy.
@@ -46,14 +46,12 @@ pub struct Watcher<'a> {
 }
 
 impl<'a> Watcher<'a> {
-    /// A watcher of a save or a restore. It counts Ctrl-C from now on.
+    /// A watcher of a save or a restore.
     pub fn new(live: &'a Live, interrupts: &'a Interrupts) -> Self {
-        let first = interrupts.count();
         Self {
             live,
             interrupts,
-            first,
-            heard: first,
+            heard: 0,
             can_detach: false,
             postcopy_at: None,
             reconnect: Reconnect::default(),
@@ -65,9 +63,9 @@ impl<'a> Watcher<'a> {
         }
     }
 
-    /// A watcher of a migration. It also counts Ctrl-C that was pressed since the count `first`.
-    pub fn of_migration(live: &'a Live, interrupts: &'a Interrupts, first: usize) -> Self {
-        Self { can_detach: true, first, heard: first, ..Self::new(live, interrupts) }
+    /// A watcher of a migration.
+    pub fn of_migration(live: &'a Live, interrupts: &'a Interrupts) -> Self {
+        Self { can_detach: true, ..Self::new(live, interrupts) }
     }
 
     /// Sets the advice for a connection from `source` to `address` that breaks in postcopy, or carries
@@ -126,7 +124,7 @@ impl Watch for Watcher<'_> {
 
     fn wish(&mut self) -> Wish {
         let now = self.interrupts.count();
-        if now >= self.first + 2 {
+        if now >= 2 {
             return Wish::Detach;
         }
         if now > self.heard {
@@ -215,18 +213,17 @@ pub struct PostcopyWatch<'a> {
 }
 
 /// Watches the outgoing migration of `source` until it is over, or undecided for `patience`.
-/// The first Ctrl-C cancels, a second one leaves the migration running; `first` counts earlier ones.
+/// The first Ctrl-C cancels, a second one leaves the migration running.
 /// Statistics are returned however the migration ended. The error: it cannot be watched any more.
 pub fn until_over(
     source: &mut Monitor,
     destination: Option<&mut Vm>,
     live: &Live,
     interrupts: &Interrupts,
-    first: usize,
     patience: Duration,
     postcopy: PostcopyWatch<'_>,
 ) -> Result<(Statistics, Trace), DriveError> {
-    let watcher = Watcher::of_migration(live, interrupts, first);
+    let watcher = Watcher::of_migration(live, interrupts);
     let at = source.endpoint().to_string();
     let watcher = watcher.with_postcopy_after(postcopy.after);
     let watcher = watcher.with_destination(destination, postcopy.starts_at_switch);

@@ -102,14 +102,13 @@ pub fn measure(arguments: &Downtime, interrupts: &Interrupts) -> Result<Results,
     let mut settings: Vec<Setting> = settings.collect();
     let plain = arguments.devices.iter().map(|devices| Plain { devices: *devices, times: Vec::new() });
     let mut plain: Vec<Plain> = plain.collect();
-    let seen = interrupts.count();
     let began = Instant::now();
     for run in 0..arguments.runs {
         if settings.iter().all(Setting::is_stable) {
             break;
         }
         for setting in settings.iter_mut().filter(|setting| !setting.is_stable()) {
-            if interrupts.count() > seen {
+            if interrupts.count() > 0 {
                 return Err(Stop::with(Status::Cancelled, "interrupted".to_owned()));
             }
             setting.samples.push(one(arguments, &devices, setting)?);

@@ -303,7 +303,6 @@ fn drive_set_up(
     live: &Live,
     interrupts: &Interrupts,
 ) -> Result<Record, Stop> {
-    let pressed = interrupts.count();
     sides.set_source(arguments, source)?;
     // Reasons why the source refuses must be found before the destination listens, because a QEMU accepts
     // only one address.
@@ -321,7 +320,7 @@ fn drive_set_up(
     if let Some(remark) = handover.remark() {
         live.note(&format!("sterna: warning: {remark}"));
     }
-    let begun = if interrupts.count() > pressed {
+    let begun = if interrupts.count() > 0 {
         Err(Stop::with(Status::Cancelled, "cancelled before anything was sent; the source keeps the guest."))
     } else {
         source.execute("migrate", json!({ "uri": address }))
@@ -342,7 +341,7 @@ fn drive_set_up(
         starts_at_switch: handover.starts_at_switch(),
     };
     let other = destination.as_deref_mut();
-    let watched = watch::until_over(source, other, live, interrupts, pressed, patience, postcopy);
+    let watched = watch::until_over(source, other, live, interrupts, patience, postcopy);
     let (mut figures, trace) = match watched {
         Ok(seen) => seen,
         Err(error) if error.is_disconnect() => return Err(handover.lost(source.vm(), destination).into()),

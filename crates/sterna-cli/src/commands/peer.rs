@@ -209,7 +209,7 @@ pub fn send_to(sending: &Sending<'_>, interrupts: &Interrupts) -> Done {
     let migration = send(opened, &to_address, &options, parameters, capabilities, Arc::new(()))
         .map_err(|error| not_sent(&error))?;
     let live = Live::new(shown, json);
-    let mut seen = interrupts.count();
+    let mut seen = 0;
     let mut undecided_since = None;
     while !migration.status().is_terminal() {
         if migration.status() == Stage::Undecided {
@@ -317,7 +317,7 @@ pub fn address(text: &str) -> Result<Address, Stop> {
 
 fn wait(receiving: &Receiving, listening: &Listening<'_>, interrupts: &Interrupts) -> Result<Stored, Stop> {
     let live = Live::new(listening.shown, listening.json);
-    let mut seen = interrupts.count();
+    let mut seen = 0;
     let mut was_cancelled = false;
     loop {
         if let Some(result) = receiving.result() {

@@ -237,8 +237,7 @@ fn watch(
     interrupts: &Interrupts,
     recorder: &mut Recorder,
 ) -> Result<(), Stop> {
-    let first = interrupts.count();
-    let mut heard = first;
+    let mut heard = 0;
     let mut due = Instant::now();
     let mut gone_since = None;
     let mut shown = show::Shown::default();
@@ -265,7 +264,7 @@ fn watch(
         interrupts.sleep(LOOK, heard);
         if interrupts.count() > heard {
             heard = interrupts.count();
-            if heard >= first + 2 {
+            if heard >= 2 {
                 return Err(left(arguments));
             }
             match session.unprotect() {

@@ -191,7 +191,7 @@ fn watch(
     interrupts: &Interrupts,
     live: &Live,
 ) {
-    let mut seen = interrupts.count();
+    let mut seen = 0;
     let mut was_warned = false;
     let mut seen_stages: Vec<(Stage, Option<Silence>)> = Vec::new();
     // Guests are numbered in the order in which they answer, because a connection to the listener may not be

@@ -23,7 +23,7 @@ pub fn parse(text: &str) -> Result<ProtectedDisk, String> {
 
 /// A callback that prints a line per second, and that returns whether to continue. Ctrl-C cancels the copy.
 pub fn progress(interrupts: &Interrupts, is_json: bool) -> Arc<dyn Fn(DiskCopy) -> bool + Send + Sync> {
-    let (interrupts, first) = (interrupts.clone(), interrupts.count());
+    let interrupts = interrupts.clone();
     let due = parking_lot::Mutex::new(Instant::now());
     Arc::new(move |copy| {
         let mut due = due.lock();
@@ -31,7 +31,7 @@ pub fn progress(interrupts: &Interrupts, is_json: bool) -> Arc<dyn Fn(DiskCopy) 
             *due = Instant::now() + LINE;
             terminal::print(&line(is_json, copy));
         }
-        interrupts.count() == first
+        interrupts.count() == 0
     })
 }
 

@@ -110,11 +110,11 @@ fn put_back(arguments: &Arguments, monitor: &mut Monitor, before: &Settings) {
 /// Executes `migrate`, which returns after the handshake with the standby. Ctrl-C cancels it.
 fn migrate(primary: &mut Monitor, standby: &str, interrupts: &Interrupts) -> Result<(), Stop> {
     let endpoint = primary.endpoint().clone();
-    let (seen, is_answered) = (interrupts.count(), AtomicBool::new(false));
+    let is_answered = AtomicBool::new(false);
     let cancel = || {
         while !is_answered.load(Ordering::Acquire) {
-            interrupts.sleep(LOOK, seen);
-            if interrupts.count() > seen {
+            interrupts.sleep(LOOK, 0);
+            if interrupts.count() > 0 {
                 // A second connection is needed, because the first one waits for the answer of `migrate`.
                 let other = Monitor::connect(&endpoint);
                 return other.and_then(|mut other| other.execute("migrate_cancel", Value::Null)).map(drop);
@@ -132,7 +132,7 @@ fn migrate(primary: &mut Monitor, standby: &str, interrupts: &Interrupts) -> Res
     });
     primary.set_limit(None);
     match begun {
-        (Err(stop), _) if interrupts.count() > seen => Err(Stop::with(
+        (Err(stop), _) if interrupts.count() > 0 => Err(Stop::with(
             Status::Cancelled,
             format!("{}; the guest is not protected and runs on", stop.message.trim_end_matches('.')),
         )),
@@ -199,8 +199,7 @@ fn watch(
     interrupts: &Interrupts,
     recorder: &mut Recorder,
 ) -> Done {
-    let first = interrupts.count();
-    let (began, mut heard, mut due) = (Instant::now(), first, Instant::now());
+    let (began, mut heard, mut due) = (Instant::now(), 0, Instant::now());
     let mut shown = Shown { checkpoints: report(primary)?["checkpoints"].as_u64().unwrap_or(0), at: began };
     loop {
         let report = report(primary)?;
@@ -228,7 +227,7 @@ fn watch(
         interrupts.sleep(LOOK, heard);
         if interrupts.count() > heard {
             heard = interrupts.count();
-            if heard >= first + 2 {
+            if heard >= 2 {
                 return Err(Stop::with(
                     Status::Detached,
                     "left: the guest stays protected; see `sterna info`, and end it with `sterna unprotect`",

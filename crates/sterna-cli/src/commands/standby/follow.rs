@@ -67,7 +67,7 @@ impl<'a> Following<'a> {
     }
 
     pub fn run(mut self) -> Done {
-        let mut seen = self.desk.interrupts.count();
+        let mut seen = 0;
         let mut due = Instant::now();
         loop {
             let report = self.desk.report();
