@@ -138,6 +138,18 @@ impl<M: Machine> Driver<M> {
         }
     }
 
+    /// Queues an action again whose wait was interrupted, behind the actions that interrupted it. An action that is queued
+    /// already is not queued twice.
+    pub(crate) fn put_back(&self, action: M::Action)
+    where
+        M::Action: PartialEq,
+    {
+        let mut inner = self.inner.lock();
+        if !inner.actions.contains(&action) {
+            inner.actions.push_back(action);
+        }
+    }
+
     /// Number of actions that are queued for the control thread.
     pub(crate) fn waiting_actions(&self) -> usize {
         self.inner.lock().actions.len()

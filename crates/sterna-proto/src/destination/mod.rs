@@ -192,6 +192,19 @@ impl Destination {
         self.state == State::PostcopyPaused && self.postcopy.is_closed
     }
 
+    /// Whether this action, which was begun and interrupted by another one, must still be performed.
+    ///
+    /// Only [`Action::FinishLoading`] and [`Action::FinishPages`] wait, so only they can be
+    /// interrupted. Most actions do not end the wait's reason, for example a message to the source.
+    #[must_use]
+    pub fn is_still_due(&self, action: Action) -> bool {
+        match action {
+            Action::FinishLoading => self.state == State::Completing,
+            Action::FinishPages => self.gets_pages(self.state) && self.postcopy.has_ended,
+            _ => false,
+        }
+    }
+
     /// Whether the guest was taken over without being started.
     #[must_use]
     pub fn is_taken_over_paused(&self) -> bool {

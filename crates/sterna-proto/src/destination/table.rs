@@ -350,7 +350,7 @@ impl Destination {
     /// Whether the channels deliver pages in this state.
     ///
     /// They do in postcopy, to a guest that runs or is being started.
-    fn gets_pages(&self, state: S) -> bool {
+    pub(super) fn gets_pages(&self, state: S) -> bool {
         state == S::Postcopy || state == S::Committed && self.postcopy.is_starting
     }
 

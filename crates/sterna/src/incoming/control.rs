@@ -229,12 +229,15 @@ impl Control {
     }
 
     fn finish_loading(&mut self, driver: &Driver<Destination>) {
+        if !driver.inspect(|machine| machine.is_still_due(Action::FinishLoading)) {
+            return;
+        }
         match self.await_completion(driver) {
             Ok(wants_to_run) => {
                 let run = wants_to_run && self.shared.autostart.begin_use();
                 self.shared.report(Fed::LoadComplete { run });
             }
-            Err(Break::Interrupted) => {}
+            Err(Break::Interrupted) => driver.put_back(Action::FinishLoading),
             Err(Break::Failed(error)) => self.shared.fail(error),
         }
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use sterna_proto::destination::{Destination, Event as Fed};
+use sterna_proto::destination::{Action, Destination, Event as Fed};
 use sterna_wire::return_path::ReturnMessage;
 
 use super::Control;
@@ -26,13 +26,16 @@ impl Control {
 
     /// EOF was read: waits for pages that are still on their way on the preempt channel.
     pub(super) fn finish_pages(&mut self, driver: &Driver<Destination>) {
+        if !driver.inspect(|machine| machine.is_still_due(Action::FinishPages)) {
+            return;
+        }
         let Some(arriving) = self.shared.postcopy.arriving().map(Arc::clone) else { return };
         let stall = self.shared.params.limits.stall;
         let mut seen = (arriving.left(), Instant::now());
         loop {
             match driver.wait(postcopy::LOOK, || (arriving.left() == 0).then_some(())) {
                 Waited::Got(()) => break,
-                Waited::Interrupted => return,
+                Waited::Interrupted => return driver.put_back(Action::FinishPages),
                 Waited::TimedOut => {}
             }
             let left = arriving.left();

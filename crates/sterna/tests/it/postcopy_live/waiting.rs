@@ -1,6 +1,7 @@
 //! Callbacks of the VMM that wait for a page while the connection breaks: an operator's stop, the start, an
 //! announcement.
 
+use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
@@ -12,9 +13,14 @@ use sterna::{
     TargetVm, Vm, VmError,
 };
 use sterna_guests::Verdict;
+use sterna_guests::process::ProcessGuest;
+use sterna_wire::main::Command;
+use sterna_wire::ram::RamRecordWriter;
+use sterna_wire::return_path::ReturnMessage;
 
+use super::peer::HandMadeSource;
 use super::recovery::{Cable, Split};
-use super::{capabilities, slow};
+use super::{capabilities, config, slow};
 use crate::common::{self, Log};
 use crate::plain::Plain;
 use crate::support::{eventually, until_status};
@@ -274,5 +280,77 @@ fn announcement_that_waits_for_a_page_does_not_keep_the_connection_from_being_re
 
     let arrival = begun.recovered();
 
+    assert!(matches!(arrival, Arrival::Completed(RunState::Running)), "{arrival:?}");
+}
+
+/// A guest whose start lasts until the test allows it.
+struct HeldBack {
+    guest: Arc<ProcessGuest>,
+    go: Mutex<Receiver<()>>,
+}
+
+impl Vm for HeldBack {
+    fn machine_type(&self) -> String {
+        self.guest.machine_type()
+    }
+    fn ram(&self) -> GuestRam {
+        self.guest.ram()
+    }
+    fn devices(&self) -> Vec<Arc<dyn Device>> {
+        self.guest.devices()
+    }
+    fn hooks(&self) -> Vec<Arc<dyn Hook>> {
+        self.guest.hooks()
+    }
+}
+
+impl TargetVm for HeldBack {
+    fn start(&self) -> Result<(), VmError> {
+        self.go.lock().unwrap().recv().unwrap();
+        self.guest.start()
+    }
+    fn take_over_paused(&self) -> Result<(), VmError> {
+        self.guest.take_over_paused()
+    }
+    fn reset(&self) {
+        self.guest.reset();
+    }
+}
+
+/// The stream has ended, and the destination waits for a page of the preempt channel. The end of the start interrupts
+/// this wait.
+#[test]
+fn last_page_that_comes_after_the_end_of_the_stream_and_of_the_start_ends_the_migration() {
+    let Some(on) = capabilities(true) else { return };
+    let (source, target) = common::pair(&config());
+    assert!(source.wait_progress(20, Duration::from_secs(20)));
+    let (go, wait) = channel();
+    let vm = Arc::new(HeldBack { guest: Arc::clone(&target), go: Mutex::new(wait) });
+    let at = "tcp:127.0.0.1:0".parse().unwrap();
+    let incoming = Incoming::listen(vm, &at, slow(), on, Arc::new(())).unwrap();
+    let mut played = HandMadeSource::of(&source, &incoming.address());
+    played.open(PAGE_SIZE as u64);
+    played.hear_pong(0x10);
+    let mut preempt = played.preempt();
+    played.discard_all();
+    let devices = played.devices();
+    played.package(&devices, &[Command::Ping(3), Command::PostcopyRun]);
+    played.hear_pong(3);
+    let pages = played.every_page();
+    let (last, others) = pages.split_last().unwrap();
+    others.chunks(64).for_each(|pages| played.pages(pages.iter().copied()));
+    played.end();
+    std::thread::sleep(Duration::from_millis(300));
+
+    go.send(()).unwrap();
+
+    assert!(target.wait_progress(1, Duration::from_secs(30)), "the guest runs");
+    let mut record = Vec::new();
+    played.record(&mut RamRecordWriter::new(), last.0, last.1, &mut record);
+    preempt.write_all(&record).unwrap();
+    let mut answers = std::iter::from_fn(|| played.hear());
+    assert!(answers.any(|answer| answer == ReturnMessage::Shut(0)), "the source may end");
+    drop(played);
+    let arrival = incoming.wait();
     assert!(matches!(arrival, Arrival::Completed(RunState::Running)), "{arrival:?}");
 }
