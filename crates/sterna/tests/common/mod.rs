@@ -107,7 +107,7 @@ pub fn assert_lives_on(vm: &ProcessGuest) {
 
 /// Asserts that the guest is complete where it arrived, before and after it resumes.
 pub fn assert_arrived(outcome: &Outcome, arrival: &Arrival, target: &ProcessGuest) {
-    assert!(matches!(outcome, Outcome::Completed), "{outcome:?}");
+    assert!(matches!(outcome, Outcome::Completed), "{outcome:?}; the destination: {arrival:?}");
     assert!(matches!(arrival, Arrival::Completed(_)), "{arrival:?}");
     assert_lives_on(target);
 }
