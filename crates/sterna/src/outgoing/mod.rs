@@ -9,6 +9,7 @@ mod asking;
 mod carrier;
 mod cause;
 mod check;
+mod checkpoints;
 mod control;
 mod course;
 mod file;
@@ -27,6 +28,7 @@ mod running_streams;
 mod same_host;
 mod shared;
 mod streams;
+mod transfer;
 mod waits;
 mod workers;
 

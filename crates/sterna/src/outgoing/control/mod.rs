@@ -1,16 +1,10 @@
 //! The control thread: performs the handover machine's actions, one after the other.
 
-mod checkpoints;
-mod first_round;
-mod hints;
-mod lanes;
 mod postcopy;
 mod precopy;
 mod reconnecting;
 mod recovery;
-mod rounds;
 mod sessions;
-mod slowdown;
 mod switchover;
 mod undoing;
 
@@ -26,18 +20,11 @@ use sterna_wire::extension::{self, Handover};
 use sterna_wire::main::Command;
 
 use super::ask;
-use super::carrier::interface::Carrier;
 use super::carrier::opening;
-use super::course::choice;
-use super::course::interface::Course;
-use super::main_channel::MainChannel;
 use super::outcome::{Outcome, RetryError};
 use super::postcopy::sender::PageSender;
-use super::return_path;
 use super::shared::Shared;
-use super::streams::DeviceStreams;
-use super::waits::Waits;
-use super::workers::Workers;
+use super::transfer::Transfer;
 use crate::error::MigrationError;
 use crate::events::{Event, SwitchoverStep};
 use crate::identity::Identity;
@@ -45,10 +32,7 @@ use crate::interruption::Break;
 use crate::params::StatusQuestions;
 use crate::threads::{self, call, caught, tried};
 use crate::vm::RunState;
-use hints::Hints;
-use rounds::Rounds;
 use sessions::Reconnecting;
-use slowdown::Slowdown;
 
 /// The interval at which an idle control thread wakes.
 const PATIENCE: Duration = Duration::from_millis(50);
@@ -103,29 +87,9 @@ fn died(shared: &Arc<Shared>) -> impl FnOnce(MigrationError) + Send + 'static {
 
 pub(super) struct Control {
     shared: Arc<Shared>,
-    course: Box<dyn Course>,
-    /// The carrier of the guest, while it is open.
-    carrier: Option<Box<dyn Carrier>>,
-    workers: Workers,
-    waits: Waits,
-    rounds: Option<Rounds>,
-    pacing: Pacing,
+    transfer: Transfer,
     switch: Switch,
     reconnecting: Reconnecting,
-    /// Device streams, after they have begun.
-    streams: Option<DeviceStreams>,
-    round_trip: RoundTrip,
-    guest: GuestState,
-}
-
-/// Slowing down the guest in precopy, and the state for that.
-struct Pacing {
-    slowdown: Slowdown,
-    hints: Hints,
-    /// The round for which the policy was woken after its last slice.
-    rearmed_seen: u64,
-    /// The time at which the effect of dirty limits was last noted.
-    limits_noted: Instant,
 }
 
 /// State of the switch to postcopy.
@@ -143,45 +107,12 @@ struct Switch {
     is_told: bool,
 }
 
-/// The time that the peer took to answer the first question.
-#[derive(Default)]
-struct RoundTrip {
-    sent: Option<Instant>,
-    took: Duration,
-}
-
-/// Changes to the guest that this migration made.
-struct GuestState {
-    /// `Some` while the guest is being stopped: whether it ran before.
-    stopping: Option<bool>,
-    /// Whether the guest ran before it was stopped for the switchover.
-    ran_before: bool,
-    /// The error because of which it could not be resumed afterwards.
-    not_resumed: Option<MigrationError>,
-    /// The beginning of the present step of the switchover.
-    step_began: Instant,
-}
-
 impl Control {
     fn new(shared: Arc<Shared>) -> Self {
-        let now = Instant::now();
         Self {
-            course: choice::course_of(&shared),
-            carrier: None,
-            workers: Workers::new(Arc::clone(&shared)),
-            waits: Waits::new(Arc::clone(&shared)),
-            rounds: None,
-            pacing: Pacing {
-                slowdown: Slowdown::new(Arc::clone(&shared)),
-                hints: Hints::new(Arc::clone(&shared)),
-                rearmed_seen: 0,
-                limits_noted: now,
-            },
+            transfer: Transfer::new(Arc::clone(&shared)),
             switch: Switch::default(),
             reconnecting: Reconnecting::default(),
-            streams: None,
-            round_trip: RoundTrip::default(),
-            guest: GuestState { stopping: None, ran_before: false, not_resumed: None, step_began: now },
             shared,
         }
     }
@@ -190,8 +121,8 @@ impl Control {
         self.shared.tell(&Event::Status(crate::events::Status::Setup));
         match tried("connecting", || opening::open(&self.shared)) {
             Ok(carrier) => {
-                self.waits.keep_alive(Some(Arc::clone(carrier.main())));
-                self.carrier = Some(carrier);
+                self.transfer.waits.keep_alive(Some(Arc::clone(carrier.main())));
+                self.transfer.carrier = Some(carrier);
                 self.shared.report(Fed::ChannelsReady);
             }
             Err(error) => self.shared.fail(error),
@@ -216,7 +147,7 @@ impl Control {
     fn turn(&mut self) -> bool {
         self.shared.tell_passed();
         let Some(action) = self.shared.driver.next_action(PATIENCE) else {
-            self.waits.idle();
+            self.transfer.waits.idle();
             return false;
         };
         self.shared.tell_passed();
@@ -236,8 +167,8 @@ impl Control {
     }
 
     fn perform(&mut self, action: Action) -> Result<(), Break> {
-        if let Some(sent) = self.round_trip.sent.take_if(|_| !matches!(action, Action::Identify)) {
-            self.round_trip.took = sent.elapsed();
+        if let Some(sent) = self.transfer.round_trip.sent.take_if(|_| !matches!(action, Action::Identify)) {
+            self.transfer.round_trip.took = sent.elapsed();
         }
         match action {
             Action::Identify => self.identify()?,
@@ -256,7 +187,7 @@ impl Control {
             Action::SendPages => self.send_pages()?,
             Action::Recover => self.recover()?,
             Action::ReportPaused(cause) => self.report_paused(cause),
-            Action::TakeCheckpoints => self.take_checkpoints()?,
+            Action::TakeCheckpoints => self.transfer.take_checkpoints()?,
             Action::ReportUndecided(cause) => self.report_undecided(cause),
             Action::AskAgain => self.ask_again(),
             Action::CloseChannels => {
@@ -278,54 +209,23 @@ impl Control {
         self.shared.driver.inspect(Source::is_postcopy)
     }
 
-    /// The carrier, which is open after all channels are connected.
-    fn carrier(&mut self) -> Result<&mut dyn Carrier, MigrationError> {
-        match &mut self.carrier {
-            Some(carrier) => Ok(carrier.as_mut()),
-            None => Err(not_open()),
-        }
-    }
-
-    /// The carrier's main channel.
-    fn main(&self) -> Result<Arc<MainChannel>, MigrationError> {
-        self.carrier.as_ref().map(|carrier| Arc::clone(carrier.main())).ok_or_else(not_open)
-    }
-
-    /// All open channels of the carrier.
-    fn channels(&self) -> Vec<Arc<Channel>> {
-        let Some(carrier) = &self.carrier else { return Vec::new() };
-        carrier.multifd().iter().chain(&carrier.main().channel).cloned().collect()
-    }
-
-    /// The rounds, which exist after pages have begun to move.
-    fn rounds(&mut self) -> Result<&mut Rounds, MigrationError> {
-        self.rounds.as_mut().ok_or_else(no_rounds)
-    }
-
     fn identify(&mut self) -> Result<(), MigrationError> {
-        let main = self.main()?;
-        self.read_return_path()?;
-        self.round_trip.sent = Some(Instant::now());
+        let main = self.transfer.main()?;
+        self.transfer.read_return_path()?;
+        self.transfer.round_trip.sent = Some(Instant::now());
         let mut commands = vec![Command::OpenReturnPath, Command::Ping(1)];
-        if self.course.announces_handover() {
+        if self.transfer.course.announces_handover() {
             commands.push(Command::Ping(extension::EXTENSION_PING));
         }
         commands.push(Command::Ping(extension::FENCE_PING));
         main.commands(&commands)
     }
 
-    /// Starts the thread that reads the return path, if the main channel has one.
-    fn read_return_path(&mut self) -> Result<(), MigrationError> {
-        let (channel, cause) = (self.main()?.channel.clone(), self.carrier()?.cause());
-        let (Some(channel), shared) = (channel, Arc::clone(&self.shared)) else { return Ok(()) };
-        self.workers.spawn("return path", move || return_path::read(&shared, &channel, cause.as_ref()))
-    }
-
     fn send_handover_id(&mut self) -> Result<(), MigrationError> {
         let Identity { id, secret } = &self.shared.handover.identity;
         let (version, body) = Handover { migration_id: *id, secret: Some(secret.clone()) }.encode();
         let header = (Handover::SECTION_NAME, Handover::SECTION_INSTANCE, version);
-        self.main()?.with(|stream| stream.full_section(header, &body, true))?;
+        self.transfer.main()?.with(|stream| stream.full_section(header, &body, true))?;
         self.announce_return()
     }
 
@@ -335,45 +235,45 @@ impl Control {
         };
         let body = call("Device::save of the compatibility record", || record.save())?;
         let header = (extension::COMPATIBILITY_SECTION, 0, record.version());
-        self.main()?.with(|stream| stream.full_section(header, &body, true))?;
-        self.main()?.commands(&[Command::Ping(extension::COMPATIBILITY_PING)])
+        self.transfer.main()?.with(|stream| stream.full_section(header, &body, true))?;
+        self.transfer.main()?.commands(&[Command::Ping(extension::COMPATIBILITY_PING)])
     }
 
     fn stop_guest(&mut self) {
         // Waits for an operator's act that began while the guest was free. No other act begins.
         self.shared.handover.custody.wait_for_act();
         // A guest that stops here gives no useful hints any more.
-        self.pacing.hints.stop();
+        self.transfer.pacing.hints.stop();
         self.let_channels_run_empty();
         let named = Break::failure(self.name_what_is_dropped());
         let was_running =
             call("SourceVm::run_state", || self.shared.guest.vm.run_state()) == RunState::Running;
         let began = Instant::now();
-        self.guest.step_began = began;
-        self.guest.stopping = Some(was_running);
+        self.transfer.guest.step_began = began;
+        self.transfer.guest.stopping = Some(was_running);
         match call("SourceVm::stop", || self.shared.guest.vm.stop()) {
             Ok(()) => {
-                self.guest.ran_before = was_running;
-                let devices = match &mut self.streams {
-                    Some(streams) => streams.stop(&mut self.waits),
+                self.transfer.guest.ran_before = was_running;
+                let devices = match &mut self.transfer.streams {
+                    Some(streams) => streams.stop(&mut self.transfer.waits),
                     None => Ok(()),
                 };
                 let mut statistics = self.shared.measures.statistics.lock();
                 statistics.stopped_at = Some(began);
                 statistics.at_stop = Some(self.shared.measures.counters.now());
                 drop(statistics);
-                self.step(SwitchoverStep::Stop);
+                self.transfer.step(SwitchoverStep::Stop);
                 self.shared.tell(&Event::Stopped);
                 // The guest is stopped in any case: the machine resumes it and its devices. It has to know the
                 // failure before, because otherwise it would release hooks while a device may still write.
                 if let Err(error) = devices.and(named) {
                     self.shared.fail(error);
                 }
-                self.guest.stopping = None;
+                self.transfer.guest.stopping = None;
                 self.shared.report(Fed::GuestStopped { was_running });
             }
             Err(error) => {
-                self.guest.stopping = None;
+                self.transfer.guest.stopping = None;
                 self.shared.note_error(error.into());
                 self.shared.report(Fed::GuestStopFailed);
             }
@@ -382,7 +282,7 @@ impl Control {
 
     fn release_hooks(&mut self) {
         // An operator may have waited in pre-switchover. That time is not part of the steps.
-        self.guest.step_began = Instant::now();
+        self.transfer.guest.step_began = Instant::now();
         for hook in self.shared.guest.vm.hooks() {
             // The hook counts as released before the attempt, because half a release must be undone too.
             self.shared.handover.released.lock().push(Arc::clone(&hook));
@@ -392,14 +292,14 @@ impl Control {
                 return;
             }
         }
-        self.step(SwitchoverStep::ReleaseHooks);
+        self.transfer.step(SwitchoverStep::ReleaseHooks);
         self.shared.report(Fed::HooksReleased);
     }
 
     fn send_prepare(&mut self) -> Result<(), MigrationError> {
-        self.main()?.commands(&[Command::Ping(extension::PREPARE_PING)])?;
+        self.transfer.main()?.commands(&[Command::Ping(extension::PREPARE_PING)])?;
         // The main channel was not silent, so no keepalive is due for a while.
-        self.waits.was_not_silent();
+        self.transfer.waits.was_not_silent();
         Ok(())
     }
 
@@ -432,19 +332,19 @@ impl Control {
 
     fn close_channels(&mut self) {
         self.shared.interrupt();
-        self.workers.join();
-        if let Some(streams) = self.streams.take() {
+        self.transfer.workers.join();
+        if let Some(streams) = self.transfer.streams.take() {
             streams.end();
         }
         if let Some(streams) = self.reconnecting.streams.take() {
             streams.end(&self.shared);
         }
-        self.course.close();
+        self.transfer.course.close();
         self.shared.postcopy.pause();
-        self.waits.keep_alive(None);
+        self.transfer.waits.keep_alive(None);
         self.switch.page_sender = None;
         self.switch.preempt = None;
-        if let Some(mut carrier) = self.carrier.take() {
+        if let Some(mut carrier) = self.transfer.carrier.take() {
             carrier.close();
         }
         self.shared.drop_channels();
@@ -454,8 +354,8 @@ impl Control {
         // A destination that took the guest closes its channels by itself. Threads of a finished migration end
         // then.
         self.close_channels();
-        self.unthrottle();
-        self.pacing.hints.end();
+        self.transfer.unthrottle();
+        self.transfer.pacing.hints.end();
         if outcome.end != End::Completed {
             self.say_farewell();
         }
@@ -463,9 +363,9 @@ impl Control {
         self.shared.find_failed_pages();
         if outcome.end == End::Completed {
             self.shared.tell_passed();
-            self.note_start();
+            self.transfer.note_start();
         }
-        if let Some(mut rounds) = self.rounds.take()
+        if let Some(mut rounds) = self.transfer.rounds.take()
             && outcome.end != End::Completed
         {
             rounds.leave_unfinished(Duration::ZERO);
@@ -487,40 +387,4 @@ impl Control {
         }
         self.shared.end(ended);
     }
-
-    /// The guest's run state before the switchover, under QEMU's name (specs/stream.md §1.10).
-    fn run_state_before(&self) -> &'static str {
-        if self.guest.ran_before { "running" } else { "paused" }
-    }
-
-    /// Records the end of the downtime: the destination acknowledges when the guest runs.
-    fn note_start(&mut self) {
-        let statistics = self.shared.measures.statistics.lock();
-        let end =
-            statistics.stopped_at.zip(statistics.downtime).map(|(stopped, downtime)| stopped + downtime);
-        drop(statistics);
-        if let Some(end) = end {
-            self.step_until(SwitchoverStep::Start, end);
-        }
-    }
-
-    /// Records that a step of the switchover ended now.
-    fn step(&mut self, step: SwitchoverStep) {
-        self.step_until(step, Instant::now());
-    }
-
-    fn step_until(&mut self, step: SwitchoverStep, now: Instant) {
-        let took = now.saturating_duration_since(self.guest.step_began);
-        self.guest.step_began = now;
-        self.shared.measures.statistics.lock().switchover.push((step, took));
-        self.shared.tell(&Event::SwitchoverStep { step, took });
-    }
-}
-
-fn not_open() -> MigrationError {
-    MigrationError::Internal("the main channel is not open".to_owned())
-}
-
-fn no_rounds() -> MigrationError {
-    MigrationError::Internal("no round has begun".to_owned())
 }

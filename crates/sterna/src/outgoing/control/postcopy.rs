@@ -53,7 +53,7 @@ impl Control {
             check_peer(Features(peer.features), shared.capabilities.postcopy_preempt)?;
         }
         let sizes = page_sizes(&shared.guest.ram);
-        self.main()?.commands(&[Command::PostcopyAdvise(Some((sizes, PAGE_SIZE as u64)))])
+        self.transfer.main()?.commands(&[Command::PostcopyAdvise(Some((sizes, PAGE_SIZE as u64)))])
     }
 
     /// Requests the switch, if an operator or the policy wants it. True: the guest is about to be stopped.
@@ -62,11 +62,11 @@ impl Control {
         if !shared.postcopy.is_wanted() {
             return Ok(false);
         }
-        if let Some(device) = self.streams.as_ref().and_then(DeviceStreams::unread) {
+        if let Some(device) = self.transfer.streams.as_ref().and_then(DeviceStreams::unread) {
             self.tell_what_is_awaited(&device);
             return Ok(false);
         }
-        self.pacing.hints.stop();
+        self.transfer.pacing.hints.stop();
         if shared.capabilities.postcopy_preempt && self.switch.preempt.is_none() {
             self.switch.preempt = Some(connect_preempt(&shared, self.reconnecting.session)?);
         }
@@ -75,7 +75,7 @@ impl Control {
             Ok(()) => {
                 // Lanes stop after their current chunk, before the guest stops.
                 shared.session.limiter.open();
-                self.rounds()?.latest().iter().for_each(|round| round.abandon());
+                self.transfer.rounds()?.latest().iter().for_each(|round| round.abandon());
                 Ok(true)
             }
             // Precopy continues until the destination is ready.
@@ -120,12 +120,12 @@ impl Control {
     /// stopped guest would queue after that data.
     pub(super) fn let_channels_run_empty(&mut self) {
         let shared = Arc::clone(&self.shared);
-        let Some(rounds) = self.rounds.as_ref().filter(|_| self.is_postcopy()) else { return };
+        let Some(rounds) = self.transfer.rounds.as_ref().filter(|_| self.is_postcopy()) else { return };
         // Some lanes do not begin a round before the previous one was flushed.
         let flushed = shared.session.lanes.queue.last_flushed();
         let rounds = rounds.latest();
         let unflushed = rounds.iter().map(|round| round.number()).filter(|&number| number > flushed).min();
-        let channels = self.channels();
+        let channels = self.transfer.channels();
         let is_empty = || {
             let is_sent = unflushed.is_none_or(|number| shared.session.lanes.are_through(number));
             is_sent && channels.iter().all(|channel| channel.outstanding_bytes() == 0)
@@ -133,7 +133,7 @@ impl Control {
         let until = Instant::now() + EMPTYING;
         // An interruption ends the migration. The guest must be stopped first in any case, before it is resumed.
         while !is_empty() && Instant::now() < until {
-            if self.waits.at_most(LOOK, || None::<()>).is_err() {
+            if self.transfer.waits.at_most(LOOK, || None::<()>).is_err() {
                 return;
             }
         }
@@ -147,15 +147,15 @@ impl Control {
         self.switch.dropped = None;
         let shared = Arc::clone(&self.shared);
         let is_sterna = shared.driver.inspect(Source::peer).sterna;
-        if self.rounds.is_none() || !self.is_postcopy() || !is_sterna {
+        if self.transfer.rounds.is_none() || !self.is_postcopy() || !is_sterna {
             return Ok(());
         }
         self.flush_rounds()?;
         let (until, mut before) = (Instant::now() + EMPTYING, u64::MAX);
         let mut dropped = DirtyBitmaps::new(&shared.guest.ram);
         loop {
-            self.sync()?;
-            let mut rest = self.rounds()?.unsent();
+            self.transfer.sync()?;
+            let mut rest = self.transfer.rounds()?.unsent();
             round_up(&shared.guest.ram, &rest);
             rest.drop_reported(&dropped);
             let count = rest.count();
@@ -163,14 +163,16 @@ impl Control {
                 break;
             }
             before = count;
-            let main = self.main()?;
+            let main = self.transfer.main()?;
             main.commands(&discards(&shared.guest.ram, &rest))?;
             dropped.or_from(&rest);
             // The destination has dropped the pages when it answers.
             shared.measures.probes.lock().send_keepalive();
             main.commands(&[Command::Ping(extension::KEEPALIVE_PING)])?;
-            self.waits.was_not_silent();
-            self.waits.at_most(EMPTYING, || shared.measures.probes.lock().are_answered().then_some(()))?;
+            self.transfer.waits.was_not_silent();
+            self.transfer
+                .waits
+                .at_most(EMPTYING, || shared.measures.probes.lock().are_answered().then_some(()))?;
         }
         self.switch.dropped = Some(dropped);
         Ok(())
@@ -178,32 +180,32 @@ impl Control {
 
     /// Performs `SendFinalState` of postcopy: names the pages that the destination drops, then sends the devices.
     pub(super) fn send_final_state_of_postcopy(&mut self) -> Result<(), Break> {
-        let (shared, main) = (Arc::clone(&self.shared), self.main()?);
+        let (shared, main) = (Arc::clone(&self.shared), self.transfer.main()?);
         // Pages of these rounds that are not sent yet follow the guest.
-        self.rounds()?.leave_unfinished(Duration::ZERO);
-        self.rounds()?.open_last();
-        if let Some(streams) = &self.streams {
+        self.transfer.rounds()?.leave_unfinished(Duration::ZERO);
+        self.transfer.rounds()?.open_last();
+        if let Some(streams) = &self.transfer.streams {
             streams.finish();
         }
         self.flush_rounds()?;
-        self.sync()?;
-        self.step(SwitchoverStep::LastSync);
+        self.transfer.sync()?;
+        self.transfer.step(SwitchoverStep::LastSync);
         // Pages that were not sent, or were written since.
-        let unsent = self.rounds()?.unsent();
+        let unsent = self.transfer.rounds()?.unsent();
         round_up(&shared.guest.ram, &unsent);
         let mut rest = DirtyBitmaps::new(&shared.guest.ram);
         rest.or_from(&unsent);
         if let Some(dropped) = &self.switch.dropped {
             rest.drop_reported(dropped);
         }
-        self.step(SwitchoverStep::LastPages);
+        self.transfer.step(SwitchoverStep::LastPages);
         self.send_streams()?;
         self.end_rounds();
         MigrationError::check_memory(&shared.guest.ram)?;
         let sections = self.collect_devices()?;
         let is_sterna = shared.driver.inspect(Source::peer).sterna;
         self.switch.package = package(&sections, is_sterna)?;
-        self.step(SwitchoverStep::Devices);
+        self.transfer.step(SwitchoverStep::Devices);
         main.with(|stream| {
             stream.forget_block();
             shared.guest.source.send_switchover_start(stream)?;
@@ -232,26 +234,29 @@ impl Control {
     /// Sends the rest of the device streams. The destination loads them before it prepares, and needs no page for
     /// that.
     fn send_streams(&mut self) -> Result<(), Break> {
-        let main = self.main()?;
-        let Some(streams) = &self.streams else { return Ok(()) };
+        let main = self.transfer.main()?;
+        let Some(streams) = &self.transfer.streams else { return Ok(()) };
         match streams.on_lanes() {
-            Some(_) => streams.await_lanes(&mut self.waits)?,
-            None => streams.send_in_turn(&mut self.waits, &main)?,
+            Some(_) => streams.await_lanes(&mut self.transfer.waits)?,
+            None => streams.send_in_turn(&mut self.transfer.waits, &main)?,
         }
-        self.step(SwitchoverStep::Streams);
+        self.transfer.step(SwitchoverStep::Streams);
         Ok(())
     }
 
     /// Writes the flushes of rounds that lanes have left.
     fn flush_rounds(&mut self) -> Result<(), Break> {
         let flushed = self.shared.session.lanes.queue.last_flushed();
-        let rounds = self.rounds()?.latest();
-        rounds.iter().filter(|round| round.number() > flushed).try_for_each(|round| self.run_dry(round))
+        let rounds = self.transfer.rounds()?.latest();
+        rounds
+            .iter()
+            .filter(|round| round.number() > flushed)
+            .try_for_each(|round| self.transfer.run_dry(round))
     }
 
     fn collect_devices(&mut self) -> Result<Vec<u8>, MigrationError> {
-        let (shared, run_state) = (Arc::clone(&self.shared), self.run_state_before());
-        let mut collector = self.main()?.with(|stream| Ok(stream.device_collector()))?;
+        let (shared, run_state) = (Arc::clone(&self.shared), self.transfer.run_state_before());
+        let mut collector = self.transfer.main()?.with(|stream| Ok(stream.device_collector()))?;
         let collected = collector.collect(|stream| shared.guest.source.send_devices(stream, run_state))?;
         Ok(collected.sections)
     }
@@ -259,7 +264,7 @@ impl Control {
     /// Sends the package with the devices. Pages that the destination needs to load them are sent meanwhile.
     pub(super) fn send_package(&mut self) -> Result<(), MigrationError> {
         let package = std::mem::take(&mut self.switch.package);
-        self.main()?.with(|stream| {
+        self.transfer.main()?.with(|stream| {
             stream.send(|out| {
                 Command::Ping(PACKAGE_PING).encode(out)?;
                 // The package was compared with the size limit when it was made.
@@ -268,16 +273,16 @@ impl Control {
                 Ok(())
             })
         })?;
-        self.waits.was_not_silent();
+        self.transfer.waits.was_not_silent();
         Ok(())
     }
 
     /// Performs `SendRun`. The machine has committed, so the guest stays stopped even if this fails.
     pub(super) fn send_run(&mut self) {
-        self.step(SwitchoverStep::Prepare);
+        self.transfer.step(SwitchoverStep::Prepare);
         let is_sterna = self.shared.driver.inspect(Source::peer).sterna;
         let sent = match is_sterna {
-            true => self.main().and_then(|main| {
+            true => self.transfer.main().and_then(|main| {
                 main.commands(&[Command::PostcopyRun, Command::Ping(extension::POSTCOPY_STARTED_PING)])
             }),
             false => self.send_package(),
@@ -293,9 +298,9 @@ impl Control {
 
     /// Performs `SendPages`: sends pages until none is left.
     pub(super) fn send_pages(&mut self) -> Result<(), Break> {
-        let (shared, main) = (Arc::clone(&self.shared), self.main()?);
+        let (shared, main) = (Arc::clone(&self.shared), self.transfer.main()?);
         if !self.has_recovered() {
-            self.note_start();
+            self.transfer.note_start();
         }
         {
             let mut statistics = shared.measures.statistics.lock();
@@ -308,7 +313,7 @@ impl Control {
         let Some(sender) = self.switch.page_sender.clone() else {
             return Err(MigrationError::Internal("pages follow, and nobody sends them".to_owned()).into());
         };
-        let has_lanes = shared.postcopy.has_lanes() && !self.carrier()?.multifd().is_empty();
+        let has_lanes = shared.postcopy.has_lanes() && !self.transfer.carrier()?.multifd().is_empty();
         if has_lanes {
             self.await_lanes()?;
         } else {
@@ -328,7 +333,7 @@ impl Control {
                 Ok(())
             })
         })?;
-        self.carrier()?.say_goodbye();
+        self.transfer.carrier()?.say_goodbye();
         Ok(())
     }
 
@@ -338,7 +343,7 @@ impl Control {
         let counters = Arc::clone(&shared.measures.counters);
         let sender = PageSender::new(shared.guest.ram.clone(), counters, main, self.switch.preempt.clone());
         self.switch.page_sender = Some(sender.clone());
-        self.workers.spawn("requested pages", move || {
+        self.transfer.workers.spawn("requested pages", move || {
             if let Err(error) = sender.answer(&shared.postcopy) {
                 shared.fail(error);
             }
@@ -350,9 +355,9 @@ impl Control {
     /// It also waits until all requested pages are sent.
     fn send_background(&mut self, sender: &PageSender) -> Result<(), Break> {
         let shared = Arc::clone(&self.shared);
-        let (limiter, main) = (&shared.postcopy.limiter, self.main()?);
+        let (limiter, main) = (&shared.postcopy.limiter, self.transfer.main()?);
         loop {
-            self.waits.until(|| (!limiter.is_spent()).then_some(()))?;
+            self.transfer.waits.until(|| (!limiter.is_spent()).then_some(()))?;
             let next = shared.postcopy.next_background(PATIENCE, sender.is_alone(), || sender.is_full());
             match next {
                 Background::Run(run) => {
@@ -367,9 +372,9 @@ impl Control {
                     statistics.following_bytes = shared.postcopy.left_bytes();
                     statistics.observe(counts);
                     drop(statistics);
-                    self.waits.was_not_silent();
+                    self.transfer.waits.was_not_silent();
                 }
-                Background::Wait => self.waits.idle(),
+                Background::Wait => self.transfer.waits.idle(),
                 Background::Done => return Ok(()),
             }
         }
@@ -381,7 +386,7 @@ impl Control {
         let (postcopy, lanes) = (&shared.postcopy, shared.session.lanes.count());
         postcopy.let_lanes_begin();
         let is_done = || (postcopy.lanes_are_through(lanes) && postcopy.ends_if_answered()).then_some(());
-        while self.waits.at_most(PATIENCE, is_done)?.is_none() {
+        while self.transfer.waits.at_most(PATIENCE, is_done)?.is_none() {
             let left = postcopy.left_bytes();
             let mut statistics = shared.measures.statistics.lock();
             statistics.following_bytes = left;

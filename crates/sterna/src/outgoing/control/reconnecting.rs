@@ -20,7 +20,7 @@ use crate::outgoing::carrier::stream::main_channel;
 use crate::outgoing::shared::Shared;
 use crate::outgoing::streams::DeviceStreams;
 use crate::params::Parameters;
-use crate::precopy::{Begun, FIXED_DOWNTIME, Input};
+use crate::precopy::Input;
 use crate::reconnect::{DialError, Dialled, Dialling, Missing, SILENCE, Unconfirmed, block_pages, give_up};
 use crate::stats::Reconnection;
 use crate::streams::Streamed;
@@ -55,7 +55,7 @@ impl Control {
             return Ok(());
         }
         let _ = shared.reconnection.unconfirmed.set(Unconfirmed::new(&shared.guest.ram));
-        self.main()?.commands(&[Command::Ping(extension::RECONNECT_PING)])
+        self.transfer.main()?.commands(&[Command::Ping(extension::RECONNECT_PING)])
     }
 
     /// Warns that a lost connection ends the migration, against the operator's setting.
@@ -76,7 +76,7 @@ impl Control {
         let shared = Arc::clone(&self.shared);
         let after = shared.params().limits.setup;
         let has_promised = || shared.reconnection.is_waited_for.load(Ordering::Acquire).then_some(());
-        match self.waits.at_most(after, has_promised)? {
+        match self.transfer.waits.at_most(after, has_promised)? {
             Some(()) => {
                 self.watch_closely(false);
                 Ok(())
@@ -102,22 +102,22 @@ impl Control {
     pub(super) fn break_off(&mut self) {
         let silent = self.silence();
         self.shared.break_session();
-        self.workers.join();
+        self.transfer.workers.join();
         if self.shared.driver.inspect(Source::state) == State::Suspending {
             // A hook or a stop that failed after the loss is undone. It does not end the migration.
             self.shared.forget_error();
         }
-        self.reconnecting.streams = self.streams.take().and_then(DeviceStreams::suspend);
+        self.reconnecting.streams = self.transfer.streams.take().and_then(DeviceStreams::suspend);
         *self.shared.session.streams.lock() = None;
-        self.waits.keep_alive(None);
+        self.transfer.waits.keep_alive(None);
         self.switch.preempt = None;
-        self.carrier = None;
+        self.transfer.carrier = None;
         self.shared.drop_channels();
-        self.unthrottle();
-        self.pacing.hints.end();
+        self.transfer.unthrottle();
+        self.transfer.pacing.hints.end();
         let why = self.shared.reconnection.lost.lock().clone();
         let why = why.map_or_else(|| "the connection was lost".to_owned(), |error| error.to_string());
-        if let Some(rounds) = &mut self.rounds {
+        if let Some(rounds) = &mut self.transfer.rounds {
             rounds.leave_unfinished(silent);
         }
         let counts = self.shared.measures.counters.now();
@@ -132,7 +132,7 @@ impl Control {
         let is_given_up =
             self.shared.reconnection.lost.lock().as_ref().is_some_and(MigrationError::is_timeout);
         let ago = |channel: &Arc<Channel>| Some(channel.delivery()?.acknowledged_ago);
-        let shortest = self.channels().iter().filter_map(ago).min();
+        let shortest = self.transfer.channels().iter().filter_map(ago).min();
         shortest.filter(|_| is_given_up).unwrap_or_default()
     }
 
@@ -146,7 +146,7 @@ impl Control {
         let params = self.shared.params();
         if !params.reconnect_window.is_zero() {
             let limit = if on { params.downtime_limit } else { SILENCE }.min(params.limits.stall);
-            self.channels().iter().for_each(|channel| channel.probe_peer(limit));
+            self.transfer.channels().iter().for_each(|channel| channel.probe_peer(limit));
         }
     }
 
@@ -201,22 +201,23 @@ impl Control {
         let main = main_channel(&shared, main);
         let sockets = Sockets::of(&shared, Arc::clone(&main), lanes);
         sockets.greet()?;
-        self.carrier = Some(Box::new(sockets));
-        self.waits.keep_alive(Some(Arc::clone(&main)));
-        self.read_return_path()?;
+        self.transfer.carrier = Some(Box::new(sockets));
+        self.transfer.waits.keep_alive(Some(Arc::clone(&main)));
+        self.transfer.read_return_path()?;
         main.commands(&[Command::OpenReturnPath])?;
-        self.count_acknowledgements();
+        self.transfer.count_acknowledgements();
         self.advise_postcopy()?;
         let suspended = self.reconnecting.streams.take();
-        self.streams = DeviceStreams::begin_again(&shared, self.carrier()?.multifd(), suspended)?;
-        self.start_lanes()?;
-        self.start_ram()?;
+        self.transfer.streams =
+            DeviceStreams::begin_again(&shared, self.transfer.carrier()?.multifd(), suspended)?;
+        self.transfer.start_lanes()?;
+        self.transfer.start_ram()?;
         self.begin_rounds_again()
     }
 
     /// Makes the first round of a session: missing pages and unsent dirty pages.
     fn make_first_round(&mut self, missing: Missing) -> Result<(), MigrationError> {
-        let rounds = self.rounds()?;
+        let rounds = self.transfer.rounds()?;
         rounds.leave_out_unused(&missing);
         let resent = rounds.sent_among(&missing.pages);
         rounds.make_resumed(missing);
@@ -225,23 +226,17 @@ impl Control {
     }
 
     fn begin_rounds_again(&mut self) -> Result<(), Break> {
-        let shared = Arc::clone(&self.shared);
-        let rounds = self.rounds()?;
+        let rounds = self.transfer.rounds()?;
         rounds.publish_resumed();
         let number = rounds.round().number();
         rounds.tell();
-        if let Some(streams) = &self.streams {
+        if let Some(streams) = &self.transfer.streams {
             streams.enter_round(number);
         }
         self.reconnecting.rounds_before = number - 1;
-        let begun = Begun {
-            settings: self.settings(),
-            channels: shared.session.lanes.count() as u32,
-            round_trip: self.round_trip.took,
-            fixed_downtime: self.round_trip.took * 2 + FIXED_DOWNTIME,
-        };
-        let snapshot = self.rounds()?.snapshot();
-        self.tell_policy(Input::Began(begun, snapshot));
+        let begun = self.transfer.begun();
+        let snapshot = self.transfer.rounds()?.snapshot();
+        self.transfer.tell_policy(Input::Began(begun, snapshot));
         self.follow_policy(begun.settings)
     }
 

@@ -45,14 +45,14 @@ impl Control {
         let channel = opened?;
 
         let main = main_channel(&shared, channel);
-        self.carrier = Some(Box::new(Sockets::of(&shared, Arc::clone(&main), Vec::new())));
-        self.waits.keep_alive(Some(Arc::clone(&main)));
+        self.transfer.carrier = Some(Box::new(Sockets::of(&shared, Arc::clone(&main), Vec::new())));
+        self.transfer.waits.keep_alive(Some(Arc::clone(&main)));
         shared.reconnection.recovery.asks(&shared.guest.ram);
-        self.read_return_path()?;
+        self.transfer.read_return_path()?;
         for block in shared.guest.ram.blocks() {
             main.commands(&[Command::ReceivedBitmap(block.name().to_owned())])?;
         }
-        let received = self.waits.until(|| shared.reconnection.recovery.take_received())?;
+        let received = self.transfer.waits.until(|| shared.reconnection.recovery.take_received())?;
         let unsent_bytes = shared.postcopy.left_bytes();
         shared.postcopy.recover(&shared.guest.ram, &received)?;
         let left_bytes = shared.postcopy.left_bytes();
@@ -67,7 +67,7 @@ impl Control {
         shared.reconnection.recovery.resumes();
         shared.postcopy.may_be_asked();
         main.commands(&[Command::PostcopyResume])?;
-        self.waits.was_not_silent();
+        self.transfer.waits.was_not_silent();
         Ok(())
     }
 

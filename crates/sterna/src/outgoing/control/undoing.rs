@@ -13,7 +13,7 @@ impl Control {
     /// It is unknown how far the action came. Each answer is therefore the one that is right if the action came
     /// far.
     pub(super) fn panicked(&mut self, action: Action, error: MigrationError) {
-        let event = match (action, self.guest.stopping.take()) {
+        let event = match (action, self.transfer.guest.stopping.take()) {
             (Action::StopGuest, Some(was_running)) => {
                 // The error must be known before, because otherwise the machine would continue and release hooks.
                 self.shared.fail(error);
@@ -48,7 +48,7 @@ impl Control {
         if is_undoing {
             self.shared.tell(&Event::Warning(error.to_string()));
             if action == Action::ResumeGuest {
-                self.guest.not_resumed = Some(error);
+                self.transfer.guest.not_resumed = Some(error);
             }
         } else {
             self.shared.note_error(error);
@@ -73,7 +73,7 @@ impl Control {
     }
 
     pub(super) fn resume_guest(&mut self) {
-        self.unthrottle();
+        self.transfer.unthrottle();
         self.shared.run_devices();
         self.shared.measures.statistics.lock().stands_no_more();
         match call("SourceVm::resume", || self.shared.guest.vm.resume()) {
@@ -83,14 +83,14 @@ impl Control {
             }
             Err(error) => {
                 self.shared.tell(&Event::Warning(error.to_string()));
-                self.guest.not_resumed = Some(error.into());
+                self.transfer.guest.not_resumed = Some(error.into());
                 self.shared.report(Fed::GuestResumeFailed);
             }
         }
     }
 
     pub(super) fn stop_tracking(&mut self) {
-        self.unthrottle();
+        self.transfer.unthrottle();
         match call("DirtySource::stop", || self.shared.guest.vm.dirty_source().stop()) {
             Ok(()) => self.shared.report(Fed::TrackingStopped),
             Err(error) => {

@@ -6,10 +6,10 @@
 
 use std::time::{Duration, Instant};
 
-use super::super::Control;
 use crate::error::MigrationError;
 use crate::interruption::Break;
 use crate::outgoing::protection::Protecting;
+use crate::outgoing::transfer::Transfer;
 
 /// Fewer pages are copied in the pause, because that takes less than a millisecond.
 const LEAST_PAGES: u64 = 512;
@@ -54,7 +54,7 @@ impl Ahead {
     }
 }
 
-impl Control {
+impl Transfer {
     /// Re-arms and copies the pages that are dirty now, if that pays off.
     pub(super) fn copy_ahead(&mut self, protecting: &Protecting, ahead: &mut Ahead) -> Result<(), Break> {
         if !ahead.pays(protecting.counts.lock().last_pages) {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Control, not_open};
+use super::{Transfer, not_open};
 use crate::error::MigrationError;
 use crate::interruption::Break;
 use crate::outgoing::carrier::writers::Writers;
@@ -12,11 +12,11 @@ use crate::outgoing::shared::Shared;
 use crate::outgoing::streams::{DeviceStreams, Streams};
 use crate::outgoing::workers::Workers;
 
-impl Control {
+impl Transfer {
     /// Starts the save threads of device streams, the lanes and their helpers.
     ///
     /// Returns after every lane has written its opening barrier.
-    pub(super) fn start_lanes(&mut self) -> Result<(), Break> {
+    pub(in crate::outgoing) fn start_lanes(&mut self) -> Result<(), Break> {
         let (shared, main) = (Arc::clone(&self.shared), self.main()?);
         if let Some(streams) = &self.streams {
             streams.start(&main, &mut self.workers)?;

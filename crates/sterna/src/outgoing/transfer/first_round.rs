@@ -3,20 +3,20 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::Control;
+use super::Transfer;
 use crate::error::MigrationError;
 use crate::interruption::Break;
 use crate::order::RoundPages;
 
 /// The longest wait of lanes for re-armed slices and for the guest's hints.
-pub(super) const LONGEST_WAIT: Duration = Duration::from_secs(1);
+pub(in crate::outgoing) const LONGEST_WAIT: Duration = Duration::from_secs(1);
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
-impl Control {
+impl Transfer {
     /// Prepares slices of the first round from number `slice` on. False: the time `until` was reached first.
     ///
     /// Every slice is re-armed before the guest is asked, so that every write after the question is reported.
-    pub(super) fn prepare_round(
+    pub(in crate::outgoing) fn prepare_round(
         &mut self,
         round: &RoundPages,
         slice: &mut u64,
@@ -36,7 +36,7 @@ impl Control {
     }
 
     /// Waits until the guest has reported all unused pages, or until `until`.
-    pub(super) fn await_hints(&mut self, until: Instant) -> Result<(), Break> {
+    pub(in crate::outgoing) fn await_hints(&mut self, until: Instant) -> Result<(), Break> {
         while self.pacing.hints.is_awaited() && Instant::now() < until {
             self.waits.at_most(LOOK_EVERY, || None::<()>)?;
         }

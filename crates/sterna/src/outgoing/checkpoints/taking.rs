@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 
 use sterna_ram::PAGE_SIZE;
 
-use super::super::Control;
 use super::travel::Taken;
 use crate::error::MigrationError;
 use crate::events::Event;
 use crate::outgoing::course::seeding::write_checkpoint;
 use crate::outgoing::main_stream::DeviceCollector;
 use crate::outgoing::protection::{LAST_PAUSES, Protecting, typical};
+use crate::outgoing::transfer::Transfer;
 use crate::threads::{call, tried};
 use crate::vm::RunState;
 
@@ -26,7 +26,7 @@ pub(super) enum Paused {
     Withheld,
 }
 
-impl Control {
+impl Transfer {
     /// Pauses the guest shortly, as an operator's act.
     ///
     /// Operators and withholders of the guest wait for its end.
@@ -110,7 +110,7 @@ impl Control {
     ) -> Result<Taken, MigrationError> {
         let shared = Arc::clone(&self.shared);
         MigrationError::check_memory(&shared.guest.ram)?;
-        let rounds = self.rounds.as_mut().ok_or_else(super::super::no_rounds)?;
+        let rounds = self.rounds.as_mut().ok_or_else(crate::outgoing::transfer::no_rounds)?;
         let (round, late) = rounds.make_checkpoint()?;
         if is_copied {
             protecting.staging.stage(&late)?;

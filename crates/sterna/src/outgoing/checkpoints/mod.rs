@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use sterna_wire::colo::MessageKind;
 
-use super::Control;
+use super::transfer::Transfer;
 use crate::device_stream::AskCheckpoint;
 use crate::error::MigrationError;
 use crate::events::Event;
@@ -60,7 +60,7 @@ impl Drop for Ends<'_> {
     }
 }
 
-impl Control {
+impl Transfer {
     /// Performs `TakeCheckpoints`: returns when the machine has another action.
     ///
     /// That is so after the protection has ended.

@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 
 use sterna_wire::colo::{Message, MessageKind};
 
-use super::super::Control;
 use super::service::Service;
 use crate::error::MigrationError;
 use crate::order::RoundPages;
 use crate::outgoing::main_stream::CollectedDevices;
 use crate::outgoing::protection::Protecting;
 use crate::outgoing::shared::Shared;
+use crate::outgoing::transfer::Transfer;
 
 /// A checkpoint that was taken.
 pub(super) struct Taken {
@@ -121,7 +121,7 @@ impl Travel {
     }
 }
 
-impl Control {
+impl Transfer {
     /// Asks the standby for room, unless it was already asked.
     pub(super) fn ask_for_room(&mut self, travel: &mut Travel) -> Result<(), MigrationError> {
         if travel.step == Step::Ask {

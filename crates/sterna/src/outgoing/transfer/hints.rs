@@ -10,7 +10,7 @@ use crate::threads::{call, caught};
 use crate::vm::RunState;
 
 /// A request for free page hints, and its state.
-pub(super) struct Hints {
+pub(in crate::outgoing) struct Hints {
     shared: Arc<Shared>,
     /// Receives the hints as long as they are used.
     free: Option<FreePages>,
@@ -19,12 +19,12 @@ pub(super) struct Hints {
 }
 
 impl Hints {
-    pub(super) fn new(shared: Arc<Shared>) -> Self {
+    pub(in crate::outgoing) fn new(shared: Arc<Shared>) -> Self {
         Self { shared, free: None, has_begun: false }
     }
 
     /// The VM's interface for hints; `None` if hints are of no use for this migration.
-    pub(super) fn of(shared: &Shared) -> Option<&dyn FreePageHints> {
+    pub(in crate::outgoing) fn of(shared: &Shared) -> Option<&dyn FreePageHints> {
         // In postcopy every page that is not sent would have to follow.
         let is_of_use = facts::of(&shared.session.to).gains_by_hints
             && !shared.capabilities.postcopy_ram
@@ -33,7 +33,7 @@ impl Hints {
     }
 
     /// Asks the guest which pages it does not use.
-    pub(super) fn ask(&mut self, round: &Arc<RoundPages>) {
+    pub(in crate::outgoing) fn ask(&mut self, round: &Arc<RoundPages>) {
         let shared = Arc::clone(&self.shared);
         let Some(hints) = Self::of(&shared) else { return };
         let round = Arc::clone(round);
@@ -44,12 +44,12 @@ impl Hints {
     }
 
     /// Whether the guest was asked and has not reported all unused pages yet.
-    pub(super) fn is_awaited(&self) -> bool {
+    pub(in crate::outgoing) fn is_awaited(&self) -> bool {
         self.free.as_ref().is_some_and(|free| !free.is_complete())
     }
 
     /// Ignores hints from now on.
-    pub(super) fn stop(&mut self) {
+    pub(in crate::outgoing) fn stop(&mut self) {
         if let Some(free) = self.free.take() {
             free.close();
             self.tell("FreePageHints::stop", |hints| hints.stop());
@@ -57,7 +57,7 @@ impl Hints {
     }
 
     /// Ends hints. The guest may use its reported pages again.
-    pub(super) fn end(&mut self) {
+    pub(in crate::outgoing) fn end(&mut self) {
         self.stop();
         if std::mem::take(&mut self.has_begun) {
             self.tell("FreePageHints::end", |hints| hints.end());

@@ -22,7 +22,7 @@ use crate::vm::RunState;
 const TRIED_PAGES: u64 = 1024;
 
 /// The current round and the pages of the next one.
-pub(super) struct Rounds {
+pub(in crate::outgoing) struct Rounds {
     shared: Arc<Shared>,
     /// The round that was published last, and the previous one.
     round: Arc<RoundPages>,
@@ -80,7 +80,7 @@ impl OpenRound {
 
 impl Rounds {
     /// The first round over `pages`. With `takes_hints`, it leaves out pages that the guest does not use.
-    pub(super) fn first(
+    pub(in crate::outgoing) fn first(
         shared: &Shared,
         pages: DirtyBitmaps,
         look_for_absent: bool,
@@ -93,7 +93,7 @@ impl Rounds {
     }
 
     /// Publishes the first round.
-    pub(super) fn begin(shared: &Arc<Shared>, round: Arc<RoundPages>) -> Self {
+    pub(in crate::outgoing) fn begin(shared: &Arc<Shared>, round: Arc<RoundPages>) -> Self {
         let (counts, mut statistics) = (shared.measures.counters.now(), shared.measures.statistics.lock());
         statistics.begin_pages(counts);
         let now = statistics.clock();
@@ -116,25 +116,25 @@ impl Rounds {
     }
 
     /// The round that was published last.
-    pub(super) fn round(&self) -> &Arc<RoundPages> {
+    pub(in crate::outgoing) fn round(&self) -> &Arc<RoundPages> {
         &self.round
     }
 
     /// The round with this number, if it is one of the last two.
-    pub(super) fn round_numbered(&self, number: u64) -> Option<Arc<RoundPages>> {
+    pub(in crate::outgoing) fn round_numbered(&self, number: u64) -> Option<Arc<RoundPages>> {
         let rounds = [Some(&self.round), self.before.as_ref()];
         rounds.into_iter().flatten().find(|round| round.number() == number).cloned()
     }
 
     /// The last two rounds, oldest first: lanes may work on both.
-    pub(super) fn latest(&self) -> Vec<Arc<RoundPages>> {
+    pub(in crate::outgoing) fn latest(&self) -> Vec<Arc<RoundPages>> {
         [self.before.as_ref(), Some(&self.round)].into_iter().flatten().cloned().collect()
     }
 
     /// The pages that the destination lacks after lanes have stopped sending.
     ///
     /// These are pages that syncs found, and pages that the last rounds did not send.
-    pub(super) fn unsent(&self) -> DirtyBitmaps {
+    pub(in crate::outgoing) fn unsent(&self) -> DirtyBitmaps {
         let mut unsent = DirtyBitmaps::new(&self.shared.guest.ram);
         unsent.or_from(&self.next);
         for round in self.latest() {
@@ -144,7 +144,7 @@ impl Rounds {
     }
 
     /// The present state, for the policy.
-    pub(super) fn snapshot(&self) -> Snapshot {
+    pub(in crate::outgoing) fn snapshot(&self) -> Snapshot {
         // Over RDMA the lane takes pages earlier than it sends them.
         let taken = self.shared.measures.rdma.queued_bytes().div_ceil(PAGE_SIZE as u64);
         let pages = self.round.pages();
@@ -165,7 +165,10 @@ impl Rounds {
     ///
     /// Pages that the current round still has to send are left out: that round reads them later than now (clause
     /// 6).
-    pub(super) fn sync(&mut self, streams: Option<&DeviceStreams>) -> Result<SyncResult, MigrationError> {
+    pub(in crate::outgoing) fn sync(
+        &mut self,
+        streams: Option<&DeviceStreams>,
+    ) -> Result<SyncResult, MigrationError> {
         let shared = &self.shared;
         let began = Instant::now();
         let found = call("DirtySource::sync", || shared.guest.vm.dirty_source().sync(&mut self.next))?;
@@ -189,7 +192,7 @@ impl Rounds {
     }
 
     /// Makes the next round from the pages that syncs found, and publishes it.
-    pub(super) fn publish(&mut self, tries_network: bool) {
+    pub(in crate::outgoing) fn publish(&mut self, tries_network: bool) {
         let ram = &self.shared.guest.ram;
         let bits = std::mem::replace(&mut self.next, DirtyBitmaps::new(ram));
         if tries_network {
@@ -209,14 +212,14 @@ impl Rounds {
     /// Removes pages that the guest does not use from `missing`.
     ///
     /// Unused pages are known only until the second round is made.
-    pub(super) fn leave_out_unused(&self, missing: &Missing) {
+    pub(in crate::outgoing) fn leave_out_unused(&self, missing: &Missing) {
         if let (None, Some(unused)) = (&self.before, self.round.unused()) {
             missing.leave_out(unused);
         }
     }
 
     /// How many of these pages lanes have taken in the last two rounds.
-    pub(super) fn sent_among(&self, pages: &DirtyBitmaps) -> u64 {
+    pub(in crate::outgoing) fn sent_among(&self, pages: &DirtyBitmaps) -> u64 {
         let mut unsent = DirtyBitmaps::new(&self.shared.guest.ram);
         for round in [Some(&self.round), self.before.as_ref()].into_iter().flatten() {
             unsent.or_from(round.unsent());
@@ -237,7 +240,7 @@ impl Rounds {
     ///
     /// The round counts as begun immediately. If this session is lost before lanes get the round, its pages are
     /// still known to be missing at the destination.
-    pub(super) fn make_resumed(&mut self, missing: Missing) {
+    pub(in crate::outgoing) fn make_resumed(&mut self, missing: Missing) {
         let ram = &self.shared.guest.ram;
         let Missing { mut pages, looks_for_absent } = missing;
         pages.or_from(&std::mem::replace(&mut self.next, DirtyBitmaps::new(ram)));
@@ -251,7 +254,7 @@ impl Rounds {
     }
 
     /// Publishes the round that [`Rounds::make_resumed`] made.
-    pub(super) fn publish_resumed(&self) {
+    pub(in crate::outgoing) fn publish_resumed(&self) {
         self.give_to_lanes();
     }
 
@@ -260,7 +263,7 @@ impl Rounds {
     /// The pause is shorter then.
     ///
     /// Gives all pages that were re-armed in this way.
-    pub(super) fn rearm_ahead(&mut self) -> Result<&DirtyBitmaps, MigrationError> {
+    pub(in crate::outgoing) fn rearm_ahead(&mut self) -> Result<&DirtyBitmaps, MigrationError> {
         let (shared, slices) = (&self.shared, self.slices());
         let found = std::mem::replace(&mut self.next, DirtyBitmaps::new(&shared.guest.ram));
         // The pages are recorded before they are re-armed, so that none is lost if re-arming fails.
@@ -273,14 +276,14 @@ impl Rounds {
 
     /// Adds the pages that were re-armed ahead to `next` again. The pause re-arms them once more, because they
     /// are not copied.
-    pub(super) fn forget_ahead(&mut self) {
+    pub(in crate::outgoing) fn forget_ahead(&mut self) {
         if let Some(rearmed) = self.rearmed.take() {
             self.next.or_from(&rearmed);
         }
     }
 
     /// The pages that syncs found since [`Rounds::rearm_ahead`].
-    pub(super) fn found_since(&self) -> &DirtyBitmaps {
+    pub(in crate::outgoing) fn found_since(&self) -> &DirtyBitmaps {
         &self.next
     }
 
@@ -289,7 +292,9 @@ impl Rounds {
     ///
     /// All pages are re-armed. Pages that were not re-armed [before](Rounds::rearm_ahead) are re-armed while the
     /// guest is paused (clause 7). The caller gives the round to the lanes later, when the checkpoint is sent.
-    pub(super) fn make_checkpoint(&mut self) -> Result<(Arc<RoundPages>, DirtyBitmaps), MigrationError> {
+    pub(in crate::outgoing) fn make_checkpoint(
+        &mut self,
+    ) -> Result<(Arc<RoundPages>, DirtyBitmaps), MigrationError> {
         let shared = &self.shared;
         let found = std::mem::replace(&mut self.next, DirtyBitmaps::new(&shared.guest.ram));
         let mut bits = self.rearmed.take().unwrap_or_else(|| DirtyBitmaps::new(&shared.guest.ram));
@@ -308,12 +313,12 @@ impl Rounds {
     }
 
     /// Whether the open round is one with the guest stopped.
-    pub(super) fn is_last(&self) -> bool {
+    pub(in crate::outgoing) fn is_last(&self) -> bool {
         self.open.stopped
     }
 
     /// Completes the statistics of `round`: every lane has finished it, and its flush is written.
-    pub(super) fn close(&mut self, round: &RoundPages) {
+    pub(in crate::outgoing) fn close(&mut self, round: &RoundPages) {
         let counts = self.shared.measures.counters.now();
         let mut statistics = self.shared.measures.statistics.lock();
         statistics.observe(counts);
@@ -340,7 +345,7 @@ impl Rounds {
     /// Records the sent part of rounds that will not be finished.
     ///
     /// Lanes send no more pages of them. The last of these rounds ended `ago`.
-    pub(super) fn leave_unfinished(&mut self, ago: Duration) {
+    pub(in crate::outgoing) fn leave_unfinished(&mut self, ago: Duration) {
         if self.is_checkpoint {
             return;
         }
@@ -356,7 +361,7 @@ impl Rounds {
     }
 
     /// Marks the round that begins now as one with the guest stopped.
-    pub(super) fn open_last(&mut self) {
+    pub(in crate::outgoing) fn open_last(&mut self) {
         let (counts, began) =
             (self.shared.measures.counters.now(), self.shared.measures.statistics.lock().clock());
         self.open = OpenRound::new(began, counts, true);
@@ -385,7 +390,7 @@ impl Rounds {
     }
 
     /// Emits the event of the round that was published last.
-    pub(super) fn tell(&self) {
+    pub(in crate::outgoing) fn tell(&self) {
         self.shared.tell(&Event::Round(self.round.number()));
     }
 }

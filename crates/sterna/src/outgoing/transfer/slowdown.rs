@@ -14,32 +14,32 @@ use crate::threads::{call, tried};
 use crate::throttle::Throttle;
 
 /// The throttle and dirty limits of this migration.
-pub(super) struct Slowdown {
+pub(in crate::outgoing) struct Slowdown {
     shared: Arc<Shared>,
     limits: Limits,
 }
 
 impl Slowdown {
     /// A slowdown without limits.
-    pub(super) fn new(shared: Arc<Shared>) -> Self {
+    pub(in crate::outgoing) fn new(shared: Arc<Shared>) -> Self {
         Self { shared, limits: Limits::default() }
     }
 
     /// Makes vCPUs sleep `percent` of the time.
-    pub(super) fn throttle(&self, percent: u8) {
+    pub(in crate::outgoing) fn throttle(&self, percent: u8) {
         if let Some(throttle) = self.shared.guest.vm.throttle() {
             call("Throttle::set_cpu_throttle", || throttle.set_cpu_throttle(percent));
         }
     }
 
     /// Limits each vCPU to `bytes` per second, or to a lower limit of the operator.
-    pub(super) fn limit_dirty_rates(&mut self, bytes: u64) -> Result<(), MigrationError> {
+    pub(in crate::outgoing) fn limit_dirty_rates(&mut self, bytes: u64) -> Result<(), MigrationError> {
         let Some(throttle) = self.shared.guest.vm.throttle() else { return Ok(()) };
         Ok(call("Throttle::set_dirty_limit", || self.limits.set(throttle, bytes))?)
     }
 
     /// Copies the times that vCPUs spent in dirty limits to the statistics.
-    pub(super) fn note_times(&self) {
+    pub(in crate::outgoing) fn note_times(&self) {
         let times = self.shared.guest.vm.throttle().and_then(Throttle::dirty_limit_times);
         self.shared.measures.statistics.lock().dirty_limit_times = times;
     }
@@ -47,7 +47,7 @@ impl Slowdown {
     /// Performs the policy's final outputs: removes the throttle and the limits.
     ///
     /// An error becomes a warning. The other outputs are still performed, and the guest continues to run.
-    pub(super) fn take_back(&mut self, outputs: &[Output]) {
+    pub(in crate::outgoing) fn take_back(&mut self, outputs: &[Output]) {
         let limits = std::mem::take(&mut self.limits);
         let Some(throttle) = self.shared.guest.vm.throttle() else { return };
         for output in outputs {
@@ -73,7 +73,7 @@ impl Slowdown {
 }
 
 /// A text: why a migration does not converge, and possible remedies.
-pub(super) fn why_not(shared: &Shared, standstill: Standstill) -> String {
+pub(in crate::outgoing) fn why_not(shared: &Shared, standstill: Standstill) -> String {
     let params = shared.params();
     let megabytes = |bytes: u64| bytes as f64 / 1e6;
     let is_held = params.max_bandwidth_bytes > 0 && params.max_bandwidth_bytes < standstill.drained_bytes;
