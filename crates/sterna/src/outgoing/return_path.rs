@@ -226,13 +226,11 @@ impl Reader<'_> {
                 self.shared.driver.nudge();
             }
             extension::RECONNECT_PING => {
-                self.shared.reconnection.is_waited_for.store(true, Ordering::Release);
+                self.shared.reconnection.is_promised();
                 self.shared.driver.nudge();
             }
             extension::ROUND_PING => {
-                if let Some(unconfirmed) = self.shared.reconnection.unconfirmed.get() {
-                    unconfirmed.confirmed()?;
-                }
+                self.shared.reconnection.round_is_confirmed()?;
             }
             extension::MEMORY_PING => {
                 self.shared.session.memory_is_expected.store(true, Ordering::Release);

@@ -1,8 +1,8 @@
 //! State that the threads of one outgoing migration share.
 
 use std::cell::Cell;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Condvar, Mutex};
 use sterna_proto::source::{Event as Fed, Refusal, Source, State};
@@ -17,10 +17,10 @@ use super::lanes::state::Lanes;
 use super::limits::status_of;
 use super::measure::{Counters, LiveStatistics, Probes};
 use super::outcome::Outcome;
-use super::postcopy::Postcopy;
-use super::postcopy::recovery::Recovery;
+use super::postcopy::shared::SharedPostcopy;
 use super::protection::Protecting;
 use super::rdma::counts::RdmaCounts;
+use super::reconnection::shared::SharedReconnection;
 use super::running_streams::RunningStreams;
 use super::same_host;
 use crate::driver::Driver;
@@ -30,7 +30,6 @@ use crate::hooks::Hook;
 use crate::identity::Identity;
 use crate::params::{Capabilities, MigrationMode, Parameters};
 use crate::precopy::Recorded;
-use crate::reconnect::Unconfirmed;
 use crate::threads;
 use crate::vm::SourceVm;
 
@@ -44,8 +43,8 @@ pub(super) struct Shared {
     pub measures: Measures,
     pub handover: HandoverShared,
     /// The pages that follow the guest in postcopy.
-    pub postcopy: Postcopy,
-    pub reconnection: Reconnection,
+    pub postcopy: SharedPostcopy,
+    pub reconnection: SharedReconnection,
     /// `Some` if the destination is a standby: checkpoints follow the seeding.
     pub protecting: Option<Arc<Protecting>>,
     ending: Ending,
@@ -100,19 +99,6 @@ pub(super) struct HandoverShared {
     pub released: Mutex<Vec<Arc<dyn Hook>>>,
     /// The question to a destination whose acknowledgement was lost.
     pub asking: Mutex<Option<Asking>>,
-}
-
-/// State for a new session that replaces a lost one.
-pub(super) struct Reconnection {
-    /// Recovery of a postcopy.
-    pub recovery: Recovery,
-    /// Pages that were sent and may be lost; set if this side would reconnect.
-    pub unconfirmed: OnceLock<Unconfirmed>,
-    /// The destination has promised to wait after a loss.
-    pub is_waited_for: AtomicBool,
-    /// The error that broke the connection. The next field: the last attempt's result.
-    pub lost: Mutex<Option<MigrationError>>,
-    pub last_attempt: Mutex<Option<String>>,
 }
 
 /// The result of the migration.
@@ -186,14 +172,8 @@ impl Shared {
                 released: Mutex::default(),
                 asking: Mutex::default(),
             },
-            postcopy: Postcopy::new(params.max_postcopy_bandwidth_bytes),
-            reconnection: Reconnection {
-                recovery: Recovery::new(to),
-                unconfirmed: OnceLock::new(),
-                is_waited_for: AtomicBool::new(false),
-                lost: Mutex::default(),
-                last_attempt: Mutex::default(),
-            },
+            postcopy: SharedPostcopy::new(params.max_postcopy_bandwidth_bytes),
+            reconnection: SharedReconnection::new(to),
             params: Mutex::new(params),
             driver: Driver::new(source, watch),
             protecting: None,

@@ -14,6 +14,7 @@ use crate::error::MigrationError;
 use crate::interruption::Break;
 use crate::outgoing::limits::CONNECTED_AT_ONCE;
 use crate::outgoing::main_channel::MainChannel;
+use crate::outgoing::reconnection::watch;
 use crate::outgoing::same_host::handing_over::hand_memory_over;
 use crate::outgoing::shared::Shared;
 use crate::outgoing::waits::Waits;
@@ -40,10 +41,7 @@ impl Sockets {
             let left = params.limits.setup.saturating_sub(began.elapsed());
             Channel::connect_with(&shared.session.to, params.tls.as_ref(), left, cancel, |channel| {
                 channel.set_stall_limit(Some(params.limits.stall));
-                if !params.reconnect_window.is_zero() {
-                    // The probe detects a network failure also while no data are sent.
-                    channel.probe_peer(params.limits.stall);
-                }
+                watch::connected(&channel, &params);
                 shared.adopt(channel)
             })
         };
@@ -116,7 +114,7 @@ impl Carrier for Sockets {
         if !self.shared.capabilities.multifd {
             return Ok(());
         }
-        let marks = self.shared.reconnection.unconfirmed.get().is_some();
+        let marks = self.shared.reconnection.confirms_rounds();
         self.main.with(|stream| {
             stream.ram_part(false, true)?;
             if marks { stream.commands(&[Command::Ping(extension::ROUND_PING)]) } else { Ok(()) }

@@ -60,7 +60,7 @@ pub(in crate::outgoing) fn main_lane(
     let lane = MainLane {
         deltas: delta_cache(shared).map(|cache| (cache, Scratch::default())),
         sent: sent_pages(shared),
-        marks: shared.reconnection.unconfirmed.get().is_some(),
+        marks: shared.reconnection.confirms_rounds(),
         has_begun: false,
         main: Arc::clone(&main.stream),
         reader: Arc::clone(&reader),

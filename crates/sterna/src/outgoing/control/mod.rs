@@ -1,11 +1,6 @@
 //! The control thread: performs the handover machine's actions, one after the other.
 
-mod postcopy;
 mod precopy;
-mod reconnecting;
-mod recovery;
-mod sessions;
-mod switchover;
 mod undoing;
 
 use std::sync::Arc;
@@ -14,17 +9,17 @@ use std::time::{Duration, Instant};
 use sterna_proto::source::{
     Action, Cause, End, Event as Fed, GuestAfter, Outcome as MachineOutcome, Refusal, Source, State,
 };
-use sterna_ram::DirtyBitmaps;
-use sterna_transport::Channel;
 use sterna_wire::extension::{self, Handover};
 use sterna_wire::main::Command;
 
-use super::ask;
 use super::carrier::opening;
 use super::outcome::{Outcome, RetryError};
-use super::postcopy::sender::PageSender;
+use super::postcopy::interface::Postcopy;
+use super::reconnection::interface::Reconnection;
 use super::shared::Shared;
+use super::switchover::{Complete, Switchover};
 use super::transfer::Transfer;
+use super::{ask, postcopy, reconnection};
 use crate::error::MigrationError;
 use crate::events::{Event, SwitchoverStep};
 use crate::identity::Identity;
@@ -32,7 +27,6 @@ use crate::interruption::Break;
 use crate::params::StatusQuestions;
 use crate::threads::{self, call, caught, tried};
 use crate::vm::RunState;
-use sessions::Reconnecting;
 
 /// The interval at which an idle control thread wakes.
 const PATIENCE: Duration = Duration::from_millis(50);
@@ -88,31 +82,19 @@ fn died(shared: &Arc<Shared>) -> impl FnOnce(MigrationError) + Send + 'static {
 pub(super) struct Control {
     shared: Arc<Shared>,
     transfer: Transfer,
-    switch: Switch,
-    reconnecting: Reconnecting,
-}
-
-/// State of the switch to postcopy.
-#[derive(Default)]
-struct Switch {
-    /// The channel of requested pages.
-    preempt: Option<Arc<Channel>>,
-    /// The devices' sections, until they are sent.
-    package: Vec<u8>,
-    /// The pages that the destination was told to drop before the guest stopped.
-    dropped: Option<DirtyBitmaps>,
-    page_sender: Option<PageSender>,
-    /// Time since which the switch has been waiting for devices, and whether the warning about that was emitted.
-    awaited_since: Option<Instant>,
-    is_told: bool,
+    postcopy: Box<dyn Postcopy>,
+    reconnection: Box<dyn Reconnection>,
+    /// The switchover without postcopy.
+    complete: Complete,
 }
 
 impl Control {
     fn new(shared: Arc<Shared>) -> Self {
         Self {
             transfer: Transfer::new(Arc::clone(&shared)),
-            switch: Switch::default(),
-            reconnecting: Reconnecting::default(),
+            postcopy: postcopy::of(&shared),
+            reconnection: reconnection::of(&shared),
+            complete: Complete,
             shared,
         }
     }
@@ -178,15 +160,21 @@ impl Control {
             Action::ResumePrecopy => self.resume_precopy()?,
             Action::StopGuest => self.stop_guest(),
             Action::ReleaseHooks => self.release_hooks(),
-            Action::SendFinalState if self.is_postcopy() => self.send_final_state_of_postcopy()?,
-            Action::SendFinalState => self.send_final_state()?,
-            Action::SendPrepare if self.is_postcopy() => self.send_package()?,
-            Action::SendPrepare => self.send_prepare()?,
-            Action::SendEof => self.send_eof(),
-            Action::SendRun => self.send_run(),
-            Action::SendPages => self.send_pages()?,
-            Action::Recover => self.recover()?,
-            Action::ReportPaused(cause) => self.report_paused(cause),
+            Action::SendFinalState => {
+                let (switchover, transfer) = self.switchover();
+                switchover.send_final_state(transfer)?;
+            }
+            Action::SendPrepare => {
+                let (switchover, transfer) = self.switchover();
+                switchover.send_prepare(transfer)?;
+            }
+            Action::SendEof | Action::SendRun => {
+                let (switchover, transfer) = self.switchover();
+                switchover.commit(transfer);
+            }
+            Action::SendPages => self.postcopy.send_pages(&mut self.transfer)?,
+            Action::Recover => self.postcopy.recover(&mut self.transfer)?,
+            Action::ReportPaused(cause) => self.postcopy.report_paused(cause),
             Action::TakeCheckpoints => self.transfer.take_checkpoints()?,
             Action::ReportUndecided(cause) => self.report_undecided(cause),
             Action::AskAgain => self.ask_again(),
@@ -194,8 +182,11 @@ impl Control {
                 self.close_channels();
                 self.shared.report(Fed::ChannelsClosed);
             }
-            Action::BreakOff => self.break_off(),
-            Action::Reconnect => self.reconnect(),
+            Action::BreakOff => {
+                self.postcopy.session_lost();
+                self.reconnection.break_off(&mut self.transfer)?;
+            }
+            Action::Reconnect => self.reconnection.reconnect()?,
             Action::ReacquireHooks => self.reacquire_hooks(),
             Action::ResumeGuest => self.resume_guest(),
             Action::StopTracking => self.stop_tracking(),
@@ -204,9 +195,13 @@ impl Control {
         Ok(())
     }
 
-    /// Whether the guest resumes at the destination before its pages are there.
-    fn is_postcopy(&self) -> bool {
-        self.shared.driver.inspect(Source::is_postcopy)
+    /// How the guest leaves. The machine knows whether the switch to postcopy has begun.
+    fn switchover(&mut self) -> (&mut dyn Switchover, &mut Transfer) {
+        let switchover = match self.postcopy.switchover() {
+            Some(switch) => switch,
+            None => &mut self.complete,
+        };
+        (switchover, &mut self.transfer)
     }
 
     fn identify(&mut self) -> Result<(), MigrationError> {
@@ -226,7 +221,7 @@ impl Control {
         let (version, body) = Handover { migration_id: *id, secret: Some(secret.clone()) }.encode();
         let header = (Handover::SECTION_NAME, Handover::SECTION_INSTANCE, version);
         self.transfer.main()?.with(|stream| stream.full_section(header, &body, true))?;
-        self.announce_return()
+        self.reconnection.announce(&self.transfer)
     }
 
     fn compare(&mut self) -> Result<(), MigrationError> {
@@ -244,8 +239,8 @@ impl Control {
         self.shared.handover.custody.wait_for_act();
         // A guest that stops here gives no useful hints any more.
         self.transfer.pacing.hints.stop();
-        self.let_channels_run_empty();
-        let named = Break::failure(self.name_what_is_dropped());
+        let (switchover, transfer) = self.switchover();
+        let prepared = Break::failure(switchover.prepare_stop(transfer));
         let was_running =
             call("SourceVm::run_state", || self.shared.guest.vm.run_state()) == RunState::Running;
         let began = Instant::now();
@@ -266,7 +261,7 @@ impl Control {
                 self.shared.tell(&Event::Stopped);
                 // The guest is stopped in any case: the machine resumes it and its devices. It has to know the
                 // failure before, because otherwise it would release hooks while a device may still write.
-                if let Err(error) = devices.and(named) {
+                if let Err(error) = devices.and(prepared) {
                     self.shared.fail(error);
                 }
                 self.transfer.guest.stopping = None;
@@ -294,13 +289,6 @@ impl Control {
         }
         self.transfer.step(SwitchoverStep::ReleaseHooks);
         self.shared.report(Fed::HooksReleased);
-    }
-
-    fn send_prepare(&mut self) -> Result<(), MigrationError> {
-        self.transfer.main()?.commands(&[Command::Ping(extension::PREPARE_PING)])?;
-        // The main channel was not silent, so no keepalive is due for a while.
-        self.transfer.waits.was_not_silent();
-        Ok(())
     }
 
     fn report_undecided(&mut self, cause: Cause) {
@@ -336,14 +324,10 @@ impl Control {
         if let Some(streams) = self.transfer.streams.take() {
             streams.end();
         }
-        if let Some(streams) = self.reconnecting.streams.take() {
-            streams.end(&self.shared);
-        }
+        self.reconnection.close();
         self.transfer.course.close();
-        self.shared.postcopy.pause();
+        self.postcopy.close();
         self.transfer.waits.keep_alive(None);
-        self.switch.page_sender = None;
-        self.switch.preempt = None;
         if let Some(mut carrier) = self.transfer.carrier.take() {
             carrier.close();
         }
@@ -357,7 +341,7 @@ impl Control {
         self.transfer.unthrottle();
         self.transfer.pacing.hints.end();
         if outcome.end != End::Completed {
-            self.say_farewell();
+            self.reconnection.say_farewell();
         }
         // The search for failed pages comes only now, after everything is undone and the guest runs.
         self.shared.find_failed_pages();

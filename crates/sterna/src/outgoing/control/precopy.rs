@@ -16,7 +16,7 @@ use crate::interruption::Break;
 use crate::outgoing::shared::Shared;
 use crate::outgoing::transfer::{Hints, LONGEST_WAIT, Rounds, not_open, why_not};
 use crate::outgoing::waits::Waits;
-use crate::params::{NonConvergence, ZeroPageDetection};
+use crate::params::ZeroPageDetection;
 use crate::precopy::{Answer, Input, Output, Recorded, Settings, WINDOW};
 use crate::threads::call;
 use crate::vm::RunState;
@@ -30,12 +30,12 @@ impl Control {
     /// Performs `StartPrecopy`: returns when the machine has another action.
     pub(super) fn precopy(&mut self) -> Result<(), Break> {
         self.introduce_peer();
-        self.warn_without_return();
+        self.reconnection.peer_is_known();
         self.transfer.count_acknowledgements();
         let carrier = self.transfer.carrier.as_mut().ok_or_else(not_open)?;
         carrier.enter(&mut self.transfer.waits)?;
-        self.advise_postcopy()?;
-        self.await_promise()?;
+        self.postcopy.advise(&self.transfer)?;
+        self.reconnection.await_promise(&mut self.transfer)?;
         let shared = Arc::clone(&self.shared);
         let begins_early = self.transfer.carrier()?.begins_ram_before_lanes();
         if begins_early {
@@ -57,7 +57,7 @@ impl Control {
         shared.guest.source.leave_out(&all);
         let look_for_absent = shared.guest.source.knows_absent()
             || shared.params().zero_page_detection != ZeroPageDetection::None;
-        let takes_hints = Hints::of(&shared).is_some();
+        let takes_hints = self.postcopy.takes_hints() && Hints::of(&shared).is_some();
         let round = Rounds::first(&shared, all, look_for_absent, takes_hints);
         let (mut slice, until) = (0, Instant::now() + LONGEST_WAIT);
         let is_ready = takes_hints && self.transfer.prepare_round(&round, &mut slice, Some(until))?;
@@ -65,7 +65,7 @@ impl Control {
             self.transfer.pacing.hints.ask(&round);
             self.transfer.await_hints(until)?;
         }
-        self.may_reconnect();
+        self.reconnection.pages_begin();
         let rounds = Rounds::begin(&shared, Arc::clone(&round));
         if let Some(streams) = &self.transfer.streams {
             streams.enter_round(rounds.round().number());
@@ -82,6 +82,15 @@ impl Control {
         self.follow_policy(begun.settings)
     }
 
+    /// Performs `ResumePrecopy`: returns when the machine has another action.
+    pub(super) fn resume_precopy(&mut self) -> Result<(), Break> {
+        self.reconnection.enter_session(&mut self.transfer)?;
+        self.transfer.count_acknowledgements();
+        self.postcopy.advise(&self.transfer)?;
+        let settings = self.reconnection.send_again(&mut self.transfer)?;
+        self.follow_policy(settings)
+    }
+
     /// Reports the peer's features to the machine. Without a return path they are unknown.
     fn introduce_peer(&self) {
         if self.shared.capabilities.return_path {
@@ -92,11 +101,10 @@ impl Control {
     }
 
     /// Performs the policy's outputs, until the machine has another action.
-    pub(super) fn follow_policy(&mut self, mut settings: Settings) -> Result<(), Break> {
+    fn follow_policy(&mut self, mut settings: Settings) -> Result<(), Break> {
         let mut outputs = VecDeque::new();
         loop {
-            self.want_switch_if_due();
-            if self.switch_if_wanted()? {
+            if self.postcopy.switch(&mut self.transfer)? {
                 return Ok(());
             }
             let now = self.transfer.settings();
@@ -128,10 +136,7 @@ impl Control {
             }
             Output::Publish { tries_network } => self.transfer.publish(tries_network)?,
             Output::RunDry { number } => {
-                let number = self.reconnecting.rounds_before + number;
-                let Some(round) = self.transfer.rounds()?.round_numbered(number) else {
-                    return Err(MigrationError::Internal(format!("round {number} is not there")).into());
-                };
+                let round = self.transfer.rounds()?.round_of_policy(number)?;
                 self.transfer.run_dry(&round)?;
                 self.probe()?;
                 return Ok(Some(Input::Flushed(self.transfer.rounds()?.snapshot())));
@@ -146,14 +151,7 @@ impl Control {
             }
             Output::GiveUp(standstill) => {
                 let why = why_not(&self.shared, standstill);
-                if self.shared.params().non_convergence == NonConvergence::Postcopy {
-                    // The switch may wait for a device.
-                    if !self.shared.postcopy.is_wanted() {
-                        let text =
-                            format!("precopy does not converge ({why}): the guest goes on in postcopy");
-                        self.shared.tell(&Event::Warning(text));
-                        self.shared.postcopy.want();
-                    }
+                if self.postcopy.takes_over(&why) {
                     return Ok(None);
                 }
                 return Err(MigrationError::NotConverging { why }.into());
@@ -181,10 +179,10 @@ impl Control {
         let was_rearmed = self.transfer.pacing.rearmed_seen == round.number();
         let began = Instant::now();
         // The switch may be requested and not possible yet.
-        let is_waiting = shared.postcopy.is_wanted();
+        let is_waiting = self.postcopy.is_awaited();
         let longest = if is_waiting { SWITCH_LOOK } else { WINDOW };
         let patience = wake_at.saturating_sub(shared.measures.statistics.lock().clock()).min(longest);
-        let is_due = || !was_rearmed && round.is_rearmed() || !is_waiting && shared.postcopy.is_wanted();
+        let is_due = || !was_rearmed && round.is_rearmed() || !is_waiting && self.postcopy.is_awaited();
         let came = self.transfer.waits.at_most(patience, || is_due().then_some(()))?;
         let mut snapshot = self.transfer.rounds()?.snapshot();
         if came.is_some() && round.is_rearmed() {

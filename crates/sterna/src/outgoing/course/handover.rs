@@ -8,6 +8,7 @@ use sterna_transport::Channel;
 use super::interface::{BeforePiece, Course};
 use crate::error::MigrationError;
 use crate::interruption::Break;
+use crate::outgoing::carrier::interface::Carrier;
 use crate::outgoing::limits::ack_form;
 use crate::outgoing::main_channel::MainChannel;
 use crate::outgoing::main_stream::MainStream;
@@ -58,8 +59,8 @@ impl Course for Handover {
         self.shared.guest.source.send_devices(stream, run_state)
     }
 
-    fn keeps_channels(&self) -> bool {
-        false
+    fn stream_ended(&self, carrier: &dyn Carrier) {
+        carrier.say_goodbye();
     }
 
     fn close(&self) {}

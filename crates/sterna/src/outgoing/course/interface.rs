@@ -6,6 +6,7 @@ use sterna_transport::Channel;
 
 use crate::error::MigrationError;
 use crate::interruption::Break;
+use crate::outgoing::carrier::interface::Carrier;
 use crate::outgoing::main_channel::MainChannel;
 use crate::outgoing::main_stream::MainStream;
 use crate::outgoing::streams::DeviceStreams;
@@ -40,8 +41,8 @@ pub(in crate::outgoing) trait Course: Send {
     /// Writes devices' sections, with the guest stopped.
     fn write_devices(&self, stream: &mut MainStream, run_state: &str) -> Result<(), MigrationError>;
 
-    /// Whether the channels are used after the end of this stream.
-    fn keeps_channels(&self) -> bool;
+    /// The end of this stream was written: ends the channels that are not used any more.
+    fn stream_ended(&self, carrier: &dyn Carrier);
 
     /// No channel is open any more.
     fn close(&self);

@@ -11,6 +11,7 @@ use sterna_wire::replica::Output;
 use super::interface::{BeforePiece, Course};
 use crate::error::MigrationError;
 use crate::interruption::Break;
+use crate::outgoing::carrier::interface::Carrier;
 use crate::outgoing::main_channel::MainChannel;
 use crate::outgoing::main_stream::MainStream;
 use crate::outgoing::protection::{EpochStreams, Protecting};
@@ -71,8 +72,8 @@ impl Course for Seeding {
         write_checkpoint(&self.shared, &self.protecting, stream, (run_state, &Output::default(), true))
     }
 
-    fn keeps_channels(&self) -> bool {
-        true
+    fn stream_ended(&self, _carrier: &dyn Carrier) {
+        // Checkpoints follow on all channels.
     }
 
     fn close(&self) {

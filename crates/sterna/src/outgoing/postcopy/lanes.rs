@@ -5,7 +5,7 @@ use std::sync::Arc;
 use sterna_ram::PAGE_SIZE;
 use sterna_transport::Channel;
 
-use super::Postcopy;
+use super::shared::SharedPostcopy;
 use crate::error::MigrationError;
 use crate::outgoing::lanes::Lane;
 use crate::pages::PageWriter;
@@ -14,7 +14,7 @@ use crate::postcopy::order::{LanePages, LanePlace};
 /// The pages that a lane takes at a time: those of one packet.
 const TAKE_PAGES: u64 = sterna_wire::limits::PACKET_PAGES as u64;
 
-impl Postcopy {
+impl SharedPostcopy {
     /// Keeps lanes after the rounds: the destination accepts background pages over them.
     pub(in crate::outgoing) fn keep_lanes(&self) {
         self.lanes.lock().stay = true;
@@ -54,7 +54,7 @@ impl Postcopy {
 /// Returns immediately if lanes do not send these pages.
 pub(in crate::outgoing) fn follow(
     lane: &Lane<'_>,
-    postcopy: &Postcopy,
+    postcopy: &SharedPostcopy,
     writer: &mut dyn PageWriter,
 ) -> Result<(), MigrationError> {
     let Some(pages) = postcopy.lane_pages() else { return Ok(()) };
@@ -89,7 +89,7 @@ mod tests {
     use sterna_ram::{DirtyBitmaps, GuestRam, PAGE_SHIFT, RamBlock};
 
     use super::*;
-    use crate::outgoing::postcopy::Background;
+    use crate::outgoing::postcopy::shared::Background;
 
     fn guest(pages: u64) -> (GuestRam, DirtyBitmaps) {
         let ram = GuestRam::new(vec![RamBlock::without_memory("m0", pages << PAGE_SHIFT).unwrap()]).unwrap();
@@ -101,7 +101,7 @@ mod tests {
     #[test]
     fn lanes_end_with_the_rounds_unless_they_are_kept_and_wait_no_longer_than_the_migration() {
         let (ram, unsent) = guest(64);
-        let postcopy = Postcopy::new(0);
+        let postcopy = SharedPostcopy::new(0);
         assert!(postcopy.lane_pages().is_none());
         postcopy.keep_lanes();
         postcopy.begin(&ram, &unsent);
@@ -118,7 +118,7 @@ mod tests {
     fn page_that_a_lane_has_in_hand_goes_once_more_if_it_is_requested_and_not_behind_the_end() {
         let (ram, unsent) = guest(256);
         unsent.block(0).clear(7);
-        let postcopy = Postcopy::new(0);
+        let postcopy = SharedPostcopy::new(0);
         postcopy.keep_lanes();
         postcopy.begin(&ram, &unsent);
         postcopy.let_lanes_begin();

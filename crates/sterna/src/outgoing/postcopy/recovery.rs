@@ -58,6 +58,11 @@ impl Recovery {
         *session
     }
 
+    /// The number of the last attempt; 0 before the first loss.
+    pub(in crate::outgoing) fn session(&self) -> u32 {
+        *self.session.lock()
+    }
+
     /// Records that the bitmaps of all blocks are about to be requested.
     pub(in crate::outgoing) fn asks(&self, ram: &GuestRam) {
         let names: Vec<_> = ram.blocks().iter().map(|block| block.name().to_owned()).collect();

@@ -6,7 +6,7 @@ use sterna_ram::{GuestRam, PAGE_SIZE};
 use sterna_transport::Channel;
 use sterna_wire::ram::RamRecordWriter;
 
-use super::Postcopy;
+use super::shared::SharedPostcopy;
 use crate::error::MigrationError;
 use crate::order::PageRun;
 use crate::outgoing::main_channel::MainChannel;
@@ -76,7 +76,7 @@ impl PageSender {
     }
 
     /// Sends requested pages until the connection ends.
-    pub(in crate::outgoing) fn answer(&self, postcopy: &Postcopy) -> Result<(), MigrationError> {
+    pub(in crate::outgoing) fn answer(&self, postcopy: &SharedPostcopy) -> Result<(), MigrationError> {
         while let Some(run) = postcopy.next_requested() {
             let sent = self.send_requested(run);
             // The answer is counted before EOF may follow, so that the statistics include the last one.

@@ -355,7 +355,7 @@ impl DeviceStreams {
             false => Way::Serial,
         };
         let mut streams = Streams::new(devices, way, Channels::new(channels.to_vec()));
-        streams.outbox = streams.outbox.keeping(shared.reconnection.unconfirmed.get().is_some());
+        streams.outbox = streams.outbox.keeping(shared.reconnection.confirms_rounds());
         Ok(Some(Self::with(shared, streams, way, Begin::First)))
     }
 

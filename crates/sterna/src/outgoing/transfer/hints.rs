@@ -25,9 +25,7 @@ impl Hints {
 
     /// The VM's interface for hints; `None` if hints are of no use for this migration.
     pub(in crate::outgoing) fn of(shared: &Shared) -> Option<&dyn FreePageHints> {
-        // In postcopy every page that is not sent would have to follow.
         let is_of_use = facts::of(&shared.session.to).gains_by_hints
-            && !shared.capabilities.postcopy_ram
             && call("SourceVm::run_state", || shared.guest.vm.run_state()) == RunState::Running;
         if is_of_use { call("SourceVm::free_page_hints", || shared.guest.vm.free_page_hints()) } else { None }
     }

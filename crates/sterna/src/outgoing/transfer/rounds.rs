@@ -36,6 +36,8 @@ pub(in crate::outgoing) struct Rounds {
     open: OpenRound,
     /// The last round whose statistics are complete.
     closed: u64,
+    /// The rounds before the policy began for this session: the number of its first round, less 1.
+    before_policy: u64,
     /// The begin of the last sync, as time since the migration's start.
     synced: Duration,
     /// When the syncs began that found the pages of the previous and the last round.
@@ -108,6 +110,7 @@ impl Rounds {
             rearmed: None,
             open,
             closed: 0,
+            before_policy: 0,
             synced: now,
             found: [now; 2],
         };
@@ -120,10 +123,15 @@ impl Rounds {
         &self.round
     }
 
-    /// The round with this number, if it is one of the last two.
-    pub(in crate::outgoing) fn round_numbered(&self, number: u64) -> Option<Arc<RoundPages>> {
+    /// The policy's round with this number, which is one of the last two.
+    pub(in crate::outgoing) fn round_of_policy(
+        &self,
+        number: u64,
+    ) -> Result<Arc<RoundPages>, MigrationError> {
+        let number = self.before_policy + number;
         let rounds = [Some(&self.round), self.before.as_ref()];
-        rounds.into_iter().flatten().find(|round| round.number() == number).cloned()
+        let round = rounds.into_iter().flatten().find(|round| round.number() == number).cloned();
+        round.ok_or_else(|| MigrationError::Internal(format!("round {number} is not there")))
     }
 
     /// The last two rounds, oldest first: lanes may work on both.
@@ -254,7 +262,8 @@ impl Rounds {
     }
 
     /// Publishes the round that [`Rounds::make_resumed`] made.
-    pub(in crate::outgoing) fn publish_resumed(&self) {
+    pub(in crate::outgoing) fn publish_resumed(&mut self) {
+        self.before_policy = self.round.number() - 1;
         self.give_to_lanes();
     }
 
@@ -375,9 +384,7 @@ impl Rounds {
 
     /// Records that no page of the last round is confirmed by the destination yet.
     fn note_unconfirmed(&self) {
-        if let Some(unconfirmed) = self.shared.reconnection.unconfirmed.get() {
-            unconfirmed.begin_round(self.round.unsent(), self.round.looks_for_absent());
-        }
+        self.shared.reconnection.begin_round(&self.round);
     }
 
     fn give_to_lanes(&self) {

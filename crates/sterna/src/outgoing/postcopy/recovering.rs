@@ -9,15 +9,16 @@ use sterna_transport::Channel;
 use sterna_wire::extension::ReconnectChannel;
 use sterna_wire::main::Command;
 
-use super::Control;
+use super::enabled::Enabled;
+use super::recovery::{hear_answer, left, say_hello};
 use crate::error::MigrationError;
 use crate::identity;
 use crate::interruption::Break;
 use crate::outgoing::asking::Asking;
 use crate::outgoing::carrier::sockets::Sockets;
 use crate::outgoing::carrier::stream::main_channel;
-use crate::outgoing::postcopy::recovery::{hear_answer, left, say_hello};
 use crate::outgoing::shared::Shared;
+use crate::outgoing::transfer::Transfer;
 
 /// One attempt to recover.
 struct Attempt<'a> {
@@ -28,9 +29,8 @@ struct Attempt<'a> {
     asking: Asking,
 }
 
-impl Control {
-    /// Performs `Recover`: learns which pages the destination has, and tells it to resume.
-    pub(super) fn recover(&mut self) -> Result<(), Break> {
+impl Enabled {
+    pub(super) fn open_again(&mut self, transfer: &mut Transfer) -> Result<(), Break> {
         let shared = Arc::clone(&self.shared);
         shared.forget_error();
         let attempt = Attempt {
@@ -45,14 +45,14 @@ impl Control {
         let channel = opened?;
 
         let main = main_channel(&shared, channel);
-        self.transfer.carrier = Some(Box::new(Sockets::of(&shared, Arc::clone(&main), Vec::new())));
-        self.transfer.waits.keep_alive(Some(Arc::clone(&main)));
+        transfer.carrier = Some(Box::new(Sockets::of(&shared, Arc::clone(&main), Vec::new())));
+        transfer.waits.keep_alive(Some(Arc::clone(&main)));
         shared.reconnection.recovery.asks(&shared.guest.ram);
-        self.transfer.read_return_path()?;
+        transfer.read_return_path()?;
         for block in shared.guest.ram.blocks() {
             main.commands(&[Command::ReceivedBitmap(block.name().to_owned())])?;
         }
-        let received = self.transfer.waits.until(|| shared.reconnection.recovery.take_received())?;
+        let received = transfer.waits.until(|| shared.reconnection.recovery.take_received())?;
         let unsent_bytes = shared.postcopy.left_bytes();
         shared.postcopy.recover(&shared.guest.ram, &received)?;
         let left_bytes = shared.postcopy.left_bytes();
@@ -60,20 +60,15 @@ impl Control {
         tracing::debug!(session = attempt.session, left_bytes, "the destination has said what it has");
 
         if shared.capabilities.postcopy_preempt {
-            self.switch.preempt = Some(attempt.open(ReconnectChannel::Preempt)?);
+            self.preempt = Some(attempt.open(ReconnectChannel::Preempt)?);
         }
-        self.answer_requests(&main)?;
+        self.answer_requests(transfer, &main)?;
         // Both calls come before the command, because the answer and requests may follow immediately.
         shared.reconnection.recovery.resumes();
         shared.postcopy.may_be_asked();
         main.commands(&[Command::PostcopyResume])?;
-        self.transfer.waits.was_not_silent();
+        transfer.waits.was_not_silent();
         Ok(())
-    }
-
-    /// Whether pages are sent over other channels than the first ones.
-    pub(super) fn has_recovered(&self) -> bool {
-        self.shared.reconnection.recovery.count() > 0
     }
 }
 
@@ -106,4 +101,9 @@ impl Attempt<'_> {
         channel.set_stall_limit(Some(params.limits.stall));
         Ok(channel)
     }
+}
+
+/// Whether pages are sent over other channels than the first ones.
+pub(super) fn has_recovered(shared: &Shared) -> bool {
+    shared.reconnection.recovery.count() > 0
 }
