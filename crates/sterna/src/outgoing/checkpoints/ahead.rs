@@ -6,10 +6,9 @@
 
 use std::time::{Duration, Instant};
 
+use super::Checkpointing;
 use crate::error::MigrationError;
 use crate::interruption::Break;
-use crate::outgoing::protection::Protecting;
-use crate::outgoing::transfer::Transfer;
 
 /// Fewer pages are copied in the pause, because that takes less than a millisecond.
 const LEAST_PAGES: u64 = 512;
@@ -54,28 +53,30 @@ impl Ahead {
     }
 }
 
-impl Transfer {
+impl Checkpointing<'_> {
     /// Re-arms and copies the pages that are dirty now, if that pays off.
-    pub(super) fn copy_ahead(&mut self, protecting: &Protecting, ahead: &mut Ahead) -> Result<(), Break> {
+    pub(super) fn copy_ahead(&mut self, ahead: &mut Ahead) -> Result<(), Break> {
+        let protecting = self.protecting;
         if !ahead.pays(protecting.counts.lock().last_pages) {
             return Ok(());
         }
         let began = Instant::now();
-        MigrationError::check_memory(&self.shared.guest.ram)?;
-        self.sync()?;
-        let pages = self.rounds()?.rearm_ahead()?;
+        MigrationError::check_memory(&self.transfer.shared.guest.ram)?;
+        self.transfer.sync()?;
+        let pages = self.transfer.rounds()?.rearm_ahead()?;
         let count = pages.count();
         match protecting.staging.stage_ahead(pages)? {
             true => ahead.has_copied(count, began.elapsed()),
-            false => self.drop_ahead(protecting)?,
+            false => self.drop_ahead()?,
         }
         Ok(())
     }
 
     /// Discards the pages that were copied ahead: the pause copies all pages, or none.
-    pub(super) fn drop_ahead(&mut self, protecting: &Protecting) -> Result<(), MigrationError> {
+    pub(super) fn drop_ahead(&mut self) -> Result<(), MigrationError> {
+        let protecting = self.protecting;
         protecting.staging.drop_ahead();
-        self.rounds()?.forget_ahead();
+        self.transfer.rounds()?.forget_ahead();
         Ok(())
     }
 }

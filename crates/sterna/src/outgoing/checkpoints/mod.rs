@@ -60,55 +60,64 @@ impl Drop for Ends<'_> {
     }
 }
 
-impl Transfer {
-    /// Performs `TakeCheckpoints`: returns when the machine has another action.
-    ///
-    /// That is so after the protection has ended.
-    pub(super) fn take_checkpoints(&mut self) -> Result<(), Break> {
-        let Some(protecting) = self.shared.protecting.clone() else {
-            return Err(MigrationError::Internal("a seeding without a protection".to_owned()).into());
-        };
-        // After the end of checkpoints, for any reason, no write of the guest may stay blocked.
-        let ends = Ends(&protecting.staging);
-        // The handover machine learns of no failure here. Without this, a panic would end checkpoints without a
-        // message.
-        let followed = caught("a checkpoint", || {
-            self.has_gone_on(&protecting)?;
-            self.follow_pace(&protecting)
-        });
-        match followed.unwrap_or_else(|panic| Err(panic.into())) {
-            Err(Break::Failed(error)) => {
-                tracing::debug!(%error, "checkpoints end");
-                drop(ends);
-                protecting.inbox.fail(error.clone());
-                // When one channel is lost, the others are closed. The first error in the inbox is the cause.
-                let error = protecting.inbox.error().unwrap_or(error);
-                self.shared.note_error(error.clone());
-                protecting.overseer.failed(&error);
-                // The protection's machine decides which side runs the guest now.
-                self.waits.until(|| None::<()>)
-            }
-            other => other,
+/// Performs `TakeCheckpoints`: returns when the machine has another action.
+///
+/// That is so after the protection has ended.
+pub(super) fn take(transfer: &mut Transfer) -> Result<(), Break> {
+    let Some(protecting) = transfer.shared.protecting.clone() else {
+        return Err(MigrationError::Internal("a seeding without a protection".to_owned()).into());
+    };
+    // After the end of checkpoints, for any reason, no write of the guest may stay blocked.
+    let ends = Ends(&protecting.staging);
+    // The handover machine learns of no failure here. Without this, a panic would end checkpoints without a
+    // message.
+    let mut checkpointing = Checkpointing { transfer, protecting: &protecting };
+    let followed = caught("a checkpoint", || {
+        checkpointing.has_gone_on()?;
+        checkpointing.follow_pace()
+    });
+    match followed.unwrap_or_else(|panic| Err(panic.into())) {
+        Err(Break::Failed(error)) => {
+            tracing::debug!(%error, "checkpoints end");
+            drop(ends);
+            protecting.inbox.fail(error.clone());
+            // When one channel is lost, the others are closed. The first error in the inbox is the cause.
+            let error = protecting.inbox.error().unwrap_or(error);
+            transfer.shared.note_error(error.clone());
+            protecting.overseer.failed(&error);
+            // The protection's machine decides which side runs the guest now.
+            transfer.waits.until(|| None::<()>)
         }
+        other => other,
     }
+}
 
+/// Checkpoints of the guest `transfer`, for the protection `protecting`.
+struct Checkpointing<'a> {
+    transfer: &'a mut Transfer,
+    protecting: &'a Protecting,
+}
+
+impl Checkpointing<'_> {
     /// Fails unless the guest runs again after the seeding, if it ran before.
-    fn has_gone_on(&mut self, protecting: &Protecting) -> Result<(), MigrationError> {
-        match self.guest.not_resumed.take() {
+    fn has_gone_on(&mut self) -> Result<(), MigrationError> {
+        let protecting = self.protecting;
+        match self.transfer.guest.not_resumed.take() {
             None => Ok(()),
             Some(error) => {
-                self.shared.keep_standing(protecting);
+                self.transfer.shared.keep_standing(protecting);
                 Err(error)
             }
         }
     }
 
-    fn follow_pace(&mut self, protecting: &Protecting) -> Result<(), Break> {
-        self.waits.until(|| protecting.inbox.take(MessageKind::CheckpointReady))??;
+    fn follow_pace(&mut self) -> Result<(), Break> {
+        let protecting = self.protecting;
+        self.transfer.waits.until(|| protecting.inbox.take(MessageKind::CheckpointReady))??;
         if let Some(streams) = protecting.streams() {
             streams.limit(protecting.staging.limit_bytes(), &self.asking_for_checkpoints())?;
         }
-        let devices = self.main()?.with(|stream| Ok(stream.device_collector()))?;
+        let devices = self.transfer.main()?.with(|stream| Ok(stream.device_collector()))?;
         let mut checkpoints = Checkpoints {
             travel: Travel::default(),
             devices,
@@ -119,17 +128,17 @@ impl Transfer {
             ahead: Ahead::default(),
         };
         loop {
-            self.await_next(protecting, &mut checkpoints)?;
+            self.await_next(&mut checkpoints)?;
             match protecting.take_wanted() {
-                true => return self.last_checkpoint(protecting, &mut checkpoints),
-                false => self.checkpoint(protecting, &mut checkpoints)?,
+                true => return self.last_checkpoint(&mut checkpoints),
+                false => self.checkpoint(&mut checkpoints)?,
             }
         }
     }
 
     /// The callback with which a device requests a checkpoint when its changes reach their limit.
     fn asking_for_checkpoints(&self) -> AskCheckpoint {
-        let shared = Arc::downgrade(&self.shared);
+        let shared = Arc::downgrade(&self.transfer.shared);
         Arc::new(move || {
             let Some(shared) = shared.upgrade() else { return };
             if let Some(protecting) = &shared.protecting {
@@ -140,9 +149,10 @@ impl Transfer {
     }
 
     /// Waits until a checkpoint is due and may be taken. Checkpoints in flight are sent meanwhile.
-    fn await_next(&mut self, protecting: &Protecting, now: &mut Checkpoints) -> Result<(), Break> {
+    fn await_next(&mut self, now: &mut Checkpoints) -> Result<(), Break> {
+        let protecting = self.protecting;
         loop {
-            self.advance(protecting, &mut now.travel)?;
+            self.advance(&mut now.travel)?;
             if let Some(error) = protecting.inbox.error() {
                 return Err(error.into());
             }
@@ -156,7 +166,7 @@ impl Transfer {
             let stands_alone = is_last || now.waits_for_room;
             let has_room = match stands_alone {
                 true => now.travel.is_empty(),
-                false => self.may_join(protecting, &now.travel, pace.in_flight),
+                false => self.may_join(&now.travel, pace.in_flight),
             };
             if is_due && has_room && protecting.overseer.may_take(is_last) {
                 return Ok(());
@@ -167,9 +177,9 @@ impl Transfer {
                 true => LOOK,
                 false => left.min(pace.look()),
             };
-            let shared = self.shared.clone();
+            let shared = self.transfer.shared.clone();
             let is_news = || now.travel.has_news(&shared, protecting) || (!is_due && protecting.wanted().0);
-            self.waits.at_most(left, || is_news().then_some(()))?;
+            self.transfer.waits.at_most(left, || is_news().then_some(()))?;
         }
     }
 
@@ -178,7 +188,8 @@ impl Transfer {
     /// This is so if the link could have sent those in flight at its earlier rate, so that it is slow now.
     /// Earlier, another checkpoint would only wait. Device state in flight counts against the same limit as
     /// copies of pages.
-    fn may_join(&self, protecting: &Protecting, travel: &Travel, in_flight: u8) -> bool {
+    fn may_join(&self, travel: &Travel, in_flight: u8) -> bool {
+        let protecting = self.protecting;
         travel.is_empty()
             || travel.count() < in_flight.into()
                 && travel.device_bytes() < protecting.staging.limit_bytes()
@@ -187,20 +198,21 @@ impl Transfer {
 
     /// Takes a checkpoint. If none is in flight, the standby is asked for room first, so that its state is as new
     /// as possible.
-    fn checkpoint(&mut self, protecting: &Protecting, now: &mut Checkpoints) -> Result<(), Break> {
-        self.copy_ahead(protecting, &mut now.ahead)?;
+    fn checkpoint(&mut self, now: &mut Checkpoints) -> Result<(), Break> {
+        let protecting = self.protecting;
+        self.copy_ahead(&mut now.ahead)?;
         now.began = counted(protecting, now.began);
         if now.travel.is_empty() {
             let in_flight = protecting.pace.lock().in_flight;
-            self.await_room_for(protecting, &mut now.travel, in_flight)?;
+            self.await_room_for(&mut now.travel, in_flight)?;
         }
-        let vm = &self.shared.guest.vm;
+        let vm = &self.transfer.shared.guest.vm;
         let holds_writes = call("SourceVm::may_hold_writes", || vm.may_hold_writes());
         if let Some(text) = protecting.staging.prepare(holds_writes) {
-            self.shared.tell(&Event::Warning(text));
+            self.transfer.shared.tell(&Event::Warning(text));
         }
         let stopped = Instant::now();
-        match self.pause(protecting, now.number + 1, &mut now.devices)? {
+        match self.pause(now.number + 1, &mut now.devices)? {
             Paused::Taken(taken) => {
                 protecting.staging.go_on();
                 now.ahead.paused(taken.late_pages);
@@ -210,11 +222,11 @@ impl Transfer {
             }
             Paused::NoRoom if now.travel.is_empty() => {
                 now.in_vain += stopped.elapsed();
-                self.uncopied(protecting, now)
+                self.uncopied(now)
             }
             Paused::NoRoom => {
                 // The guest runs until the checkpoints in flight are held. Then there may be room.
-                self.drop_ahead(protecting)?;
+                self.drop_ahead()?;
                 now.in_vain += stopped.elapsed();
                 now.waits_for_room = true;
                 protecting.want(false);
@@ -222,23 +234,24 @@ impl Transfer {
             }
             Paused::Standing(error) => Err(error.into()),
             // No other checkpoint is taken. Those in flight arrive if the connection lasts.
-            Paused::Withheld => self.travel_until(protecting, &mut now.travel, |_| false),
+            Paused::Withheld => self.travel_until(&mut now.travel, |_| false),
         }
     }
 
     /// Takes a checkpoint for which the guest is paused until all of it is sent.
-    fn uncopied(&mut self, protecting: &Protecting, now: &mut Checkpoints) -> Result<(), Break> {
-        self.await_room(protecting, &mut now.travel)?;
+    fn uncopied(&mut self, now: &mut Checkpoints) -> Result<(), Break> {
+        let protecting = self.protecting;
+        self.await_room(&mut now.travel)?;
         let stopped = Instant::now();
-        self.withhold(protecting, Withholder::Checkpoint)?;
-        let taken = self.take_uncopied(protecting, now.number + 1, false, &mut now.devices);
+        self.withhold(Withholder::Checkpoint)?;
+        let taken = self.take_uncopied(now.number + 1, false, &mut now.devices);
         let sent = taken.map_err(Break::from).and_then(|taken| {
             let brought = taken.brought();
             now.travel.push(taken);
-            self.travel_until(protecting, &mut now.travel, Travel::is_empty)?;
+            self.travel_until(&mut now.travel, Travel::is_empty)?;
             Ok(brought)
         });
-        let went_on = self.shared.give_guest_back(protecting, Withholder::Checkpoint);
+        let went_on = self.transfer.shared.give_guest_back(protecting, Withholder::Checkpoint);
         let brought = sent?;
         went_on?;
         has_taken(protecting, now, brought, stopped.elapsed());
@@ -247,71 +260,65 @@ impl Transfer {
     }
 
     /// Takes a checkpoint after which the guest stays stopped.
-    fn last_checkpoint(&mut self, protecting: &Protecting, now: &mut Checkpoints) -> Result<(), Break> {
+    fn last_checkpoint(&mut self, now: &mut Checkpoints) -> Result<(), Break> {
+        let protecting = self.protecting;
         // The order may have come while others were in flight.
-        self.travel_until(protecting, &mut now.travel, Travel::is_empty)?;
-        self.await_room(protecting, &mut now.travel)?;
+        self.travel_until(&mut now.travel, Travel::is_empty)?;
+        self.await_room(&mut now.travel)?;
         let stopped = Instant::now();
-        self.withhold(protecting, Withholder::Overseer)?;
-        let taken = self.take_uncopied(protecting, now.number + 1, true, &mut now.devices)?;
+        self.withhold(Withholder::Overseer)?;
+        let taken = self.take_uncopied(now.number + 1, true, &mut now.devices)?;
         has_taken(protecting, now, taken.brought(), stopped.elapsed());
         now.travel.push(taken);
-        self.travel_until(protecting, &mut now.travel, Travel::is_empty)?;
+        self.travel_until(&mut now.travel, Travel::is_empty)?;
         // The standby may close its connections now, which is no error here.
-        self.waits.until(|| None::<()>)
+        self.transfer.waits.until(|| None::<()>)
     }
 
-    fn await_room(&mut self, protecting: &Protecting, travel: &mut Travel) -> Result<(), Break> {
+    fn await_room(&mut self, travel: &mut Travel) -> Result<(), Break> {
         self.ask_for_room(travel)?;
-        self.travel_until(protecting, travel, Travel::is_granted)
+        self.travel_until(travel, Travel::is_granted)
     }
 
     /// Waits for the standby's room, where several checkpoints may be in flight.
     ///
     /// A standby that does not answer delays the next checkpoint only for the time that a checkpoint needs.
-    fn await_room_for(
-        &mut self,
-        protecting: &Protecting,
-        travel: &mut Travel,
-        in_flight: u8,
-    ) -> Result<(), Break> {
+    fn await_room_for(&mut self, travel: &mut Travel, in_flight: u8) -> Result<(), Break> {
+        let protecting = self.protecting;
         let pages = protecting.counts.lock().last_pages;
         let Some(most) = travel.needs(pages).filter(|_| in_flight > 1) else {
-            return self.await_room(protecting, travel);
+            return self.await_room(travel);
         };
         self.ask_for_room(travel)?;
         let until = Instant::now() + most;
         loop {
-            self.advance(protecting, travel)?;
+            self.advance(travel)?;
             let left = until.saturating_duration_since(Instant::now());
             if travel.is_granted() || left.is_zero() {
                 return Ok(());
             }
-            let shared = self.shared.clone();
-            self.waits.at_most(left, || travel.has_news(&shared, protecting).then_some(()))?;
+            let shared = self.transfer.shared.clone();
+            self.transfer.waits.at_most(left, || travel.has_news(&shared, protecting).then_some(()))?;
         }
     }
 
-    fn travel_until(
-        &mut self,
-        protecting: &Protecting,
-        travel: &mut Travel,
-        is_so: impl Fn(&Travel) -> bool,
-    ) -> Result<(), Break> {
+    fn travel_until(&mut self, travel: &mut Travel, is_so: impl Fn(&Travel) -> bool) -> Result<(), Break> {
+        let protecting = self.protecting;
         loop {
-            self.advance(protecting, travel)?;
+            self.advance(travel)?;
             if is_so(travel) {
                 return Ok(());
             }
-            let shared = self.shared.clone();
-            self.waits.until(|| travel.has_news(&shared, protecting).then_some(()))?;
+            let shared = self.transfer.shared.clone();
+            self.transfer.waits.until(|| travel.has_news(&shared, protecting).then_some(()))?;
         }
     }
 
-    fn withhold(&mut self, protecting: &Protecting, who: Withholder) -> Result<(), Break> {
-        self.guest.ran_before =
-            call("SourceVm::run_state", || self.shared.guest.vm.run_state()) == RunState::Running;
-        Ok(self.shared.withhold_guest(protecting, who)?)
+    fn withhold(&mut self, who: Withholder) -> Result<(), Break> {
+        let protecting = self.protecting;
+        self.transfer.guest.ran_before =
+            call("SourceVm::run_state", || self.transfer.shared.guest.vm.run_state()) == RunState::Running;
+        Ok(self.transfer.shared.withhold_guest(protecting, who)?)
     }
 }
 

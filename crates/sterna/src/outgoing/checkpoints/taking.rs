@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 
 use sterna_ram::PAGE_SIZE;
 
+use super::Checkpointing;
 use super::travel::Taken;
 use crate::error::MigrationError;
 use crate::events::Event;
 use crate::outgoing::course::seeding::write_checkpoint;
 use crate::outgoing::main_stream::DeviceCollector;
 use crate::outgoing::protection::{LAST_PAUSES, Protecting, typical};
-use crate::outgoing::transfer::Transfer;
 use crate::threads::{call, tried};
 use crate::vm::RunState;
 
@@ -26,47 +26,47 @@ pub(super) enum Paused {
     Withheld,
 }
 
-impl Transfer {
+impl Checkpointing<'_> {
     /// Pauses the guest shortly, as an operator's act.
     ///
     /// Operators and withholders of the guest wait for its end.
     pub(super) fn pause(
         &mut self,
-        protecting: &Protecting,
         number: u64,
         devices: &mut DeviceCollector,
     ) -> Result<Paused, MigrationError> {
-        let ram = self.shared.guest.ram.clone();
+        let protecting = self.protecting;
+        let ram = self.transfer.shared.guest.ram.clone();
         let mut is_kept = false;
         let paused = ram.while_free(|| -> Result<Paused, MigrationError> {
-            let vm = Arc::clone(&self.shared.guest.vm);
+            let vm = Arc::clone(&self.transfer.shared.guest.vm);
             let was_running = call("SourceVm::run_state", || vm.run_state()) == RunState::Running;
-            self.guest.ran_before = was_running;
-            self.shared.stop_vm(was_running)?;
+            self.transfer.guest.ran_before = was_running;
+            self.transfer.shared.stop_vm(was_running)?;
             if was_running {
-                self.shared.tell(&Event::Stopped);
+                self.transfer.shared.tell(&Event::Stopped);
             }
-            let taken = tried("a checkpoint", || self.take_if_room(protecting, number, devices));
+            let taken = tried("a checkpoint", || self.take_if_room(number, devices));
             // The pause may have lasted longer than the lease. Then the standby may run the guest already.
             is_kept = was_running && !protecting.overseer.may_guest_run();
             if is_kept {
                 protecting.switch.keep();
                 return taken;
             }
-            if was_running && let Err(error) = self.shared.resume_vm() {
+            if was_running && let Err(error) = self.transfer.shared.resume_vm() {
                 return Ok(Paused::Standing(taken.err().unwrap_or_else(|| error.into())));
             }
             if was_running {
-                self.shared.tell(&Event::Resumed);
+                self.transfer.shared.tell(&Event::Resumed);
             }
             taken
         });
         if is_kept {
-            self.shared.keep_for_overseer(protecting);
+            self.transfer.shared.keep_for_overseer(protecting);
         }
         match paused {
             Ok(Ok(Paused::Standing(error))) => {
-                self.shared.keep_standing(protecting);
+                self.transfer.shared.keep_standing(protecting);
                 Err(error)
             }
             Ok(paused) => paused,
@@ -74,49 +74,44 @@ impl Transfer {
         }
     }
 
-    fn take_if_room(
-        &mut self,
-        protecting: &Protecting,
-        number: u64,
-        devices: &mut DeviceCollector,
-    ) -> Result<Paused, MigrationError> {
-        self.sync()?;
-        if !protecting.staging.has_room(self.rounds()?.found_since()) {
+    fn take_if_room(&mut self, number: u64, devices: &mut DeviceCollector) -> Result<Paused, MigrationError> {
+        let protecting = self.protecting;
+        self.transfer.sync()?;
+        if !protecting.staging.has_room(self.transfer.rounds()?.found_since()) {
             return Ok(Paused::NoRoom);
         }
-        self.take_synced(protecting, number, (false, true), devices).map(Paused::Taken)
+        self.take_synced(number, (false, true), devices).map(Paused::Taken)
     }
 
     /// Takes a checkpoint that is not copied. The guest is paused until it is sent.
     pub(super) fn take_uncopied(
         &mut self,
-        protecting: &Protecting,
         number: u64,
         is_last: bool,
         devices: &mut DeviceCollector,
     ) -> Result<Taken, MigrationError> {
-        self.drop_ahead(protecting)?;
-        self.sync()?;
-        self.take_synced(protecting, number, (is_last, false), devices)
+        self.drop_ahead()?;
+        self.transfer.sync()?;
+        self.take_synced(number, (is_last, false), devices)
     }
 
     /// Takes the checkpoint after the last sync. The guest is paused.
     fn take_synced(
         &mut self,
-        protecting: &Protecting,
         number: u64,
         (is_last, is_copied): (bool, bool),
         devices: &mut DeviceCollector,
     ) -> Result<Taken, MigrationError> {
-        let shared = Arc::clone(&self.shared);
+        let protecting = self.protecting;
+        let shared = Arc::clone(&self.transfer.shared);
         MigrationError::check_memory(&shared.guest.ram)?;
-        let rounds = self.rounds.as_mut().ok_or_else(crate::outgoing::transfer::no_rounds)?;
+        let rounds = self.transfer.rounds.as_mut().ok_or_else(crate::outgoing::transfer::no_rounds)?;
         let (round, late) = rounds.make_checkpoint()?;
         if is_copied {
             protecting.staging.stage(&late)?;
         }
         let late_pages = late.count();
-        let run_state = self.run_state_before();
+        let run_state = self.transfer.run_state_before();
         let unsaid = protecting.overseer.end_epoch(number);
         let devices = devices
             .collect(|stream| write_checkpoint(&shared, protecting, stream, (run_state, &unsaid, false)))?;

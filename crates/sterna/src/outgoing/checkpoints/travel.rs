@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 
 use sterna_wire::colo::{Message, MessageKind};
 
+use super::Checkpointing;
 use super::service::Service;
 use crate::error::MigrationError;
 use crate::order::RoundPages;
 use crate::outgoing::main_stream::CollectedDevices;
 use crate::outgoing::protection::Protecting;
 use crate::outgoing::shared::Shared;
-use crate::outgoing::transfer::Transfer;
 
 /// A checkpoint that was taken.
 pub(super) struct Taken {
@@ -108,7 +108,7 @@ impl Travel {
         self.taken.push_back(taken);
     }
 
-    /// Whether [`Control::advance`] may have something to do.
+    /// Whether [`Checkpointing::advance`] may have something to do.
     pub(super) fn has_news(&self, shared: &Shared, protecting: &Protecting) -> bool {
         match self.step {
             Step::Ask | Step::Send => !self.taken.is_empty(),
@@ -121,7 +121,7 @@ impl Travel {
     }
 }
 
-impl Transfer {
+impl Checkpointing<'_> {
     /// Asks the standby for room, unless it was already asked.
     pub(super) fn ask_for_room(&mut self, travel: &mut Travel) -> Result<(), MigrationError> {
         if travel.step == Step::Ask {
@@ -133,11 +133,8 @@ impl Transfer {
     }
 
     /// Performs all steps that need no waiting.
-    pub(super) fn advance(
-        &mut self,
-        protecting: &Protecting,
-        travel: &mut Travel,
-    ) -> Result<(), MigrationError> {
+    pub(super) fn advance(&mut self, travel: &mut Travel) -> Result<(), MigrationError> {
+        let protecting = self.protecting;
         loop {
             let next = match (travel.step, travel.taken.front()) {
                 (Step::Ask, Some(_)) => {
@@ -145,17 +142,17 @@ impl Transfer {
                     continue;
                 }
                 (Step::Send, Some(taken)) => {
-                    self.begin_sending(protecting, taken)?;
+                    self.begin_sending(taken)?;
                     Step::Pages
                 }
                 (Step::Pages, Some(taken)) => {
                     if let Some(error) = protecting.inbox.error() {
                         return Err(error);
                     }
-                    if !self.shared.session.lanes.are_through(taken.round.number()) {
+                    if !self.transfer.shared.session.lanes.are_through(taken.round.number()) {
                         return Ok(());
                     }
-                    self.end_sending(protecting, taken)?;
+                    self.end_sending(taken)?;
                     Step::Received
                 }
                 (Step::Reply, _) => match heard(protecting, MessageKind::CheckpointReply)? {
@@ -187,7 +184,8 @@ impl Transfer {
         }
     }
 
-    fn begin_sending(&mut self, protecting: &Protecting, taken: &Taken) -> Result<(), MigrationError> {
+    fn begin_sending(&mut self, taken: &Taken) -> Result<(), MigrationError> {
+        let protecting = self.protecting;
         if taken.is_copied {
             protecting.staging.send_next()?;
         } else {
@@ -195,15 +193,16 @@ impl Transfer {
         }
         protecting.sent.begin();
         self.say(&[Message::VmstateSend])?;
-        self.main()?.with(|stream| stream.begin_checkpoint())?;
-        self.shared.session.lanes.queue.publish(Arc::clone(&taken.round));
+        self.transfer.main()?.with(|stream| stream.begin_checkpoint())?;
+        self.transfer.shared.session.lanes.queue.publish(Arc::clone(&taken.round));
         Ok(())
     }
 
     /// Ends the sending of a checkpoint after its pages were written.
-    fn end_sending(&mut self, protecting: &Protecting, taken: &Taken) -> Result<(), MigrationError> {
-        let shared = Arc::clone(&self.shared);
-        let main = self.main()?;
+    fn end_sending(&mut self, taken: &Taken) -> Result<(), MigrationError> {
+        let protecting = self.protecting;
+        let shared = Arc::clone(&self.transfer.shared);
+        let main = self.transfer.main()?;
         main.with(|stream| stream.end_checkpoint(shared.capabilities.multifd))?;
         shared.session.lanes.queue.flushed(taken.round.number());
         let sections = &taken.devices.sections;
@@ -220,8 +219,9 @@ impl Transfer {
     }
 
     pub(super) fn say(&mut self, messages: &[Message]) -> Result<(), MigrationError> {
-        self.waits.was_not_silent();
-        self.main()?
+        self.transfer.waits.was_not_silent();
+        self.transfer
+            .main()?
             .with(|stream| stream.send(|out| messages.iter().try_for_each(|message| message.encode(out))))
     }
 }

@@ -19,7 +19,7 @@ use super::reconnection::interface::Reconnection;
 use super::shared::Shared;
 use super::switchover::{Complete, Switchover};
 use super::transfer::Transfer;
-use super::{ask, postcopy, reconnection};
+use super::{ask, checkpoints, postcopy, reconnection};
 use crate::error::MigrationError;
 use crate::events::{Event, SwitchoverStep};
 use crate::identity::Identity;
@@ -175,7 +175,7 @@ impl Control {
             Action::SendPages => self.postcopy.send_pages(&mut self.transfer)?,
             Action::Recover => self.postcopy.recover(&mut self.transfer)?,
             Action::ReportPaused(cause) => self.postcopy.report_paused(cause),
-            Action::TakeCheckpoints => self.transfer.take_checkpoints()?,
+            Action::TakeCheckpoints => checkpoints::take(&mut self.transfer)?,
             Action::ReportUndecided(cause) => self.report_undecided(cause),
             Action::AskAgain => self.ask_again(),
             Action::CloseChannels => {
