@@ -65,7 +65,7 @@ impl Listener {
             Address::Fd(name) => (kind_of(handed::duplicate(name)?)?, address.clone()),
             Address::Handed(fd) => (kind_of(handed::take(fd)?)?, address.clone()),
             // A file has no connections; an RDMA fabric has its own listener.
-            Address::File { .. } | Address::Rdma { .. } => return Err(io::ErrorKind::Unsupported.into()),
+            _ => return Err(io::ErrorKind::Unsupported.into()),
         };
         Ok(Listener { kind, address, closed, path })
     }

@@ -153,7 +153,7 @@ pub(super) fn postcopy_when(text: &str) -> Result<PostcopyWhen, String> {
 /// The VM refuses kinds that it does not know. Hosts, ports and paths are checked here. A QEMU accepts only
 /// one address to listen at, so a typing error would make the waiting VM useless.
 pub(super) fn address(text: &str) -> Result<String, String> {
-    const KINDS: [&str; 7] = ["tcp", "rdma", "unix", "fd", "vsock", "exec", "file"];
+    const UNCHECKED: [&str; 4] = ["fd", "vsock", "exec", "file"];
     match text.split_once(':') {
         Some(("rdma", _)) => rdma_address(text).map(|_| text.to_owned()),
         // A QEMU takes options after a comma (`,ipv4=on`).
@@ -164,7 +164,8 @@ pub(super) fn address(text: &str) -> Result<String, String> {
         Some(("unix", _)) => {
             text.parse::<Address>().map(|_| text.to_owned()).map_err(|error| error.to_string())
         }
-        Some((kind, rest)) if KINDS.contains(&kind) && !rest.is_empty() => Ok(text.to_owned()),
+        Some((kind, rest)) if UNCHECKED.contains(&kind) && !rest.is_empty() => Ok(text.to_owned()),
+        _ if text.parse::<Address>().is_ok() => Ok(text.to_owned()),
         _ => Err(format!("`{text}` is not an address such as tcp:HOST:PORT, rdma:HOST:PORT or unix:PATH")),
     }
 }

@@ -7,12 +7,13 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use sterna_proto::destination::{Destination, Event as Fed, State};
-use sterna_transport::{Address, Channel};
+use sterna_transport::Channel;
 use sterna_wire::extension::{MigrationSecret, ReconnectAnswer, ReconnectChannel, ReconnectHello};
 
 use super::greeting::Greeting;
 use super::postcopy::recovery;
 use super::shared::Shared;
+use super::transport;
 use crate::driver::Driver;
 use crate::error::MigrationError;
 use crate::interruption::Break;
@@ -27,8 +28,8 @@ const LOOK: Duration = Duration::from_millis(20);
 impl Shared {
     /// Whether this side can wait for a source whose connection was lost.
     pub(super) fn can_wait(&self) -> bool {
-        let is_network = matches!(self.address, Address::Tcp { .. } | Address::Unix { .. });
-        !self.params.reconnect_window.is_zero() && is_network && self.target.keeps_pages()
+        let can_wait = transport::of(&self.address).can_wait;
+        !self.params.reconnect_window.is_zero() && can_wait && self.target.keeps_pages()
     }
 
     /// Reports an error of this side while it waits for the source.

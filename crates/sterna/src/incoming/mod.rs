@@ -40,13 +40,13 @@ mod silence;
 mod streams;
 mod tail;
 pub(crate) mod target;
+mod transport;
 pub(crate) mod vm_target;
 
 use std::sync::{Arc, Weak};
 use std::thread::{JoinHandle, current};
 
 use sterna_proto::destination::{Destination, Event as Fed, State};
-use sterna_ram::{Custody, CustodyClaim};
 use sterna_transport::{Address, CancelFlag, Listener, TlsEndpoint};
 
 pub use arrival::Arrival;
@@ -63,12 +63,10 @@ use crate::settings_error::SettingsError;
 use crate::start_error::StartError;
 use crate::stats::IncomingStatistics;
 use crate::vm::TargetVm;
-use load_file::LoadFile;
 use postcopy::listening::Listening;
-use rdma::carrier::RdmaCarrier;
-use rdma::state::Rdma;
 use shared::Shared;
 use target::Target;
+use transport::Beginning;
 use vm_target::VmTarget;
 
 /// The destination's handle of a migration.
@@ -97,7 +95,7 @@ impl Incoming {
     /// [`StartError`] if the address cannot be bound or the settings contradict each other.
     ///
     /// [`StartError::Guest`] while another migration uses the VM's guest, or if an earlier migration's guest is
-    /// still loaded ([`Custody::Arrived`]). A guest that the VMM
+    /// still loaded ([`Custody::Arrived`](sterna_ram::Custody::Arrived)). A guest that the VMM
     /// itself has put there is the VMM's responsibility.
     pub fn listen(
         vm: Arc<dyn TargetVm>,
@@ -129,26 +127,8 @@ impl Incoming {
             .with(Feature::StoredImage, target.ram_sink().is_none());
         rules::check(features, Side::Destination)?;
         postcopy::check(target.as_ref(), &capabilities)?;
-        let file = LoadFile::open(at, &params)?;
-        let custody = claim(target.as_ref())?;
-        if let Some(file) = file {
-            return Self::load((target, custody), at, file, params, capabilities, observer);
-        }
-        if let Address::Rdma { host, port } = at {
-            let bound = rdma::listen::bind((host, *port), &params);
-            let (listener, port) = bound.map_err(|error| StartError::System(error.to_string()))?;
-            let address = Address::Rdma { host: host.clone(), port };
-            let of_rdma = Arc::new(Rdma::new(&params, &capabilities));
-            let mut shared = Shared::new((target, custody), address, params, capabilities, observer)
-                .map_err(|error| StartError::System(error.to_string()))?;
-            shared.carrier = Arc::new(RdmaCarrier(Arc::clone(&of_rdma)));
-            return Self::begin(shared, |shared| rdma::listen::spawn(shared, &of_rdma, listener));
-        }
-        let listener = Listener::bind(at).map_err(|error| StartError::System(error.to_string()))?;
-        let address = listener.local_address();
-        let shared = Shared::new((target, custody), address, params, capabilities, observer)
-            .map_err(|error| StartError::System(error.to_string()))?;
-        Self::begin(shared, |shared| accept::spawn(shared, listener))
+        let begin = transport::of(at).begin;
+        begin(Beginning { target, at, params, capabilities, observer })
     }
 
     /// Starts the control thread and, through `listen`, the thread that accepts connections.
@@ -165,26 +145,11 @@ impl Incoming {
         Ok(Self { guard: Arc::new(guard) })
     }
 
-    /// Starts to load a guest from a file immediately. Without [`Capabilities::unmanaged`] the guest arrives
-    /// paused, because no source exists whose end could be awaited.
-    fn load(
-        (target, custody): (Arc<dyn Target>, Option<CustodyClaim>),
-        at: &Address,
-        file: LoadFile,
-        params: Parameters,
-        capabilities: Capabilities,
-        observer: Arc<dyn Observer>,
-    ) -> Result<Self, StartError> {
-        let mut shared = Shared::new((target, custody), at.clone(), params, capabilities, observer)
-            .map_err(|error| StartError::System(error.to_string()))?;
-        shared.file = Some(file);
-        let shared = Arc::new(shared);
-        if !capabilities.unmanaged {
-            let _ = shared.autostart.set(false);
-        }
-        let guard = Guard { shared, listening: None, recovery: Listening::default() };
+    /// Starts the control thread, and then `start`. No connection is accepted.
+    fn begin_alone(shared: Shared, start: impl FnOnce(&Shared)) -> Result<Self, StartError> {
+        let guard = Guard { shared: Arc::new(shared), listening: None, recovery: Listening::default() };
         control::spawn(&guard.shared).map_err(|error| StartError::System(error.to_string()))?;
-        file::begin(&guard.shared);
+        start(&guard.shared);
         Ok(Self { guard: Arc::new(guard) })
     }
 
@@ -343,13 +308,6 @@ impl Incoming {
     pub fn wait(&self) -> Arrival {
         self.guard.shared.wait()
     }
-}
-
-/// Claims the custody of the VM's guest, or of the place for a guest.
-fn claim(target: &dyn Target) -> Result<Option<CustodyClaim>, StartError> {
-    let arriving = Custody::Arriving { is_free: false };
-    let claim = target.guest().map(|ram| ram.claim_custody(arriving, Custody::may_arrive));
-    claim.transpose().map_err(StartError::Guest)
 }
 
 /// A handle that does not keep the migration alive.

@@ -2,22 +2,21 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
 
 use sterna_proto::Status;
 use sterna_proto::source::{Source, State};
-use sterna_transport::{Address, CancelFlag, Channel, resolve};
+use sterna_transport::Channel;
 use sterna_wire::extension::{self, StatusAnswer, StatusQuestion};
-use sterna_wire::rdma::{ConnectRequest, Introduction, Part};
 
 use super::asking::Asking;
+use super::carrier;
+use super::carrier::transport::Question;
 use super::shared::Shared;
 use crate::error::MigrationError;
 use crate::events::Event;
 use crate::identity;
 use crate::limits::machine_limits;
 use crate::params::StatusQuestions;
-use crate::rdma::QuestionStream;
 
 const CHANNEL: &str = "status question";
 
@@ -25,7 +24,7 @@ const CHANNEL: &str = "status question";
 ///
 /// With a descriptor as the address, a second connection is impossible.
 pub(super) fn status(shared: &Shared) -> Result<Status, MigrationError> {
-    if shared.reconnection.recovery.to().is_descriptor() {
+    if !carrier::of(&shared.reconnection.recovery.to()).facts.can_ask {
         let why = "a descriptor cannot be connected again: check whether the guest runs at the \
                    destination, and decide";
         return Err(MigrationError::Transport(why.to_owned(), None));
@@ -61,10 +60,9 @@ fn ask(shared: &Shared, asking: &Asking) -> Result<Status, MigrationError> {
         channel
     };
     let to = shared.reconnection.recovery.to();
-    let channel = match &to {
-        Address::Rdma { host, port } => adopt(over_rdma(shared, (host, *port), limit, &asking.connecting)?),
-        to => Channel::connect_with(to, tls, limit, &asking.connecting, adopt)?,
-    };
+    let cancel = &asking.connecting;
+    let question = Question { shared, to: &to, limit, cancel, adopt: &adopt };
+    let channel = (carrier::of(&to).ask)(&question)?;
     let binding = channel.tls_binding();
     if tls.is_some() && binding.is_none() {
         let what = "the destination uses TLS 1.2, whose sessions cannot be identified: it is not asked";
@@ -98,39 +96,4 @@ fn ask(shared: &Shared, asking: &Asking) -> Result<Status, MigrationError> {
         extension::Status::Never => Status::Never,
         extension::Status::Pending => Status::Pending,
     })
-}
-
-/// Opens a connection for the question at `rdma:` (specs/rdma.md §10).
-///
-/// It goes to the first of the host's addresses that accepts.
-fn over_rdma(
-    shared: &Shared,
-    (host, port): (&str, u16),
-    limit: Duration,
-    cancel: &CancelFlag,
-) -> Result<Channel, MigrationError> {
-    let params = shared.params();
-    let broken = |error: &dyn std::fmt::Display| {
-        MigrationError::Transport(format!("{}: {error}", shared.session.to), None)
-    };
-    let introduction = Introduction {
-        version: Introduction::VERSION,
-        part: Part::Question,
-        lanes: 0,
-        chunk: params.rdma.chunk,
-        session: shared.handover.identity.id,
-        nonce: identity::nonce()?,
-    };
-    let request = ConnectRequest { pin_all: false, introduction: Some(introduction) };
-    let fabric = params.rdma.fabric();
-    let until = Instant::now().checked_add(limit);
-    let addresses = resolve(host, port, until, cancel).map_err(|error| broken(&error))?;
-    let mut failure = broken(&"the host has no address");
-    for address in addresses {
-        match QuestionStream::ask(&*fabric, address, &request, limit, cancel) {
-            Ok(stream) => return Ok(Channel::over(Arc::new(stream), format!("rdma:{address}"))),
-            Err(error) => failure = broken(&error),
-        }
-    }
-    Err(failure)
 }

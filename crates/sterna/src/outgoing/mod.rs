@@ -106,7 +106,7 @@ impl Migration {
         // After completion, an earlier problem such as a lost acknowledgement is not reported as an error.
         let error = error.filter(|_| statistics.status() != Status::Completed);
         let streams = self.shared.session.streams.lock().as_ref().map(|streams| streams.statistics());
-        let counts_rdma = carrier::facts::of(&self.shared.session.to).counts_rdma;
+        let counts_rdma = carrier::of(&self.shared.session.to).facts.counts_rdma;
         let mut snapshot = statistics.snapshot(self.shared.measures.counters.now(), error);
         let since_start = |instant| statistics.since_start(instant);
         snapshot.postcopy =
@@ -396,7 +396,7 @@ impl Migration {
                 .with(Feature::Protection, protecting.is_some())
         })?;
         let mut capabilities = capabilities;
-        if carrier::facts::of(to).stores {
+        if carrier::of(to).facts.stores {
             // Nothing answers.
             capabilities.return_path = false;
         }

@@ -10,7 +10,7 @@ use sterna_ram::{Custody, CustodyClaim, GuestRam, TrackingClaim};
 use sterna_transport::{Address, CancelFlag, Channel};
 
 use super::asking::Asking;
-use super::carrier::facts;
+use super::carrier;
 use super::guest_source::{GuestSource, PageReader};
 use super::lanes::limiter::Limiter;
 use super::lanes::state::Lanes;
@@ -123,7 +123,7 @@ impl Shared {
         let hands_over_memory = params.mode == MigrationMode::CprTransfer;
         let watch = {
             let (custody, tracking) = (Arc::clone(&custody), Arc::clone(&tracking));
-            let stores = facts::of(&to).stores;
+            let stores = carrier::of(&to).facts.stores;
             let told = Cell::new(None);
             move |machine: &Source| {
                 if matches!(machine.state(), State::Cancelled | State::Failed) {

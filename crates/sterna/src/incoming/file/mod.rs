@@ -27,14 +27,34 @@ use sterna_proto::destination::Event as Fed;
 use sterna_transport::Direct;
 use sterna_wire::main::MainItem;
 
+use super::Incoming;
 use super::load_file::LoadFile;
 use super::loader::{Loader, Read};
 use super::shared::Shared;
+use super::transport::{Beginning, Transport};
 use crate::error::MigrationError;
 use crate::events::Event;
+use crate::start_error::StartError;
+
+/// The transport of `file:`.
+pub(super) static TRANSPORT: Transport = Transport { begin, can_wait: false };
+
+/// Starts to load a guest from a file immediately. Without [`Capabilities::unmanaged`](crate::Capabilities::unmanaged)
+/// the guest arrives paused, because no source exists whose end could be awaited.
+fn begin(beginning: Beginning<'_>) -> Result<Incoming, StartError> {
+    let file = LoadFile::open(beginning.at, &beginning.params)?;
+    let custody = beginning.claim()?;
+    let (address, unmanaged) = (beginning.at.clone(), beginning.capabilities.unmanaged);
+    let mut shared = beginning.shared(custody, address)?;
+    shared.file = file;
+    if !unmanaged {
+        let _ = shared.autostart.set(false);
+    }
+    Incoming::begin_alone(shared, start)
+}
 
 /// Begins to load immediately, because there is no source to wait for.
-pub(super) fn begin(shared: &Shared) {
+fn start(shared: &Shared) {
     if shared.begin().is_none() {
         return;
     }

@@ -22,3 +22,30 @@ pub(super) mod state;
 mod windows;
 mod writer_request;
 mod writers;
+
+use std::sync::Arc;
+
+use sterna_transport::Address;
+
+use super::Incoming;
+use super::transport::{Beginning, Transport};
+use crate::start_error::StartError;
+use carrier::RdmaCarrier;
+use state::Rdma;
+
+/// The transport of `rdma:`.
+pub(super) static TRANSPORT: Transport = Transport { begin, can_wait: false };
+
+fn begin(beginning: Beginning<'_>) -> Result<Incoming, StartError> {
+    let Address::Rdma { host, port } = beginning.at else {
+        return Err(StartError::System(format!("{} is no address of RDMA", beginning.at)));
+    };
+    let custody = beginning.claim()?;
+    let bound = listen::bind((host, *port), &beginning.params);
+    let (listener, port) = bound.map_err(|error| StartError::System(error.to_string()))?;
+    let address = Address::Rdma { host: host.clone(), port };
+    let rdma = Arc::new(Rdma::new(&beginning.params, &beginning.capabilities));
+    let mut shared = beginning.shared(custody, address)?;
+    shared.carrier = Arc::new(RdmaCarrier(Arc::clone(&rdma)));
+    Incoming::begin(shared, |shared| listen::spawn(shared, &rdma, listener))
+}

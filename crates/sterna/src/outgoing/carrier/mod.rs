@@ -8,11 +8,25 @@
 //! | [`SaveFile`](super::file::SaveFile) | into a file |
 //! | [`RdmaCarrier`](super::rdma::carrier::RdmaCarrier) | over RDMA |
 //!
-//! Another transport is another folder with an implementation, an address, and a line in [`open`](opening::open) and in [`facts::of`].
+//! Another transport is an address, a folder with a [`Transport`] and a carrier, and two lines here: the module and its row in [`of`].
 
-pub(super) mod facts;
 pub(super) mod interface;
-pub(super) mod opening;
 pub(super) mod sockets;
 pub(super) mod stream;
+pub(super) mod transport;
 pub(super) mod writers;
+
+use sterna_transport::Address;
+
+use super::{file, rdma};
+use transport::Transport;
+
+/// The transport to addresses of the kind of `address`.
+pub(super) fn of(address: &Address) -> &'static Transport {
+    match address {
+        Address::Tcp { .. } | Address::Unix(_) => &sockets::NETWORK,
+        Address::File { .. } => &file::TRANSPORT,
+        Address::Rdma { .. } => &rdma::TRANSPORT,
+        _ => &sockets::DESCRIPTOR,
+    }
+}

@@ -9,6 +9,7 @@ use sterna_wire::main::Command;
 
 use super::interface::Carrier;
 use super::stream::{begin_ram, greet, main_channel, say_hello};
+use super::transport::{Facts, Question, Transport};
 use super::writers::{Writers, main_lane, multifd_lanes, multifd_shared, sends_zeros_on_main};
 use crate::error::MigrationError;
 use crate::interruption::Break;
@@ -24,6 +25,30 @@ use crate::threads::side_by_side;
 /// A connect phase that lasts longer may be the reason why the destination closed the main channel: it is silent meanwhile.
 const LONG: Duration = Duration::from_secs(3);
 
+/// The transport of `tcp:` and `unix:`.
+pub(super) static NETWORK: Transport = Transport { facts: FACTS, open, ask };
+
+/// The transport of descriptors, which this side cannot open again.
+pub(super) static DESCRIPTOR: Transport = Transport {
+    facts: Facts { can_ask: false, can_reconnect: false, gains_by_multifd: false, ..FACTS },
+    open,
+    ask,
+};
+
+const FACTS: Facts = Facts {
+    stores: false,
+    can_ask: true,
+    can_reconnect: true,
+    gains_by_multifd: true,
+    takes_device_packets: true,
+    gains_by_hints: true,
+    counts_rdma: false,
+};
+
+fn open(shared: &Arc<Shared>) -> Result<Box<dyn Carrier>, MigrationError> {
+    Ok(Box::new(Sockets::open(shared)?))
+}
+
 /// A carrier over open connections.
 pub(in crate::outgoing) struct Sockets {
     shared: Arc<Shared>,
@@ -33,7 +58,7 @@ pub(in crate::outgoing) struct Sockets {
 
 impl Sockets {
     /// Connects the main channel and, with multifd, one channel per lane.
-    pub(super) fn open(shared: &Arc<Shared>) -> Result<Self, MigrationError> {
+    fn open(shared: &Arc<Shared>) -> Result<Self, MigrationError> {
         let params = shared.params();
         // The limit applies to all connections together.
         let began = Instant::now();
@@ -128,6 +153,13 @@ impl Carrier for Sockets {
     fn end(&self) -> Result<(), MigrationError> {
         self.main.with(|stream| self.shared.guest.source.send_end(stream))
     }
+}
+
+/// Opens a connection for a status question.
+pub(in crate::outgoing) fn ask(question: &Question<'_>) -> Result<Arc<Channel>, MigrationError> {
+    let Question { shared, to, limit, cancel, adopt } = question;
+    let params = shared.params();
+    Ok(Channel::connect_with(to, params.tls.as_ref(), *limit, cancel, adopt)?)
 }
 
 /// The destination closed the main channel while the others were being connected.

@@ -12,14 +12,14 @@ use sterna_proto::source::{
 use sterna_wire::extension::{self, Handover};
 use sterna_wire::main::Command;
 
-use super::carrier::opening;
+use super::carrier::interface::Carrier;
 use super::outcome::{Outcome, RetryError};
 use super::postcopy::interface::Postcopy;
 use super::reconnection::interface::Reconnection;
 use super::shared::Shared;
 use super::switchover::{Complete, Switchover};
 use super::transfer::Transfer;
-use super::{ask, checkpoints, postcopy, reconnection};
+use super::{ask, carrier, checkpoints, postcopy, reconnection};
 use crate::error::MigrationError;
 use crate::events::{Event, SwitchoverStep};
 use crate::identity::Identity;
@@ -66,6 +66,13 @@ pub(super) fn retry(shared: &Arc<Shared>) -> Result<(), RetryError> {
     Ok(())
 }
 
+/// Opens every channel, and writes the first bytes of each.
+fn open(shared: &Arc<Shared>) -> Result<Box<dyn Carrier>, MigrationError> {
+    let carrier = (carrier::of(&shared.session.to).open)(shared)?;
+    carrier.greet()?;
+    Ok(carrier)
+}
+
 /// Ends a migration whose control thread died.
 ///
 /// No thread performs its actions any more, and callers must not wait without end.
@@ -101,7 +108,7 @@ impl Control {
 
     fn run(mut self) {
         self.shared.tell(&Event::Status(crate::events::Status::Setup));
-        match tried("connecting", || opening::open(&self.shared)) {
+        match tried("connecting", || open(&self.shared)) {
             Ok(carrier) => {
                 self.transfer.waits.keep_alive(Some(Arc::clone(carrier.main())));
                 self.transfer.carrier = Some(carrier);
@@ -294,7 +301,7 @@ impl Control {
     fn report_undecided(&mut self, cause: Cause) {
         let why = self.shared.error().map_or_else(|| format!("{cause:?}"), |error| error.to_string());
         let can_ask = self.shared.driver.inspect(|machine| machine.peer().sterna)
-            && !self.shared.session.to.is_descriptor();
+            && carrier::of(&self.shared.session.to).facts.can_ask;
         let asked = match self.shared.params().status_questions {
             StatusQuestions::Operator => "is not asked, since this side leaves the question to an operator",
             StatusQuestions::Auto if can_ask => "is asked again",

@@ -29,6 +29,7 @@ use sterna_wire::ram::BlockList;
 
 use super::carrier::interface::Carrier;
 use super::carrier::stream::{begin_ram, greet};
+use super::carrier::transport::{Facts, Transport};
 use super::carrier::writers::{Writers, main_lane};
 use super::lanes::LaneEnds;
 use super::lanes::limiter::Limiter;
@@ -46,6 +47,21 @@ use stream::FileStream;
 const PAGE: u64 = sterna_ram::PAGE_SIZE as u64;
 const RESUMING: &str = "resuming a saved guest";
 
+/// The transport of `file:`.
+pub(super) static TRANSPORT: Transport = Transport {
+    facts: Facts {
+        stores: true,
+        can_ask: false,
+        can_reconnect: false,
+        gains_by_multifd: false,
+        takes_device_packets: false,
+        gains_by_hints: true,
+        counts_rdma: false,
+    },
+    open: |shared| Ok(Box::new(SaveFile::open(shared)?)),
+    ask: |question| Err(MigrationError::Internal(format!("{} answers no question", question.to))),
+};
+
 /// The file of a migration that goes into one.
 pub(super) struct SaveFile {
     shared: Arc<Shared>,
@@ -58,7 +74,7 @@ pub(super) struct SaveFile {
 
 impl SaveFile {
     /// Creates the staging file, and the stream into it.
-    pub(super) fn open(shared: &Arc<Shared>) -> Result<Self, MigrationError> {
+    fn open(shared: &Arc<Shared>) -> Result<Self, MigrationError> {
         let Address::File { path, offset } = &shared.session.to else {
             return Err(MigrationError::Internal(format!("{} is not a file", shared.session.to)));
         };

@@ -33,7 +33,27 @@ mod gather;
 mod lane;
 mod memory;
 mod packet_lane;
+mod question;
 mod source;
 mod used_blocks;
 mod windows;
 mod work;
+
+use super::carrier::transport::{Facts, Transport};
+use carrier::RdmaCarrier;
+
+/// The transport of `rdma:`.
+pub(super) static TRANSPORT: Transport = Transport {
+    facts: Facts {
+        stores: false,
+        can_ask: true,
+        can_reconnect: false,
+        gains_by_multifd: false,
+        takes_device_packets: true,
+        // Memory is registered ahead of the lanes, whether they need it or not.
+        gains_by_hints: false,
+        counts_rdma: true,
+    },
+    open: |shared| Ok(Box::new(RdmaCarrier::open(shared)?)),
+    ask: question::ask,
+};
