@@ -25,7 +25,7 @@ pub enum NotDecided {
     NothingWaits,
     /// The claim already has the opposite decision. A decision is final.
     #[error(
-        "this claim was decided otherwise before, and a decision is final: protect the guest again for a new one"
+        "this claim already has another decision, which is final: protect the guest again for a new claim"
     )]
     DecidedOtherwise,
 }
@@ -93,8 +93,8 @@ impl Arbiter for Ask {
                 Err(ClaimError::unreachable(
                     "the arbiter ask",
                     "no operator has decided yet",
-                    "make sure that only one side runs the guest, then tell that side that it has won and the other that \
-                     it has lost",
+                    "make sure that only one side runs the guest, then decide on that side that it has won, and on \
+                     the other side that it has lost",
                 ))
             }
         }

@@ -7,7 +7,8 @@ pub enum ClaimError {
     /// The arbiter was not reached, did not answer in time, or could not decide. The caller should repeat the
     /// claim.
     #[error(
-        "{arbiter} gives no ruling: {problem}; whether the claim took effect is unknown, so nobody may start: {remedy}"
+        "{arbiter} gives no ruling: {problem}; it is unknown whether the claim was won, so the guest must not start \
+         on either side: {remedy}"
     )]
     Unreachable {
         /// The name of the arbiter, with its kind.
@@ -19,7 +20,7 @@ pub enum ClaimError {
     },
     /// The arbiter contradicts itself, or stores a claim that cannot be decoded. Repeating the claim does not
     /// help.
-    #[error("{arbiter} cannot be trusted: {problem}; nobody may start: {remedy}")]
+    #[error("{arbiter} contradicts itself: {problem}; the guest must not start on either side: {remedy}")]
     Contradictory {
         /// The name of the arbiter, with its kind.
         arbiter: String,

@@ -33,8 +33,8 @@ use crate::record;
 use http::Http;
 use messages::Stored;
 
-const REMEDY: &str = "see that etcd runs with a majority of its members, that this host reaches it, and that it accepts this side's \
-     certificate, user and password; then ask again";
+const REMEDY: &str = "check that etcd runs with a majority of its members, that this host can reach it, and that it \
+                      accepts this side's certificate, user and password; then ask again";
 
 /// Time without an answer after which the next endpoint is asked in addition.
 const STAGGER: Duration = Duration::from_millis(200);
@@ -146,7 +146,7 @@ impl Etcd {
             {
                 match self.ask_beside(endpoint, path, body, deadline - now, &sender) {
                     Ok(()) => running += 1,
-                    Err(error) => problems.push(format!("{endpoint}: the host refuses a thread: {error}")),
+                    Err(error) => problems.push(format!("{endpoint}: cannot start a thread: {error}")),
                 }
                 next_at = now + STAGGER;
                 continue;
@@ -206,8 +206,8 @@ impl Etcd {
         }
         Err(ClaimError::contradictory(
             &self.name,
-            format!("{endpoint} answers for the cluster {cluster}, and the cluster {known} answered before"),
-            "name endpoints of one cluster only, on both sides, and find out by hand which side runs the guest",
+            format!("{endpoint} belongs to the cluster {cluster}, but the cluster {known} answered before"),
+            "give only endpoints of one cluster, on both sides, and find out yourself which side runs the guest",
         ))
     }
 
@@ -219,12 +219,13 @@ impl Etcd {
                 Ok(winner) => return Ok(Ruling::Lost { winner: Some(winner) }),
                 Err(problem) => problem,
             },
-            Stored::Nothing => "it says that the key is there, and gives no value".to_owned(),
+            Stored::Nothing => "it answers that the key exists, but sends no value".to_owned(),
         };
         Err(ClaimError::contradictory(
             &self.name,
             format!("key {key:?}: {problem}"),
-            "find out by hand which side runs the guest and what wrote that key; do not delete it while a side is in doubt",
+            "find out yourself which side runs the guest, and which program wrote that key. Do not delete it until it \
+             is clear which side has the guest",
         ))
     }
 }
@@ -254,8 +255,8 @@ impl Arbiter for Etcd {
         if !is_token(&found) {
             return Err(ClaimError::contradictory(
                 &self.name,
-                format!("key {key:?} holds no token of an arbiter: {}", quoted(found.as_bytes())),
-                "find out by hand what wrote that key",
+                format!("key {key:?} does not contain a token of an arbiter: {}", quoted(found.as_bytes())),
+                "find out which program wrote that key",
             ));
         }
         Ok(Identity::Is(found))

@@ -20,11 +20,11 @@ impl Exec {
     }
 
     fn unreachable(&self, problem: String, said: Option<String>) -> ClaimError {
-        let said = said.map_or_else(String::new, |said| format!("; it said {said}"));
+        let said = said.map_or_else(String::new, |said| format!("; its output: {said}"));
         ClaimError::unreachable(
             format!("the arbiter exec:{}", self.line),
             format!("the command {problem}{said}"),
-            "run it by hand with the variables STERNA_CLAIM_*, mend it, then ask again",
+            "run it yourself with the variables STERNA_CLAIM_*, repair it, then ask again",
         )
     }
 }
@@ -36,7 +36,7 @@ impl Arbiter for Exec {
             End::Exited(0) => Ok(Ruling::Won),
             End::Exited(1) => Ok(Ruling::Lost { winner: None }),
             End::Exited(code) => Err(self
-                .unreachable(format!("exited with {code}, and only 0 (won) and 1 (lost) are rulings"), said)),
+                .unreachable(format!("exited with {code}, but only 0 (won) and 1 (lost) are rulings"), said)),
             End::Failed(problem) => Err(self.unreachable(problem, said)),
         }
     }

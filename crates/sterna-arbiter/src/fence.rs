@@ -18,8 +18,8 @@ pub struct Fence {
 /// The fence failed. The other side may still run, so this side must not start the guest.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the fence {command} {problem}; the other side may still run, so nobody may start until the command or its target is mended and the \
-     fence succeeds"
+    "the fence {command} {problem}; the primary may still run the guest, so the guest does not start here until the \
+     fence succeeds: repair the command or its target"
 )]
 #[non_exhaustive]
 pub struct FenceError {
@@ -47,7 +47,7 @@ impl Fence {
             End::Exited(code) => format!("exited with {code}"),
             End::Failed(problem) => problem,
         };
-        let said = said.map_or_else(String::new, |said| format!("; it said {said}"));
+        let said = said.map_or_else(String::new, |said| format!("; its output: {said}"));
         Err(FenceError { command: self.line.to_string(), problem: format!("{problem}{said}") })
     }
 }

@@ -59,7 +59,8 @@ impl FileArbiter {
         ClaimError::contradictory(
             self.name(),
             format!("{}: {problem}", path.display()),
-            "find out by hand which side runs the guest and what wrote that file; do not delete it while a side is in doubt",
+            "find out yourself which side runs the guest, and which program wrote that file. Do not delete it until \
+             it is clear which side has the guest",
         )
     }
 
@@ -95,7 +96,7 @@ impl Arbiter for FileArbiter {
         let number = text.strip_prefix(TOKEN_PREFIX).and_then(|rest| rest.strip_suffix('\n'));
         match number.filter(|number| is_token(number)) {
             Some(number) => Ok(Identity::Is(number.to_owned())),
-            None => Err(self.foreign(&path, &format!("it is no token of an arbiter: {}", quoted(&bytes)))),
+            None => Err(self.foreign(&path, &format!("it is not a token of an arbiter: {}", quoted(&bytes)))),
         }
     }
 
@@ -108,7 +109,7 @@ impl Arbiter for FileArbiter {
 fn remedy(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
-            "mount the storage, or create the directory there, on both sides"
+            "mount the storage or create the directory, on both sides"
         }
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
             "let this process create files in the directory"
@@ -117,7 +118,7 @@ fn remedy(error: &io::Error) -> &'static str {
         io::ErrorKind::Unsupported | io::ErrorKind::InvalidInput => {
             "use a directory of a file system with hard links, or renaming without replacement, and fsync of directories"
         }
-        _ => "see whether the storage is reached, then ask again",
+        _ => "check whether the storage can be reached, then ask again",
     }
 }
 

@@ -30,16 +30,18 @@ pub(crate) fn decode(bytes: &[u8], guest: &GuestName, generation: Generation) ->
         return Err("the stored claim is empty".to_owned());
     }
     let whole = std::str::from_utf8(bytes).ok().filter(|text| text.starts_with(MAGIC));
-    let Some(whole) = whole else { return Err(format!("what is stored is no claim of Sterna: {}", told())) };
+    let Some(whole) = whole else {
+        return Err(format!("the stored data is not a claim of Sterna: {}", told()));
+    };
     let version = whole[MAGIC.len()..].lines().next().unwrap_or_default();
     if whole.contains('\n') && version != VERSION {
         let version = quoted(version.as_bytes());
         return Err(format!(
-            "the stored claim has format version {version}, and this Sterna knows {VERSION}"
+            "the stored claim has format version {version}, but this Sterna supports only {VERSION}"
         ));
     }
     let winner = whole.lines().find_map(|line| line.strip_prefix("winner ")).and_then(claimant);
-    let Some(winner) = winner else { return Err(format!("the stored claim is cut off: {}", told())) };
+    let Some(winner) = winner else { return Err(format!("the stored claim is truncated: {}", told())) };
     if text(guest, generation, &winner) == whole {
         return Ok(winner);
     }
@@ -47,7 +49,7 @@ pub(crate) fn decode(bytes: &[u8], guest: &GuestName, generation: Generation) ->
         Some((before, _)) if with_checksum(before.to_owned()) == whole => {
             Err(format!("the stored claim is for another guest or generation: {}", told()))
         }
-        _ => Err(format!("the stored claim is cut off or changed: {}", told())),
+        _ => Err(format!("the stored claim is truncated or changed: {}", told())),
     }
 }
 
@@ -128,11 +130,11 @@ mod tests {
 
         for (bytes, what) in [
             (&b""[..], "empty"),
-            (b"hello\n", "no claim of Sterna"),
-            (b"\xff\xfe", "no claim of Sterna"),
+            (b"hello\n", "not a claim of Sterna"),
+            (b"\xff\xfe", "not a claim of Sterna"),
             (of_another.as_bytes(), "another guest or generation"),
             (newer.as_bytes(), "format version"),
-            (&encode(&claim()).as_bytes()[..30], "cut off"),
+            (&encode(&claim()).as_bytes()[..30], "truncated"),
         ] {
             let error = read(bytes).expect_err("refused");
             assert!(error.contains(what), "{error}");

@@ -104,18 +104,18 @@ fn kind(text: &str) -> Result<Kind, String> {
     if text == "ask" {
         return Ok(Kind::Ask);
     }
-    let Some((word, rest)) = text.split_once(':') else { return Err(format!("it is none of {KINDS}")) };
+    let Some((word, rest)) = text.split_once(':') else { return Err(format!("it is not one of {KINDS}")) };
     match word {
         "etcd" => EtcdOptions::parse(rest).map(Kind::Etcd),
         "file" if rest.contains('\0') => Err("the directory's name has a NUL character".to_owned()),
         // A relative path would depend on the directory in which each side was started.
         "file" if !Path::new(rest).is_absolute() => {
-            Err("file: needs an absolute directory, which both sides see: file:/mnt/shared/claims".to_owned())
+            Err("file: needs the absolute path of a directory that both sides share, such as file:/mnt/shared/claims".to_owned())
         }
         "file" => Ok(Kind::File(PathBuf::from(rest))),
         "exec" => rest.parse().map(Kind::Exec).map_err(|error| format!("{error}")),
-        "ask" => Err("ask takes nothing behind it".to_owned()),
-        _ => Err(format!("there is no arbiter {word:?}; use {KINDS}")),
+        "ask" => Err("ask has no options".to_owned()),
+        _ => Err(format!("unknown arbiter {word:?}; use {KINDS}")),
     }
 }
 
@@ -145,9 +145,9 @@ mod tests {
             ("", "none of etcd:"),
             ("file", "none of etcd:"),
             ("zookeeper:a", "no arbiter \"zookeeper\""),
-            ("ask:me", "nothing behind it"),
-            ("file:", "absolute directory"),
-            ("file:claims", "absolute directory"),
+            ("ask:me", "has no options"),
+            ("file:", "absolute path of a directory"),
+            ("file:claims", "absolute path of a directory"),
             ("file:/a\0b", "NUL"),
             ("exec:", "empty"),
             ("exec:a 'b", "not closed"),

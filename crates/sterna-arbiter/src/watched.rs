@@ -50,7 +50,7 @@ impl Watched {
         if self.hanging.load(Ordering::Acquire) >= MOST_HANGING {
             return Err(self.unreachable(
                 format!("{MOST_HANGING} calls have not returned"),
-                "mend the storage or the network that they wait for",
+                "repair the storage or the network that they wait for",
             ));
         }
         let (answer, answered) = sync_channel(1);
@@ -63,18 +63,19 @@ impl Watched {
         };
         std::thread::Builder::new().name("arbiter".to_owned()).spawn(body).map_err(|error| {
             self.unreachable(
-                format!("no thread can be started: {error}"),
-                "free memory or raise the limit of threads",
+                format!("cannot start a thread: {error}"),
+                "free memory or raise the limit of the number of threads",
             )
         })?;
         match answered.recv_timeout(self.limit) {
             Ok(result) => result,
             Err(RecvTimeoutError::Timeout) => Err(self.unreachable(
                 format!("no answer within {:?}", self.limit),
-                "see whether its storage or network hangs, then ask again",
+                "check whether its storage or network hangs, then ask again",
             )),
             Err(RecvTimeoutError::Disconnected) => {
-                Err(self.unreachable("the call panicked".to_owned(), "report this as a fault of the arbiter"))
+                Err(self
+                    .unreachable("the call panicked".to_owned(), "report this as a defect of the arbiter"))
             }
         }
     }
@@ -96,7 +97,7 @@ impl Watched {
                 let error = ClaimError::contradictory(
                     &self.name,
                     format!("in generation {} of {} {lie}", claim.generation, claim.guest),
-                    "find out by hand which side runs the guest, and use another arbiter in the next generation",
+                    "find out yourself which side runs the guest, and use another arbiter in the next generation",
                 );
                 known.contradiction = Some(error.clone());
                 Err(error)
@@ -149,14 +150,14 @@ impl Known {
         if let (Some(before), Some(now)) = (&self.winner, winner)
             && before != now
         {
-            return Err(format!("it says that {now} has won, after it said that {before} has"));
+            return Err(format!("it answers that {now} has won, after it answered that {before} has won"));
         }
         if let Some(now) = winner.filter(|now| self.losers.contains(now)) {
-            return Err(format!("it says that {now} has won, after it said that {now} has lost"));
+            return Err(format!("it answers that {now} has won, after it answered that {now} has lost"));
         }
         if matches!(ruling, Ruling::Lost { .. }) {
             if winner == Some(asker) || self.winner.as_ref() == Some(asker) {
-                return Err(format!("it says that {asker} has lost, and that {asker} has won"));
+                return Err(format!("it answers that {asker} has lost, and that {asker} has won"));
             }
             if !self.losers.contains(asker) {
                 self.losers.push(asker.clone());

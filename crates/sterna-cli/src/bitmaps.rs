@@ -31,7 +31,8 @@ pub fn warning(
         return None;
     }
     Some(format!(
-        "dirty bitmaps stay behind: {}. An incremental backup that builds on them fails afterwards: {advice}, or make a full backup next",
+        "these dirty bitmaps are not migrated: {}. The next incremental backup that uses them will fail: {advice}, or \
+         make a full backup next",
         lost.join(", ")
     ))
 }

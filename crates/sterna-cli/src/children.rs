@@ -95,7 +95,7 @@ impl VmProcess {
                     )));
                 }
                 _ if Instant::now() > deadline => {
-                    return Err(Stop::failed(format!("the {} VM does not quit; it was killed", self.name)));
+                    return Err(Stop::failed(format!("the {} VM did not quit and was killed", self.name)));
                 }
                 _ => std::thread::sleep(Duration::from_millis(5)),
             }
@@ -108,7 +108,9 @@ impl VmProcess {
             Ok(Some(status)) => {
                 Err(Stop::failed(format!("the {} VM ended with {status}{}", self.name, self.said())))
             }
-            Err(error) => Err(Stop::failed(format!("the {} VM cannot be watched: {error}", self.name))),
+            Err(error) => {
+                Err(Stop::failed(format!("cannot wait for the {} VM's process: {error}", self.name)))
+            }
         }
     }
 

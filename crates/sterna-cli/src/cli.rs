@@ -12,7 +12,7 @@ use crate::exit;
 #[derive(Debug, Parser)]
 #[command(name = "sterna", version, after_help = exit::HELP, max_term_width = 110)]
 pub struct Cli {
-    /// What to do.
+    /// Subcommand.
     #[command(subcommand)]
     pub command: Command,
 }
@@ -22,23 +22,24 @@ pub struct Cli {
 pub enum Command {
     /// Start two VMs, migrate a guest that writes its memory from one to the other, and check every page
     Demo(demo::Arguments),
-    /// Start a VM, or a VM that waits for a migration
+    /// Start a VM with a guest of its own, or (`--incoming`) a VM that waits for a migrated guest
     Run(Box<run::Arguments>),
     /// Migrate a running guest, show the progress, and report the result
     Migrate(migrate::Arguments),
-    /// Let a guest go on in a new process on this host, such as a new version of Sterna, without copying its memory
+    /// Move a guest to a new process on this host (for example a new version of Sterna) without copying its memory
     Upgrade(upgrade::Arguments),
-    /// Forecast a migration, from given rates or for a running VM, and say what to change if it would not converge
+    /// Forecast a migration, from given rates or for a running VM, and propose settings if it would not converge
     Plan(plan::Arguments),
-    /// Show what a VM is doing and the state of its migration
+    /// Show the state of a VM, of its migration and of its protection
     Info(info::Arguments),
-    /// Cancel a migration; the guest runs on at the source
+    /// Cancel a migration; the guest continues to run at the source
     Cancel(cancel::Arguments),
-    /// Decide which side has the guest, after an acknowledgement was lost or where an operator is a protection's arbiter
+    /// State which side has the guest, after a migration whose acknowledgement was lost, or as the arbiter of a
+    /// protection
     Decide(decide::Arguments),
-    /// Let a postcopy whose connection broke go on over another connection
+    /// Resume a postcopy migration over a new connection after its connection broke
     Recover(recover::Arguments),
-    /// Check an image: structure, bitmaps, every byte of data; report each damage and its place
+    /// Check an image: structure, bitmaps, every byte of data; report each error and its position
     Verify(verify::Arguments),
     /// Show an image's contents: blocks, pages, devices; draw its RAM
     Inspect(inspect::Arguments),
@@ -46,17 +47,17 @@ pub enum Command {
     Convert(convert::Arguments),
     /// Save a guest into an image
     Save(save::Arguments),
-    /// Hold the last checkpoint of a QEMU that runs elsewhere, and take over when that is gone
+    /// Run a standby: store the checkpoints of a guest that runs on another host, and take over if that host fails
     Standby(Box<standby::Arguments>),
-    /// Let a standby's guest go on there
+    /// Make a standby take over: it starts the guest from the last checkpoint
     Takeover(takeover::Arguments),
-    /// Protect the guest of a QEMU 11: a standby holds its last checkpoint from now on
+    /// Protect a running guest: send checkpoints to a standby that can take over
     Protect(Box<protect::Arguments>),
-    /// End a protection; the guest runs on where it ran
+    /// End the protection of a guest; the guest continues to run where it is
     Unprotect(unprotect::Arguments),
-    /// Restore a guest from an image into a VM that waits for it, or that this command starts
+    /// Restore a guest from an image into a waiting VM, or into a VM that this command starts
     Restore(restore::Arguments),
-    /// Serve an image to QEMUs whose guests run at once and get their memory as they need it
+    /// Start guests in QEMUs immediately, and send each its memory from an image when it needs it
     Serve(serve::Arguments),
     /// Extract a guest's memory from an image: a block, a range of addresses, or a core file for gdb and crash
     Extract(extract::Arguments),
@@ -66,9 +67,9 @@ pub enum Command {
     Repair(repair::Arguments),
     /// Measure what a migration costs on this machine
     Bench(bench::Arguments),
-    /// Show what this host has for RDMA and what is missing, or check whether another host can be reached over RDMA
+    /// Show whether this host can use RDMA, and what is missing; or check whether a host can be reached over RDMA
     Rdma(rdma::Arguments),
-    /// Make an HTML page with a timeline from a migration's record
+    /// Make an HTML page with a timeline from the record of a migration or a protection
     Report(report::Arguments),
 }
 

@@ -15,7 +15,7 @@ pub fn parse(text: &str) -> Result<DiskOptions, String> {
     let mut backing = (None, None);
     for word in words {
         let (name, value) =
-            word.split_once('=').ok_or_else(|| format!("`{word}` is no option: write `name=value`"))?;
+            word.split_once('=').ok_or_else(|| format!("`{word}` is not an option: write `name=value`"))?;
         let expects = |what: &str| format!("{name}={value}: {what}");
         let switch = || match value {
             "on" => Ok(true),

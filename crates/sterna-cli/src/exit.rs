@@ -87,20 +87,21 @@ impl From<Status> for ExitCode {
 pub const HELP: &str = "\
 Exit status:
   0    done
-  1    failed; if a migration was running, the guest stays at the source. verify: damaged; diff: different
-  2    the command line cannot be understood, a target exists and --force is not given, or a file that the command
-       line names cannot be read or has the wrong content. verify, diff: cannot tell
-  3    undecided: committed but not acknowledged; the source stays stopped. protect: left without its end
-  4    the guest that arrived differs from the guest that left
-  5    detached by a second Ctrl-C; the migration goes on
-  6    the other side of a protection has the guest. protect, unprotect, run: it was ended here; standby: what was held is
-       discarded
-  7    unconfirmed: the source has sent everything and stopped its guest, and nothing confirms that the guest has arrived
-  130  cancelled by Ctrl-C; the guest stays at the source
+  1    failed; the guest of a failed migration runs at the source. verify: the image is damaged. diff: the images differ
+  2    refused: the command line is wrong, a target exists and --force is not given, or an input file cannot be read \
+or has the wrong content. verify, diff: no result
+  3    undecided: the migration is committed but not acknowledged; the source stays stopped. protect: interrupted; \
+the protection continues
+  4    the guest's memory at the destination differs from its memory at the source
+  5    detached by a second Ctrl-C; the migration continues
+  6    the other side of a protection has the guest. protect, unprotect, run: the guest was ended here. standby: the \
+checkpoint is discarded
+  7    unconfirmed: the source has sent everything and stopped its guest, but no answer confirms that the guest arrived
+  130  cancelled by Ctrl-C; the guest runs at the source
 
 Environment:
-  STERNA_LOG  what the engine logs to standard error, such as warn or debug; reasons then name the byte at which a
-              connection ended, too";
+  STERNA_LOG  least severe messages that the engine logs to standard error, such as warn or debug. With STERNA_LOG, errors also \
+contain the byte position at which a connection ended";
 
 /// The hint when a damaged image is refused.
 pub const FORCE_DAMAGED: &str = "; use `--force-damaged` to accept it as it is";

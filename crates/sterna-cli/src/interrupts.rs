@@ -63,8 +63,12 @@ impl Interrupts {
     pub fn catch() -> Result<Self, Stop> {
         let count = Self::default();
         let counted = count.clone();
-        let mut signals =
-            Signals::new(ending()).map_err(|error| Stop::failed(format!("cannot catch Ctrl-C: {error}")))?;
+        let mut signals = Signals::new(ending()).map_err(|error| {
+            Stop::failed(format!(
+                "cannot install the handler for Ctrl-C: \
+                                                            {error}"
+            ))
+        })?;
         std::thread::Builder::new()
             .name("signals".into())
             .spawn(move || {
@@ -89,8 +93,12 @@ impl Interrupts {
     /// For commands that only create files. From now on, a signal removes staging files and ends the process.
     /// Otherwise a guest's memory would stay on a disk.
     pub fn remove_files() -> Result<(), Stop> {
-        let mut signals =
-            Signals::new(ending()).map_err(|error| Stop::failed(format!("cannot catch Ctrl-C: {error}")))?;
+        let mut signals = Signals::new(ending()).map_err(|error| {
+            Stop::failed(format!(
+                "cannot install the handler for Ctrl-C: \
+                                                            {error}"
+            ))
+        })?;
         let end = move || {
             if signals.forever().next().is_some() {
                 PageFile::remove_staging_files();

@@ -80,7 +80,7 @@ fn with_output(command: &cli::Command, status: exit::Status) -> exit::Status {
             without
         }
         None => {
-            terminal::note(&format!("sterna: warning: {why}; the command itself is done"));
+            terminal::note(&format!("sterna: warning: {why}; the command itself has succeeded"));
             status
         }
     }

@@ -32,15 +32,17 @@ pub fn prepare() -> Result<(), Stop> {
 /// Not for a VM, whose core dump contains more information.
 pub fn clean_up_on_abort() {
     PageFile::remove_staging_files_on_abort(
-        "sterna: error: memory was refused to this process (the text above says how much), or it has a defect: raise its limits (ulimit -v, ulimit -d, \
-         MemoryMax=), or report that text. No partial output is left; a VM that was driven may keep settings of this command\n",
+        "sterna: error: this process could not allocate memory (the text above has the size), or it has a defect: \
+         raise its limits (ulimit -v, ulimit -d, MemoryMax=), or report that text. No partial output is left. The VM \
+         may still have settings of this command\n",
     );
 }
 
 fn check(limit: Option<u64>, what: &str, setting: &str, least: u64) -> Result<(), Stop> {
     match limit {
         Some(limit) if limit < least => Err(Stop::failed(format!(
-            "this process may have only {} of {what}, and sterna needs at least {}: raise the limit ({setting}); nothing was done",
+            "this process is limited to {} of {what}, but sterna needs at least {}: raise the limit ({setting}); \
+             nothing was done",
             units::bytes(limit),
             units::bytes(least)
         ))),

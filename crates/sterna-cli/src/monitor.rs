@@ -16,8 +16,8 @@ use crate::units;
 
 /// Help text for commands whose VM may have its monitor occupied by another command.
 pub const SECOND_MONITOR: &str = "\
-A QEMU serves one client per monitor, and `sterna migrate` holds the monitor until it ends. To use `sterna info` and \
-`sterna cancel` meanwhile, start QEMU with a second monitor and name that one:
+A QEMU serves one client per monitor, and `sterna migrate` uses the monitor until it ends. To use `sterna info` and \
+`sterna cancel` in the meantime, start QEMU with a second monitor and give them that one:
   qemu-system-x86_64 … -qmp unix:/run/a.qmp,server=on,wait=off -qmp unix:/run/a-2.qmp,server=on,wait=off
 A Sterna VM serves several clients at one monitor.";
 
@@ -28,7 +28,7 @@ pub fn unreachable(endpoint: &Endpoint, error: &ClientError) -> Stop {
             return Stop::with(Status::Cancelled, format!("{}; nothing was changed", sentence(error)));
         }
         ClientError::Connect { error, .. } if error.kind() == std::io::ErrorKind::TimedOut => {
-            "Check that the VM's process is not stopped or hanging, and that no other client occupies this monitor."
+            "Check that the VM's process is not stopped or hanging, and that no other client uses this monitor."
         }
         // The error already names the limit of a socket's path and the remedy.
         ClientError::Connect { error: cause, .. } if cause.kind() == std::io::ErrorKind::InvalidInput => {
@@ -37,13 +37,13 @@ pub fn unreachable(endpoint: &Endpoint, error: &ClientError) -> Stop {
         ClientError::Connect { .. } => "Check that the VM is running, and that this is its QMP socket.",
         ClientError::TimedOut { limit, .. } => {
             return Stop::failed(format!(
-                "{endpoint} accepts connections but sends no greeting within {limit:?}: most likely another client (a running \
-                 `sterna migrate`, libvirt) holds this monitor, because a QEMU serves one client per monitor; otherwise the VM \
-                 hangs. Wait for the other client, or start QEMU with a second `-qmp unix:PATH,server=on,wait=off` and name that \
-                 one."
+                "{endpoint} accepts connections but sends no greeting within {limit:?}: most likely another client (a \
+                 running `sterna migrate`, libvirt) uses this monitor, because a QEMU serves one client per monitor; \
+                 otherwise the VM hangs. Wait until the other client ends, or start QEMU with a second `-qmp \
+                 unix:PATH,server=on,wait=off` and give that socket."
             ));
         }
-        _ => "Name the socket of a QMP monitor (`sterna run --qmp`, `qemu -qmp`).",
+        _ => "Give the socket of a QMP monitor (`sterna run --qmp`, `qemu -qmp`).",
     };
     Stop::failed(format!("{}. {hint}", sentence(error)))
 }
@@ -127,7 +127,7 @@ impl Monitor {
     /// A sentence about a guest that stays `here`, such as "at the source".
     pub fn where_guest_is(&mut self, here: &str) -> String {
         match self.run_state().as_deref() {
-            Ok("running") => format!("the guest runs on {here}"),
+            Ok("running") => format!("the guest continues to run {here}"),
             Ok(state) => format!("the guest is {here}, and its state there is `{state}`"),
             Err(_) => format!("the guest is {here}, and its monitor does not answer"),
         }

@@ -16,7 +16,7 @@ pub fn parse(text: &str) -> Result<NetOptions, String> {
                 card.queues = queues.ok_or_else(|| format!("queues={value}: a number from 1 to {most}"))?;
             }
             Some((name, _)) => return Err(format!("unknown option `{name}`: use mac or queues")),
-            None => return Err(format!("`{word}` is no option: write `name=value`")),
+            None => return Err(format!("`{word}` is not an option: write `name=value`")),
         }
     }
     Ok(card)

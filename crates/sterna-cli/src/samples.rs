@@ -184,7 +184,11 @@ pub fn protection_record() -> ProtectionRecord {
     ProtectionRecord {
         state: "alone".into(),
         guest_at: Some(GuestAt::Primary),
-        end: Some("the standby was lost (no echo for 2 s), and the claim is won: the guest runs on here, unprotected".into()),
+        end: Some(
+            "the standby was lost (no echo for 2 s), and the claim is won: the guest continues to run here, \
+                   unprotected"
+                .into(),
+        ),
         total_seconds: 60.0,
         seeding_seconds: Some(2.0),
         checkpoints: 1060,

@@ -16,13 +16,14 @@ pub fn read(path: &Path) -> Result<Secret, Stop> {
     let bytes = std::fs::read(path).map_err(cannot)?;
     if std::fs::metadata(path).map_err(cannot)?.mode() & 0o077 != 0 {
         terminal::note(&format!(
-            "sterna: warning: others than its owner may read {}: `chmod 600` it",
+            "sterna: warning: other users than its owner may read {}: set its mode with `chmod 600`",
             path.display()
         ));
     }
     secret(&bytes).map(Secret::from_bytes).ok_or_else(|| {
         Stop::unreadable(format!(
-            "{} holds no secret: 32 bytes, or 64 hexadecimal digits, as `openssl rand -hex 32` prints",
+            "{} does not contain a secret: it must have 32 bytes, or 64 hexadecimal digits as `openssl rand -hex 32` \
+             prints",
             path.display()
         ))
     })

@@ -150,7 +150,8 @@ fn reconnections(statistics: &Statistics) -> String {
         units::bytes(resent_bytes)
     );
     if !stood.is_zero() {
-        text += &format!("; the guest stood for {} in switchovers that were taken back", units::time(stood));
+        text +=
+            &format!("; the guest was stopped for {} in switchovers that were cancelled", units::time(stood));
     }
     text
 }

@@ -109,8 +109,8 @@ pub fn stale(left: &Path) -> String {
     let ago = changed.and_then(|changed| changed.elapsed().ok());
     let ago = ago.map_or(String::new(), |ago| format!(" {} ago", units::seconds(ago.as_secs_f64())));
     format!(
-        "sterna: warning: {} was left by a killed run{ago} and contains a guest's memory: remove it if \
-         `sterna verify` does not call it sound, or if it is not needed",
+        "sterna: warning: a killed command left {}{ago}, which contains a guest's memory: remove it if `sterna \
+         verify` does not call it sound, or if it is not needed",
         left.display()
     )
 }
@@ -123,8 +123,7 @@ pub fn verdict(good: bool, text: &str) -> String {
 /// How progress is shown.
 #[derive(Debug, Clone, Copy, Default, clap::Args)]
 pub struct Shown {
-    /// How progress is shown on standard error: a bar, or plain lines (after 5 s, then every 5 s, after a minute every
-    /// 30 s). auto: nothing with --json, else a bar on a terminal and plain lines elsewhere
+    /// How progress is shown on standard error
     #[arg(long, value_name = "HOW", value_enum, default_value_t = Style::Auto)]
     pub progress: Style,
 }
@@ -132,14 +131,14 @@ pub struct Shown {
 /// A form in which progress is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
 pub enum Style {
-    /// By the terminal and the other options.
+    /// With --json none, else bar on a terminal, and plain elsewhere.
     #[default]
     Auto,
-    /// A line now and then.
+    /// Plain lines: every 5 s, after the first minute every 30 s.
     Plain,
-    /// A bar that moves.
+    /// Progress bar.
     Bar,
-    /// Nothing.
+    /// No progress.
     None,
 }
 

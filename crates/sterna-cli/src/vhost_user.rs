@@ -38,7 +38,7 @@ pub fn parse(text: &str) -> Result<VhostUser, String> {
     let (mut kind, mut tag, mut queues, mut mac) = (None, None, None, None);
     for word in words {
         let (name, value) =
-            word.split_once('=').ok_or_else(|| format!("`{word}` is no option: write `name=value`"))?;
+            word.split_once('=').ok_or_else(|| format!("`{word}` is not an option: write `name=value`"))?;
         match name {
             "kind" => kind = Some(value.to_owned()),
             "tag" => tag = Some(value.to_owned()),
@@ -55,7 +55,7 @@ pub fn parse(text: &str) -> Result<VhostUser, String> {
     match kind.as_deref() {
         None if queues.is_some() => return of("queues", "kind=fs and kind=blk"),
         Some("net") if queues.is_some_and(|queues| queues > 1) => {
-            return of("queues", "kind=fs and kind=blk; a card has one pair");
+            return of("queues", "kind=fs and kind=blk; a network card has one pair of queues");
         }
         Some("fs") | None if mac.is_some() => return of("mac", "kind=net"),
         Some("blk") if mac.is_some() => return of("mac", "kind=net"),

@@ -75,19 +75,20 @@ impl<'a> Watcher<'a> {
         let there = self.destination.as_ref().map(|destination| destination.at());
         let line = recover_line(source, address, there);
         let what = match window.is_zero() {
-            true => format!("to go on, `{line}`"),
+            true => format!("`{line}` continues the migration"),
             false => format!(
-                "the source connects again by itself for {} from the break on; after that, `{line}`",
+                "the source connects again by itself for {} after the break; after that time, `{line}` continues the \
+                 migration",
                 units::seconds(window.as_secs_f64())
             ),
         };
         let paused = format!(
-            "the connection broke in postcopy: the guest runs at the destination and waits when it needs a page that is only \
-             at the source, so keep both; {what}"
+            "the connection broke in postcopy. The guest runs at the destination, and waits when it needs a page that \
+             only the source has: keep both running; {what}"
         );
         let stalled = format!(
-            "the source has sent nothing for a while in postcopy: if the connection is dead, `{line} --pause` breaks it and \
-             connects again"
+            "the source has sent nothing for a while in postcopy: if the connection is dead, `{line} --pause` closes \
+             it and connects again"
         );
         let compare = match there {
             // This command has already compared the capabilities.
@@ -95,8 +96,9 @@ impl<'a> Watcher<'a> {
             None => "; with `--dest-qmp SOCKET` this command compares them",
         };
         let silent = format!(
-            "sterna: warning: {source} has sent nothing for a while: the destination reads nothing, or the connection is dead. A \
-             QEMU reads nothing if the capabilities of the two sides differ, such as multifd{compare}"
+            "sterna: warning: {source} has sent nothing for a while: either the destination does not read, or the \
+             connection is dead. A QEMU does not read if the capabilities of the two sides differ, such as \
+             multifd{compare}"
         );
         let (when_paused, when_stalled, when_silent) = (Some(paused), Some(stalled), Some(silent));
         Self { when_paused, when_stalled, when_silent, ..self }
@@ -157,12 +159,13 @@ impl Watch for Watcher<'_> {
         let text = match self.destination.as_deref_mut().filter(|_| self.starts_at_switch) {
             // Not earlier, because a source that loses its connection before the switch resumes the guest.
             Some(destination) => match destination.execute("cont", Value::Null) {
-                Ok(_) => "the guest runs at the destination; its pages follow".to_owned(),
+                Ok(_) => "the guest runs at the destination; its remaining pages are being sent".to_owned(),
                 Err(error) => format!(
-                    "the guest is at the destination and does not run ({error}): it is started when all of its pages are there"
+                    "the guest is at the destination and does not run ({error}): this command starts it when all of \
+                     its pages have arrived"
                 ),
             },
-            None => "the guest is at the destination; its pages follow".to_owned(),
+            None => "the guest is at the destination; its remaining pages are being sent".to_owned(),
         };
         self.live.note(&text);
     }
@@ -187,13 +190,13 @@ fn news(before: &Reconnect, now: &Reconnect) -> Vec<String> {
     let mut said = Vec::new();
     if now.reconnections > before.reconnections {
         let again = units::bytes(now.resent_bytes.saturating_sub(before.resent_bytes));
-        said.push(format!("connected again; {again} of pages had not arrived and are sent once more"));
+        said.push(format!("connected again; {again} of pages had not arrived and are sent again"));
     }
     let is_new = before.remaining_ms.is_none() || now.reconnections > before.reconnections;
     if let Some(left) = now.remaining_ms.filter(|_| is_new) {
         let left = left.div_ceil(1000);
         said.push(format!(
-            "connection lost; the guest stays at the source, and {left} s are left to connect again"
+            "connection lost; the guest runs at the source, and {left} s are left to connect again"
         ));
     }
     said
@@ -245,7 +248,8 @@ pub fn detached(source: &mut Monitor, what: &str) -> Stop {
     let at = source.endpoint();
     let next = match is_postcopy {
         true => format!(
-            "Keep the source until it reports `completed`: `sterna info {at}` shows that, and what to do if the connection breaks."
+            "Keep the source until it reports `completed`: `sterna info {at}` shows its state, and what to do if the \
+             connection breaks."
         ),
         false => format!("`sterna info {at}` shows it, `sterna cancel {at}` ends it."),
     };
@@ -378,9 +382,9 @@ pub fn end(record: &Record, source: &mut Monitor) -> Result<Status, Stop> {
             Some(why) => Err(Stop::with(
                 Status::Unconfirmed,
                 format!(
-                    "unconfirmed: the source has sent everything and stopped its guest, but nothing confirms that the guest \
-                     has arrived ({why}). Check the destination. If the guest is not there, `cont` at {at} resumes it; \
-                     with `--dest-qmp SOCKET` this command asks the destination."
+                    "unconfirmed: the source has sent everything and stopped its guest, but no answer confirms that \
+                     the guest has arrived ({why}). Check the destination. If the guest is not there, `cont` at {at} \
+                     resumes it. With `--dest-qmp SOCKET` this command asks the destination."
                 ),
             )),
         },
@@ -420,13 +424,14 @@ pub fn end(record: &Record, source: &mut Monitor) -> Result<Status, Stop> {
 fn paused(at: &Endpoint, address: &str, why: &str, is_sterna: bool) -> String {
     // QEMU has no command that releases the source's memory; only the end of the process does.
     let give_up = match is_sterna {
-        true => format!("`sterna decide {at} destination` gives the source's memory up"),
-        false => "`quit` at the source gives its memory up".to_owned(),
+        true => format!("`sterna decide {at} destination` releases the source's memory"),
+        false => "`quit` at the source releases its memory".to_owned(),
     };
     format!(
-        "paused in postcopy: {why}. The guest runs at the destination and waits when it needs a page that is only at the \
-         source: keep both. To go on, `sterna recover {at} {address}`, with `--dest-qmp SOCKET` if the destination shall listen \
-         again. When the guest is complete there, or lost, {give_up}."
+        "paused in postcopy: {why}. The guest runs at the destination, and waits when it needs a page that only the \
+         source has: keep both running. `sterna recover {at} {address}` continues the migration, with `--dest-qmp \
+         SOCKET` if the destination must listen again. When the guest has all of its memory there, or is lost, \
+         {give_up}."
     )
 }
 

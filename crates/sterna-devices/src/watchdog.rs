@@ -49,12 +49,12 @@ impl WatchdogDevice {
         let shown = path.display();
         let found = path.metadata().map_err(|error| format!("{shown}: {error}"))?;
         if !found.file_type().is_char_device() {
-            return Err(format!("{shown} is no watchdog: name its character device, such as /dev/watchdog"));
+            return Err(format!("{shown} is not a watchdog: give a character device, such as /dev/watchdog"));
         }
         if never_stops(found.st_rdev()) {
             return Err(format!(
-                "{shown} never stops once it runs (nowayout), so it would reset this host after the protection has ended: load its driver \
-                 with nowayout=0"
+                "{shown} cannot be stopped once it runs (nowayout), so it would reset this host after the protection \
+                 has ended: load its driver with nowayout=0"
             ));
         }
         Ok(Self { path: path.to_owned(), file: Mutex::default() })
@@ -72,7 +72,7 @@ impl WatchdogDevice {
         let seconds = i32::try_from(longest.as_secs()).unwrap_or(i32::MAX);
         if seconds < 1 {
             return Err(format!(
-                "a watchdog counts whole seconds, and the lease allows {} ms: give a longer --lease",
+                "a watchdog's timeout has whole seconds, but the lease allows only {} ms: give a longer --lease",
                 longest.as_millis()
             ));
         }
@@ -86,7 +86,7 @@ impl WatchdogDevice {
         match u64::try_from(set).map(Duration::from_secs) {
             Ok(timeout) if !timeout.is_zero() && timeout <= longest => Ok(timeout),
             _ => Err(format!(
-                "{} has a timeout of {set} s at least, and the lease allows {} ms: give a longer --lease",
+                "the timeout of {} is at least {set} s, but the lease allows only {} ms: give a longer --lease",
                 self.path.display(),
                 longest.as_millis()
             )),
@@ -144,7 +144,7 @@ mod tests {
         let missing = WatchdogDevice::new(Path::new("/dev/no-watchdog")).unwrap_err();
         assert!(missing.contains("/dev/no-watchdog"), "{missing}");
         let file = WatchdogDevice::new(Path::new("/proc/self/status")).unwrap_err();
-        assert!(file.contains("is no watchdog"), "{file}");
+        assert!(file.contains("is not a watchdog"), "{file}");
     }
 
     #[test]

@@ -17,7 +17,7 @@ pub(crate) fn open_file(path: &Path, options: &ImageOptions, is_written: bool) -
     }
     let file = open.open(path).map_err(|error| match error.raw_os_error() {
         Some(libc::EINVAL) if options.is_direct => {
-            "its file system has no direct I/O: leave `direct=on` out".to_owned()
+            "its file system does not support direct I/O: leave `direct=on` out".to_owned()
         }
         _ => error.to_string(),
     })?;

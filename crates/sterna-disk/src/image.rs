@@ -34,7 +34,7 @@ impl Image {
             Format::Qcow2 => Some(Qcow2::new(&file, options)?),
             Format::Raw if options.backing.is_some() || options.data_file.is_some() => {
                 return Err(
-                    "a raw disk has no backing file and no data file: say `format=qcow2`, or leave them out"
+                    "a raw disk has no backing file and no data file: add `format=qcow2`, or leave them out"
                         .to_owned(),
                 );
             }
@@ -47,7 +47,7 @@ impl Image {
         image.find_length()?;
         if options.is_direct && image.qcow2.is_none() && !takes_sectors(&image.file) {
             return Err(format!(
-                "with direct I/O it takes no pieces of {SECTOR} bytes: leave `direct=on` out"
+                "its direct I/O does not support blocks of {SECTOR} bytes: leave `direct=on` out"
             ));
         }
         Ok(image)
@@ -66,7 +66,7 @@ impl Image {
             }
         };
         if length < SECTOR || !length.is_multiple_of(SECTOR) {
-            return Err(format!("{length} bytes are no whole number of sectors of {SECTOR} bytes"));
+            return Err(format!("{length} bytes are not a whole number of sectors of {SECTOR} bytes"));
         }
         self.len_bytes.store(length, Ordering::SeqCst);
         Ok(())
@@ -82,7 +82,7 @@ impl Image {
             return Err("it is read-only".to_owned());
         }
         if !len_bytes.is_multiple_of(SECTOR) {
-            return Err(format!("{len_bytes} bytes are no whole number of sectors of {SECTOR} bytes"));
+            return Err(format!("{len_bytes} bytes are not a whole number of sectors of {SECTOR} bytes"));
         }
         let before = self.len_bytes();
         self.find_length()?;
@@ -90,7 +90,7 @@ impl Image {
         if len_bytes < now {
             self.len_bytes.store(before, Ordering::SeqCst);
             return Err(format!(
-                "it has {now} bytes and cannot become shorter: the guest may use what would be lost"
+                "it has {now} bytes and cannot become shorter, because the guest may use the data at its end"
             ));
         }
         let grown = match &self.qcow2 {
@@ -98,7 +98,7 @@ impl Image {
             Some(qcow2) => qcow2.grow(len_bytes),
             None if self.file.metadata().map_err(text)?.is_file() => self.file.set_len(len_bytes),
             None => {
-                Err(io::Error::other(format!("the device has {now} bytes: make it longer on the host first")))
+                Err(io::Error::other(format!("the device has {now} bytes: enlarge it on the host first")))
             }
         };
         // The new length is synced first, because the guest must not see a length that a crash undoes.

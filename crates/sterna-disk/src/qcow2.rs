@@ -143,7 +143,7 @@ impl Qcow2 {
         match (format.implicit_backing_file(), &self.backing) {
             (Some(name), None) => {
                 return says(&format!(
-                    "its backing file is called {name:?}: name it by `backing=FILE,backing-format=raw|qcow2`"
+                    "its backing file is {name:?}: give it with `backing=FILE,backing-format=raw|qcow2`"
                 ));
             }
             (None, Some(_)) => return says("it has no backing file: leave `backing` out"),
@@ -153,10 +153,10 @@ impl Qcow2 {
             (true, None) => {
                 let name = format.implicit_external_data_file().map_or("", String::as_str);
                 return says(&format!(
-                    "its content is in another file, called {name:?}: name it by `data-file=FILE`"
+                    "its content is in another file, {name:?}: give it with `data-file=FILE`"
                 ));
             }
-            (false, Some(_)) => return says("its content is in no other file: leave `data-file` out"),
+            (false, Some(_)) => return says("it has no data file: leave `data-file` out"),
             _ => {}
         }
         let data_file = self.data_file.as_ref();
@@ -172,7 +172,8 @@ impl Qcow2 {
         }
         let mut format = open_checked(storage, false)?;
         if format.implicit_backing_file().is_some() || format.requires_external_data_file() {
-            let why = "its backing file has a backing file or a data file itself: make one file of them first, such as by `qemu-img convert`";
+            let why = "its backing file has a backing file or a data file itself: merge them into one file first, for \
+                       example with `qemu-img convert`";
             return Err(io::Error::other(why));
         }
         format.set_data_file(None);
@@ -198,13 +199,15 @@ fn open_checked(storage: Storage, is_written: bool) -> io::Result<Tables> {
     let (counts_at, counts_clusters) = (u64::from(words[12]) << 32 | u64::from(words[13]), words[14]);
     let count_order = if version == 2 { 4 } else { words[24] };
     if header.starts_with(MAGIC) && (!(9..=21).contains(&cluster_bits) || count_order > 6) {
-        let why =
-            format!("its header says clusters of 2^{cluster_bits} bytes and counts of 2^{count_order} bits");
+        let why = format!(
+            "its header has clusters of 2^{cluster_bits} bytes and refcounts of 2^{count_order} bits"
+        );
         return Err(io::Error::other(why));
     }
     let clusters = storage.size()?.div_ceil(1 << cluster_bits.min(32));
-    let uncounted =
-        || io::Error::other("its counts do not cover all of it: repair it by `qemu-img check -r all`");
+    let uncounted = || {
+        io::Error::other("its refcounts do not cover the whole file: repair it with `qemu-img check -r all`")
+    };
     let mut counts = Vec::new();
     if is_written && header.starts_with(MAGIC) {
         // Each refcount table entry has 8 bytes and refers to one cluster of refcounts.
@@ -224,7 +227,7 @@ fn open_checked(storage: Storage, is_written: bool) -> io::Result<Tables> {
     let reach = u128::from(entries) << (2 * cluster_bits - 3);
     if u128::from(format.size()) > reach {
         let why = format!(
-            "its header says that the disk has {} bytes, and its tables have room for {reach}",
+            "its header has a disk size of {} bytes, but its tables cover only {reach}",
             format.size()
         );
         return Err(io::Error::other(why));
@@ -233,5 +236,5 @@ fn open_checked(storage: Storage, is_written: bool) -> io::Result<Tables> {
 }
 
 fn not_here() -> io::Error {
-    io::Error::other("another machine has the disk")
+    io::Error::other("another machine uses the disk")
 }

@@ -36,8 +36,8 @@ impl Purpose {
 pub(super) fn advice(name: &str) -> &'static str {
     match Purpose::of(name) {
         Purpose::Flash => {
-            "start it with the flash images (firmware and its variables, such as OVMF) of the guest's machine: theirs have \
-             another size"
+            "start it with flash images (firmware and its variables, such as OVMF) of the same size as in the guest's \
+             machine"
         }
         Purpose::Firmware => "start it with the firmware of the guest's machine (`-bios`)",
         Purpose::Rom => {

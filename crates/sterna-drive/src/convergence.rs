@@ -101,10 +101,10 @@ fn sentence(settings: &Settings, progress: &Progress, needed: f64) -> Option<Str
     if !is_on("postcopy-ram") {
         remedies.push("use postcopy (`--postcopy SECONDS`)");
     }
-    remedies.push("or let the guest write less");
+    remedies.push("or reduce the guest's writes");
     Some(format!(
-        "the migration does not converge: the guest dirties {:.1} MB/s, {:.1} MB/s can be sent{}, and the downtime would be \
-         {needed_ms:.0} ms where the downtime limit is {limit_ms} ms. {}",
+        "the migration does not converge: the guest dirties {:.1} MB/s, {:.1} MB/s can be sent{}, and the downtime \
+         would be {needed_ms:.0} ms but the downtime limit is {limit_ms} ms. {}",
         progress.dirty_bytes_per_second / 1e6,
         progress.bandwidth_bytes / 1e6,
         if is_held { " under the bandwidth limit" } else { "" },

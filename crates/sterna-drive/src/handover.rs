@@ -151,7 +151,7 @@ impl Handover {
         settings.switch(source, &capabilities).map_err(|error| source.error(error))?;
         let unconfirmed = match settings.capability("return-path") {
             _ if return_path == ReturnPath::Impossible => {
-                Some("an address of this kind carries no answer back".to_owned())
+                Some("this kind of address has no return path".to_owned())
             }
             Some(true) => None,
             Some(false) => Some(format!("return-path is off at {}", source.at())),
@@ -246,7 +246,7 @@ impl Handover {
         let (progress, query) = match asked {
             Ok(asked) => asked,
             Err(error) if error.is_disconnect() => {
-                return Some(format!("the destination at {at} has ended, and its own messages say why"));
+                return Some(format!("the destination at {at} has ended; its log contains the reason"));
             }
             Err(error) => return Some(format!("the destination does not report why ({error})")),
         };
@@ -295,7 +295,7 @@ impl Handover {
             )),
             "completed" => DriveError::Failed(format!("{gone}, and {at} has the complete guest")),
             _ if !progress.is_over() => DriveError::Undecided(format!(
-                "{gone}, and {at} is still `{}`: the migration may go on; check there again{held}",
+                "{gone}, and {at} is still `{}`: the migration may continue; check there again{held}",
                 progress.status
             )),
             _ if !destination.is_sterna() => {
@@ -322,8 +322,8 @@ fn take_over(source: &str, destination: &mut Vm, starts: bool) -> Result<Arrived
     let at = destination.at().to_owned();
     let undecided = |why: String| {
         DriveError::Undecided(format!(
-            "the source has sent everything, but {why}; the guest is stopped at {source} and held at {at}: run \
-             `cont` at exactly one of them, at {at} if it says `completed`"
+            "the source has sent everything, but {why}; the guest is stopped at {source} and held at {at}: run `cont` \
+             at exactly one of them, at {at} if its status is `completed`"
         ))
     };
     let progress =
@@ -339,8 +339,8 @@ fn take_over(source: &str, destination: &mut Vm, starts: bool) -> Result<Arrived
         return Err(undecided(format!("{at} is still `{}`", progress.status)));
     }
     Err(DriveError::Failed(format!(
-        "the source has sent everything, but {at} reports `{}`{}; the guest is stopped at the source: `cont` there lets \
-         it run on",
+        "the source has sent everything, but {at} reports `{}`{}; the guest is stopped at the source: `cont` there \
+         resumes it",
         progress.status,
         progress.error.map_or(String::new(), |error| format!(" ({error})"))
     )))

@@ -75,8 +75,8 @@ impl Side<'_> {
 fn refuse_tls(sides: &[&Side<'_>]) -> Result<(), DriveError> {
     let Some(side) = sides.iter().find(|side| side.has_tls()) else { return Ok(()) };
     Err(DriveError::Unfit(format!(
-        "TLS cannot protect rdma:, since adapters write memory as it is ({} has tls-creds): unset tls-creds, or migrate \
-         over tcp:",
+        "TLS cannot protect rdma:, because adapters write memory unencrypted ({} has tls-creds): unset tls-creds, or \
+         migrate over tcp:",
         side.at
     )))
 }
@@ -99,7 +99,7 @@ fn refuse_capabilities(sides: &[&Side<'_>]) -> Result<(), DriveError> {
 fn refuse_open_port(destination: &Side<'_>, address: &Address) -> Result<(), DriveError> {
     match address {
         Address::Rdma { port: 0, .. } => Err(DriveError::Unfit(format!(
-            "{} ({}) does not tell the port that it chooses itself: give rdma:HOST:PORT a port above 0",
+            "{} ({}) does not report a port that it chooses itself: give rdma:HOST:PORT a port above 0",
             destination.at, destination.version
         ))),
         _ => Ok(()),
@@ -125,8 +125,8 @@ fn compare_chunks(source: &Side<'_>, destination: &Side<'_>) -> Result<(), Drive
         }
     };
     Err(DriveError::Unfit(format!(
-        "{CHUNK_SIZE} is {} MiB at {} and {} MiB at {}: the source's must not be larger between two QEMUs, or the \
-         migration fails in the middle; {mend}, or use `--cap rdma-pin-all`, with which the sizes may differ",
+        "{CHUNK_SIZE} is {} MiB at {} and {} MiB at {}: between two QEMUs the source's value must not be larger, or \
+         the running migration fails; {mend}, or use `--cap rdma-pin-all`, with which the sizes may differ",
         ours >> 20,
         source.at,
         theirs >> 20,
@@ -144,8 +144,8 @@ fn return_path(source: &Side<'_>, destination: &Side<'_>) -> Result<Needs, Drive
     }
     if destination.listens {
         return Err(DriveError::Unfit(format!(
-            "{} listens without return-path, and so does not accept the return path's own connection over rdma:: \
-             switch it on there before it listens, or leave migrate-incoming to this command",
+            "{} listens without return-path, and therefore does not accept the return path's connection over rdma:. \
+             Switch return-path on there before it listens, or leave migrate-incoming to this command",
             destination.at
         )));
     }

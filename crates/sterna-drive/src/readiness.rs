@@ -19,8 +19,8 @@ pub fn may_leave(vm: &mut Vm, verb: &str) -> Result<String, DriveError> {
     }
     if state == "postmigrate" {
         return unfit(format!(
-            "the guest of {} is stopped because it was migrated or saved before: to {verb} it again, `cont` there first, \
-             if it runs nowhere else",
+            "the guest of {} is stopped because it was migrated or saved before: to {verb} it again, first resume it \
+             with `cont` there, if it runs nowhere else",
             vm.at()
         ));
     }

@@ -14,7 +14,7 @@ pub struct Settings {
 
 /// The earlier values of changed settings.
 #[derive(Debug, Clone, PartialEq, Default)]
-#[must_use = "put the operator's settings back"]
+#[must_use = "restore the operator's settings"]
 pub struct Changed {
     capabilities: Vec<(String, bool)>,
     parameters: Map<String, Value>,

@@ -131,7 +131,7 @@ fn ram_bytes(vm: &mut Vm) -> Result<u64, DriveError> {
 /// # Errors
 /// [`DriveError::Unfit`]: this VM cannot measure. Nothing was changed.
 pub fn measure(vm: &mut Vm, intervals: &[Duration]) -> Result<Vec<Reading>, DriveError> {
-    vm.must_have("calc-dirty-rate", "state the rate with --dirty-rate")?;
+    vm.must_have("calc-dirty-rate", "give the rate with --dirty-rate")?;
     let knows = Measuring::of(vm.schema()?);
     // Without KVM, QEMU's dirty-bitmap mode answers 0 even if the guest writes (observed with 11.1.3 under TCG).
     let counts_pages = vm.is_sterna() || vm.execute("query-kvm", Value::Null)?["enabled"] == true;
@@ -225,7 +225,7 @@ fn result(vm: &mut Vm, knows: Measuring, interval: Duration, mode: &str) -> Resu
             Some("measuring") if began.elapsed() < GRACE => thread::sleep(STEP),
             Some("measuring") => {
                 return Err(DriveError::Failed(format!(
-                    "{} has not finished measuring its dirty rate, {GRACE:?} after the end was due; give --dirty-rate",
+                    "{} has not finished measuring its dirty rate {GRACE:?} after the expected end; give --dirty-rate",
                     vm.at()
                 )));
             }

@@ -17,7 +17,7 @@ const REFUSAL_LIMIT: Duration = Duration::from_secs(2);
 /// A job calls [`put_back`](Self::put_back) on every way out. A setting that stays would affect the VM's next
 /// migration, in which the other side does not expect it.
 #[derive(Debug)]
-#[must_use = "put the operator's settings back"]
+#[must_use = "restore the operator's settings"]
 pub struct Temporary {
     before: Settings,
     capabilities: Vec<String>,

@@ -152,7 +152,7 @@ impl Vm {
         let number = |name: &str| qemu[name].as_u64().unwrap_or(0);
         let numbers = format!("QEMU {}.{}.{}", number("major"), number("minor"), number("micro"));
         match version["package"].as_str() {
-            Some(package) if self.is_sterna() => format!("{package} (speaks as {numbers})"),
+            Some(package) if self.is_sterna() => format!("{package} (reports version {numbers})"),
             Some(package) if !package.is_empty() => format!("{numbers} ({package})"),
             _ => numbers,
         }
@@ -311,8 +311,8 @@ impl Vm {
     fn check_takes_descriptors(&self) -> Result<(), DriveError> {
         if self.at.starts_with("tcp:") {
             return Err(DriveError::Unfit(format!(
-                "files are passed to the VM as descriptors, which {} cannot carry: name a unix socket of its \
-                 monitor, on this machine",
+                "files are passed to the VM as descriptors, which {} cannot transfer: give a unix socket of its \
+                 monitor on this host",
                 self.at
             )));
         }

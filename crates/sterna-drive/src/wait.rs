@@ -140,8 +140,8 @@ pub fn watch(vm: &mut Vm, watcher: &mut dyn Watch, patience: Duration) -> Result
         if waits_for_word && !told_paused {
             told_paused = true;
             watcher.note(&format!(
-                "{}: the guest is stopped and waits (capability pause-before-switchover); give \
-                 `migrate-continue` with state pre-switchover to go on",
+                "{}: the guest is stopped before the switchover (capability pause-before-switchover); \
+                 `migrate-continue` with state pre-switchover continues",
                 vm.at()
             ));
         }
@@ -155,7 +155,7 @@ pub fn watch(vm: &mut Vm, watcher: &mut dyn Watch, patience: Duration) -> Result
             watcher.switched();
         }
         if told_broken && goes_on {
-            watcher.note("connected again in postcopy; the pages that are missing follow");
+            watcher.note("connected again in postcopy; the missing pages are being sent");
         }
         // A source whose guest is stopped only waits for the destination, so its silence is normal.
         if is_silent
@@ -183,8 +183,8 @@ pub fn watch(vm: &mut Vm, watcher: &mut dyn Watch, patience: Duration) -> Result
             if is_unanswered && waited >= CONFIRMATION_NOTE.min(patience) && !told_waiting {
                 told_waiting = true;
                 watcher.note(&format!(
-                    "{}: everything is sent, the guest is paused, and the destination has not confirmed yet that it has the \
-                     guest; Ctrl-C cancels, and the guest resumes here",
+                    "{}: everything is sent and the guest is paused, but the destination has not confirmed the \
+                     guest's arrival yet; Ctrl-C cancels, and the guest resumes here",
                     vm.at()
                 ));
             }
@@ -228,7 +228,7 @@ fn lend(vm: &mut Vm, watcher: &mut dyn Watch, trace: &mut Trace) -> Result<(), D
             Err(ClientError::TimedOut { .. }) => match watcher.wish() {
                 Wish::Continue | Wish::StartPostcopy => {}
                 Wish::Cancel => {
-                    watcher.note("another client has the source's monitor; Ctrl-C again detaches")
+                    watcher.note("another client uses the source's monitor; Ctrl-C again detaches")
                 }
                 Wish::Detach => return Err(detached(trace)),
             },
@@ -248,9 +248,14 @@ fn lend(vm: &mut Vm, watcher: &mut dyn Watch, trace: &mut Trace) -> Result<(), D
 fn detached(trace: &Trace) -> DriveError {
     let what = match trace.was_cancelled {
         // In postcopy a source refuses to cancel.
-        _ if trace.has_switched() => "the guest is at the destination in postcopy, and its pages follow",
-        true => "the source was told to cancel, and keeps the guest unless it has been handed over already",
-        false => "the migration goes on",
+        _ if trace.has_switched() => {
+            "the guest is at the destination in postcopy, and its remaining pages are being \
+                                      sent"
+        }
+        true => {
+            "the source was asked to cancel, and keeps the guest unless it has handed the guest over already"
+        }
+        false => "the migration continues",
     };
     DriveError::Detached(format!("detached; {what}"))
 }
@@ -277,8 +282,9 @@ fn pause(vm: &mut Vm, watcher: &mut dyn Watch, trace: &mut Trace) -> Result<(), 
                 return cancel(vm, watcher);
             }
             Wish::StartPostcopy => match vm.execute("migrate-start-postcopy", Value::Null) {
-                Ok(_) => watcher
-                    .note("switching to postcopy: the guest stops at the source and goes to the destination"),
+                Ok(_) => watcher.note(
+                    "switching to postcopy: the guest stops at the source and starts at the destination",
+                ),
                 Err(error) if error.is_disconnect() => return Err(error),
                 Err(error) => watcher.note(&error.to_string()),
             },
@@ -307,7 +313,7 @@ fn pause(vm: &mut Vm, watcher: &mut dyn Watch, trace: &mut Trace) -> Result<(), 
 fn cancel(vm: &mut Vm, watcher: &mut dyn Watch) -> Result<(), DriveError> {
     let hint = watcher.hint();
     match vm.execute("migrate_cancel", Value::Null) {
-        Ok(_) => watcher.note(&format!("cancelling: the guest stays at the source{hint}")),
+        Ok(_) => watcher.note(&format!("cancelling: the guest continues to run at the source{hint}")),
         Err(error) if error.is_disconnect() => return Err(error),
         Err(error) => watcher.note(&format!("{error}{hint}")),
     }
@@ -325,8 +331,8 @@ mod tests {
             detached(&Trace { began: Instant::now(), seen, stopped: None, was_cancelled }).to_string()
         };
 
-        assert!(text("active", true).contains("the source was told to cancel"));
-        assert!(text("active", false).contains("the migration goes on"));
+        assert!(text("active", true).contains("the source was asked to cancel"));
+        assert!(text("active", false).contains("the migration continues"));
         // In postcopy a source refuses to cancel.
         for was_cancelled in [true, false] {
             assert!(text("postcopy-active", was_cancelled).contains("the guest is at the destination"));

@@ -76,7 +76,7 @@ pub enum ImageError {
     /// It would load with all of RAM zero.
     #[error(
         "{file} is a background snapshot whose page bitmaps QEMU never wrote; it would load as empty memory: `sterna \
-         repair` mends it (specs/mapped-ram.md §4.9)"
+         repair` repairs it (specs/mapped-ram.md §4.9)"
     )]
     NoBitmaps {
         /// Path or name of the image.
@@ -92,7 +92,7 @@ pub enum ImageError {
         file: String,
     },
     /// The image has more opaque bytes than Sterna keeps in memory.
-    #[error("{file}: {what} takes more than {limit_bytes} bytes, which is more than Sterna keeps in memory")]
+    #[error("{file}: {what} needs more than {limit_bytes} bytes, the limit of Sterna's memory for it")]
     TooLarge {
         /// Path or name of the image.
         file: String,
@@ -108,13 +108,13 @@ pub enum ImageError {
         file: String,
     },
     /// The target exists, and replacing was not requested.
-    #[error("{file} exists; remove it, name another file, or use --force")]
+    #[error("{file} exists; remove it, give another file, or use --force")]
     Exists {
         /// Path of the target.
         file: String,
     },
     /// Source and target are the same file.
-    #[error("{file} is both source and target; name another target")]
+    #[error("{file} is both source and target; give another target")]
     SameFile {
         /// Path of the file.
         file: String,

@@ -393,7 +393,7 @@ impl Client {
         deadline: Instant,
     ) -> Result<(), ClientError> {
         if self.is_cut {
-            let error = io::Error::other("an earlier command was sent only in part: connect again");
+            let error = io::Error::other("an earlier command was sent only partly: connect again");
             return Err(ClientError::Io { during: during.to_owned(), error });
         }
         // True while only a part of the command is sent.
@@ -468,9 +468,9 @@ fn answer(command: &str, mut message: Map<String, Value>) -> Result<Value, Clien
             desc: text("desc"),
         });
     }
-    message
-        .remove("return")
-        .ok_or_else(|| ClientError::Protocol(format!("neither return nor error: {}", Value::Object(message))))
+    message.remove("return").ok_or_else(|| {
+        ClientError::Protocol(format!("an answer with neither return nor error: {}", Value::Object(message)))
+    })
 }
 
 fn broken(during: &str, error: Errno) -> ClientError {

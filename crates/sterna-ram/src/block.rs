@@ -68,7 +68,7 @@ impl RamBlock {
         Self::check_length(&name, len_bytes, page_bytes)?;
         let status = file.metadata().map_err(|error| failed(("fstat", error)))?;
         let rule = match status.len() {
-            _ if !status.is_file() => Some("what is to be shared is not a regular file"),
+            _ if !status.is_file() => Some("the memory to share is not a regular file"),
             bytes if bytes < len_bytes => Some("the file is shorter than the block"),
             _ => None,
         };
@@ -91,7 +91,8 @@ impl RamBlock {
         let name = Self::checked_name(name.into())?;
         Self::check_length(&name, len_bytes, backing.unit_bytes())?;
         if backing == Backing::Anonymous {
-            let rule = "private memory cannot be handed over: wait with RAM of the source's kind (`sterna run --backing memfd`)";
+            let rule = "private memory cannot be passed to another process: start the destination with the source's \
+                        kind of RAM (`sterna run --backing memfd`)";
             return Err(RamError::NotReplaceable { block: name, rule });
         }
         match Mapping::awaiting(len_bytes as usize, backing) {

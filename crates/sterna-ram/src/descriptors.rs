@@ -32,12 +32,14 @@ impl RamBlock {
         let refuse = |rule| Err(RamError::NotSharable { block: self.name().to_owned(), rule });
         self.check(0, 0)?;
         match self.shared_file() {
-            _ if self.mapping.is_filled_on_demand() => refuse("pages of it come only when they are touched"),
+            _ if self.mapping.is_filled_on_demand() => {
+                refuse("its pages arrive only when the guest touches them")
+            }
             Some(shared) => Ok(shared),
             None if self.mapping.len() == 0 => refuse("its bytes are not in memory"),
             None => refuse(
-                "it is private memory of this process: let the VMM make guest RAM of a memfd, of huge pages or of a \
-                 shared file (`sterna run --backing memfd`)",
+                "it is private memory of this process: the VMM must use a memfd, huge pages or a shared file for \
+                 guest RAM (`sterna run --backing memfd`)",
             ),
         }
     }
@@ -89,7 +91,8 @@ impl RamBlock {
         }
         if self.shared_file().is_none() {
             return refuse(
-                "it is private memory: wait with RAM of the source's kind (`sterna run --backing memfd`)",
+                "it is private memory: start the destination with the source's kind of RAM (`sterna run --backing \
+                 memfd`)",
             );
         }
         if self.is_read_only() {
@@ -106,21 +109,21 @@ impl RamBlock {
         let refuse = |what: String| Err(RamError::Descriptor { block: self.name().to_owned(), what });
         let status = file.metadata().map_err(|error| self.system("fstat", error))?;
         if !status.is_file() {
-            return refuse("it is no memfd and no regular file".to_owned());
+            return refuse("it is neither a memfd nor a regular file".to_owned());
         }
         let system = sys::file_system(file.as_fd()).map_err(|error| self.system("fstatfs", error))?;
         let (kind, page_bytes) = system.kind();
         if page_bytes != self.page_bytes() {
             let ours = self.page_bytes();
-            return refuse(format!("its pages have {page_bytes} bytes, and this machine's have {ours}"));
+            return refuse(format!("its pages have {page_bytes} bytes, but this machine's have {ours}"));
         }
         if !offset.is_multiple_of(page_bytes) {
-            return refuse(format!("it begins at {offset:#x}, which is inside of a page"));
+            return refuse(format!("it begins at {offset:#x}, which is inside a page"));
         }
         let (length, needed) = (status.size(), offset.checked_add(self.len_bytes()));
         if needed.is_none_or(|needed| length < needed) {
             let ours = self.len_bytes();
-            return refuse(format!("the file has {length} bytes, and {ours} from {offset:#x} on are needed"));
+            return refuse(format!("the file has {length} bytes, but {ours} at {offset:#x} are needed"));
         }
         match sys::access_mode(file.as_fd()) {
             Ok(libc::O_RDWR) => {}

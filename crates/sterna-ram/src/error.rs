@@ -14,7 +14,7 @@ pub enum RamError {
         name: String,
     },
     /// Two blocks of a guest have the same name, so the peer cannot distinguish them.
-    #[error("two RAM blocks are named {name:?}; every block needs a unique name")]
+    #[error("two RAM blocks have the name {name:?}; every block needs a unique name")]
     DuplicateName {
         /// The name that two blocks have.
         name: String,
@@ -32,7 +32,7 @@ pub enum RamError {
         unit_bytes: u64,
     },
     /// The properties that were stated for memory of the VMM contradict each other.
-    #[error("RAM block {block:?} cannot be made over this memory of the VMM: {rule}")]
+    #[error("RAM block {block:?} cannot use this memory of the VMM: {rule}")]
     External {
         /// Name of the affected RAM block.
         block: String,
@@ -50,7 +50,7 @@ pub enum RamError {
     /// Memory cannot be given back while an adapter uses its pages: see
     /// [`RamBlock::pin`](crate::RamBlock::pin).
     #[error(
-        "memory of RAM block {block:?} cannot be given back: {len} bytes from {offset:#x} on are registered with an adapter"
+        "memory of RAM block {block:?} cannot be released: {len} bytes at {offset:#x} are registered with an adapter"
     )]
     Pinned {
         /// Name of the affected RAM block.
@@ -76,7 +76,7 @@ pub enum RamError {
         block: String,
     },
     /// The memory cannot be handed to another process.
-    #[error("RAM block {block:?} cannot be handed to another process: {rule}")]
+    #[error("RAM block {block:?} cannot be passed to another process: {rule}")]
     NotSharable {
         /// Name of the affected RAM block.
         block: String,
@@ -139,8 +139,8 @@ pub enum RamError {
     },
     /// The file system of a block's file has no space for an accessed page.
     #[error(
-        "RAM block {block:?}: the file system of its file has no space for the page at byte {offset} ({source}): make room \
-         there, or allocate the whole file when it is created (fallocate)"
+        "RAM block {block:?}: the file system of its file has no space for the page at byte {offset} ({source}): free \
+         space there, or allocate the whole file when it is created (fallocate)"
     )]
     NoSpace {
         /// Name of the affected RAM block.
@@ -152,8 +152,8 @@ pub enum RamError {
     },
     /// No free huge page is left for a part of a block on huge pages.
     #[error(
-        "RAM block {block:?}: no huge page is available for bytes {offset}..+{len}: reserve more of them \
-         (vm.nr_hugepages), or look at the limit of this process's cgroup (hugetlb)"
+        "RAM block {block:?}: no huge page is available for bytes {offset}..+{len}: reserve more huge pages \
+         (vm.nr_hugepages), or check the limit of this process's cgroup (hugetlb)"
     )]
     NoHugePage {
         /// Name of the affected RAM block.
@@ -204,7 +204,7 @@ pub enum DirtyError {
     },
     /// The memory or the slots of the source cannot be changed while it tracks writes.
     #[error(
-        "dirty source {origin}: {what} cannot be changed while writes are tracked; wait for the migration's end"
+        "dirty source {origin}: {what} cannot be changed while writes are tracked; wait until the migration has ended"
     )]
     Running {
         /// Name of the dirty source that failed.
@@ -225,8 +225,8 @@ pub enum DirtyError {
     /// The kernel returns the same error if the rings are switched on too late, after the VM has vCPUs or
     /// rings.
     #[error(
-        "a dirty ring of {entries} entries is impossible: use a power of two from 1024 to {most} (some processors \
-         do with 256), and switch the rings on once, before the VM's first vCPU"
+        "a dirty ring cannot have {entries} entries: use a power of two from 1024 to {most} (on some processors from \
+         256), and switch the rings on once, before the VM's first vCPU"
     )]
     RingSize {
         /// Requested number of entries.
@@ -238,9 +238,9 @@ pub enum DirtyError {
     ///
     /// The written page is unknown, so tracking cannot be trusted until it is stopped and started again.
     #[error(
-        "the dirty ring of vcpu {vcpu} names page {offset} of slot {slot}, which this source does not know: the VMM \
-         has made a slot since, or left one out, or the kernel is at fault. A page was written and nobody knows \
-         which: stop tracking and start anew, with every slot that is logged"
+        "the dirty ring of vcpu {vcpu} contains page {offset} of slot {slot}, which this source does not know: the \
+         VMM has created a slot later or left one out, or the kernel is faulty. It is unknown which page was written: \
+         stop tracking and start it again, with every slot that is logged"
     )]
     RingEntry {
         /// Index of the vCPU to which the ring belongs.
@@ -260,7 +260,7 @@ pub enum DirtyError {
     },
     /// A log is too small for the guest's highest address. Back ends would write past its end.
     #[error(
-        "dirty source {origin}: a log of {log_bytes} bytes is too small, the guest's highest address needs \
+        "dirty source {origin}: a log of {log_bytes} bytes is too small; the guest's highest address needs \
          {needed_bytes}"
     )]
     LogTooSmall {

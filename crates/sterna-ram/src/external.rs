@@ -195,14 +195,14 @@ impl ExternalMemory {
             () if !address.is_multiple_of(PAGE_BYTES) => "its address is not a multiple of 4096",
             () if address.checked_add(self.len_bytes).is_none() => "it ends after the last address",
             () if offset.checked_add(self.len_bytes).is_none() => {
-                "it ends after the last byte that a file can have"
+                "it ends after the largest possible offset in a file"
             }
             () if !page_bytes.is_power_of_two() || page_bytes < PAGE_BYTES => {
                 "its page size is not a power of two of at least 4096"
             }
             () if !offset.is_multiple_of(PAGE_BYTES) => "its file offset is not a multiple of 4096",
             () if offset % page_bytes != address % page_bytes => {
-                "address and file offset are not at the same place of a huge page"
+                "address and file offset have different positions in a huge page"
             }
             () if self.permissions.discard && !kind.is_zero_when_discarded() => {
                 "a discarded page of a private file mapping does not read as zero: do not permit discarding"

@@ -148,7 +148,7 @@ impl RamBlock {
         if !self.permissions().discard {
             return Err(RamError::NotPermitted {
                 block: self.name().to_owned(),
-                action: "give back memory of",
+                action: "release memory of",
             });
         }
         self.mapping.discard(first * PAGE_BYTES, count * PAGE_BYTES).map_err(|why| match why {

@@ -111,14 +111,14 @@ impl FromStr for Address {
 /// Parses `HOST:PORT`, with IPv6 addresses in brackets.
 fn host_and_port(rest: &str) -> Result<(String, u16), &'static str> {
     let (host, port) = match rest.strip_prefix('[') {
-        Some(inner) => inner.split_once("]:").ok_or("an IPv6 number is written [NUMBER]:PORT")?,
+        Some(inner) => inner.split_once("]:").ok_or("write an IPv6 number as [NUMBER]:PORT")?,
         None => rest.rsplit_once(':').ok_or("a port must follow: HOST:PORT")?,
     };
     if rest.contains(',') {
         return Err("options after the port (such as ,ipv4=on) are not supported");
     }
     if !rest.starts_with('[') && host.contains(':') {
-        return Err("an IPv6 number is written in brackets: [NUMBER]:PORT");
+        return Err("write an IPv6 number in brackets: [NUMBER]:PORT");
     }
     if host.contains('/') {
         return Err("a slash is not allowed: write HOST:PORT");

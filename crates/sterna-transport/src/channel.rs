@@ -114,8 +114,10 @@ impl Channel {
         cancel: &CancelFlag,
     ) -> Result<(), TransportError> {
         if self.socket().is_none() {
-            let none =
-                io::Error::new(io::ErrorKind::Unsupported, "this channel is not a socket and carries no TLS");
+            let none = io::Error::new(
+                io::ErrorKind::Unsupported,
+                "this channel is not a socket and does not support TLS",
+            );
             return Err(self.system("start_tls", none));
         }
         if self.bytes_read() + self.bytes_written() > 0 || self.has_peeked.load(Ordering::Acquire) {

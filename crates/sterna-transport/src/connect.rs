@@ -197,7 +197,8 @@ impl Attempt<'_> {
                         return Err(io::Error::new(
                             io::ErrorKind::TimedOut,
                             format!(
-                                "its queue of connections has been full for {:?}: the process that listens there accepts none",
+                                "its queue of connections has been full for {:?}: the process that listens there \
+                                 accepts no connections",
                                 self.limit
                             ),
                         ));

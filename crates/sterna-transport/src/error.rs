@@ -28,8 +28,8 @@ impl fmt::Display for Direction {
 fn make_room(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::EFBIG) => {
-            "raise this process's limit on the size of files (`ulimit -f`, systemd's LimitFSIZE=), or choose a file system that \
-             takes larger ones"
+            "raise this process's limit on the size of files (`ulimit -f`, systemd's LimitFSIZE=), or choose a file \
+             system that supports larger files"
         }
         Some(libc::EDQUOT) => "free space, raise the quota, or choose another place",
         _ => "free space, or choose another place",
@@ -181,7 +181,9 @@ pub enum TransportError {
         what: String,
     },
     /// Direct I/O was required and is not available.
-    #[error("{file}: no direct I/O here ({why}): leave direct I/O off, or choose another file system")]
+    #[error(
+        "{file}: direct I/O is not possible ({why}): leave direct I/O off, or choose another file system"
+    )]
     NoDirect {
         /// Path of the file.
         file: String,

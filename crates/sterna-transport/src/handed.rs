@@ -48,7 +48,7 @@ impl HandedFd {
         let given = unsafe { BorrowedFd::borrow_raw(number) };
         let flags = rustix::io::fcntl_getfd(given)?;
         if flags.contains(FdFlags::CLOEXEC) {
-            let why = "this process opened it itself, or claimed it before; it was not inherited";
+            let why = "it was not inherited: this process opened it itself, or claimed it before";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
         }
         rustix::io::fcntl_setfd(given, flags | FdFlags::CLOEXEC)?;
@@ -58,7 +58,7 @@ impl HandedFd {
 
     pub(crate) fn take(&self) -> io::Result<OwnedFd> {
         let taken = self.fd.lock().take();
-        taken.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the descriptor was used already"))
+        taken.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the descriptor was already used"))
     }
 }
 

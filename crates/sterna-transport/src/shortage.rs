@@ -14,13 +14,13 @@ pub fn shortage_advice(error: &io::Error) -> String {
             let limit = getrlimit(Resource::Nofile).current;
             let limit = limit.map_or_else(String::new, |limit| format!("{limit} "));
             format!(
-                ". This process may have {limit}open files, and a migration needs one for each channel and some more: raise the \
-                 limit (`ulimit -n`, systemd's LimitNOFILE=), or use fewer multifd channels"
+                ". This process may have {limit}open files, but a migration needs one for each channel and some more: \
+                 raise the limit (`ulimit -n`, systemd's LimitNOFILE=), or use fewer multifd channels"
             )
         }
-        Some(Errno::NFILE) => ". The host may have no more open files: raise fs.file-max".to_owned(),
+        Some(Errno::NFILE) => ". The host's limit of open files is reached: raise fs.file-max".to_owned(),
         Some(Errno::NOMEM | Errno::NOBUFS) => {
-            ". The host, or this process's limit, has no memory for it".to_owned()
+            ". The host has no memory for it, or this process's limit is reached".to_owned()
         }
         _ => String::new(),
     }

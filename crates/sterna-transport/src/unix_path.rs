@@ -35,8 +35,8 @@ impl UnixPath {
             io::Error::new(
                 io::ErrorKind::InvalidInput,
                 format!(
-                    "the path has {} bytes, and the path of a Unix socket has at most {LONGEST_UNIX_PATH}: give the socket a \
-                     shorter name",
+                    "the path has {} bytes, but the path of a Unix socket has at most {LONGEST_UNIX_PATH}: give the \
+                     socket a shorter name",
                     path.as_os_str().len()
                 ),
             )

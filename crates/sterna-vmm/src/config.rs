@@ -198,11 +198,11 @@ impl std::str::FromStr for MacAddress {
             .collect();
         match pairs.and_then(|pairs| <[u8; 6]>::try_from(pairs).ok()) {
             Some(bytes) if bytes[0] & 1 == 1 => {
-                Err(format!("{text} is the address of a group, not of a card"))
+                Err(format!("{text} is a multicast address, not the address of a network card"))
             }
             Some(bytes) => Ok(Self(bytes)),
             None => Err(format!(
-                "`{text}` is no card's address: write six pairs of hex digits, as 52:54:00:12:34:56"
+                "`{text}` is not a network card's address: write six pairs of hex digits, such as 52:54:00:12:34:56"
             )),
         }
     }
@@ -294,7 +294,7 @@ impl MachineConfig {
     pub(crate) fn check(&self) -> Result<(), VmmError> {
         let refuse = |what, why: String| Err(VmmError::Config { what, why });
         if !(1..=VCPUS_MAX).contains(&self.vcpus) {
-            return refuse("vcpus", format!("{} asked for, 1 to {VCPUS_MAX} are possible", self.vcpus));
+            return refuse("vcpus", format!("{} requested; 1 to {VCPUS_MAX} are possible", self.vcpus));
         }
         if self.ram_bytes < RAM_MIN_BYTES {
             return refuse(
@@ -311,12 +311,14 @@ impl MachineConfig {
             return refuse("dirty-ring-size", why);
         }
         if self.free_page_reporting && matches!(self.backing, Backing::Huge2M | Backing::Huge1G) {
-            let why = "a huge page that is given back may not be had again: use ordinary memory".to_owned();
+            let why =
+                "a huge page that is returned to the host may not be available again: use ordinary memory"
+                    .to_owned();
             return refuse("free page reporting", why);
         }
         if self.incoming && self.takes_over && !self.vfio_user.is_empty() {
-            let why = "a device's process has the guest's memory mapped and cannot follow it from one process to another: let the guest \
-                       move with mode normal (without `--same-host`)";
+            let why = "a device's process has mapped the guest's memory and cannot change to another VM process: move \
+                       the guest with mode normal (without `--same-host`)";
             return refuse("vfio-user", why.to_owned());
         }
         match &self.guest {

@@ -20,8 +20,8 @@ pub enum Fault {
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Fault::PeerMisbehaved => "the peer broke the format",
-            Fault::PeerIncompatible => "the two sides are set up differently",
+            Fault::PeerMisbehaved => "the peer does not follow the format",
+            Fault::PeerIncompatible => "the settings of the two sides differ",
             Fault::Local => "the fault is on this side",
         })
     }

@@ -121,8 +121,8 @@ impl SaveHeader {
                 (_, 0..=VERSION) => (ByteOrder::Big, big),
                 _ => {
                     let rule = format!(
-                        "version {} of the save image is not known, only 0 to {VERSION} are: no libvirt \
-                         released so far writes it",
+                        "version {} of the save image is unknown; only 0 to {VERSION} are known: no released libvirt \
+                         writes it",
                         little.min(big)
                     );
                     return Err(r.unfit("specs/libvirt-save.md §8", rule));
@@ -167,12 +167,12 @@ impl SaveHeader {
             return Err(WireError::misbehaved(MESSAGE, 20, spec, "the length of the data (XML) is 0"));
         }
         if self.format > FORMAT_SPARSE {
-            let rule = format!("format {} is not known, only 0 to {FORMAT_SPARSE} are", self.format);
+            let rule = format!("format {} is unknown; only 0 to {FORMAT_SPARSE} are known", self.format);
             return Err(WireError::incompatible(MESSAGE, 28, "specs/libvirt-save.md §2", rule));
         }
         if self.cookie_offset > self.data_length {
             let rule = format!(
-                "the cookie at {} lies beyond the data of {} bytes",
+                "the cookie at {} is beyond the data of {} bytes",
                 self.cookie_offset, self.data_length
             );
             return Err(WireError::misbehaved(MESSAGE, 32, spec, rule));
@@ -258,7 +258,7 @@ mod tests {
 
             let error = SaveHeader::decode(&encoded(&header)).unwrap_err();
 
-            assert!(error.rule.starts_with("version 3 of the save image is not known"), "{error}");
+            assert!(error.rule.starts_with("version 3 of the save image is unknown"), "{error}");
             assert_eq!(error.fault, Fault::PeerIncompatible);
         }
     }

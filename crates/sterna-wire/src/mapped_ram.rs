@@ -103,11 +103,11 @@ impl MappedHeader {
     pub fn check(&self, end_of_header: u64, length_bytes: u64) -> Result<(), WireError> {
         let bad = |at, rule| Err(WireError::misbehaved(MESSAGE, at, SPEC, rule));
         if self.bitmap_offset < end_of_header {
-            return bad(12, "the bitmap lies before the end of its header");
+            return bad(12, "the bitmap is before the end of its header");
         }
         let end_of_bitmap = self.bitmap_offset.checked_add(bitmap_bytes(length_bytes));
         if end_of_bitmap.is_none_or(|end| end > self.pages_offset) {
-            return bad(20, "the pages do not lie behind the bitmap");
+            return bad(20, "the pages are not after the bitmap");
         }
         if self.pages_offset.checked_add(length_bytes).is_none_or(|end| end > i64::MAX as u64) {
             return bad(20, "the pages end beyond 2^63 bytes");

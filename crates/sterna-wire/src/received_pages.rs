@@ -77,7 +77,7 @@ impl ReceivedPages {
         reader::decode(buf, MESSAGE, |r| {
             let (size, wanted) = (r.u64()?, bitmap_bytes(pages));
             if size != wanted {
-                let rule = format!("{size} bytes for a block of {pages} pages, which take {wanted}");
+                let rule = format!("{size} bytes for a block of {pages} pages, which need {wanted}");
                 return Err(r.bad(SPEC, rule));
             }
             let bits = r.take(size as usize)?;

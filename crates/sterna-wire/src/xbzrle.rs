@@ -92,12 +92,12 @@ impl<'a> Pairs<'a> {
         let offset = self.place + skip;
         let end = offset + count;
         if end > PAGE_SIZE {
-            return Err(bad(start, format!("bytes {offset} to {end} of a page of {PAGE_SIZE}")));
+            return Err(bad(start, format!("bytes {offset} to {end}, in a page of {PAGE_SIZE}")));
         }
         let Some(bytes) = self.delta[self.at..].get(..count) else {
             return Err(bad(
                 start,
-                format!("a literal of {count} bytes, {} are left", self.delta.len() - self.at),
+                format!("a literal of {count} bytes, but only {} are left", self.delta.len() - self.at),
             ));
         };
         self.at += count;

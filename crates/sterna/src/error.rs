@@ -118,8 +118,9 @@ pub enum MigrationError {
     },
     /// A checkpoint arrived different from the one that its primary sent.
     #[error(
-        "checkpoint {number}: {difference} (specs/replica.md §7). It changed on the way or a side has a bug; it was dropped, and the \
-         one before it is held. Look for errors of memory and network on both hosts, then protect the guest anew"
+        "checkpoint {number}: {difference} (specs/replica.md §7). It changed on the way or a side has a bug; it was \
+         dropped, and the one before it is held. Look for errors of memory and network on both hosts, then protect \
+         the guest again"
     )]
     CheckpointDiffers {
         /// Number of the checkpoint.

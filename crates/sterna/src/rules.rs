@@ -257,7 +257,7 @@ pub static RULES: &[Rule] = &[
         Feature::SameHost,
         Needs,
         Feature::ReturnPath,
-        SettingsError::CprExcludes { what: "a missing return_path" },
+        SettingsError::CprExcludes { what: "return_path off" },
     ),
     same_host(Feature::Xbzrle, "xbzrle"),
     same_host(Feature::AutoConverge, "auto_converge"),
@@ -314,7 +314,7 @@ pub static RULES: &[Rule] = &[
         Feature::Postcopy,
         Needs,
         Feature::ReturnPath,
-        SettingsError::PostcopyExcludes { what: "a missing return_path" },
+        SettingsError::PostcopyExcludes { what: "return_path off" },
     ),
     source(
         Feature::Postcopy,

@@ -17,7 +17,7 @@ pub enum SettingsError {
     #[error("multifd_channels is 0: give 1 to 255, or switch multifd off")]
     NoChannels,
     /// Multifd with a file that contains a stream.
-    #[error("a file that holds a stream is one channel: switch multifd off, or mapped_ram on")]
+    #[error("a file with a stream is one channel: switch multifd off, or mapped_ram on")]
     FileIsOneChannel,
     /// Multifd over a single descriptor.
     #[error("a descriptor is one channel: switch multifd off, or give the address of a TCP or Unix socket")]
@@ -32,7 +32,7 @@ pub enum SettingsError {
     #[error("mapped_ram needs a file: switch it off")]
     MappedNeedsFile,
     /// Mapped RAM with page compression.
-    #[error("mapped_ram stores pages as they are: set multifd_compression to none")]
+    #[error("mapped_ram does not support compressed pages: set multifd_compression to none")]
     MappedIsUncompressed,
     /// TLS credentials for the other end of the connection.
     #[error("the TLS credentials are for the other end of the connection: this side is the {}", end(*needed))]
@@ -44,49 +44,50 @@ pub enum SettingsError {
     #[error("dirty_limit and auto_converge exclude each other: switch one of them off")]
     TwoThrottles,
     /// `switchover_ack` without the return path that carries the acknowledgement.
-    #[error("switchover_ack needs return_path: the acknowledgement comes on it")]
+    #[error("switchover_ack needs return_path, which carries the acknowledgement: switch it on, too")]
     AckNeedsReturnPath,
     /// The VM has no [`Throttle`](crate::Throttle).
     #[error("this VM cannot be slowed down: switch auto_converge off")]
     NoThrottle,
     /// The VM's [`Throttle`](crate::Throttle) does not count each vCPU's dirty rate.
     #[error(
-        "dirty_limit needs a VM that counts what each vCPU dirties, as one with a dirty ring does: use auto_converge"
+        "dirty_limit needs a VM that counts the dirty pages of each vCPU, such as a VM with a dirty ring: use \
+         auto_converge"
     )]
     NoDirtyLimit,
     /// The peer of an image is another file.
-    #[error("an image goes into another file by converting it")]
+    #[error("an image cannot be sent to a file: convert it instead")]
     ImageIntoFile,
     /// TLS credentials with RDMA.
-    #[error("rdma: carries no TLS, since the adapter writes memory as it is: give no credentials")]
+    #[error("rdma: does not support TLS, because adapters write memory unencrypted: give no credentials")]
     RdmaHasNoTls,
     /// Page compression with RDMA.
     #[error(
-        "rdma: carries no compressed pages, since bytes that must be unpacked cannot be written in place: set \
+        "rdma: does not support compressed pages, because adapters write pages directly to their place: set \
          multifd_compression to none"
     )]
     RdmaIsUncompressed,
     /// An image with an RDMA address.
     #[error(
-        "an image does not go over rdma:, since remote writes need memory of the guest's size: use tcp: or unix:"
+        "rdma: cannot send or receive an image, because remote writes need memory of the guest's size: use tcp: or \
+         unix:"
     )]
     ImageOverRdma,
     /// A standby that any host can reach without authentication.
     #[error(
-        "anybody who reaches this address could give the standby another guest: use TLS with a client's certificate \
-         (--tls-dir), a common secret (--secret) or a Unix socket; on loopback --insecure will do"
+        "any client that reaches this address could send the standby another guest: use TLS with a client certificate \
+         (--tls-dir), a common secret (--secret), a Unix socket, or on loopback --insecure"
     )]
     OpenStandby,
     /// A standby at an address that cannot carry checkpoints.
-    #[error("a standby listens at tcp: or unix:, where its primary can be answered: give such an address")]
+    #[error("a standby needs an address with a return path: give tcp: or unix:")]
     NoStandbyThere,
     /// A primary without the return path that carries the standby's answers.
-    #[error("a standby promises what it holds over the return path: switch the return path on")]
+    #[error("a standby acknowledges checkpoints over the return path: switch the return path on")]
     StandbyNeedsReturnPath,
     /// A device with a stream whose state checkpoints do not carry.
     #[error(
-        "device {device:?} streams its state, which checkpoints do not carry: take the device off the guest before it is \
-         protected"
+        "device {device:?} streams its state, which checkpoints cannot contain: protect the guest without this device"
     )]
     DeviceCannotBeProtected {
         /// Name of the device.
@@ -94,29 +95,31 @@ pub enum SettingsError {
     },
     /// `xbzrle` in a migration that hands the guest over.
     #[error(
-        "xbzrle is sent in the checkpoints of a protected guest alone: switch it off, or protect the guest with a standby"
+        "xbzrle is supported only in the checkpoints of a protected guest: switch it off, or protect the guest with a \
+         standby"
     )]
     DeltaNeedsStandby,
     /// The interval between checkpoints is too short.
-    #[error("the interval between checkpoints is too short: {} ms at least", least.as_millis())]
+    #[error("the interval between checkpoints is too short: give at least {} ms", least.as_millis())]
     CheckpointDelay {
         /// The shortest interval.
         least: std::time::Duration,
     },
     /// The number of checkpoints in flight is out of range.
-    #[error("1 to 4 checkpoints may be on their way at once")]
+    #[error("the number of checkpoints that may be on their way to the standby must be 1 to 4")]
     CheckpointsInFlight,
     /// The standby's journal has no room for a checkpoint.
-    #[error("the journal's limit is smaller than one page: give the bytes that a checkpoint may bring")]
+    #[error("the journal's limit is smaller than one page: give the largest size of a checkpoint in bytes")]
     NoJournal,
     /// `cpr-transfer` over a transport that cannot carry descriptors.
     #[error(
-        "mode cpr-transfer moves memory as descriptors, which a Unix socket alone carries: give unix:PATH, or set mode to normal"
+        "mode cpr-transfer passes memory as descriptors, which only a Unix socket can transfer: give unix:PATH, or \
+         set mode to normal"
     )]
     CprNeedsUnix,
     /// `cpr-transfer` with a feature that copies memory, or that implies a peer on another host.
     #[error(
-        "mode cpr-transfer copies no memory and does not go with {what}: switch it off, or set mode to normal"
+        "mode cpr-transfer copies no memory and cannot be combined with {what}: change that, or set mode to normal"
     )]
     CprExcludes {
         /// Name of the feature, as in [`Capabilities`](crate::Capabilities) and [`Parameters`](crate::Parameters).
@@ -124,11 +127,11 @@ pub enum SettingsError {
     },
     /// `cpr-transfer` of an image, which has no memory to hand over.
     #[error(
-        "mode cpr-transfer hands over the memory of a running VM, and an image is none: set mode to normal"
+        "mode cpr-transfer passes the memory of a running VM, which an image does not have: set mode to normal"
     )]
     CprOfImage,
     /// Postcopy with a feature that excludes it.
-    #[error("postcopy_ram does not go with {what}: switch one of them off")]
+    #[error("postcopy_ram cannot be combined with {what}: change one of the two")]
     PostcopyExcludes {
         /// Name of the feature, as in [`Capabilities`](crate::Capabilities) and [`Parameters`](crate::Parameters).
         what: &'static str,
@@ -141,7 +144,8 @@ pub enum SettingsError {
     },
     /// Postcopy with a device that needs all memory before the guest runs.
     #[error(
-        "postcopy_ram: {device} needs all of the guest's memory at once: take it off the guest, or switch postcopy_ram off"
+        "postcopy_ram: {device} needs all of the guest's memory from the start: migrate the guest without this \
+         device, or switch postcopy_ram off"
     )]
     PostcopyExcludesDevice {
         /// Name of the device.
@@ -149,8 +153,8 @@ pub enum SettingsError {
     },
     /// A recovery over a transport that cannot carry it.
     #[error(
-        "a paused postcopy goes on over TCP or a Unix socket, or over one descriptor if postcopy_preempt is off: give such an \
-         address"
+        "a paused postcopy can continue only over TCP, a Unix socket, or (if postcopy_preempt is off) one descriptor: \
+         give such an address"
     )]
     NoWayToRecover,
     /// Multifd with a machine type of an old QEMU.
@@ -164,8 +168,8 @@ pub enum SettingsError {
     },
     /// `postcopy-preempt` where destinations connect to this side.
     #[error(
-        "postcopy-preempt needs a second connection, and where destinations connect nobody can tell whose it is: dial the \
-         destination, or switch postcopy-preempt off there"
+        "postcopy-preempt needs a second connection, which cannot be assigned to a guest if the destinations connect \
+         to this side: connect to the destination instead, or switch postcopy-preempt off there"
     )]
     PreemptNeedsDial,
 }

@@ -13,8 +13,8 @@ pub enum StartError {
     Guest(Custody),
     /// Another migration or a measurement tracks the guest's writes.
     #[error(
-        "this guest's writes are already tracked, by a migration or a dirty-rate measurement: wait for its \
-         end, or cancel it"
+        "this guest's writes are already tracked, by a migration or a dirty-rate measurement: wait until it ends, or \
+         cancel it"
     )]
     Tracked,
     /// A parameter or capability is out of range, or excludes another.
@@ -29,7 +29,7 @@ pub enum StartError {
     DamagedImage(String),
     /// Pages of guest RAM have failed, and their content cannot be moved.
     #[error(
-        "this guest has failed memory (poisoned): {}. Restart it, which gives it other memory, then migrate",
+        "this guest has failed memory (poisoned): {}. Restart the guest, so that it gets other memory, then migrate it",
         crate::error::name_pages(pages, None)
     )]
     Poisoned {
@@ -52,8 +52,8 @@ fn not_free(custody: Custody) -> &'static str {
     match custody {
         Custody::Free => "no migration involves this VM's guest",
         Custody::Arrived => {
-            "a guest has arrived in this VM, and another one would replace it: use another VM. A VMM that discarded its \
-             guest calls GuestRam::has_no_guest"
+            "a guest has arrived in this VM, and another guest would replace it: use another VM. A VMM that discarded \
+             its guest calls GuestRam::has_no_guest"
         }
         Custody::Leaving { .. } => {
             "this VM is already being migrated: cancel that migration, or wait for its end"

@@ -171,7 +171,7 @@ pub(crate) fn in_part<T>(
 pub(crate) fn tell(observer: &dyn Observer, event: &Event) {
     let told = |event: &Event| caught("Observer::event", || observer.event(event));
     if let Err(error) = told(event) {
-        let _ = told(&Event::Warning(format!("{error}, at {event:?}; the migration goes on")));
+        let _ = told(&Event::Warning(format!("{error}, at {event:?}; the migration continues")));
     }
 }
 

@@ -78,8 +78,8 @@ fn etcd_value_that_is_no_claim_is_believed_by_nobody() -> Result<(), Failure> {
     etcd.post("/v3/kv/put", &json!({"key": "cC9hJTIwZ3Vlc3QvMQ==", "value": "aGVsbG8="}).to_string())?;
     etcd.post("/v3/kv/put", &json!({"key": "cC9hJTIwZ3Vlc3QvMg=="}).to_string())?;
 
-    for (generation, what) in [(1, "no claim of Sterna"), (2, "empty")] {
-        let error = arbiter.claim(&claim("a", generation)).expect_err("nobody may start");
+    for (generation, what) in [(1, "not a claim of Sterna"), (2, "empty")] {
+        let error = arbiter.claim(&claim("a", generation)).expect_err("must not start on either side");
         assert!(error.is_contradictory() && error.to_string().contains(what), "{error}");
     }
     assert_eq!(arbiter.claim(&claim("a", 3)), Ok(Ruling::Won));

@@ -186,7 +186,7 @@ fn migrate_to_a_command_has_the_status_of_an_arrival_that_nothing_confirms() -> 
     let (status, said) = end(start(command)?)?;
 
     assert_eq!(status, Some(7), "{said}");
-    assert!(said.contains("unconfirmed") && said.contains("carries no answer back"), "{said}");
+    assert!(said.contains("unconfirmed") && said.contains("has no return path"), "{said}");
     // QEMU reports the end of the migration before it leaves `finish-migrate`.
     source.wait_for_status("postmigrate")?;
     Ok(())
@@ -279,7 +279,7 @@ fn migrate_that_is_left_alone_says_where_the_held_guest_must_go_on() -> Result<(
             break;
         }
         if query["status"] == "cancelled" {
-            assert!(said.contains("told to cancel"), "{said}");
+            assert!(said.contains("asked to cancel"), "{said}");
             assert_eq!(source.status()?, "running");
             return Ok(());
         }

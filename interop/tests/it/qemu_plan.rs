@@ -84,6 +84,6 @@ fn plan_for_a_destination_is_refused() -> Result<(), Failure> {
     let (code, _, complaints) = plan(&machine, &[])?;
 
     assert_eq!(code, Some(1));
-    assert!(complaints.contains("name the source"), "{complaints}");
+    assert!(complaints.contains("the QMP socket of the source"), "{complaints}");
     Ok(())
 }

@@ -219,7 +219,7 @@ fn stream_and_contact_go_through_tls_that_qemu_does_not_know_of() -> Result<(), 
     let mut request = side.request(None);
     request.tls = None;
     let refused = lab.begin(request, wins()).map(drop).unwrap_err();
-    assert!(refused.contains("QEMU is as it was"), "{refused}");
+    assert!(refused.contains("QEMU's earlier settings are restored"), "{refused}");
     Ok(())
 }
 

@@ -19,7 +19,7 @@ pub struct CommandLine {
 
 /// A text that cannot be parsed as a [`CommandLine`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is no command: {problem}")]
+#[error("{text:?} is not a command: {problem}")]
 pub struct CommandLineError {
     text: String,
     problem: &'static str,
@@ -49,7 +49,7 @@ impl FromStr for CommandLine {
         let wrong = |problem| CommandLineError { text: text.to_owned(), problem };
         let mut words = split(text).map_err(wrong)?.into_iter();
         match words.next() {
-            None => Err(wrong("it is empty; name a program and its arguments")),
+            None => Err(wrong("it is empty; give a program and its arguments")),
             Some(program) if program.is_empty() => Err(wrong("the program's name is empty")),
             Some(program) => Ok(Self { program, arguments: words.collect() }),
         }
@@ -81,8 +81,9 @@ fn split(text: &str) -> Result<Vec<String>, &'static str> {
             '\'' => single_quoted(&mut rest, word.get_or_insert_default())?,
             '"' => double_quoted(&mut rest, word.get_or_insert_default())?,
             '\\' => {
-                let next =
-                    rest.next().ok_or("a backslash at its end takes no character; write \\\\ for one")?;
+                let next = rest
+                    .next()
+                    .ok_or("a backslash at its end escapes no character; write \\\\ for a backslash")?;
                 word.get_or_insert_default().push(next);
             }
             c => word.get_or_insert_default().push(c),

@@ -52,7 +52,7 @@ pub(crate) fn run(
             Ok(None) if began.elapsed() >= limit => break killed(&mut child, limit),
             Ok(None) => said.wait(LOOK.min(limit.saturating_sub(began.elapsed()))),
             // A process that ignores SIGCHLD cannot read its children's exit status.
-            Err(error) => break End::Failed(format!("ended, and how is not known: {error}")),
+            Err(error) => break End::Failed(format!("ended, but its exit status is unknown: {error}")),
         }
     };
     said.take();
@@ -77,7 +77,7 @@ fn killed(child: &mut Child, limit: Duration) -> End {
             Ok(None) if began.elapsed() < DYING => std::thread::sleep(LOOK),
             Ok(None) => {
                 return End::Failed(format!(
-                    "did not end within {limit:?}, and not when it was killed either"
+                    "did not end within {limit:?}, and did not end when it was killed"
                 ));
             }
             _ => return End::Failed(format!("did not end within {limit:?} and was killed")),

@@ -54,7 +54,7 @@ impl Http {
         limit: Duration,
     ) -> Result<Vec<u8>, String> {
         if limit.is_zero() {
-            return Err("no time was left to ask it".to_owned());
+            return Err("the time limit ended before it could be asked".to_owned());
         }
         let mut request = self.agent.post(url).config().timeout_global(Some(limit)).build();
         request = request.header("content-type", "application/json");
@@ -71,16 +71,16 @@ impl Http {
     fn in_words(&self, error: &ureq::Error, limit: Duration) -> String {
         match error {
             ureq::Error::Timeout(_) => format!("no answer within {limit:.1?}"),
-            ureq::Error::HostNotFound => "its host name is not known here".to_owned(),
+            ureq::Error::HostNotFound => "this host cannot resolve its host name".to_owned(),
             ureq::Error::BodyExceedsLimit(most) => {
-                format!("its answer is longer than {most} bytes, so it is no etcd")
+                format!("its answer is longer than {most} bytes, so it is not an etcd")
             }
             ureq::Error::Io(error) if error.kind() == io::ErrorKind::InvalidData && self.is_tls => {
-                format!("no TLS with it: {error}")
+                format!("TLS with it failed: {error}")
             }
             // A TLS 1.3 server checks the client's certificate after the client has finished the handshake.
             ureq::Error::Io(error) if is_cut(error) && self.is_tls => {
-                format!("{error}: it may have refused this side's certificate, and its log says why")
+                format!("{error}: it may have refused this side's certificate; its log contains the reason")
             }
             ureq::Error::Io(error) => error.to_string(),
             other => other.to_string(),

@@ -78,7 +78,7 @@ pub(super) fn read_cluster(bytes: &[u8]) -> Result<String, String> {
 /// Decodes the answer to [`login`].
 pub(super) fn read_token(bytes: &[u8]) -> Result<Zeroizing<String>, String> {
     // The answer may contain a token, which is a secret, so no error quotes it.
-    let wrong = || "the answer to the login has no token, so this is no etcd 3".to_owned();
+    let wrong = || "the answer to the login has no token, so this is not an etcd 3".to_owned();
     let answer = parse(bytes).map_err(|_| wrong())?;
     let token = answer["token"].as_str().filter(|token| !token.is_empty());
     let token = token.filter(|token| token.bytes().all(|byte| byte.is_ascii_graphic())).ok_or_else(wrong)?;
@@ -94,7 +94,7 @@ pub(super) fn refusal(status: u16, bytes: &[u8]) -> String {
         None if bytes.is_empty() => "nothing more".to_owned(),
         None => quoted(bytes),
     };
-    format!("it answers with HTTP status {status} and says {said}")
+    format!("it answers with HTTP status {status}: {said}")
 }
 
 /// Returns the value of the only key.
@@ -129,7 +129,7 @@ fn parse(bytes: &[u8]) -> Result<Value, String> {
 }
 
 fn not_understood(bytes: &[u8]) -> String {
-    format!("its answer is none of etcd 3: {}", quoted(bytes))
+    format!("its answer is not an answer of etcd 3: {}", quoted(bytes))
 }
 
 #[cfg(test)]
@@ -197,7 +197,7 @@ mod tests {
             r#"{"header":{"cluster_id":"7"},"responses":[{"response_range":{"kvs":7}}]}"#,
         ] {
             let error = read_claim(text.as_bytes()).expect_err(text);
-            assert!(error.contains("none of etcd 3"), "{error}");
+            assert!(error.contains("not an answer of etcd 3"), "{error}");
         }
     }
 

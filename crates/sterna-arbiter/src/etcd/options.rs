@@ -69,9 +69,9 @@ impl EtcdOptions {
 impl<'a> Read<'a> {
     fn take(&mut self, part: &'a str) -> Result<(), String> {
         if part.contains("://") && !part.split("://").next().unwrap_or_default().contains('=') {
-            let url = url(part).map_err(|problem| format!("{part:?} is no URL of etcd: {problem}"))?;
+            let url = url(part).map_err(|problem| format!("{part:?} is not a URL of etcd: {problem}"))?;
             if self.urls.contains(&url) {
-                return Err(format!("{part:?} stands there twice"));
+                return Err(format!("{part:?} is given twice"));
             }
             self.urls.push(url);
             return Ok(());
@@ -88,15 +88,16 @@ impl<'a> Read<'a> {
             "prefix" => &mut self.prefix,
             // The error does not quote this option, because its value may be a password.
             "password" => {
-                return Err("a password does not belong on a command line: use password-file=FILE".to_owned());
+                return Err("a password on a command line is visible to other users: use password-file=FILE"
+                    .to_owned());
             }
-            _ => return Err(format!("there is no option {name:?}; there are {OPTIONS}")),
+            _ => return Err(format!("unknown option {name:?}; known are {OPTIONS}")),
         };
         if value.is_empty() || value.contains('\0') {
             return Err(format!("{name}= needs a value"));
         }
         if place.replace(value).is_some() {
-            return Err(format!("{name}= stands there twice"));
+            return Err(format!("{name}= is given twice"));
         }
         Ok(())
     }
@@ -109,13 +110,13 @@ impl<'a> Read<'a> {
         let identity = match (self.cert, self.key) {
             (None, None) => None,
             (Some(cert), Some(key)) => Some((PathBuf::from(cert), PathBuf::from(key))),
-            _ => return Err("cert= and key= belong together: give both or none".to_owned()),
+            _ => return Err("cert= and key= need each other: give both or none".to_owned()),
         };
         match (is_https, self.ca) {
             (true, None) => Err("https needs ca=FILE, the authorities of etcd's certificates".to_owned()),
             (true, Some(ca)) => Ok(Some(TlsOptions { ca: PathBuf::from(ca), identity })),
             (false, None) if identity.is_none() => Ok(None),
-            (false, _) => Err("ca=, cert= and key= do nothing with http: use https".to_owned()),
+            (false, _) => Err("ca=, cert= and key= have no effect with http: use https".to_owned()),
         }
     }
 
@@ -126,7 +127,7 @@ impl<'a> Read<'a> {
                 Err("http would send the password unprotected to another host: use https".to_owned())
             }
             (Some(user), Some(file)) => Ok(Some((user.to_owned(), PathBuf::from(file)))),
-            _ => Err("user= and password-file= belong together: give both or none".to_owned()),
+            _ => Err("user= and password-file= need each other: give both or none".to_owned()),
         }
     }
 }
@@ -136,14 +137,14 @@ fn url(text: &str) -> Result<Url, &'static str> {
     let is_https = match scheme {
         "http" => false,
         "https" => true,
-        _ => return Err("it begins with http:// or https://"),
+        _ => return Err("it must begin with http:// or https://"),
     };
     if rest.contains('@') {
-        return Err("a user and password do not belong there: use user=NAME and password-file=FILE");
+        return Err("it must not contain a user and password: use user=NAME and password-file=FILE");
     }
     let rest = rest.strip_suffix('/').unwrap_or(rest);
     if rest.contains(['/', '?', '#']) {
-        return Err("nothing may follow the port");
+        return Err("it must end after the port");
     }
     let (host, port) = rest
         .rsplit_once(':')
@@ -151,17 +152,17 @@ fn url(text: &str) -> Result<Url, &'static str> {
         .ok_or("it has no port; etcd's is 2379")?;
     let has_digits = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
     if !has_digits || port.parse::<u16>().unwrap_or(0) == 0 {
-        return Err("its port is no number from 1 to 65535");
+        return Err("its port is not a number from 1 to 65535");
     }
     let is_loopback = match host.strip_prefix('[') {
         Some(rest) => {
             let address: Option<Ipv6Addr> = rest.strip_suffix(']').and_then(|address| address.parse().ok());
-            address.ok_or("its host is no IPv6 address in brackets")?.is_loopback()
+            address.ok_or("its host is not an IPv6 address in brackets")?.is_loopback()
         }
         None => {
             let is_letter = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '_');
             if host.is_empty() || !host.chars().all(is_letter) {
-                return Err("its host is no name and no address");
+                return Err("its host is neither a name nor an address");
             }
             host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
         }
@@ -175,7 +176,7 @@ pub(super) fn password(file: &Path) -> Result<Zeroizing<String>, String> {
     let text = text.map_err(|error| format!("cannot read the password from {}: {error}", file.display()))?;
     match text.lines().next() {
         Some(line) if !line.is_empty() => Ok(Zeroizing::new(line.to_owned())),
-        _ => Err(format!("{} has no password: write it into the first line", file.display())),
+        _ => Err(format!("{} contains no password: write it into the first line", file.display())),
     }
 }
 
@@ -211,21 +212,21 @@ mod tests {
             ("ftp://a:1", "http:// or https://"),
             ("http://a", "no port"),
             ("http://[::1]", "no port"),
-            ("http://a:0", "no number"),
-            ("http://a:65536", "no number"),
-            ("http://a:+1", "no number"),
-            ("http://:1", "no name"),
-            ("http://a b:1", "no name"),
+            ("http://a:0", "not a number"),
+            ("http://a:65536", "not a number"),
+            ("http://a:+1", "not a number"),
+            ("http://:1", "neither a name nor an address"),
+            ("http://a b:1", "neither a name nor an address"),
             ("http://[::x]:1", "IPv6"),
-            ("http://a:1/v3", "follow the port"),
+            ("http://a:1/v3", "end after the port"),
             ("http://u:p@a:1", "use user=NAME"),
             ("http://a:1,http://a:1/", "twice"),
             ("http://a:1,https://b:1,ca=/ca", "some https"),
             ("https://a:1", "needs ca="),
             ("http://a:1,ca=/ca", "use https"),
             ("http://a:1,cert=/c,key=/k", "use https"),
-            ("https://a:1,ca=/ca,cert=/c", "belong together"),
-            ("https://a:1,ca=/ca,user=u", "belong together"),
+            ("https://a:1,ca=/ca,cert=/c", "need each other"),
+            ("https://a:1,ca=/ca,user=u", "need each other"),
             ("http://a:1,user=u,password-file=/p", "unprotected"),
             ("http://a:1,password=secret", "password-file"),
             ("http://a:1,colour=red", "no option \"colour\""),

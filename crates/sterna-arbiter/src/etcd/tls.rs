@@ -60,7 +60,7 @@ fn check(
         .with_root_certificates(roots);
     if let (Some((chain, key)), Some((_, file))) = (own, &options.identity) {
         builder.with_client_auth_cert(chain, key).map_err(|error| {
-            wrong(file, &format!("it does not go with the certificate ({error}): give a matching pair"))
+            wrong(file, &format!("it does not match the certificate ({error}): give a matching pair"))
         })?;
     }
     Ok(())
@@ -72,7 +72,7 @@ fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
     match found {
         Ok(found) if found.is_empty() => Err(wrong(file, "there is no PEM certificate in it")),
         Ok(found) => Ok(found),
-        Err(error) => Err(wrong(file, &format!("no readable PEM: {error}"))),
+        Err(error) => Err(wrong(file, &format!("the PEM file cannot be read: {error}"))),
     }
 }
 
@@ -82,7 +82,7 @@ fn private_key(file: &Path) -> Result<(PrivateKeyDer<'static>, PrivateKey<'stati
     let is_encrypted = bytes.windows(9).any(|window| window == b"ENCRYPTED");
     let failed = |error: String| match is_encrypted {
         true => wrong(file, "the key is encrypted: store it decrypted, readable only by this process"),
-        false => wrong(file, &format!("no readable PEM key: {error}")),
+        false => wrong(file, &format!("the PEM key cannot be read: {error}")),
     };
     let checked = PrivateKeyDer::from_pem_slice(&bytes).map_err(|error| failed(error.to_string()))?;
     let used = PrivateKey::from_pem(&bytes).map_err(|error| failed(error.to_string()))?;
@@ -139,7 +139,7 @@ mod tests {
             (&no_pem, None, "no.pem", "no PEM certificate"),
             (&broken, None, "broken.pem", ""),
             (&good, Some((no_pem.as_path(), key.as_path())), "no.pem", "no PEM certificate"),
-            (&good, Some((&good, &no_pem)), "no.pem", "no readable PEM key"),
+            (&good, Some((&good, &no_pem)), "no.pem", "PEM key cannot be read"),
             (&good, Some((&good, &sealed)), "sealed.pem", "encrypted"),
             (&good, Some((&good, &others)), "other-key.pem", "matching pair"),
         ] {

@@ -34,7 +34,7 @@ pub(super) fn create(path: &Path, bytes: &[u8], most: usize) -> Result<Vec<u8>, 
         (Some(found), _) => Ok(found),
         (None, Err(error)) => Err(Obstacle::Io { doing: "create", error }),
         (None, Ok(())) => {
-            let error = io::Error::other("the file was created and is not there");
+            let error = io::Error::other("the file was created but does not exist");
             Err(Obstacle::Io { doing: "find", error })
         }
     }
@@ -54,7 +54,7 @@ pub(super) fn look(path: &Path, most: usize) -> Result<Option<Vec<u8>>, Obstacle
     };
     let reading = |error| Obstacle::Io { doing: "read", error };
     if !file.metadata().map_err(reading)?.is_file() {
-        return Err(Obstacle::Foreign("it is no regular file".to_owned()));
+        return Err(Obstacle::Foreign("it is not a regular file".to_owned()));
     }
     let mut bytes = Vec::new();
     (&file).take(most as u64 + 1).read_to_end(&mut bytes).map_err(reading)?;
@@ -81,7 +81,7 @@ pub(super) struct Temporary(PathBuf);
 
 impl Temporary {
     pub(super) fn write(path: &Path, bytes: &[u8]) -> Result<Self, Obstacle> {
-        let writing = |error| Obstacle::Io { doing: "write a file beside", error };
+        let writing = |error| Obstacle::Io { doing: "write a file next to", error };
         let (mut file, temporary) = loop {
             let name = format!(".{:016x}{:016x}.tmp", random_number(), random_number());
             let place = parent(path).join(name);

@@ -157,9 +157,9 @@ fn what_is_torn_or_foreign_is_believed_by_nobody() {
     let other = record::encode(&claim("a", 2));
     let long = "x".repeat(record::MOST_BYTES + 1);
     for (content, what) in [
-        (&whole[..30], "cut off"),
+        (&whole[..30], "truncated"),
         ("", "empty"),
-        ("hello", "no claim of Sterna"),
+        ("hello", "not a claim of Sterna"),
         (&other, "another guest or generation"),
         (&long, "longer than"),
     ] {
@@ -167,7 +167,7 @@ fn what_is_torn_or_foreign_is_believed_by_nobody() {
         std::fs::write(fixture.place(&claim("a", 1)), content).expect("written");
 
         for who in ["a", "b"] {
-            let error = fixture.arbiter.claim(&claim(who, 1)).expect_err("nobody may start");
+            let error = fixture.arbiter.claim(&claim(who, 1)).expect_err("must not start on either side");
             assert!(error.is_contradictory() && error.to_string().contains(what), "{error}");
         }
     }
@@ -187,7 +187,7 @@ fn what_is_no_file_is_believed_by_nobody() {
         let fixture = Fixture::new();
         make(&fixture.place(&claim("a", 1)));
 
-        let error = fixture.arbiter.claim(&claim("a", 1)).expect_err("nobody may start");
+        let error = fixture.arbiter.claim(&claim("a", 1)).expect_err("must not start on either side");
 
         assert!(error.is_contradictory(), "{error}");
     }

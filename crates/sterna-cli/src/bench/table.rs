@@ -27,7 +27,7 @@ pub fn tables(results: &Results) -> String {
     text.push_str(&format!("{}\n", parts(results)));
     text.push_str(&ratios(results));
     text.push_str(
-        "Plain copy: the same devices over connections of their own, one thread at either end, no migration.\n",
+        "Plain copy: each device over a separate connection, with one thread at each end, without a migration.\n",
     );
     text
 }
@@ -114,7 +114,7 @@ fn ratios(results: &Results) -> String {
         let plain = results.plain.iter().find(|plain| plain.devices == *count);
         let plain = plain.map_or(f64::NAN, |plain| Distribution::new(plain.times.iter().copied()).median());
         let against = one.map_or_else(String::new, |(one, _)| {
-            format!(", {:.2} of that of {} devices", best / one, devices[0])
+            format!(", {:.2} of the time of {} devices", best / one, devices[0])
         });
         let serial = of(*count, false).map_or_else(String::new, |(serial, _)| {
             format!("; one after the other takes {:.2} times as long", serial / best)

@@ -6,55 +6,55 @@ use crate::bench::{self, downtime};
 use crate::exit::{Done, Stop};
 use crate::{terminal, units};
 
-/// What is measured.
+/// Benchmark to run.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Arguments {
-    /// The bench
+    /// Benchmark
     #[command(subcommand)]
     pub what: What,
 }
 
-/// The benches.
+/// The benchmarks.
 #[derive(Debug, Clone, clap::Subcommand)]
 pub enum What {
-    /// The downtime of VMs whose devices have large state, by number of devices and multifd channels
+    /// Measure the downtime of VMs whose devices have large state, by number of devices and of multifd channels
     Downtime(Downtime),
 }
 
 /// How downtime is measured.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Downtime {
-    /// Most runs of each setting; a setting ends earlier when its median is known well enough
+    /// Limit of the runs of each setting; fewer runs are made if the median is precise enough
     #[arg(long, value_name = "N", default_value_t = 70, value_parser = clap::value_parser!(u32).range(1..))]
     pub runs: u32,
     /// Numbers of devices
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "1,2,4,8", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub devices: Vec<u32>,
-    /// State of each device, such as 100M
+    /// Size of each device's state, such as 100M
     #[arg(long, value_name = "SIZE", default_value = "100M", value_parser = units::parse_size)]
     pub state: u64,
-    /// Numbers of multifd channels; 0: one device after the other over the main channel, as QEMU does
+    /// Numbers of multifd channels; 0: the main channel, one device after another, as QEMU does
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "0,2,4,6,8,12,15,20,25")]
     pub channels: Vec<u8>,
-    /// How fast a stopped device's state can be read and loaded, such as 400MB/s; 0: no limit
+    /// Rate at which the state of a stopped device is read and loaded, such as 400MB/s; 0: no limit
     #[arg(long, value_name = "RATE", default_value = "400MB/s", value_parser = rate_or_none)]
     pub device_rate: u64,
-    /// Per cent of a device's state that can be read while the guest runs
+    /// Percentage of a device's state that can be read while the guest runs
     #[arg(long, value_name = "PERCENT", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=100))]
     pub precopy: u8,
-    /// The most memory that the destination holds for one device, such as 16M
+    /// Limit of the destination's memory for one device's state, such as 16M
     #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = units::parse_size)]
     pub queue: u64,
-    /// Bandwidth limit, such as 1GB/s; 0: none
+    /// Bandwidth limit, such as 1GB/s; 0: no limit
     #[arg(long, value_name = "RATE", default_value = "0", value_parser = rate_or_none)]
     pub max_bandwidth: u64,
-    /// RAM of the guest
+    /// Size of the guest's RAM
     #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = units::parse_ram)]
     pub ram: u64,
     /// Print all runs as JSON instead of tables
     #[arg(long)]
     pub json: bool,
-    /// Draw the table
+    /// Write a chart of the table
     #[arg(long, value_name = "FILE.svg")]
     pub svg: Option<PathBuf>,
 }

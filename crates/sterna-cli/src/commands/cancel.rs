@@ -21,17 +21,18 @@ pub struct Arguments {
     /// QMP socket of the VM: unix:PATH, a path, or tcp:HOST:PORT
     pub socket: Endpoint,
 
-    /// QMP socket of the destination: it is told to wait no longer. While a connection is lost (x-sterna-reconnect-window), the
-    /// destination does not learn that its source has cancelled, and refuses every other migration until the window ends
+    /// QMP socket of the destination, which then stops waiting. Needed if the connection was lost
+    /// (x-sterna-reconnect-window): otherwise the destination does not learn of the cancellation, and refuses other
+    /// migrations until the window ends
     #[arg(long, value_name = "SOCKET", conflicts_with = "force")]
     pub dest_qmp: Option<Endpoint>,
 
-    /// Discard a guest that this destination holds, which may be the only copy. Use it only when the guest runs at the
-    /// source or is no longer needed
+    /// If the VM is a destination that has stopped with the guest: discard that guest. It may be the only copy. Use
+    /// this option only if the guest runs at the source or is no longer needed
     #[arg(long)]
     pub force: bool,
 
-    /// Do not wait until the migration has ended: exit with 0 as soon as the VM has taken the command
+    /// Do not wait until the migration has ended: exit with status 0 as soon as the VM has accepted the command
     #[arg(long, conflicts_with = "dest_qmp")]
     pub no_wait: bool,
 }
@@ -53,16 +54,18 @@ pub fn execute(arguments: &Arguments) -> Done {
         )));
     }
     if arguments.force && !monitor.is_sterna() {
-        return Err(Stop::usage("--force is for a Sterna VM that holds a guest; QEMU holds none"));
+        return Err(Stop::usage(
+            "--force is only for a Sterna VM that is a destination; a QEMU does not hold a guest",
+        ));
     }
     let order = if arguments.force { json!({"x-sterna-force": true}) } else { Value::Null };
     monitor.execute("migrate_cancel", order)?;
     if is_held {
-        terminal::note("cancelled; the guest that this VM held is discarded");
+        terminal::note("cancelled; the guest at this VM is discarded");
         return Ok(Status::Done);
     }
     if arguments.no_wait {
-        terminal::note("cancelling; `sterna info` shows the end");
+        terminal::note("cancelling; `sterna info` shows the result");
         return Ok(Status::Done);
     }
     let had_guest = monitor.run_state()? != "inmigrate";
@@ -87,7 +90,7 @@ fn outcome(monitor: &mut Monitor, end: Option<Progress>, had_guest: bool) -> Res
     let at = monitor.endpoint().clone();
     let Some(end) = end else {
         return Err(Stop::failed(format!(
-            "the connection to {at} was lost after the migration was told to end: `sterna info {at}` shows what became of it"
+            "the connection to {at} was lost after the migration was cancelled: `sterna info {at}` shows the result"
         )));
     };
     match end.status.as_str() {
@@ -97,13 +100,16 @@ fn outcome(monitor: &mut Monitor, end: Option<Progress>, had_guest: bool) -> Res
         _ if end.is_over() && had_guest => {
             Ok(format!("cancelled; {}", monitor.where_guest_is("at the source")))
         }
-        _ if end.is_over() => Ok("cancelled; this VM waits for no guest any more".to_owned()),
+        _ if end.is_over() => Ok("cancelled; this VM does not wait for a guest any more".to_owned()),
         "undecided" | "postcopy-paused" => Err(Stop::with(
             Status::Undecided,
-            format!("{at} cannot cancel any more (`{}`): `sterna info {at}` says what to do", end.status),
+            format!(
+                "{at} cannot cancel any more (status `{}`): `sterna info {at}` shows what to do",
+                end.status
+            ),
         )),
         status => Err(Stop::failed(format!(
-            "the migration has not ended within {} (`{status}`): `sterna info {at}` shows it",
+            "the migration has not ended within {} (status `{status}`): `sterna info {at}` shows its state",
             units::time(END_LIMIT)
         ))),
     }
@@ -124,8 +130,8 @@ fn cancel_there(destination: &mut Monitor) -> Result<(), Stop> {
 /// The warning about a destination that does not learn of the cancellation because its connection is lost.
 fn does_not_know(remaining_ms: u64) -> String {
     format!(
-        "the connection is lost, so the destination does not learn of it, and refuses other migrations for up to {} s: \
-         `sterna cancel DESTINATION`, with the destination's QMP socket, ends that",
+        "the connection is lost, so the destination does not learn of the cancellation, and refuses other migrations \
+         for up to {} s: end that with `sterna cancel DESTINATION`, where DESTINATION is the destination's QMP socket",
         remaining_ms.div_ceil(1000)
     )
 }

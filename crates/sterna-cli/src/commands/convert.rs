@@ -20,34 +20,33 @@ use crate::{terminal, units};
 #[command(after_help = format!("\
 Formats: {}.
 
-The source is not changed. It is checked during the conversion, and a damaged image is refused unless \
---force-damaged is given. Standard output gets nothing of a damaged file, and a damaged stream from standard input \
-without its end, so that no program loads it. The target is written to a temporary file, synced and renamed: it is \
-complete or absent.", format_names()))]
+The source is not changed. It is checked during the conversion. Without --force-damaged a damaged image is refused: nothing of it is \
+written to standard output. If the damage is found in a stream from standard input, the output ends without its end mark, so that no \
+program loads it. The target is written to a temporary file, synced and renamed: it is complete or absent.", format_names()))]
 pub struct Arguments {
-    /// Image to read; - for a legacy stream, compressed or not, on standard input
+    /// Image to read; `-`: a legacy stream on standard input, compressed or not
     #[arg(value_name = "SOURCE")]
     pub from: PathBuf,
-    /// Image to write; - for a bare legacy stream on standard output
+    /// Image to write; `-`: a legacy stream without container on standard output
     #[arg(value_name = "TARGET")]
     pub to: PathBuf,
     /// Format of the target [default: mapped-ram; for a source in libvirt's container libvirt-sparse if both the QEMU
     /// and the libvirt on this machine support it, else libvirt-raw]
     #[arg(short, long)]
     pub format: Option<Format>,
-    /// Domain XML for a libvirt image (virsh dumpxml --migratable --inactive) [default: that of the source].
-    /// After a restore, the guest of an image without container has the state in which it was saved: a paused guest
+    /// Domain XML for a libvirt image, from `virsh dumpxml --migratable --inactive` [default: the XML in the source].
+    /// If the source has no container, libvirt restores the guest in the state in which it was saved: a paused guest
     /// stays paused until `virsh resume`
     #[arg(long, value_name = "FILE")]
     pub xml: Option<PathBuf>,
-    /// Cookie for a libvirt image [default: that of the source, if it has one]
+    /// File with the cookie for a libvirt image [default: the cookie in the source, if there is one]
     #[arg(long, value_name = "FILE")]
     pub cookie: Option<PathBuf>,
-    /// Replace the target if it exists, and take an XML of another machine
+    /// Replace the target if it exists, and accept an XML of another machine
     #[arg(long)]
     pub force: bool,
-    /// Convert a damaged image, too (see `sterna verify`). Damaged data is copied unchanged and reported; a truncated
-    /// description is left out
+    /// Convert the image even if it is damaged (see `sterna verify`). Damaged data is copied unchanged and reported; a
+    /// truncated description is left out
     #[arg(long)]
     pub force_damaged: bool,
     /// Number of threads that copy, compress and write [default: one per CPU]
@@ -56,10 +55,10 @@ pub struct Arguments {
     /// Read and write through the page cache
     #[arg(long)]
     pub no_direct_io: bool,
-    /// Alignment of the pages of a mapped-ram image: a multiple of 4k
+    /// Alignment of the pages in a mapped-ram image: a multiple of 4k
     #[arg(long, default_value = "1M", value_name = "SIZE", value_parser = units::parse_size)]
     pub alignment: u64,
-    /// Print what was done as JSON; on standard error if the target is -
+    /// Print the result as JSON, on standard error if the target is `-`
     #[arg(long)]
     pub json: bool,
 }

@@ -17,25 +17,27 @@ const END_LIMIT: Duration = Duration::from_secs(30);
 /// Which migration or protection, and where its guest is.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// QMP socket of the source; of a protection: of the primary, of `sterna protect`, or of a Sterna VM that is the standby
+    /// QMP socket of the source of the migration. For a protection: the socket of the primary, of `sterna protect`, or
+    /// of the Sterna VM that is the standby
     pub socket: Endpoint,
-    /// Which side has the guest. Check the destination (of a protection: the standby) first: two running guests on one disk destroy it
+    /// Side that has the guest. Check the destination (for a protection: the standby) first, because two running guests
+    /// destroy a shared disk
     pub guest: Side,
 }
 
 /// A side of a migration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Side {
-    /// The guest does not run at the destination or standby and never will: it resumes at the source
+    /// The guest does not run at the destination or standby and never will. It resumes at the source
     Source,
-    /// The guest runs at the destination or standby: the source stays stopped permanently
+    /// The guest runs at the destination or standby. It stays stopped permanently at the source
     Destination,
 }
 
 /// Sends the decision to the VM and waits for a migration to end.
 pub fn execute(arguments: &Arguments) -> Done {
     let (word, then) = match arguments.guest {
-        Side::Source => ("source", "the guest goes on at the source (of a protection: at the primary)"),
+        Side::Source => ("source", "the guest resumes at the source (of a protection: at the primary)"),
         Side::Destination => (
             "destination",
             "the destination (of a protection: the standby) has the guest; the source can be quit",
@@ -46,11 +48,11 @@ pub fn execute(arguments: &Arguments) -> Done {
         let at = monitor.endpoint();
         return Err(Stop::usage(match arguments.guest {
             Side::Source => format!(
-                "{at} is a QEMU, which waits for no decision: `sterna cancel {at}` ends a migration that still waits there, and `cont` \
-                 resumes a guest that is stopped after one"
+                "{at} is a QEMU, which does not wait for decisions: `sterna cancel {at}` ends a migration that still \
+                 waits there, and `cont` resumes a guest that is stopped after one"
             ),
             Side::Destination => {
-                format!("{at} is a QEMU, which waits for no decision: `quit` there ends the source")
+                format!("{at} is a QEMU, which does not wait for decisions: `quit` there ends the source")
             }
         }));
     }
@@ -67,7 +69,8 @@ pub fn execute(arguments: &Arguments) -> Done {
             return Err(Stop::with(
                 Status::Undecided,
                 format!(
-                    "the decision is taken, but the source has not acted on it within {} s (`{}`{}): `sterna info {at}` shows it",
+                    "the decision is recorded, but the source has not acted on it within {} s (`{}`{}): `sterna info \
+                     {at}` shows its state",
                     END_LIMIT.as_secs(),
                     end.status,
                     end.error.map_or(String::new(), |error| format!(", {error}"))

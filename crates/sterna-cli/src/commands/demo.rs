@@ -35,11 +35,11 @@ pub struct Arguments {
     /// What runs the guest
     #[arg(long, value_enum, default_value_t = MachineKind::Auto)]
     pub machine: MachineKind,
-    /// Boot a Linux kernel as the guest, with this program as its only process, which writes memory and checks it. Needs hardware
-    /// virtualisation
+    /// Boot a Linux kernel as the guest. Its only process is this program, which writes memory and checks it. Needs
+    /// hardware virtualisation
     #[arg(long, conflicts_with_all = ["machine", "pattern", "rate"])]
     pub linux: bool,
-    /// The kernel: a bzImage or a vmlinux [default: the one that runs here]
+    /// Linux kernel for --linux: a bzImage or a vmlinux [default: the kernel of this host]
     #[arg(long, value_name = "FILE", requires = "linux")]
     pub kernel: Option<PathBuf>,
     /// Guest RAM, such as 512M or 4G
@@ -51,11 +51,11 @@ pub struct Arguments {
     /// How the guest writes its memory
     #[command(flatten)]
     pub load: LoadArguments,
-    /// Where the destination listens: on this host, at an address of any kind, such as rdma:HOST:PORT (with the host's own
-    /// address, as `sterna rdma` shows it)
+    /// Address on this host at which the destination listens, such as rdma:HOST:PORT (`sterna rdma` shows the host's
+    /// address)
     #[arg(long, value_name = "ADDRESS", default_value = "tcp:127.0.0.1:0", value_parser = migrate::address)]
     pub address: String,
-    /// multifd channels; 0: everything over the main channel
+    /// Number of multifd channels; 0: everything over the main channel
     #[arg(long, value_name = "N", default_value_t = 2)]
     pub channels: u8,
     /// Migration parameter under QEMU's name, such as max-bandwidth=1G [default: no bandwidth limit]
@@ -64,20 +64,21 @@ pub struct Arguments {
     /// Migration capability under QEMU's name, such as rdma-pin-all
     #[arg(long, value_name = "NAME[=on|off]", value_parser = capability)]
     pub cap: Vec<CapabilityState>,
-    /// Let the guest go on at the destination before all of its memory is there: `auto`, if precopy does not converge, or so many
-    /// seconds after the start
+    /// Switch to postcopy: start the guest at the destination before all of its memory has arrived. WHEN is `auto` (if
+    /// precopy does not converge) or a number of seconds after the start of the migration
     #[arg(long, value_name = "WHEN", value_parser = migrate::postcopy_when, num_args = 0..=1, default_missing_value = "auto")]
     pub postcopy: Option<migrate::PostcopyWhen>,
     /// Print a forecast of the migration first
     #[arg(long)]
     pub forecast: bool,
-    /// The link's bandwidth for the forecast, such as 20Gbit/s; required unless `--set max-bandwidth` limits it
+    /// Bandwidth of the link for the forecast, such as 20Gbit/s; required unless `--set max-bandwidth` limits it
     #[arg(long, value_name = "RATE", value_parser = units::parse_bandwidth, requires = "forecast")]
     pub bandwidth: Option<u64>,
-    /// Use TLS with the certificates in this directory (QEMU's file names; the server's certificate is for 127.0.0.1)
+    /// Use TLS with the certificates in this directory (QEMU's file names; the server's certificate must be for
+    /// 127.0.0.1)
     #[arg(long, value_name = "DIR")]
     pub tls_dir: Option<PathBuf>,
-    /// Seconds that the guest writes before it is migrated
+    /// Time in seconds for which the guest runs before the migration starts
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = parse_seconds)]
     pub warm_up: f64,
     /// Print the record as JSON instead of a table
@@ -106,7 +107,10 @@ pub fn execute(arguments: &Arguments) -> Done {
         live.note(remark);
     }
     let directory = tempfile::Builder::new().prefix("sterna-demo-").tempdir().map_err(|error| {
-        Stop::failed(format!("cannot make a directory for the VMs' sockets: {error}. Set TMPDIR."))
+        Stop::failed(format!(
+            "cannot create a directory for the VMs' sockets: {error}. Set TMPDIR to a directory with \
+                              space."
+        ))
     })?;
     let linux =
         arguments.linux.then(|| Linux::prepare(arguments.kernel.as_deref(), directory.path())).transpose()?;
@@ -145,7 +149,7 @@ pub fn execute(arguments: &Arguments) -> Done {
     match record.check {
         Some(Check { passed: false, summary }) => Err(Stop::with(
             Status::Damaged,
-            format!("the guest that arrived differs from the guest that left: {summary}"),
+            format!("the guest's memory at the destination differs from its memory at the source: {summary}"),
         )),
         _ => Ok(Status::Done),
     }
@@ -247,14 +251,20 @@ fn prove(arguments: &Arguments, destination: &mut Monitor) -> Result<(Check, Opt
     let check = if !whole(&arrived) {
         Check { passed: false, summary: summary(&arrived) }
     } else if let Err(stop) = went_on {
-        Check { passed: false, summary: format!("it arrived complete and then stopped: {}", stop.message) }
+        Check {
+            passed: false,
+            summary: format!("its memory arrived complete, and then it stopped: {}", stop.message),
+        }
     } else if !whole(&later) {
         Check {
             passed: false,
-            summary: format!("it arrived complete and was damaged later: {}", summary(&later)),
+            summary: format!("its memory arrived complete and was damaged later: {}", summary(&later)),
         }
     } else {
-        Check { passed: true, summary: format!("{}; it ran on and was checked again", summary(&arrived)) }
+        Check {
+            passed: true,
+            summary: format!("{}; it continued to run and was checked again", summary(&arrived)),
+        }
     };
     let guest = gap.map(|downtime_seconds| Guest { downtime_seconds, resolution_seconds: BEAT_SECONDS });
     Ok((check, guest))
@@ -293,7 +303,10 @@ fn closing(record: &Record) -> String {
     let table = summary::table(record);
     match &record.check {
         Some(check) if check.passed => {
-            format!("{table}\n\n{}", terminal::verdict(true, "every page arrived, and the guest runs on"))
+            format!(
+                "{table}\n\n{}",
+                terminal::verdict(true, "every page arrived, and the guest continues to run")
+            )
         }
         Some(_) => {
             format!("{table}\n\n{}", terminal::verdict(false, "the guest was damaged during the migration"))

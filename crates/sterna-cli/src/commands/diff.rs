@@ -14,16 +14,16 @@ use crate::{terminal, units};
 /// Which images.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Exit status: 0 the same, 1 different, 2 cannot tell. The images may be of different forms: a converted image is the same.")]
+Exit status: 0 equal; 1 different; 2 the images could not be compared. An image and its conversion to another format are equal.")]
 pub struct Arguments {
-    /// An image
+    /// First image
     pub a: PathBuf,
-    /// Another image
+    /// Second image
     pub b: PathBuf,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-    /// Ranges of pages to list for each block
+    /// Number of page ranges to list for each block
     #[arg(long, default_value_t = 8, value_name = "N")]
     pub ranges: usize,
     /// Directory for temporary copies of images that are not mapped-ram [default: $TMPDIR or /var/tmp]
@@ -122,7 +122,7 @@ fn section_text(section: &SectionDifference) -> String {
         text += &format!("    {}: {} | {}\n", field.what, field.a, field.b);
     }
     if section.has_more {
-        text += "    and more\n";
+        text += "    and more fields\n";
     }
     text
 }

@@ -14,46 +14,46 @@ use crate::{terminal, units};
 /// Which image, what of it, and where it goes.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Without --block and --range all of memory comes out as an ELF core of the shape of QEMU's dump-guest-memory:
-  gdb -c CORE            x/8xg at physical addresses; with --virtual at the guest's virtual ones
+Without --block and --range, all memory is written as an ELF core with the layout of QEMU's dump-guest-memory:
+  gdb -c CORE            reads memory by physical address, such as x/8xg 0x100000; with --virtual by virtual address
   crash vmlinux CORE
 
-The file is written aside and renamed: it is there whole, or it is not there. Pages of zeros are holes.")]
+The file is written under a temporary name and renamed: it is complete or absent. Zero pages are holes.")]
 pub struct Arguments {
-    /// Image of a guest: mapped-ram, legacy stream, compressed, libvirt's save image
+    /// Image of a guest: mapped-ram, legacy stream, compressed, or a save image of libvirt
     pub image: PathBuf,
     /// File to write
     pub output: PathBuf,
-    /// A RAM block as raw bytes (sterna inspect names them)
+    /// Write one RAM block as raw bytes (`sterna inspect` lists the names)
     #[arg(long, value_name = "NAME", conflicts_with_all = ["range", "elf"])]
     pub block: Option<String>,
-    /// Guest physical addresses as raw bytes, such as 0x100000:64K
+    /// Write a range of guest physical addresses as raw bytes, such as 0x100000:64K
     #[arg(long, value_name = "START:LENGTH", conflicts_with = "elf", value_parser = range)]
     pub range: Option<(u64, u64)>,
-    /// An ELF core of all memory (the default)
+    /// Write an ELF core of all memory (default)
     #[arg(long)]
     pub elf: bool,
-    /// Add the guest's virtual addresses to the core, from its page tables
+    /// Add the guest's virtual addresses to the core (read from its page tables)
     #[arg(long = "virtual", conflicts_with_all = ["block", "range"])]
     pub is_virtual: bool,
-    /// Physical address of a block whose address the image does not contain, such as a DIMM
+    /// Physical address of a block (such as a DIMM), if the image does not contain it
     #[arg(long = "at", value_name = "BLOCK=ADDRESS", value_parser = placed)]
     pub placed: Vec<(String, u64)>,
-    /// The machine's architecture, which also determines RAM's addresses, if the image does not say it: x86-64, aarch64,
-    /// ppc64, ppc64le, s390x, riscv64
+    /// Architecture of the machine, if the image does not contain it: x86-64, aarch64, ppc64, ppc64le, s390x, riscv64.
+    /// It also determines the addresses of RAM
     #[arg(long, conflicts_with = "block")]
     pub arch: Option<Architecture>,
-    /// Write the file even if some of the guest's RAM would be missing in it: blocks whose address is unknown (see --at) are left
-    /// out, shared memory that is not in the image is written as zeros
+    /// Write the file even if part of the guest's RAM is missing: blocks with an unknown address (see --at) are left
+    /// out, and shared memory that is not in the image is written as zeros
     #[arg(long, conflicts_with = "block")]
     pub partial: bool,
     /// Replace the file if it exists
     #[arg(long)]
     pub force: bool,
-    /// Number of copying threads [default: one per processor]
+    /// Number of threads that copy [default: one per CPU]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: Option<u16>,
-    /// Print what was done as JSON
+    /// Print the result as JSON
     #[arg(long)]
     pub json: bool,
 }
@@ -103,8 +103,10 @@ fn sentence(arguments: &Arguments, extracted: &Extracted) -> String {
         text += &format!(" ({})", extracted.architecture);
     }
     if extracted.missing_bytes > 0 {
-        text +=
-            &format!("\nsterna: warning: {} of guest RAM are missing", units::bytes(extracted.missing_bytes));
+        text += &format!(
+            "\nsterna: warning: {} of the guest's RAM are missing",
+            units::bytes(extracted.missing_bytes)
+        );
     }
     for note in &extracted.notes {
         text += &format!("\nnote: {note}");

@@ -14,7 +14,7 @@ use crate::{summary, terminal, units};
 #[derive(Debug, clap::Args)]
 #[command(after_help = SECOND_MONITOR)]
 pub struct Arguments {
-    /// QMP socket of the VM, or of `sterna protect`: unix:PATH, a path, or tcp:HOST:PORT
+    /// QMP socket of the VM, of `sterna protect` or of `sterna standby`: unix:PATH, a path, or tcp:HOST:PORT
     pub socket: Endpoint,
     /// Print JSON
     #[arg(long)]
@@ -46,7 +46,7 @@ fn protection_of(protection: &Value, is_json: bool) -> String {
     let time = |name: &str| protection[name].as_f64().map_or_else(|| "none".to_owned(), units::seconds);
     let mut text = String::new();
     let mut row = |name: &str, value: String| text += &format!("{name:<12} {value}\n");
-    let stands = if protection["guest_stopped"] == true { ", the guest stands" } else { "" };
+    let stands = if protection["guest_stopped"] == true { ", the guest is stopped" } else { "" };
     row("protection", format!("{}{stands}", protection["state"].as_str().unwrap_or_default()));
     row(
         "checkpoints",
@@ -171,12 +171,15 @@ impl Info {
             row("trouble", self.protection["trouble"].as_str().unwrap_or_default());
         }
         match &self.left {
-            Some(left) if left.is_in_use => {
-                row("protection", "a `sterna protect` works here: ask it, at its own socket")
-            }
+            Some(left) if left.is_in_use => row(
+                "protection",
+                "a `sterna protect` protects this guest: run `sterna info` at the socket of its \
+                                   --qmp",
+            ),
             Some(left) => {
-                row("protection", &format!("left behind: {}", described(left)));
-                let how = "`sterna unprotect` at this socket takes it away, with --vouch when the standby does not run the guest";
+                row("protection", &format!("left by a killed `sterna protect`: {}", described(left)));
+                let how = "`sterna unprotect` at this socket removes it; add --vouch when the standby does not run \
+                           the guest";
                 row("unprotect", how);
             }
             None => {}
@@ -237,7 +240,7 @@ fn standby(now: &Value) -> String {
     row("standby", word(&now["state"]).unwrap_or_default());
     row("guest RAM", units::bytes(now["ram-bytes"].as_u64().unwrap_or(0)));
     let checkpoints = units::count(now["checkpoints"].as_u64().unwrap_or(0));
-    row("checkpoints", format!("{checkpoints}, the last one {} old", seconds(&now["age"])));
+    row("checkpoints", format!("{checkpoints}, the last is {} old", seconds(&now["age"])));
     let contact = &now["contact"];
     if contact.is_object() {
         let is_there = if contact["connected"] == true { "in contact" } else { "lost" };
@@ -282,15 +285,15 @@ fn how_to_go_on(guest: &str, migration: &str) -> String {
              intentionally, `cont` resumes it."
         ),
         // QEMU reports `completed` while Sterna still compresses the image or flushes it to disk.
-        ("postmigrate", "completed") => "The guest has left, by a migration or into an image. If that was a save that was \
-             killed before its image was in its place, `cont` lets the guest run on; after any other save, and wherever \
-             the guest may run now, it must not run here."
+        ("postmigrate", "completed") => "The guest was migrated or saved. Only if a save was killed before its image \
+                                         was complete, `cont` resumes the guest here. In all other cases it must not \
+                                         run here."
             .to_owned(),
         _ => return String::new(),
     };
     format!(
-        "\n{what} A killed save leaves a file `.….partial` beside its image, which contains the guest's memory: remove it if \
-         `sterna verify` does not call it sound, or if it is not needed.\n"
+        "\n{what} A killed save leaves a file `.….partial` in the image's directory, which contains the guest's \
+         memory: remove it if `sterna verify` does not call it sound, or if it is not needed.\n"
     )
 }
 
@@ -298,17 +301,18 @@ fn how_to_go_on(guest: &str, migration: &str) -> String {
 fn how_to_recover(at: &Endpoint, is_source: bool, is_sterna: bool, migration: &str) -> String {
     let what = match (migration, is_source) {
         ("postcopy-paused", true) => format!(
-            "The guest is at the destination and waits there when it needs a page that is only here: keep this VM. To go on, \
-             `sterna recover {at} ADDRESS`, where ADDRESS is the destination's."
+            "The guest is at the destination, and waits when it needs a page that only this VM has: keep this VM. \
+             `sterna recover {at} ADDRESS` continues the migration, where ADDRESS is the destination's."
         ),
         ("postcopy-paused", false) => format!(
-            "The guest waits when it needs a page that only its source has: keep both. To go on, \
-             `sterna recover SOURCE ADDRESS --dest-qmp {at}`, where SOURCE is the source's QMP socket and ADDRESS is where this \
-             VM listens. A guest that an image is served to goes on with `sterna serve IMAGE ADDRESS --recover`."
+            "The guest waits when it needs a page that only its source has: keep both VMs. `sterna recover SOURCE \
+             ADDRESS --dest-qmp {at}` continues the migration, where SOURCE is the source's QMP socket and ADDRESS is \
+             the address at which this VM listens. If `sterna serve` was the source, use `sterna serve IMAGE ADDRESS \
+             --recover`."
         ),
         ("postcopy-active", true) => format!(
-            "If the source sends nothing any more, its connection is dead: `sterna recover {at} ADDRESS --pause`, where ADDRESS is \
-             the destination's, breaks it and connects again."
+            "If the source sends nothing any more, its connection is dead: `sterna recover {at} ADDRESS --pause` \
+             closes it and connects again, where ADDRESS is the destination's."
         ),
         ("undecided", _) if is_sterna => format!(
             "Find out whether the guest runs at the destination, then `sterna decide {at} destination` (or `source`)."

@@ -15,7 +15,7 @@ use crate::{terminal, units};
 /// Which image.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// Image of a guest: mapped-ram, legacy stream, compressed, libvirt's save image
+    /// Image of a guest: mapped-ram, legacy stream, compressed, or a save image of libvirt
     pub image: PathBuf,
     /// Print JSON
     #[arg(long)]
@@ -32,7 +32,7 @@ pub fn execute(arguments: &Arguments) -> Done {
     warn_of_damage(&image)?;
     if let Some(file) = arguments.svg.as_ref().filter(|file| image.is_at(file)) {
         return Err(Stop::usage(format!(
-            "{} is the image itself; name another file for the drawing",
+            "{} is the image itself; give another file for the drawing",
             file.display()
         )));
     }
@@ -84,7 +84,8 @@ fn text(it: &Inspection) -> String {
     text += "\n";
     text += &devices(it);
     if !it.is_told_apart {
-        text += "Not all devices could be identified: some are missing in this list. `sterna verify` shows where.\n";
+        text += "Some devices could not be identified and are missing in this list. `sterna verify` shows their \
+                 positions.\n";
     }
     let description = match it.description_bytes {
         Some(bytes) => format!("a description of {}", units::bytes(bytes)),
@@ -92,7 +93,8 @@ fn text(it: &Inspection) -> String {
     };
     let end = match (it.has_eof, it.has_end) {
         (false, _) if it.is_end_unsure => {
-            "No footers, no description: it is unknown whether the stream is complete.".to_owned()
+            "The stream has neither footers nor a description: it is unknown whether it is complete."
+                .to_owned()
         }
         (false, _) => "The stream is truncated: see `sterna verify`.".to_owned(),
         (true, true) => format!("The stream is complete, with {description}."),
@@ -112,7 +114,7 @@ fn text(it: &Inspection) -> String {
 
 fn blocks(it: &Inspection) -> String {
     let mut rows =
-        vec![["block".into(), "size".into(), "data pages".into(), "zero pages".into(), "not there".into()]];
+        vec![["block".into(), "size".into(), "data pages".into(), "zero pages".into(), "absent".into()]];
     for block in &it.blocks {
         let absent = match block.absent_pages {
             0 => String::new(),
@@ -135,7 +137,7 @@ fn devices(it: &Inspection) -> String {
     let mut rows = vec![head];
     for device in &it.devices {
         let remark = match (device.is_live, device.is_early, device.is_described) {
-            (true, ..) => "beside RAM",
+            (true, ..) => "next to RAM",
             (_, true, _) => "before RAM",
             (.., true) => "",
             (.., false) => "not described",

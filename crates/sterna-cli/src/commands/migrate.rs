@@ -38,50 +38,51 @@ const RECONNECT_WINDOW: &str = "x-sterna-reconnect-window";
 pub struct Arguments {
     /// QMP socket of the source: unix:PATH, a path, or tcp:HOST:PORT
     pub socket: Endpoint,
-    /// Where the destination listens: tcp:HOST:PORT, rdma:HOST:PORT, unix:PATH or fd:NAME
+    /// Address at which the destination listens: tcp:HOST:PORT, rdma:HOST:PORT, unix:PATH or fd:NAME
     #[arg(value_parser = address)]
     pub destination: String,
-    /// QMP socket of the destination: it gets the same settings and is told to listen, unless it listens already
+    /// QMP socket of the destination. This command applies the migration's settings there, too, and makes the
+    /// destination listen unless it listens already
     #[arg(long, value_name = "SOCKET")]
     pub dest_qmp: Option<Endpoint>,
-    /// Leave the guest paused at the destination; `cont` there starts it. Without this option a guest that ran runs on
-    /// there, unless the destination was started with -S, which can be detected only on the destination's own host
+    /// Leave the guest paused at the destination until `cont` there. Without this option the destination resumes a
+    /// guest that was running, unless the destination was started with -S. (Sterna can detect -S only if this command
+    /// runs on the destination's host)
     #[arg(long, requires = "dest_qmp")]
     pub paused: bool,
-    /// Move the guest to another Sterna process of this user on this host, and copy no memory: the destination, at unix:PATH, maps
-    /// the memory that the source has. Guest RAM must be a memfd, huge pages or a shared file on both sides. The same as
-    /// `--set mode=cpr-transfer`
+    /// Move the guest to another Sterna process of the same user on this host without copying memory: the destination,
+    /// at unix:PATH, maps the source's memory. The guest's RAM must be a memfd, huge pages or a shared file on both
+    /// sides. Same as `--set mode=cpr-transfer`
     #[arg(long)]
     pub same_host: bool,
-    /// Migration parameter under QEMU's name, such as max-bandwidth=1G or multifd-channels=4. With `--dest-qmp` the
-    /// destination gets those that both sides must share, too: multifd-*, and for rdma: alone x-rdma-chunk-size and
-    /// x-sterna-rdma-pinned-limit
+    /// Migration parameter under QEMU's name, such as max-bandwidth=1G or multifd-channels=4. With `--dest-qmp`,
+    /// parameters that both sides must share are also set at the destination: multifd-*, and for rdma: only
+    /// x-rdma-chunk-size and x-sterna-rdma-pinned-limit
     #[arg(long, value_name = "NAME=VALUE", value_parser = pair)]
     pub set: Vec<(String, String)>,
     /// Migration capability under QEMU's name, such as multifd
     #[arg(long, value_name = "NAME[=on|off]", value_parser = capability)]
     pub cap: Vec<CapabilityState>,
-    /// Let the guest go on at the destination before all of its memory is there; the rest follows, what it needs first. WHEN
-    /// is `auto`: if it writes faster than the link carries; or a number of rounds of precopy, such as `2rounds` (both need a
-    /// Sterna as the source); or a number of seconds after the start, 0 for as soon as possible. Switches postcopy-ram and
-    /// postcopy-preempt on, on both sides with `--dest-qmp`. Once the guest runs at the destination, it needs both sides and
-    /// the link until all of its memory is there
+    /// Switch to postcopy: start the guest at the destination before all of its memory has arrived. Pages that the
+    /// guest needs are sent first. Until all pages have arrived, the guest depends on both sides and on the link. WHEN
+    /// is `auto` (if precopy does not converge), a number of precopy rounds such as `2rounds` (both need Sterna as the
+    /// source), or a number of seconds after the start (0: as soon as possible). Switches on the capabilities
+    /// postcopy-ram and postcopy-preempt, with `--dest-qmp` on both sides
     #[arg(long, value_name = "WHEN", value_parser = postcopy_when, num_args = 0..=1, default_missing_value = "auto")]
     pub postcopy: Option<PostcopyWhen>,
-    /// Make a connection that breaks before the guest is handed over anew, and go on with what had arrived, for so many seconds
-    /// after each loss; meanwhile the guest runs on at the source. Sets x-sterna-reconnect-window, on both sides with `--dest-qmp`.
-    /// Needs a Sterna on both sides, and a network: not rdma:, not a descriptor
+    /// If a connection breaks before the handover, try to connect again for this many seconds and continue with the
+    /// data that had arrived. Meanwhile the guest runs at the source. Sets x-sterna-reconnect-window, with `--dest-qmp`
+    /// on both sides. Needs Sterna on both sides, and tcp: or unix: as the destination
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=3600))]
     pub reconnect_window: Option<u32>,
-    /// Leave the settings of this command (--set, --cap, --tls-dir and those that other options stand for) at both sides.
-    /// Without it both sides get their earlier settings back, whatever becomes of the migration
+    /// Keep the settings that this command makes (--set, --cap, --tls-dir, and the settings of other options) on both
+    /// sides. Without this option, both sides get their earlier settings back after the migration, even if it fails
     #[arg(long)]
     pub keep_settings: bool,
-    /// Measure how the guest writes and print a forecast first; it is stored in the record before the first byte is
-    /// sent
+    /// Before the migration, measure the guest's writes and print a forecast. The record contains the forecast, too
     #[arg(long)]
     pub forecast: bool,
-    /// The link's bandwidth for the forecast, such as 10Gbit/s [default: max-bandwidth]
+    /// Bandwidth of the link for the forecast, such as 10Gbit/s [default: max-bandwidth]
     #[arg(long, value_name = "RATE", value_parser = parse_bandwidth, requires = "forecast")]
     pub bandwidth: Option<u64>,
     /// Use TLS with the certificates in this directory (QEMU's file names) on the source's host; with `--dest-qmp` on
@@ -97,7 +98,7 @@ pub struct Arguments {
     /// Write the record to a file, for `sterna report`
     #[arg(long, value_name = "FILE.json")]
     pub report: Option<PathBuf>,
-    /// Seconds to wait for the destination's answer when the acknowledgement was lost, or does not come
+    /// Time in seconds to wait for the destination's answer if its acknowledgement is lost or late
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     pub undecided_wait: u64,
 }
@@ -175,9 +176,9 @@ pub(super) fn address(text: &str) -> Result<String, String> {
 fn rdma_address(text: &str) -> Result<Address, String> {
     let place = text.split(',').next().unwrap_or_default();
     match place.parse().map_err(|error: TransportError| error.to_string())? {
-        Address::Rdma { host, .. } if host.is_empty() => Err(format!(
-            "{text:?} is not an address: a host must follow rdma:, since the source connects to it"
-        )),
+        Address::Rdma { host, .. } if host.is_empty() => {
+            Err(format!("{text:?} is not an address: the host of the destination must follow rdma:"))
+        }
         address => Ok(address),
     }
 }
@@ -263,7 +264,8 @@ fn compare(
     let address = &arguments.destination;
     if arguments.same_host && !address.starts_with("unix:") {
         return Err(Stop::usage(format!(
-            "`--same-host` hands the guest's memory over a Unix socket, and {address} is none: give unix:PATH"
+            "`--same-host` needs a Unix socket as the destination, and {address} is another kind of address: give \
+             unix:PATH"
         )));
     }
     readiness::may_leave(source.vm(), "migrate")?;
@@ -322,7 +324,10 @@ fn drive_set_up(
         live.note(&format!("sterna: warning: {remark}"));
     }
     let begun = if interrupts.count() > 0 {
-        Err(Stop::with(Status::Cancelled, "cancelled before anything was sent; the source keeps the guest."))
+        Err(Stop::with(
+            Status::Cancelled,
+            "cancelled before anything was sent; the guest runs at the source.",
+        ))
     } else {
         source.execute("migrate", json!({ "uri": address }))
     };
@@ -374,7 +379,8 @@ fn drive_set_up(
                 }
                 (Arrived::Paused(why), _) => live.note(&left_paused(&at, why)),
                 (Arrived::ByItself, _) if !ran => {
-                    live.note("the guest was not running at the source: it is paused at the destination, and `cont` there starts it");
+                    live.note("the guest was paused at the source, so it is paused at the destination: `cont` there \
+                               resumes it");
                 }
                 // With `file:`, the source has written the file itself and no destination confirms.
                 (Arrived::Unconfirmed, _) if !address.starts_with("file:") => unconfirmed = why,
@@ -395,7 +401,7 @@ fn drive_set_up(
             }
             if figures.status == Stage::Failed && figures.error.is_none() && !source.is_sterna() {
                 let reason =
-                    "the connection to the destination broke; the destination's own messages say why";
+                    "the connection to the destination broke; the destination's log contains the reason";
                 figures.error = Some(reason.to_owned());
             }
             if is_alone && let Some(text) = perhaps_twice(source, &figures, &trace) {
@@ -428,8 +434,8 @@ fn perhaps_twice(source: &Monitor, figures: &Statistics, trace: &Trace) -> Optio
     let is_told = figures.error.as_ref().is_some_and(|error| error.starts_with("Sibling indicated"));
     let is_late = trace.stopped.is_some() && !trace.was_cancelled && !is_told;
     (figures.status == Stage::Failed && is_late && !source.is_sterna()).then(|| {
-        "sterna: warning: the migration failed when the guest was stopped already: make sure that the destination does not run \
-         the guest, too"
+        "sterna: warning: the migration failed after the guest was stopped: make sure that the guest does not run at \
+         the destination, too"
             .to_owned()
     })
 }
@@ -438,7 +444,7 @@ fn perhaps_twice(source: &Monitor, figures: &Statistics, trace: &Trace) -> Optio
 fn left_paused(at: &str, why: StaysPaused) -> String {
     let why = match why {
         StaysPaused::StartedStopped => "which was started with -S",
-        StaysPaused::Asked => "as --paused says",
+        StaysPaused::Asked => "because of --paused",
     };
     format!("the guest has arrived and is paused at {at}, {why}: `cont` there starts it")
 }

@@ -30,13 +30,13 @@ const ASKING: Duration = Duration::from_secs(30);
 /// Interval between two queries of the progress.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// What a peer is told by its own operator, told here.
+/// Settings of a peer without a monitor.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Wire {
-    /// Migration parameter as the peer has it, such as multifd-channels=4
+    /// Migration parameter that is set at the peer, such as multifd-channels=4
     #[arg(long, value_name = "NAME=VALUE", value_parser = pair)]
     pub set: Vec<(String, String)>,
-    /// Migration capability as the peer has it, such as multifd
+    /// Migration capability that is switched on at the peer, such as multifd
     #[arg(long, value_name = "NAME[=on|off]", value_parser = capability)]
     pub cap: Vec<CapabilityState>,
     /// Use TLS with the certificates in this directory (file names of QEMU's tls-creds-x509)
@@ -47,13 +47,13 @@ pub struct Wire {
 /// Settings of a peer that this side connects to.
 #[derive(Debug, Clone, clap::Args)]
 pub struct SendWire {
-    /// What both sides have.
+    /// Settings that both sides share.
     #[command(flatten)]
     pub wire: Wire,
-    /// The name in the peer's certificate, if it is not the address's
+    /// Host name in the peer's certificate, if it differs from the address
     #[arg(long, value_name = "NAME", requires = "tls_dir")]
     pub tls_hostname: Option<String>,
-    /// The peer's UUID (QMP's query-uuid), which multifd compares; leave it out if the peer has none
+    /// UUID of the peer (QMP's query-uuid), which multifd compares. Leave it out if the peer has none
     #[arg(long)]
     pub uuid: Option<Uuid>,
 }
@@ -296,9 +296,9 @@ fn undecided(to: &str) -> Stop {
     Stop::with(
         Status::Undecided,
         format!(
-            "undecided: the machine was committed to {to}, and its acknowledgement was lost. Find out whether the guest is \
-             there: if it is, it has gone on and the image must not be started; if it is gone for good, send the image \
-             again. The image is unchanged."
+            "undecided: the machine was committed to {to}, and its acknowledgement was lost. Find out whether the \
+             guest is there. If it is, it has run, and the image must not be started. If it is not and cannot appear \
+             later, send the image again. The image is unchanged."
         ),
     )
 }
@@ -308,8 +308,8 @@ pub fn address(text: &str) -> Result<Address, Stop> {
     let address = from_uri(text).map_err(|error| Stop::usage(error.to_string()))?;
     if matches!(address, Address::Rdma { .. }) {
         return Err(Stop::usage(
-            "an image cannot be received from or sent to rdma:, since remote writes need memory of the guest's size: use \
-             tcp: or unix:",
+            "rdma: cannot send or receive an image, because remote writes need memory of the guest's size: use tcp: \
+             or unix:",
         ));
     }
     sterna_vmm::claim_inherited(address).map_err(|error| Stop::usage(error.to_string()))
@@ -325,7 +325,7 @@ fn wait(receiving: &Receiving, listening: &Listening<'_>, interrupts: &Interrupt
             return result.map_err(|error| match was_cancelled {
                 true => Stop::with(
                     Status::Cancelled,
-                    "cancelled; there is no image, and the guest stays with the source.",
+                    "cancelled; there is no image, and the guest is at the source.",
                 ),
                 // The error message contains the path of the image.
                 false if matches!(error, MigrationError::Kept { .. }) => Stop::failed(error.to_string()),
@@ -392,11 +392,11 @@ fn tell_stored(listening: &Listening<'_>, format: Format, stored: &Stored, took:
     row("saved", listening.image.display().to_string());
     row("form", format.to_string());
     row("machine", stored.shape.configuration.machine_type.clone());
-    row("guest", if was_running { "running; it will run after a restore" } else { "not running" }.into());
+    row("guest", if was_running { "running; a restore starts it" } else { "not running" }.into());
     row("guest RAM", units::bytes(ram_bytes));
     row("received", units::bytes(statistics.received_bytes));
     row("file", format!("{} long", units::bytes(length)));
-    row("total time", format!("{} (waiting for the peer included)", units::seconds(took.as_secs_f64())));
+    row("total time", format!("{} (including the wait for the peer)", units::seconds(took.as_secs_f64())));
     terminal::print(&text);
 }
 
@@ -416,7 +416,7 @@ mod tests {
     fn image_does_not_go_over_rdma_whether_it_is_saved_sent_or_served() {
         let Err(refused) = address("rdma:127.0.0.1:4444") else { panic!("it is taken") };
 
-        let words = "an image cannot be received from or sent to rdma:";
+        let words = "rdma: cannot send or receive an image";
         assert!(format!("{refused:?}").contains(words), "{refused:?}");
     }
 

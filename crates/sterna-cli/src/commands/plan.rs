@@ -16,8 +16,8 @@ use crate::units::{parse_bandwidth, parse_ram, parse_rate, parse_size, parse_tim
 /// Rates, or a VM to measure.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// QMP socket of a running VM, Sterna's or QEMU's, to query and measure. Without one, give --bandwidth, --dirty-rate
-    /// and --sync
+    /// QMP socket of a running Sterna VM or QEMU, whose writes are measured: unix:PATH, a path, or tcp:HOST:PORT.
+    /// Without a socket, --bandwidth, --dirty-rate and --sync are required
     pub socket: Option<Endpoint>,
     #[command(flatten)]
     figures: Figures,
@@ -32,45 +32,47 @@ pub struct Arguments {
 /// What an operator may state.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Figures {
-    /// The link's bandwidth, such as 15GB/s, 1.2GiB/s or 10Gbit/s; a VM's max-bandwidth limits all but the switchover
+    /// Bandwidth of the link, such as 15GB/s, 1.2GiB/s or 10Gbit/s. The VM's max-bandwidth limits it except during the
+    /// switchover
     #[arg(long, value_name = "RATE", value_parser = parse_bandwidth)]
     bandwidth: Option<u64>,
-    /// In place of the VM's max-bandwidth
+    /// Assume this value instead of the VM's max-bandwidth
     #[arg(long, value_name = "RATE", value_parser = parse_bandwidth)]
     max_bandwidth: Option<u64>,
     /// Distinct bytes that the guest writes per second; with a VM, this replaces the measurement
     #[arg(long, value_name = "RATE", value_parser = parse_rate)]
     dirty_rate: Option<u64>,
-    /// How long one sync (asking for dirty pages) takes, such as 73ms
+    /// Time that one sync (a query for dirty pages) takes, such as 73ms
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     sync: Option<Duration>,
     /// The longest acceptable downtime [default: the VM's downtime-limit, or 300ms]
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     downtime_limit: Option<Duration>,
-    /// RAM of the guest, for rounds, total time and downtime
+    /// Size of the guest's RAM, to forecast rounds, total time and downtime
     #[arg(long, value_name = "SIZE", value_parser = parse_ram)]
     ram: Option<u64>,
-    /// How much of RAM was ever touched; zero pages cost almost nothing [default: what a Sterna VM reports, or all of
-    /// it]
+    /// Size of the RAM that the guest has ever written; other pages are zero and cost almost nothing [default: the size
+    /// that a Sterna VM reports, else all RAM]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     to_send: Option<u64>,
-    /// Time that stop, devices and start add to the downtime [default: 0, or 4ms for a VM]
+    /// Time that stopping the guest, its devices and starting it add to the downtime [default: 0, or 4ms for a VM]
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     fixed: Option<Duration>,
-    /// When postcopy is started after the migration's start, as with `sterna migrate --postcopy SECONDS` [default: when
-    /// precopy stands still]
+    /// Time after the start of the migration when postcopy starts, as with `sterna migrate --postcopy SECONDS`
+    /// [default: when precopy makes no more progress]
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     postcopy_after: Option<Duration>,
-    /// After how many rounds of precopy postcopy is started, as with `sterna migrate --postcopy Nrounds`
+    /// Number of precopy rounds after which postcopy starts, as with `sterna migrate --postcopy Nrounds`
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     postcopy_after_rounds: Option<u32>,
-    /// Uncertainty of bandwidth and dirty rate, in per cent
+    /// Uncertainty of bandwidth and dirty rate, in percent
     #[arg(long, value_name = "PERCENT", default_value_t = 10, value_parser = clap::value_parser!(u8).range(0..=90))]
     uncertainty: u8,
-    /// Intervals over which to measure a VM's dirty rate, 50ms to 60s each [default: 100ms,300ms,1s]
+    /// Intervals over which the VM's dirty rate is measured, 50ms to 60s each [default: 100ms,300ms,1s]
     #[arg(long, value_name = "TIME,…", value_delimiter = ',', value_parser = interval)]
     intervals: Vec<Duration>,
-    /// Where the guest would go, such as tcp:HOST:PORT: postcopy is not proposed where it does not work
+    /// Address of the destination, such as tcp:HOST:PORT: the plan then proposes postcopy only if it works with this
+    /// kind of address
     #[arg(long, value_name = "ADDRESS", value_parser = super::migrate::address)]
     to: Option<String>,
 }
@@ -113,15 +115,15 @@ fn from_figures(stated: &Stated) -> Result<Plan, Stop> {
     .collect();
     if !missing.is_empty() {
         return Err(Stop::usage(format!(
-            "without a VM to query, give {} as well, or name the VM's QMP socket",
+            "without a VM to query, {} must be given, too; or give the VM's QMP socket",
             missing.join(" and ")
         )));
     }
     if stated.max_bandwidth_bytes.is_some() {
-        return Err(Stop::usage("--max-bandwidth replaces a VM's setting: without a VM, give --bandwidth"));
+        return Err(Stop::usage("--max-bandwidth replaces a VM's setting: without a VM, use --bandwidth"));
     }
     if stated.to_send_bytes.is_some() && stated.ram_bytes.is_none() {
-        return Err(Stop::usage("--to-send is a part of RAM: give --ram as well"));
+        return Err(Stop::usage("--to-send is a part of RAM: give --ram, too"));
     }
     Ok(stated.plan())
 }

@@ -39,85 +39,88 @@ const LAST_WORD: Duration = Duration::from_secs(3);
 /// Interval between two queries of the state.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Whose guest, by whom, how.
+/// Primary, standby, and settings of the protection.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-A Sterna VM protects its guest itself, with the arbiter, the secret and the lease of its `sterna run`; this command tells both sides \
-and shows how it goes.
+Sterna VM: the VM protects its guest itself, with the arbiter, the secret and the lease of its `sterna run`. This command sets up \
+both sides and shows the progress.
 
-This command stands beside a QEMU 11 for as long as its guest is protected: the stream and everything that the guest's \
-network cards say pass through it. What the guest says leaves when the standby holds the checkpoint behind it. \
-Ctrl-C ends the protection: the standby gives up what it holds, and the guest runs on here as before.
+QEMU 11: this command must run as long as the guest is protected, because the checkpoints and all packets of the guest's network \
+cards pass through it. A packet leaves this host only after the standby has stored the checkpoint that contains the state that sent \
+it. Ctrl-C ends the protection: the standby discards the checkpoint, and the guest continues to run here.
 
-When the standby is lost, the arbiter decides who runs the guest. It is the same one on both sides: \
-etcd:URL[,URL...][,OPTION=VALUE...], file:DIR, exec:COMMAND, or ask, by which an operator decides (`sterna decide`).")]
+When primary and standby cannot reach each other, the arbiter decides which of them runs the guest. Both sides must use the same \
+arbiter: etcd:URL[,URL...][,OPTION=VALUE...], file:DIR, exec:COMMAND, or ask (an operator decides with `sterna decide`).")]
 pub struct Arguments {
-    /// QMP socket of the QEMU or Sterna VM: unix:PATH, a path, or tcp:HOST:PORT
+    /// QMP socket of the QEMU 11 or Sterna VM that runs the guest: unix:PATH, a path, or tcp:HOST:PORT
     pub socket: Endpoint,
-    /// Where the standby listens: tcp:HOST:PORT or unix:PATH
+    /// Address at which the standby listens: tcp:HOST:PORT or unix:PATH
     #[arg(value_parser = super::migrate::address)]
     pub standby: String,
-    /// Of a Sterna VM: the QMP socket of the Sterna VM that is its standby (`sterna run --incoming defer`), which is told, too
+    /// Only for a Sterna VM: QMP socket of the standby, a Sterna VM that was started with `sterna run --incoming
+    /// defer`. This command sets it up, too
     #[arg(long, value_name = "SOCKET")]
     pub standby_qmp: Option<Endpoint>,
-    /// Who decides when the two sides lose each other
+    /// Arbiter, which decides which side runs the guest when primary and standby cannot reach each other (see below)
     #[arg(long, value_name = "SPEC", default_value = "ask")]
     pub arbiter: Spec,
-    /// Milliseconds from checkpoint to checkpoint
+    /// Interval between two checkpoints, in milliseconds (at least 10)
     #[arg(long, value_name = "MS", default_value_t = 50, value_parser = clap::value_parser!(u32).range(10..))]
     pub checkpoint_delay: u32,
-    /// When a Sterna VM takes checkpoints, and how they travel.
+    /// Checkpoints of a Sterna VM.
     #[command(flatten)]
     pub checkpoints: checkpoints::Checkpoints,
-    /// Multifd channels, as the standby has them [default: the main channel alone]
+    /// Number of multifd channels, the same as at the standby [default: only the main channel]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
     pub channels: Option<u8>,
-    /// How long the guest may run after the standby was last heard
+    /// How long the guest may run after the last heartbeat that the standby answered was sent
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = units::parse_time)]
     pub lease: Duration,
-    /// A file with the secret that the standby has, too: 32 bytes, or 64 hexadecimal digits
+    /// File with the secret that primary and standby share: 32 bytes, or 64 hexadecimal digits
     #[arg(long, value_name = "FILE")]
     pub secret: Option<PathBuf>,
-    /// Where the standby takes heartbeats, if that is another address
+    /// Address at which the standby accepts heartbeats, if it differs from STANDBY
     #[arg(long, value_name = "ADDRESS", value_parser = super::migrate::address)]
     pub contact: Option<String>,
-    /// The number of this protection of the guest, which the claim is about
+    /// Number of this protection of the guest, for the arbiter. Use a number that the arbiter has not decided yet
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     pub generation: u64,
-    /// Migration parameter under QEMU's name, for the time of the protection
+    /// Migration parameter under QEMU's name, set while the protection runs
     #[arg(long, value_name = "NAME=VALUE", value_parser = pair)]
     pub set: Vec<(String, String)>,
     /// Use TLS with the certificates in this directory (QEMU's file names)
     #[arg(long, value_name = "DIR")]
     pub tls_dir: Option<PathBuf>,
-    /// The name in the standby's certificate, if it is not the address's
+    /// Host name in the standby's certificate, if it differs from the address
     #[arg(long, value_name = "NAME", requires = "tls_dir")]
     pub tls_hostname: Option<String>,
-    /// Most output that waits at each network card; more is dropped, as a network may do
+    /// Limit of the output that waits at each network card. Further packets are dropped
     #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = units::parse_size)]
     pub output_limit: u64,
-    /// Most memory for checkpoints on their way to the standby [default: 256M for a QEMU, the VM's setting for a Sterna VM]. The guest runs
-    /// on when a checkpoint is in memory, and stands for what does not fit. 0M at a QEMU: it stands until the standby has the checkpoint
+    /// Limit of the memory for checkpoints that are being sent [default: 256M for a QEMU, the VM's setting for a Sterna
+    /// VM]. The guest resumes as soon as the checkpoint is in this memory; if it does not fit, the guest stays paused
+    /// until the rest has been sent. 0M (QEMU): the guest stays paused until the standby has the checkpoint
     #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
     pub checkpoint_buffer: Option<u64>,
-    /// Where to make the directory of the sockets to QEMU, which must be able to enter it [default: the temporary directory]
+    /// Directory in which this command creates a directory for its sockets to QEMU. QEMU must have access to it
+    /// [default: the temporary directory]
     #[arg(long, value_name = "DIR")]
     pub socket_dir: Option<PathBuf>,
-    /// A watchdog of this host, such as /dev/watchdog. It resets the host if QEMU's guest is not stopped when its lease has ended. A lease
-    /// below 1s is too short for it. It runs on if this command is killed
+    /// Watchdog of this host, such as /dev/watchdog. It resets the host if QEMU's guest still runs after its lease has
+    /// ended. The lease must be at least 1s. The watchdog stays active if this command is killed
     #[arg(long, value_name = "DEVICE")]
     pub watchdog: Option<PathBuf>,
     /// Listen here for `sterna info`, `sterna unprotect` and `sterna decide`: unix:PATH or tcp:HOST:PORT
     #[arg(long, value_name = "SOCKET")]
     pub qmp: Option<Endpoint>,
-    /// A disk that goes to the standby (repeat for more): QEMU's block node, a quorum, and the standby's name for it, if that is another.
-    /// Its content is copied first, while the guest runs
+    /// Disk to replicate to the standby (repeat for more disks). NODE: QEMU's block node, which must be a quorum. NAME:
+    /// the disk's name at the standby, if it differs. The content is copied first, while the guest runs
     #[arg(long, value_name = "NODE[=NAME]", value_parser = disks::parse)]
     pub disk: Vec<ProtectedDisk>,
-    /// Print JSON, a line a second
+    /// Print JSON, one line per second
     #[arg(long)]
     pub json: bool,
-    /// Write the record of the protection to a file at its end, for `sterna report`
+    /// When the protection ends, write its record to a file, for `sterna report`
     #[arg(long, value_name = "FILE.json")]
     pub report: Option<PathBuf>,
 }
@@ -196,9 +199,9 @@ fn protect(arguments: &Arguments, interrupts: &Interrupts, recorder: &mut Record
         (Err(stop), _) => stop.message.as_str(),
         (Ok(_), Outcome::HandedOver) => "handed over as planned: the guest runs at the standby",
         (Ok(_), _) if !ended.runs_here => {
-            "the QEMU was ended, and the protection with it: nothing is taken over"
+            "an operator ended the QEMU, and the protection with it: the standby does not take over"
         }
-        (Ok(_), _) => "the protection was ended by an operator: the guest runs on at the primary",
+        (Ok(_), _) => "an operator ended the protection: the guest continues to run at the primary",
     };
     let guest_at = match ended.outcome {
         Outcome::HandedOver | Outcome::Lost => Some(GuestAt::Standby),
@@ -212,18 +215,18 @@ fn protect(arguments: &Arguments, interrupts: &Interrupts, recorder: &mut Record
 fn check(arguments: &Arguments) -> Result<(), Stop> {
     if arguments.standby_qmp.is_some() {
         return Err(Stop::usage(
-            "--standby-qmp is for a Sterna VM: the standby of a QEMU is `sterna standby`",
+            "--standby-qmp is only for a Sterna VM: the standby of a QEMU is `sterna standby`",
         ));
     }
     if let Some(option) = arguments.checkpoints.first() {
         return Err(Stop::usage(format!(
-            "{option} is for a Sterna VM: a QEMU takes its checkpoints by the interval alone (--checkpoint-delay)"
+            "{option} is only for a Sterna VM: a QEMU takes its checkpoints only by the interval (--checkpoint-delay)"
         )));
     }
     if arguments.arbiter.to_string() == "ask" && arguments.qmp.is_none() {
         return Err(Stop::usage(
-            "with the arbiter `ask` an operator decides through this command's own socket: name it with --qmp, or name \
-             another arbiter with --arbiter",
+            "with the arbiter `ask`, an operator decides over this command's own socket: give it with --qmp, or \
+             choose another arbiter with --arbiter",
         ));
     }
     Ok(())
@@ -247,7 +250,8 @@ fn watch(
             session.is_qemu_gone() && gone_since.get_or_insert_with(Instant::now).elapsed() > LAST_WORD;
         if is_gone && session.outcome().is_none() {
             return Err(Stop::failed(format!(
-                "{} has ended, and its guest with it: this side claims nothing, and the standby may take the guest over",
+                "{} has ended, and its guest with it: this side does not claim the guest, and the standby may take \
+                 over",
                 arguments.socket
             )));
         }
@@ -269,11 +273,12 @@ fn watch(
             }
             match session.unprotect() {
                 Ok(()) => terminal::note(
-                    "ending the protection: the standby is asked for its last word (Ctrl-C again leaves QEMU as it is)",
+                    "ending the protection: waiting for the standby's confirmation (Ctrl-C again exits and leaves \
+                     QEMU as it is)",
                 ),
-                Err(refusal) => {
-                    terminal::note(&format!("sterna: {refusal} (Ctrl-C again leaves QEMU as it is)"))
-                }
+                Err(refusal) => terminal::note(&format!(
+                    "sterna: {refusal} (Ctrl-C again exits and leaves QEMU as it is)"
+                )),
             }
         }
     }
@@ -285,8 +290,9 @@ fn left(arguments: &Arguments) -> Stop {
     Stop::with(
         Status::Undecided,
         format!(
-            "left: {0} is still in COLO, its guest runs or stands and has no network any more, and the standby may take it \
-             over. Find out whether the standby runs it. If not, and never will: `sterna unprotect {0} --vouch`; else `quit` it",
+            "interrupted: {0} is still in COLO, its guest has no network any more, and the standby may take over. \
+             Find out whether the standby runs the guest. If it does not and never will, run `sterna unprotect {0} \
+             --vouch`; else send `quit` to the QEMU",
             arguments.socket
         ),
     )
@@ -304,39 +310,41 @@ fn end(arguments: &Arguments, session: &QemuProtection, end: &ProtectionEnd) -> 
         Outcome::Alone(_) if !end.runs_here => {
             let why = now.ended_because.as_deref().unwrap_or("QEMU has ended");
             terminal::note(&format!(
-                "{why}: the protection has ended at both sides, and nothing is taken over"
+                "{why}: the protection has ended at both sides, and the standby does not take over"
             ));
             Ok(Status::Done)
         }
         Outcome::Lost if session.is_qemu_gone() => Err(Stop::failed(format!(
-            "{} has ended, and its guest with it: this side claims nothing any more, and the standby takes the guest over",
+            "{} has ended, and its guest with it: this side does not claim the guest any more, and the standby takes \
+             over",
             arguments.socket
         ))),
         Outcome::Alone(Because::Never) | Outcome::Failed(Cause::Cancelled)
             if let Some(why) = &now.ended_because =>
         {
             let next = match end.is_protectable {
-                true => "protect it anew",
+                true => "protect it again",
                 false => "it can be protected again when it runs in another QEMU process",
             };
             Err(Stop::failed(format!(
-                "{why}. The protection was ended at once, and the guest runs on here: {next}"
+                "{why}. The protection was ended, and the guest continues to run here: {next}"
             )))
         }
         Outcome::Alone(Because::Never) | Outcome::HandedOver => Ok(Status::Done),
         Outcome::Alone(Because::Claim) => Err(Stop::failed(format!(
-            "the standby was lost ({why}), and the claim is won: the guest runs on here, unprotected"
+            "the standby was lost ({why}), and this side has won the claim: the guest continues to run here, \
+             unprotected"
         ))),
         Outcome::Failed(Cause::Cancelled) => {
-            Err(Stop::with(Status::Cancelled, "cancelled; the guest runs on here, unprotected"))
+            Err(Stop::with(Status::Cancelled, "cancelled; the guest continues to run here, unprotected"))
         }
         Outcome::Failed(_) => {
-            Err(Stop::failed(format!("the guest is not protected, and runs on here: {why}")))
+            Err(Stop::failed(format!("the guest is not protected, and continues to run here: {why}")))
         }
         Outcome::Lost => Err(Stop::with(
             Status::Lost,
             format!(
-                "the standby has the guest ({why}); it was ended here, and what it had not said yet is dropped"
+                "the standby has the guest ({why}); the guest was ended here, and its waiting output is discarded"
             ),
         )),
     }
@@ -357,7 +365,8 @@ fn request(arguments: &Arguments, protection: Protection) -> Result<ProtectReque
         Some(path) => secret::read(path)?,
         None if tls.is_none() && !is_here(&standby) => {
             return Err(Stop::usage(
-                "a standby on another host must be known: give both sides certificates (--tls-dir), or one secret (--secret)",
+                "a standby on another host must authenticate itself: give both sides certificates (--tls-dir) or the \
+                 same secret (--secret)",
             ));
         }
         None => Secret::from_bytes([0; 32]),

@@ -29,15 +29,15 @@ pub struct Arguments {
     /// Address of the destination: tcp:HOST:PORT or unix:PATH
     #[arg(value_parser = super::migrate::address)]
     pub uri: String,
-    /// QMP socket of the destination: it listens again at the address, unless it still listens at another one that the address leads
-    /// to. Without it the destination must be reachable there already
+    /// QMP socket of the destination. This command makes it listen at the address, unless it still listens at an
+    /// address to which URI leads. Without this option the destination must already listen at URI
     #[arg(long, value_name = "SOCKET")]
     pub dest_qmp: Option<Endpoint>,
-    /// Break the connection first (`migrate-pause`), on both sides with --dest-qmp: for a connection that is dead and whose sides
-    /// have not noticed, so that their status is still postcopy-active
+    /// First close the connection with `migrate-pause`, with --dest-qmp on both sides. Use this option if the
+    /// connection is dead but the status is still postcopy-active, because the sides have not detected it
     #[arg(long)]
     pub pause: bool,
-    /// How long to wait for both sides to be paused, and for the pages to go on, in seconds
+    /// Time in seconds to wait until both sides are paused, and until pages arrive again
     #[arg(long, default_value_t = 60, value_name = "SECONDS")]
     pub patience: u64,
 }
@@ -79,21 +79,21 @@ pub fn execute(arguments: &Arguments) -> Done {
     if let Some(why) = failed {
         let next = match (listening, &arguments.dest_qmp) {
             (Listening::Refused, Some(at)) => format!(
-                "The destination listens nowhere now: give `migrate-recover` with an address of its own host at {at}, then recover it \
-                 again without --dest-qmp."
+                "The destination does not listen at any address now: run `migrate-recover` at {at} with an address of \
+                 its own host, then run `sterna recover` again without --dest-qmp."
             ),
             (_, None) => {
-                "Recover it again when that is mended, with --dest-qmp if the destination no longer listens."
+                "Remove the cause, then run `sterna recover` again, with --dest-qmp if the destination no longer \
+                 listens."
                     .to_owned()
             }
-            _ => "Recover it again when that is mended.".to_owned(),
+            _ => "Remove the cause, then run `sterna recover` again.".to_owned(),
         };
-        let text = format!("it is paused as before, and nothing is lost: {why}. {next}");
+        let text = format!("the migration stays paused, and nothing is lost: {why}. {next}");
         return Err(Stop::with(Status::Undecided, text));
     }
     terminal::note(&format!(
-        "the guest's pages go on to the destination; a `sterna migrate` that still runs shows how far they are, or \
-         `sterna info {}`",
+        "the migration continues; `sterna info {}` shows the progress, and so does `sterna migrate` if it still runs",
         source.endpoint()
     ));
     Ok(Status::Done)
@@ -121,7 +121,7 @@ fn pause(at: &str, vm: &mut Vm) -> Result<(), Stop> {
     match vm.migrate_pause() {
         Ok(()) => Ok(()),
         Err(ClientError::Refused { desc, .. }) => {
-            terminal::note(&format!("sterna: {at} did not break its connection: {desc}"));
+            terminal::note(&format!("sterna: {at} did not close its connection: {desc}"));
             Ok(())
         }
         Err(error) => Err(DriveError::Monitor { at: at.to_owned(), error }.into()),
@@ -136,8 +136,9 @@ fn reach(socket: &Endpoint, arguments: &Arguments) -> Result<Option<Vm>, Stop> {
         Ok(vm) => vm,
         Err(ClientError::TimedOut { .. }) => {
             terminal::note(&format!(
-                "sterna: warning: {socket} does not answer in {DESTINATION_ANSWERS:?}: another client has that monitor, or the \
-                 machine waits for a page. A QEMU listens on at its first address; {} is tried as it is",
+                "sterna: warning: {socket} does not answer within {DESTINATION_ANSWERS:?}: another client uses that \
+                 monitor, or the VM waits for a page. A QEMU still listens at its first address; trying {} without \
+                 changing the destination",
                 arguments.uri
             ));
             return Ok(None);
@@ -186,9 +187,9 @@ fn check_has_guest(vm: &mut Vm) -> Result<Option<Value>, Stop> {
 /// The error for a destination that has discarded its guest (specs/postcopy.md §5).
 fn given_up(at: &str) -> String {
     format!(
-        "the destination at {at} has given its guest up, and this guest cannot go on. A QEMU 11 does so when a connection to its \
-         address ends before it has sent anything, such as a port scan or a health check. End both VMs, and start the guest from its \
-         disks or from an image"
+        "the destination at {at} has discarded its guest, and the migration cannot continue. A QEMU 11 does this when \
+         a connection to its address ends before it has sent anything, such as a port scan or a health check. End \
+         both VMs, and start the guest from its disks or from an image"
     )
 }
 
@@ -219,7 +220,7 @@ fn listen_again(vm: &mut Vm, arguments: &Arguments, patience: Duration) -> Resul
                 if desc.contains("already in use") || desc.contains("Cannot assign") =>
             {
                 terminal::note(&format!(
-                    "sterna: {at} cannot listen at {0} ({desc}); {0} is tried as it is",
+                    "sterna: {at} cannot listen at {0} ({desc}); trying {0} without changing the destination",
                     arguments.uri
                 ));
                 return Ok(Listening::Refused);
@@ -233,7 +234,8 @@ fn listen_again(vm: &mut Vm, arguments: &Arguments, patience: Duration) -> Resul
             Err(error) => {
                 let more = match &error {
                     ClientError::Refused { desc, .. } if desc.contains("paused") && !arguments.pause => {
-                        ". If its connection is dead and it has not noticed, give --pause, which breaks it"
+                        ". If its connection is dead and it has not detected that, add --pause, which closes the \
+                         connection"
                     }
                     _ => "",
                 };
@@ -262,8 +264,7 @@ fn attempt(source: &mut Monitor, patience: Duration, before: &str) -> Result<Opt
             "postcopy-recover-setup" | "postcopy-recover" if !is_late => has_begun = true,
             status => {
                 let at = source.endpoint();
-                let text =
-                    format!("{at}: its migration is {status}; `sterna info {at}` shows what comes of it");
+                let text = format!("{at}: its migration is {status}; `sterna info {at}` shows the result");
                 return Err(Stop::with(Status::Undecided, text));
             }
         }
@@ -289,16 +290,16 @@ fn wait(monitor: &mut Monitor, patience: Duration, wanted: &str, arguments: &Arg
         if !may_pause || Instant::now() >= until {
             let what = match status {
                 "postcopy-active" if !arguments.pause => {
-                    "if its connection is dead and it has not noticed, give --pause, which breaks it"
+                    "if its connection is dead and it has not detected that, add --pause, which closes the connection"
                         .to_owned()
                 }
                 "postcopy-recover-setup" | "postcopy-recover" => {
-                    "another recovery is under way; `sterna info` shows what becomes of it".to_owned()
+                    "another recovery is running; `sterna info` shows its result".to_owned()
                 }
                 _ => "only a postcopy whose connection broke can be recovered".to_owned(),
             };
             return Err(Stop::failed(format!(
-                "{}: its migration is {status}, and not {wanted}: {what}",
+                "{}: its migration is {status} instead of {wanted}: {what}",
                 monitor.endpoint()
             )));
         }

@@ -13,9 +13,9 @@ use crate::{terminal, units};
 /// Which image, and where the repaired one goes.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-QEMU 11.1 reports a background snapshot with mapped-ram as completed but never writes its bitmaps, so no program can
-load it. The file contains all pages; this command writes the bitmaps. It repairs nothing else: in any other image it
-could bring back stale pages.")]
+QEMU 11.1 reports a background snapshot with mapped-ram as completed but never writes the image's bitmaps, so no \
+program can load it. The file contains all pages, and this command writes the bitmaps. It repairs no other damage: in \
+any other image, new bitmaps could restore stale pages.")]
 #[command(group(clap::ArgGroup::new("to").required(true).args(["output", "in_place"])))]
 pub struct Arguments {
     /// Image to repair

@@ -12,7 +12,7 @@ use crate::{report, terminal};
 pub struct Arguments {
     /// Record that `--report` of `sterna migrate`, `sterna demo` or `sterna protect` wrote, or the `--json` output of a migration
     pub file: PathBuf,
-    /// Page to write [default: the record's name with .html]
+    /// HTML page to write [default: the record's name with .html]
     #[arg(short, long, value_name = "FILE.html")]
     pub output: Option<PathBuf>,
 }
@@ -30,7 +30,7 @@ pub fn execute(arguments: &Arguments) -> Done {
 fn page(file: &Path) -> Result<String, Stop> {
     let name = file.display();
     let text = std::fs::read_to_string(file).map_err(|error| {
-        Stop::unreadable(format!("cannot read {name}: {error}. Name a file that `--report` wrote."))
+        Stop::unreadable(format!("cannot read {name}: {error}. Give a file that `--report` wrote."))
     })?;
     let page = record::value_of(&text).and_then(|value| match value["schema"].as_str() {
         Some(protection_record::SCHEMA) => {
@@ -38,7 +38,7 @@ fn page(file: &Path) -> Result<String, Stop> {
         }
         _ => Record::from_json(&text).map(|record| report::page(&record)),
     });
-    page.map_err(|why| Stop::unreadable(format!("{name} {why}. Name a file that `--report` wrote.")))
+    page.map_err(|why| Stop::unreadable(format!("{name} {why}. Give a file that `--report` wrote.")))
 }
 
 #[cfg(test)]

@@ -25,38 +25,38 @@ use crate::watch::Watcher;
 /// Which image, and into which VM.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// The image, in any format that `sterna save`, QEMU or libvirt writes
+    /// Image to restore, in any format that `sterna save`, QEMU or libvirt writes
     pub image: PathBuf,
-    /// QMP socket of a VM that was started with `-incoming defer`: unix:PATH, a path, or qmp:PATH. Or send:ADDRESS
-    /// (send:tcp:HOST:PORT, send:unix:PATH), where a peer listens
+    /// QMP socket of a VM that was started with `-incoming defer`: unix:PATH, a path, or qmp:PATH. Or
+    /// send:tcp:HOST:PORT or send:unix:PATH: send to a VM that already listens for a migration there
     #[arg(required_unless_present = "command", conflicts_with = "command")]
     pub target: Option<String>,
     /// Number of threads that read pages (mapped-ram and libvirt-sparse) [default: 8]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
     pub channels: Option<u8>,
-    /// Require direct I/O for pages. By default pages bypass the page cache if the file system can and the image is not
-    /// cached already
+    /// Require direct I/O for pages. By default pages bypass the page cache if the file system supports it and the
+    /// image is not cached yet
     #[arg(long)]
     pub direct_io: bool,
     /// Read pages through the page cache
     #[arg(long, conflicts_with = "direct_io")]
     pub no_direct_io: bool,
-    /// Leave the guest stopped, even if it was running
+    /// Leave the guest stopped, even if it was running when it was saved
     #[arg(long)]
     pub paused: bool,
-    /// Start the guest, even if it was paused
+    /// Start the guest, even if it was paused when it was saved
     #[arg(long, conflicts_with = "paused")]
     pub running: bool,
-    /// Only with send:. Send a damaged image, too (see `sterna verify`). Damaged data is sent unchanged and reported; a
-    /// truncated description is left out
+    /// Only with send:. Send the image even if it is damaged (see `sterna verify`). Damaged data is sent unchanged and
+    /// reported; a truncated description is left out
     #[arg(long)]
     pub force_damaged: bool,
-    /// Start the guest at once and send its memory as it needs it, the rest in the background (postcopy; QEMU only). Until
-    /// all of it is there, the guest depends on this command and on the image: the first Ctrl-C only warns, the second
-    /// leaves the guest paused
+    /// Start the guest immediately (postcopy; only QEMU). Pages are sent when the guest needs them, the rest in the
+    /// background. Until all pages have arrived, the guest depends on this command and on the image: the first Ctrl-C
+    /// only prints a warning, the second leaves the guest paused
     #[arg(long, conflicts_with = "channels")]
     pub lazy: bool,
-    /// Only with --lazy. How long to try to connect again when the connection breaks
+    /// Only with --lazy. Time in seconds to try to connect again if the connection breaks
     #[arg(long, value_name = "SECONDS", default_value_t = 60, requires = "lazy")]
     pub reconnect_window: u64,
     /// How a lazily restored image is read.
@@ -68,12 +68,12 @@ pub struct Arguments {
     /// How progress is shown.
     #[command(flatten)]
     pub shown: Shown,
-    /// Start this VM, such as `-- qemu-system-x86_64 -m 4G …`, with `-incoming defer` and a monitor; it runs on after
-    /// this command ends
+    /// Command that starts a VM, such as `-- qemu-system-x86_64 -m 4G …`. This command adds `-incoming defer` and a
+    /// monitor. The VM continues to run after this command has ended
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
     /// What a peer without a monitor was told.
-    #[command(flatten, next_help_heading = "With a peer that has no monitor (send:)")]
+    #[command(flatten, next_help_heading = "Settings of a peer without a monitor (only with send:)")]
     pub wire: SendWire,
 }
 
@@ -93,12 +93,12 @@ pub fn execute(arguments: &Arguments) -> Done {
     if let Some(address) = arguments.target.as_ref().and_then(|target| target.strip_prefix("send:")) {
         if request.start != Start::AsItWas {
             return Err(Stop::usage(
-                "--paused and --running are for VMs with a monitor; a peer without one decides by itself",
+                "--paused and --running are only for VMs with a monitor; a peer without a monitor decides by itself",
             ));
         }
         if arguments.lazy {
             return Err(Stop::usage(
-                "--lazy needs the VM's monitor; for a QEMU that listens without one, use `sterna serve`",
+                "--lazy needs the VM's monitor; for a QEMU without a monitor, use `sterna serve`",
             ));
         }
         let sending = Sending {
@@ -115,8 +115,8 @@ pub fn execute(arguments: &Arguments) -> Done {
     arguments.wire.check_unused()?;
     if arguments.force_damaged {
         return Err(Stop::usage(
-            "--force-damaged is for peers without a monitor (send:); a VM with a monitor gets the image with a warning, \
-             and refuses what it cannot load",
+            "--force-damaged is only for peers without a monitor (send:); a VM with a monitor gets a damaged image \
+             with a warning, and refuses data that it cannot load",
         ));
     }
     let live = Live::new(arguments.shown, arguments.json);
@@ -146,7 +146,7 @@ fn start_and_restore(
     // The image is checked first, so that no VM is started for an image that cannot be restored.
     Subject::examine(&request.path)?;
     let directory = place::directory()
-        .map_err(|error| Stop::failed(format!("cannot make a directory for the VM's monitor: {error}")))?;
+        .map_err(|error| Stop::failed(format!("cannot create a directory for the VM's monitor: {error}")))?;
     let mut launched = Launched::start(&arguments.command, directory.path())?;
     let mut vm: Vm = launched.vm(watcher)?;
     let restored =
@@ -163,7 +163,7 @@ fn start_and_restore(
 fn end(restored: &Restored) -> Done {
     if restored.should_run && !restored.is_running {
         return Err(Stop::failed(
-            "the guest was loaded but does not run, although it should: keep the image, and see the warnings above",
+            "the guest was loaded but could not be started: keep the image, and see the warnings above",
         ));
     }
     Ok(Status::Done)

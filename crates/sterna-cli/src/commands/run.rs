@@ -26,35 +26,38 @@ use crate::{disk, net, secret, terminal, tls, units};
 /// Interval between two measurements of the guest's progress.
 const METERING: Duration = Duration::from_millis(200);
 
-/// How a VM is made.
+/// The VM and its guest.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Arguments {
-    /// What runs the guest
+    /// Machine that runs the guest
     #[arg(long, value_enum, default_value_t = MachineKind::Auto)]
     pub machine: MachineKind,
-    /// Guest RAM, such as 512M or 4G
+    /// Size of the guest's RAM, such as 512M or 4G
     #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = units::parse_ram)]
     pub ram: u64,
-    /// vCPUs (1 to 8), or threads of the process guest
+    /// Number of vCPUs, 1 to 8 (of threads with `--machine process`)
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=8))]
     pub vcpus: u8,
-    /// What the KVM machine runs: tide, boot-tide, boot-sector:FILE or flat:FILE
+    /// Guest of the KVM machine. tide: a built-in test guest that writes its memory by --pattern and --rate. boot-tide:
+    /// the same, started from a boot sector. boot-sector:FILE: a boot sector. flat:FILE: a program that is loaded at 1
+    /// MiB and started in 32-bit mode
     #[arg(long, value_name = "GUEST", default_value = "tide")]
     pub guest: GuestChoice,
-    /// Boot this Linux kernel (a bzImage or a vmlinux for x86-64) in the KVM machine
+    /// Linux kernel that the KVM machine boots: a bzImage or a vmlinux for x86-64
     #[arg(long, value_name = "FILE", conflicts_with = "guest")]
     pub kernel: Option<std::path::PathBuf>,
-    /// The initrd of `--kernel`
+    /// initrd for the Linux kernel
     #[arg(long, value_name = "FILE", requires = "kernel")]
     pub initrd: Option<std::path::PathBuf>,
-    /// The command line of `--kernel`, such as `console=ttyS0`
+    /// Command line for the Linux kernel, such as `console=ttyS0`
     #[arg(long, value_name = "TEXT", requires = "kernel", default_value = "", allow_hyphen_values = true)]
     pub append: String,
-    /// A virtio disk: a file or a block device, raw unless `format=qcow2` says otherwise. A backing file or data file of a qcow2
-    /// file is used only if it is named here. By default both sides of a migration see the same file, and the lock on it is
-    /// handed over with the guest. With `migrate=copy` it is copied into a disk of the same length at the destination, while the
-    /// guest runs if the migration has the capability multifd, else in the pause. With `migrate=none` the destination has a file
-    /// with the same content. Repeat for more disks. Only for the KVM machine
+    /// Virtio disk: a file or a block device (repeat for more disks). The format is raw unless `format=qcow2` is given.
+    /// A backing file or data file of a qcow2 file is used only if it is named here. `migrate=shared` (default): source
+    /// and destination use the same file, and the destination takes over the lock on it with the guest. `migrate=copy`:
+    /// the content is copied to a disk of the same length at the destination, while the guest runs if the capability
+    /// multifd is on, else while the guest is paused. `migrate=none`: nothing is copied, because the destination has a
+    /// file with the same content. Only for the KVM machine
     #[arg(
         long,
         value_name = "FILE[,format=raw|qcow2][,backing=FILE,backing-format=raw|qcow2][,data-file=FILE][,read-only=on]\
@@ -62,118 +65,125 @@ pub struct Arguments {
         value_parser = disk::parse
     )]
     pub disk: Vec<DiskOptions>,
-    /// A virtio network card at a tap of the host. Its address follows from the VM's name unless it is given; it must be the same
-    /// on both sides of a migration. With `queues=N`, 1 to 4, the guest may use so many pairs of queues at the same time; the tap is
-    /// then made with `multi_queue`. Repeat for more cards. Only for the KVM machine
+    /// Virtio network card that is connected to a tap interface of the host (repeat for more cards). The MAC address
+    /// must be the same on both sides of a migration; the default is derived from the VM's name. `queues=N`: number of
+    /// queue pairs, 1 (default) to 4; for more than 1 the tap must have `multi_queue`. Only for the KVM machine
     #[arg(long, value_name = "tap:NAME[,mac=ADDRESS][,queues=N]", value_parser = net::parse)]
     pub net: Vec<NetOptions>,
-    /// Let the guest say which memory it does not use (virtio free page reporting): it is given back to the host, and does not
-    /// migrate. Only for the KVM machine
+    /// Offer virtio free page reporting: the guest reports unused memory at any time. The host gets that memory back,
+    /// and a migration does not send it. Only for the KVM machine
     #[arg(long)]
     pub free_page_reporting: bool,
-    /// Let the guest say, when it is migrated, which memory it does not use (virtio free page hinting): that is not sent. Only for
-    /// the KVM machine
+    /// Offer virtio free page hinting: the guest reports unused memory when a migration asks for it, and the migration
+    /// does not send that memory. Only for the KVM machine
     #[arg(long)]
     pub free_page_hinting: bool,
-    /// Give the guest random bytes of the host, by virtio. Only for the KVM machine
+    /// Add a virtio random number generator, which reads random bytes from the host. Only for the KVM machine
     #[arg(long)]
     pub rng: bool,
-    /// Give the guest a virtio console (hvc0) besides the serial port: both write to `--serial`, and what is typed goes to this one
-    /// as soon as its driver is there. Only for the KVM machine
+    /// Add a virtio console (hvc0) in addition to the serial port. The output of both goes to `--serial`. Keyboard
+    /// input goes to the serial port until the guest has loaded the console's driver, then to the console. Only for the
+    /// KVM machine
     #[arg(long)]
     pub virtio_console: bool,
-    /// Who decides which side runs the guest when it is protected (capability x-colo) and the two sides lose each other:
-    /// etcd:URL[,URL...][,OPTION=VALUE...], file:DIR, exec:COMMAND, or ask, by which an operator decides. The same on both sides
+    /// Arbiter of a protection (capability x-colo): it decides which side runs the guest when primary and standby
+    /// cannot reach each other. etcd:URL[,URL...][,OPTION=VALUE...], file:DIR, exec:COMMAND, or ask (an operator
+    /// decides). Must be the same on both sides
     #[arg(long, value_name = "SPEC", default_value = "ask")]
     pub arbiter: Spec,
-    /// A file with the secret of a protection, which the other side has, too: 32 bytes, or 64 hexadecimal digits
+    /// File with the secret that primary and standby of a protection share: 32 bytes, or 64 hexadecimal digits
     #[arg(long, value_name = "FILE")]
     pub secret: Option<std::path::PathBuf>,
-    /// How long a protected guest may run after its standby was last heard
+    /// Lease of a protection: how long the guest may run after the last heartbeat that the standby answered was sent
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = units::parse_time)]
     pub lease: Duration,
-    /// A watchdog of this host, such as /dev/watchdog, for a protected guest. It resets the host if the guest is not stopped when its lease
-    /// has ended. A lease below 1s is too short for it. It runs on if this process is killed
+    /// Watchdog of this host, such as /dev/watchdog, for a protected guest. It resets the host if the guest still runs
+    /// after its lease has ended. The lease must be at least 1s. The watchdog stays active if this process is killed
     #[arg(long, value_name = "DEVICE")]
     pub watchdog: Option<std::path::PathBuf>,
-    /// As a standby: on loopback, take a primary that shows no certificate
+    /// As a standby on loopback: accept a primary without a TLS certificate
     #[arg(long)]
     pub insecure: bool,
-    /// How the guest writes its memory
+    /// Memory writes of the guest.
     #[command(flatten)]
     pub load: LoadArguments,
-    /// Where the monitor listens: unix:PATH, or tcp:127.0.0.1:PORT
+    /// Address at which the QMP monitor listens: unix:PATH, or tcp:127.0.0.1:PORT
     #[arg(long, value_name = "ADDRESS")]
     pub qmp: Option<Endpoint>,
-    /// Wait for a migration: at a migration address, or (`defer`) for `migrate-incoming` over QMP
+    /// Wait for a migration at this address, such as tcp:HOST:PORT or unix:PATH; `defer`: wait until `migrate-incoming`
+    /// over QMP gives the address
     #[arg(long, value_name = "defer|URI")]
     pub incoming: Option<String>,
-    /// Wait for a guest of another process on this host that hands over its memory (`sterna migrate --same-host`), and for no other:
-    /// this process has no guest RAM before, so huge pages are needed once, and taps and vhost-user devices that the other process uses
-    /// come with the guest
+    /// Accept only a guest that another process on this host moves with `sterna migrate --same-host`. This process
+    /// allocates no guest RAM: it maps the source's, so huge pages are needed only once. It takes over the source's
+    /// taps and vhost-user devices together with the guest
     #[arg(long, requires = "incoming", conflicts_with = "prealloc")]
     pub same_host: bool,
-    /// Migrate over TLS with the certificates in this directory (QEMU's names: ca-cert.pem, server-cert.pem,
-    /// client-cert.pem and their keys)
+    /// Use TLS for migrations, with the certificates in this directory (QEMU's file names: ca-cert.pem,
+    /// server-cert.pem, client-cert.pem and their keys)
     #[arg(long, value_name = "DIR")]
     pub tls_dir: Option<std::path::PathBuf>,
-    /// Leave the guest stopped until `cont`
+    /// Do not start the guest until the QMP command `cont`
     #[arg(short = 'S', long)]
     pub stopped: bool,
-    /// Where the guest's console goes: a file, stdio or none. With stdio what is typed goes to the guest
+    /// Output of the guest's serial port: to a file, to standard output (stdio; standard input is then the guest's
+    /// keyboard), or none
     #[arg(long, value_name = "FILE|stdio|none", default_value = "none")]
     pub serial: Serial,
-    /// What kind of memory guest RAM is
+    /// Kind of memory for the guest's RAM
     #[arg(long, value_enum, default_value_t = BackingKind::Memfd)]
     pub backing: BackingKind,
-    /// Track the guest's writes with a dirty ring of N entries per vCPU (a power of two, at least 1024) instead of the
-    /// dirty log. Only for the KVM machine
+    /// Track the guest's writes with KVM's dirty rings instead of its dirty log. N: entries per vCPU, a power of two,
+    /// at least 1024. Only for the KVM machine
     #[arg(long, value_name = "N")]
     pub dirty_ring_size: Option<u32>,
-    /// A device in another process, which listens at this vfio-user socket; its state migrates with the guest. Repeat
-    /// for more devices; both sides of a migration need the same devices in the same order. Only for the KVM machine
+    /// Device in another process that listens at this vfio-user socket (repeat for more devices). Its state migrates
+    /// with the guest. Both sides of a migration need the same devices in the same order. Only for the KVM machine
     #[arg(long, value_name = "SOCKET")]
     pub vfio_user: Vec<std::path::PathBuf>,
-    /// A virtio device in another process, which listens at this vhost-user socket; its state migrates with the guest. The guest
-    /// sees it if its kind is stated: a file system (`fs`, such as virtiofsd), which it mounts by the tag, a disk (`blk`), or a
-    /// network card (`net`). Tag and address need not be stated if the process says them. Repeat for more devices; both sides of
-    /// a migration need the same devices in the same order. Only for the KVM machine
+    /// Virtio device in another process that listens at this vhost-user socket (repeat for more devices). Its state
+    /// migrates with the guest. `kind`: `fs`, a file system such as virtiofsd, which the guest mounts by its tag;
+    /// `blk`, a disk; `net`, a network card. Without a kind the guest does not see the device. Give tag and address
+    /// only if the process does not report them. Both sides of a migration need the same devices in the same order.
+    /// Only for the KVM machine
     #[arg(
         long,
         value_name = "SOCKET[,kind=fs|blk|net][,tag=NAME][,queues=N][,mac=ADDRESS]",
         value_parser = vhost_user::parse
     )]
     pub vhost_user: Vec<VhostUser>,
-    /// Allocate all of guest RAM at the start
+    /// Allocate all of the guest's RAM at the start
     #[arg(long)]
     pub prealloc: bool,
-    /// The VM's name
+    /// Name of the VM
     #[arg(long, default_value = "sterna")]
     pub name: String,
-    /// The VM's UUID; it must be the same on both sides of a migration
+    /// UUID of the VM; it must be the same on both sides of a migration
     #[arg(long)]
     pub uuid: Option<Uuid>,
-    /// Pages per second and vCPU that a tide or process guest writes after it has arrived [default: as before]
+    /// Pages per second that each vCPU of a migrated test guest (tide, or `--machine process`) writes after its arrival
+    /// [default: the rate at the source]
     #[arg(long, value_name = "PAGES")]
     pub arrival_rate: Option<u64>,
-    /// End when this process, the parent, ends
+    /// Exit when the parent process, which has this process id, exits
     #[arg(long, value_name = "PID", hide = true)]
     pub exit_with_parent: Option<i32>,
 }
 
-/// What the guest does to its memory.
+/// Memory writes of the guest.
 #[derive(Debug, Clone, clap::Args)]
 pub struct LoadArguments {
-    /// Order in which pages are written: idle, sequential, random, hot-set or mixed
+    /// Order in which the test guest (tide, or `--machine process`) writes pages: idle, sequential, random, hot-set or
+    /// mixed
     #[arg(long, default_value = "sequential")]
     pub pattern: Pattern,
-    /// Pages that each vCPU writes per second; 0: no limit
+    /// Pages that each vCPU of the test guest writes per second; 0: no limit
     #[arg(long, value_name = "PAGES", default_value_t = 0)]
     pub rate: u64,
-    /// How much memory the guest writes repeatedly [default: all]
+    /// Size of the memory that the test guest writes repeatedly [default: all RAM]
     #[arg(long, value_name = "SIZE", value_parser = units::parse_ram)]
     pub working_set: Option<u64>,
-    /// What RAM contains at the start
+    /// Content of the test guest's RAM at the start
     #[arg(long, value_enum, default_value_t = FillKind::Random)]
     pub fill: FillKind,
 }
@@ -181,18 +191,18 @@ pub struct LoadArguments {
 /// A machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum MachineKind {
-    /// kvm if /dev/kvm can be used, else process
+    /// `kvm` if /dev/kvm can be used, else `process`
     Auto,
     /// The reference KVM machine
     Kvm,
-    /// Threads over RAM, without KVM
+    /// No VM: threads of this process write the RAM. Needs no KVM
     Process,
 }
 
 /// [`Backing`] on the command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum BackingKind {
-    /// A shared memory file
+    /// Shared memory (memfd)
     Memfd,
     /// Private anonymous memory
     Anonymous,
@@ -205,11 +215,11 @@ pub enum BackingKind {
 /// [`Fill`] on the command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum FillKind {
-    /// Never touched
+    /// Zero pages that were never written
     Zero,
-    /// Random words, which no codec can compress
+    /// Random data, which cannot be compressed
     Random,
-    /// Every second 256 KiB random
+    /// Random data in every second 256 KiB, zeros elsewhere
     Half,
 }
 
@@ -285,8 +295,9 @@ pub fn execute(arguments: &Arguments) -> Done {
         follow(parent)?;
     }
     let interrupts = Interrupts::catch()?;
-    sterna_vmm::forward_sigbus()
-        .map_err(|error| Stop::failed(format!("cannot catch failures of memory (SIGBUS): {error}")))?;
+    sterna_vmm::forward_sigbus().map_err(|error| {
+        Stop::failed(format!("cannot install the handler for memory failures (SIGBUS): {error}"))
+    })?;
     let (kind, remark) = arguments.machine.settle()?;
     if let Some(remark) = remark {
         terminal::note(&remark);
@@ -337,7 +348,7 @@ pub fn execute(arguments: &Arguments) -> Done {
     }
     if lacks_pages(&control) {
         terminal::note(
-            "sterna: error: the guest lacked pages of its memory that were only at its source; it was ended, and is lost",
+            "sterna: error: the guest was ended and is lost, because only its source had some pages of its memory",
         );
         // Its threads are blocked in the kernel on pages that will not arrive. They end only with the
         // process.
@@ -348,7 +359,7 @@ pub fn execute(arguments: &Arguments) -> Done {
     if vm.is_lost() {
         return Err(Stop::with(
             Status::Lost,
-            "the standby has the guest; it was ended here, and what it had not said yet is dropped",
+            "the standby has the guest; the guest was ended here, and its waiting output is discarded",
         ));
     }
     match ended {
@@ -402,7 +413,7 @@ fn build(
 ) -> Result<host::Parts, Stop> {
     match kind {
         MachineKind::Process if arguments.kernel.is_some() => Err(Stop::usage(
-            "`--kernel` needs the KVM machine, and `--machine process` runs no code.".to_owned(),
+            "`--kernel` needs the KVM machine; `--machine process` cannot run a kernel.".to_owned(),
         )),
         MachineKind::Process => host::process_machine(config),
         _ => host::kvm_machine(config, &arguments.guest(), console),
@@ -430,7 +441,7 @@ fn begin(arguments: &Arguments, control: &Arc<MigrationControl>, vm: &Hosted) ->
             control.listen(&address).map_err(|error| Stop::failed(format!("cannot wait at {uri}: {error}")))
         }
         None if arguments.stopped => Ok(()),
-        None => vm.cont().map_err(|error| Stop::failed(format!("the guest does not start: {error}"))),
+        None => vm.cont().map_err(|error| Stop::failed(format!("cannot start the guest: {error}"))),
     }
 }
 
@@ -460,12 +471,17 @@ fn meter(vm: &Arc<Hosted>) -> Result<(), Stop> {
         }
     };
     let started = std::thread::Builder::new().name("meter".to_owned()).spawn(metered);
-    started.map(drop).map_err(|error| Stop::failed(format!("no thread for the guest's meter: {error}")))
+    started.map(drop).map_err(|error| {
+        Stop::failed(format!(
+            "cannot start the thread that measures the guest's \
+                                                            progress: {error}"
+        ))
+    })
 }
 
 /// Makes the kernel kill this process when its parent exits.
 fn follow(parent: i32) -> Result<(), Stop> {
-    let failed = |why: String| Stop::failed(format!("cannot follow process {parent}: {why}"));
+    let failed = |why: String| Stop::failed(format!("cannot exit together with process {parent}: {why}"));
     set_parent_process_death_signal(Some(Signal::KILL)).map_err(|error| failed(error.to_string()))?;
     // The parent may have exited before the previous call.
     if getppid() != Pid::from_raw(parent) {

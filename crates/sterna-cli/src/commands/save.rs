@@ -21,35 +21,35 @@ use crate::{bitmaps, units};
 /// Which guest, where to, and how.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// QMP socket of the VM, QEMU's or Sterna's: unix:PATH, a path, or qmp:PATH. Or listen:ADDRESS
-    /// (listen:tcp:HOST:PORT, listen:unix:PATH) to wait for a peer's migration
+    /// QMP socket of a QEMU or Sterna VM: unix:PATH, a path, or qmp:PATH. Or listen:tcp:HOST:PORT or listen:unix:PATH:
+    /// wait there for a VM whose operator starts a migration to this address
     pub source: String,
-    /// The image
+    /// Image to write
     pub image: PathBuf,
-    /// The image's format.
+    /// Format of the image.
     #[arg(long, default_value = "auto", help = format_help())]
     pub format: String,
     /// Number of threads that write pages (mapped-ram and libvirt-sparse) [default: 4]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
     pub channels: Option<u8>,
-    /// Require direct I/O for pages, which legacy and libvirt-raw do not support. By default pages bypass the page cache
-    /// if the file system can; in mapped-ram and libvirt-sparse only if the guest's RAM is larger than half of this
-    /// machine's free memory
+    /// Require direct I/O for pages (not with legacy and libvirt-raw). By default pages bypass the page cache if the
+    /// file system supports it, in mapped-ram and libvirt-sparse only if the guest's RAM is larger than half of this
+    /// host's free memory
     #[arg(long)]
     pub direct_io: bool,
     /// Write pages through the page cache
     #[arg(long, conflicts_with = "direct_io")]
     pub no_direct_io: bool,
-    /// The domain's XML for libvirt's formats: virsh dumpxml --migratable --inactive DOMAIN
+    /// File with the domain XML for libvirt's formats, from `virsh dumpxml --migratable --inactive DOMAIN`
     #[arg(long, value_name = "FILE")]
     pub xml: Option<PathBuf>,
-    /// libvirt's cookie
+    /// File with libvirt's cookie
     #[arg(long, value_name = "FILE", requires = "xml")]
     pub cookie: Option<PathBuf>,
-    /// Replace the image if it exists, and take the XML of another machine
+    /// Replace the image if it exists, and accept an XML of another machine
     #[arg(long)]
     pub force: bool,
-    /// Leave the guest stopped after the save (the default)
+    /// Leave the guest stopped after the save (default)
     #[arg(long)]
     pub stop: bool,
     /// Resume the guest after the save
@@ -62,7 +62,7 @@ pub struct Arguments {
     #[command(flatten)]
     pub shown: Shown,
     /// What a peer without a monitor was told.
-    #[command(flatten, next_help_heading = "With a peer that has no monitor (listen:)")]
+    #[command(flatten, next_help_heading = "Settings of a peer without a monitor (only with listen:)")]
     pub wire: Wire,
 }
 
@@ -121,7 +121,8 @@ pub fn execute(arguments: &Arguments) -> Done {
     terminal::print(&if arguments.json { to_json(&request, &saved) } else { table(&request, &saved) });
     if arguments.resume_after && saved.was_running && !saved.is_running {
         return Err(Stop::failed(format!(
-            "the image is good, but the guest was not resumed: `cont` at {endpoint} resumes it, and see the warning above"
+            "the image is complete, but the guest was not resumed: see the warning above, and resume it with `cont` \
+             at {endpoint}"
         )));
     }
     Ok(Status::Done)
@@ -187,7 +188,7 @@ fn format(arguments: &Arguments, monitor: &mut Monitor, has_xml: bool) -> Result
 
 fn guest(saved: &Saved) -> &'static str {
     match (saved.was_running, saved.is_running) {
-        (true, true) => "was running, and runs on",
+        (true, true) => "was running, and continues to run",
         (true, false) => "was running, and is stopped now; `cont` resumes it",
         (false, _) => {
             "was not running, and is stopped (`postmigrate` in a QEMU: `cont` first, to save it again)"

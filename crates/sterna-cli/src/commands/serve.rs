@@ -24,30 +24,32 @@ const LOOK: Duration = Duration::from_millis(50);
 /// Which image, and to whom.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// The image, in any format that `sterna save`, QEMU or libvirt writes. It must not change and must not be removed
-    /// until every guest has all of its memory
+    /// Image to serve, in any format that `sterna save`, QEMU or libvirt writes. Do not change or remove it until every
+    /// guest has all of its memory
     pub image: PathBuf,
-    /// Where a QEMU waits with `-incoming` and the capability postcopy-ram on: tcp:HOST:PORT or unix:PATH; several for
-    /// several QEMUs. Or listen:ADDRESS: everybody who connects there is served (a manager that hands the connection to
-    /// its QEMU as fd:NAME, or a relay)
+    /// Address at which a QEMU waits with `-incoming` and the capability postcopy-ram: tcp:HOST:PORT or unix:PATH; one
+    /// address per QEMU. Or a single listen:ADDRESS: every connection to that address gets the image (for a manager
+    /// that passes the connection to its QEMU as fd:NAME, or for a relay)
     #[arg(required = true, value_name = "ADDRESS")]
     pub addresses: Vec<String>,
-    /// The QEMUs have the capability postcopy-preempt on: pages that they ask for get a connection of their own
+    /// Use a separate connection for requested pages. Required if the QEMUs have the capability postcopy-preempt, and
+    /// only then
     #[arg(long)]
     pub preempt: bool,
-    /// The QEMUs were served before, are paused (`postcopy-paused`) and listen again (`migrate-recover`): send what they lack
+    /// Resume an interrupted serving: the QEMUs are in `postcopy-paused` and listen again (`migrate-recover`). Only
+    /// missing pages are sent
     #[arg(long)]
     pub recover: bool,
-    /// How long to try to connect again when a connection breaks
+    /// Time in seconds to try to connect again if a connection breaks
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     pub reconnect_window: u64,
-    /// Only with listen:. End when so many guests have all of their memory [default: by Ctrl-C]
+    /// Only with listen:. End when N guests have all of their memory [default: end at Ctrl-C]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub guests: Option<u32>,
     /// How the image is read.
     #[command(flatten)]
     pub reading: Reading,
-    /// Serve an image with damaged devices or description, too (see `sterna verify`)
+    /// Serve the image even if its devices or its description are damaged (see `sterna verify`)
     #[arg(long)]
     pub force_damaged: bool,
     /// Print JSON
@@ -61,10 +63,11 @@ pub struct Arguments {
 /// How an image is read that is served.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Reading {
-    /// Most memory for pages that are read ahead while an image is served, over all guests; at least 1M
+    /// Limit of the memory for pages that are read ahead, for all guests together; at least 1M
     #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = cache_limit)]
     pub cache_limit: u64,
-    /// Where a compressed image that is served is unpacked to, in a file without a name [default: beside the image]
+    /// Directory for the unpacked copy of a compressed image. The copy is a file without a name [default: directory of
+    /// the image]
     #[arg(long, value_name = "DIR")]
     pub spool: Option<PathBuf>,
 }
@@ -93,8 +96,8 @@ impl Reading {
         })?;
         if served.access() == Access::Spool {
             terminal::note(
-                "sterna: the image is compressed or has pages as differences, so it was unpacked into a temporary file; \
-                 `sterna convert` to mapped-ram saves that next time",
+                "sterna: the image is compressed or has pages as differences, so it was unpacked into a temporary \
+                 file; `sterna convert` to mapped-ram avoids this",
             );
         }
         Ok(served)
@@ -116,12 +119,12 @@ pub fn execute(arguments: &Arguments) -> Done {
     let listens = match &arguments.addresses[..] {
         [one] => one.strip_prefix("listen:"),
         several if several.iter().any(|text| text.starts_with("listen:")) => {
-            return Err(Stop::usage("listen: is served alone: give one address"));
+            return Err(Stop::usage("listen: cannot be combined with other addresses: give one address"));
         }
         _ => None,
     };
     if listens.is_none() && arguments.guests.is_some() {
-        return Err(Stop::usage("--guests is for listen:; dialled QEMUs are counted by their addresses"));
+        return Err(Stop::usage("--guests is only for listen:; without it, one guest per address is served"));
     }
     let addresses: Vec<_> = match listens {
         Some(text) => vec![peer::address(text)?],
@@ -135,8 +138,8 @@ pub fn execute(arguments: &Arguments) -> Done {
     let image = Arc::new(arguments.reading.open(&arguments.image, options)?);
     if !arguments.recover && !ran(&image) {
         terminal::note(
-            "sterna: the guest was paused when it was saved, and its QEMU starts it all the same, unless it was started with \
-             -S or was given `stop` while it waited",
+            "sterna: the guest was paused when it was saved, but its QEMU starts it, unless QEMU was started with -S \
+             or received `stop` while it waited",
         );
     }
     let options = ServeOptions {
@@ -158,7 +161,10 @@ pub fn execute(arguments: &Arguments) -> Done {
             reception.served().into_iter().partition(|guest| guest.statistics().has_answered);
         strangers.iter().for_each(|stranger| stranger.stop());
         if !strangers.is_empty() {
-            live.note(&format!("{} connection(s) answered nothing, and count as no guest", strangers.len()));
+            live.note(&format!(
+                "{} connection(s) sent no answer, and are not counted as guests",
+                strangers.len()
+            ));
         }
         guests
     } else {
@@ -254,7 +260,7 @@ fn needs_image(guest: &ServeStatistics) -> bool {
 }
 
 /// The warning after Ctrl-C while a guest lacks pages.
-pub const WARNING: &str = "a guest still lacks pages and would stand still: serving goes on (Ctrl-C again stops it; the \
+pub const WARNING: &str = "a guest still lacks pages and would stop: serving continues (Ctrl-C again ends it; the \
                            guest then stays paused until it is served again)";
 
 /// The likely cause of a destination's silence, and the remedy. `preempt`: whether the destination got a
@@ -262,17 +268,19 @@ pub const WARNING: &str = "a guest still lacks pages and would stand still: serv
 pub fn silence_means(silence: Silence, preempt: bool) -> &'static str {
     match silence {
         Silence::LoadsNothing if preempt => {
-            "it has the devices and does not load them. A QEMU whose capability postcopy-preempt is off does so when it gets a second \
-             connection: end this command, end that QEMU (`quit`), and serve a new one without --preempt, or with the capability on"
+            "it has received the devices and does not load them. A QEMU whose capability postcopy-preempt is off \
+             hangs like this when it gets a second connection: end this command, end that QEMU (`quit`), and serve a \
+             new QEMU without --preempt, or with the capability on"
         }
         Silence::LoadsNothing => {
-            "it has the devices and does not load them. A QEMU with the capability postcopy-preempt waits for a second \
-             connection: end this command, and serve with --preempt. A QEMU that hangs so must be ended (`quit`) and started again"
+            "it has received the devices and does not load them. A QEMU with the capability postcopy-preempt waits \
+             for a second connection: end this command, and serve with --preempt. A QEMU that hangs like this must be \
+             ended (`quit`) and started again"
         }
         _ => {
-            "it answers nothing. A QEMU with the capability multifd waits for more connections, which an image is not served \
-             over, and a QEMU 7.2 with postcopy-preempt does so, too: switch these off there. If it is no QEMU, the address is \
-             wrong"
+            "it sends no answer. A QEMU with the capability multifd, and a QEMU 7.2 with postcopy-preempt, wait for \
+             more connections, which `sterna serve` does not use: switch these capabilities off there. If it is not a \
+             QEMU, the address is wrong"
         }
     }
 }
@@ -280,8 +288,8 @@ pub fn silence_means(silence: Silence, preempt: bool) -> &'static str {
 /// The message about a new stage.
 fn news(stage: Stage) -> Option<&'static str> {
     match stage {
-        Stage::Loading => Some("the devices are on their way"),
-        Stage::Active => Some("runs; pages follow"),
+        Stage::Loading => Some("the devices are being sent"),
+        Stage::Active => Some("runs; its remaining pages are being sent"),
         Stage::Paused => Some("the connection broke; waiting for it to listen again (`migrate-recover`)"),
         Stage::Completed => Some("has all of its memory"),
         _ => None,
@@ -359,13 +367,13 @@ pub fn stop(to: &str, failure: &ServeFailure) -> Stop {
         ),
         GuestState::Uncertain => (
             Status::Failed,
-            "its QEMU was loading the devices: it ends by itself when it notices that the connection is gone, and one that is \
-             still `inmigrate` after that must be ended (`quit`). The image is unchanged, but look whether the guest had \
-             started before you restore it elsewhere",
+            "its QEMU was loading the devices: it ends by itself when it detects the broken connection. If it stays \
+             `inmigrate`, end it (`quit`). The image is unchanged, but check whether the guest had started before you \
+             restore it elsewhere",
         ),
         _ => (
             if is_cancelled { Status::Cancelled } else { Status::Failed },
-            "nothing of the guest was given away, and the image is unchanged",
+            "the guest has not started, and the image is unchanged",
         ),
     };
     Stop::with(status, format!("{to}: {why}; {after}"))

@@ -37,73 +37,77 @@ const LINE: Duration = Duration::from_secs(1);
 /// Interval between two queries of the state.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Where the primary comes, and what becomes of its last checkpoint.
+/// Address of the standby, and use of the last checkpoint.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The primary is a QEMU 11 that sends a checkpoint of its guest at each interval; this command holds the last one and runs \
-nothing.
+The primary is a QEMU 11 that sends a checkpoint of its guest at each interval. This command stores the last checkpoint and runs \
+no guest.
 
-With `sterna protect` at the primary the two are in contact: each sends a sign of life. When the primary is silent for longer than \
-its lease, the last checkpoint is made ready, the arbiter is asked for the claim of this generation, the fence makes sure that \
-the primary's guest does not run, and the guest goes on here. If the arbiter has given the claim to the primary, everything that \
-was held is discarded, and the exit status is 6. An arbiter that is out of reach is asked again; nobody starts meanwhile. \
-Without --arbiter an operator decides, by `sterna takeover` (or by Ctrl-C, where there is no --qmp). Where there is no --qmp, Ctrl-C \
-also tries a step of the takeover again that has failed, such as the fence; without --fence a second Ctrl-C vouches for the primary's guest.
+With `sterna protect` at the primary, the two commands exchange heartbeats. When the primary has sent none for longer than its lease, \
+the standby takes over:
+  1. It prepares the last checkpoint.
+  2. It asks the arbiter for the claim of this generation. If the primary has the claim, the standby discards the checkpoint and \
+exits with status 6. If the arbiter does not answer, it is asked again, and the guest does not start meanwhile.
+  3. It runs the fence, which makes sure that the primary's guest does not run.
+  4. It starts the guest.
+Without --arbiter an operator decides with `sterna takeover`, or without --qmp by Ctrl-C. Without --qmp, Ctrl-C also \
+retries a failed step, such as the fence. Without --qmp and --fence, a second Ctrl-C declares that the primary's guest does not run.
 
-Without `sterna protect` the primary needs the capabilities x-colo and return-path and the parameter x-checkpoint-delay. Give \
---on-loss image only if its guest does not run any more when its connection is gone (its host is fenced, or it has no network of \
-its own). With --arbiter, --fence or --secret such a primary is refused.
+Without `sterna protect`, the primary needs the capabilities x-colo and return-path and the parameter x-checkpoint-delay. Use \
+--on-loss image only if the primary's guest cannot run any more when its connection breaks (its host is fenced, or the guest has no \
+network of its own). --arbiter, --fence and --secret need `sterna protect`.
 
-With --ram-dir the guest goes on in the QEMU whose command line follows `--`. It is the primary's, with the same id of the memory \
-backend, but for `-object memory-backend-file,id=ID,size=SIZE,mem-path=DIR/FILE,share=on`. It starts and waits when the guest has come. \
-The file belongs to it from the takeover on: remove it when that QEMU has ended. If the guest cannot be started there, the checkpoint stays \
-held, and `sterna takeover --image` makes an image.
+With --ram-dir, the QEMU whose command line follows `--` starts when the primary connects, and continues the guest at a takeover. Its \
+command line must be the primary's with the same id of the memory backend, but with `-object \
+memory-backend-file,id=ID,size=SIZE,mem-path=DIR/FILE,share=on`. After a takeover that QEMU uses the file: remove it when the QEMU has \
+ended. If the guest cannot start there, the standby keeps the checkpoint, and `sterna takeover --image` writes an image.
 
-With --disk the primary writes its guest's disk here, too. What the guest wrote is in FILE when the checkpoint after it is held, and not \
-before. FILE is the disk of the guest that goes on here, with the image or in the QEMU that waits; it means nothing while the guest is \
-protected.")]
+With --disk, the primary replicates its guest's disk to FILE. A write of the guest reaches FILE when the standby has stored the \
+checkpoint after it. After a takeover, FILE is the disk of the guest here. Do not use FILE while the guest is protected.")]
 pub struct Arguments {
-    /// Where the primary migrates to: listen:tcp:HOST:PORT or listen:unix:PATH
+    /// Address at which this standby listens for its primary: listen:tcp:HOST:PORT or listen:unix:PATH
     pub at: String,
-    /// The image that the last checkpoint becomes
+    /// Image that is made of the last checkpoint at a takeover
     #[arg(long, value_name = "FILE")]
     pub image: PathBuf,
-    /// Who decides whether the guest may run here: etcd:URL[,...], file:DIR, exec:COMMAND or ask [default: ask]
+    /// Arbiter, which decides whether the guest may run here; the same as at the primary: etcd:URL[,...], file:DIR,
+    /// exec:COMMAND, or ask (an operator decides) [default: ask]
     #[arg(long, value_name = "SPEC")]
     pub arbiter: Option<String>,
-    /// Command that makes sure that the primary's guest does not run; 0 means that it does not
+    /// Command that makes sure that the primary's guest does not run, for example by powering its host off. Exit status
+    /// 0: the guest does not run
     #[arg(long, value_name = "COMMAND")]
     pub fence: Option<String>,
-    /// How long the fence may take
+    /// Time limit for the fence command
     #[arg(long, default_value = "60s", value_name = "TIME", value_parser = units::parse_time)]
     pub fence_limit: Duration,
     /// File with the secret that primary and standby share: 32 bytes, or 64 hexadecimal digits
     #[arg(long, value_name = "FILE")]
     pub secret: Option<PathBuf>,
-    /// Serve a monitor there: unix:PATH, for `sterna takeover` and `sterna info`
+    /// Listen here for `sterna takeover` and `sterna info`: unix:PATH
     #[arg(long, value_name = "ADDRESS")]
     pub qmp: Option<Endpoint>,
-    /// What to do when a primary without `sterna protect` is gone: hold the checkpoint, or take over
+    /// Reaction when the connection to a primary without `sterna protect` breaks
     #[arg(long, value_enum, default_value = "hold")]
     pub on_loss: OnLoss,
-    /// Take over from a primary that is in contact when its last checkpoint is this old and none has come for four of their intervals: its
-    /// guest, or the QEMU that runs it, hangs [default: never]
+    /// Take over even though the primary answers, if its guest or its QEMU hangs: if the last checkpoint is this old
+    /// and no checkpoint has arrived for four intervals [default: never]
     #[arg(long, value_name = "TIME", value_parser = units::parse_time)]
     pub takeover_on_hang: Option<Duration>,
-    /// The primary's multifd channels: as --cap multifd --set multifd-channels=N
+    /// Number of the primary's multifd channels. Same as --cap multifd --set multifd-channels=N
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
     pub channels: Option<u8>,
-    /// Most bytes that one checkpoint may bring; memory is taken only as they come
+    /// Limit of one checkpoint's size. Memory is allocated only as data arrives
     #[arg(long, default_value = "1G", value_name = "SIZE", value_parser = units::parse_size)]
     pub journal_limit: u64,
-    /// A disk of the guest's, whose content comes here (repeat for more): the name by which `sterna protect --disk` asks for it, and
-    /// a raw file or block device of the disk's length. With `size=` the file is made if there is none. What it had is replaced
+    /// Local copy of a guest's disk (repeat for more disks). NAME: the name in `sterna protect --disk`. FILE: a raw
+    /// file or block device with the disk's length. Its content is overwritten. With `size=` a missing file is created
     #[arg(long, value_name = "NAME=FILE[,format=raw][,size=SIZE]", value_parser = disks::parse)]
     pub disk: Vec<disks::DiskArgument>,
-    /// Most bytes that the guest may write to its disks between two checkpoints
+    /// Limit of the data that the guest writes to its disks between two checkpoints
     #[arg(long, default_value = "1G", value_name = "SIZE", value_parser = units::parse_size)]
     pub disk_limit: u64,
-    /// On loopback: take a primary that shows no certificate
+    /// On loopback: accept a primary without a TLS certificate
     #[arg(long)]
     pub insecure: bool,
     /// Require direct I/O for the image's pages
@@ -118,13 +122,15 @@ pub struct Arguments {
     /// Print JSON, a line a second
     #[arg(long)]
     pub json: bool,
-    /// Where the RAM of the VM behind `--` lies, as a file in a tmpfs or on a disk: its memory-backend-file names it
+    /// Directory of the RAM file of the QEMU whose command line follows `--`, in a tmpfs or on a disk. The QEMU's
+    /// memory-backend-file must name the same file
     #[arg(long, value_name = "DIR", requires = "command")]
     pub ram_dir: Option<PathBuf>,
     /// What the primary was told.
     #[command(flatten)]
     pub wire: Wire,
-    /// Start this QEMU with `-incoming defer` and a monitor; it waits for the guest, and runs on after this command ends
+    /// Command that starts the QEMU which waits for the guest. This command adds `-incoming defer` and a monitor. The
+    /// QEMU continues to run after this command has ended
     #[arg(last = true, value_name = "COMMAND", requires = "ram_dir")]
     pub command: Vec<OsString>,
 }
@@ -142,9 +148,9 @@ const LAST_ANSWERS: Duration = Duration::from_millis(300);
 /// What to do when the primary is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum OnLoss {
-    /// Go on holding the last checkpoint.
+    /// Keep the last checkpoint until `sterna takeover` or until the command is stopped.
     Hold,
-    /// Make an image of it, or start it in the VM that waits, and end.
+    /// Take over: start the guest in the waiting QEMU, or write the image; then end.
     Image,
 }
 

@@ -17,34 +17,36 @@ const RETRY_LIMIT: Duration = Duration::from_secs(2);
 /// Which standby, and how.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The word forces nothing. Where primary and standby are in contact, the standby gives up the contact, waits until the primary's \
-lease is over, asks the arbiter, fences the primary, and starts the guest; with the arbiter `ask` this word is the claim. \
-A QEMU does not stop its guest by itself: its takeover needs the standby's --fence, or --vouch here. After a \
-step that failed it is tried once more. Without a contact the word says that the primary's guest does not run any more.
+This command cannot start the guest on two sides:
+  * If primary and standby are in contact, the standby closes the contact, waits until the primary's lease has ended, asks the arbiter,
+    runs its fence, and starts the guest. With the arbiter `ask`, this command is the operator's claim.
+  * A QEMU does not stop its guest by itself when the lease ends. Its takeover needs the standby's --fence, or --vouch here.
+  * Without contact, this command declares that the primary's guest does not run any more.
+A step that failed before is tried once more.
 
-The command waits for the outcome. Exit status: 0 the standby has the guest; 1 a step failed, the standby still holds the \
-checkpoint, and the command can be given again; 3 the outcome is not known yet after --wait; 6 the primary keeps the guest and the \
-checkpoint is discarded.")]
+Exit status: 0 the standby has the guest; 1 a step failed: the standby still holds the checkpoint, and this command can be repeated; \
+3 no result within --wait; 6 the primary keeps the guest, and the checkpoint is discarded.")]
 pub struct Arguments {
     /// QMP socket of the standby (`sterna standby --qmp`, or a Sterna VM): unix:PATH, a path, or tcp:HOST:PORT
     pub socket: Endpoint,
-    /// The primary makes a last checkpoint and stops its guest first; nothing is lost
+    /// Planned takeover: the primary first stops its guest and sends a last checkpoint. No state of the guest is lost
     #[arg(long)]
     pub planned: bool,
-    /// The primary's guest does not run and never will: go on although the fence has failed or there is none
+    /// Declare that the primary's guest does not run and never will. The takeover then continues without a fence, or
+    /// although the fence failed
     #[arg(long, conflicts_with = "planned")]
     pub vouch: bool,
-    /// Make an image, although a VM waits for the guest
+    /// Write an image of the guest, even if a VM waits for it
     #[arg(long)]
     pub image: bool,
-    /// Longest wait for the outcome, in seconds
+    /// Time limit in seconds for the result
     #[arg(long, value_name = "SECONDS", default_value_t = 120)]
     pub wait: u64,
-    /// Do not wait for the outcome: exit with 0 as soon as the standby has taken the command
+    /// Do not wait for the result: exit with status 0 as soon as the standby has accepted the command
     #[arg(long, conflicts_with = "wait")]
     pub no_wait: bool,
-    /// The last resort, when the arbiter will never answer again: make an image of the held checkpoint without a claim. The primary may have
-    /// been given the claim, so this needs the word that its guest does not run and never will
+    /// Last resort if the arbiter will never answer again: write an image of the held checkpoint without a claim. The
+    /// primary may have got the claim. Therefore --vouch is required: its guest must not run, now or later
     #[arg(long, requires = "image", requires = "vouch")]
     pub without_arbiter: bool,
 }
@@ -66,7 +68,7 @@ pub fn execute(arguments: &Arguments) -> Done {
         .collect();
     let Ok(before) = monitor.try_execute("x-sterna-query-protection", Value::Null) else {
         return Err(Stop::usage(format!(
-            "{} is no standby: name the socket of `sterna standby --qmp`",
+            "{} is not a standby: give the socket of `sterna standby --qmp`",
             monitor.endpoint()
         )));
     };
@@ -80,9 +82,9 @@ pub fn execute(arguments: &Arguments) -> Done {
     monitor.execute("x-sterna-takeover", wish.into())?;
     if arguments.no_wait {
         terminal::note(if arguments.planned {
-            "the primary is asked for its guest; see `sterna info`"
+            "the standby has asked the primary for its guest; `sterna info` shows the progress"
         } else {
-            "the takeover is under way; see `sterna info`"
+            "the takeover is running; `sterna info` shows the progress"
         });
         return Ok(Status::Done);
     }
@@ -114,7 +116,7 @@ fn wait(arguments: &Arguments, monitor: &mut Monitor, before: &Value) -> Done {
             return Err(Stop::with(
                 Status::Undecided,
                 format!(
-                    "the takeover is not over after {} s (`{}`); `sterna info {}` shows where it stands",
+                    "the takeover has not ended after {} s (state `{}`); `sterna info {}` shows its state",
                     arguments.wait,
                     word(&last),
                     arguments.socket
@@ -145,7 +147,7 @@ fn judge(arguments: &Arguments, now: &Value, before: &Value, waited: Duration) -
         }
         Some(_) => {
             return Some(Err(Stop::failed(format!(
-                "the standby has not taken the guest over, which runs on at the primary: {trouble}"
+                "the standby has not taken over; the guest continues to run at the primary: {trouble}"
             ))));
         }
         None => {}
@@ -162,13 +164,14 @@ fn judge(arguments: &Arguments, now: &Value, before: &Value, waited: Duration) -
             None
         }
         "unfenced" => Some(Err(Stop::failed(format!(
-            "the standby has not taken over (`{state}`): {trouble}. It still holds the checkpoint: when a --fence of the standby works \
-             again, give `sterna takeover {0}`; or stop the primary's guest by hand, then give `sterna takeover {0} --vouch`",
+            "the standby has not taken over (`{state}`): {trouble}. It still holds the checkpoint. Repair the \
+             standby's --fence command, then run `sterna takeover {0}`; or stop the primary's guest yourself, then \
+             run `sterna takeover {0} --vouch`",
             arguments.socket
         )))),
         "unready" | "not started" => Some(Err(Stop::failed(format!(
-            "the standby has not taken over (`{state}`): {trouble}. It still holds the checkpoint: remove the cause, then give \
-             `sterna takeover {}` again",
+            "the standby has not taken over (`{state}`): {trouble}. It still holds the checkpoint: remove the cause, \
+             then run `sterna takeover {}` again",
             arguments.socket
         )))),
         "discarded" => Some(Err(Stop::with(
@@ -190,8 +193,8 @@ fn gone(arguments: &Arguments, last: &Value) -> Done {
         state => Err(Stop::with(
             Status::Undecided,
             format!(
-                "the standby at {} closed its monitor during the takeover (last state `{state}`): see its own output and exit \
-                 status for the outcome",
+                "the standby at {} closed its monitor during the takeover (last state `{state}`): its own output and \
+                 exit status contain the result",
                 arguments.socket
             ),
         )),

@@ -18,10 +18,11 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// Which protection.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// The socket of `sterna protect --qmp`, or of a Sterna VM: unix:PATH, a path, or tcp:HOST:PORT. Or a QEMU's, if its
-    /// `sterna protect` was killed: what that left there is taken away
+    /// Socket of `sterna protect --qmp`, or QMP socket of a Sterna VM: unix:PATH, a path, or tcp:HOST:PORT. If `sterna
+    /// protect` of a QEMU was killed: the QMP socket of that QEMU. This command then removes everything that `sterna
+    /// protect` left in it
     pub socket: Endpoint,
-    /// Of a QEMU: the standby does not run the guest and never will, so it may run here
+    /// For a QEMU: declare that the standby does not run the guest and never will. The guest may then run here
     #[arg(long)]
     pub vouch: bool,
 }
@@ -38,12 +39,12 @@ pub fn execute(arguments: &Arguments) -> Done {
         return own::unprotect(&mut monitor);
     }
     if end["runs_here"] != true {
-        return Err(Stop::with(Status::Lost, "the standby has the guest; it was ended at its primary"));
+        return Err(Stop::with(Status::Lost, "the standby has the guest; the primary has ended its copy"));
     }
     for left in end["left"].as_array().into_iter().flatten().filter_map(Value::as_str) {
         terminal::note(&format!("sterna: warning: {left}"));
     }
-    terminal::note("the guest is not protected any more and runs on where it ran");
+    terminal::note("the guest is not protected any more and continues to run at the primary");
     Ok(Status::Done)
 }
 
@@ -51,18 +52,19 @@ pub fn execute(arguments: &Arguments) -> Done {
 fn left_in(socket: &Endpoint, vm: &mut Vm, vouch: bool) -> Done {
     let found = LeftProtection::look(vm)?;
     if found.is_empty() {
-        terminal::note(&format!("{socket} has nothing of a protection: nothing was changed"));
+        terminal::note(&format!("{socket} has no protection and no remains of one: nothing was changed"));
         return Ok(Status::Done);
     }
     if found.is_in_use {
         return Err(Stop::failed(format!(
-            "a `sterna protect` works at {socket}: end it there (Ctrl-C), or name the socket of its --qmp"
+            "a `sterna protect` protects the guest of {socket}: end that command with Ctrl-C, or give the socket of \
+             its --qmp"
         )));
     }
     if !vouch {
         return Err(Stop::failed(format!(
-            "{socket} has {}. The standby may run the guest, or may still take it over: make sure that it does not and never will \
-             (`sterna info` at the standby; stop it there), then give --vouch",
+            "{socket} has {}. The standby may run the guest, or may still take it over: make sure that it does not \
+             and never will (`sterna info` at the standby; stop it there), then add --vouch",
             described(&found)
         )));
     }
@@ -72,18 +74,18 @@ fn left_in(socket: &Endpoint, vm: &mut Vm, vouch: bool) -> Done {
     }
     if !removed.runs_here {
         return Err(Stop::failed(format!(
-            "the guest of {socket} does not run; what a protection left was taken away as far as it could"
+            "the guest of {socket} does not run; the remains of the protection were removed as far as possible"
         )));
     }
     let settings = match removed.are_settings_off {
         true => {
-            "What was set before the protection is not known: x-colo, return-path and multifd are off, and x-checkpoint-delay is \
-             QEMU's default"
+            "The settings before the protection are not known: x-colo, return-path and multifd are now off, and \
+             x-checkpoint-delay has QEMU's default"
         }
         false => "The settings of the protection are still on, because QEMU refuses to change them",
     };
     terminal::note(&format!(
-        "what the protection left is taken away, and the guest runs on, unprotected. {settings}"
+        "the remains of the protection are removed, and the guest continues to run, unprotected. {settings}"
     ));
     Ok(Status::Done)
 }
@@ -94,7 +96,7 @@ pub(super) fn described(found: &LeftProtection) -> String {
         (!names.is_empty()).then(|| format!("{} {what} ({})", names.len(), names.join(", ")))
     };
     let parts = [
-        count(&found.filters, "filters that hold the guest's packets"),
+        count(&found.filters, "filters that delay the guest's packets"),
         count(&found.chardevs, "character devices of gates"),
         count(&found.nodes, "block nodes that lead to a standby"),
         found.has_colo.then(|| "the capability x-colo on".to_owned()),

@@ -32,14 +32,15 @@ const QUIT_LIMIT: Duration = Duration::from_secs(10);
 pub struct Arguments {
     /// QMP socket of the VM: unix:PATH, a path, or tcp:HOST:PORT
     pub socket: Endpoint,
-    /// The new process, as `sterna run` with the options of the old one. `--incoming` and `--same-host` are added. It needs a monitor (`--qmp`) of its
-    /// own, and the same machine: vCPUs, RAM, disks. It runs on when this command has ended, without a terminal
+    /// Command that starts the new process: `sterna run` with the options of the old process, such as vCPUs, RAM and
+    /// disks, but with another monitor (`--qmp`). This command adds `--incoming` and `--same-host`. The new process has
+    /// no terminal, and continues to run after this command has ended
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
-    /// Append what the new process writes to its standard error to this file [default: shown if it fails]
+    /// Append the new process's standard error to this file [default: print it if the process fails]
     #[arg(long, value_name = "FILE")]
     pub log: Option<PathBuf>,
-    /// Migration parameter under QEMU's name for the source
+    /// Migration parameter for the source, under QEMU's name
     #[arg(long, value_name = "NAME=VALUE", value_parser = super::pair)]
     pub set: Vec<(String, String)>,
     /// Print the record as JSON instead of a table
@@ -57,7 +58,7 @@ pub fn execute(arguments: &Arguments) -> Done {
     let mut old = Monitor::connect(&arguments.socket)?;
     if !old.is_sterna() {
         return Err(Stop::usage(format!(
-            "{} is no Sterna VM, and moves no memory as descriptors",
+            "{} is not a Sterna VM, and cannot pass its memory as file descriptors",
             arguments.socket
         )));
     }
@@ -67,7 +68,7 @@ pub fn execute(arguments: &Arguments) -> Done {
     }
     let directory = tempfile::Builder::new().prefix("sterna-upgrade-").tempdir();
     let mut directory = directory
-        .map_err(|error| Stop::failed(format!("cannot make a directory for the socket: {error}")))?;
+        .map_err(|error| Stop::failed(format!("cannot create a directory for the socket: {error}")))?;
     let mut new = NewProcess::start(arguments, directory.path())?;
     new.wait_until_it_listens(&interrupts)?;
     // The new process's monitor tells why it refuses a guest.
@@ -90,7 +91,7 @@ pub fn execute(arguments: &Arguments) -> Done {
     terminal::print(&if arguments.json { record.to_json() } else { summary::table(&record) });
     let end = watch::end(&record, &mut old).map_err(|stop| match monitor.as_mut().and_then(why) {
         Some(why) if stop.status == Status::Failed => {
-            stop.with_more(&format!("; the new process says: {why}"))
+            stop.with_more(&format!("; the new process reports: {why}"))
         }
         _ => stop,
     });
@@ -102,8 +103,8 @@ pub fn execute(arguments: &Arguments) -> Done {
                 && let Some(why) = monitor.as_mut().and_then(not_started)
             {
                 return Err(Stop::failed(format!(
-                    "process {pid} has the guest and could not start it: {why}. The guest is held there and the old process has \
-                     ended: remove the cause, then send `cont` to the new process"
+                    "process {pid} has the guest and could not start it: {why}. The guest is stopped there, and the \
+                     old process has ended: remove the cause, then send `cont` to the new process"
                 )));
             }
             terminal::note(&format!("the guest runs in process {pid}"));
@@ -113,7 +114,7 @@ pub fn execute(arguments: &Arguments) -> Done {
             let pid = new.leave();
             // The source continues to ask the new process at its socket in this directory.
             directory.disable_cleanup(true);
-            terminal::note(&format!("process {pid} may have the guest: look there before you decide"));
+            terminal::note(&format!("process {pid} may have the guest: check it before you decide"));
         }
         Err(_) => new.end(),
     }
@@ -129,7 +130,8 @@ fn check(arguments: &Arguments) -> Result<Option<Endpoint>, Stop> {
     }
     if words.get(1).is_some_and(|word| word == "run") && !words.iter().any(|word| is(word, "--qmp")) {
         return Err(Stop::usage(
-            "the new process has no monitor, and nobody could pause, migrate or end its guest: add `--qmp=unix:PATH` to its command",
+            "the new process has no monitor, so its guest could not be paused, migrated or ended: add \
+             `--qmp=unix:PATH` to its command",
         ));
     }
     let monitor = words.iter().enumerate().find_map(|(at, word)| match word.strip_prefix("--qmp=") {
@@ -140,7 +142,7 @@ fn check(arguments: &Arguments) -> Result<Option<Endpoint>, Stop> {
     let monitor = monitor.and_then(|monitor| monitor.parse::<Endpoint>().ok());
     match monitor {
         Some(monitor) if monitor.to_string() == arguments.socket.to_string() => Err(Stop::usage(format!(
-            "the new process needs a monitor of its own: {monitor} is the old one's, which runs until the guest has moved"
+            "the new process needs another monitor socket: the old process uses {monitor} until the guest has moved"
         ))),
         monitor => Ok(monitor),
     }
@@ -163,7 +165,7 @@ fn not_started(new: &mut Monitor) -> Option<String> {
     if new.run_state().ok()? == "running" {
         return None;
     }
-    Some(new.progress().ok()?.error.unwrap_or_else(|| "the reason is in its messages".to_owned()))
+    Some(new.progress().ok()?.error.unwrap_or_else(|| "its messages contain the reason".to_owned()))
 }
 
 fn order(arguments: &Arguments, new: &NewProcess) -> migrate::Arguments {
@@ -195,9 +197,7 @@ fn end_old(old: &mut Monitor, socket: &Endpoint) {
     let until = Instant::now() + QUIT_LIMIT;
     while old.try_execute("query-status", Value::Null).is_ok() {
         if Instant::now() > until {
-            terminal::note(&format!(
-                "sterna: warning: the old process, at {socket}, does not end: end it by hand"
-            ));
+            terminal::note(&format!("sterna: warning: the old process, at {socket}, does not end: kill it"));
             return;
         }
         std::thread::sleep(Duration::from_millis(10));
@@ -246,7 +246,7 @@ impl NewProcess {
                 && let Ok(Some(status)) = child.try_wait()
             {
                 return Err(Stop::failed(format!(
-                    "the new process ended with {status}{}; the guest stays in the old one",
+                    "the new process ended with {status}{}; the guest stays in the old process",
                     self.said()
                 )));
             }
@@ -255,7 +255,8 @@ impl NewProcess {
             }
             if Instant::now() > until {
                 return Err(Stop::failed(format!(
-                    "the new process does not wait for the guest after {START_LIMIT:?}{}; the guest stays in the old one",
+                    "the new process was not ready for the guest after {START_LIMIT:?}{}; the guest stays in the old \
+                     process",
                     self.said()
                 )));
             }
@@ -313,8 +314,8 @@ mod tests {
         for (command, word) in [
             (&["sterna", "run", "--incoming", "defer"][..], "--incoming"),
             (&["sterna", "run", "--incoming=defer"], "--incoming"),
-            (&["sterna", "run", "--qmp", "unix:/run/a.qmp"], "a monitor of its own"),
-            (&["sterna", "run", "--qmp=/run/a.qmp"], "a monitor of its own"),
+            (&["sterna", "run", "--qmp", "unix:/run/a.qmp"], "another monitor socket"),
+            (&["sterna", "run", "--qmp=/run/a.qmp"], "another monitor socket"),
         ] {
             let stop = check(&arguments(command)).unwrap_err();
             assert!(stop.status == Status::Usage && stop.message.contains(word), "{}", stop.message);

@@ -14,12 +14,12 @@ use crate::{terminal, units};
 /// Which image, and how to look.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// Image of a guest: mapped-ram, legacy stream, compressed, libvirt's save image
+    /// Image of a guest: mapped-ram, legacy stream, compressed, or a save image of libvirt
     pub image: PathBuf,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-    /// Number of reading threads [default: twice the processors, at most 8]
+    /// Number of threads that read [default: two per CPU, at most 8]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: Option<u16>,
     /// Print a digest of the guest's RAM: equal RAM has an equal digest in every format

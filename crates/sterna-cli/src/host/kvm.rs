@@ -95,7 +95,7 @@ fn image(choice: &GuestChoice, tide: Option<&Tide>) -> Result<GuestImage, Stop> 
     let read = |file: &PathBuf| {
         std::fs::read(file).map_err(|error| {
             Stop::unreadable(format!(
-                "cannot read the guest {}: {error}. Name a file with its code.",
+                "cannot read the guest {}: {error}. Give a file with the guest's code.",
                 file.display()
             ))
         })

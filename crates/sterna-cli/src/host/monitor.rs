@@ -18,16 +18,18 @@ use super::Hosted;
 /// The commands about the guest inside, for guests that write their memory by rules.
 #[rustfmt::skip]
 pub const GUEST_COMMANDS: &[CommandSpec] = &[
-    CommandSpec::new("x-sterna-check-guest", "Stops the guest for a moment and checks that its RAM is one consistent cut.").returns(Members(&[
-        MemberSpec::required("consistent", Boolean, "Whether it is."),
+    CommandSpec::new("x-sterna-check-guest", "Pauses the guest briefly and checks that the content of its RAM is \
+                                              consistent.").returns(Members(&[
+        MemberSpec::required("consistent", Boolean, "Whether the content is consistent."),
         MemberSpec::required("pages", Integer, "Pages that were checked."),
-        MemberSpec::required("summary", MemberKind::String, "The result for people."),
+        MemberSpec::required("summary", MemberKind::String, "The result as text."),
         MemberSpec::required("guest", Object, "As `x-sterna-query-guest`."),
     ])),
-    CommandSpec::new("x-sterna-query-guest", "Returns the guest's progress and rate, and the longest gap between two of its beats.").returns(Object),
-    CommandSpec::new("x-sterna-set-guest", "Changes what the guest does.").takes(&[
-        MemberSpec::optional("rate", Integer, "Pages per second that it writes."),
-        MemberSpec::optional("reset-gap", Boolean, "Forgets the longest gap."),
+    CommandSpec::new("x-sterna-query-guest", "Returns the guest's progress and rate, and the longest gap between two \
+                                              of its heartbeats.").returns(Object),
+    CommandSpec::new("x-sterna-set-guest", "Changes the guest's rate of writing.").takes(&[
+        MemberSpec::optional("rate", Integer, "Pages per second that the guest writes."),
+        MemberSpec::optional("reset-gap", Boolean, "Resets the longest gap."),
     ]),
 ];
 

@@ -139,11 +139,12 @@ fn unheld(config: &Config) -> Vec<String> {
             DiskMigration::Copy => None,
             DiskMigration::None if disk.is_read_only => None,
             DiskMigration::None => Some(format!(
-                "what it writes to the disk {path} (migrate=none) does not travel with checkpoints: use migrate=copy, or read-only=on"
+                "the guest's writes to the disk {path} (migrate=none) are not part of the checkpoints: use \
+                 migrate=copy or read-only=on"
             )),
             _ => Some(format!(
-                "both sides see the disk {path} (migrate=shared), and what it writes there is not held back until its checkpoint is \
-                 held: use migrate=copy, with a file of its own at each side"
+                "both sides use the disk {path} (migrate=shared), and a write reaches it before the standby has the \
+                 checkpoint: use migrate=copy, with a separate file at each side"
             )),
         }
     });
@@ -154,7 +155,8 @@ fn in_other_processes(vfio_user: &[PathBuf], vhost_user: &[VhostUser]) -> impl I
     let sockets = vfio_user.iter().cloned().chain(vhost_user.iter().map(|device| device.options(0).socket));
     sockets.map(|socket| {
         format!(
-            "what the device at {} does outside of the guest cannot be held back: take it off the guest",
+            "the output of the device at {} cannot be delayed until the standby has the checkpoint: start the guest \
+             without this device",
             socket.display()
         )
     })
@@ -173,7 +175,8 @@ mod tests {
         assert_eq!(unheld.len(), 2);
         for (why, socket) in unheld.iter().zip(["/run/card", "/run/disk"]) {
             assert!(
-                why.contains(socket) && why.contains("does outside of the guest cannot be held back"),
+                why.contains(socket)
+                    && why.contains("cannot be delayed until the standby has the checkpoint"),
                 "{why}"
             );
         }

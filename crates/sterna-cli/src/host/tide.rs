@@ -121,13 +121,13 @@ fn ticks_per_second(ram: &GuestRam) -> Result<u64, String> {
     let khz = ram.block(0).read_u64(BOOT_PARAMETERS + TSC_KHZ).map_err(|error| error.to_string())?;
     match khz {
         1_000..=100_000_000 => Ok(khz * 1000),
-        _ => Err(format!("the boot-parameter page says {khz} kHz: the guest is missing or damaged")),
+        _ => Err(format!("the boot-parameter page contains {khz} kHz: the guest is missing or damaged")),
     }
 }
 
 fn progress_of(progress: TideProgress, ticks_per_second: u64) -> Result<GuestProgress, String> {
     if progress.clock_went_back > 0 {
-        return Err(format!("the guest saw its clock go backwards {} times", progress.clock_went_back));
+        return Err(format!("the guest's clock went backwards {} times", progress.clock_went_back));
     }
     let longest = progress.max_gap_ticks as f64 / ticks_per_second as f64;
     Ok(GuestProgress {

@@ -136,14 +136,15 @@ impl Stated {
         let survey = Survey::ask(monitor.vm())?;
         if survey.run_state == "inmigrate" {
             return Err(Stop::failed(format!(
-                "{} waits for a migration and has no guest; name the source",
+                "{} waits for a migration and has no guest: give the QMP socket of the source",
                 monitor.endpoint()
             )));
         }
         let mut assumed = Vec::new();
         let bandwidth = self.bandwidth(&survey, &mut assumed).ok_or_else(|| {
             Stop::usage(format!(
-                "{} has no max-bandwidth, so the link limits it: give its bandwidth, such as --bandwidth 10Gbit/s",
+                "{} has no max-bandwidth, so only the link limits it: give the link's bandwidth, such as --bandwidth \
+                 10Gbit/s",
                 monitor.endpoint()
             ))
         })?;
@@ -153,7 +154,7 @@ impl Stated {
         };
         if !readings.is_empty() && readings.len() < self.intervals.len() {
             assumed.push(format!(
-                "the VM measures over whole seconds only, so its dirty rate is known at {} interval(s)",
+                "the VM measures only over whole seconds, so its dirty rate is known for {} interval(s)",
                 readings.len()
             ));
         }
@@ -176,7 +177,7 @@ impl Stated {
         match (link, limit, survey.switchover_bandwidth_bytes) {
             (Some(link), Some(limit), stated) if limit < link => {
                 assumed.push(format!(
-                    "max-bandwidth limits all but the switchover to {}",
+                    "max-bandwidth limits the migration except the switchover to {}",
                     units::decimal_rate(limit as f64)
                 ));
                 if stated.is_none() {
@@ -192,8 +193,8 @@ impl Stated {
                 let pause =
                     if stated.is_some() { "avail-switchover-bandwidth" } else { "max-bandwidth as well" };
                 assumed.push(format!(
-                    "bandwidth: max-bandwidth, and for the switchover, which it does not limit, {pause}; --bandwidth \
-                     overrides it"
+                    "bandwidth: max-bandwidth; it does not limit the switchover, for which {pause} is assumed; \
+                     --bandwidth overrides both"
                 ));
                 Some(Bandwidth { rounds: limit, pause: stated })
             }
@@ -220,10 +221,10 @@ impl Stated {
         });
         if readings.iter().any(|reading| reading.mode == "page-sampling") {
             assumed
-                .push("the VM only compares samples of pages, so its dirty rate is a rough estimate".into());
+                .push("the VM compares only samples of pages, so its dirty rate is a rough estimate".into());
         }
         if survey.run_state != "running" {
-            assumed.push(format!("the guest is `{}` and dirties no memory now", survey.run_state));
+            assumed.push(format!("the guest is `{}` and does not write memory now", survey.run_state));
         }
         // The slowest of several syncs, because the first one finds the fewest pages.
         let sync =

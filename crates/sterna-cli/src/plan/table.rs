@@ -92,7 +92,7 @@ fn rules(plan: &Plan) -> String {
     for (name, Verdict { downtime_needed, largest_dirty_bytes, converges, .. }) in rows {
         table.add_row([
             name.to_owned(),
-            downtime_needed.map_or("none suffices".into(), units::seconds),
+            downtime_needed.map_or("no limit suffices".into(), units::seconds),
             units::decimal_rate(largest_dirty_bytes),
             if converges { "yes" } else { "no" }.into(),
         ]);
@@ -158,7 +158,7 @@ fn postcopy(plan: &Plan) -> Option<String> {
             &operators
         }
         SwitchReason::AfterFirstRound => "with postcopy after the first round",
-        _ => "with postcopy when precopy stands still",
+        _ => "with postcopy when precopy makes no more progress",
     };
     table.set_header([head, "expected", "from", "to"]);
     let mut row = |name: &str, range: &Range, words: &dyn Fn(f64) -> String| {
@@ -167,15 +167,15 @@ fn postcopy(plan: &Plan) -> Option<String> {
     };
     row("switch", &postcopy.switch_at, &units::seconds);
     row("downtime", &postcopy.downtime, &units::seconds);
-    row("missing at the switch", &postcopy.missing_bytes, &|bytes| units::bytes(bytes as u64));
+    row("missing at the switch to postcopy", &postcopy.missing_bytes, &|bytes| units::bytes(bytes as u64));
     row("degraded until the last page", &postcopy.degraded_time, &units::seconds);
     row("total time", &postcopy.total_time, &units::seconds);
     row("page faults", &postcopy.faults, &|faults| units::count(faults as u64));
     let mut text = trimmed(&table);
     let most = units::count(postcopy.most_faults as u64);
-    let _ = write!(text, "\nnot more than {most} page faults: one for each missing page");
+    let _ = write!(text, "\nat most {most} page faults: one for each missing page");
     for assumed in POSTCOPY_ASSUMPTIONS {
-        let _ = write!(text, "\nassumed of postcopy: {assumed}");
+        let _ = write!(text, "\nassumptions about postcopy: {assumed}");
     }
     Some(text)
 }
@@ -200,7 +200,7 @@ fn verdict(plan: &Plan) -> String {
         let (by_its_rule, if_sterna) = (plan.rules.qemu.converges, forecast.convergent);
         let word = |converges| if converges { "converge" } else { "NOT converge" };
         return format!(
-            "By its own rule, this QEMU will {} at a constant dirty rate. The forecast is for a Sterna in its place, \
+            "By its own rule, this QEMU will {} at a constant dirty rate. The forecast is for a Sterna as the source, \
              which would {}.",
             word(by_its_rule),
             word(if_sterna)
@@ -211,7 +211,7 @@ fn verdict(plan: &Plan) -> String {
         (true, true) => format!("It will converge.{over}"),
         (true, false) => {
             format!(
-                "It will converge, but only just, if bandwidth and dirty rate are right.{over} To be certain:"
+                "It will converge with little reserve, if bandwidth and dirty rate are as given.{over} To be certain:"
             )
         }
         (false, _) => format!("It will NOT converge: the shortest possible downtime is {least}. Either:"),

@@ -63,7 +63,7 @@ fn plan_that_will_not_converge_says_what_to_change() {
     let text = table(&plan);
 
     assert!(!plan.converges());
-    for part in ["NOT converge", "does not end", "none suffices", "auto-converge", "max-bandwidth"] {
+    for part in ["NOT converge", "does not end", "no limit suffices", "auto-converge", "max-bandwidth"] {
         assert!(text.contains(part), "{part} is missing in\n{text}");
     }
 }
@@ -74,7 +74,8 @@ fn plan_of_a_guest_that_precopy_cannot_move_proposes_postcopy_unless_it_cannot_b
     inputs.dirty = DirtyModel::Rate(20_000_000_000);
     let plan = Plan::new(inputs.clone(), Vec::new(), None);
     let text = table(&plan);
-    for part in ["x-sterna-non-convergence", "postcopy-ram", "degraded", "page faults", "assumed of postcopy"]
+    for part in
+        ["x-sterna-non-convergence", "postcopy-ram", "degraded", "page faults", "assumptions about postcopy"]
     {
         assert!(text.contains(part), "{part} is missing in\n{text}");
     }

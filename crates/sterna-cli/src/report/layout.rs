@@ -63,7 +63,7 @@ pub fn outages(svg: &mut Svg, outages: &[Outage<'_>], time: &Axis, (top, bottom)
         );
         if let Some(stood) = lost.stood {
             tip += &format!(
-                "\nthe guest was stopped for {} in a switchover that was undone",
+                "\nthe guest was stopped for {} in a switchover that was cancelled",
                 units::time(stood)
             );
         }

@@ -22,7 +22,7 @@ const LABELS: usize = 8;
 /// Maximum width of a bar.
 const WIDEST: f64 = 90.0;
 
-/// The section of a postcopy; empty without one.
+/// The section of a postcopy; empty without connection.
 pub fn section(record: &Record) -> String {
     let Some(postcopy) = &record.statistics.postcopy else { return String::new() };
     let mut html = String::from("<section>\n<h2>Postcopy</h2>\n");
@@ -43,7 +43,8 @@ pub fn section(record: &Record) -> String {
 /// The section of lost connections; empty if there was none.
 pub fn losses(statistics: &Statistics) -> String {
     let mut table =
-        Table::new(&["in", "lost at", "without one", "guest stopped", "sent again", "why"]).with_words(5);
+        Table::new(&["in", "lost at", "without connection", "guest stopped", "sent again", "why"])
+            .with_words(5);
     let later = statistics.postcopy.iter().flat_map(series::pauses);
     let all = statistics.reconnections.iter().map(|lost| ("precopy", lost));
     for (when, lost) in all.chain(later.map(|lost| ("postcopy", lost))) {
@@ -62,7 +63,7 @@ pub fn losses(statistics: &Statistics) -> String {
     }
     let earlier = match statistics.earlier_reconnections.count {
         0 => String::new(),
-        count => format!("<p>{} more in precopy were lost before these.</p>\n", units::count(count)),
+        count => format!("<p>{} earlier losses in precopy are not listed.</p>\n", units::count(count)),
     };
     format!("<section>\n<h2>Lost connections</h2>\n{earlier}{table}</section>\n")
 }

@@ -82,11 +82,11 @@ fn rows(record: &ProtectionRecord) -> Vec<(String, String)> {
         ("guest runs at", guest_at(record).to_owned()),
         ("total time", units::seconds(record.total_seconds)),
         ("seeding", record.seeding_seconds.map_or("not finished".to_owned(), units::seconds)),
-        ("wanted interval of checkpoints", units::seconds(record.checkpoint_delay_seconds)),
+        ("interval of checkpoints, as set", units::seconds(record.checkpoint_delay_seconds)),
         ("checkpoints that the standby held", units::count(record.checkpoints)),
         ("pause, p50", time(record.pause_p50_seconds)),
         ("pause, p99", time(record.pause_p99_seconds)),
-        ("pause, longest that was seen", time(record.pause_longest_seconds)),
+        ("pause, longest measured", time(record.pause_longest_seconds)),
         ("age of the checkpoint, greatest", time(most(|part| part.age_seconds))),
         (
             "size of a checkpoint, mean",
@@ -94,8 +94,8 @@ fn rows(record: &ProtectionRecord) -> Vec<(String, String)> {
         ),
         ("output waited, p50", time(record.output_delay_p50_seconds)),
         ("output waited, p99", time(record.output_delay_p99_seconds)),
-        ("output that left", format!("{} pieces", units::count(record.output_released))),
-        ("output that was dropped", format!("{} pieces", units::count(record.output_dropped))),
+        ("output sent", format!("{} packets", units::count(record.output_released))),
+        ("output dropped", format!("{} packets", units::count(record.output_dropped))),
         ("sent to the standby", units::bytes(record.transferred_bytes)),
     ];
     rows.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
@@ -151,20 +151,20 @@ fn charts(record: &ProtectionRecord) -> Vec<Chart> {
         Chart { title, class, axis: Axis::bytes(most(&values), per), values }
     };
     vec![
-        times("Pause for a checkpoint, longest seen", "dirty", &|part| part.pause_seconds),
+        times("Pause for a checkpoint, longest measured", "dirty", &|part| part.pause_seconds),
         times("Age of the checkpoint that the standby holds", "sent-line", &|part| part.age_seconds),
         bytes("Size of a checkpoint", "left-line", "", &|part| size(record, part)),
         bytes("Sent to the standby", "sent-line", "/s", &|part| {
             (part.took_seconds > 0.0).then(|| part.sent_bytes as f64 / part.took_seconds)
         }),
-        times("Wait of output that left, longest seen", "dirty", &|part| part.output_delay_seconds),
-        bytes("Output that waits, most seen", "left-line", "", &|part| Some(part.waiting_bytes as f64)),
+        times("Wait of sent output, longest measured", "dirty", &|part| part.output_delay_seconds),
+        bytes("Waiting output, largest measured", "left-line", "", &|part| Some(part.waiting_bytes as f64)),
     ]
 }
 
 fn course(record: &ProtectionRecord) -> String {
     if record.parts.is_empty() {
-        return "<p>Nothing was seen of the protection.</p>\n".to_owned();
+        return "<p>The record contains no measurement of the protection.</p>\n".to_owned();
     }
     let (charts, empty): (Vec<_>, Vec<_>) = charts(record).into_iter().partition(Chart::has_values);
     let time = Axis::time(record.parts.iter().map(end).fold(record.total_seconds, f64::max));
@@ -193,13 +193,17 @@ fn course(record: &ProtectionRecord) -> String {
         .map(|(class, words)| (class, words.to_owned()))
         .collect();
     let lost: u64 = record.parts.iter().map(|part| part.dropped).sum();
-    shown.extend((lost > 0).then(|| ("drop", format!("output was dropped ({} pieces)", units::count(lost)))));
+    shown
+        .extend((lost > 0).then(|| ("drop", format!("output was dropped ({} packets)", units::count(lost)))));
     let has_asked = record.changes.iter().any(|change| is_out(&change.state));
     shown.extend(has_asked.then(|| ("outage", "no contact with the standby".to_owned())));
     let mut html = keys(shown) + &svg.finish();
     if !empty.is_empty() {
         let names: Vec<_> = empty.iter().map(|chart| chart.title).collect();
-        html += &format!("<p class=\"name\">Not drawn, because there was none: {}.</p>\n", names.join("; "));
+        html += &format!(
+            "<p class=\"name\">Not drawn, because the record has no values: {}.</p>\n",
+            names.join("; ")
+        );
     }
     html
 }
@@ -255,7 +259,7 @@ fn bands(svg: &mut Svg, record: &ProtectionRecord, time: &Axis, bottom: f64) {
     }
     for part in record.parts.iter().filter(|part| part.dropped > 0) {
         let (left, right) = (x(time, part.at_seconds), x(time, end(part)));
-        let tip = format!("{} pieces of output were dropped", units::count(part.dropped));
+        let tip = format!("{} packets of output were dropped", units::count(part.dropped));
         svg.rect("drop", left, bottom - 5.0, (right - left).max(2.0), 5.0, &tip);
     }
 }
@@ -263,7 +267,7 @@ fn bands(svg: &mut Svg, record: &ProtectionRecord, time: &Axis, bottom: f64) {
 fn tip(record: &ProtectionRecord, part: &Part) -> String {
     let time = |time: Option<f64>| time.map_or("–".to_owned(), units::seconds);
     format!(
-        "{} to {}\n{} checkpoints, {} each\npause {}, age {}\noutput waited {}, {} wait\nsent {}",
+        "{} to {}\n{} checkpoints, {} each\npause {}, age {}\noutput waited {}, {} still waits\nsent {}",
         units::seconds(part.at_seconds),
         units::seconds(end(part)),
         units::count(part.checkpoints),
@@ -286,7 +290,7 @@ mod tests {
         let page = page(&samples::protection_record());
 
         for words in [
-            "the claim is won: the guest runs on here",
+            "the claim is won: the guest continues to run here",
             "<div class=\"value\">primary</div><div class=\"name\">guest runs at</div>",
             "<div class=\"value\">55.0 s</div><div class=\"name\">protected for</div>",
             "<div class=\"value\">1\u{202f}060</div><div class=\"name\">checkpoints</div>",
@@ -294,7 +298,7 @@ mod tests {
             "<tr><th>size of a checkpoint, mean</th><td>1.50 MiB</td></tr>",
             "<tr><th>age of the checkpoint, greatest</th><td>4.90 s</td></tr>",
             "<tr><th>output waited, p50</th><td>28.0 ms</td></tr>",
-            "output was dropped (50 pieces)",
+            "output was dropped (50 packets)",
         ] {
             assert!(page.contains(words), "{words} is not in {page}");
         }
@@ -332,7 +336,7 @@ mod tests {
         let html = course(&record);
 
         assert!(
-            html.contains("there was none: Wait of output that left, longest seen; Output that waits"),
+            html.contains("has no values: Wait of sent output, longest measured; Waiting output"),
             "{html}"
         );
         assert_eq!(html.matches("class=\"title\"").count(), 1 + 4);

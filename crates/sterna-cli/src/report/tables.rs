@@ -65,7 +65,7 @@ pub fn forecast(record: &Record) -> String {
     };
     let certainty = match (forecast.convergent, forecast.certain) {
         (true, true) => "It was expected to converge.",
-        (true, false) => "It was expected to converge, but only just.",
+        (true, false) => "It was expected to converge, with little reserve.",
         (false, _) => "It was expected not to converge.",
     };
     let _ = writeln!(html, "<p>{certainty}</p>");
@@ -98,9 +98,12 @@ pub fn forecast(record: &Record) -> String {
         units::bytes(bytes as u64)
     });
     if let (Some(said), Some(postcopy)) = (&forecast.postcopy, &statistics.postcopy) {
-        row("missing at the switch", &said.missing_bytes, Some(postcopy.missing_bytes as f64), &|bytes| {
-            units::bytes(bytes as u64)
-        });
+        row(
+            "missing at the switch to postcopy",
+            &said.missing_bytes,
+            Some(postcopy.missing_bytes as f64),
+            &|bytes| units::bytes(bytes as u64),
+        );
         // The destination's measurements, if they are known.
         let arrival = record.arrival.as_ref();
         let seen = arrival.and_then(|arrival| Some(arrival.complete?.saturating_sub(arrival.started?)));
@@ -130,7 +133,7 @@ pub fn rounds(statistics: &Statistics) -> String {
     }
     let is_timed = rounds.iter().any(derived::is_timed);
     let columns =
-        ["round", "began", "took", "pages", "bytes", "rate while moving", "dirtied meanwhile", "dirty rate"];
+        ["round", "began", "took", "pages", "bytes", "rate while sending", "dirtied during it", "dirty rate"];
     // Without measured times, the other columns would be empty.
     let shown = if is_timed { columns.len() } else { 5 };
     let mut sent = Table::new(&columns[..shown]);
@@ -158,8 +161,9 @@ pub fn rounds(statistics: &Statistics) -> String {
         }
     }
     let lanes = match lanes.finish() {
-        none if none.is_empty() => "<p>This source reports no times of its rounds: when a round began, how long it took and what it sent \
-            is known from looks about 0.1 s apart. Rates of rounds and times of lanes are not measured.</p>\n"
+        none if none.is_empty() => "<p>This source does not report the times of its rounds. Start, duration and size \
+                                    of each round are therefore known only to about 0.1 s, the interval of the \
+                                    queries. Rates of rounds and times of lanes are not measured.</p>\n"
             .to_owned(),
         lanes => format!("<h2>Time of lanes in each round, on average</h2>\n{lanes}"),
     };

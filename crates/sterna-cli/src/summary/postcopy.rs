@@ -39,7 +39,7 @@ fn faults(record: &Record, postcopy: &PostcopyStatistics) -> String {
     }
     let times = record.arrival.as_ref().and_then(|arrival: &IncomingPostcopy| arrival.times.as_ref());
     if let Some(times) = times.filter(|times| times.latencies.count > 0) {
-        text += &format!("; waited for at the destination {}", shares(&times.latencies));
+        text += &format!("; the destination waited {}", shares(&times.latencies));
     }
     text
 }
@@ -92,7 +92,7 @@ mod tests {
         for (name, words) in [
             ("postcopy", "switch after 3.20 s, 512 MiB missing; last page sent 2.50 s later"),
             ("page faults", "answered by the source within 120 µs (p50), 900 µs (p99)"),
-            ("page faults", "waited for at the destination 400 µs (p50), 2.00 ms (p99)"),
+            ("page faults", "the destination waited 400 µs (p50), 2.00 ms (p99)"),
             ("channels in postcopy", "preempt: 1\u{202f}200 pages requested (4.70 MiB); multifd 0: "),
             ("paused in postcopy", "2 times for 3.00 s, 1.00 MiB of pages sent again; the last: cut"),
         ] {

@@ -6,8 +6,8 @@ pub(super) fn advice(why: &str) -> Option<&'static str> {
     // The texts of QEMU's TLS library and of Sterna's.
     if (has("does not match the hostname") || has("not valid for name")) && !has("tls-hostname") {
         return Some(
-            ". The certificate names another host than the address: give the name in the destination's certificate with \
-             `--set tls-hostname=NAME`",
+            ". The destination's certificate is for another host name than the address: give the name in the \
+             certificate with `--set tls-hostname=NAME`",
         );
     }
     let name = crate::tls::name_advice(why, crate::tls::NAME_PARAMETER);
@@ -16,7 +16,8 @@ pub(super) fn advice(why: &str) -> Option<&'static str> {
     }
     // QEMU's text for an answer that reports a failure.
     (has("Sibling indicated error") && !has("the destination")).then_some(
-        ". The destination has refused the guest: its own messages say why, and with `--dest-qmp SOCKET` this command asks it",
+        ". The destination has refused the guest. Its log contains the reason; with `--dest-qmp SOCKET` this command \
+         asks for it",
     )
 }
 

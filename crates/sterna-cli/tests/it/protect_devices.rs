@@ -246,8 +246,8 @@ fn guest_whose_devices_cannot_be_held_is_refused_by_name_and_runs_on() {
     let disk = site.path("disk");
     File::create(&disk).unwrap().set_len(1 << 20).unwrap();
     let cases = [
-        ("shared", "migrate=shared", Some("use migrate=copy, with a file of its own at each side")),
-        ("none", "migrate=none", Some("does not travel with checkpoints: use migrate=copy, or read-only=on")),
+        ("shared", "migrate=shared", Some("use migrate=copy, with a separate file at each side")),
+        ("none", "migrate=none", Some("are not part of the checkpoints: use migrate=copy or read-only=on")),
         ("read-only", "migrate=none,read-only=on", None),
         ("copy", "migrate=copy", None),
     ];

@@ -236,7 +236,7 @@ fn cancel_in_an_outage(more: impl Fn(&Vms) -> Vec<String>) -> (String, bool) {
 fn cancel_in_an_outage_ends_the_wait_of_a_destination_whose_monitor_is_given() {
     let (said, arrives) = cancel_in_an_outage(|vms| vec!["--dest-qmp".to_owned(), vms.socket("b")]);
 
-    assert!(said.contains("cancelled; the guest runs on at the source"), "{said}");
+    assert!(said.contains("cancelled; the guest continues to run at the source"), "{said}");
     assert!(arrives);
 }
 

@@ -58,7 +58,7 @@ fn standby_that_is_ended_before_a_primary_came_says_so() {
     kill_process(Pid::from_child(&standby.0), Signal::INT).unwrap();
 
     let ended = std::io::read_to_string(standby.0.stderr.take().unwrap()).unwrap();
-    assert!(ended.contains("no primary had come"), "{ended}");
+    assert!(ended.contains("no primary had connected"), "{ended}");
     assert_eq!(
         (first.as_str(), std::io::read_to_string(lines).unwrap().as_str()),
         ("waiting for a primary\n", "")

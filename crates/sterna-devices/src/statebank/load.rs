@@ -10,7 +10,7 @@ use super::stream::{End, HEAD_BYTES, Kind, MOST_COUNT, RecordHead};
 #[non_exhaustive]
 pub enum LoadError {
     /// A record has the wrong number: one was lost, repeated or reordered.
-    #[error("byte {at}: record {got} came instead of record {expected}")]
+    #[error("byte {at}: record {got} arrived instead of record {expected}")]
     Number {
         /// Byte of the stream.
         at: u64,
@@ -154,7 +154,7 @@ impl Loader {
             Body::None => {
                 if self.end.is_some() {
                     let value = bytes.len() as u64;
-                    return Err(LoadError::Record { at: self.at, rule: "bytes come after the end", value });
+                    return Err(LoadError::Record { at: self.at, rule: "bytes follow the end", value });
                 }
                 let some = (HEAD_BYTES - self.head_bytes).min(bytes.len());
                 self.head[self.head_bytes..self.head_bytes + some].copy_from_slice(&bytes[..some]);
@@ -231,10 +231,10 @@ impl Loader {
                 return bad("a block has another length", third);
             }
             if generation > MOST_COUNT {
-                return bad("no block has changed so often", generation);
+                return bad("no block has changed this often", generation);
             }
             if self.came[index] && generation < blocks.generations[index] {
-                return bad("a block comes with an older generation than before", generation);
+                return bad("a block has an older generation than before", generation);
             }
             self.came[index] = true;
             blocks.generations[index] = generation;
@@ -260,7 +260,7 @@ impl Loader {
 fn believable(end: End, at: u64) -> Result<End, LoadError> {
     let bad = |rule, value| Err(LoadError::Record { at, rule, value });
     if end.dma_writes > MOST_COUNT {
-        return bad("no device has written so often", end.dma_writes);
+        return bad("no device has written this often", end.dma_writes);
     }
     let (first, bytes) = end.dma_window;
     for part in [first, bytes] {

@@ -346,7 +346,7 @@ impl<P: MigrationPort> VfioDevice<P> {
         }
         if path(self.port.features(), state, to).is_none() {
             let rule = match state {
-                MigState::Error => "it has failed; only a reset helps, which loses its state",
+                MigState::Error => "it has failed; only a reset repairs it, and that loses its state",
                 _ => "the required state cannot be reached from there",
             };
             return Err(self.misused(state, rule));

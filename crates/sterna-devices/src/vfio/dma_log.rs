@@ -169,7 +169,7 @@ impl<L: DmaLogger> DirtySource for DmaLog<L> {
         }
         let sizes = self.ram.blocks().iter().map(|block| block.pages());
         if !sizes.eq(into.blocks().iter().map(PageBitmap::pages)) {
-            let rule = "the bitmaps are not those of the tracked RAM";
+            let rule = "the bitmaps belong to other RAM than the tracked RAM";
             return Err(DirtyError::Range { origin: self.logger.log_name(), block: 0, rule });
         }
         let mut sum = SyncReport::default();

@@ -22,7 +22,9 @@ pub enum PortError {
         limit: Duration,
     },
     /// The other side no longer exists.
-    #[error("{request}: the device is gone ({source}); it or its process may have died")]
+    #[error(
+        "{request}: the connection to the device is lost ({source}); the device or its process may have died"
+    )]
     Gone {
         /// Name of the request.
         request: &'static str,
@@ -30,7 +32,7 @@ pub enum PortError {
         source: io::Error,
     },
     /// The other side refused the request.
-    #[error("{request}: the device refuses: {source}")]
+    #[error("{request}: the device refused the request: {source}")]
     Refused {
         /// Name of the request.
         request: &'static str,
@@ -38,7 +40,7 @@ pub enum PortError {
         source: io::Error,
     },
     /// The answer breaks the protocol.
-    #[error("{request}: the device's other side misbehaves: {source}")]
+    #[error("{request}: the device's process breaks the protocol: {source}")]
     Misbehaved {
         /// Name of the request.
         request: &'static str,
@@ -80,7 +82,7 @@ pub enum DeviceError {
         source: PortError,
     },
     /// A change of the device's state failed.
-    #[error("device {device} in state {state}: going to {to} failed: {source}")]
+    #[error("device {device} in state {state}: the change to {to} failed: {source}")]
     Change {
         /// The device's name in messages.
         device: String,
@@ -102,7 +104,10 @@ pub enum DeviceError {
         rule: &'static str,
     },
     /// The peer sent a configuration to a device that has none.
-    #[error("device {device} in state {state}: {bytes} bytes of configuration came, but it has none")]
+    #[error(
+        "device {device} in state {state}: {bytes} bytes of configuration arrived, but the device has no \
+             configuration"
+    )]
     Configuration {
         /// The device's name in messages.
         device: String,
@@ -140,10 +145,10 @@ impl From<DeviceError> for VmError {
         let what = format!("device {} in state {}", error.device(), error.state());
         let why = match &error {
             DeviceError::Port { source, .. } => source.to_string(),
-            DeviceError::Change { to, source, .. } => format!("going to {to} failed: {source}"),
+            DeviceError::Change { to, source, .. } => format!("the change to {to} failed: {source}"),
             DeviceError::State { rule, .. } => (*rule).to_owned(),
             DeviceError::Configuration { bytes, .. } => {
-                format!("{bytes} bytes of configuration came, but it has none")
+                format!("{bytes} bytes of configuration arrived, but the device has no configuration")
             }
         };
         VmError::new(what, why)

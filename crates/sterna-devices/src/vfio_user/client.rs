@@ -131,7 +131,7 @@ impl Client {
             let block = block.ok_or_else(|| lack(format!("the guest has no RAM block {}", range.block)))?;
             let end = range.first_page.checked_add(range.pages);
             if end.is_none_or(|end| end > block.pages()) {
-                return Err(lack(format!("RAM block {:?} ends before the range does", block.name())));
+                return Err(lack(format!("RAM block {:?} ends inside the range", block.name())));
             }
             let shared = block.shared_file().ok_or_else(|| {
                 lack(format!("RAM block {:?} is private memory; use a memfd or huge pages", block.name()))
@@ -339,10 +339,15 @@ impl Client {
         if let Some(migration) = &theirs.capabilities.migration {
             let (size, most) = (migration.pgsize, migration.max_bitmap_size);
             if !size.is_power_of_two() {
-                return Err(answer.misbehaved(bad(20, "pgsize", size, "a page has a power of two of bytes")));
+                return Err(answer.misbehaved(bad(
+                    20,
+                    "pgsize",
+                    size,
+                    "the page size must be a power of two",
+                )));
             }
             if most < 8 {
-                let rule = "a bitmap has at least one word of 64 bits";
+                let rule = "a bitmap must have at least one word of 64 bits";
                 return Err(answer.misbehaved(bad(20, "max_bitmap_size", most, rule)));
             }
         }
@@ -432,7 +437,7 @@ impl Client {
         // The connection is closed, so that later requests do not search a flood of messages again.
         answer.talk.connection.give_up();
         let (message, field, value) = (command.name(), "messages", u64::from(FOREIGN_MESSAGES) + 1);
-        let rule = "that many messages came that are not its answer";
+        let rule = "this many messages arrived that are not its answer";
         Err(answer.misbehaved(WireError::Value { message, at: 0, field, value, rule }))
     }
 

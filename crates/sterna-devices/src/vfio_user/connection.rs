@@ -197,7 +197,7 @@ impl Connection {
                     if received.flags.contains(ReturnFlags::CTRUNC) || self.fds.len() > MAX_MESSAGE_FDS {
                         let got = self.fds.len();
                         self.give_up();
-                        let rule = "at most 8 come with one";
+                        let rule = "a message has at most 8";
                         return Err(Trouble::Wire(WireError::Descriptors { message: "message", got, rule }));
                     }
                     return Ok(received.bytes);

@@ -32,7 +32,7 @@ impl fmt::Display for StateDirection {
 #[non_exhaustive]
 pub enum VhostUserError {
     /// No back end listens at the socket, or it does not accept in time.
-    #[error("vhost-user device {device}: cannot connect to {}: {source}; is its back end running?", socket.display())]
+    #[error("vhost-user device {device}: cannot connect to {}: {source}; check that its back end is running", socket.display())]
     Connect {
         /// Name of the device.
         device: Arc<str>,
@@ -43,7 +43,8 @@ pub enum VhostUserError {
     },
     /// The back end did not answer in time. It may answer later, so the connection stays open.
     #[error(
-        "vhost-user device {device}: the back end did not answer {request} within {limit:?}; is it stopped?"
+        "vhost-user device {device}: the back end did not answer {request} within {limit:?}; check that its process \
+         is not stopped"
     )]
     NoAnswer {
         /// Name of the device.
@@ -54,9 +55,7 @@ pub enum VhostUserError {
         limit: Duration,
     },
     /// The back end closed the connection: it has ended, or it found a protocol error.
-    #[error(
-        "vhost-user device {device}: the back end closed the connection at {request}; see what it printed"
-    )]
+    #[error("vhost-user device {device}: the back end closed the connection at {request}; see its log")]
     Gone {
         /// Name of the device.
         device: Arc<str>,
@@ -64,7 +63,7 @@ pub enum VhostUserError {
         request: &'static str,
     },
     /// The back end answered that the request failed.
-    #[error("vhost-user device {device}: the back end refused {request}; see what it printed")]
+    #[error("vhost-user device {device}: the back end refused {request}; see its log")]
     Refused {
         /// Name of the device.
         device: Arc<str>,
@@ -83,7 +82,9 @@ pub enum VhostUserError {
     },
     /// The back end cannot be migrated, or lacks a feature that is in use. The guest's driver or the source
     /// uses it.
-    #[error("vhost-user device {device}: the back end lacks {feature}; use one that has it")]
+    #[error(
+        "vhost-user device {device}: the back end does not support {feature}; use a back end that supports it"
+    )]
     Lacks {
         /// Name of the device.
         device: Arc<str>,
@@ -92,7 +93,7 @@ pub enum VhostUserError {
     },
     /// The back end reports that the transfer of its state failed (CHECK_DEVICE_STATE).
     #[error(
-        "vhost-user device {device}: the back end reports that {direction} its state failed; see what it printed"
+        "vhost-user device {device}: the back end reports that {direction} its state failed; see its log"
     )]
     State {
         /// Name of the device.
@@ -156,7 +157,8 @@ pub enum VhostUserError {
     },
     /// The back end has ended or has closed the connection.
     #[error(
-        "vhost-user device {device}: the back end closed the connection; see what it printed. The guest goes on without it"
+        "vhost-user device {device}: the back end closed the connection; see its log. The guest continues to run \
+         without the device"
     )]
     Ended {
         /// Name of the device.
@@ -164,8 +166,8 @@ pub enum VhostUserError {
     },
     /// Another process has the back end, or had it last.
     #[error(
-        "vhost-user device {device}: another process has the back end, and has not handed it over: migrate with mode cpr-transfer \
-         (`sterna migrate --same-host`), or start this side with a back end of its own"
+        "vhost-user device {device}: another process has the back end, and has not passed it on: migrate with mode \
+         cpr-transfer (`sterna migrate --same-host`), or start this side with a separate back end"
     )]
     Awaited {
         /// Name of the device.

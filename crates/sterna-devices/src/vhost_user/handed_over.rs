@@ -24,7 +24,7 @@ impl HostDescriptors for VhostUserDevice {
         let link = self.link()?;
         let socket = link.socket.try_clone().map_err(|source| VhostUserError::System {
             device: Arc::clone(&self.name),
-            what: "doubling the socket",
+            what: "duplicating the socket",
             source,
         })?;
         link.worker.set_shared(true);
@@ -35,17 +35,17 @@ impl HostDescriptors for VhostUserDevice {
         let refuse = |rule: String| VhostUserError::NotTaken { device: Arc::clone(&self.name), rule };
         let mut link = self.link.lock();
         if link.is_some() {
-            let rule =
-                "this side is connected to one already; start it so that it waits (`sterna run --same-host`)";
+            let rule = "this side is already connected to a back end; start it with `sterna run --same-host`, so that it \
+                 waits for the source's";
             return Err(refuse(rule.to_owned()).into());
         }
         let count = descriptors.len();
         let [socket] = <[OwnedFd; 1]>::try_from(descriptors)
-            .map_err(|_| refuse(format!("{count} descriptors came, and it is one")))?;
+            .map_err(|_| refuse(format!("{count} descriptors arrived instead of one")))?;
         let is_stream = sockopt::socket_domain(&socket) == Ok(AddressFamily::UNIX)
             && sockopt::socket_type(&socket) == Ok(SocketType::STREAM);
         if !is_stream {
-            return Err(refuse("what came is no connection over a Unix socket".to_owned()).into());
+            return Err(refuse("the descriptor is not a connection over a Unix socket".to_owned()).into());
         }
         let socket = UnixStream::from(socket);
         if ended::has_come(&socket) {
@@ -82,7 +82,7 @@ impl VhostUserDevice {
     pub fn expect(&self, features: u64, has_state: bool, space: &[u8]) -> Result<Vec<u8>, VhostUserError> {
         let device = || Arc::clone(&self.name);
         if !self.is_awaited() {
-            let (call, state) = ("taking the source's word", "it has a back end of its own");
+            let (call, state) = ("reading the source's message", "it already has a back end");
             return Err(VhostUserError::OutOfOrder { device: device(), call, state });
         }
         let refuse = |rule| VhostUserError::Space { device: device(), rule };

@@ -129,7 +129,7 @@ impl DeviceKind {
         let mut space = said.unwrap_or_else(|| vec![0; self.space_bytes()]);
         if space.len() != self.space_bytes() {
             return Err(format!(
-                "{} bytes of configuration, {} were asked for",
+                "{} bytes of configuration, but {} were requested",
                 space.len(),
                 self.space_bytes()
             ));
@@ -140,7 +140,7 @@ impl DeviceKind {
                     let bytes = tag.as_bytes();
                     if bytes.is_empty() || bytes.len() > TAG_BYTES || bytes.contains(&0) {
                         return Err(format!(
-                            "`{tag}` is no tag: it has 1 to {TAG_BYTES} bytes, none of them zero"
+                            "`{tag}` is not a tag: use 1 to {TAG_BYTES} bytes without zero bytes"
                         ));
                     }
                     space[..TAG_BYTES].fill(0);
@@ -149,7 +149,7 @@ impl DeviceKind {
                 let length = space[..TAG_BYTES].iter().position(|byte| *byte == 0).unwrap_or(TAG_BYTES);
                 if length == 0 {
                     return Err(
-                        "the back end does not say the file system's tag; state it (`tag=NAME`)".to_owned()
+                        "the back end does not report the file system's tag; give it (`tag=NAME`)".to_owned()
                     );
                 }
                 if std::str::from_utf8(&space[..length]).is_err()
@@ -161,7 +161,7 @@ impl DeviceKind {
                 let theirs = word(&space, TAG_BYTES);
                 if is_said && theirs < request_queues {
                     return Err(format!(
-                        "the configuration has {theirs} request queues, {request_queues} are wanted"
+                        "the configuration has {theirs} request queues, but {request_queues} are required"
                     ));
                 }
                 space[TAG_BYTES..].copy_from_slice(&request_queues.to_le_bytes());
@@ -169,19 +169,19 @@ impl DeviceKind {
             Self::Block => {
                 if !is_said {
                     return Err(
-                        "the back end does not say how large the disk is; use one that has CONFIG".to_owned()
+                        "the back end does not report the disk's size; use a back end with CONFIG".to_owned()
                     );
                 }
                 let size = word(&space, BLOCK_SIZE_AT);
                 if features & BLOCK_SIZE != 0 && !(size.is_power_of_two() && (512..=1 << 20).contains(&size))
                 {
-                    return Err(format!("{size} bytes are no size of a disk's block"));
+                    return Err(format!("{size} bytes are not a valid block size of a disk"));
                 }
                 let theirs =
                     usize::from(u16::from_le_bytes([space[BLOCK_QUEUES_AT], space[BLOCK_QUEUES_AT + 1]]));
                 let theirs = if features & BLOCK_QUEUES == 0 { 1 } else { theirs };
                 if theirs < queues {
-                    return Err(format!("the configuration has {theirs} queues, {queues} are wanted"));
+                    return Err(format!("the configuration has {theirs} queues, but {queues} are required"));
                 }
                 space[BLOCK_QUEUES_AT..BLOCK_QUEUES_AT + 2].copy_from_slice(&(queues as u16).to_le_bytes());
             }
@@ -191,7 +191,8 @@ impl DeviceKind {
                 }
                 if space[..6] == [0; 6] || space[0] & 1 == 1 {
                     return Err(
-                        "the back end does not say the card's address; state it (`mac=ADDRESS`)".to_owned()
+                        "the back end does not report the network card's address; give it (`mac=ADDRESS`)"
+                            .to_owned(),
                     );
                 }
                 // Fields of features that are not offered.
@@ -273,14 +274,14 @@ mod tests {
         };
         let card = DeviceKind::Network { mac: None };
         for (why, says) in [
-            (refusal(&fs(None), 2, None), "state it (`tag=NAME`)"),
+            (refusal(&fs(None), 2, None), "give it (`tag=NAME`)"),
             (refusal(&fs(Some("")), 2, None), "1 to 36 bytes"),
             (refusal(&fs(Some(&"x".repeat(37))), 2, None), "1 to 36 bytes"),
             (refusal(&fs(None), 2, tag(b"", 1)), "tag=NAME"),
             (refusal(&fs(None), 2, tag(b"a\0b", 1)), "ends in zeros"),
             (refusal(&fs(None), 2, tag(b"\xff", 1)), "is not text"),
             (refusal(&fs(None), 3, tag(b"a", 1)), "1 request queues, 2 are wanted"),
-            (refusal(&DeviceKind::Block, 1, None), "how large"),
+            (refusal(&DeviceKind::Block, 1, None), "does not report the disk's size"),
             (refusal(&DeviceKind::Block, 1, block(0, 1)), "0 bytes"),
             (refusal(&DeviceKind::Block, 1, block(513, 1)), "513 bytes"),
             (refusal(&DeviceKind::Block, 1, block(512, 0)), "0 queues, 1 are wanted"),

@@ -33,7 +33,7 @@ impl Link {
         let clone = || {
             main.try_clone().map_err(|source: io::Error| VhostUserError::System {
                 device: Arc::clone(&device),
-                what: "doubling the socket",
+                what: "duplicating the socket",
                 source,
             })
         };

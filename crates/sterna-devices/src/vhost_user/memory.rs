@@ -68,7 +68,7 @@ impl GuestMemory {
         for (index, range) in self.ranges.iter().enumerate() {
             let block = self.ram.block(range.block);
             let Some(shared) = block.shared_file() else {
-                let rule = "another process has it, and none has come in its place";
+                let rule = "another process has it, and this process has no replacement";
                 return Err(VhostUserError::Memory { device: Arc::clone(device), range: index, rule });
             };
             table.regions.push(VhostUserMemoryRegionInfo {

@@ -44,7 +44,7 @@ impl Requests {
                     tracing::debug!(
                         device = &*name,
                         request = kind,
-                        "a back end asks for what nobody offers"
+                        "a back end sends a request that this side does not support"
                     );
                 }
             }

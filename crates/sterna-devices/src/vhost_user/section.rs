@@ -26,7 +26,7 @@ impl Device for VhostUserSection {
             return Ok(());
         }
         let what = format!("loading section {}", self.name());
-        Err(VmError::new(what, format!("{} unexpected bytes came", body.len())))
+        Err(VmError::new(what, format!("the section has {} unexpected bytes", body.len())))
     }
 
     fn stream(&self) -> Option<Arc<dyn DeviceStream>> {

@@ -192,7 +192,9 @@ impl Session {
         if agreed.contains(VhostUserProtocolFeatures::MQ) {
             let queues = self.ask("GET_QUEUE_NUM", |frontend| frontend.get_queue_num())?;
             if queues < self.events.len() as u64 {
-                return Err(self.lacks(&format!("{} queues, it has {queues}", self.events.len())));
+                return Err(
+                    self.lacks(&format!("{} queues, but the back end has {queues}", self.events.len()))
+                );
             }
         }
         if agreed.contains(VhostUserProtocolFeatures::BACKEND_REQ) {
@@ -290,7 +292,7 @@ impl Session {
 
     /// The record that [`Session::adopt`] takes over at the other side.
     pub(super) fn configuration(&self) -> Result<Configuration, VhostUserError> {
-        self.check_stopped("asking for its configuration")?;
+        self.check_stopped("requesting its configuration")?;
         let rings = self.rings.iter().map(|active| active.ring).collect();
         Ok(Configuration { features: self.features, rings })
     }
@@ -341,7 +343,7 @@ impl Session {
                 let (device, request) = (Arc::clone(&self.device), "SET_LOG_BASE");
                 match error {
                     LogBaseError::Io(source) if is_out_of_descriptors(&source) => {
-                        VhostUserError::System { device, what: "handing the log over", source }
+                        VhostUserError::System { device, what: "passing the log on", source }
                     }
                     LogBaseError::Io(_) => VhostUserError::Gone { device, request },
                     LogBaseError::Rule(rule) => VhostUserError::Misbehaved { device, request, rule },
@@ -369,7 +371,7 @@ impl Session {
         direction: StateDirection,
         end: OwnedFd,
     ) -> Result<Option<File>, VhostUserError> {
-        self.check_stopped("moving its state")?;
+        self.check_stopped("transferring its state")?;
         let way = match direction {
             StateDirection::Save => VhostTransferStateDirection::SAVE,
             StateDirection::Load => VhostTransferStateDirection::LOAD,

@@ -128,7 +128,7 @@ impl DeviceStream for VhostUserDevice {
             return Ok(());
         }
         if !self.has_state() {
-            self.call_session(|session| session.check_stopped("moving its state"))?;
+            self.call_session(|session| session.check_stopped("transferring its state"))?;
             *transfer = Transfer::LoadingNothing;
             return Ok(());
         }
@@ -150,7 +150,8 @@ impl DeviceStream for VhostUserDevice {
             Transfer::Loading(pipe) => Ok(pipe.write(bytes)?),
             Transfer::LoadingNothing if bytes.is_empty() => Ok(()),
             Transfer::LoadingNothing if self.is_awaited() => {
-                let rule = "the source sends a state of it, which it has itself".to_owned();
+                let rule =
+                    "the source sends a state for it, but the back end already has its state".to_owned();
                 Err(VhostUserError::NotTaken { device: self.name.clone(), rule }.into())
             }
             Transfer::LoadingNothing => {

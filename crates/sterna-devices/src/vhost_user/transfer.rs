@@ -39,7 +39,7 @@ impl Transfer {
         match self {
             Self::None | Self::Ran { .. } => "its state is not being transferred",
             Self::Announced | Self::Saving { .. } | Self::Saved => "its state is being saved",
-            Self::HandingOver => "its back end is being handed over",
+            Self::HandingOver => "its back end is being passed on",
             Self::Unsaved => "saving its state has failed",
             Self::Interrupted => "an operator's stop and cont interrupted the save; migrate again",
             Self::Loading(_) | Self::LoadingNothing | Self::Unchecked | Self::Loaded => {

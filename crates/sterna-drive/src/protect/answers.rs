@@ -89,7 +89,7 @@ impl Answers {
             (Due::Received, Message::VmstateReceived) => (Answer::Received(self.number), Due::Loaded),
             (Due::Loaded, Message::VmstateLoaded) => (Answer::Loaded(self.number), Due::Reply),
             (due, message) => {
-                let rule = format!("the standby said {}, and {due:?} was due", message.kind());
+                let rule = format!("the standby sent {} instead of {due:?}", message.kind());
                 return Err(WireError::misbehaved("COLO message", 0, "specs/colo.md §3", rule));
             }
         };

@@ -53,19 +53,19 @@ pub(super) fn check(vm: &mut Vm, request: &ProtectRequest, pid: Option<u32>) -> 
     let mode = vm.execute("query-colo-status", Value::Null)?["mode"].clone();
     if mode != "none" {
         return Err(unfit(format!(
-            "{0} is in COLO already (mode {mode}). If that was a protection whose program was killed: make sure that the \
-             standby does not run the guest and never will, and give `sterna unprotect {0} --vouch`",
+            "{0} is in COLO already (mode {mode}). If a `sterna protect` was killed: make sure that the standby does \
+             not run the guest and never will, and run `sterna unprotect {0} --vouch`",
             vm.at()
         )));
     }
     let progress = vm.progress()?;
     if !progress.is_over() {
-        return Err(unfit(format!("{} has a migration under way (`{}`)", vm.at(), progress.status)));
+        return Err(unfit(format!("{} has a running migration (`{}`)", vm.at(), progress.status)));
     }
     let state = vm.run_state()?;
     if state != "running" {
         return Err(unfit(format!(
-            "the guest of {} is `{state}`: QEMU starts it when it is protected, so start it before (`cont`)",
+            "the guest of {} is `{state}`, but a protection makes QEMU start it: start it yourself first (`cont`)",
             vm.at()
         )));
     }
@@ -92,8 +92,8 @@ pub(super) fn check(vm: &mut Vm, request: &ProtectRequest, pid: Option<u32>) -> 
             }
             Some(Ok(false)) => {}
             _ => remarks.push(
-                "it cannot be seen whether a tap has vhost=on, with which no output is held back: make sure that it has \
-                 not"
+                "it is unknown whether a tap has vhost=on, with which output is not held back: make sure that it has \
+                 vhost=off"
                     .to_owned(),
             ),
         }

@@ -59,7 +59,7 @@ pub(super) fn check(vm: &mut Vm, disks: &[ProtectedDisk]) -> Result<Vec<OtherDis
         let driver = found["drv"].as_str().unwrap_or_default();
         if driver != "quorum" || found["node-name"] != node.as_str() {
             return Err(DriveError::Unfit(format!(
-                "the disk {node} is a `{driver}`, and QEMU adds a child to a quorum alone, by its node's name: {}",
+                "the disk {node} is a `{driver}`, but QEMU can add a child only to a quorum, by its node's name: {}",
                 quorum::advice(nodes, found)
             )));
         }
@@ -70,7 +70,8 @@ pub(super) fn check(vm: &mut Vm, disks: &[ProtectedDisk]) -> Result<Vec<OtherDis
         let name = [&device["qdev"], &device["device"]].into_iter().filter_map(Value::as_str);
         let name = name.into_iter().find(|name| !name.is_empty()).unwrap_or(node);
         let remark = format!(
-            "the disk {name} (block node {node}) does not go to the standby: both hosts must share it, or name its quorum with --disk"
+            "the disk {name} (block node {node}) is not replicated to the standby: both hosts must share it, or give \
+             its quorum with --disk"
         );
         (!disks.iter().any(|disk| disk.node == node)).then(|| OtherDisk { name: name.to_owned(), remark })
     });
@@ -131,14 +132,15 @@ impl Disks {
                 json!({"driver": "nbd", "node-name": attached.node, "server": server, "export": disk.export});
             let named = |error: DriveError| {
                 DriveError::Failed(format!(
-                    "the disk {} does not get to the standby: {error}",
+                    "the disk {} cannot be replicated to the standby: {error}",
                     attached.parent
                 ))
             };
             monitor.execute("blockdev-add", node, ANSWER_LIMIT).map_err(|error| {
                 // QEMU does not report the reason that the standby gives.
                 DriveError::Failed(format!(
-                    "the disk {} does not get to the standby: {error}. There it must be called {} (`sterna standby --disk {}=FILE,size=SIZE`)",
+                    "the disk {} cannot be replicated to the standby: {error}. The standby must have a disk with the \
+                     name {} (`sterna standby --disk {}=FILE,size=SIZE`)",
                     attached.parent, disk.export, disk.export
                 ))
             })?;
@@ -213,7 +215,8 @@ impl Disks {
         let jobs = monitor.execute("query-jobs", Value::Null, ANSWER_LIMIT)?;
         let find = |disk: &Attached| {
             let job = jobs.as_array().into_iter().flatten().find(|job| job["id"] == disk.node.as_str());
-            let job = job.cloned().unwrap_or_else(|| json!({"status": "concluded", "error": "it is gone"}));
+            let job =
+                job.cloned().unwrap_or_else(|| json!({"status": "concluded", "error": "the job is gone"}));
             (disk.parent.clone(), job)
         };
         Ok(self.disks.iter().map(find).collect())
@@ -274,16 +277,16 @@ impl Attached {
 
     fn is_below(&self, overlay: &str) -> DriveError {
         DriveError::Failed(format!(
-            "the disk {} is not written any more: the node {overlay} was put over it (a snapshot), so the standby lacks what is written. \
-             Protect the guest anew",
+            "the guest does not write to the disk {} any more, because a snapshot has put the node {overlay} over it. \
+             The standby does not get the new data: protect the guest again",
             self.parent
         ))
     }
 
     fn is_without_child(&self) -> DriveError {
         DriveError::Failed(format!(
-            "the disk {0} is not written at the standby any more: somebody has taken the node {1} out of it (x-blockdev-change), so \
-             the standby lacks what is written. Protect the guest anew",
+            "the disk {0} is not replicated any more, because another client of QEMU's monitor has removed the node \
+             {1} from it (x-blockdev-change). The standby does not get the new data: protect the guest again",
             self.parent, self.node
         ))
     }
@@ -293,7 +296,7 @@ impl Attached {
 fn check_job(disk: &str, job: &Value) -> Result<(), DriveError> {
     match job["status"].as_str() {
         Some("concluded" | "aborting" | "null") => {
-            let why = job["error"].as_str().unwrap_or("it was ended by somebody else");
+            let why = job["error"].as_str().unwrap_or("another client of QEMU's monitor ended the job");
             Err(DriveError::Failed(format!("copying the disk {disk} to the standby failed: {why}")))
         }
         _ => Ok(()),

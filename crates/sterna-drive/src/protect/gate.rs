@@ -210,7 +210,7 @@ impl OutputGate {
 
 impl Drop for OutputGate {
     fn drop(&mut self) {
-        self.shared.end("the gate was taken away");
+        self.shared.end("the gate was removed");
         for thread in self.threads.drain(..) {
             // A thread that panicked has ended, too.
             let _ = thread.join();
@@ -282,7 +282,7 @@ impl Shared {
     fn write(&self) {
         while let Some(packet) = self.next() {
             if let Err(error) = (&self.to_network).write_all(&packet.bytes) {
-                return self.end(&format!("giving QEMU its packets back: {error}"));
+                return self.end(&format!("returning the packets to QEMU: {error}"));
             }
             let mut state = self.state.lock();
             state.is_leaving = false;

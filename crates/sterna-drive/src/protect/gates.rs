@@ -155,7 +155,7 @@ impl Gates {
             let removed = removed.and_then(|()| match is_drained {
                 true => Ok(()),
                 false => Err(DriveError::Failed(format!(
-                    "QEMU did not take {} packets back within {} s: they are lost, as in a network",
+                    "QEMU did not accept {} packets within {} s: they are lost",
                     gate.statistics().waiting,
                     DRAIN_LIMIT.as_secs()
                 ))),

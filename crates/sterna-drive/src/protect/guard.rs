@@ -207,7 +207,9 @@ impl Guard {
         }
         self.monitor.execute("stop", Value::Null, STOP_LIMIT)?;
         match self.monitor.run_state(STOP_LIMIT)?.as_str() {
-            "running" => Err(DriveError::Failed("QEMU's guest runs although it was told to stop".to_owned())),
+            "running" => {
+                Err(DriveError::Failed("QEMU's guest runs although QEMU was told to stop it".to_owned()))
+            }
             _ => Ok(()),
         }
     }
@@ -231,7 +233,10 @@ impl Guard {
                 return Ok(found);
             }
             if self.is_over() || Instant::now() >= until {
-                return Err(VmError::new("the last checkpoint", format!("it did not come to {what}")));
+                return Err(VmError::new(
+                    "the last checkpoint",
+                    format!("QEMU did not reach {what} of the checkpoint"),
+                ));
             }
             self.changed.wait_for(&mut last, ASK_AGAIN);
             drop(last);

@@ -76,8 +76,8 @@ fn run(ask: &mut Ask<'_>, migration: &str, sockets: Option<&Path>) -> Result<(),
 /// The operator's information about a QEMU whose migration does not end. None for other states.
 pub(super) fn of_migration(state: &str) -> Option<String> {
     (state == "cancelling").then(|| {
-        "QEMU's migration was cancelled while the guest was protected, and stays `cancelling`: the guest runs on, and this QEMU takes no \
-         capability, no other migration and no protection until its process ends"
+        "QEMU's migration was cancelled while the guest was protected, and stays `cancelling`: the guest continues to \
+         run, but this QEMU accepts no capability, migration or protection until its process ends"
             .to_owned()
     })
 }

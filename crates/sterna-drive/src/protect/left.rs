@@ -106,8 +106,8 @@ impl LeftProtection {
                 left.push(format!("{what}: {error}"));
             }
         };
-        note("taking the gates away", gates::remove_left_ones(vm).map(drop));
-        note("taking the disks' children away", disks::remove_left_ones(vm).map(drop));
+        note("removing the gates", gates::remove_left_ones(vm).map(drop));
+        note("removing the disks' children", disks::remove_left_ones(vm).map(drop));
         let put_back = put_back(vm);
         let are_settings_off = put_back.is_ok();
         note("switching x-colo off", put_back);

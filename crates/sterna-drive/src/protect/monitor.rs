@@ -90,7 +90,7 @@ impl Monitor {
     /// QEMU's reason why the migration failed.
     pub(super) fn why_migration_failed(&self, limit: Duration) -> String {
         match self.execute("query-migrate", Value::Null, limit) {
-            Ok(answer) => answer["error-desc"].as_str().unwrap_or("QEMU says no reason").to_owned(),
+            Ok(answer) => answer["error-desc"].as_str().unwrap_or("QEMU gives no reason").to_owned(),
             Err(error) => error.to_string(),
         }
     }
@@ -176,7 +176,7 @@ impl Seen {
             }
             "SHUTDOWN" => {
                 let why = match event.data["reason"].as_str() {
-                    Some("host-qmp-quit") => "QEMU was ended by `quit` at its monitor",
+                    Some("host-qmp-quit") => "an operator ended QEMU with `quit` at its monitor",
                     Some("guest-shutdown") => "the guest has powered itself off",
                     // A signal, an error or a panic: the standby must continue the guest.
                     _ => return,

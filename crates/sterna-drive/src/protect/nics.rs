@@ -30,7 +30,8 @@ pub(super) fn nics(table: &str) -> Result<Vec<Nic>, DriveError> {
             // before.
             if !matches!(kind, "filter-dump" | "filter-mirror") && !name.starts_with(PREFIX) {
                 return Err(DriveError::Unfit(format!(
-                    "the filter {name} ({kind}) takes packets past any other: delete it, for a protection has its own"
+                    "the filter {name} ({kind}) delivers packets without passing the protection's filters: delete it, \
+                     because the protection includes its function"
                 )));
             }
             continue;
@@ -42,27 +43,28 @@ pub(super) fn nics(table: &str) -> Result<Vec<Nic>, DriveError> {
                 continue;
             }
             return Err(DriveError::Unfit(format!(
-                "`info network` says {line:?}, which this version does not understand: it cannot see that all of the \
-                 guest's output would be held back"
+                "`info network` contains {line:?}, which this version does not understand. Therefore it is unknown \
+                 whether all of the guest's output would be held back"
             )));
         };
         let is_peer = line.starts_with(" \\ ");
         if index > 0 && (kind == "nic" || is_peer) {
             return Err(DriveError::Unfit(format!(
-                "the network card {name} has more than one queue, which no filter of QEMU takes: give it queues=1"
+                "the network card {name} has more than one queue, which QEMU's filters do not support: give it \
+                 queues=1"
             )));
         }
         match (kind, is_peer) {
             ("nic", false) => card = Some(name),
             ("nic", true) => {
                 return Err(DriveError::Unfit(format!(
-                    "the network card {name} is connected to a hub: connect it to a netdev of its own"
+                    "the network card {name} is connected to a hub: connect it to a separate netdev"
                 )));
             }
             (_, false) => card = None,
             ("hubport", true) => {
                 return Err(DriveError::Unfit(format!(
-                    "the netdev {name} leads to a hub: connect the card to a netdev of its own"
+                    "the netdev {name} is connected to a hub: connect the card to a separate netdev"
                 )));
             }
             ("vhost-user" | "vhost-vdpa", true) => {
@@ -87,16 +89,17 @@ pub(super) fn change(table: &str, before: &[Nic]) -> Option<String> {
     };
     if let Some(new) = now.iter().find(|nic| !before.contains(nic)) {
         return Some(format!(
-            "the network card {} was plugged or connected to {}: what it says is not held back",
+            "the network card {} was plugged or connected to {}: its output is not held back",
             new.name, new.netdev
         ));
     }
     if let Some(old) = before.iter().find(|nic| !now.contains(nic)) {
-        return Some(format!("the network card {} was taken away", old.name));
+        return Some(format!("the network card {} was removed", old.name));
     }
     let holds = table.lines().filter_map(filter);
     let gates = holds.filter(|(name, _)| name.starts_with(PREFIX) && name.ends_with(HOLD)).count();
-    (gates != before.len()).then(|| "somebody has taken the gate of a network card away".to_owned())
+    (gates != before.len())
+        .then(|| "another client of QEMU's monitor has removed the gate of a network card".to_owned())
 }
 
 impl Nic {

@@ -36,8 +36,8 @@ pub(super) fn advice(nodes: &[Value], node: &Value) -> String {
         _ => "file.driver=…".to_owned(),
     };
     format!(
-        "start it with `-blockdev {driver},node-name=NODE,{file} -blockdev {quorum}=NODE` in the place of the disk's -drive, the \
-         device on NAME (drive=NAME), and give --disk NAME"
+        "start it with `-blockdev {driver},node-name=NODE,{file} -blockdev {quorum}=NODE` instead of the disk's \
+         -drive, the device on NAME (drive=NAME), and give --disk NAME"
     )
 }
 

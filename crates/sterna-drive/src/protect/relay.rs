@@ -258,7 +258,7 @@ impl Shared {
                         }
                     };
                     if let Err(error) = spawn("relay back", pair) {
-                        return self.over(Ended::new(format!("the host refuses a thread: {error}")));
+                        return self.over(Ended::new(format!("cannot start a thread: {error}")));
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => std::thread::sleep(LOOK),
@@ -291,7 +291,7 @@ impl Shared {
                 shared.over(ended);
             }
         };
-        spawn("relay out", out).map_err(|error| Ended::new(format!("the host refuses a thread: {error}")))?;
+        spawn("relay out", out).map_err(|error| Ended::new(format!("cannot start a thread: {error}")))?;
         Err(if is_main { self.follow(&qemu, &standby) } else { self.back(&qemu, &standby) })
     }
 
@@ -384,7 +384,7 @@ impl Shared {
                     Err(error) => return Ended { is_standbys_fault: true, ..Ended::new(error.to_string()) },
                 };
                 let Some(steps) = self.steps.upgrade() else {
-                    return Ended::new("the protection was given up");
+                    return Ended::new("the protection was ended");
                 };
                 match answer {
                     Answer::ReturnPath(_) => {}
@@ -409,7 +409,9 @@ impl Shared {
                         Received::HandOn => self.is_deaf.store(true, Ordering::Release),
                         Received::Known => continue,
                         Received::TooEarly => {
-                            let why = format!("the standby holds checkpoint {number}, which it has not got");
+                            let why = format!(
+                                "the standby acknowledges checkpoint {number}, which it has not received"
+                            );
                             return Ended { is_standbys_fault: true, ..Ended::new(why) };
                         }
                     },

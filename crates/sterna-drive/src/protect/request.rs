@@ -99,7 +99,8 @@ impl ProtectRequest {
         let Self { checkpoint_delay, .. } = self;
         if *checkpoint_delay < LEAST_DELAY || *checkpoint_delay > MOST_DELAY {
             return Err(DriveError::Request(format!(
-                "a checkpoint every {} ms: the delay is at least {} ms, for QEMU stops working at 0",
+                "a checkpoint every {} ms is not possible: the delay must be at least {} ms, because QEMU stops \
+                 working at 0",
                 checkpoint_delay.as_millis(),
                 LEAST_DELAY.as_millis()
             )));
@@ -108,13 +109,15 @@ impl ProtectRequest {
         for address in [Some(&self.standby), self.contact.as_ref()].into_iter().flatten() {
             if !matches!(address, Address::Tcp { .. } | Address::Unix(_)) {
                 return Err(DriveError::Request(format!(
-                    "a standby cannot be reached at {address}: name it by tcp: or unix:"
+                    "a standby cannot be reached at {address}: give an address with tcp: or unix:"
                 )));
             }
         }
         let ours = ["x-checkpoint-delay", "multifd-channels", "tls-creds", "tls-hostname", "mode"];
         if let Some(name) = ours.into_iter().find(|name| self.parameters.contains_key(*name)) {
-            return Err(DriveError::Request(format!("the parameter {name} is set by the protection itself")));
+            return Err(DriveError::Request(format!(
+                "the protection itself sets the parameter {name}: leave it out"
+            )));
         }
         Ok(())
     }

@@ -38,7 +38,7 @@ const LOOK_AT_NICS: Duration = Duration::from_millis(50);
 
 /// The reason for the end of a protection whose QEMU was told to cancel its migration.
 const CANCELLED: &str =
-    "QEMU's migration to the standby was cancelled by somebody (`migrate_cancel`, `virsh domjobabort`)";
+    "another client cancelled QEMU's migration to the standby (`migrate_cancel`, `virsh domjobabort`)";
 
 /// A running protection. Call [`QemuProtection::finish`] when it has an outcome: only that restores QEMU.
 ///
@@ -194,11 +194,12 @@ impl QemuProtection {
         }
         let stalled = self.guard.relay().map(Relay::stalled).unwrap_or_default();
         Some(match stalled > age / 2 {
-            true => "no checkpoint has become held for some intervals: the standby is in contact, and takes nothing of the stream. \
-                     What the guest says waits"
+            true => "the standby has stored no checkpoint for some intervals: it is in contact, but does not read the \
+                     stream. The guest's output waits"
                 .to_owned(),
-            false => "no checkpoint has become held for some intervals: QEMU sends none, so it hangs, or its guest cannot be stopped. \
-                      What the guest says waits, and the standby holds the last checkpoint: `sterna takeover` there starts it"
+            false => "the standby has stored no checkpoint for some intervals: QEMU sends none, because it hangs or \
+                      its guest cannot be stopped. The guest's output waits, and the standby holds the last \
+                      checkpoint: `sterna takeover` there starts the guest"
                 .to_owned(),
         })
     }
@@ -247,14 +248,13 @@ impl QemuProtection {
                 let stands = seen.stands_since.map(|since| since.elapsed());
                 let stalled = guard.relay().map(Relay::stalled).unwrap_or_default();
                 if stands.unwrap_or_default().max(stalled) > lease {
-                    let why = "the standby took nothing for longer than the lease while it was seeded";
+                    let why = "the standby read nothing for longer than the lease during the seeding";
                     contact.failed(why, Event::ConnectionLost);
                 }
             }
         };
         let thread = std::thread::Builder::new().name("protection's monitor".to_owned()).spawn(act);
-        let thread =
-            thread.map_err(|error| DriveError::Failed(format!("the host refuses a thread: {error}")))?;
+        let thread = thread.map_err(|error| DriveError::Failed(format!("cannot start a thread: {error}")))?;
         *self.watch.lock() = Some(thread);
         Ok(())
     }
@@ -355,11 +355,11 @@ impl QemuProtection {
         };
         if let Some(gates) = self.guard.take_gates() {
             gates.open();
-            note("taking the gates away", gates.remove(&self.guard.monitor));
+            note("removing the gates", gates.remove(&self.guard.monitor));
         }
         if let Some(undo) = undo {
-            note("taking the disks' children away", undo.disks.remove(&self.guard.monitor));
-            note("putting the settings back", self.guard.monitor.with(|vm| undo.changed.undo(vm)));
+            note("removing the disks' children", undo.disks.remove(&self.guard.monitor));
+            note("restoring the settings", self.guard.monitor.with(|vm| undo.changed.undo(vm)));
         }
         match stays {
             Ok(migration) => {
@@ -378,7 +378,7 @@ impl QemuProtection {
         let mut left = Vec::from_iter(self.guard.left_unsaid());
         if self.guard.monitor.seen().gone.is_none() {
             left.push(
-                "QEMU was told to quit and still answers: its guest is stopped, and must not be started"
+                "QEMU has received `quit` but still answers: its guest is stopped, and must not be started"
                     .to_owned(),
             );
         }
@@ -409,15 +409,15 @@ struct ClaimsOfALivingGuest {
 
 impl Claims for ClaimsOfALivingGuest {
     fn claim(&self) -> Result<Ruling, String> {
-        let guard = self.guard.upgrade().ok_or("the protection was given up")?;
+        let guard = self.guard.upgrade().ok_or("the protection was ended")?;
         match guard.monitor.run_state(ANSWER_LIMIT) {
             Err(error) if error.is_disconnect() => Err(format!(
-                "{error}: QEMU has ended, so nothing is claimed here, and the standby may take its guest over"
+                "{error}: QEMU has ended, so this side does not claim the guest, and the standby may take over"
             )),
             // A claim for a guest that hangs would prevent the standby from starting it. The caller repeats the
             // attempt.
             Err(error) => Err(format!(
-                "{error}: QEMU does not answer, so nothing is claimed here, and the standby may take its guest over"
+                "{error}: QEMU does not answer, so this side does not claim the guest, and the standby may take over"
             )),
             Ok(_) => self.claims.claim(),
         }
@@ -443,7 +443,7 @@ fn reach(request: &ProtectRequest) -> Result<Arc<Channel>, DriveError> {
     let channel = Channel::connect_with(at, request.tls.as_ref(), CONTACT_LIMIT, &request.cancel, adopt);
     let channel = channel.map_err(|error| match request.cancel.is_cancelled() {
         true => DriveError::Cancelled(format!(
-            "interrupted while connecting to the standby at {at}; the guest is not protected and runs on"
+            "interrupted while connecting to the standby at {at}; the guest is not protected and continues to run"
         )),
         false => error.into(),
     })?;
@@ -456,11 +456,10 @@ fn prepare(guard: &Arc<Guard>, request: &ProtectRequest, fit: &mut Fit) -> Resul
     let monitor = &guard.monitor;
     let left = monitor.with(gates::remove_left_ones)?;
     if left > 0 {
-        fit.remarks.push("gates of a protection whose program was killed were taken away".to_owned());
+        fit.remarks.push("the gates of a killed `sterna protect` were removed".to_owned());
     }
     if monitor.with(disks::remove_left_ones)? > 0 {
-        fit.remarks
-            .push("disks' children of a protection whose program was killed were taken away".to_owned());
+        fit.remarks.push("the disks' children of a killed `sterna protect` were removed".to_owned());
     }
     let refused = |what: &'static str, error| DriveError::file("make", what, error);
     let directory = SocketDirectory::new(request.socket_directory.as_deref())
@@ -483,9 +482,9 @@ fn prepare(guard: &Arc<Guard>, request: &ProtectRequest, fit: &mut Fit) -> Resul
             let why = guard.lost_because().unwrap_or_else(|| "no reason is known".to_owned());
             Err(DriveError::Failed(format!("the standby was lost while disks were copied: {why}")))
         }
-        (_, Some(hears)) if !hears(copy) => {
-            Err(DriveError::Cancelled("cancelled while disks were copied; the guest runs on here".to_owned()))
-        }
+        (_, Some(hears)) if !hears(copy) => Err(DriveError::Cancelled(
+            "cancelled while disks were copied; the guest continues to run here".to_owned(),
+        )),
         _ => Ok(()),
     };
     let disks = Arc::new(Disks::attach(monitor, relay, directory.path(), &request.disks, &goes_on)?);
@@ -514,5 +513,7 @@ fn prepare(guard: &Arc<Guard>, request: &ProtectRequest, fit: &mut Fit) -> Resul
 
 fn not_greeted(request: &ProtectRequest, error: ContactError) -> DriveError {
     let at = request.contact.as_ref().unwrap_or(&request.standby);
-    DriveError::Failed(format!("the standby at {at} did not greet: {error}; QEMU is as it was"))
+    DriveError::Failed(format!(
+        "the standby at {at} sent no greeting: {error}; QEMU's earlier settings are restored"
+    ))
 }

@@ -93,15 +93,15 @@ impl MachineDevices {
                 let more = if more.is_empty() {
                     String::new()
                 } else {
-                    format!(" (it has {} besides)", more.join(", "))
+                    format!(" (it also has {})", more.join(", "))
                 };
                 return Some(format!(
-                    "the image has a device `{section}`, and nothing is at {place} there{more}"
+                    "the image has a device `{section}`, but there is no device at {place}{more}"
                 ));
             };
             if VIRTIO.contains(&kind) && !device.starts_with(&format!("{kind}-")) {
                 return Some(format!(
-                    "the image has a device `{section}`, and at {place} there is a {device}"
+                    "the image has a device `{section}`, but at {place} there is a {device}"
                 ));
             }
         }
@@ -109,7 +109,7 @@ impl MachineDevices {
             let saved = sections.iter().filter(|(name, _)| name == section).count();
             let there = self.types.get(*device).copied().unwrap_or(0);
             (saved > there).then(|| {
-                format!("the image has {saved} devices `{section}`, and there are {there} ({device})")
+                format!("the image has {saved} devices `{section}`, but there are {there} ({device})")
             })
         })
     }

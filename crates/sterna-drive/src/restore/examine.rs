@@ -117,7 +117,7 @@ impl Subject {
         let (saved, machine) = (&shape.configuration.machine_type, vm.machine_type()?);
         if !machine.is_empty() && *saved != machine {
             return Err(DriveError::Unfit(format!(
-                "the image is of a `{saved}`, and {} is a `{machine}`: start it with -machine {saved}",
+                "the image is of a `{saved}`, but {} is a `{machine}`: start it with -machine {saved}",
                 vm.at()
             )));
         }
@@ -150,7 +150,7 @@ impl Subject {
         };
         if saved > 0 && there > 0 && saved != there {
             return Err(DriveError::Unfit(format!(
-                "the image is of a machine with {saved} processors, and {} has {there}: start it with -smp {saved}",
+                "the image is of a machine with {saved} processors, but {} has {there}: start it with -smp {saved}",
                 vm.at()
             )));
         }
@@ -169,7 +169,7 @@ impl Subject {
         let more = machine.not_in(sections);
         let remark = || {
             format!(
-                "{} has {}, whose state is not in the image: the guest does not know such a device",
+                "{} has {}, whose state is not in the image: the saved guest has no such device",
                 vm.at(),
                 more.join(", ")
             )
@@ -194,7 +194,7 @@ fn compare_block(
     let unfit = |text: String| Err(DriveError::Unfit(text));
     let Some(block) = machine.iter().find(|block| block.name == name) else {
         return unfit(format!(
-            "the image has a RAM block `{name}`, and {at} has none: {}",
+            "the image has a RAM block `{name}`, but {at} has none: {}",
             blocks::advice(name)
         ));
     };
@@ -223,8 +223,8 @@ fn compare_block(
 fn check_bitmaps(path: &Path, image: &Image) -> Result<(), DriveError> {
     if image.lacks_bitmaps() {
         return Err(DriveError::Unreadable(format!(
-            "{} is a background snapshot whose page bitmaps QEMU never wrote; it would load as empty memory: \
-             `sterna repair` mends it",
+            "{} is a background snapshot whose page bitmaps QEMU never wrote; it would load as empty memory: `sterna \
+             repair` repairs it",
             path.display()
         )));
     }
@@ -243,7 +243,7 @@ fn unreadable(error: ImageError) -> DriveError {
 
 fn torn(path: &Path) -> DriveError {
     DriveError::Unreadable(format!(
-        "{} has no end: it is truncated, or still being written; `sterna verify` shows where",
+        "{} has no end: it is truncated or still being written; `sterna verify` shows the position",
         path.display()
     ))
 }

@@ -39,12 +39,12 @@ impl Launched {
         };
         if arguments.iter().any(|argument| is_option(argument, "incoming")) {
             return Err(DriveError::Request(
-                "the command has an `-incoming` option: leave it out, `-incoming defer` is added".into(),
+                "the command has an `-incoming` option: leave it out, because this command adds `-incoming defer`".into(),
             ));
         }
         if arguments.iter().any(|argument| is_option(argument, "daemonize")) {
             return Err(DriveError::Request(
-                "the command has `-daemonize`: leave it out, the VM is detached from this terminal anyway and runs on".into(),
+                "the command has `-daemonize`: leave it out, because the VM is detached from this terminal anyway".into(),
             ));
         }
         let directory = directory.to_owned();

@@ -148,7 +148,7 @@ fn change(vm: &mut Vm, settings: &Settings, image: &ServedImage) -> Result<(Chan
     parameters.insert("tls-creds".into(), json!(""));
     let changed = settings.change(vm, &capabilities, &parameters).map_err(|error| match error {
         DriveError::Monitor { error: ClientError::Refused { desc, .. }, at } => DriveError::Unfit(format!(
-            "{at} refuses postcopy: {desc}. If this host forbids it to ordinary users, allow it \
+            "{at} refuses postcopy: {desc}. If this host does not permit userfaultfd to ordinary users, permit it \
              (`vm.unprivileged_userfaultfd`, or access to /dev/userfaultfd), or restore without --lazy"
         )),
         error => error,
@@ -200,8 +200,8 @@ fn follow(
             // The restore already runs in postcopy.
             Wish::Continue | Wish::StartPostcopy => {}
             Wish::Cancel if may_run => watcher.note(
-                "the guest lacks pages and would stand still: restoring goes on (Ctrl-C again stops it; the guest then \
-                 stays paused until it is served again)",
+                "the guest still lacks pages and would stop: restoring continues (Ctrl-C again ends it; the guest \
+                 then stays paused until it is served again)",
             ),
             Wish::Cancel | Wish::Detach => serving.stop(),
         }
@@ -222,7 +222,7 @@ fn fail(vm: &mut Vm, failure: ServeFailure, lost: Option<DriveError>, preempt: b
     let ServeFailure { error, guest } = failure;
     let is_cancelled = matches!(error, MigrationError::Cancelled);
     if let Some(lost) = lost {
-        let text = format!("{} is gone ({lost}), and the guest with it; the image is unchanged", vm.at());
+        let text = format!("{} has ended ({lost}), and the guest with it; the image is unchanged", vm.at());
         return LazyFailure { error: DriveError::Lost(text), guest: GuestState::Nowhere };
     }
     if guest == GuestState::NeedsImage {
@@ -254,7 +254,7 @@ fn fail(vm: &mut Vm, failure: ServeFailure, lost: Option<DriveError>, preempt: b
             _ => "",
         };
         DriveError::Failed(format!(
-            "{} did not take the guest: {error}{reason}; the VM was ended, and the image is unchanged{silent}",
+            "{} did not load the guest: {error}{reason}; the VM was ended, and the image is unchanged{silent}",
             vm.at()
         ))
     };

@@ -86,7 +86,7 @@ fn ends(path: &Path, offset: u64) -> io::Result<Result<(Vec<u8>, u64), String>> 
     let mut magic = [0; MAGIC.len()];
     file.read_exact_at(&mut magic, offset)?;
     if magic != MAGIC {
-        return Ok(Err("its image does not begin like a stream".into()));
+        return Ok(Err("its image does not begin with a stream's header".into()));
     }
     let tail_bytes = stream_bytes.min(TAIL_BYTES);
     let mut tail = vec![0; tail_bytes as usize];

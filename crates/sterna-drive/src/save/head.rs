@@ -21,7 +21,8 @@ impl Head {
         };
         if !is_domain_xml(&domain.xml) {
             return unfit(
-                "the domain's XML must be text with a <domain> element: virsh dumpxml --migratable --inactive",
+                "the domain's XML must be text with a <domain> element: use the output of `virsh dumpxml --migratable \
+                 --inactive`",
             );
         }
         if domain.cookie.as_ref().is_some_and(|cookie| cookie.contains(&0)) {
@@ -37,7 +38,7 @@ impl Head {
         }
         let length = u32::try_from(texts.len()).ok().and_then(|length| length.checked_add(PADDING_BYTES));
         let Some(data_length) = length else {
-            return unfit("XML and cookie take more than 4 GiB");
+            return unfit("XML and cookie are larger than 4 GiB");
         };
         let header = SaveHeader {
             is_complete: false,

@@ -105,7 +105,7 @@ pub fn save(vm: &mut Vm, request: &SaveRequest, watcher: &mut dyn Watch) -> Resu
         match vm.execute("cont", serde_json::Value::Null) {
             Ok(_) => is_running = true,
             Err(error) => {
-                warning = Some(format!("the image is good, but the guest could not be resumed: {error}"))
+                warning = Some(format!("the image is complete, but the guest could not be resumed: {error}"))
             }
         }
     }
@@ -211,7 +211,7 @@ impl Road {
 fn back(vm: &mut Vm, changed: Changed, is_live: bool, error: DriveError) -> DriveError {
     match bring_back(vm, changed, is_live) {
         Ok(()) => {
-            let guest = if is_live { "the guest runs on" } else { "the guest is unchanged" };
+            let guest = if is_live { "the guest continues to run" } else { "the guest is unchanged" };
             let say = |text: &str| format!("{}; {guest}, and there is no image", text.trim_end_matches('.'));
             match error {
                 DriveError::Cancelled(text) => DriveError::Cancelled(say(&text)),
@@ -220,8 +220,8 @@ fn back(vm: &mut Vm, changed: Changed, is_live: bool, error: DriveError) -> Driv
             }
         }
         Err(second) if second.is_disconnect() || error.is_disconnect() => DriveError::Lost(format!(
-            "the connection to {}'s monitor was lost during the save, and there is no image: if its process has ended, \
-             the guest is lost with it",
+            "the connection to {}'s monitor was lost during the save, and there is no image: if its process has \
+             ended, the guest is lost",
             vm.at()
         )),
         Err(second) => DriveError::Failed(format!(

@@ -42,7 +42,8 @@ pub(super) fn check(vm: &mut Vm, settings: &Settings, request: &SaveRequest) -> 
     if request.format.is_libvirt() != request.domain.is_some() {
         return Err(DriveError::Request(if request.format.is_libvirt() {
             format!(
-                "{} needs the domain's XML: virsh dumpxml --migratable --inactive DOMAIN, and its name here",
+                "{} needs the domain's XML: write it with `virsh dumpxml --migratable --inactive DOMAIN` and give the \
+                 file with --xml",
                 request.format
             )
         } else {

@@ -59,7 +59,7 @@ fn missing(sections: &[String], there: &BTreeMap<(u64, u64), Id>) -> Option<Stri
         match there.get(&at) {
             None => Some(format!("it has no device at {place}, where the guest has a {device}: {advice}")),
             Some(id) if !is_kind(device, *id) => {
-                Some(format!("its device at {place} is no {device}, which the guest has there: {advice}"))
+                Some(format!("its device at {place} is not the guest's {device}: {advice}"))
             }
             Some(_) => None,
         }

@@ -39,7 +39,8 @@ pub(super) fn without_incoming(command: &[OsString]) -> Result<Vec<OsString>, Dr
     while let Some(at) = left.iter().position(|argument| is_incoming(argument)) {
         if left.get(at + 1).is_none_or(|value| value != "defer") {
             return Err(DriveError::Request(
-                "the command's `-incoming` must be `defer`: the guest comes when it is taken over".to_owned(),
+                "the command's `-incoming` must be `defer`, because the guest is loaded only at the takeover"
+                    .to_owned(),
             ));
         }
         left.drain(at..at + 2);
@@ -70,13 +71,13 @@ pub(super) fn ram_files(command: &[OsString], directory: &Path) -> Result<Vec<Ra
         }
         if !matches!(get("share"), Some("on" | "true" | "yes" | "y")) {
             return Err(DriveError::Request(format!(
-                "the memory backend {id:?} needs share=on, or what the standby writes into {} does not reach the VM",
+                "the memory backend {id:?} needs share=on: otherwise the VM does not see the standby's writes to {}",
                 path.display()
             )));
         }
         if get("offset").is_some_and(|offset| offset != "0") {
             return Err(DriveError::Request(format!(
-                "the memory backend {id:?} has an offset: let its memory begin with the file {}",
+                "the memory backend {id:?} has an offset: its memory must begin at the start of the file {}",
                 path.display()
             )));
         }

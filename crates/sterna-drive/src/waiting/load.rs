@@ -42,7 +42,7 @@ pub(super) fn check(vm: &mut Vm, machine_type: &str, blocks: &[(String, u64)]) -
         match there.iter().find(|block| block.name == *name) {
             None => {
                 return Err(DriveError::Unfit(format!(
-                    "it has no RAM block {name:?}, as the guest has: {}",
+                    "it does not have the guest's RAM block {name:?}: {}",
                     blocks::advice(name)
                 )));
             }
@@ -92,7 +92,7 @@ pub(super) fn load(vm: &mut Vm, guest: &HeldGuest, is_in_file: &[bool]) -> Resul
     }
     match vm.run_state()?.as_str() {
         "paused" | "prelaunch" => Ok(changed),
-        state => Err(DriveError::Failed(format!("it is `{state}` after loading, and should be paused"))),
+        state => Err(DriveError::Failed(format!("it is `{state}` after loading instead of paused"))),
     }
 }
 
@@ -107,7 +107,7 @@ fn wait_until_loaded(vm: &mut Vm) -> Result<(), DriveError> {
                 return Err(DriveError::Failed(format!("it did not load the guest: {why}")));
             }
             _ if Instant::now() > until => {
-                return Err(DriveError::Failed(format!("it has not loaded the guest in {LOAD_LIMIT:?}")));
+                return Err(DriveError::Failed(format!("it has not loaded the guest within {LOAD_LIMIT:?}")));
             }
             _ => std::thread::sleep(LOOK),
         }

@@ -104,7 +104,7 @@ impl WaitingVm {
         for RamFile { path, .. } in files.iter().filter(|file| file.path.exists()) {
             if !replaces {
                 return Err(DriveError::Request(format!(
-                    "{} exists: it may be the memory of a guest that runs. If no VM uses it, remove it, or use --force",
+                    "{} exists and may be the memory of a running guest. If no VM uses it, remove it, or use --force",
                     path.display()
                 )));
             }
@@ -194,7 +194,8 @@ impl WaitingVm {
         VmError::new(
             "the VM that waits",
             format!(
-                "{error}. The checkpoint is still held: mend that, or make an image (`sterna takeover SOCKET --image`)"
+                "{error}. The standby still holds the checkpoint: remove the cause, or write an image (`sterna \
+                 takeover SOCKET --image`)"
             ),
         )
     }
@@ -209,8 +210,8 @@ impl Survivor for WaitingVm {
             let Some(index) = blocks.iter().position(|(name, _)| file.is_of(name)) else {
                 let names: Vec<_> = blocks.iter().map(|(name, _)| *name).collect();
                 let why = format!(
-                    "the guest has no block {:?}, its blocks are {}: give the primary and the VM that waits the same id of their \
-                     memory backends",
+                    "the guest has no block {:?}, its blocks are {}: use the same id for the memory backend of the \
+                     primary and of the waiting VM",
                     file.id,
                     names.join(", ")
                 );
@@ -302,7 +303,8 @@ impl Drop for WaitingVm {
 fn tainted() -> VmError {
     VmError::new(
         "the VM that waits",
-        "it was told to run the guest and has not answered, so its memory is no checkpoint any more: look whether it runs",
+        "it was told to run the guest and has not answered, so its memory may have changed: check whether it runs the \
+         guest",
     )
 }
 
@@ -342,7 +344,7 @@ fn not_made(path: &Path, length: u64, error: &std::io::Error) -> VmError {
     let what = format!("cannot reserve {length} bytes of the guest's memory in {}", path.display());
     match error.raw_os_error().map(Errno::from_raw_os_error) {
         Some(Errno::NOSPC | Errno::DQUOT | Errno::FBIG) => {
-            VmError::new(what, format!("{error}: make room there, or name another --ram-dir"))
+            VmError::new(what, format!("{error}: free space there, or give another --ram-dir"))
         }
         _ => VmError::new(what, error),
     }

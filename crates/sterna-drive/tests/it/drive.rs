@@ -285,7 +285,7 @@ fn destination_that_has_ended_is_named_as_the_reason_of_a_failure() {
 
     let reason = handover.failed(Some(&mut to.0));
 
-    assert_eq!(reason.as_deref(), Some("the destination at DEST has ended, and its own messages say why"));
+    assert_eq!(reason.as_deref(), Some("the destination at DEST has ended; its log contains the reason"));
 }
 
 /// A source that knows the capabilities `names`. Only those in `on` are on.
@@ -306,7 +306,7 @@ fn completed_proves_an_arrival_only_with_a_return_path_or_the_destinations_monit
         (&["events"], &[], ReturnPath::On, false, "has no return path"),
         (with, &[], ReturnPath::AsSet, false, "return-path is off at SOURCE"),
         (with, &["return-path"], ReturnPath::AsSet, true, ""),
-        (with, &["return-path"], ReturnPath::Impossible, false, "carries no answer back"),
+        (with, &["return-path"], ReturnPath::Impossible, false, "has no return path"),
     ] {
         let (mut from, _) = source_with(names, on);
         let handover = begin(&mut from, None, OnArrival::AsStarted, return_path);
@@ -453,7 +453,7 @@ fn save_that_failed_lets_the_guest_run_on_even_if_cont_is_refused_at_first() {
         }
         "cont" if refusals > 0 => {
             refusals -= 1;
-            Answer::Refuse("the migration is not over yet")
+            Answer::Refuse("the migration has not ended yet")
         }
         _ => usual(command),
     });

@@ -57,11 +57,12 @@ impl fmt::Display for Advice {
             Self::Throttle { percent } => write!(f, "slow the guest's vCPUs down by {percent} %"),
             Self::AutoConverge { percent } => write!(
                 f,
-                "switch automatic throttling on, up to {percent} % or more: it slows the guest down as far as it must"
+                "switch automatic throttling on, up to {percent} % or more: it slows the guest down as far as \
+                 necessary"
             ),
             Self::Postcopy => f.write_str(
-                "use postcopy: it ends whatever the guest writes, which runs at the destination, more slowly, until all of its \
-                 pages are there, and depends on both hosts and the link until then",
+                "use postcopy, which ends at any dirty rate: until all pages have arrived, the guest runs more slowly \
+                 at the destination, and depends on both hosts and the link",
             ),
         }
     }

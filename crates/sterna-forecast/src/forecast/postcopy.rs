@@ -51,12 +51,14 @@ pub struct PostcopyForecast {
 
 /// The assumptions of a forecast of postcopy, as sentences.
 pub const POSTCOPY_ASSUMPTIONS: [&str; 5] = [
-    "the guest writes after the switch as before, and waits for no page: one that waits writes less, and faults less",
-    "pages come in an order that has nothing to do with what the guest writes next, of 4 KiB each",
-    "the link carries no more after the switch than before, unless more is known of it: without a limit \
-     (max-postcopy-bandwidth 0) pages may come faster than max-bandwidth",
-    "only writes are known: a guest that reads other missing pages faults more often, at most once for each missing page",
-    "the pause has no time in which the destination discards stale pages",
+    "after the switch the guest writes at the same rate, without waiting for pages (a waiting guest writes less and \
+     has fewer page faults)",
+    "pages of 4 KiB arrive in an order that is independent of the guest's writes",
+    "the bandwidth after the switch is not larger than before, unless a larger one is known: without a limit \
+     (max-postcopy-bandwidth 0) pages may arrive faster than max-bandwidth",
+    "only writes are known: a guest that reads other missing pages has more page faults, at most one for each missing \
+     page",
+    "the pause does not include the time in which the destination discards stale pages",
 ];
 
 /// Bytes on the wire for one range of pages to discard.

@@ -173,8 +173,8 @@ pub fn convert(from: Input, to: Output, options: &ConvertOptions) -> Result<Conv
             job.take_legacy(begun, &tee, known.as_ref().map(Image::shape), &check)?
         }
         (_, None) if begun.head.shape.has_capability(IGNORE_SHARED) && target.form() == Form::Mapped => {
-            let text = "a stream with x-ignore-shared becomes mapped-ram only from a file, not through a pipe: \
-                        which blocks it leaves out is known at its end, and needed at the start";
+            let text = "a stream with x-ignore-shared can be converted to mapped-ram only from a file, not from a \
+                        pipe: the left-out blocks are known only at its end, but needed at the start";
             return Err(ImageError::Request(text.to_owned()));
         }
         (_, None) => {
@@ -285,7 +285,7 @@ impl Job<'_> {
 
     fn mapped_writer(&self, shape: &Shape) -> Result<MappedWriter, ImageError> {
         let Output::File(path) = &self.to else {
-            let text = "a mapped-ram image needs a file, not a pipe: use --format legacy or name a file";
+            let text = "a mapped-ram image needs a file, not a pipe: use --format legacy or give a file";
             return Err(ImageError::Request(text.to_owned()));
         };
         let options = MappedOptions {
@@ -365,8 +365,8 @@ fn envelope(
         (Some(header), _) => Envelope::of(header),
         (None, Some(xml)) => Envelope::new(xml.clone(), None)?,
         (None, None) => {
-            let text = "a bare image has no domain XML, and only libvirt can make one: give --xml with the output of \
-                        virsh dumpxml --migratable --inactive";
+            let text = "an image without container has no domain XML, which only libvirt can create: give --xml with \
+                        the output of `virsh dumpxml --migratable --inactive`";
             return Err(ImageError::Request(text.to_owned()));
         }
     };
@@ -411,7 +411,8 @@ fn check_whole(shape: &Shape, file: &str, end: End) -> Result<(), ImageError> {
     }
     let file = file.to_owned();
     if end.is_end_unsure {
-        let rule = "its sections have no footers and no description follows, so it is unknown whether it is complete";
+        let rule = "its sections have no footers, and the stream has no description, so it is unknown whether it is \
+                    complete";
         return Err(ImageError::Unsupported {
             file,
             rule: rule.to_owned(),

@@ -78,7 +78,7 @@ impl Domain {
     pub fn misfit(&self, machine: DomainMachine<'_>) -> Option<String> {
         if let Some(ours) = self.machine.as_deref().filter(|ours| !is_machine(ours, machine.machine_type)) {
             return Some(format!(
-                "the XML is of a machine `{ours}`, and the guest's is a `{}`",
+                "the XML is for a machine `{ours}`, but the guest's machine is a `{}`",
                 machine.machine_type
             ));
         }
@@ -86,7 +86,7 @@ impl Domain {
             && ours != theirs
         {
             return Some(format!(
-                "the XML has the UUID {}, and the guest has {}",
+                "the XML has the UUID {}, but the guest has {}",
                 written(ours),
                 written(theirs)
             ));
@@ -95,14 +95,14 @@ impl Domain {
             machine.blocks.iter().filter(|(name, _)| holds_memory(name)).map(|(_, bytes)| bytes).sum();
         let main = machine.blocks.iter().find(|(name, _)| name == "pc.ram").map(|(_, bytes)| *bytes);
         let ours = self.memory_bytes.filter(|ours| memory > 0 && *ours != memory && Some(*ours) != main)?;
-        Some(format!("the XML gives {} KiB of memory, and the guest has {} KiB", ours / 1024, memory / 1024))
+        Some(format!("the XML has {} KiB of memory, but the guest has {} KiB", ours / 1024, memory / 1024))
     }
 
     /// The difference between both domains' UUIDs, as a clause; none if they match.
     pub fn misfit_of(&self, other: &Self) -> Option<String> {
         let (ours, theirs) = (self.uuid?, other.uuid?);
         (ours != theirs).then(|| {
-            format!("the XML has the UUID {}, and the image's has {}", written(ours), written(theirs))
+            format!("the XML has the UUID {}, but the image's XML has {}", written(ours), written(theirs))
         })
     }
 }

@@ -134,7 +134,7 @@ fn in_compressed(error: ImageError, format: Format, stream_offset: u64, places: 
         ImageError::Broken { file, offset, rule, paragraph } if format.is_compressed() => {
             let place = places.compressed(offset).map_or(String::new(), |(from, to)| {
                 let (from, to) = (stream_offset + from, stream_offset + to);
-                format!(", which comes out of bytes {from} to {to} of the file")
+                format!(", which is compressed in bytes {from} to {to} of the file")
             });
             let rule = format!("{rule} (a byte of the decompressed stream{place})");
             ImageError::Broken { file, offset, rule, paragraph }
@@ -200,7 +200,7 @@ fn with_form(format: Format, form: Form, file: &str) -> Result<Format, ImageErro
     let (file, is) = (file.to_owned(), format.in_form(form));
     if format.is_libvirt() && format.form() != form {
         let is = if form == Form::Mapped { "mapped-ram" } else { "a legacy stream" };
-        let rule = format!("the format word says {}, and the stream is {is}", format.word());
+        let rule = format!("the format word is {}, but the stream is {is}", format.word());
         return Err(ImageError::Broken { file, offset: 28, rule, paragraph: "specs/libvirt-save.md §2" });
     }
     if is.form() != form {

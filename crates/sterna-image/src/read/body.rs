@@ -190,7 +190,7 @@ impl Records {
             return Err(cursor.broken(
                 1,
                 RECORDS,
-                format!("encoding {encoding} of a delta, only 1 is known"),
+                format!("encoding {encoding} of a delta; only 1 is known"),
             ));
         }
         let length = usize::from(u16::from_be_bytes(cursor.take(what)?));
@@ -233,7 +233,7 @@ impl Records {
             cursor.consume(length);
             block
         } else {
-            let rule = "CONTINUE without a block named before";
+            let rule = "CONTINUE without an earlier block name";
             self.last.ok_or_else(|| cursor.broken(8, RECORDS, rule))?
         };
         self.last = Some(block);

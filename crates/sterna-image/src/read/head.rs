@@ -112,7 +112,7 @@ fn early(
                 return Err(cursor.broken(0, "specs/mapped-ram.md §1.4", "the stream ends without RAM"));
             }
             Some(other) => {
-                let rule = format!("{other:#04x} is not an element that can come before RAM");
+                let rule = format!("{other:#04x} is not an element that can precede RAM");
                 return Err(cursor.broken(0, "specs/mapped-ram.md §1.3", rule));
             }
         }
@@ -148,7 +148,7 @@ fn ram_start(cursor: &mut Cursor, head: &mut Head, start: u64) -> Result<(), Ima
     };
     if (header.instance, header.version) != (ram::SECTION_INSTANCE, ram::SECTION_VERSION) {
         let rule = format!(
-            "section ram has instance {} and version {}, only 0 and 4 are known",
+            "section ram has instance {} and version {}; only 0 and 4 are known",
             header.instance, header.version
         );
         return Err(cursor.unsupported(rule, "specs/mapped-ram.md §1.3"));
@@ -178,7 +178,7 @@ fn block_list(cursor: &mut Cursor, head: &mut Head, region: &mut u64) -> Result<
         ));
     }
     if left > MOST_RAM_BYTES {
-        let rule = format!("{left} bytes of RAM, more than the {MOST_RAM_BYTES} that Sterna handles");
+        let rule = format!("{left} bytes of RAM, more than the {MOST_RAM_BYTES} that Sterna supports");
         return Err(cursor.unsupported(rule, LIST));
     }
     while left > 0 {
@@ -200,7 +200,7 @@ fn block_entry(cursor: &mut Cursor, shape: &Shape, left: &mut u64) -> Result<Blo
     let length = usize::from(cursor.u8(what)?);
     let name = cursor.need(length, what)?;
     let Some(name) = std::str::from_utf8(name).ok().filter(|name| is_name(name)).map(str::to_owned) else {
-        let rule = format!("no block name, where {left} bytes of the total are not listed yet");
+        let rule = format!("no block name, although {left} bytes of the total are not listed yet");
         return Err(cursor.broken(1, LIST, rule));
     };
     cursor.consume(length);
@@ -208,13 +208,13 @@ fn block_entry(cursor: &mut Cursor, shape: &Shape, left: &mut u64) -> Result<Blo
         return Err(cursor.broken(
             length as u64,
             "specs/mapped-ram.md §8",
-            format!("block {name:?} comes twice"),
+            format!("block {name:?} occurs twice"),
         ));
     }
     let length_bytes = cursor.u64(what)?;
     if !length_bytes.is_multiple_of(PAGE_SIZE as u64) || length_bytes > *left {
         let rule = format!(
-            "block {name:?} has {length_bytes} bytes, where {left} are left of the total, and must be a \
+            "block {name:?} has {length_bytes} bytes; its length must be at most {left}, the rest of the total, and a \
              multiple of {PAGE_SIZE}"
         );
         return Err(cursor.broken(8, LIST, rule));
@@ -303,7 +303,7 @@ pub(super) fn footer(cursor: &mut Cursor, id: u32, expected: Option<bool>) -> Re
     }
     let bytes: [u8; 5] = cursor.take("a section footer")?;
     if bytes[0] != FOOTER || bytes[1..] != id.to_be_bytes() {
-        let rule = format!("no footer of section {id} after it, but {bytes:02x?}");
+        let rule = format!("{bytes:02x?} after section {id} instead of its footer");
         return Err(cursor.broken(5, "specs/mapped-ram.md §1.3", rule));
     }
     Ok(true)

@@ -211,7 +211,7 @@ fn live(a: &State<'_>, b: &State<'_>, difference: &mut Difference) {
         }
     }
     for ((name, instance, _), sides) in &both {
-        let what = format!("{name} instance {instance} (beside RAM)");
+        let what = format!("{name} instance {instance} (next to RAM)");
         let [a, b] = sides.map(|live| live.map_or(String::new(), |live| live.header.version.to_string()));
         if a != b {
             difference.configuration.push(Pair { what: format!("version of {what}"), a, b });

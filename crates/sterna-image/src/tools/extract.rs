@@ -102,7 +102,10 @@ pub fn extract(
     let spool = spool::for_random_access(image, spool::beside(to))?;
     let source = spool.as_ref().unwrap_or(image);
     let Some(pages) = source.mapped() else {
-        return Err(ImageError::Request(format!("{} has no pages at known places", image.path_name())));
+        return Err(ImageError::Request(format!(
+            "{} is not an image with pages at known positions",
+            image.path_name()
+        )));
     };
     let plan = match plan.is_virtual {
         true => plan.with_virtual_addresses(pages)?,

@@ -110,7 +110,7 @@ fn examine(image: &Path, options: &VerifyOptions) -> Result<(Image, Bitmaps, Rep
     if let Some(other) = other {
         return Err(ImageError::Request(format!(
             "{name} cannot be repaired. Only the bitmaps of a background snapshot can be written afterwards \
-             (specs/mapped-ram.md §7.5), and here something else is damaged: {other}"
+             (specs/mapped-ram.md §7.5), but here something else is damaged: {other}"
         )));
     }
     let opened = Image::open_source(source, name)?;

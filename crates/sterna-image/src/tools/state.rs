@@ -134,7 +134,9 @@ impl<'a> State<'a> {
         }
         let registers: Option<Vec<_>> =
             found.iter().map(|section| Registers::find(self.described(section)?, section.body)).collect();
-        registers.ok_or_else(|| "the description does not say where the processors' registers are".to_owned())
+        registers.ok_or_else(|| {
+            "the description does not contain the place of the processors' registers".to_owned()
+        })
     }
 
     /// The bytes of a top-level field.

@@ -45,7 +45,8 @@ impl Envelope {
         let request = |text: &str| Err(ImageError::Request(text.to_owned()));
         if !is_domain_xml(&xml) {
             return request(
-                "the domain's XML must be text with a <domain> element: virsh dumpxml --migratable --inactive",
+                "the domain's XML must be text with a <domain> element: use the output of `virsh dumpxml --migratable \
+                 --inactive`",
             );
         }
         if cookie.as_ref().is_some_and(|cookie| cookie.contains(&0)) {
@@ -69,7 +70,7 @@ impl Envelope {
         let texts = self.xml.len() + 1 + self.cookie.as_ref().map_or(0, |cookie| cookie.len() + 1);
         let smallest = u32::try_from(texts).ok().filter(|bytes| bytes.checked_add(PADDING_BYTES).is_some());
         let Some(smallest) = smallest else {
-            return Err(ImageError::Request("XML and cookie take more than 4 GiB".to_owned()));
+            return Err(ImageError::Request("XML and cookie are larger than 4 GiB".to_owned()));
         };
         let data_length = match self.data_length {
             Some(length) if length >= smallest => length,

@@ -169,17 +169,17 @@ fn block_list_that_lies_is_refused() {
     let (total, length) = (list - 8, list + 3);
     // Two blocks: m0 of 0x3000 bytes, rom of 0x2000.
     assert!(put(total, &0x6004u64.to_be_bytes()).contains("not listed yet"));
-    assert!(put(total, &0x4004u64.to_be_bytes()).contains("left of the total"));
+    assert!(put(total, &0x4004u64.to_be_bytes()).contains("the rest of the total"));
     assert!(put(total, &0x5008u64.to_be_bytes()).contains("MEM_SIZE"));
     assert!(put(total, &(u64::MAX << 12 | 4).to_be_bytes()).contains("more than"));
     assert!(put(length, &0x3001u64.to_be_bytes()).contains("multiple of 4096"));
-    assert!(put(length, &u64::MAX.to_be_bytes()).contains("left of the total"));
+    assert!(put(length, &u64::MAX.to_be_bytes()).contains("the rest of the total"));
     assert!(put(list + 11, b"\x03\0om").contains("no block name"));
 
     let mut twice = machine();
     twice.ram.blocks[1].name = "m0".to_owned();
     let error = open(&legacy(&twice)).err().unwrap().to_string();
-    assert!(error.contains("comes twice"), "{error}");
+    assert!(error.contains("occurs twice"), "{error}");
 }
 
 #[test]
@@ -257,20 +257,20 @@ fn libvirt_header_that_libvirt_restores_opens() {
 fn libvirt_header_that_lies_is_refused_in_one_sentence() {
     for (change, says) in [
         ((|header| header.is_complete = false) as fn(&mut SaveHeader), "never finished"),
-        (|header| header.version = 3, "version 3 of the save image is not known"),
+        (|header| header.version = 3, "version 3 of the save image is unknown"),
         (
             |header| {
                 header.version = 3;
                 header.byte_order = ByteOrder::Big;
             },
-            "version 3 of the save image is not known",
+            "version 3 of the save image is unknown",
         ),
         (|header| header.format = 7, "format 7"),
         (|header| header.format = 6, "says sparse"),
         (|header| header.format = 5, "zstd"),
         (|header| header.data_length = 0, "is 0"),
         (|header| header.data_length = 0x7fff_ffff, "are announced"),
-        (|header| header.cookie_offset = header.data_length + 1, "lies beyond"),
+        (|header| header.cookie_offset = header.data_length + 1, "is beyond the data"),
         (|header| header.data_length -= 7, "not an image"),
         (
             |header| {

@@ -333,16 +333,16 @@ pub enum Refusal {
     },
     /// An abandon while the guest is held.
     #[error(
-        "the guest is held here, and this may be its only copy: its source may have completed and forgotten it, and a \
-         guest that is discarded cannot be brought back. Look at the source: unless its migration has failed and the \
-         guest runs there, start it here with 'cont'. If it runs there, or nobody wants it any more, discard it by force \
-         ('sterna cancel --force', or 'migrate_cancel' with \"x-sterna-force\": true through QMP)"
+        "the guest is held here, and this may be its only copy, because its source may have completed the migration. \
+         Check the source. If the guest does not run there, start it here with 'cont'. If it runs there, or is no \
+         longer needed, discard it here with 'sterna cancel --force' ('migrate_cancel' with \"x-sterna-force\": true \
+         through QMP)"
     )]
     MayBeOnlyCopy,
     /// An abandon while pages are missing.
     #[error(
-        "the guest runs here and lacks pages that only its source has, which keeps them: it cannot be given up on one side. \
-         If it is not wanted any more, end this process, and say destination-runs at the source"
+        "the guest runs here and lacks pages that only its source has, so one side alone cannot discard it. If the \
+         guest is no longer needed, end this process, and decide destination-runs at the source"
     )]
     LacksPages,
     /// An abandon after the migration has failed.
@@ -350,12 +350,12 @@ pub enum Refusal {
     NothingToAbandon,
     /// A request for recovery in a state other than postcopy-paused.
     #[error(
-        "only a guest in postcopy-paused can be recovered, the state is {}; {}",
+        "only a guest in postcopy-paused can be recovered, but the state is {}; {}",
         state.qemu_status(),
         if state.is_final() && *state != State::Failed {
-            "every page is here: the source is told so when it asks, or decide destination-runs there"
+            "every page has arrived: this side answers the source's question, or decide destination-runs there"
         } else {
-            "'query-migrate' shows what became of it"
+            "'query-migrate' shows the result"
         }
     )]
     NotPostcopyPaused {
@@ -364,7 +364,7 @@ pub enum Refusal {
     },
     /// A request for a pause in a state without a running postcopy.
     #[error(
-        "migrate-pause works only in postcopy-active and postcopy-recover, the state is {}",
+        "migrate-pause works only in postcopy-active and postcopy-recover, but the state is {}",
         state.qemu_status()
     )]
     NotPostcopyActive {
@@ -372,13 +372,16 @@ pub enum Refusal {
         state: State,
     },
     /// `cont` while the guest is not held.
-    #[error("cont: the incoming guest is not held in state {state:?}; before it is here it cannot run")]
+    #[error("cont: the incoming guest is not held in state {state:?}; it can run only after its arrival")]
     NotHeld {
         /// The state of the destination.
         state: State,
     },
     /// The event is impossible in this state, which is a fault of the engine.
-    #[error("{event:?} cannot happen in state {state:?}: the engine fed the machine out of order")]
+    #[error(
+        "{event:?} cannot happen in state {state:?}: the engine passed events to the state machine in the wrong \
+             order"
+    )]
     OutOfOrder {
         /// The state of the destination.
         state: State,

@@ -137,7 +137,7 @@ pub enum BadTerms {
         lease: Duration,
     },
     /// The margin is 0, but stopping a guest takes time.
-    #[error("the margin is 0: give it the time that stopping the guest takes at most")]
+    #[error("the margin is 0: give the longest time that stopping the guest takes")]
     NoMargin,
     /// The interval is 0, so the arbiter would be asked without a break.
     #[error("the interval between two claims is 0: give it at least some milliseconds")]

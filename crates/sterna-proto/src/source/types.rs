@@ -469,8 +469,8 @@ pub struct Outcome {
 pub enum Refusal {
     /// A cancel after the commit.
     #[error(
-        "cannot cancel: the guest has been handed over ({state:?}) and may already run at the destination; \
-         wait for the outcome, or stop the guest there and migrate it back"
+        "cannot cancel: the guest has been handed over ({state:?}) and may already run at the destination; wait until \
+         the migration ends, or stop the guest there and migrate it back"
     )]
     CancelAfterCommit {
         /// The state of the source.
@@ -480,9 +480,9 @@ pub enum Refusal {
     ///
     /// The guest waits for pages there, or is complete and the source does not know it.
     #[error(
-        "cannot cancel: the guest has run at the destination since, and what is here is its past ({}). Look at the \
-         destination: where 'query-migrate' says postcopy-paused, pages are missing there, so say migrate with resume here; \
-         where it says completed, or where the guest is lost, decide destination-runs here",
+        "cannot cancel: the guest already runs at the destination, and the copy here is out of date ({}). Check \
+         'query-migrate' at the destination. If it shows postcopy-paused, pages are missing there: use migrate with \
+         resume here. If it shows completed, or the guest is lost, decide destination-runs here",
         state.qemu_status()
     )]
     CancelPaused {
@@ -491,25 +491,25 @@ pub enum Refusal {
     },
     /// A cancel of an undecided migration.
     #[error(
-        "cannot cancel: nobody knows whether the destination runs the guest; find out there, \
-         then decide: source-runs (only if the destination's guest is gone for good) or destination-runs"
+        "cannot cancel: it is unknown whether the destination runs the guest; find out there, then decide: \
+         source-runs (only if the guest does not run at the destination and never will) or destination-runs"
     )]
     CancelUndecided,
     /// A cancel while a standby protects the guest.
     #[error(
-        "cannot cancel: the guest is protected by a standby that may have to run it; end the protection instead, which \
-         asks the standby for its last word"
+        "cannot cancel: the guest is protected by a standby that may have to run it; end the protection instead"
     )]
     CancelProtected,
     /// A cancel after the end of the migration.
-    #[error("nothing to cancel: the migration is over ({state:?}); start another one if it is wanted")]
+    #[error("nothing to cancel: the migration has ended ({state:?})")]
     NothingToCancel {
         /// The state of the source.
         state: State,
     },
     /// `migrate-continue` in a state other than pre-switchover.
     #[error(
-        "migrate-continue works only in pre-switchover, the state is {}; wait for it, with pause-before-switchover on",
+        "migrate-continue works only in pre-switchover, but the state is {}: switch pause-before-switchover on, and \
+         wait for this state",
         state.qemu_status()
     )]
     NotPreSwitchover {
@@ -523,7 +523,7 @@ pub enum Refusal {
     NoPostcopy,
     /// A request for postcopy in a state other than active.
     #[error(
-        "postcopy can only be started while memory moves and the guest runs here, the state is {}",
+        "postcopy can be started only while memory is sent and the guest runs here, but the state is {}",
         state.qemu_status()
     )]
     NotActive {
@@ -532,13 +532,15 @@ pub enum Refusal {
     },
     /// The decision that the source runs a guest that has run at the destination.
     #[error(
-        "the source cannot run the guest any more: it has run at the destination since, and what is here is its past. \
-         Decide destination-runs to give its memory up here, once the guest is complete there or lost"
+        "the source cannot run the guest any more: the guest already runs at the destination, and the copy here is \
+         out of date. When the guest has all of its memory there, or is lost, decide destination-runs to release the \
+         memory here"
     )]
     RanElsewhere,
     /// A request for recovery in a state other than postcopy-paused.
     #[error(
-        "migrate with resume works only in postcopy-paused, the state is {}; leave resume out to start a new migration",
+        "migrate with resume works only in postcopy-paused, but the state is {}: leave resume out to start a new \
+         migration",
         state.qemu_status()
     )]
     NotPostcopyPaused {
@@ -547,7 +549,7 @@ pub enum Refusal {
     },
     /// A request for a pause in a state without a running postcopy.
     #[error(
-        "migrate-pause works only in postcopy-active and postcopy-recover, the state is {}",
+        "migrate-pause works only in postcopy-active and postcopy-recover, but the state is {}",
         state.qemu_status()
     )]
     NotPostcopyActive {
@@ -556,16 +558,14 @@ pub enum Refusal {
     },
     /// An operator's decision about a migration that is not undecided.
     #[error(
-        "nothing to decide: only an undecided migration takes an operator's decision, the state is {state:?}"
+        "nothing to decide: only an undecided migration needs an operator's decision, but the state is {state:?}"
     )]
     NotUndecided {
         /// The state of the source.
         state: State,
     },
     /// A retry although the guest is not held.
-    #[error(
-        "the guest is not held after a failed undoing, there is nothing to retry; the state is {state:?}"
-    )]
+    #[error("nothing to retry: the guest is not held after a failed resume; the state is {state:?}")]
     NotHeld {
         /// The state of the source.
         state: State,
@@ -579,7 +579,10 @@ pub enum Refusal {
         due: u32,
     },
     /// The event is impossible in this state, which is a fault of the engine.
-    #[error("{event:?} cannot happen in state {state:?}: the engine fed the machine out of order")]
+    #[error(
+        "{event:?} cannot happen in state {state:?}: the engine passed events to the state machine in the wrong \
+             order"
+    )]
     OutOfOrder {
         /// The state of the source.
         state: State,

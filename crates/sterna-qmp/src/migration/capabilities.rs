@@ -52,7 +52,7 @@ pub const CAPABILITIES: &[CapabilitySpec] = &[
     monitor(EVENTS, Works, Change::Live,
         "Sends the events about migrations."),
     engine("postcopy-ram", |to| &mut to.postcopy_ram,
-        "Allows the guest to continue at the destination before its pages are there. On both sides."),
+        "Allows the guest to start at the destination before all of its pages have arrived. On both sides."),
     monitor("x-colo", Works, Change::Frozen,
         "`migrate` protects the guest by a standby with checkpoints, and `migrate-incoming` makes this VM a standby."),
     monitor("release-ram", Harmless, Change::Harmless,
@@ -74,11 +74,11 @@ pub const CAPABILITIES: &[CapabilitySpec] = &[
     monitor("validate-uuid", Missing, Change::Frozen,
         "Sends the VM's UUID, which the destination compares with its own."),
     monitor("background-snapshot", Missing, Change::Frozen,
-        "Writes the state of one moment while the guest runs on."),
+        "Writes the state of one moment while the guest continues to run."),
     monitor("zero-copy-send", Missing, Change::Frozen,
         "Sends pages without copying them into the kernel."),
     engine("postcopy-preempt", |to| &mut to.postcopy_preempt,
-        "Requested pages have a channel of their own. On both sides; only with `postcopy-ram`."),
+        "Requested pages have a separate channel. On both sides; only with `postcopy-ram`."),
     engine("switchover-ack", |to| &mut to.switchover_ack,
         "The guest is stopped only after the destination's devices have reported that they are ready."),
     engine("dirty-limit", |to| &mut to.dirty_limit,
@@ -86,7 +86,7 @@ pub const CAPABILITIES: &[CapabilitySpec] = &[
     engine("mapped-ram", |to| &mut to.mapped_ram,
         "Gives every page a fixed place in a file; without it a file contains a stream."),
     monitor(HOLD, Works, Change::Frozen,
-        "Holds the guest of a QEMU source, stopped, at this destination until `cont`."),
+        "Leaves the guest of a QEMU source stopped at this destination until `cont`."),
 ];
 
 const EVENTS: &str = "events";

@@ -55,7 +55,7 @@ pub(super) fn execute(
     let done = |result: Result<(), String>| result.map(|()| json!({})).map_err(QmpError::generic);
     let with = |act: &dyn Fn(&dyn Protection) -> Result<(), String>| match last.filter(|_| mode.is_some()) {
         Some(protection) => done(act(protection)),
-        None => Err(QmpError::generic("VM is not in COLO mode: nothing is protected here")),
+        None => Err(QmpError::generic("VM is not in COLO mode: this VM has no protection")),
     };
     Some(match command {
         "query-colo-status" => Ok(status(mode, last)),

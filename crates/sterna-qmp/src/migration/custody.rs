@@ -7,8 +7,9 @@ use sterna::ram::Custody;
 use super::engine::Outgoing;
 use crate::error::QmpError;
 
-pub(super) const REACHING: &str = "The guest's standby is being connected to: 'migrate_cancel' ends that";
-pub(super) const NOT_STARTED: &str = "The guest that arrived is not started yet; start it with 'cont' first";
+pub(super) const REACHING: &str = "This VM is connecting to the guest's standby: 'migrate_cancel' ends that";
+pub(super) const NOT_STARTED: &str =
+    "The guest has arrived and is not started yet; start it with 'cont' first";
 
 pub(super) const NO_GUEST: &str = "Guest is waiting for an incoming migration; migrate it when it runs here";
 
@@ -20,23 +21,23 @@ pub(super) fn cannot_leave(custody: Custody) -> Option<&'static str> {
             "There's a migration process in progress; wait for its end or cancel it with 'migrate_cancel'"
         }
         Custody::Undecided => {
-            "There's a migration process in progress: the guest may run at its destination; find out and decide with \
-             'x-sterna-decide'"
+            "There's a migration process in progress: the guest may run at its destination; find that out and decide \
+             with 'x-sterna-decide'"
         }
         Custody::Held => {
-            "Can't migrate the vm that was paused due to previous migration: the guest could not be brought back, as \
-             'query-migrate' says; 'cont' tries again"
+            "Can't migrate the vm that was paused due to previous migration: the guest could not be resumed, and \
+             'query-migrate' contains the reason; 'cont' tries again"
         }
         Custody::Saved => {
             "Can't migrate the vm that was paused due to previous migration: the guest was saved to a file; 'cont' \
-             lets it run on here"
+             resumes it here"
         }
         Custody::Gone => {
             "Can't migrate the vm that was paused due to previous migration: the guest runs at its destination; \
              migrate it from there"
         }
         Custody::Arriving { is_free: true } => {
-            "The migration that brought the guest here is about to end; wait until 'query-migrate' shows 'completed'"
+            "The guest's incoming migration is about to end; wait until 'query-migrate' shows 'completed'"
         }
         Custody::Arriving { is_free: false } => NOT_STARTED,
         Custody::NoGuest => NO_GUEST,
@@ -47,13 +48,15 @@ pub(super) fn cannot_leave(custody: Custody) -> Option<&'static str> {
 /// The refusal of a command while a migration has the guest, from the stop for its switchover on.
 pub(super) fn not_free(custody: Custody, outgoing: Option<&dyn Outgoing>) -> QmpError {
     let what_to_do = match custody {
-        Custody::Undecided => "it may run at the destination; find out and decide with 'x-sterna-decide'",
+        Custody::Undecided => {
+            "it may run at the destination; find that out and decide with 'x-sterna-decide'"
+        }
         Custody::Gone => {
             "it has moved to the destination and must not run here as well; 'quit' this VM, or migrate the \
              guest back from there"
         }
         Custody::Held => "it could not be resumed ('query-migrate' has the reason); 'cont' tries again",
-        Custody::NoGuest => "the migration that was to bring it has failed; wait for another one",
+        Custody::NoGuest => "its incoming migration has failed; wait for another migration",
         Custody::Replaced => "the guest's memory is being changed; try again",
         _ if outgoing.is_some_and(|outgoing| outgoing.status() == Status::PreSwitchover) => {
             "'migrate-continue' continues, 'migrate_cancel' resumes the guest here"

@@ -65,7 +65,7 @@ pub trait Engine: Send + Sync {
         observer: Arc<dyn Observer>,
     ) -> Result<Arc<dyn Outgoing>, String> {
         let (_, _, _, _, _, _) = (vm, to, protecting, parameters, capabilities, observer);
-        Err("this engine protects no guest".to_owned())
+        Err("this engine does not support protection".to_owned())
     }
 
     /// Makes a VM the standby of a guest that arrives at `at`. The socket is bound when this returns.
@@ -82,7 +82,7 @@ pub trait Engine: Send + Sync {
         observer: Arc<dyn Observer>,
     ) -> Result<Arc<dyn Receiving>, String> {
         let (_, _, _, _, _, _) = (vm, at, standby, parameters, capabilities, observer);
-        Err("this engine is no standby".to_owned())
+        Err("this engine cannot be a standby".to_owned())
     }
 }
 
@@ -116,11 +116,11 @@ pub trait Outgoing: Send + Sync {
     }
     /// Continues a postcopy whose connection broke over another connection.
     fn resume(&self, to: &Address) -> Result<(), String> {
-        Err(format!("this engine has no postcopy that could go on at {to}"))
+        Err(format!("this engine does not support a recovery of postcopy at {to}"))
     }
     /// Breaks the connection of a postcopy on purpose.
     fn pause(&self) -> Result<(), String> {
-        Err("this engine has no postcopy that could be paused".to_owned())
+        Err("this engine does not support pausing a postcopy".to_owned())
     }
     /// Applies the parameters that may change during a migration.
     fn set_live(&self, parameters: &Parameters);
@@ -157,11 +157,11 @@ pub trait Receiving: Send + Sync {
     fn set_autostart(&self, on: bool) -> bool;
     /// Also listens at another address for the source of a guest that lacks pages.
     fn recover_at(&self, at: &Address) -> Result<(), String> {
-        Err(format!("this engine has no postcopy that could go on at {at}"))
+        Err(format!("this engine does not support a recovery of postcopy at {at}"))
     }
     /// Breaks the connection of a postcopy on purpose.
     fn pause(&self) -> Result<(), String> {
-        Err("this engine has no postcopy that could be paused".to_owned())
+        Err("this engine does not support pausing a postcopy".to_owned())
     }
     /// Starts a guest that is held.
     fn release(&self) -> Result<(), String>;

@@ -41,7 +41,7 @@ pub const MIGRATION_PASS: EventSpec = EventSpec::new("MIGRATION_PASS", "A round 
 /// A protection ended.
 pub const COLO_EXIT: EventSpec =
     EventSpec::new("COLO_EXIT", "The protection of a guest ended here.").with(&[
-        required("mode", Word(&["primary", "secondary"]), "The side that this VM was."),
+        required("mode", Word(&["primary", "secondary"]), "Side of this VM in the protection."),
         required("reason", Word(&["request", "error"]), "An operator's command, or a failure of a side."),
     ]);
 
@@ -57,7 +57,8 @@ pub const SHUTDOWN: EventSpec = EventSpec::new("SHUTDOWN", "The VM ends.").with(
 /// The acknowledgement was lost.
 pub const X_STERNA_UNDECIDED: EventSpec = EventSpec::new(
     "X_STERNA_UNDECIDED",
-    "The destination's acknowledgement was lost; the guest stays stopped here until it is known which side has it.",
+    "The destination's acknowledgement was lost; the guest stays stopped here until the destination or an operator \
+     confirms which side has it.",
 )
 .with(&[required("reason", Text, "What happened, and what to do.")]);
 

@@ -34,15 +34,15 @@ pub struct HumanCommand {
 /// All commands of the human monitor, in the order in which a refusal lists them.
 #[rustfmt::skip]
 pub const HUMAN_COMMANDS: &[HumanCommand] = &[
-    human("info migrate", "[-a]", "Shows `query-migrate`; with `-a` more figures."),
+    human("info migrate", "[-a]", "Shows `query-migrate`, with `-a` more statistics."),
     human("info migrate_parameters", "", "Shows the parameters."),
     human("info migrate_capabilities", "", "Shows the capabilities."),
-    human("info status", "", "Shows what the VM does."),
+    human("info status", "", "Shows the state of the VM."),
     human("info dirty_rate", "", "Shows the last measurement of the dirty rate."),
     human("info vcpu_dirty_limit", "", "Shows the vCPUs' dirty limits."),
     human("calc_dirty_rate", "[-r] [-b] SECONDS [SAMPLE-PAGES]", "Measures the dirty rate: `-r` by a dirty ring, `-b` by a bitmap."),
     human("set_vcpu_dirty_limit", "MB-PER-SECOND [VCPU]", "Limits the dirty rate of one vCPU, or of all."),
-    human("cancel_vcpu_dirty_limit", "[VCPU]", "Removes such a limit."),
+    human("cancel_vcpu_dirty_limit", "[VCPU]", "Removes the limit of one vCPU's dirty rate, or of all."),
     human("migrate_set_parameter", "NAME VALUE", "Sets a parameter. Sizes take suffixes; a bare `max-bandwidth` counts MiB."),
     human("migrate_set_capability", "NAME on|off", "Switches a capability."),
     human("migrate", "[-d] [-r] URI", "Starts a migration; `-r` continues a paused postcopy."),
@@ -51,7 +51,7 @@ pub const HUMAN_COMMANDS: &[HumanCommand] = &[
     human("migrate_cancel", "", "Cancels the migration."),
     human("migrate_continue", "pre-switchover", "Continues a migration that `pause-before-switchover` has paused."),
     human("migrate_start_postcopy", "", "Starts postcopy."),
-    human("migrate_pause", "", "Breaks a postcopy's connections."),
+    human("migrate_pause", "", "Closes the connections of a postcopy."),
     human("object_add", "TYPE,id=ID[,PROPERTY=VALUE…]", "Adds an object; a comma in a value is doubled."),
     human("object_del", "ID", "Deletes an object."),
     human("stop", "", "Stops the guest; also `s`."),

@@ -34,8 +34,9 @@ impl ProtectedGuest {
         let is_protected = self.0.state().state == primary::State::Protected;
         let (age, interval) = (self.0.held_for()?, self.0.statistics().interval);
         (is_protected && checkpoints_hang(age, interval)).then(|| {
-            "no checkpoint has become held for some intervals, although the standby is in contact: see 'checkpoint-age'. What the \
-             guest says waits. The standby takes nothing, or the guest cannot be stopped"
+            "the standby has stored no checkpoint for some intervals, although it is in contact: see \
+             'checkpoint-age'. The guest's output waits. Either the standby does not read, or the guest cannot be \
+             stopped"
                 .to_owned()
         })
     }
@@ -202,7 +203,7 @@ impl Protection for ProtectedGuest {
     fn take_over(&self, is_planned: bool) -> Result<(), String> {
         if !is_planned {
             return Err(
-                "the guest runs here: give an unplanned takeover to the standby, or \"planned\": true"
+                "the guest runs here: run an unplanned takeover at the standby, or set \"planned\" to true"
                     .to_owned(),
             );
         }
@@ -313,7 +314,7 @@ impl Protection for StandbyVm {
     }
 
     fn unprotect(&self) -> Result<(), String> {
-        Err("a protection is ended at its primary: use 'x-sterna-unprotect' there".to_owned())
+        Err("only the primary can end a protection: use 'x-sterna-unprotect' there".to_owned())
     }
 
     fn take_over(&self, is_planned: bool) -> Result<(), String> {

@@ -101,12 +101,14 @@ pub(crate) fn outgoing(statistics: &Statistics, downtime_limit: Duration, window
     info.into()
 }
 
-pub(crate) const UNDECIDED: &str = "the destination's acknowledgement was lost: the guest stays stopped here, since it may \
-     run there; the destination is asked again, or find out yourself and say so with 'x-sterna-decide'";
+pub(crate) const UNDECIDED: &str = "the destination's acknowledgement was lost: the guest stays stopped here, because \
+                                    it may run there. This side asks the destination again; or find out yourself \
+                                    which side has the guest, and use 'x-sterna-decide'";
 
-pub(crate) const PAUSED: &str = "the connection broke while the guest ran at the destination without all of its pages, which \
-     are here: it waits there when it needs one; keep this VM; to go on say 'migrate' with 'resume'; if 'query-migrate' \
-     there says 'completed', or the guest is lost, 'x-sterna-decide'";
+pub(crate) const PAUSED: &str = "the connection broke in postcopy: the guest is at the destination, and waits when it \
+                                 needs a page that only this VM has. Keep this VM. 'migrate' with 'resume' continues \
+                                 the migration. If 'query-migrate' at the destination shows 'completed', or the guest \
+                                 is lost, use 'x-sterna-decide'";
 
 /// The answer of a destination.
 pub(crate) fn incoming(receiving: &dyn Receiving) -> Value {

@@ -30,13 +30,13 @@ pub fn advice(advice: &Advice) -> String {
             "if the link is not full, switch multifd on and raise multifd-channels".to_owned()
         }
         Advice::AutoConverge { percent } => format!(
-            "switch auto-converge on, with max-cpu-throttle at {percent} or above: it slows the guest down as far as it \
-             must"
+            "switch auto-converge on, with max-cpu-throttle at {percent} or above: it slows the guest down as far as \
+             necessary"
         ),
-        Advice::Postcopy => "use postcopy: switch postcopy-ram on, on both sides, and set x-sterna-non-convergence to \
-             postcopy, or give migrate-start-postcopy (`sterna migrate --postcopy` does it). It ends whatever the guest \
-             writes, which runs at the destination, more slowly, until all of its pages are there, and depends on both hosts \
-             and the link until then"
+        Advice::Postcopy => "use postcopy, which ends at any dirty rate: switch postcopy-ram on, on both sides, and \
+                             set x-sterna-non-convergence to postcopy, or run migrate-start-postcopy (`sterna migrate \
+                             --postcopy` does both). Until all pages have arrived, the guest runs more slowly at the \
+                             destination, and depends on both hosts and the link"
             .to_owned(),
         // The text contains no name of a setting, or belongs to a later engine.
         other => other.to_string(),
@@ -63,25 +63,25 @@ fn of_settings(error: &SettingsError) -> String {
             "Cannot use compression with mapped-ram: set multifd-compression to none"
         }
         SettingsError::RdmaHasNoTls => {
-            "rdma: carries no TLS, since adapters write memory as it is: leave tls-creds empty, or use tcp:"
+            "rdma: does not support TLS, because adapters write memory unencrypted: leave tls-creds empty, or use tcp:"
         }
         SettingsError::RdmaIsUncompressed => {
-            "rdma: carries no compressed pages, since what must be unpacked cannot be written in place: set \
+            "rdma: does not support compressed pages, because adapters write pages directly to their place: set \
              multifd-compression to none"
         }
         SettingsError::WrongCredentials { needed: TlsEndpoint::Client } => {
-            "tls-creds are for the endpoint server, and a source connects: give it ones for client"
+            "tls-creds are for the endpoint server, but a source connects: use credentials for the endpoint client"
         }
         SettingsError::WrongCredentials { needed: TlsEndpoint::Server } => {
-            "tls-creds are for the endpoint client, and a destination listens: give it ones for server"
+            "tls-creds are for the endpoint client, but a destination listens: use credentials for the endpoint server"
         }
         SettingsError::TwoThrottles => "dirty-limit conflicts with auto-converge: switch one of them off",
         SettingsError::AckNeedsReturnPath => {
-            "switchover-ack needs return-path: the acknowledgement comes on it"
+            "switchover-ack needs return-path, which carries the acknowledgement: switch it on, too"
         }
         SettingsError::NoThrottle => "this VM cannot be slowed down: switch auto-converge off",
         SettingsError::NoDirtyLimit => {
-            "dirty-limit needs a VM that counts what each vCPU dirties: start it with a dirty ring \
+            "dirty-limit needs a VM that counts the dirty pages of each vCPU: start it with a dirty ring \
              (dirty-ring-size), or use auto-converge"
         }
         SettingsError::CprExcludes { .. } => return error.to_string().replace('_', "-"),

@@ -55,7 +55,7 @@ pub trait MonitoredVm: SourceVm + TargetVm {
     /// contains the reason.
     fn resize_disk(&self, index: usize, len_bytes: u64) -> Result<(), VmError> {
         let _ = (index, len_bytes);
-        Err(VmError::new("block_resize", "this VM cannot do that"))
+        Err(VmError::new("block_resize", "this VM does not support the operation"))
     }
     /// The VM's settings and functions for a protection (`x-colo`). `None` if it supports none.
     fn protection(&self) -> Option<ProtectionMeans> {

@@ -47,10 +47,10 @@ pub const BUILTIN_COMMANDS: &[CommandSpec] = &[
         .takes(&[optional("enable", MemberKind::Array, "Features of the protocol: none is offered.")]),
     CommandSpec::new(
         "query-version",
-        "Returns the version of QEMU that this monitor resembles, and Sterna's own.",
+        "Returns Sterna's version, and the version of QEMU whose protocol this monitor implements.",
     )
     .returns(MemberKind::Members(&[
-        required("qemu", MemberKind::Members(VERSION), "The QEMU."),
+        required("qemu", MemberKind::Members(VERSION), "Version of QEMU."),
         required("package", MemberKind::String, "Sterna's name and version."),
     ])),
     CommandSpec::new("query-commands", "Lists the commands.").returns(MemberKind::List(&[required(
@@ -59,7 +59,7 @@ pub const BUILTIN_COMMANDS: &[CommandSpec] = &[
         "",
     )])),
     CommandSpec::new("query-qmp-schema", "Describes every command and event.").returns(MemberKind::Array),
-    CommandSpec::new("getfd", "Names the descriptor that comes with this command, for `fd:NAME`.")
+    CommandSpec::new("getfd", "Gives the descriptor that is sent with this command a name, for `fd:NAME`.")
         .takes(&[required("fdname", MemberKind::String, "A name that does not begin with a digit.")]),
     CommandSpec::new("closefd", "Closes a descriptor that `getfd` has named.").takes(&[required(
         "fdname",

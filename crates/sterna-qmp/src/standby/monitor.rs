@@ -17,16 +17,17 @@ pub const COMMANDS: &[CommandSpec] = &[
     CommandSpec::new("query-status", "Returns `inmigrate`: no guest runs here.").returns(Members(STATUS)),
     CommandSpec::new("query-migrate", "Returns the state of the protection, as a QEMU that is a secondary.").returns(Members(MIGRATION)),
     CommandSpec::new("query-colo-status", "Returns whether a guest is protected here.").returns(Members(COLO_STATUS)),
-    CommandSpec::new("x-colo-lost-heartbeat", "Starts an unplanned takeover. The claim and the fence decide."),
-    CommandSpec::new("x-sterna-query-protection", "Returns the state and the figures of the protection.").returns(Members(PROTECTION)),
-    CommandSpec::new("x-sterna-takeover", "Starts a takeover, or repeats its step that has failed. Returns as soon as it is under way.").takes(&[
+    CommandSpec::new("x-colo-lost-heartbeat", "Starts an unplanned takeover, which needs the claim and the fence."),
+    CommandSpec::new("x-sterna-query-protection", "Returns the state and the statistics of the protection.").returns(Members(PROTECTION)),
+    CommandSpec::new("x-sterna-takeover", "Starts a takeover, or repeats its failed step. Returns as soon as the \
+                                           takeover has started.").takes(&[
         optional("planned", Boolean, "The primary takes a last checkpoint first, and stops its guest."),
         optional("vouch", Boolean, "The operator vouches that the primary's guest does not run and never will."),
-        optional("image", Boolean, "Into an image, instead of the VM that waits."),
+        optional("image", Boolean, "Writes an image instead of starting the guest in the waiting VM."),
         optional("without-arbiter", Boolean, "Last resort: the operator decides instead of an arbiter that never answers. Needs `vouch` and `image`."),
     ]),
     CommandSpec::new("x-sterna-migration-statistics", "Returns an empty object.").returns(MemberKind::Object),
-    CommandSpec::new("quit", "Ends the standby, as Ctrl-C."),
+    CommandSpec::new("quit", "Ends the standby, as Ctrl-C does."),
 ];
 
 /// The operator's options for a takeover.

@@ -5,8 +5,8 @@ use sterna::Address;
 use sterna::replica::machines::standby::{Because, Outcome, State};
 use sterna::replica::{Standby, StandbyContact, StandbyState, StandbyStatistics};
 
-const HANGS: &str = "no checkpoint has come for some intervals, although the primary is in contact: its guest, or the QEMU that runs it, \
-                     hangs. The last checkpoint stays held; `age` says how old it is";
+const HANGS: &str = "no checkpoint has arrived for some intervals, although the primary is in contact: its guest, or \
+                     the QEMU that runs it, hangs. The standby keeps the last checkpoint; `age` contains its age";
 
 /// A snapshot of a standby.
 #[derive(Debug, Clone)]

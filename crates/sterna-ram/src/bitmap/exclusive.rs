@@ -37,7 +37,7 @@ impl PageBitmap {
     /// # Panics
     /// If the sizes differ.
     pub fn or_from(&mut self, other: &PageBitmap) -> u64 {
-        assert_eq!(self.pages, other.pages, "only bitmaps of one block are merged");
+        assert_eq!(self.pages, other.pages, "only bitmaps of the same block can be merged");
         self.with_words(|words| {
             staged(&other.words, |first, bits| {
                 Method::best().merge(&mut words[first..first + bits.len()], Shifted::new(bits, 0))
@@ -66,7 +66,7 @@ impl PageBitmap {
     /// # Panics
     /// If the sizes differ.
     pub fn drop_reported(&mut self, sent: &PageBitmap) -> u64 {
-        assert_eq!(self.pages, sent.pages, "only bitmaps of one block go together");
+        assert_eq!(self.pages, sent.pages, "only bitmaps of the same block can be merged");
         self.with_words(|words| {
             staged(&sent.words, |first, bits| {
                 Method::best().clear(&mut words[first..first + bits.len()], bits)

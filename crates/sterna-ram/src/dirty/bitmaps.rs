@@ -72,7 +72,7 @@ impl DirtyBitmaps {
         &'a mut self,
         other: &'a DirtyBitmaps,
     ) -> impl Iterator<Item = (&'a mut PageBitmap, &'a PageBitmap)> {
-        assert_eq!(self.0.len(), other.0.len(), "only bitmaps of one guest go together");
+        assert_eq!(self.0.len(), other.0.len(), "only bitmaps of the same guest can be merged");
         self.0.iter_mut().zip(&other.0)
     }
 }

@@ -56,7 +56,7 @@ impl FoundPages<'_> {
     /// block's last page must be clear.
     pub fn words(&mut self, block: usize, first_page: u64, words: &[u64]) {
         let Some(pages) = self.ram.blocks().get(block).map(|block| block.pages()) else {
-            return self.refuse(block, "there is no such block");
+            return self.refuse(block, "the block does not exist");
         };
         let room = pages.saturating_sub(first_page);
         let is_inside = |(index, word): (usize, &u64)| {
@@ -90,7 +90,7 @@ impl FoundPages<'_> {
                 self.newly_dirty += self.into.block_mut(block).add_range(first, count);
             }
             Some(_) => self.refuse(block, "a page after the block's end was found dirty"),
-            None => self.refuse(block, "there is no such block"),
+            None => self.refuse(block, "the block does not exist"),
         }
     }
 

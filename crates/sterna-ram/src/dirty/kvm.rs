@@ -352,7 +352,7 @@ pub(super) fn check_slots(slots: &[KvmSlot], ram: &GuestRam) -> Result<(), Dirty
             return refuse("it is not inside its block");
         }
         if slot.flags & KVM_MEM_LOG_DIRTY_PAGES != 0 {
-            return refuse("its dirty log is in use already; only one can read it");
+            return refuse("its dirty log is already in use; only one reader is possible");
         }
     }
     Ok(())

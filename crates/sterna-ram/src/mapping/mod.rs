@@ -337,7 +337,7 @@ impl Mapping {
     /// [`Mapping::page_bytes`], and the owner must permit it. Pinned bytes are refused. If a call fails, the
     /// bytes are undefined.
     pub(crate) fn discard(&self, offset: u64, len: u64) -> Result<(), NotDiscarded> {
-        assert!(self.permissions.discard, "whoever discards has asked for the permission");
+        assert!(self.permissions.discard, "the caller has checked the permission to discard");
         if len == 0 {
             return Ok(());
         }

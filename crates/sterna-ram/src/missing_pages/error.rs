@@ -10,8 +10,8 @@ use crate::RamError;
 pub enum MissingPagesError {
     /// This host lacks the feature, or this process lacks the right to use it.
     #[error(
-        "this host cannot run a guest before its pages are there: {what} ({source}); it needs CAP_SYS_PTRACE, access to \
-         /dev/userfaultfd, or vm.unprivileged_userfaultfd=1"
+        "this host cannot run a guest before all of its pages have arrived: {what} ({source}); this process needs \
+         CAP_SYS_PTRACE, access to /dev/userfaultfd, or vm.unprivileged_userfaultfd=1"
     )]
     Unsupported {
         /// The missing feature or right.
@@ -21,15 +21,15 @@ pub enum MissingPagesError {
     },
     /// A block's memory is registered with another userfaultfd.
     #[error(
-        "pages of RAM block {block:?} cannot come while the guest runs: its memory belongs to another userfaultfd, for \
-         example to that of a dirty log"
+        "pages of RAM block {block:?} cannot arrive while the guest runs: its memory is registered with another \
+         userfaultfd, for example of a dirty log"
     )]
     Taken {
         /// Name of the affected RAM block.
         block: String,
     },
     /// A block's memory does not support missing pages.
-    #[error("pages of RAM block {block:?} cannot come while the guest runs: {rule}")]
+    #[error("pages of RAM block {block:?} cannot arrive while the guest runs: {rule}")]
     Refused {
         /// Name of the affected RAM block.
         block: String,
@@ -37,7 +37,7 @@ pub enum MissingPagesError {
         rule: &'static str,
     },
     /// A system call failed for one block.
-    #[error("pages of RAM block {block:?} cannot come while the guest runs: {call} failed: {source}")]
+    #[error("pages of RAM block {block:?} cannot arrive while the guest runs: {call} failed: {source}")]
     Block {
         /// Name of the affected RAM block.
         block: String,
@@ -47,13 +47,13 @@ pub enum MissingPagesError {
         source: io::Error,
     },
     /// A block's memory could not be discarded before the guest runs.
-    #[error("pages that the guest must not see yet could not be taken away: {0}")]
+    #[error("pages that the guest must not see yet could not be removed: {0}")]
     Discard(#[from] RamError),
     /// There is no memory to assemble a huge page from its parts.
-    #[error("parts of huge pages cannot be put together before they are placed: {0}")]
+    #[error("the parts of huge pages cannot be collected before they are placed: {0}")]
     Staging(#[source] RamError),
     /// A system call failed that concerns no single block.
-    #[error("pages cannot come while the guest runs: {call} failed: {source}")]
+    #[error("pages cannot arrive while the guest runs: {call} failed: {source}")]
     System {
         /// Name of the system call that failed.
         call: &'static str,
@@ -61,7 +61,7 @@ pub enum MissingPagesError {
         source: io::Error,
     },
     /// The pages are outside of the block, or not whole pages of the backing.
-    #[error("{count} pages from {first} on of RAM block number {block} cannot be placed: no such pages")]
+    #[error("RAM block number {block} does not have the {count} pages from page {first} to place")]
     Outside {
         /// Index of the block in the guest's RAM.
         block: usize,

@@ -313,11 +313,11 @@ fn check(block: &RamBlock) -> Result<(), MissingPagesError> {
     } else if block.is_gone() {
         Some("another process has its memory")
     } else if block.is_read_only() {
-        Some("it cannot be written by way of this mapping")
+        Some("it cannot be written through this mapping")
     } else if !block.permissions().userfaultfd {
         Some("its VMM does not permit the engine to register it with userfaultfd (MemoryPermissions)")
     } else if !block.permissions().discard {
-        Some("its VMM does not permit the engine to give its memory back (MemoryPermissions)")
+        Some("its VMM does not permit the engine to release its memory (MemoryPermissions)")
     } else if !matches!(
         block.mapping.kind(),
         Kind::Anonymous | Kind::SharedAnonymous | Kind::Tmpfs | Kind::Hugetlbfs
@@ -326,7 +326,7 @@ fn check(block: &RamBlock) -> Result<(), MissingPagesError> {
     } else if !address.is_multiple_of(block.page_bytes())
         || !block.len_bytes().is_multiple_of(block.page_bytes())
     {
-        Some("it begins or ends inside of a huge page")
+        Some("it begins or ends inside a huge page")
     } else {
         None
     };

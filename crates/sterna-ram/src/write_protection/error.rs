@@ -8,8 +8,8 @@ use std::io;
 pub enum WriteProtectionError {
     /// This host lacks the feature, or this process lacks the right to use it.
     #[error(
-        "this host cannot hold writes to guest memory: {what} ({source}); it needs Linux 6.4, and CAP_SYS_PTRACE, access to \
-         /dev/userfaultfd, or vm.unprivileged_userfaultfd=1"
+        "this host cannot hold writes to guest memory: {what} ({source}); this process needs Linux 6.4, and \
+         CAP_SYS_PTRACE, access to /dev/userfaultfd, or vm.unprivileged_userfaultfd=1"
     )]
     Unsupported {
         /// The missing feature or right.
@@ -19,8 +19,8 @@ pub enum WriteProtectionError {
     },
     /// A block's memory is registered with another userfaultfd.
     #[error(
-        "writes to RAM block {block:?} cannot be held: its memory belongs to another userfaultfd, for example to that of the \
-         dirty log"
+        "writes to RAM block {block:?} cannot be held: its memory is registered with another userfaultfd, for example \
+         of a dirty log"
     )]
     Taken {
         /// Name of the affected RAM block.
@@ -56,7 +56,7 @@ pub enum WriteProtectionError {
         source: io::Error,
     },
     /// The pages are outside of the block, or the block is not protected.
-    #[error("{count} pages from {first} on of RAM block {block} cannot be write-protected: no such pages")]
+    #[error("RAM block {block} does not have the {count} pages from page {first} to write-protect")]
     Outside {
         /// Index of the block in the guest's RAM.
         block: usize,

@@ -199,9 +199,9 @@ fn register(kernel: &Userfault, block: &RamBlock) -> Result<(), WriteProtectionE
     let rule = if block.mapped_bytes() == 0 {
         Some("it has no memory")
     } else if block.is_read_only() {
-        Some("it cannot be written by way of this mapping")
+        Some("it cannot be written through this mapping")
     } else if block.page_bytes() > crate::PAGE_BYTES {
-        Some("huge pages are protected whole, so a write would wait for the copy of a huge page")
+        Some("huge pages can be protected only as a whole, so a write would wait for the copy of a huge page")
     } else if !block.permissions().userfaultfd {
         Some("its VMM does not permit the engine to register it with userfaultfd (MemoryPermissions)")
     } else {

@@ -110,7 +110,7 @@ impl Channel {
                 return Err(self.system("recvmsg", Errno::MFILE.into()));
             }
             if byte != [CARRIER] {
-                let what = "another byte came where descriptors were due";
+                let what = "another byte arrived instead of descriptors";
                 return Err(self.system("recvmsg", io::Error::new(io::ErrorKind::InvalidData, what)));
             }
             return Ok(descriptors);
@@ -133,7 +133,7 @@ impl Channel {
             !self.is_tls() && sockopt::socket_domain(socket) == Ok(rustix::net::AddressFamily::UNIX)
         });
         socket.ok_or_else(|| {
-            let what = "descriptors go over a Unix socket alone, without TLS";
+            let what = "descriptors can be sent only over a Unix socket, without TLS";
             self.system(call, io::Error::new(io::ErrorKind::Unsupported, what))
         })
     }

@@ -439,10 +439,10 @@ fn check_alignment(file: &File) -> Result<(), String> {
         return Ok(());
     }
     match status.stx_dio_mem_align.max(status.stx_dio_offset_align) {
-        0 => Err("the file system has no direct I/O".to_owned()),
+        0 => Err("the file system does not support direct I/O".to_owned()),
         align if u64::from(align) <= DIRECT_ALIGN => Ok(()),
         align => {
-            Err(format!("the file system wants direct I/O in units of {align} bytes, not {DIRECT_ALIGN}"))
+            Err(format!("the file system requires direct I/O in units of {align} bytes, not {DIRECT_ALIGN}"))
         }
     }
 }

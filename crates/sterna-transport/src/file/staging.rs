@@ -205,7 +205,7 @@ fn prefix(place: &Path) -> String {
 /// The place with symbolic links followed, if a file may be published there.
 fn check_place(place: &Path, replace: bool) -> Result<PathBuf, TransportError> {
     if place.file_name().is_none() {
-        let what = "a file's name must follow".to_owned();
+        let what = "the path must end with the name of a file".to_owned();
         return Err(TransportError::NotAFile { file: place.display().to_string(), what });
     }
     let there = match std::fs::symlink_metadata(place) {
@@ -231,7 +231,7 @@ fn check_place(place: &Path, replace: bool) -> Result<PathBuf, TransportError> {
 fn not_replaced(place: &Path, kind: std::fs::FileType) -> TransportError {
     TransportError::NotAFile {
         file: place.display().to_string(),
-        what: format!("{} exists there, which is never replaced", kind_name(kind)),
+        what: format!("{} exists there and is never replaced", kind_name(kind)),
     }
 }
 

@@ -29,7 +29,7 @@ pub(super) fn open_regular(path: &Path, shown: &Path, links: Links) -> Result<Fi
     let kind = file.metadata().map_err(|error| system(shown, "fstat", error))?.file_type();
     // Block devices are allowed because hypervisors store hibernated guests in logical volumes.
     if !(kind.is_file() || links == Links::Follow && kind.is_block_device()) {
-        let what = format!("it is {}; pages are read at offsets, from a file", kind_name(kind));
+        let what = format!("it is {}, but pages can be read only from a file", kind_name(kind));
         return Err(TransportError::NotAFile { file: shown.display().to_string(), what });
     }
     Ok(file)

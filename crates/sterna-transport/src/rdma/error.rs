@@ -59,7 +59,7 @@ pub enum RdmaError {
         private_data: Vec<u8>,
     },
     /// More private data than the connection manager can send: a bug of the caller.
-    #[error("{len} bytes of private data in a {what}, which holds {limit} at most")]
+    #[error("{len} bytes of private data in a {what}, which has room for at most {limit}")]
     PrivateData {
         /// The message: "request", "reply" or "reject".
         what: &'static str,
@@ -108,7 +108,7 @@ pub enum RdmaError {
         remote_address: Option<u64>,
     },
     /// A message is longer than a buffer: a bug of the caller.
-    #[error("a message of {len} bytes, and the longest has {limit}")]
+    #[error("a message of {len} bytes; the limit is {limit}")]
     MessageTooLong {
         /// Length of the message in bytes.
         len: usize,
@@ -212,8 +212,11 @@ impl RejectReason {
 impl fmt::Display for RejectReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
-            Self::NO_LISTENER => f.write_str("nobody listens on that port (status 8)"),
-            Self::BY_PEER => f.write_str("the peer's program refused, and its log says why (status 28)"),
+            Self::NO_LISTENER => f.write_str("no process listens on that port (status 8)"),
+            Self::BY_PEER => f.write_str(
+                "the peer's program refused the connection; its log contains the reason \
+                                          (status 28)",
+            ),
             Self(status) => write!(f, "status {status}"),
         }
     }
@@ -221,9 +224,9 @@ impl fmt::Display for RejectReason {
 
 fn usable(having: &[String]) -> String {
     if having.is_empty() {
-        return "this host has no RDMA device that is up; `sterna rdma` says what is missing".to_owned();
+        return "this host has no RDMA device that is up; `sterna rdma` shows what is missing".to_owned();
     }
-    format!("use an address that has a device: {}", having.join(", "))
+    format!("use an address of an RDMA device: {}", having.join(", "))
 }
 
 fn to_address(address: &Option<u64>) -> String {

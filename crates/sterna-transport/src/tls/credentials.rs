@@ -104,7 +104,10 @@ impl TlsCredentials {
     ) -> Result<TlsCredentials, CredentialsError> {
         let origin = directory.display().to_string();
         if !directory.is_dir() {
-            return Err(CredentialsError { file: origin, problem: "there is no such directory".to_owned() });
+            return Err(CredentialsError {
+                file: origin,
+                problem: "the directory does not exist".to_owned(),
+            });
         }
         let files = TlsFiles::in_directory(directory, endpoint);
         Self::read(&files, endpoint, verify_peer, origin)
@@ -236,7 +239,7 @@ impl Read<'_> {
             (Some(certificate), Some(key)) => Ok(Some((certificates(certificate)?, private_key(key)?))),
             (Some(path), None) | (None, Some(path)) => Err(wrong(
                 path,
-                "a certificate and its key belong together; the other file is missing".to_owned(),
+                "a certificate and its key need each other; the other file is missing".to_owned(),
             )),
         }
     }
@@ -320,7 +323,7 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Credentials
     match found {
         Ok(found) if found.is_empty() => Err(wrong(path, "there is no PEM certificate in it".to_owned())),
         Ok(found) => Ok(found),
-        Err(error) => Err(wrong(path, format!("no readable PEM: {error}"))),
+        Err(error) => Err(wrong(path, format!("the PEM file cannot be read: {error}"))),
     }
 }
 
@@ -335,7 +338,7 @@ fn certificate_lists(path: &Path) -> Result<Vec<CertificateRevocationListDer<'st
             "there is no PEM revocation list (X509 CRL) in it: add one, or remove the file".to_owned(),
         )),
         Ok(found) => Ok(found),
-        Err(error) => Err(wrong(path, format!("no readable PEM: {error}"))),
+        Err(error) => Err(wrong(path, format!("the PEM file cannot be read: {error}"))),
     }
 }
 
@@ -349,7 +352,7 @@ fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, CredentialsError> 
                 "the key is encrypted, which Sterna cannot read: store it decrypted, readable only by the VMM"
                     .to_owned()
             } else {
-                format!("no readable PEM key: {error}")
+                format!("the PEM key cannot be read: {error}")
             },
         )
     })

@@ -94,15 +94,15 @@ fn server_name(tls: &Tls, host: Option<&str>) -> Result<ServerName<'static>, Tls
         None if !tls.credentials.verifies_peer() => "localhost",
         None => {
             return Err(TlsProblem::Name(
-                "the address contains no host name to check the certificate against: set the expected host name to that in \
-                 the other side's certificate"
+                "the address contains no host name to check the certificate against: set the expected host name to \
+                 the name in the other side's certificate"
                     .to_owned(),
             ));
         }
     };
     ServerName::try_from(name.to_owned()).map_err(|_| {
         TlsProblem::Name(format!(
-            "{name:?} is not a host name or number that a certificate can contain: set the expected host name to one"
+            "{name:?} is not a host name or IP address that a certificate can contain: set another expected host name"
         ))
     })
 }

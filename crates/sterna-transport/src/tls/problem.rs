@@ -28,14 +28,14 @@ pub enum TlsProblem {
     PlainPeer,
     /// The peer closed the connection before the handshake was complete.
     #[error(
-        "the peer closed during the TLS handshake: it has no TLS credentials, or refused this side; its own log \
-         says which"
+        "the peer closed during the TLS handshake: it has no TLS credentials, or it refused this side; its log \
+         contains the reason"
     )]
     Closed,
     /// The peer broke the connection after the handshake, before its first byte.
     #[error(
-        "the peer broke the connection after the TLS handshake without an alert: it refused this side's certificate \
-         (a QEMU checks it only then), or had no use for the connection; its own log says which"
+        "the peer closed the connection after the TLS handshake without an alert: it refused this side's certificate \
+         (a QEMU checks it only then), or did not need the connection; its log contains the reason"
     )]
     Dismissed,
     /// The peer's certificate is invalid.
@@ -44,7 +44,7 @@ pub enum TlsProblem {
     /// The client sent no certificate although one is required.
     #[error(
         "the peer sent no certificate and this side verifies peers: give the other side client-cert.pem and \
-         client-key.pem and let it load its credentials again, or load this side's with verify-peer false"
+         client-key.pem and make it load its credentials again, or load this side's credentials with verify-peer false"
     )]
     NoCertificate,
     /// The peer refused this side's certificate.
@@ -84,10 +84,10 @@ pub enum TlsProblem {
     )]
     Exhausted,
     /// This side could send only part of a record, so no further record can follow.
-    #[error("a record was sent only in part: {0}; the channel cannot be used any more")]
+    #[error("a record was sent only partly: {0}; the channel cannot be used any more")]
     Torn(String),
     /// A record could not be decrypted, or the peer broke a rule of TLS.
-    #[error("TLS failed: {0}; something between the two sides changes the bytes, or the peer is faulty")]
+    #[error("TLS failed: {0}; a device between the two sides changes the bytes, or the peer is faulty")]
     Broken(String),
 }
 
@@ -127,7 +127,7 @@ fn from_alert(alert: AlertDescription) -> TlsProblem {
     let because = match alert {
         Alert::CertificateRequired | Alert::NoCertificate => {
             "it requires one and this side has none: put client-cert.pem and client-key.pem into the directory of \
-             its TLS credentials, then load these again"
+             this side's TLS credentials, then load the credentials again"
         }
         Alert::UnknownCA => {
             "its issuer is not among the authorities that the peer trusts: both sides need the same ca-cert.pem"
@@ -141,13 +141,15 @@ fn from_alert(alert: AlertDescription) -> TlsProblem {
         }
         Alert::AccessDenied => "it is known, but not on the peer's list of allowed names",
         Alert::BadCertificate | Alert::CertificateUnknown | Alert::UnsupportedCertificate => {
-            "the peer's log says why (the name, the purpose, or the signature)"
+            "the peer's log contains the reason (the name, the purpose, or the signature)"
         }
         // Before any certificate was checked, these alerts mean that there is no common version or cipher.
         Alert::HandshakeFailure | Alert::ProtocolVersion | Alert::InsufficientSecurity => {
-            return TlsProblem::Incompatible(format!("the peer says {alert:?}"));
+            return TlsProblem::Incompatible(format!("the peer sent the alert {alert:?}"));
         }
-        other => return TlsProblem::Broken(format!("the peer gave up with the alert {other:?}")),
+        other => {
+            return TlsProblem::Broken(format!("the peer ended the connection with the alert {other:?}"));
+        }
     };
     TlsProblem::OurCertificate(because.to_owned())
 }
@@ -170,8 +172,8 @@ pub(super) fn certificate(error: &CertificateError) -> String {
                 .to_owned()
         }
         Wrong::BadSignature => {
-            "it was not issued by an authority in ca-cert.pem, although one there has its issuer's name; both sides \
-             need certificates of the same authority"
+            "it was not issued by an authority in ca-cert.pem, although an authority there has its issuer's name; \
+             both sides need certificates of the same authority"
                 .to_owned()
         }
         Wrong::NotValidForNameContext { expected, presented } => wrong_name(expected, presented),

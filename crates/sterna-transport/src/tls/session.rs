@@ -144,7 +144,7 @@ impl Session {
             return Err(channel.tls_error(problem.clone()));
         }
         if *said_goodbye {
-            let problem = TlsProblem::Broken("this side has already ended its writing".to_owned());
+            let problem = TlsProblem::Broken("this side has already closed its writing direction".to_owned());
             return Err(channel.tls_error(problem));
         }
         sealed.len = 0;
@@ -428,7 +428,7 @@ impl SessionState {
             match self.advance(again, &mut |record| hoard.extend_from_slice(record)) {
                 Ok(Step::Progress) => {}
                 Ok(Step::Idle) if wish.len() > before => break Ok(()),
-                Ok(Step::Idle) => break Err(TlsProblem::Broken("the session is over".to_owned())),
+                Ok(Step::Idle) => break Err(TlsProblem::Broken("the session has ended".to_owned())),
                 Err(error) => break Err(TlsProblem::from_rustls(error)),
             }
         };

@@ -22,7 +22,7 @@ pub enum StateError {
         len: usize,
     },
     /// A field occurs more than once.
-    #[error("field {0:?} comes twice")]
+    #[error("field {0:?} occurs twice")]
     Duplicate(String),
     /// A required field is missing.
     #[error("field {0:?} is missing")]
@@ -31,7 +31,7 @@ pub enum StateError {
     #[error("field {0:?} is unknown; the source may be newer")]
     Unknown(String),
     /// A field has the wrong length.
-    #[error("field {field:?} has {got} bytes, {expected} are right")]
+    #[error("field {field:?} has {got} bytes instead of {expected}")]
     Length {
         /// Tag of the field with the wrong length.
         field: String,
@@ -67,13 +67,13 @@ pub enum StateError {
         source: io::Error,
     },
     /// A section arrived before a section that must precede it.
-    #[error("it came before section {missing}")]
+    #[error("it arrived before section {missing}")]
     Order {
         /// The section that should have come first.
         missing: String,
     },
     /// The same section arrived twice.
-    #[error("it came twice")]
+    #[error("it arrived twice")]
     Twice,
 }
 

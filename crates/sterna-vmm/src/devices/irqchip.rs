@@ -56,7 +56,10 @@ fn load(context: &Context, fields: &mut Fields<'_>) -> Result<(), StateError> {
     for (tag, chip_id) in CHIPS {
         let chip: kvm_irqchip = fields.plain(tag)?;
         if chip.chip_id != chip_id {
-            return Err(StateError::value(tag, format!("it is of chip {}, not {chip_id}", chip.chip_id)));
+            return Err(StateError::value(
+                tag,
+                format!("it is the state of chip {}, not of chip {chip_id}", chip.chip_id),
+            ));
         }
         chips.push(chip);
     }

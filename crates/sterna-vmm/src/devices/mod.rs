@@ -124,7 +124,7 @@ impl Hook for Complete {
     fn acquire(&self) -> Result<(), VmError> {
         match self.0.loading().missing() {
             None => Ok(()),
-            Some(section) => Err(VmError::new("machine state", format!("section {section} did not come"))),
+            Some(section) => Err(VmError::new("machine state", format!("section {section} did not arrive"))),
         }
     }
 

@@ -72,7 +72,7 @@ pub(crate) fn load(fd: &VcpuFd, tag: Tag, bytes: &[u8], ours: &[u32]) -> Result<
         if matches!(index, TSC | TSC_DEADLINE) || entries.iter().any(|known| known.index == index) {
             return Err(StateError::value(
                 tag,
-                format!("MSR {index:#x} does not belong here, or comes twice"),
+                format!("MSR {index:#x} is not one of the saved MSRs, or occurs twice"),
             ));
         }
         if ours.binary_search(&index).is_ok() {

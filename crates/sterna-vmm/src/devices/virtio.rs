@@ -123,7 +123,7 @@ pub(crate) fn load(transport: &Transport, fields: &mut Fields<'_>) -> Result<(),
     if status & VIRTIO_CONFIG_S_FEATURES_OK != 0 && driver_features & !identity.features() != 0 {
         let lacking = format!("{:#x}", driver_features & !identity.features());
         let ours = format!("{:#x}", identity.features());
-        let what = "features that the driver chose and this device lacks".to_owned();
+        let what = "features that the driver has accepted and this device lacks".to_owned();
         return Err(StateError::Mismatch { what, theirs: lacking, ours });
     }
     let bytes = fields.bytes(*b"queu")?;

@@ -22,10 +22,10 @@ impl KvmMachine {
         let refuse =
             |why: String| VmmError::State { what: "block_resize", why: format!("disk {index}: {why}") };
         let disk = self.hardware.virtio.all().get(index).filter(|device| device.identity.disk.is_some());
-        let disk = disk.ok_or_else(|| refuse("there is none".to_owned()))?;
+        let disk = disk.ok_or_else(|| refuse("there is no such disk".to_owned()))?;
         if !self.has_guest() {
             return Err(refuse(
-                "the machine waits for an incoming migration, and has not got it yet".to_owned(),
+                "the machine waits for an incoming migration, which has not brought the disk yet".to_owned(),
             ));
         }
         disk.grow(len_bytes).map_err(refuse)
@@ -60,7 +60,7 @@ impl KvmMachine {
     pub fn announce(&self, options: AnnounceOptions, cards: &[usize], id: &str) -> Result<(), VmmError> {
         let all = self.hardware.virtio.announcers();
         if !self.has_guest() {
-            let why = "the machine waits for an incoming migration: its guest is somewhere else".to_owned();
+            let why = "the machine waits for an incoming migration and has no guest yet".to_owned();
             return Err(VmmError::State { what: "announce-self", why });
         }
         if let Some(none) = cards.iter().find(|card| **card >= all.len()) {

@@ -142,7 +142,7 @@ impl KvmMachine {
     fn check_loaded(&self) -> Result<(), VmError> {
         match self.devices.missing() {
             Some(section) => {
-                Err(VmError::new("taking the guest over", format!("section {section} did not come")))
+                Err(VmError::new("accepting the guest", format!("section {section} did not arrive")))
             }
             None => Ok(()),
         }

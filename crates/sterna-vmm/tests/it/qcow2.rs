@@ -71,8 +71,8 @@ fn file_that_names_another_one_needs_it_on_the_command_line() {
     let chain = |disk: &mut DiskOptions| disk.backing = Some((with_backing.path().into(), DiskFormat::Qcow2));
     let deeper = qcow2(|builder| builder.backing("middle".to_owned(), "qcow2".to_owned()));
     for (refused, says) in [
-        (of(&with_backing, &|_| ()), "name it by `backing=FILE,backing-format=raw|qcow2`"),
-        (of(&with_data, &|_| ()), "name it by `data-file=FILE`"),
+        (of(&with_backing, &|_| ()), "give it with `backing=FILE,backing-format=raw|qcow2`"),
+        (of(&with_data, &|_| ()), "give it with `data-file=FILE`"),
         (of(&plain, &backing(DiskFormat::Raw)), "leave `backing` out"),
         (of(&plain, &data), "leave `data-file` out"),
         (of(&with_backing, &backing(DiskFormat::Qcow2)), "Not a qcow2 file"),
@@ -82,7 +82,7 @@ fn file_that_names_another_one_needs_it_on_the_command_line() {
                 raw(disk);
                 data(disk)
             }),
-            "say `format=qcow2`",
+            "add `format=qcow2`",
         ),
         (of(&secret, &|_| ()), "Not a qcow2 file"),
     ] {

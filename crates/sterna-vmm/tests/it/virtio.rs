@@ -180,7 +180,7 @@ fn disk_that_grows_is_longer_for_its_guest_and_for_the_other_side() {
     assert!(why(&target, 2 * DISK_BYTES).contains("waits for an incoming migration"));
     assert!(why(&source, DISK_BYTES / 2).contains("cannot become shorter"));
     assert!(why(&source, DISK_BYTES + 1).contains("whole number of sectors"));
-    assert!(source.grow_disk(1, DISK_BYTES).unwrap_err().to_string().contains("there is none"));
+    assert!(source.grow_disk(1, DISK_BYTES).unwrap_err().to_string().contains("there is no such disk"));
 
     // A driver that is ready is notified: the interrupt's cause is a change of the configuration.
     let field = |body: &[u8], tag: &[u8]| {

@@ -77,7 +77,7 @@ impl DeviceList {
         }
         let key = (device.name.clone(), device.instance);
         if self.by_name.contains_key(&key) {
-            return Err(bad(0, format!("section {:?} instance {} comes twice", key.0, key.1)));
+            return Err(bad(0, format!("section {:?} instance {} occurs twice", key.0, key.1)));
         }
         self.by_name.insert(key, self.devices.len());
         self.devices.push(device);
@@ -167,20 +167,21 @@ impl DeviceList {
         let (name, instance) = (header.name, header.instance);
         let Some(index) = self.find(name, instance) else {
             let rule = format!(
-                "section {name:?} instance {instance} was not in the seeding: protect the guest anew after plugging"
+                "section {name:?} instance {instance} was not in the seeding: protect the guest again after plugging \
+                 a device"
             );
             return Err(bad(at, rule));
         };
         let known = &self.devices[index];
         if !known.is_at(header.id, name, instance, header.version) {
             let rule = format!(
-                "section {name:?} instance {instance} has id {} and version {}, in the seeding {} and {}",
+                "section {name:?} instance {instance} has id {} and version {}, but {} and {} in the seeding",
                 header.id, header.version, known.id, known.version
             );
             return Err(bad(at, rule));
         }
         if found[index].is_some() {
-            let rule = format!("section {name:?} instance {instance} comes twice in a checkpoint");
+            let rule = format!("section {name:?} instance {instance} occurs twice in a checkpoint");
             return Err(bad(at, rule));
         }
         Ok((index, header.body))
@@ -209,7 +210,7 @@ impl DeviceList {
             }
             from += at + 1;
         }
-        let rule = format!("the end of section {:?} instance {} is not found", known.name, known.instance);
+        let rule = format!("section {:?} instance {} has no end", known.name, known.instance);
         Err(bad(body, rule))
     }
 
@@ -227,7 +228,7 @@ impl DeviceList {
         let foot = length.and_then(|length| body.checked_add(4)?.checked_add(length as usize));
         foot.filter(|foot| self.is_foot(bytes, *foot, known.id, found)).ok_or_else(|| {
             let (name, instance) = (&known.name, known.instance);
-            bad(body, format!("section {name:?} instance {instance} does not end where its length says"))
+            bad(body, format!("section {name:?} instance {instance} does not end after its length"))
         })
     }
 

@@ -138,7 +138,7 @@ impl Message {
                 }
                 Some(MessageKind::VmstateReceived) => Self::VmstateReceived,
                 Some(MessageKind::VmstateLoaded) => Self::VmstateLoaded,
-                None => return Err(r.bad(SPEC, format!("message {number}, and there are 0 to 6"))),
+                None => return Err(r.bad(SPEC, format!("message {number}; only 0 to 6 are known"))),
             })
         })
     }
@@ -147,7 +147,7 @@ impl Message {
 /// The rule that a size of device state breaks; `None` for a valid size.
 fn broken_rule(bytes: u64) -> Option<String> {
     match bytes {
-        0 => Some("VMSTATE_SIZE of 0 bytes: device state has at least its end (00)".to_owned()),
+        0 => Some("VMSTATE_SIZE of 0 bytes, but device state has at least its end (00)".to_owned()),
         1..=DEVICE_STATE_BYTES => None,
         _ => Some(format!("VMSTATE_SIZE of {bytes} bytes, more than {DEVICE_STATE_BYTES}")),
     }

@@ -29,7 +29,7 @@ pub enum Due {
 #[non_exhaustive]
 pub enum OrderError {
     /// The primary broke the order.
-    #[error("the primary said {came}, and {expected} was due: start the protection anew")]
+    #[error("the primary sent {came} instead of {expected}: start the protection again")]
     Heard {
         /// The message that the primary sent.
         came: MessageKind,
@@ -39,7 +39,7 @@ pub enum OrderError {
     /// The primary sent a message where none of its messages was due.
     ///
     /// The standby had to send one, or RAM or devices were due.
-    #[error("the primary said {came} out of turn ({due:?} was due): start the protection anew")]
+    #[error("the primary sent {came} out of turn (instead of {due:?}): start the protection again")]
     OutOfTurn {
         /// The message that the primary sent.
         came: MessageKind,
@@ -47,7 +47,7 @@ pub enum OrderError {
         due: Due,
     },
     /// The standby's own code tried a step that the protocol does not allow here.
-    #[error("this side was about to do {tried}, and {due:?} was due")]
+    #[error("this side was about to do {tried} instead of {due:?}")]
     Own {
         /// Name of the refused step.
         tried: &'static str,

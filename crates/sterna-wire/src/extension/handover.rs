@@ -57,7 +57,7 @@ impl Handover {
         let parts = body.split_first_chunk::<ID_BYTES>().filter(|(_, rest)| rest.len() == secret_bytes);
         let Some((migration_id, rest)) = parts else {
             let rule = format!(
-                "{} bytes, and version {version} has {}: its length is wrong",
+                "{} bytes, but version {version} has {}: its length is wrong",
                 body.len(),
                 ID_BYTES + secret_bytes
             );

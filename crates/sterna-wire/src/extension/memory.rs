@@ -73,7 +73,9 @@ impl MemoryOffer {
             let table_bytes = r.u32()?;
             if table_bytes > Self::TABLE_BYTES_MAX {
                 let most = Self::TABLE_BYTES_MAX;
-                return Err(r.bad(SPEC, format!("a table of {table_bytes} bytes, at most {most} are taken")));
+                return Err(
+                    r.bad(SPEC, format!("a table of {table_bytes} bytes; at most {most} are accepted"))
+                );
             }
             Ok(Self { migration_id, table_bytes, mac: r.array()? })
         })
@@ -165,7 +167,7 @@ impl HandedOver {
             match kind {
                 1 => Ok(Self::Block { name, len_bytes: r.u64()?, page_bytes: r.u64()?, offset: r.u64()? }),
                 2 => Ok(Self::Device { name, instance: r.u32()?, count: r.u32()? }),
-                other => Err(r.bad(SPEC, format!("an entry of kind {other}, 1 and 2 are known"))),
+                other => Err(r.bad(SPEC, format!("an entry of kind {other}; only 1 and 2 are known"))),
             }
         })
     }

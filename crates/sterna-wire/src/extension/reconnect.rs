@@ -119,7 +119,7 @@ impl ReconnectHello {
                 PREEMPT => ReconnectChannel::Preempt,
                 code => match u8::try_from(code - 1) {
                     Ok(id) => ReconnectChannel::Lane(id),
-                    Err(_) => return Err(r.bad(SPEC, format!("channel {code:08x} is none that there is"))),
+                    Err(_) => return Err(r.bad(SPEC, format!("channel {code:08x} does not exist"))),
                 },
             };
             Ok(Self { migration_id, session, channel, nonce: r.array()?, mac: r.array()? })
@@ -215,9 +215,10 @@ impl ReconnectAnswerHead {
             };
             let (session, rounds, pages_bytes) = (r.u32()?, r.u64()?, r.u32()?);
             if u64::from(pages_bytes) > most {
-                return Err(
-                    r.bad(SPEC, format!("{pages_bytes} bytes about held pages, at most {most} are taken"))
-                );
+                return Err(r.bad(
+                    SPEC,
+                    format!("{pages_bytes} bytes about held pages; at most {most} are accepted"),
+                ));
             }
             Ok(Self { is_over, session, rounds, pages_bytes, mac: r.array()? })
         })
@@ -284,7 +285,7 @@ pub fn decode_held(
         while page < pages {
             let begin = at;
             let count =
-                take_number(bytes, &mut at).ok_or_else(|| bad(begin, "no number, or an overlong one"))?;
+                take_number(bytes, &mut at).ok_or_else(|| bad(begin, "a missing or overlong number"))?;
             if count == 0 && (is_held || page > 0) {
                 return Err(bad(begin, "an empty run"));
             }

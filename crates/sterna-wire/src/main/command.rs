@@ -63,7 +63,7 @@ impl Command {
         reader::decode(buf, "command", |r| {
             let kind = r.u8()?;
             if kind != COMMAND {
-                return Err(r.bad(SPEC, format!("{kind:02x} where a command (08) must be")));
+                return Err(r.bad(SPEC, format!("{kind:02x} instead of a command (08)")));
             }
             Self::read(r)
         })
@@ -186,7 +186,7 @@ fn read_discard(r: &mut Reader<'_>, length: usize) -> Result<Command, Stop> {
     let spec = "specs/stream.md §6.2";
     let version = r.u8()?;
     if version != 0 {
-        return Err(r.unfit(spec, format!("version {version} of the discard list, only 0 is known")));
+        return Err(r.unfit(spec, format!("version {version} of the discard list; only 0 is known")));
     }
     // The name must leave room for the final zero and at least one range.
     let block = read_name(r, length - 2 - 1 - 16)?;
@@ -195,7 +195,7 @@ fn read_discard(r: &mut Reader<'_>, length: usize) -> Result<Command, Stop> {
     }
     let bytes = length - 3 - block.len();
     if !bytes.is_multiple_of(16) {
-        return Err(r.bad(spec, format!("{bytes} bytes are no whole number of ranges")));
+        return Err(r.bad(spec, format!("{bytes} bytes are not a whole number of ranges")));
     }
     let mut ranges = Vec::with_capacity(bytes / 16);
     for _ in 0..bytes / 16 {

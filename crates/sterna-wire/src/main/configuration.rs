@@ -72,7 +72,7 @@ impl FileHeader {
         let spec = "specs/stream.md §1.1";
         let magic = r.u32()?;
         if magic.to_be_bytes() == Self::REPAIR_MAGIC {
-            let rule = "a repair of this image in place was broken off: repeat `sterna repair --in-place`";
+            let rule = "an in-place repair of this image was interrupted: repeat `sterna repair --in-place`";
             return Err(r.bad("specs/mapped-ram.md §7.5", rule));
         }
         if magic != MAGIC {
@@ -183,7 +183,7 @@ impl Configuration {
         let field = ahead.clone();
         let version = ahead.u32()?;
         if version != 1 {
-            return Err(ahead.unfit(SPEC, format!("version {version} of {name}, only 1 is known")));
+            return Err(ahead.unfit(SPEC, format!("version {version} of {name}; only 1 is known")));
         }
         let fresh = match name {
             "configuration/target-page-bits" => {
@@ -201,10 +201,10 @@ impl Configuration {
                 fresh
             }
             "configuration/uuid" => self.uuid.replace(ahead.array()?).is_none(),
-            _ => return Err(field.unfit(SPEC, format!("subsection {name:?} is not known"))),
+            _ => return Err(field.unfit(SPEC, format!("subsection {name:?} is unknown"))),
         };
         if !fresh {
-            return Err(field.bad(SPEC, format!("subsection {name} comes twice")));
+            return Err(field.bad(SPEC, format!("subsection {name} occurs twice")));
         }
         *r = ahead;
         Ok(true)
@@ -220,19 +220,24 @@ impl Configuration {
             && *machine != self.machine_type
         {
             let theirs = &self.machine_type;
-            return unfit(format!("machine type {theirs:?}, this side has {machine:?}: give both the same"));
+            return unfit(format!(
+                "machine type {theirs:?}, but this side has {machine:?}: start both sides with the \
+                                  same machine type"
+            ));
         }
         if let (Some(ours), Some(theirs)) = (&expect.uuid, &self.uuid)
             && ours != theirs
         {
-            return unfit("the VM's UUID differs from this side's: give both the same".to_owned());
+            return unfit(
+                "the VM's UUID differs from this side's: start both sides with the same UUID".to_owned(),
+            );
         }
         for (name, ours) in VALIDATED.into_iter().zip([expect.ignore_shared, expect.mapped_ram]) {
             let theirs = self.capabilities.iter().any(|capability| capability == name);
             if ours != theirs {
                 let word = |on| if on { "on" } else { "off" };
                 let (here, there) = (word(ours), word(theirs));
-                return unfit(format!("capability {name} is {here} here and {there} at the peer"));
+                return unfit(format!("capability {name} is {here} here, but {there} at the peer"));
             }
         }
         Ok(())
@@ -248,7 +253,7 @@ fn read_capabilities(r: &mut Reader<'_>) -> Result<Vec<String>, Stop> {
     for _ in 0..count {
         let name = r.name()?;
         if !KNOWN.contains(&name) {
-            return Err(r.unfit(SPEC, format!("capability {name:?} is not known")));
+            return Err(r.unfit(SPEC, format!("capability {name:?} is unknown")));
         }
         names.push(name.to_owned());
     }

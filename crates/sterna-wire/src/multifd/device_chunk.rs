@@ -75,7 +75,7 @@ impl DeviceChunk {
                 flags if flags == FLAG_CONFIGURATION | FLAG_TOTAL => {
                     DeviceChunkKind::Configuration { total_bytes: Some(r.u64()?) }
                 }
-                flags => return Err(r.bad(SPEC, format!("flags {flags:#x} are none of a chunk's"))),
+                flags => return Err(r.bad(SPEC, format!("flags {flags:#x} are not valid for a chunk"))),
             };
             Ok(Self { index, kind })
         })?;

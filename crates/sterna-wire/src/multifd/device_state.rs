@@ -55,12 +55,7 @@ impl DeviceStatePacket {
     pub fn decode(buf: &[u8]) -> Result<Option<(Self, usize)>, WireError> {
         let Some(PacketHeader { kind }) = PacketHeader::peek(buf)? else { return Ok(None) };
         if kind != PacketKind::DeviceState {
-            return Err(WireError::misbehaved(
-                MESSAGE,
-                8,
-                SPEC,
-                "a RAM packet where device state was to be read",
-            ));
+            return Err(WireError::misbehaved(MESSAGE, 8, SPEC, "a RAM packet instead of device state"));
         }
         reader::decode(buf, MESSAGE, |r| {
             r.take(super::HEADER_BYTES)?;

@@ -57,7 +57,7 @@ impl<'a> Differences<'a> {
         self.at += LENGTH + length;
         if self.left == 1 && self.at < self.payload.len() {
             let more = self.payload.len() - self.at;
-            return Err(bad(self.at, format!("{more} bytes behind the last delta")));
+            return Err(bad(self.at, format!("{more} bytes after the last delta")));
         }
         Ok(delta)
     }

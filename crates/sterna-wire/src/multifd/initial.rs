@@ -67,7 +67,8 @@ impl InitialPacket {
     /// [`Fault::PeerIncompatible`](crate::Fault::PeerIncompatible) when the UUID differs or the id is too high.
     pub fn check(&self, uuid: &[u8; 16], channels: usize) -> Result<(), WireError> {
         if self.uuid != *uuid {
-            let rule = "the VM's UUID differs from this side's: give both sides the same one, or neither any";
+            let rule = "the VM's UUID differs from this side's: start both sides with the same UUID, or both without \
+                        one";
             return Err(WireError::incompatible(MESSAGE, 8, SPEC, rule));
         }
         if usize::from(self.id) >= channels {

@@ -99,7 +99,7 @@ impl PacketHeader {
             }
             let flags = r.u32()?;
             if flags & !(FLAG_SYNC | FLAG_DEVICE_STATE | METHOD_MASK | FLAG_DIFFERENCES) != 0 {
-                return Err(r.bad(SPEC, format!("flags {flags:#x} hold an unknown bit")));
+                return Err(r.bad(SPEC, format!("flags {flags:#x} contain an unknown bit")));
             }
             if flags & FLAG_DEVICE_STATE != 0 {
                 if flags != FLAG_DEVICE_STATE {

@@ -45,7 +45,7 @@ impl<'a> RamPacketView<'a> {
         let Some(PacketHeader { kind: PacketKind::Ram { method: stated, sync, differences } }) =
             PacketHeader::peek(bytes)?
         else {
-            return Err(bad(8, "DEVICE_STATE where a RAM packet was to be read"));
+            return Err(bad(8, "DEVICE_STATE instead of a RAM packet"));
         };
         let pages_alloc = word(bytes, 12);
         let normal = word(bytes, 16) as usize;
@@ -319,7 +319,7 @@ fn find_block(bytes: &[u8; RAM_PACKET_BYTES], table: &BlockTable) -> Result<usiz
     };
     table.find(&field[..length]).ok_or_else(|| {
         let name = String::from_utf8_lossy(&field[..length]);
-        WireError::incompatible(MESSAGE, 64, SPEC, format!("no RAM block is named {name:?}"))
+        WireError::incompatible(MESSAGE, 64, SPEC, format!("no RAM block has the name {name:?}"))
     })
 }
 

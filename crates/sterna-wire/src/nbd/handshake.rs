@@ -68,7 +68,9 @@ pub fn client_flags(bytes: &[u8]) -> Result<Option<(bool, usize)>, WireError> {
     decode(bytes, "NBD client flags", |r| match r.u32()? {
         FIXED_NEWSTYLE => Ok(true),
         flags if flags == FIXED_NEWSTYLE | NO_ZEROES => Ok(false),
-        flags => Err(r.bad(SPEC, format!("flags {flags:#x}: fixed newstyle, and perhaps no zeroes"))),
+        flags => {
+            Err(r.bad(SPEC, format!("flags {flags:#x} instead of fixed newstyle, with or without no zeroes")))
+        }
     })
 }
 
@@ -117,7 +119,8 @@ impl ClientOption {
                 LIST if data.is_empty() => Ok(Self::List),
                 LIST => Err(r.bad(SPEC, "LIST has data")),
                 INFO | GO => {
-                    let (head, rest) = data.split_at_checked(4).ok_or_else(|| r.bad(SPEC, "no name"))?;
+                    let (head, rest) =
+                        data.split_at_checked(4).ok_or_else(|| r.bad(SPEC, "the name is missing"))?;
                     let length = u32::from_be_bytes([head[0], head[1], head[2], head[3]]);
                     let (bytes, rest) = usize::try_from(length)
                         .ok()

@@ -75,13 +75,13 @@ impl Request {
         match kind {
             CommandKind::Disconnect => {}
             CommandKind::Flush if offset != 0 || length != 0 => {
-                return Err(r.bad(SPEC, "FLUSH is about the whole disk: offset and length are 0"));
+                return Err(r.bad(SPEC, "FLUSH applies to the whole disk: offset and length must be 0"));
             }
             CommandKind::Read | CommandKind::Write if length > TRANSFER_BYTES => {
                 return Err(r.bad(SPEC, format!("{length} bytes, at most {TRANSFER_BYTES}")));
             }
             _ if offset.checked_add(length.into()).is_none_or(|end| end > len_bytes) => {
-                let rule = format!("{length} bytes at {offset} lie outside of a disk of {len_bytes} bytes");
+                let rule = format!("{length} bytes at {offset} are outside of a disk of {len_bytes} bytes");
                 return Err(r.bad(SPEC, rule));
             }
             _ => {}

@@ -75,10 +75,10 @@ fn record(r: &mut Reader<'_>, blocks: &BlockTable, last: Option<usize>) -> Resul
     let is_zero = match flag & !flags::CONTINUE {
         flags::ZERO => true,
         flags::PAGE => false,
-        _ => return Err(r.bad(SPEC, format!("word {word:#x} is no page's"))),
+        _ => return Err(r.bad(SPEC, format!("word {word:#x} is not a page record"))),
     };
     let block = if flag & flags::CONTINUE != 0 {
-        last.ok_or_else(|| r.bad(SPEC, "CONTINUE, and no page came before"))?
+        last.ok_or_else(|| r.bad(SPEC, "CONTINUE before the first page"))?
     } else {
         let name = r.name()?;
         let found = blocks.find(name.as_bytes());

@@ -58,7 +58,8 @@ impl BlockEntry {
             return Err(r.bad(SPEC, rule));
         }
         if length_bytes > left {
-            let rule = format!("block {name:?} has {length_bytes} bytes, where {left} are left of the total");
+            let rule =
+                format!("block {name:?} has {length_bytes} bytes, but only {left} are left of the total");
             return Err(r.bad(SPEC, rule));
         }
         let address = if with_address { Some(r.u64()?) } else { None };

@@ -69,11 +69,11 @@ impl Admission {
         let Some(main) = &self.main else {
             return match part {
                 Part::Main => Ok(()),
-                _ => no(8, format!("{part}, and no main connection is there")),
+                _ => no(8, format!("{part} without a main connection")),
             };
         };
         if part == Part::Main || self.taken.contains(&part) {
-            return no(8, format!("{part} is there already"));
+            return no(8, format!("{part} exists already"));
         }
         let session = |asked: &ConnectRequest| asked.introduction.map(|it: Introduction| it.session);
         if session(request) != session(main) {

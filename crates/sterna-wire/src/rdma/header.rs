@@ -154,7 +154,7 @@ impl Header {
     pub fn decode(received: &[u8]) -> Result<Self, WireError> {
         let (message, bytes) = ("control message", received.len());
         let Some((head, payload)) = received.split_first_chunk::<{ Self::BYTES }>() else {
-            let rule = format!("{bytes} bytes, and a header has {}", Self::BYTES);
+            let rule = format!("{bytes} bytes, but a header has {}", Self::BYTES);
             return Err(WireError::misbehaved(message, bytes as u64, SPEC, rule));
         };
         // The fourth word is padding with arbitrary content.
@@ -165,7 +165,7 @@ impl Header {
         let bad = |at, rule| Err(WireError::misbehaved(kind.name(), at, SPEC, rule));
         if length as usize != payload.len() || bytes > MESSAGE_BYTES {
             let rule = format!(
-                "its length is {length}, and {} bytes follow the header, of at most {PAYLOAD_BYTES}",
+                "its length is {length}, but {} bytes follow the header, and at most {PAYLOAD_BYTES} are permitted",
                 payload.len()
             );
             return bad(0, rule);

@@ -93,7 +93,7 @@ impl Introduction {
         let lanes = self.lanes.min(lanes);
         match self.part {
             Part::Lane(number) if number >= lanes => {
-                let rule = format!("{}, and this side takes {lanes}", self.part);
+                let rule = format!("{}, but this side accepts {lanes}", self.part);
                 Err(WireError::incompatible(MESSAGE, 12, SPEC, rule))
             }
             _ => Ok(Self { version: self.version.min(Self::VERSION), lanes, chunk, ..self }),
@@ -121,10 +121,10 @@ impl Introduction {
             return contradicts(4, format!("version {} after {}", reply.version, asked.version));
         }
         if reply.part != asked.part {
-            return contradicts(6, format!("{} was asked for, and {} answered", asked.part, reply.part));
+            return contradicts(6, format!("{} was requested, but {} was answered", asked.part, reply.part));
         }
         if reply.lanes > asked.lanes {
-            return contradicts(14, format!("{} lanes, and {} were asked for", reply.lanes, asked.lanes));
+            return contradicts(14, format!("{} lanes, but {} were requested", reply.lanes, asked.lanes));
         }
         if reply.session != asked.session {
             return contradicts(16, "the answer names another session".to_owned());
@@ -143,7 +143,7 @@ fn read(r: &mut Reader<'_>) -> Result<Introduction, Stop> {
     // Later versions keep these fields at the same offsets.
     let version = r.u16()?;
     if version == 0 {
-        return Err(r.bad(SPEC, "version 0, and the first is 1"));
+        return Err(r.bad(SPEC, "version 0, but the first version is 1"));
     }
     let kind = r.u16()?;
     if !(MAIN..=QUESTION).contains(&kind) {
@@ -167,7 +167,7 @@ fn read(r: &mut Reader<'_>) -> Result<Introduction, Stop> {
         return Err(r.bad(SPEC, "more than 255 lanes"));
     };
     if matches!(part, Part::Lane(number) if number >= lanes) {
-        return Err(r.bad(SPEC, format!("{part}, and there are {lanes}")));
+        return Err(r.bad(SPEC, format!("{part}, but there are {lanes}")));
     }
     let (session, nonce) = (r.array()?, r.array()?);
     if session == [0; 16] || nonce == [0; 16] {
@@ -181,7 +181,7 @@ fn whole<T>(read: Result<T, Stop>) -> Result<T, WireError> {
     read.map_err(|stop| match stop {
         Stop::Bad(error) => error,
         Stop::Short(bytes) => {
-            WireError::misbehaved(MESSAGE, 0, SPEC, format!("it has {bytes} bytes, and fewer are there"))
+            WireError::misbehaved(MESSAGE, 0, SPEC, format!("it must have {bytes} bytes, but fewer arrived"))
         }
     })
 }

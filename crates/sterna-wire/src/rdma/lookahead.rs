@@ -133,7 +133,7 @@ impl Lookahead {
     /// [`Fault::Local`](crate::Fault::Local) for more windows than were returned and not reported yet.
     pub fn registered(&mut self, windows: usize) -> Result<(), WireError> {
         let Some(due) = self.due.checked_sub(windows) else {
-            let rule = format!("{windows} windows are registered, and {} were handed out", self.due);
+            let rule = format!("{windows} windows are registered, but {} were assigned", self.due);
             return Err(WireError::local("RDMA window", 0, SPEC, rule));
         };
         self.due = due;
@@ -172,7 +172,7 @@ impl Lookahead {
     /// [`Fault::Local`](crate::Fault::Local) when no WRITE is posted.
     pub fn written(&mut self) -> Result<BlockRange, WireError> {
         let Some(write) = self.posted.pop_front() else {
-            let rule = "a WRITE is complete, and none was posted";
+            let rule = "a WRITE is complete, but none was posted";
             return Err(WireError::local("WRITE", 0, SPEC, rule.to_owned()));
         };
         self.open -= write.length;
@@ -233,7 +233,7 @@ impl Lookahead {
             at = end;
         }
         if at != range.end() {
-            let rule = format!("{range:?} is complete, and it was posted up to {at:#x}");
+            let rule = format!("{range:?} is complete, but it was posted up to {at:#x}");
             return Err(WireError::local("WRITE", 0, SPEC, rule));
         }
         self.open -= range.length;

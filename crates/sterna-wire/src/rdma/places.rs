@@ -52,7 +52,7 @@ impl BlockPlaces {
             return Err(local(format!("{} blocks, more than {BLOCKS}", places.len())));
         }
         match places.iter().position(wraps) {
-            Some(block) => Err(local(format!("block {block} goes beyond 64 bits"))),
+            Some(block) => Err(local(format!("block {block} ends beyond 64 bits"))),
             None => Ok(Self { places }),
         }
     }
@@ -72,23 +72,29 @@ impl BlockPlaces {
     ) -> Result<Self, WireError> {
         let message = BlockPlace::TYPE.name();
         if answer.len() != own.len() {
-            let rule =
-                format!("{} blocks, and this side has {}: give both the same RAM", answer.len(), own.len());
+            let rule = format!(
+                "{} blocks, but this side has {}: start both sides with the same RAM",
+                answer.len(),
+                own.len()
+            );
             return Err(WireError::incompatible(message, 0, BLOCKS_SPEC, rule));
         }
         let mut places = Vec::with_capacity(own.len());
         for ((at, place), own) in answer.iter().zip(own) {
             let (block, length) = (places.len(), place.length_bytes);
             if length != *own {
-                let rule = format!("block {block} has {length} bytes, here {own}: give both the same RAM");
+                let rule = format!(
+                    "block {block} has {length} bytes, but {own} here: start both sides with the same \
+                                    RAM"
+                );
                 return Err(WireError::incompatible(message, at + 16, BLOCKS_SPEC, rule));
             }
             if wraps(&place) {
-                let rule = format!("block {block} of {length} bytes goes beyond 64 bits");
+                let rule = format!("block {block} of {length} bytes ends beyond 64 bits");
                 return Err(WireError::misbehaved(message, at, BLOCKS_SPEC, rule));
             }
             if registration == Registration::PinAll && place.key == 0 && length > 0 {
-                let rule = format!("block {block} has no key, and pin-all was agreed");
+                let rule = format!("block {block} has no key, although pin-all was agreed");
                 return Err(WireError::misbehaved(message, at + 24, BLOCKS_SPEC, rule));
             }
             places.push(place);
@@ -130,14 +136,15 @@ impl BlockPlaces {
     pub fn cleared(&self, range: &ZeroRange, at: u64) -> Result<BlockRange, WireError> {
         let of = Place { message: ZeroRange::TYPE.name(), spec: "specs/rdma.md §4.4", at };
         if range.value != 0 {
-            return Err(of.bad(0, format!("a range of value {}, only 0 is known", range.value)));
+            return Err(of.bad(0, format!("a range of value {}; only 0 is known", range.value)));
         }
         let (block, place) = self.block(range.block, 4, of)?;
         let start = inside(place, range.start, 8, of)?;
         if range.length > place.length_bytes - start {
             let (length, block_bytes) = (range.length, place.length_bytes);
-            let rule =
-                format!("{length} bytes from {start:#x} on leave block {block} of {block_bytes:#x} bytes");
+            let rule = format!(
+                "{length} bytes at {start:#x} are not inside block {block} of {block_bytes:#x} bytes"
+            );
             return Err(of.bad(16, rule));
         }
         Ok(BlockRange { block, start, length: range.length })
@@ -180,7 +187,7 @@ impl BlockPlaces {
     pub fn request(&self, range: BlockRange, unit: ChunkSize) -> Result<RegisterRequest, WireError> {
         let (place, block) = self.own(range, RegisterRequest::TYPE.name(), "specs/rdma.md §4.2")?;
         if range.length == 0 {
-            let rule = format!("no byte of block {block} is asked for");
+            let rule = format!("no byte of block {block} is requested");
             return Err(WireError::local(RegisterRequest::TYPE.name(), 16, "specs/rdma.md §4.2", rule));
         }
         let first = range.start / unit.bytes();
@@ -214,14 +221,14 @@ impl BlockPlaces {
         let of = Place { message: RegisterResult::TYPE.name(), spec: "specs/rdma.md §4.3", at };
         if result.key == 0 {
             return Err(
-                of.bad(0, format!("key 0 for block {block}: 0 stands for memory without registration"))
+                of.bad(0, format!("key 0 for block {block}, but 0 means memory without registration"))
             );
         }
         match self.places.get(block) {
             Some(place) if place.host_address == result.host_address => Ok(result.key),
             _ => {
                 let rule = format!(
-                    "block {block} at {:#x}, which is not where RAM_BLOCKS_RESULT has it",
+                    "block {block} at {:#x}, which differs from RAM_BLOCKS_RESULT",
                     result.host_address
                 );
                 Err(of.bad(8, rule))
@@ -235,7 +242,7 @@ impl BlockPlaces {
         let count = self.places.len();
         place
             .map(|place| (block, place))
-            .ok_or_else(|| of.bad(field, format!("block {index}, and there are {count}")))
+            .ok_or_else(|| of.bad(field, format!("block {index}, but there are {count}")))
     }
 
     /// Checks a range of this side and returns its block.
@@ -251,7 +258,7 @@ impl BlockPlaces {
             // The index is below `BLOCKS`, so the cast is lossless.
             Some(place) => Ok((place, block as u32)),
             None => {
-                let rule = format!("{length} bytes from {start:#x} on are not inside block {block}");
+                let rule = format!("{length} bytes at {start:#x} are not inside block {block}");
                 Err(WireError::local(message, 0, spec, rule))
             }
         }
@@ -283,6 +290,6 @@ fn inside(place: &BlockPlace, stated: u64, field: u64, of: Place) -> Result<u64,
     let offset = stated.checked_sub(place.offset).filter(|offset| *offset < place.length_bytes);
     offset.ok_or_else(|| {
         let (from, length) = (place.offset, place.length_bytes);
-        of.bad(field, format!("{stated:#x} is not in the block, {length:#x} bytes from {from:#x} on"))
+        of.bad(field, format!("{stated:#x} is not in the block of {length:#x} bytes at {from:#x}"))
     })
 }

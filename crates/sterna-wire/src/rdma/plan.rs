@@ -95,7 +95,8 @@ impl RegistrationPlan {
     pub fn new(blocks: &[u64], destination: Destination, limits: PlanLimits) -> Result<Self, WireError> {
         let most_write = limits.most_message.min(MOST_WRITE) / PAGE_SIZE as u64 * PAGE_SIZE as u64;
         if most_write == 0 {
-            let rule = format!("a port with messages of {} bytes takes no page", limits.most_message);
+            let rule =
+                format!("a port with messages of {} bytes has no room for a page", limits.most_message);
             return Err(WireError::local("WRITE", 0, "specs/rdma.md §6.1", rule));
         }
         let (grid, wide, limit) = match destination {
@@ -180,7 +181,7 @@ impl RegistrationPlan {
         if length > 0 && start < most && length <= most - start {
             return Ok(());
         }
-        let rule = format!("{length} bytes from {start:#x} on are none, or not inside block {block}");
+        let rule = format!("{length} bytes at {start:#x} are no bytes, or not inside block {block}");
         Err(WireError::local("WRITE", 0, "specs/rdma.md §6.1", rule))
     }
 
@@ -319,7 +320,7 @@ impl RegistrationPlan {
 fn sterna(chunk: ChunkSize, limit: u64) -> Result<(u64, u64, u64), WireError> {
     if limit < ChunkSize::LEAST.bytes() {
         let rule =
-            format!("{limit} bytes may be registered, and a window has 1 MiB at least: raise the limit");
+            format!("{limit} bytes may be registered, but a window needs at least 1 MiB: raise the limit");
         return Err(WireError::local("x-sterna-rdma-pinned-limit", 0, SPEC, rule));
     }
     let grid = chunk.twice_within(limit).bytes();

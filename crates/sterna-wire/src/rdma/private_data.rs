@@ -146,7 +146,7 @@ impl ConnectReply {
     pub fn is_plain(&self, request: &ConnectRequest) -> Result<bool, WireError> {
         match (&self.introduction, request.introduction.map(|asked| asked.part)) {
             (None, Some(part @ (Part::Lane(_) | Part::Question))) => {
-                let rule = format!("no Sterna answers, and {part} is understood by nobody else");
+                let rule = format!("the peer is not a Sterna, but only a Sterna understands {part}");
                 Err(WireError::incompatible(REPLY, PLAIN_BYTES as u64, "specs/rdma.md §2.3", rule))
             }
             (introduction, _) => Ok(introduction.is_none()),
@@ -164,12 +164,12 @@ fn limit(rest: &[u8]) -> Result<Option<u64>, WireError> {
     let at = (PLAIN_BYTES + Introduction::BYTES) as u64;
     let bad = |rule| Err(WireError::misbehaved(REPLY, at, "specs/rdma.md §2.3", rule));
     let Some(bytes) = rest.get(Introduction::BYTES..).and_then(<[u8]>::first_chunk) else {
-        return bad("version 2 states a limit on registered memory, and its bytes are not there".to_owned());
+        return bad("version 2 has a limit on registered memory, but its bytes are missing".to_owned());
     };
     match u64::from_be_bytes(*bytes) {
         0 => Ok(None),
         limit if limit < ChunkSize::LEAST.bytes() => {
-            bad(format!("{limit} bytes may be registered, and a window has 1 MiB at least"))
+            bad(format!("{limit} bytes may be registered, but a window needs at least 1 MiB"))
         }
         limit => Ok(Some(limit)),
     }
@@ -189,7 +189,7 @@ fn plain<'a>(received: &'a [u8], message: &'static str) -> Result<(u32, u32, &'a
     match received.split_first_chunk::<PLAIN_BYTES>() {
         Some((head, rest)) => Ok((be32(head, 0), be32(head, 4), rest)),
         None => {
-            let rule = format!("{} bytes, and version and flags have {PLAIN_BYTES}", received.len());
+            let rule = format!("{} bytes, but version and flags have {PLAIN_BYTES}", received.len());
             Err(WireError::misbehaved(message, received.len() as u64, SPEC, rule))
         }
     }

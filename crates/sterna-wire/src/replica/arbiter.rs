@@ -120,11 +120,11 @@ fn read_head(r: &mut Reader<'_>) -> Result<(usize, u8, usize), Stop> {
     }
     let kind = r.u8()?;
     if kind > OUT_OF_REACH {
-        return Err(r.bad(SPEC, format!("kind {kind} of an arbiter's store, and 0 to 2 are known")));
+        return Err(r.bad(SPEC, format!("kind {kind} of an arbiter's store; only 0 to 2 are known")));
     }
     let text = usize::from(r.u8()?);
     if (kind == NOTHING) != (text == 0) {
-        return Err(r.bad(SPEC, "an arbiter that keeps nothing has no token, and any other has one"));
+        return Err(r.bad(SPEC, "an arbiter that stores nothing has no token, and any other arbiter has one"));
     }
     Ok((name, kind, text))
 }

@@ -12,8 +12,8 @@ const STANDBY_LABEL: &str = "sterna replica standby";
 const PRIMARY_ARBITER_LABEL: &str = "sterna replica primary's arbiter";
 const STANDBY_ARBITER_LABEL: &str = "sterna replica standby's arbiter";
 
-const NOT_AUTHENTIC: &str = "the message is not authentic at this place: the peer has another secret, or somebody has changed what it \
-     said";
+const NOT_AUTHENTIC: &str = "the message is not authentic at this position: the peer has another secret, or the \
+                             message was changed on its way";
 
 /// The side that sends a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -132,7 +132,7 @@ impl Session {
     /// The message belongs to the other role.
     pub fn seal(&mut self, message: Message, out: &mut Vec<u8>) -> Result<(), WireError> {
         if message.sender() != self.role {
-            let rule = format!("{message:?} is not said by a {:?}", self.role);
+            let rule = format!("{message:?} is not a message of a {:?}", self.role);
             return Err(WireError::local("replica message", 0, SPEC, rule));
         }
         let body = body(message);
@@ -183,7 +183,7 @@ impl Session {
             let message = Message::from_wire(kind, first, second)
                 .filter(|message| message.sender() != self.role)
                 .ok_or_else(|| {
-                    r.bad(SPEC, format!("type {kind} with {first} and {second} is no message of the peer"))
+                    r.bad(SPEC, format!("type {kind} with {first} and {second} is not a message of the peer"))
                 })?;
             let place = self.received.to_be_bytes();
             if !self.key.verify(label(message.sender()), &[&place, &body(message)], &r.array()?) {

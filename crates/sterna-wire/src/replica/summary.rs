@@ -90,8 +90,8 @@ impl fmt::Display for SummaryDifference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { field, said, found } = self;
         match field.starts_with("digest") {
-            true => write!(f, "its {field} is {found:016x}, and its primary says {said:016x}"),
-            false => write!(f, "its {field} is {found}, and its primary says {said}"),
+            true => write!(f, "its {field} is {found:016x}, but {said:016x} in the primary's summary"),
+            false => write!(f, "its {field} is {found}, but {said} in the primary's summary"),
         }
     }
 }

@@ -17,17 +17,17 @@ pub(super) fn member<'a>(parent: &'a Value, key: &'static str) -> Result<&'a Val
 /// The value of `parent[key]` as an array.
 pub(super) fn array<'a>(parent: &'a Value, key: &'static str) -> Result<&'a [Value], WireError> {
     let value = member(parent, key)?;
-    value.as_array().map(Vec::as_slice).ok_or_else(|| bad(format!("member {key:?} is no array")))
+    value.as_array().map(Vec::as_slice).ok_or_else(|| bad(format!("member {key:?} is not an array")))
 }
 
 /// The value of `parent[key]` as a text.
 pub(super) fn text<'a>(parent: &'a Value, key: &'static str) -> Result<&'a str, WireError> {
-    member(parent, key)?.as_str().ok_or_else(|| bad(format!("member {key:?} is no text")))
+    member(parent, key)?.as_str().ok_or_else(|| bad(format!("member {key:?} is not text")))
 }
 
 /// The value of `parent[key]` as a number.
 pub(super) fn number(parent: &Value, key: &'static str) -> Result<u64, WireError> {
-    member(parent, key)?.as_u64().ok_or_else(|| bad(format!("member {key:?} is no whole number")))
+    member(parent, key)?.as_u64().ok_or_else(|| bad(format!("member {key:?} is not a whole number")))
 }
 
 pub(super) fn bad(rule: impl Into<std::borrow::Cow<'static, str>>) -> WireError {

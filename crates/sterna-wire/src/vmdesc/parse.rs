@@ -31,11 +31,11 @@ pub fn parse(description: &(impl AsRef<[u8]> + ?Sized)) -> Result<Value, WireErr
     if values > VM_DESCRIPTION_VALUES {
         return Err(bad(format!("{values} values, more than {VM_DESCRIPTION_VALUES}")));
     }
-    let text = std::str::from_utf8(description).map_err(|error| bad(format!("no UTF-8: {error}")))?;
+    let text = std::str::from_utf8(description).map_err(|error| bad(format!("not UTF-8: {error}")))?;
     // serde_json refuses nesting deeper than 128.
-    let value: Value = serde_json::from_str(text).map_err(|error| bad(format!("no JSON: {error}")))?;
+    let value: Value = serde_json::from_str(text).map_err(|error| bad(format!("not JSON: {error}")))?;
     if !value.is_object() {
-        return Err(bad("no JSON object"));
+        return Err(bad("not a JSON object"));
     }
     Ok(value)
 }

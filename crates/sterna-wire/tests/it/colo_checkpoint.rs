@@ -112,7 +112,7 @@ fn everything_but_one_end_of_ram_is_refused_in_a_checkpoint() {
         (&[2, 0, 0, 0, 1], "02 where the END section (03) of RAM must begin"),
         (&[4, 0, 0, 0, 7], "04 where the END section (03) of RAM must begin"),
         (&[0], "00 where the END section (03) of RAM must begin"),
-        (&[3, 0, 0, 0, 9], "END of section 9, which is not that of RAM"),
+        (&[3, 0, 0, 0, 9], "END of section 9, which is not the section of RAM"),
         (&twice, "03 behind RAM's END, where 00 must be"),
     ];
     for (bytes, rule) in cases {
@@ -286,7 +286,7 @@ fn devices_that_are_not_those_of_the_seeding_are_refused_by_name() {
         (with(&[&other_id]), "has id 99"),
         (with(&[&other_version]), "has id 5 and version 2"),
         (with(&[&stranger]), "\"e1000\" instance 0 was not in the seeding"),
-        (with(&[&sections[0], &[8, 0, 2, 0, 4]]), "the end of section"),
+        (with(&[&sections[0], &[8, 0, 2, 0, 4]]), "instance 0 has no end"),
         (sections.concat(), "does not end with EOF"),
         (Vec::new(), "does not end with EOF"),
         (vec![0], "is missing"),

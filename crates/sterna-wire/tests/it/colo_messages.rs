@@ -73,7 +73,7 @@ fn message_with_a_number_that_none_has_is_refused() {
         let error = Message::decode(&number.to_be_bytes()).unwrap_err();
 
         assert_eq!((error.fault, error.offset), (Fault::PeerMisbehaved, 0));
-        assert!(error.to_string().contains(&format!("message {number}, and there are 0 to 6")), "{error}");
+        assert!(error.to_string().contains(&format!("message {number}; only 0 to 6 are known")), "{error}");
     }
 }
 

@@ -382,7 +382,7 @@ fn switchover_start_that_comes_twice_is_misbehaviour() {
     let error = refusal(Expectations::default(), &stream);
 
     assert_eq!(error.fault, Fault::PeerMisbehaved, "{error}");
-    assert!(error.offset >= at && error.to_string().contains("SWITCHOVER_START comes twice"), "{error}");
+    assert!(error.offset >= at && error.to_string().contains("SWITCHOVER_START occurs twice"), "{error}");
 }
 
 #[test]

@@ -39,7 +39,7 @@ fn first_connection_of_a_qemu_is_main_and_the_second_the_return_path() {
         assert!(admission.has(Part::Main) && !admission.has(Part::ReturnPath));
         assert_eq!(admission.introduction(), None);
         assert_eq!(admission.request(&qemu(pin_all)), Ok((Part::ReturnPath, plain)));
-        refused(admission.request(&qemu(pin_all)), 8, "the return path is there already");
+        refused(admission.request(&qemu(pin_all)), 8, "the return path exists already");
     }
 }
 
@@ -53,9 +53,9 @@ fn connections_of_a_sterna_take_the_places_that_they_name() {
     for part in [Part::Lane(2), Part::ReturnPath, Part::Lane(0)] {
         assert_eq!(admission.request(&of(1, part)).unwrap().0, part);
         assert!(admission.has(part));
-        refused(admission.request(&of(1, part)), 8, "is there already");
+        refused(admission.request(&of(1, part)), 8, "exists already");
     }
-    refused(admission.request(&of(1, Part::Main)), 8, "the main connection is there already");
+    refused(admission.request(&of(1, Part::Main)), 8, "the main connection exists already");
     refused(admission.request(&of(1, Part::Lane(3))), 20, "this side takes 3");
     assert!(!admission.has(Part::Lane(1)) && !admission.has(Part::Lane(3)));
 }
@@ -63,7 +63,7 @@ fn connections_of_a_sterna_take_the_places_that_they_name() {
 #[test]
 fn connections_that_do_not_belong_to_the_main_one_are_refused_and_change_nothing() {
     for part in [Part::ReturnPath, Part::Lane(0)] {
-        refused(admission().request(&of(1, part)), 8, "no main connection is there");
+        refused(admission().request(&of(1, part)), 8, "without a main connection");
         let mut sterna = admission();
         sterna.request(&of(1, Part::Main)).unwrap();
         refused(sterna.request(&of(2, part)), 24, "of another migration");
@@ -73,7 +73,7 @@ fn connections_that_do_not_belong_to_the_main_one_are_refused_and_change_nothing
         let mut plain = admission();
         plain.request(&qemu(false)).unwrap();
         refused(plain.request(&of(1, part)), 24, "of another migration");
-        refused(plain.request(&of(1, Part::Main)), 8, "is there already");
+        refused(plain.request(&of(1, Part::Main)), 8, "exists already");
         refused(plain.request(&qemu(true)), 4, "other flags");
         assert!(plain.request(&qemu(false)).is_ok());
     }
@@ -111,7 +111,7 @@ fn place_of_a_connection_that_ended_is_free_and_all_are_without_the_main_one() {
     // The next source may be any kind of peer.
     admission.ended(Part::Main);
     assert!(![Part::Main, Part::ReturnPath, Part::Lane(0)].iter().any(|part| admission.has(*part)));
-    refused(admission.request(&of(1, Part::Lane(0))), 8, "no main connection");
+    refused(admission.request(&of(1, Part::Lane(0))), 8, "without a main connection");
     assert_eq!(admission.request(&qemu(true)).unwrap().0, Part::Main);
     assert_eq!(admission.request(&qemu(true)).unwrap().0, Part::ReturnPath);
 }

@@ -494,7 +494,7 @@ fn reply_of_version_2_states_the_destination_s_limit_and_an_older_one_cannot() {
     let sound = reply(2, Some(MIB)).to_bytes();
     let mut small = sound.clone();
     small[56..].copy_from_slice(&(MIB - 1).to_be_bytes());
-    for (bytes, words) in [(&small[..], "1 MiB at least"), (&sound[..60], "not there")] {
+    for (bytes, words) in [(&small[..], "at least 1 MiB"), (&sound[..60], "its bytes are missing")] {
         let error = ConnectReply::decode(bytes, &asked(2)).unwrap_err();
         assert_eq!((error.offset, error.fault), (56, Fault::PeerMisbehaved), "{error}");
         assert!(error.to_string().contains(words), "{error}");

@@ -134,8 +134,8 @@ fn arbiter_that_breaks_a_rule_is_refused_by_name() {
     for (head, what) in [
         ([4, 1, 0, 0], "name of 1025 bytes"),
         ([0, 1, 3, 0], "kind 3"),
-        ([0, 1, 0, 1], "keeps nothing has no token"),
-        ([0, 1, 1, 0], "any other has one"),
+        ([0, 1, 0, 1], "stores nothing has no token"),
+        ([0, 1, 1, 0], "any other arbiter has one"),
     ] {
         let error = ArbiterIdentity::rest_bytes(head).expect_err("refused");
         assert_eq!(error.fault, Fault::PeerMisbehaved);

@@ -338,9 +338,9 @@ impl Control {
                     .to_owned()
             }
             Held::Pages => format!(
-                "{}, and {} pages of the guest's memory are only there: the guest runs \
-                 here until it needs one of them, and then waits. Keep both processes. The source goes on when it is told to \
-                 (migrate with resume), and finds this side at {}; migrate-recover lets it come to another address",
+                "{}, and only the source has {} pages of the guest's memory: the guest runs here until it needs one \
+                 of them, and then waits. Keep both processes. 'migrate' with 'resume' at the source continues the \
+                 migration to {}; 'migrate-recover' here sets another address",
                 self.why_pages_do_not_come(),
                 self.shared.postcopy.arriving().map_or(0, |arriving| arriving.left()),
                 self.shared.address

@@ -64,8 +64,8 @@ pub fn send(
     }
     if image.lacks_bitmaps() {
         return Err(StartError::Image(format!(
-            "{} is a background snapshot whose bitmaps were never written; all of RAM would be zero: \
-             `sterna repair` mends it",
+            "{} is a background snapshot whose bitmaps were never written; all of RAM would be zero: `sterna repair` \
+             repairs it",
             image.path_name()
         )));
     }

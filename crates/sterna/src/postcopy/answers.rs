@@ -129,7 +129,7 @@ impl Answers {
             ReturnMessage::ReceivedBitmap { block } => {
                 let block = self.block(&block, "a received bitmap")?;
                 let at = self.bitmaps.iter().position(|asked| *asked == block);
-                self.bitmaps.remove(at.ok_or_else(|| untimely("a received bitmap that nobody asked for"))?);
+                self.bitmaps.remove(at.ok_or_else(|| untimely("a received bitmap that was not requested"))?);
                 Ok(Answer::Bitmap { block })
             }
             ReturnMessage::ResumeAck(_) if std::mem::take(&mut self.awaits_resume) => Ok(Answer::Resumed),
@@ -197,7 +197,7 @@ mod tests {
         let bitmap = |block: &str| ReturnMessage::ReceivedBitmap { block: block.into() };
         for (message, word) in [
             (request(Some("m0")), "listen"),
-            (bitmap("m0"), "nobody asked"),
+            (bitmap("m0"), "not requested"),
             (bitmap("m1"), "\"m1\""),
             (ReturnMessage::ResumeAck(1), "resumes"),
             (ReturnMessage::Shut(0), "before it was sent"),

@@ -130,8 +130,8 @@ fn check(store: &ImageStore) -> Result<Shape, StartError> {
     }
     if image.lacks_bitmaps() {
         return refuse(
-            "it is a background snapshot whose bitmaps were never written; all of RAM would be zero: `sterna repair` mends \
-             it",
+            "it is a background snapshot whose bitmaps were never written; all of RAM would be zero: `sterna repair` \
+             repairs it",
         );
     }
     if shape.has_capability("x-ignore-shared") {

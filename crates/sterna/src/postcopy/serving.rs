@@ -259,7 +259,7 @@ impl Control {
                 state.connection.answers.resumed();
             });
             main.write_all(&stream::resume().map_err(MigrationError::wire("main channel"))?)?;
-            let what = "the destination to go on";
+            let what = "the destination to continue";
             self.shared.wait(what, limit, |state| state.connection.has_resumed)?;
             self.shared.change(|state| {
                 state.statistics.recoveries += 1;

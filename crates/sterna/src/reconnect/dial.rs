@@ -12,7 +12,7 @@ use crate::error::MigrationError;
 use crate::identity::{self, Identity};
 use crate::threads::side_by_side;
 
-const CHANNEL: &str = "answer to a connection that was made anew";
+const CHANNEL: &str = "answer on a new connection";
 
 /// One attempt to begin a session.
 pub(crate) struct Dialling<'a> {
@@ -88,7 +88,8 @@ impl Dialling<'_> {
         })?;
         let binding = opened.tls_binding();
         if self.tls.is_some() && binding.is_none() {
-            let what = "the destination uses TLS 1.2, whose sessions cannot be identified: the migration does not go on over it";
+            let what = "the destination uses TLS 1.2, whose sessions cannot be identified: the migration does not \
+                        continue over this connection";
             return Err(MigrationError::PeerIncompatible { what: what.to_owned() }.into());
         }
         let Identity { id, secret } = self.identity;

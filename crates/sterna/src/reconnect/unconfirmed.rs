@@ -10,7 +10,7 @@ use sterna_wire::extension::{Holds, decode_held};
 use super::held::block_pages;
 use crate::error::MigrationError;
 
-const CHANNEL: &str = "answer to a connection that was made anew";
+const CHANNEL: &str = "answer on a new connection";
 /// Most bitmaps that are kept, each with one bit per page: 32 MiB for 1 TiB of RAM. For a destination that
 /// keeps up, two or three rounds are open. If it confirms none, all rounds after the first three share the last
 /// bitmap.

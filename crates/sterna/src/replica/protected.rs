@@ -76,7 +76,7 @@ struct Nowhere;
 
 impl Survivor for Nowhere {
     fn prepare(&self, _: &HeldGuest) -> Result<(), VmError> {
-        Err(VmError::new("the takeover", "nothing was said about where the guest goes on"))
+        Err(VmError::new("the takeover", "the place where the guest runs after a takeover is not set"))
     }
     fn start(&self) -> Result<(), VmError> {
         self.never()
@@ -135,8 +135,8 @@ impl Contacts {
             return refused("a primary wants to be in contact, and this standby takes checkpoints alone");
         };
         let is_late = || self.has_stream() || !matches!(store.state().stage, Stage::Seeding);
-        const LATE: &str = "a primary wants to be in contact after the guest began to come: its contact comes first, so protect the \
-                            guest anew";
+        const LATE: &str = "a primary opened its contact after the guest began to arrive, but the contact must be \
+                            opened first: protect the guest again";
         let _greeting = self.greeting.lock();
         if is_late() {
             return refused(LATE);

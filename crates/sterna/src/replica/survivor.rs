@@ -31,8 +31,8 @@ pub trait Survivor: Send + Sync {
     /// # Errors
     /// Why this side has no disk for it. The seeding is refused, and the guest continues to run at the primary.
     fn begin_stream(&self, device: &str, instance: u32) -> Result<(), VmError> {
-        let why = "here a guest goes on without the content of its disks: let it go on in a VM that has them (`sterna run --incoming defer \
-                   --disk`)";
+        let why = "the guest's disks are not copied to this standby: use a VM with the disks as the standby (`sterna \
+                   run --incoming defer --disk`)";
         Err(VmError::new(format!("the stream of device {device:?}, instance {instance}"), why))
     }
     /// Writes the next bytes of a stream. They belong to the seeding, or are a held checkpoint's bytes from their

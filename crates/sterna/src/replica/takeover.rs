@@ -57,23 +57,23 @@ pub struct TakenOver {
 #[non_exhaustive]
 pub enum TakeoverError {
     /// The seeding is not complete.
-    #[error("nothing is held yet: the guest is at the primary alone")]
+    #[error("this standby has no checkpoint yet: only the primary has the guest")]
     NothingHeld,
     /// The guest was taken over before.
     #[error("the checkpoint was taken over already: start the guest from that image")]
     Done,
     /// The permission was refused, because another side may have the guest.
-    #[error("the takeover was refused: {0}; the standby goes on as before")]
+    #[error("the takeover was refused: {0}; the standby continues")]
     Refused(String),
     /// The image could not be made; the checkpoint stays held.
-    #[error("the checkpoint is held, and its image could not be made: {0}; try again, elsewhere if need be")]
+    #[error("the checkpoint is held, and its image could not be made: {0}; try again, with another file if necessary")]
     Image(MigrationError),
     /// The survivor could not start the guest; the checkpoint stays held.
     #[error("the checkpoint is held, and the guest was not started: {0}; try again, or make an image")]
     Survivor(VmError),
     /// The primary is or was in contact, so the arbiter decides
     /// ([`StandbyContact::take_over`](super::StandbyContact::take_over)).
-    #[error("this guest is protected in contact with its primary, so nobody takes it over without a claim")]
+    #[error("this guest's standby is in contact with its primary, so a takeover needs a claim")]
     Protected,
 }
 

@@ -314,7 +314,7 @@ fn check_streams(streams: &[((String, u32), bool)], list: &DeviceList) -> Result
     for device in list.devices() {
         let Some(name) = EpochSection::device_of(&device.name) else { continue };
         if !streams.iter().any(|((began, instance), _)| began == name && *instance == device.instance) {
-            let what = format!("section {:?} goes on with a stream that never began", device.name);
+            let what = format!("section {:?} continues a stream that never began", device.name);
             return Err(MigrationError::PeerMisbehaved { what });
         }
     }

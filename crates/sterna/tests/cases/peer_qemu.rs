@@ -73,7 +73,7 @@ fn held_guest_is_given_up_by_force_only() {
         let sent = running(true).send(&incoming.address(), true);
         eventually("held", || incoming.status() == Status::Held);
         let refused = incoming.cancel().expect_err("it may be the only copy").to_string();
-        for words in ["only copy", "Look at the source", "cont", "x-sterna-force", "sterna cancel --force"] {
+        for words in ["only copy", "Check the source", "cont", "x-sterna-force", "sterna cancel --force"] {
             assert!(refused.contains(words), "{words:?} is not in: {refused}");
         }
         assert_eq!(incoming.status(), Status::Held);

@@ -324,7 +324,10 @@ fn planned_takeover_without_an_arbiter_is_refused_before_the_guest_is_stopped() 
 
         let refused = standby.take_over(true).expect_err("without an arbiter");
         assert_eq!(refused, standby::Refusal::ArbiterOutOfReach);
-        assert!(refused.to_string().contains("the guest goes on at the primary, protected"), "{refused}");
+        assert!(
+            refused.to_string().contains("the guest continues to run at the primary, protected"),
+            "{refused}"
+        );
         let refused = primary.hand_over().expect_err("without an arbiter");
         assert_eq!(refused, primary::Refusal::ArbiterOutOfReach);
 

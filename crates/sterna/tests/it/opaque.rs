@@ -304,8 +304,8 @@ fn image_that_cannot_take_its_place_is_dropped_where_the_source_hears_of_it() {
 fn stream_that_lies_is_refused_by_name() {
     type Lie = (&'static str, fn(&mut Stream));
     let lies: [Lie; 6] = [
-        ("comes twice", |s| s.blocks = vec![("m0", 16 << 12), ("m0", 4 << 12)]),
-        ("left of the total", |s| s.total = Some(17 << 12)),
+        ("occurs twice", |s| s.blocks = vec![("m0", 16 << 12), ("m0", 4 << 12)]),
+        ("of the total", |s| s.total = Some(17 << 12)),
         ("larger than", |s| s.blocks = vec![("m0", 1 << 45)]),
         ("not a multiple", |s| s.blocks = vec![("m0", 4097)]),
         ("is beyond block", |s| s.pages_word = Some(99 << 12)),

@@ -63,7 +63,7 @@ fn guest_of_a_cancelled_qemu_runs_on_in_and_between_checkpoints() -> Result<(), 
         let end = protect.line(|line| line["state"] == "alone")?;
         assert_eq!(end["runs_here"], true, "{end}");
         let left = end["left"].to_string();
-        assert!(left.contains("takes no capability") && !left.contains("gates"), "{left}");
+        assert!(left.contains("accepts no capability") && !left.contains("gates"), "{left}");
         assert_eq!(protect.end()?.code(), Some(1));
         runs_without_gates(&mut lab)?;
         assert_eq!(settings(&mut lab.primary)?[1], parameters);

@@ -346,7 +346,7 @@ fn disk_that_cannot_go_to_the_standby_is_refused_in_one_sentence() -> Result<(),
     }
     // A guest whose disk is not sent is refused.
     let refused = sterna_does(&["protect", &qemu, &socket, &arbiter]).unwrap_err();
-    assert!(refused.contains("runs on here"), "{refused}");
+    assert!(refused.contains("continues to run here"), "{refused}");
     assert_eq!(nodes(&mut lab.primary)?, before);
     let [_, data] = scribe_disks(lab.primary.directory());
     writes_on(&data, 300)

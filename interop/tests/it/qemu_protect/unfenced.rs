@@ -33,7 +33,7 @@ fn unfenced(lab: &mut Lab, directory: &Path, fence: Option<&Path>) -> Result<Sta
     said_by(directory, "following ")?;
     drop(protect);
     lab.primary.kill();
-    said_by(directory, "The claim is won and nobody runs the guest")?;
+    said_by(directory, "The claim is won, and the guest runs on neither side")?;
     Ok(standby)
 }
 
@@ -61,7 +61,7 @@ fn ctrl_c_runs_a_mended_fence_again_where_the_standby_has_no_monitor() -> Result
     // A Ctrl-C while the fence runs counts as another answer, so the test waits for the failure.
     let has_failed = |count| {
         let said = || std::fs::read_to_string(directory.path().join("said")).unwrap_or_default();
-        let told = || said().matches("Ctrl-C runs it again").count();
+        let told = || said().matches("press Ctrl-C to run it again").count();
         wait("the fence's failure", || (told() == count).then_some(()))
     };
     has_failed(1)?;
@@ -77,7 +77,7 @@ fn ctrl_c_runs_a_mended_fence_again_where_the_standby_has_no_monitor() -> Result
     let status = wait("the standby's end", || standby.0.try_wait().ok().flatten())?;
     let said = said_by(directory.path(), "taken over")?;
     assert!(status.success() && directory.path().join("image").exists(), "{status}: {said}");
-    assert!(said.contains("Ctrl-C runs it again") && !said.contains("sterna takeover"), "{said}");
+    assert!(said.contains("press Ctrl-C to run it again") && !said.contains("sterna takeover"), "{said}");
     Ok(())
 }
 
@@ -90,7 +90,7 @@ fn second_ctrl_c_vouches_for_the_primary_of_a_standby_without_fence_and_monitor(
     let mut standby = unfenced(&mut lab, directory.path(), None)?;
 
     interrupt(&standby)?;
-    said_by(directory.path(), "Ctrl-C again vouches")?;
+    said_by(directory.path(), "Another Ctrl-C confirms this")?;
     assert!(!directory.path().join("image").exists(), "nobody has vouched yet");
     interrupt(&standby)?;
 
@@ -111,12 +111,12 @@ fn requests_to_end_never_vouch_for_the_primary() -> Result<(), Failure> {
 
     // As a service manager sends them when the host shuts down.
     terminate()?;
-    said_by(directory.path(), "A further Ctrl-C")?;
+    said_by(directory.path(), "Another Ctrl-C ends it")?;
     terminate()?;
 
     let status = wait("the standby's end", || standby.0.try_wait().ok().flatten())?;
     let said = said_by(directory.path(), "ended; ")?;
     assert!(!status.success() && !directory.path().join("image").exists(), "{status}: {said}");
-    assert!(!said.contains("vouches for that"), "{said}");
+    assert!(!said.contains("Another Ctrl-C confirms this"), "{said}");
     Ok(())
 }

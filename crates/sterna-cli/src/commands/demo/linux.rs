@@ -37,7 +37,8 @@ impl Linux {
             None => running_kernel()?,
         };
         let initrd = directory.join("initrd");
-        let failed = |error: std::io::Error| Stop::failed(format!("cannot make the guest's initrd: {error}"));
+        let failed =
+            |error: std::io::Error| Stop::failed(format!("cannot create the guest's initrd: {error}"));
         let archive = archive().map_err(failed)?;
         std::fs::write(&initrd, archive).map_err(failed)?;
         let consoles = ["source", "destination"].map(|name| directory.join(format!("{name}.console")));
@@ -70,7 +71,7 @@ impl Linux {
         let wrong = all.last().map_or(0, |(_, wrong)| *wrong);
         let (passed, summary) = match gap {
             Some((expected, (number, _))) => {
-                (false, format!("step {number} came where step {expected} was due"))
+                (false, format!("step {number} arrived instead of step {expected}"))
             }
             None if wrong > 0 => (false, format!("{wrong} words of the guest's memory were wrong")),
             None => {
@@ -97,7 +98,8 @@ impl Linux {
                 let said = std::fs::read(&self.consoles[side]).unwrap_or_default();
                 let last = String::from_utf8_lossy(&said).lines().last().unwrap_or("nothing").to_owned();
                 return Err(Stop::failed(format!(
-                    "the Linux guest made {} of {count} steps in {BOOT_LIMIT:?}; its console said last: {last}",
+                    "the Linux guest made {} of {count} steps in {BOOT_LIMIT:?}; the last output of its console: \
+                     {last}",
                     found.len()
                 )));
             }
@@ -117,7 +119,7 @@ fn running_kernel() -> Result<PathBuf, Stop> {
     let found = places.iter().map(PathBuf::from).find(|path| path.is_file());
     found.ok_or_else(|| {
         Stop::usage(format!(
-            "no kernel to boot: neither {} nor {} is there. Name one with --kernel.",
+            "no kernel to boot: neither {} nor {} exists. Give a kernel with --kernel.",
             places[0], places[1]
         ))
     })

@@ -133,9 +133,9 @@ impl Sides {
         if names.is_empty() || names == "events" {
             return;
         }
-        let why = why.unwrap_or_else(|| "the migration is not over".to_owned());
+        let why = why.unwrap_or_else(|| "the migration has not ended".to_owned());
         live.note(&format!(
-            "sterna: warning: {why}: {names} stay set at {}; set them back when it is over",
+            "sterna: warning: {why}: {names} stay set at {}; restore the earlier values when it has ended",
             source.endpoint()
         ));
     }
@@ -148,7 +148,7 @@ impl Sides {
         if !destination.is_sterna() {
             if self.was_told_to_listen {
                 live.note(&format!(
-                    "{} listens now, and a QEMU cannot be told to stop: give the same address next time",
+                    "{} listens now, and a QEMU cannot stop listening: use the same address next time",
                     destination.endpoint()
                 ));
             }
@@ -191,7 +191,8 @@ fn put_back(settings: &Temporary, monitor: &mut Monitor, keeps: bool, live: &Liv
         // A QEMU exits if its incoming migration fails. Its settings end with it.
         Err(error) if error.is_disconnect() => {}
         Err(error) => live.note(&format!(
-            "sterna: warning: the settings {} could not be put back: {error}; set them back before the next migration",
+            "sterna: warning: the earlier values of {} could not be restored: {error}; restore them before the next \
+             migration",
             settings.names()
         )),
     }

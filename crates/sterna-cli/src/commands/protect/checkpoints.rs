@@ -8,22 +8,25 @@ use crate::units;
 #[derive(Debug, Default, clap::Args)]
 #[command(next_help_heading = "Options for the checkpoints of a Sterna VM")]
 pub struct Checkpoints {
-    /// What makes a checkpoint due: the interval, output that waits, or the share of its time that the guest stands
+    /// When to take a checkpoint: at the interval (interval), when output waits (output), or so often that the guest is
+    /// paused for a given share of the time (load)
     #[arg(long, value_name = "MODE", value_parser = ["interval", "output", "load"])]
     pub checkpoint_mode: Option<String>,
-    /// With --checkpoint-mode output: milliseconds that output waits until a checkpoint is taken for it
+    /// With --checkpoint-mode output: time in milliseconds that output waits before a checkpoint is taken for it
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u32).range(1..=3_600_000))]
     pub output_delay: Option<u32>,
-    /// With --checkpoint-mode load: percent of its time that the guest may stand
+    /// With --checkpoint-mode load: percentage of the time for which the guest may be paused
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=90))]
     pub checkpoint_overhead: Option<u8>,
-    /// How many checkpoints may be taken and not be held by the standby yet
+    /// Number of checkpoints that may be on their way to the standby
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=4))]
     pub in_flight: Option<u8>,
-    /// Whether dirty pages are copied while the guest stands, or write-protected then and copied when it goes on; auto: what is quicker
+    /// How dirty pages are copied: while the guest is paused (copy), or after it has resumed, write-protected until
+    /// then (copy-on-write); auto: the faster of the two
     #[arg(long, value_name = "WAY", value_parser = ["auto", "copy", "copy-on-write"])]
     pub checkpoint_copy: Option<String>,
-    /// Send differences to what the standby holds (xbzrle), and keep at most so many bytes of pages for that; a power of two
+    /// Send only the differences from the standby's copy of a page (xbzrle). SIZE: limit of the memory for old pages, a
+    /// power of two
     #[arg(long, value_name = "SIZE", num_args = 0..=1, default_missing_value = "64M", value_parser = units::parse_size)]
     pub delta: Option<u64>,
 }

@@ -21,13 +21,15 @@ const END_LIMIT: Duration = Duration::from_secs(100);
 /// Every command of the socket of `sterna protect`.
 #[rustfmt::skip]
 pub const COMMANDS: &[CommandSpec] = &[
-    CommandSpec::new("x-sterna-decide", "With the arbiter `ask`: tells the primary which side runs the guest.").takes(&[
-        MemberSpec::required("guest", MemberKind::String, "`source`: this side; `destination`: the standby."),
+    CommandSpec::new("x-sterna-decide", "With the arbiter `ask`: decides which side runs the guest.").takes(&[
+        MemberSpec::required("guest", MemberKind::String, "`source`: this side. `destination`: the standby."),
     ]),
     CommandSpec::new("query-colo-status", "Returns whether this is the primary side of a running protection.").returns(MemberKind::Object),
-    CommandSpec::new("x-sterna-query-protection", "Returns what `sterna protect --json` prints in a line.").returns(MemberKind::Object),
-    CommandSpec::new("x-sterna-unprotect", "Ends the protection with the guest here; answers when QEMU is as it was.").returns(MemberKind::Object),
-    CommandSpec::new("x-sterna-takeover", "Hands the guest over to the standby as planned; answers when it is there.").returns(MemberKind::Object),
+    CommandSpec::new("x-sterna-query-protection", "Returns the content of one line of `sterna protect --json`.").returns(MemberKind::Object),
+    CommandSpec::new("x-sterna-unprotect", "Ends the protection, with the guest here. Returns when QEMU's settings \
+                                            are restored.").returns(MemberKind::Object),
+    CommandSpec::new("x-sterna-takeover", "Performs a planned takeover: hands the guest over to the standby. Returns \
+                                           when the standby has the guest.").returns(MemberKind::Object),
 ];
 
 /// Handles the commands.
@@ -81,7 +83,8 @@ impl Control {
             Some(Ok(end)) => Ok(End::of_qemu(end, &self.session.statistics()).value()),
             Some(Err(why)) => Err(QmpError::generic(why)),
             None => Err(QmpError::generic(
-                "the protection has not ended yet: the standby has not said its last word; see x-sterna-query-protection",
+                "the protection has not ended yet, because the standby has not confirmed the end; \
+                 x-sterna-query-protection shows the state",
             )),
         }
     }
@@ -99,7 +102,8 @@ impl Control {
         };
         let operator = self.operator.as_ref().ok_or_else(|| {
             QmpError::generic(
-                "this protection's arbiter decides: no operator does (only --arbiter ask leaves it to one)",
+                "an operator cannot decide, because this protection has another arbiter (only --arbiter ask leaves \
+                 the decision to an operator)",
             )
         })?;
         operator.decide(won).map_err(|error| QmpError::generic(error.to_string()))?;
@@ -141,7 +145,8 @@ impl Handler for Control {
                 let end = self.wait()?;
                 if self.runs_here() {
                     return Err(QmpError::generic(
-                        "the standby has not taken the guest over: it runs on here, unprotected; see the standby's log, and protect it anew",
+                        "the standby has not taken over: the guest continues to run here, unprotected. See the \
+                         standby's log, and protect the guest again",
                     ));
                 }
                 Ok(end)

@@ -29,7 +29,8 @@ pub(super) fn execute(
     let mut standby = arguments.standby_qmp.as_ref().map(Monitor::connect).transpose()?;
     if let Some(standby) = standby.as_ref().filter(|standby| !standby.is_sterna()) {
         return Err(Stop::usage(format!(
-            "{} is no Sterna: the standby of a Sterna VM is another one (`sterna run --incoming defer`), or `sterna standby`",
+            "{} is not a Sterna VM: the standby of a Sterna VM is another Sterna VM (`sterna run --incoming defer`), \
+             or `sterna standby`",
             standby.endpoint()
         )));
     }
@@ -68,8 +69,9 @@ fn begin(
     begun?;
     if report(primary)?["watchdog"] == false {
         terminal::note(
-            "sterna: warning: this VM has no watchdog (`sterna run --watchdog DEVICE`). If its process or its host stands still for longer than \
-             the lease and wakes again, its guest may run for a moment beside the survivor, unless the standby has a --fence",
+            "sterna: warning: this VM has no watchdog (`sterna run --watchdog DEVICE`). If its process or its host is \
+             suspended for longer than the lease and then resumes, its guest may run for a moment at the same time as \
+             the standby's guest, unless the standby has a --fence",
         );
     }
     Ok(())
@@ -97,7 +99,8 @@ fn put_back(arguments: &Arguments, monitor: &mut Monitor, before: &Settings) {
             let is_there = monitor.run_state().is_ok();
             if is_there {
                 terminal::note(&format!(
-                    "sterna: warning: the settings of {at} could not be put back ({}): before a plain migration, switch x-colo off there",
+                    "sterna: warning: the earlier settings of {at} could not be restored ({}): before a plain \
+                     migration, switch x-colo off there",
                     stop.message
                 ));
             }
@@ -134,7 +137,10 @@ fn migrate(primary: &mut Monitor, standby: &str, interrupts: &Interrupts) -> Res
     match begun {
         (Err(stop), _) if interrupts.count() > 0 => Err(Stop::with(
             Status::Cancelled,
-            format!("{}; the guest is not protected and runs on", stop.message.trim_end_matches('.')),
+            format!(
+                "{}; the guest is not protected and continues to run",
+                stop.message.trim_end_matches('.')
+            ),
         )),
         (Err(stop), _) => {
             let advice = tls::name_advice(&stop.message, tls::NAME_PARAMETER);
@@ -161,7 +167,8 @@ fn refuse(arguments: &Arguments) -> Result<(), Stop> {
     ];
     match is_set.into_iter().find(|(_, is_set)| *is_set) {
         Some((option, _)) => Err(Stop::usage(format!(
-            "{option} is for a QEMU: a Sterna VM has its arbiter, its secret, its lease, its watchdog and its certificates from `sterna run`"
+            "{option} is only for a QEMU: a Sterna VM gets its arbiter, secret, lease, watchdog and certificates from \
+             `sterna run`"
         ))),
         None => Ok(()),
     }
@@ -209,7 +216,7 @@ fn watch(
             let how = match (&done, outcome) {
                 (Err(stop), _) => stop.message.as_str(),
                 (Ok(_), "handed over") => "handed over as planned: the guest runs at the standby",
-                (Ok(_), _) => "the protection was ended by an operator: the guest runs on at the primary",
+                (Ok(_), _) => "an operator ended the protection: the guest continues to run at the primary",
             };
             let is_there = matches!(outcome, "handed over" | "lost");
             let guest_at = if is_there { GuestAt::Standby } else { GuestAt::Primary };
@@ -230,12 +237,14 @@ fn watch(
             if heard >= 2 {
                 return Err(Stop::with(
                     Status::Detached,
-                    "left: the guest stays protected; see `sterna info`, and end it with `sterna unprotect`",
+                    "interrupted: the guest stays protected. `sterna info` shows the protection, and `sterna \
+                     unprotect` ends it",
                 ));
             }
             match primary.execute("x-sterna-unprotect", Value::Null) {
                 Ok(_) => terminal::note(
-                    "ending the protection: the standby is asked for its last word (Ctrl-C again leaves it as it is)",
+                    "ending the protection: waiting for the standby's confirmation (Ctrl-C again exits and leaves the \
+                     protection as it is)",
                 ),
                 // The seeding is not finished: the standby holds no checkpoint, and the guest is here.
                 Err(_) => drop(primary.execute("migrate_cancel", Value::Null)?),
@@ -264,12 +273,12 @@ pub(in crate::commands) fn unprotect(monitor: &mut Monitor) -> Done {
             Some(_) => {
                 return Err(Stop::with(
                     Status::Lost,
-                    "the standby has the guest; it was ended at its primary",
+                    "the standby has the guest; the primary has ended its copy",
                 ));
             }
             None if begun.elapsed() > BEGIN_LIMIT => {
                 return Err(Stop::failed(format!(
-                    "the protection has not ended within {} s; `sterna info` says where it stands",
+                    "the protection has not ended within {} s; `sterna info` shows its state",
                     BEGIN_LIMIT.as_secs()
                 )));
             }
@@ -282,7 +291,7 @@ fn report(monitor: &mut Monitor) -> Result<Value, Stop> {
     monitor.execute("x-sterna-query-protection", Value::Null).map_err(|stop| {
         Stop::with(
             Status::Undecided,
-            format!("{}; ask the standby who has the guest (`sterna info`)", stop.message),
+            format!("{}; find out whether the standby has the guest (`sterna info` there)", stop.message),
         )
     })
 }
@@ -306,12 +315,15 @@ fn ended(arguments: &Arguments, primary: &mut Monitor, outcome: &str, report: &V
         }
         "handed over" => {
             let held = report["held"].as_u64().unwrap_or(0);
-            terminal::note(&format!("handed over: the guest runs at the standby, from checkpoint {held} on"));
+            terminal::note(&format!(
+                "handed over: the guest runs at the standby, starting from checkpoint {held}"
+            ));
             Ok(Status::Done)
         }
-        "lost" => {
-            Err(Stop::with(Status::Lost, format!("the standby has the guest ({trouble}); it was ended here")))
-        }
+        "lost" => Err(Stop::with(
+            Status::Lost,
+            format!("the standby has the guest ({trouble}); the guest was ended here"),
+        )),
         _ => Err(Stop::failed(format!("the guest is not protected ({trouble}); {here}"))),
     }
 }
@@ -341,7 +353,7 @@ fn line(report: &Value, per_second: Option<f64>) -> String {
     }
     let rate = per_second.map_or_else(|| "-".to_owned(), |rate| format!("{rate:.0}"));
     format!(
-        "{state:<11} checkpoint {}, {rate}/s; pause {} (99 %: {}); output waits {}; the last one {}\n",
+        "{state:<11} checkpoint {}, {rate}/s; pause {} (99 %: {}); output waits {}; the last {}\n",
         number("held"),
         time("pause-p50"),
         time("pause-p99"),

@@ -49,7 +49,7 @@ impl Shown {
             now.held_for.filter(|age| now.hangs && now.contact.state == State::Protected && !age.is_zero());
         if let Some(age) = age {
             return format!(
-                "{state:<11} checkpoint {}, none for {}; {} wait; {}\n",
+                "{state:<11} checkpoint {}, none for {}; {} waiting; {}\n",
                 now.held,
                 units::time(age),
                 units::bytes(now.output.waiting_bytes),
@@ -81,11 +81,11 @@ impl Shown {
             let why = now.lost_because.as_deref().unwrap_or("it does not answer");
             let decide = qmp.map_or_else(String::new, |at| {
                 format!(
-                    "; with the arbiter `ask`, make sure that only one side runs the guest: `sterna decide {at} source` if \
-                     it is this one, `destination` if it is the standby"
+                    "; with the arbiter `ask`, make sure that only one side runs the guest: `sterna decide {at} \
+                     source` if this side does, `destination` if the standby does"
                 )
             });
-            return Some(format!("the standby is lost ({why}): the arbiter is asked{decide}"));
+            return Some(format!("the standby is lost ({why}): asking the arbiter{decide}"));
         }
         if now.trouble != self.noted {
             self.noted.clone_from(&now.trouble);
@@ -95,7 +95,8 @@ impl Shown {
             && !std::mem::replace(&mut self.has_noted_waiting, true)
         {
             return Some(format!(
-                "checkpoints are not kept on their way to the standby, so each pause includes the network: QEMU's stream is not understood ({why})"
+                "checkpoints cannot be buffered, so each pause includes the time on the network: QEMU's stream has an \
+                 unknown format ({why})"
             ));
         }
         None

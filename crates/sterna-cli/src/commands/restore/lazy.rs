@@ -33,7 +33,7 @@ pub fn restore(arguments: &Arguments, start: Start, watcher: &mut Watcher<'_>) -
     let image = Arc::new(arguments.reading.open(&arguments.image, options)?);
     let kind = (subject.format().name(), access_name(image.access()), image.is_direct());
     let directory = place::directory()
-        .map_err(|error| Stop::failed(format!("cannot make a directory for the VM's sockets: {error}")))?;
+        .map_err(|error| Stop::failed(format!("cannot create a directory for the VM's sockets: {error}")))?;
     let request = LazyRequest {
         start,
         reconnect_window: Duration::from_secs(arguments.reconnect_window),
@@ -83,8 +83,7 @@ fn tell(arguments: &Arguments, kind: &Kind, restored: &LazilyRestored, launched:
     });
     if restored.should_run && !restored.is_running {
         return Err(Stop::failed(
-            "the guest has all of its memory but does not run, although it should: keep the image, and see the warnings \
-             above",
+            "the guest has all of its memory but could not be started: keep the image, and see the warnings above",
         ));
     }
     Ok(Status::Done)
@@ -108,7 +107,7 @@ fn table(
     let past = if *is_direct { ", direct I/O" } else { "" };
     row("total time", format!("{}{past}", units::seconds(restored.total.as_secs_f64())));
     row("pages", format!("{} with content, {} zero", statistics.content_pages, statistics.zero_pages));
-    let own = if restored.preempt { ", over a connection of their own" } else { "" };
+    let own = if restored.preempt { ", over a separate connection" } else { "" };
     row("requested", format!("{} pages{own}", statistics.requested_pages));
     if statistics.recoveries > 0 {
         row("recoveries", statistics.recoveries.to_string());

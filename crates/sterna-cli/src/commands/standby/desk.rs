@@ -37,7 +37,7 @@ impl Desk {
     /// # Errors
     /// There is no contact, or a takeover is in progress.
     pub fn give_up_hung(&self) -> Result<(), String> {
-        let contact = self.standby.contact().ok_or("there is no contact that could be given up")?;
+        let contact = self.standby.contact().ok_or("there is no contact that could be closed")?;
         contact.take_over(false).map_err(|refusal| refusal.to_string())
     }
 
@@ -53,7 +53,7 @@ impl Desk {
         {
             self.is_planned.store(false, Ordering::Release);
             if let Err(why) = self.judge.decide(contact.protection()) {
-                terminal::note(&format!("sterna: the planned takeover's claim: {why}"));
+                terminal::note(&format!("sterna: the claim of the planned takeover failed: {why}"));
             }
         }
     }
@@ -65,7 +65,8 @@ impl Desk {
         let launch = move || {
             if let Some(Err(error)) = place.vm().map(WaitingVm::launch) {
                 terminal::note(&format!(
-                    "sterna: warning: the VM that is to run the guest: {error}. It is started once more when the guest is taken over; `sterna takeover SOCKET --image` makes an image instead"
+                    "sterna: warning: the VM that waits for the guest could not start: {error}. A takeover starts it \
+                     once more; `sterna takeover SOCKET --image` writes an image instead"
                 ));
             }
         };
@@ -77,10 +78,11 @@ impl Desk {
         let text = |refusal: sterna::replica::machines::standby::Refusal| refusal.to_string();
         match contact.state().state {
             State::Claiming if wish.without_arbiter => self.decide_without_arbiter(wish),
-            _ if wish.without_arbiter => {
-                Err("the last resort is for a standby that waits for its arbiter: its state is not `claiming`. Give `sterna takeover` first"
-                    .to_owned())
-            }
+            _ if wish.without_arbiter => Err(
+                "--without-arbiter is only for a standby that waits for its arbiter, but its state is not \
+                     `claiming`. Run `sterna takeover` first"
+                    .to_owned(),
+            ),
             State::Unready | State::Held => contact.retry().map_err(text),
             State::Unfenced if wish.vouches => contact.vouch().map_err(text),
             State::Unfenced => contact.retry().map_err(text),
@@ -114,9 +116,11 @@ impl Desk {
     /// Decides in place of an arbiter that never answers. The guest becomes an image and is not started.
     fn decide_without_arbiter(&self, wish: Takeover) -> Result<(), String> {
         if !(wish.vouches && wish.into_image) {
-            return Err("without the arbiter the operator has to vouch that the primary's guest does not run and never will, and the guest is \
-                        not started here: give `--image --vouch --without-arbiter`"
-                .to_owned());
+            return Err(
+                "without the arbiter, the guest cannot start here, and the operator must confirm that the \
+                        primary's guest does not run and never will: give `--image --vouch --without-arbiter`"
+                    .to_owned(),
+            );
         }
         self.place.want_image(true);
         self.judge.vouch();
@@ -163,12 +167,12 @@ impl Desk {
             return self.take_over_by_contact(&contact, wish);
         }
         if wish.is_planned {
-            return Err("a planned takeover needs the primary's contact (`sterna protect` there), and there is none; take \
-                        over without `--planned` if its guest does not run any more"
+            return Err("a planned takeover needs contact to the primary (`sterna protect` there), and there is none; \
+                        take over without `--planned` if the primary's guest does not run any more"
                 .to_owned());
         }
         if self.standby.held().is_none() {
-            return Err("nothing is held yet: the guest is at the primary alone".to_owned());
+            return Err("this standby has no checkpoint yet: only the primary has the guest".to_owned());
         }
         self.is_wanted.store(true, Ordering::Release);
         Ok(())

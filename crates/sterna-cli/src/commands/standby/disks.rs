@@ -28,21 +28,24 @@ pub struct DiskArgument {
 pub fn parse(text: &str) -> Result<DiskArgument, String> {
     // A NUL byte is used as a placeholder, because no file name contains one.
     const COMMA: &str = "\0";
-    let (name, rest) =
-        text.split_once('=').ok_or("write NAME=FILE: the name is the primary's, the file is here")?;
+    let (name, rest) = text
+        .split_once('=')
+        .ok_or("write NAME=FILE: the name from `sterna protect --disk`, and a file on this host")?;
     if name.is_empty() || name.len() > NAME_BYTES || name.contains(',') {
-        return Err(format!("{name:?} is no name of a disk: 1 to {NAME_BYTES} bytes without a comma"));
+        return Err(format!(
+            "{name:?} is not a valid name of a disk: use 1 to {NAME_BYTES} bytes without a comma"
+        ));
     }
     let rest = rest.replace(",,", COMMA);
     let mut words = rest.split(',').map(|word| word.replace(COMMA, ","));
-    let path = words.next().filter(|path| !path.is_empty()).ok_or("name the disk's file behind `=`")?;
+    let path = words.next().filter(|path| !path.is_empty()).ok_or("give the disk's file after `=`")?;
     let mut disk = DiskArgument { name: name.to_owned(), path: path.into(), size: None };
     for word in words {
         match word.split_once('=') {
             Some(("format", "raw")) => {}
             Some(("format", format)) => {
                 return Err(format!(
-                    "format={format}: a standby keeps disks raw; `qemu-img convert` makes another format of it"
+                    "format={format}: a standby supports only raw disks; `qemu-img convert` converts them"
                 ));
             }
             Some(("size", size)) => disk.size = Some(units::parse_size(size)?),
@@ -58,7 +61,7 @@ pub fn open(arguments: &[DiskArgument]) -> Result<Vec<StandbyDisk>, Stop> {
     for argument in arguments {
         let DiskArgument { name, path, size } = argument;
         if disks.iter().any(|disk| disk.name == *name) {
-            return Err(Stop::usage(format!("--disk: two disks are called {name}")));
+            return Err(Stop::usage(format!("--disk: two disks have the name {name}")));
         }
         if let Some(size) = *size {
             make(path, size).map_err(|error| refused(path, &error.to_string()))?;
@@ -66,13 +69,13 @@ pub fn open(arguments: &[DiskArgument]) -> Result<Vec<StandbyDisk>, Stop> {
         if size.is_none() && !path.exists() {
             return Err(refused(
                 path,
-                "there is no such file: with `,size=SIZE`, the length of the primary's disk, it is made",
+                "the file does not exist: add `,size=SIZE` with the length of the primary's disk to create it",
             ));
         }
         let image = Image::open(&ImageOptions::new(path)).map_err(|why| refused(path, &why))?;
         if let Some(size) = size.filter(|size| *size != image.len_bytes()) {
             let why = format!(
-                "it has {} bytes, and not {size}: remove it if it is not needed, and it is made with that length",
+                "it has {} bytes instead of {size}: remove it if it is not needed; it is then created with that length",
                 image.len_bytes()
             );
             return Err(refused(path, &why));
@@ -130,7 +133,7 @@ mod tests {
         assert_eq!(disk, DiskArgument { name, path, size: Some(10 << 30) });
         for (text, word) in [
             ("file", "NAME=FILE"),
-            ("=file", "no name"),
+            ("=file", "not a valid name"),
             ("q0=", "file"),
             ("q0=f,format=qcow2", "raw"),
             ("q0=f,queues=2", "unknown option"),

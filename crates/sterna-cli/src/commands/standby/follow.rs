@@ -112,7 +112,7 @@ impl<'a> Following<'a> {
         if let Some(gone) = self.contact.take().filter(|_| contact.is_none()) {
             let why = gone.state().trouble.unwrap_or_else(|| "no reason was given".to_owned());
             terminal::note(&format!(
-                "sterna: the contact ended before its guest came: {why}; waiting for another"
+                "sterna: the primary's connection ended before its guest arrived: {why}; waiting for another primary"
             ));
             self.told = None;
         }
@@ -121,21 +121,21 @@ impl<'a> Following<'a> {
             return self.look_at_contact(report);
         }
         match &report.state {
-            StandbyState::Failed(why) => {
-                Some(Err(Stop::failed(format!("{why}; nothing is held, and the primary has its guest"))))
-            }
+            StandbyState::Failed(why) => Some(Err(Stop::failed(format!(
+                "{why}; this standby has no checkpoint, and the primary has its guest"
+            )))),
             StandbyState::Lost(why) if self.arguments.on_loss == OnLoss::Image => {
                 if std::mem::replace(&mut self.is_loss_told, true) {
                     return None;
                 }
-                terminal::note(&format!("sterna: the primary is gone: {why}"));
+                terminal::note(&format!("sterna: the connection to the primary is lost: {why}"));
                 self.take_over("error")
             }
             StandbyState::Lost(why) => {
                 if !std::mem::replace(&mut self.is_loss_told, true) {
                     terminal::note(&format!(
-                        "sterna: the primary is gone: {why}. Its last checkpoint is held; {} an image of it, for which the \
-                         primary's guest must not run any more",
+                        "sterna: the connection to the primary is lost: {why}. This standby holds its last \
+                         checkpoint; {} an image of it. Make sure first that the primary's guest does not run any more",
                         self.word().makes_image()
                     ));
                 }
@@ -181,7 +181,7 @@ impl<'a> Following<'a> {
                 .is_some_and(|contact| contact.is_connected && contact.state == State::Following);
             match trouble {
                 Some(trouble) => terminal::note(&format!("sterna: warning: {trouble}")),
-                None if is_followed => terminal::note("sterna: checkpoints come again"),
+                None if is_followed => terminal::note("sterna: checkpoints arrive again"),
                 None => {}
             }
         }
@@ -192,7 +192,8 @@ impl<'a> Following<'a> {
             return;
         }
         terminal::note(&format!(
-            "sterna: no checkpoint has come for {}: the contact is given up, and the claim and the fence decide (--takeover-on-hang)",
+            "sterna: no checkpoint has arrived for {}: this standby closes the contact and takes over with claim and \
+             fence (--takeover-on-hang)",
             units::time(age)
         ));
         if let Err(why) = self.desk.give_up_hung() {
@@ -202,7 +203,7 @@ impl<'a> Following<'a> {
 
     fn taken_over(&self, report: &StandbyReport) -> Done {
         let ready = self.desk.place.ready();
-        let ready = ready.ok_or_else(|| Stop::failed("the guest was started before it was made ready"))?;
+        let ready = ready.ok_or_else(|| Stop::failed("the guest was started before it was prepared"))?;
         // The VM outlives this command, and so does its monitor.
         let vm = self.desk.place.vm().and_then(WaitingVm::release);
         terminal::print(&say::end(self.arguments, report, &ready, vm.as_ref(), self.began.elapsed()));
@@ -220,12 +221,16 @@ impl<'a> Following<'a> {
             Err(error) => {
                 self.failures += 1;
                 self.is_loss_told = true;
-                let next =
-                    if self.failures < FAILURES { "tries again" } else { "ends this command, and drops it" };
+                let next = if self.failures < FAILURES {
+                    "tries again"
+                } else {
+                    "ends this command, and discards the copy"
+                };
                 let again =
                     self.arguments.qmp.as_ref().map(|_| self.word().again() + ", ").unwrap_or_default();
                 terminal::note(&format!(
-                    "sterna: error: {error}. This may be the only copy of the guest: mend that, then {again}Ctrl-C {next}"
+                    "sterna: error: {error}. This may be the only copy of the guest: remove the cause, then \
+                     {again}Ctrl-C {next}"
                 ));
                 None
             }
@@ -243,18 +248,19 @@ impl<'a> Following<'a> {
         }
         let state = self.desk.standby.state();
         if let StandbyState::Waiting = state {
-            return Some(Err(Stop::with(Status::Cancelled, "ended; no primary had come")));
+            return Some(Err(Stop::with(Status::Cancelled, "ended; no primary had connected")));
         }
         if let StandbyState::Lost(_) = state {
             if self.failures < FAILURES {
                 return self.take_over("request");
             }
             return Some(Err(Stop::failed(
-                "ended; the guest could not be taken over, and what was held is dropped",
+                "ended; the guest could not be taken over, and its checkpoint is discarded",
             )));
         }
         // The primary is alive. A copy of its guest must not be started, and has no use.
-        let why = "ended; what was held is dropped, and the guest stays with the primary (give it x-colo-lost-heartbeat)";
+        let why = "ended; the checkpoint is discarded, and the guest stays with the primary: run \
+                   `x-colo-lost-heartbeat` at its monitor";
         Some(Err(Stop::with(Status::Cancelled, why)))
     }
 
@@ -265,12 +271,12 @@ impl<'a> Following<'a> {
             contact.failed("the standby was ended by its operator", Event::LocalFailure);
             let outcome = contact.wait(LAST_WORDS);
             let what = match outcome {
-                Some(Outcome::Discarded(_)) => "the primary knows and has the guest",
-                _ => "whether the primary has heard so is unknown: it asks its arbiter",
+                Some(Outcome::Discarded(_)) => "the primary has confirmed the end and has the guest",
+                _ => "the primary has not confirmed the end, and will ask its arbiter",
             };
             return Some(Err(Stop::with(
                 Status::Cancelled,
-                format!("ended; what was held is dropped, and {what}"),
+                format!("ended; the checkpoint is discarded, and {what}"),
             )));
         }
         // A signal of a host that shuts down is no operator's answer.
@@ -289,13 +295,13 @@ impl<'a> Following<'a> {
         }
         if !std::mem::replace(&mut self.is_loss_told, true) {
             terminal::note(
-                "sterna: contact with the primary is lost, and this side may soon have the only guest: it goes on. A further Ctrl-C \
-                 ends it, and drops what is held",
+                "sterna: the contact to the primary is lost, and this side may soon have the only copy of the guest: \
+                 this command continues. Another Ctrl-C ends it and discards the checkpoint",
             );
             return None;
         }
-        let why = "ended; what was held is dropped. If the arbiter had given this side the claim, the primary cannot win it any \
-                   more: find out by hand where the guest may start";
+        let why = "ended; the checkpoint is discarded. If the arbiter had given this side the claim, the primary \
+                   cannot get it any more: decide yourself where the guest may start";
         Some(Err(Stop::failed(why)))
     }
 }
@@ -306,8 +312,8 @@ impl Following<'_> {
     fn give_word(&mut self, vouches: bool) {
         if vouches && !std::mem::replace(&mut self.has_asked_to_vouch, true) {
             terminal::note(
-                "the primary cannot stop its guest by itself, and there is no --fence. Make sure that its guest does not run and \
-                 never will. Ctrl-C again vouches for that, and starts the guest here",
+                "the primary cannot stop its guest by itself, and this standby has no --fence. Make sure that the \
+                 primary's guest does not run and never will. Another Ctrl-C confirms this, and starts the guest here",
             );
             return;
         }
@@ -328,27 +334,28 @@ fn discarded(because: Because, report: &StandbyReport) -> Stop {
     let (status, text) = match because {
         Because::ClaimLost => (
             Status::Discarded,
-            "the arbiter gave the claim to the primary, which has the guest; everything that was held is discarded"
+            "the arbiter gave the claim to the primary, which has the guest; the checkpoint is discarded"
                 .to_owned(),
         ),
         Because::Unprotected => (
             Status::Discarded,
-            "the primary has ended the protection: it has the guest, or the guest was ended there on purpose; everything that was held is \
-             discarded"
+            "the primary has ended the protection: it has the guest, or an operator ended the guest there; the \
+             checkpoint is discarded"
                 .to_owned(),
         ),
         Because::ArbiterOutOfReach => (
             Status::Discarded,
-            "the primary had given its guest, and the arbiter could not be asked: nothing was claimed, the primary goes on with \
-             the guest, and everything that was held is discarded: protect it again when the arbiter is there"
+            "the arbiter could not be reached during the planned takeover: nothing was claimed, the guest continues \
+             to run at the primary, and the checkpoint is discarded. Protect the guest again when the arbiter can be \
+             reached"
                 .to_owned(),
         ),
         Because::NothingHeld => {
-            (Status::Failed, format!("{why}; no checkpoint was held, and the primary has its guest"))
+            (Status::Failed, format!("{why}; this standby had no checkpoint, and the primary has its guest"))
         }
         Because::LocalFailure => (
             Status::Failed,
-            format!("{why}; the primary was told and has the guest, and everything that was held is discarded"),
+            format!("{why}; the primary was informed and has the guest, and the checkpoint is discarded"),
         ),
     };
     Stop::with(status, text)

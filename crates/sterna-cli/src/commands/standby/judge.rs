@@ -119,8 +119,8 @@ fn check_word(needs_fence: bool, has_fence: bool, vouches: bool) -> Result<(), S
     if !needs_fence || has_fence || vouches {
         return Ok(());
     }
-    Err("the primary cannot stop its guest by itself, and this standby has no --fence. Nothing was decided: make sure that the primary's \
-         guest does not run and never will, then give the command again with --vouch"
+    Err("the primary cannot stop its guest by itself, and this standby has no --fence. Nothing was decided: make sure \
+         that the primary's guest does not run and never will, then run the command again with --vouch"
         .to_owned())
 }
 

@@ -98,7 +98,7 @@ impl Survivor for Place {
         // The VM could not start the guest, and the operator has requested an image since then.
         if !self.has_image.load(Ordering::Acquire) {
             let guest = self.guest.lock().clone();
-            let guest = guest.ok_or_else(|| VmError::new("the image", "nothing was made ready"))?;
+            let guest = guest.ok_or_else(|| VmError::new("the image", "no checkpoint was prepared"))?;
             self.make_image(&guest)?;
         }
         self.image.start()

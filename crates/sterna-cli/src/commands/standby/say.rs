@@ -79,8 +79,8 @@ impl Word<'_> {
     /// How to retry the failed step.
     pub fn again(self) -> String {
         match self.0 {
-            Some(socket) => format!("`sterna takeover {socket}` tries again"),
-            None => "Ctrl-C tries again".to_owned(),
+            Some(socket) => format!("`sterna takeover {socket}` repeats the step"),
+            None => "Ctrl-C repeats the step".to_owned(),
         }
     }
 
@@ -88,15 +88,16 @@ impl Word<'_> {
     pub fn unfenced(self, has_fence: bool) -> String {
         match (self.0, has_fence) {
             (Some(socket), true) => format!(
-                "mend the fence, then `sterna takeover {socket}`; or stop the primary's guest by hand, then \
-                 `sterna takeover {socket} --vouch`"
+                "repair the fence command, then run `sterna takeover {socket}`; or stop the primary's guest yourself, \
+                 then run `sterna takeover {socket} --vouch`"
             ),
             (Some(socket), false) => format!(
-                "make sure that the primary's guest does not run and never will, then `sterna takeover {socket} --vouch`"
+                "make sure that the primary's guest does not run and never will, then run `sterna takeover {socket} \
+                 --vouch`"
             ),
-            (None, true) => "mend the fence, then Ctrl-C runs it again".to_owned(),
+            (None, true) => "repair the fence command, then press Ctrl-C to run it again".to_owned(),
             (None, false) => {
-                "when the primary's guest does not run and never will, Ctrl-C asks for your word".to_owned()
+                "make sure that the primary's guest does not run and never will, then press Ctrl-C and confirm it".to_owned()
             }
         }
     }
@@ -105,15 +106,15 @@ impl Word<'_> {
     fn vouches(self) -> String {
         match self.0 {
             Some(socket) => format!("`sterna takeover {socket} --vouch`"),
-            None => "the operator's word by Ctrl-C".to_owned(),
+            None => "the operator's confirmation by Ctrl-C".to_owned(),
         }
     }
 
     /// How to make an image of the held checkpoint without a contact.
     pub fn makes_image(self) -> String {
         match self.0 {
-            Some(socket) => format!("Ctrl-C (or `sterna takeover {socket}`) makes"),
-            None => "Ctrl-C makes".to_owned(),
+            Some(socket) => format!("Ctrl-C (or `sterna takeover {socket}`) writes"),
+            None => "Ctrl-C writes".to_owned(),
         }
     }
 }
@@ -134,26 +135,27 @@ pub fn note(report: &StandbyReport, word: Word<'_>, has_fence: bool, is_given: b
             match (has_fence, contact.needs_fence) {
                 (true, _) => String::new(),
                 (false, true) => format!(
-                    ". There is no --fence: when the primary is lost, its guest waits for {}",
+                    ". There is no --fence: when the primary is lost, the guest starts here only after {}",
                     word.vouches()
                 ),
                 (false, false) => {
-                    ". There is no --fence: a primary whose host stands still for longer than the lease and wakes again may run its guest \
-                     for a moment beside this one, unless its host has a watchdog (`sterna run --watchdog`)"
+                    ". There is no --fence: if the primary's host is suspended for longer than the lease and then \
+                     resumes, its guest may run for a moment at the same time as the guest here, unless that host has \
+                     a watchdog (`sterna run --watchdog`)"
                         .to_owned()
                 }
             }
         ),
         State::Preparing => preparing(is_given, contact.patience),
         State::Unready => format!("sterna: error: {why}. Nothing was claimed; {}", word.again()),
-        State::Claiming => format!("sterna: ready; the arbiter {spec} is asked"),
+        State::Claiming => format!("sterna: the checkpoint is prepared; asking the arbiter {spec}"),
         State::Fencing => fencing(has_fence).to_owned(),
         State::Unfenced => format!(
-            "sterna: error: {why}. The claim is won and nobody runs the guest: {}",
+            "sterna: error: {why}. The claim is won, and the guest runs on neither side: {}",
             word.unfenced(has_fence)
         ),
         State::Held => format!(
-            "sterna: error: the guest is ours and could not be started: {why}. Mend that, then {}",
+            "sterna: error: this side has the guest but could not start it: {why}. Remove the cause, then {}",
             word.again()
         ),
         _ => return None,
@@ -162,10 +164,12 @@ pub fn note(report: &StandbyReport, word: Word<'_>, has_fence: bool, is_given: b
 
 fn preparing(is_given: bool, patience: Duration) -> String {
     if is_given {
-        return "sterna: the primary has stopped its guest and handed it over: its last checkpoint is made ready".to_owned();
+        return "sterna: the primary has stopped its guest and handed it over: preparing its last checkpoint"
+            .to_owned();
     }
     format!(
-        "sterna: the contact with the primary has ended, and patience ({}) is over: the last checkpoint is made ready",
+        "sterna: the primary has sent nothing within the waiting time ({}) after the contact ended: preparing the \
+         last checkpoint",
         units::time(patience)
     )
 }
@@ -173,15 +177,16 @@ fn preparing(is_given: bool, patience: Duration) -> String {
 /// The note before the fence runs.
 fn fencing(has_fence: bool) -> &'static str {
     match has_fence {
-        true => "sterna: the claim is won; --fence runs, and the guest waits until it has succeeded",
+        true => "sterna: the claim is won; --fence runs, and the guest starts after it has succeeded",
         false => {
-            "sterna: the claim is won; without --fence the guest waits for the word that the primary's guest does not run"
+            "sterna: the claim is won; without --fence the guest starts only after an operator confirms that the \
+             primary's guest does not run"
         }
     }
 }
 
 /// The note after the fence has succeeded.
-pub const FENCED: &str = "sterna: the fence has succeeded; the guest is started";
+pub const FENCED: &str = "sterna: the fence has succeeded; starting the guest";
 
 /// The last output: the guest is now an image, or runs in the VM here.
 pub fn end(

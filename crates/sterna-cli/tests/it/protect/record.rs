@@ -42,7 +42,7 @@ fn record_of_a_protection_that_an_operator_ended_has_its_checkpoints_and_the_gue
         (status, &record["guest_at"], &record["state"]),
         (Some(0), &json!("primary"), &json!("alone"))
     );
-    assert!(record["end"].as_str().unwrap().contains("ended by an operator"), "{record}");
+    assert!(record["end"].as_str().unwrap().contains("an operator ended the protection"), "{record}");
     // The expected values are the primary's own counters.
     let report = pair.report("a");
     assert!(record["checkpoints"].as_u64().unwrap() >= held, "{record}");
@@ -63,7 +63,10 @@ fn record_of_a_protection_that_an_operator_ended_has_its_checkpoints_and_the_gue
         parts.iter().any(|part| part["pause_seconds"].as_f64().is_some_and(|pause| pause > 0.0)),
         "{record}"
     );
-    assert!(page.contains("<h1>Protection</h1>") && page.contains("ended by an operator"), "{page}");
+    assert!(
+        page.contains("<h1>Protection</h1>") && page.contains("an operator ended the protection"),
+        "{page}"
+    );
 }
 
 #[test]
@@ -104,6 +107,6 @@ fn record_of_a_primary_that_was_killed_does_not_say_who_has_the_guest() {
 
     let (status, record, page) = ended(&mut pair);
     assert_eq!((status, &record["guest_at"]), (Some(3), &Value::Null));
-    assert!(record["end"].as_str().unwrap().contains("ask the standby"), "{record}");
+    assert!(record["end"].as_str().unwrap().contains("find out whether the standby"), "{record}");
     assert!(page.contains("not decided"), "{page}");
 }

@@ -108,7 +108,7 @@ fn load_after_a_half_one_that_the_device_takes_for_a_failure_resets_it() {
     let device = half_loaded(Toy::that_checks());
     assert!(device.end_load().is_err());
     assert_eq!(device.state(), MigState::Error);
-    assert!(device.begin_load().is_err(), "only a reset helps");
+    assert!(device.begin_load().is_err(), "only a reset repairs it");
     device.port().set_can_reset(true);
 
     device.begin_load().expect("a new session");

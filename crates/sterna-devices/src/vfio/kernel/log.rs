@@ -27,7 +27,7 @@ impl<C: Calls> DmaLogger for KernelPort<C> {
         let request = "DMA_LOGGING_START";
         if !self.logs_dma {
             let lack =
-                "the device does not log what it writes; count all that it can reach as written".into();
+                "the device does not log its writes; count all memory that it can reach as written".into();
             return Err(PortError::Unsupported { request, lack });
         }
         let Ok(count) = u32::try_from(ranges.len()) else {

@@ -157,9 +157,9 @@ impl<C: Calls> MigrationPort for KernelPort<C> {
             Ok(data) => session.went(to, data).map_err(|rule| misbehaved(request, rule)),
             Err(errno) => {
                 let whither = match self.ask_state(&mut session) {
-                    Ok(MigState::Error) => "it is in ERROR now; only a reset helps".to_owned(),
-                    Ok(state) => format!("it is in {state} now"),
-                    Err(error) => format!("its present state is unknown: {error}"),
+                    Ok(MigState::Error) => "it is now in ERROR; only a reset repairs it".to_owned(),
+                    Ok(state) => format!("it is now in {state}"),
+                    Err(error) => format!("its current state is unknown: {error}"),
                 };
                 let why = io::Error::from(errno);
                 let source = io::Error::new(why.kind(), format!("{why}; {whither}"));
@@ -181,7 +181,7 @@ impl<C: Calls> MigrationPort for KernelPort<C> {
         }
         match self.ask_state(&mut session)? {
             MigState::Running => Ok(()),
-            state => Err(misbehaved(request, format!("it is in {state} after it, not in RUNNING"))),
+            state => Err(misbehaved(request, format!("after the reset it is in {state}, not in RUNNING"))),
         }
     }
 
@@ -214,7 +214,7 @@ impl<C: Calls> MigrationPort for KernelPort<C> {
                     return Err(PortError::Gone { request, source: io::ErrorKind::WriteZero.into() });
                 }
                 Ok(written) if written > from.len() => {
-                    return Err(misbehaved(request, "it accepted more than it was given"));
+                    return Err(misbehaved(request, "it accepted more than was written"));
                 }
                 Ok(written) => from = &from[written..],
                 Err(Errno::INTR) => {}

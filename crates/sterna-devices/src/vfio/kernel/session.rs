@@ -37,9 +37,11 @@ impl<D> Session<D> {
         match (data, moves_data(to)) {
             (Some(data), true) => self.data = Some(data),
             (None, true) if self.data.is_none() => {
-                return Err(format!("no descriptor for its state came with {to}"));
+                return Err(format!("the driver returned no descriptor for its state with {to}"));
             }
-            (Some(_), false) => return Err(format!("a descriptor for its state came with {to}")),
+            (Some(_), false) => {
+                return Err(format!("the driver returned a descriptor for its state with {to}"));
+            }
             (None, _) => {}
         }
         Ok(())

@@ -112,7 +112,7 @@ impl<'a> Session<'a> {
             Some(command) if !self.greeted && command != Command::Version => {
                 self.connection.give_up();
                 let (message, field, value) = (command.name(), "command", u64::from(header.command));
-                let rule = "VERSION comes first";
+                let rule = "VERSION must be the first message";
                 return Err(Trouble::Wire(WireError::Value { message, at: 2, field, value, rule }));
             }
             Some(command) => self.answer(command, Payload::new(command.name(), body), fds),
@@ -151,7 +151,7 @@ impl<'a> Session<'a> {
                 let [file] = <[OwnedFd; 1]>::try_from(fds).map_err(|_| WireError::Descriptors {
                     message,
                     got,
-                    rule: "one is needed, that of the region",
+                    rule: "exactly one is needed, for the region",
                 })?;
                 backend.dma_map(DmaRegion { map, file })?;
                 Ok(Vec::new().into())

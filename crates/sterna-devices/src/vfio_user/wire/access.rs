@@ -51,7 +51,7 @@ impl RegionAccess {
     fn head(payload: &mut Payload<'_>, most: u32) -> Result<Self, WireError> {
         let (offset, region, count) = (payload.u64("offset")?, payload.u32("region")?, payload.u32("count")?);
         if count > most {
-            return Err(payload.bad("count", 4, count.into(), "more than one message may carry"));
+            return Err(payload.bad("count", 4, count.into(), "more than a message may contain"));
         }
         if offset.checked_add(count.into()).is_none() {
             return Err(payload.bad("count", 4, count.into(), "the range ends after the last address"));

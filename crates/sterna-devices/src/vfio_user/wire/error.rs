@@ -17,7 +17,7 @@ pub enum WireError {
         most: u32,
     },
     /// The message ends inside a field.
-    #[error("{message}, byte {at}: {field} needs {needed} bytes, and {left} are left")]
+    #[error("{message}, byte {at}: {field} needs {needed} bytes, but only {left} are left")]
     Truncated {
         /// Name of the message.
         message: &'static str,
@@ -65,7 +65,7 @@ pub enum WireError {
         why: String,
     },
     /// The number of descriptors is wrong.
-    #[error("{message}: it came with {got} descriptors; {rule}")]
+    #[error("{message}: it has {got} descriptors; {rule}")]
     Descriptors {
         /// Name of the message.
         message: &'static str,

@@ -70,7 +70,7 @@ impl DeviceState {
         let mut payload = behind_head(message, data);
         let number = payload.u32("device_state")?;
         let state = MigState::from_number(number)
-            .ok_or_else(|| payload.bad("device_state", 4, number.into(), "there is no such state"))?;
+            .ok_or_else(|| payload.bad("device_state", 4, number.into(), "this state does not exist"))?;
         payload.u32("data_fd")?;
         payload.finish()?;
         Ok(Self(state))
@@ -188,7 +188,12 @@ impl DmaLogStart {
         let count = payload.u32("num_ranges")?;
         payload.u32("reserved")?;
         if payload.left() as u64 != u64::from(count) * 16 {
-            return Err(payload.bad("num_ranges", 8, count.into(), "a different number of ranges follows"));
+            return Err(payload.bad(
+                "num_ranges",
+                8,
+                count.into(),
+                "it differs from the number of ranges in the message",
+            ));
         }
         let ranges =
             (0..count).map(|_| DmaLogRange::decode(&mut payload, page_size)).collect::<Result<_, _>>()?;

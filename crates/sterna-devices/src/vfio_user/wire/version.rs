@@ -98,7 +98,7 @@ impl Version {
         let text = payload.rest();
         if text.len() > MAX_TEXT_BYTES {
             return refuse(format!(
-                "{} bytes of capabilities; at most {MAX_TEXT_BYTES} are read",
+                "{} bytes of capabilities; at most {MAX_TEXT_BYTES} are accepted",
                 text.len()
             ));
         }

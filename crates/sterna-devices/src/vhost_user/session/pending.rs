@@ -58,7 +58,7 @@ impl Session {
         if ended::has_come(&self.socket) {
             return VhostUserError::Ended { device: Arc::clone(&self.device) };
         }
-        let rule = "the back end does not return the entries that it took; let the guest go on and try again";
+        let rule = "the back end does not return the entries that it took; resume the guest and try again";
         VhostUserError::Ring { device: Arc::clone(&self.device), ring, rule }
     }
 

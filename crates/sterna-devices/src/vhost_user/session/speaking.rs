@@ -9,7 +9,7 @@ impl Session {
     /// Ends the requests of this process after the rings have stopped. Another process continues with the
     /// back end.
     pub(in crate::vhost_user) fn fall_silent(&mut self) -> Result<(), VhostUserError> {
-        self.check_stopped("handing its back end over")?;
+        self.check_stopped("passing its back end on")?;
         self.turn = Turn::Theirs;
         Ok(())
     }

@@ -159,7 +159,7 @@ fn reply_about_another_feature_or_state_is_refused() {
             FeatureRequest { feature: feature::MIG_DEVICE_STATE, method: feature::GET, data: &[99; 8] };
         Some(reply_to(request, &state.encode(0)))
     });
-    misbehaves(client.state(), "there is no such state");
+    misbehaves(client.state(), "this state does not exist");
 }
 
 #[test]
@@ -262,7 +262,7 @@ fn server_that_floods_with_small_messages_is_turned_away() {
     let old = Header { id: 60_000, command: 16, size: 0, kind: Kind::Reply };
     for header in [question, old] {
         let client = flooded(message(header, &[0; 8]), Duration::from_secs(60));
-        misbehaves(client.state(), "that many messages came that are not its answer");
+        misbehaves(client.state(), "this many messages arrived that are not its answer");
         assert!(!client.is_connected());
     }
 }

@@ -106,7 +106,7 @@ fn process_that_got_a_wrong_byte_says_so_and_ends_badly() {
     let refused = target.device.write(&bytes[..read]).unwrap_err();
 
     assert!(
-        refused.to_string().contains("in state RESUMING: MIG_DATA_WRITE: the device refuses"),
+        refused.to_string().contains("in state RESUMING: MIG_DATA_WRITE: the device refused the request"),
         "{refused}"
     );
     let Bank { device, client, mut process, .. } = target;

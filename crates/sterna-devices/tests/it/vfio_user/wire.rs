@@ -149,7 +149,7 @@ fn device_state_that_is_none_names_its_byte() {
         assert_eq!(DeviceState::decode("S", &DeviceState(state).encode()), Ok(DeviceState(state)));
     }
     let error = DeviceState::decode("S", &[8, 0, 0, 0, 0, 0, 0, 0]).unwrap_err();
-    assert_eq!(error.to_string(), "S, byte 24: device_state is 0x8: there is no such state");
+    assert_eq!(error.to_string(), "S, byte 24: device_state is 0x8: this state does not exist");
 }
 
 #[test]

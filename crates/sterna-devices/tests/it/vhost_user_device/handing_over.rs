@@ -234,7 +234,10 @@ fn device_that_waits_says_nothing_before_its_guest_runs() {
         device.take(vec![theirs]).unwrap();
         device.begin_load().unwrap();
         let refused = told(device.write(b"state").unwrap_err());
-        assert!(refused.contains("the source sends a state of it, which it has itself"), "{refused}");
+        assert!(
+            refused.contains("the source sends a state for it, but the back end already has its state"),
+            "{refused}"
+        );
         device.finish_load(&record).unwrap();
         for asked in [device.start(VERSION_1, &[ring]), device.serve(VERSION_1, &[ring]), device.reset()] {
             let error = asked.unwrap_err().to_string();
@@ -296,8 +299,8 @@ fn what_is_no_back_end_of_this_device_is_refused() {
     let cases = [
         (vec![], "0 descriptors came"),
         (vec![heard().0, heard().0], "2 descriptors came"),
-        (vec![datagram], "no connection over a Unix socket"),
-        (vec![file], "no connection over a Unix socket"),
+        (vec![datagram], "not a connection over a Unix socket"),
+        (vec![file], "not a connection over a Unix socket"),
         (vec![ended], "closed the connection"),
     ];
     for (descriptors, says) in cases {
@@ -316,7 +319,7 @@ fn what_is_no_back_end_of_this_device_is_refused() {
     device.end_load().unwrap();
     // A device with its own back end keeps it.
     let error = told(machine.device.take(vec![heard().0]).unwrap_err());
-    assert!(error.contains("connected to one already"), "{error}");
+    assert!(error.contains("already connected to a back end"), "{error}");
     machine.device.let_go();
     machine.serve(0..5);
 }

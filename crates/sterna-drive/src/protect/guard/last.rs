@@ -37,13 +37,14 @@ impl Guard {
         let Some(cards) = self.with_gates(Gates::len).filter(|cards| *cards > 0) else { return };
         let lost = |why: String| {
             let text = format!(
-                "packets that {cards} network cards said before the last checkpoint may not have been delivered: {why}"
+                "packets that {cards} network cards sent before the last checkpoint may be undelivered: {why}"
             );
             self.left_unsaid.get_or_init(|| text);
         };
         if let Some(disk) = self.shared_disk.get() {
             return lost(format!(
-                "for that the guest has to run on for a moment, and it would write the disk {disk}, which is shared"
+                "to deliver them, the guest would have to run for a moment, and would write to the disk {disk}, which \
+                 is shared"
             ));
         }
         if let Err(error) = self.run_until_delivered(epoch) {
@@ -103,7 +104,7 @@ impl Guard {
         }
         while !self.with_gates(|gates| Gates::has_delivered(gates, epoch)).unwrap_or(true) {
             if is_late() {
-                return Err(DriveError::Failed("QEMU does not take them".to_owned()));
+                return Err(DriveError::Failed("QEMU does not accept them".to_owned()));
             }
             std::thread::sleep(SOON);
         }

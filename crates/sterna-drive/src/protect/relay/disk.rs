@@ -52,7 +52,7 @@ impl Shared {
     pub(super) fn check_disks(&self) -> Result<(), Ended> {
         match self.state.lock().disks.iter().any(|disk| disk.qemu.peer_has_closed()) {
             true => Err(Ended::new(
-                "QEMU has closed its connection for a disk, so the standby lacks what is written",
+                "QEMU has closed its connection for a disk, so the standby does not get the disk's new data",
             )),
             false => Ok(()),
         }
@@ -67,7 +67,7 @@ impl Shared {
         outlet.ask();
         let (shared, outlet) = (Arc::clone(self), Arc::clone(outlet));
         let ask = move || {
-            let steps = shared.steps.upgrade().ok_or_else(|| Ended::new("the protection was given up"));
+            let steps = shared.steps.upgrade().ok_or_else(|| Ended::new("the protection was ended"));
             let asked = steps.and_then(|steps| steps.check_disks().map_err(Ended::new));
             let asked = asked.and_then(|()| shared.check_disks());
             let gone = asked.and_then(|()| outlet.answered().map_err(Ended::of_standby));
@@ -75,7 +75,7 @@ impl Shared {
                 shared.over(ended);
             }
         };
-        spawn("relay asks", ask).map_err(|error| Ended::new(format!("the host refuses a thread: {error}")))
+        spawn("relay asks", ask).map_err(|error| Ended::new(format!("cannot start a thread: {error}")))
     }
 
     fn accept_disk(self: &Arc<Self>, listener: &UnixListener) -> Result<(), Ended> {
@@ -113,7 +113,7 @@ impl Shared {
             }
         };
         spawn("relay disk out", out)
-            .map_err(|error| Ended::new(format!("the host refuses a thread: {error}")))?;
+            .map_err(|error| Ended::new(format!("cannot start a thread: {error}")))?;
         Err(copy(("the standby's side", &standby), ("QEMU's side", &qemu), || *asks.lock() = None))
     }
 }

@@ -74,7 +74,7 @@ impl Shared {
             }
         };
         if let Err(error) = spawn("relay keeps", write) {
-            return Ended::new(format!("the host refuses a thread: {error}"));
+            return Ended::new(format!("cannot start a thread: {error}"));
         }
         let mut follows = match index {
             Some(index) => Follows::Pages(index, Packets::default()),
@@ -150,7 +150,7 @@ impl Shared {
     /// Answers checkpoint `number`, which is complete here. QEMU's guest is paused.
     fn answer(&self, number: u64) -> Result<(), Ended> {
         let Some(steps) = self.steps.upgrade() else {
-            return Err(Ended::new("the protection was given up"));
+            return Err(Ended::new("the protection was ended"));
         };
         if !steps.received(number) {
             self.is_deaf.store(true, Ordering::Release);

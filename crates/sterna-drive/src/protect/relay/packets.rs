@@ -37,7 +37,7 @@ impl Packets {
 fn read(head: &[u8; MOST_HEAD_BYTES]) -> Result<(u64, bool), String> {
     let header = PacketHeader::peek(head).map_err(|error| error.to_string())?;
     let Some(PacketHeader { kind: PacketKind::Ram { sync, .. } }) = header else {
-        return Err("a packet of a device came in a checkpoint".to_owned());
+        return Err("a device's packet arrived inside a checkpoint".to_owned());
     };
     let word = |at: usize| u32::from_be_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
     // A packet without pages has no payload, independent of its length field.

@@ -94,7 +94,7 @@ impl Words {
             }
             Due::End => return Ok((Due::Request, Some(Word::Whole))),
             Due::Section | Due::Footer => {
-                return Err(format!("byte {:#04x} came where {:?} was due", head[0], self.due));
+                return Err(format!("byte {:#04x} arrived instead of {:?}", head[0], self.due));
             }
         };
         Ok((next, None))
@@ -107,7 +107,7 @@ impl Words {
             flags::ZERO => 1,
             _ if word == flags::EOS => return Ok((Due::Footer, None)),
             _ if word == flags::MULTIFD_FLUSH => return Ok((Due::Record, Some(Word::Flush))),
-            _ => return Err(format!("record {word:#x} came in the RAM of a checkpoint")),
+            _ => return Err(format!("record {word:#x} is not allowed in the RAM of a checkpoint")),
         };
         if flag & flags::CONTINUE == 0 {
             return Ok((Due::Name(behind), None));
@@ -119,8 +119,8 @@ impl Words {
     fn message(&self, head: &[u8], due: MessageKind) -> Result<Message, String> {
         match Message::decode(head) {
             Ok(Some((message, _))) if message.kind() == due => Ok(message),
-            Ok(Some((message, _))) => Err(format!("{} came where {due} was due", message.kind())),
-            Ok(None) => Err(format!("{due} is not whole")),
+            Ok(Some((message, _))) => Err(format!("{} arrived instead of {due}", message.kind())),
+            Ok(None) => Err(format!("{due} is incomplete")),
             Err(error) => Err(error.to_string()),
         }
     }

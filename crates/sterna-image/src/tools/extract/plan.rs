@@ -59,7 +59,7 @@ impl Planner<'_> {
         let found = blocks.iter().position(|block| block.name == name);
         found.ok_or_else(|| {
             let names: Vec<_> = blocks.iter().map(|block| block.name.as_str()).collect();
-            ImageError::Request(format!("there is no block {name:?}; blocks are: {}", names.join(", ")))
+            ImageError::Request(format!("unknown block {name:?}; blocks are: {}", names.join(", ")))
         })
     }
 
@@ -114,7 +114,7 @@ impl Planner<'_> {
             return Err(self.unplaced(main, &state));
         }
         if plan.copies.is_empty() {
-            return Err(ImageError::Request(format!("no RAM lies at {start:#x} to {end:#x}")));
+            return Err(ImageError::Request(format!("there is no RAM at {start:#x} to {end:#x}")));
         }
         if missing > 0 {
             plan.notes.push(format!(
@@ -133,7 +133,7 @@ impl Planner<'_> {
         let architecture = self.architecture(&state)?;
         if is_virtual && architecture != Architecture::X86 {
             return Err(ImageError::Request(format!(
-                "page tables can be read only for x86-64, and this machine is {architecture}: leave --virtual out"
+                "page tables can be read only for x86-64, but this machine is {architecture}: leave --virtual out"
             )));
         }
         let map = self.map(&state)?;
@@ -158,15 +158,16 @@ impl Planner<'_> {
         }
         match state.registers() {
             _ if architecture != Some(Architecture::X86) => {
-                plan.notes.push("no registers in the core: Sterna reads only those of x86".into());
+                plan.notes
+                    .push("the core has no registers, because Sterna reads only the registers of x86".into());
             }
             Ok(processors) => plan.processors = processors,
-            Err(why) => plan.notes.push(format!("no registers in the core: {why}")),
+            Err(why) => plan.notes.push(format!("the core has no registers: {why}")),
         }
         if self.options.architecture.is_none() && architecture == Some(Architecture::Aarch64) {
             plan.notes.push(
-                "the guest is assumed to be 64-bit Arm: the image of a 32-bit guest looks the same, and Sterna writes no \
-                 cores of those"
+                "the guest is assumed to be 64-bit Arm: the image of a 32-bit guest looks the same, but Sterna cannot \
+                 write cores of 32-bit guests"
                     .into(),
             );
         }
@@ -219,13 +220,13 @@ impl Planner<'_> {
         state.architecture().map_err(|why| {
             let text = match why {
                 Unknown::Machine => format!(
-                    "the image does not say what processors the machine {machine:?} has, and a core must: give --arch \
-                     ({})",
+                    "the image does not contain the architecture of the machine {machine:?}, which a core needs: give \
+                     --arch ({})",
                     Architecture::names()
                 ),
                 Unknown::ByteOrder => format!(
-                    "the guest of a {machine} may have either byte order, and the image does not say which: give --arch \
-                     ppc64 or --arch ppc64le"
+                    "the guest of a {machine} may have either byte order, and the image does not contain it: give \
+                     --arch ppc64 or --arch ppc64le"
                 ),
             };
             ImageError::Request(text)
@@ -241,8 +242,8 @@ impl Planner<'_> {
             format!("the RAM address of the machine {machine:?} is unknown: give it (--at {block}=ADDRESS)")
         } else {
             format!(
-                "the image does not say what processors the machine {machine:?} has, and so not where its RAM lies: give \
-                 --arch ({}) or --at {block}=ADDRESS",
+                "the image does not contain the architecture of the machine {machine:?}, so the addresses of its RAM \
+                 are unknown: give --arch ({}) or --at {block}=ADDRESS",
                 Architecture::names()
             )
         })
@@ -273,13 +274,14 @@ impl Planner<'_> {
         if let Some(base) = map.assumed_base {
             let machine = &self.image.shape().configuration.machine_type;
             plan.notes.push(format!(
-                "RAM is assumed to begin at {base:#x}, as in every {machine}; the image does not say it (--at BLOCK=ADDRESS)"
+                "RAM is assumed to begin at {base:#x}, as in every {machine}, because the image does not contain the \
+                 address (--at BLOCK=ADDRESS)"
             ));
         }
         let has_high = map.regions.iter().any(|region| region.address == 4 << 30);
         if map.split.is_some_and(|split| !split.is_from_cmos) && has_high {
             plan.notes.push(
-                "the split of RAM below 4 GiB follows the machine type's rule; the image does not say it"
+                "the split of RAM below 4 GiB is assumed by the machine type, because the image does not contain it"
                     .into(),
             );
         }
@@ -331,7 +333,7 @@ impl Plan {
             return Err(error);
         }
         if !found.is_whole {
-            self.notes.push("the page tables have more entries than were followed".into());
+            self.notes.push("the page tables have more entries than the limit; the rest is left out".into());
         }
         let mut loads: Vec<Load> = found.list.iter().flat_map(|mapping| self.loads_of(mapping)).collect();
         // Physical addresses remain at virtual addresses without a mapping.

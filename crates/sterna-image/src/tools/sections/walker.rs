@@ -104,7 +104,7 @@ impl<'a> Walker<'a> {
                 self.walk.commands.push(Command { number, offset: at, body_bytes: length });
                 Ok(Next::At(at + 5 + length))
             }
-            other => Err((at, format!("byte {other:#04x} where a section or the end of the stream must be"))),
+            other => Err((at, format!("byte {other:#04x} instead of a section or the end of the stream"))),
         }
     }
 
@@ -154,7 +154,8 @@ impl<'a> Walker<'a> {
         if device.name != name || device.instance != instance {
             let (theirs, number) = (&device.name, device.instance);
             let what = format!(
-                "section {name:?} instance {instance} is where the description has {theirs:?} instance {number}"
+                "section {name:?} instance {instance} is at the position of {theirs:?} instance {number} in the \
+                 description"
             );
             self.mistold(body, what);
             // A later entry may describe this section. Then the stream lacks the sections of the entries between.
@@ -171,7 +172,7 @@ impl<'a> Walker<'a> {
         {
             self.mistold(
                 body,
-                format!("section {name:?} has version {version}, the description says {theirs}"),
+                format!("section {name:?} has version {version}, but {theirs} in the description"),
             );
         }
         let told = usize::try_from(device.length_bytes).ok().and_then(|bytes| body.checked_add(bytes));
@@ -184,7 +185,7 @@ impl<'a> Walker<'a> {
         let (real, told) = (end - body, device.length_bytes);
         self.mistold(
             body,
-            format!("the body of section {name:?} has {real} bytes, the description says {told}"),
+            format!("the body of section {name:?} has {real} bytes, but {told} in the description"),
         );
         Ok((None, end))
     }

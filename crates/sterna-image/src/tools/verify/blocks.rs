@@ -102,8 +102,9 @@ pub(super) fn examine(
         }
         sum = sum.saturating_add(walk.list.blocks.last().map_or(0, |block| block.length_bytes));
         if sum > MOST_RAM_BYTES {
-            let what =
-                format!("blocks of {sum:#x} bytes and more: no machine has more than {MOST_RAM_BYTES:#x}");
+            let what = format!(
+                "the blocks have at least {sum:#x} bytes, but no machine has more than {MOST_RAM_BYTES:#x}"
+            );
             report.add(
                 Finding::error("ram-size", LIST, Place::byte(walk.at), what)
                     .effect("QEMU stops: the machine has less")
@@ -122,7 +123,7 @@ pub(super) fn examine(
         }
     }
     if sum != total {
-        let what = format!("the blocks add up to {sum:#x} bytes, the total is given as {total:#x}");
+        let what = format!("the sum of the blocks is {sum:#x} bytes, but the stream's total is {total:#x}");
         let effect = if total < sum {
             "QEMU stops: \"Unexpected RAM flags\""
         } else {
@@ -204,7 +205,8 @@ impl Walk<'_> {
             let pages = end_of_bitmap.next_multiple_of(alignment);
             let next = pages.saturating_add(block.length_bytes);
             if pages != block.pages && self.is_plausible(next)? {
-                let what = format!("the pages are said to be at {:#x}, but are at {pages:#x}", block.pages);
+                let what =
+                    format!("the header places the pages at {:#x}, but they are at {pages:#x}", block.pages);
                 let place = Place::byte(block.entry_end - 8).block(&block.name);
                 report.add(
                     Finding::error("pages-offset", LAYOUT, place, what)
@@ -238,16 +240,17 @@ impl Walk<'_> {
             return;
         }
         let before = match self.list.blocks.last() {
-            Some(block) => format!("behind block {:?}", block.name),
+            Some(block) => format!("after block {:?}", block.name),
             None => "at the start of the list".into(),
         };
-        let what = format!("there is no block and no end of the list {before}");
+        let what = format!("neither a block nor the end of the list is {before}");
         let mut place = Place::byte(self.at);
         place.block = self.list.blocks.last().map(|block| block.name.clone());
         report.add(
             Finding::error("block-list", EVILS, place, what)
                 .effect("QEMU stops: \"Unknown ramblock\" with a junk name")
-                .remedy("The block's length or the place of its pages was changed, or the bytes here were: use a good copy"),
+                .remedy("The block's length, the position of its pages, or the bytes here were changed: use a good \
+                         copy"),
         );
     }
 
@@ -261,7 +264,7 @@ impl Walk<'_> {
                 self.list.end = Some(self.at + 13);
             }
             Some(0x7e) if bytes.len() == 5 => {
-                let what = "the footer of RAM's section has another number than the section";
+                let what = "the footer of RAM's section has a different number than the section";
                 let finding =
                     Finding::error("footer", "specs/mapped-ram.md §1.3", Place::byte(self.at + 8), what);
                 report.add(finding.effect("QEMU stops"));
@@ -270,7 +273,7 @@ impl Walk<'_> {
             }
             Some(0x00..=0x08) => self.list.end = Some(self.at + 8),
             Some(byte) if bytes.len() == 5 => {
-                let what = format!("byte {byte:#04x} where the footer of RAM's section must be");
+                let what = format!("byte {byte:#04x} instead of the footer of RAM's section");
                 let finding =
                     Finding::error("footer", "specs/mapped-ram.md §1.3", Place::byte(self.at + 8), what);
                 report.add(finding.effect("QEMU stops"));
@@ -295,7 +298,7 @@ fn parse(bytes: &[u8], has_address: bool) -> Option<Entry> {
 fn check_header(block: &mut BlockPlace, version: u32, page_size: u64, place: &Place, report: &mut Report) {
     let at = |offset: u64| Place { byte: place.byte.map(|byte| byte + offset), ..place.clone() };
     if version > 1 {
-        let what = format!("version {version} of the header, only 1 is known");
+        let what = format!("version {version} of the header; only 1 is known");
         let finding = Finding::error("header-version", HEADER, at(0), what);
         report.add(finding.effect("QEMU stops: version not supported"));
     } else if version == 0 {
@@ -317,7 +320,8 @@ fn check_header(block: &mut BlockPlace, version: u32, page_size: u64, place: &Pl
         return;
     }
     if block.bitmap == 0 && block.pages == 0 {
-        let what = "the block has no place in the file, but the list of capabilities lacks x-ignore-shared";
+        let what =
+            "the block has no position in the file, but the list of capabilities lacks x-ignore-shared";
         let finding = Finding::error("no-place", "specs/mapped-ram.md §4.8", at(12), what);
         report.add(finding.effect("QEMU stops: \"Unknown ramblock\" with an empty name"));
         block.is_usable = false;

@@ -33,7 +33,7 @@ pub(super) fn examine(window: &Window<'_>, report: &mut Report) -> Result<Front,
     if start.is_empty() {
         report.add(
             Finding::error("empty", "specs/mapped-ram.md §1.1", Place::byte(0), "the file is empty")
-                .effect("A save that is cancelled at once leaves such a file")
+                .effect("A save that is cancelled immediately leaves an empty file")
                 .remedy("Save again"),
         );
         return Ok(bare(Format::Legacy));
@@ -136,15 +136,15 @@ fn texts(
         None => report.add(
             Finding::error("xml", AREA, Place::byte(first), "the domain XML does not end with a NUL")
                 .effect("libvirt refuses it: the XML cannot be parsed")
-                .remedy("Put the XML back with `virsh save-image-define`"),
+                .remedy("Restore the XML with `virsh save-image-define`"),
         ),
         Some(end) => {
             if !is_domain_xml(&area[..end]) {
-                let what = "the XML is no <domain> element";
+                let what = "the XML is not a <domain> element";
                 report.add(
                     Finding::error("xml", AREA, Place::byte(first), what)
                         .effect("libvirt refuses it: the XML cannot be parsed")
-                        .remedy("Put the XML back with `virsh save-image-define`"),
+                        .remedy("Restore the XML with `virsh save-image-define`"),
                 );
             }
         }
@@ -180,10 +180,10 @@ fn texts(
 /// A text that does not end within the memory limit.
 fn endless(code: &'static str, at: u64, what: &str) -> Finding {
     let what =
-        format!("{what} has no NUL within {TEXT_BYTES} bytes, which is more than any text of libvirt's");
+        format!("{what} has no NUL within {TEXT_BYTES} bytes, which is longer than any text of libvirt");
     Finding::error(code, "specs/libvirt-save.md §1.2", Place::byte(at), what)
         .effect("libvirt refuses it, or runs out of memory")
-        .remedy("The word of the length, or the texts, were changed: use a good copy of the file")
+        .remedy("The length word or the texts were changed: use a good copy of the file")
 }
 
 /// Checks that the format word matches the stream's form.
@@ -191,7 +191,7 @@ pub(super) fn check_format(front: &Front, form: Form, report: &mut Report) {
     let format = front.format;
     if front.has_word && format.form() != form && !format.is_compressed() {
         let is = if form == Form::Mapped { "mapped-ram" } else { "a legacy stream" };
-        let what = format!("the format word says {}, the stream is {is}", format.word());
+        let what = format!("the format word is {}, but the stream is {is}", format.word());
         report.add(
             Finding::error("format-word", "specs/libvirt-save.md §2", Place::byte(28), what)
                 .effect("QEMU refuses the stream: capability mapped-ram differs")

@@ -214,7 +214,7 @@ impl<'a> Scan<'a> {
             );
         }
         if unreadable.len() > NAMED {
-            let what = format!("{} more places cannot be read", unreadable.len() - NAMED);
+            let what = format!("{} more parts cannot be read", unreadable.len() - NAMED);
             report.add(Finding::error("unreadable", "specs/mapped-ram.md §8", Place::default(), what));
         }
     }

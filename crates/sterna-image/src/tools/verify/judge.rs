@@ -50,7 +50,7 @@ pub(super) fn judge(
     if !tail.has_end && tail.has_eof && stale > 0 && list.has_footers {
         // A background snapshot writes each page at most once. Stale data is impossible, so a repair was interrupted.
         let what = format!(
-            "{stale} pages have data under clear bits, and RAM has no END: not all bitmaps were written"
+            "{stale} pages have data but clear bits, and RAM has no END: not all bitmaps were written"
         );
         report.add(background(what));
         return;
@@ -124,8 +124,8 @@ fn no_bits(window: &Window<'_>, stale: u64, tail: &Tail, report: &mut Report) {
         report.add(Finding::note("no-data", BITMAP, place, "all of RAM is zero"));
     } else if tail.has_eof && !tail.has_end {
         let what = format!(
-            "no bitmap was written, although {stale} pages have data and the devices are complete: this is QEMU's \
-             background snapshot, which lacks RAM's END and with it the bitmaps"
+            "no bitmap was written, although {stale} pages have data and the devices are complete: this is a \
+             background snapshot of QEMU, which lacks RAM's END and therefore the bitmaps"
         );
         report.add(background(what));
     } else {
@@ -133,7 +133,7 @@ fn no_bits(window: &Window<'_>, stale: u64, tail: &Tail, report: &mut Report) {
         report.add(
             Finding::error("bitmaps-lost", BITMAP, place, what)
                 .effect("QEMU loads it with RAM all zero")
-                .remedy("Use a good copy of the file; which pages were stale is unknown now"),
+                .remedy("Use a good copy of the file, because it is unknown which pages are stale"),
         );
     }
 }
@@ -201,12 +201,14 @@ impl<'a> Held<'a> {
             report.add(
                 Finding::error("bitmap-byte-order", BITMAP, place, what)
                     .effect("QEMU loads it with wrong memory, without an error")
-                    .remedy("It comes from a host of the other byte order, or was edited: use a good copy"),
+                    .remedy(
+                        "The file is from a host with the other byte order, or was edited: use a good copy",
+                    ),
             );
             return;
         }
         if let Some(first) = self.pages(|bits, data| data & !bits).next() {
-            let what = format!("{} pages have data under clear bits, from here on", self.stale);
+            let what = format!("{} pages from here have data but clear bits", self.stale);
             report.add(
                 Finding::warning("stale-data", TRAPS, self.place(first), what)
                     .effect("QEMU loads them as zero, which is correct; a program that maps the file would restore wrong memory")
@@ -222,7 +224,7 @@ impl<'a> Held<'a> {
             .collect();
         let all_set = self.set == self.block.length_bytes >> PAGE_SHIFT;
         if let Some(first) = lost.first().filter(|_| !all_set) {
-            let what = format!("{} pages have set bits but are holes of the file, from here on", lost.len());
+            let what = format!("{} pages from here have set bits but are holes of the file", lost.len());
             report.add(
                 Finding::warning("set-over-hole", TRAPS, self.place(*first), what)
                     .effect("They load as zeros; QEMU writes this only with zero-page-detection=none")
@@ -234,7 +236,7 @@ impl<'a> Held<'a> {
         let blank = self.blank - if all_set { 0 } else { lost.len() as u64 };
         if blank > 0 {
             let first = self.pages(|bits, data| bits & !data).next().unwrap_or(0);
-            let why = if all_set { " (the save did not look for zero pages)" } else { "" };
+            let why = if all_set { " (the save did not detect zero pages)" } else { "" };
             let what = format!("{blank} pages of zeros have set bits{why}");
             report.add(Finding::note("zeros-stored", TRAPS, self.place(first), what));
         }

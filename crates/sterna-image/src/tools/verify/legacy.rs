@@ -104,7 +104,7 @@ fn pages(image: &Image, front: &Front, report: &mut Report) -> Result<(), ImageE
         report.verdict.zero_pages += pages;
         if came < pages {
             let first = seen.first_missing();
-            let what = format!("{} of {pages} pages never come", pages - came);
+            let what = format!("{} of {pages} pages are missing", pages - came);
             let place = place.page(first.unwrap_or(0));
             if is_virtio_mem(shape, &block.name) {
                 let finding = Finding::note("not-plugged", STREAM, place, what);
@@ -172,8 +172,8 @@ pub(super) fn tail(stream: &Stream<'_>, report: &mut Report) {
             .remedy("Use a complete copy of the file, or `sterna convert --force-damaged` it, which leaves the description out"),
         );
     } else if shape.description.is_none() {
-        let what = "the stream ends at EOF, without a description: the machine was told so (suppress-vmdesc), or the \
-                    file was cut exactly here";
+        let what = "the stream ends at EOF, without a description: the machine leaves it out (suppress-vmdesc), or \
+                    the file was truncated exactly here";
         report.add(Finding::warning("no-description", DESCRIPTION, place(end), what).effect("QEMU loads it"));
     } else if let Some(why) = unusable {
         let what = format!("it cannot be read: {why}");
@@ -239,12 +239,12 @@ fn add_error(error: ImageError, front: &Front, report: &mut Report) -> Result<()
                 .remedy("Use a good copy of the file, or save again")
         }
         ImageError::TooLarge { what, limit_bytes, .. } => {
-            let what = format!("{what} takes more than {limit_bytes} bytes");
+            let what = format!("{what} needs more than {limit_bytes} bytes");
             Finding::error("too-large", STREAM, Place::default(), what)
                 .remedy("No machine has this much: use a good copy of the file")
         }
         ImageError::Changed { .. } => {
-            Finding::error("changed", STREAM, Place::default(), "the file changed while it was read")
+            Finding::error("changed", STREAM, Place::default(), "the file changed while it was being read")
                 .remedy("Verify it again when no program writes to it")
         }
         ImageError::Io { call: "read", source, .. } => {

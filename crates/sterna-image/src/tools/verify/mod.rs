@@ -158,7 +158,7 @@ pub fn verify_source(
                 "changed",
                 "specs/mapped-ram.md §8",
                 Place::default(),
-                "the file changed while it was read",
+                "the file changed while it was being read",
             )
             .remedy("Verify it again when no program writes to it"),
         );

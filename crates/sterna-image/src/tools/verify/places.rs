@@ -52,7 +52,7 @@ pub(super) fn examine(window: &Window<'_>, head: &Head, list: &mut BlockList, re
             );
             block.is_usable = false;
         } else if block.bitmap != block.entry_end {
-            let what = format!("the bitmap is said to be at {:#x}, not after its header", block.bitmap);
+            let what = format!("the header places the bitmap at {:#x}, not after the header", block.bitmap);
             report.add(
                 Finding::warning("bitmap-offset", "specs/mapped-ram.md §4.3", place(16), what)
                     .effect("QEMU uses the bytes there as the bitmap"),

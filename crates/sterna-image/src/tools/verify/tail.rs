@@ -80,7 +80,7 @@ fn bare_end(window: &Window<'_>, bytes: &[u8], report: &mut Report) -> bool {
 ///
 /// Without footers and description, the last zero byte may be EOF or a device's byte.
 pub(super) fn end_unknown(place: Place) -> Finding {
-    let what = "the sections have no footers and no description follows them: it is unknown whether the stream is complete";
+    let what = "the sections have no footers, and the stream has no description: it is unknown whether it is complete";
     Finding::warning("end-unknown", DESCRIPTION, place, what)
         .effect("QEMU stops when it loads this, if it is incomplete")
         .remedy("Compare its length with that of the original")
@@ -222,8 +222,8 @@ impl Examiner<'_, '_> {
             || (self.head.capabilities < 2 && told != self.head.configuration_bytes);
         if self.head.configuration_bytes > 0 && told > 0 && differs {
             let what = format!(
-                "it describes a configuration of {told} bytes, the file has one of {}: a converter changed one \
-                 and not the other",
+                "it describes a configuration of {told} bytes, but the file's configuration has {} bytes: a converter \
+                 changed only one of them",
                 self.head.configuration_bytes
             );
             self.report.add(
@@ -238,10 +238,7 @@ impl Examiner<'_, '_> {
     fn undescribed(&mut self, description: &Description, found: usize, text: Option<&Range<usize>>) {
         if let Some(device) = description.devices().get(found) {
             let count = description.devices().len() - found;
-            let what = format!(
-                "{count} devices that it lists are not in the stream, the first is {:?}",
-                device.name
-            );
+            let what = format!("{count} devices in it are not in the stream; the first is {:?}", device.name);
             let at = self.start + text.map_or(0, |text| text.start as u64);
             self.report.add(
                 Finding::error("description-disagrees", DESCRIPTION, Place::byte(at), what)
@@ -265,8 +262,8 @@ impl Examiner<'_, '_> {
             return;
         }
         if rest.is_empty() {
-            let what = "the file ends at EOF, without a description: the machine was told so (suppress-vmdesc), or the \
-                        file was cut exactly here";
+            let what = "the file ends at EOF, without a description: the machine leaves it out (suppress-vmdesc), or \
+                        the file was truncated exactly here";
             self.report.add(
                 Finding::warning("no-description", DESCRIPTION, place, what)
                     .effect("QEMU loads it; over the network it would wait for the description"),

@@ -189,7 +189,7 @@ fn range_of_a_machine_that_is_not_known_is_refused_until_the_user_says_where_its
         ("virt", "riscv_virt_board.ram", Some(Architecture::Riscv64), 2 * GIB, Ok(())),
         ("virt-10.0", "m68k_virt.ram", None, GIB, Err("--arch")),
         ("virt-10.0", "mach-virt.ram", None, GIB, Ok(())),
-        ("virt-10.0", "mach-virt.ram", None, 0, Err("no RAM lies")),
+        ("virt-10.0", "mach-virt.ram", None, 0, Err("there is no RAM at")),
         ("sbsa-ref", "sbsa-ref.ram", None, GIB, Err("--at sbsa-ref.ram=")),
         ("s390-ccw-virtio-10.0", "s390.ram", None, 0, Ok(())),
     ] {

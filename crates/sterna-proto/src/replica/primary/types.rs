@@ -196,7 +196,7 @@ pub enum Cause {
 #[non_exhaustive]
 pub enum Refusal {
     /// A checkpoint with a number that was not due.
-    #[error("checkpoint {taken} was taken where {expected} was due: the engine counted wrong")]
+    #[error("checkpoint {taken} was taken instead of {expected}: the engine's count is wrong")]
     CheckpointOutOfOrder {
         /// The number of the checkpoint.
         taken: u64,
@@ -220,20 +220,23 @@ pub enum Refusal {
     },
     /// A planned takeover without an arbiter, although it ends in a claim.
     #[error(
-        "the arbiter cannot be asked now, and a planned takeover ends in a claim: nothing was claimed, and the guest goes \
-         on, protected. See that this side reaches its arbiter, then hand over again"
+        "the arbiter cannot be reached, but a planned takeover needs its claim: nothing was claimed, and the guest \
+         continues to run, protected. Make sure that this side can reach its arbiter, then repeat the takeover"
     )]
     ArbiterOutOfReach,
     /// The end of a protection that is over, or whose guest the standby may have.
     #[error(
-        "the protection cannot be ended in state {state:?}: it is over, or the standby may have the guest already"
+        "the protection cannot be ended in state {state:?}: it has ended, or the standby may already have the guest"
     )]
     CannotUnprotect {
         /// The state of the primary.
         state: State,
     },
     /// The event is impossible in this state, which is a fault of the engine.
-    #[error("{event:?} cannot happen in state {state:?}: the engine fed the machine out of order")]
+    #[error(
+        "{event:?} cannot happen in state {state:?}: the engine passed events to the state machine in the wrong \
+             order"
+    )]
     OutOfOrder {
         /// The state of the primary.
         state: State,

@@ -182,7 +182,7 @@ pub enum Because {
 pub enum Refusal {
     /// A checkpoint with a number that was not due.
     #[error(
-        "checkpoint {held} came where {expected} was due: the engine must end the connection with an error"
+        "checkpoint {held} arrived instead of {expected}: the engine must end the connection with an error"
     )]
     CheckpointOutOfOrder {
         /// The number of the checkpoint.
@@ -192,34 +192,39 @@ pub enum Refusal {
     },
     /// A takeover before the first checkpoint.
     #[error(
-        "there is nothing to take over: the first checkpoint has not come yet. Wait for it, or start the guest anew"
+        "nothing to take over: the first checkpoint has not arrived yet. Wait for it, or start the guest from its \
+         disks"
     )]
     NothingHeld,
     /// A planned takeover without contact with the primary.
     #[error(
-        "a planned takeover needs the primary, and there is no contact with it; take over without `--planned`"
+        "a planned takeover needs contact to the primary, and there is none; take over without `--planned`"
     )]
     NoContact,
     /// A planned takeover without an arbiter, although it ends in a claim.
     #[error(
-        "the arbiter cannot be asked now, and a planned takeover ends in a claim: nothing was claimed, and the guest goes \
-         on at the primary, protected. See that this side reaches its arbiter, then take over again"
+        "the arbiter cannot be reached, but a planned takeover needs its claim: nothing was claimed, and the guest \
+         continues to run at the primary, protected. Make sure that this side can reach its arbiter, then repeat the \
+         takeover"
     )]
     ArbiterOutOfReach,
     /// A takeover that is under way or over already.
-    #[error("a takeover is under way or over already; the state is {state:?}")]
+    #[error("a takeover is running or has ended; the state is {state:?}")]
     TakeoverUnderWay {
         /// The state of the standby.
         state: State,
     },
     /// A retry or a vouch in a state that waits for no operator.
-    #[error("nothing waits for an operator's word; the state is {state:?}")]
+    #[error("no step waits for an operator's confirmation; the state is {state:?}")]
     NothingWaits {
         /// The state of the standby.
         state: State,
     },
     /// The event is impossible in this state, which is a fault of the engine.
-    #[error("{event:?} cannot happen in state {state:?}: the engine fed the machine out of order")]
+    #[error(
+        "{event:?} cannot happen in state {state:?}: the engine passed events to the state machine in the wrong \
+             order"
+    )]
     OutOfOrder {
         /// The state of the standby.
         state: State,

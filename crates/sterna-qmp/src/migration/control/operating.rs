@@ -62,7 +62,7 @@ impl MigrationControl {
             let protection = outgoing.as_deref().and_then(|outgoing| outgoing.protection());
             if protection.is_some_and(|protection| !protection.may_guest_run()) {
                 return Err(QmpError::generic(
-                    "The lease of this protected guest has ended: it may run at the standby by now. \
+                    "The lease of this protected guest has ended: the guest may already run at the standby. \
                      'x-sterna-query-protection' shows who decides",
                 ));
             }
@@ -98,9 +98,7 @@ impl MigrationControl {
             let _ = tell.send(acted);
         };
         let thread = std::thread::Builder::new().name(format!("qmp-{command}")).spawn(work);
-        thread.map_err(|error| {
-            QmpError::generic(format!("{command}: the host has no thread for it: {error}"))
-        })?;
+        thread.map_err(|error| QmpError::generic(format!("{command}: cannot start a thread: {error}")))?;
         let began = Instant::now();
         loop {
             match done.recv_timeout(LOOK) {
@@ -124,8 +122,8 @@ fn may_lack_pages(ram: &GuestRam) -> bool {
 
 fn waits_for_a_page(command: &str) -> QmpError {
     QmpError::generic(format!(
-        "{command} waits for the guest, which waits for a page of its memory that has not come. The command takes effect when the page \
-         is here. If 'query-migrate' shows 'postcopy-paused', bring the connection back: 'migrate' with 'resume' at the source, and \
-         'migrate-recover' here if it shall come to another address"
+        "{command} waits for the guest, which waits for a page of its memory that has not arrived. The command takes \
+         effect when the page has arrived. If 'query-migrate' shows 'postcopy-paused', connect again: 'migrate' with \
+         'resume' at the source, and 'migrate-recover' here if the source must use another address"
     ))
 }

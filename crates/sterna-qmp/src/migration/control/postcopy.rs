@@ -18,7 +18,7 @@ impl MigrationControl {
         }
         let running = self.outgoing().filter(|outgoing| !outgoing.status().is_terminal());
         let running = running.ok_or_else(|| {
-            QmpError::generic("Must be issued after the migration has been started; say 'migrate' first")
+            QmpError::generic("Must be issued after the migration has been started; use 'migrate' first")
         })?;
         running.start_postcopy().map_err(QmpError::generic)
     }
@@ -67,9 +67,9 @@ impl MigrationControl {
         let paused = self.incoming().filter(|incoming| incoming.status() == Status::PostcopyPaused);
         let paused = paused.ok_or_else(|| {
             QmpError::generic(
-                "Migrate recover can only be run when postcopy is paused: 'query-migrate' must show 'postcopy-paused' here, at \
-                 the destination. Where it shows 'completed', every page is here: the source is told so when it asks, or say \
-                 'x-sterna-decide' there",
+                "Migrate recover can only be run when postcopy is paused: 'query-migrate' must show 'postcopy-paused' \
+                 here, at the destination. If it shows 'completed', every page has arrived: this side answers the \
+                 source's question, or use 'x-sterna-decide' at the source",
             )
         })?;
         paused.recover_at(at).map_err(QmpError::generic)

@@ -24,7 +24,7 @@ pub(super) const KVM: &[MemberSpec] = &[
     required("enabled", Boolean, "Whether KVM runs the guest."),
     required("present", Boolean, "Whether the host has KVM."),
 ];
-pub(super) const TARGET: &[MemberSpec] = &[required("arch", ARCHITECTURE, "This host's.")];
+pub(super) const TARGET: &[MemberSpec] = &[required("arch", ARCHITECTURE, "This host's architecture.")];
 pub(super) const MEMORY: &[MemberSpec] = &[required("base-memory", Integer, "Bytes.")];
 
 pub(super) const MACHINE: &[MemberSpec] = &[
@@ -77,7 +77,7 @@ pub(super) const DIRTY_RATE: &[MemberSpec] = &[
     required("calc-time", Integer, "How long it measures."),
     required("calc-time-unit", Word(TIME_UNITS), "The unit of `calc-time`."),
     required("sample-pages", Integer, "0: every page is counted."),
-    required("mode", Word(&MODES), "The log that the VM has."),
+    required("mode", Word(&MODES), "Kind of dirty log that the VM has."),
     optional("dirty-rate", Integer, "MB per second."),
     optional(
         "vcpu-dirty-rate",
@@ -95,20 +95,20 @@ pub(super) const DIRTY_RATE: &[MemberSpec] = &[
             required("sync-us", Integer, "Microseconds that reading the log took."),
             required("touched-bytes", Integer, "Bytes of distinct pages that the guest dirtied."),
         ]),
-        "The exact figures.",
+        "The exact values.",
     ),
     optional("x-sterna-error", Text, "Why the measurement failed."),
 ];
 
 pub(crate) const COLO_STATUS: &[MemberSpec] = &[
-    required("mode", Word(&["none", "primary", "secondary"]), "The side that this VM is."),
-    required("last-mode", Word(&["none", "primary", "secondary"]), "The side that it was before."),
-    required("reason", Word(&["none", "request", "error"]), "Why it is not that side any more."),
+    required("mode", Word(&["none", "primary", "secondary"]), "Side of this VM in the protection."),
+    required("last-mode", Word(&["none", "primary", "secondary"]), "Side of this VM before that."),
+    required("reason", Word(&["none", "request", "error"]), "Why this VM is not that side any more."),
 ];
 
 pub(super) const STATISTICS: &[MemberSpec] = &[
-    optional("outgoing", Object, "The last migration away from here."),
-    optional("incoming", Object, "The last migration to here."),
+    optional("outgoing", Object, "The last outgoing migration."),
+    optional("incoming", Object, "The last incoming migration."),
 ];
 
 pub(crate) const MIGRATION: &[MemberSpec] = &[
@@ -117,7 +117,7 @@ pub(crate) const MIGRATION: &[MemberSpec] = &[
     optional("setup-time", Integer, "Milliseconds until the first page."),
     optional("downtime", Integer, "Milliseconds that the guest was stopped; after the end."),
     optional("expected-downtime", Integer, "Milliseconds that a switchover would take now; before the end."),
-    optional("ram", Members(RAM), "What was sent."),
+    optional("ram", Members(RAM), "Statistics of the guest's RAM."),
     optional("cpu-throttle-percentage", Integer, "Percent of the time that vCPUs sleep now."),
     optional(
         "dirty-limit-throttle-time-per-round",
@@ -126,10 +126,10 @@ pub(crate) const MIGRATION: &[MemberSpec] = &[
     ),
     optional("dirty-limit-ring-full-time", Integer, "Microseconds that a vCPU needs to fill its ring."),
     optional("error-desc", Text, "Why it failed or waits, and what to do."),
-    optional("socket-address", Array, "Where this VM waits for its guest."),
+    optional("socket-address", Array, "Address at which this VM waits for its guest."),
     optional("postcopy-blocktime", Integer, "Milliseconds during which all vCPUs waited for pages."),
     optional("postcopy-vcpu-blocktime", Array, "Milliseconds that each vCPU waited for pages."),
-    optional("postcopy-latency", Integer, "Mean nanoseconds until a requested page was there."),
+    optional("postcopy-latency", Integer, "Mean time in nanoseconds until a requested page arrived."),
     optional(
         "postcopy-latency-dist",
         Array,
@@ -140,7 +140,7 @@ pub(crate) const MIGRATION: &[MemberSpec] = &[
     optional(
         "x-sterna-address",
         Object,
-        "Where this VM waits for its guest at `rdma:`, as a channel's `addr`.",
+        "Address at which this VM waits for its guest over `rdma:`, as a channel's `addr`.",
     ),
     optional("x-sterna-held", Boolean, "`true`: the guest has arrived and is held until `cont`."),
     optional(
@@ -149,7 +149,7 @@ pub(crate) const MIGRATION: &[MemberSpec] = &[
         "`true`: the acknowledgement was lost; `x-sterna-decide` ends it.",
     ),
     optional("x-sterna-reconnect", Members(RECONNECT), "Connections that were lost and replaced."),
-    optional("x-sterna-rdma", Members(RDMA), "What the RDMA adapter did (specs/stream.md §8.3)."),
+    optional("x-sterna-rdma", Members(RDMA), "Statistics of the RDMA adapter (specs/stream.md §8.3)."),
 ];
 
 const RAM: &[MemberSpec] = &[
@@ -157,8 +157,8 @@ const RAM: &[MemberSpec] = &[
     required("remaining", Integer, "Bytes that are to be sent."),
     required("total", Integer, "Bytes of the guest's RAM."),
     required("duplicate", Integer, "Zero pages."),
-    required("normal", Integer, "Other pages."),
-    required("normal-bytes", Integer, "Their bytes."),
+    required("normal", Integer, "Pages with content."),
+    required("normal-bytes", Integer, "Bytes of those."),
     required("dirty-pages-rate", Integer, "Pages per second that the guest dirties."),
     required("mbps", Number, "Megabits per second."),
     required("dirty-sync-count", Integer, "Rounds begun."),
@@ -186,12 +186,12 @@ const RECONNECT: &[MemberSpec] = &[
 
 const RDMA: &[MemberSpec] = &[
     optional("writes", Integer, "Remote writes."),
-    optional("written-bytes", Integer, "Their bytes."),
+    optional("written-bytes", Integer, "Bytes of those."),
     optional("in-flight-bytes", Integer, "Bytes of writes that have not ended."),
     required("registrations", Integer, "Registrations of memory."),
     required("pinned-bytes", Integer, "Bytes of guest memory that are registered now."),
     optional("windows", Integer, "Pieces of the destination's memory that are registered now."),
-    optional("destination-pinned-bytes", Integer, "Their bytes."),
+    optional("destination-pinned-bytes", Integer, "Bytes of those."),
     optional("exchanges", Integer, "Requests with an answer."),
     optional("receiver-not-ready", Integer, "Messages that the other side had no buffer for."),
     optional("commands", Integer, "Requests of the source."),
@@ -203,7 +203,7 @@ pub(crate) const PROTECTION: &[MemberSpec] = &[
     optional(
         "state",
         Text,
-        "Such as `seeding`, `protected`, `following`, `holding`, `handed over` or `taken over`.",
+        "State, such as `seeding`, `protected`, `following`, `holding`, `handed over` or `taken over`.",
     ),
     optional("generation", Integer, "Primary: generation of the protection."),
     optional("checkpoints", Integer, "Checkpoints taken, or stored at a standby."),
@@ -228,7 +228,7 @@ pub(crate) const PROTECTION: &[MemberSpec] = &[
     optional("pause-p99", Number, "Primary: 99th percentile of the pauses, in seconds."),
     optional("pause-most", Number, "Primary: longest pause, in seconds."),
     optional("pause-last", Number, "Primary: last pause, in seconds."),
-    optional("last-transfer", Number, "Primary: seconds that the last checkpoint took to the standby."),
+    optional("last-transfer", Number, "Primary: seconds until the standby had the last checkpoint."),
     optional("output-waiting-bytes", Integer, "Primary: bytes of output that wait for a checkpoint."),
     optional("output-delay", Number, "Primary: seconds that the last output waited."),
     optional("output-released", Integer, "Primary: pieces of output that were released."),
@@ -236,7 +236,11 @@ pub(crate) const PROTECTION: &[MemberSpec] = &[
     optional("output-delay-p99", Number, "Primary: 99th percentile of that time, in seconds."),
     optional("transferred-bytes", Integer, "Primary: bytes sent."),
     optional("outcome", Text, "Primary: how the protection ended."),
-    optional("alone-by", Text, "Primary: who decided that the guest continues without a standby."),
+    optional(
+        "alone-by",
+        Text,
+        "Primary: arbiter or operator that decided that the guest continues without a standby.",
+    ),
     optional("checkpoint-age", Number, "Primary: seconds since the checkpoint that the standby stored last."),
     optional("watchdog", MemberKind::Any, "Primary: the watchdog that ends its guest."),
     optional("trouble", Text, "What is wrong, and what to do."),
@@ -254,7 +258,7 @@ const CONTACT: &[MemberSpec] = &[
     required("protection", Text, "The protection's id."),
     required("generation", Integer, "Its generation."),
     required("needs-fence", Boolean, "Whether the guest is started only after a fence."),
-    required("lease", Number, "Seconds that the primary runs its guest without an answer."),
+    required("lease", Number, "Seconds for which the primary runs its guest without an answer (the lease)."),
     required("patience", Number, "Seconds that the standby waits after the last heartbeat."),
     optional("outcome", Text, "How the protection ended here."),
 ];

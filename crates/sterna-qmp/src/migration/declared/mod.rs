@@ -18,7 +18,7 @@ pub(crate) use answers::{COLO_STATUS, MIGRATION, PROTECTION, STATUS};
 /// Every command of a VM's monitor, besides [`BUILTIN_COMMANDS`](crate::server::BUILTIN_COMMANDS).
 #[rustfmt::skip]
 pub const COMMANDS: &[CommandSpec] = &[
-    command("query-status", "Returns what the VM does.").returns(Members(STATUS)),
+    command("query-status", "Returns the run state of the VM.").returns(Members(STATUS)),
     command("query-name", "Returns the VM's name, if it has one.").returns(Members(NAME)),
     command("query-uuid", "Returns the VM's UUID.").returns(Members(UUID)),
     command("query-kvm", "Returns whether KVM runs the guest.").returns(Members(KVM)),
@@ -26,40 +26,46 @@ pub const COMMANDS: &[CommandSpec] = &[
     command("query-machines", "Lists the VM's own machine type.").returns(List(MACHINE)),
     command("query-cpus-fast", "Lists the vCPUs and their threads.").returns(List(CPU)),
     command("query-memory-size-summary", "Returns the size of the guest's RAM.").returns(Members(MEMORY)),
-    command("stop", "Stops the guest. A guest that is still arriving stays stopped then."),
-    command("cont", "Starts the guest, and a guest that is held. A guest that is still arriving is started then."),
+    command("stop", "Stops the guest. A guest that is still arriving stays stopped after its arrival."),
+    command("cont", "Starts the guest, also a held guest. A guest that is still arriving starts after its arrival."),
     command("quit", "Ends the VM after the answer."),
-    command("query-migrate", "Returns the state and the figures of the last migration away from here, otherwise of the one to here.")
+    command("query-migrate", "Returns the state and the statistics of the last outgoing migration, or of the incoming \
+                              one if there was none.")
         .returns(Members(MIGRATION)),
     command("query-migrate-capabilities", "Lists the capabilities.").returns(List(CAPABILITY_STATE)),
     command("query-migrate-parameters", "Returns the parameters.").returns(Members(parameters::ANSWER)),
-    command("migrate-start-postcopy", "Starts postcopy: the guest continues at the destination before its pages are there."),
-    command("migrate-pause", "Breaks a postcopy's connections; the migration waits for a recovery."),
-    command("x-sterna-migration-statistics", "Returns everything that the engine counts, as its types serialise.")
+    command("migrate-start-postcopy", "Starts postcopy: the guest starts at the destination before all of its pages \
+                                       have arrived."),
+    command("migrate-pause", "Closes the connections of a postcopy; the migration waits for a recovery."),
+    command("x-sterna-migration-statistics", "Returns all statistics of the engine, in the form in which its types \
+                                              are serialised.")
         .returns(Members(STATISTICS)),
-    command("x-sterna-migration-recording", "Returns what the precopy policy of the last migration away from here has measured; null if there was none.")
+    command("x-sterna-migration-recording", "Returns the measurements of the precopy policy in the last outgoing \
+                                             migration; null if there was none.")
         .returns(MemberKind::Any),
     command("migrate", "Moves the guest to a VM that waits for it, saves it to a file, or continues a paused postcopy.").takes(&[
-        optional("uri", Text, "Where the guest goes, such as `tcp:HOST:PORT`, `unix:PATH`, `fd:NAME`, `file:PATH` or `rdma:HOST:PORT`."),
+        optional("uri", Text, "Address of the destination, such as `tcp:HOST:PORT`, `unix:PATH`, `fd:NAME`, \
+                               `file:PATH` or `rdma:HOST:PORT`."),
         optional("channels", Array, "The same as a list with one channel, instead of `uri`."),
         optional("detach", Boolean, "No effect, as in QEMU: the command always returns when the migration has started."),
         optional("resume", Boolean, "Continues a paused postcopy over a new connection."),
     ]),
     command("migrate-incoming", "Waits for a guest; the address is bound when the command returns.").takes(&[
-        optional("uri", Text, "Where to listen, or the file to load."),
+        optional("uri", Text, "Address to listen at, or the file to load."),
         optional("channels", Array, "The same as a list with one channel, instead of `uri`."),
         optional("exit-on-error", Boolean, "Only `false`: after a failure the VM waits for another `migrate-incoming`."),
     ]),
     command("migrate-recover", "Waits for the source of a paused postcopy at a new address.").takes(&[
-        required("uri", Text, "Where to listen."),
+        required("uri", Text, "Address to listen at."),
     ]),
-    command("migrate_cancel", "Cancels the migration away from here, or ends the wait for a guest.").takes(&[
-        optional("x-sterna-force", Boolean, "Discards even a guest that is held here, of which this may be the only copy."),
+    command("migrate_cancel", "Cancels the outgoing migration, or ends the wait for a guest.").takes(&[
+        optional("x-sterna-force", Boolean, "Discards even a guest that is held here. It may be the only copy of the \
+                                             guest."),
     ]),
     command("migrate-continue", "Continues a migration that `pause-before-switchover` has paused.").takes(&[
         required("state", Word(STATUS_WORDS), "Only `pre-switchover`."),
     ]),
-    command("migrate-set-capabilities", "Switches capabilities; all of them or none.").takes(&[
+    command("migrate-set-capabilities", "Switches capabilities on or off; all of them or none.").takes(&[
         required("capabilities", List(CAPABILITY_STATE), "Names and new states."),
     ]),
     command("migrate-set-parameters", "Sets parameters; all of them or none.").takes(parameters::ARGUMENTS),
@@ -84,7 +90,7 @@ pub const COMMANDS: &[CommandSpec] = &[
     command("object-del", "Deletes an object. Migrations that use it keep what they have.").takes(&[
         required("id", Text, "Its id."),
     ]),
-    command("x-sterna-decide", "Tells a side that lost the other which side has the guest.").takes(&[
+    command("x-sterna-decide", "Decides which side has the guest, when this side has lost contact to the other side.").takes(&[
         required("guest", MemberKind::Any, "`source`: it resumes here; `destination`: it stays stopped here permanently. Of a protection: primary and standby."),
     ]),
     command("query-block", "Lists the disks, `disk0` and so on.").returns(List(BLOCK)),
@@ -101,11 +107,12 @@ pub const COMMANDS: &[CommandSpec] = &[
         required("rounds", Integer, "As `announce-rounds`."),
         required("step", Integer, "As `announce-step`, in milliseconds."),
     ]),
-    command("calc-dirty-rate", "Begins to measure how fast the guest dirties its memory.").takes(&[
-        required("calc-time", Integer, "How long, 50 ms to 60 s."),
+    command("calc-dirty-rate", "Begins to measure the guest's dirty rate.").takes(&[
+        required("calc-time", Integer, "Duration, 50 ms to 60 s."),
         optional("calc-time-unit", Word(TIME_UNITS), "Unit of `calc-time`; seconds by default."),
         optional("sample-pages", Integer, "No effect: Sterna counts every page. 128 to 16384."),
-        optional("mode", Word(&dirty_rate::MODES), "The log that the VM must have; any if absent or `page-sampling`."),
+        optional("mode", Word(&dirty_rate::MODES), "Kind of dirty log that the VM must have; any kind if absent or \
+                                                    `page-sampling`."),
     ]),
     command("query-dirty-rate", "Returns the last measurement.").takes(&[
         optional("calc-time-unit", Word(TIME_UNITS), "Unit of `calc-time` in the answer; seconds by default."),
@@ -114,20 +121,22 @@ pub const COMMANDS: &[CommandSpec] = &[
         optional("cpu-index", Integer, "The vCPU; all of them if absent."),
         required("dirty-rate", Integer, "MB per second."),
     ]),
-    command("cancel-vcpu-dirty-limit", "Removes such a limit.").takes(&[
+    command("cancel-vcpu-dirty-limit", "Removes the limit of a vCPU's dirty rate, or of all.").takes(&[
         optional("cpu-index", Integer, "The vCPU; all of them if absent."),
     ]),
     command("query-vcpu-dirty-limit", "Lists the vCPUs with a limit.").returns(List(DIRTY_LIMIT)),
     command("qom-list", "Lists the properties of a part of the VM.").takes(&[
-        required("path", Text, "Such as `/machine` or `/objects`."),
+        required("path", Text, "Path of the part, such as `/machine` or `/objects`."),
     ]).returns(List(PROPERTY)),
     command("qom-get", "Returns a property of a part of the VM.").takes(&[
-        required("path", Text, "Such as `/machine`."),
-        required("property", Text, "Such as `type`."),
+        required("path", Text, "Path of the part, such as `/machine`."),
+        required("property", Text, "Name of the property, such as `type`."),
     ]).returns(MemberKind::Any),
     command("query-colo-status", "Returns whether this VM is a side of a protection.").returns(Members(COLO_STATUS)),
-    command("x-colo-lost-heartbeat", "Ends the protection at a primary, as `x-sterna-unprotect`; at a standby, an unplanned takeover. The standby or the arbiter decides."),
-    command("x-sterna-query-protection", "Returns the state and the figures of the last protection; an empty object if there was none.")
+    command("x-colo-lost-heartbeat", "At a primary: ends the protection, as `x-sterna-unprotect` does. At a standby: \
+                                      starts an unplanned takeover. The standby or the arbiter decides."),
+    command("x-sterna-query-protection", "Returns the state and the statistics of the last protection; an empty \
+                                          object if there was none.")
         .returns(Members(PROTECTION)),
     command("x-sterna-unprotect", "Ends the protection; the guest continues at its primary."),
     command("x-sterna-takeover", "Moves a protected guest to its standby.").takes(&[

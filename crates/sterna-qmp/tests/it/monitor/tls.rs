@@ -120,7 +120,7 @@ fn object_add_what_is_wrong_is_named() {
         (with("qom-type", json!("iothread")), "invalid object type: iothread"),
         (with("id", json!("0bad")), "identifier"),
         (with("id", json!("a b")), "identifier"),
-        (with("dir", json!("/nowhere")), "no such directory"),
+        (with("dir", json!("/nowhere")), "directory does not exist"),
         (with("dir", json!(empty.path())), "ca-cert.pem"),
         (with("dir", json!(5)), "string"),
         (with("endpoint", json!("both")), "both"),
@@ -186,8 +186,8 @@ fn object_add_certificates_that_no_peer_would_take_are_refused_at_once() {
     assert!(strange.contains("not issued by an authority in ca-cert.pem"), "{strange}");
     assert!(purpose.contains("tls_www_server"), "{purpose}");
     assert!(key.contains("server-key.pem") && key.contains("does not belong to the certificate"), "{key}");
-    assert!(broken.contains("no readable PEM key"), "{broken}");
-    assert!(alone.contains("belong together"), "{alone}");
+    assert!(broken.contains("PEM key cannot be read"), "{broken}");
+    assert!(alone.contains("need each other"), "{alone}");
 }
 
 #[test]

@@ -114,9 +114,9 @@ impl RingMap {
 
     /// Takes all entries out, oldest first, and has them reset.
     ///
-    /// `each` gets slot and page in the slot of each entry, also of those that `each_new` has read. `reset` is
-    /// the system call and returns the number of entries that it has reset. No other ring may wait for its
-    /// reset meanwhile. The error is `reset`'s, or that the ring does not become stable.
+    /// `each` gets slot and page in the slot of each entry, also of those that `each_new` has read. `reset` is the
+    /// system call and returns the number of entries that it has reset. No other ring may wait for its reset meanwhile.
+    /// The error is `reset`'s, or that the ring's content does not become stable.
     pub(super) fn reap(
         &mut self,
         mut each: impl FnMut(u32, u64),
@@ -133,7 +133,7 @@ impl RingMap {
             // The kernel overwrote entries that were taken out. The new entries can be taken now.
             (reaped.overrun, self.is_wary) = (true, true);
         }
-        Err(io::Error::other("the ring does not become stable"))
+        Err(io::Error::other("the ring's content does not become stable"))
     }
 
     /// Does the same as [`RingMap::reap`] for a vCPU that exited because its ring is full.

@@ -92,21 +92,22 @@ impl HostReport {
         let mut missing: Vec<String> = self.library_problem.iter().cloned().collect();
         if self.ports.is_empty() {
             missing.push(
-                "the kernel knows no RDMA device: load the driver of your adapter, or make a soft-RoCE device \
+                "the kernel knows no RDMA device: load the driver of your adapter, or create a soft-RoCE device \
                  (modprobe rdma_rxe; rdma link add rxe0 type rxe netdev INTERFACE)"
                     .to_owned(),
             );
         }
         if !self.has_connection_manager {
-            missing
-                .push(format!("there is no {MANAGER}: load the kernel module rdma_ucm (modprobe rdma_ucm)"));
+            missing.push(format!(
+                "{MANAGER} does not exist: load the kernel module rdma_ucm (modprobe rdma_ucm)"
+            ));
         }
         let libraries_work = self.library_problem.is_none();
         missing.extend(self.ports.iter().filter_map(|port| port.problem(libraries_work)));
         if let Some(limit) = self.locked_memory.limit_bytes {
             missing.push(format!(
-                "this process may pin {limit} bytes of memory only, and a migration pins what it registers: raise the \
-                 locked-memory limit (ulimit -l unlimited, LimitMEMLOCK=infinity for a service)"
+                "this process may pin only {limit} bytes of memory, but a migration pins all memory that it \
+                 registers: raise the locked-memory limit (ulimit -l unlimited, LimitMEMLOCK=infinity for a service)"
             ));
         }
         missing
@@ -117,7 +118,8 @@ impl HostReport {
         let small = |port: &&PortReport| port.is_usable() && port.adapter.active_mtu < BEST_MTU;
         let hint = |port: &PortReport| {
             format!(
-                "{} sends packets of {} bytes: with an interface MTU of 4200 or more it sends {BEST_MTU}, which is faster",
+                "{} sends packets of {} bytes: with an interface MTU of 4200 or more it sends packets of {BEST_MTU} \
+                 bytes, which is faster",
                 port.name(),
                 port.adapter.active_mtu
             )
@@ -151,9 +153,7 @@ impl PortReport {
             return Some(format!("{name} is {state}: check the cable, the interface and the subnet manager"));
         }
         self.adapter.addresses.is_empty().then(|| {
-            format!(
-                "{name} has no IP address: connections are made by address, so give its network interface one"
-            )
+            format!("{name} has no IP address, which connections need: give its network interface an address")
         })
     }
 }

@@ -48,13 +48,13 @@ pub(in crate::devices) fn compare(context: &Context, mut theirs: &[u8]) -> Resul
         let (features, configuration) = (identity.features(), &transport.configuration());
         if their.mode != mode(identity) {
             let [theirs, ours] = [their.mode, mode(identity)].map(told);
-            return differs("the way in which it moves", theirs.to_owned(), ours.to_owned());
+            return differs("its kind of migration", theirs.to_owned(), ours.to_owned());
         }
         if usize::from(their.queues) != queue_sizes.len() {
             return differs("its queues", their.queues.to_string(), queue_sizes.len().to_string());
         }
         if their.features & !features != 0 {
-            let lacking = format!("{:#x}, which this one lacks", their.features & !features);
+            let lacking = format!("{:#x}, which this machine's device lacks", their.features & !features);
             return differs("its features", lacking, format!("{features:#x}"));
         }
         if their.configuration != configuration {
@@ -134,9 +134,9 @@ fn told(mode: u8) -> &'static str {
         1 => "migrate=shared",
         2 => "migrate=copy",
         3 => "migrate=none",
-        WITH_STATE => "a vhost-user back end with a state of its own",
-        5 => "a vhost-user back end without a state of its own",
-        _ => "a way that is unknown here; the source may be newer",
+        WITH_STATE => "a vhost-user back end that saves its state",
+        5 => "a vhost-user back end that does not save its state",
+        _ => "an unknown kind of migration; the source may be newer",
     }
 }
 

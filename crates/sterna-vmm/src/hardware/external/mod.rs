@@ -58,7 +58,8 @@ impl ExternalDevices {
     pub(crate) fn introduce(&self, machine: &str) {
         for device in self.vhost_user.iter().filter(|device| device.is_awaited()) {
             if let Err(error) = device.introduce() {
-                tracing::error!(machine, %error, "a device's process was not told of its guest's arrival");
+                tracing::error!(machine, %error, "a device's process did not receive the message about its guest's \
+                                                  arrival");
             }
         }
     }

@@ -27,8 +27,7 @@ pub(super) fn connect(paths: &[PathBuf], vm: &KvmVm) -> Result<Vec<VfioUser>, Vm
             return Err(refused(path, "it cannot migrate; leave it out, or use a server that can".into()));
         }
         if !client.can_log_dma().map_err(failed)? {
-            let why =
-                "it cannot log which pages it writes, so a migration would lose them; use a server that can";
+            let why = "it cannot log the pages that it writes, so a migration would lose them; use a server that can";
             return Err(refused(path, why.into()));
         }
         client.map_ram(vm.ram(), &ranges).map_err(failed)?;

@@ -40,7 +40,7 @@ pub(crate) trait Backend: Send {
     }
     /// Loads the bytes of [`Backend::state`] at the destination. The error says why they are invalid.
     fn set_state(&mut self, state: &[u8]) -> Result<(), String> {
-        if state.is_empty() { Ok(()) } else { Err(format!("{} bytes too many", state.len())) }
+        if state.is_empty() { Ok(()) } else { Err(format!("the section is {} bytes too long", state.len())) }
     }
     /// Handles a reset by the driver.
     fn reset(&mut self) {}

@@ -71,7 +71,7 @@ impl Transport {
 
     /// Makes a disk longer and notifies its driver. The error says why this is not possible.
     pub(crate) fn grow(&self, len_bytes: u64) -> Result<(), String> {
-        let disk = self.identity.disk.as_ref().ok_or("it is no disk")?;
+        let disk = self.identity.disk.as_ref().ok_or("it is not a disk")?;
         disk.grow(len_bytes)?;
         let change = |bytes: &mut [u8]| bytes[..8].copy_from_slice(&disk.capacity());
         // A driver that is not ready yet reads the length when it becomes ready.

@@ -62,7 +62,7 @@ impl Backend for FreePages {
         match &self.hinting {
             Some(hinting) => hinting.set_state(state),
             None if state.is_empty() => Ok(()),
-            None => Err(format!("{} bytes too many", state.len())),
+            None => Err(format!("the section is {} bytes too long", state.len())),
         }
     }
 

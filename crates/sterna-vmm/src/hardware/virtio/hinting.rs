@@ -82,7 +82,7 @@ impl Hinting {
                 }
             }
             (0, true) => return Err("it is empty"),
-            (_, false) => return Err("it is a command and memory at once"),
+            (_, false) => return Err("it is both a command and memory"),
             (_, true) => return Err("a command id has 4 bytes"),
         }
         Ok(())

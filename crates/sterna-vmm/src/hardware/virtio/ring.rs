@@ -15,7 +15,7 @@ use crate::hardware::memory::DeviceMemory;
 /// Why a device cannot continue until its driver resets it.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Broken {
-    #[error("queue {queue}: its rings lie outside of RAM, or are not what their size says")]
+    #[error("queue {queue}: its rings are outside of RAM, or do not have the size that the driver set")]
     Place { queue: usize },
     #[error("queue {queue}: {source}")]
     Ring { queue: usize, source: virtio_queue::Error },
@@ -154,13 +154,15 @@ impl<'a> Ring<'a> {
             let part = match descriptor.is_write_only() {
                 true => &mut checked.writable,
                 false if !checked.writable.is_empty() => {
-                    return Err(self.refuse(head, "what the device reads comes after what it writes"));
+                    return Err(
+                        self.refuse(head, "a buffer that the device reads follows a buffer that it writes")
+                    );
                 }
                 false => &mut checked.readable,
             };
             let (address, length) = (descriptor.addr(), descriptor.len() as usize);
             for slice in GuestMemoryBackend::get_slices(self.memory, address, length) {
-                let why = || format!("{length} bytes from {:#x} on are not in RAM", address.0);
+                let why = || format!("{length} bytes at {:#x} are not in RAM", address.0);
                 part.push(slice.map_err(|_| self.refuse(head, why()))?);
             }
         }

@@ -50,7 +50,11 @@ impl Transport {
     pub(crate) fn set_state(&self, state: &TransportState) -> Result<(), String> {
         let (ours, theirs) = (&self.identity.queue_sizes, &state.queues);
         if ours.len() != theirs.len() {
-            return Err(format!("{} queues, this device has {}", theirs.len(), ours.len()));
+            return Err(format!(
+                "the source's device has {} queues, this device has {}",
+                theirs.len(),
+                ours.len()
+            ));
         }
         let mut queues = Vec::new();
         for (index, (size, queue)) in ours.iter().zip(theirs).enumerate() {

@@ -85,7 +85,7 @@ impl Worker {
     /// Stops the thread. Returns after the device has finished its requests in flight.
     pub(crate) fn stop(self, name: &str, signals: &Signals) {
         if let Err(error) = self.stop.write(1) {
-            tracing::error!(device = name, %error, "the device cannot be told to stop");
+            tracing::error!(device = name, %error, "cannot tell the device's thread to stop");
         }
         if self.thread.join().is_err() {
             tracing::error!(device = name, "the device's thread panicked");

@@ -98,7 +98,7 @@ impl Kernel {
         };
         let loaded = loaded.map_err(|error| {
             refused(format!(
-                "it is no bzImage or vmlinux that fits into {} bytes of RAM: {error}",
+                "it is not a bzImage or vmlinux that fits into {} bytes of RAM: {error}",
                 ranges[0].len_bytes
             ))
         })?;
@@ -112,7 +112,7 @@ impl Kernel {
         if kernel.end > ranges[0].len_bytes {
             let (needed, has) = (kernel.end, ranges[0].len_bytes);
             return Err(refused(format!(
-                "it needs RAM up to {needed:#x}, and RAM below the hole ends at {has:#x}"
+                "it needs RAM up to {needed:#x}, but RAM below the PCI hole ends at {has:#x}"
             )));
         }
         Ok(kernel)
@@ -148,7 +148,7 @@ fn write_command_line(ram: &GuestRam, line: &str, header: &setup_header) -> Resu
     };
     let refuse = |why| VmmError::Config { what: "append", why };
     if line.len() > most {
-        return Err(refuse(format!("{} bytes, and the kernel takes {most}", line.len())));
+        return Err(refuse(format!("{} bytes, but the kernel accepts at most {most}", line.len())));
     }
     if line.contains('\0') {
         return Err(refuse("it contains a NUL byte".to_owned()));
@@ -272,7 +272,7 @@ mod tests {
         let text = file(b"a text\n".repeat(200).as_slice());
         let why = refusal(Kernel::load(text.path(), &memory, &ranges));
         assert!(
-            why.contains("no bzImage or vmlinux") && why.contains(text.path().to_str().unwrap()),
+            why.contains("not a bzImage or vmlinux") && why.contains(text.path().to_str().unwrap()),
             "{why}"
         );
         let why =

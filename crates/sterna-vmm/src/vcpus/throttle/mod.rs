@@ -117,7 +117,10 @@ impl Throttling {
     pub(crate) fn set_dirty_limit(&self, vcpu: Option<usize>, bytes: Option<u64>) -> Result<(), VmError> {
         let refuse = |why: String| Err(VmError::new("set a vCPU's dirty limit", why));
         if self.tracking.ring().is_none() {
-            return refuse("only dirty rings count per vCPU: start the VM with --dirty-ring-size".into());
+            return refuse(
+                "only dirty rings count the dirty pages of each vCPU: start the VM with --dirty-ring-size"
+                    .into(),
+            );
         }
         let count = self.throttles.len();
         let vcpus = match vcpu {

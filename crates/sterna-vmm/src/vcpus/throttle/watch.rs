@@ -43,8 +43,8 @@ impl Watch {
         match self.counted(ring.is_running(), now) {
             Some(News::Overrun) => tracing::warn!(
                 entries = ring.entries(),
-                "a dirty ring overflowed: the lost pages are unknown, so all pages count as dirty, and will again each \
-                 time. Give the machine larger rings (--dirty-ring-size), or none"
+                "a dirty ring overflowed: the lost pages are unknown, so all pages count as dirty after each \
+                 overflow. Give the machine larger rings (--dirty-ring-size), or no rings"
             ),
             Some(News::Ended(counts)) => tracing::info!(
                 source = ring.name(),

@@ -265,11 +265,11 @@ fn configuration_that_lies_is_refused_with_the_device() {
     let cases = [
         (fs(), Fault::WrongConfiguration, "is not text"),
         (fs(), Fault::ShortConfiguration, "GET_CONFIG"),
-        (fs(), Fault::NoConfiguration, "state it (`tag=NAME`)"),
+        (fs(), Fault::NoConfiguration, "give it (`tag=NAME`)"),
         (fs(), Fault::NoDeviceState, "VHOST_USER_PROTOCOL_F_DEVICE_STATE"),
-        (DeviceKind::Block, Fault::WrongConfiguration, "no size of a disk's block"),
-        (DeviceKind::Block, Fault::NoConfiguration, "how large the disk is"),
-        (card, Fault::NoConfiguration, "state it (`mac=ADDRESS`)"),
+        (DeviceKind::Block, Fault::WrongConfiguration, "not a valid block size of a disk"),
+        (DeviceKind::Block, Fault::NoConfiguration, "does not report the disk's size"),
+        (card, Fault::NoConfiguration, "give it (`mac=ADDRESS`)"),
     ];
     for (kind, fault, says) in cases {
         let why = Host::new(true, &[(kind.clone(), fault)]).map(drop).unwrap_err().to_string();
@@ -317,7 +317,7 @@ fn device_that_differs_is_refused_by_name() {
         ),
         (DeviceKind::Block, &record, "its kind (vhost-user/0 (blk)): the source has 26, this machine has 2"),
         (DeviceKind::Network { mac: Some([2; 6]) }, &record, "the source has 26, this machine has 1"),
-        (DeviceKind::Block, &its_record, "the source has a vhost-user back end without a state of its own"),
+        (DeviceKind::Block, &its_record, "the source has a vhost-user back end that does not save its state"),
     ];
     for (kind, record, says) in cases {
         let target = Host::new(true, &[(kind, Fault::None)]).unwrap();

@@ -433,7 +433,7 @@ fn machines_that_do_not_fit_are_refused_by_name() {
         ..MachineConfig::new("host")
     };
     let why = KvmMachine::new(other).map(drop).unwrap_err().to_string();
-    assert!(why.contains("vfio-user") && why.contains("cannot follow"), "{why}");
+    assert!(why.contains("vfio-user") && why.contains("cannot change to another VM process"), "{why}");
     // A machine that waits for memory as descriptors refuses a guest that arrives with pages.
     let heir = Host::heir(&[tagged("one")]);
     let (outcome, arrival) = migrate(&source, &heir);

@@ -120,7 +120,7 @@ fn held_pages_that_break_a_rule_are_refused() {
         (&[0, 0], "empty run"),
         (&[0x83, 0], "overlong"),
         (&[0xff; 11], "overlong"),
-        (&[10, 0xac], "no number"),
+        (&[10, 0xac], "missing or overlong number"),
         (&[10, 0xac, 2, 1], "after the last block"),
     ] {
         assert!(refused(bytes).contains(rule), "{bytes:?}: {}", refused(bytes));

@@ -17,7 +17,7 @@ impl MainDecoder {
         let length = r.u32()?;
         if length as usize > most {
             let name = self.sections.get(self.current.id).map_or("", |section| &section.name);
-            let rule = format!("{length} bytes of section {name:?}, which has at most {most} here");
+            let rule = format!("{length} bytes of section {name:?}, which has at most {most} at this side");
             return Err(r.bad("specs/stream.md §9", rule));
         }
         if is_held {

@@ -36,13 +36,14 @@ impl MainDecoder {
     pub(super) fn checkpoint_ram(&mut self, r: &mut Reader<'_>) -> Result<Taken, Stop> {
         let kind = r.u8()?;
         if kind != END {
-            let rule =
-                format!("{kind:02x} where the END section (03) of RAM must begin: a checkpoint has no other");
+            let rule = format!(
+                "{kind:02x} instead of the END section (03) of RAM, the only section of a checkpoint"
+            );
             return Err(r.bad(SPEC, rule));
         }
         let id = r.u32()?;
         if self.sections.ram_id() != Some(id) {
-            return Err(r.bad(SPEC, format!("END of section {id}, which is not that of RAM")));
+            return Err(r.bad(SPEC, format!("END of section {id}, which is not the section of RAM")));
         }
         self.enter(r, id, SectionKind::End, BodyKind::Ram)
     }
@@ -50,8 +51,7 @@ impl MainDecoder {
     pub(super) fn checkpoint_end(&mut self, r: &mut Reader<'_>) -> Result<Taken, Stop> {
         let kind = r.u8()?;
         if kind != EOF {
-            let rule =
-                format!("{kind:02x} behind RAM's END, where 00 must be: a checkpoint has no other section");
+            let rule = format!("{kind:02x} after RAM's END instead of 00: a checkpoint has no other section");
             return Err(r.bad(SPEC, rule));
         }
         self.in_checkpoint = false;
@@ -61,7 +61,7 @@ impl MainDecoder {
 
     /// The error for a connection that ended inside the RAM of a checkpoint.
     pub(super) fn torn_checkpoint(&self, left: usize) -> WireError {
-        let rule = "the connection ended inside a checkpoint, which is dropped whole";
+        let rule = "the connection ended inside a checkpoint, which is discarded";
         WireError::misbehaved(MESSAGE, self.position.saturating_add(left as u64), SPEC, rule)
     }
 }

@@ -41,7 +41,7 @@ impl MainDecoder {
             return Err(r.bad(spec, format!("EOF before the END of section {name:?}")));
         }
         if self.blocks.as_ref().is_some_and(|blocks| !blocks.is_empty()) && !self.sections.has_ram() {
-            return Err(r.bad(spec, "EOF, and RAM has not come"));
+            return Err(r.bad(spec, "EOF, but RAM has not arrived"));
         }
         self.state = if self.expect.no_description { DecoderState::Done } else { DecoderState::Committed };
         taken(r, MainItem::Eof)
@@ -51,14 +51,14 @@ impl MainDecoder {
         let command = Command::read(r)?;
         match command {
             Command::OpenReturnPath if self.return_path_open => {
-                return Err(r.bad("specs/stream.md §1.8", "OPEN_RETURN_PATH comes twice"));
+                return Err(r.bad("specs/stream.md §1.8", "OPEN_RETURN_PATH occurs twice"));
             }
             Command::OpenReturnPath => self.return_path_open = true,
             Command::Ping(_) if !self.return_path_open => {
                 return Err(r.bad("specs/stream.md §1.8", "PING before OPEN_RETURN_PATH"));
             }
             Command::SwitchoverStart if self.switchover_started => {
-                return Err(r.bad("specs/stream.md §1.8", "SWITCHOVER_START comes twice"));
+                return Err(r.bad("specs/stream.md §1.8", "SWITCHOVER_START occurs twice"));
             }
             Command::SwitchoverStart => self.switchover_started = true,
             Command::Ping(_) => {}
@@ -69,8 +69,8 @@ impl MainDecoder {
                 self.forget_block();
             }
             _ if !self.expect.postcopy => {
-                let rule = "a command of postcopy, which is off here: \
-                            switch postcopy-ram and dirty-bitmaps off at the source";
+                let rule = "a command of postcopy, which is off at this side: switch postcopy-ram and dirty-bitmaps \
+                            off at the source";
                 return Err(r.unfit("specs/stream.md §6", rule));
             }
             _ => {}
@@ -103,7 +103,7 @@ impl MainDecoder {
             false => self.knowledge.body(&section.name, section.instance, section.version, kind),
         };
         if body == BodyKind::Ram && !section.is_ram {
-            return Err(r.bad(spec, format!("section {id} is not that of RAM")));
+            return Err(r.bad(spec, format!("section {id} is not the section of RAM")));
         }
         if kind == SectionKind::End {
             self.sections.close(id);
@@ -152,7 +152,7 @@ impl MainDecoder {
         let spec = "specs/stream.md §1.4";
         let mark = r.u8()?;
         if mark != FOOTER {
-            return Err(r.bad(spec, format!("{mark:02x} where the footer (7e) of a section must be")));
+            return Err(r.bad(spec, format!("{mark:02x} instead of the footer (7e) of a section")));
         }
         let id = r.u32()?;
         if id != self.current.id {
@@ -174,7 +174,7 @@ impl MainDecoder {
         let spec = "specs/stream.md §1.6";
         let kind = r.u8()?;
         if kind != VM_DESCRIPTION {
-            return Err(r.bad(spec, format!("{kind:02x} after EOF, where the description (06) must be")));
+            return Err(r.bad(spec, format!("{kind:02x} after EOF instead of the description (06)")));
         }
         let length = r.u32()? as usize;
         if length > VM_DESCRIPTION_BYTES {
@@ -208,7 +208,7 @@ fn check_ram_header(r: &Reader<'_>, header: &SectionHeader<'_>, kind: SectionKin
         return Err(r.bad(spec, rule));
     }
     if header.version != ram::SECTION_VERSION {
-        return Err(r.unfit(spec, format!("version {} of RAM, only 4 is known", header.version)));
+        return Err(r.unfit(spec, format!("version {} of RAM; only 4 is known", header.version)));
     }
     Ok(())
 }

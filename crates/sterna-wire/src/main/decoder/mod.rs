@@ -286,7 +286,7 @@ impl MainDecoder {
             DecoderState::RamSetup => self.ram_setup(r),
             DecoderState::RamRecord => self.ram_record(r),
             DecoderState::RamPayload => {
-                let rule = "the page before has not been taken: call payload_consumed";
+                let rule = "the previous page has not been read: call payload_consumed";
                 Err(WireError::local("RAM record", 0, "specs/stream.md §2.3", rule).into())
             }
             DecoderState::BodyLength { most, is_held } => self.body_length(r, most, is_held),

@@ -42,9 +42,10 @@ impl MainDecoder {
     pub(super) fn ram_total(&mut self, r: &mut Reader<'_>) -> Result<Taken, Stop> {
         let word = r.u64()?;
         if word & flags::MASK != flags::MEM_SIZE {
-            return Err(
-                r.bad("specs/stream.md §2.2", format!("word {word:#x} where the block list must start"))
-            );
+            return Err(r.bad(
+                "specs/stream.md §2.2",
+                format!("word {word:#x} instead of the start of the block list"),
+            ));
         }
         let left = word & !flags::MASK;
         if left == 0 {
@@ -66,19 +67,23 @@ impl MainDecoder {
             return Err(r.bad(spec, format!("more than {BLOCKS} blocks")));
         }
         if self.ram.names.contains(name) {
-            return Err(r.bad(spec, format!("block {name:?} comes twice")));
+            return Err(r.bad(spec, format!("block {name:?} occurs twice")));
         }
         if let Some(expected) = &self.blocks {
             match expected.find(name.as_bytes()).map(|index| expected.length_bytes(index)) {
                 Some(ours) if ours == length => {}
                 Some(ours) => {
-                    let rule =
-                        format!("block {name:?} has {length} bytes, here {ours}: give both the same RAM");
+                    let rule = format!(
+                        "block {name:?} has {length} bytes at the source and {ours} here: start both sides \
+                                 with the same RAM"
+                    );
                     return Err(r.unfit(spec, rule));
                 }
                 None => {
-                    let rule =
-                        format!("block {name:?} of {length} bytes is not here: give both the same RAM");
+                    let rule = format!(
+                        "block {name:?} of {length} bytes does not exist here: start both sides with the same \
+                                 RAM"
+                    );
                     return Err(r.unfit(spec, rule));
                 }
             }
@@ -123,7 +128,8 @@ impl MainDecoder {
                 if let Some((name, _)) =
                     expected.iter().find(|(name, length)| *length > 0 && !names.contains(*name))
                 {
-                    let rule = format!("block {name:?} is missing: give both sides the same RAM");
+                    let rule =
+                        format!("block {name:?} is missing in the list: start both sides with the same RAM");
                     return Err(r.unfit(spec, rule));
                 }
                 blocks.sort_by_key(|block| expected.find(block.name.as_bytes()));
@@ -168,7 +174,7 @@ impl MainDecoder {
                 self.end_of_list(r)
             }
             _ => {
-                let rule = format!("word {word:#x} where only HOOK, MULTIFD_FLUSH or EOS can be");
+                let rule = format!("word {word:#x} instead of HOOK, MULTIFD_FLUSH or EOS");
                 Err(r.bad("specs/stream.md §2.2", rule))
             }
         }
@@ -179,7 +185,9 @@ impl MainDecoder {
         let (flag, offset) = (word & flags::MASK, word & !flags::MASK);
         const PAGES: u64 = flags::PAGE | flags::ZERO | flags::XBZRLE;
         if self.expect.rdma && flag & PAGES != 0 {
-            return Err(r.bad(HOOK_SPEC, format!("word {word:#x} is a page's, and memory comes by RDMA")));
+            return Err(
+                r.bad(HOOK_SPEC, format!("word {word:#x} is a page record, but memory is sent by RDMA"))
+            );
         }
         match flag & !flags::CONTINUE {
             flags::PAGE if !self.expect.mapped_ram => {
@@ -201,9 +209,10 @@ impl MainDecoder {
             _ if word == flags::EOS => self.end_of_list(r),
             _ if word == flags::MULTIFD_FLUSH => self.flush(r),
             _ if word == flags::HOOK && self.expect.rdma => self.hook(r),
-            _ => {
-                Err(r.bad("specs/stream.md §2.1", format!("word {word:#x} is no record that can come here")))
-            }
+            _ => Err(r.bad(
+                "specs/stream.md §2.1",
+                format!("word {word:#x} is not a record that is possible here"),
+            )),
         }
     }
 
@@ -212,7 +221,7 @@ impl MainDecoder {
         let block = self.block(r, flag, offset)?;
         let encoding = r.u8()?;
         if encoding != 1 {
-            return Err(r.bad(spec, format!("encoding {encoding} of a delta, only 1 is known")));
+            return Err(r.bad(spec, format!("encoding {encoding} of a delta; only 1 is known")));
         }
         let length = usize::from(r.u16()?);
         if !(1..=PAGE_SIZE).contains(&length) {
@@ -236,7 +245,7 @@ impl MainDecoder {
             return Err(r.bad(SPEC, "a page before the block list"));
         };
         let block = if flag & flags::CONTINUE != 0 {
-            self.ram.last_block.ok_or_else(|| r.bad(SPEC, "CONTINUE, and no page came before"))?
+            self.ram.last_block.ok_or_else(|| r.bad(SPEC, "CONTINUE before the first page"))?
         } else {
             let name = r.name()?;
             let find = table.find(name.as_bytes());
@@ -266,7 +275,7 @@ impl MainDecoder {
             return Err(r.unfit(spec, rule));
         }
         if self.ram.legacy_flush {
-            return Err(r.bad(spec, "MULTIFD_FLUSH, and START had none"));
+            return Err(r.bad(spec, "MULTIFD_FLUSH, although START had none"));
         }
         taken(r, MainItem::MultifdFlush)
     }

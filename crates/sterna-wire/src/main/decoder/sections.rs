@@ -39,10 +39,10 @@ impl Sections {
             return Err(format!("more than {SECTIONS} sections"));
         }
         if self.by_id.contains_key(&id) {
-            return Err(format!("section id {id} is taken already"));
+            return Err(format!("section id {id} is already used"));
         }
         if !self.devices.insert((name.to_owned(), instance)) {
-            return Err(format!("section {name:?} instance {instance} comes twice"));
+            return Err(format!("section {name:?} instance {instance} occurs twice"));
         }
         let open = kind == SectionKind::Start;
         self.by_id.insert(id, Section { name: name.to_owned(), instance, version, open, is_ram });

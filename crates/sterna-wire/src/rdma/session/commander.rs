@@ -57,23 +57,20 @@ impl Commander {
 
     /// Asks to send a command. On success the command counts as sent.
     ///
-    /// # Errors
-    /// - `command` is not a command
-    /// - no READY has arrived for it
-    /// - the answer to the previous command has not arrived
-    /// - the session is over
+    /// # Errors - `command` is not a command - no READY has arrived for it - the answer to the previous command has not
+    /// arrived - the session has ended
     pub fn send(&mut self, command: MessageType) -> Result<Sending, WireError> {
         if !command.is_command() {
-            return Err(local(command, TOKENS, "it is no command"));
+            return Err(local(command, TOKENS, "it is not a command"));
         }
         if self.is_over {
-            return Err(local(command, END, "the session is over"));
+            return Err(local(command, END, "the session has ended"));
         }
         if let Some(answer) = self.owed {
-            return Err(local(command, TOKENS, format!("{answer} has not come yet")));
+            return Err(local(command, TOKENS, format!("{answer} has not arrived yet")));
         }
         if !self.has_ready {
-            return Err(local(command, TOKENS, "no READY is there for it"));
+            return Err(local(command, TOKENS, "no READY has arrived for it"));
         }
         self.has_ready = false;
         self.ready_due = true;
@@ -98,15 +95,15 @@ impl Commander {
     fn hear(&mut self, kind: MessageType) -> Result<Heard, WireError> {
         // After the last command, a listener may still fail, and one READY may be left over.
         if self.is_over && !matches!(kind, MessageType::Ready | MessageType::Error) {
-            return Err(misbehaved(kind, END, "the session is over"));
+            return Err(misbehaved(kind, END, "the session has ended"));
         }
         match (kind, self.owed) {
             (MessageType::Error, _) => Ok(Heard::Failed),
             (MessageType::Ready, Some(answer)) => {
-                Err(misbehaved(kind, TOKENS, format!("it comes before {answer}, which is due first")))
+                Err(misbehaved(kind, TOKENS, format!("it arrived before {answer}")))
             }
             (MessageType::Ready, None) if !self.ready_due => {
-                Err(misbehaved(kind, TOKENS, "the one before is unused: one for each command"))
+                Err(misbehaved(kind, TOKENS, "the previous one is unused; each command needs one"))
             }
             (MessageType::Ready, None) => {
                 self.ready_due = false;
@@ -118,8 +115,8 @@ impl Commander {
                 Ok(Heard::Answer(kind))
             }
             (_, Some(answer)) => Err(misbehaved(kind, TOKENS, format!("{answer} is due"))),
-            (_, None) if kind.is_answer() => Err(misbehaved(kind, TOKENS, "nothing was asked")),
-            (_, None) => Err(misbehaved(kind, TOKENS, "it is a command, and this side sends them")),
+            (_, None) if kind.is_answer() => Err(misbehaved(kind, TOKENS, "no command was sent")),
+            (_, None) => Err(misbehaved(kind, TOKENS, "it is a command, but only this side sends commands")),
         }
     }
 
@@ -128,7 +125,7 @@ impl Commander {
         self.is_over = true;
     }
 
-    /// Whether the session is over, by success or by failure.
+    /// Whether the session has ended, by success or by failure.
     pub fn is_over(&self) -> bool {
         self.is_over
     }
@@ -139,7 +136,7 @@ impl Commander {
     /// The session is over already. The peer then needs no ERROR.
     pub fn say_error(&mut self) -> Result<(), WireError> {
         if self.is_over {
-            return Err(local(MessageType::Error, END, "the session is over"));
+            return Err(local(MessageType::Error, END, "the session has ended"));
         }
         self.is_over = true;
         Ok(())

@@ -132,7 +132,7 @@ impl DestinationSession {
             (MessageType::RegisterRequest, _) => Ok(Arrival::Register),
             (MessageType::UnregisterRequest, _) => Ok(Arrival::Unregister),
             (MessageType::RegisterFinished, _) => Ok(Arrival::PhaseOver),
-            _ => no("a destination does not take it"),
+            _ => no("a destination does not accept it"),
         }
     }
 

@@ -69,12 +69,11 @@ impl LaneSource {
 
     /// Asks to send a FILE message. On success it counts as sent.
     ///
-    /// # Errors
-    /// The source has no credit, or the session is over.
+    /// # Errors The source has no credit, or the session has ended.
     pub fn send(&mut self) -> Result<Sending, WireError> {
         let kind = MessageType::File;
         if self.is_over {
-            return Err(local(kind, END, "the session is over"));
+            return Err(local(kind, END, "the session has ended"));
         }
         let Some(left) = self.credit.checked_sub(1) else {
             return Err(local(kind, CREDIT, "there is no credit for it"));
@@ -98,14 +97,14 @@ impl LaneSource {
         match header.kind {
             MessageType::Error => Ok(Credit::Failed),
             MessageType::Ready if header.repeat == 0 || header.repeat > MESSAGES - self.credit => {
-                let rule = format!("credit for {} more, and there are {}", header.repeat, self.credit);
+                let rule = format!("credit for {} more, but there are {}", header.repeat, self.credit);
                 Err(misbehaved(header.kind, CREDIT, rule))
             }
             MessageType::Ready => {
                 self.credit += header.repeat;
                 Ok(Credit::More(header.repeat))
             }
-            kind => Err(misbehaved(kind, CREDIT, "a destination sends READY on a lane, and ERROR")),
+            kind => Err(misbehaved(kind, CREDIT, "a destination sends only READY and ERROR on a lane")),
         }
     }
 
@@ -168,7 +167,7 @@ impl LaneDestination {
 
     fn hear(&mut self, kind: MessageType) -> Result<(), WireError> {
         if self.is_over {
-            return Err(misbehaved(kind, END, "the session is over"));
+            return Err(misbehaved(kind, END, "the session has ended"));
         }
         match kind {
             MessageType::Error => Ok(()),
@@ -177,7 +176,7 @@ impl LaneDestination {
                 self.given = self.given.checked_sub(1).ok_or_else(no_credit)?;
                 Ok(())
             }
-            _ => Err(misbehaved(kind, CREDIT, "a source sends FILE on a lane, and ERROR")),
+            _ => Err(misbehaved(kind, CREDIT, "a source sends only FILE and ERROR on a lane")),
         }
     }
 }

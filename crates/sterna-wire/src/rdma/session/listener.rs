@@ -63,18 +63,17 @@ impl Listener {
 
     /// Asks to send READY. On success it counts as sent.
     ///
-    /// # Errors
-    /// A READY is unanswered, an answer is due, or the session is over.
+    /// # Errors A READY is unanswered, an answer is due, or the session has ended.
     pub fn invite(&mut self) -> Result<Sending, WireError> {
         let ready = MessageType::Ready;
         if self.is_over {
-            return Err(local(ready, END, "the session is over"));
+            return Err(local(ready, END, "the session has ended"));
         }
         if let Some(answer) = self.owes {
-            return Err(local(ready, TOKENS, format!("{answer} goes first")));
+            return Err(local(ready, TOKENS, format!("{answer} must be sent first")));
         }
         if self.unanswered > self.most_unanswered() {
-            return Err(local(ready, TOKENS, "the one before is unanswered: one for each command"));
+            return Err(local(ready, TOKENS, "the previous one is unanswered; each command needs one"));
         }
         self.unanswered += 1;
         let expected = (self.unanswered + self.ahead) as usize;
@@ -101,13 +100,13 @@ impl Listener {
 
     fn hear(&mut self, kind: MessageType) -> Result<(), WireError> {
         if self.is_over {
-            return Err(misbehaved(kind, END, "the session is over"));
+            return Err(misbehaved(kind, END, "the session has ended"));
         }
         if kind == MessageType::Error {
             return Ok(());
         }
         if !kind.is_command() {
-            return Err(misbehaved(kind, TOKENS, "the side that takes commands does not take it"));
+            return Err(misbehaved(kind, TOKENS, "the side that receives commands does not accept it"));
         }
         if let Some(answer) = self.owes {
             return Err(misbehaved(kind, TOKENS, format!("it does not wait for {answer}")));
@@ -123,19 +122,18 @@ impl Listener {
 
     /// Asks to send the answer to the last command. On success it counts as sent.
     ///
-    /// # Errors
-    /// Another answer is due, or none, or the session is over.
+    /// # Errors Another answer is due, or none, or the session has ended.
     pub fn answer(&mut self, kind: MessageType) -> Result<Sending, WireError> {
         if self.is_over {
-            return Err(local(kind, END, "the session is over"));
+            return Err(local(kind, END, "the session has ended"));
         }
         match self.owes {
             Some(owed) if owed == kind => {
                 self.owes = None;
                 Ok(Sending { receives: 0 })
             }
-            Some(owed) => Err(local(kind, TOKENS, format!("{owed} is owed"))),
-            None => Err(local(kind, TOKENS, "nothing was asked")),
+            Some(owed) => Err(local(kind, TOKENS, format!("{owed} has not been sent yet"))),
+            None => Err(local(kind, TOKENS, "no command was received")),
         }
     }
 
@@ -149,7 +147,7 @@ impl Listener {
         self.is_over = true;
     }
 
-    /// Whether the session is over, by success or by failure.
+    /// Whether the session has ended, by success or by failure.
     pub fn is_over(&self) -> bool {
         self.is_over
     }
@@ -160,7 +158,7 @@ impl Listener {
     /// The session is over already.
     pub fn say_error(&mut self) -> Result<(), WireError> {
         if self.is_over {
-            return Err(local(MessageType::Error, END, "the session is over"));
+            return Err(local(MessageType::Error, END, "the session has ended"));
         }
         self.is_over = true;
         Ok(())

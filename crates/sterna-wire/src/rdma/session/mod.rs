@@ -74,7 +74,7 @@ impl Receives {
                 self.posted = left;
                 Ok(())
             }
-            None => Err(local(kind, TOKENS, "it came, and no receive was posted for it: call starting()")),
+            None => Err(local(kind, TOKENS, "it arrived, but no receive was posted for it: call starting()")),
         }
     }
 }

@@ -134,7 +134,9 @@ impl SourceSession {
         let kind = command.kind();
         let no = |rule: &str| Err(local(kind, PHASES, rule));
         match command {
-            Command::File { .. } if self.in_phase => return no("a phase is open: it takes no stream"),
+            Command::File { .. } if self.in_phase => {
+                return no("a phase is open, in which stream data is not permitted");
+            }
             Command::File { bytes, hook_ends_at: Some(at) } if at != bytes => {
                 let rule = format!(
                     "{bytes} bytes with a hook that ends at {at}: it must be the last of its message"
@@ -144,7 +146,7 @@ impl SourceSession {
             Command::File { .. } => return Ok(()),
             _ if !self.in_phase => return no("no phase is open"),
             Command::RamBlocks if self.has_blocks => {
-                return no("the blocks have been exchanged: once is enough");
+                return no("the blocks have already been exchanged");
             }
             Command::RamBlocks => return Ok(()),
             _ if !self.has_blocks => return no("the first phase is for the exchange of blocks"),
@@ -158,10 +160,10 @@ impl SourceSession {
                 no("it holds no record")
             }
             (Command::Unregister(_), Peer::Qemu) => {
-                Err(local(kind, WINDOWS, "a QEMU dies of one that it takes for unregistered"))
+                Err(local(kind, WINDOWS, "a QEMU crashes if it finds the memory unregistered"))
             }
             (Command::Compress(count) | Command::Register(count), Peer::Qemu) if count > 1 => {
-                Err(local(kind, WINDOWS, format!("{count} records, and a QEMU takes the first only")))
+                Err(local(kind, WINDOWS, format!("{count} records, but a QEMU reads only the first")))
             }
             _ => Ok(()),
         }
@@ -191,7 +193,7 @@ impl SourceSession {
                 Ok(())
             }
             None => {
-                let rule = format!("{writes} are complete, and {} were in flight", self.writes);
+                let rule = format!("{writes} are complete, but {} were in flight", self.writes);
                 Err(WireError::local(WRITE, 0, PHASES, rule))
             }
         }
@@ -207,7 +209,7 @@ impl SourceSession {
             Message::RamBlocksResult(_) => self.has_blocks = true,
             Message::RegisterResult(list) if list.len() != self.results => {
                 self.commander.finish();
-                let rule = format!("{} results, and {} were asked for", list.len(), self.results);
+                let rule = format!("{} results, but {} were requested", list.len(), self.results);
                 return Err(misbehaved(message.kind(), "specs/rdma.md §4.3", rule));
             }
             _ => {}
@@ -224,7 +226,7 @@ impl SourceSession {
             return Err(local(
                 MessageType::RegisterFinished,
                 PHASES,
-                "it has not been sent, and the stream ends",
+                "it has not been sent, but the stream ends",
             ));
         }
         self.commander.finish();

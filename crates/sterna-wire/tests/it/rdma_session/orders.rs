@@ -69,7 +69,7 @@ fn commander_sends_only_commands_and_only_with_a_ready() {
         refused(Commander::new().send(command), command, Fault::Local, "no READY");
     }
     for other in [Error, Ready, RamBlocksResult, RegisterResult, UnregisterFinished] {
-        refused(ready().send(other), other, Fault::Local, "no command");
+        refused(ready().send(other), other, Fault::Local, "it is not a command");
     }
     let mut used = ready();
     let _ = used.send(File);
@@ -91,10 +91,10 @@ fn commander_sends_only_commands_and_only_with_a_ready() {
 #[test]
 fn commander_refuses_messages_out_of_order() {
     use MessageType::*;
-    refused(ready().received(Ready), Ready, Fault::PeerMisbehaved, "the one before is unused");
+    refused(ready().received(Ready), Ready, Fault::PeerMisbehaved, "the previous one is unused");
     refused(asking(RegisterRequest).received(Ready), Ready, Fault::PeerMisbehaved, "before REGISTER_RESULT");
     for answer in [RamBlocksResult, RegisterResult, UnregisterFinished] {
-        refused(ready().received(answer), answer, Fault::PeerMisbehaved, "nothing was asked");
+        refused(ready().received(answer), answer, Fault::PeerMisbehaved, "no command was sent");
     }
     for wrong in [RamBlocksResult, UnregisterFinished, File, RegisterRequest] {
         refused(
@@ -105,11 +105,11 @@ fn commander_refuses_messages_out_of_order() {
         );
     }
     for command in [File, Compress, RamBlocksRequest, RegisterRequest, RegisterFinished, UnregisterRequest] {
-        refused(ready().received(command), command, Fault::PeerMisbehaved, "this side sends them");
+        refused(ready().received(command), command, Fault::PeerMisbehaved, "only this side sends commands");
     }
     let mut twice = asking(RegisterRequest);
     twice.received(RegisterResult).unwrap();
-    refused(twice.received(RegisterResult), RegisterResult, Fault::PeerMisbehaved, "nothing was asked");
+    refused(twice.received(RegisterResult), RegisterResult, Fault::PeerMisbehaved, "no command was sent");
     assert!(twice.is_over());
     refused(twice.send(File), File, Fault::Local, "over");
     // No receive was posted for the message, so the caller has counted wrongly.
@@ -160,7 +160,7 @@ fn listener_invites_one_command_and_answers_it_first() {
     refused(listener.invite(), Ready, Fault::Local, "REGISTER_RESULT goes first");
     refused(listener.answer(RamBlocksResult), RamBlocksResult, Fault::Local, "REGISTER_RESULT is owed");
     assert_eq!(listener.answer(RegisterResult), Ok(Sending { receives: 0 }));
-    refused(listener.answer(RegisterResult), RegisterResult, Fault::Local, "nothing was asked");
+    refused(listener.answer(RegisterResult), RegisterResult, Fault::Local, "no command was sent");
     assert_eq!(listener.invite(), Ok(Sending { receives: 1 }));
 }
 
@@ -171,7 +171,7 @@ fn listener_refuses_messages_out_of_order() {
     let _ = early.starting();
     refused(early.received(File), File, Fault::PeerMisbehaved, "no READY was sent");
     for other in [Ready, RamBlocksResult, RegisterResult, UnregisterFinished] {
-        refused(invited().received(other), other, Fault::PeerMisbehaved, "does not take it");
+        refused(invited().received(other), other, Fault::PeerMisbehaved, "does not accept it");
     }
     let mut owing = invited();
     owing.received(UnregisterRequest).unwrap();
@@ -231,10 +231,10 @@ fn source_sends_each_command_in_its_phase_only() {
         source(Peer::Sterna, 2).send(Command::RamBlocks),
         RamBlocksRequest,
         Fault::Local,
-        "once is enough",
+        "have already been exchanged",
     );
     for phase in [1, 2] {
-        refused(source(Peer::Sterna, phase).send(STREAM), File, Fault::Local, "it takes no stream");
+        refused(source(Peer::Sterna, phase).send(STREAM), File, Fault::Local, "stream data is not permitted");
     }
     assert!(source(Peer::Sterna, 0).send(STREAM).is_ok());
     for command in [Command::Compress(0), Command::Register(0), Command::Unregister(0)] {
@@ -257,7 +257,7 @@ fn source_ends_a_message_with_its_hook() {
 fn source_spares_a_qemu_what_it_takes_wrongly() {
     for command in [Command::Compress(2), Command::Register(2)] {
         assert!(source(Peer::Sterna, 2).send(command).is_ok());
-        refused(source(Peer::Qemu, 2).send(command), command.kind(), Fault::Local, "takes the first only");
+        refused(source(Peer::Qemu, 2).send(command), command.kind(), Fault::Local, "reads only the first");
     }
     let command = Command::Unregister(1);
     refused(source(Peer::Qemu, 2).send(command), command.kind(), Fault::Local, "unregistered");
@@ -298,7 +298,7 @@ fn source_takes_as_many_results_as_it_asked_for() {
     let _ = session.send(Command::Register(2)).unwrap();
     let one = bytes(MessageType::RegisterResult);
     let answer = session.received(&Message::decode(&one).unwrap());
-    refused(answer, MessageType::RegisterResult, Fault::PeerMisbehaved, "1 results, and 2 were asked for");
+    refused(answer, MessageType::RegisterResult, Fault::PeerMisbehaved, "1 results, but 2 were requested");
     refused(session.send(Command::Compress(1)), MessageType::Compress, Fault::Local, "over");
 }
 

@@ -92,11 +92,11 @@ impl Plant {
             Self::RegisterFirst => &["begins with the exchange"],
             Self::WriteBeyond => &["remote access error"],
             Self::ReadyTwice => {
-                &["no receive is posted", "the one before is unused", "before REGISTER", "before RAM"]
+                &["no receive is posted", "the previous one is unused", "before REGISTER", "before RAM"]
             }
-            Self::AnswerAfterReady => &["which is due first", "a QEMU gets READY", "no receive is posted"],
+            Self::AnswerAfterReady => &["it arrived before", "a QEMU gets READY", "no receive is posted"],
             Self::OtherAnswer => &["is due", "a QEMU gets"],
-            Self::NoAnswer => &["stuck", "which is due first", "a QEMU gets READY"],
+            Self::NoAnswer => &["stuck", "it arrived before", "a QEMU gets READY"],
             Self::KeyZero => &["key 0"],
         };
         words.iter().any(|word| found.contains(word))

@@ -414,7 +414,8 @@ impl ArrivingPages {
             Some(PlacedEnd::Occupied) => {
                 let (offset, name) = (page << PAGE_SHIFT, self.ram.block(block).name());
                 let what = format!(
-                    "page {offset:#x} of block {name:?} was missing, and somebody else has filled it"
+                    "page {offset:#x} of block {name:?} was missing, but it was filled by something else than the \
+                     migration"
                 );
                 MigrationError::Ram(what)
             }

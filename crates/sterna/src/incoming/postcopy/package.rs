@@ -32,7 +32,7 @@ pub(super) fn check(items: Vec<MainItem>) -> Result<Vec<MainItem>, MigrationErro
     }
     let is_run = |item: &MainItem| matches!(item, MainItem::Command(Command::PostcopyRun));
     if rest.iter().rev().skip(1).any(is_run) {
-        return Err(wrong("goes on behind POSTCOPY_RUN"));
+        return Err(wrong("continues after POSTCOPY_RUN"));
     }
     Ok(rest)
 }

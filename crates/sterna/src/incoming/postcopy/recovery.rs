@@ -113,7 +113,7 @@ fn take_main(
     let lacks =
         |shared: &Shared| shared.driver().is_some_and(|driver| driver.inspect(Destination::lacks_pages));
     if !lacks(shared) {
-        return Err(refuse(channel, "wants to go on in postcopy, and no guest lacks pages here"));
+        return Err(refuse(channel, "wants to continue a postcopy, but no guest lacks pages here"));
     }
     if !shared.lobby.supersede(hello.session) {
         return Err(refuse(channel, "has an old number: its connection is an old one, or comes twice"));

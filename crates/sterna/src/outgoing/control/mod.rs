@@ -308,9 +308,9 @@ impl Control {
             StatusQuestions::Auto => "cannot be asked",
         };
         let text = format!(
-            "undecided: the guest was handed over and the acknowledgement was lost ({why}). It stays stopped here \
-             and the destination {asked}. If it does not answer, check whether the guest runs there and decide: \
-             source-runs only if it is gone for good, else destination-runs"
+            "undecided: the guest was handed over and the acknowledgement was lost ({why}). It stays stopped here and \
+             the destination {asked}. If it does not answer, check whether the guest runs there and decide: \
+             source-runs only if the guest does not run there and never will, else destination-runs"
         );
         self.shared.tell(&Event::Warning(text));
     }

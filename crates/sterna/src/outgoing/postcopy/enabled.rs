@@ -94,7 +94,7 @@ impl Postcopy for Enabled {
         }
         // The switch may wait for a device.
         if !postcopy.is_wanted() {
-            let text = format!("precopy does not converge ({why}): the guest goes on in postcopy");
+            let text = format!("precopy does not converge ({why}): the migration switches to postcopy");
             self.shared.tell(&Event::Warning(text));
             postcopy.want();
         }
@@ -127,12 +127,13 @@ impl Postcopy for Enabled {
         self.shared.measures.statistics.lock().pause_postcopy(&why);
         let left = self.shared.postcopy.left_bytes() / PAGE_SIZE as u64;
         let text = format!(
-            "postcopy-paused: the guest runs at the destination, and the connection broke ({why}). The guest waits there when \
-             it needs a page that did not come; {left} pages were not sent, and some may have been lost on their way. Keep this \
-             process: it alone has them. To go on, say migrate with resume here and, if the destination shall listen at another \
-             address, migrate-recover there before. The guest does not run here any more. If it is complete there (query-migrate \
-             says completed), this side completes when the destination answers its question; if nobody answers, or the guest \
-             is lost, decide destination-runs"
+            "postcopy-paused: the guest runs at the destination, and the connection broke ({why}). The guest waits \
+             there when it needs a page that has not arrived; {left} pages were not sent, and some sent pages may be \
+             lost. Keep this process, because only it has these pages. 'migrate' with 'resume' here continues the \
+             migration; if the destination must listen at another address, use 'migrate-recover' there first. The \
+             guest does not run here any more. If it is complete there ('query-migrate' shows completed), this side \
+             completes when the destination answers its question. If the destination does not answer, or the guest is \
+             lost, decide destination-runs"
         );
         self.shared.tell(&Event::Warning(text));
     }

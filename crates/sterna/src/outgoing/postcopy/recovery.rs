@@ -13,7 +13,7 @@ use crate::error::MigrationError;
 use crate::identity::Identity;
 use crate::postcopy::answers::{Answer, Answers};
 
-const CHANNEL: &str = "answer to a connection that was made anew";
+const CHANNEL: &str = "answer on a new connection";
 
 /// The recoveries of one migration.
 pub(in crate::outgoing) struct Recovery {

@@ -212,7 +212,7 @@ impl SharedPostcopy {
         };
         let may_be_asked = following.may_be_asked;
         let Some(order) = following.order.as_mut().filter(|_| may_be_asked) else {
-            return Err(wrong("pages before it was told to listen, or to go on".to_owned()));
+            return Err(wrong("pages before LISTEN, or before the recovery".to_owned()));
         };
         let Some(block) = last else {
             return Err(wrong(match block {

@@ -224,7 +224,7 @@ impl Shared {
     pub(in crate::outgoing) fn destination_started(&self) -> Result<(), MigrationError> {
         let is_due = self.driver.inspect(|machine| machine.is_postcopy() && machine.state().is_committed());
         if !is_due {
-            let what = "it said that the guest was started, and nobody had told it to".to_owned();
+            let what = "it reported that the guest was started, but no command to start it was sent".to_owned();
             return Err(MigrationError::PeerMisbehaved { what });
         }
         self.measures.statistics.lock().acknowledged.get_or_insert_with(std::time::Instant::now);

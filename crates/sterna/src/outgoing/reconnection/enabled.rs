@@ -45,8 +45,8 @@ impl Reconnection for Enabled {
             Streamed::of(&shared.guest.vm.devices()).first().filter(|_| !shared.capabilities.multifd)
         {
             let why = format!(
-                "x-sterna-reconnect-window has no effect, and a lost connection ends the migration: {device} has a stream, and \
-                 that goes on over another connection only with multifd channels"
+                "x-sterna-reconnect-window has no effect, and a lost connection ends the migration: {device} has a \
+                 stream, which can continue over another connection only with multifd channels"
             );
             shared.tell(&Event::Warning(why));
             return Ok(());

@@ -508,7 +508,7 @@ impl Shared {
             Err(error) => vec![error],
         };
         for error in failed {
-            let text = format!("the guest runs on without one of its devices: {error}");
+            let text = format!("the guest continues to run without one of its devices: {error}");
             self.tell(&crate::events::Event::Warning(text));
         }
     }

@@ -157,7 +157,7 @@ fn remedies(
     } else if capabilities.auto_converge && params.max_cpu_throttle < 99 {
         remedies.push("raise the highest throttle");
     }
-    remedies.push("or let the guest write less");
+    remedies.push("or reduce the guest's writes");
     remedies.join(", ")
 }
 
@@ -171,13 +171,13 @@ mod tests {
         let capabilities = Capabilities { multifd: true, auto_converge: true, ..Capabilities::default() };
 
         let held = remedies(&params, &capabilities, true, true, true);
-        assert_eq!(held, "Raise the downtime limit, raise the bandwidth limit, or let the guest write less");
+        assert_eq!(held, "Raise the downtime limit, raise the bandwidth limit, or reduce the guest's writes");
         let free = remedies(&params, &Capabilities::default(), false, true, true);
         for part in ["switch multifd on", "switch automatic throttling on"] {
             assert!(free.contains(part), "{free}");
         }
         let plain = remedies(&params, &Capabilities::default(), false, false, false);
-        assert_eq!(plain, "Raise the downtime limit, or let the guest write less");
+        assert_eq!(plain, "Raise the downtime limit, or reduce the guest's writes");
         let lower = Capabilities { dirty_limit: true, ..Capabilities::default() };
         assert!(remedies(&params, &lower, false, true, true).contains("lower the dirty limit of the vCPUs"));
         let more = Parameters { max_cpu_throttle: 50, ..params };

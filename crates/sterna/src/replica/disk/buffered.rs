@@ -72,7 +72,7 @@ impl Disk {
         let mut state = self.state.lock();
         if state.phase != Phase::Seeding {
             let what = format!(
-                "{}: disk {} is connected for the first time before the guest comes, and never again: protect it anew",
+                "{}: disk {} can be connected only once, before the guest arrives: protect the guest again",
                 channel.peer(),
                 self.name
             );

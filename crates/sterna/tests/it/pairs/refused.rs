@@ -80,73 +80,73 @@ impl Settings {
 type Pair = (&'static str, &'static str, &'static str, fn(&mut Settings));
 
 const PAIRS: &[Pair] = &[
-    ("postcopy", "file", "postcopy_ram does not go with a file", |s| {
+    ("postcopy", "file", "postcopy_ram cannot be combined with a file", |s| {
         s.postcopy();
         s.file();
     }),
-    ("postcopy", "file", "postcopy_ram does not go with a file", |s| {
+    ("postcopy", "file", "postcopy_ram cannot be combined with a file", |s| {
         s.side = Side::Destination;
         s.postcopy();
         s.file();
     }),
-    ("postcopy", "mapped-ram", "postcopy_ram does not go with a file", |s| {
+    ("postcopy", "mapped-ram", "postcopy_ram cannot be combined with a file", |s| {
         s.postcopy();
         s.file();
         s.capabilities.mapped_ram = true;
     }),
-    ("postcopy", "RDMA", "postcopy_ram does not go with rdma:", |s| {
+    ("postcopy", "RDMA", "postcopy_ram cannot be combined with rdma:", |s| {
         s.postcopy();
         s.rdma();
     }),
-    ("postcopy", "RDMA", "postcopy_ram does not go with rdma:", |s| {
+    ("postcopy", "RDMA", "postcopy_ram cannot be combined with rdma:", |s| {
         s.side = Side::Destination;
         s.postcopy();
         s.rdma();
     }),
-    ("postcopy", "same-host", "postcopy_ram does not go with mode cpr-transfer", |s| {
+    ("postcopy", "same-host", "postcopy_ram cannot be combined with mode cpr-transfer", |s| {
         s.postcopy();
         s.same_host();
     }),
-    ("postcopy", "vhost-user", "needs all of the guest's memory at once", |s| {
+    ("postcopy", "vhost-user", "needs all of the guest's memory from the start", |s| {
         s.postcopy();
         s.shares_ram = true;
     }),
-    ("postcopy", "vfio-user", "needs all of the guest's memory at once", |s| {
+    ("postcopy", "vfio-user", "needs all of the guest's memory from the start", |s| {
         s.side = Side::Destination;
         s.postcopy();
         s.shares_ram = true;
     }),
-    ("precopy", "xbzrle", "xbzrle is sent in the checkpoints of a protected guest alone", |s| {
+    ("precopy", "xbzrle", "xbzrle is supported only in the checkpoints of a protected guest", |s| {
         s.capabilities.xbzrle = true
     }),
-    ("postcopy", "xbzrle", "xbzrle is sent in the checkpoints of a protected guest alone", |s| {
+    ("postcopy", "xbzrle", "xbzrle is supported only in the checkpoints of a protected guest", |s| {
         s.postcopy();
         s.capabilities.xbzrle = true;
     }),
-    ("xbzrle", "device streams", "xbzrle is sent in the checkpoints of a protected guest alone", |s| {
+    ("xbzrle", "device streams", "xbzrle is supported only in the checkpoints of a protected guest", |s| {
         s.capabilities.xbzrle = true;
         s.has_stream = true;
     }),
-    ("xbzrle", "vhost-user", "xbzrle is sent in the checkpoints of a protected guest alone", |s| {
+    ("xbzrle", "vhost-user", "xbzrle is supported only in the checkpoints of a protected guest", |s| {
         s.capabilities.xbzrle = true;
         s.shares_ram = true;
     }),
-    ("xbzrle", "vfio-user", "xbzrle is sent in the checkpoints of a protected guest alone", |s| {
+    ("xbzrle", "vfio-user", "xbzrle is supported only in the checkpoints of a protected guest", |s| {
         s.capabilities.xbzrle = true;
         s.shares_ram = true;
     }),
-    ("xbzrle", "file", "xbzrle is sent in the checkpoints of a protected guest alone", |s| {
+    ("xbzrle", "file", "xbzrle is supported only in the checkpoints of a protected guest", |s| {
         s.capabilities.xbzrle = true;
         s.file();
     }),
-    ("xbzrle", "RDMA", "xbzrle is sent in the checkpoints of a protected guest alone", |s| {
+    ("xbzrle", "RDMA", "xbzrle is supported only in the checkpoints of a protected guest", |s| {
         s.capabilities.xbzrle = true;
         s.rdma();
     }),
     (
         "xbzrle",
         "pause-before-switchover",
-        "xbzrle is sent in the checkpoints of a protected guest alone",
+        "xbzrle is supported only in the checkpoints of a protected guest",
         |s| {
             (s.capabilities.xbzrle, s.capabilities.pause_before_switchover) = (true, true);
         },
@@ -171,7 +171,7 @@ const PAIRS: &[Pair] = &[
         s.same_host();
         s.capabilities.dirty_limit = true;
     }),
-    ("same-host", "file", "which a Unix socket alone carries", |s| {
+    ("same-host", "file", "which only a Unix socket can transfer", |s| {
         s.same_host();
         s.file();
     }),
@@ -179,7 +179,7 @@ const PAIRS: &[Pair] = &[
         s.same_host();
         s.capabilities.mapped_ram = true;
     }),
-    ("same-host", "RDMA", "which a Unix socket alone carries", |s| {
+    ("same-host", "RDMA", "which only a Unix socket can transfer", |s| {
         s.same_host();
         s.rdma();
     }),
@@ -187,24 +187,24 @@ const PAIRS: &[Pair] = &[
         s.same_host();
         s.shares_ram = true;
     }),
-    ("multifd", "file", "a file that holds a stream is one channel", |s| {
+    ("multifd", "file", "a file with a stream is one channel", |s| {
         s.file();
         s.capabilities.multifd = true;
     }),
-    ("zstd, zlib", "file", "a file that holds a stream is one channel", |s| {
+    ("zstd, zlib", "file", "a file with a stream is one channel", |s| {
         s.file();
         s.zstd();
     }),
-    ("zstd, zlib", "mapped-ram", "mapped_ram stores pages as they are", |s| {
+    ("zstd, zlib", "mapped-ram", "mapped_ram does not support compressed pages", |s| {
         s.file();
         s.zstd();
         s.capabilities.mapped_ram = true;
     }),
-    ("zstd, zlib", "RDMA", "rdma: carries no compressed pages", |s| {
+    ("zstd, zlib", "RDMA", "rdma: does not support compressed pages", |s| {
         s.rdma();
         s.zstd();
     }),
-    ("zstd, zlib", "RDMA", "rdma: carries no compressed pages", |s| {
+    ("zstd, zlib", "RDMA", "rdma: does not support compressed pages", |s| {
         s.side = Side::Destination;
         s.rdma();
         s.zstd();
@@ -218,11 +218,11 @@ const PAIRS: &[Pair] = &[
         s.capabilities.mapped_ram = true;
         s.tls();
     }),
-    ("TLS", "RDMA", "rdma: carries no TLS", |s| {
+    ("TLS", "RDMA", "rdma: does not support TLS", |s| {
         s.rdma();
         s.tls();
     }),
-    ("TLS", "RDMA", "rdma: carries no TLS", |s| {
+    ("TLS", "RDMA", "rdma: does not support TLS", |s| {
         s.side = Side::Destination;
         s.rdma();
         s.tls();

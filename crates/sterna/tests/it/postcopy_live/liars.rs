@@ -94,7 +94,7 @@ const LIES: &[Lie] = &[
             played.says_bitmap(0, None);
             played.says_bitmap(0, None);
         },
-        "nobody asked for",
+        "was not requested",
     ),
     (
         "a page that was never sent",

@@ -243,7 +243,7 @@ fn connection_that_breaks_once_the_guest_runs_there_pauses_and_keeps_all_memory(
             .decide(Decision::SourceRuns)
             .unwrap_err()
             .to_string()
-            .contains("has run at the destination")
+            .contains("already runs at the destination")
     );
     assert!(!source.ram().custody().may_run());
     let resident: u64 = source.ram().blocks().iter().map(|block| block.resident_bytes().unwrap()).sum();

@@ -221,7 +221,7 @@ fn switch_that_waits_for_a_device_is_told_once() {
         told.iter().filter(|event| matches!(event, Event::Warning(text) if text.contains(word))).count()
     };
     assert_eq!(warnings("the switch to postcopy waits: device \"bank\", instance 0"), 1, "{told:?}");
-    assert_eq!(warnings("goes on in postcopy"), 0, "an operator has said so before");
+    assert_eq!(warnings("switches to postcopy"), 0, "an operator has said so before");
 }
 
 #[test]

@@ -34,7 +34,7 @@ fn completes(split: &Split) {
     assert!(statistics.error.is_none(), "{statistics:?}");
     assert_eq!(statistics.postcopy.unwrap().missing_pages, 0);
     assert_eq!(split.told(1).last(), Some(&Status::Completed));
-    assert!(!split.warned(1, "pages of the guest's memory are only there"), "none is");
+    assert!(!split.warned(1, "only the source has"), "none is");
     let error = split.incoming.cancel().unwrap_err();
     assert!(error.to_string().contains("handed over"), "{error}");
     assert!(split.incoming.recover_at(&"tcp:127.0.0.1:0".parse().unwrap()).is_err(), "nothing is missing");

@@ -38,7 +38,7 @@ fn commands_that_break_a_rule_name_message_field_and_rule() {
         let request = RegisterRequest { key, block, more_chunks };
         refused(&guest, move |source| source.register(request).map(drop))
     };
-    assert_says(&register(0, 2, 0), &["REGISTER_REQUEST, byte 24", "block 2, and there are 2", "§4.2"]);
+    assert_says(&register(0, 2, 0), &["REGISTER_REQUEST, byte 24", "block 2, but there are 2", "§4.2"]);
     assert_says(&register(low, 0, 0), &["REGISTER_REQUEST, byte 16", "is not in the block"]);
     let zeros = |value, block, start, length| {
         let range = ZeroRange { value, block, start, length };
@@ -66,7 +66,7 @@ fn messages_out_of_order_are_named() {
     sterna_wire::rdma::encode_file(b"stream", &mut file).unwrap();
     let cases: [(Vec<u8>, &[&str]); 7] = [
         (empty(MessageType::RamBlocksRequest), &["RAM_BLOCKS_REQUEST", "once, in the first phase"]),
-        (empty(MessageType::Ready), &["READY", "takes commands"]),
+        (empty(MessageType::Ready), &["READY", "receives commands"]),
         (file, &["FILE", "while a phase is open"]),
         (unknown, &["byte 4", "99"]),
         (too_short, &["byte 0"]),

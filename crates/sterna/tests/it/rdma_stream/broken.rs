@@ -54,7 +54,7 @@ fn messages_that_break_a_rule_are_named() {
             "control message, byte 4",
             &[[0, 0, 0, 99, 1, 0].map(|byte: u8| u32::from(byte).to_be_bytes()).concat()],
         ),
-        ("5 bytes, and a header has 16", &[vec![7; 5]]),
+        ("5 bytes, but a header has 16", &[vec![7; 5]]),
     ];
     for (said, messages) in cases {
         let lab = Lab::new(Settings::new());
@@ -97,7 +97,7 @@ fn ready_before_the_answer_is_named() {
     });
 
     let Err(StreamError::Protocol(error)) = &asked else { panic!("{asked:?}") };
-    assert!(error.to_string().contains("it comes before RAM_BLOCKS_RESULT"), "{error}");
+    assert!(error.to_string().contains("it arrived before RAM_BLOCKS_RESULT"), "{error}");
 }
 
 #[test]

@@ -250,7 +250,7 @@ fn pages_that_come_before_their_checkpoint_is_asked_for_belong_to_it() {
 fn what_breaks_a_rule_ends_the_following_by_name_and_the_last_checkpoint_stays() {
     type Lie = (&'static str, fn(&mut Primary));
     let lies: [Lie; 12] = [
-        ("message 9, and there are 0 to 6", |primary| primary.write(&[0, 0, 0, 9])),
+        ("message 9; only 0 to 6 are known", |primary| primary.write(&[0, 0, 0, 9])),
         ("VMSTATE_LOADED, and CHECKPOINT_REQUEST was due", |primary| primary.say(Message::VmstateLoaded)),
         ("CHECKPOINT_REQUEST, and VMSTATE_SEND was due", |primary| {
             primary.say(Message::CheckpointRequest);
@@ -268,7 +268,7 @@ fn what_breaks_a_rule_ends_the_following_by_name_and_the_last_checkpoint_stays()
         }),
         ("is missing", |primary| send_devices(primary, &[0])),
         ("does not end with EOF", |primary| send_devices(primary, &[7; 40])),
-        ("the end of section", |primary| {
+        ("has no end", |primary| {
             let mut devices = blob(3);
             let length = devices.len();
             devices.truncate(length - 20);

@@ -393,7 +393,7 @@ fn strangers_are_refused_and_harm_nothing() {
 
     let other = Secret::from_bytes([6; 32]);
     assert!(Heart::greet(&address, &other, true).is_err(), "a wrong secret");
-    wait_for("the warning", || bench.world.has_warned("after the guest began to come"));
+    wait_for("the warning", || bench.world.has_warned("after the guest began to arrive"));
     assert!(Heart::greet(&address, &secret(), true).is_err(), "a second primary");
     for rest in [&[][..], &[0; Hello::BYTES - 4], &[7; 200]] {
         let mut socket = TcpStream::connect(("127.0.0.1", support::port(&address))).unwrap();
@@ -508,7 +508,7 @@ fn guest_without_its_contact_is_refused_or_followed_as_the_rules_say() {
     let mut primary = bench.seed(0);
     primary.checkpoint(&pages(1), 2);
     assert!(Heart::greet(&bench.standby.address(), &secret(), true).is_err());
-    wait_for("the warning", || bench.world.has_warned("its contact comes first"));
+    wait_for("the warning", || bench.world.has_warned("the contact must be opened first"));
     let taken = bench.standby.takeover(&plan(&bench.directory), &OperatorsWord).expect("nobody else decides");
     assert_image(&taken.path, &primary.ram, 2);
 }

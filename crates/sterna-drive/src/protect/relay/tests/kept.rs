@@ -135,7 +135,7 @@ fn standby_that_holds_what_it_has_not_got_is_at_fault() {
     lab.standby_reads(&checkpoint(0)[..100]);
     lab.say(&[&RECEIVED]);
     let ended = lab.step();
-    assert!(ended.starts_with("ended, true: ") && ended.contains("has not got"), "{ended}");
+    assert!(ended.starts_with("ended, true: ") && ended.contains("has not received"), "{ended}");
 }
 
 #[test]

@@ -208,7 +208,7 @@ unsafe extern "C" fn ibv_dealloc_pd(domain: *mut ibv_pd) -> c_int {
     let is_used = world.pairs.values().any(|pair| !pair.is_freed && pair.domain == domain.addr())
         || world.regions.values().any(|region| region.domain == domain.addr());
     if is_used {
-        world.violation(0, "a protection domain was freed before what is in it");
+        world.violation(0, "a protection domain was freed before its objects");
         return libc::EBUSY;
     }
     world.domains.remove(&domain.addr());

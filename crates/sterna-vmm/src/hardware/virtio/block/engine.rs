@@ -46,7 +46,7 @@ impl Engine {
         match Self::ring() {
             Ok(ring) => engine.ring = Some(ring),
             Err(error) => {
-                tracing::info!(%error, "no io_uring on this host: a disk does one thing at a time")
+                tracing::info!(%error, "this host has no io_uring: a disk performs one request at a time")
             }
         }
         engine
@@ -154,7 +154,7 @@ impl Engine {
             if let Err(error) = self.wait() {
                 // The kernel may still write to the memory, and no call can tell until when. Therefore the
                 // process must end.
-                tracing::error!(%error, "a disk's requests cannot be waited for");
+                tracing::error!(%error, "cannot wait for a disk's requests");
                 std::process::abort();
             }
             while self.next_done().is_some() {}

@@ -65,12 +65,13 @@ pub(super) fn open(
     }
     if options.is_read_only && options.migration == DiskMigration::Copy {
         return Err(refuse(
-            "the destination writes a disk that is copied: it cannot be read-only".to_owned(),
+            "a disk with migrate=copy cannot be read-only, because the destination writes it".to_owned(),
         ));
     }
     let image = Arc::new(Image::open(&options.image()).map_err(refuse)?);
     if options.migration == DiskMigration::Copy && image.len_bytes() > LONGEST_COPIED {
-        let why = format!("{} bytes, a disk that is copied has at most {LONGEST_COPIED}", image.len_bytes());
+        let why =
+            format!("{} bytes; a disk with migrate=copy has at most {LONGEST_COPIED}", image.len_bytes());
         return Err(refuse(why));
     }
     let is_shared = options.migration == DiskMigration::Shared;

@@ -178,7 +178,7 @@ impl<'a> Session<'a> for DiskSession<'a> {
         // cannot be written stays for the guest's next flush or for the release of the lock. These fail if it
         // still cannot be written.
         if let Err(error) = self.disk.image.write_back() {
-            tracing::error!(disk = self.disk.id, %error, "what the guest wrote is not all in the disk's file");
+            tracing::error!(disk = self.disk.id, %error, "the disk's file lacks some of the guest's writes");
         }
         Ok(())
     }

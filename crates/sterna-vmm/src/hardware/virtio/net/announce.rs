@@ -64,7 +64,7 @@ impl Announcer {
                 // The machine was dropped, or another announcement replaced this one.
                 let Some((outlet, _)) = outlet.upgrade().zip(goes_on.upgrade()) else { return };
                 if let Err(error) = outlet.send_bytes(&packet) {
-                    tracing::warn!(%error, "the guest's new place is not announced again");
+                    tracing::warn!(%error, "the guest's new location is not announced again");
                 }
             }
         };

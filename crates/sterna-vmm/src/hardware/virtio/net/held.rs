@@ -41,7 +41,7 @@ impl HostDescriptors for HeldTap {
     fn take(&self, descriptors: Vec<OwnedFd>) -> Result<(), VmError> {
         if descriptors.len() != self.outlets.len() {
             let why = format!(
-                "the source has {} queues, and this machine {}",
+                "the source has {} queues, but this machine has {}",
                 descriptors.len(),
                 self.outlets.len()
             );
@@ -51,7 +51,7 @@ impl HostDescriptors for HeldTap {
             outlet
                 .tap()
                 .take(queue)
-                .map_err(|error| VmError::new(self.what(), format!("it is no tap: {error}")))?;
+                .map_err(|error| VmError::new(self.what(), format!("it is not a tap: {error}")))?;
         }
         Ok(())
     }
@@ -74,7 +74,7 @@ impl Hook for HeldTap {
         if self.outlets.iter().all(|outlet| outlet.tap().is_here()) {
             return Ok(());
         }
-        let why = "another program uses it and did not hand it over: migrate with mode cpr-transfer, or use another tap";
+        let why = "another program uses it and did not pass it on: migrate with mode cpr-transfer, or use another tap";
         Err(VmError::new(self.what(), why))
     }
 

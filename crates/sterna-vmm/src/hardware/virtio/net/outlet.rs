@@ -26,7 +26,7 @@ impl Outlet {
         let (sends, tells) = (Arc::clone(&tap), Arc::clone(&room));
         let send = move |packet: &[u8]| {
             if !sends.send_bytes(packet).unwrap_or(false) {
-                tracing::trace!("a packet that was held is lost: the tap did not take it");
+                tracing::trace!("a released packet is lost, because the tap did not accept it");
             }
         };
         let lane = gate.lane(send, move || {

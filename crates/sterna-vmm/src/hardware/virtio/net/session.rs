@@ -105,7 +105,7 @@ impl<'a> CardSession<'a> {
         }
         let before = self.active.swap(pairs, Ordering::SeqCst);
         let Err(error) = self.activate() else { return true };
-        tracing::warn!(%error, pairs, "the tap does not take so many queues");
+        tracing::warn!(%error, pairs, "the tap does not support this number of queues");
         self.active.store(before, Ordering::SeqCst);
         false
     }
@@ -181,7 +181,7 @@ impl<'a> Pair<'a> {
                     return ring.notify();
                 }
                 if !self.outlet.send(&chain.readable)? {
-                    tracing::trace!("a packet of the guest is lost: the tap did not take it");
+                    tracing::trace!("a packet of the guest is lost, because the tap did not accept it");
                 }
                 ring.push(chain.head, 0)?;
             }

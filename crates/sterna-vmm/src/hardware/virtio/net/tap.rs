@@ -45,7 +45,7 @@ impl Tap {
         let mut options = OpenOptions::new();
         let file = options.read(true).write(true).custom_flags(libc::O_NONBLOCK).open(DEVICE);
         let file = file.map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => format!("there is no {DEVICE}: load the kernel's module `tun`"),
+            io::ErrorKind::NotFound => format!("{DEVICE} does not exist: load the kernel's module `tun`"),
             _ => format!("{DEVICE}: {error}"),
         })?;
         // SAFETY: the descriptor is open, and the kernel reads and writes one `ifreq`.
@@ -59,13 +59,15 @@ impl Tap {
             return Err(match error.raw_os_error() {
                 Some(libc::EBUSY) => "another program uses it, such as another VMM".to_owned(),
                 Some(libc::EPERM) => {
-                    "this program may neither make nor use it: run `ip tuntap add mode tap user NAME` first".to_owned()
+                    "this program has no permission to create or use it: run `ip tuntap add mode tap user NAME` first".to_owned()
                 }
                 Some(libc::EINVAL) if has_several => {
-                    "it is no tap for several queues and with packet headers: make it with `ip tuntap add mode tap vnet_hdr multi_queue`".to_owned()
+                    "it is not a tap with several queues and packet headers: create it with `ip tuntap add mode tap \
+                     vnet_hdr multi_queue`".to_owned()
                 }
                 Some(libc::EINVAL) => {
-                    "it is no tap for one queue and with packet headers: make it with `ip tuntap add mode tap vnet_hdr`".to_owned()
+                    "it is not a tap with one queue and packet headers: create it with `ip tuntap add mode tap \
+                     vnet_hdr`".to_owned()
                 }
                 _ => error.to_string(),
             });

@@ -49,7 +49,7 @@ fn chain_that_breaks_a_rule_is_refused() {
         ("not in RAM", &[Descriptor { address: RAM_BYTES - 4, ..buffer }]),
         ("not in RAM", &[Descriptor { address: u64::MAX - 4, ..buffer }]),
         ("not in RAM", &[Descriptor { length: u32::MAX, ..buffer }]),
-        ("comes after", &[Descriptor { flags: WRITE | NEXT, next: 1, ..buffer }, buffer]),
+        ("follows a buffer", &[Descriptor { flags: WRITE | NEXT, next: 1, ..buffer }, buffer]),
         // A table within a table, and a table whose length is no multiple of a descriptor.
         ("does not end", &[Descriptor { flags: INDIRECT, length: 8, ..buffer }]),
         ("does not end", &[Descriptor { flags: INDIRECT | NEXT, address: RAM_BYTES, length: 16, next: 1 }]),

@@ -34,7 +34,7 @@ impl Header {
         if fits && is_block && kind <= ZERO {
             return Ok(Self { start, length, kind });
         }
-        Err(format!("a record of kind {kind} with {length} bytes from {start:#x} on is none of this disk"))
+        Err(format!("a record of kind {kind} with {length} bytes at {start:#x} is not valid for this disk"))
     }
 
     /// Number of bytes that follow the header.

@@ -103,7 +103,7 @@ fn record_that_lies_is_refused() {
         let (to, _) = copy_of(target.path());
         to.begin_load().unwrap();
         let why = to.write(&bytes).unwrap_err().to_string();
-        assert!(why.contains("disk 0") && why.contains("none of this disk"), "{why}");
+        assert!(why.contains("disk 0") && why.contains("not valid for this disk"), "{why}");
     }
     let (to, _) = copy_of(target.path());
     to.begin_load().unwrap();
@@ -136,7 +136,7 @@ fn epoch_is_checked_before_it_is_held_and_may_be_written_again_after_an_error() 
     }
     let mut wrong = epoch.clone();
     wrong[7] = 1;
-    assert!(to.check_epoch(&wrong).unwrap_err().to_string().contains("none of this disk"));
+    assert!(to.check_epoch(&wrong).unwrap_err().to_string().contains("not valid for this disk"));
     assert!(std::fs::read(target.path()).unwrap() == before, "nothing is written before it is held");
 
     // First an epoch that breaks off with an invalid header, then the complete epoch.
