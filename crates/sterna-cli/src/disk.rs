@@ -10,7 +10,7 @@ pub fn parse(text: &str) -> Result<DiskOptions, String> {
     const COMMA: &str = "\0";
     let text = text.replace(",,", COMMA);
     let mut words = text.split(',').map(|word| word.replace(COMMA, ","));
-    let path = words.next().filter(|path| !path.is_empty()).ok_or("name the disk's file first")?;
+    let path = words.next().filter(|path| !path.is_empty()).ok_or("give the disk's file first")?;
     let mut disk = DiskOptions::new(path);
     let mut backing = (None, None);
     for word in words {

@@ -6,7 +6,7 @@ use sterna_vmm::NetOptions;
 pub fn parse(text: &str) -> Result<NetOptions, String> {
     let mut words = text.split(',');
     let tap = words.next().and_then(|word| word.strip_prefix("tap:")).filter(|name| !name.is_empty());
-    let mut card = NetOptions::new(tap.ok_or("name a tap of the host: `tap:NAME`")?);
+    let mut card = NetOptions::new(tap.ok_or("give a tap interface of the host: `tap:NAME`")?);
     for word in words {
         match word.split_once('=') {
             Some(("mac", address)) => card.mac = Some(address.parse()?),

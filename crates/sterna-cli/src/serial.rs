@@ -30,7 +30,7 @@ impl std::str::FromStr for Serial {
         match text {
             "none" => Ok(Self::None),
             "stdio" | "-" => Ok(Self::Stdio),
-            "" => Err("name a file, `stdio` or `none`".into()),
+            "" => Err("give a file, `stdio` or `none`".into()),
             path => Ok(Self::File(path.strip_prefix("file:").unwrap_or(path).into())),
         }
     }
@@ -44,7 +44,7 @@ impl Serial {
             Self::Stdio => Box::new(Flushed(io::stdout())),
             Self::File(path) => Box::new(File::create(path).map_err(|error| {
                 Stop::failed(format!(
-                    "cannot write the console to {}: {error}. Name another file.",
+                    "cannot write the console to {}: {error}. Give another file.",
                     path.display()
                 ))
             })?),

@@ -34,7 +34,7 @@ pub fn parse(text: &str) -> Result<VhostUser, String> {
     const COMMA: &str = "\0";
     let text = text.replace(",,", COMMA);
     let mut words = text.split(',').map(|word| word.replace(COMMA, ","));
-    let socket = words.next().filter(|path| !path.is_empty()).ok_or("name the back end's socket first")?;
+    let socket = words.next().filter(|path| !path.is_empty()).ok_or("give the back end's socket first")?;
     let (mut kind, mut tag, mut queues, mut mac) = (None, None, None, None);
     for word in words {
         let (name, value) =

@@ -133,7 +133,7 @@ impl DeviceStream for BenchDevice {
         if came == bytes {
             return Ok(());
         }
-        Err(VmError::new("load a device", format!("{came} of {bytes} bytes came")))
+        Err(VmError::new("load a device", format!("{came} of {bytes} bytes arrived")))
     }
 
     fn end_load(&self) -> Result<(), VmError> {

@@ -57,7 +57,7 @@ Without `sterna protect`, the primary needs the capabilities x-colo and return-p
 --on-loss image only if the primary's guest cannot run any more when its connection breaks (its host is fenced, or the guest has no \
 network of its own). --arbiter, --fence and --secret need `sterna protect`.
 
-With --ram-dir, the QEMU whose command line follows `--` starts when the primary connects, and continues the guest at a takeover. Its \
+With --ram-dir, the QEMU whose command line follows `--` starts when the first checkpoint is stored, and runs the guest after a takeover. Its \
 command line must be the primary's with the same id of the memory backend, but with `-object \
 memory-backend-file,id=ID,size=SIZE,mem-path=DIR/FILE,share=on`. After a takeover that QEMU uses the file: remove it when the QEMU has \
 ended. If the guest cannot start there, the standby keeps the checkpoint, and `sterna takeover --image` writes an image.
@@ -169,7 +169,7 @@ pub fn execute(arguments: &Arguments) -> Done {
     let directory = arguments.image.parent().filter(|directory| !directory.as_os_str().is_empty());
     if let Some(directory) = directory.filter(|directory| !directory.is_dir()) {
         return Err(Stop::usage(format!(
-            "{}: there is no directory {}: make it, or choose another name",
+            "{}: the directory {} does not exist: create it, or choose another name",
             arguments.image.display(),
             directory.display()
         )));
@@ -251,5 +251,5 @@ fn monitors(arguments: &Arguments) -> Result<Option<TempDir>, Stop> {
     }
     let made = tempfile::Builder::new().prefix("sterna-standby-").tempdir();
     made.map(Some)
-        .map_err(|error| Stop::failed(format!("cannot make a directory for the VM's monitor: {error}")))
+        .map_err(|error| Stop::failed(format!("cannot create a directory for the VM's monitor: {error}")))
 }

@@ -160,7 +160,10 @@ fn guest_whose_destination_dies_in_postcopy_is_lost_and_its_source_never_runs_it
         let lost = ["postcopy-paused", "postcopy-recover"];
         eventually("the pause", || lost.contains(&status(&mut pair.here).as_str()).then_some(()));
         let said = warning(&mut pair.here, "postcopy-paused: ");
-        assert!(said.contains("only it has these pages") && said.contains("does not run here any more"), "{said}");
+        assert!(
+            said.contains("only it has these pages") && said.contains("does not run here any more"),
+            "{said}"
+        );
         assert!(pair.here.execute("cont", json!({})).is_err(), "it has run elsewhere");
         assert!(pair.here.execute("migrate_cancel", json!({})).is_err());
         assert!(pair.here.execute("x-sterna-decide", json!({"guest": "source"})).is_err());

@@ -73,7 +73,7 @@ fn image_without_a_directory_and_an_open_address_are_refused_at_once() {
     let refused = [
         (
             vec!["listen:tcp:127.0.0.1:0", "--insecure", "--image", nowhere.to_str().unwrap()],
-            "there is no directory",
+            "does not exist: create it",
         ),
         (vec!["listen:tcp:192.0.2.1:0", "--image", image.to_str().unwrap()], "--secret"),
     ];

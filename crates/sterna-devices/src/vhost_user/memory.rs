@@ -40,7 +40,7 @@ impl GuestMemory {
     ) -> Result<Self, VhostUserError> {
         let refuse = |range, rule| VhostUserError::Memory { device: Arc::clone(device), range, rule };
         if ranges.is_empty() || ranges.len() > RANGES_MAX {
-            return Err(refuse(ranges.len(), "a back end takes 1 to 8 ranges"));
+            return Err(refuse(ranges.len(), "a back end accepts 1 to 8 ranges"));
         }
         for (index, range) in ranges.iter().enumerate() {
             let refuse = |rule| refuse(index, rule);

@@ -343,7 +343,7 @@ impl Steps for Guard {
         let mut last = self.last.lock();
         loop {
             if self.is_over() {
-                return Err("the protection is over".to_owned());
+                return Err("the protection has ended".to_owned());
             }
             match *last {
                 Last::Wanted => {

@@ -34,7 +34,7 @@ pub(super) fn check(vm: &mut Vm, machine_type: &str, blocks: &[(String, u64)]) -
     let machine = vm.machine_type()?;
     if machine != machine_type {
         return Err(DriveError::Unfit(format!(
-            "it is a {machine}, and the guest's machine is a {machine_type}: start it with the primary's machine type"
+            "it is a {machine}, but the guest's machine is a {machine_type}: start it with the primary's machine type"
         )));
     }
     let Some(there) = vm.blocks()? else { return Ok(()) };
@@ -48,7 +48,7 @@ pub(super) fn check(vm: &mut Vm, machine_type: &str, blocks: &[(String, u64)]) -
             }
             Some(block) if block.used_bytes != *length && block.most_bytes < *length => {
                 return Err(DriveError::Unfit(format!(
-                    "its RAM block {name:?} has {} bytes, and the guest's has {length}: {}",
+                    "its RAM block {name:?} has {} bytes, but the guest's has {length}: {}",
                     block.most_bytes,
                     blocks::advice(name)
                 )));

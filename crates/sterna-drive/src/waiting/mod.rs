@@ -244,7 +244,7 @@ impl Survivor for WaitingVm {
         }
         let State { vm, is_in_file, progress, .. } = &mut *state;
         let Some(Running { launched, vm, changed }) = vm else {
-            return Err(VmError::new("the VM that waits", "is gone"));
+            return Err(VmError::new("the VM that waits", "has ended"));
         };
         *progress = Stage::None;
         *changed = load::load(vm, guest, is_in_file).map_err(|error| Self::error(&said(error, launched)))?;

@@ -159,7 +159,7 @@ fn ram_start(cursor: &mut Cursor, head: &mut Head, start: u64) -> Result<(), Ima
     block_list(cursor, head, &mut region)?;
     let word = cursor.u64("RAM's block list")?;
     if word != flags::EOS {
-        let rule = format!("word {word:#x} where the end of the block list (EOS) must be");
+        let rule = format!("word {word:#x} instead of the end of the block list (EOS)");
         return Err(cursor.broken(8, LIST, rule));
     }
     head.shape.ram.footers = footer(cursor, header.id, None)?;
@@ -174,7 +174,7 @@ fn block_list(cursor: &mut Cursor, head: &mut Head, region: &mut u64) -> Result<
         return Err(cursor.broken(
             8,
             LIST,
-            format!("word {word:#x} where the total size (MEM_SIZE) must be"),
+            format!("word {word:#x} instead of the total size (MEM_SIZE)"),
         ));
     }
     if left > MOST_RAM_BYTES {

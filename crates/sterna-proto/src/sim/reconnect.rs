@@ -57,7 +57,7 @@ impl World<'_> {
             self.violate("invariant 1: the destination took a session again");
         }
         if self.facts.never {
-            self.violate("invariant 1: the destination goes on after it had said never");
+            self.violate("invariant 1: the destination continues after it had answered never");
         }
         self.dials.taken = number;
         for side in [Side::Source, Side::Destination] {

@@ -172,7 +172,7 @@ impl World<'_> {
         if may && self.source.alive {
             self.facts.told_to_wait = true;
             if self.source_state() != Some(State::PostcopyPaused) {
-                self.violate("invariant 4: the source was told to pause and goes on");
+                self.violate("invariant 4: the source was told to pause and continues");
             }
         }
     }

@@ -22,7 +22,7 @@ pub const COMMANDS: &[CommandSpec] = &[
     CommandSpec::new("x-sterna-takeover", "Starts a takeover, or repeats its failed step. Returns as soon as the \
                                            takeover has started.").takes(&[
         optional("planned", Boolean, "The primary takes a last checkpoint first, and stops its guest."),
-        optional("vouch", Boolean, "The operator vouches that the primary's guest does not run and never will."),
+        optional("vouch", Boolean, "The operator declares that the primary's guest does not run and never will."),
         optional("image", Boolean, "Writes an image instead of starting the guest in the waiting VM."),
         optional("without-arbiter", Boolean, "Last resort: the operator decides instead of an arbiter that never answers. Needs `vouch` and `image`."),
     ]),

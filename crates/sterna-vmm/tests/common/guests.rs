@@ -77,7 +77,7 @@ global_asm!(
     guest_counter_end:
 
     // Port 0x500 gives numbers in order, 0x504 wants them back; every 8th time a string of bytes out
-    // (0x508) and one in (0x509), and a read of memory that nobody answers.
+    // (0x508) and one in (0x509), and a read of memory that no device answers.
     guest_port_start:
     xor ebx, ebx
     cld
@@ -154,7 +154,7 @@ global_asm!(
     hlt
     guest_probe_end:
 
-    // Sleeps for ever.
+    // Sleeps without end.
     guest_halt_start:
     cli
     hlt

@@ -355,7 +355,8 @@ impl<'a> Loader<'a> {
         if ping == extension::STREAMS_ANEW_PING {
             if self.has_stream_credit || self.shared.lobby.session() == 0 {
                 let what =
-                    "devices' streams begin again although no connection was lost (specs/extension.md §8)".to_owned();
+                    "devices' streams begin again although no connection was lost (specs/extension.md §8)"
+                        .to_owned();
                 return Err(MigrationError::PeerMisbehaved { what });
             }
             self.shared.streams.begin_anew()?;

@@ -66,7 +66,9 @@ pub enum TakeoverError {
     #[error("the takeover was refused: {0}; the standby continues")]
     Refused(String),
     /// The image could not be made; the checkpoint stays held.
-    #[error("the checkpoint is held, and its image could not be made: {0}; try again, with another file if necessary")]
+    #[error(
+        "the checkpoint is held, and its image could not be made: {0}; try again, with another file if necessary"
+    )]
     Image(MigrationError),
     /// The survivor could not start the guest; the checkpoint stays held.
     #[error("the checkpoint is held, and the guest was not started: {0}; try again, or make an image")]

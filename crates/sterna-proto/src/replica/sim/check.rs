@@ -53,7 +53,7 @@ impl World<'_> {
         self.check_primary_end();
         self.check_standby_end();
         if self.survivor().is_none() && !self.is_loss_excused() {
-            self.violate("liveness: nobody has the guest");
+            self.violate("liveness: neither side has the guest");
         }
         self.check_planned();
     }
@@ -121,7 +121,7 @@ impl World<'_> {
             self.coverage.quiet_refusals += u64::from(self.phase.faults.iter().any(is_planned));
             if !self.primary.guest.runs() {
                 self.violate(
-                    "invariant: a planned takeover without an arbiter has stopped the guest for good",
+                    "invariant: a planned takeover without an arbiter has stopped the guest permanently",
                 );
             }
         }

@@ -181,7 +181,7 @@ const RECONNECT: &[MemberSpec] = &[
         Integer,
         "Milliseconds since the connection was lost that is being replaced now.",
     ),
-    optional("remaining", Integer, "Milliseconds until the sides give up."),
+    optional("remaining", Integer, "Milliseconds until the migration ends without a new connection."),
 ];
 
 const RDMA: &[MemberSpec] = &[

@@ -14,7 +14,7 @@ use crate::rdma::{
 pub(super) const CASES: &[Case] = &[
     ("private data arrives both ways", private_data),
     ("private data that is too long is refused at the sender", private_data_too_long),
-    ("a port that nobody listens on rejects", nobody_listens),
+    ("a port without a listener rejects", nobody_listens),
     ("a reject carries private data", reject),
     ("a request that is dropped is rejected", dropped_request),
     ("a receive posted before connecting takes the first message", early_receive),

@@ -7,7 +7,7 @@ use crate::rdma::{Access, CompletionStatus, Connection, Piece, Queue, QueuePairA
 pub(super) const CASES: &[Case] = &[
     ("a write without the right is refused, and nothing is written", refused_without_right),
     ("a zero-length write without the right is refused", zero_length_refused_without_right),
-    ("sends go on without the right, and it can be given back", sends_go_on),
+    ("sends continue without the right, and it can be restored", sends_go_on),
     ("nothing is written after the right was taken away under fire", nothing_after_the_call),
     ("a write to deregistered memory is a remote access error", deregistered),
     ("a queue pair that is opened without the right never has it", never_had_it),

@@ -118,7 +118,9 @@ fn run(shared: &Arc<Shared>) -> Result<(), MigrationError> {
 }
 
 fn changed(shared: &Shared) -> MigrationError {
-    let what =
-        format!("{} was changed while it was loaded; load it again when no program writes it", shared.address);
+    let what = format!(
+        "{} was changed while it was loaded; load it again when no program writes it",
+        shared.address
+    );
     MigrationError::PeerMisbehaved { what }
 }

@@ -420,7 +420,7 @@ mod tests {
         postcopy.stop();
         postcopy.pause();
         let early = postcopy.request(&ram, Some("m0"), 200 << 12, 4096).unwrap_err();
-        assert!(early.to_string().contains("go on"), "{early}");
+        assert!(early.to_string().contains("before the recovery"), "{early}");
 
         // Every second page of the sent ones has arrived.
         let mut came = ReceivedPages::none(256);

@@ -107,7 +107,7 @@ const LIES: &[Lie] = &[
     (
         "a request before it was told to go on",
         |played| played.peer.say(&source::request(Some("ram.high"), 0, 4096)),
-        "go on",
+        "before the recovery",
     ),
     (
         "that it goes on, before it was told to",
