@@ -22,7 +22,7 @@ pub struct Cli {
 pub enum Command {
     /// Start two VMs, migrate a guest that writes its memory from one to the other, and check every page
     Demo(demo::Arguments),
-    /// Start a VM with a guest of its own, or (`--incoming`) a VM that waits for a migrated guest
+    /// Start a VM with a new guest, or (with `--incoming`) a VM that waits for a migrated guest
     Run(Box<run::Arguments>),
     /// Migrate a running guest, show the progress, and report the result
     Migrate(migrate::Arguments),
@@ -34,7 +34,7 @@ pub enum Command {
     Info(info::Arguments),
     /// Cancel a migration; the guest continues to run at the source
     Cancel(cancel::Arguments),
-    /// State which side has the guest, after a migration whose acknowledgement was lost, or as the arbiter of a
+    /// Decide which side has the guest: after a migration whose acknowledgement was lost, or as the arbiter of a
     /// protection
     Decide(decide::Arguments),
     /// Resume a postcopy migration over a new connection after its connection broke
@@ -57,7 +57,7 @@ pub enum Command {
     Unprotect(unprotect::Arguments),
     /// Restore a guest from an image into a waiting VM, or into a VM that this command starts
     Restore(restore::Arguments),
-    /// Start guests in QEMUs immediately, and send each its memory from an image when it needs it
+    /// Serve an image to waiting QEMUs: their guests start immediately and get their memory when they need it
     Serve(serve::Arguments),
     /// Extract a guest's memory from an image: a block, a range of addresses, or a core file for gdb and crash
     Extract(extract::Arguments),

@@ -87,21 +87,23 @@ impl From<Status> for ExitCode {
 pub const HELP: &str = "\
 Exit status:
   0    done
-  1    failed; the guest of a failed migration runs at the source. verify: the image is damaged. diff: the images differ
-  2    refused: the command line is wrong, a target exists and --force is not given, or an input file cannot be read \
-or has the wrong content. verify, diff: no result
-  3    undecided: the migration is committed but not acknowledged; the source stays stopped. protect: interrupted; \
-the protection continues
+  1    failed; the guest of a failed migration runs at the source.
+       verify: the image is damaged; diff: the images differ
+  2    refused: the command line is wrong, a target exists and --force is not given,
+       or an input file cannot be read or has the wrong content. verify, diff: no result
+  3    undecided: the migration is committed but not acknowledged; the source stays stopped.
+       protect: interrupted; the protection continues
   4    the guest's memory at the destination differs from its memory at the source
   5    detached by a second Ctrl-C; the migration continues
-  6    the other side of a protection has the guest. protect, unprotect, run: the guest was ended here. standby: the \
-checkpoint is discarded
-  7    unconfirmed: the source has sent everything and stopped its guest, but no answer confirms that the guest arrived
+  6    the other side of a protection has the guest.
+       protect, unprotect, run: the guest was ended here; standby: the checkpoint is discarded
+  7    unconfirmed: the source has sent everything and stopped its guest,
+       but no answer confirms that the guest arrived
   130  cancelled by Ctrl-C; the guest runs at the source
 
 Environment:
-  STERNA_LOG  least severe messages that the engine logs to standard error, such as warn or debug. With STERNA_LOG, errors also \
-contain the byte position at which a connection ended";
+  STERNA_LOG  level from which the engine logs to standard error, such as warn or debug;
+              errors then also contain the byte position at which a connection ended";
 
 /// The hint when a damaged image is refused.
 pub const FORCE_DAMAGED: &str = "; use `--force-damaged` to accept it as it is";

@@ -33,8 +33,7 @@ pub fn in_source(name: &str, text: &str) -> Vec<String> {
         return Vec::new();
     }
     let comments = text.lines().enumerate().filter(|(_, line)| line.trim_start().starts_with("//"));
-    let mut wrong: Vec<_> =
-        comments.filter_map(|(at, line)| banned(name, at, &without_code(line))).collect();
+    let mut wrong: Vec<_> = comments.filter_map(|(at, line)| banned(name, at, &without_code(line))).collect();
     if has_texts_for_users(name) {
         // A single word is a name, and no text.
         let texts = literals(text).into_iter().filter(|(_, text)| text.contains(' '));

@@ -27,8 +27,8 @@ pub struct Arguments {
     #[arg(long, value_name = "SOCKET", conflicts_with = "force")]
     pub dest_qmp: Option<Endpoint>,
 
-    /// If the VM is a destination that has stopped with the guest: discard that guest. It may be the only copy. Use
-    /// this option only if the guest runs at the source or is no longer needed
+    /// If the VM is a destination that holds a stopped guest: discard this guest. It may be the only copy. Use this
+    /// option only if the guest runs at the source or is no longer needed
     #[arg(long)]
     pub force: bool,
 

@@ -29,10 +29,10 @@ const CHECK_LIMIT: Duration = Duration::from_secs(300);
 /// How long the demo waits until the guest makes progress.
 const LIFE_LIMIT: Duration = Duration::from_secs(30);
 
-/// What is shown.
+/// Machines, guest and migration of the demo.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Arguments {
-    /// What runs the guest
+    /// Machine that runs the guest
     #[arg(long, value_enum, default_value_t = MachineKind::Auto)]
     pub machine: MachineKind,
     /// Boot a Linux kernel as the guest. Its only process is this program, which writes memory and checks it. Needs
@@ -42,13 +42,13 @@ pub struct Arguments {
     /// Linux kernel for --linux: a bzImage or a vmlinux [default: the kernel of this host]
     #[arg(long, value_name = "FILE", requires = "linux")]
     pub kernel: Option<PathBuf>,
-    /// Guest RAM, such as 512M or 4G
+    /// Size of the guest's RAM, such as 512M or 4G
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = units::parse_ram)]
     pub ram: u64,
-    /// vCPUs (1 to 8), or threads of the process guest
+    /// Number of vCPUs, 1 to 8 (of threads with `--machine process`)
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=8))]
     pub vcpus: u8,
-    /// How the guest writes its memory
+    /// Memory writes of the guest.
     #[command(flatten)]
     pub load: LoadArguments,
     /// Address on this host at which the destination listens, such as rdma:HOST:PORT (`sterna rdma` shows the host's

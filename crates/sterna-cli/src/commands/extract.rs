@@ -15,7 +15,7 @@ use crate::{terminal, units};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Without --block and --range, all memory is written as an ELF core with the layout of QEMU's dump-guest-memory:
-  gdb -c CORE            reads memory by physical address, such as x/8xg 0x100000; with --virtual by virtual address
+  gdb -c CORE            x/8xg 0x100000 reads physical addresses; with --virtual, virtual ones
   crash vmlinux CORE
 
 The file is written under a temporary name and renamed: it is complete or absent. Zero pages are holes.")]

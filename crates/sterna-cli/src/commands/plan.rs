@@ -45,7 +45,7 @@ pub struct Figures {
     /// Time that one sync (a query for dirty pages) takes, such as 73ms
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     sync: Option<Duration>,
-    /// The longest acceptable downtime [default: the VM's downtime-limit, or 300ms]
+    /// Longest acceptable downtime [default: the VM's downtime-limit, or 300ms]
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     downtime_limit: Option<Duration>,
     /// Size of the guest's RAM, to forecast rounds, total time and downtime
@@ -71,8 +71,8 @@ pub struct Figures {
     /// Intervals over which the VM's dirty rate is measured, 50ms to 60s each [default: 100ms,300ms,1s]
     #[arg(long, value_name = "TIME,…", value_delimiter = ',', value_parser = interval)]
     intervals: Vec<Duration>,
-    /// Address of the destination, such as tcp:HOST:PORT: the plan then proposes postcopy only if it works with this
-    /// kind of address
+    /// Address of the destination, such as tcp:HOST:PORT. The plan proposes postcopy only if it works with this kind of
+    /// address
     #[arg(long, value_name = "ADDRESS", value_parser = super::migrate::address)]
     to: Option<String>,
 }

@@ -67,9 +67,6 @@ pub struct Arguments {
     /// Interval between two checkpoints, in milliseconds (at least 10)
     #[arg(long, value_name = "MS", default_value_t = 50, value_parser = clap::value_parser!(u32).range(10..))]
     pub checkpoint_delay: u32,
-    /// Checkpoints of a Sterna VM.
-    #[command(flatten)]
-    pub checkpoints: checkpoints::Checkpoints,
     /// Number of multifd channels, the same as at the standby [default: only the main channel]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
     pub channels: Option<u8>,
@@ -123,6 +120,9 @@ pub struct Arguments {
     /// When the protection ends, write its record to a file, for `sterna report`
     #[arg(long, value_name = "FILE.json")]
     pub report: Option<PathBuf>,
+    /// Checkpoints of a Sterna VM.
+    #[command(flatten)]
+    pub checkpoints: checkpoints::Checkpoints,
 }
 
 /// Protects the guest. Once the protection has begun, its record is written however it ends.

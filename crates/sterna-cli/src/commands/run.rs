@@ -39,8 +39,8 @@ pub struct Arguments {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=8))]
     pub vcpus: u8,
     /// Guest of the KVM machine. tide: a built-in test guest that writes its memory by --pattern and --rate. boot-tide:
-    /// the same, started from a boot sector. boot-sector:FILE: a boot sector. flat:FILE: a program that is loaded at 1
-    /// MiB and started in 32-bit mode
+    /// a built-in test guest in a boot sector, with a fixed speed. boot-sector:FILE: a boot sector (at most 512 bytes
+    /// of code). flat:FILE: 64-bit code, which is loaded at 1 MiB and started at its first byte
     #[arg(long, value_name = "GUEST", default_value = "tide")]
     pub guest: GuestChoice,
     /// Linux kernel that the KVM machine boots: a bzImage or a vmlinux for x86-64

@@ -32,8 +32,8 @@ pub struct Arguments {
     /// that passes the connection to its QEMU as fd:NAME, or for a relay)
     #[arg(required = true, value_name = "ADDRESS")]
     pub addresses: Vec<String>,
-    /// Use a separate connection for requested pages. Required if the QEMUs have the capability postcopy-preempt, and
-    /// only then
+    /// Use a separate connection for requested pages. Give this option if, and only if, the QEMUs have the capability
+    /// postcopy-preempt on
     #[arg(long)]
     pub preempt: bool,
     /// Resume an interrupted serving: the QEMUs are in `postcopy-paused` and listen again (`migrate-recover`). Only

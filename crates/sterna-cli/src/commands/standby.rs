@@ -46,8 +46,9 @@ no guest.
 With `sterna protect` at the primary, the two commands exchange heartbeats. When the primary has sent none for longer than its lease, \
 the standby takes over:
   1. It prepares the last checkpoint.
-  2. It asks the arbiter for the claim of this generation. If the primary has the claim, the standby discards the checkpoint and \
-exits with status 6. If the arbiter does not answer, it is asked again, and the guest does not start meanwhile.
+  2. It asks the arbiter for the claim of this generation. If the primary has the claim, the
+     standby discards the checkpoint and exits with status 6. If the arbiter does not answer,
+     it is asked again, and the guest does not start meanwhile.
   3. It runs the fence, which makes sure that the primary's guest does not run.
   4. It starts the guest.
 Without --arbiter an operator decides with `sterna takeover`, or without --qmp by Ctrl-C. Without --qmp, Ctrl-C also \
@@ -119,7 +120,7 @@ pub struct Arguments {
     /// Replace the image if it exists
     #[arg(long)]
     pub force: bool,
-    /// Print JSON, a line a second
+    /// Print JSON, one line per second
     #[arg(long)]
     pub json: bool,
     /// Directory of the RAM file of the QEMU whose command line follows `--`, in a tmpfs or on a disk. The QEMU's

@@ -18,9 +18,11 @@ const RETRY_LIMIT: Duration = Duration::from_secs(2);
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 This command cannot start the guest on two sides:
-  * If primary and standby are in contact, the standby closes the contact, waits until the primary's lease has ended, asks the arbiter,
-    runs its fence, and starts the guest. With the arbiter `ask`, this command is the operator's claim.
-  * A QEMU does not stop its guest by itself when the lease ends. Its takeover needs the standby's --fence, or --vouch here.
+  * If primary and standby are in contact, the standby closes the contact, waits until the
+    primary's lease has ended, asks the arbiter, runs its fence, and starts the guest.
+    With the arbiter `ask`, this command is the operator's claim.
+  * A QEMU does not stop its guest by itself when the lease ends. Its takeover needs
+    the standby's --fence, or --vouch here.
   * Without contact, this command declares that the primary's guest does not run any more.
 A step that failed before is tried once more.
 

@@ -171,11 +171,7 @@ fn block_list(cursor: &mut Cursor, head: &mut Head, region: &mut u64) -> Result<
     let word = cursor.u64("RAM's block list")?;
     let mut left = word & !flags::MASK;
     if word & flags::MASK != flags::MEM_SIZE {
-        return Err(cursor.broken(
-            8,
-            LIST,
-            format!("word {word:#x} instead of the total size (MEM_SIZE)"),
-        ));
+        return Err(cursor.broken(8, LIST, format!("word {word:#x} instead of the total size (MEM_SIZE)")));
     }
     if left > MOST_RAM_BYTES {
         let rule = format!("{left} bytes of RAM, more than the {MOST_RAM_BYTES} that Sterna supports");
