@@ -142,9 +142,9 @@ mod tests {
     #[test]
     fn each_mistake_is_named() {
         for (text, what) in [
-            ("", "none of etcd:"),
-            ("file", "none of etcd:"),
-            ("zookeeper:a", "no arbiter \"zookeeper\""),
+            ("", "not one of etcd:"),
+            ("file", "not one of etcd:"),
+            ("zookeeper:a", "unknown arbiter \"zookeeper\""),
             ("ask:me", "has no options"),
             ("file:", "absolute path of a directory"),
             ("file:claims", "absolute path of a directory"),

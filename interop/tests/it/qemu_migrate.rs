@@ -141,7 +141,7 @@ fn migrate_whose_destination_dies_leaves_the_guest_at_the_source() -> Result<(),
 
     let (status, said) = end(child)?;
     assert_eq!(status, Some(1), "{said}");
-    assert!(said.contains("runs on at the source"), "{said}");
+    assert!(said.contains("continues to run at the source"), "{said}");
     source.wait_for_ticks(2)?;
     unbroken(&[&source]).map(drop)
 }
@@ -166,7 +166,7 @@ fn migrate_to_a_qemu_that_lacks_a_device_fails_and_the_guest_stays_at_the_source
     let (status, said) = end(start(command)?)?;
 
     assert_eq!(status, Some(1), "{said}");
-    assert!(said.contains("runs on at the source"), "{said}");
+    assert!(said.contains("continues to run at the source"), "{said}");
     assert_eq!(source.capabilities_on()?, before);
     source.wait_for_ticks(2)?;
     unbroken(&[&source]).map(drop)

@@ -229,7 +229,7 @@ mod tests {
             ("https://a:1,ca=/ca,user=u", "need each other"),
             ("http://a:1,user=u,password-file=/p", "unprotected"),
             ("http://a:1,password=secret", "password-file"),
-            ("http://a:1,colour=red", "no option \"colour\""),
+            ("http://a:1,colour=red", "unknown option \"colour\""),
             ("http://a:1,prefix=", "needs a value"),
             ("http://a:1,prefix=a,prefix=b", "twice"),
         ] {

@@ -28,7 +28,7 @@ const FAILURES: &[(&str, &str)] = &[
     ("exit 255", "exited with 255"),
     ("kill -9 $$", "signal 9"),
     ("kill -15 $$", "signal 15"),
-    ("echo 'no \"quorum\"' >&2; exit 3", r#"it said "no \"quorum\"""#),
+    ("echo 'no \"quorum\"' >&2; exit 3", r#"its output: "no \"quorum\"""#),
     ("i=0; while [ $i -lt 9999 ]; do echo 0123456789 >&2; i=$((i+1)); done; echo last >&2; exit 3", "last\""),
 ];
 

@@ -94,8 +94,8 @@ fn rows(record: &ProtectionRecord) -> Vec<(String, String)> {
         ),
         ("output waited, p50", time(record.output_delay_p50_seconds)),
         ("output waited, p99", time(record.output_delay_p99_seconds)),
-        ("output sent", format!("{} packets", units::count(record.output_released))),
-        ("output dropped", format!("{} packets", units::count(record.output_dropped))),
+        ("output sent", format!("{} pieces", units::count(record.output_released))),
+        ("output dropped", format!("{} pieces", units::count(record.output_dropped))),
         ("sent to the standby", units::bytes(record.transferred_bytes)),
     ];
     rows.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
@@ -194,7 +194,7 @@ fn course(record: &ProtectionRecord) -> String {
         .collect();
     let lost: u64 = record.parts.iter().map(|part| part.dropped).sum();
     shown
-        .extend((lost > 0).then(|| ("drop", format!("output was dropped ({} packets)", units::count(lost)))));
+        .extend((lost > 0).then(|| ("drop", format!("output was dropped ({} pieces)", units::count(lost)))));
     let has_asked = record.changes.iter().any(|change| is_out(&change.state));
     shown.extend(has_asked.then(|| ("outage", "no contact with the standby".to_owned())));
     let mut html = keys(shown) + &svg.finish();
@@ -259,7 +259,7 @@ fn bands(svg: &mut Svg, record: &ProtectionRecord, time: &Axis, bottom: f64) {
     }
     for part in record.parts.iter().filter(|part| part.dropped > 0) {
         let (left, right) = (x(time, part.at_seconds), x(time, end(part)));
-        let tip = format!("{} packets of output were dropped", units::count(part.dropped));
+        let tip = format!("{} pieces of output were dropped", units::count(part.dropped));
         svg.rect("drop", left, bottom - 5.0, (right - left).max(2.0), 5.0, &tip);
     }
 }
@@ -298,7 +298,7 @@ mod tests {
             "<tr><th>size of a checkpoint, mean</th><td>1.50 MiB</td></tr>",
             "<tr><th>age of the checkpoint, greatest</th><td>4.90 s</td></tr>",
             "<tr><th>output waited, p50</th><td>28.0 ms</td></tr>",
-            "output was dropped (50 packets)",
+            "output was dropped (50 pieces)",
         ] {
             assert!(page.contains(words), "{words} is not in {page}");
         }

@@ -274,7 +274,7 @@ fn broken_connection_is_told_once_with_the_command_that_recovers_it() {
 
     eventually("the pause", || (status(&mut pair.here) == "postcopy-paused").then_some(()));
     eventually("the pause", || (status(&mut pair.there) == "postcopy-paused").then_some(()));
-    let said = format!("to go on, `sterna recover {a} {}`", cable.at);
+    let said = format!("`sterna recover {a} {}` continues the migration", cable.at);
     let (mut from, mut told) = (migrate.stderr.take().unwrap(), Vec::new());
     while !String::from_utf8_lossy(&told).contains(&said) {
         let mut piece = [0; 256];

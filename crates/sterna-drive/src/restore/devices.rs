@@ -224,9 +224,9 @@ mod tests {
     fn devices_that_are_missing_or_others_are_named_with_their_place() {
         let machine = MachineDevices::parse(TREE).unwrap();
         for (section, words) in [
-            ("0000:00:05.0/virtio-net", ["`0000:00:05.0/virtio-net`", "nothing is at 0000:00:05.0"]),
-            ("0000:00:0a.0:04.0/e1000", ["e1000", "nothing is at 0000:00:0a.0:04.0"]),
-            ("0000:00:08.0/2/usb-kbd", ["usb-kbd", "nothing is at 0000:00:08.0/2"]),
+            ("0000:00:05.0/virtio-net", ["`0000:00:05.0/virtio-net`", "there is no device at 0000:00:05.0"]),
+            ("0000:00:0a.0:04.0/e1000", ["e1000", "there is no device at 0000:00:0a.0:04.0"]),
+            ("0000:00:08.0/2/usb-kbd", ["usb-kbd", "there is no device at 0000:00:08.0/2"]),
             ("0000:00:0a.0:03.0/virtio-net", ["virtio-net", "there is a virtio-rng-pci"]),
             ("serial", ["2 devices `serial`", "there are 1"]),
         ] {

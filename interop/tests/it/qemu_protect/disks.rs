@@ -280,12 +280,12 @@ fn disk_that_is_lost_ends_the_protection_by_name() -> Result<(), Failure> {
             // looks.
             "taken" => &[
                 "for a disk",
-                "the disk q0 is not written at the standby any more",
+                "the disk q0 is not replicated any more",
                 "the standby has closed",
                 "the connection between primary and standby",
             ][..],
-            "left" => &["the disk q0 is not written at the standby any more"],
-            "snapshot" => &["the node overlay was put over it"],
+            "left" => &["the disk q0 is not replicated any more"],
+            "snapshot" => &["has put the node overlay over it"],
             _ => &["standby"],
         };
         assert!(said.iter().any(|said| why.contains(said)), "{name}: {end}");

@@ -250,7 +250,7 @@ mod tests {
         for text in texts(Word(None)) {
             assert!(text.contains("Ctrl-C") && !text.contains("sterna takeover"), "{text}");
         }
-        assert!(!Word(Some(&socket)).unfenced(false).contains("mend"), "there is no fence to mend");
+        assert!(!Word(Some(&socket)).unfenced(false).contains("repair"), "there is no fence to repair");
     }
 
     #[test]
@@ -258,7 +258,7 @@ mod tests {
         let patience = Duration::from_secs(2);
 
         assert!(!preparing(true, patience).contains("contact"), "{}", preparing(true, patience));
-        assert!(preparing(false, patience).contains("patience (2.0"), "{}", preparing(false, patience));
+        assert!(preparing(false, patience).contains("waiting time (2.0"), "{}", preparing(false, patience));
     }
 
     #[test]

@@ -160,7 +160,7 @@ fn migrate_with_ram_whose_last_sync_is_missing_is_noticed_by_the_device() {
 
     let error = migrate(&source.device, &target.device, Plan::plain()).unwrap_err();
 
-    assert!(error.to_string().contains("going to RUNNING failed"), "{error}");
+    assert!(error.to_string().contains("the change to RUNNING failed"), "{error}");
 }
 
 #[test]

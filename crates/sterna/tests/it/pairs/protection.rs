@@ -83,6 +83,6 @@ fn standby_of_a_guest_whose_memory_is_handed_over_is_refused() {
     let refused = Primary::protect(vm, &at, &PLAIN.options(TERMS), guardians, params, on, Arc::new(()));
 
     let refused = refused.err().expect("it is refused").to_string();
-    assert!(refused.contains("does not go with a standby (x-colo)"), "{refused}");
+    assert!(refused.contains("cannot be combined with a standby (x-colo)"), "{refused}");
     common::assert_lives_on(&guest);
 }

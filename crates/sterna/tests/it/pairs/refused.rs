@@ -151,23 +151,23 @@ const PAIRS: &[Pair] = &[
             (s.capabilities.xbzrle, s.capabilities.pause_before_switchover) = (true, true);
         },
     ),
-    ("same-host", "xbzrle", "does not go with xbzrle", |s| {
+    ("same-host", "xbzrle", "cannot be combined with xbzrle", |s| {
         s.same_host();
         s.capabilities.xbzrle = true;
     }),
-    ("same-host", "TLS", "does not go with tls", |s| {
+    ("same-host", "TLS", "cannot be combined with tls", |s| {
         s.same_host();
         s.tls();
     }),
-    ("same-host", "zstd, zlib", "does not go with multifd_compression", |s| {
+    ("same-host", "zstd, zlib", "cannot be combined with multifd_compression", |s| {
         s.same_host();
         s.zstd();
     }),
-    ("same-host", "auto-converge", "does not go with auto_converge", |s| {
+    ("same-host", "auto-converge", "cannot be combined with auto_converge", |s| {
         s.same_host();
         s.capabilities.auto_converge = true;
     }),
-    ("same-host", "dirty-limit", "does not go with dirty_limit", |s| {
+    ("same-host", "dirty-limit", "cannot be combined with dirty_limit", |s| {
         s.same_host();
         s.capabilities.dirty_limit = true;
     }),

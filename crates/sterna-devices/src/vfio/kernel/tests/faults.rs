@@ -60,7 +60,7 @@ fn stop_that_ends_in_error_closes_the_data_and_only_a_reset_helps() {
         stream.end_save().unwrap();
         let refused = stream.run().unwrap_err().to_string();
 
-        assert!(failed.contains("PRE_COPY") && failed.contains("going to STOP_COPY failed"), "{failed}");
+        assert!(failed.contains("PRE_COPY") && failed.contains("the change to STOP_COPY failed"), "{failed}");
         assert!(failed.contains("it is now in ERROR"), "{failed}");
         assert!(refused.contains("only a reset repairs it"), "{refused}");
         assert_eq!(device.state(), MigState::Error);
@@ -86,7 +86,7 @@ fn stop_that_fails_on_the_way_is_brought_back_from_there() {
         stream.end_save().unwrap();
         stream.run().unwrap();
 
-        assert!(failed.contains("it is in RUNNING_P2P now"), "{failed}");
+        assert!(failed.contains("it is now in RUNNING_P2P"), "{failed}");
         assert_eq!(device.state(), MigState::Running);
     });
 }
@@ -107,7 +107,7 @@ fn load_that_the_device_refuses_ends_in_a_reset() {
         let failed = stream.finish_load(&[]).unwrap_err().to_string();
         stream.end_load().unwrap();
 
-        assert!(failed.contains("it is in RESUMING now"), "{failed}");
+        assert!(failed.contains("it is now in RESUMING"), "{failed}");
         assert_eq!(device.state(), MigState::Running);
     });
 }
