@@ -43,7 +43,7 @@ mod tests {
             ("tap:", "tap:NAME"),
             ("tap:t,mac=52:54:00:0a:ff", "six pairs"),
             ("tap:t,mac=52:54:00:0a:ff:+1", "six pairs"),
-            ("tap:t,mac=01:00:5e:00:00:01", "group"),
+            ("tap:t,mac=01:00:5e:00:00:01", "multicast"),
             ("tap:t,speed=1", "`speed`"),
             ("tap:t,x", "`x`"),
             ("tap:t,queues=5", "from 1 to 4"),

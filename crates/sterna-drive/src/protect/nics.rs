@@ -162,7 +162,7 @@ mod tests {
             (table.replace("mynic", "other"), "other was plugged"),
             (
                 table.replace(" \\ t0: index=0,type=tap,ifname=tap0,script=no,downscript=no", ""),
-                "e1000.0 was taken",
+                "e1000.0 was removed",
             ),
             ("junk".to_owned(), "does not understand"),
         ] {

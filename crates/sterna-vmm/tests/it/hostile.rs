@@ -176,7 +176,7 @@ fn unknown_duplicate_and_long_fields_are_named() {
     let with = |body: &[u8], extra: &[u8]| [body, extra].concat();
 
     assert!(refusal(0, &with(&good[0], b"what\x00\x00\x00\x00")).contains("\"what\" is unknown"));
-    assert!(refusal(0, &with(&good[0], b"real\x00\x00\x00\x00")).contains("\"real\" comes twice"));
+    assert!(refusal(0, &with(&good[0], b"real\x00\x00\x00\x00")).contains("\"real\" occurs twice"));
     assert!(refusal(0, &edited(&good[0], b"clck", |clock| clock.push(0))).contains("\"clck\" has 49 bytes"));
     assert!(
         refusal(1, &edited(&good[1], b"fifo", |fifo| fifo.resize(65, 0))).contains("\"fifo\" has 65 bytes")

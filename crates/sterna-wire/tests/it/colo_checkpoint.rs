@@ -109,11 +109,11 @@ fn everything_but_one_end_of_ram_is_refused_in_a_checkpoint() {
     let mut twice = whole[..whole.len() - 1].to_vec();
     twice.extend_from_slice(&whole);
     let cases: [(&[u8], &str); 5] = [
-        (&[2, 0, 0, 0, 1], "02 where the END section (03) of RAM must begin"),
-        (&[4, 0, 0, 0, 7], "04 where the END section (03) of RAM must begin"),
-        (&[0], "00 where the END section (03) of RAM must begin"),
+        (&[2, 0, 0, 0, 1], "02 instead of the END section (03) of RAM"),
+        (&[4, 0, 0, 0, 7], "04 instead of the END section (03) of RAM"),
+        (&[0], "00 instead of the END section (03) of RAM"),
         (&[3, 0, 0, 0, 9], "END of section 9, which is not the section of RAM"),
-        (&twice, "03 behind RAM's END, where 00 must be"),
+        (&twice, "03 after RAM's END instead of 00"),
     ];
     for (bytes, rule) in cases {
         let (mut decoder, _, position) = behind_seeding(false);
@@ -247,7 +247,7 @@ fn what_a_guest_writes_to_its_disk_never_passes_for_a_section() {
     assert_eq!(bodies, [&body[..], b"true"]);
     for wrong in [forged.len() - 1, 1 << 30, u32::MAX as usize] {
         let error = known.check(&with(&framed(wrong, &forged))).unwrap_err();
-        assert!(error.to_string().contains("\"virtio/0/epoch\" instance 0 does not end where"), "{error}");
+        assert!(error.to_string().contains("\"virtio/0/epoch\" instance 0 does not end after"), "{error}");
     }
     assert!(known.check(&with(&[0; 3])).is_err());
 }

@@ -56,7 +56,7 @@ fn connections_of_a_sterna_take_the_places_that_they_name() {
         refused(admission.request(&of(1, part)), 8, "exists already");
     }
     refused(admission.request(&of(1, Part::Main)), 8, "the main connection exists already");
-    refused(admission.request(&of(1, Part::Lane(3))), 20, "this side takes 3");
+    refused(admission.request(&of(1, Part::Lane(3))), 20, "this side accepts 3");
     assert!(!admission.has(Part::Lane(1)) && !admission.has(Part::Lane(3)));
 }
 

@@ -95,7 +95,7 @@ fn reply_with_less_data_than_it_says_is_refused() {
         let data = [&MigData { size: 100 }.encode()[..], &[0; 99]].concat();
         Some(reply_to(request, &data))
     });
-    misbehaves(client.read_data(&mut [0; 100]), "needs 100 bytes, and 99 are left");
+    misbehaves(client.read_data(&mut [0; 100]), "needs 100 bytes, but only 99 are left");
 }
 
 #[test]
@@ -125,9 +125,9 @@ fn reply_of_the_length_asked_for_gives_as_much_as_its_size_says() {
 #[test]
 fn reply_without_its_head_is_refused() {
     let (client, _server) = against(|request| Some(reply_to(request, &[0; 3])));
-    misbehaves(client.read_data(&mut [0; 100]), "needs 8 bytes, and 3 are left");
-    misbehaves(client.state(), "needs 4 bytes, and 3 are left");
-    misbehaves(client.region_read(0, 0, &mut [0; 8]), "needs 16 bytes, and 3 are left");
+    misbehaves(client.read_data(&mut [0; 100]), "needs 8 bytes, but only 3 are left");
+    misbehaves(client.state(), "needs 4 bytes, but only 3 are left");
+    misbehaves(client.region_read(0, 0, &mut [0; 8]), "needs 16 bytes, but only 3 are left");
 }
 
 #[test]

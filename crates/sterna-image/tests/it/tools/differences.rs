@@ -196,7 +196,7 @@ fn diff_of_what_is_sent_beside_ram_in_more_parts_is_nothing() {
     assert!(same.is_same(), "{same:#?}");
     for difference in [other, none] {
         let what: Vec<_> = difference.configuration.iter().map(|pair| pair.what.as_str()).collect();
-        assert!(what.contains(&"bitmap 100 instance 0 (beside RAM)"), "{what:?}");
+        assert!(what.contains(&"bitmap 100 instance 0 (next to RAM)"), "{what:?}");
     }
 }
 
@@ -227,7 +227,7 @@ fn diff_of_many_sections_beside_ram_finds_the_one_that_differs() {
     let difference = compare(legacy(&many), legacy(&other));
 
     let what: Vec<_> = difference.configuration.iter().map(|pair| pair.what.as_str()).collect();
-    assert_eq!(what, ["bitmap 20099 instance 0 (beside RAM)"]);
+    assert_eq!(what, ["bitmap 20099 instance 0 (next to RAM)"]);
 }
 
 #[test]

@@ -209,7 +209,7 @@ mod tests {
             (holds(7, 0, &[]), None),
             (holds(6, 0, &[]), Some("of session 6")),
             (holds(7, 1, &[]), Some("read 1 rounds")),
-            (holds(7, 0, &[1]), Some("at most 0 are taken")),
+            (holds(7, 0, &[1]), Some("at most 0 are accepted")),
             (ReconnectAnswer::Over, Some("never runs the guest")),
         ] {
             let (ours, theirs) = Channel::pair().unwrap();

@@ -47,7 +47,7 @@ fn commands_that_break_a_rule_name_message_field_and_rule() {
     assert_says(&zeros(1, 0, 0, 4096), &["COMPRESS, byte 16", "only 0 is known", "§4.4"]);
     assert_says(&zeros(0, 7, 0, 4096), &["COMPRESS, byte 20", "block 7"]);
     assert_says(&zeros(0, 0, low, 1), &["COMPRESS, byte 24", "is not in the block"]);
-    assert_says(&zeros(0, 1, 4096, u64::MAX), &["COMPRESS, byte 32", "leave block 1"]);
+    assert_says(&zeros(0, 1, 4096, u64::MAX), &["COMPRESS, byte 32", "are not inside block 1"]);
     let unregister = |chunk, block| {
         let request = UnregisterRequest { chunk, block };
         let message = records(&[request]);

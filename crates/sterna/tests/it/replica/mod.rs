@@ -251,13 +251,13 @@ fn what_breaks_a_rule_ends_the_following_by_name_and_the_last_checkpoint_stays()
     type Lie = (&'static str, fn(&mut Primary));
     let lies: [Lie; 12] = [
         ("message 9; only 0 to 6 are known", |primary| primary.write(&[0, 0, 0, 9])),
-        ("VMSTATE_LOADED, and CHECKPOINT_REQUEST was due", |primary| primary.say(Message::VmstateLoaded)),
-        ("CHECKPOINT_REQUEST, and VMSTATE_SEND was due", |primary| {
+        ("VMSTATE_LOADED instead of CHECKPOINT_REQUEST", |primary| primary.say(Message::VmstateLoaded)),
+        ("CHECKPOINT_REQUEST instead of VMSTATE_SEND", |primary| {
             primary.say(Message::CheckpointRequest);
             primary.hear("00000002");
             primary.say(Message::CheckpointRequest);
         }),
-        ("02 where the END section", |primary| {
+        ("02 instead of the END section", |primary| {
             primary.begin_checkpoint();
             primary.write(&[2, 0, 0, 0, 2]);
         }),
