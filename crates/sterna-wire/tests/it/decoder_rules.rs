@@ -74,7 +74,7 @@ fn block_list_that_differs_is_incompatible() {
         .unwrap();
     // The word is at 34. Entries of 10 bytes start at 42, with their lengths at 44 and 54.
     let cases = [
-        (blocks(&[("a", 8192)]), 54, "not here"),
+        (blocks(&[("a", 8192)]), 54, "does not exist here"),
         (blocks(&[("a", 4096), ("b", 4096)]), 44, "8192 bytes at the source and 4096 here"),
         (blocks(&[("a", 8192), ("b", 4096), ("c", 4096)]), 54, "\"c\" is missing"),
     ];

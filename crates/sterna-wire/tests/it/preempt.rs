@@ -32,8 +32,8 @@ fn what_is_no_page_of_this_machine_is_refused() {
         (b"\0\0\0\0\0\0\0\x08\x02xx", "\"xx\""),
         (b"\0\0\0\0\0\0\x20\x08\x02m0", "beyond"),
         (b"\0\0\0\0\0\0\0\x02\x02m0\x01", "zero page"),
-        (b"\0\0\0\0\0\0\0\x40", "no page"),
-        (b"\0\0\0\0\0\0\x10\x10", "no page"),
+        (b"\0\0\0\0\0\0\0\x40", "not a page record"),
+        (b"\0\0\0\0\0\0\x10\x10", "not a page record"),
     ] {
         let error = BareRecordReader::new().decode(&blocks(), bytes).unwrap_err();
         assert!(error.to_string().contains(word), "{error}");

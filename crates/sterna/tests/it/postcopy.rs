@@ -308,7 +308,7 @@ fn bad_requests_end_it_with_an_error_that_names_the_rule() {
         (vec![request(Some("m0"), u64::MAX - 4095, 4096)], "only 0x12c000 bytes"),
         (vec![request(Some("m0"), 5, 4096)], "whole number of pages"),
         (vec![request(Some("m0"), 0, 0)], "empty"),
-        (vec![bitmap], "nobody asked"),
+        (vec![bitmap], "was not requested"),
         (vec![ReturnMessage::ResumeAck(1)], "was not told to"),
         (vec![ReturnMessage::Shut(0)], "before it was sent"),
         (vec![ReturnMessage::Pong(0x42)], "before or after"),

@@ -57,7 +57,7 @@ fn fail_at_the_source_is_told_and_the_device_runs_on() {
         let error = migrate(&source.device, &target.device, Plan::plain()).unwrap_err();
 
         names_device_and_state(&error, &source.client.name(), *named);
-        assert!(error.to_string().contains("refuses"), "{error}");
+        assert!(error.to_string().contains("refused"), "{error}");
         assert_eq!(source.bank().status().state, MigState::Running, "{state} {byte:?}");
         // The fault occurs once, so the next migration succeeds.
         migrate(&source.device, &target.device, Plan::plain()).unwrap();
@@ -88,7 +88,7 @@ fn die_at_the_source_is_told() {
         let error = migrate(&source.device, &target.device, Plan::plain()).unwrap_err();
 
         names_device_and_state(&error, &source.client.name(), *named);
-        assert!(error.to_string().contains("is gone"), "{error}");
+        assert!(error.to_string().contains("is lost"), "{error}");
         assert!(!source.client.is_connected());
         // The destination's device is unchanged and accepts the state of another device.
         migrate(&served(None).device, &target.device, Plan::plain()).unwrap();

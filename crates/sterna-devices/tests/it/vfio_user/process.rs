@@ -125,7 +125,7 @@ fn process_that_dies_on_purpose_is_gone_and_says_why() {
     let error = migrate(&source.device, &target.device, plan).unwrap_err();
 
     assert!(error.to_string().contains("in state STOP_COPY: MIG_DATA_READ"), "{error}");
-    assert!(error.to_string().contains("is gone"), "{error}");
+    assert!(error.to_string().contains("is lost"), "{error}");
     assert_eq!(source.process.ended().0, Some(86));
 }
 
@@ -140,7 +140,7 @@ fn step(source: &Bank, place: usize, buffer: &mut [u8]) -> Result<(), VmError> {
 
 #[test]
 fn process_that_is_killed_or_stopped_at_any_place_is_told_apart() {
-    for (signal, expected) in [(libc::SIGKILL, "is gone"), (libc::SIGSTOP, "no answer within")] {
+    for (signal, expected) in [(libc::SIGKILL, "is lost"), (libc::SIGSTOP, "no answer within")] {
         for place in 0..3 {
             let source = start(TIMEOUT, &["--state", "1M", "--precopy", "50"]);
             let mut buffer = vec![0; 1000];

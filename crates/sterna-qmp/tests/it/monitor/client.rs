@@ -139,7 +139,7 @@ fn command_that_was_sent_in_part_is_the_last_of_its_connection() {
 
     assert!(first.is_err(), "{first:?}");
     assert!(
-        matches!(&second, Err(ClientError::Io { error, .. }) if error.to_string().contains("in part")),
+        matches!(&second, Err(ClientError::Io { error, .. }) if error.to_string().contains("only partly")),
         "{second:?}"
     );
     drop(end);

@@ -95,8 +95,8 @@ fn buffers_that_are_neither_a_command_nor_memory_are_refused() {
     let cases: [(&str, &[Part]); 5] = [
         ("4 bytes", &[(BUFFERS, 3, false)]),
         ("4 bytes", &[(BUFFERS, 8, false)]),
-        ("at once", &[(BUFFERS, 4, false), (FREE_AT, PAGE, true)]),
-        ("at once", &[(BUFFERS, 2, false), (FREE_AT, PAGE, true)]),
+        ("both a command and memory", &[(BUFFERS, 4, false), (FREE_AT, PAGE, true)]),
+        ("both a command and memory", &[(BUFFERS, 2, false), (FREE_AT, PAGE, true)]),
         ("empty", &[(BUFFERS, 0, true)]),
     ];
     for (says, parts) in cases {
