@@ -359,7 +359,7 @@ mod tests {
         let (ram, unsent) = guest();
         let postcopy = SharedPostcopy::new(0);
         let early = postcopy.request(&ram, Some("m0"), 0, 4096).unwrap_err();
-        assert!(early.to_string().contains("listen"), "{early}");
+        assert!(early.to_string().contains("LISTEN"), "{early}");
         postcopy.begin(&ram, &unsent);
         for (block, start, length, word) in [
             (None, 0, 4096, "naming a block"),
