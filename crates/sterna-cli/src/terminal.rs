@@ -15,8 +15,8 @@ use owo_colors::OwoColorize;
 use sterna_transport::PageFile;
 
 use crate::exit::Stop;
-use crate::monitor::Progress;
 use crate::units;
+use sterna_drive::Progress;
 
 /// The first error of writing to standard output.
 static OUTPUT_ERROR: OnceLock<io::Error> = OnceLock::new();

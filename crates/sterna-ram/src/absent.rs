@@ -21,9 +21,10 @@ use std::sync::Arc;
 
 use linux_raw_sys::general::{PAGE_IS_PFNZERO, PAGE_IS_PRESENT, PAGE_IS_SWAPPED};
 
+use crate::block::RamBlock;
 use crate::mapping::{FileRange, Kind, Mapping, Under};
 use crate::sys::{self, Scan, check};
-use crate::{PAGE_BYTES, PAGE_SHIFT, RamBlock};
+use crate::{PAGE_BYTES, PAGE_SHIFT};
 
 /// The name of a failed system call, and its error.
 type Failed = (&'static str, io::Error);

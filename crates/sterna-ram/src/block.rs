@@ -6,11 +6,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::absent;
+use crate::bitmap::PageBitmap;
+use crate::error::RamError;
+use crate::external::MemoryPermissions;
 use crate::guard::RamFault;
 use crate::mapping::{Backing, Mapping, Under};
 use crate::poison::Poison;
 use crate::slice::RamSlice;
-use crate::{MemoryPermissions, PAGE_BYTES, PAGE_SHIFT, PAGE_SIZE, PageBitmap, RamError, sys};
+use crate::{PAGE_BYTES, PAGE_SHIFT, PAGE_SIZE, sys};
 
 /// The file of a block's memory, which another process can map, too.
 #[derive(Debug, Clone)]

@@ -28,8 +28,8 @@ use std::thread::ThreadId;
 
 use parking_lot::Condvar;
 
-use crate::GuestRam;
 use crate::engine_lock::{EngineGuard, EngineLock};
+use crate::guest::GuestRam;
 
 /// The side or the migration that has a guest, and the state of the handover.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]

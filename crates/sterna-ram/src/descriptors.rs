@@ -10,9 +10,10 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
+use crate::block::{RamBlock, SharedFile};
+use crate::error::RamError;
 use crate::mapping::{FileRange, Kind, Under};
 use crate::sys;
-use crate::{RamBlock, RamError, SharedFile};
 
 /// Memory of another process in place of a block's own. Dropping it restores the block's own memory.
 #[derive(Debug)]

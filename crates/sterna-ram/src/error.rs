@@ -135,7 +135,7 @@ pub enum RamError {
     #[error("{page} has failed (poisoned memory); its content is lost")]
     Poisoned {
         /// The failed page, with its block and offset.
-        page: crate::PoisonedPage,
+        page: crate::poison::PoisonedPage,
     },
     /// The file system of a block's file has no space for an accessed page.
     #[error(

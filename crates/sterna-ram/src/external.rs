@@ -9,9 +9,11 @@ use std::sync::atomic::AtomicBool;
 
 use parking_lot::Mutex;
 
+use crate::PAGE_BYTES;
+use crate::block::RamBlock;
+use crate::error::RamError;
 use crate::mapping::{FileRange, Kind, Mapping, Owner, Under};
 use crate::sys::{self, FileSystem};
-use crate::{PAGE_BYTES, RamBlock, RamError};
 
 /// The operations that the engine may do on the memory of a block.
 ///

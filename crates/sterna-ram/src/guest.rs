@@ -4,9 +4,11 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::block::RamBlock;
+use crate::custody::Custody;
 use crate::custody::Slot;
+use crate::error::RamError;
 use crate::mapping::Mapping;
-use crate::{Custody, RamBlock, RamError};
 
 /// The RAM of one guest: its blocks, in the order of the migration stream. Cloning shares the memory.
 ///

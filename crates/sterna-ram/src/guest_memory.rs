@@ -5,7 +5,10 @@ use std::sync::Arc;
 
 use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap};
 
-use crate::{ExternalMemory, GuestRam, MemoryPermissions, RamBlock, RamError};
+use crate::block::RamBlock;
+use crate::error::RamError;
+use crate::external::{ExternalMemory, MemoryPermissions};
+use crate::guest::GuestRam;
 
 /// The settings of a block over a region of guest memory: see [`GuestRam::from_guest_memory`]. Only the name is
 /// required.

@@ -2,8 +2,11 @@
 
 use std::sync::Arc;
 
+use crate::bitmap::Run;
+use crate::block::RamBlock;
+use crate::error::RamError;
 use crate::mapping::Mapping;
-use crate::{PAGE_BYTES, PAGE_SHIFT, RamBlock, RamError, Run};
+use crate::{PAGE_BYTES, PAGE_SHIFT};
 
 /// A part of a block whose pages the engine does not give back meanwhile.
 ///

@@ -4,7 +4,11 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::{GuestRam, PAGE_BYTES, PAGE_SHIFT, PageBitmap, RamBlock, RamError, sys};
+use crate::bitmap::PageBitmap;
+use crate::block::RamBlock;
+use crate::error::RamError;
+use crate::guest::GuestRam;
+use crate::{PAGE_BYTES, PAGE_SHIFT, sys};
 use parking_lot::Mutex;
 
 /// The location of a page of guest RAM that has failed.

@@ -6,8 +6,9 @@
 
 use std::sync::OnceLock;
 
+use crate::PAGE_SIZE;
 use crate::guard::{self, RamFault};
-use crate::{PAGE_SIZE, RamSlice};
+use crate::slice::RamSlice;
 
 /// Bytes per step of a scan. The first line decides most pages that are not zero.
 const LINE: usize = 64;

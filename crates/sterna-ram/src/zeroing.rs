@@ -1,7 +1,9 @@
 //! Makes pages zero, and gives memory back where the VMM permits it.
 
+use crate::block::RamBlock;
+use crate::error::RamError;
 use crate::mapping::NotDiscarded;
-use crate::{PAGE_BYTES, PAGE_SHIFT, RamBlock, RamError, absent};
+use crate::{PAGE_BYTES, PAGE_SHIFT, absent};
 
 /// Minimum of pages (1 MiB) for which a range is given back instead of zeroed.
 const DISCARD_PAGES: u64 = 256;

@@ -7,8 +7,9 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use crate::error::TransportError;
+use crate::handed::HandedFd;
 use crate::unix_path::LONGEST_UNIX_PATH;
-use crate::{HandedFd, TransportError};
 
 /// A migration address as QEMU writes it.
 ///

@@ -23,13 +23,16 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use sterna_ram::{RamFault, RamSlice};
 
+use crate::address::Address;
+use crate::cancel::CancelFlag;
 use crate::cancel::timespec;
+use crate::error::{Direction, TransportError};
 use crate::group::{ChannelGroup, Wait};
+use crate::parts::IoPart;
 use crate::parts::{Part, Place, Remaining, own};
+use crate::stream::{ByteStream, StreamError};
 use crate::tls::{self, Tls, TlsEndpoint, TlsProblem};
-use crate::{
-    Address, ByteStream, CancelFlag, Direction, IoPart, StreamError, TransportError, connect, socket,
-};
+use crate::{connect, socket};
 use medium::{Medium, Unmoved};
 
 /// One connected stream socket, or a [`ByteStream`] in its place.

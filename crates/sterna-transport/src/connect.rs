@@ -11,10 +11,14 @@ use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 
+use crate::address::Address;
+use crate::cancel::CancelFlag;
 use crate::cancel::{Waited, wait};
+use crate::channel::Channel;
+use crate::error::TransportError;
+use crate::handed;
 use crate::socket;
 use crate::unix_path::UnixPath;
-use crate::{Address, CancelFlag, Channel, TransportError, handed};
 
 /// Pause between two attempts to connect to a Unix socket whose queue is full.
 const QUEUE_STEP: Duration = Duration::from_millis(5);

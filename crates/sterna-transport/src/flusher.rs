@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crate::{PageFile, TransportError};
+use crate::error::TransportError;
+use crate::file::PageFile;
 
 /// Pause between two flushes.
 const PAUSE: Duration = Duration::from_millis(10);

@@ -11,10 +11,14 @@ use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 
+use crate::address::Address;
+use crate::cancel::CancelFlag;
 use crate::cancel::{Waited, wait};
+use crate::channel::Channel;
 use crate::connect::{is_abandoned, resolve};
+use crate::error::TransportError;
 use crate::unix_path::UnixPath;
-use crate::{Address, CancelFlag, Channel, TransportError, handed, socket};
+use crate::{handed, socket};
 
 /// Connections that may wait to be accepted. A migration has fewer channels.
 const BACKLOG: i32 = 256;

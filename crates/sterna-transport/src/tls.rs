@@ -44,7 +44,7 @@ mod verify;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::Address;
+use crate::address::Address;
 
 pub use credentials::{CredentialsError, TlsCredentials, TlsEndpoint, TlsFiles};
 pub(crate) use handshake::handshake;

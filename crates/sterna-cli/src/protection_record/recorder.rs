@@ -3,7 +3,8 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Change, GuestAt, Look, Part, ProtectionRecord};
+use super::look::Look;
+use super::{Change, GuestAt, Part, ProtectionRecord};
 
 /// Initial length of a part, seconds. If there are too many parts, each two are merged.
 const FIRST_PART: f64 = 0.1;

@@ -2,7 +2,7 @@
 
 use sterna_wire::main::SectionKind;
 
-use super::Shape;
+use super::shape::Shape;
 
 /// Puts elements after RAM's START that are not RAM into their part of a [`Shape`].
 ///

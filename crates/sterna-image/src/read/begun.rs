@@ -13,8 +13,8 @@ use super::mapped::read_exact;
 use super::source::{Input, Piped, ReadAt, Sequential};
 use super::tee::Tee;
 use super::{half_repaired, libvirt, tail};
-use crate::ImageError;
 use crate::compression::{Places, decompress_with};
+use crate::error::ImageError;
 use crate::format::{Compression, Form, Format};
 use crate::model::{LibvirtHeader, Shape};
 

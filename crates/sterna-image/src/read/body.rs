@@ -9,7 +9,7 @@ use super::cursor::Cursor;
 use super::head::{self, Head, Lengths};
 use super::opaque::{self, COMMAND, END, EOF, FULL, HEADER_BYTES, PART, START};
 use super::tail;
-use crate::ImageError;
+use crate::error::ImageError;
 use crate::format::Form;
 use crate::model::{Beside, BlockShape, OPAQUE_BYTES, Shape};
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::source::Input;
 use super::tee::Tee;
-use crate::ImageError;
 use crate::compression::Damaged;
+use crate::error::ImageError;
 
 /// Buffer sizes in bytes: at first, and later. The first is small because many readers need only the head of a
 /// stream.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::image::Image;
 use super::source::{ReadAt, Stamp};
-use crate::ImageError;
+use crate::error::ImageError;
 
 /// The first `length_bytes` of a block device.
 struct Device {

@@ -11,7 +11,7 @@ use sterna_wire::{PAGE_SIZE, WireError};
 
 use super::cursor::Cursor;
 use super::opaque::{self, COMMAND, FOOTER, FULL, HEADER_BYTES, START};
-use crate::ImageError;
+use crate::error::ImageError;
 use crate::format::Form;
 use crate::model::{BlockShape, RamShape, Shape};
 

@@ -18,7 +18,7 @@ use super::mapped::MappedPages;
 use super::places::PagePlaces;
 use super::regions;
 use super::source::{ReadAt, Stamp};
-use crate::ImageError;
+use crate::error::ImageError;
 use crate::format::{Form, Format};
 use crate::model::{IGNORE_SHARED, LibvirtHeader, Shape};
 use crate::write::MappedWriter;

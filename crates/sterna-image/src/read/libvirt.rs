@@ -4,7 +4,7 @@ use sterna_wire::libvirt::SaveHeader;
 
 use super::mapped::read_exact;
 use super::source::ReadAt;
-use crate::ImageError;
+use crate::error::ImageError;
 use crate::model::LibvirtHeader;
 
 /// The limit of XML or cookie in bytes: 64 MiB.

@@ -9,7 +9,7 @@ use sterna_wire::{PAGE_SHIFT, PAGE_SIZE};
 
 use super::PageVisitor;
 use super::source::ReadAt;
-use crate::ImageError;
+use crate::error::ImageError;
 use crate::model::BlockShape;
 
 /// Largest read in bytes while all pages are visited.

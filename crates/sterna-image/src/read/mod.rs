@@ -27,7 +27,7 @@ pub use places::PagePlaces;
 pub use preview::Preview;
 pub use source::{ReadAt, Stamp};
 
-use crate::ImageError;
+use crate::error::ImageError;
 
 /// Receives the pages of an image.
 pub trait PageVisitor {

@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 
 use super::cursor::Cursor;
-use crate::ImageError;
+use crate::error::ImageError;
 use crate::model::OPAQUE_BYTES;
 
 pub(super) const EOF: u8 = 0x00;

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::begun::Begun;
 use super::image::open_file;
-use crate::ImageError;
+use crate::error::ImageError;
 use crate::format::Format;
 use crate::model::{LibvirtHeader, Shape};
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use sterna_wire::mapped_ram::bitmap_bytes;
 
 use super::head::Head;
-use crate::ImageError;
+use crate::error::ImageError;
 
 const RULES: &str = "specs/mapped-ram.md §8";
 

@@ -6,7 +6,7 @@ use sterna_wire::PAGE_SIZE;
 use sterna_wire::ram::RamRecordWriter;
 
 use super::encode;
-use crate::ImageError;
+use crate::error::ImageError;
 use crate::format::Form;
 use crate::model::Shape;
 use crate::read::PageVisitor;

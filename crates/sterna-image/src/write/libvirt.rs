@@ -2,7 +2,7 @@
 
 use sterna_wire::libvirt::{ByteOrder, PADDING_BYTES, SaveHeader, VERSION, is_domain_xml};
 
-use crate::ImageError;
+use crate::error::ImageError;
 use crate::format::Format;
 use crate::model::{LibvirtHeader, Shape};
 

@@ -10,9 +10,10 @@ use sterna_wire::mapped_ram::{MappedHeader, PAGES_ALIGNMENT};
 use sterna_wire::{PAGE_SHIFT, PAGE_SIZE};
 
 use super::bits::{Bits, CHUNK};
+use super::encode;
+use super::libvirt::Envelope;
 use super::mapped_lane::MappedLane;
-use super::{Envelope, encode};
-use crate::ImageError;
+use crate::error::ImageError;
 use crate::format::{Form, Format};
 use crate::model::{RamShape, Shape};
 

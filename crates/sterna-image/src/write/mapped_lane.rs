@@ -7,7 +7,7 @@ use sterna_transport::{PageQueue, QueueOptions};
 use sterna_wire::{PAGE_SIZE, xbzrle};
 
 use super::mapped::Inner;
-use crate::ImageError;
+use crate::error::ImageError;
 use crate::read::PageVisitor;
 use crate::read::body::RecordSink;
 

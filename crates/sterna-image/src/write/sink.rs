@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use sterna_transport::{CreateOptions, IoPart, PageFile, PageQueue, QueueOptions};
 
-use super::Envelope;
-use crate::ImageError;
+use super::libvirt::Envelope;
+use crate::error::ImageError;
 use crate::format::Format;
 use crate::model::Shape;
 

@@ -7,8 +7,13 @@ use std::time::Instant;
 use vm_memory::bitmap::AtomicBitmap;
 use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, MmapRegion};
 
-use super::{DirtyBitmaps, DirtySource, SyncReport, SyncTimes, check_bitmaps, check_rearm};
-use crate::{DirtyError, GuestRam, PageBitmap, RamBlock};
+use super::bitmaps::DirtyBitmaps;
+use super::sync_report::{SyncReport, SyncTimes};
+use super::{DirtySource, check_bitmaps, check_rearm};
+use crate::bitmap::PageBitmap;
+use crate::block::RamBlock;
+use crate::error::DirtyError;
+use crate::guest::GuestRam;
 
 const NAME: &str = "atomic-bitmap";
 

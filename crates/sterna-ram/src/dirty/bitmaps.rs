@@ -1,6 +1,7 @@
 //! The page bitmaps of all blocks of a guest, as one value.
 
-use crate::{GuestRam, PageBitmap};
+use crate::bitmap::PageBitmap;
+use crate::guest::GuestRam;
 
 /// One [`PageBitmap`] per block of a guest, such as the dirty pages of a round.
 #[derive(Debug)]

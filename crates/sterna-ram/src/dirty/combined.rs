@@ -4,8 +4,12 @@
 
 use std::sync::Arc;
 
-use super::{DirtyBitmaps, DirtySource, SyncReport};
-use crate::{DirtyError, GuestRam, PageBitmap, RamError};
+use super::DirtySource;
+use super::bitmaps::DirtyBitmaps;
+use super::sync_report::SyncReport;
+use crate::bitmap::PageBitmap;
+use crate::error::{DirtyError, RamError};
+use crate::guest::GuestRam;
 use parking_lot::Mutex;
 
 const NAME: &str = "combined";

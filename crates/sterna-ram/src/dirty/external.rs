@@ -4,8 +4,13 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use super::{DirtyBitmaps, DirtySource, SyncReport, SyncTimes, check_bitmaps, check_rearm};
-use crate::{DirtyError, GuestRam, PAGE_BYTES, PageBitmap};
+use super::bitmaps::DirtyBitmaps;
+use super::sync_report::{SyncReport, SyncTimes};
+use super::{DirtySource, check_bitmaps, check_rearm};
+use crate::PAGE_BYTES;
+use crate::bitmap::PageBitmap;
+use crate::error::DirtyError;
+use crate::guest::GuestRam;
 use parking_lot::{Mutex, MutexGuard};
 
 const NAME: &str = "external-log";

@@ -12,8 +12,13 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
-use super::{DirtyBitmaps, DirtySource, SyncReport, check_bitmaps, check_rearm};
-use crate::{DirtyError, GuestRam, PAGE_BYTES, PageBitmap, sys};
+use super::bitmaps::DirtyBitmaps;
+use super::sync_report::SyncReport;
+use super::{DirtySource, check_bitmaps, check_rearm};
+use crate::bitmap::PageBitmap;
+use crate::error::DirtyError;
+use crate::guest::GuestRam;
+use crate::{PAGE_BYTES, sys};
 use parking_lot::{Mutex, RwLock};
 
 const NAME: &str = "kvm-dirty-log";

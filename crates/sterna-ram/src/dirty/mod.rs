@@ -50,7 +50,9 @@ pub use uffd::UffdDirtyLog;
 pub use vhost::{LogWord, drain_words};
 pub use vhost::{LoggedRange, VhostLog};
 
-use crate::{DirtyError, GuestRam, PageBitmap, RamError};
+use crate::bitmap::PageBitmap;
+use crate::error::{DirtyError, RamError};
+use crate::guest::GuestRam;
 
 /// Reports which pages of a guest's RAM were written. See the module for the model.
 pub trait DirtySource: Send + Sync {

@@ -53,9 +53,15 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
+use super::bitmaps::DirtyBitmaps;
+use super::kvm::KvmSlot;
 use super::kvm::{capability, check_slots, enable_capability, set_logging};
-use super::{DirtyBitmaps, DirtySource, KvmSlot, SyncReport, check_bitmaps, check_rearm};
-use crate::{DirtyError, GuestRam, PageBitmap, sys};
+use super::sync_report::SyncReport;
+use super::{DirtySource, check_bitmaps, check_rearm};
+use crate::bitmap::PageBitmap;
+use crate::error::DirtyError;
+use crate::guest::GuestRam;
+use crate::sys;
 use map::RingMap;
 use parking_lot::{Mutex, RwLock};
 use pending::Pending;

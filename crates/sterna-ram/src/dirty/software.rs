@@ -3,8 +3,12 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use super::{DirtyBitmaps, DirtySource, SyncReport, SyncTimes, check_bitmaps, check_rearm};
-use crate::{DirtyError, GuestRam, PageBitmap};
+use super::bitmaps::DirtyBitmaps;
+use super::sync_report::{SyncReport, SyncTimes};
+use super::{DirtySource, check_bitmaps, check_rearm};
+use crate::bitmap::PageBitmap;
+use crate::error::DirtyError;
+use crate::guest::GuestRam;
 
 const NAME: &str = "software-log";
 

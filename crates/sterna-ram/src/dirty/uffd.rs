@@ -30,10 +30,16 @@ use linux_raw_sys::general::{
 use linux_raw_sys::ioctl::{UFFDIO_API, UFFDIO_REGISTER, UFFDIO_UNREGISTER, UFFDIO_WRITEPROTECT};
 use parking_lot::RwLock;
 
-use super::{DirtyBitmaps, DirtySource, SyncReport, check_bitmaps, check_rearm};
+use super::bitmaps::DirtyBitmaps;
+use super::sync_report::SyncReport;
+use super::{DirtySource, check_bitmaps, check_rearm};
+use crate::PAGE_SHIFT;
+use crate::bitmap::PageBitmap;
+use crate::block::RamBlock;
+use crate::error::DirtyError;
+use crate::guest::GuestRam;
 use crate::mapping::Kind;
 use crate::sys::{self, Scan};
-use crate::{DirtyError, GuestRam, PAGE_SHIFT, PageBitmap, RamBlock};
 
 const NAME: &str = "userfaultfd";
 

@@ -15,8 +15,9 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
+use crate::PAGE_BYTES;
+use crate::external::MemoryPermissions;
 use crate::sys::{self, check};
-use crate::{MemoryPermissions, PAGE_BYTES};
 use parking_lot::Mutex;
 use pins::Pins;
 

@@ -2,7 +2,8 @@
 
 use crate::{DirtyBitmaps, GuestRam, PageBitmap, absent};
 
-use super::{MissingPagesError, checked};
+use super::checked;
+use super::error::MissingPagesError;
 
 /// Pages that were discarded before [`MissingPages::register`](super::MissingPages::register).
 ///

@@ -12,8 +12,8 @@ use rustix::net::{
 };
 
 use super::Channel;
+use crate::error::{Direction, TransportError};
 use crate::group::Wait;
-use crate::{Direction, TransportError};
 
 /// The byte that descriptors travel with: the kernel sends descriptors only together with data.
 const CARRIER: u8 = b'D';

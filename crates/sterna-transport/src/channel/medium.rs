@@ -11,9 +11,11 @@ use rustix::net::Shutdown;
 
 use super::Channel;
 use crate::cancel::timespec;
+use crate::error::{Direction, TransportError};
 use crate::parts::{Part, Remaining};
+use crate::socket;
+use crate::stream::ByteStream;
 use crate::stream::StreamError;
-use crate::{ByteStream, Direction, TransportError, socket};
 
 /// Size in bytes of the buffer between memory and a stream that is not a socket.
 const PIECE: usize = 256 << 10;

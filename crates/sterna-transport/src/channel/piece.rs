@@ -11,8 +11,9 @@ use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice};
 
 use super::Channel;
+use crate::error::{Direction, TransportError};
 use crate::group::Wait;
-use crate::{Direction, TransportError, socket};
+use crate::socket;
 
 /// Bytes in transit from one channel to another ([`Channel::read_piece`], [`Channel::write_piece`]).
 ///

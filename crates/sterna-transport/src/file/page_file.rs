@@ -14,8 +14,9 @@ use super::aborted;
 use super::staging::{self, StagingFile, stale_staging_files};
 use super::system::{Links, open_regular, read_parts, system, write_parts};
 use super::{DIRECT_ALIGN, sparse};
+use crate::error::TransportError;
+use crate::parts::IoPart;
 use crate::parts::Part;
-use crate::{IoPart, TransportError};
 
 /// Whether whole pages bypass the page cache (direct I/O).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -10,8 +10,9 @@ use super::buffers::{BUFFER_BYTES, Buffers};
 use super::page_file::{PageFile, Whole};
 use super::ring::{Piece, Ring};
 use super::system::failed;
+use crate::error::TransportError;
+use crate::parts::IoPart;
 use crate::parts::Part;
-use crate::{IoPart, TransportError};
 
 /// Settings of a [`PageQueue`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

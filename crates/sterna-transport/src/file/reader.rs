@@ -12,7 +12,7 @@ use super::page_file::{PageFile, Whole};
 use super::queue::QueueOptions;
 use super::ring::{Piece, Ring};
 use super::system::failed;
-use crate::TransportError;
+use crate::error::TransportError;
 
 /// Maximum gap, in bytes, between two ranges of one piece. A disk reads such a gap faster than it starts a new
 /// request.

@@ -12,7 +12,7 @@ use rustix::io::Errno;
 
 use super::DIRECT_ALIGN;
 use super::system::{failed, retry, system};
-use crate::TransportError;
+use crate::error::TransportError;
 
 /// Makes `range` a hole. If the file system has no holes, writes zeros.
 pub(super) fn punch(file: &File, path: &Path, range: Range<u64>) -> Result<(), TransportError> {

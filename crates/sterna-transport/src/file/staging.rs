@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::system::system;
-use crate::TransportError;
+use crate::error::TransportError;
 use parking_lot::{Mutex, MutexGuard};
 
 mod publish;

@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
 use super::staging::kind_name;
-use crate::TransportError;
+use crate::error::TransportError;
 use crate::parts::{Part, Remaining};
 
 /// Whether a symbolic link to a file is followed.

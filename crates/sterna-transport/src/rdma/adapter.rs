@@ -3,7 +3,8 @@
 use std::fmt::{self, Debug};
 use std::net::IpAddr;
 
-use super::{Access, Memory, RdmaError, Registration};
+use super::error::RdmaError;
+use super::memory::{Access, Memory, Registration};
 
 /// A device with its protection domain, through one of its ports.
 pub trait Adapter: Debug + Send + Sync {

@@ -5,8 +5,11 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Adapter, Completion, Piece, RdmaError, SendRequest};
-use crate::CancelFlag;
+use super::adapter::Adapter;
+use super::error::RdmaError;
+use super::memory::Piece;
+use super::work::{Completion, SendRequest};
+use crate::cancel::CancelFlag;
 
 /// A queue pair with two completion queues, for sends and for receives. Several threads may use it.
 ///

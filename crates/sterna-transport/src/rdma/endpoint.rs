@@ -9,11 +9,12 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::{
-    Access, Adapter, CompletionStatus, Connection, Event, Memory, Piece, PortState, QueuePairAttributes,
-    RdmaError, Registration,
-};
-use crate::CancelFlag;
+use super::adapter::{Adapter, PortState};
+use super::connection::{Connection, Event, QueuePairAttributes};
+use super::error::RdmaError;
+use super::memory::{Access, Memory, Piece, Registration};
+use super::work::CompletionStatus;
+use crate::cancel::CancelFlag;
 use receiving::Receiving;
 use sending::Sending;
 

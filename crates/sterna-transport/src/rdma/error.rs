@@ -4,7 +4,8 @@ use std::fmt;
 use std::io;
 use std::time::Duration;
 
-use super::{CompletionStatus, Event};
+use super::connection::Event;
+use super::work::CompletionStatus;
 
 /// Failure of an adapter, a connection or a registration.
 #[derive(Debug, thiserror::Error)]

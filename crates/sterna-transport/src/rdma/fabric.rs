@@ -5,8 +5,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Adapter, AdapterInfo, Connection, QueuePairAttributes, RdmaError};
-use crate::CancelFlag;
+use super::adapter::{Adapter, AdapterInfo};
+use super::connection::{Connection, QueuePairAttributes};
+use super::error::RdmaError;
+use crate::cancel::CancelFlag;
 
 /// The RDMA devices of this host and its connection manager.
 ///

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::Piece;
+use super::memory::Piece;
 
 /// A request for the send queue: a send or a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

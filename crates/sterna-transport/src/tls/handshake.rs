@@ -11,14 +11,18 @@ use rustls::client::UnbufferedClientConnection;
 use rustls::pki_types::ServerName;
 use rustls::server::UnbufferedServerConnection;
 
+use super::Tls;
 use super::credentials::Config;
+use super::credentials::TlsEndpoint;
 use super::exporter::Exporter;
 use super::name::subject;
+use super::problem::TlsProblem;
 use super::session::{Session, SessionState, Side, Step};
-use super::{Tls, TlsEndpoint, TlsProblem};
+use crate::cancel::CancelFlag;
 use crate::cancel::{Waited, wait};
+use crate::channel::Channel;
+use crate::error::{Direction, TransportError};
 use crate::group::Wait;
-use crate::{CancelFlag, Channel, Direction, TransportError};
 
 /// Time that a refused peer has to read the alert.
 const FAREWELL: Duration = Duration::from_millis(500);

@@ -16,10 +16,11 @@ use rustls::server::UnbufferedServerConnection;
 use rustls::unbuffered::{ConnectionState, EncryptError, UnbufferedStatus};
 use rustls::{CommonState, Error};
 
-use super::TlsProblem;
+use super::problem::TlsProblem;
+use crate::channel::Channel;
+use crate::error::{Direction, TransportError};
 use crate::group::Wait;
 use crate::parts::{Part, Remaining};
-use crate::{Channel, Direction, TransportError};
 
 /// Maximum plain bytes of a record.
 const RECORD: usize = 16 * 1024;

@@ -3,7 +3,7 @@
 //! The source sends both in the first section of the stream. With them, each side proves on later connections
 //! that it took part.
 
-use super::MigrationSecret;
+use super::secret::MigrationSecret;
 use crate::error::WireError;
 
 const MESSAGE: &str = "handover section";

@@ -2,8 +2,8 @@
 //!
 //! The destination maps the source's memory, so that no page is copied.
 
-use super::MigrationSecret;
 use super::secret::MacBytes;
+use super::secret::MigrationSecret;
 use crate::error::WireError;
 use crate::reader;
 

@@ -3,8 +3,8 @@
 //! A preempt channel of QEMU begins with a page, and may be silent for a long time before it. Any other client
 //! could therefore take its place. Between two Sternas the channel identifies its migration first.
 
-use super::MigrationSecret;
 use super::secret::MacBytes;
+use super::secret::MigrationSecret;
 use super::status::ChannelBinding;
 use crate::error::WireError;
 use crate::reader;

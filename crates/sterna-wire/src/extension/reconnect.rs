@@ -5,7 +5,8 @@
 //! check the MAC.
 
 use super::secret::MacBytes;
-use super::{ChannelBinding, MigrationSecret};
+use super::secret::MigrationSecret;
+use super::status::ChannelBinding;
 use crate::error::WireError;
 use crate::reader;
 

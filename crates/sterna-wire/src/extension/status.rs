@@ -3,8 +3,8 @@
 //! The answer decides whether the source may run the guest. Decoding a message proves nothing.
 //! [`StatusQuestion::is_authentic`] and [`StatusAnswer::is_authentic`] check the MAC.
 
-use super::MigrationSecret;
 use super::secret::MacBytes;
+use super::secret::MigrationSecret;
 use crate::error::WireError;
 use crate::reader;
 

@@ -1,6 +1,6 @@
 //! Header and configuration, the first elements of the main channel (`specs/stream.md §1.1`, `§1.2`).
 
-use super::Expectations;
+use super::expect::Expectations;
 use crate::error::WireError;
 use crate::limits::{CAPABILITIES, MACHINE_TYPE_BYTES, NAME_BYTES};
 use crate::reader::{self, Reader, Stop};

@@ -2,7 +2,7 @@
 //!
 //! The stream has no lengths of device bodies and repeats few settings, so the caller provides both.
 
-use super::SectionKind;
+use super::element::SectionKind;
 use crate::limits;
 
 /// The rule with which the decoder finds the end of a section's body.

@@ -1,6 +1,8 @@
 //! The items that the decoder of the main channel returns.
 
-use super::{Command, Configuration, SectionKind};
+use super::command::Command;
+use super::configuration::Configuration;
+use super::element::SectionKind;
 use crate::mapped_ram::MappedHeader;
 use crate::ram::BlockList;
 

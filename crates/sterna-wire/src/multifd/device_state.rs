@@ -1,6 +1,7 @@
 //! Device state over multifd channels (`specs/stream.md §3.8`).
 
-use super::{FLAG_DEVICE_STATE, MAGIC, PacketHeader, PacketKind, VERSION};
+use super::packet::{PacketHeader, PacketKind};
+use super::{FLAG_DEVICE_STATE, MAGIC, VERSION};
 use crate::error::WireError;
 use crate::limits;
 use crate::reader;

@@ -2,7 +2,8 @@
 //!
 //! It reuses its buffer, so that a lane allocates no memory per packet.
 
-use super::{FLAG_DIFFERENCES, FLAG_SYNC, MAGIC, Method, RAM_PACKET_BYTES, VERSION};
+use super::packet::Method;
+use super::{FLAG_DIFFERENCES, FLAG_SYNC, MAGIC, RAM_PACKET_BYTES, VERSION};
 use crate::error::WireError;
 use crate::limits::{NAME_BYTES, PACKET_PAGES};
 use std::ops::Range;

@@ -1,6 +1,7 @@
 //! The 16-byte header of every control message (`specs/rdma.md §3.1`, `§3.2`).
 
-use super::{MESSAGE_BYTES, MOST_REPEATED, PAYLOAD_BYTES, Record, records};
+use super::records::Record;
+use super::{MESSAGE_BYTES, MOST_REPEATED, PAYLOAD_BYTES, records};
 use crate::error::WireError;
 use std::fmt;
 
@@ -196,12 +197,15 @@ impl Header {
         match self.kind {
             Error | Ready | RamBlocksRequest | RegisterFinished | UnregisterFinished => length == 0,
             File => length > 0,
-            RamBlocksResult => length.is_multiple_of(super::BlockPlace::BYTES),
-            Compress => records(super::ZeroRange::BYTES),
-            RegisterRequest => records(super::RegisterRequest::BYTES),
-            UnregisterRequest => records(super::UnregisterRequest::BYTES),
+            RamBlocksResult => length.is_multiple_of(super::records::BlockPlace::BYTES),
+            Compress => records(super::records::ZeroRange::BYTES),
+            RegisterRequest => records(super::records::RegisterRequest::BYTES),
+            UnregisterRequest => records(super::records::UnregisterRequest::BYTES),
             // QEMU answers several requests with the first result only, and states the requests' repeat.
-            RegisterResult => length == super::RegisterResult::BYTES || records(super::RegisterResult::BYTES),
+            RegisterResult => {
+                length == super::records::RegisterResult::BYTES
+                    || records(super::records::RegisterResult::BYTES)
+            }
         }
     }
 }

@@ -184,7 +184,7 @@ impl<'a, T: Record> Records<'a, T> {
     ///
     /// The checks of [`BlockPlaces`](super::BlockPlaces) need the position, so that their errors name the byte.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (u64, T)> + use<'a, T> {
-        let positions = (0..self.len()).map(|index| (super::Header::BYTES + index * T::BYTES) as u64);
+        let positions = (0..self.len()).map(|index| (super::header::Header::BYTES + index * T::BYTES) as u64);
         positions.zip(self.payload.chunks_exact(T::BYTES).map(T::decode))
     }
 }

@@ -1,7 +1,8 @@
 //! The authenticated messages after the greeting (`specs/replica.md §2`).
 
 use super::arbiter::{self, ArbiterIdentity};
-use super::{Hello, SPEC, Welcome, bound};
+use super::hello::{Hello, Welcome};
+use super::{SPEC, bound};
 use crate::error::WireError;
 use crate::extension::{ChannelBinding, MigrationSecret};
 use crate::reader;

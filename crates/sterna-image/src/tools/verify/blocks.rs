@@ -8,12 +8,13 @@ use sterna_wire::PAGE_SIZE;
 use sterna_wire::mapped_ram::{PAGES_ALIGNMENT, bitmap_bytes};
 use sterna_wire::ram::flags;
 
+use super::Report;
 use super::head::{Head, truncated};
 use super::window::{Window, be32, be64};
-use super::{Finding, Place, Report};
 use crate::ImageError;
 use crate::read::MappedBlock;
 use crate::read::head::MOST_RAM_BYTES;
+use crate::tools::finding::{Finding, Place};
 
 const LIST: &str = "specs/mapped-ram.md §2.1";
 const HEADER: &str = "specs/mapped-ram.md §4.2";

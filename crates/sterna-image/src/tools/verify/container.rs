@@ -4,10 +4,11 @@ use sterna_wire::Fault;
 use sterna_wire::libvirt::{MAGIC_COMPLETE, MAGIC_PARTIAL, SaveHeader, is_domain_xml};
 use sterna_wire::main::FileHeader;
 
+use super::Report;
 use super::window::Window;
-use super::{Finding, Place, Report};
 use crate::ImageError;
 use crate::format::{Form, Format};
+use crate::tools::finding::{Finding, Place};
 
 /// The start of a file: format, completeness, and the stream's offset.
 pub(super) struct Front {

@@ -10,9 +10,10 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 use super::blocks::BlockList;
 use super::places::{Bits, bytes};
 use super::window::Window;
-use super::{Finding, Place, Report, VerifyOptions};
+use super::{Report, VerifyOptions};
 use crate::ImageError;
 use crate::crew;
+use crate::tools::finding::{Finding, Place};
 use crate::tools::reading::{Buffer, Reading};
 
 /// Bytes that a thread reads in one step.

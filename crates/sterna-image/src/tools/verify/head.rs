@@ -2,11 +2,12 @@
 
 use sterna_wire::main::{Configuration, FileHeader};
 
+use super::Report;
 use super::window::{Window, be64};
-use super::{Finding, Place, Report};
 use crate::ImageError;
 use crate::format::Form;
 use crate::model::{IGNORE_SHARED, MAPPED_RAM, OPAQUE_BYTES};
+use crate::tools::finding::{Finding, Place};
 
 /// An upper limit of a configuration's length in bytes.
 const CONFIGURATION_BYTES: usize = 64 << 10;

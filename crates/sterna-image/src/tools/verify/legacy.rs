@@ -8,7 +8,7 @@ use super::content;
 use super::places::Bits;
 use super::tail::end_unknown;
 use super::window::Window;
-use super::{Finding, Place, Report, VerifyOptions};
+use super::{Report, VerifyOptions};
 use crate::ImageError;
 use crate::format::{Form, Format};
 use crate::model::{IGNORE_SHARED, Shape};
@@ -16,6 +16,7 @@ use crate::read::body::End;
 use crate::read::{Image, ReadAt};
 use crate::tools::coverage::Coverage;
 use crate::tools::description::Description;
+use crate::tools::finding::{Finding, Place};
 use crate::tools::sections::{ShapeWalk, Stop};
 use crate::tools::spool;
 

@@ -5,13 +5,14 @@ use std::sync::atomic::Ordering;
 use sterna_wire::mapped_ram::bitmap_bytes;
 use sterna_wire::{PAGE_SHIFT, PAGE_SIZE};
 
+use super::Report;
 use super::blocks::{BlockList, BlockPlace};
 use super::head::Head;
 use super::window::Window;
-use super::{Finding, Place, Report};
 use crate::ImageError;
 use crate::read::MappedBlock;
 use crate::read::head::MOST_RAM_BYTES;
+use crate::tools::finding::{Finding, Place};
 
 /// Bytes of a bitmap that are read in one step.
 const STRIDE: usize = 1 << 20;

@@ -3,12 +3,13 @@
 use super::container;
 use super::legacy::{self, Stream};
 use super::window::Window;
-use super::{Depth, Finding, Report, Severity, VerifyOptions};
+use super::{Depth, Report, VerifyOptions};
 use crate::ImageError;
 use crate::format::{Form, Format};
 use crate::model::Shape;
 use crate::read::body::End;
 use crate::read::{Image, ReadAt};
+use crate::tools::finding::{Finding, Severity};
 
 /// The findings of [`verify`](super::verify()) for `image` that do not need its pages.
 ///

@@ -4,13 +4,14 @@ use std::ops::Range;
 
 use sterna_wire::ram::flags;
 
+use super::Report;
 use super::blocks::BlockList;
 use super::head::Head;
 use super::window::{Window, be32, be64};
-use super::{Finding, Place, Report};
 use crate::ImageError;
 use crate::model::OPAQUE_BYTES;
 use crate::tools::description::Description;
+use crate::tools::finding::{Finding, Place};
 use crate::tools::sections::{self, BareEnd, Stop, Walk};
 
 const ORDER: &str = "specs/mapped-ram.md §1.4";

@@ -4,8 +4,9 @@
 //! of entries instead of the guest's size. Once the list is so long that a scan of the whole bitmaps is
 //! cheaper, it is not extended until the next sync.
 
-use crate::dirty::DirtyBitmaps;
-use crate::{GuestRam, merge};
+use crate::dirty::bitmaps::DirtyBitmaps;
+use crate::guest::GuestRam;
+use crate::merge;
 
 /// Number of bitmap words that are read in the time of one listed word.
 const WORDS_PER_LISTED: u64 = 8;

@@ -30,9 +30,14 @@ use parking_lot::Mutex;
 pub use drain::{LogWord, drain_words};
 pub use range::LoggedRange;
 
-use super::{DirtyBitmaps, DirtySource, SyncReport, check_bitmaps, check_rearm};
+use super::bitmaps::DirtyBitmaps;
+use super::sync_report::SyncReport;
+use super::{DirtySource, check_bitmaps, check_rearm};
+use crate::PAGE_BYTES;
+use crate::bitmap::PageBitmap;
+use crate::error::DirtyError;
+use crate::guest::GuestRam;
 use crate::mapping::{Backing, FileRange, Mapping};
-use crate::{DirtyError, GuestRam, PAGE_BYTES, PageBitmap};
 #[cfg(not(loom))]
 use drain::LogWord;
 

@@ -5,8 +5,11 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::{failed, place};
-use crate::CancelFlag;
-use crate::rdma::{Completion, Connection, Queue, RdmaError, Registration, Wake};
+use crate::cancel::CancelFlag;
+use crate::rdma::connection::{Connection, Queue, Wake};
+use crate::rdma::error::RdmaError;
+use crate::rdma::memory::Registration;
+use crate::rdma::work::Completion;
 
 /// Buffers of an endpoint for received messages.
 #[derive(Debug)]

@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::{EndpointSizes, Write, failed, place};
-use crate::CancelFlag;
-use crate::rdma::{
-    Completion, CompletionStatus, Connection, Operation, Queue, RdmaError, Registration, SendRequest, Wake,
-};
+use crate::cancel::CancelFlag;
+use crate::rdma::connection::{Connection, Queue, Wake};
+use crate::rdma::error::RdmaError;
+use crate::rdma::memory::Registration;
+use crate::rdma::work::{Completion, CompletionStatus, Operation, SendRequest};
 
 /// Maximum number of completions per poll.
 const BATCH: usize = 64;

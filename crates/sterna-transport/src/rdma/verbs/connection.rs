@@ -15,12 +15,14 @@ use super::error;
 use super::events::{self, Mailbox};
 use super::id::{CmEvent, EventChannel, Id};
 use super::queues::{IN_ERROR, Queues};
-use crate::CancelFlag;
+use crate::cancel::CancelFlag;
 use crate::cancel::{Waited, wait_any};
-use crate::rdma::{
-    Adapter, Completion, ConnectParameters, Connection, Event, PRIVATE_DATA, Piece, Queue,
-    QueuePairAttributes, RdmaError, RejectReason, SendRequest, Wake,
-};
+use crate::rdma::adapter::Adapter;
+use crate::rdma::connection::{ConnectParameters, Connection, Event, Queue, QueuePairAttributes, Wake};
+use crate::rdma::error::{RdmaError, RejectReason};
+use crate::rdma::fabric::PRIVATE_DATA;
+use crate::rdma::memory::Piece;
+use crate::rdma::work::{Completion, SendRequest};
 
 /// Time that an adapter may take to flush receives after the end of a connection.
 ///

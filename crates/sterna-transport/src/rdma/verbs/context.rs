@@ -14,7 +14,7 @@ use super::abi::*;
 use super::events::{self, Mailbox};
 use super::id::{EventChannel, Id};
 use super::library::Library;
-use crate::rdma::RdmaError;
+use crate::rdma::error::RdmaError;
 
 /// An opened device. There is one value per device and process, because its events can be read only once.
 pub(crate) struct Context {

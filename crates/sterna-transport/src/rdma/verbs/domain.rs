@@ -9,9 +9,9 @@ use super::abi::*;
 use super::context::Context;
 use super::locked::locked_memory;
 use super::{failed, ports};
-use crate::rdma::{
-    Access, Adapter, AdapterInfo, LockedMemory, Memory, PinnedMemory, RdmaError, Registration,
-};
+use crate::rdma::adapter::{Adapter, AdapterInfo, LockedMemory};
+use crate::rdma::error::RdmaError;
+use crate::rdma::memory::{Access, Memory, PinnedMemory, Registration};
 
 /// A fabric's protection domain on one device.
 pub(crate) struct Domain {

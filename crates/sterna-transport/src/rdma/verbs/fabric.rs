@@ -16,10 +16,11 @@ use super::id::{CmWait, EventChannel, Id};
 use super::library::Library;
 use super::listener::VerbsListener;
 use super::{error, ports};
-use crate::CancelFlag;
-use crate::rdma::{
-    Adapter, AdapterInfo, Connection, Fabric, Listener, QueuePairAttributes, RdmaError, Route,
-};
+use crate::cancel::CancelFlag;
+use crate::rdma::adapter::{Adapter, AdapterInfo};
+use crate::rdma::connection::{Connection, QueuePairAttributes};
+use crate::rdma::error::RdmaError;
+use crate::rdma::fabric::{Fabric, Listener, Route};
 
 /// The RDMA devices of this host, through libibverbs and librdmacm.
 #[derive(Debug, Default)]

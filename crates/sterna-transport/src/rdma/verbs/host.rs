@@ -6,7 +6,7 @@ use super::library::Library;
 use super::locked::locked_memory;
 use super::ports;
 use super::sysfs::{Gid, Sysfs};
-use crate::rdma::{AdapterInfo, LockedMemory, PortState};
+use crate::rdma::adapter::{AdapterInfo, LockedMemory, PortState};
 
 /// Device file of the connection manager.
 const MANAGER: &str = "/dev/infiniband/rdma_cm";

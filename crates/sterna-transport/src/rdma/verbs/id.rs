@@ -14,9 +14,9 @@ use rustix::fs::{OFlags, fcntl_setfl};
 use super::abi::*;
 use super::library::Library;
 use super::{failed, sockaddr};
-use crate::CancelFlag;
+use crate::cancel::CancelFlag;
 use crate::cancel::{Waited, wait};
-use crate::rdma::RdmaError;
+use crate::rdma::error::RdmaError;
 
 /// A channel that delivers the events of identifiers. Reading it never blocks.
 #[derive(Debug)]

@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
 
 use super::abi::*;
-use crate::rdma::RdmaError;
+use crate::rdma::error::RdmaError;
 
 /// All functions of libibverbs and librdmacm that are used.
 pub(crate) struct Library {

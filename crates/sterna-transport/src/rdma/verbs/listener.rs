@@ -12,8 +12,11 @@ use super::error;
 use super::fabric::{Domains, refuse_loopback};
 use super::id::{CmWait, EventChannel, Id};
 use super::library::Library;
-use crate::CancelFlag;
-use crate::rdma::{Adapter, Connection, Listener, PRIVATE_DATA, QueuePairAttributes, RdmaError, Request};
+use crate::cancel::CancelFlag;
+use crate::rdma::adapter::Adapter;
+use crate::rdma::connection::{Connection, QueuePairAttributes};
+use crate::rdma::error::RdmaError;
+use crate::rdma::fabric::{Listener, PRIVATE_DATA, Request};
 
 #[derive(Debug)]
 pub(crate) struct VerbsListener {

@@ -2,7 +2,7 @@
 
 use rustix::process::{Resource, getrlimit};
 
-use crate::rdma::LockedMemory;
+use crate::rdma::adapter::LockedMemory;
 
 /// CAP_IPC_LOCK: the limit does not apply to a process with this capability.
 const IPC_LOCK: u64 = 1 << 14;

@@ -23,7 +23,7 @@ mod sysfs;
 
 use std::io;
 
-use super::RdmaError;
+use super::error::RdmaError;
 pub use fabric::VerbsFabric;
 pub use host::{GidReport, HostReport, PortReport};
 

@@ -8,7 +8,8 @@ use super::abi::*;
 use super::interfaces;
 use super::library::Library;
 use super::sysfs::Sysfs;
-use crate::rdma::{AdapterInfo, PortState, RdmaError};
+use crate::rdma::adapter::{AdapterInfo, PortState};
+use crate::rdma::error::RdmaError;
 
 /// All ports of all devices that can be opened.
 pub(crate) fn all(library: &'static Library) -> Result<Vec<AdapterInfo>, RdmaError> {

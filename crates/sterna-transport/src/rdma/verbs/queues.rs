@@ -15,10 +15,10 @@ use super::abi::*;
 use super::domain::Domain;
 use super::id::{CmEvent, EventChannel, Id, of_c};
 use super::{error, failed};
-use crate::rdma::{
-    Completion, CompletionKind, CompletionStatus, Event, Operation, Piece, Queue, QueuePairAttributes,
-    RdmaError, SendRequest,
-};
+use crate::rdma::connection::{Event, Queue, QueuePairAttributes};
+use crate::rdma::error::RdmaError;
+use crate::rdma::memory::Piece;
+use crate::rdma::work::{Completion, CompletionKind, CompletionStatus, Operation, SendRequest};
 
 /// Reason for the end of a connection whose adapter refuses requests that are otherwise valid.
 pub(crate) const IN_ERROR: &str = "the queue pair is in the error state";

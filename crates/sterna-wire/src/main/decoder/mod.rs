@@ -15,9 +15,9 @@ mod elements;
 mod ram;
 mod sections;
 
-use super::SectionKind;
 use super::configuration::{Configuration, FileHeader};
 use super::element::FOOTER_BYTES;
+use super::element::SectionKind;
 use super::expect::{Expectations, SectionKnowledge};
 use super::item::{MainItem, Step};
 use crate::PAGE_SIZE;

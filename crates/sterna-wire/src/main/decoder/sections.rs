@@ -3,8 +3,8 @@
 //! With them the decoder checks ids, duplicates, and the order of PART and END.
 
 use crate::limits::SECTIONS;
-use crate::main::SectionKind;
 use crate::main::element::SectionHeader;
+use crate::main::element::SectionKind;
 use std::collections::{BTreeMap, HashSet};
 
 /// A section that a START or FULL has introduced.

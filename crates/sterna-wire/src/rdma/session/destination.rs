@@ -1,6 +1,7 @@
 //! The order of messages at the destination's main connection (`specs/rdma.md §5.3`, `§7`).
 
-use super::{END, Listener, PHASES, Sending, local, misbehaved};
+use super::listener::Listener;
+use super::{END, PHASES, Sending, local, misbehaved};
 use crate::error::WireError;
 use crate::rdma::header::MessageType;
 

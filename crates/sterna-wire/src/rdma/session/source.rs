@@ -1,6 +1,7 @@
 //! The order of messages at the source's main connection (`specs/rdma.md §5.3`, `§6.4`, `§7`).
 
-use super::{Commander, END, Heard, PHASES, Sending, local, misbehaved};
+use super::commander::{Commander, Heard};
+use super::{END, PHASES, Sending, local, misbehaved};
 use crate::error::WireError;
 use crate::rdma::header::MessageType;
 use crate::rdma::message::Message;
