@@ -4,6 +4,7 @@
 
 use super::command;
 use super::element::{COMMAND, END, EOF, FOOTER, FOOTER_BYTES, FULL, PART, START, VM_DESCRIPTION};
+use std::collections::HashSet;
 
 /// The meaning of the bytes at one position of an opaque body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,4 +81,26 @@ fn header(next: &[u8], context: &Context<'_>) -> Result<bool, usize> {
 fn id(next: &[u8]) -> Result<u32, usize> {
     let bytes = next.get(1..5).ok_or(5usize)?;
     Ok(u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
+}
+
+/// Position of the footer of section `id`, searched from `from`.
+///
+/// A footer at the end of the received bytes needs no continuation.
+pub(super) fn foot(bytes: &[u8], from: usize, id: u32, used: &HashSet<u32>) -> Option<usize> {
+    let context = Context {
+        id,
+        // An EOF at the end of the received bytes counts as a continuation that is not complete yet.
+        no_description: false,
+        is_used: &|id| used.contains(&id),
+        is_open: &|_| false,
+    };
+    let mut at = from;
+    loop {
+        at += bytes.get(at..)?.iter().position(|byte| *byte == FOOTER)?;
+        match judge(&bytes[at..], &context) {
+            Judgement::Footer => return Some(at),
+            Judgement::NeedMore(_) if bytes.len() >= at + FOOTER_BYTES => return Some(at),
+            _ => at += 1,
+        }
+    }
 }

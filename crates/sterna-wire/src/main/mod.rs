@@ -15,7 +15,7 @@
 //! [`Command`], [`encode_footer`], [`encode_end`].
 
 mod command;
-mod configuration;
+pub(crate) mod configuration;
 mod decoder;
 mod element;
 mod expect;

@@ -28,7 +28,7 @@
 
 use super::command::Command;
 use super::element::{COMMAND, EOF, FOOTER, FOOTER_BYTES, FULL, VM_DESCRIPTION};
-use super::footer::{Context, Judgement, judge};
+use super::footer::foot;
 use super::walk::{FullSection, full_section};
 use crate::error::WireError;
 use crate::extension::KEEPALIVE_PING;
@@ -253,28 +253,6 @@ fn without<'a>(mut bytes: &'a [u8], suffix: &[u8]) -> &'a [u8] {
 fn header(bytes: &[u8], at: usize) -> Option<(u32, &str, u32, usize)> {
     let FullSection { id, name, instance, body, .. } = full_section(bytes, at)?;
     Some((id, name, instance, body))
-}
-
-/// Position of the footer of section `id`, searched from `from`.
-///
-/// A footer at the end of the received bytes needs no continuation.
-pub(super) fn foot(bytes: &[u8], from: usize, id: u32, used: &HashSet<u32>) -> Option<usize> {
-    let context = Context {
-        id,
-        // An EOF at the end of the received bytes counts as a continuation that is not complete yet.
-        no_description: false,
-        is_used: &|id| used.contains(&id),
-        is_open: &|_| false,
-    };
-    let mut at = from;
-    loop {
-        at += bytes.get(at..)?.iter().position(|byte| *byte == FOOTER)?;
-        match judge(&bytes[at..], &context) {
-            Judgement::Footer => return Some(at),
-            Judgement::NeedMore(_) if bytes.len() >= at + FOOTER_BYTES => return Some(at),
-            _ => at += 1,
-        }
-    }
 }
 
 #[cfg(test)]

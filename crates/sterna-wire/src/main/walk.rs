@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use std::ops::Range;
 
 use super::element::{self, FOOTER, FOOTER_BYTES, SectionHeader};
-use super::tail;
+use super::footer;
 use crate::reader::{Reader, Stop};
 
 /// Header of a FULL section, with the position of the body.
@@ -52,7 +52,7 @@ pub(crate) fn sections(
             .filter(|foot| is_foot(bytes, *foot, section.id, &used));
         let foot = match described {
             Some(foot) => foot,
-            None => tail::foot(bytes, section.body, section.id, &used)?,
+            None => footer::foot(bytes, section.body, section.id, &used)?,
         };
         found.push(at..foot + FOOTER_BYTES);
         at = foot + FOOTER_BYTES;

@@ -1,7 +1,8 @@
 //! Device state over multifd channels (`specs/stream.md §3.8`).
 
+use super::layout::FLAG_DEVICE_STATE;
+use super::layout::{MAGIC, VERSION};
 use super::packet::{PacketHeader, PacketKind};
-use super::{FLAG_DEVICE_STATE, MAGIC, VERSION};
 use crate::error::WireError;
 use crate::limits;
 use crate::reader;
@@ -59,7 +60,7 @@ impl DeviceStatePacket {
             return Err(WireError::misbehaved(MESSAGE, 8, SPEC, "a RAM packet instead of device state"));
         }
         reader::decode(buf, MESSAGE, |r| {
-            r.take(super::HEADER_BYTES)?;
+            r.take(super::layout::HEADER_BYTES)?;
             let field = r.take(256)?;
             let name = match field.iter().position(|byte| *byte == 0) {
                 None => return Err(r.bad(SPEC, "the section name does not end in NUL")),

@@ -2,8 +2,9 @@
 //!
 //! It reuses its buffer, so that a lane allocates no memory per packet.
 
+use super::layout::{FLAG_DIFFERENCES, FLAG_SYNC};
+use super::layout::{MAGIC, RAM_PACKET_BYTES, VERSION};
 use super::packet::Method;
-use super::{FLAG_DIFFERENCES, FLAG_SYNC, MAGIC, RAM_PACKET_BYTES, VERSION};
 use crate::error::WireError;
 use crate::limits::{NAME_BYTES, PACKET_PAGES};
 use std::ops::Range;

@@ -2,7 +2,7 @@
 //!
 //! They identify the VM and the channel, because connections may arrive in any order.
 
-use super::{MAGIC, VERSION};
+use super::layout::{MAGIC, VERSION};
 use crate::error::WireError;
 use crate::reader;
 

@@ -1,7 +1,8 @@
 //! The header that starts every packet after the initial one (`specs/stream.md §3.3`).
 
-use super::{DEVICE_STATE_PACKET_BYTES, RAM_PACKET_BYTES};
-use super::{FLAG_DEVICE_STATE, FLAG_DIFFERENCES, FLAG_SYNC, MAGIC, METHOD_MASK, VERSION};
+use super::layout::{DEVICE_STATE_PACKET_BYTES, RAM_PACKET_BYTES};
+use super::layout::{FLAG_DEVICE_STATE, FLAG_DIFFERENCES, FLAG_SYNC, METHOD_MASK};
+use super::layout::{MAGIC, VERSION};
 use crate::error::WireError;
 use crate::reader;
 

@@ -3,9 +3,9 @@
 //! [`RamPacketView::decode`] makes every check once. The view then reads offsets from the received bytes on
 //! demand. Each offset is page-aligned, inside its block and unique in the packet.
 
-use super::RAM_PACKET_BYTES;
 use super::blocks::BlockTable;
 use super::differences::{self, MOST_BYTES};
+use super::layout::RAM_PACKET_BYTES;
 use super::packet::{Method, PacketHeader, PacketKind};
 use crate::error::WireError;
 use crate::limits::{COMPRESSED_PAYLOAD_BYTES, PACKET_PAGES};

@@ -2,7 +2,8 @@
 //!
 //! The server part of the fixed newstyle negotiation, and the hello that precedes it at a standby's address.
 
-use super::{OPTION_BYTES, SPEC, TRANSFER_BYTES};
+use super::limits::SPEC;
+use super::limits::{OPTION_BYTES, TRANSFER_BYTES};
 use crate::error::WireError;
 use crate::limits::NAME_BYTES;
 use crate::reader::{Reader, Stop, decode};

@@ -10,17 +10,12 @@
 //! A READ's data follow the reply, a WRITE's data the request.
 
 mod handshake;
+mod limits;
 mod request;
 
 pub use handshake::{
     ClientOption, DiskHello, Export, GREETING, OptionReply, ZEROES_BYTES, client_flags, export_name_reply,
     option_reply,
 };
+pub use limits::{OPTION_BYTES, TRANSFER_BYTES};
 pub use request::{CommandKind, Request, reply};
-
-const SPEC: &str = "specs/replica.md §6";
-
-/// Most bytes that a READ or a WRITE may transfer.
-pub const TRANSFER_BYTES: u32 = 32 << 20;
-/// Most bytes of an option's data.
-pub const OPTION_BYTES: u32 = 4096;

@@ -1,6 +1,7 @@
 //! NBD requests and their replies, after the handshake (`specs/replica.md §6`).
 
-use super::{SPEC, TRANSFER_BYTES};
+use super::limits::SPEC;
+use super::limits::TRANSFER_BYTES;
 use crate::error::WireError;
 use crate::reader::{Reader, Stop, decode};
 

@@ -1,10 +1,11 @@
 //! Whole control messages, header and payload (`specs/rdma.md §3`).
 
-use super::header::{Header, MessageType};
+use super::header::Header;
+use super::limits::{MOST_REPEATED, PAYLOAD_BYTES};
+use super::message_type::MessageType;
 use super::records::{
     BlockPlace, Record, Records, RegisterRequest, RegisterResult, UnregisterRequest, ZeroRange,
 };
-use super::{MOST_REPEATED, PAYLOAD_BYTES};
 use crate::error::WireError;
 
 /// A received message that borrows the receive buffer.

@@ -18,8 +18,10 @@ mod admission;
 mod chunk;
 mod header;
 mod introduction;
+mod limits;
 mod lookahead;
 mod message;
+mod message_type;
 mod places;
 mod plan;
 mod private_data;
@@ -29,10 +31,12 @@ pub mod session;
 
 pub use admission::Admission;
 pub use chunk::ChunkSize;
-pub use header::{Header, MessageType};
+pub use header::Header;
 pub use introduction::{Introduction, Part};
+pub use limits::{MESSAGE_BYTES, MOST_REPEATED, PAYLOAD_BYTES, QEMU_FILE_BYTES};
 pub use lookahead::{Lookahead, Step, next_write, take_ready};
 pub use message::{Message, encode_empty, encode_file, encode_records};
+pub use message_type::MessageType;
 pub use places::{BlockPlaces, BlockRange};
 pub use plan::{Batch, Destination, PlanLimits, RegistrationPlan};
 pub use private_data::{ConnectReply, ConnectRequest, Registration};
@@ -40,16 +44,3 @@ pub use probe::ChunkProbe;
 pub use records::{
     BlockPlace, Record, Records, RegisterRequest, RegisterResult, UnregisterRequest, ZeroRange,
 };
-
-/// Most bytes of a control message with its header (§3.1).
-///
-/// Each receive buffer of a QEMU has this size.
-pub const MESSAGE_BYTES: usize = 512 << 10;
-/// Most bytes of a control message's payload.
-pub const PAYLOAD_BYTES: usize = MESSAGE_BYTES - Header::BYTES;
-/// Most bytes of stream that QEMU sends in one FILE message (§5.1).
-///
-/// QEMU accepts up to [`PAYLOAD_BYTES`].
-pub const QEMU_FILE_BYTES: usize = 32 << 10;
-/// Most commands in one message (§3.1).
-pub const MOST_REPEATED: u32 = 4096;

@@ -1,6 +1,7 @@
 //! The records inside the payloads of control messages (`specs/rdma.md §4`).
 
-use super::header::MessageType;
+use super::limits::HEADER_BYTES;
+use super::message_type::MessageType;
 use std::marker::PhantomData;
 
 /// Position of a block at the destination: an entry of RAM_BLOCKS_RESULT (§4.1).
@@ -184,7 +185,7 @@ impl<'a, T: Record> Records<'a, T> {
     ///
     /// The checks of [`BlockPlaces`](super::BlockPlaces) need the position, so that their errors name the byte.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (u64, T)> + use<'a, T> {
-        let positions = (0..self.len()).map(|index| (super::header::Header::BYTES + index * T::BYTES) as u64);
+        let positions = (0..self.len()).map(|index| (HEADER_BYTES + index * T::BYTES) as u64);
         positions.zip(self.payload.chunks_exact(T::BYTES).map(T::decode))
     }
 }

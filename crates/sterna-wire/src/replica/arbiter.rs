@@ -2,7 +2,7 @@
 //!
 //! Two different arbiters could both give the claim, and the guest would run twice.
 
-use super::SPEC;
+use super::opening::SPEC;
 use crate::error::WireError;
 use crate::reader::{Reader, Stop};
 

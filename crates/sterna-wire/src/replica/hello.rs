@@ -3,7 +3,7 @@
 //! It authenticates both sides by their common secret, and sets the times of the protection. Decoding proves
 //! nothing. [`Hello::is_authentic`] and [`Welcome::is_authentic`] check the MAC.
 
-use super::{MAGIC, SPEC, VERSION_BYTES, bound, open};
+use super::opening::{MAGIC, SPEC, VERSION_BYTES, bound, open};
 use crate::error::WireError;
 use crate::extension::{ChannelBinding, MacBytes, MigrationSecret};
 use crate::reader;

@@ -2,7 +2,7 @@
 
 use super::arbiter::{self, ArbiterIdentity};
 use super::hello::{Hello, Welcome};
-use super::{SPEC, bound};
+use super::opening::{SPEC, bound};
 use crate::error::WireError;
 use crate::extension::{ChannelBinding, MigrationSecret};
 use crate::reader;

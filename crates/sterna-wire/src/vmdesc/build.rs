@@ -2,7 +2,7 @@
 
 use crate::error::WireError;
 use crate::limits::VM_DESCRIPTION_BYTES;
-use crate::main::Configuration;
+use crate::main::configuration::Configuration;
 use serde_json::{Value, json};
 
 /// One field in the state of a device.

@@ -13,6 +13,7 @@ mod body;
 mod checkpoint;
 mod elements;
 mod ram;
+mod ram_state;
 mod sections;
 
 use super::configuration::{Configuration, FileHeader};
@@ -24,7 +25,7 @@ use crate::PAGE_SIZE;
 use crate::error::WireError;
 use crate::multifd::BlockTable;
 use crate::reader::{Reader, Stop};
-use ram::RamState;
+use ram_state::RamState;
 use sections::Sections;
 
 /// Incremental decoder of the main channel.

@@ -10,28 +10,9 @@ use crate::multifd::BlockTable;
 use crate::ram::{BlockEntry, BlockList, flags};
 use crate::reader::{Reader, Stop};
 use crate::xbzrle;
-use std::collections::HashSet;
 
 const SPEC: &str = "specs/stream.md §2.3";
 const HOOK_SPEC: &str = "specs/rdma.md §5.2";
-
-/// State of the RAM section that outlives a record.
-#[derive(Debug, Default)]
-pub(super) struct RamState {
-    /// Block of the last page, for CONTINUE. It belongs to the channel, not to one section.
-    last_block: Option<usize>,
-    /// Entries of the block list that have been read so far.
-    listed: Vec<BlockEntry>,
-    names: HashSet<String>,
-    /// Whether MULTIFD_FLUSH preceded the EOS of START.
-    flushed: bool,
-    /// Whether HOOK preceded the EOS of START.
-    hooked: bool,
-    /// Whether every EOS is also a flush.
-    pub(super) legacy_flush: bool,
-    /// Whether the flush of the current EOS has been reported.
-    eos_flushed: bool,
-}
 
 impl MainDecoder {
     /// Requires the next page record to name its block.

@@ -1,8 +1,9 @@
 //! The order of messages at the side that sends commands (`specs/rdma.md §3.3`).
 
-use super::{END, Receives, Sending, TOKENS, local, misbehaved};
+use super::receives::Sending;
+use super::receives::{END, Receives, TOKENS, local, misbehaved};
 use crate::error::WireError;
-use crate::rdma::header::MessageType;
+use crate::rdma::message_type::MessageType;
 
 /// READYs and answers at the side that sends commands.
 #[derive(Debug, Clone)]

@@ -1,9 +1,10 @@
 //! The order of messages at the destination's main connection (`specs/rdma.md §5.3`, `§7`).
 
 use super::listener::Listener;
-use super::{END, PHASES, Sending, local, misbehaved};
+use super::receives::Sending;
+use super::receives::{END, PHASES, local, misbehaved};
 use crate::error::WireError;
-use crate::rdma::header::MessageType;
+use crate::rdma::message_type::MessageType;
 
 /// READYs and phases of a destination.
 ///

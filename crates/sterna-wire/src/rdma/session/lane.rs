@@ -2,9 +2,11 @@
 //!
 //! The destination grants credit, so that no message arrives without a posted receive.
 
-use super::{END, Receives, Sending, local, misbehaved};
+use super::receives::Sending;
+use super::receives::{END, Receives, local, misbehaved};
 use crate::error::WireError;
-use crate::rdma::header::{Header, MessageType};
+use crate::rdma::header::Header;
+use crate::rdma::message_type::MessageType;
 
 const CREDIT: &str = "specs/rdma.md §9.2";
 /// Most messages that are in transit or unread.

@@ -1,8 +1,9 @@
 //! The order of messages at the side that receives commands (`specs/rdma.md §3.3`, `§3.4`).
 
-use super::{END, Receives, Sending, TOKENS, local, misbehaved};
+use super::receives::Sending;
+use super::receives::{END, Receives, TOKENS, local, misbehaved};
 use crate::error::WireError;
-use crate::rdma::header::MessageType;
+use crate::rdma::message_type::MessageType;
 
 const AHEAD: &str = "specs/rdma.md §3.4";
 

@@ -24,68 +24,12 @@ mod commander;
 mod destination;
 mod lane;
 mod listener;
+mod receives;
 mod source;
 
 pub use commander::{Commander, Heard};
 pub use destination::{Arrival, DestinationSession};
 pub use lane::{Credit, LaneDestination, LaneSource};
 pub use listener::Listener;
+pub use receives::Sending;
 pub use source::{Command, Peer, SourceSession};
-
-use super::header::MessageType;
-use crate::error::WireError;
-
-const TOKENS: &str = "specs/rdma.md §3.3";
-const PHASES: &str = "specs/rdma.md §5.3";
-const END: &str = "specs/rdma.md §7";
-
-/// Permission to send a message, after `receives` receives have been posted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[must_use = "the receives have to be posted before the message is sent"]
-pub struct Sending {
-    /// Number of receives to post first, each of [`MESSAGE_BYTES`](super::MESSAGE_BYTES).
-    pub receives: usize,
-}
-
-/// Number of posted receives, and the number required.
-#[derive(Debug, Clone, Copy)]
-struct Receives {
-    posted: usize,
-    /// Receives beyond the required number. A message too many then causes a named error instead of breaking
-    /// the queue pair.
-    spare: usize,
-}
-
-impl Receives {
-    fn new(spare: usize) -> Self {
-        Self { posted: 0, spare }
-    }
-
-    /// Number of receives to post so that `expected` messages can arrive.
-    fn post_for(&mut self, expected: usize) -> usize {
-        let missing = (expected + self.spare).saturating_sub(self.posted);
-        self.posted += missing;
-        missing
-    }
-
-    fn used(&mut self, kind: MessageType) -> Result<(), WireError> {
-        match self.posted.checked_sub(1) {
-            Some(left) => {
-                self.posted = left;
-                Ok(())
-            }
-            None => Err(local(kind, TOKENS, "it arrived, but no receive was posted for it: call starting()")),
-        }
-    }
-}
-
-/// Offset of the type in a message, in bytes.
-const TYPE_FIELD: u64 = 4;
-
-fn misbehaved(kind: MessageType, paragraph: &'static str, rule: impl Into<String>) -> WireError {
-    WireError::misbehaved(kind.name(), TYPE_FIELD, paragraph, rule.into())
-}
-
-fn local(kind: MessageType, paragraph: &'static str, rule: impl Into<String>) -> WireError {
-    WireError::local(kind.name(), TYPE_FIELD, paragraph, rule.into())
-}

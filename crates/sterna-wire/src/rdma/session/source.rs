@@ -1,10 +1,11 @@
 //! The order of messages at the source's main connection (`specs/rdma.md §5.3`, `§6.4`, `§7`).
 
 use super::commander::{Commander, Heard};
-use super::{END, PHASES, Sending, local, misbehaved};
+use super::receives::Sending;
+use super::receives::{END, PHASES, local, misbehaved};
 use crate::error::WireError;
-use crate::rdma::header::MessageType;
 use crate::rdma::message::Message;
+use crate::rdma::message_type::MessageType;
 
 const WRITE: &str = "WRITE";
 const WINDOWS: &str = "specs/rdma.md §6.4";
