@@ -21,10 +21,66 @@ use std::sync::Arc;
 
 use linux_raw_sys::general::{PAGE_IS_PFNZERO, PAGE_IS_PRESENT, PAGE_IS_SWAPPED};
 
+use crate::bitmap::PageBitmap;
 use crate::block::RamBlock;
-use crate::mapping::{FileRange, Kind, Mapping, Under};
+use crate::error::RamError;
+use crate::mapping::kind::Kind;
+use crate::mapping::{FileRange, Mapping, Under};
+use crate::page::{PAGE_BYTES, PAGE_SHIFT};
 use crate::sys::{self, Scan, check};
-use crate::{PAGE_BYTES, PAGE_SHIFT};
+
+impl RamBlock {
+    /// Finds the absent pages of `[first, first + count)` and sets their bits in `absent`.
+    ///
+    /// `absent` covers the whole block. A page is absent if it was never populated, or is known to be the
+    /// kernel's shared zero page: it reads as zero. The call reads and populates no page, and leaves other bits
+    /// unchanged.
+    ///
+    /// A page may be populated right after the check. The caller must therefore start a dirty source first.
+    ///
+    /// # Errors
+    /// [`RamError::OutOfRange`], [`RamError::BitmapSize`], [`RamError::System`].
+    pub fn mark_absent(&self, first: u64, count: u64, absent: &PageBitmap) -> Result<(), RamError> {
+        self.check_pages(first, count)?;
+        if absent.pages() != self.pages() {
+            return Err(RamError::BitmapSize {
+                block: self.name().to_owned(),
+                bitmap_pages: absent.pages(),
+                block_pages: self.pages(),
+            });
+        }
+        holes(self, first, count, &mut |first, count| {
+            absent.set_range(first, count);
+        })
+        .map_err(|(call, source)| self.system(call, source))
+    }
+
+    /// Returns the bytes of memory that the block occupies; for shared memory, by all processes.
+    ///
+    /// If the kernel cannot tell which pages are populated, all pages count.
+    ///
+    /// # Errors
+    /// [`RamError::System`].
+    pub fn resident_bytes(&self) -> Result<u64, RamError> {
+        if let Some(bytes) = whole_file_bytes(self).map_err(|source| self.system("fstat", source))? {
+            return Ok(bytes);
+        }
+        if self.mapping.len() == 0 {
+            return Ok(0);
+        }
+        let mut missing = 0;
+        holes(self, 0, self.pages(), &mut |_, count| missing += count)
+            .map_err(|(call, source)| self.system(call, source))?;
+        Ok((self.pages() - missing) * PAGE_BYTES)
+    }
+
+    /// Whether every page is known to be populated, so that [`RamBlock::populate`] is unnecessary.
+    ///
+    /// The check is cheap. It returns `false` if a cheap check is impossible (anonymous memory).
+    pub fn is_fully_populated(&self) -> bool {
+        is_file_full(self)
+    }
+}
 
 /// The name of a failed system call, and its error.
 type Failed = (&'static str, io::Error);
@@ -107,7 +163,7 @@ pub(crate) fn whole_file_bytes(block: &RamBlock) -> io::Result<Option<u64>> {
 }
 
 /// Whether the file, or the part of a file, of a block is known to have no holes.
-pub(crate) fn is_file_full(block: &RamBlock) -> bool {
+fn is_file_full(block: &RamBlock) -> bool {
     match (whole_file_bytes(block), block.mapping.kind(), block.mapping.file()) {
         (Ok(Some(bytes)), ..) => bytes >= block.len_bytes(),
         (Ok(None), Kind::Tmpfs, Some(range)) => {

@@ -5,15 +5,14 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use crate::absent;
-use crate::bitmap::PageBitmap;
 use crate::error::RamError;
-use crate::external::MemoryPermissions;
 use crate::guard::RamFault;
 use crate::mapping::{Backing, Mapping, Under};
+use crate::page::{PAGE_BYTES, PAGE_SHIFT, PAGE_SIZE};
+use crate::permissions::MemoryPermissions;
 use crate::poison::Poison;
 use crate::slice::RamSlice;
-use crate::{PAGE_BYTES, PAGE_SHIFT, PAGE_SIZE, sys};
+use crate::sys;
 
 /// The file of a block's memory, which another process can map, too.
 #[derive(Debug, Clone)]
@@ -327,57 +326,6 @@ impl RamBlock {
         failed.unwrap_or_else(|| self.system("madvise(MADV_POPULATE_WRITE)", source))
     }
 
-    /// Finds the absent pages of `[first, first + count)` and sets their bits in `absent`.
-    ///
-    /// `absent` covers the whole block. A page is absent if it was never populated, or is known to be the
-    /// kernel's shared zero page: it reads as zero. The call reads and populates no page, and leaves other bits
-    /// unchanged.
-    ///
-    /// A page may be populated right after the check. The caller must therefore start a dirty source first.
-    ///
-    /// # Errors
-    /// [`RamError::OutOfRange`], [`RamError::BitmapSize`], [`RamError::System`].
-    pub fn mark_absent(&self, first: u64, count: u64, absent: &PageBitmap) -> Result<(), RamError> {
-        self.check_pages(first, count)?;
-        if absent.pages() != self.pages() {
-            return Err(RamError::BitmapSize {
-                block: self.name().to_owned(),
-                bitmap_pages: absent.pages(),
-                block_pages: self.pages(),
-            });
-        }
-        absent::holes(self, first, count, &mut |first, count| {
-            absent.set_range(first, count);
-        })
-        .map_err(|(call, source)| self.system(call, source))
-    }
-
-    /// Returns the bytes of memory that the block occupies; for shared memory, by all processes.
-    ///
-    /// If the kernel cannot tell which pages are populated, all pages count.
-    ///
-    /// # Errors
-    /// [`RamError::System`].
-    pub fn resident_bytes(&self) -> Result<u64, RamError> {
-        if let Some(bytes) = absent::whole_file_bytes(self).map_err(|source| self.system("fstat", source))? {
-            return Ok(bytes);
-        }
-        if self.mapping.len() == 0 {
-            return Ok(0);
-        }
-        let mut holes = 0;
-        absent::holes(self, 0, self.pages(), &mut |_, count| holes += count)
-            .map_err(|(call, source)| self.system(call, source))?;
-        Ok((self.pages() - holes) * PAGE_BYTES)
-    }
-
-    /// Whether every page is known to be populated, so that [`RamBlock::populate`] is unnecessary.
-    ///
-    /// The check is cheap. It returns `false` if a cheap check is impossible (anonymous memory).
-    pub fn is_fully_populated(&self) -> bool {
-        absent::is_file_full(self)
-    }
-
     /// Advises the kernel to use transparent huge pages, or not to use them.
     ///
     /// They are faster to populate, but a sparse block takes more memory. The advice has no effect on reserved
@@ -461,6 +409,7 @@ impl RamBlock {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::PageBitmap;
 
     #[test]
     fn without_memory_every_access_is_refused_and_the_shape_is_there() {

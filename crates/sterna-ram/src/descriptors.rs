@@ -12,7 +12,8 @@ use std::sync::Arc;
 
 use crate::block::{RamBlock, SharedFile};
 use crate::error::RamError;
-use crate::mapping::{FileRange, Kind, Under};
+use crate::mapping::kind::Kind;
+use crate::mapping::{FileRange, Under};
 use crate::sys;
 
 /// Memory of another process in place of a block's own. Dropping it restores the block's own memory.

@@ -7,8 +7,9 @@ use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestReg
 
 use crate::block::RamBlock;
 use crate::error::RamError;
-use crate::external::{ExternalMemory, MemoryPermissions};
+use crate::external::ExternalMemory;
 use crate::guest::GuestRam;
+use crate::permissions::MemoryPermissions;
 
 /// The settings of a block over a region of guest memory: see [`GuestRam::from_guest_memory`]. Only the name is
 /// required.

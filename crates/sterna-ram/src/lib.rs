@@ -42,6 +42,8 @@ mod guest_memory;
 mod mapping;
 pub mod merge;
 pub mod missing_pages;
+mod page;
+mod permissions;
 mod pinned;
 mod poison;
 mod slice;
@@ -51,31 +53,26 @@ pub mod write_protection;
 pub mod zero;
 mod zeroing;
 
+pub use crate::permissions::MemoryPermissions;
 pub use bitmap::{PageBitmap, Run};
 pub use block::{RamBlock, SharedFile};
 pub use custody::{Custody, CustodyClaim};
 pub use descriptors::TakenMemory;
-pub use dirty::{DirtyBitmaps, DirtySource, SyncReport, SyncTimes};
+pub use dirty::DirtySource;
+pub use dirty::{DirtyBitmaps, SyncReport, SyncTimes};
 pub use error::{DirtyError, RamError};
-pub use external::{ExternalMemory, MemoryPermissions};
+pub use external::ExternalMemory;
 pub use guard::RamFault;
 pub use guest::{ChangeError, GuestRam, TrackingClaim};
 #[cfg(feature = "vm-memory")]
 pub use guest_memory::RegionPlan;
 pub use mapping::Backing;
+pub use page::{PAGE_SHIFT, PAGE_SIZE};
 pub use pinned::PinnedRam;
 pub use poison::PoisonedPage;
 pub use slice::RamSlice;
 pub use sys::is_failed_memory;
 pub use zeroing::Emptied;
-
-/// Bytes in a page of the migration format on x86-64 (specs/stream.md §2), also on huge pages.
-pub const PAGE_SIZE: usize = 4096;
-/// Binary logarithm of [`PAGE_SIZE`].
-pub const PAGE_SHIFT: u32 = 12;
-
-/// [`PAGE_SIZE`] in the integer type of offsets.
-pub(crate) const PAGE_BYTES: u64 = PAGE_SIZE as u64;
 
 /// Compiles the example of the README as a doctest.
 #[cfg(doctest)]

@@ -6,7 +6,7 @@ use crate::bitmap::Run;
 use crate::block::RamBlock;
 use crate::error::RamError;
 use crate::mapping::Mapping;
-use crate::{PAGE_BYTES, PAGE_SHIFT};
+use crate::page::{PAGE_BYTES, PAGE_SHIFT};
 
 /// A part of a block whose pages the engine does not give back meanwhile.
 ///

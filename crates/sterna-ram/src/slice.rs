@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 
 use crate::guard::{self, RamFault};
-use crate::{PAGE_SIZE, zero};
+use crate::page::PAGE_SIZE;
 
 /// A window onto guest RAM: a pointer and a length, checked against a block.
 ///
@@ -54,27 +54,6 @@ impl<'a> RamSlice<'a> {
             len,
             block: PhantomData,
         })
-    }
-
-    /// Whether every byte is zero, checked with the best instructions that this machine has.
-    ///
-    /// Reading a hole of a memfd populates it: see [`crate::RamBlock::mark_absent`].
-    ///
-    /// # Errors
-    /// [`RamFault`] if one of its pages has failed.
-    pub fn is_zero(&self) -> Result<bool, RamFault> {
-        zero::Method::best().is_zero(*self)
-    }
-
-    /// Scans the whole pages of the window and returns the number of zero pages.
-    ///
-    /// Bit `i % 64` of `bits[i / 64]` is set if page `i` is zero. Pages for which `bits` has no room are not
-    /// scanned.
-    ///
-    /// # Errors
-    /// [`RamFault`] if one of its pages has failed.
-    pub fn zero_page_bits(&self, bits: &mut [u64]) -> Result<u64, RamFault> {
-        zero::Method::best().zero_page_bits(*self, bits)
     }
 
     /// Copies the window into `to`.

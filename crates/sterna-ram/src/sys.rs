@@ -6,8 +6,8 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use linux_raw_sys::general::{page_region, pm_scan_arg};
 
-use crate::PAGE_BYTES;
-use crate::mapping::Kind;
+use crate::mapping::kind::Kind;
+use crate::page::PAGE_BYTES;
 
 /// `_IOWR('f', 16, struct pm_scan_arg)`; linux-raw-sys has the structure but not the number.
 const PAGEMAP_SCAN: libc::c_ulong =

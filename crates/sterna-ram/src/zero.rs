@@ -6,8 +6,8 @@
 
 use std::sync::OnceLock;
 
-use crate::PAGE_SIZE;
 use crate::guard::{self, RamFault};
+use crate::page::PAGE_SIZE;
 use crate::slice::RamSlice;
 
 /// Bytes per step of a scan. The first line decides most pages that are not zero.
@@ -119,5 +119,28 @@ unsafe fn lines_zero(method: Method, start: *const u8, lines: usize) -> Result<b
             #[cfg(not(target_arch = "x86_64"))]
             _ => guard::lines_scalar(start, lines),
         }
+    }
+}
+
+impl RamSlice<'_> {
+    /// Whether every byte is zero, checked with the best instructions that this machine has.
+    ///
+    /// Reading a hole of a memfd populates it: see [`crate::RamBlock::mark_absent`].
+    ///
+    /// # Errors
+    /// [`RamFault`] if one of its pages has failed.
+    pub fn is_zero(&self) -> Result<bool, RamFault> {
+        Method::best().is_zero(*self)
+    }
+
+    /// Scans the whole pages of the window and returns the number of zero pages.
+    ///
+    /// Bit `i % 64` of `bits[i / 64]` is set if page `i` is zero. Pages for which `bits` has no room are not
+    /// scanned.
+    ///
+    /// # Errors
+    /// [`RamFault`] if one of its pages has failed.
+    pub fn zero_page_bits(&self, bits: &mut [u64]) -> Result<u64, RamFault> {
+        Method::best().zero_page_bits(*self, bits)
     }
 }

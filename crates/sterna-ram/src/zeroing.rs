@@ -1,9 +1,10 @@
 //! Makes pages zero, and gives memory back where the VMM permits it.
 
+use crate::absent;
 use crate::block::RamBlock;
 use crate::error::RamError;
 use crate::mapping::NotDiscarded;
-use crate::{PAGE_BYTES, PAGE_SHIFT, absent};
+use crate::page::{PAGE_BYTES, PAGE_SHIFT};
 
 /// Minimum of pages (1 MiB) for which a range is given back instead of zeroed.
 const DISCARD_PAGES: u64 = 256;

@@ -8,8 +8,8 @@ use vm_memory::bitmap::AtomicBitmap;
 use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, MmapRegion};
 
 use super::bitmaps::DirtyBitmaps;
+use super::source::{DirtySource, check_bitmaps, check_rearm};
 use super::sync_report::{SyncReport, SyncTimes};
-use super::{DirtySource, check_bitmaps, check_rearm};
 use crate::bitmap::PageBitmap;
 use crate::block::RamBlock;
 use crate::error::DirtyError;

@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use super::bitmaps::DirtyBitmaps;
+use super::source::{DirtySource, check_bitmaps, check_rearm};
 use super::sync_report::{SyncReport, SyncTimes};
-use super::{DirtySource, check_bitmaps, check_rearm};
-use crate::PAGE_BYTES;
 use crate::bitmap::PageBitmap;
 use crate::error::DirtyError;
 use crate::guest::GuestRam;
+use crate::page::PAGE_BYTES;
 use parking_lot::{Mutex, MutexGuard};
 
 const NAME: &str = "external-log";

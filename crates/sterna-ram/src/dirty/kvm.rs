@@ -13,12 +13,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
 use super::bitmaps::DirtyBitmaps;
+use super::source::{DirtySource, check_bitmaps, check_rearm};
 use super::sync_report::SyncReport;
-use super::{DirtySource, check_bitmaps, check_rearm};
 use crate::bitmap::PageBitmap;
 use crate::error::DirtyError;
 use crate::guest::GuestRam;
-use crate::{PAGE_BYTES, sys};
+use crate::page::PAGE_BYTES;
+use crate::sys;
 use parking_lot::{Mutex, RwLock};
 
 const NAME: &str = "kvm-dirty-log";

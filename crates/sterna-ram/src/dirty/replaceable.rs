@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::DirtySource;
 use super::bitmaps::DirtyBitmaps;
+use super::source::DirtySource;
 use super::sync_report::SyncReport;
 use crate::bitmap::PageBitmap;
 use crate::error::{DirtyError, RamError};

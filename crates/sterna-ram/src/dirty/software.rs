@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use super::bitmaps::DirtyBitmaps;
+use super::source::{DirtySource, check_bitmaps, check_rearm};
 use super::sync_report::{SyncReport, SyncTimes};
-use super::{DirtySource, check_bitmaps, check_rearm};
 use crate::bitmap::PageBitmap;
 use crate::error::DirtyError;
 use crate::guest::GuestRam;

@@ -31,14 +31,14 @@ use linux_raw_sys::ioctl::{UFFDIO_API, UFFDIO_REGISTER, UFFDIO_UNREGISTER, UFFDI
 use parking_lot::RwLock;
 
 use super::bitmaps::DirtyBitmaps;
+use super::source::{DirtySource, check_bitmaps, check_rearm};
 use super::sync_report::SyncReport;
-use super::{DirtySource, check_bitmaps, check_rearm};
-use crate::PAGE_SHIFT;
 use crate::bitmap::PageBitmap;
 use crate::block::RamBlock;
 use crate::error::DirtyError;
 use crate::guest::GuestRam;
-use crate::mapping::Kind;
+use crate::mapping::kind::Kind;
+use crate::page::PAGE_SHIFT;
 use crate::sys::{self, Scan};
 
 const NAME: &str = "userfaultfd";

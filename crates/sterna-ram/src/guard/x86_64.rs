@@ -4,7 +4,7 @@
 //! compiler cannot see into them, so it makes no assumption that the guest's concurrent writes could violate.
 
 use super::Done;
-use crate::PAGE_BYTES;
+use crate::page::PAGE_BYTES;
 
 /// Handles a SIGBUS of a copy or scan of guest RAM, which returns a [`super::RamFault`] then.
 ///

@@ -1,5 +1,6 @@
 //! One mapping of this process: memory that the engine mapped, or memory of the VMM.
 
+pub(crate) mod kind;
 mod own;
 mod pins;
 mod replaced;
@@ -15,9 +16,10 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
-use crate::PAGE_BYTES;
-use crate::external::MemoryPermissions;
+use crate::page::PAGE_BYTES;
+use crate::permissions::MemoryPermissions;
 use crate::sys::{self, check};
+pub(crate) use kind::Kind;
 use parking_lot::Mutex;
 use pins::Pins;
 
@@ -56,37 +58,6 @@ impl Backing {
             Backing::Memfd => Kind::Tmpfs,
             Backing::Huge2M | Backing::Huge1G => Kind::Hugetlbfs,
         }
-    }
-}
-
-/// The kind of a mapping. It decides how memory is given back and how absent pages are found.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// Private, without a file.
-    Anonymous,
-    /// Shared, without a file.
-    SharedAnonymous,
-    /// Shared, of a file on tmpfs (a memfd is one).
-    Tmpfs,
-    /// Shared, of a file on hugetlbfs.
-    Hugetlbfs,
-    /// Shared, of a file on another file system.
-    File,
-    /// Private, of a file on tmpfs.
-    PrivateTmpfs,
-    /// Private, of a file on another file system.
-    PrivateFile,
-}
-
-impl Kind {
-    /// Whether other mappings of the same memory see writes.
-    pub(crate) fn is_shared(self) -> bool {
-        !matches!(self, Kind::Anonymous | Kind::PrivateTmpfs | Kind::PrivateFile)
-    }
-
-    /// Whether a page that was given back reads as zero. A private page of a file reads as the file instead.
-    pub(crate) fn is_zero_when_discarded(self) -> bool {
-        !matches!(self, Kind::PrivateTmpfs | Kind::PrivateFile)
     }
 }
 

@@ -5,8 +5,9 @@
 use std::io;
 use std::sync::atomic::Ordering;
 
-use super::{Backing, FileRange, Kind, Mapping, Owner, Under, own};
-use crate::PAGE_BYTES;
+use super::kind::Kind;
+use super::{Backing, FileRange, Mapping, Owner, Under, own};
+use crate::page::PAGE_BYTES;
 
 /// The name of a failed system call, and its error.
 type Failed = (&'static str, io::Error);

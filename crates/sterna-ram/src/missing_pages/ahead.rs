@@ -2,7 +2,7 @@
 
 use crate::{DirtyBitmaps, GuestRam, PageBitmap, absent};
 
-use super::checked;
+use super::addresses::checked;
 use super::error::MissingPagesError;
 
 /// Pages that were discarded before [`MissingPages::register`](super::MissingPages::register).

@@ -18,6 +18,7 @@
 //!
 //! A page is placed atomically: no thread sees a part of it. On huge pages, a whole huge page is placed.
 
+mod addresses;
 mod ahead;
 mod error;
 
@@ -34,9 +35,12 @@ use parking_lot::Mutex;
 pub use ahead::TakenAhead;
 pub use error::MissingPagesError;
 
-use crate::mapping::{Backing, Kind};
+use crate::mapping::Backing;
+use crate::mapping::kind::Kind;
+use crate::page::{PAGE_BYTES, PAGE_SHIFT, PAGE_SIZE};
 use crate::userfault::{self, FillEnd, Filled, Stop, Unsupported, Userfault};
-use crate::{GuestRam, PAGE_BYTES, PAGE_SHIFT, PAGE_SIZE, RamBlock};
+use crate::{GuestRam, RamBlock};
+use addresses::{bytes_of, checked};
 
 const FEATURES: u32 = UFFD_FEATURE_MISSING_HUGETLBFS | UFFD_FEATURE_MISSING_SHMEM | UFFD_FEATURE_THREAD_ID;
 
@@ -294,18 +298,6 @@ fn unsupported(Unsupported { is_feature, source }: Unsupported) -> MissingPagesE
     MissingPagesError::Unsupported { what, source }
 }
 
-/// Returns the addresses of these pages, which must be whole pages of the backing.
-fn checked(ram: &GuestRam, block: usize, first: u64, count: u64) -> Result<Range<u64>, MissingPagesError> {
-    let outside = || MissingPagesError::Outside { block, first, count };
-    let found = ram.blocks().get(block).ok_or_else(outside)?;
-    found.check_pages(first, count).map_err(|_| outside())?;
-    let unit = found.page_bytes() >> PAGE_SHIFT;
-    if count == 0 || !first.is_multiple_of(unit) || !count.is_multiple_of(unit) {
-        return Err(outside());
-    }
-    Ok(bytes_of(found, first, count))
-}
-
 fn check(block: &RamBlock) -> Result<(), MissingPagesError> {
     let address = block.host_address() as u64;
     let rule = if block.mapped_bytes() == 0 {
@@ -334,9 +326,4 @@ fn check(block: &RamBlock) -> Result<(), MissingPagesError> {
         Some(rule) => Err(MissingPagesError::Refused { block: block.name().to_owned(), rule }),
         None => Ok(()),
     }
-}
-
-fn bytes_of(block: &RamBlock, first: u64, count: u64) -> Range<u64> {
-    let start = block.host_address() as u64 + (first << PAGE_SHIFT);
-    start..start + (count << PAGE_SHIFT)
 }

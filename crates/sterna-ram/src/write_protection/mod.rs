@@ -29,8 +29,9 @@ use parking_lot::RwLock;
 
 pub use error::WriteProtectionError;
 
+use crate::page::PAGE_SHIFT;
 use crate::userfault::{Stop, Unsupported, Userfault};
-use crate::{GuestRam, PAGE_SHIFT, RamBlock};
+use crate::{GuestRam, RamBlock};
 
 /// `WP_UNPOPULATED` is needed because the first write to unpopulated memory must block, too.
 const FEATURES: u32 =
@@ -200,7 +201,7 @@ fn register(kernel: &Userfault, block: &RamBlock) -> Result<(), WriteProtectionE
         Some("it has no memory")
     } else if block.is_read_only() {
         Some("it cannot be written through this mapping")
-    } else if block.page_bytes() > crate::PAGE_BYTES {
+    } else if block.page_bytes() > crate::page::PAGE_BYTES {
         Some("huge pages can be protected only as a whole, so a write would wait for the copy of a huge page")
     } else if !block.permissions().userfaultfd {
         Some("its VMM does not permit the engine to register it with userfaultfd (MemoryPermissions)")

@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::PAGE_BYTES;
+use crate::page::PAGE_BYTES;
 
 /// Offset of the ring in a vCPU's descriptor, in pages.
 const RING_PAGE_OFFSET: u64 = 64;

@@ -86,8 +86,9 @@ pub(super) fn drain(log: &[AtomicU64], first: usize, found: &mut Vec<Found>) {
 mod x86 {
     use std::arch::x86_64::{__m256i, __m512i, _mm256_or_si256, _mm256_testz_si256, _mm512_test_epi64_mask};
     use std::ptr;
+    use std::sync::atomic::AtomicU64;
 
-    use super::{AtomicU64, Found, LogWord, drain_words};
+    use crate::dirty::vhost::drain::{Found, LogWord, drain_words};
 
     /// # Safety
     /// The machine has AVX-512 F; `log` is aligned to 64 bytes and has a multiple of 8 words.
@@ -122,7 +123,8 @@ mod x86 {
     }
 }
 
-#[cfg(all(test, target_arch = "x86_64"))]
+#[cfg(target_arch = "x86_64")]
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -31,13 +31,13 @@ pub use drain::{LogWord, drain_words};
 pub use range::LoggedRange;
 
 use super::bitmaps::DirtyBitmaps;
+use super::source::{DirtySource, check_bitmaps, check_rearm};
 use super::sync_report::SyncReport;
-use super::{DirtySource, check_bitmaps, check_rearm};
-use crate::PAGE_BYTES;
 use crate::bitmap::PageBitmap;
 use crate::error::DirtyError;
 use crate::guest::GuestRam;
 use crate::mapping::{Backing, FileRange, Mapping};
+use crate::page::PAGE_BYTES;
 #[cfg(not(loom))]
 use drain::LogWord;
 

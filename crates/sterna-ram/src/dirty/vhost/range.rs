@@ -11,12 +11,12 @@ use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use super::drain::{Found, LogWord, drain};
-use crate::PAGE_BYTES;
 use crate::bitmap::PageBitmap;
 use crate::dirty::sync_report::{SyncReport, SyncTimes};
 use crate::error::DirtyError;
 use crate::guest::GuestRam;
 use crate::merge;
+use crate::page::PAGE_BYTES;
 
 /// Words that are read before the list is merged. The list then stays in the second-level cache.
 const PIECE: usize = 8192;
