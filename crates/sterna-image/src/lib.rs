@@ -32,7 +32,8 @@ pub mod write;
 pub use error::ImageError;
 pub use format::{Compression, Form, Format};
 pub use model::{BlockShape, ByteOrder, LibvirtHeader, OPAQUE_BYTES, RamShape, Shape};
-pub use read::{Image, MappedBlock, MappedPages, PagePlaces, PageVisitor, Preview, ReadAt, Stamp};
+pub use read::visitor::PageVisitor;
+pub use read::{Image, MappedBlock, MappedPages, PagePlaces, Preview, ReadAt, Stamp};
 pub use sterna_transport::{CreateOptions, Direct};
 pub use write::{Envelope, FileSink, LegacyWriter, MappedLane, MappedOptions, MappedWriter};
 

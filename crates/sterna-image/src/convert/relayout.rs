@@ -10,7 +10,8 @@ use sterna_wire::PAGE_SHIFT;
 use super::{ConvertOptions, Counts};
 use crate::ImageError;
 use crate::crew;
-use crate::read::{Image, MappedBlock, MappedPages, PageVisitor};
+use crate::read::visitor::PageVisitor;
+use crate::read::{Image, MappedBlock, MappedPages};
 use crate::write::{MappedLane, MappedWriter};
 
 /// Pages that a thread claims in one step: 64 MiB.

@@ -13,9 +13,9 @@ use sterna_wire::PAGE_SIZE;
 use super::Counts;
 use crate::ImageError;
 use crate::model::Shape;
-use crate::read::PageVisitor;
 use crate::read::begun::Begun;
 use crate::read::body::{End, RecordSink};
+use crate::read::visitor::PageVisitor;
 use crate::write::{MappedLane, MappedWriter};
 
 /// Pages in a stripe (1 MiB).

@@ -9,7 +9,7 @@ use sterna_wire::vmdesc::{self, SectionLength};
 use super::body::{self, End, RecordSink};
 use super::cursor::{Cursor, MAPPED_NEEDS_RANDOM_ACCESS};
 use super::head::{self, Head, Lengths};
-use super::mapped::read_exact;
+use super::source::read_exact;
 use super::source::{Input, Piped, ReadAt, Sequential};
 use super::tee::Tee;
 use super::{half_repaired, libvirt, tail};

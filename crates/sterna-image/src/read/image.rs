@@ -1,23 +1,21 @@
 //! [`Image`]: an image that is open for reading.
 
 use std::fmt;
-use std::fs::{File, OpenOptions};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use rustix::fs::OFlags;
 use sterna_transport::{self as transport, Direct, PageFile};
 use sterna_wire::PAGE_SIZE;
 
-use super::PageVisitor;
 use super::begun::Begun;
 use super::body::{End, RecordSink};
-use super::device;
 use super::mapped::MappedPages;
 use super::places::PagePlaces;
 use super::regions;
 use super::source::{ReadAt, Stamp};
+use super::visitor::PageVisitor;
 use crate::error::ImageError;
 use crate::format::{Form, Format};
 use crate::model::{IGNORE_SHARED, LibvirtHeader, Shape};
@@ -48,18 +46,6 @@ impl fmt::Debug for Image {
 }
 
 impl Image {
-    /// Opens the image at `path` and reads everything except its pages.
-    ///
-    /// An image with truncated devices can be opened for inspection ([`Shape::has_eof`] is false then). An image that
-    /// is truncated before the devices has no shape and cannot be opened.
-    ///
-    /// # Errors
-    /// [`ImageError`]: the file is not an image, breaks a rule (with its place), or is still being written.
-    pub fn open(path: &Path) -> Result<Image, ImageError> {
-        let name = path.display().to_string();
-        Self::open_source(open_file(path)?, &name)
-    }
-
     /// Opens the image in `source`; `name` appears in errors.
     ///
     /// # Errors
@@ -68,17 +54,6 @@ impl Image {
         let stamp = source.stamp().map_err(|error| ImageError::io(name, "fstat", error))?;
         let begun = Begun::of_source(&source, name, None)?;
         Self::finish(begun, source, stamp, false)
-    }
-
-    /// Like [`open`](Self::open), and records the place of each page of a legacy stream ([`places`](Self::places)).
-    ///
-    /// # Errors
-    /// The errors of [`open`](Self::open).
-    pub fn open_indexed(path: &Path) -> Result<Image, ImageError> {
-        let (name, source) = (path.display().to_string(), open_file(path)?);
-        let stamp = source.stamp().map_err(|error| ImageError::io(&name, "fstat", error))?;
-        let begun = Begun::of_source(&source, &name, None)?;
-        Self::finish(begun, source, stamp, true)
     }
 
     /// Reads everything except the pages of an image whose head has been read.
@@ -289,27 +264,6 @@ impl Image {
         Begun::of_source(&self.source, &self.file, None)?.finish(sink)?;
         Ok(())
     }
-}
-
-/// Opens a regular file, or a block device, which ends where its image ends.
-pub(crate) fn open_file(path: &Path) -> Result<Arc<dyn ReadAt>, ImageError> {
-    let name = path.display().to_string();
-    // Opening a pipe without a writer would block. The flag has no effect on files.
-    let opened = OpenOptions::new().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path);
-    let file = opened.map_err(|error| ImageError::io(&name, "open", error))?;
-    let metadata = file.metadata().map_err(|error| ImageError::io(&name, "fstat", error))?;
-    if metadata.file_type().is_block_device() {
-        return device::open(file, &name);
-    }
-    if !metadata.is_file() {
-        let why = "it is neither a regular file nor a block device, and an image needs random access";
-        return Err(ImageError::io(
-            &name,
-            "open",
-            std::io::Error::new(std::io::ErrorKind::InvalidInput, why),
-        ));
-    }
-    Ok(Arc::new(file))
 }
 
 pub(crate) fn check_unchanged(source: &dyn ReadAt, before: Stamp, file: &str) -> Result<(), ImageError> {

@@ -2,8 +2,8 @@
 
 use sterna_wire::libvirt::SaveHeader;
 
-use super::mapped::read_exact;
 use super::source::ReadAt;
+use super::source::read_exact;
 use crate::error::ImageError;
 use crate::model::LibvirtHeader;
 

@@ -7,8 +7,9 @@ use sterna_ram::PageBitmap;
 use sterna_wire::mapped_ram::{MappedHeader, bitmap_bytes};
 use sterna_wire::{PAGE_SHIFT, PAGE_SIZE};
 
-use super::PageVisitor;
 use super::source::ReadAt;
+use super::source::read_exact;
+use super::visitor::PageVisitor;
 use crate::error::ImageError;
 use crate::model::BlockShape;
 
@@ -163,27 +164,6 @@ impl MappedPages {
     fn read_exact(&self, offset: u64, to: &mut [u8]) -> Result<(), ImageError> {
         read_exact(&*self.source, &self.file, offset, to, "RAM's pages")
     }
-}
-
-/// Fills `to` with the bytes from offset `offset`.
-pub(crate) fn read_exact(
-    source: &dyn ReadAt,
-    file: &str,
-    offset: u64,
-    to: &mut [u8],
-    what: &'static str,
-) -> Result<(), ImageError> {
-    let mut done = 0;
-    while done < to.len() {
-        match source.read_at(offset + done as u64, &mut to[done..]) {
-            Ok(0) => {
-                return Err(ImageError::Torn { file: file.to_owned(), offset: offset + done as u64, what });
-            }
-            Ok(count) => done += count,
-            Err(error) => return Err(ImageError::io(file, "read", error)),
-        }
-    }
-    Ok(())
 }
 
 fn bytes(pages: u64) -> usize {

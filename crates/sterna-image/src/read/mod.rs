@@ -14,32 +14,18 @@ pub(crate) mod image;
 mod libvirt;
 pub(crate) mod mapped;
 mod opaque;
+pub(crate) mod open;
 mod places;
 mod preview;
 mod regions;
 mod source;
 mod tail;
 pub(crate) mod tee;
+pub(crate) mod visitor;
 
 pub use image::Image;
 pub use mapped::{MappedBlock, MappedPages};
 pub use places::PagePlaces;
 pub use preview::Preview;
 pub use source::{ReadAt, Stamp};
-
-use crate::error::ImageError;
-
-/// Receives the pages of an image.
-pub trait PageVisitor {
-    /// Receives pages of block `block` from page `first`; `content` is a whole number of pages.
-    ///
-    /// # Errors
-    /// An error of the visitor. It ends the visit.
-    fn pages(&mut self, block: usize, first: u64, content: &[u8]) -> Result<(), ImageError>;
-
-    /// Receives `count` zero pages from page `first`.
-    ///
-    /// # Errors
-    /// An error of the visitor. It ends the visit.
-    fn zero(&mut self, block: usize, first: u64, count: u64) -> Result<(), ImageError>;
-}
+pub use visitor::PageVisitor;

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::begun::Begun;
-use super::image::open_file;
+use super::open::open_file;
 use crate::error::ImageError;
 use crate::format::Format;
 use crate::model::{LibvirtHeader, Shape};

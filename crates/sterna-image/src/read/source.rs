@@ -1,5 +1,6 @@
 //! Sources of an image's bytes: a file, or memory (tests, fuzzing).
 
+use crate::error::ImageError;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -142,4 +143,25 @@ impl<R: io::Read + Send> Input for Piped<R> {
     fn jump(&mut self, _: u64) -> bool {
         false
     }
+}
+
+/// Fills `to` with the bytes from offset `offset`.
+pub(crate) fn read_exact(
+    source: &dyn ReadAt,
+    file: &str,
+    offset: u64,
+    to: &mut [u8],
+    what: &'static str,
+) -> Result<(), ImageError> {
+    let mut done = 0;
+    while done < to.len() {
+        match source.read_at(offset + done as u64, &mut to[done..]) {
+            Ok(0) => {
+                return Err(ImageError::Torn { file: file.to_owned(), offset: offset + done as u64, what });
+            }
+            Ok(count) => done += count,
+            Err(error) => return Err(ImageError::io(file, "read", error)),
+        }
+    }
+    Ok(())
 }

@@ -7,7 +7,8 @@ use sterna_wire::{PAGE_SHIFT, PAGE_SIZE};
 use super::spool;
 use crate::ImageError;
 use crate::model::Shape;
-use crate::read::{Image, PageVisitor};
+use crate::read::Image;
+use crate::read::visitor::PageVisitor;
 
 /// The pages of one block that the image contains.
 #[derive(Debug, Clone, PartialEq, Eq)]

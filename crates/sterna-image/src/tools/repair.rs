@@ -28,7 +28,7 @@ use super::finding::Severity;
 use super::verify::{self, VerifyOptions};
 use crate::ImageError;
 use crate::read::half_repaired::{self, WithMagic};
-use crate::read::image::open_file;
+use crate::read::open::open_file;
 use crate::read::{Image, MappedBlock};
 
 /// The target of a repair.

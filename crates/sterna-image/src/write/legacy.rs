@@ -9,7 +9,7 @@ use super::encode;
 use crate::error::ImageError;
 use crate::format::Form;
 use crate::model::Shape;
-use crate::read::PageVisitor;
+use crate::read::visitor::PageVisitor;
 
 /// Bytes that are collected before a write.
 const CHUNK: usize = 1 << 20;

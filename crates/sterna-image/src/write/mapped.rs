@@ -3,19 +3,19 @@
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Acquire;
 
 use sterna_transport::{CreateOptions, IoPart, PageFile};
 use sterna_wire::mapped_ram::{MappedHeader, PAGES_ALIGNMENT};
 use sterna_wire::{PAGE_SHIFT, PAGE_SIZE};
 
-use super::bits::{Bits, CHUNK};
+use super::bits::Bits;
 use super::encode;
 use super::libvirt::Envelope;
+use super::mapped_file::{MappedFile, Placed};
 use super::mapped_lane::MappedLane;
 use crate::error::ImageError;
 use crate::format::{Form, Format};
-use crate::model::{RamShape, Shape};
+use crate::model::Shape;
 
 /// Options of a new mapped-ram image.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,25 +39,7 @@ impl Default for MappedOptions {
 /// Writes a mapped-ram image. The file is absent from its path until [`complete`](Self::complete).
 #[derive(Clone)]
 pub struct MappedWriter {
-    inner: Arc<Inner>,
-}
-
-pub(super) struct Inner {
-    pub file: Arc<PageFile>,
-    ram: RamShape,
-    pub blocks: Vec<Placed>,
-    /// File offset of the stream after START.
-    tail_offset: u64,
-    envelope: Option<Envelope>,
-}
-
-pub(super) struct Placed {
-    /// Both offsets are 0 if the block is skipped.
-    pub header: MappedHeader,
-    /// Pages with content in the image.
-    pub held: Bits,
-    /// Pages that were written. Written pages that are not in `held` are stale.
-    pub written: Bits,
+    inner: Arc<MappedFile>,
 }
 
 impl fmt::Debug for MappedWriter {
@@ -100,7 +82,7 @@ impl MappedWriter {
         });
         let blocks = blocks.collect();
         let (ram, envelope) = (shape.ram, options.envelope);
-        Ok(Self { inner: Arc::new(Inner { file, ram, blocks, tail_offset, envelope }) })
+        Ok(Self { inner: Arc::new(MappedFile { file, ram, blocks, tail_offset, envelope }) })
     }
 
     /// The file that is written.
@@ -234,43 +216,6 @@ impl MappedWriter {
         encode::tail(&shape, &mut tail)?;
         inner.file.write_at(inner.tail_offset, &[IoPart::Bytes(&tail)])?;
         Ok(shape)
-    }
-}
-
-impl Inner {
-    pub(crate) fn read(&self, block: usize, page: u64, to: &mut [u8; PAGE_SIZE]) -> Result<(), ImageError> {
-        let placed = &self.blocks[block];
-        if placed.held.get(page) {
-            self.file.read_bytes_at(placed.header.page_offset(page), to)?;
-        } else {
-            to.fill(0);
-        }
-        Ok(())
-    }
-
-    fn punch_stale(&self, placed: &Placed) -> Result<(), ImageError> {
-        for (index, chunk) in placed.written.made() {
-            let held = placed.held.chunk(index);
-            for (word, written) in chunk.words().iter().enumerate() {
-                let stale = written.load(Acquire) & !held.map_or(0, |held| held.words()[word].load(Acquire));
-                for bit in (0..64).filter(|bit| stale >> bit & 1 == 1) {
-                    let offset = placed.header.page_offset(index * CHUNK + word as u64 * 64 + bit);
-                    self.file.punch(offset..offset + PAGE_SIZE as u64)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn write_bitmap(&self, placed: &Placed) -> Result<(), ImageError> {
-        // A chunk without set bits is a hole of the new file, which reads as clear bits.
-        for (index, chunk) in placed.held.made() {
-            let bytes: Vec<u8> =
-                chunk.words().iter().flat_map(|word| word.load(Acquire).to_le_bytes()).collect();
-            let offset = placed.header.bitmap_offset + index * (CHUNK / 8);
-            self.file.write_at(offset, &[IoPart::Bytes(&bytes)])?;
-        }
-        Ok(())
     }
 }
 

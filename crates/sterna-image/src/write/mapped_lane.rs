@@ -6,16 +6,16 @@ use std::sync::Arc;
 use sterna_transport::{PageQueue, QueueOptions};
 use sterna_wire::{PAGE_SIZE, xbzrle};
 
-use super::mapped::Inner;
+use super::mapped_file::MappedFile;
 use crate::error::ImageError;
-use crate::read::PageVisitor;
 use crate::read::body::RecordSink;
+use crate::read::visitor::PageVisitor;
 
 /// Writes pages to a mapped-ram image from one thread.
 ///
 /// Different lanes must write different pages. One lane may write a page several times.
 pub struct MappedLane {
-    inner: Arc<Inner>,
+    inner: Arc<MappedFile>,
     queue: PageQueue,
     /// Pages whose writes may be in flight; adjacent pages are one entry.
     on_the_way: Vec<(usize, u64, u64)>,
@@ -34,7 +34,7 @@ const ON_THE_WAY: usize = 256;
 const CHANGED: usize = 16_384;
 
 impl MappedLane {
-    pub(super) fn new(inner: Arc<Inner>) -> Self {
+    pub(super) fn new(inner: Arc<MappedFile>) -> Self {
         let queue = PageQueue::new(&inner.file, QueueOptions::default());
         Self { inner, queue, on_the_way: Vec::new(), changed: BTreeMap::new(), changed_most: CHANGED }
     }

@@ -9,6 +9,7 @@ mod encode;
 mod legacy;
 mod libvirt;
 mod mapped;
+mod mapped_file;
 mod mapped_lane;
 mod sink;
 

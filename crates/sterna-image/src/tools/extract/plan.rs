@@ -2,7 +2,7 @@
 
 use sterna_wire::{PAGE_SHIFT, PAGE_SIZE};
 
-use super::{ExtractOptions, Part};
+use super::request::{ExtractOptions, Part};
 use crate::ImageError;
 use crate::model::BlockShape;
 use crate::read::{Image, MappedPages};

@@ -7,7 +7,7 @@ use sterna_transport::{Direct, PageFile, PageQueue, QueueOptions};
 use sterna_wire::{PAGE_SHIFT, PAGE_SIZE};
 
 use super::plan::{Copy, Plan};
-use super::{ExtractOptions, Extracted};
+use super::request::{ExtractOptions, Extracted};
 use crate::ImageError;
 use crate::crew;
 use crate::read::{Image, MappedPages};

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Command, DESCRIPTION, DeviceSection, EOF, Flaw, Part, Stop, Walk};
+use super::found::{Command, DESCRIPTION, DeviceSection, EOF, Flaw, Part, Stop, Walk};
 use crate::tools::description::{Described, Description};
 
 const START: u8 = 0x01;

@@ -8,8 +8,8 @@ use sterna_wire::PAGE_SIZE;
 use sterna_wire::mapped_ram::{PAGES_ALIGNMENT, bitmap_bytes};
 use sterna_wire::ram::flags;
 
-use super::Report;
 use super::head::{Head, truncated};
+use super::report::Report;
 use super::window::{Window, be32, be64};
 use crate::ImageError;
 use crate::read::MappedBlock;

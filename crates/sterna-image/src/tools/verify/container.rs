@@ -4,7 +4,7 @@ use sterna_wire::Fault;
 use sterna_wire::libvirt::{MAGIC_COMPLETE, MAGIC_PARTIAL, SaveHeader, is_domain_xml};
 use sterna_wire::main::FileHeader;
 
-use super::Report;
+use super::report::Report;
 use super::window::Window;
 use crate::ImageError;
 use crate::format::{Form, Format};

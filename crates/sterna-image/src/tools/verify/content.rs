@@ -9,8 +9,8 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 use super::blocks::BlockList;
 use super::places::{Bits, bytes};
+use super::report::{Report, VerifyOptions};
 use super::window::Window;
-use super::{Report, VerifyOptions};
 use crate::ImageError;
 use crate::crew;
 use crate::tools::finding::{Finding, Place};

@@ -2,7 +2,7 @@
 
 use sterna_wire::main::{Configuration, FileHeader};
 
-use super::Report;
+use super::report::Report;
 use super::window::{Window, be64};
 use crate::ImageError;
 use crate::format::Form;

@@ -5,9 +5,10 @@ use sterna_wire::PAGE_SHIFT;
 use super::blocks::{BlockList, BlockPlace};
 use super::content::Content;
 use super::places::{Bits, bytes};
+use super::report::Report;
 use super::tail::Tail;
 use super::window::Window;
-use super::{Finding, Place, Report};
+use crate::tools::finding::{Finding, Place};
 
 const BITMAP: &str = "specs/mapped-ram.md §4.5";
 const TRAPS: &str = "specs/mapped-ram.md §4.6";

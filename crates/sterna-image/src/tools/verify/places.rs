@@ -5,9 +5,9 @@ use std::sync::atomic::Ordering;
 use sterna_wire::mapped_ram::bitmap_bytes;
 use sterna_wire::{PAGE_SHIFT, PAGE_SIZE};
 
-use super::Report;
 use super::blocks::{BlockList, BlockPlace};
 use super::head::Head;
+use super::report::Report;
 use super::window::Window;
 use crate::ImageError;
 use crate::read::MappedBlock;

@@ -2,8 +2,9 @@
 
 use super::container;
 use super::legacy::{self, Stream};
+use super::mapped::Depth;
+use super::report::{Report, VerifyOptions};
 use super::window::Window;
-use super::{Depth, Report, VerifyOptions};
 use crate::ImageError;
 use crate::format::{Form, Format};
 use crate::model::Shape;
@@ -37,7 +38,7 @@ pub fn structure(image: &Image) -> Result<Vec<Finding>, ImageError> {
             let mut report = Report::new(window.name, window.length);
             let front = container::examine(&window, &mut report)?;
             let options = VerifyOptions::default();
-            super::examine_mapped(&window, &front, &options, Depth::Structure, &mut report)?;
+            super::mapped::examine_mapped(&window, &front, &options, Depth::Structure, &mut report)?;
             container::check_format(&front, Form::Mapped, &mut report);
             Ok(report.finish().findings)
         }

@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use sterna_wire::ram::flags;
 
-use super::Report;
 use super::blocks::BlockList;
 use super::head::Head;
+use super::report::Report;
 use super::window::{Window, be32, be64};
 use crate::ImageError;
 use crate::model::OPAQUE_BYTES;
