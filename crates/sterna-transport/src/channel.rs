@@ -1,15 +1,11 @@
 //! One connection of a migration, over a socket or over another transport such as RDMA.
 
-mod delivery;
-mod descriptors;
+pub(crate) mod descriptors;
 mod medium;
 mod peeked;
-mod piece;
+pub(crate) mod piece;
 mod silence;
-
-pub use delivery::Delivery;
-pub use descriptors::PeerCredentials;
-pub use piece::Piece;
+mod tcp;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -23,16 +19,16 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use sterna_ram::{RamFault, RamSlice};
 
-use crate::address::Address;
-use crate::cancel::CancelFlag;
 use crate::cancel::timespec;
 use crate::error::{Direction, TransportError};
 use crate::group::{ChannelGroup, Wait};
 use crate::parts::IoPart;
 use crate::parts::{Part, Place, Remaining, own};
+use crate::socket;
 use crate::stream::{ByteStream, StreamError};
-use crate::tls::{self, Tls, TlsEndpoint, TlsProblem};
-use crate::{connect, socket};
+use crate::tls::problem::TlsProblem;
+use crate::tls::session::Session;
+use crate::tls::underlying::Underlying;
 use medium::{Medium, Unmoved};
 
 /// One connected stream socket, or a [`ByteStream`] in its place.
@@ -56,7 +52,7 @@ pub struct Channel {
     peeked: Mutex<Vec<u8>>,
     has_peeked: AtomicBool,
     /// Set by the handshake.
-    tls: OnceLock<tls::Session>,
+    tls: OnceLock<Session>,
     /// Locked by the thread whose turn it is to write.
     turn: Mutex<()>,
     /// Round trip of the TCP handshake, before any data was queued. `None` on other connections.
@@ -64,74 +60,14 @@ pub struct Channel {
 }
 
 impl Channel {
-    /// Connects to `address` within `limit`, trying all addresses of a host name. `fd:N` duplicates the descriptor.
-    ///
-    /// # Errors
-    /// [`TransportError::Connect`], [`TransportError::TimedOut`], [`TransportError::Cancelled`].
-    pub fn connect(
-        address: &Address,
-        limit: Duration,
-        cancel: &CancelFlag,
-    ) -> Result<Channel, TransportError> {
-        connect::connect(address, limit, cancel)
+    /// Whether no byte has moved yet.
+    pub(crate) fn is_unused(&self) -> bool {
+        self.bytes_read() + self.bytes_written() == 0 && !self.has_peeked.load(Ordering::Acquire)
     }
 
-    /// Connects as [`Channel::connect`], then starts TLS if `tls` is given.
-    ///
-    /// The server's certificate must bear the host of the address, unless the settings name another. `adopt` gets the
-    /// channel before the handshake, so that it can set the channel up and let another thread shut it down.
-    ///
-    /// # Errors
-    /// As [`Channel::connect`] and [`Channel::start_tls`].
-    pub fn connect_with(
-        address: &Address,
-        tls: Option<&Tls>,
-        limit: Duration,
-        cancel: &CancelFlag,
-        adopt: impl FnOnce(Channel) -> Arc<Channel>,
-    ) -> Result<Arc<Channel>, TransportError> {
-        let began = Instant::now();
-        let channel = adopt(Self::connect(address, limit, cancel)?);
-        if let Some(tls) = tls {
-            let left = limit.saturating_sub(began.elapsed());
-            channel.start_tls(tls, TlsEndpoint::Client, address.host(), left, cancel)?;
-        }
-        Ok(channel)
-    }
-
-    /// Does the TLS handshake within `limit`; all later bytes are encrypted.
-    ///
-    /// `endpoint` is the role of this side. `host` (clients only) is the name by which the peer was reached. The
-    /// channel must not have read or written a byte before. Another thread can end the handshake by `cancel` or by
-    /// [`Channel::shutdown`].
-    ///
-    /// # Errors
-    /// [`TransportError::Tls`] with the problem, the responsible side and a remedy;
-    /// [`TransportError::TimedOut`], [`TransportError::Cancelled`], [`TransportError::System`].
-    pub fn start_tls(
-        &self,
-        tls: &Tls,
-        endpoint: TlsEndpoint,
-        host: Option<&str>,
-        limit: Duration,
-        cancel: &CancelFlag,
-    ) -> Result<(), TransportError> {
-        if self.socket().is_none() {
-            let none = io::Error::new(
-                io::ErrorKind::Unsupported,
-                "this channel is not a socket and does not support TLS",
-            );
-            return Err(self.system("start_tls", none));
-        }
-        if self.bytes_read() + self.bytes_written() > 0 || self.has_peeked.load(Ordering::Acquire) {
-            let late = io::Error::new(io::ErrorKind::InvalidInput, "the channel was used without TLS before");
-            return Err(self.system("start_tls", late));
-        }
-        let before = self.stall_limit();
-        self.set_stall_limit(Some(limit));
-        let session = tls::handshake(self, tls, endpoint, host, limit, cancel);
-        self.set_stall_limit(before);
-        self.tls.set(session?).map_err(|_| {
+    /// Makes all later bytes use `session`.
+    pub(crate) fn encrypt(&self, session: Session) -> Result<(), TransportError> {
+        self.tls.set(session).map_err(|_| {
             let twice = io::Error::new(io::ErrorKind::AlreadyExists, "the channel already uses TLS");
             self.system("start_tls", twice)
         })
@@ -153,7 +89,7 @@ impl Channel {
 
     /// The distinguished name in the peer's certificate; `None` if the peer sent no certificate.
     pub fn tls_peer(&self) -> Option<&str> {
-        self.tls.get().and_then(tls::Session::peer_name)
+        self.tls.get().and_then(Session::peer_name)
     }
 
     /// A value that identifies this TLS session at both ends (`tls-exporter` of RFC 9266).
@@ -162,7 +98,7 @@ impl Channel {
     ///
     /// `None` without TLS, and with TLS 1.2.
     pub fn tls_binding(&self) -> Option<[u8; 32]> {
-        self.tls.get().and_then(tls::Session::binding)
+        self.tls.get().and_then(Session::binding)
     }
 
     /// Makes a channel of a connected stream socket, which the channel then owns.
@@ -226,7 +162,24 @@ impl Channel {
     ///
     /// Callers that use the stream directly, next to the channel, need it.
     pub fn stream_error(&self, direction: Direction, error: StreamError) -> TransportError {
-        medium::explain(self, direction, error)
+        let (name, offset) = (self.peer.clone(), self.offset(direction));
+        match error {
+            StreamError::Quiet => {
+                let after = self.stall_limit().unwrap_or_default();
+                TransportError::Stalled { channel: name, direction, offset, after }
+            }
+            StreamError::Rdma(error) if error.is_cancelled() => self.cancelled(),
+            StreamError::Rdma(error) if error.is_end() => {
+                let source = io::Error::new(io::ErrorKind::ConnectionReset, error);
+                TransportError::Reset { channel: name, direction, offset, source }
+            }
+            StreamError::Rdma(error) => {
+                TransportError::Rdma { channel: name, direction, offset, source: error }
+            }
+            StreamError::Protocol(source) => {
+                TransportError::Protocol { channel: name, direction, offset, source }
+            }
+        }
     }
 
     /// The underlying socket; `None` if the channel runs over a [`ByteStream`].
@@ -351,7 +304,12 @@ impl Channel {
     pub fn finish_writing(&self) -> Result<(), TransportError> {
         // The peer must find the end of the stream even if the alert could not be sent.
         let said = self.say_goodbye();
-        said.and(self.medium.finish_writing(self))
+        let closed = self.medium.finish_writing().map_err(|unmoved| match unmoved {
+            Unmoved::System(error) => self.system("shutdown", error),
+            Unmoved::Memory(fault) => self.failed_memory(fault),
+            Unmoved::Stream(error) => self.stream_error(Direction::Write, error),
+        });
+        said.and(closed)
     }
 
     /// Sends the closing alert of TLS. It proves to the peer that no data was cut off. Does nothing without TLS.
@@ -434,44 +392,6 @@ impl Channel {
         Ok(moved)
     }
 
-    /// Sends bytes on the socket itself: TLS records.
-    pub(crate) fn send_raw(&self, bytes: &[u8]) -> Result<(), TransportError> {
-        let parts = [IoPart::Bytes(bytes)];
-        let mut left = Remaining::new(&parts);
-        while left.bytes() > 0 {
-            let moved = self.once(Direction::Write, &left, true)?;
-            left.advance(moved);
-        }
-        Ok(())
-    }
-
-    /// Receives TLS records from the socket, without waiting.
-    pub(crate) fn receive_now(&self, to: &mut [u8]) -> io::Result<usize> {
-        let socket = self.socket().ok_or(rustix::io::Errno::NOTSOCK)?;
-        Ok(rustix::net::recv(socket, to, rustix::net::RecvFlags::DONTWAIT)?.0)
-    }
-
-    /// Waits until the socket is readable or at its end; at most the stall limit.
-    pub(crate) fn wait_readable(&self) -> Result<(), TransportError> {
-        let mut wait = Wait::default();
-        let Some(socket) = self.socket() else { return Ok(()) };
-        loop {
-            let mut fds = [PollFd::from_borrowed_fd(socket, PollFlags::IN)];
-            match poll(&mut fds, self.look().map(timespec).as_ref()) {
-                Ok(0) => self.judge(Direction::Read, rustix::io::Errno::AGAIN.into(), &mut wait)?,
-                Ok(_) => return Ok(()),
-                Err(rustix::io::Errno::INTR) => {
-                    self.judge(Direction::Read, rustix::io::Errno::INTR.into(), &mut wait)?;
-                }
-                Err(error) => return Err(self.system("poll", error.into())),
-            }
-        }
-    }
-
-    pub(crate) fn tls_error(&self, problem: TlsProblem) -> TransportError {
-        TransportError::Tls { channel: self.peer.clone(), problem }
-    }
-
     /// Repeats the system call until bytes move, the stream ends or it fails. `whole`: the kernel should wait for all.
     fn once<P: Part>(
         &self,
@@ -484,7 +404,11 @@ impl Channel {
             if self.is_shut_down() {
                 return Err(self.cancelled());
             }
-            let result = self.medium.once(self, direction, left, whole);
+            let limit = || match direction {
+                Direction::Read => self.look(),
+                Direction::Write => self.stall_limit(),
+            };
+            let result = self.medium.once(direction, left, whole, limit);
             // After a shutdown of this side, every result is a consequence of that shutdown.
             if self.is_shut_down() {
                 return Err(self.cancelled());
@@ -492,7 +416,12 @@ impl Channel {
             match result {
                 Ok(moved) => return Ok(moved),
                 Err(Unmoved::System(error)) => self.judge(direction, error, &mut wait)?,
-                Err(Unmoved::Broken(error)) => return Err(error),
+                Err(Unmoved::Memory(fault)) => return Err(self.failed_memory(fault)),
+                // The channel decides whether the silence exceeds its stall limit.
+                Err(Unmoved::Stream(StreamError::Quiet)) => {
+                    self.judge(direction, rustix::io::Errno::AGAIN.into(), &mut wait)?;
+                }
+                Err(Unmoved::Stream(error)) => return Err(self.stream_error(direction, error)),
             }
         }
     }
@@ -562,6 +491,66 @@ impl Channel {
 
     pub(crate) fn system(&self, call: &'static str, source: io::Error) -> TransportError {
         TransportError::System { channel: self.peer.clone(), call, source }
+    }
+}
+
+impl Underlying for Channel {
+    /// Sends bytes on the socket itself: TLS records.
+    fn send_raw(&self, bytes: &[u8]) -> Result<(), TransportError> {
+        let parts = [IoPart::Bytes(bytes)];
+        let mut left = Remaining::new(&parts);
+        while left.bytes() > 0 {
+            let moved = self.once(Direction::Write, &left, true)?;
+            left.advance(moved);
+        }
+        Ok(())
+    }
+
+    /// Receives TLS records from the socket, without waiting.
+    fn receive_now(&self, to: &mut [u8]) -> io::Result<usize> {
+        let socket = self.socket().ok_or(rustix::io::Errno::NOTSOCK)?;
+        Ok(rustix::net::recv(socket, to, rustix::net::RecvFlags::DONTWAIT)?.0)
+    }
+
+    /// Waits until the socket is readable or at its end; at most the stall limit.
+    fn wait_readable(&self) -> Result<(), TransportError> {
+        let mut wait = Wait::default();
+        let Some(socket) = self.socket() else { return Ok(()) };
+        loop {
+            let mut fds = [PollFd::from_borrowed_fd(socket, PollFlags::IN)];
+            match poll(&mut fds, self.look().map(timespec).as_ref()) {
+                Ok(0) => self.judge(Direction::Read, rustix::io::Errno::AGAIN.into(), &mut wait)?,
+                Ok(_) => return Ok(()),
+                Err(rustix::io::Errno::INTR) => {
+                    self.judge(Direction::Read, rustix::io::Errno::INTR.into(), &mut wait)?;
+                }
+                Err(error) => return Err(self.system("poll", error.into())),
+            }
+        }
+    }
+
+    fn judge(&self, direction: Direction, error: io::Error, wait: &mut Wait) -> Result<(), TransportError> {
+        Channel::judge(self, direction, error, wait)
+    }
+
+    fn is_shut_down(&self) -> bool {
+        Channel::is_shut_down(self)
+    }
+
+    fn bytes_read(&self) -> u64 {
+        Channel::bytes_read(self)
+    }
+
+    fn cancelled(&self) -> TransportError {
+        Channel::cancelled(self)
+    }
+
+    fn failed_memory(&self, fault: RamFault) -> TransportError {
+        Channel::failed_memory(self, fault)
+    }
+
+    fn tls_error(&self, problem: TlsProblem) -> TransportError {
+        TransportError::Tls { channel: self.peer.clone(), problem }
     }
 }
 

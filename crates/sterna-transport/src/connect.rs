@@ -4,6 +4,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
@@ -18,6 +19,8 @@ use crate::channel::Channel;
 use crate::error::TransportError;
 use crate::handed;
 use crate::socket;
+use crate::tls::Tls;
+use crate::tls::endpoint::TlsEndpoint;
 use crate::unix_path::UnixPath;
 
 /// Pause between two attempts to connect to a Unix socket whose queue is full.
@@ -63,11 +66,44 @@ pub fn is_abandoned(path: &Path) -> io::Result<bool> {
     }
 }
 
-pub(crate) fn connect(
-    address: &Address,
-    limit: Duration,
-    cancel: &CancelFlag,
-) -> Result<Channel, TransportError> {
+impl Channel {
+    /// Connects to `address` within `limit`, trying all addresses of a host name. `fd:N` duplicates the descriptor.
+    ///
+    /// # Errors
+    /// [`TransportError::Connect`], [`TransportError::TimedOut`], [`TransportError::Cancelled`].
+    pub fn connect(
+        address: &Address,
+        limit: Duration,
+        cancel: &CancelFlag,
+    ) -> Result<Channel, TransportError> {
+        connect(address, limit, cancel)
+    }
+
+    /// Connects as [`Channel::connect`], then starts TLS if `tls` is given.
+    ///
+    /// The server's certificate must bear the host of the address, unless the settings name another. `adopt` gets the
+    /// channel before the handshake, so that it can set the channel up and let another thread shut it down.
+    ///
+    /// # Errors
+    /// As [`Channel::connect`] and [`Channel::start_tls`].
+    pub fn connect_with(
+        address: &Address,
+        tls: Option<&Tls>,
+        limit: Duration,
+        cancel: &CancelFlag,
+        adopt: impl FnOnce(Channel) -> Arc<Channel>,
+    ) -> Result<Arc<Channel>, TransportError> {
+        let began = Instant::now();
+        let channel = adopt(Self::connect(address, limit, cancel)?);
+        if let Some(tls) = tls {
+            let left = limit.saturating_sub(began.elapsed());
+            channel.start_tls(tls, TlsEndpoint::Client, address.host(), left, cancel)?;
+        }
+        Ok(channel)
+    }
+}
+
+fn connect(address: &Address, limit: Duration, cancel: &CancelFlag) -> Result<Channel, TransportError> {
     let attempt = Attempt { address, limit, deadline: Instant::now().checked_add(limit), cancel };
     if let Address::Handed(fd) = address {
         // Taken even if it is too late, so that it is closed: it has no other owner.

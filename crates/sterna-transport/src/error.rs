@@ -114,7 +114,7 @@ pub enum TransportError {
         /// Name of the channel.
         channel: String,
         /// The problem, the responsible side and a remedy.
-        problem: crate::tls::TlsProblem,
+        problem: crate::tls::problem::TlsProblem,
     },
     /// An RDMA connection, its adapter or its memory failed.
     #[error("{channel}: {direction} failed at byte {offset}: {source}")]

@@ -24,6 +24,7 @@ mod address;
 mod cancel;
 mod channel;
 mod connect;
+mod delivery;
 mod error;
 mod file;
 mod flusher;
@@ -40,8 +41,11 @@ mod unix_path;
 
 pub use address::Address;
 pub use cancel::CancelFlag;
-pub use channel::{Channel, Delivery, PeerCredentials, Piece};
+pub use channel::Channel;
+pub use channel::descriptors::PeerCredentials;
+pub use channel::piece::Piece;
 pub use connect::{connect_socket, is_abandoned, resolve};
+pub use delivery::Delivery;
 pub use error::{Direction, TransportError};
 pub use file::{
     CreateOptions, DIRECT_ALIGN, Direct, OpenOptions, PageFile, PageQueue, QueueOptions, RangeReader,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketAddrAny, SocketType, getpeername, sockopt};
 
-use crate::channel::Delivery;
+use crate::delivery::Delivery;
 use crate::parts::{Part, Remaining, Vectors};
 
 /// Receives into as much of `left` as one call takes. `whole`: the kernel waits until all is there, which saves calls.

@@ -29,6 +29,7 @@ mod broken;
 #[allow(dead_code, reason = "made for several tests")]
 mod certificates;
 mod credentials;
+pub(crate) mod endpoint;
 #[cfg(test)]
 mod exhausted;
 #[cfg(test)]
@@ -36,9 +37,10 @@ mod exported;
 mod exporter;
 mod handshake;
 mod name;
-mod problem;
+pub(crate) mod problem;
 mod provider;
-mod session;
+pub(crate) mod session;
+pub(crate) mod underlying;
 mod verify;
 
 use std::fmt;
@@ -46,11 +48,10 @@ use std::sync::Arc;
 
 use crate::address::Address;
 
-pub use credentials::{CredentialsError, TlsCredentials, TlsEndpoint, TlsFiles};
-pub(crate) use handshake::handshake;
+pub use credentials::{CredentialsError, TlsCredentials, TlsFiles};
+pub use endpoint::TlsEndpoint;
 pub use name::{Authorization, AuthorizationRule};
 pub use problem::{TlsFault, TlsProblem};
-pub(crate) use session::Session;
 
 /// TLS settings for the channels of one migration.
 #[derive(Clone)]

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::Shutdown;
+use sterna_ram::RamFault;
 
-use super::Channel;
 use crate::cancel::timespec;
-use crate::error::{Direction, TransportError};
+use crate::error::Direction;
 use crate::parts::{Part, Remaining};
 use crate::socket;
 use crate::stream::ByteStream;
@@ -30,7 +30,10 @@ pub(super) enum Medium {
 pub(super) enum Unmoved {
     /// An error of the kernel, which the channel judges. EAGAIN: the time limit of one call passed.
     System(io::Error),
-    Broken(TransportError),
+    /// A page of guest RAM failed while this process copied it.
+    Memory(RamFault),
+    /// An error of the stream. [`StreamError::Quiet`]: the time limit of one call passed.
+    Stream(StreamError),
 }
 
 impl Medium {
@@ -41,13 +44,15 @@ impl Medium {
         }
     }
 
-    /// One call that moves bytes or finds the end of the stream. `whole`: the kernel should wait for all bytes.
+    /// One call that moves bytes or finds the end of the stream.
+    ///
+    /// `whole`: the kernel should wait for all bytes. `limit` is the longest wait of one call; sockets have their own.
     pub(super) fn once<P: Part>(
         &self,
-        channel: &Channel,
         direction: Direction,
         left: &Remaining<'_, P>,
         whole: bool,
+        limit: impl FnOnce() -> Option<Duration>,
     ) -> Result<usize, Unmoved> {
         match (self, direction) {
             (Medium::Socket(socket), Direction::Read) => {
@@ -56,7 +61,7 @@ impl Medium {
             (Medium::Socket(socket), Direction::Write) => {
                 socket::send(socket.as_fd(), left).map_err(Unmoved::System)
             }
-            (Medium::Stream(stream), _) => over_stream(&**stream, channel, direction, left),
+            (Medium::Stream(stream), _) => over_stream(&**stream, direction, left, limit()),
         }
     }
 
@@ -76,13 +81,12 @@ impl Medium {
         }
     }
 
-    pub(super) fn finish_writing(&self, channel: &Channel) -> Result<(), TransportError> {
+    pub(super) fn finish_writing(&self) -> Result<(), Unmoved> {
         match self {
-            Medium::Socket(socket) => rustix::net::shutdown(socket, Shutdown::Write)
-                .map_err(|error| channel.system("shutdown", error.into())),
-            Medium::Stream(stream) => {
-                stream.finish_writing().map_err(|error| explain(channel, Direction::Write, error))
+            Medium::Socket(socket) => {
+                rustix::net::shutdown(socket, Shutdown::Write).map_err(|error| Unmoved::System(error.into()))
             }
+            Medium::Stream(stream) => stream.finish_writing().map_err(Unmoved::Stream),
         }
     }
 
@@ -107,15 +111,15 @@ impl Medium {
 /// Moves bytes between memory and a stream, through a buffer.
 fn over_stream<P: Part>(
     stream: &dyn ByteStream,
-    channel: &Channel,
     direction: Direction,
     left: &Remaining<'_, P>,
+    limit: Option<Duration>,
 ) -> Result<usize, Unmoved> {
     let mut places = left.clone();
     let mut buffer = vec![0; PIECE.min(usize::try_from(left.bytes()).unwrap_or(PIECE))];
     let moved = match direction {
         Direction::Read => {
-            let count = stream.read(&mut buffer, channel.look());
+            let count = stream.read(&mut buffer, limit);
             places.put_bytes(&buffer[..*count.as_ref().unwrap_or(&0)]);
             count
         }
@@ -124,41 +128,12 @@ fn over_stream<P: Part>(
             match places.fault() {
                 // The buffer holds no valid copy of a failed page, so nothing is sent.
                 Some(_) => Ok(0),
-                None => stream.write(&buffer[..count], channel.stall_limit()),
+                None => stream.write(&buffer[..count], limit),
             }
         }
     };
     match places.fault() {
-        Some(fault) => Err(Unmoved::Broken(channel.failed_memory(fault))),
-        None => moved.map_err(|error| broken(channel, direction, error)),
-    }
-}
-
-/// Converts an error of a stream that the channel may still retry.
-fn broken(channel: &Channel, direction: Direction, error: StreamError) -> Unmoved {
-    match error {
-        // The channel decides whether the silence exceeds its stall limit.
-        StreamError::Quiet => Unmoved::System(rustix::io::Errno::AGAIN.into()),
-        error => Unmoved::Broken(explain(channel, direction, error)),
-    }
-}
-
-/// Converts an error of a stream whose call already waited for the whole stall limit.
-pub(super) fn explain(channel: &Channel, direction: Direction, error: StreamError) -> TransportError {
-    let (name, offset) = (channel.peer.clone(), channel.offset(direction));
-    match error {
-        StreamError::Quiet => {
-            let after = channel.stall_limit().unwrap_or_default();
-            TransportError::Stalled { channel: name, direction, offset, after }
-        }
-        StreamError::Rdma(error) if error.is_cancelled() => channel.cancelled(),
-        StreamError::Rdma(error) if error.is_end() => {
-            let source = io::Error::new(io::ErrorKind::ConnectionReset, error);
-            TransportError::Reset { channel: name, direction, offset, source }
-        }
-        StreamError::Rdma(error) => TransportError::Rdma { channel: name, direction, offset, source: error },
-        StreamError::Protocol(source) => {
-            TransportError::Protocol { channel: name, direction, offset, source }
-        }
+        Some(fault) => Err(Unmoved::Memory(fault)),
+        None => moved.map_err(Unmoved::Stream),
     }
 }

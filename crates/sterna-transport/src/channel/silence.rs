@@ -77,7 +77,7 @@ impl Channel {
         self.stall_limit().map(|limit| (limit / parts).max(Duration::from_millis(1)))
     }
 
-    pub(super) fn stall_limit(&self) -> Option<Duration> {
+    pub(crate) fn stall_limit(&self) -> Option<Duration> {
         let nanos = self.stall_limit.load(Ordering::Relaxed);
         (nanos > 0).then(|| Duration::from_nanos(nanos))
     }

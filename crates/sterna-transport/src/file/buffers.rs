@@ -5,7 +5,7 @@ use std::ptr;
 
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
-use super::DIRECT_ALIGN;
+use super::alignment::DIRECT_ALIGN;
 
 /// Size of one buffer in bytes. It is large enough that the gaps between requests do not slow a disk down.
 pub(super) const BUFFER_BYTES: usize = 1 << 20;

@@ -32,6 +32,7 @@
 //! queue writes or reads one piece at a time, and several threads make up for it.
 
 mod aborted;
+mod alignment;
 mod buffers;
 mod page_file;
 mod queue;
@@ -41,9 +42,7 @@ mod sparse;
 mod staging;
 mod system;
 
+pub use alignment::DIRECT_ALIGN;
 pub use page_file::{CreateOptions, Direct, OpenOptions, PageFile};
 pub use queue::{PageQueue, QueueOptions};
 pub use reader::RangeReader;
-
-/// Alignment in bytes of offsets, lengths and addresses of direct I/O. File systems need 512 or 4096.
-pub const DIRECT_ALIGN: u64 = 4096;

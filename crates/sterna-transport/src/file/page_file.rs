@@ -11,9 +11,10 @@ use parking_lot::Mutex;
 use sterna_ram::RamSlice;
 
 use super::aborted;
+use super::alignment::DIRECT_ALIGN;
+use super::sparse;
 use super::staging::{self, StagingFile, stale_staging_files};
 use super::system::{Links, open_regular, read_parts, system, write_parts};
-use super::{DIRECT_ALIGN, sparse};
 use crate::error::TransportError;
 use crate::parts::IoPart;
 use crate::parts::Part;

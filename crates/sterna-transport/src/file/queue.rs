@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use sterna_ram::{GuestRam, RamBlock, RamError, RamFault};
 
-use super::DIRECT_ALIGN;
+use super::alignment::DIRECT_ALIGN;
 use super::buffers::{BUFFER_BYTES, Buffers};
 use super::page_file::{PageFile, Whole};
 use super::ring::{Piece, Ring};

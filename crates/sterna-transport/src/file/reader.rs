@@ -6,7 +6,7 @@ use std::iter::Peekable;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::DIRECT_ALIGN;
+use super::alignment::DIRECT_ALIGN;
 use super::buffers::{BUFFER_BYTES, Buffers};
 use super::page_file::{PageFile, Whole};
 use super::queue::QueueOptions;

@@ -10,7 +10,7 @@ use std::path::Path;
 use rustix::fs::{FallocateFlags, SeekFrom, copy_file_range, fallocate, seek};
 use rustix::io::Errno;
 
-use super::DIRECT_ALIGN;
+use super::alignment::DIRECT_ALIGN;
 use super::system::{failed, retry, system};
 use crate::error::TransportError;
 

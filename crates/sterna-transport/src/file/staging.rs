@@ -4,22 +4,21 @@ use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::iter;
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::system::system;
 use crate::error::TransportError;
 use parking_lot::{Mutex, MutexGuard};
 
+mod names;
 mod publish;
 mod stale;
 
+use super::system::kind_name;
+use names::{directory_of, staging_name};
 pub(super) use stale::stale_staging_files;
 
-const ENDING: &str = ".partial";
-/// Maximum length of a file name in bytes.
-const NAME_MAX: usize = 255;
 /// The extension of a file that is to be kept. It is no longer than [`ENDING`].
 const KEPT: &str = "kept";
 /// Maximum path length in bytes for which rustix does not allocate.
@@ -184,24 +183,6 @@ pub(super) fn temporary(directory: &Path) -> Result<File, TransportError> {
     }
 }
 
-/// A staging file name for `place` that this process has not used yet.
-fn staging_name(place: &Path) -> PathBuf {
-    static COUNTER: AtomicU64 = AtomicU64::new(0);
-    let number = COUNTER.fetch_add(1, Ordering::Relaxed);
-    place.with_file_name(format!("{}{}-{number}{ENDING}", prefix(place), std::process::id()))
-}
-
-/// Start of the names of staging files for `place`. Long names are cut, so that the suffix fits.
-fn prefix(place: &Path) -> String {
-    let name = place.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    // Leave room for a process id, a counter and the ending.
-    let mut end = name.len().min(NAME_MAX - 48);
-    while !name.is_char_boundary(end) {
-        end -= 1;
-    }
-    format!(".{}.", &name[..end])
-}
-
 /// The place with symbolic links followed, if a file may be published there.
 fn check_place(place: &Path, replace: bool) -> Result<PathBuf, TransportError> {
     if place.file_name().is_none() {
@@ -232,25 +213,6 @@ fn not_replaced(place: &Path, kind: std::fs::FileType) -> TransportError {
     TransportError::NotAFile {
         file: place.display().to_string(),
         what: format!("{} exists there and is never replaced", kind_name(kind)),
-    }
-}
-
-pub(super) fn kind_name(kind: std::fs::FileType) -> &'static str {
-    if kind.is_dir() {
-        "a directory"
-    } else if kind.is_fifo() {
-        "a pipe"
-    } else if kind.is_socket() {
-        "a socket"
-    } else {
-        "a device"
-    }
-}
-
-fn directory_of(place: &Path) -> &Path {
-    match place.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
     }
 }
 

@@ -6,7 +6,6 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
-use super::staging::kind_name;
 use crate::error::TransportError;
 use crate::parts::{Part, Remaining};
 
@@ -141,5 +140,17 @@ pub(super) fn retry<T>(mut act: impl FnMut() -> rustix::io::Result<T>) -> io::Re
             Err(rustix::io::Errno::INTR) => {}
             result => return Ok(result?),
         }
+    }
+}
+
+pub(super) fn kind_name(kind: std::fs::FileType) -> &'static str {
+    if kind.is_dir() {
+        "a directory"
+    } else if kind.is_fifo() {
+        "a pipe"
+    } else if kind.is_socket() {
+        "a socket"
+    } else {
+        "a device"
     }
 }

@@ -1,7 +1,9 @@
 //! A queue pair with its buffers: sends and receives messages, writes memory, and tracks completions.
 
+mod failure;
 mod receiving;
 mod sending;
+mod sizes;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,14 +11,14 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::adapter::{Adapter, PortState};
-use super::connection::{Connection, Event, QueuePairAttributes};
+use super::adapter::Adapter;
+use super::connection::Connection;
 use super::error::RdmaError;
-use super::memory::{Access, Memory, Piece, Registration};
-use super::work::CompletionStatus;
+use super::memory::{Access, Memory, Registration};
 use crate::cancel::CancelFlag;
 use receiving::Receiving;
 use sending::Sending;
+pub use sizes::{EndpointSizes, Write};
 
 /// A connection with registered buffers for messages, which tracks the requests in flight.
 ///
@@ -35,52 +37,6 @@ pub struct Endpoint {
     in_flight: AtomicU64,
     closed: CancelFlag,
     receiving_over: CancelFlag,
-}
-
-/// Sizes of an endpoint's buffers and queues.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct EndpointSizes {
-    /// Maximum bytes of a message, in both directions.
-    pub message_bytes: u32,
-    /// Number of buffers for received messages.
-    pub receives: u32,
-    /// Number of buffers for messages to send.
-    pub sends: u32,
-    /// Maximum number of writes in flight.
-    pub writes: u32,
-}
-
-impl EndpointSizes {
-    /// Sizes for messages without writes.
-    pub const fn messages(message_bytes: u32, receives: u32, sends: u32) -> Self {
-        Self { message_bytes, receives, sends, writes: 0 }
-    }
-
-    /// Adds room for `writes` writes in flight.
-    #[must_use]
-    pub const fn with_writes(mut self, writes: u32) -> Self {
-        self.writes = writes;
-        self
-    }
-
-    /// The queue pair's attributes for these sizes, without remote writes.
-    ///
-    /// [`QueuePairAttributes::with_remote_write`] adds them.
-    pub const fn attributes(&self) -> QueuePairAttributes {
-        QueuePairAttributes::new(self.sends + self.writes, self.receives)
-    }
-}
-
-/// A write of this side's bytes into the peer's memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Write {
-    /// The bytes, in registered memory of this side.
-    pub from: Piece,
-    /// Destination address in the peer's process.
-    pub address: u64,
-    /// Remote key of the peer's registration.
-    pub rkey: u32,
 }
 
 impl Endpoint {
@@ -222,7 +178,7 @@ impl Endpoint {
 
     /// Returns the error of the request that caused a flush instead of the flushed one. It contains the reason.
     fn first_cause(&self, error: RdmaError) -> RdmaError {
-        use CompletionStatus::WorkRequestFlushed;
+        use super::work::CompletionStatus::WorkRequestFlushed;
         if !matches!(error, RdmaError::Failed { status: WorkRequestFlushed, .. }) {
             return error;
         }
@@ -259,35 +215,4 @@ fn buffers(
         source: std::io::Error::other(error),
     })?;
     adapter.register(memory, access)
-}
-
-/// The part of the buffer of message `slot` with length `len`.
-fn place(buffers: &Registration, message_bytes: u32, slot: u32, len: u32) -> Piece {
-    let offset = slot as usize * message_bytes as usize;
-    buffers.piece(offset, len).unwrap_or(Piece::EMPTY)
-}
-
-/// Makes the error for a failed request of this side.
-fn failed(
-    connection: &dyn Connection,
-    operation: &'static str,
-    status: CompletionStatus,
-    remote_address: Option<u64>,
-) -> RdmaError {
-    let peer = connection.peer().to_string();
-    match connection.end() {
-        // The end of the connection flushed the request.
-        Some(event) if status == CompletionStatus::WorkRequestFlushed => {
-            RdmaError::Ended { peer, event: Some(event) }
-        }
-        // The packet could not leave this host, so no peer could answer.
-        None if status == CompletionStatus::RetryExceeded && has_no_link(connection) => {
-            RdmaError::Ended { peer, event: Some(Event::PortDown) }
-        }
-        _ => RdmaError::Failed { peer, operation, status, remote_address },
-    }
-}
-
-fn has_no_link(connection: &dyn Connection) -> bool {
-    connection.adapter().info().state == PortState::Down
 }

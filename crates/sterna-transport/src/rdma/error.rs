@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::time::Duration;
 
-use super::connection::Event;
+use super::event::Event;
 use super::work::CompletionStatus;
 
 /// Failure of an adapter, a connection or a registration.

@@ -28,6 +28,7 @@ mod connection;
 pub mod double;
 mod endpoint;
 mod error;
+mod event;
 mod fabric;
 mod memory;
 #[cfg(any(test, feature = "rdma-double"))]
@@ -36,9 +37,10 @@ mod verbs;
 mod work;
 
 pub use adapter::{Adapter, AdapterInfo, LockedMemory, PortState};
-pub use connection::{ConnectParameters, Connection, Event, Queue, QueuePairAttributes, Wake};
+pub use connection::{ConnectParameters, Connection, Queue, QueuePairAttributes, Wake};
 pub use endpoint::{Endpoint, EndpointSizes, Write};
 pub use error::{RdmaError, RejectReason};
+pub use event::Event;
 pub use fabric::{Fabric, Listener, PRIVATE_DATA, PrivateDataLimits, Request, Route};
 pub use memory::{Access, Memory, Piece, PinnedMemory, Registration};
 pub use verbs::{GidReport, HostReport, PortReport, VerbsFabric};

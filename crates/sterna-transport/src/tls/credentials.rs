@@ -12,28 +12,10 @@ use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKey
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::{ClientConfig, Error, InconsistentKeys, RootCertStore, ServerConfig};
 
+use super::endpoint::TlsEndpoint;
 use super::problem::certificate;
 use super::provider::provider;
 use super::verify::{self, AnyServer};
-
-/// The end of a connection that credentials are for. The connecting side is the client.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TlsEndpoint {
-    /// The connecting side: the source of a migration.
-    Client,
-    /// The listening side: the destination.
-    Server,
-}
-
-impl TlsEndpoint {
-    /// The role as QEMU spells it in `endpoint` and in file names.
-    pub fn word(self) -> &'static str {
-        match self {
-            TlsEndpoint::Client => "client",
-            TlsEndpoint::Server => "server",
-        }
-    }
-}
 
 /// Paths of the files; `None` for a file that does not exist.
 #[derive(Debug, Clone, PartialEq, Eq)]

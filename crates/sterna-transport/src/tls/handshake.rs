@@ -13,11 +13,12 @@ use rustls::server::UnbufferedServerConnection;
 
 use super::Tls;
 use super::credentials::Config;
-use super::credentials::TlsEndpoint;
+use super::endpoint::TlsEndpoint;
 use super::exporter::Exporter;
 use super::name::subject;
 use super::problem::TlsProblem;
 use super::session::{Session, SessionState, Side, Step};
+use super::underlying::Underlying;
 use crate::cancel::CancelFlag;
 use crate::cancel::{Waited, wait};
 use crate::channel::Channel;
@@ -29,8 +30,43 @@ const FAREWELL: Duration = Duration::from_millis(500);
 /// Valid first bytes of a TLS record.
 const RECORD_TYPES: std::ops::RangeInclusive<u8> = 0x14..=0x17;
 
+impl Channel {
+    /// Does the TLS handshake within `limit`; all later bytes are encrypted.
+    ///
+    /// `endpoint` is the role of this side. `host` (clients only) is the name by which the peer was reached. The
+    /// channel must not have read or written a byte before. Another thread can end the handshake by `cancel` or by
+    /// [`Channel::shutdown`].
+    ///
+    /// # Errors
+    /// [`TransportError::Tls`] with the problem, the responsible side and a remedy;
+    /// [`TransportError::TimedOut`], [`TransportError::Cancelled`], [`TransportError::System`].
+    pub fn start_tls(
+        &self,
+        tls: &Tls,
+        endpoint: TlsEndpoint,
+        host: Option<&str>,
+        limit: Duration,
+        cancel: &CancelFlag,
+    ) -> Result<(), TransportError> {
+        if self.socket().is_none() {
+            let none =
+                io::Error::new(io::ErrorKind::Unsupported, "this channel is not a socket and carries no TLS");
+            return Err(self.system("start_tls", none));
+        }
+        if !self.is_unused() {
+            let late = io::Error::new(io::ErrorKind::InvalidInput, "the channel was used without TLS before");
+            return Err(self.system("start_tls", late));
+        }
+        let before = self.stall_limit();
+        self.set_stall_limit(Some(limit));
+        let session = handshake(self, tls, endpoint, host, limit, cancel);
+        self.set_stall_limit(before);
+        self.encrypt(session?)
+    }
+}
+
 /// Does the handshake on `channel`. `host` is the host name in the channel's address.
-pub(crate) fn handshake(
+fn handshake(
     channel: &Channel,
     tls: &Tls,
     endpoint: TlsEndpoint,

@@ -17,7 +17,7 @@ use rustls::unbuffered::{ConnectionState, EncryptError, UnbufferedStatus};
 use rustls::{CommonState, Error};
 
 use super::problem::TlsProblem;
-use crate::channel::Channel;
+use super::underlying::Underlying;
 use crate::error::{Direction, TransportError};
 use crate::group::Wait;
 use crate::parts::{Part, Remaining};
@@ -88,7 +88,7 @@ impl Session {
     /// Fills `left` with the bytes that have arrived, at least one. Returns 0 at the end.
     pub(crate) fn read<P: Part>(
         &self,
-        channel: &Channel,
+        channel: &impl Underlying,
         left: &Remaining<'_, P>,
     ) -> Result<usize, TransportError> {
         let mut places = left.clone();
@@ -135,7 +135,7 @@ impl Session {
     /// Sends the first bytes of `left` and returns their count.
     pub(crate) fn write<P: Part>(
         &self,
-        channel: &Channel,
+        channel: &impl Underlying,
         left: &Remaining<'_, P>,
     ) -> Result<usize, TransportError> {
         let mut places = left.clone();
@@ -168,7 +168,7 @@ impl Session {
     }
 
     /// Sends the closing alert of TLS, once.
-    pub(crate) fn say_goodbye(&self, channel: &Channel) -> Result<(), TransportError> {
+    pub(crate) fn say_goodbye(&self, channel: &impl Underlying) -> Result<(), TransportError> {
         let mut outbox = self.sending.lock();
         if outbox.said_goodbye || self.problem.get().is_some() {
             return Ok(());
@@ -184,7 +184,7 @@ impl Session {
     }
 
     /// Sends the TLS messages that reading produced. If a writer holds the lock, it sends them with its next records.
-    fn send_answers(&self, channel: &Channel, are_there: bool) {
+    fn send_answers(&self, channel: &impl Underlying, are_there: bool) {
         if !are_there {
             return;
         }
@@ -198,7 +198,7 @@ impl Session {
         }
     }
 
-    fn send(&self, channel: &Channel, sealed: &Sealed) -> Result<(), TransportError> {
+    fn send(&self, channel: &impl Underlying, sealed: &Sealed) -> Result<(), TransportError> {
         let Err(error) = channel.send_raw(sealed.bytes()) else { return Ok(()) };
         if channel.is_shut_down() {
             return Err(error);
@@ -214,7 +214,7 @@ impl Session {
     }
 
     /// Looks for an alert that the peer sent before it closed. A writer calls it after a reset.
-    fn explanation(&self, channel: &Channel) -> Option<TlsProblem> {
+    fn explanation(&self, channel: &impl Underlying) -> Option<TlsProblem> {
         let until = Instant::now() + EXPLANATION;
         while self.problem.get().is_none() && Instant::now() < until {
             let mut state = self.state.lock();
@@ -231,7 +231,7 @@ impl Session {
         self.problem.get().cloned()
     }
 
-    fn broken(&self, channel: &Channel, error: Error) -> TransportError {
+    fn broken(&self, channel: &impl Underlying, error: Error) -> TransportError {
         let problem = TlsProblem::from_rustls(error);
         // Sends the alert, if rustls has prepared one.
         let answers = {
@@ -243,7 +243,7 @@ impl Session {
         self.fail(channel, problem)
     }
 
-    fn fail(&self, channel: &Channel, problem: TlsProblem) -> TransportError {
+    fn fail(&self, channel: &impl Underlying, problem: TlsProblem) -> TransportError {
         channel.tls_error(self.problem.get_or_init(|| problem).clone())
     }
 }
@@ -346,7 +346,7 @@ impl SessionState {
     }
 
     /// Receives available bytes without waiting. Returns 0 at the end of the stream.
-    pub(super) fn receive(&mut self, channel: &Channel) -> io::Result<usize> {
+    pub(super) fn receive(&mut self, channel: &impl Underlying) -> io::Result<usize> {
         if self.is_closed {
             return Ok(0);
         }

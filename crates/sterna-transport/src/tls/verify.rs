@@ -9,7 +9,7 @@ use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use rustls::{DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
 
-use super::credentials::TlsEndpoint;
+use super::endpoint::TlsEndpoint;
 
 /// Checks whether a peer with the same authorities would accept this side's certificate.
 ///

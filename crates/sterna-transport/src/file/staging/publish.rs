@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, RenameFlags, linkat, renameat_with};
 
-use super::{StagingFile, directory_of, every_staging_file, not_replaced, staging_name};
+use super::names::{directory_of, staging_name};
+use super::{StagingFile, every_staging_file, not_replaced};
 use crate::TransportError;
 use crate::file::system::{retry, system};
 
@@ -244,9 +245,10 @@ mod tests {
     /// The staging name that this process will use `ahead` names after `path`.
     fn name_ahead(path: &Path, ahead: u64) -> PathBuf {
         let name = path.file_name().unwrap().to_str().unwrap();
-        let (process, number) = name.strip_suffix(super::super::ENDING).unwrap().rsplit_once('-').unwrap();
+        let (process, number) =
+            name.strip_suffix(super::super::names::ENDING).unwrap().rsplit_once('-').unwrap();
         let number = number.parse::<u64>().unwrap() + 1 + ahead;
-        path.with_file_name(format!("{process}-{number}{}", super::super::ENDING))
+        path.with_file_name(format!("{process}-{number}{}", super::super::names::ENDING))
     }
 
     fn files(directory: &Path) -> usize {

@@ -7,7 +7,8 @@ use std::time::Duration;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
-use super::{ENDING, directory_of, prefix};
+use super::names::prefix;
+use super::names::{ENDING, directory_of};
 use crate::file::system::{Links, open_regular};
 
 /// Number of attempts, 1 ms apart, to lock a new file.

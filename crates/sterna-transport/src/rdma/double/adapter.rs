@@ -6,9 +6,9 @@ use std::sync::Arc;
 use sterna_ram::PAGE_SIZE;
 
 use super::faults::Fault;
-use super::network::World;
 use super::region::Region;
 use super::state::{State, keys};
+use super::world::World;
 use crate::rdma::{
     Access, Adapter, AdapterInfo, LockedMemory, Memory, PinnedMemory, RdmaError, Registration,
 };

@@ -10,8 +10,8 @@ use parking_lot::Mutex;
 use rustix::event::PollFlags;
 
 use super::adapter::DoubleAdapter;
+use super::asking::{Unanswered, ask, check_private_data, padded};
 use super::execute::is_running;
-use super::manager::{Unanswered, ask, check_private_data, padded};
 use super::pair::{Connecting, Pair, Posted, Signal};
 use super::state::{Asking, State};
 use crate::CancelFlag;

@@ -21,6 +21,7 @@
 //! [`Network::remove_device`]. The double also counts virtual time: see [`Costs`].
 
 mod adapter;
+mod asking;
 mod clock;
 mod connection;
 mod counts;
@@ -32,6 +33,7 @@ mod pair;
 mod region;
 mod settings;
 mod state;
+mod world;
 
 pub use counts::Counts;
 pub use faults::{Fault, Trigger};

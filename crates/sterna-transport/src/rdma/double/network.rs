@@ -3,8 +3,6 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -18,6 +16,7 @@ use super::pair::Pair;
 use super::region::Region;
 use super::settings::Settings;
 use super::state::{Core, HostState};
+use super::world::World;
 use crate::CancelFlag;
 use crate::rdma::transitions::QueuePairState;
 use crate::rdma::{Adapter as _, AdapterInfo, Fabric, Listener, RdmaError, Route};
@@ -34,13 +33,6 @@ pub struct Network {
 #[derive(Debug, Clone)]
 pub struct Host {
     adapter: DoubleAdapter,
-}
-
-/// State of the network, and its thread.
-#[derive(Debug)]
-pub(super) struct World {
-    pub(super) core: Arc<Core>,
-    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Network {
@@ -189,20 +181,5 @@ impl Fabric for Host {
         cancel: &CancelFlag,
     ) -> Result<Box<dyn Route>, RdmaError> {
         manager::resolve(&self.adapter, address, limit, cancel)
-    }
-}
-
-impl Drop for World {
-    fn drop(&mut self) {
-        {
-            // Set under the lock, so that the thread has not checked the flag yet, or is already waiting.
-            let _state = self.core.state();
-            self.core.is_over.store(true, Ordering::SeqCst);
-        }
-        self.core.wake();
-        if let Some(thread) = self.thread.lock().take() {
-            // A panic of the thread was already printed, and the test that waited for it has failed.
-            let _ = thread.join();
-        }
     }
 }

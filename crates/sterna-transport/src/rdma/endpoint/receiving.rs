@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::{failed, place};
+use super::failure::failed;
+use super::sizes::place;
 use crate::cancel::CancelFlag;
 use crate::rdma::connection::{Connection, Queue, Wake};
 use crate::rdma::error::RdmaError;

@@ -5,7 +5,9 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::{EndpointSizes, Write, failed, place};
+use super::failure::failed;
+use super::sizes::place;
+use super::sizes::{EndpointSizes, Write};
 use crate::cancel::CancelFlag;
 use crate::rdma::connection::{Connection, Queue, Wake};
 use crate::rdma::error::RdmaError;

@@ -11,15 +11,16 @@ use rustix::event::PollFlags;
 
 use super::abi::*;
 use super::domain::{Domain, VerbsAdapter};
-use super::error;
+use super::errno::error;
 use super::events::{self, Mailbox};
 use super::id::{CmEvent, EventChannel, Id};
 use super::queues::{IN_ERROR, Queues};
 use crate::cancel::CancelFlag;
 use crate::cancel::{Waited, wait_any};
 use crate::rdma::adapter::Adapter;
-use crate::rdma::connection::{ConnectParameters, Connection, Event, Queue, QueuePairAttributes, Wake};
+use crate::rdma::connection::{ConnectParameters, Connection, Queue, QueuePairAttributes, Wake};
 use crate::rdma::error::{RdmaError, RejectReason};
+use crate::rdma::event::Event;
 use crate::rdma::fabric::PRIVATE_DATA;
 use crate::rdma::memory::Piece;
 use crate::rdma::work::{Completion, SendRequest};

@@ -64,7 +64,7 @@ impl Context {
             _anchor: anchor,
         });
         fcntl_setfl(context.as_fd(), OFlags::NONBLOCK)
-            .map_err(|errno| super::error(&context.name, "fcntl", errno.into()))?;
+            .map_err(|errno| super::errno::error(&context.name, "fcntl", errno.into()))?;
         contexts.insert(raw.addr().get(), Arc::downgrade(&context));
         Ok(context)
     }
@@ -144,7 +144,7 @@ fn anchor(library: &'static Library, local: SocketAddr, subject: &str) -> Result
     let id = Id::new(library, &channel)?;
     let mut any_port = local;
     any_port.set_port(0);
-    id.bind(any_port).map_err(|source| super::error(subject, "rdma_bind_addr", source))?;
+    id.bind(any_port).map_err(|source| super::errno::error(subject, "rdma_bind_addr", source))?;
     Ok(id)
 }
 

@@ -7,8 +7,9 @@ use std::sync::Arc;
 
 use super::abi::*;
 use super::context::Context;
+use super::errno::failed;
 use super::locked::locked_memory;
-use super::{failed, ports};
+use super::ports;
 use crate::rdma::adapter::{Adapter, AdapterInfo, LockedMemory};
 use crate::rdma::error::RdmaError;
 use crate::rdma::memory::{Access, Memory, PinnedMemory, Registration};

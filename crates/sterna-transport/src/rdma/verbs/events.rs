@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::abi::*;
-use crate::rdma::connection::Event;
+use crate::rdma::event::Event;
 
 /// Stores a connection's events until they are polled. Wakes its waiting threads when it ends.
 #[derive(Debug)]

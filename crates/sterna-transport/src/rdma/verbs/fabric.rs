@@ -1,21 +1,20 @@
 //! The fabric of this host's adapters, and the routes over them.
 
-use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-use parking_lot::Mutex;
 
 use super::abi::*;
 use super::connection::{Side, VerbsConnection};
-use super::context::Context;
 use super::domain::{Domain, VerbsAdapter};
+use super::domains::{Domains, refuse_loopback};
+use super::domains::{place, with_addresses};
+use super::errno::error;
 use super::id::{CmWait, EventChannel, Id};
 use super::library::Library;
 use super::listener::VerbsListener;
-use super::{error, ports};
+use super::ports;
 use crate::cancel::CancelFlag;
 use crate::rdma::adapter::{Adapter, AdapterInfo};
 use crate::rdma::connection::{Connection, QueuePairAttributes};
@@ -44,27 +43,6 @@ impl VerbsFabric {
 
     fn library(&self) -> Result<&'static Library, RdmaError> {
         self.library.map_or_else(Library::get, Ok)
-    }
-}
-
-/// The protection domains of a fabric, one for each device.
-#[derive(Debug, Default)]
-pub(crate) struct Domains {
-    of_contexts: Mutex<HashMap<usize, Weak<Domain>>>,
-}
-
-impl Domains {
-    /// The domain of the device that `id` is bound to.
-    pub(crate) fn of(&self, id: &Id) -> Result<Arc<Domain>, RdmaError> {
-        let context = Context::of(id)?;
-        let mut domains = self.of_contexts.lock();
-        if let Some(domain) = domains.get(&context.raw().addr()).and_then(Weak::upgrade) {
-            return Ok(domain);
-        }
-        let key = context.raw().addr();
-        let domain = Domain::new(context)?;
-        domains.insert(key, Arc::downgrade(&domain));
-        Ok(domain)
     }
 }
 
@@ -115,36 +93,10 @@ impl Fabric for VerbsFabric {
     }
 }
 
-/// Refuses a loopback address. It has no RDMA device, although the kernel allows listening on it.
-pub(crate) fn refuse_loopback(address: SocketAddr) -> Result<(), RdmaError> {
-    match address.ip().to_canonical().is_loopback() {
-        true => Err(with_addresses(RdmaError::NoDevice { address: place(address), having: Vec::new() })),
-        false => Ok(()),
-    }
-}
-
-/// The address for messages: without a port if the port is 0.
-fn place(address: SocketAddr) -> String {
-    match address.port() {
-        0 => address.ip().to_string(),
-        _ => address.to_string(),
-    }
-}
-
 fn unresolved(what: &'static str, address: &str, source: io::Error) -> RdmaError {
     match source.raw_os_error() {
         Some(libc::ENODEV) => RdmaError::NoDevice { address: address.to_owned(), having: Vec::new() },
         _ => RdmaError::Resolve { what, address: address.to_owned(), why: source.to_string() },
-    }
-}
-
-/// Adds the usable addresses of this host to the error.
-fn with_addresses(error: RdmaError) -> RdmaError {
-    match error {
-        RdmaError::NoDevice { address, .. } => {
-            RdmaError::NoDevice { address, having: ports::addresses_with_a_device() }
-        }
-        other => other,
     }
 }
 

@@ -12,8 +12,9 @@ use rustix::event::PollFlags;
 use rustix::fs::{OFlags, fcntl_setfl};
 
 use super::abi::*;
+use super::errno::failed;
 use super::library::Library;
-use super::{failed, sockaddr};
+use super::sockaddr;
 use crate::cancel::CancelFlag;
 use crate::cancel::{Waited, wait};
 use crate::rdma::error::RdmaError;
@@ -51,12 +52,12 @@ impl EventChannel {
                 source if matches!(source.raw_os_error(), Some(libc::ENODEV | libc::ENOENT)) => {
                     RdmaError::NoDevice { address: address.to_owned(), having: Vec::new() }
                 }
-                source => super::error(address, "rdma_create_event_channel", source),
+                source => super::errno::error(address, "rdma_create_event_channel", source),
             });
         };
         let channel = Arc::new(Self { library, raw });
         fcntl_setfl(channel.as_fd(), OFlags::NONBLOCK)
-            .map_err(|errno| super::error(address, "fcntl", errno.into()))?;
+            .map_err(|errno| super::errno::error(address, "fcntl", errno.into()))?;
         Ok(channel)
     }
 

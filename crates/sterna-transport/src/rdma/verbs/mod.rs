@@ -6,6 +6,8 @@ mod abi;
 mod connection;
 mod context;
 mod domain;
+mod domains;
+mod errno;
 mod events;
 mod fabric;
 mod host;
@@ -21,17 +23,5 @@ mod queues;
 mod sockaddr;
 mod sysfs;
 
-use std::io;
-
-use super::error::RdmaError;
 pub use fabric::VerbsFabric;
 pub use host::{GidReport, HostReport, PortReport};
-
-/// Makes an error of `errno`, for a call that has just failed.
-fn failed(subject: impl ToString, call: &'static str) -> RdmaError {
-    error(subject, call, io::Error::last_os_error())
-}
-
-fn error(subject: impl ToString, call: &'static str, source: io::Error) -> RdmaError {
-    RdmaError::System { subject: subject.to_string(), call, source }
-}

@@ -20,7 +20,7 @@ pub(crate) fn all(library: &'static Library) -> Result<Vec<AdapterInfo>, RdmaErr
         return match std::io::Error::last_os_error() {
             // No kernel module for RDMA is loaded.
             error if error.raw_os_error() == Some(libc::ENOSYS) => Ok(Vec::new()),
-            error => Err(super::error("this host", "ibv_get_device_list", error)),
+            error => Err(super::errno::error("this host", "ibv_get_device_list", error)),
         };
     }
     let mut infos = Vec::new();

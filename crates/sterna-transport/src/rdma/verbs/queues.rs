@@ -13,10 +13,11 @@ use rustix::fs::{OFlags, fcntl_setfl};
 
 use super::abi::*;
 use super::domain::Domain;
+use super::errno::{error, failed};
 use super::id::{CmEvent, EventChannel, Id, of_c};
-use super::{error, failed};
-use crate::rdma::connection::{Event, Queue, QueuePairAttributes};
+use crate::rdma::connection::{Queue, QueuePairAttributes};
 use crate::rdma::error::RdmaError;
+use crate::rdma::event::Event;
 use crate::rdma::memory::Piece;
 use crate::rdma::work::{Completion, CompletionKind, CompletionStatus, Operation, SendRequest};
 
