@@ -15,6 +15,7 @@
 //! - [`tables`]: the values as tables.
 
 pub(crate) mod axis;
+mod document;
 mod keys;
 mod layout;
 mod postcopy;
@@ -30,6 +31,7 @@ use crate::record::Record;
 use crate::summary;
 use crate::units;
 
+use document::document;
 pub use protection::page as protection_page;
 
 /// The page of a migration.
@@ -51,18 +53,6 @@ pub fn page(record: &Record) -> String {
     body.push_str(&tables::rounds(statistics));
     body.push_str(&tables::figures(&summary::rows(record)));
     document(&title, &body)
-}
-
-/// A complete HTML document that loads no other file.
-fn document(title: &str, body: &str) -> String {
-    format!(
-        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
-         <meta name=\"color-scheme\" content=\"light dark\">\n<title>{}</title>\n<style>\n{}</style>\n</head>\n<body>\n<main>\n\
-         {body}</main>\n</body>\n</html>\n",
-        svg::escape(title),
-        include_str!("report/style.css"),
-    )
 }
 
 #[cfg(test)]

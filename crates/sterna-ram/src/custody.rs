@@ -216,7 +216,7 @@ impl CustodyClaim {
     /// # Panics
     /// On the thread that runs the act.
     pub fn wait_for_act(&self) {
-        crate::engine_lock::assert_none_held("the end of an operator's act");
+        crate::engine_lock::assert_none_held("the end of an operator's action");
         let waited = self.slot.lock_between_acts(|_| Ok::<(), std::convert::Infallible>(()));
         drop(waited);
     }

@@ -11,7 +11,7 @@ use super::device::BenchDevice;
 use super::limit;
 use super::machine::Machine;
 use super::sample::{Distribution, Sample};
-use crate::commands::bench::Downtime;
+use crate::bench::options::Downtime;
 use crate::exit::{Status, Stop};
 use crate::interrupts::Interrupts;
 use crate::terminal;

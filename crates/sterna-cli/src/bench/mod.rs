@@ -5,6 +5,7 @@ pub mod device;
 pub mod downtime;
 pub mod limit;
 pub mod machine;
+pub mod options;
 pub mod picture;
 pub mod sample;
 pub mod table;

@@ -7,6 +7,7 @@ mod disks;
 mod json;
 pub(in crate::commands) mod own;
 mod show;
+mod words;
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -192,7 +193,7 @@ fn protect(arguments: &Arguments, interrupts: &Interrupts, recorder: &mut Record
     }
     let ended = done?;
     let done = end(arguments, &session, &ended);
-    let last = Look::at_qemu(show::outcome(ended.outcome), &session.statistics());
+    let last = Look::at_qemu(words::outcome(ended.outcome), &session.statistics());
     // If an operator ended the protection, the closed stream is not the reason.
     recorder.look(Look { why: last.why.filter(|_| done.is_err()), ..last });
     let how = match (&done, ended.outcome) {
@@ -256,7 +257,7 @@ fn watch(
             )));
         }
         let now = session.statistics();
-        recorder.look(Look::at_qemu(show::word(now.contact.state), &now));
+        recorder.look(Look::at_qemu(words::word(now.contact.state), &now));
         if Instant::now() >= due {
             due = Instant::now() + LINE;
             terminal::print(&shown.line(arguments.json, &now));

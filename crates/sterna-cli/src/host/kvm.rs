@@ -13,9 +13,11 @@ use sterna_vmm::{
     VhostUserOptions,
 };
 
+use super::build::cannot_build;
+use super::config::Config;
+use super::machine::{Guest, GuestEnd, Machine, Parts};
 use super::protection::Console;
 use super::tide::{BootTide, TideGuest};
-use super::{Config, Guest, GuestEnd, Machine, Parts, cannot_build};
 use crate::exit::Stop;
 
 /// The program that boots in the machine.

@@ -13,7 +13,7 @@ use sterna_qmp::server::MemberKind::{self, Boolean, Integer, Members, Object};
 use sterna_qmp::server::{CommandSpec, Context, EventSpec, MemberSpec};
 use sterna_qmp::{Handler, MigrationControl, QmpError};
 
-use super::Hosted;
+use super::hosted::Hosted;
 
 /// The commands about the guest inside, for guests that write their memory by rules.
 #[rustfmt::skip]

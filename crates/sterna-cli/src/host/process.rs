@@ -3,7 +3,9 @@
 use sterna::VmError;
 use sterna_guests::{ProcessConfig, ProcessGuest, Tracking, Verdict};
 
-use super::{Config, Guest, GuestProgress, Machine, Parts, blocks, cannot_build};
+use super::build::{blocks, cannot_build};
+use super::config::Config;
+use super::machine::{Guest, GuestProgress, Machine, Parts};
 use crate::exit::Stop;
 use crate::units::PAGE_BYTES;
 

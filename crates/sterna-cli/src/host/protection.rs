@@ -11,7 +11,7 @@ use sterna_arbiter::{DEFAULT_LIMIT, Opened, Role, Spec};
 use sterna_qmp::migration::{ProtectionMeans, Side};
 use sterna_vmm::DiskMigration;
 
-use super::Config;
+use super::config::Config;
 use crate::claims::claims;
 use crate::exit::Stop;
 use crate::vhost_user::VhostUser;

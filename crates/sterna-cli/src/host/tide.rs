@@ -7,7 +7,8 @@ use sterna_guests::tide::{RamRange, Tide, TideConfig, TideProgress};
 use sterna_vmm::KvmMachine;
 use sterna_vmm::layout::BOOT_PARAMETERS;
 
-use super::{Config, Guest, GuestProgress};
+use super::config::Config;
+use super::machine::{Guest, GuestProgress};
 use crate::units::PAGE_BYTES;
 
 /// Offset of the time-stamp counter's frequency, in kHz, in the boot-parameter page ([`sterna_vmm::layout`]).

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
 use sterna::forecast::{DirtyModel, FIXED_DOWNTIME, Fixed, Inputs, Point, PostcopyInputs, UNCERTAINTY};
 use sterna_drive::survey::{self, Reading, Survey};
 
-use super::Plan;
+use super::format::Plan;
+use super::measured::Measured;
 use crate::exit::Stop;
 use crate::monitor::Monitor;
 use crate::units;
@@ -50,22 +50,6 @@ struct Bandwidth {
     rounds: u64,
     /// During the downtime, if that rate is different.
     pause: Option<u64>,
-}
-
-/// Values that were measured at a VM.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Measured {
-    /// The address of the VM's monitor.
-    pub at: String,
-    /// Name and version of the VM.
-    pub monitor: String,
-    /// The VM's status: `running`, `paused`…
-    pub run_state: String,
-    /// How pages were counted: `dirty-bitmap`, `dirty-ring` or `page-sampling`; none if it was not measured.
-    pub mode: Option<String>,
-    /// Bytes per second that each vCPU dirtied in the longest interval; empty if the VM reports none.
-    #[serde(default)]
-    pub vcpu_dirty_bytes: Vec<u64>,
 }
 
 /// QEMU's default, used if neither operator nor VM states a limit.

@@ -5,7 +5,7 @@
 use sterna::forecast::rules::{qemu, sterna as ours};
 use sterna::forecast::{Forecast, PlannedRound};
 
-use super::Plan;
+use super::format::Plan;
 use crate::report::axis::Axis;
 use crate::report::svg::Svg;
 use crate::units;

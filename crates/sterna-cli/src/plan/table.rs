@@ -8,7 +8,7 @@ use sterna::forecast::rules::Verdict;
 use sterna::forecast::rules::qemu::Regime;
 use sterna::forecast::{DirtyModel, Forecast, POSTCOPY_ASSUMPTIONS, Range, SwitchReason};
 
-use super::Plan;
+use super::format::Plan;
 use crate::units;
 
 /// The complete text: values, rules, forecast and advice.

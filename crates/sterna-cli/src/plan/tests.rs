@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use sterna::forecast::{DirtyModel, Fixed, Point, PostcopyInputs};
+use sterna::forecast::{DirtyModel, Fixed, Inputs, Point, PostcopyInputs};
 
 use super::*;
 

@@ -70,7 +70,7 @@ impl Subject {
         Ok(Self { preview, damage, is_whole, sections })
     }
 
-    /// The image's format.
+    /// Format of the image.
     pub fn format(&self) -> Format {
         self.preview.format
     }

@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     fn device_that_the_waiting_vm_lacks_is_named_with_its_place() {
-        let why = why("0000:00:05.0/virtio-blk").expect("there is none");
+        let why = why("0000:00:05.0/virtio-blk").expect("there is no such disk");
         assert!(why.contains("0000:00:05.0") && why.contains("virtio-blk"), "{why}");
     }
 

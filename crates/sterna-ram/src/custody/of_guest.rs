@@ -29,10 +29,9 @@ impl GuestRam {
 
     /// Claims the guest for a migration, with `custody` as its first state.
     ///
-    /// Waits for the end of an operator's act ([`GuestRam::while_free`]).
+    /// Waits for the end of an operator's action ([`GuestRam::while_free`]).
     ///
-    /// # Errors
-    /// The current custody, if `may` refuses it.
+    /// # Errors The current custody, if `may` refuses it.
     pub fn claim_custody(
         &self,
         custody: Custody,
@@ -74,7 +73,7 @@ impl GuestRam {
     /// # Panics
     /// Inside `act` of another call, because the call would wait for itself.
     pub fn while_free<T>(&self, act: impl FnOnce() -> T) -> Result<T, Custody> {
-        crate::engine_lock::assert_none_held("an operator's act (GuestRam::while_free)");
+        crate::engine_lock::assert_none_held("an operator's action (GuestRam::while_free)");
         let mut holder =
             self.custody.lock_between_acts(|holder| match holder.custody_of(self.generation) {
                 now if now.may_run() => Ok(()),

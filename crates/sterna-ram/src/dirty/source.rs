@@ -83,12 +83,12 @@ pub(super) fn check_bitmaps(
     match (0..blocks).find(|block| !same(*block)) {
         None => Ok(()),
         Some(block) => {
-            Err(DirtyError::Range { origin, block, rule: "the bitmaps are not those of the tracked RAM" })
+            Err(DirtyError::Range { origin, block, rule: "the bitmaps belong to other RAM than the tracked RAM" })
         }
     }
 }
 
-/// Refuses a range that a source cannot re-arm. `pages` is the block's size, `None` if there is no such block.
+/// Refuses a range that a source cannot re-arm. `pages` is the block's size, `None` if the block does not exist.
 pub(super) fn check_rearm(
     origin: &'static str,
     block: usize,
@@ -98,14 +98,14 @@ pub(super) fn check_rearm(
     synced: &PageBitmap,
 ) -> Result<(), DirtyError> {
     let refuse = |rule| Err(DirtyError::Range { origin, block, rule });
-    let Some(pages) = pages else { return refuse("there is no such block") };
+    let Some(pages) = pages else { return refuse("the block does not exist") };
     let end = first.checked_add(count).filter(|end| *end <= pages);
     let Some(end) = end else { return refuse("the range ends after the block") };
     if synced.pages() != pages {
         return refuse("the bitmap does not belong to the block");
     }
     if !first.is_multiple_of(64) || !(count.is_multiple_of(64) || end == pages) {
-        return refuse("the range is not made of whole words of 64 pages");
+        return refuse("the range does not consist of whole words of 64 pages");
     }
     Ok(())
 }

@@ -50,7 +50,7 @@ impl Channel {
     ) -> Result<(), TransportError> {
         if self.socket().is_none() {
             let none =
-                io::Error::new(io::ErrorKind::Unsupported, "this channel is not a socket and carries no TLS");
+                io::Error::new(io::ErrorKind::Unsupported, "this channel is not a socket and does not support TLS");
             return Err(self.system("start_tls", none));
         }
         if !self.is_unused() {

@@ -8,7 +8,7 @@ use sterna::TlsEndpoint;
 use sterna_drive::rdma::Needs;
 use sterna_drive::{DriveError, Progress, Temporary, readiness};
 
-use super::{Arguments, RECONNECT_WINDOW};
+use super::arguments::{Arguments, RECONNECT_WINDOW};
 use crate::exit::Stop;
 use crate::monitor::Monitor;
 use crate::terminal::Live;

@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::Value;
 use sterna_drive::protect::{ProtectionEnd, ProtectionStatistics};
 
-use super::show;
+use super::words;
 
 /// The line about a running protection.
 #[derive(Debug, Serialize)]
@@ -67,7 +67,7 @@ impl Line {
         let delay = |time: Duration| seconds(Some(time).filter(|_| now.output.released > 0));
         Self {
             schema: SCHEMA,
-            state: show::word(now.contact.state).to_owned(),
+            state: words::word(now.contact.state).to_owned(),
             checkpoint: now.held,
             checkpoints_per_second: per_second,
             checkpoint_age: seconds(now.held_for),
@@ -130,7 +130,7 @@ impl End {
     pub(super) fn of_qemu(end: &ProtectionEnd, now: &ProtectionStatistics) -> Self {
         Self {
             schema: SCHEMA,
-            state: show::outcome(end.outcome).to_owned(),
+            state: words::outcome(end.outcome).to_owned(),
             runs_here: end.runs_here,
             checkpoint: now.held,
             output_released_packets: Some(now.output.released),

@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use sterna::replica::machines::primary::{Outcome, State};
+use sterna::replica::machines::primary::State;
 use sterna_drive::protect::{ProtectionEnd, ProtectionStatistics, QemuProtection};
 use sterna_qmp::Endpoint;
 
 use super::json::{End, Line};
+use super::words::{outcome, word};
 use crate::units;
 
 /// The shortest time over which a rate is measured, in seconds.
@@ -116,30 +117,4 @@ pub(super) fn end(is_json: bool, end: &ProtectionEnd, session: &QemuProtection) 
         now.held,
         units::bytes(now.stream_bytes)
     )
-}
-
-/// The state as one word or two.
-pub(super) fn word(state: State) -> &'static str {
-    match state {
-        State::Seeding => "seeding",
-        State::Protected => "protected",
-        State::Ending => "ending",
-        State::HandingOver => "handing over",
-        State::Given => "given",
-        State::Asking => "asking",
-        State::Alone => "alone",
-        State::HandedOver => "handed over",
-        State::Lost => "lost",
-        State::Failed => "failed",
-    }
-}
-
-/// The outcome, in the words of [`word`].
-pub(super) fn outcome(outcome: Outcome) -> &'static str {
-    word(match outcome {
-        Outcome::Alone(_) => State::Alone,
-        Outcome::HandedOver => State::HandedOver,
-        Outcome::Lost => State::Lost,
-        Outcome::Failed(_) => State::Failed,
-    })
 }

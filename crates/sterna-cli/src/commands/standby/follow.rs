@@ -9,8 +9,9 @@ use sterna_qmp::EventBus;
 use sterna_qmp::migration::events::COLO_EXIT;
 use sterna_qmp::standby::{StandbyControl, StandbyReport, Takeover};
 
+use super::arguments::{Arguments, LINE, LOOK, OnLoss};
 use super::desk::Desk;
-use super::{Arguments, LINE, LOOK, OnLoss, say};
+use super::say;
 use crate::exit::{Done, Status, Stop};
 use crate::{terminal, units};
 

@@ -8,7 +8,7 @@ use sterna::replica::machines::Ruling;
 use sterna::replica::{ArbiterIdentity, ArbiterStore, Claims, ContactRules, Protection, Secret};
 use sterna_arbiter::{Claim, CommandLine, DEFAULT_LIMIT, Fence, Opened, Role, Spec};
 
-use super::Arguments;
+use super::arguments::Arguments;
 use crate::exit::Stop;
 use crate::{claims, secret};
 

@@ -9,8 +9,8 @@ use sterna_drive::waiting::Survived;
 use sterna_qmp::Endpoint;
 use sterna_qmp::standby::StandbyReport;
 
+use super::arguments::{Arguments, LINE};
 use super::place::Ready;
-use super::{Arguments, LINE};
 use crate::units;
 
 /// The line that is printed once per second.
