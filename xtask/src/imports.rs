@@ -14,13 +14,18 @@ use crate::process::Result;
 const CRATES: &[&str] = &[
     "crates/sterna",
     "crates/sterna-arbiter",
+    "crates/sterna-cli",
     "crates/sterna-devices",
     "crates/sterna-disk",
     "crates/sterna-drive",
     "crates/sterna-forecast",
+    "crates/sterna-image",
     "crates/sterna-proto",
     "crates/sterna-qmp",
+    "crates/sterna-ram",
+    "crates/sterna-transport",
     "crates/sterna-vmm",
+    "crates/sterna-wire",
 ];
 
 /// A module's path inside its crate; empty for the crate itself.
@@ -108,6 +113,8 @@ fn imports_of(module: &Module, text: &str, modules: &BTreeMap<Module, String>) -
             format!("{start}{}", &rest[..end])
         }));
     }
+    // The head of a `use` tree with braces: `expand` has its whole paths.
+    paths.retain(|path| !path.ends_with("::"));
     paths.iter().filter_map(|path| resolve(module, path, modules)).filter(|found| found != module).collect()
 }
 
@@ -207,6 +214,45 @@ mod tests {
         let names: Vec<Vec<String>> =
             circles.iter().map(|circle| circle.iter().map(|module| module.join("::")).collect()).collect();
         assert_eq!(names, [["a::inner", "b", "b::c"]]);
+    }
+
+    #[test]
+    fn re_exports_of_a_child_are_imports_of_its_parent() {
+        let around = [
+            ("", "mod a;"),
+            ("a", "mod child;\nmod shared;\npub use child::Child;\npub use shared::Shared;"),
+            ("a::child", "use super::Shared;"),
+            ("a::shared", "pub struct Shared;"),
+        ];
+        let mut below = around;
+        below[2].1 = "use super::shared::Shared;";
+
+        let names: Vec<Vec<String>> = found(&around)[0].iter().cloned().collect();
+        assert_eq!(names, [vec!["a"], vec!["a", "child"]]);
+        assert!(found(&below).is_empty());
+    }
+
+    #[test]
+    fn braces_of_several_modules_import_these_modules_and_not_their_parent() {
+        let siblings = [
+            ("", "mod a;"),
+            ("a", "mod left;\nmod right;\nuse left::Left;"),
+            ("a::left", "use super::{right::Right};"),
+            ("a::right", "pub struct Right;"),
+        ];
+
+        assert!(found(&siblings).is_empty());
+    }
+
+    #[test]
+    fn every_crate_is_checked() {
+        let folders = std::fs::read_dir(crate::workspace::root().join("crates")).unwrap();
+        let mut crates: Vec<String> = folders
+            .map(|folder| format!("crates/{}", folder.unwrap().file_name().to_string_lossy()))
+            .collect();
+        crates.sort();
+
+        assert_eq!(CRATES, crates);
     }
 
     #[test]
