@@ -13,7 +13,7 @@ use sterna_arbiter::Spec;
 use sterna_guests::{Fill, Pattern};
 use sterna_qmp::migration::events::SHUTDOWN;
 use sterna_qmp::{Endpoint, EventBus, MigrationControl, MonitoredVm, Server};
-use sterna_vmm::{DiskOptions, LinuxImage, NetOptions};
+use sterna_vmm::{DiskOptions, LinuxImage, MachineConfig, NetOptions};
 use uuid::Uuid;
 
 use crate::exit::{Done, Status, Stop};
@@ -310,11 +310,11 @@ pub fn execute(arguments: &Arguments) -> Done {
         secret,
         arguments.lease,
         arguments.insecure,
-        &config,
+        &config.machine,
         console.clone(),
     )?
     .with_watchdog(arguments.watchdog.as_deref().map(crate::watchdog::named).transpose()?);
-    let parts = build(arguments, kind, &config, console.clone())?;
+    let parts = build(arguments, kind, config, console.clone())?;
     if arguments.prealloc {
         allocate(&parts.machine.ram())?;
     }
@@ -378,8 +378,8 @@ fn lacks_pages(control: &MigrationControl) -> bool {
 }
 
 fn config(arguments: &Arguments) -> host::Config {
-    host::Config {
-        name: arguments.name.clone(),
+    let devices = arguments.vhost_user.iter().enumerate();
+    let machine = MachineConfig {
         uuid: arguments.uuid.map(Uuid::into_bytes),
         ram_bytes: arguments.ram,
         vcpus: arguments.vcpus,
@@ -391,7 +391,7 @@ fn config(arguments: &Arguments) -> host::Config {
         },
         dirty_ring_size: arguments.dirty_ring_size,
         vfio_user: arguments.vfio_user.clone(),
-        vhost_user: arguments.vhost_user.clone(),
+        vhost_user: devices.map(|(index, device)| device.options(index)).collect(),
         disks: arguments.disk.clone(),
         nets: arguments.net.clone(),
         free_page_reporting: arguments.free_page_reporting,
@@ -400,15 +400,15 @@ fn config(arguments: &Arguments) -> host::Config {
         virtio_console: arguments.virtio_console,
         takes_over: arguments.same_host,
         incoming: arguments.incoming.is_some(),
-        load: arguments.load.to_load(),
-        arrival_rate: arguments.arrival_rate,
-    }
+        ..MachineConfig::new(&arguments.name)
+    };
+    host::Config { machine, load: arguments.load.to_load() }
 }
 
 fn build(
     arguments: &Arguments,
     kind: MachineKind,
-    config: &host::Config,
+    config: host::Config,
     console: Console,
 ) -> Result<host::Parts, Stop> {
     match kind {

@@ -10,7 +10,6 @@ use sterna_guests::tide::boot::boot_sector;
 use sterna_qmp::{Announcing, BlockDevice};
 use sterna_vmm::{
     AnnounceOptions, DiskOptions, EndReason, GuestImage, KvmMachine, LinuxImage, MachineConfig,
-    VhostUserOptions,
 };
 
 use super::build::cannot_build;
@@ -50,47 +49,30 @@ impl std::str::FromStr for GuestChoice {
 }
 
 /// Builds the machine; a guest that boots here is still paused.
-pub fn kvm_machine(config: &Config, choice: &GuestChoice, console: Console) -> Result<Parts, Stop> {
+pub fn kvm_machine(config: Config, choice: &GuestChoice, console: Console) -> Result<Parts, Stop> {
     let tide = match choice {
-        GuestChoice::Tide => Some(TideGuest::plan(config).map_err(|why| cannot_build("KVM", why))?),
+        GuestChoice::Tide => Some(TideGuest::plan(&config).map_err(|why| cannot_build("KVM", why))?),
         _ => None,
     };
-    let guest = if config.incoming { None } else { Some(image(choice, tide.as_ref())?) };
+    let Config { machine, load } = config;
+    let is_booted = !machine.incoming;
+    let guest = if is_booted { Some(image(choice, tide.as_ref())?) } else { None };
     let machine = KvmMachine::new(MachineConfig {
-        uuid: config.uuid,
-        vcpus: config.vcpus,
-        ram_bytes: config.ram_bytes,
-        backing: config.backing,
-        dirty_ring_size: config.dirty_ring_size,
-        vfio_user: config.vfio_user.clone(),
-        vhost_user: vhost_user(config),
-        disks: config.disks.clone(),
-        nets: config.nets.clone(),
-        free_page_reporting: config.free_page_reporting,
-        free_page_hinting: config.free_page_hinting,
-        entropy: config.entropy,
-        virtio_console: config.virtio_console,
-        takes_over: config.takes_over,
         guest,
-        incoming: config.incoming,
         serial_gate: Some(console.gate()),
         serial: Box::new(console),
-        ..MachineConfig::new(&config.name)
+        ..machine
     })
     .map_err(|error| cannot_build("KVM", error))?;
     let guest: Option<Arc<dyn Guest>> = match (tide, choice) {
         (Some(tide), _) => {
-            let guest = TideGuest::new(tide, &machine, config).map_err(|why| cannot_build("KVM", why))?;
-            Some(Arc::new(guest))
+            let guest = TideGuest::new(tide, &machine, is_booted.then_some(load.rate));
+            Some(Arc::new(guest.map_err(|why| cannot_build("KVM", why))?))
         }
         (None, GuestChoice::BootTide) => Some(Arc::new(BootTide::new(&machine))),
         _ => None,
     };
     Ok(Parts { machine, guest })
-}
-
-fn vhost_user(config: &Config) -> Vec<VhostUserOptions> {
-    config.vhost_user.iter().enumerate().map(|(index, device)| device.options(index)).collect()
 }
 
 fn image(choice: &GuestChoice, tide: Option<&Tide>) -> Result<GuestImage, Stop> {

@@ -10,45 +10,46 @@ use crate::exit::Stop;
 use crate::units::PAGE_BYTES;
 
 /// Builds the machine; a guest that boots here is still paused.
-pub fn process_machine(config: &Config) -> Result<Parts, Stop> {
-    if config.dirty_ring_size.is_some() {
+pub fn process_machine(config: Config) -> Result<Parts, Stop> {
+    let Config { machine, load } = config;
+    if machine.dirty_ring_size.is_some() {
         return Err(Stop::usage(
             "`--dirty-ring-size` is for the KVM machine; leave it out for the process machine.",
         ));
     }
-    if !config.vfio_user.is_empty() {
+    if !machine.vfio_user.is_empty() {
         return Err(Stop::usage(
             "`--vfio-user` is for the KVM machine; leave it out for the process machine.",
         ));
     }
-    if !config.vhost_user.is_empty() {
+    if !machine.vhost_user.is_empty() {
         return Err(Stop::usage(
             "`--vhost-user` is for the KVM machine; leave it out for the process machine.",
         ));
     }
-    let says_what_is_free = config.free_page_reporting || config.free_page_hinting;
-    let has_virtio = config.entropy || says_what_is_free || config.virtio_console;
-    if has_virtio || !config.disks.is_empty() || !config.nets.is_empty() {
+    let says_what_is_free = machine.free_page_reporting || machine.free_page_hinting;
+    let has_virtio = machine.entropy || says_what_is_free || machine.virtio_console;
+    if has_virtio || !machine.disks.is_empty() || !machine.nets.is_empty() {
         return Err(Stop::usage(
             "`--disk`, `--net`, `--rng`, `--virtio-console`, `--free-page-reporting` and `--free-page-hinting` are for the KVM machine; leave them out for the process machine.",
         ));
     }
-    let workers = usize::from(config.vcpus);
+    let workers = usize::from(machine.vcpus);
     let each = |bytes: u64| (bytes / PAGE_BYTES / workers.max(1) as u64).max(1);
     let process = ProcessConfig {
-        name: config.name.clone(),
-        uuid: config.uuid,
-        blocks: blocks(config.ram_bytes),
-        backing: config.backing,
+        name: machine.name,
+        uuid: machine.uuid,
+        blocks: blocks(machine.ram_bytes),
+        backing: machine.backing,
         tracking: Tracking::Automatic,
-        rate: config.load.rate,
+        rate: load.rate,
         workers,
-        pattern: config.load.pattern,
-        working_set_pages: config.load.working_set_bytes.map(each),
-        fill: config.load.fill,
+        pattern: load.pattern,
+        working_set_pages: load.working_set_bytes.map(each),
+        fill: load.fill,
         ..ProcessConfig::default()
     };
-    let guest = if config.incoming { ProcessGuest::waiting(process) } else { ProcessGuest::boot(process) };
+    let guest = if machine.incoming { ProcessGuest::waiting(process) } else { ProcessGuest::boot(process) };
     let guest = guest.map_err(|error| cannot_build("process", error))?;
     Ok(Parts { machine: guest.clone(), guest: Some(guest) })
 }

@@ -9,12 +9,10 @@ use std::time::Duration;
 use sterna::replica::{ByteGate, EpochGate, JoinedGate, Secret, Terms, Watchdog};
 use sterna_arbiter::{DEFAULT_LIMIT, Opened, Role, Spec};
 use sterna_qmp::migration::{ProtectionMeans, Side};
-use sterna_vmm::DiskMigration;
+use sterna_vmm::{DiskMigration, MachineConfig, VhostUserOptions};
 
-use super::config::Config;
 use crate::claims::claims;
 use crate::exit::Stop;
-use crate::vhost_user::VhostUser;
 
 /// Most bytes of console output that wait for a checkpoint. At this limit, the guest blocks.
 const CONSOLE_LIMIT: u64 = 1 << 20;
@@ -73,13 +71,13 @@ impl Write for Console {
 }
 
 impl Protection {
-    /// The means with the arbiter of `spec`, for the machine of `config`.
+    /// The means with the arbiter of `spec`, for `machine`.
     pub fn new(
         spec: &Spec,
         secret: Option<Secret>,
         lease: Duration,
         is_insecure: bool,
-        config: &Config,
+        machine: &MachineConfig,
         console: Console,
     ) -> Result<Self, Stop> {
         let opened = spec.open(DEFAULT_LIMIT).map_err(|error| Stop::usage(format!("--arbiter: {error}")))?;
@@ -92,7 +90,7 @@ impl Protection {
             secret: secret.unwrap_or_else(|| Secret::from_bytes([0; 32])),
             terms,
             is_insecure,
-            unheld: unheld(config),
+            unheld: unheld(machine),
             console,
             watchdog: None,
         })
@@ -132,8 +130,8 @@ impl Protection {
 }
 
 /// Reasons why a guest of this machine cannot be protected.
-fn unheld(config: &Config) -> Vec<String> {
-    let disks = config.disks.iter().filter_map(|disk| {
+fn unheld(machine: &MachineConfig) -> Vec<String> {
+    let disks = machine.disks.iter().filter_map(|disk| {
         let path = disk.path.display();
         match disk.migration {
             DiskMigration::Copy => None,
@@ -148,11 +146,14 @@ fn unheld(config: &Config) -> Vec<String> {
             )),
         }
     });
-    disks.chain(in_other_processes(&config.vfio_user, &config.vhost_user)).collect()
+    disks.chain(in_other_processes(&machine.vfio_user, &machine.vhost_user)).collect()
 }
 
-fn in_other_processes(vfio_user: &[PathBuf], vhost_user: &[VhostUser]) -> impl Iterator<Item = String> {
-    let sockets = vfio_user.iter().cloned().chain(vhost_user.iter().map(|device| device.options(0).socket));
+fn in_other_processes(
+    vfio_user: &[PathBuf],
+    vhost_user: &[VhostUserOptions],
+) -> impl Iterator<Item = String> {
+    let sockets = vfio_user.iter().cloned().chain(vhost_user.iter().map(|device| device.socket.clone()));
     sockets.map(|socket| {
         format!(
             "the output of the device at {} cannot be delayed until the standby has the checkpoint: start the guest \
@@ -170,7 +171,7 @@ mod tests {
     fn device_of_another_process_cannot_be_held_back() {
         let vhost = crate::vhost_user::parse("/run/disk,kind=blk").unwrap();
 
-        let unheld: Vec<_> = in_other_processes(&["/run/card".into()], &[vhost]).collect();
+        let unheld: Vec<_> = in_other_processes(&["/run/card".into()], &[vhost.options(0)]).collect();
 
         assert_eq!(unheld.len(), 2);
         for (why, socket) in unheld.iter().zip(["/run/card", "/run/disk"]) {

@@ -23,7 +23,7 @@ pub struct TideGuest {
 impl TideGuest {
     /// The tide of `config`. Both sides get the same, because the rate is set later.
     pub fn plan(config: &Config) -> Result<Tide, String> {
-        let vcpus = usize::from(config.vcpus);
+        let vcpus = usize::from(config.machine.vcpus);
         let pages = |bytes: u64| (bytes / PAGE_BYTES / vcpus as u64).max(1);
         let plan = TideConfig {
             vcpus,
@@ -32,7 +32,7 @@ impl TideGuest {
             fill: config.load.fill,
             ..TideConfig::default()
         };
-        let ranges: Vec<RamRange> = sterna_vmm::layout::ranges(config.ram_bytes)
+        let ranges: Vec<RamRange> = sterna_vmm::layout::ranges(config.machine.ram_bytes)
             .iter()
             .map(|range| RamRange {
                 block: range.block,
@@ -43,12 +43,14 @@ impl TideGuest {
         Tide::new(plan, &ranges).map_err(|error| error.to_string())
     }
 
-    /// The guest in `machine`. A guest that boots there gets its fill and its rate here, before it runs.
-    pub fn new(tide: Tide, machine: &KvmMachine, config: &Config) -> Result<Self, String> {
+    /// The guest in `machine`.
+    ///
+    /// A guest that boots there gets its fill and `rate` here, before it runs. `rate` is `None` for a guest that arrives.
+    pub fn new(tide: Tide, machine: &KvmMachine, rate: Option<u64>) -> Result<Self, String> {
         let guest = Self { tide, ram: machine.ram().clone() };
-        if !config.incoming {
+        if let Some(rate) = rate {
             guest.tide.prepare(&guest.ram).map_err(|error| error.to_string())?;
-            guest.set_rate(config.load.rate)?;
+            guest.set_rate(rate)?;
         }
         Ok(guest)
     }
