@@ -1,6 +1,20 @@
 //! The guest's view of a device: its kind, its features, and its configuration space. The features are those
 //! of the back end that a driver may choose.
 
+use virtio_bindings::virtio_blk::{
+    VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_GEOMETRY, VIRTIO_BLK_F_MQ,
+    VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_SIZE_MAX, VIRTIO_BLK_F_TOPOLOGY,
+    VIRTIO_BLK_F_WRITE_ZEROES,
+};
+use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
+use virtio_bindings::virtio_ids::{VIRTIO_ID_BLOCK, VIRTIO_ID_FS, VIRTIO_ID_NET};
+use virtio_bindings::virtio_net::{
+    VIRTIO_NET_F_CSUM, VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_GUEST_ECN, VIRTIO_NET_F_GUEST_TSO4,
+    VIRTIO_NET_F_GUEST_TSO6, VIRTIO_NET_F_GUEST_UFO, VIRTIO_NET_F_HOST_ECN, VIRTIO_NET_F_HOST_TSO4,
+    VIRTIO_NET_F_HOST_TSO6, VIRTIO_NET_F_HOST_UFO, VIRTIO_NET_F_MAC, VIRTIO_NET_F_MRG_RXBUF,
+};
+use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
+
 /// Length of a file system's tag in its configuration space, in bytes.
 const TAG_BYTES: usize = 36;
 /// Lengths of VIRTIO 1.2's configuration spaces, without fields of features that are not offered.
@@ -11,21 +25,43 @@ const NETWORK_BYTES: usize = 12;
 const BLOCK_SIZE_AT: usize = 20;
 const BLOCK_QUEUES_AT: usize = 34;
 
-/// Features of every kind: indirect descriptors, event indexes, VIRTIO 1. They are offered if the back end
-/// has them. Features of the transport (notification data, reset of one queue) and of rings other than split
-/// ones are not offered.
-const COMMON: u64 = 1 << 28 | 1 << 29 | VERSION_1;
-const VERSION_1: u64 = 1 << 32;
-/// Sizes, read-only, flush, topology, several queues, discard and write zeroes. A write cache that the driver
-/// can switch is not offered, because the configuration space is read-only.
-const BLOCK: u64 =
-    1 << 1 | 1 << 2 | 1 << 4 | 1 << 5 | BLOCK_SIZE | 1 << 9 | 1 << 10 | BLOCK_QUEUES | 1 << 13 | 1 << 14;
-const BLOCK_SIZE: u64 = 1 << 6;
-const BLOCK_QUEUES: u64 = 1 << 12;
-/// Checksums and segmentation in both directions, the address, mergeable buffers. Features with a control
-/// queue are not offered, because its commands would have to reach the VMM.
-const NETWORK: u64 = 0b11 | NETWORK_MAC | 0b1111 << 7 | 0b1111 << 11 | 1 << 15;
-const NETWORK_MAC: u64 = 1 << 5;
+/// Features of every kind. They are offered if the back end has them. Features of the transport (notification
+/// data, reset of one queue) and of rings other than split ones are not offered.
+const COMMON: u64 = bits(&[VIRTIO_RING_F_INDIRECT_DESC, VIRTIO_RING_F_EVENT_IDX, VIRTIO_F_VERSION_1]);
+const VERSION_1: u64 = bits(&[VIRTIO_F_VERSION_1]);
+/// Features of a disk. A write cache that the driver can switch is not offered, because the configuration space
+/// is read-only.
+const BLOCK: u64 = bits(&[
+    VIRTIO_BLK_F_SIZE_MAX,
+    VIRTIO_BLK_F_SEG_MAX,
+    VIRTIO_BLK_F_GEOMETRY,
+    VIRTIO_BLK_F_RO,
+    VIRTIO_BLK_F_BLK_SIZE,
+    VIRTIO_BLK_F_FLUSH,
+    VIRTIO_BLK_F_TOPOLOGY,
+    VIRTIO_BLK_F_MQ,
+    VIRTIO_BLK_F_DISCARD,
+    VIRTIO_BLK_F_WRITE_ZEROES,
+]);
+const BLOCK_SIZE: u64 = bits(&[VIRTIO_BLK_F_BLK_SIZE]);
+const BLOCK_QUEUES: u64 = bits(&[VIRTIO_BLK_F_MQ]);
+/// Features of a network card. Features with a control queue are not offered, because its commands would have to
+/// reach the VMM.
+const NETWORK: u64 = bits(&[
+    VIRTIO_NET_F_CSUM,
+    VIRTIO_NET_F_GUEST_CSUM,
+    VIRTIO_NET_F_MAC,
+    VIRTIO_NET_F_GUEST_TSO4,
+    VIRTIO_NET_F_GUEST_TSO6,
+    VIRTIO_NET_F_GUEST_ECN,
+    VIRTIO_NET_F_GUEST_UFO,
+    VIRTIO_NET_F_HOST_TSO4,
+    VIRTIO_NET_F_HOST_TSO6,
+    VIRTIO_NET_F_HOST_ECN,
+    VIRTIO_NET_F_HOST_UFO,
+    VIRTIO_NET_F_MRG_RXBUF,
+]);
+const NETWORK_MAC: u64 = bits(&[VIRTIO_NET_F_MAC]);
 
 /// Kind of a vhost-user device.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,9 +95,9 @@ impl DeviceKind {
     /// Virtio's device type number.
     pub fn virtio_id(&self) -> u32 {
         match self {
-            Self::Network { .. } => 1,
-            Self::Block => 2,
-            Self::FileSystem { .. } => 26,
+            Self::Network { .. } => VIRTIO_ID_NET,
+            Self::Block => VIRTIO_ID_BLOCK,
+            Self::FileSystem { .. } => VIRTIO_ID_FS,
         }
     }
 
@@ -203,6 +239,16 @@ impl DeviceKind {
     }
 }
 
+/// The set of the features with these numbers.
+const fn bits(numbers: &[u32]) -> u64 {
+    let (mut set, mut index) = (0, 0);
+    while index < numbers.len() {
+        set |= 1 << numbers[index];
+        index += 1;
+    }
+    set
+}
+
 fn word(space: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([space[at], space[at + 1], space[at + 2], space[at + 3]])
 }
@@ -292,6 +338,17 @@ mod tests {
             assert!(why.contains(says), "{why}");
         }
         assert!(fs(None).features(1 << 30).is_err());
+    }
+
+    #[test]
+    fn features_and_ids_of_each_kind_are_those_of_virtio() {
+        // Migrations compare these numbers, so they must not change with a release of the bindings.
+        let offered = |kind: &DeviceKind| kind.features(u64::MAX).expect("features");
+
+        assert_eq!((fs(None).virtio_id(), offered(&fs(None))), (26, 0x1_3000_0000));
+        assert_eq!((DeviceKind::Block.virtio_id(), offered(&DeviceKind::Block)), (2, 0x1_3000_7676));
+        let card = DeviceKind::Network { mac: None };
+        assert_eq!((card.virtio_id(), offered(&card)), (1, 0x1_3000_ffa3));
     }
 
     #[test]

@@ -17,6 +17,7 @@ use vhost::vhost_user::message::{
 };
 use vhost::vhost_user::{Frontend, VhostUserFrontend, VhostUserProtocolFeatures, VhostUserVirtioFeatures};
 use vhost::{VhostBackend, VringConfigData};
+use virtio_bindings::virtio_config::VIRTIO_F_RING_PACKED;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::configuration::{Configuration, RINGS_MAX};
@@ -32,9 +33,9 @@ use super::worker::Asking;
 
 const LOG_ALL: u64 = VhostUserVirtioFeatures::LOG_ALL.bits();
 const PROTOCOL_FEATURES: u64 = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
-/// VIRTIO_F_RING_PACKED, which is not offered. A position in such a ring does not fit the library's
+/// Packed rings are not offered. A position in such a ring does not fit the library's
 /// SET_VRING_BASE.
-const RING_PACKED: u64 = 1 << 34;
+const RING_PACKED: u64 = 1 << VIRTIO_F_RING_PACKED;
 
 /// The eventfds of one queue. They stay the same when the ring stops and starts.
 #[derive(Debug)]
