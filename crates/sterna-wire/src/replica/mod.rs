@@ -8,16 +8,16 @@
 //! - [`Output`], [`EpochSection`] and [`CheckpointSummary`] are sections of a Sterna's checkpoints.
 
 mod arbiter;
+mod authenticated;
 mod epoch_section;
 mod hello;
 mod opening;
 mod output;
-mod session;
 mod summary;
 
 pub use arbiter::{ArbiterIdentity, ArbiterStore};
+pub use authenticated::{Message, Role, Session};
 pub use epoch_section::EpochSection;
 pub use hello::{Hello, Terms, Welcome};
 pub use output::Output;
-pub use session::{Message, Role, Session};
 pub use summary::{CheckpointSummary, PageSums, SummaryDifference};

@@ -26,7 +26,7 @@ use sterna_wire::replica::Hello;
 
 use super::comeback;
 use super::greeting::Greeting;
-use super::memory;
+use super::memory_files;
 use super::places::{Fate, Offer};
 use super::postcopy::{preempt, recovery};
 use super::questions;
@@ -199,7 +199,7 @@ fn sort(shared: &Arc<Shared>, channel: &Arc<Channel>) -> Result<(), Break> {
         return disk(shared, &greeting);
     }
     if magic == MemoryOffer::MAGIC {
-        return Ok(memory::take(shared, &greeting)?);
+        return Ok(memory_files::take(shared, &greeting)?);
     }
     if magic == ReconnectHello::MAGIC {
         return comeback::take(shared, &greeting);

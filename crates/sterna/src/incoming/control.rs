@@ -21,7 +21,7 @@ use super::arrival::Arrival;
 use super::arriving::LastWord;
 use super::follower::Follower;
 use super::shared::Shared;
-use super::{file, lane, loader, memory, streams};
+use super::{file, loader, memory_files, multifd_lane, streams};
 use crate::driver::{Driver, Waited};
 use crate::error::MigrationError;
 use crate::events::{Event, Status};
@@ -165,7 +165,7 @@ impl Control {
         let lanes = if self.shared.file.is_some() { 0 } else { self.shared.places.lanes() };
         for index in 0..lanes {
             let shared = Arc::clone(&self.shared);
-            self.start(&format!("lane {index}"), move || lane::receive(&shared, index));
+            self.start(&format!("lane {index}"), move || multifd_lane::receive(&shared, index));
         }
         if self.shared.file.is_some() {
             let shared = Arc::clone(&self.shared);
@@ -445,7 +445,7 @@ impl Control {
     fn reset(&mut self) {
         // The source knows about the failure. The search comes first, because the reset discards the pages.
         self.shared.find_failed_pages();
-        memory::end(&self.shared);
+        memory_files::end(&self.shared);
         if let Err(error) = self.shared.streams.end_load() {
             self.shared.tell(&Event::Warning(error.to_string()));
         }

@@ -21,7 +21,7 @@ use sterna_wire::return_path::ReturnMessage;
 use super::acks::Acks;
 use super::arriving::KeptReading;
 use super::carrier::Hooks;
-use super::memory;
+use super::memory_files;
 use super::postcopy;
 use super::reader::{Filled, Reader};
 use super::shared::Shared;
@@ -301,7 +301,7 @@ impl<'a> Loader<'a> {
                 self.begin_streams(ping)
             }
             Command::Ping(extension::MEMORY_PING) => {
-                memory::expect(self.shared)?;
+                memory_files::expect(self.shared)?;
                 self.pong(extension::MEMORY_PING)
             }
             Command::Ping(extension::POSTCOPY_STARTED_PING) => postcopy::asked_for_start(self.shared),
@@ -385,7 +385,7 @@ impl<'a> Loader<'a> {
 
     fn ram_starts(&mut self, blocks: &BlockList) -> Result<(), MigrationError> {
         let shared = self.shared;
-        memory::check_that_it_came(shared)?;
+        memory_files::check_that_it_came(shared)?;
         if shared.target.follower().is_some() {
             self.check_primary()?;
         }

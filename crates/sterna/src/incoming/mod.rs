@@ -4,7 +4,7 @@
 //! connect. Later, a source whose acknowledgement was lost may connect with a question ([`accept`]).
 //! A control thread performs the actions that the handover machine requests ([`control`]).
 //! A loader thread reads the main channel ([`loader`]).
-//! One thread per multifd channel stores pages through [`crate::pages::PageSink`] ([`lane`]). It synchronises
+//! One thread per multifd channel stores pages through [`crate::pages::PageSink`] ([`multifd_lane`]). It synchronises
 //! with the flushes on the main channel ([`rounds`]).
 
 mod accept;
@@ -22,10 +22,10 @@ mod fault;
 mod file;
 pub(crate) mod follower;
 mod greeting;
-mod lane;
 mod load_file;
 mod loader;
-mod memory;
+mod memory_files;
+mod multifd_lane;
 mod places;
 mod postcopy;
 mod questions;

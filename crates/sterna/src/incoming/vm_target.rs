@@ -11,7 +11,7 @@ use sterna_wire::main::{Configuration, Expectations, SectionKind, SectionKnowled
 use sterna_wire::multifd::BlockTable;
 use sterna_wire::replica::{CheckpointSummary, Output};
 
-use super::memory::handed::{self, Taken};
+use super::memory_files::handed::{self, Taken};
 use super::sections::{Sections, all_came};
 use super::target::{Layout, RamStart, RamStarted, Section, Target};
 use crate::error::MigrationError;

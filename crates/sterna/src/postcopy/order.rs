@@ -3,7 +3,7 @@
 //!
 //! Pure: no I/O and no clock. The memory is bounded, whatever the peer requests.
 
-mod lanes;
+mod lane_pages;
 mod pages;
 
 use std::collections::VecDeque;
@@ -16,7 +16,7 @@ use sterna_wire::received_pages::ReceivedPages;
 use sterna_wire::{PAGE_SHIFT, PAGE_SIZE};
 
 use crate::order::PageRun;
-pub(crate) use lanes::{LanePages, LanePlace};
+pub(crate) use lane_pages::{LanePages, LanePlace};
 pub(crate) use pages::CHUNK_PAGES;
 use pages::Pages;
 

@@ -19,7 +19,7 @@
 
 mod commands;
 mod destination;
-mod lane;
+mod lane_streams;
 mod leftover;
 mod on_demand;
 mod question;
@@ -29,7 +29,7 @@ mod source;
 
 pub use commands::StreamFailure;
 pub use destination::DestinationStream;
-pub use lane::{LaneDestinationStream, LaneSourceStream};
+pub use lane_streams::{LaneDestinationStream, LaneSourceStream};
 pub(crate) use on_demand::{register, register_on_demand};
 pub use question::QuestionStream;
 pub use source::{SourceStream, Written};

@@ -27,8 +27,8 @@
 
 mod argument;
 mod calls;
+mod data_session;
 mod log;
-mod session;
 mod system;
 #[cfg(test)]
 mod tests;
@@ -44,7 +44,7 @@ pub use system::System;
 
 use super::{MigState, MigrationFeatures, MigrationPort, PortError, PrecopyInfo, feature};
 use argument::Argument;
-use session::Session;
+use data_session::Session;
 
 /// A migration port for a device of the kernel's VFIO.
 #[derive(Debug)]

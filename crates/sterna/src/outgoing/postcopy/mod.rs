@@ -8,7 +8,7 @@
 
 mod enabled;
 pub(super) mod interface;
-pub(super) mod lanes;
+pub(super) mod background_lanes;
 mod package;
 mod recovering;
 pub(super) mod recovery;

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use sterna_transport::Channel;
 
 use super::connect::connect;
-use super::lane::RdmaLane;
-use super::memory::register;
 use super::packet_lane::PacketLane;
+use super::registering::register;
 use super::source::RdmaSource;
 use super::windows::{ask, ask_for_lanes};
 use super::work::Work;
+use super::write_lane::RdmaLane;
 use crate::error::MigrationError;
 use crate::events::Event;
 use crate::outgoing::carrier::interface::Carrier;

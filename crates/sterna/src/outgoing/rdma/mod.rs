@@ -4,15 +4,15 @@
 //!
 //! | thread | does |
 //! | --- | --- |
-//! | the lane ([`RdmaLane`](lane::RdmaLane)) | takes pages, posts WRITEs as soon as their memory is registered on both sides, opens and closes phases |
+//! | the lane ([`RdmaLane`](write_lane::RdmaLane)) | takes pages, posts WRITEs as soon as their memory is registered on both sides, opens and closes phases |
 //! | `rdma windows` ([`ask`](windows::ask)) | sends the commands of a phase: windows to register or to give back, ranges that are all zero |
-//! | `rdma memory` ([`register`](memory::register)) | registers this side's memory, and deregisters it below a limit |
+//! | `rdma memory` ([`register`](registering::register)) | registers this side's memory, and deregisters it below a limit |
 //!
 //! Therefore both sides register in parallel, ahead of the WRITEs, and neither waits for the other.
 //!
 //! With multifd between two Sternas each lane is a [`PacketLane`](packet_lane::PacketLane) with a connection of its own. The main connection is left to
 //! `rdma windows`, which opens and closes phases itself ([`ask_for_lanes`](windows::ask_for_lanes)), and to the stream. The next paragraph is about the
-//! single [`RdmaLane`](lane::RdmaLane).
+//! single [`RdmaLane`](write_lane::RdmaLane).
 //!
 //! A phase is open while a round's pages are sent. The lane renews it when another thread wants to write the
 //! stream, and once per second. A round ends with the end of its phase: then every WRITE is complete, and every
@@ -30,14 +30,14 @@ pub(super) mod carrier;
 mod connect;
 pub(super) mod counts;
 mod gather;
-mod lane;
-mod memory;
 mod packet_lane;
 mod question;
+mod registering;
 mod source;
 mod used_blocks;
 mod windows;
 mod work;
+mod write_lane;
 
 use super::carrier::transport::{Facts, Transport};
 use carrier::RdmaCarrier;

@@ -7,7 +7,7 @@ use crate::error::MigrationError;
 use crate::interruption::Break;
 use crate::outgoing::carrier::writers::Writers;
 use crate::outgoing::lanes::{Lane, LaneEnds};
-use crate::outgoing::postcopy::lanes::follow;
+use crate::outgoing::postcopy::background_lanes::follow;
 use crate::outgoing::shared::Shared;
 use crate::outgoing::streams::{DeviceStreams, Streams};
 use crate::outgoing::workers::Workers;

@@ -3,12 +3,12 @@
 mod changes;
 pub(crate) mod control;
 mod copy;
+mod disk_session;
 mod engine;
 mod lock;
 mod request;
 mod rest;
 mod sector;
-mod session;
 
 use std::io;
 use std::sync::Arc;
@@ -141,6 +141,6 @@ impl Backend for Disk {
         _features: u64,
         _space: &'a ConfigurationSpace,
     ) -> io::Result<Box<dyn Session<'a> + 'a>> {
-        Ok(Box::new(session::DiskSession::new(self, Engine::new(&self.image))))
+        Ok(Box::new(disk_session::DiskSession::new(self, Engine::new(&self.image))))
     }
 }

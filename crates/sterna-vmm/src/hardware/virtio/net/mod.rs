@@ -1,10 +1,10 @@
 //! Virtio network cards: VIRTIO 1.2, section 5.1.
 
 mod announce;
+mod card_session;
 mod format;
 mod held;
 mod outlet;
-mod session;
 mod tap;
 
 use std::io;
@@ -154,7 +154,7 @@ impl Backend for Card {
         space: &'a ConfigurationSpace,
     ) -> io::Result<Box<dyn Session<'a> + 'a>> {
         self.outlets[0].tap().set_offloads(features)?;
-        let session = session::CardSession::new(&self.outlets, &self.active, space, features);
+        let session = card_session::CardSession::new(&self.outlets, &self.active, space, features);
         session.activate()?;
         Ok(Box::new(session))
     }
