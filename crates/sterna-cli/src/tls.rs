@@ -9,12 +9,17 @@
 use std::path::Path;
 
 use serde_json::{Map, Value, json};
-use sterna::TlsEndpoint;
+use sterna::{Tls, TlsEndpoint};
 use sterna_drive::Temporary;
 use sterna_qmp::{ClientError, MigrationControl, QmpError};
 
 use crate::exit::Stop;
 use crate::monitor::Monitor;
+
+/// The settings of a side without a monitor, with the certificates of `directory`.
+pub fn of_directory(directory: &Path, endpoint: TlsEndpoint) -> Result<Tls, Stop> {
+    Tls::from_directory(directory, endpoint).map_err(|error| Stop::unreadable(error.to_string()))
+}
 
 /// Gives a Sterna VM the credentials `tls-server` and `tls-client`, for which files exist.
 /// Migrations use those of `endpoint`, which must exist.

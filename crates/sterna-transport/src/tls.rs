@@ -44,6 +44,7 @@ pub(crate) mod underlying;
 mod verify;
 
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 
 use crate::address::Address;
@@ -70,6 +71,15 @@ impl Tls {
     /// Settings with the host name of the address, which allow every client with a valid certificate.
     pub fn new(credentials: Arc<TlsCredentials>) -> Tls {
         Tls { credentials, hostname: None, authorization: None }
+    }
+
+    /// As [`Tls::new`], with the files of `directory`; peers must present valid certificates.
+    ///
+    /// # Errors
+    /// As [`TlsCredentials::from_directory`].
+    pub fn from_directory(directory: &Path, endpoint: TlsEndpoint) -> Result<Tls, CredentialsError> {
+        let credentials = TlsCredentials::from_directory(directory, endpoint, true)?;
+        Ok(Tls::new(Arc::new(credentials)))
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use rcgen::{
     BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
 };
-use sterna_transport::{Tls, TlsCredentials, TlsEndpoint};
+use sterna_transport::{Tls, TlsEndpoint};
 
 use super::said;
 use crate::scenarios::Failure;
@@ -40,8 +40,7 @@ pub(super) fn make(directory: &Path) -> Result<(), Failure> {
 
 /// TLS settings of one side.
 pub(super) fn of(directory: &Path, endpoint: TlsEndpoint) -> Result<Tls, Failure> {
-    let credentials = TlsCredentials::from_directory(directory, endpoint, true).map_err(said)?;
-    let mut tls = Tls::new(credentials.into());
+    let mut tls = Tls::from_directory(directory, endpoint).map_err(said)?;
     if endpoint == TlsEndpoint::Client {
         tls.hostname = Some(HOST.to_owned());
     }

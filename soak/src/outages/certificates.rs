@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use rcgen::{
     BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
 };
-use sterna::{Tls, TlsCredentials, TlsEndpoint};
+use sterna::{Tls, TlsEndpoint};
 
 /// The name in the destination's certificate.
 const HOST: &str = "localhost";
@@ -25,8 +25,7 @@ pub(super) fn directory() -> Result<PathBuf, String> {
 
 /// TLS settings of one side.
 pub(super) fn of(directory: &Path, endpoint: TlsEndpoint) -> Result<Tls, String> {
-    let credentials = TlsCredentials::from_directory(directory, endpoint, true).map_err(said)?;
-    let mut tls = Tls::new(credentials.into());
+    let mut tls = Tls::from_directory(directory, endpoint).map_err(said)?;
     if endpoint == TlsEndpoint::Client {
         tls.hostname = Some(HOST.to_owned());
     }

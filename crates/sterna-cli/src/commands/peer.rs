@@ -14,7 +14,7 @@ use sterna_drive::save::{Domain, newest_libvirt_format_here};
 use sterna_image::convert::ConvertOptions;
 use sterna_image::{Envelope, Form, Format, Image, MappedOptions};
 use sterna_qmp::migration::{CapabilitySet, ParameterSet, from_uri};
-use sterna_transport::{CreateOptions, Direct, OpenOptions, Tls, TlsCredentials, TlsEndpoint};
+use sterna_transport::{CreateOptions, Direct, OpenOptions, TlsEndpoint};
 use uuid::Uuid;
 
 use super::verify::warn_of_damage;
@@ -102,9 +102,7 @@ impl Wire {
             CapabilitySet::default().with(&self.cap).map_err(|error| Stop::usage(error.to_string()))?;
         let mut parameters = set.to_engine();
         if let Some(directory) = &self.tls_dir {
-            let credentials = TlsCredentials::from_directory(directory, endpoint, true)
-                .map_err(|error| Stop::unreadable(error.to_string()))?;
-            parameters.tls = Some(Tls::new(Arc::new(credentials)));
+            parameters.tls = Some(tls::of_directory(directory, endpoint)?);
         }
         Ok((parameters, capabilities.to_engine(true)))
     }

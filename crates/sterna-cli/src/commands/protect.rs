@@ -20,7 +20,7 @@ use sterna::replica::{Claims, Protection, Secret, Terms, new_protection};
 use sterna_arbiter::{DEFAULT_LIMIT, Operator, Role, Spec};
 use sterna_drive::protect::{ProtectRequest, ProtectedDisk, ProtectionEnd, QemuProtection};
 use sterna_qmp::Endpoint;
-use sterna_transport::{Tls, TlsCredentials, TlsEndpoint};
+use sterna_transport::{Tls, TlsEndpoint};
 
 pub use control::COMMANDS;
 
@@ -356,9 +356,8 @@ fn request(arguments: &Arguments, protection: Protection) -> Result<ProtectReque
     let contact = arguments.contact.as_deref().map(peer::address).transpose()?;
     let tls = match &arguments.tls_dir {
         Some(directory) => {
-            let credentials = TlsCredentials::from_directory(directory, TlsEndpoint::Client, true)
-                .map_err(|error| Stop::unreadable(error.to_string()))?;
-            Some(Tls { hostname: arguments.tls_hostname.clone(), ..Tls::new(Arc::new(credentials)) })
+            let tls = tls::of_directory(directory, TlsEndpoint::Client)?;
+            Some(Tls { hostname: arguments.tls_hostname.clone(), ..tls })
         }
         None => None,
     };
