@@ -37,9 +37,9 @@ impl GuestEnd {
 
 /// Functions of a machine that only hosting needs.
 pub trait Machine: SourceVm + TargetVm + 'static {
-    /// Pauses the guest; see [`MonitoredVm::pause`].
+    /// Pauses the guest; see [`MonitoredVm::pause`](sterna_qmp::MonitoredVm::pause).
     fn pause(&self) -> Result<(), VmError>;
-    /// Lets the guest run; see [`MonitoredVm::cont`].
+    /// Lets the guest run; see [`MonitoredVm::cont`](sterna_qmp::MonitoredVm::cont).
     fn cont(&self) -> Result<(), VmError>;
     /// Ends the guest; called when the VM quits.
     fn end(&self);
@@ -47,11 +47,11 @@ pub trait Machine: SourceVm + TargetVm + 'static {
     fn ended(&self) -> Option<GuestEnd> {
         None
     }
-    /// Whether the VM has its guest; see [`MonitoredVm::has_guest`].
+    /// Whether the VM has its guest; see [`MonitoredVm::has_guest`](sterna_qmp::MonitoredVm::has_guest).
     fn has_guest(&self) -> bool;
-    /// The VM's name; see [`MonitoredVm::name`].
+    /// The VM's name; see [`MonitoredVm::name`](sterna_qmp::MonitoredVm::name).
     fn name(&self) -> String;
-    /// Ids of the vCPUs' threads; see [`MonitoredVm::vcpu_threads`].
+    /// Ids of the vCPUs' threads; see [`MonitoredVm::vcpu_threads`](sterna_qmp::MonitoredVm::vcpu_threads).
     fn vcpu_threads(&self) -> Vec<i32> {
         Vec::new()
     }
@@ -66,17 +66,18 @@ pub trait Machine: SourceVm + TargetVm + 'static {
     }
     /// Whether KVM runs the guest.
     fn uses_kvm(&self) -> bool;
-    /// The guest's disks; see [`MonitoredVm::disks`].
+    /// The guest's disks; see [`MonitoredVm::disks`](sterna_qmp::MonitoredVm::disks).
     fn disks(&self) -> Vec<BlockDevice> {
         Vec::new()
     }
-    /// Changes the length of a disk; see [`MonitoredVm::resize_disk`].
+    /// Changes the length of a disk; see [`MonitoredVm::resize_disk`](sterna_qmp::MonitoredVm::resize_disk).
     fn resize_disk(&self, index: usize, _len_bytes: u64) -> Result<(), VmError> {
         Err(VmError::new("block_resize", format!("this machine has no disk {index}")))
     }
-    /// Sets how arriving guests are announced; see [`MonitoredVm::set_announcing`].
+    /// Sets how arriving guests are announced; see
+    /// [`MonitoredVm::set_announcing`](sterna_qmp::MonitoredVm::set_announcing).
     fn set_announcing(&self, _announcing: Announcing) {}
-    /// Announces network cards now; see [`MonitoredVm::announce`].
+    /// Announces network cards now; see [`MonitoredVm::announce`](sterna_qmp::MonitoredVm::announce).
     fn announce(&self, _announcing: Announcing, _cards: &[usize], _id: &str) -> Result<(), VmError> {
         Ok(())
     }

@@ -16,8 +16,8 @@ use crate::read::source::ReadAt;
 impl Image {
     /// Opens the image at `path` and reads everything except its pages.
     ///
-    /// An image with truncated devices can be opened for inspection ([`Shape::has_eof`] is false then). An image that
-    /// is truncated before the devices has no shape and cannot be opened.
+    /// An image with truncated devices can be opened for inspection ([`Shape::has_eof`](crate::Shape::has_eof) is
+    /// false then). An image that is truncated before the devices has no shape and cannot be opened.
     ///
     /// # Errors
     /// [`ImageError`]: the file is not an image, breaks a rule (with its place), or is still being written.

@@ -19,7 +19,7 @@ use super::system::kind_name;
 use names::{directory_of, staging_name};
 pub(super) use stale::stale_staging_files;
 
-/// The extension of a file that is to be kept. It is no longer than [`ENDING`].
+/// The extension of a file that is to be kept. It is no longer than `ENDING`.
 const KEPT: &str = "kept";
 /// Maximum path length in bytes for which rustix does not allocate.
 const LONGEST_ON_STACK: usize = 255;

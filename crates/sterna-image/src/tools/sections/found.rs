@@ -22,7 +22,8 @@ pub struct DeviceSection {
     pub body_offset: usize,
     /// Length of the body in bytes.
     pub body_bytes: usize,
-    /// Index in [`Description::devices`], if the description contains the section. None for START sections.
+    /// Index in [`Description::devices`](crate::tools::description::Description::devices), if the description
+    /// contains the section. None for START sections.
     pub described: Option<usize>,
 }
 

@@ -11,7 +11,7 @@ pub(super) const END: &str = "specs/rdma.md §7";
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "the receives have to be posted before the message is sent"]
 pub struct Sending {
-    /// Number of receives to post first, each of [`MESSAGE_BYTES`](super::MESSAGE_BYTES).
+    /// Number of receives to post first, each of [`MESSAGE_BYTES`](crate::rdma::MESSAGE_BYTES).
     pub receives: usize,
 }
 
