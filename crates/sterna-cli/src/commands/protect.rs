@@ -200,7 +200,7 @@ fn protect(arguments: &Arguments, interrupts: &Interrupts, recorder: &mut Record
         (Err(stop), _) => stop.message.as_str(),
         (Ok(_), Outcome::HandedOver) => "handed over as planned: the guest runs at the standby",
         (Ok(_), _) if !ended.runs_here => {
-            "an operator ended the QEMU, and the protection with it: the standby does not take over"
+            "the QEMU was ended, and the protection with it: the standby does not take over"
         }
         (Ok(_), _) => "an operator ended the protection: the guest continues to run at the primary",
     };

@@ -340,7 +340,7 @@ fn discarded(because: Because, report: &StandbyReport) -> Stop {
         ),
         Because::Unprotected => (
             Status::Discarded,
-            "the primary has ended the protection: it has the guest, or an operator ended the guest there; the \
+            "the primary has ended the protection: it has the guest, or the guest was ended there intentionally; the \
              checkpoint is discarded"
                 .to_owned(),
         ),
