@@ -255,7 +255,10 @@ mod tests {
         let many = Statistics { earlier_reconnections: earlier, ..statistics.clone() };
         for (statistics, wanted) in [
             (statistics, ["2; 4.60 s without", "6.00 MiB of pages sent again", "was stopped for 40.0 ms"]),
-            (many, ["1\u{202f}002; 5.00 s without", "7.00 MiB of pages sent again", "was stopped for 50.0 ms"]),
+            (
+                many,
+                ["1\u{202f}002; 5.00 s without", "7.00 MiB of pages sent again", "was stopped for 50.0 ms"],
+            ),
         ] {
             let rows = rows(&Record::new("", "", statistics));
 

@@ -193,8 +193,7 @@ fn course(record: &ProtectionRecord) -> String {
         .map(|(class, words)| (class, words.to_owned()))
         .collect();
     let lost: u64 = record.parts.iter().map(|part| part.dropped).sum();
-    shown
-        .extend((lost > 0).then(|| ("drop", format!("output was dropped ({} pieces)", units::count(lost)))));
+    shown.extend((lost > 0).then(|| ("drop", format!("output was dropped ({} pieces)", units::count(lost)))));
     let has_asked = record.changes.iter().any(|change| is_out(&change.state));
     shown.extend(has_asked.then(|| ("outage", "no contact with the standby".to_owned())));
     let mut html = keys(shown) + &svg.finish();

@@ -107,7 +107,9 @@ mod tests {
 
     #[test]
     fn device_of_another_kind_is_found() {
-        assert!(why("0000:00:03.0/virtio-blk").expect("it is a card").contains("is not the guest's virtio-blk"));
+        assert!(
+            why("0000:00:03.0/virtio-blk").expect("it is a card").contains("is not the guest's virtio-blk")
+        );
         assert!(why("0000:00:04.0/virtio-net").is_some());
     }
 

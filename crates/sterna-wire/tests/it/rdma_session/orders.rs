@@ -158,7 +158,12 @@ fn listener_invites_one_command_and_answers_it_first() {
     listener.received(RegisterRequest).unwrap();
     assert_eq!(listener.owes(), Some(RegisterResult));
     refused(listener.invite(), Ready, Fault::Local, "REGISTER_RESULT must be sent first");
-    refused(listener.answer(RamBlocksResult), RamBlocksResult, Fault::Local, "REGISTER_RESULT has not been sent yet");
+    refused(
+        listener.answer(RamBlocksResult),
+        RamBlocksResult,
+        Fault::Local,
+        "REGISTER_RESULT has not been sent yet",
+    );
     assert_eq!(listener.answer(RegisterResult), Ok(Sending { receives: 0 }));
     refused(listener.answer(RegisterResult), RegisterResult, Fault::Local, "no command was sent");
     assert_eq!(listener.invite(), Ok(Sending { receives: 1 }));
