@@ -13,7 +13,6 @@ use sterna_wire::extension::{MigrationSecret, ReconnectAnswer, ReconnectChannel,
 use super::greeting::Greeting;
 use super::postcopy::recovery;
 use super::shared::Shared;
-use super::transport;
 use crate::driver::Driver;
 use crate::error::MigrationError;
 use crate::interruption::Break;
@@ -28,8 +27,7 @@ const LOOK: Duration = Duration::from_millis(20);
 impl Shared {
     /// Whether this side can wait for a source whose connection was lost.
     pub(super) fn can_wait(&self) -> bool {
-        let can_wait = transport::of(&self.address).can_wait;
-        !self.params.reconnect_window.is_zero() && can_wait && self.target.keeps_pages()
+        !self.params.reconnect_window.is_zero() && self.can_be_dialled_again && self.target.keeps_pages()
     }
 
     /// Reports an error of this side while it waits for the source.

@@ -55,7 +55,6 @@ pub use fault::SharingFault;
 pub use postcopy::listening::RecoverError;
 pub use sterna_proto::destination::Refusal;
 
-use crate::error::MigrationError;
 use crate::events::{Observer, Status};
 use crate::params::{Capabilities, Parameters};
 use crate::rules::{self, Feature, Features, Side};
@@ -66,7 +65,7 @@ use crate::vm::TargetVm;
 use postcopy::listening::Listening;
 use shared::Shared;
 use target::Target;
-use transport::Beginning;
+use transport::interface::{Beginning, Waiting};
 use vm_target::VmTarget;
 
 /// The destination's handle of a migration.
@@ -127,29 +126,18 @@ impl Incoming {
             .with(Feature::StoredImage, target.ram_sink().is_none());
         rules::check(features, Side::Destination)?;
         postcopy::check(target.as_ref(), &capabilities)?;
-        let begin = transport::of(at).begin;
-        begin(Beginning { target, at, params, capabilities, observer })
+        let wait = transport::of(at);
+        Self::begin(wait(Beginning { target, at, params, capabilities, observer })?)
     }
 
-    /// Starts the control thread and, through `listen`, the thread that accepts connections.
-    fn begin(
-        shared: Shared,
-        listen: impl FnOnce(&Arc<Shared>) -> Result<JoinHandle<()>, MigrationError>,
-    ) -> Result<Self, StartError> {
+    /// Starts the control thread, and the thread that accepts connections.
+    fn begin(Waiting { shared, listen }: Waiting) -> Result<Self, StartError> {
         // The guard exists before the threads: if only one thread starts, dropping the guard ends it.
         let mut guard = Guard { shared: Arc::new(shared), listening: None, recovery: Listening::default() };
         control::spawn(&guard.shared)
             .and_then(|()| listen(&guard.shared))
-            .map(|thread| guard.listening = Some(thread))
+            .map(|thread| guard.listening = thread)
             .map_err(|error| StartError::System(error.to_string()))?;
-        Ok(Self { guard: Arc::new(guard) })
-    }
-
-    /// Starts the control thread, and then `start`. No connection is accepted.
-    fn begin_alone(shared: Shared, start: impl FnOnce(&Shared)) -> Result<Self, StartError> {
-        let guard = Guard { shared: Arc::new(shared), listening: None, recovery: Listening::default() };
-        control::spawn(&guard.shared).map_err(|error| StartError::System(error.to_string()))?;
-        start(&guard.shared);
         Ok(Self { guard: Arc::new(guard) })
     }
 

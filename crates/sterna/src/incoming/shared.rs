@@ -44,6 +44,8 @@ pub(super) struct Shared {
     pub file: Option<LoadFile>,
     /// The transport of the migration.
     pub carrier: Arc<dyn Carrier>,
+    /// Another connection can arrive at the address, so a lost one can be replaced.
+    pub can_be_dialled_again: bool,
     pub params: Parameters,
     pub capabilities: Capabilities,
     pub observer: Arc<dyn Observer>,
@@ -114,6 +116,7 @@ impl Shared {
             layout: OnceLock::new(),
             file: None,
             carrier: Arc::new(Plain),
+            can_be_dialled_again: false,
             rounds: Rounds::new(lanes),
             streams: Inboxes::new(Streamed::of(&target.devices()), params.max_queued_stream_bytes),
             driver: OnceLock::new(),

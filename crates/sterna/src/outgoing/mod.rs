@@ -106,7 +106,7 @@ impl Migration {
         // After completion, an earlier problem such as a lost acknowledgement is not reported as an error.
         let error = error.filter(|_| statistics.status() != Status::Completed);
         let streams = self.shared.session.streams.lock().as_ref().map(|streams| streams.statistics());
-        let counts_rdma = carrier::of(&self.shared.session.to).facts.counts_rdma;
+        let counts_rdma = self.shared.session.facts.counts_rdma;
         let mut snapshot = statistics.snapshot(self.shared.measures.counters.now(), error);
         let since_start = |instant| statistics.since_start(instant);
         snapshot.postcopy =
@@ -396,7 +396,8 @@ impl Migration {
                 .with(Feature::Protection, protecting.is_some())
         })?;
         let mut capabilities = capabilities;
-        if carrier::of(to).facts.stores {
+        let facts = &carrier::of(to).facts;
+        if facts.stores {
             // Nothing answers.
             capabilities.return_path = false;
         }
@@ -428,7 +429,8 @@ impl Migration {
         };
         let identity = Identity::draw().map_err(|error| StartError::System(error.to_string()))?;
         let source = (Source::new(config, std::time::Duration::ZERO), identity, custody, tracking);
-        let mut shared = Shared::new(guest_source, to.clone(), params, capabilities, observer, source);
+        let mut shared =
+            Shared::new(guest_source, (to.clone(), facts), params, capabilities, observer, source);
         shared.protecting = protecting;
         let shared = Arc::new(shared);
         control::spawn(&shared).map_err(|error| StartError::System(error.to_string()))?;

@@ -10,7 +10,7 @@ use sterna_ram::{Custody, CustodyClaim, GuestRam, TrackingClaim};
 use sterna_transport::{Address, CancelFlag, Channel};
 
 use super::asking::Asking;
-use super::carrier;
+use super::carrier::facts::Facts;
 use super::guest_source::{GuestSource, PageReader};
 use super::lanes::limiter::Limiter;
 use super::lanes::state::Lanes;
@@ -61,6 +61,8 @@ pub(super) struct Guest {
 /// The open connections, and the shared state of the threads that use them.
 pub(super) struct Session {
     pub to: Address,
+    /// What holds for this address.
+    pub facts: &'static Facts,
     pub connecting: CancelFlag,
     pub limiter: Arc<Limiter>,
     pub lanes: Lanes,
@@ -112,7 +114,7 @@ struct Ending {
 impl Shared {
     pub(super) fn new(
         guest_source: Arc<dyn GuestSource>,
-        to: Address,
+        (to, facts): (Address, &'static Facts),
         params: Parameters,
         capabilities: Capabilities,
         observer: Arc<dyn Observer>,
@@ -123,7 +125,7 @@ impl Shared {
         let hands_over_memory = params.mode == MigrationMode::CprTransfer;
         let watch = {
             let (custody, tracking) = (Arc::clone(&custody), Arc::clone(&tracking));
-            let stores = carrier::of(&to).facts.stores;
+            let stores = facts.stores;
             let told = Cell::new(None);
             move |machine: &Source| {
                 if matches!(machine.state(), State::Cancelled | State::Failed) {
@@ -155,6 +157,7 @@ impl Shared {
                 memory_is_expected: AtomicBool::new(false),
                 channels: Mutex::default(),
                 to: to.clone(),
+                facts,
             },
             measures: Measures {
                 counters: Arc::default(),

@@ -27,21 +27,17 @@ use sterna_proto::destination::Event as Fed;
 use sterna_transport::Direct;
 use sterna_wire::main::MainItem;
 
-use super::Incoming;
 use super::load_file::LoadFile;
 use super::loader::{Loader, Read};
 use super::shared::Shared;
-use super::transport::{Beginning, Transport};
+use super::transport::interface::{Beginning, Waiting};
 use crate::error::MigrationError;
 use crate::events::Event;
 use crate::start_error::StartError;
 
-/// The transport of `file:`.
-pub(super) static TRANSPORT: Transport = Transport { begin, can_wait: false };
-
-/// Starts to load a guest from a file immediately. Without [`Capabilities::unmanaged`](crate::Capabilities::unmanaged)
+/// Loads a guest from a file as soon as the migration begins. Without [`Capabilities::unmanaged`](crate::Capabilities::unmanaged)
 /// the guest arrives paused, because no source exists whose end could be awaited.
-fn begin(beginning: Beginning<'_>) -> Result<Incoming, StartError> {
+pub(super) fn wait(beginning: Beginning<'_>) -> Result<Waiting, StartError> {
     let file = LoadFile::open(beginning.at, &beginning.params)?;
     let custody = beginning.claim()?;
     let (address, unmanaged) = (beginning.at.clone(), beginning.capabilities.unmanaged);
@@ -50,7 +46,11 @@ fn begin(beginning: Beginning<'_>) -> Result<Incoming, StartError> {
     if !unmanaged {
         let _ = shared.autostart.set(false);
     }
-    Incoming::begin_alone(shared, start)
+    let listen = |shared: &Arc<Shared>| {
+        start(shared);
+        Ok(None)
+    };
+    Ok(Waiting { shared, listen: Box::new(listen) })
 }
 
 /// Begins to load immediately, because there is no source to wait for.

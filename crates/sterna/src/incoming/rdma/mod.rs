@@ -27,16 +27,14 @@ use std::sync::Arc;
 
 use sterna_transport::Address;
 
-use super::Incoming;
-use super::transport::{Beginning, Transport};
+use super::shared::Shared;
+use super::transport::interface::{Beginning, Waiting};
 use crate::start_error::StartError;
 use carrier::RdmaCarrier;
 use state::Rdma;
 
-/// The transport of `rdma:`.
-pub(super) static TRANSPORT: Transport = Transport { begin, can_wait: false };
-
-fn begin(beginning: Beginning<'_>) -> Result<Incoming, StartError> {
+/// Waits for connect requests at `rdma:`.
+pub(super) fn wait(beginning: Beginning<'_>) -> Result<Waiting, StartError> {
     let Address::Rdma { host, port } = beginning.at else {
         return Err(StartError::System(format!("{} is no address of RDMA", beginning.at)));
     };
@@ -47,5 +45,6 @@ fn begin(beginning: Beginning<'_>) -> Result<Incoming, StartError> {
     let rdma = Arc::new(Rdma::new(&beginning.params, &beginning.capabilities));
     let mut shared = beginning.shared(custody, address)?;
     shared.carrier = Arc::new(RdmaCarrier(Arc::clone(&rdma)));
-    Incoming::begin(shared, |shared| listen::spawn(shared, &rdma, listener))
+    let listen = move |shared: &Arc<Shared>| listen::spawn(shared, &rdma, listener).map(Some);
+    Ok(Waiting { shared, listen: Box::new(listen) })
 }

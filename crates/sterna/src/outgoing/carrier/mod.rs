@@ -10,6 +10,7 @@
 //!
 //! Another transport is an address, a folder with a [`Transport`] and a carrier, and two lines here: the module and its row in [`of`].
 
+pub(super) mod facts;
 pub(super) mod interface;
 pub(super) mod sockets;
 pub(super) mod stream;
@@ -18,15 +19,14 @@ pub(super) mod writers;
 
 use sterna_transport::Address;
 
-use super::{file, rdma};
 use transport::Transport;
 
 /// The transport to addresses of the kind of `address`.
 pub(super) fn of(address: &Address) -> &'static Transport {
     match address {
         Address::Tcp { .. } | Address::Unix(_) => &sockets::NETWORK,
-        Address::File { .. } => &file::TRANSPORT,
-        Address::Rdma { .. } => &rdma::TRANSPORT,
+        Address::File { .. } => &crate::outgoing::file::TRANSPORT,
+        Address::Rdma { .. } => &crate::outgoing::rdma::TRANSPORT,
         _ => &sockets::DESCRIPTOR,
     }
 }

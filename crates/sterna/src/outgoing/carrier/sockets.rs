@@ -7,9 +7,10 @@ use sterna_transport::{CancelFlag, Channel, TransportError};
 use sterna_wire::extension;
 use sterna_wire::main::Command;
 
+use super::facts::Facts;
 use super::interface::Carrier;
 use super::stream::{begin_ram, greet, main_channel, say_hello};
-use super::transport::{Facts, Question, Transport};
+use super::transport::{Opened, Question, Transport};
 use super::writers::{Writers, main_lane, multifd_lanes, multifd_shared, sends_zeros_on_main};
 use crate::error::MigrationError;
 use crate::interruption::Break;
@@ -45,7 +46,7 @@ const FACTS: Facts = Facts {
     counts_rdma: false,
 };
 
-fn open(shared: &Arc<Shared>) -> Result<Box<dyn Carrier>, MigrationError> {
+fn open(shared: &Arc<Shared>) -> Opened {
     Ok(Box::new(Sockets::open(shared)?))
 }
 

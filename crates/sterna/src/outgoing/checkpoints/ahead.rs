@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::Checkpointing;
+use super::checkpointing::Checkpointing;
 use crate::error::MigrationError;
 use crate::interruption::Break;
 

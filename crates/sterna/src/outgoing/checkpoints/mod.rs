@@ -6,6 +6,7 @@
 //! memory although no checkpoint is in flight, the guest is paused until they are sent.
 
 mod ahead;
+mod checkpointing;
 mod service;
 mod standing;
 mod taking;
@@ -26,6 +27,7 @@ use crate::outgoing::protection::{Protecting, Seen, Staging, Withholder, counts_
 use crate::threads::{call, caught};
 use crate::vm::RunState;
 use ahead::Ahead;
+use checkpointing::Checkpointing;
 use taking::{Paused, note_pause};
 use travel::Travel;
 
@@ -90,12 +92,6 @@ pub(super) fn take(transfer: &mut Transfer) -> Result<(), Break> {
         }
         other => other,
     }
-}
-
-/// Checkpoints of the guest `transfer`, for the protection `protecting`.
-struct Checkpointing<'a> {
-    transfer: &'a mut Transfer,
-    protecting: &'a Protecting,
 }
 
 impl Checkpointing<'_> {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use sterna_ram::PAGE_SIZE;
 
-use super::Checkpointing;
+use super::checkpointing::Checkpointing;
 use super::travel::Taken;
 use crate::error::MigrationError;
 use crate::events::Event;

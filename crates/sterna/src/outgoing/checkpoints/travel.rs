@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use sterna_wire::colo::{Message, MessageKind};
 
-use super::Checkpointing;
+use super::checkpointing::Checkpointing;
 use super::service::Service;
 use crate::error::MigrationError;
 use crate::order::RoundPages;

@@ -12,7 +12,7 @@ use sterna_proto::source::{
 use sterna_wire::extension::{self, Handover};
 use sterna_wire::main::Command;
 
-use super::carrier::interface::Carrier;
+use super::carrier::transport::Opened;
 use super::outcome::{Outcome, RetryError};
 use super::postcopy::interface::Postcopy;
 use super::reconnection::interface::Reconnection;
@@ -67,7 +67,7 @@ pub(super) fn retry(shared: &Arc<Shared>) -> Result<(), RetryError> {
 }
 
 /// Opens every channel, and writes the first bytes of each.
-fn open(shared: &Arc<Shared>) -> Result<Box<dyn Carrier>, MigrationError> {
+fn open(shared: &Arc<Shared>) -> Opened {
     let carrier = (carrier::of(&shared.session.to).open)(shared)?;
     carrier.greet()?;
     Ok(carrier)
@@ -300,8 +300,8 @@ impl Control {
 
     fn report_undecided(&mut self, cause: Cause) {
         let why = self.shared.error().map_or_else(|| format!("{cause:?}"), |error| error.to_string());
-        let can_ask = self.shared.driver.inspect(|machine| machine.peer().sterna)
-            && carrier::of(&self.shared.session.to).facts.can_ask;
+        let can_ask =
+            self.shared.driver.inspect(|machine| machine.peer().sterna) && self.shared.session.facts.can_ask;
         let asked = match self.shared.params().status_questions {
             StatusQuestions::Operator => "is not asked, since this side leaves the question to an operator",
             StatusQuestions::Auto if can_ask => "is asked again",

@@ -27,9 +27,10 @@ use sterna_wire::main::SectionHeader;
 use sterna_wire::mapped_ram::MappedHeader;
 use sterna_wire::ram::BlockList;
 
+use super::carrier::facts::Facts;
 use super::carrier::interface::Carrier;
 use super::carrier::stream::{begin_ram, greet};
-use super::carrier::transport::{Facts, Transport};
+use super::carrier::transport::Transport;
 use super::carrier::writers::{Writers, main_lane};
 use super::lanes::LaneEnds;
 use super::lanes::limiter::Limiter;

@@ -39,7 +39,8 @@ mod windows;
 mod work;
 mod write_lane;
 
-use super::carrier::transport::{Facts, Transport};
+use super::carrier::facts::Facts;
+use super::carrier::transport::Transport;
 use carrier::RdmaCarrier;
 
 /// The transport of `rdma:`.

@@ -12,7 +12,6 @@ pub(super) mod watch;
 
 use std::sync::Arc;
 
-use super::carrier;
 use super::shared::Shared;
 use crate::params::MigrationMode;
 use enabled::Enabled;
@@ -21,7 +20,7 @@ use interface::{Off, Reconnection};
 /// Reconnection as an operator has set it for `shared`'s migration.
 pub(super) fn of(shared: &Arc<Shared>) -> Box<dyn Reconnection> {
     let params = shared.params();
-    let can_dial_again = carrier::of(&shared.session.to).facts.can_reconnect
+    let can_dial_again = shared.session.facts.can_reconnect
         && shared.guest.source.is_in_memory()
         && shared.protecting.is_none()
         && params.mode == MigrationMode::Normal;

@@ -23,7 +23,6 @@ use sterna_transport::Channel;
 use sterna_wire::extension::{self, Features};
 use sterna_wire::main::Command;
 
-use super::carrier;
 use super::main_channel::MainChannel;
 use super::running_streams::RunningStreams;
 use super::shared::Shared;
@@ -347,7 +346,7 @@ impl DeviceStreams {
         if devices.is_empty() {
             return Ok(None);
         }
-        let takes_packets = carrier::of(&shared.session.to).facts.takes_device_packets;
+        let takes_packets = shared.session.facts.takes_device_packets;
         let peer = shared.driver.inspect(sterna_proto::source::Source::peer);
         let has_credit = Features(peer.features).contains(Features::DEVICE_STREAMS);
         let way = match shared.capabilities.multifd && takes_packets {

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use crate::free_page_hints::{FreePageHints, FreePages};
 use crate::order::RoundPages;
-use crate::outgoing::carrier;
 use crate::outgoing::shared::Shared;
 use crate::threads::{call, caught};
 use crate::vm::RunState;
@@ -25,7 +24,7 @@ impl Hints {
 
     /// The VM's interface for hints; `None` if hints are of no use for this migration.
     pub(in crate::outgoing) fn of(shared: &Shared) -> Option<&dyn FreePageHints> {
-        let is_of_use = carrier::of(&shared.session.to).facts.gains_by_hints
+        let is_of_use = shared.session.facts.gains_by_hints
             && call("SourceVm::run_state", || shared.guest.vm.run_state()) == RunState::Running;
         if is_of_use { call("SourceVm::free_page_hints", || shared.guest.vm.free_page_hints()) } else { None }
     }

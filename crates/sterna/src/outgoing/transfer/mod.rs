@@ -3,7 +3,7 @@
 //! The control thread owns it. Precopy, the switchover, postcopy, a reconnection and checkpoints work on it one
 //! after the other.
 
-mod first_round;
+pub(super) mod first_round;
 mod hints;
 mod lanes;
 mod policy;
@@ -28,7 +28,6 @@ use super::workers::Workers;
 use crate::error::MigrationError;
 use crate::events::{Event, SwitchoverStep};
 
-pub(super) use first_round::LONGEST_WAIT;
 pub(super) use hints::Hints;
 pub(super) use rounds::Rounds;
 pub(super) use slowdown::{Slowdown, why_not};

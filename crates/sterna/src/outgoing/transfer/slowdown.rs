@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use crate::error::{MigrationError, VmError};
 use crate::events::Event;
-use crate::outgoing::carrier;
 use crate::outgoing::shared::Shared;
 use crate::params::{Capabilities, Parameters};
 use crate::precopy::{Output, Standstill};
@@ -81,7 +80,7 @@ pub(in crate::outgoing) fn why_not(shared: &Shared, standstill: Standstill) -> S
         true => (params.max_bandwidth_bytes, " under the bandwidth limit"),
         false => (standstill.drained_bytes, ""),
     };
-    let gains_by_multifd = carrier::of(&shared.session.to).facts.gains_by_multifd;
+    let gains_by_multifd = shared.session.facts.gains_by_multifd;
     let can_throttle = shared.guest.vm.throttle().is_some();
     let devices = match standstill.streams {
         time if time.is_zero() => String::new(),

@@ -1,0 +1,16 @@
+//! Waits for connections over sockets.
+
+use sterna_transport::Listener;
+
+use super::interface::{Beginning, Waiting};
+use crate::incoming::accept;
+use crate::start_error::StartError;
+
+pub(super) fn wait(beginning: Beginning<'_>) -> Result<Waiting, StartError> {
+    let custody = beginning.claim()?;
+    let listener = Listener::bind(beginning.at).map_err(|error| StartError::System(error.to_string()))?;
+    let (address, is_descriptor) = (listener.local_address(), beginning.at.is_descriptor());
+    let mut shared = beginning.shared(custody, address)?;
+    shared.can_be_dialled_again = !is_descriptor;
+    Ok(Waiting { shared, listen: Box::new(|shared| accept::spawn(shared, listener).map(Some)) })
+}
