@@ -68,7 +68,7 @@ mod throttle_clock;
 pub mod vm;
 
 pub use device_stream::{AskCheckpoint, DeviceStream, EpochStream, RemainingState};
-pub use error::{Fault, MigrationError, VmError};
+pub use error::{Difference, Fault, MigrationError, Misbehaviour, VmError};
 pub use events::{Event, Observer, Status, SwitchoverStep};
 pub use free_page_hints::{FreePageHints, FreePages};
 pub use hooks::Hook;

@@ -2,7 +2,7 @@
 
 use sterna_transport::{Channel, PeerCredentials};
 
-use crate::error::MigrationError;
+use crate::error::{MemoryDifference, MigrationError};
 use crate::params::Parameters;
 
 /// Whether the process at the other end may receive this process's guest, or give it one.
@@ -15,13 +15,6 @@ pub(crate) fn check_peer(channel: &Channel, params: &Parameters) -> Result<(), M
     if peer.uid == ours || is_roots && params.cpr_allow_root {
         return Ok(());
     }
-    let root = if is_roots { ", unless x-sterna-cpr-allow-root is set on both sides" } else { "" };
-    let what = format!(
-        "process {} at the other end of {} is of user {}, and this one of user {ours}: descriptors of a guest's memory go \
-         between processes of the same user{root}",
-        peer.pid,
-        channel.peer(),
-        peer.uid
-    );
-    Err(MigrationError::PeerIncompatible { what })
+    let (pid, theirs, peer) = (peer.pid, peer.uid, channel.peer().to_owned());
+    Err(MemoryDifference::OtherUser { pid, peer, theirs, ours, is_roots }.into())
 }

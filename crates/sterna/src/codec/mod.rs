@@ -6,9 +6,11 @@
 mod zlib;
 mod zstd;
 
+use std::sync::Arc;
+
 use sterna_wire::multifd::Method;
 
-use crate::error::MigrationError;
+use crate::error::{BadPayload, MigrationError, Misbehaviour};
 use crate::params::{Compression, Parameters};
 
 /// The compression method that multifd packets of a channel name.
@@ -50,8 +52,12 @@ pub(crate) fn decoder(compression: Compression) -> Result<Option<Box<dyn Decoder
     })
 }
 
-fn corrupt(codec: &str, why: impl std::fmt::Display) -> MigrationError {
-    MigrationError::PeerMisbehaved { what: format!("a {codec} payload does not decompress: {why}") }
+fn bad(codec: &'static str, why: BadPayload) -> MigrationError {
+    Misbehaviour::Payload { codec, why }.into()
+}
+
+fn corrupt(codec: &'static str, why: impl std::error::Error + Send + Sync + 'static) -> MigrationError {
+    bad(codec, BadPayload::Corrupt(Arc::new(why)))
 }
 
 #[cfg(test)]
@@ -93,7 +99,10 @@ mod tests {
                 let mut payload = Vec::new();
                 encoder.encode(&pages(5, 2), &mut payload).unwrap();
                 let error = decoder.decode(&payload, &mut vec![0; wanted]).unwrap_err();
-                assert!(matches!(error, MigrationError::PeerMisbehaved { .. }), "{error}");
+                assert!(
+                    matches!(error, MigrationError::PeerMisbehaved(Misbehaviour::Payload { .. })),
+                    "{error}"
+                );
             }
         }
     }

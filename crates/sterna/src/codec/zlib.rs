@@ -2,8 +2,8 @@
 
 use flate2::{Compress, Compression, Decompress, FlushCompress, FlushDecompress, Status};
 
-use super::{Decoder, Encoder, corrupt};
-use crate::error::MigrationError;
+use super::{Decoder, Encoder, bad, corrupt};
+use crate::error::{BadPayload, MigrationError};
 
 pub(super) struct ZlibEncoder(Compress);
 
@@ -53,7 +53,7 @@ impl Decoder for ZlibDecoder {
                 .decompress(&payload[used..], &mut pages[filled..], FlushDecompress::Sync)
                 .map_err(|error| corrupt("zlib", error))?;
             if self.progress(read, written) == (used, filled) || status == Status::StreamEnd {
-                return Err(corrupt("zlib", format!("{filled} bytes where {} are due", pages.len())));
+                return Err(bad("zlib", BadPayload::Short { came: filled, due: pages.len() }));
             }
         }
         self.drain(&payload[self.progress(read, written).0..])
@@ -73,11 +73,11 @@ impl ZlibDecoder {
             let status = self.0.decompress(rest, &mut spare, FlushDecompress::Sync);
             let (used, extra) = self.progress(read, written);
             if extra > 0 {
-                return Err(corrupt("zlib", "it contains more than its pages"));
+                return Err(bad("zlib", BadPayload::Long));
             }
             match status {
                 Ok(Status::Ok) if used > 0 => rest = &rest[used..],
-                Ok(_) => return Err(corrupt("zlib", format!("{} bytes are left over", rest.len()))),
+                Ok(_) => return Err(bad("zlib", BadPayload::LeftOver { bytes: rest.len() })),
                 Err(error) => return Err(corrupt("zlib", error)),
             }
         }

@@ -2,8 +2,8 @@
 
 use zstd::stream::raw::{Decoder as RawDecoder, Encoder as RawEncoder, InBuffer, Operation, OutBuffer};
 
-use super::{Decoder, Encoder, corrupt};
-use crate::error::MigrationError;
+use super::{Decoder, Encoder, bad, corrupt};
+use crate::error::{BadPayload, MigrationError};
 
 pub(super) struct ZstdEncoder(RawEncoder<'static>);
 
@@ -53,10 +53,10 @@ impl Decoder for ZstdDecoder {
             let before = (input.pos(), output.pos());
             let hint = self.0.run(&mut input, &mut output).map_err(|error| corrupt("zstd", error))?;
             if hint == 0 {
-                return Err(corrupt("zstd", "its frame ends"));
+                return Err(bad("zstd", BadPayload::FrameEnds));
             }
             if (input.pos(), output.pos()) == before {
-                return Err(corrupt("zstd", format!("{} bytes where {due} are due", output.pos())));
+                return Err(bad("zstd", BadPayload::Short { came: output.pos(), due }));
             }
         }
         self.drain(input)
@@ -72,13 +72,13 @@ impl ZstdDecoder {
             let mut output = OutBuffer::around(&mut spare[..]);
             self.0.run(&mut input, &mut output).map_err(|error| corrupt("zstd", error))?;
             if output.pos() > 0 {
-                return Err(corrupt("zstd", "it contains more than its pages"));
+                return Err(bad("zstd", BadPayload::Long));
             }
             if input.pos() == input.src.len() {
                 return Ok(());
             }
             if input.pos() == before {
-                return Err(corrupt("zstd", "bytes are left over"));
+                return Err(bad("zstd", BadPayload::LeftOver { bytes: input.src.len() - input.pos() }));
             }
         }
     }

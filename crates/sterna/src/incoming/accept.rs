@@ -32,7 +32,9 @@ use super::postcopy::{preempt, recovery};
 use super::questions;
 use super::shared::Shared;
 use super::shortage::Shortage;
-use crate::error::MigrationError;
+use crate::error::{
+    BadConnection, ChannelRole, MigrationError, Misbehaviour, RefusedLane, SettingDifference,
+};
 use crate::events::Event;
 use crate::interruption::Break;
 use crate::threads::{self, tried};
@@ -211,14 +213,10 @@ fn sort(shared: &Arc<Shared>, channel: &Arc<Channel>) -> Result<(), Break> {
         return multifd(shared, &greeting);
     }
     if magic.starts_with(&TLS_MAGIC) {
-        let what = format!(
-            "{}: the peer uses TLS and this side has no TLS credentials: set them here too",
-            channel.peer()
-        );
-        return Err(MigrationError::PeerIncompatible { what }.into());
+        let peer = channel.peer().to_owned();
+        return Err(MigrationError::from(SettingDifference::NoTlsHere { peer }).into());
     }
-    let what = format!("{}: its first bytes {magic:02x?} do not begin a migration channel", channel.peer());
-    Err(MigrationError::PeerMisbehaved { what }.into())
+    Err(refused(channel, BadConnection::UnknownMagic { first: magic.to_vec() }).into())
 }
 
 /// Gives the connection to the contact between primary and standby of a protected guest (specs/replica.md).
@@ -246,16 +244,12 @@ pub(super) fn main_channel(shared: &Shared, greeting: &Greeting<'_>) -> Result<(
     let others = || shared.greetings.has_others_than(channel);
     let offer = shared.places.offer_main(channel, &others);
     shared.greetings.place(channel);
-    follow(shared, offer, channel, "the main channel")?;
+    follow(shared, offer, channel, ChannelRole::Main)?;
     let setup = shared.params.limits.setup;
     match shared.places.wait_main(channel, setup, &others) {
-        Fate::Completes => follow(shared, Offer::Completes, channel, "the main channel"),
+        Fate::Completes => follow(shared, Offer::Completes, channel, ChannelRole::Main),
         Fate::Taken | Fate::Over => Ok(()),
-        Fate::Displaced => {
-            let what =
-                format!("{}: another main channel was used when all channels had connected", channel.peer());
-            Err(MigrationError::PeerMisbehaved { what }.into())
-        }
+        Fate::Displaced => Err(refused(channel, BadConnection::Displaced).into()),
         Fate::Alone(missing) => Err(too_late(channel, &missing, setup).into()),
     }
 }
@@ -295,30 +289,30 @@ pub(super) fn multifd(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), Br
     let uuid = shared.target.uuid().unwrap_or(hello.uuid);
     let expected = shared.places.lanes();
     if expected == 0 && hello.uuid == uuid {
-        let what = "the source opens multifd channels and multifd is off here: switch it on, or off there";
-        shared.note_unplaced(what.to_owned());
-        return Err(MigrationError::PeerIncompatible { what: format!("{}: {what}", channel.peer()) }.into());
+        shared.note_unplaced(RefusedLane::MultifdIsOff);
+        let peer = channel.peer().to_owned();
+        return Err(MigrationError::from(SettingDifference::MultifdIsOffHere { peer }).into());
     }
     if let Err(error) = hello.check(&uuid, expected) {
         if hello.uuid == uuid {
-            shared.note_unplaced(error.to_string());
+            shared.note_unplaced(RefusedLane::Hello(error.clone()));
         }
         return Err(MigrationError::wire(&name)(error).into());
     }
     let id = usize::from(hello.id);
-    let place = format!("multifd channel {id}");
+    let role = ChannelRole::Multifd(id);
     let others = || shared.greetings.has_others_than(channel);
     let offer = shared.places.offer_lane(id, hello.uuid, channel, &others);
     shared.greetings.place(channel);
     if offer != Offer::TooLate {
         shared.greetings.lane_came();
     }
-    follow(shared, offer, channel, &place)?;
-    if let Err(error) = wait_for_packet(shared, channel, &place) {
+    follow(shared, offer, channel, role)?;
+    if let Err(error) = wait_for_packet(shared, channel, role) {
         shared.places.drop_lane(id, channel, &error);
         return match () {
             () if shared.places.is_over() => Ok(()),
-            () if shared.places.is_taken(id) => Err(taken(channel, &place).into()),
+            () if shared.places.is_taken(id) => Err(taken(channel, role).into()),
             () => Err(error.into()),
         };
     }
@@ -326,12 +320,12 @@ pub(super) fn multifd(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), Br
     if shared.places.take_lane(id, channel) || shared.places.is_over() {
         Ok(())
     } else {
-        Err(taken(channel, &place).into())
+        Err(taken(channel, role).into())
     }
 }
 
 /// Waits for the first packet. Once all channels are connected, the source may send it at any time.
-fn wait_for_packet(shared: &Shared, channel: &Channel, place: &str) -> Result<(), MigrationError> {
+fn wait_for_packet(shared: &Shared, channel: &Channel, role: ChannelRole) -> Result<(), MigrationError> {
     let setup = shared.params.limits.setup;
     let mut header = Vec::new();
     channel.set_stall_limit(Some(setup));
@@ -346,7 +340,7 @@ fn wait_for_packet(shared: &Shared, channel: &Channel, place: &str) -> Result<()
         }
     }
     PacketHeader::peek(&header)
-        .map_err(|error| MigrationError::wire(place)(error.at(InitialPacket::BYTES as u64)))?;
+        .map_err(|error| MigrationError::wire(&role.to_string())(error.at(InitialPacket::BYTES as u64)))?;
     // A source that waits for no answer sends immediately, so a packet may arrive before all channels are
     // connected.
     if shared.places.wait_for_all(setup) {
@@ -357,7 +351,7 @@ fn wait_for_packet(shared: &Shared, channel: &Channel, place: &str) -> Result<()
 
 /// Acts on the result of an offer: the last channel begins the migration. Returns `Interrupted` if the
 /// migration is over.
-fn follow(shared: &Shared, offer: Offer, channel: &Channel, place: &str) -> Result<(), Break> {
+fn follow(shared: &Shared, offer: Offer, channel: &Channel, role: ChannelRole) -> Result<(), Break> {
     match offer {
         Offer::Waits => {}
         Offer::Completes => match shared.begin() {
@@ -366,17 +360,17 @@ fn follow(shared: &Shared, offer: Offer, channel: &Channel, place: &str) -> Resu
             None => shared.places.end(),
         },
         Offer::TooLate if shared.places.is_over() => return Err(Break::Interrupted),
-        Offer::TooLate => return Err(taken(channel, place).into()),
+        Offer::TooLate => return Err(taken(channel, role).into()),
     }
     Ok(())
 }
 
-fn taken(channel: &Channel, place: &str) -> MigrationError {
-    let what = format!(
-        "{}: it claims to be {place}, which is connected already; is another source migrating here?",
-        channel.peer()
-    );
-    MigrationError::PeerMisbehaved { what }
+fn taken(channel: &Channel, role: ChannelRole) -> MigrationError {
+    refused(channel, BadConnection::Taken { role })
+}
+
+fn refused(channel: &Channel, why: BadConnection) -> MigrationError {
+    Misbehaviour::Connection { peer: channel.peer().to_owned(), why }.into()
 }
 
 fn too_late(channel: &Channel, missing: &str, after: Duration) -> MigrationError {

@@ -9,7 +9,7 @@ use sterna_wire::main::MainItem;
 use super::follower::Follower;
 use super::loader::{CHANNEL, Loader, Read};
 use super::reader::Filled;
-use crate::error::MigrationError;
+use crate::error::{BadRound, MigrationError};
 
 /// Interval at which the thread checks whether the migration is stopping.
 const PATIENCE: Duration = Duration::from_millis(50);
@@ -114,9 +114,7 @@ impl Loader<'_> {
             }
         }
         if shared.capabilities.multifd && !has_flushed {
-            let what = "the RAM of a checkpoint ended without MULTIFD_FLUSH: its pages may not all have come \
-                        (specs/colo.md §4)";
-            return Err(MigrationError::PeerMisbehaved { what: what.to_owned() });
+            return Err(BadRound::NoFlush.into());
         }
         shared.rounds.complete()?;
         shared.check_that_all_came()

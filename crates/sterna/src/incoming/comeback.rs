@@ -14,7 +14,7 @@ use super::greeting::Greeting;
 use super::postcopy::recovery;
 use super::shared::Shared;
 use crate::driver::Driver;
-use crate::error::MigrationError;
+use crate::error::{BadComeback, MigrationError, Misbehaviour, Unproven, Untimely};
 use crate::interruption::Break;
 use crate::reconnect::{Admission, Assembled};
 
@@ -83,9 +83,7 @@ impl Shared {
     /// The source has announced that it reconnects after a loss. Its pages follow.
     pub(super) fn expect_comeback(&self) -> Result<(), MigrationError> {
         if !self.can_wait() {
-            let what =
-                "it announced to come back after a lost connection, and this side has not offered to wait";
-            return Err(MigrationError::PeerMisbehaved { what: what.to_owned() });
+            return Err(Untimely::Comeback.into());
         }
         self.rounds.note_held(&self.layout()?.ram);
         self.report(Fed::MayReconnect);
@@ -97,19 +95,16 @@ impl Shared {
 /// Handles a connection that begins with a reconnect hello.
 pub(super) fn take(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), Break> {
     let channel = greeting.channel;
-    let refuse = |why: &str| -> Break {
-        let what = format!("a source that claims to come back from {} {why}", channel.peer());
-        MigrationError::PeerMisbehaved { what }.into()
-    };
+    let refuse = |why| -> Break { refused(channel, why).into() };
     let (hello, secret) = read(shared, greeting, &refuse)?;
     let is_recovery = matches!(hello.channel, ReconnectChannel::Recovery | ReconnectChannel::Preempt);
     if !is_recovery && !shared.can_wait() {
-        return Err(refuse("is not waited for: x-sterna-reconnect-window is 0 here"));
+        return Err(refuse(BadComeback::NoWindow));
     }
     match hello.channel {
         ReconnectChannel::GivesUp => {
             if !shared.lobby.announce(hello.session) {
-                return Err(refuse("has an old number"));
+                return Err(refuse(BadComeback::OldNumber));
             }
             // The answer may fail: a source that does not receive it repeats its message, and the repetition is
             // refused.
@@ -124,13 +119,13 @@ pub(super) fn take(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), Break
                 return over.map_err(&refuse);
             }
             if !shared.lobby.announce(hello.session) {
-                return Err(refuse("has an old number: its connection is an old one, or comes twice"));
+                return Err(refuse(BadComeback::OldNumber));
             }
             resume(shared, channel, &hello, &secret).map_err(&refuse)
         }
         ReconnectChannel::Lane(id) => {
             let whole = shared.lobby.put_lane(hello.session, id, channel);
-            let whole = whole.map_err(|why| refuse(&format!("brings a multifd channel {why}")))?;
+            let whole = whole.map_err(|why| refuse(why.into()))?;
             whole.map_or(Ok(()), |assembled| begin(shared, &assembled).map_err(&refuse))
         }
         ReconnectChannel::Recovery | ReconnectChannel::Preempt => {
@@ -139,11 +134,16 @@ pub(super) fn take(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), Break
     }
 }
 
+/// The error for a source that reconnects and is not admitted.
+pub(in crate::incoming) fn refused(channel: &Channel, why: BadComeback) -> MigrationError {
+    Misbehaviour::Comeback { peer: channel.peer().to_owned(), why }.into()
+}
+
 /// Reads the hello, and accepts it only with a valid proof.
 fn read(
     shared: &Shared,
     greeting: &Greeting<'_>,
-    refuse: &dyn Fn(&str) -> Break,
+    refuse: &dyn Fn(BadComeback) -> Break,
 ) -> Result<(ReconnectHello, MigrationSecret), Break> {
     let wire = || MigrationError::wire("reconnect hello");
     let mut bytes = [0; ReconnectHello::BYTES];
@@ -157,14 +157,14 @@ fn read(
     };
     let binding = greeting.channel.tls_binding();
     if shared.params.tls.is_some() && binding.is_none() {
-        return Err(refuse("came over a TLS session that cannot be identified"));
+        return Err(refuse(Unproven::UnidentifiedSession.into()));
     }
     let known = shared.secret.lock().clone().filter(|(id, _)| id.0 == hello.migration_id);
     let Some((_, secret)) = known else {
-        return Err(refuse("names a migration whose secret this side does not know"));
+        return Err(refuse(Unproven::UnknownMigration.into()));
     };
     if !hello.is_authentic(&secret, &binding) {
-        return Err(refuse("has no proof that it is the migration's source"));
+        return Err(refuse(Unproven::NoProof.into()));
     }
     Ok((hello, secret))
 }
@@ -176,8 +176,8 @@ fn resume(
     channel: &Arc<Channel>,
     hello: &ReconnectHello,
     secret: &MigrationSecret,
-) -> Result<(), &'static str> {
-    let Some(driver) = shared.driver() else { return Err("is too early") };
+) -> Result<(), BadComeback> {
+    let Some(driver) = shared.driver() else { return Err(BadComeback::TooEarly) };
     if driver.inspect(Destination::would_suspend) {
         shared.note_lost(MigrationError::Transport(
             "the source has noticed that the connection is lost, and connects again".to_owned(),
@@ -192,18 +192,18 @@ fn resume(
             Admission::Open => break,
             Admission::TooLate => match driver.inspect(Destination::state) {
                 State::Failed => return answer(channel, hello, secret, &ReconnectAnswer::Over),
-                _ => return Err("is too late: a newer one has come, or the migration is over"),
+                _ => return Err(BadComeback::SupersededOrOver),
             },
             Admission::NotYet if driver.inspect(Destination::state) == State::Failed => {
                 return answer(channel, hello, secret, &ReconnectAnswer::Over);
             }
-            Admission::NotYet if began.elapsed() >= limit => return Err("could not be let in in time"),
+            Admission::NotYet if began.elapsed() >= limit => return Err(BadComeback::NotInTime),
             Admission::NotYet => {}
         }
     }
-    let Some(holds) = shared.rounds.held() else { return Err("is not waited for") };
+    let Some(holds) = shared.rounds.held() else { return Err(BadComeback::NotAwaited) };
     if !shared.lobby.put_main(hello.session, channel) {
-        return Err("is too late: a newer one has come");
+        return Err(BadComeback::Superseded);
     }
     answer(channel, hello, secret, &ReconnectAnswer::Holds(holds))?;
     match shared.lobby.answered(hello.session) {
@@ -217,14 +217,14 @@ fn answer(
     hello: &ReconnectHello,
     secret: &MigrationSecret,
     answer: &ReconnectAnswer,
-) -> Result<(), &'static str> {
+) -> Result<(), BadComeback> {
     let mut bytes = Vec::new();
     answer.encode(hello, secret, &channel.tls_binding(), &mut bytes);
-    channel.write_all(&bytes).map_err(|_| "went away before it was answered")
+    channel.write_all(&bytes).map_err(|_| BadComeback::WentAway)
 }
 
 /// Resumes the migration when all channels of a session are connected.
-fn begin(shared: &Shared, assembled: &Assembled) -> Result<(), &'static str> {
+fn begin(shared: &Shared, assembled: &Assembled) -> Result<(), BadComeback> {
     let Assembled { session, main, lanes } = assembled;
     shared.rounds.begin_session(*session);
     for channel in lanes.iter().chain([main]) {
@@ -236,5 +236,5 @@ fn begin(shared: &Shared, assembled: &Assembled) -> Result<(), &'static str> {
         return Ok(());
     }
     lanes.iter().chain([main]).for_each(|channel| channel.shutdown());
-    Err("is too late: the migration has been given up")
+    Err(BadComeback::GivenUp)
 }

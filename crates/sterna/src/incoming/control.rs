@@ -23,7 +23,7 @@ use super::follower::Follower;
 use super::shared::Shared;
 use super::{file, loader, memory_files, multifd_lane, streams};
 use crate::driver::{Driver, Waited};
-use crate::error::MigrationError;
+use crate::error::{MigrationError, Untimely};
 use crate::events::{Event, Status};
 use crate::hooks::Hook;
 use crate::interruption::Break;
@@ -504,9 +504,7 @@ impl Control {
             Cause::ConnectionLost | Cause::NotResumed => {
                 MigrationError::Transport("the connection was lost".to_owned(), None)
             }
-            Cause::PeerMisbehaved => {
-                MigrationError::PeerMisbehaved { what: "an element came at a forbidden time".to_owned() }
-            }
+            Cause::PeerMisbehaved => Untimely::Element.into(),
             Cause::LocalFailure | Cause::HookAcquire | Cause::GuestStart => {
                 MigrationError::Internal(format!("failed for an unrecorded reason: {cause:?}"))
             }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use sterna_transport::{Channel, TransportError};
 
-use crate::error::MigrationError;
+use crate::error::{BadConnection, MigrationError, Misbehaviour};
 
 /// Most unidentified connections, in addition to a migration's channels. Beyond this number, a new connection
 /// replaces an old one.
@@ -148,8 +148,8 @@ impl<'a> Greeting<'a> {
             left = most.saturating_duration_since(now).min(LOOK);
         }
         if left.is_zero() {
-            let what = format!("{}: did not identify itself in time", self.channel.peer());
-            return Err(MigrationError::PeerMisbehaved { what });
+            let peer = self.channel.peer().to_owned();
+            return Err(Misbehaviour::Connection { peer, why: BadConnection::Silent }.into());
         }
         self.channel.set_stall_limit(Some(left));
         Ok(())
@@ -202,8 +202,11 @@ mod tests {
         let (ours, began) = (Arc::new(ours), Instant::now());
         let mut greeting = Greeting::among(&ours, Duration::from_millis(600), greetings);
         greeting.until = began + Duration::from_millis(100);
-        let error = greeting.peek(0, 4).unwrap_err().to_string();
-        assert!(error.contains("did not identify itself in time"), "{error}");
+        let error = greeting.peek(0, 4).unwrap_err();
+        let MigrationError::PeerMisbehaved(Misbehaviour::Connection { why, .. }) = error else {
+            panic!("{error}")
+        };
+        assert!(matches!(why, BadConnection::Silent), "{why}");
         began.elapsed()
     }
 

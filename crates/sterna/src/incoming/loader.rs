@@ -26,7 +26,7 @@ use super::postcopy;
 use super::reader::{Filled, Reader};
 use super::shared::Shared;
 use super::target::RamStart;
-use crate::error::MigrationError;
+use crate::error::{Difference, MigrationError, ProtectionDifference, Untimely, UntimelyCommand};
 use crate::events::Event;
 use crate::order::PageRun;
 
@@ -328,8 +328,7 @@ impl<'a> Loader<'a> {
             Command::PostcopyAdvise(Some((host, target))) => postcopy::advised(self.shared, host, target),
             Command::PostcopyDiscard { block, ranges } => {
                 let Some(index) = self.block_index(&block) else {
-                    let what = format!("the source drops pages of block {block:?}, and there is none");
-                    return Err(MigrationError::PeerMisbehaved { what });
+                    return Err(Untimely::UnknownBlock { command: UntimelyCommand::Discard, block }.into());
                 };
                 postcopy::discard(self.shared, index, &block, &ranges)
             }
@@ -344,9 +343,7 @@ impl<'a> Loader<'a> {
                 self.shared.report(Fed::RunRead);
                 Ok(())
             }
-            other => Err(MigrationError::PeerIncompatible {
-                what: format!("the source sent {other:?}, which this side does not support"),
-            }),
+            other => Err(Difference::Command(Box::new(other)).into()),
         }
     }
 
@@ -354,10 +351,7 @@ impl<'a> Loader<'a> {
     fn begin_streams(&mut self, ping: u32) -> Result<(), MigrationError> {
         if ping == extension::STREAMS_ANEW_PING {
             if self.has_stream_credit || self.shared.lobby.session() == 0 {
-                let what =
-                    "devices' streams begin again although no connection was lost (specs/extension.md §8)"
-                        .to_owned();
-                return Err(MigrationError::PeerMisbehaved { what });
+                return Err(Untimely::StreamsAgain.into());
             }
             self.shared.streams.begin_anew()?;
         }
@@ -415,14 +409,13 @@ impl<'a> Loader<'a> {
     /// Checks that a standby can follow this source: only a source that keeps its guest sends checkpoints.
     /// Checked while the source's guest still runs.
     fn check_primary(&self) -> Result<(), MigrationError> {
-        let what = if self.is_sterna {
-            "a Sterna source hands its guest over and sends no checkpoints: migrate it to a destination instead of a standby"
+        if self.is_sterna {
+            Err(ProtectionDifference::HandsOver.into())
         } else if !self.has_return_path {
-            "without a return path a standby cannot promise anything: switch return-path and x-colo on at the primary"
+            Err(ProtectionDifference::NoReturnPath.into())
         } else {
-            return Ok(());
-        };
-        Err(MigrationError::PeerIncompatible { what: what.to_owned() })
+            Ok(())
+        }
     }
 
     fn acknowledge(&self, due: usize) -> Result<(), MigrationError> {

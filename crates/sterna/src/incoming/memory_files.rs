@@ -12,7 +12,7 @@ use sterna_wire::extension::{HandedOver, MemoryAnswer, MemoryOffer, MigrationSec
 use super::coming_memory::ComingMemory;
 use super::greeting::Greeting;
 use super::shared::Shared;
-use crate::error::MigrationError;
+use crate::error::{BadMemory, MemoryDifference, MigrationError, Misbehaviour, Unproven};
 use crate::same_host::check_peer;
 
 /// Refuses memory from now on, because the migration has failed and its memory is about to be released. If an
@@ -25,9 +25,7 @@ pub(super) fn end(shared: &Shared) {
 pub(super) fn expect(shared: &Shared) -> Result<(), MigrationError> {
     let mut memory = shared.memory.lock();
     if shared.secret.lock().is_none() || *memory != ComingMemory::NotExpected || shared.ram_has_begun() {
-        let what =
-            "the source announced memory as descriptors, for which it was too early or too late".to_owned();
-        return Err(MigrationError::PeerMisbehaved { what });
+        return Err(BadMemory::UntimelyAnnouncement.into());
     }
     *memory = ComingMemory::Expected;
     Ok(())
@@ -37,15 +35,9 @@ pub(super) fn expect(shared: &Shared) -> Result<(), MigrationError> {
 pub(super) fn check_that_it_came(shared: &Shared) -> Result<(), MigrationError> {
     shared.note_ram_has_begun();
     match *shared.memory.lock() {
-        ComingMemory::Expected => Err(MigrationError::PeerMisbehaved {
-            what: "the source announced memory as descriptors, and RAM began without it".to_owned(),
-        }),
+        ComingMemory::Expected => Err(BadMemory::NotOffered.into()),
         ComingMemory::NotExpected if shared.target.guest().is_some_and(|ram| !has_memory(ram)) => {
-            Err(MigrationError::PeerIncompatible {
-                what: "this side waits for memory as descriptors, and the source sends pages: set mode to cpr-transfer at the \
-                       source (`sterna migrate --same-host`), or wait here with memory of its own"
-                    .to_owned(),
-            })
+            Err(MemoryDifference::ExpectedHere.into())
         }
         ComingMemory::NotExpected | ComingMemory::Taken | ComingMemory::Over => Ok(()),
     }
@@ -76,9 +68,6 @@ fn read_offer(
     shared: &Shared,
     greeting: &Greeting<'_>,
 ) -> Result<(MemoryOffer, MigrationSecret), MigrationError> {
-    let peer = greeting.channel.peer();
-    let refuse =
-        |why: &str| MigrationError::PeerMisbehaved { what: format!("memory offered by {peer} {why}") };
     check_peer(greeting.channel, &shared.params)?;
     let mut bytes = [0; MemoryOffer::BYTES];
     greeting.read_exact(&mut bytes)?;
@@ -89,8 +78,12 @@ fn read_offer(
     let id = MigrationId(offer.migration_id);
     let known =
         shared.secret.lock().as_ref().filter(|(known, _)| *known == id).map(|(_, secret)| secret.clone());
-    let secret = known.ok_or_else(|| refuse("is of a migration whose secret this side does not know"))?;
+    let secret = known.ok_or_else(|| refused(greeting, Unproven::UnknownMigration))?;
     Ok((offer, secret))
+}
+
+fn refused(greeting: &Greeting<'_>, why: Unproven) -> MigrationError {
+    Misbehaviour::Offer { peer: greeting.channel.peer().to_owned(), why }.into()
 }
 
 fn read_memory(
@@ -104,14 +97,12 @@ fn read_memory(
     let mut table = vec![0; offer.table_bytes as usize];
     greeting.read_exact(&mut table)?;
     if !offer.is_authentic(secret, &table) {
-        let what = "an offer of memory has no proof that it comes from the migration's source".to_owned();
-        return Err(MigrationError::PeerMisbehaved { what });
+        return Err(refused(greeting, Unproven::NoProof));
     }
     let table = HandedOver::decode_table(&table).map_err(MigrationError::wire("memory connection"))?;
     let mut memory = shared.memory.lock();
     if *memory != ComingMemory::Expected || shared.is_stopping() {
-        let what = "memory was offered that the main channel has not announced, or a second time".to_owned();
-        return Err(MigrationError::PeerMisbehaved { what });
+        return Err(BadMemory::NotAnnounced.into());
     }
     shared.target.take_memory(&table, descriptors)?;
     *memory = ComingMemory::Taken;

@@ -9,7 +9,7 @@ use sterna_wire::extension::{self, StatusAnswer, StatusQuestion};
 
 use super::greeting::Greeting;
 use super::shared::Shared;
-use crate::error::MigrationError;
+use crate::error::{BadQuestion, MigrationError, Misbehaviour, Unproven};
 use crate::params::StatusQuestions;
 
 /// Bytes of magic and version. They are checked first, so that a question of another version fails without
@@ -17,9 +17,9 @@ use crate::params::StatusQuestions;
 const HEAD: usize = 8;
 
 pub(super) fn answer(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), MigrationError> {
-    let peer = greeting.channel.peer();
-    let refuse =
-        |why: &str| MigrationError::PeerMisbehaved { what: format!("a status question from {peer} {why}") };
+    let refuse = |why| -> MigrationError {
+        Misbehaviour::Question { peer: greeting.channel.peer().to_owned(), why }.into()
+    };
     let wire = || MigrationError::wire("status question");
     let mut bytes = [0; StatusQuestion::BYTES];
     let (head, rest) = bytes.split_at_mut(HEAD);
@@ -30,22 +30,20 @@ pub(super) fn answer(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), Mig
         return Err(MigrationError::Internal("a status question of full length is incomplete".to_owned()));
     };
     if shared.params.status_questions == StatusQuestions::Operator {
-        return Err(refuse(
-            "gets no answer, since this side leaves the answer to an operator: decide at the source",
-        ));
+        return Err(refuse(BadQuestion::LeftToOperator));
     }
     let binding = greeting.channel.tls_binding();
     if shared.params.tls.is_some() && binding.is_none() {
-        return Err(refuse("came over a TLS session that cannot be identified"));
+        return Err(refuse(Unproven::UnidentifiedSession.into()));
     }
     let id = MigrationId(question.migration_id);
     let secret =
         shared.secret.lock().as_ref().filter(|(known, _)| *known == id).map(|(_, secret)| secret.clone());
     let Some(secret) = secret else {
-        return Err(refuse("is about a migration whose secret this side does not know"));
+        return Err(refuse(Unproven::UnknownMigration.into()));
     };
     if !question.is_authentic(&secret, &binding) {
-        return Err(refuse("has no proof that it comes from the migration's source"));
+        return Err(refuse(Unproven::NoProof.into()));
     }
     // A source that asks does not reconnect.
     shared.comes_no_more(Fed::StatusAsked(id));
@@ -55,7 +53,7 @@ pub(super) fn answer(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), Mig
         Status::Incomplete => extension::Status::Incomplete,
         Status::Never => extension::Status::Never,
         Status::Pending => extension::Status::Pending,
-        Status::Unknown => return Err(refuse("is about an unknown migration")),
+        Status::Unknown => return Err(refuse(BadQuestion::UnknownMigration)),
     };
     let mut answer = Vec::new();
     StatusAnswer::new(status, &question, &secret, &binding).encode(&mut answer);

@@ -12,7 +12,7 @@ use sterna_ram::{DirtyBitmaps, GuestRam};
 use sterna_transport::SilenceWatch;
 use sterna_wire::extension::Holds;
 
-use crate::error::MigrationError;
+use crate::error::{BadPage, BadRound, MigrationError};
 use crate::interruption::Break;
 use crate::order::PageRun;
 use crate::reconnect::HeldPages;
@@ -159,15 +159,7 @@ impl Rounds {
         if new == run.count || self.trusting.load(Ordering::Relaxed) {
             return Ok(());
         }
-        Err(MigrationError::PeerMisbehaved {
-            what: format!(
-                "a page among pages {} to {} of RAM block number {} came twice between two flushes \
-                 (specs/stream.md §3.5)",
-                run.first,
-                run.end() - 1,
-                run.block
-            ),
-        })
+        Err(BadPage::TwiceInRound { block: run.block, first: run.first, last: run.end() - 1 }.into())
     }
 
     /// Counts a packet with this number. True: its pages arrive while the guest runs.
@@ -179,11 +171,7 @@ impl Rounds {
         match state.phase {
             Phase::Precopy => Ok(false),
             Phase::Following => Ok(true),
-            Phase::Silent => Err(MigrationError::PeerMisbehaved {
-                what: format!(
-                    "multifd packet number {number} came in postcopy, where this channel has none (specs/extension.md §12.5)"
-                ),
-            }),
+            Phase::Silent => Err(BadRound::PacketInPostcopy { number }.into()),
         }
     }
 
@@ -192,10 +180,7 @@ impl Rounds {
         let mut state = self.state.lock();
         if state.packets != state.flushed_packets && !self.trusting.load(Ordering::Relaxed) {
             let late = state.packets - state.flushed_packets;
-            let what = format!(
-                "{late} multifd packets came between the last MULTIFD_FLUSH and POSTCOPY_LISTEN (specs/extension.md §12.5)"
-            );
-            return Err(MigrationError::PeerMisbehaved { what });
+            return Err(BadRound::PacketsBeforeListen { late }.into());
         }
         state.phase = Phase::Silent;
         Ok(())
@@ -269,8 +254,7 @@ impl Rounds {
             }
             let Some(late) = state.syncs.iter().position(|&syncs| syncs < due) else { break };
             if state.ended[late] {
-                let what = format!("multifd channel {late} ended before its SYNC number {due}");
-                return Err(self.broken(MigrationError::PeerMisbehaved { what }));
+                return Err(self.broken(BadRound::NoSync { channel: late, sync: due }.into()));
             }
             let waited = self.changed.wait_for(&mut state, stall / 2);
             if waited.timed_out() && silence.silent_for() >= stall {
@@ -310,14 +294,8 @@ impl Rounds {
         if state.packets == state.flushed_packets || self.trusting.load(Ordering::Relaxed) {
             return Ok(());
         }
-        Err(MigrationError::PeerMisbehaved {
-            what: format!(
-                "{} multifd packets (SYNC or pages) came after MULTIFD_FLUSH number {}, the last one \
-                 (specs/stream.md §3.5)",
-                state.packets - state.flushed_packets,
-                state.flushes
-            ),
-        })
+        let late = state.packets - state.flushed_packets;
+        Err(BadRound::PacketsAfterFlush { late, flush: state.flushes }.into())
     }
 
     /// RAM has ended while the guest runs. No packet may follow, and a flush must have followed the last one.
@@ -345,6 +323,7 @@ impl Rounds {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Misbehaviour;
 
     #[test]
     fn after_a_recovery_packets_that_were_lost_are_not_missed_and_none_comes() {
@@ -360,6 +339,8 @@ mod tests {
         rounds.begin_recovery();
         assert!(!rounds.is_following() && rounds.numbers_are_complete());
         rounds.end_following().unwrap();
-        assert!(rounds.packet(3).unwrap_err().to_string().contains("specs/extension.md §12.5"));
+        let late = rounds.packet(3).unwrap_err();
+        let MigrationError::PeerMisbehaved(Misbehaviour::Round(why)) = late else { panic!("{late}") };
+        assert_eq!(why, BadRound::PacketInPostcopy { number: 3 });
     }
 }

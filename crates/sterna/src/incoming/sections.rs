@@ -8,7 +8,7 @@ use sterna_wire::main::{BodyKind, SectionKind, SectionKnowledge};
 use sterna_wire::multifd::DeviceChunk;
 use sterna_wire::replica::{CheckpointSummary, Output};
 
-use crate::error::MigrationError;
+use crate::error::{MachineDifference, MigrationError};
 use crate::streams::{self, MOST_CHUNK_BYTES};
 use crate::vm::{Device, TargetVm};
 
@@ -94,12 +94,7 @@ pub(super) fn all_came(vm: &dyn TargetVm, came: &[(String, u32)]) -> Result<(), 
     for device in vm.devices() {
         let (name, instance) = (device.name(), device.instance());
         if !came.iter().any(|(n, i)| *n == name && *i == instance) {
-            return Err(MigrationError::PeerIncompatible {
-                what: format!(
-                    "the source sent no state of device {name:?}, instance {instance}: give both machines the \
-                     same devices"
-                ),
-            });
+            return Err(MachineDifference::NoState { device: name, instance }.into());
         }
     }
     Ok(())

@@ -26,7 +26,7 @@ use super::rounds::Rounds;
 use super::streams::inboxes::Inboxes;
 use super::target::{Layout, Target};
 use crate::driver::Driver;
-use crate::error::{Fault, MigrationError};
+use crate::error::{Difference, Fault, MigrationError, RefusedLane};
 use crate::events::{Event, Observer, Status};
 use crate::limits::machine_limits;
 use crate::pages::PageSink;
@@ -73,7 +73,7 @@ pub(super) struct Shared {
     /// The assignment of connections to the migration's channels.
     pub places: Places,
     /// Why a multifd channel that may be the source's was refused.
-    unplaced: Mutex<Option<String>>,
+    unplaced: Mutex<Option<RefusedLane>>,
     /// The place where the channels of a reconnecting source assemble.
     pub lobby: Lobby,
     /// Why the connection was lost.
@@ -371,7 +371,7 @@ impl Shared {
     }
 
     /// Records why a multifd channel was refused that names the same machine as the source.
-    pub(super) fn note_unplaced(&self, why: String) {
+    pub(super) fn note_unplaced(&self, why: RefusedLane) {
         self.unplaced.lock().get_or_insert(why);
     }
 
@@ -382,9 +382,10 @@ impl Shared {
             _ => None,
         };
         match why {
-            Some(why) => MigrationError::PeerIncompatible {
-                what: format!("{error}; a multifd channel had been refused: {why}"),
-            },
+            Some(why) => {
+                let (error, why) = (Arc::new(error), Box::new(why));
+                Difference::RefusedLane { error, why }.into()
+            }
             None => error,
         }
     }
@@ -403,9 +404,7 @@ impl Shared {
         if came {
             return Ok(());
         }
-        Err(MigrationError::PeerIncompatible {
-            what: format!("pages are missing, and a multifd channel had been refused: {why}"),
-        })
+        Err(Difference::PagesMissing(Box::new(why)).into())
     }
 
     pub(super) fn note_error(&self, error: MigrationError) {

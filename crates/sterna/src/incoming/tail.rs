@@ -17,7 +17,7 @@ use sterna_wire::main::{Command, Tail, TailEnd};
 
 use super::loader::{CHANNEL, Loader};
 use super::reader::More;
-use crate::error::MigrationError;
+use crate::error::{MigrationError, Untimely};
 use crate::events::Event;
 
 /// How long a source must be silent after an EOF, until this side assumes that no description follows.
@@ -136,8 +136,7 @@ impl Loader<'_> {
                 // The primary's first message, or the end of its channel.
                 More::Bytes | More::End if self.shared.is_followed() => return Ok(()),
                 More::Bytes => {
-                    let what = "bytes came after the end of the stream".to_owned();
-                    return Err(MigrationError::PeerMisbehaved { what });
+                    return Err(Untimely::AfterEnd.into());
                 }
                 // Without a return path the source waits for no answer, and may close after its last byte.
                 More::End if !self.has_return_path => return Ok(()),
@@ -171,8 +170,7 @@ impl Loader<'_> {
                     self.pong(value)?;
                 }
                 Some((other, _)) => {
-                    let what = format!("{other:?} came between *prepare* and EOF");
-                    return Err(MigrationError::PeerMisbehaved { what });
+                    return Err(Untimely::AfterPrepare(Box::new(other)).into());
                 }
                 None => {
                     let more = self.reader.bytes().len() + 1;

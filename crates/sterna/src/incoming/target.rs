@@ -19,7 +19,7 @@ use sterna_wire::main::{Configuration, Expectations, SectionKind, SectionKnowled
 use sterna_wire::multifd::BlockTable;
 use sterna_wire::ram::BlockList;
 
-use crate::error::MigrationError;
+use crate::error::{MemoryDifference, MigrationError, ProtectionDifference};
 use crate::hooks::Hook;
 use crate::incoming::follower::Follower;
 use crate::pages::{PageSink, RamSink};
@@ -70,19 +70,11 @@ pub(crate) trait Target: Send + Sync {
     /// Takes a connection on which a primary's hello has arrived and is unread. An error only closes the
     /// connection.
     fn contact(&self, channel: &Arc<Channel>) -> Result<(), MigrationError> {
-        let what = format!(
-            "{}: a primary wants to be in contact with its standby, and none is here: use `sterna standby`",
-            channel.peer()
-        );
-        Err(MigrationError::PeerIncompatible { what })
+        Err(ProtectionDifference::NoStandby { peer: channel.peer().to_owned() }.into())
     }
     /// Takes a connection over which a guest's disk is written. An error only closes the connection.
     fn disk(&self, channel: &Arc<Channel>) -> Result<(), MigrationError> {
-        let what = format!(
-            "{}: a primary wants to write to its guest's disk at a standby, and none is here: use `sterna standby`",
-            channel.peer()
-        );
-        Err(MigrationError::PeerIncompatible { what })
+        Err(ProtectionDifference::NoStandbyForDisk { peer: channel.peer().to_owned() }.into())
     }
     /// Whether a guest may arrive over this connection now. An error only refuses the connection.
     fn admits_stream(&self, _: &Channel) -> Result<(), MigrationError> {
@@ -112,8 +104,7 @@ pub(crate) trait Target: Send + Sync {
     /// nor give it back to the host. An error maps nothing.
     fn take_memory(&self, table: &[HandedOver], descriptors: Vec<OwnedFd>) -> Result<(), MigrationError> {
         let (_, _) = (table, descriptors);
-        let what = "this destination copies what comes and takes no memory as descriptors: set mode to normal at the source";
-        Err(MigrationError::PeerIncompatible { what: what.to_owned() })
+        Err(MemoryDifference::CopiesHere.into())
     }
     /// Makes the memory writable for the guest, because the source has given it up. Called again after an
     /// error.

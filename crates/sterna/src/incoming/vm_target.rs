@@ -14,7 +14,7 @@ use sterna_wire::replica::{CheckpointSummary, Output};
 use super::memory_files::handed::{self, Taken};
 use super::sections::{Sections, all_came};
 use super::target::{Layout, RamStart, RamStarted, Section, Target};
-use crate::error::MigrationError;
+use crate::error::{MachineDifference, MemoryDifference, MigrationError, Untimely};
 use crate::hooks::Hook;
 use crate::pages::{PageSink, RamSink};
 use crate::params::Capabilities;
@@ -75,11 +75,7 @@ impl VmTarget {
             return Ok(RamStarted::default());
         }
         if is_sterna {
-            return Err(MigrationError::PeerIncompatible {
-                what: "the source sent no compatibility record, and this machine compares before any RAM \
-                       moves: migrate from a machine of the same kind"
-                    .to_owned(),
-            });
+            return Err(MachineDifference::NoRecord.into());
         }
         let warning = "the source sent no compatibility record (it is not a Sterna, or its return path is off): \
                        CPUID and TSC were not compared";
@@ -183,11 +179,7 @@ impl Target for VmTarget {
 
     fn take_memory(&self, table: &[HandedOver], descriptors: Vec<OwnedFd>) -> Result<(), MigrationError> {
         if let Some(device) = self.vm.cannot_follow() {
-            let what = format!(
-                "{device} has this machine's memory mapped and cannot follow it into the source's: start this side \
-                without it, or so that it waits for the source's devices (`sterna run --same-host`)"
-            );
-            return Err(MigrationError::PeerIncompatible { what });
+            return Err(MemoryDifference::MappedByDevice { device }.into());
         }
         let mut taken = self.taken.lock();
         *taken = handed::take(&self.ram, table, &self.vm.host_descriptors(), descriptors)?;
@@ -231,7 +223,7 @@ impl Target for VmTarget {
             // A refused record describes how the machines differ. A device that cannot load is an error of this
             // side.
             return Err(if name == COMPATIBILITY_SECTION {
-                MigrationError::PeerIncompatible { what: error.to_string() }
+                MachineDifference::Record(error).into()
             } else {
                 error.into()
             });
@@ -243,9 +235,7 @@ impl Target for VmTarget {
     fn finish_loading(&self) -> Result<bool, MigrationError> {
         let loaded = self.loaded.lock().clone();
         if !loaded.ram {
-            return Err(MigrationError::PeerMisbehaved {
-                what: "the stream ended before RAM's END section".to_owned(),
-            });
+            return Err(Untimely::EndBeforeRam.into());
         }
         all_came(self.vm.as_ref(), &loaded.devices)?;
         MigrationError::check_same_ram(&call("Vm::ram", || self.vm.ram()), &self.ram)?;

@@ -11,7 +11,7 @@ use sterna_wire::main::{
 };
 use sterna_wire::ram;
 
-use crate::error::MigrationError;
+use crate::error::{MachineDifference, MigrationError};
 use crate::incoming::target::{RamStart, Section};
 
 const CHANNEL: &str = "main channel";
@@ -159,6 +159,5 @@ impl Gathered {
 }
 
 fn too_much(bytes: usize) -> MigrationError {
-    let what = format!("{bytes} bytes of device state in one place, more than {OPAQUE_BYTES}");
-    MigrationError::PeerIncompatible { what }
+    MachineDifference::TooMuchState { bytes, most: OPAQUE_BYTES }.into()
 }

@@ -12,7 +12,7 @@ use sterna_wire::main::{Configuration, Expectations, SectionKind, SectionKnowled
 use super::gathered::{Gathered, knowledge};
 use super::image_plan::{ImagePlan, RAM_BYTES};
 use super::lane::ImageLane;
-use crate::error::MigrationError;
+use crate::error::{MachineDifference, MigrationError, Untimely};
 use crate::hooks::Hook;
 use crate::incoming::target::{Layout, RamStart, RamStarted, Section, Target};
 use crate::pages::PageSink;
@@ -127,9 +127,7 @@ impl Target for ImageTarget {
     fn ram_starts(&self, start: &RamStart<'_>) -> Result<RamStarted, MigrationError> {
         let total = start.table.total_bytes().filter(|total| *total <= RAM_BYTES);
         if total.is_none() {
-            let what =
-                format!("the source's RAM is larger than {RAM_BYTES} bytes, the most that is accepted");
-            return Err(MigrationError::PeerIncompatible { what });
+            return Err(MachineDifference::TooMuchRam { most: RAM_BYTES }.into());
         }
         let mut state = self.state.lock();
         state.machine.ram_starts(start);
@@ -171,8 +169,7 @@ impl Target for ImageTarget {
             (state.image.clone(), shape)
         };
         let Some(image) = image else {
-            let what = "the stream ended without a section of RAM".to_owned();
-            return Err(MigrationError::PeerMisbehaved { what });
+            return Err(Untimely::EndBeforeRam.into());
         };
         for lane in &image.lanes {
             lane.settle()?;
@@ -236,6 +233,7 @@ impl Target for ImageTarget {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Difference;
     use sterna_image::{Image, MappedOptions};
     use sterna_wire::main::{SectionHeader, encode_end, encode_footer};
     use sterna_wire::multifd::BlockTable;
@@ -260,7 +258,15 @@ mod tests {
         let commands = (0..20).find_map(|_| target.command(&[8, 0, 11, 0, 0]).err());
 
         for error in [parts, commands] {
-            assert!(matches!(error, Some(MigrationError::PeerIncompatible { .. })), "{error:?}");
+            assert!(
+                matches!(
+                    error,
+                    Some(MigrationError::PeerIncompatible(Difference::Machine(
+                        MachineDifference::TooMuchState { .. }
+                    )))
+                ),
+                "{error:?}"
+            );
         }
         let kept = target.state.lock().machine.shape().early.len();
         assert!((OPAQUE_BYTES - 100..=OPAQUE_BYTES).contains(&kept), "{kept}");
@@ -291,6 +297,11 @@ mod tests {
         let image = Image::open(&target.plan().path).expect("read");
         assert_eq!(image.shape().devices.len(), OPAQUE_BYTES);
         let more = TailEnd { devices_bytes: OPAQUE_BYTES + 1, ..end };
-        assert!(matches!(target.devices_came(&tail, &more), Err(MigrationError::PeerIncompatible { .. })));
+        assert!(matches!(
+            target.devices_came(&tail, &more),
+            Err(MigrationError::PeerIncompatible(Difference::Machine(
+                MachineDifference::TooMuchState { .. }
+            )))
+        ));
     }
 }

@@ -9,7 +9,7 @@ use sterna_wire::main::{Configuration, Expectations, SectionKind, SectionKnowled
 use sterna_wire::multifd::BlockTable;
 
 use super::gathered::{Gathered, knowledge};
-use crate::error::MigrationError;
+use crate::error::{MigrationError, Untimely};
 use crate::hooks::Hook;
 use crate::incoming::target::{Layout, RamStart, RamStarted, Section, Target};
 use crate::incoming::vm_target::emptied;
@@ -126,8 +126,7 @@ impl Target for MemoryTarget {
     fn finish_loading(&self) -> Result<bool, MigrationError> {
         let shape = self.gathered.lock().finish()?;
         if !shape.has_end {
-            let what = "the stream ended before RAM's END section".to_owned();
-            return Err(MigrationError::PeerMisbehaved { what });
+            return Err(Untimely::EndBeforeRam.into());
         }
         self.sink.finish()?;
         Ok(true)

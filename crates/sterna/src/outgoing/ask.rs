@@ -12,7 +12,7 @@ use super::asking::Asking;
 use super::carrier;
 use super::carrier::transport::Question;
 use super::shared::Shared;
-use crate::error::MigrationError;
+use crate::error::{BadAnswer, MigrationError, SettingDifference, Tls12Use};
 use crate::events::Event;
 use crate::identity;
 use crate::limits::machine_limits;
@@ -65,8 +65,7 @@ fn ask(shared: &Shared, asking: &Asking) -> Result<Status, MigrationError> {
     let channel = (carrier::of(&to).ask)(&question)?;
     let binding = channel.tls_binding();
     if tls.is_some() && binding.is_none() {
-        let what = "the destination uses TLS 1.2, whose sessions cannot be identified: it is not asked";
-        return Err(MigrationError::PeerIncompatible { what: what.to_owned() });
+        return Err(SettingDifference::Tls12(Tls12Use::StatusQuestion).into());
     }
     let secret = &shared.handover.identity.secret;
     let question = StatusQuestion::new(shared.handover.identity.id, identity::nonce()?, secret, &binding);
@@ -80,15 +79,11 @@ fn ask(shared: &Shared, asking: &Asking) -> Result<Status, MigrationError> {
         return Err(MigrationError::Internal("a status answer of full length is incomplete".to_owned()));
     };
     if !answer.is_authentic(&question, secret, &binding) {
-        let what = format!(
-            "the peer that answers at {} whether the guest runs does not know the migration's secret: the answer is not \
-             believed",
-            to
-        );
+        let why = BadAnswer::NoProofOfStatus { address: to.to_string() };
         if !shared.handover.told_of_forgery.swap(true, Ordering::Relaxed) {
-            shared.tell(&Event::Warning(what.clone()));
+            shared.tell(&Event::Warning(why.to_string()));
         }
-        return Err(MigrationError::PeerMisbehaved { what });
+        return Err(why.into());
     }
     Ok(match answer.status {
         extension::Status::Committed => Status::Committed,

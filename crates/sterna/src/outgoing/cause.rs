@@ -6,7 +6,7 @@ use sterna_proto::source::Cause;
 
 use super::limits::limit_of;
 use super::shared::Shared;
-use crate::error::MigrationError;
+use crate::error::{BadAnswer, MigrationError};
 
 impl Shared {
     /// Records the reason, unless a thread has recorded a better one. Gives the recorded error.
@@ -45,9 +45,7 @@ impl Shared {
                 MigrationError::NotReconnected { why: Arc::new(why), window, last }
             }
             Cause::ConnectionLost | Cause::Eof => lost(),
-            Cause::PeerMisbehaved => {
-                MigrationError::PeerMisbehaved { what: "it sent an answer without a question".to_owned() }
-            }
+            Cause::PeerMisbehaved => BadAnswer::Unasked.into(),
             Cause::LocalFailure | Cause::GuestStop | Cause::HookRelease => {
                 MigrationError::Internal(format!("failed for an unrecorded reason: {cause:?}"))
             }

@@ -11,7 +11,7 @@ use sterna_wire::received_pages::ReceivedPages;
 use sterna_wire::return_path::ReturnMessage;
 
 use super::shared::Shared;
-use crate::error::MigrationError;
+use crate::error::{BadAnswer, BadGrant, MigrationError};
 use crate::events::Event;
 use crate::postcopy::answers::LOADED_PING;
 
@@ -158,14 +158,14 @@ impl Reader<'_> {
             }
             // QEMU ignores page requests of a known block in precopy. No destination sends them.
             ReturnMessage::RequestPages { .. } if !self.shared.capabilities.postcopy_ram => {
-                Err(untimely("a request for pages", "postcopy"))
+                Err(BadAnswer::RequestWithoutPostcopy.into())
             }
             ReturnMessage::RequestPages { block, start, length } => {
                 let ram = &self.shared.guest.ram;
                 self.shared.postcopy.request(ram, block.as_deref(), start, u64::from(length))
             }
             ReturnMessage::ReceivedBitmap { .. } if !self.shared.reconnection.recovery.is_under_way() => {
-                Err(untimely("a received bitmap", "recovery"))
+                Err(BadAnswer::NoRecovery(Box::new(message)).into())
             }
             // A QEMU ignores it, too.
             ReturnMessage::ResumeAck(_) if !self.shared.reconnection.recovery.is_under_way() => Ok(()),
@@ -181,7 +181,7 @@ impl Reader<'_> {
             }
             ReturnMessage::Grant { device, instance, bytes } => match &*self.shared.session.streams.lock() {
                 Some(streams) => streams.grant(&device, instance, bytes),
-                None => Err(untimely("a grant", "devices' streams")),
+                None => Err(BadGrant::NoStreams.into()),
             },
         }
     }
@@ -210,9 +210,7 @@ impl Reader<'_> {
                 self.shared.report(Fed::PrepareAcknowledged);
             }
             extension::PREPARE_PING if !state.is_final() => {
-                return Err(MigrationError::PeerMisbehaved {
-                    what: format!("it answered *prepare* without a question, in state {state:?}"),
-                });
+                return Err(BadAnswer::Prepare(state).into());
             }
             extension::POSTCOPY_STARTED_PING => self.shared.destination_started()?,
             // A QEMU has loaded the devices: from now on it keeps the guest when the connection breaks.
@@ -248,11 +246,5 @@ impl Reader<'_> {
             }
         }
         Ok(())
-    }
-}
-
-fn untimely(what: &str, only: &str) -> MigrationError {
-    MigrationError::PeerMisbehaved {
-        what: format!("the return path carried {what}, which belongs to {only}"),
     }
 }

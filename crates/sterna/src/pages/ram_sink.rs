@@ -12,7 +12,7 @@ use sterna_ram::{
 
 use self::record::{Memory, Record};
 use super::PageSink;
-use crate::error::MigrationError;
+use crate::error::{BadPage, MachineDifference, MigrationError};
 use crate::order::PageRun;
 
 /// Stores pages directly in guest RAM.
@@ -89,11 +89,8 @@ impl RamSink {
         if !self.is_closed() {
             return Ok(());
         }
-        let (offset, name) = (run.first * PAGE_SIZE as u64, self.guest.block(run.block).name());
-        let what = format!(
-            "page {offset:#x} of block {name:?} came, and the source had handed its memory over (specs/extension.md §11)"
-        );
-        Err(MigrationError::PeerMisbehaved { what })
+        let block = self.guest.block(run.block).name().to_owned();
+        Err(BadPage::HandedOver { block, offset: run.first * PAGE_SIZE as u64 }.into())
     }
 
     /// The memory for the pages: the guest's blocks, and other memory for read-only blocks.
@@ -200,13 +197,8 @@ impl RamSink {
                 guest.read(offset, &mut ours)?;
                 self.ram.block(index).read(offset, &mut theirs)?;
                 if let Some(at) = ours.iter().zip(&theirs).position(|(ours, theirs)| ours != theirs) {
-                    let what = format!(
-                        "RAM block {:?} is mapped read-only here, but differs from the source's at byte {:#x}: give both \
-                         sides the same content (firmware), or map it writable",
-                        guest.name(),
-                        offset + at as u64
-                    );
-                    return Err(MigrationError::PeerIncompatible { what });
+                    let block = guest.name().to_owned();
+                    return Err(MachineDifference::ReadOnlyBlock { block, offset: offset + at as u64 }.into());
                 }
             }
             from = run.end();
@@ -259,11 +251,8 @@ impl PageSink for RamSink {
         self.check_open(run)?;
         let received = self.record.received().block(run.block);
         if let Some(missing) = (run.first..run.end()).find(|page| !received.get(*page)) {
-            let (offset, name) = (missing * PAGE_SIZE as u64, self.ram.block(run.block).name());
-            let what = format!(
-                "page {offset:#x} of block {name:?} came as a difference, and never before (specs/stream.md §2.4)"
-            );
-            return Err(MigrationError::PeerMisbehaved { what });
+            let block = self.ram.block(run.block).name().to_owned();
+            return Err(BadPage::DifferenceToNothing { block, offset: missing * PAGE_SIZE as u64 }.into());
         }
         Ok(self.ram.block(run.block).read(run.first * PAGE_SIZE as u64, to)?)
     }
@@ -272,6 +261,7 @@ impl PageSink for RamSink {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Misbehaviour;
 
     #[test]
     fn difference_to_a_page_that_never_came_is_refused_by_its_name() {
@@ -283,7 +273,8 @@ mod tests {
         let mut content = [7; PAGE_SIZE];
 
         let refused = sink.current(page(3), &mut content).unwrap_err();
-        assert!(refused.to_string().contains("page 0x3000 of block \"m0\""), "{refused}");
+        let MigrationError::PeerMisbehaved(Misbehaviour::Page(why)) = refused else { panic!("{refused}") };
+        assert_eq!(why, BadPage::DifferenceToNothing { block: "m0".into(), offset: 0x3000 });
         assert_eq!(content, [7; PAGE_SIZE]);
 
         sink.zero(page(3)).unwrap();

@@ -2,7 +2,7 @@
 
 use sterna_wire::return_path::ReturnMessage;
 
-use crate::error::MigrationError;
+use crate::error::{BadAnswer, BadGrant, MigrationError};
 
 /// The first PING. Its PONG shows that the destination answers.
 pub(crate) const HELLO_PING: u32 = 1;
@@ -117,63 +117,60 @@ impl Answers {
             ReturnMessage::Pong(value) => self.pong(value),
             ReturnMessage::RequestPages { block, start, length } => {
                 if !self.may_request {
-                    return Err(untimely("pages before it was told to listen"));
+                    return Err(BadAnswer::EarlyRequest.into());
                 }
                 let block = match block {
-                    Some(name) => self.block(&name, "pages")?,
-                    None => self.last.ok_or_else(|| untimely("pages without naming a block first"))?,
+                    Some(name) => self.block(name)?,
+                    None => self.last.ok_or(BadAnswer::RequestWithoutBlock)?,
                 };
                 self.last = Some(block);
                 Ok(Answer::Request { block, start, length: u64::from(length) })
             }
             ReturnMessage::ReceivedBitmap { block } => {
-                let block = self.block(&block, "a received bitmap")?;
+                let block = self.block(block)?;
                 let at = self.bitmaps.iter().position(|asked| *asked == block);
-                self.bitmaps.remove(at.ok_or_else(|| untimely("a received bitmap that was not requested"))?);
+                self.bitmaps.remove(at.ok_or(BadAnswer::UnaskedBitmap)?);
                 Ok(Answer::Bitmap { block })
             }
             ReturnMessage::ResumeAck(_) if std::mem::take(&mut self.awaits_resume) => Ok(Answer::Resumed),
-            ReturnMessage::ResumeAck(_) => Err(untimely("that it resumes, and was not told to")),
+            ReturnMessage::ResumeAck(_) => Err(BadAnswer::UnaskedResume.into()),
             ReturnMessage::Shut(0) if self.has_ended => Ok(Answer::Done),
-            ReturnMessage::Shut(0) => Err(untimely("that it has everything, before it was sent")),
+            ReturnMessage::Shut(0) => Err(BadAnswer::EarlyEnd.into()),
             ReturnMessage::Shut(code) => Err(MigrationError::DestinationFailed(code)),
             // The destination of some machine types sends this without a request (specs/stream.md §5.3). The
             // serving side does not wait for it.
             ReturnMessage::SwitchoverAck => Ok(Answer::Nothing),
-            ReturnMessage::Grant { .. } => Err(untimely("a grant for a device's stream, and there is none")),
+            ReturnMessage::Grant { .. } => Err(BadGrant::NoStreams.into()),
         }
     }
 
     fn pong(&mut self, value: u32) -> Result<Answer, MigrationError> {
-        let at = self.pings.iter().position(|ping| *ping == value).ok_or_else(|| {
-            let known =
-                if PINGS.contains(&value) { "before or after its time" } else { "which was never sent" };
-            untimely(&format!("the answer to PING {value:#x} {known}"))
-        })?;
+        let at = self.pings.iter().position(|ping| *ping == value);
+        let at = at.ok_or_else(|| BadAnswer::Pong { ping: value, is_known: PINGS.contains(&value) })?;
         self.pings.remove(at);
         Ok(Answer::Pong(value))
     }
 
-    fn block(&self, name: &str, what: &str) -> Result<usize, MigrationError> {
-        let found = self.names.iter().position(|known| known == name);
-        found.ok_or_else(|| MigrationError::PeerMisbehaved {
-            what: format!(
-                "the destination sent or wants {what} of block {name:?}, and there is no such block"
-            ),
-        })
+    fn block(&self, name: String) -> Result<usize, BadAnswer> {
+        let found = self.names.iter().position(|known| *known == name);
+        found.ok_or(BadAnswer::UnknownBlock { block: name })
     }
-}
-
-fn untimely(what: &str) -> MigrationError {
-    MigrationError::PeerMisbehaved { what: format!("the destination sent or wants {what}") }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Misbehaviour;
 
     fn answers() -> Answers {
         Answers::new(vec!["m0".into(), "rom".into()])
+    }
+
+    fn refusal(answers: &mut Answers, message: ReturnMessage) -> BadAnswer {
+        match answers.take(message) {
+            Err(MigrationError::PeerMisbehaved(Misbehaviour::Answer(why))) => why,
+            taken => panic!("{:?}", taken.err()),
+        }
     }
 
     fn request(block: Option<&str>) -> ReturnMessage {
@@ -195,24 +192,24 @@ mod tests {
     #[test]
     fn what_comes_before_its_time_or_of_no_block_is_refused_by_name() {
         let bitmap = |block: &str| ReturnMessage::ReceivedBitmap { block: block.into() };
-        for (message, word) in [
-            (request(Some("m0")), "listen"),
-            (bitmap("m0"), "not requested"),
-            (bitmap("m1"), "\"m1\""),
-            (ReturnMessage::ResumeAck(1), "resumes"),
-            (ReturnMessage::Shut(0), "before it was sent"),
-            (ReturnMessage::Pong(3), "before or after"),
-            (ReturnMessage::Pong(99), "never sent"),
+        for (message, why) in [
+            (request(Some("m0")), BadAnswer::EarlyRequest),
+            (bitmap("m0"), BadAnswer::UnaskedBitmap),
+            (bitmap("m1"), BadAnswer::UnknownBlock { block: "m1".into() }),
+            (ReturnMessage::ResumeAck(1), BadAnswer::UnaskedResume),
+            (ReturnMessage::Shut(0), BadAnswer::EarlyEnd),
+            (ReturnMessage::Pong(3), BadAnswer::Pong { ping: 3, is_known: true }),
+            (ReturnMessage::Pong(99), BadAnswer::Pong { ping: 99, is_known: false }),
         ] {
-            let error = answers().take(message).unwrap_err();
-
-            assert!(matches!(error, MigrationError::PeerMisbehaved { .. }), "{error}");
-            assert!(error.to_string().contains(word), "{error}");
+            assert_eq!(refusal(&mut answers(), message), why);
         }
         let mut listening = answers();
         listening.packaged();
-        for (message, word) in [(request(None), "naming a block"), (request(Some("vga")), "\"vga\"")] {
-            assert!(listening.take(message).unwrap_err().to_string().contains(word));
+        for (message, why) in [
+            (request(None), BadAnswer::RequestWithoutBlock),
+            (request(Some("vga")), BadAnswer::UnknownBlock { block: "vga".into() }),
+        ] {
+            assert_eq!(refusal(&mut listening, message), why);
         }
     }
 

@@ -5,10 +5,9 @@ use sterna_wire::received_pages::ReceivedPages;
 use sterna_wire::return_path::ReturnMessage;
 
 use super::answers::{Answer, LOADED_PING};
-use super::order::BadRequest;
 use super::shared::{Shared, State};
 use super::statistics::Stage;
-use crate::error::MigrationError;
+use crate::error::{BadAnswer, MigrationError};
 
 const CHANNEL: &str = "return path";
 /// Bytes of one read: 16 KiB, some hundred requests.
@@ -88,10 +87,12 @@ fn take(
         Answer::Request { block, start, length } => {
             state.statistics.requests += 1;
             let name = || state.connection.answers.name(block);
-            state
-                .order
-                .request(block, start, length)
-                .map_err(|why| bad_request(name(), start, length, why))?;
+            state.order.request(block, start, length).map_err(|why| BadAnswer::Request {
+                block: name().to_owned(),
+                start,
+                length,
+                why,
+            })?;
         }
         Answer::Bitmap { block } => *bitmap = Some(block),
         Answer::Resumed => state.connection.has_resumed = true,
@@ -99,9 +100,4 @@ fn take(
         Answer::Nothing => {}
     }
     Ok(used)
-}
-
-fn bad_request(block: &str, start: u64, length: u64, why: BadRequest) -> MigrationError {
-    let what = format!("the destination wants {length:#x} bytes at {start:#x} of block {block:?}: {why}");
-    MigrationError::PeerMisbehaved { what }
 }

@@ -15,6 +15,7 @@ use sterna_ram::PageBitmap;
 use sterna_wire::received_pages::ReceivedPages;
 use sterna_wire::{PAGE_SHIFT, PAGE_SIZE};
 
+use crate::error::BadRequest;
 use crate::order::PageRun;
 pub(crate) use lane_pages::{LanePages, LanePlace};
 pub(crate) use pages::CHUNK_PAGES;
@@ -25,23 +26,6 @@ use pages::Pages;
 const QUEUE: usize = 1024;
 /// Most chunks around recent requests that wait for their turn.
 const NEIGHBOURHOODS: usize = 16;
-
-/// Why a request for pages is refused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum BadRequest {
-    /// Start or length is not a multiple of the page size.
-    #[error("it is not a whole number of pages")]
-    Unaligned,
-    /// The length is 0 bytes.
-    #[error("it is empty")]
-    Empty,
-    /// The request reaches beyond the end of the block.
-    #[error("the block has only {block_bytes:#x} bytes")]
-    Outside {
-        /// The block's length in bytes.
-        block_bytes: u64,
-    },
-}
 
 /// The pages that the destination lacks, and their order.
 pub(crate) struct PageOrder {

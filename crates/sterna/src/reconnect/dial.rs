@@ -8,7 +8,7 @@ use sterna_wire::extension::{
     Holds, ReconnectAnswer, ReconnectAnswerHead, ReconnectChannel, ReconnectHello, most_held_bytes,
 };
 
-use crate::error::MigrationError;
+use crate::error::{BadAnswer, MigrationError, SettingDifference, Tls12Use};
 use crate::identity::{self, Identity};
 use crate::threads::side_by_side;
 
@@ -88,9 +88,7 @@ impl Dialling<'_> {
         })?;
         let binding = opened.tls_binding();
         if self.tls.is_some() && binding.is_none() {
-            let what = "the destination uses TLS 1.2, whose sessions cannot be identified: the migration does not \
-                        continue over this connection";
-            return Err(MigrationError::PeerIncompatible { what: what.to_owned() }.into());
+            return Err(MigrationError::from(SettingDifference::Tls12(Tls12Use::Reconnection)).into());
         }
         let Identity { id, secret } = self.identity;
         let hello = ReconnectHello::new(*id, (self.session, channel), identity::nonce()?, secret, &binding);
@@ -114,11 +112,7 @@ impl Dialling<'_> {
         match head.with_pages(pages, hello, &self.identity.secret, &main.tls_binding()) {
             Some(ReconnectAnswer::Holds(holds)) => Ok(holds),
             Some(ReconnectAnswer::Over) => Err(DialError::Over),
-            None => {
-                let what =
-                    format!("the peer that answers at {} does not know the migration's secret", self.to);
-                Err(MigrationError::PeerMisbehaved { what }.into())
-            }
+            None => Err(MigrationError::from(BadAnswer::NoProof { address: self.to.to_string() }).into()),
         }
     }
 }

@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 use sterna_transport::Channel;
 
+use crate::error::BadLane;
+
 /// Collects the channels of one session after the other. Callers have authenticated the migration's source
 /// before.
 pub(crate) struct Lobby {
@@ -133,13 +135,12 @@ impl Lobby {
         session: u32,
         id: u8,
         channel: &Arc<Channel>,
-    ) -> Result<Option<Assembled>, &'static str> {
+    ) -> Result<Option<Assembled>, BadLane> {
         let mut state = self.state.lock();
-        let coming = state.coming_as(session).ok_or("of a session that is not about to begin")?;
-        let place =
-            coming.lanes.get_mut(usize::from(id)).ok_or("with a number that this side does not use")?;
+        let coming = state.coming_as(session).ok_or(BadLane::UnknownSession)?;
+        let place = coming.lanes.get_mut(usize::from(id)).ok_or(BadLane::UnknownNumber)?;
         if place.is_some() {
-            return Err("that has come before");
+            return Err(BadLane::Again);
         }
         *place = Some(Arc::clone(channel));
         Ok(state.assemble())

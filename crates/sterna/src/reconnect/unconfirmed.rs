@@ -8,7 +8,7 @@ use sterna_ram::{DirtyBitmaps, GuestRam};
 use sterna_wire::extension::{Holds, decode_held};
 
 use super::held::block_pages;
-use crate::error::MigrationError;
+use crate::error::{BadAnswer, MigrationError};
 
 const CHANNEL: &str = "answer on a new connection";
 /// Most bitmaps that are kept, each with one bit per page: 32 MiB for 1 TiB of RAM. For a destination that
@@ -87,7 +87,7 @@ impl Unconfirmed {
     pub(crate) fn confirmed(&self) -> Result<(), MigrationError> {
         let mut state = self.state.lock();
         if state.confirmed >= state.begun {
-            return Err(misbehaved(format!("it confirmed round {} of {}", state.confirmed + 1, state.begun)));
+            return Err(BadAnswer::Confirmed { round: state.confirmed + 1, begun: state.begun }.into());
         }
         state.confirmed += 1;
         let known = (state.session, state.confirmed);
@@ -114,11 +114,9 @@ impl Unconfirmed {
         // In this case the destination has discarded the record of earlier rounds.
         let is_forgotten = holds.session > state.session;
         if !is_known {
-            let what = format!(
-                "it says that it has read {} rounds of session {}; {} of session {} were sent, of which it had confirmed {}",
-                holds.rounds, holds.session, state.begun, state.session, state.confirmed
-            );
-            return Err(misbehaved(what));
+            let (rounds, session) = (holds.rounds, holds.session);
+            let (begun, current, confirmed) = (state.begun, state.session, state.confirmed);
+            return Err(BadAnswer::Holds { rounds, session, begun, current, confirmed }.into());
         }
         let mut missing = Missing { pages: DirtyBitmaps::new(&self.ram), looks_for_absent: false };
         let held = DirtyBitmaps::new(&self.ram);
@@ -127,9 +125,7 @@ impl Unconfirmed {
         };
         decode_held(&holds.pages, &block_pages(&self.ram), mark).map_err(MigrationError::wire(CHANNEL))?;
         if is_forgotten && held.count() > 0 {
-            let what =
-                format!("it says that pages came in session {}, in which none was sent", holds.session);
-            return Err(misbehaved(what));
+            return Err(BadAnswer::HoldsOfEmptySession { session: holds.session }.into());
         }
         for rounds in std::mem::take(&mut state.open) {
             if (rounds.session, rounds.last) < reached && !is_forgotten {
@@ -161,10 +157,6 @@ impl Missing {
     pub(crate) fn leave_out(&self, pages: &DirtyBitmaps) {
         take_out(&self.pages, pages);
     }
-}
-
-fn misbehaved(what: String) -> MigrationError {
-    MigrationError::PeerMisbehaved { what: format!("{what} (specs/extension.md §13)") }
 }
 
 #[cfg(test)]

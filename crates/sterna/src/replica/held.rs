@@ -9,7 +9,7 @@ use sterna_wire::colo::DeviceList;
 use sterna_wire::global_state::{self, GlobalState};
 
 use super::store::{Devices, Stage, Store};
-use crate::error::MigrationError;
+use crate::error::{MigrationError, ProtectionDifference};
 
 /// Number of pages that are searched for zero pages in one call.
 pub(super) const PIECE_PAGES: u64 = 512;
@@ -144,8 +144,8 @@ fn shape_of(seeding: &Arc<Shape>, list: &DeviceList, devices: &Devices) -> Resul
         let running = GlobalState { run_state: "running".to_owned(), suspended }.encode();
         let running = running.map_err(MigrationError::wire("globalstate"))?;
         if body.len() != running.len() {
-            let what = format!("globalstate has {} bytes, not {}", body.len(), running.len());
-            return Err(MigrationError::PeerIncompatible { what });
+            let (came, due) = (body.len(), running.len());
+            return Err(ProtectionDifference::GlobalState { came, due }.into());
         }
         body.copy_from_slice(&running);
     }

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use sterna_ram::{Backing, DirtyBitmaps, GuestRam, PAGE_SIZE, RamBlock, RamError, RamSlice};
 use sterna_wire::replica::PageSums;
 
-use crate::error::MigrationError;
+use crate::error::{BadPage, MigrationError};
 use crate::order::PageRun;
 use crate::threads::{copied_in_parts, in_part};
 
@@ -163,11 +163,7 @@ impl Journal {
         let holds =
             |note: &&Note| note.run.block == block && (note.run.first..note.run.end()).contains(&page);
         let Some(note) = notes.notes.iter().rev().find(holds) else {
-            let what = format!(
-                "page {page} of block {block} came as a difference, and by another channel in the same checkpoint \
-                 (specs/extension.md §10)"
-            );
-            return Err(MigrationError::PeerMisbehaved { what });
+            return Err(BadPage::DifferenceToOtherChannel { block, page }.into());
         };
         match note.at {
             Some(at) => self.arena.read((at + page - note.run.first) * PAGE_SIZE as u64, to)?,
@@ -303,6 +299,7 @@ impl LaneNotes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Misbehaviour;
 
     const PAGES: u64 = 64;
 
@@ -420,7 +417,12 @@ mod tests {
         let journal = Journal::new(&guest(), 1 << 20, 2).unwrap();
         put(&journal, 0, run(3, 4), 7);
         let refused = journal.current(1, 0, 4, &mut [0; PAGE_SIZE]);
-        assert!(matches!(refused, Err(MigrationError::PeerMisbehaved { .. })), "{refused:?}");
+        let error = refused.expect_err("another channel has brought it");
+        let because = BadPage::DifferenceToOtherChannel { block: 0, page: 4 };
+        assert!(
+            matches!(&error, MigrationError::PeerMisbehaved(Misbehaviour::Page(page)) if *page == because),
+            "{error}"
+        );
     }
 
     #[test]

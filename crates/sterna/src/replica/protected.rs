@@ -14,7 +14,7 @@ use super::store::{Stage, Store};
 use super::survivor::Survivor;
 use super::takeover::TakeoverError;
 use super::witness::Witness;
-use crate::error::{Fault, MigrationError, VmError};
+use crate::error::{BadConnection, Fault, MigrationError, Misbehaviour, ProtectionDifference, VmError};
 use crate::events::Status;
 use crate::incoming::WeakIncoming;
 use crate::incoming::follower::Follower;
@@ -127,19 +127,14 @@ impl Contacts {
         channel: &Arc<Channel>,
         store: &Arc<Store>,
     ) -> Result<(), MigrationError> {
-        let refused = |what: &str| {
-            let what = format!("{}: {what}", channel.peer());
-            Err(MigrationError::PeerIncompatible { what })
-        };
+        let peer = channel.peer().to_owned();
         let Some(rules) = &self.rules else {
-            return refused("a primary wants to be in contact, and this standby takes checkpoints alone");
+            return Err(ProtectionDifference::NoContactHere { peer }.into());
         };
         let is_late = || self.has_stream() || !matches!(store.state().stage, Stage::Seeding);
-        const LATE: &str = "a primary opened its contact after the guest began to arrive, but the contact must be \
-                            opened first: protect the guest again";
         let _greeting = self.greeting.lock();
         if is_late() {
-            return refused(LATE);
+            return Err(ProtectionDifference::LateContact { peer }.into());
         }
         let number = self.count.fetch_add(1, Ordering::AcqRel);
         let guest = Arc::new(Guest {
@@ -157,18 +152,23 @@ impl Contacts {
         let begun =
             StandbyContact::begin_fencing(channel, &rules.secret, guest.clone(), rules.always_fences, claims);
         let contact = begun.map_err(|error| {
-            let what = format!("{}: {error}", channel.peer());
+            let peer = peer.clone();
             match error {
-                ContactError::TwoArbiters { .. } => MigrationError::PeerIncompatible { what },
-                ContactError::Arbiter(_) => VmError::new(channel.peer(), error).into(),
-                _ => MigrationError::PeerMisbehaved { what },
+                ContactError::TwoArbiters { .. } => {
+                    ProtectionDifference::Arbiters { peer, why: Arc::new(error) }.into()
+                }
+                ContactError::Arbiter(_) => MigrationError::from(VmError::new(peer, error)),
+                _ => {
+                    let why = BadConnection::Contact(Arc::new(error));
+                    Misbehaviour::Connection { peer, why }.into()
+                }
             }
         })?;
         let mut current = self.current.lock();
         // Checked again: the guest of another primary may have started to arrive meanwhile.
         if is_late() {
             contact.abandon();
-            return refused(LATE);
+            return Err(ProtectionDifference::LateContact { peer }.into());
         }
         // A primary that has not sent its guest may have failed silently. So the newest contact replaces it.
         let before = current.replace(Current { contact, number, host: channel.peer_host() });
@@ -192,9 +192,7 @@ impl Contacts {
         drop(self.greeting.lock());
         let is_there = self.current().is_some_and(|contact| !contact.state().state.is_final());
         if is_required && !is_there {
-            let what = "a guest came without its primary's contact, which comes first: protect it with `sterna protect`, or let \
-                        this standby do without an arbiter, a fence and a secret";
-            return Err(MigrationError::PeerIncompatible { what: what.to_owned() });
+            return Err(ProtectionDifference::NoContact.into());
         }
         Ok(())
     }
@@ -206,11 +204,8 @@ impl Contacts {
         let host = self.current.lock().as_ref().and_then(|current| current.host);
         match (host, channel.peer_host()) {
             (Some(contact), Some(guest)) if contact != guest && !channel.is_tls() => {
-                let peer = channel.peer();
-                let what = format!(
-                    "{peer}: a guest comes from {guest}, and its primary's contact from {contact}: without TLS both come from one host"
-                );
-                Err(MigrationError::PeerIncompatible { what })
+                let peer = channel.peer().to_owned();
+                Err(ProtectionDifference::OtherHost { peer, guest, contact }.into())
             }
             _ => Ok(()),
         }

@@ -15,7 +15,7 @@ use super::hang::typical_interval;
 use super::journal::{Brought, Journal};
 use super::stream_sink::StreamSink;
 use super::witness::Witness;
-use crate::error::MigrationError;
+use crate::error::{BadProtection, MigrationError};
 use crate::incoming::follower::Follower;
 use crate::pages::RamSink;
 use crate::threads::call;
@@ -158,9 +158,7 @@ impl Store {
         };
         // Only the EOF byte may follow the summary's section.
         if section.end + 1 != bytes.len() {
-            let what =
-                format!("checkpoint {number}: section {name:?} is not the last one (specs/replica.md §7)");
-            return Err(MigrationError::PeerMisbehaved { what });
+            return Err(BadProtection::SummaryNotLast { number, section: name }.into());
         }
         // The body begins with its length, 4 bytes, which was already checked.
         let said = CheckpointSummary::decode(&bytes[body.start + 4..body.end])
@@ -312,10 +310,9 @@ impl Follower for Store {
         // A checkpoint is promised only if its streams can be written afterwards.
         for (device, instance, bytes) in epochs(&list, &devices, &found) {
             let check = || pages.streams.check(device, instance, bytes);
-            call("Survivor::check_stream", check).map_err(|error| {
-                let what =
-                    format!("what a checkpoint brings of device {device:?}, instance {instance}: {error}");
-                MigrationError::PeerMisbehaved { what }
+            call("Survivor::check_stream", check).map_err(|why| {
+                let device = device.to_owned();
+                BadProtection::Epoch { device, instance, why }
             })?;
         }
         // Pages on failed memory of this host cannot be promised.

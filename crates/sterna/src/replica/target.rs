@@ -19,7 +19,9 @@ use super::protected::Contacts;
 use super::store::{Devices, Pages, Seeded, Store};
 use super::stream_sink::StreamSink;
 use super::survivor::Survivor;
-use crate::error::{MigrationError, VmError};
+use crate::error::{
+    BadProtection, MachineDifference, MigrationError, ProtectionDifference, Untimely, VmError,
+};
 use crate::hooks::Hook;
 use crate::incoming::follower::Follower;
 use crate::incoming::target::{Layout, RamStart, RamStarted, Section, Target};
@@ -79,8 +81,7 @@ impl StandbyTarget {
         if kind == SectionKind::Start {
             let (of, mut seeding) = ((device.to_owned(), instance), self.seeding.lock());
             if seeding.streams.iter().any(|(began, _)| *began == of) {
-                let what = format!("the stream of device {device:?}, instance {instance}, begins twice");
-                return Err(MigrationError::PeerMisbehaved { what });
+                return Err(BadProtection::StreamTwice { device: device.to_owned(), instance }.into());
             }
             seeding.streams.push((of, false));
             drop(seeding);
@@ -181,9 +182,7 @@ impl Target for StandbyTarget {
         self.contacts.check_contact()?;
         let total = start.table.total_bytes().filter(|total| *total <= RAM_BYTES);
         if total.is_none() {
-            let what =
-                format!("the primary's RAM is larger than {RAM_BYTES} bytes, the most that is accepted");
-            return Err(MigrationError::PeerIncompatible { what });
+            return Err(MachineDifference::TooMuchRam { most: RAM_BYTES }.into());
         }
         let pages = Arc::new(self.pages(start)?);
         let lane = |index| Arc::new(StandbyLane::new(Arc::clone(&pages), index)) as Arc<dyn PageSink>;
@@ -209,11 +208,7 @@ impl Target for StandbyTarget {
             return self.stream(device, instance, kind, body);
         }
         if kind != SectionKind::Full {
-            let what = format!(
-                "{name:?} is sent in parts, of which a checkpoint brings none: take the device (or its migration \
-                 capability) off the primary"
-            );
-            return Err(MigrationError::PeerIncompatible { what });
+            return Err(ProtectionDifference::SentInParts { device: name.to_owned() }.into());
         }
         let mut seeding = self.seeding.lock();
         let (name, length_bytes) = (name.to_owned(), body.len());
@@ -240,8 +235,7 @@ impl Target for StandbyTarget {
         let mut seeding = self.seeding.lock();
         let shape = seeding.machine.finish()?;
         let Some(pages) = seeding.pages.clone().filter(|_| shape.has_end) else {
-            let what = "the stream ended before RAM's END section".to_owned();
-            return Err(MigrationError::PeerMisbehaved { what });
+            return Err(Untimely::EndBeforeRam.into());
         };
         pages.seed.finish()?;
         check_streams(&seeding.streams, &seeding.list)?;
@@ -304,18 +298,17 @@ fn check_streams(streams: &[((String, u32), bool)], list: &DeviceList) -> Result
     for ((device, instance), has_ended) in streams {
         let goes_on = list.find(&EpochSection::name_of(device), *instance).is_some();
         if !has_ended || !goes_on {
-            let lacks = if *has_ended { "no section for its epochs" } else { "no end" };
-            let what = format!(
-                "the stream of device {device:?}, instance {instance}, has {lacks} (specs/replica.md §5)"
-            );
-            return Err(MigrationError::PeerMisbehaved { what });
+            let (device, instance) = (device.clone(), *instance);
+            return Err(match has_ended {
+                true => BadProtection::StreamWithoutEpochs { device, instance }.into(),
+                false => BadProtection::StreamWithoutEnd { device, instance }.into(),
+            });
         }
     }
     for device in list.devices() {
         let Some(name) = EpochSection::device_of(&device.name) else { continue };
         if !streams.iter().any(|((began, instance), _)| began == name && *instance == device.instance) {
-            let what = format!("section {:?} continues a stream that never began", device.name);
-            return Err(MigrationError::PeerMisbehaved { what });
+            return Err(BadProtection::EpochsWithoutStream { section: device.name.clone() }.into());
         }
     }
     Ok(())
@@ -327,10 +320,7 @@ fn announces_summaries(list: &DeviceList) -> Result<bool, MigrationError> {
     let Some(index) = list.find(name, CheckpointSummary::SECTION_INSTANCE) else { return Ok(false) };
     let version = list.devices()[index].version;
     if version != known {
-        let what = format!(
-            "section {name:?} has version {version}, only {known} is known: run the same Sterna on both sides"
-        );
-        return Err(MigrationError::PeerIncompatible { what });
+        return Err(ProtectionDifference::SummaryVersion { section: name, version, known }.into());
     }
     Ok(true)
 }

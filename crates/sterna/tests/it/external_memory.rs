@@ -8,10 +8,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::fs::MemfdFlags;
+use sterna::error::{Difference, MachineDifference};
 use sterna::ram::{
     Backing, ChangeError, Custody, GuestRam, MemoryPermissions, PAGE_SIZE, RamBlock, RegionPlan,
 };
-use sterna::{Arrival, Capabilities, Fault, Hook, MigrationError, Outcome, Status, VmError};
+use sterna::{Arrival, Capabilities, Hook, MigrationError, Outcome, Status, VmError};
 use sterna_guests::Fill;
 use sterna_guests::process::{ProcessConfig, ProcessGuest, Tracking};
 use vm_memory::mmap::MmapRegionBuilder;
@@ -337,8 +338,8 @@ fn read_only_memory_is_compared_and_not_written() {
         let (source, (target, _)) = (with_rom(7).0, with_rom(8));
         let (outcome, arrival) = move_plain(&source, &target, lanes);
         let Arrival::Failed(error) = arrival else { panic!("{outcome:?} {arrival:?}") };
-        assert_eq!(error.fault(), Some(Fault::PeerIncompatible));
-        assert!(error.to_string().contains("\"ram1\" is mapped read-only here"), "{error}");
+        let MigrationError::PeerIncompatible(Difference::Machine(why)) = &error else { panic!("{error}") };
+        assert!(matches!(why, MachineDifference::ReadOnlyBlock { block, .. } if block == "ram1"), "{error}");
         assert!(matches!(outcome, Outcome::Failed { held: false, .. }), "{outcome:?}");
         let mut rom = [0];
         target.ram.block(1).read(0, &mut rom).unwrap();

@@ -1,6 +1,6 @@
 //! The order in which the source may send postcopy commands (specs/postcopy.md §2). Pure.
 
-use crate::error::MigrationError;
+use crate::error::{MigrationError, Untimely, UntimelyCommand};
 
 /// The latest command that the source has sent.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -20,7 +20,7 @@ impl Commands {
     /// Records ADVISE. `ram_has_begun`: RAM's START section came before it.
     pub(crate) fn advised(&mut self, ram_has_begun: bool) -> Result<(), MigrationError> {
         if *self != Self::None || ram_has_begun {
-            return Err(untimely("POSTCOPY_ADVISE", "comes once, and before RAM"));
+            return Err(Untimely::Postcopy(UntimelyCommand::Advise).into());
         }
         *self = Self::Advised;
         Ok(())
@@ -28,24 +28,24 @@ impl Commands {
 
     /// Checks that DISCARD is allowed now.
     pub(crate) fn discards(self) -> Result<(), MigrationError> {
-        self.must_be(Self::Advised, "POSTCOPY_RAM_DISCARD", "comes between ADVISE and LISTEN")
+        self.must_be(Self::Advised, UntimelyCommand::Discard)
     }
 
     /// Checks that PACKAGED is allowed now.
     pub(crate) fn packaged(self) -> Result<(), MigrationError> {
-        self.must_be(Self::Advised, "PACKAGED", "comes once, behind ADVISE")
+        self.must_be(Self::Advised, UntimelyCommand::Packaged)
     }
 
     /// Records LISTEN, which is part of a package.
     pub(crate) fn listens(&mut self) -> Result<(), MigrationError> {
-        self.must_be(Self::Advised, "POSTCOPY_LISTEN", "comes once, first in the package")?;
+        self.must_be(Self::Advised, UntimelyCommand::Listen)?;
         *self = Self::Listening;
         Ok(())
     }
 
     /// Records RUN, which must follow LISTEN.
     pub(crate) fn runs(&mut self) -> Result<(), MigrationError> {
-        self.must_be(Self::Listening, "POSTCOPY_RUN", "comes once, behind LISTEN")?;
+        self.must_be(Self::Listening, UntimelyCommand::Run)?;
         *self = Self::Running;
         Ok(())
     }
@@ -53,19 +53,13 @@ impl Commands {
     /// Checks that EOF is allowed now.
     pub(crate) fn ends(self) -> Result<(), MigrationError> {
         match self {
-            Self::Listening => Err(untimely("EOF", "comes behind POSTCOPY_RUN, or without LISTEN")),
+            Self::Listening => Err(Untimely::Postcopy(UntimelyCommand::Eof).into()),
             _ => Ok(()),
         }
     }
 
-    fn must_be(self, state: Self, what: &str, rule: &str) -> Result<(), MigrationError> {
-        if self == state { Ok(()) } else { Err(untimely(what, rule)) }
-    }
-}
-
-fn untimely(what: &str, rule: &str) -> MigrationError {
-    MigrationError::PeerMisbehaved {
-        what: format!("the source sent {what} at a wrong time: it {rule} (specs/postcopy.md §2)"),
+    fn must_be(self, state: Self, command: UntimelyCommand) -> Result<(), MigrationError> {
+        if self == state { Ok(()) } else { Err(Untimely::Postcopy(command).into()) }
     }
 }
 

@@ -13,7 +13,7 @@ use sterna_wire::received_pages::ReceivedPages;
 use super::blocktime::Blocktime;
 use super::failures::Failures;
 use super::ways::{Way, Ways};
-use crate::error::MigrationError;
+use crate::error::{BadPage, MigrationError};
 use crate::order::PageRun;
 
 /// Most incomplete huge pages of at most [`SMALL_HUGE_PAGE_BYTES`]. A source sends a requested huge page whole,
@@ -325,18 +325,21 @@ impl ArrivingPages {
     fn comes(&self, way: Way, block: usize, page: u64) -> Result<bool, Unplaced> {
         let ways = self.ways.as_ref().filter(|ways| !ways.are_over());
         let is_first_on_way = ways.is_none_or(|ways| ways.is_first(way, block, page));
-        let why = if !self.lacking.block(block).get(page) && !self.arrived.block(block).get(page) {
-            "was not missing"
-        } else if is_first_on_way && self.arrived.block(block).set_range(page, 1) > 0 {
-            return Ok(true);
-        } else if ways.is_some() && is_first_on_way && self.requested.block(block).get(page) {
-            return Ok(false);
-        } else {
-            "came twice"
+        let was_missing = self.lacking.block(block).get(page) || self.arrived.block(block).get(page);
+        if was_missing && is_first_on_way {
+            if self.arrived.block(block).set_range(page, 1) > 0 {
+                return Ok(true);
+            }
+            if ways.is_some() && self.requested.block(block).get(page) {
+                return Ok(false);
+            }
+        }
+        let (offset, block) = (page << PAGE_SHIFT, self.ram.block(block).name().to_owned());
+        let why = match was_missing {
+            true => BadPage::Twice { block, offset },
+            false => BadPage::NotMissing { block, offset },
         };
-        let (offset, name) = (page << PAGE_SHIFT, self.ram.block(block).name());
-        let what = format!("page {offset:#x} of block {name:?} {why} (specs/postcopy.md §3)");
-        Err(Unplaced { page, error: MigrationError::PeerMisbehaved { what } })
+        Err(Unplaced { page, error: why.into() })
     }
 
     /// Places pages that arrived together. `None`: zeros.
@@ -381,13 +384,13 @@ impl ArrivingPages {
             return Ok(Arc::clone(kept));
         }
         let is_large = |block: usize| self.ram.block(block).page_bytes() > SMALL_HUGE_PAGE_BYTES;
-        let (most, of) = match is_large(block) {
-            true => (HALF_LARGE_PAGES + self.lanes, " of more than 2 MiB"),
-            false => (HALF_HUGE_PAGES + HALF_HUGE_PAGES_OF_A_LANE * self.lanes, ""),
+        let are_large = is_large(block);
+        let most = match are_large {
+            true => HALF_LARGE_PAGES + self.lanes,
+            false => HALF_HUGE_PAGES + HALF_HUGE_PAGES_OF_A_LANE * self.lanes,
         };
-        if half.keys().filter(|(other, _)| is_large(*other) == is_large(block)).count() >= most {
-            let what = format!("more than {most} huge pages{of} came in parts at once");
-            return Err(MigrationError::PeerMisbehaved { what });
+        if half.keys().filter(|(other, _)| is_large(*other) == are_large).count() >= most {
+            return Err(BadPage::TooManyParts { most, are_large }.into());
         }
         let content = RamBlock::new("huge page", unit << PAGE_SHIFT, Backing::Anonymous);
         let content = content.map_err(MissingPagesError::Staging)?;

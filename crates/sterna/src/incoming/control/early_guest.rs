@@ -10,7 +10,7 @@ use sterna_wire::return_path::ReturnMessage;
 
 use super::Control;
 use crate::driver::{Driver, Waited};
-use crate::error::MigrationError;
+use crate::error::BadPage;
 use crate::incoming::{loader, postcopy};
 
 /// How long a source may take to read the last message of a connection.
@@ -42,8 +42,7 @@ impl Control {
             if left != seen.0 {
                 seen = (left, Instant::now());
             } else if seen.1.elapsed() >= stall {
-                let what = format!("the source has ended the stream, and {left} pages did not come");
-                self.shared.note_error(MigrationError::PeerMisbehaved { what });
+                self.shared.note_error(BadPage::Missing { left }.into());
                 return self.shared.report(Fed::PagesFailed);
             }
         }

@@ -30,8 +30,7 @@ use sterna_wire::main::MainItem;
 use super::load_file::LoadFile;
 use super::loader::{Loader, Read};
 use super::shared::Shared;
-use super::transport::interface::{Beginning, Waiting};
-use crate::error::MigrationError;
+use crate::error::{MigrationError, Misbehaviour};
 use crate::events::Event;
 use crate::start_error::StartError;
 
@@ -118,9 +117,5 @@ fn run(shared: &Arc<Shared>) -> Result<(), MigrationError> {
 }
 
 fn changed(shared: &Shared) -> MigrationError {
-    let what = format!(
-        "{} was changed while it was loaded; load it again when no program writes it",
-        shared.address
-    );
-    MigrationError::PeerMisbehaved { what }
+    Misbehaviour::FileChanged { file: shared.address.to_string() }.into()
 }

@@ -6,7 +6,7 @@ use sterna_ram::PAGE_SIZE;
 use sterna_wire::main::Step;
 
 use super::{CHANNEL, Loader};
-use crate::error::MigrationError;
+use crate::error::{BadPackage, MigrationError};
 use crate::incoming::postcopy;
 
 /// Bytes that a package may contain besides the devices' bodies: commands and section headers.
@@ -18,9 +18,7 @@ impl Loader<'_> {
         self.shared.postcopy.commands.lock().packaged()?;
         let most = self.shared.expectations().device_state_bytes.saturating_add(PACKAGE_SLACK);
         if bytes as u64 > most {
-            let what =
-                format!("a package of {bytes} bytes came, and this machine's devices have at most {most}");
-            return Err(MigrationError::PeerMisbehaved { what });
+            return Err(BadPackage::TooLong { bytes, most }.into());
         }
         let torn = |at| {
             let what = format!("the main channel ended inside the package, at byte {at}");
@@ -40,8 +38,7 @@ impl Loader<'_> {
                     consumed
                 }
                 Step::NeedMore(_) | Step::End => {
-                    let what = "the package ends inside an element (specs/postcopy.md §2)".to_owned();
-                    return Err(MigrationError::PeerMisbehaved { what });
+                    return Err(BadPackage::Torn.into());
                 }
             };
             self.consume(consumed);

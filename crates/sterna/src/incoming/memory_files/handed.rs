@@ -7,7 +7,7 @@ use std::sync::Arc;
 use sterna_ram::{GuestRam, RamError, TakenMemory};
 use sterna_wire::extension::HandedOver;
 
-use crate::error::MigrationError;
+use crate::error::{BadMemory, MemoryDifference, MigrationError};
 use crate::threads::call;
 use crate::vm::HostDescriptors;
 
@@ -38,29 +38,26 @@ pub(in crate::incoming) fn take(
             }
             HandedOver::Device { name, instance, .. } => {
                 let ours = held.iter().find(|ours| (&ours.name(), ours.instance()) == (name, *instance));
-                let ours = ours.ok_or_else(|| {
-                    incompatible(format!(
-                        "the source hands over {name} ({instance}), and this machine has none: use the same"
-                    ))
+                let ours = ours.ok_or_else(|| MemoryDifference::NoDevice {
+                    device: name.clone(),
+                    instance: *instance,
                 })?;
                 of_devices.push((ours, next.collect()));
                 continue;
             }
         };
         let Some(descriptor) = next.next() else {
-            return Err(misbehaved("a descriptor is missing".to_owned()));
+            return Err(BadMemory::NoDescriptor.into());
         };
         let block = ram.index_of(name).map(|index| ram.block(index));
-        let block = block.ok_or_else(|| incompatible(format!("this machine has no RAM block {name:?}")))?;
+        let block = block.ok_or_else(|| MemoryDifference::NoBlock { block: name.clone() })?;
         if (block.len_bytes(), block.page_bytes()) != (*len_bytes, *page_bytes) {
-            return Err(incompatible(format!(
-                "RAM block {name:?} has {len_bytes} bytes in pages of {page_bytes} at the source, and {} in pages of {} here",
-                block.len_bytes(),
-                block.page_bytes()
-            )));
+            let (our_length, our_page) = (block.len_bytes(), block.page_bytes());
+            let (block, length, page) = (name.clone(), *len_bytes, *page_bytes);
+            return Err(MemoryDifference::BlockSize { block, length, page, our_length, our_page }.into());
         }
         if taken.iter().any(|memory| memory.block().name() == name) {
-            return Err(misbehaved(format!("RAM block {name:?} is listed twice")));
+            return Err(BadMemory::Twice { block: name.clone() }.into());
         }
         let memory = block.take_memory(File::from(descriptor), *offset).map_err(explained)?;
         check_apart(&taken, &memory)?;
@@ -105,13 +102,13 @@ impl Taken {
 fn check_counts(ram: &GuestRam, table: &[HandedOver], descriptors: usize) -> Result<(), MigrationError> {
     let listed: usize = table.iter().map(HandedOver::descriptors).fold(0, usize::saturating_add);
     if listed != descriptors {
-        return Err(misbehaved(format!("{descriptors} descriptors came for {listed} that are listed")));
+        return Err(BadMemory::Count { descriptors, listed }.into());
     }
     let missing = ram.blocks().iter().find(|block| {
         !table.iter().any(|entry| matches!(entry, HandedOver::Block { name, .. } if name == block.name()))
     });
     match missing {
-        Some(block) => Err(misbehaved(format!("the memory of RAM block {:?} did not come", block.name()))),
+        Some(block) => Err(BadMemory::NoBlock { block: block.name().to_owned() }.into()),
         None => Ok(()),
     }
 }
@@ -126,9 +123,7 @@ fn check_apart(taken: &[TakenMemory], memory: &TakenMemory) -> Result<(), Migrat
         let is_apart = bytes.end <= other_bytes.start || other_bytes.end <= bytes.start;
         if (device, inode) == (other_device, other_inode) && !is_apart {
             let (one, two) = (other.block().name(), memory.block().name());
-            return Err(misbehaved(format!(
-                "the descriptors of RAM blocks {one:?} and {two:?} are the same memory"
-            )));
+            return Err(BadMemory::Shared { one: one.to_owned(), two: two.to_owned() }.into());
         }
     }
     Ok(())
@@ -136,18 +131,10 @@ fn check_apart(taken: &[TakenMemory], memory: &TakenMemory) -> Result<(), Migrat
 
 fn explained(error: RamError) -> MigrationError {
     match error {
-        RamError::Descriptor { .. } => misbehaved(error.to_string()),
-        RamError::NotReplaceable { .. } => incompatible(error.to_string()),
+        RamError::Descriptor { .. } => BadMemory::Descriptor(Arc::new(error)).into(),
+        RamError::NotReplaceable { .. } => MemoryDifference::NotReplaceable(Arc::new(error)).into(),
         error => error.into(),
     }
-}
-
-fn misbehaved(what: String) -> MigrationError {
-    MigrationError::PeerMisbehaved { what }
-}
-
-fn incompatible(what: String) -> MigrationError {
-    MigrationError::PeerIncompatible { what }
 }
 
 #[cfg(test)]

@@ -35,7 +35,7 @@ use sterna_wire::return_path::ReturnMessage;
 use super::arriving::{ArrivingPages, Commands};
 use super::shared::Shared;
 use super::target::Target;
-use crate::error::MigrationError;
+use crate::error::{MachineDifference, MigrationError, Untimely};
 use crate::events::Event;
 use crate::pages::RamSink;
 use crate::params::Capabilities;
@@ -71,12 +71,7 @@ pub(super) fn advised(shared: &Shared, host: u64, target: u64) -> Result<(), Mig
     if (host, target) == (ours, PAGE_SIZE as u64) {
         return Ok(());
     }
-    Err(MigrationError::PeerIncompatible {
-        what: format!(
-            "the source's memory has pages of {host:#x} bytes (all sizes together) and {target:#x} in the stream, this \
-             side's of {ours:#x} and {PAGE_SIZE:#x}: postcopy needs the same kind of memory on both sides"
-        ),
-    })
+    Err(MachineDifference::PageSizes { host, target, ours, ours_target: PAGE_SIZE as u64 }.into())
 }
 
 /// Handles DISCARD: pages of a block have changed since they arrived, or did not arrive.
@@ -95,11 +90,8 @@ pub(super) fn discard(
     for (start, bytes) in ranges.iter().copied() {
         let end = start.saturating_add(bytes);
         if end > length || !start.is_multiple_of(unit) || !end.is_multiple_of(unit) {
-            let what = format!(
-                "the source drops {bytes:#x} bytes at {start:#x} of block {name:?}, which has {length:#x} bytes in pages of \
-                 {unit:#x} (specs/postcopy.md §2)"
-            );
-            return Err(MigrationError::PeerMisbehaved { what });
+            let (block, block_bytes, page_bytes) = (name.to_owned(), length, unit);
+            return Err(Untimely::Discard { block, start, length: bytes, block_bytes, page_bytes }.into());
         }
         let (first, count) = (start / PAGE_SIZE as u64, bytes / PAGE_SIZE as u64);
         sink.forget(block, first, count);
@@ -169,9 +161,7 @@ pub(super) fn take_package(shared: &Arc<Shared>, items: Vec<MainItem>) -> Result
 
 /// The error for an element that the source must not send after LISTEN.
 pub(super) fn unfit() -> MigrationError {
-    let what = "after LISTEN it sent something else than whole pages, and one MULTIFD_FLUSH behind those of its multifd channels \
-                if they bring any (specs/postcopy.md §3, specs/extension.md §12.5)";
-    MigrationError::PeerMisbehaved { what: what.to_owned() }
+    Untimely::AfterListen.into()
 }
 
 /// Starts a thread that ends when loading ends.
@@ -195,8 +185,7 @@ fn spawn(
 /// The source requests a message when the guest was started.
 pub(super) fn asked_for_start(shared: &Shared) -> Result<(), MigrationError> {
     if *shared.postcopy.commands.lock() != Commands::Running {
-        let what = "the source asked whether the guest runs, before RUN".to_owned();
-        return Err(MigrationError::PeerMisbehaved { what });
+        return Err(Untimely::StartQuestion.into());
     }
     say_started(shared, shared.postcopy.is_asked_for_start())
 }

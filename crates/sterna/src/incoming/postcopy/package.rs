@@ -7,7 +7,7 @@ use sterna_wire::extension;
 use sterna_wire::main::{Command, MainItem, SectionKind};
 use sterna_wire::return_path::ReturnMessage;
 
-use crate::error::MigrationError;
+use crate::error::{BadPackage, MigrationError};
 use crate::incoming::shared::Shared;
 use crate::incoming::target::Section;
 
@@ -17,7 +17,7 @@ pub(super) fn check(items: Vec<MainItem>) -> Result<Vec<MainItem>, MigrationErro
     let mut items = items.into_iter();
     let first = items.next();
     if !matches!(first, Some(MainItem::Command(Command::PostcopyListen))) {
-        return Err(wrong("begins with something else than POSTCOPY_LISTEN"));
+        return Err(BadPackage::NoListen.into());
     }
     let rest: Vec<_> = items.collect();
     let belongs = |item: &MainItem| match item {
@@ -27,12 +27,11 @@ pub(super) fn check(items: Vec<MainItem>) -> Result<Vec<MainItem>, MigrationErro
     };
     if let Some(at) = rest.iter().position(|item| !belongs(item)) {
         // The message names the position, not the element, which may be long.
-        let what = format!("has something else in it than FULL sections, PINGs and RUN: element {}", at + 2);
-        return Err(wrong(&what));
+        return Err(BadPackage::Element { element: at + 2 }.into());
     }
     let is_run = |item: &MainItem| matches!(item, MainItem::Command(Command::PostcopyRun));
     if rest.iter().rev().skip(1).any(is_run) {
-        return Err(wrong("continues after POSTCOPY_RUN"));
+        return Err(BadPackage::AfterRun.into());
     }
     Ok(rest)
 }
@@ -60,13 +59,10 @@ pub(super) fn load(shared: &Arc<Shared>, items: Vec<MainItem>) -> Result<(), Mig
     Ok(())
 }
 
-fn wrong(what: &str) -> MigrationError {
-    MigrationError::PeerMisbehaved { what: format!("the package {what} (specs/postcopy.md §2)") }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Misbehaviour;
 
     fn command(command: Command) -> MainItem {
         MainItem::Command(command)
@@ -96,7 +92,7 @@ mod tests {
             vec![listen(), command(Command::OpenReturnPath)],
         ] {
             let error = check(wrong).unwrap_err();
-            assert!(matches!(error, MigrationError::PeerMisbehaved { .. }), "{error}");
+            assert!(matches!(error, MigrationError::PeerMisbehaved(Misbehaviour::Package(_))), "{error}");
         }
     }
 }

@@ -9,7 +9,7 @@ use sterna_transport::{Channel, TransportError};
 use sterna_wire::extension::PreemptHello;
 use sterna_wire::ram::{BareRecord, BareRecordReader};
 
-use crate::error::MigrationError;
+use crate::error::{BadConnection, ChannelRole, MigrationError, Misbehaviour};
 use crate::incoming::arriving::{ArrivingPages, Commands};
 use crate::incoming::greeting::Greeting;
 use crate::incoming::shared::Shared;
@@ -57,8 +57,11 @@ pub(in crate::incoming) fn take(
 }
 
 fn old(channel: &Channel) -> MigrationError {
-    let what = format!("{}: an old preempt channel came, of a connection that is lost", channel.peer());
-    MigrationError::PeerMisbehaved { what }
+    refused(channel, BadConnection::OldPreempt)
+}
+
+fn refused(channel: &Channel, why: BadConnection) -> MigrationError {
+    Misbehaviour::Connection { peer: channel.peer().to_owned(), why }.into()
 }
 
 /// The number of the current session: of precopy, or of a recovery, whose number is larger.
@@ -77,9 +80,7 @@ pub(super) fn put(shared: &Shared, channel: &Arc<Channel>, of: u32) -> Result<()
         return Err(old(channel));
     }
     if there == Some(of) {
-        let what =
-            format!("{}: it claims to be the preempt channel, which is connected already", channel.peer());
-        return Err(MigrationError::PeerMisbehaved { what });
+        return Err(refused(channel, BadConnection::Taken { role: ChannelRole::Preempt }));
     }
     shared.begin_waiting_for(channel);
     // The replaced channel is one of an older session, which connected just when that session was lost.
@@ -92,11 +93,9 @@ pub(super) fn put(shared: &Shared, channel: &Arc<Channel>, of: u32) -> Result<()
 }
 
 fn check(shared: &Shared, greeting: &Greeting<'_>, hello: &PreemptHello) -> Result<(), MigrationError> {
-    let peer = greeting.channel.peer();
-    let refused =
-        |why: &str| MigrationError::PeerMisbehaved { what: format!("{peer}: a preempt channel {why}") };
+    let refused = |why| refused(greeting.channel, why);
     if !shared.capabilities.postcopy_preempt {
-        return Err(refused("came, and postcopy-preempt is off here"));
+        return Err(refused(BadConnection::PreemptIsOff));
     }
     // The handover section with the secret may still be on its way, on the main channel.
     let until = Instant::now() + Greeting::limit_of(shared.params.limits.setup);
@@ -105,10 +104,10 @@ fn check(shared: &Shared, greeting: &Greeting<'_>, hello: &PreemptHello) -> Resu
         if let Some((id, secret)) = secret {
             let binding = greeting.channel.tls_binding();
             let is_ours = hello.migration_id == id.0 && hello.is_authentic(&secret, &binding);
-            return if is_ours { Ok(()) } else { Err(refused("is not this migration's")) };
+            return if is_ours { Ok(()) } else { Err(refused(BadConnection::ForeignPreempt)) };
         }
         if Instant::now() >= until || shared.closing.is_cancelled() {
-            return Err(refused("came, and the migration has no secret"));
+            return Err(refused(BadConnection::PreemptWithoutSecret));
         }
         std::thread::sleep(LOOK);
     }

@@ -14,7 +14,8 @@ use sterna_wire::extension::{Holds, MigrationSecret, ReconnectAnswer, ReconnectC
 use sterna_wire::return_path::ReturnMessage;
 
 use super::{preempt, receive_requested};
-use crate::error::MigrationError;
+use crate::error::{BadComeback, MigrationError, Untimely, UntimelyCommand};
+use crate::incoming::comeback::refused;
 use crate::incoming::greeting::Greeting;
 use crate::incoming::shared::Shared;
 
@@ -80,7 +81,7 @@ pub(in crate::incoming) fn take(
         None => hello.session > 0 && await_session(shared, hello.session),
     };
     if !shared.capabilities.postcopy_preempt || !is_due() {
-        return Err(refuse(channel, "brings a preempt channel that no session waits for"));
+        return Err(refused(channel, BadComeback::UnexpectedPreempt));
     }
     preempt::put(shared, channel, hello.session)
 }
@@ -98,11 +99,6 @@ fn await_session(shared: &Shared, session: u32) -> bool {
     }
 }
 
-fn refuse(channel: &Channel, why: &str) -> MigrationError {
-    let what = format!("a source that claims to come back from {} {why}", channel.peer());
-    MigrationError::PeerMisbehaved { what }
-}
-
 fn take_main(
     shared: &Shared,
     channel: &Arc<Channel>,
@@ -113,10 +109,10 @@ fn take_main(
     let lacks =
         |shared: &Shared| shared.driver().is_some_and(|driver| driver.inspect(Destination::lacks_pages));
     if !lacks(shared) {
-        return Err(refuse(channel, "wants to continue a postcopy, but no guest lacks pages here"));
+        return Err(refused(channel, BadComeback::LacksNoPages));
     }
     if !shared.lobby.supersede(hello.session) {
-        return Err(refuse(channel, "has an old number: its connection is an old one, or comes twice"));
+        return Err(refused(channel, BadComeback::OldNumber));
     }
     if !shared.is_paused() {
         // The source has abandoned a connection that this side may still consider open.
@@ -140,17 +136,17 @@ fn wait_until_free(
     until: Instant,
 ) -> Result<(), MigrationError> {
     loop {
-        let Some(driver) = shared.driver() else { return Err(refuse(channel, "is too early")) };
+        let Some(driver) = shared.driver() else { return Err(refused(channel, BadComeback::TooEarly)) };
         let (may, lacks) = driver.inspect(|machine| (machine.may_recover(), machine.lacks_pages()));
         let is_newest = session.is_none_or(|session| shared.lobby.last() == session);
         if !lacks || !is_newest || shared.closing.is_cancelled() {
-            return Err(refuse(channel, "is too late: a newer connection has come, or no page is missing"));
+            return Err(refused(channel, BadComeback::SupersededOrComplete));
         }
         if may {
             return Ok(());
         }
         if Instant::now() >= until {
-            return Err(refuse(channel, "could not be let in in time"));
+            return Err(refused(channel, BadComeback::NotInTime));
         }
         std::thread::sleep(LOOK);
     }
@@ -162,14 +158,14 @@ fn begin(shared: &Shared, channel: &Arc<Channel>, session: Option<u32>) -> Resul
     let mut begun = shared.postcopy.recovered_session.lock();
     let may = shared.driver().is_some_and(|driver| driver.inspect(Destination::may_recover));
     if !may || session.is_some_and(|session| shared.lobby.last() != session) {
-        return Err(refuse(channel, "is too late: another connection has come"));
+        return Err(refused(channel, BadComeback::Superseded));
     }
     *begun = session.unwrap_or_default();
     shared.begin_waiting_for(channel);
     shared.places.put_main(channel);
     shared.feed(Fed::RecoveryBegun).map_err(|refusal| {
         channel.shutdown();
-        refuse(channel, &refusal.to_string())
+        refused(channel, BadComeback::Refused(refusal))
     })
 }
 
@@ -179,10 +175,10 @@ pub(in crate::incoming) fn say_received(
     block: Option<usize>,
     name: &str,
 ) -> Result<(), MigrationError> {
-    check_state(shared, "RECV_BITMAP")?;
+    check_state(shared, UntimelyCommand::ReceivedBitmap)?;
     let (Some(block), Some(arriving)) = (block, shared.postcopy.arriving()) else {
-        let what = format!("the source asks for the pages of block {name:?}, and there is none");
-        return Err(MigrationError::PeerMisbehaved { what });
+        let command = UntimelyCommand::ReceivedBitmap;
+        return Err(Untimely::UnknownBlock { command, block: name.to_owned() }.into());
     };
     let mut bytes = Vec::new();
     let message = ReturnMessage::ReceivedBitmap { block: name.to_owned() };
@@ -193,7 +189,7 @@ pub(in crate::incoming) fn say_received(
 
 /// Handles POSTCOPY_RESUME: pages arrive again.
 pub(in crate::incoming) fn resume(shared: &Arc<Shared>) -> Result<(), MigrationError> {
-    check_state(shared, "POSTCOPY_RESUME")?;
+    check_state(shared, UntimelyCommand::Resume)?;
     if shared.capabilities.postcopy_preempt
         && let Some(arriving) = shared.postcopy.arriving()
     {
@@ -204,14 +200,11 @@ pub(in crate::incoming) fn resume(shared: &Arc<Shared>) -> Result<(), MigrationE
     Ok(())
 }
 
-fn check_state(shared: &Shared, what: &str) -> Result<(), MigrationError> {
+fn check_state(shared: &Shared, command: UntimelyCommand) -> Result<(), MigrationError> {
     if shared.is_recovering() {
         return Ok(());
     }
-    let what = format!(
-        "the source sent {what} at a wrong time: it comes first on a connection in place of one that was lost (specs/postcopy.md §5)"
-    );
-    Err(MigrationError::PeerMisbehaved { what })
+    Err(Untimely::Postcopy(command).into())
 }
 
 /// Tells the source that this side has resumed, and repeats the requests for missing pages.

@@ -13,7 +13,7 @@ use super::super::questions;
 use super::super::shared::Shared;
 use super::state::Rdma;
 use super::writer_request::WriterRequest;
-use crate::error::MigrationError;
+use crate::error::{MigrationError, RdmaDifference};
 use crate::rdma::{DestinationStream, LaneDestinationStream, QuestionStream};
 use crate::threads::{self, tried};
 
@@ -118,9 +118,7 @@ impl Admitted {
     fn lane(self, shared: &Arc<Shared>, rdma: &Arc<Rdma>) -> Result<(), MigrationError> {
         let setup = shared.params.limits.setup;
         let limit = Greeting::limit_of(setup);
-        let gone = || MigrationError::PeerIncompatible {
-            what: format!("{}: {}, and its main connection is gone", self.peer, self.part),
-        };
+        let gone = || RdmaDifference::NoMainConnection { peer: self.peer.clone(), part: self.part };
         rdma.wait_for_main(self.source, limit).ok_or_else(gone)?;
         let request =
             Box::new(WriterRequest { request: self.request, rdma: Arc::clone(rdma), source: self.source });
@@ -151,9 +149,7 @@ impl Admitted {
 
     fn return_path(self, shared: &Arc<Shared>, rdma: &Arc<Rdma>) -> Result<(), MigrationError> {
         let limit = Greeting::limit_of(shared.params.limits.setup);
-        let gone = || MigrationError::PeerIncompatible {
-            what: format!("{}: a return path, and its main connection is gone", self.peer),
-        };
+        let gone = || RdmaDifference::NoMainConnection { peer: self.peer.clone(), part: self.part };
         let stream = rdma.wait_for_main(self.source, limit).ok_or_else(gone)?;
         let accepted = stream.accept_return_path(self.request, &self.reply, limit, &shared.closing);
         accepted.map_err(|error| refused(&self.peer, &error))?;

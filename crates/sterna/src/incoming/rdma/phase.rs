@@ -16,7 +16,7 @@ use sterna_wire::rdma::{
 
 use super::source_chunk::SourceChunk;
 use super::state::Rdma;
-use crate::error::MigrationError;
+use crate::error::{MigrationError, RdmaDifference};
 use crate::incoming::carrier::{Hooks, Receiver};
 use crate::pages::RamSink;
 use crate::rdma::{DestinationStream, register, register_on_demand};
@@ -132,11 +132,7 @@ impl Phases<'_> {
     fn check_room_for_all(&self, adapter: &dyn Adapter, wanted: u64) -> Result<(), MigrationError> {
         let limit = self.rdma.pinned_limit_bytes.filter(|_| self.rdma.introduction().is_some());
         if let Some(limit) = limit.filter(|limit| wanted > *limit) {
-            let what = format!(
-                "rdma-pin-all registers all of RAM at once, {wanted} bytes, and this side's x-sterna-rdma-pinned-limit is \
-                 {limit}: switch rdma-pin-all off at the source, or raise the limit"
-            );
-            return Err(MigrationError::PeerIncompatible { what });
+            return Err(RdmaDifference::PinAll { wanted, limit }.into());
         }
         check_room(adapter, wanted).map_err(|error| registration("all of RAM", 0, &error))
     }
@@ -223,12 +219,8 @@ impl Phases<'_> {
         if let Some(limit) = self.rdma.pinned_limit_bytes
             && bytes + range.length > limit
         {
-            let what = format!(
-                "the source asks for {} more bytes of registered memory, {bytes} are registered and this side's \
-                 x-sterna-rdma-pinned-limit is {limit}: set the source's to no more than this",
-                range.length
-            );
-            return Err(MigrationError::PeerIncompatible { what });
+            let wanted = range.length;
+            return Err(RdmaDifference::PinnedLimit { wanted, registered: bytes, limit }.into());
         }
         self.open(adapter, range.block, range.start, range.length)
     }

@@ -13,7 +13,7 @@ use sterna_wire::rdma::{Admission, ChunkSize, ConnectReply, Introduction, Part};
 use super::refusals::Refusals;
 use super::windows::Windows;
 use super::writers::Writers;
-use crate::error::MigrationError;
+use crate::error::{MigrationError, RdmaDifference};
 use crate::params::{Capabilities, Parameters};
 use crate::rdma::{DestinationStream, LaneDestinationStream};
 use crate::stats::IncomingRdmaStatistics;
@@ -100,9 +100,7 @@ impl Rdma {
         if connections.is_over || connections.main.as_ref().is_some_and(|main| main.has_return_path()) {
             return Ok(());
         }
-        let what = "the source wants answers (return-path) and made one RDMA connection: give both sides the capability \
-                    return-path, or neither";
-        Err(MigrationError::PeerIncompatible { what: what.to_owned() })
+        Err(RdmaDifference::ReturnPath.into())
     }
 
     /// Removes the source's right to write. When this returns, the source cannot write guest memory any more.

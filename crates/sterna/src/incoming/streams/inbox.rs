@@ -12,7 +12,7 @@ use std::time::Instant;
 use parking_lot::{Condvar, Mutex};
 use sterna_wire::multifd::{DeviceChunk, DeviceChunkKind};
 
-use crate::error::MigrationError;
+use crate::error::{BadChunk, MigrationError, Misbehaviour};
 use crate::stats::StreamStatistics;
 use crate::streams::{CONFIGURATION_BYTES, MOST_CHUNK_BYTES, Streamed};
 
@@ -153,18 +153,14 @@ impl Inbox {
         // A source that knows no limit cannot keep its chunks below it: one such chunk is buffered alone.
         let most = if state.has_credit { self.limit } else { self.limit.max(WHOLE_CHUNK_BYTES) };
         if bytes > most {
-            return Err(self.misbehaved(format!(
-                "a chunk of {bytes} bytes, but this side holds at most {most} for each device"
-            )));
+            return Err(self.misbehaved(BadChunk::TooLarge { bytes, most }));
         }
         let come = state.come_bytes.saturating_add(bytes);
         if state.has_credit && come > state.granted_bytes {
-            return Err(self.misbehaved(format!("{come} bytes, and {} were granted", state.granted_bytes)));
+            return Err(self.misbehaved(BadChunk::BeyondGrant { came: come, granted: state.granted_bytes }));
         }
         if !state.has_credit && bytes > UNASKED_BYTES {
-            return Err(self.misbehaved(format!(
-                "a chunk of {bytes} bytes: at most {UNASKED_BYTES} are taken from a source that was granted nothing"
-            )));
+            return Err(self.misbehaved(BadChunk::TooLargeWithoutGrant { bytes, most: UNASKED_BYTES }));
         }
         state.come_bytes = come;
         // The limit counts used bytes, so a large buffer is not used for few bytes.
@@ -185,7 +181,7 @@ impl Inbox {
         let bytes = payload.len() as u64;
         let mut state = self.state.lock();
         if state.waiting.contains(&index) {
-            return Err(self.misbehaved(format!("chunk {index} comes twice")));
+            return Err(self.misbehaved(BadChunk::Twice { index }));
         }
         self.check(&state, index, kind, payload.len() - data_at)?;
         while !state.has_credit && state.lacks_room(index, bytes, self.limit) {
@@ -193,11 +189,12 @@ impl Inbox {
                 return Err(MigrationError::Cancelled);
             }
             if !state.is_in_line(index) && !state.follows_waiting(index) {
-                return Err(self.misbehaved(format!(
-                    "chunk {index} cannot be held: {} bytes wait for chunk {} already, and this side holds at \
-                     most {} for each device",
-                    state.held_bytes, state.next, self.limit
-                )));
+                return Err(self.misbehaved(BadChunk::NoRoom {
+                    index,
+                    held: state.held_bytes,
+                    next: state.next,
+                    most: self.limit,
+                }));
             }
             state.waiting.push(index);
             self.changed.wait(&mut state);
@@ -298,9 +295,7 @@ impl Inbox {
     pub(super) fn check_total(&self, total_bytes: Option<u64>) -> Result<(), MigrationError> {
         let came = self.state.lock().data_bytes;
         match total_bytes {
-            Some(total) if total != came => {
-                Err(self.misbehaved(format!("its stream has {came} bytes, but {total} were announced")))
-            }
+            Some(total) if total != came => Err(self.misbehaved(BadChunk::Total { came, announced: total })),
             _ => Ok(()),
         }
     }
@@ -315,14 +310,12 @@ impl Inbox {
             return Ok(());
         }
         let missing = (state.next..).find(|index| !state.held.contains_key(index)).unwrap_or(u32::MAX);
-        let what = match (state.chunks, state.last) {
-            (0, _) => "the source sent no part of its stream: give both machines the same devices".to_owned(),
-            (_, Some(last)) => {
-                format!("chunk {missing} of its stream is missing, of {}", u64::from(last) + 1)
-            }
-            (count, None) => format!("the end of its stream is missing, after {count} chunks"),
+        let why = match (state.chunks, state.last) {
+            (0, _) => BadChunk::NoneCame,
+            (_, Some(last)) => BadChunk::Missing { index: missing, count: u64::from(last) + 1 },
+            (count, None) => BadChunk::NoEnd { count },
         };
-        Err(self.misbehaved(what))
+        Err(self.misbehaved(why))
     }
 
     /// Whether the stream is loaded to its end.
@@ -406,30 +399,27 @@ impl Inbox {
     ) -> Result<(), MigrationError> {
         let is_last = matches!(kind, DeviceChunkKind::Configuration { .. });
         if state.last.is_some_and(|last| is_last || index > last) {
-            return Err(self.misbehaved(format!("chunk {index} comes after the end of its stream")));
+            return Err(self.misbehaved(BadChunk::AfterEnd { index }));
         }
         if index < state.next || state.held.contains_key(&index) {
-            return Err(self.misbehaved(format!("chunk {index} comes twice")));
+            return Err(self.misbehaved(BadChunk::Twice { index }));
         }
         if is_last && state.held.keys().next_back().is_some_and(|highest| *highest > index) {
-            return Err(
-                self.misbehaved(format!("its stream ends with chunk {index}, but a later one has come"))
-            );
+            return Err(self.misbehaved(BadChunk::EarlyEnd { index }));
         }
         if state.held.len() >= HELD_CHUNKS {
-            return Err(
-                self.misbehaved(format!("more than {HELD_CHUNKS} chunks wait for chunk {}", state.next))
-            );
+            return Err(self.misbehaved(BadChunk::TooManyWait { most: HELD_CHUNKS, next: state.next }));
         }
         if is_last && data_bytes > CONFIGURATION_BYTES {
-            let rule = format!("a configuration of {data_bytes} bytes, more than {CONFIGURATION_BYTES}");
-            return Err(self.misbehaved(rule));
+            let why = BadChunk::Configuration { bytes: data_bytes, most: CONFIGURATION_BYTES };
+            return Err(self.misbehaved(why));
         }
         Ok(())
     }
 
-    fn misbehaved(&self, what: String) -> MigrationError {
-        MigrationError::PeerMisbehaved { what: format!("{}: {what} (specs/extension.md §8)", self.device) }
+    fn misbehaved(&self, why: BadChunk) -> MigrationError {
+        let (device, instance) = (self.device.name.clone(), self.device.instance);
+        Misbehaviour::Chunk { device, instance, why }.into()
     }
 }
 

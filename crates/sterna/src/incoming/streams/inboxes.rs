@@ -5,7 +5,7 @@ use std::sync::Arc;
 use sterna_wire::return_path::ReturnMessage;
 
 use super::inbox::Inbox;
-use crate::error::MigrationError;
+use crate::error::{MachineDifference, MigrationError};
 use crate::stats::StreamStatistics;
 use crate::streams::{Streamed, failed_in_parallel, in_parallel};
 
@@ -26,12 +26,7 @@ impl Inboxes {
     pub(crate) fn find(&self, name: &str, instance: u32) -> Result<&Arc<Inbox>, MigrationError> {
         let found =
             self.boxes.iter().find(|inbox| inbox.device.name == name && inbox.device.instance == instance);
-        found.ok_or_else(|| MigrationError::PeerIncompatible {
-            what: format!(
-                "a chunk of the state of device {name:?}, instance {instance}: no device here accepts it in that way; \
-                 give both machines the same devices"
-            ),
-        })
+        found.ok_or_else(|| MachineDifference::NoStreamHere { device: name.to_owned(), instance }.into())
     }
 
     pub(crate) fn all(&self) -> Vec<Arc<Inbox>> {

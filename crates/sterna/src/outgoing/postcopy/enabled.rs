@@ -12,7 +12,7 @@ use sterna_wire::main::Command;
 use super::interface::Postcopy;
 use super::recovery::say_hello;
 use super::sender::PageSender;
-use crate::error::MigrationError;
+use crate::error::{MigrationError, SettingDifference};
 use crate::events::Event;
 use crate::identity;
 use crate::interruption::Break;
@@ -195,15 +195,12 @@ impl Enabled {
 
 /// Checks that a Sterna destination has the settings that postcopy needs.
 fn check_peer(features: Features, wants_preempt: bool) -> Result<(), MigrationError> {
-    let incompatible = |what: &str| Err(MigrationError::PeerIncompatible { what: what.to_owned() });
     if !features.contains(Features::POSTCOPY) {
-        return incompatible(
-            "postcopy-ram is on here and off at the destination: switch it on there, or off here",
-        );
+        return Err(SettingDifference::PostcopyIsOffThere.into());
     }
     match (wants_preempt, features.contains(Features::PREEMPT)) {
-        (true, false) => incompatible("postcopy-preempt is on here and off at the destination: set it alike"),
-        (false, true) => incompatible("postcopy-preempt is off here and on at the destination: set it alike"),
+        (true, false) => Err(SettingDifference::Preempt { is_on_here: true }.into()),
+        (false, true) => Err(SettingDifference::Preempt { is_on_here: false }.into()),
         _ => Ok(()),
     }
 }

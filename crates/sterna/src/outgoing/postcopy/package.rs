@@ -4,7 +4,7 @@ use sterna_ram::{DirtyBitmaps, GuestRam, PAGE_SHIFT};
 use sterna_wire::main::Command;
 use sterna_wire::{extension, limits};
 
-use crate::error::MigrationError;
+use crate::error::{MigrationError, SettingDifference};
 use crate::postcopy::answers::{DEVICES_PING, LOADED_PING};
 
 /// The number of ranges in one command.
@@ -61,10 +61,7 @@ pub(in crate::outgoing) fn package(sections: &[u8], is_sterna: bool) -> Result<V
     end.iter().try_for_each(|command| command.encode(&mut bytes)).map_err(wire())?;
     if bytes.len() as u64 > u64::from(limits::PACKAGE_BYTES) {
         let (most, length) = (limits::PACKAGE_BYTES, bytes.len());
-        let what = format!(
-            "the devices' state is {length} bytes, more than a package of postcopy holds ({most}): migrate without postcopy"
-        );
-        return Err(MigrationError::PeerIncompatible { what });
+        return Err(SettingDifference::PackageTooLong { bytes: length, most }.into());
     }
     Ok(bytes)
 }

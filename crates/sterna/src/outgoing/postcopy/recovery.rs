@@ -9,7 +9,7 @@ use sterna_wire::extension::{Holds, ReconnectAnswer, ReconnectAnswerHead, Reconn
 use sterna_wire::received_pages::ReceivedPages;
 use sterna_wire::return_path::ReturnMessage;
 
-use crate::error::MigrationError;
+use crate::error::{BadAnswer, MigrationError, SettingDifference, Tls12Use};
 use crate::identity::Identity;
 use crate::postcopy::answers::{Answer, Answers};
 
@@ -97,8 +97,7 @@ impl Recovery {
     pub(in crate::outgoing) fn take(&self, message: ReturnMessage) -> Result<Option<usize>, MigrationError> {
         let mut asked = self.answers.lock();
         let Some(asked) = asked.as_mut() else {
-            let what = format!("the return path carried {message:?}, which belongs to recovery");
-            return Err(MigrationError::PeerMisbehaved { what });
+            return Err(BadAnswer::NoRecovery(Box::new(message)).into());
         };
         match asked.answers.take(message)? {
             Answer::Bitmap { block } => Ok(Some(block)),
@@ -136,8 +135,7 @@ pub(in crate::outgoing) fn say_hello(
 ) -> Result<ReconnectHello, MigrationError> {
     let binding = channel.tls_binding();
     if channel.is_tls() && binding.is_none() {
-        let what = "the destination uses TLS 1.2, whose sessions cannot be identified: the guest's pages do not go over it";
-        return Err(MigrationError::PeerIncompatible { what: what.to_owned() });
+        return Err(SettingDifference::Tls12(Tls12Use::Recovery).into());
     }
     let hello = ReconnectHello::new(identity.id, (session, kind), nonce, &identity.secret, &binding);
     let mut bytes = Vec::new();
@@ -170,21 +168,10 @@ pub(in crate::outgoing) fn hear_answer(
     match head.with_pages(Vec::new(), hello, &identity.secret, &channel.tls_binding()) {
         Some(ReconnectAnswer::Holds(Holds { session, rounds: 0, .. })) if session == hello.session => Ok(()),
         Some(ReconnectAnswer::Holds(Holds { session, rounds, .. })) => {
-            let what = format!(
-                "it lets session {} in and says that it has read {rounds} rounds of session {session} (specs/extension.md §14)",
-                hello.session
-            );
-            Err(MigrationError::PeerMisbehaved { what })
+            Err(BadAnswer::HoldsInRecovery { admitted: hello.session, rounds, session }.into())
         }
-        Some(ReconnectAnswer::Over) => {
-            let what = "it says that it never runs the guest, which it has started".to_owned();
-            Err(MigrationError::PeerMisbehaved { what })
-        }
-        None => {
-            let what =
-                format!("the peer that answers at {} does not know the migration's secret", channel.peer());
-            Err(MigrationError::PeerMisbehaved { what })
-        }
+        Some(ReconnectAnswer::Over) => Err(BadAnswer::NeverRuns.into()),
+        None => Err(BadAnswer::NoProof { address: channel.peer().to_owned() }.into()),
     }
 }
 

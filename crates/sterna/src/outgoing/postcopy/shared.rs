@@ -9,7 +9,7 @@ use sterna_ram::{DirtyBitmaps, GuestRam, PAGE_SHIFT};
 use sterna_wire::received_pages::ReceivedPages;
 
 use super::work::Work;
-use crate::error::MigrationError;
+use crate::error::{BadAnswer, MigrationError};
 use crate::order::PageRun;
 use crate::outgoing::lanes::limiter::Limiter;
 use crate::postcopy::order::{LanePages, PageOrder};
@@ -155,13 +155,8 @@ impl SharedPostcopy {
         };
         for (block, received) in received {
             if let Some(page) = order.unsent_among(*block, received) {
-                let name = ram.block(*block).name();
-                let what = format!(
-                    "the destination says that it has page {:#x} of block {name:?}, which was never sent: it is not the one that \
-                     got this guest (specs/postcopy.md §5)",
-                    page << PAGE_SHIFT
-                );
-                return Err(MigrationError::PeerMisbehaved { what });
+                let block = ram.block(*block).name().to_owned();
+                return Err(BadAnswer::NeverSent { block, offset: page << PAGE_SHIFT }.into());
             }
         }
         order.forget_requests();
@@ -212,18 +207,19 @@ impl SharedPostcopy {
         };
         let may_be_asked = following.may_be_asked;
         let Some(order) = following.order.as_mut().filter(|_| may_be_asked) else {
-            return Err(wrong("pages before LISTEN, or before the recovery".to_owned()));
+            return Err(BadAnswer::EarlyRequest.into());
         };
         let Some(block) = last else {
-            return Err(wrong(match block {
-                Some(name) => format!("pages of block {name:?}, and there is none"),
-                None => "pages without naming a block first".to_owned(),
-            }));
+            let why = match block {
+                Some(name) => BadAnswer::UnknownBlock { block: name.to_owned() },
+                None => BadAnswer::RequestWithoutBlock,
+            };
+            return Err(why.into());
         };
-        let name = ram.block(block).name();
-        order
-            .request_at(block, start, length, at)
-            .map_err(|why| wrong(format!("{length:#x} bytes at {start:#x} of block {name:?}: {why}")))?;
+        order.request_at(block, start, length, at).map_err(|why| {
+            let block = ram.block(block).name().to_owned();
+            BadAnswer::Request { block, start, length, why }
+        })?;
         following.last = Some(block);
         following.requests += 1;
         following.faults.add(at, 1);
@@ -336,15 +332,19 @@ impl SharedPostcopy {
     }
 }
 
-fn wrong(what: String) -> MigrationError {
-    MigrationError::PeerMisbehaved { what: format!("the destination wants {what} (specs/postcopy.md §3)") }
-}
-
 #[cfg(test)]
 mod tests {
     use sterna_ram::RamBlock;
 
     use super::*;
+    use crate::error::{BadRequest, Misbehaviour};
+
+    fn answer(error: MigrationError) -> BadAnswer {
+        match error {
+            MigrationError::PeerMisbehaved(Misbehaviour::Answer(why)) => why,
+            error => panic!("{error}"),
+        }
+    }
 
     fn guest() -> (GuestRam, DirtyBitmaps) {
         let block = |name, pages: u64| RamBlock::without_memory(name, pages << PAGE_SHIFT).unwrap();
@@ -359,19 +359,20 @@ mod tests {
         let (ram, unsent) = guest();
         let postcopy = SharedPostcopy::new(0);
         let early = postcopy.request(&ram, Some("m0"), 0, 4096).unwrap_err();
-        assert!(early.to_string().contains("LISTEN"), "{early}");
+        assert_eq!(answer(early), BadAnswer::EarlyRequest);
         postcopy.begin(&ram, &unsent);
-        for (block, start, length, word) in [
-            (None, 0, 4096, "naming a block"),
-            (Some("vga"), 0, 4096, "\"vga\""),
-            (Some("rom"), 16 << 12, 4096, "only has"),
-            (Some("rom"), 1, 4096, "whole number"),
-            (Some("rom"), 0, 0, "empty"),
-            (Some("rom"), u64::MAX - 4095, 4096, "only has"),
+        let error = |block, start, length| answer(postcopy.request(&ram, block, start, length).unwrap_err());
+        assert_eq!(error(None, 0, 4096), BadAnswer::RequestWithoutBlock);
+        assert_eq!(error(Some("vga"), 0, 4096), BadAnswer::UnknownBlock { block: "vga".into() });
+        let outside = BadRequest::Outside { block_bytes: 16 << 12 };
+        for (start, length, why) in [
+            (16 << 12, 4096, outside),
+            (1, 4096, BadRequest::Unaligned),
+            (0, 0, BadRequest::Empty),
+            (u64::MAX - 4095, 4096, outside),
         ] {
-            let error = postcopy.request(&ram, block, start, length).unwrap_err();
-            let is_said = error.to_string().contains(word) || error.to_string().contains("has only");
-            assert!(is_said && matches!(error, MigrationError::PeerMisbehaved { .. }), "{error}");
+            let block = "rom".to_owned();
+            assert_eq!(error(Some("rom"), start, length), BadAnswer::Request { block, start, length, why });
         }
         assert_eq!(postcopy.requests(), 0);
     }
@@ -420,7 +421,7 @@ mod tests {
         postcopy.stop();
         postcopy.pause();
         let early = postcopy.request(&ram, Some("m0"), 200 << 12, 4096).unwrap_err();
-        assert!(early.to_string().contains("before the recovery"), "{early}");
+        assert_eq!(answer(early), BadAnswer::EarlyRequest);
 
         // Every second page of the sent ones has arrived.
         let mut came = ReceivedPages::none(256);
@@ -429,7 +430,7 @@ mod tests {
         lie.add(255);
         let none = || (1, ReceivedPages::none(16));
         let error = postcopy.recover(&ram, &[(0, lie), none()]).unwrap_err();
-        assert!(error.to_string().contains("0xff000") && error.to_string().contains("never sent"), "{error}");
+        assert_eq!(answer(error), BadAnswer::NeverSent { block: "m0".into(), offset: 0xff000 });
 
         postcopy.recover(&ram, &[(0, came), none()]).unwrap();
         postcopy.may_be_asked();

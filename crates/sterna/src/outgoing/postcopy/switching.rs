@@ -10,7 +10,7 @@ use sterna_wire::main::Command;
 
 use super::enabled::Enabled;
 use super::package::{discards, package, round_up};
-use crate::error::MigrationError;
+use crate::error::{BadAnswer, MigrationError};
 use crate::events::SwitchoverStep;
 use crate::interruption::Break;
 use crate::outgoing::shared::Shared;
@@ -224,8 +224,7 @@ impl Shared {
     pub(in crate::outgoing) fn destination_started(&self) -> Result<(), MigrationError> {
         let is_due = self.driver.inspect(|machine| machine.is_postcopy() && machine.state().is_committed());
         if !is_due {
-            let what = "it reported that the guest was started, but no command to start it was sent".to_owned();
-            return Err(MigrationError::PeerMisbehaved { what });
+            return Err(BadAnswer::Started.into());
         }
         self.measures.statistics.lock().acknowledged.get_or_insert_with(std::time::Instant::now);
         self.report(Fed::DestinationStarted);

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use parking_lot::Mutex;
 use sterna_wire::colo::{Message, MessageKind};
 
-use crate::error::MigrationError;
+use crate::error::{BadProtection, MigrationError};
 
 /// Limit of unread messages. A standby that keeps to the protocol's order never sends so many in advance.
 const MOST: usize = 16;
@@ -27,8 +27,7 @@ impl Inbox {
     pub(crate) fn push(&self, message: &Message) -> Result<(), MigrationError> {
         let mut state = self.0.lock();
         if state.messages.len() >= MOST {
-            let what = format!("the standby said {MOST} messages that were not due");
-            return Err(MigrationError::PeerMisbehaved { what });
+            return Err(BadProtection::TooManyMessages { most: MOST }.into());
         }
         state.messages.push_back(message.kind());
         Ok(())
@@ -47,10 +46,7 @@ impl Inbox {
         let mut state = self.0.lock();
         match state.messages.pop_front() {
             Some(came) if came == due => Some(Ok(())),
-            Some(came) => {
-                let what = format!("the standby said {came}, and {due} was due (specs/colo.md §3)");
-                Some(Err(MigrationError::PeerMisbehaved { what }))
-            }
+            Some(came) => Some(Err(BadProtection::OtherMessage { came, due }.into())),
             None => state.error.clone().map(Err),
         }
     }

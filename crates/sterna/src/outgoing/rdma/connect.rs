@@ -12,7 +12,7 @@ use sterna_wire::rdma::{ConnectReply, ConnectRequest, Introduction, Part};
 use super::super::limits::CONNECTED_AT_ONCE;
 use super::super::shared::Shared;
 use super::source::{Connected, Peer, RdmaSource, WRITES};
-use crate::error::MigrationError;
+use crate::error::{MigrationError, RdmaDifference};
 use crate::identity;
 use crate::params::Parameters;
 use crate::rdma::{LaneSourceStream, SourceStream};
@@ -96,18 +96,10 @@ fn lanes(
         return Ok(Vec::new());
     }
     let wanted = params.multifd_channels;
-    let incompatible = |what| Err(MigrationError::PeerIncompatible { what });
     match &reply.introduction {
-        None => {
-            let what = "the destination is a QEMU, which takes no multifd channels over rdma: switch multifd off on both sides";
-            return incompatible(what.to_owned());
-        }
+        None => return Err(RdmaDifference::MultifdOfQemu.into()),
         Some(reply) if reply.lanes < wanted => {
-            let what = format!(
-                "the destination takes {} multifd channels and this side has {wanted}: give both sides the same number",
-                reply.lanes
-            );
-            return incompatible(what);
+            return Err(RdmaDifference::Channels { theirs: reply.lanes, ours: wanted }.into());
         }
         Some(_) => {}
     }

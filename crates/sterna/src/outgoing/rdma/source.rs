@@ -9,7 +9,7 @@ use sterna_wire::rdma::session::Command;
 use sterna_wire::rdma::{BlockPlaces, ChunkSize, Registration};
 
 use super::counts::RdmaCounts;
-use crate::error::MigrationError;
+use crate::error::{MigrationError, RdmaDifference, RemotePlace};
 use crate::rdma::{LaneSourceStream, SourceStream, Written};
 
 /// The most WRITEs in flight.
@@ -192,15 +192,8 @@ fn registered_less(
     let blocks = places.map(BlockPlaces::blocks).unwrap_or_default();
     let place = blocks.iter().enumerate().find_map(|(index, block)| {
         let offset = address.checked_sub(block.host_address).filter(|offset| *offset < block.length_bytes)?;
-        Some(format!("offset {offset:#x} of block {index}"))
+        Some(RemotePlace::Block { index, offset })
     });
-    let place = place.unwrap_or_else(|| format!("address {address:#x}"));
-    MigrationError::PeerIncompatible {
-        what: format!(
-            "{peer}: the destination refused a WRITE to {place} (remote access error), and it was asked to register that \
-             memory: it has registered less, probably one chunk of {chunk}; set x-rdma-chunk-size to {} at the \
-             destination, or rdma-pin-all at the source",
-            chunk.window()
-        ),
-    }
+    let place = place.unwrap_or(RemotePlace::Address(address));
+    RdmaDifference::ChunkSize { peer: peer.to_owned(), place, chunk }.into()
 }

@@ -11,7 +11,7 @@ use sterna_wire::main::Command;
 use super::super::main_channel::MainChannel;
 use super::super::shared::Shared;
 use super::super::waits::Waits;
-use crate::error::MigrationError;
+use crate::error::{MemoryDifference, MigrationError};
 use crate::interruption::Break;
 use crate::params::Parameters;
 use crate::same_host::check_peer;
@@ -30,8 +30,7 @@ pub(in crate::outgoing) fn hand_memory_over(
     let params = shared.params();
     let peer = shared.driver.inspect(Source::peer);
     if !peer.sterna || !Features(peer.features).contains(Features::MEMORY) {
-        let what = "the destination cannot take memory as descriptors (it is a QEMU or an older Sterna): set mode to normal";
-        return Err(MigrationError::PeerIncompatible { what: what.to_owned() }.into());
+        return Err(MigrationError::from(MemoryDifference::CopiesThere).into());
     }
     main.commands(&[Command::Ping(extension::MEMORY_PING)])?;
     let is_expected = || shared.session.memory_is_expected.load(Ordering::Acquire).then_some(());
@@ -80,9 +79,7 @@ fn hand_over(shared: &Shared, params: &Parameters) -> Result<(), MigrationError>
     channel.shutdown();
     match answer? {
         MemoryAnswer::Taken => Ok(()),
-        MemoryAnswer::Refused(why) => Err(MigrationError::PeerIncompatible {
-            what: format!("the destination does not take the guest's memory: {why}"),
-        }),
+        MemoryAnswer::Refused(why) => Err(MemoryDifference::RefusedThere { why }.into()),
     }
 }
 

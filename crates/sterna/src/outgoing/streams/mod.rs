@@ -29,7 +29,7 @@ use super::shared::Shared;
 use super::waits::Waits;
 use super::workers::Workers;
 use crate::device_stream::RemainingState;
-use crate::error::MigrationError;
+use crate::error::{BadGrant, MachineDifference, MigrationError};
 use crate::interruption::Break;
 use crate::params::MigrationMode;
 use crate::precopy::{LONGEST, StreamsRemaining};
@@ -279,28 +279,21 @@ impl RunningStreams for Streams {
         let device =
             self.devices.iter().position(|device| device.name == name && device.instance == instance);
         let Some(device) = device else {
-            return Err(MigrationError::PeerIncompatible {
-                what: format!(
-                    "the destination has a device {name:?}, instance {instance}, with large state, but this side has \
-                     not: give both machines the same devices"
-                ),
-            });
+            return Err(MachineDifference::StreamOnlyThere { device: name.to_owned(), instance }.into());
         };
         if !self.while_running {
-            let what = format!("it grants room to {} without a request", self.devices[device]);
-            return Err(MigrationError::PeerMisbehaved { what });
+            return Err(BadGrant::Unasked { device: name.to_owned(), instance }.into());
         }
         self.outbox.grant(device, bytes)
     }
 
     fn all_granted(&self) -> Result<(), MigrationError> {
         match self.outbox.without_grant() {
-            Some(device) if self.while_running => Err(MigrationError::PeerIncompatible {
-                what: format!(
-                    "the destination has no counterpart with large state for {}: give both machines the same devices",
-                    self.devices[device]
-                ),
-            }),
+            Some(device) if self.while_running => {
+                let Streamed { name, instance, .. } = &self.devices[device];
+                let (device, instance) = (name.clone(), *instance);
+                Err(MachineDifference::StreamOnlyHere { device, instance }.into())
+            }
             _ => Ok(()),
         }
     }

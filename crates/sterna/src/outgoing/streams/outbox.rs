@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use parking_lot::{Condvar, Mutex};
 use sterna_wire::multifd::DEVICE_STATE_PACKET_BYTES;
 
-use crate::error::MigrationError;
+use crate::error::{BadGrant, MigrationError};
 use crate::interruption::Break;
 
 /// Buffers per device: one is read into, one is sent, and two wait in between.
@@ -111,7 +111,7 @@ impl Queue {
     }
 
     /// # Errors The first grant of a session reports other loaded bytes than were sent.
-    fn grant(&mut self, bytes: u64) -> Result<(), String> {
+    fn grant(&mut self, bytes: u64) -> Result<(), BadGrant> {
         let is_first = self.granted == 0;
         self.granted = self.granted.max(bytes);
         if self.limit == 0 {
@@ -124,7 +124,7 @@ impl Queue {
         if is_first {
             let begins = self.kept.front().map_or(self.kept_end, |kept| kept.end - kept.payload_bytes());
             if begins != loaded {
-                return Err(format!("it has loaded {loaded} bytes, and what it may lack begins at {begins}"));
+                return Err(BadGrant::Gap { loaded, kept_from: begins });
             }
             self.sent = loaded;
         }
@@ -229,10 +229,7 @@ impl Outbox {
     /// # Errors
     /// The grant does not fit the end of the previous session.
     pub(crate) fn grant(&self, device: usize, bytes: u64) -> Result<(), MigrationError> {
-        let granted = self.state.lock().devices[device].grant(bytes);
-        granted.map_err(|what| MigrationError::PeerMisbehaved {
-            what: format!("of a device's stream {what} (specs/extension.md §8)"),
-        })?;
+        self.state.lock().devices[device].grant(bytes)?;
         self.changed[device].notify_all();
         Ok(())
     }

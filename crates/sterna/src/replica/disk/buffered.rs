@@ -9,7 +9,7 @@ use sterna_transport::Channel;
 use super::budget::Budget;
 use super::file::{DiskFile, StandbyDisk};
 use super::overlay::{Overlay, Written};
-use crate::error::MigrationError;
+use crate::error::{BadConnection, MigrationError, Misbehaviour, ProtectionDifference};
 
 /// A disk of the guest.
 pub(super) struct Disk {
@@ -71,12 +71,8 @@ impl Disk {
     pub(super) fn take(&self, channel: &Arc<Channel>) -> Result<(), MigrationError> {
         let mut state = self.state.lock();
         if state.phase != Phase::Seeding {
-            let what = format!(
-                "{}: disk {} can be connected only once, before the guest arrives: protect the guest again",
-                channel.peer(),
-                self.name
-            );
-            return Err(MigrationError::PeerMisbehaved { what });
+            let why = BadConnection::LateDisk { disk: self.name.clone() };
+            return Err(Misbehaviour::Connection { peer: channel.peer().to_owned(), why }.into());
         }
         state.trouble = None;
         if let Some(before) = state.channel.replace(Arc::clone(channel)) {
@@ -157,12 +153,7 @@ impl Disk {
     pub(super) fn begin_epochs(&self) -> Result<(), MigrationError> {
         let mut state = self.state.lock();
         if state.channel.is_none() && state.trouble.is_none() {
-            let what = format!(
-                "this standby has the disk {0}, and the primary does not write to it: name it there with `--disk`, or leave it \
-                 out here",
-                self.name
-            );
-            return Err(MigrationError::PeerIncompatible { what });
+            return Err(ProtectionDifference::UnusedDisk { disk: self.name.clone() }.into());
         }
         self.check_locked(&state)?;
         state.phase = Phase::Epochs;

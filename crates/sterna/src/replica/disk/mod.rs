@@ -23,7 +23,7 @@ use std::sync::{Arc, OnceLock};
 
 use sterna_transport::Channel;
 
-use crate::error::MigrationError;
+use crate::error::{BadConnection, MigrationError, Misbehaviour, ProtectionDifference};
 use budget::Budget;
 use buffered::Disk;
 pub use file::{DiskFile, StandbyDisk};
@@ -63,16 +63,12 @@ impl Disks {
     /// Serves a connection that was identified as one for a disk. Its NBD handshake follows.
     pub(super) fn serve(self: &Arc<Self>, channel: &Arc<Channel>) -> Result<(), MigrationError> {
         if self.disks.is_empty() {
-            let what = format!(
-                "{}: the primary wants to write to a disk, and this standby has none: name it with `--disk`",
-                channel.peer()
-            );
-            return Err(MigrationError::PeerIncompatible { what });
+            return Err(ProtectionDifference::NoDisks { peer: channel.peer().to_owned() }.into());
         }
         if self.strangers.fetch_add(1, Ordering::AcqRel) >= STRANGERS {
             self.strangers.fetch_sub(1, Ordering::AcqRel);
-            let what = format!("{}: too many connections for disks", channel.peer());
-            return Err(MigrationError::PeerMisbehaved { what });
+            let (peer, why) = (channel.peer().to_owned(), BadConnection::TooManyDisks);
+            return Err(Misbehaviour::Connection { peer, why }.into());
         }
         let (this, channel) = (Arc::clone(self), Arc::clone(channel));
         let serve = move || this.shake_hands_and_serve(&channel);

@@ -10,7 +10,7 @@ use sterna_wire::nbd::{
 };
 
 use super::buffered::Disk;
-use crate::error::MigrationError;
+use crate::error::{BadConnection, MigrationError, Misbehaviour, ProtectionDifference, UnknownDisk};
 
 /// Time limit for each step of the handshake.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -45,10 +45,12 @@ pub(super) fn shake_hands(
                 return Ok(Some(disk));
             }
             ClientOption::Export { name, is_go } => {
-                let disk = find(disks, &name).ok_or_else(|| sentence(disks, &name)).and_then(|disk| {
-                    let taken = if is_go { disk.take(channel) } else { Ok(()) };
-                    taken.map(|()| disk).map_err(|why| why.to_string())
-                });
+                let disk = find(disks, &name).ok_or_else(|| unknown_disk(disks, &name).to_string()).and_then(
+                    |disk| {
+                        let taken = if is_go { disk.take(channel) } else { Ok(()) };
+                        taken.map(|()| disk).map_err(|why| why.to_string())
+                    },
+                );
                 match &disk {
                     Ok(disk) => {
                         option_reply(number, &OptionReply::Export(export(disk)), &mut answer);
@@ -79,8 +81,8 @@ pub(super) fn shake_hands(
         }
         channel.write_all(&answer)?;
     }
-    let what = format!("{}: more than {OPTIONS} options before a disk was chosen", channel.peer());
-    Err(MigrationError::PeerMisbehaved { what })
+    let why = BadConnection::TooManyOptions { most: OPTIONS };
+    Err(Misbehaviour::Connection { peer: channel.peer().to_owned(), why }.into())
 }
 
 /// Answers requests until the connection ends. Returns the reason of the end.
@@ -165,13 +167,13 @@ fn export(disk: &Disk) -> Export {
     Export { len_bytes: disk.len_bytes() }
 }
 
-fn sentence(disks: &[Arc<Disk>], name: &str) -> String {
-    let names: Vec<_> = disks.iter().map(|disk| disk.name()).collect();
-    format!("the standby has no disk {name:?}, but {}: name it there with `--disk`", names.join(", "))
+fn unknown_disk(disks: &[Arc<Disk>], name: &str) -> UnknownDisk {
+    UnknownDisk::new(name, disks.iter().map(|disk| disk.name().to_owned()).collect())
 }
 
 fn unknown(channel: &Channel, disks: &[Arc<Disk>], name: &str) -> MigrationError {
-    MigrationError::PeerIncompatible { what: format!("{}: {}", channel.peer(), sentence(disks, name)) }
+    let disk = unknown_disk(disks, name);
+    ProtectionDifference::UnknownDisk { peer: channel.peer().to_owned(), disk }.into()
 }
 
 fn lost(disk: &Disk, why: &str) -> MigrationError {

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use sterna::error::{BadRound, Misbehaviour};
 use sterna::ram::{Backing, PAGE_SIZE};
 use sterna::{
     Arrival, Capabilities, Compression, Incoming, Migration, MigrationError, Outcome, Parameters, RunState,
@@ -477,16 +478,14 @@ fn source_that_breaks_a_rule_on_a_lane_after_run_leaves_the_guest_waiting() {
 }
 
 /// A source's misbehaviour before RUN: the destination refuses, runs no guest and keeps no state.
-fn refused(word: &str, acts: impl FnOnce(&mut HandMadeSource, &Incoming)) {
+fn refused(expected: impl Fn(&BadRound) -> bool, acts: impl FnOnce(&mut HandMadeSource, &Incoming)) {
     let Some(Waiting { source, target, incoming, mut played }) = waiting() else { return };
     acts(&mut played, &incoming);
     played.hear_refusal();
     drop((played, source));
-    let Arrival::Failed(error) = incoming.wait() else { panic!("{word}") };
-    assert!(
-        matches!(error, MigrationError::PeerMisbehaved { .. }) && error.to_string().contains(word),
-        "{error}"
-    );
+    let Arrival::Failed(error) = incoming.wait() else { panic!("arrived") };
+    let MigrationError::PeerMisbehaved(Misbehaviour::Round(why)) = &error else { panic!("{error}") };
+    assert!(expected(why), "{error}");
     assert!(!target.has_guest());
     let resident: u64 = target.ram().blocks().iter().map(|block| block.resident_bytes().unwrap()).sum();
     assert_eq!(resident, 0, "bytes left");
@@ -494,22 +493,28 @@ fn refused(word: &str, acts: impl FnOnce(&mut HandMadeSource, &Incoming)) {
 
 #[test]
 fn packets_that_come_before_their_time_are_refused() {
-    refused("between the last MULTIFD_FLUSH and POSTCOPY_LISTEN", |played, incoming| {
-        played.open_as_sterna();
-        played.hear_pong(0x10);
-        played.lane_pages(0, 1, 0..4);
-        let came = || incoming.statistics().normal_pages + incoming.statistics().zero_pages;
-        eventually("the packet", || came() == 4);
-        played.discard_all();
-        played.package(&[], &[]);
-    });
+    refused(
+        |why| matches!(why, BadRound::PacketsBeforeListen { .. }),
+        |played, incoming| {
+            played.open_as_sterna();
+            played.hear_pong(0x10);
+            played.lane_pages(0, 1, 0..4);
+            let came = || incoming.statistics().normal_pages + incoming.statistics().zero_pages;
+            eventually("the packet", || came() == 4);
+            played.discard_all();
+            played.package(&[], &[]);
+        },
+    );
     // A source that is not a Sterna may not send pages on these channels.
-    refused("where this channel has none", |played, _| {
-        played.open(PAGE_SIZE as u64);
-        played.hear_pong(0x10);
-        played.discard_all();
-        played.package(&[], &[Command::Ping(3)]);
-        played.hear_pong(3);
-        played.lane_pages(0, 1, 0..4);
-    });
+    refused(
+        |why| matches!(why, BadRound::PacketInPostcopy { .. }),
+        |played, _| {
+            played.open(PAGE_SIZE as u64);
+            played.hear_pong(0x10);
+            played.discard_all();
+            played.package(&[], &[Command::Ping(3)]);
+            played.hear_pong(3);
+            played.lane_pages(0, 1, 0..4);
+        },
+    );
 }

@@ -94,7 +94,7 @@ const LIES: &[Lie] = &[
             played.says_bitmap(0, None);
             played.says_bitmap(0, None);
         },
-        "was not requested",
+        "had not asked for it",
     ),
     (
         "a page that was never sent",
@@ -112,7 +112,7 @@ const LIES: &[Lie] = &[
     (
         "that it goes on, before it was told to",
         |played| played.peer.say(&ReturnMessage::ResumeAck(1)),
-        "was not told to",
+        "had not sent POSTCOPY_RESUME",
     ),
     (
         "another value in its answer",

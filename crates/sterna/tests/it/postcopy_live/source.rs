@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use sterna::error::{BadAnswer, Misbehaviour};
 use sterna::{Capabilities, Decision, Migration, MigrationError, Outcome, Status, Vm};
 use sterna_guests::process::ProcessGuest;
 use sterna_wire::extension::Features;
@@ -217,9 +218,10 @@ fn failure_before_the_package_leaves_the_guest_running_at_the_source() {
     destination.until(early);
     destination.say(&request(Some("ram.high"), 0, 4096));
     let outcome = migration.wait();
-    let Outcome::Failed { error: MigrationError::PeerMisbehaved { .. }, held: false } = &outcome else {
+    let Outcome::Failed { error: MigrationError::PeerMisbehaved(why), held: false } = &outcome else {
         panic!("{outcome:?}")
     };
+    assert!(matches!(why, Misbehaviour::Answer(BadAnswer::RequestWithoutPostcopy)), "{why}");
     assert_lives_on(&source);
 
     let (source, migration, mut destination) = in_precopy(false);

@@ -19,7 +19,7 @@ fn refused(guest: &Guest, wrong: impl FnOnce(&mut Source<'_>) -> Result<(), Stre
     source.begin(false).unwrap();
     // The source learns of its failure now, or with the next message.
     let _ = wrong(&mut source);
-    let text = lab.assert_failed();
+    let text = lab.assert_failed().to_string();
     drop(source);
     lab.assert_next_works(guest);
     lab.assert_empty();
@@ -93,7 +93,7 @@ fn first_phase_is_for_the_blocks() {
         stream.begin_phase(&guest.to_first_hook(), LIMIT).unwrap();
         stream.main().send(&[&message], LIMIT).unwrap();
 
-        assert_says(&lab.assert_failed(), &words);
+        assert_says(&lab.assert_failed().to_string(), &words);
 
         drop(stream);
         lab.assert_empty();
@@ -106,7 +106,7 @@ fn sterna_whose_handover_names_another_migration_is_refused() {
     let lab = Lab::with(Settings::new(), &small(), |_| ());
     let source = Source::try_start(&lab, &guest, Habits::sterna(1).with_return_path());
 
-    assert_says(&lab.assert_failed(), &["handover", "another migration's id", "§2.3"]);
+    assert_says(&lab.assert_failed().to_string(), &["handover", "another migration's id", "§2.3"]);
 
     drop(source);
     lab.assert_empty();
@@ -145,7 +145,7 @@ fn source_that_falls_silent_in_a_phase_is_given_up() {
     let source = Source::start(&lab, &guest, Habits::qemu(1));
     source.begin(false).unwrap();
 
-    assert_says(&lab.assert_failed(), &["no progress for 200ms"]);
+    assert_says(&lab.assert_failed().to_string(), &["no progress for 200ms"]);
 
     // The source is informed, as far as it still reads.
     let zeros = ZeroRange { value: 0, block: 0, start: 0, length: 4096 };
@@ -234,7 +234,7 @@ fn source_that_goes_or_dies_anywhere_leaves_nothing_and_the_next_one_arrives() {
             let text = match until {
                 // No migration has begun, so the destination waits for the next source.
                 Until::Connected => String::new(),
-                _ => lab.assert_failed(),
+                _ => lab.assert_failed().to_string(),
             };
             assert!(!text.contains("internal error"), "{until:?}: {text}");
             if !dies {
@@ -263,7 +263,7 @@ fn destination_that_is_given_up_anywhere_leaves_nothing() {
                 drop(stream);
             } else {
                 lab.incoming().cancel().unwrap();
-                assert_says(&lab.assert_failed(), &["cancelled"]);
+                assert_says(&lab.assert_failed().to_string(), &["cancelled"]);
                 drop(stream);
                 lab.assert_next_works(&guest);
                 lab.assert_empty();

@@ -1,6 +1,7 @@
 //! Guest memory at the destination: which parts are registered, stay sparse, or are cleared.
 
 use sterna::Vm;
+use sterna::error::{Difference, MigrationError, RdmaDifference};
 use sterna::ram::{Backing, GuestRam, RamBlock};
 use sterna_guests::model::Fill;
 use sterna_guests::process::{ProcessConfig, ProcessGuest};
@@ -253,8 +254,9 @@ fn more_than_the_limit_is_refused_with_what_to_set() {
 
     assert!(source.register(RegisterRequest { key: 0, block: 0, more_chunks: 2 }).is_err());
 
-    let text = lab.assert_failed();
-    assert!(text.contains("x-sterna-rdma-pinned-limit") && text.contains("2097152"), "{text}");
+    let error = lab.assert_failed();
+    let MigrationError::PeerIncompatible(Difference::Rdma(why)) = &error else { panic!("{error}") };
+    assert!(matches!(why, RdmaDifference::PinnedLimit { limit, .. } if *limit == 2 * MIB), "{error}");
     drop(source);
     lab.assert_empty();
 }
@@ -284,7 +286,7 @@ fn locked_memory_limit_makes_windows_smaller_and_is_named() {
     let warned = warnings(&lab.log.events()).join("\n");
     assert!(warned.contains("windows of 2097152 bytes") && warned.contains("x-rdma-chunk-size"), "{warned}");
     drop((source, taken));
-    let text = lab.assert_failed();
+    let text = lab.assert_failed().to_string();
     let words = ["\"ram.low\" from 0x200000 on", "locked-memory limit is 8388608 bytes", "ulimit -l"];
     assert!(words.iter().all(|word| text.contains(word)), "{text}");
     lab.assert_next_works(&guest);
@@ -301,7 +303,7 @@ fn locked_memory_limit_is_looked_at_before_anything_is_registered_at_once() {
 
     assert!(refused.is_some());
     drop(taken);
-    let text = lab.assert_failed();
+    let text = lab.assert_failed().to_string();
     assert!(text.contains("all of RAM") && text.contains("registering 4194304 bytes"), "{text}");
     // Only the registrations for messages.
     assert_eq!(lab.network.counts_of(&lab.destination).registrations_made, before + 2);
@@ -323,7 +325,7 @@ fn registration_that_is_refused_names_block_and_reason() {
         });
         assert!(ended.is_err());
 
-        let text = lab.assert_failed();
+        let text = lab.assert_failed().to_string();
 
         let words = [&format!("{block:?} from 0x0 on"), "os error 12"];
         assert!(words.iter().all(|word| text.contains(word)), "{text}");

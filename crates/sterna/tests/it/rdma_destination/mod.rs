@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use sterna::ram::GuestRam;
-use sterna::{Address, Arrival, Capabilities, Incoming, Parameters, TargetVm, Vm};
+use sterna::{Address, Arrival, Capabilities, Incoming, MigrationError, Parameters, TargetVm, Vm};
 use sterna_guests::model::Fill;
 use sterna_guests::process::{ProcessConfig, ProcessGuest};
 use sterna_transport::rdma::double::{Host, Network, Settings};
@@ -115,7 +115,7 @@ impl Lab {
     }
 
     /// Asserts that the destination failed, and has released its resources. Returns the reason.
-    fn assert_failed(&self) -> String {
+    fn assert_failed(&self) -> MigrationError {
         eventually("the destination's end", || self.incoming().status().is_terminal());
         let Arrival::Failed(error) = self.incoming().wait() else { panic!("{:?}", self.incoming().wait()) };
         assert_reset(&self.target);
@@ -125,7 +125,7 @@ impl Lab {
         eventually(&format!("{error}: something is left"), || {
             (counts().queue_pairs, counts().pinned_bytes) == (0, 0)
         });
-        error.to_string()
+        error
     }
 
     /// Ends the destination, and asserts that no connection and no registered memory is left.

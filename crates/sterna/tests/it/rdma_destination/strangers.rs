@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use sterna::error::{Difference, MigrationError, RdmaDifference};
 use sterna::{Incoming, SettingsError, StartError, Status, TargetVm};
 use sterna_transport::rdma::double::Settings;
 use sterna_transport::rdma::{ConnectParameters, Endpoint, EndpointSizes, Fabric, RdmaError, RejectReason};
@@ -113,8 +114,9 @@ fn source_that_wants_answers_and_made_one_connection_is_told_what_to_set() {
 
     assert!(Source::try_start(&lab, &guest, Habits::qemu(1)).is_err());
 
-    let text = lab.assert_failed();
-    assert!(text.contains("return-path"), "{text}");
+    let error = lab.assert_failed();
+    let MigrationError::PeerIncompatible(Difference::Rdma(why)) = &error else { panic!("{error}") };
+    assert_eq!(*why, RdmaDifference::ReturnPath);
     lab.assert_empty();
 }
 

@@ -54,8 +54,9 @@ fn differences_on_channels_that_were_not_announced_are_refused() {
     primary.send_deltas_on_lanes(&[(0, 3, &SOUND)]);
     primary.send_checkpoint(&[], 3);
 
-    let why = lost(&standby).to_string();
+    let why = lost(&standby);
 
-    assert!(why.contains("not announced") && why.contains("specs/extension.md §10"), "{why}");
+    let MigrationError::Wire { error, .. } = &why else { panic!("{why}") };
+    assert_eq!((error.message, error.paragraph), ("multifd packet", "specs/extension.md §10"), "{why}");
     assert_takes_over(&standby, 1, &ram, 2);
 }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
+use sterna::error::{Difference, MemoryDifference, MigrationError};
 use sterna::ram::{Custody, GuestRam, PAGE_SIZE};
 use sterna::{
     Arrival, Capabilities, Decision, Device, Hook, Incoming, Migration, Outcome, Parameters, Status,
@@ -232,7 +233,8 @@ fn process_of_another_user_gets_no_descriptor() {
     let migration = source.migrate(&place);
 
     let Outcome::Failed { error, held: false } = migration.wait() else { panic!() };
-    assert!(error.to_string().contains("of user 65534"), "{error}");
+    let MigrationError::PeerIncompatible(Difference::Memory(why)) = &error else { panic!("{error}") };
+    assert!(matches!(why, MemoryDifference::OtherUser { theirs: NOBODY, .. }), "{error}");
     assert!(!child.wait().unwrap().success());
     source.assert_goes_on();
 }

@@ -7,7 +7,7 @@ use sterna_ram::{Backing, GuestRam, PAGE_SIZE, RamBlock};
 use sterna_wire::extension::HandedOver;
 
 use super::take;
-use crate::error::{Fault, MigrationError};
+use crate::error::{BadMemory, Difference, MemoryDifference, MigrationError, Misbehaviour};
 
 const PAGES: u64 = 16;
 const BYTES: u64 = PAGES * PAGE_SIZE as u64;
@@ -36,16 +36,15 @@ fn file(bytes: u64) -> File {
     file
 }
 
-/// Expects a refusal that contains `word`, and checks that all memory is unchanged.
+/// Expects a refusal, and checks that all memory is unchanged.
 #[track_caller]
-fn refused(table: &[HandedOver], descriptors: Vec<OwnedFd>, word: &str) -> MigrationError {
+fn refused(table: &[HandedOver], descriptors: Vec<OwnedFd>) -> MigrationError {
     let ours = ram();
     for block in ours.blocks() {
         block.write(0, &[7]).unwrap();
     }
     let error =
         take(&ours, table, &[], descriptors).err().expect("descriptors that must be refused were taken");
-    assert!(error.to_string().contains(word), "{error}");
     for block in ours.blocks() {
         let mut byte = [0];
         block.read(0, &mut byte).unwrap();
@@ -53,6 +52,32 @@ fn refused(table: &[HandedOver], descriptors: Vec<OwnedFd>, word: &str) -> Migra
         block.write(0, &[8]).expect("and it can be written");
     }
     error
+}
+
+/// Expects that the source is at fault.
+#[track_caller]
+fn misbehaved(table: &[HandedOver], descriptors: Vec<OwnedFd>) -> BadMemory {
+    match refused(table, descriptors) {
+        MigrationError::PeerMisbehaved(Misbehaviour::Memory(why)) => why,
+        error => panic!("{error}"),
+    }
+}
+
+/// Expects that the machines differ.
+#[track_caller]
+fn differs(table: &[HandedOver], descriptors: Vec<OwnedFd>) -> MemoryDifference {
+    match refused(table, descriptors) {
+        MigrationError::PeerIncompatible(Difference::Memory(why)) => why,
+        error => panic!("{error}"),
+    }
+}
+
+/// Expects that a descriptor is refused with `word`.
+#[track_caller]
+fn bad_descriptor(table: &[HandedOver], descriptors: Vec<OwnedFd>, word: &str) {
+    let why = misbehaved(table, descriptors);
+    let BadMemory::Descriptor(error) = &why else { panic!("{why}") };
+    assert!(error.to_string().contains(word), "{error}");
 }
 
 #[test]
@@ -88,13 +113,22 @@ fn two_parts_of_one_file_are_two_blocks() {
 fn descriptors_that_are_too_few_too_many_or_of_other_blocks_are_refused() {
     let theirs = ram();
     let both = || vec![memory(&theirs, 0), memory(&theirs, 1)];
-    refused(&table(), vec![memory(&theirs, 0)], "1 descriptors came for 2");
-    refused(&table(), [both(), vec![memory(&theirs, 0)]].concat_fds(), "3 descriptors came for 2");
-    refused(&table()[..1], vec![memory(&theirs, 0)], "\"high\" did not come");
-    refused(&[entry("low", 0), entry("low", 0), entry("high", 0)], three(&theirs), "listed twice");
-    refused(&[entry("low", 0), entry("high", 0), entry("rom", 0)], three(&theirs), "no RAM block \"rom\"");
+    let few = misbehaved(&table(), vec![memory(&theirs, 0)]);
+    assert!(matches!(few, BadMemory::Count { descriptors: 1, listed: 2 }), "{few}");
+    let many = misbehaved(&table(), [both(), vec![memory(&theirs, 0)]].concat_fds());
+    assert!(matches!(many, BadMemory::Count { descriptors: 3, listed: 2 }), "{many}");
+    let missing = misbehaved(&table()[..1], vec![memory(&theirs, 0)]);
+    assert!(matches!(&missing, BadMemory::NoBlock { block } if block == "high"), "{missing}");
+    let twice = misbehaved(&[entry("low", 0), entry("low", 0), entry("high", 0)], three(&theirs));
+    assert!(matches!(&twice, BadMemory::Twice { block } if block == "low"), "{twice}");
+    let unknown = differs(&[entry("low", 0), entry("high", 0), entry("rom", 0)], three(&theirs));
+    assert!(matches!(&unknown, MemoryDifference::NoBlock { block } if block == "rom"), "{unknown}");
     let device = HandedOver::Device { name: "tap".into(), instance: 0, count: 1 };
-    refused(&[entry("low", 0), entry("high", 0), device], three(&theirs), "hands over tap (0)");
+    let device = differs(&[entry("low", 0), entry("high", 0), device], three(&theirs));
+    assert!(
+        matches!(&device, MemoryDifference::NoDevice { device, instance: 0 } if device == "tap"),
+        "{device}"
+    );
 }
 
 #[test]
@@ -102,36 +136,31 @@ fn memory_of_another_size_kind_or_right_is_refused() {
     let theirs = ram();
     let with = |low: OwnedFd| vec![low, memory(&theirs, 1)];
     let short = file(BYTES - PAGE_SIZE as u64);
-    let error = refused(&table(), with(short.into()), "bytes, but 65536 at 0x0 are needed");
-    assert_eq!(error.fault(), Some(Fault::PeerMisbehaved));
+    bad_descriptor(&table(), with(short.into()), "bytes, and 65536 from 0x0 on are needed");
     let beyond = [entry("low", PAGE_SIZE as u64), entry("high", 0)];
-    refused(&beyond, with(memory(&theirs, 0)), "at 0x1000 are needed");
+    bad_descriptor(&beyond, with(memory(&theirs, 0)), "from 0x1000 on are needed");
     let overflow = [entry("low", u64::MAX - 4095), entry("high", 0)];
-    refused(&overflow, with(memory(&theirs, 0)), "are needed");
+    bad_descriptor(&overflow, with(memory(&theirs, 0)), "on are needed");
     let odd = [entry("low", 512), entry("high", 0)];
-    refused(&odd, with(file(2 * BYTES).into()), "inside a page");
+    bad_descriptor(&odd, with(file(2 * BYTES).into()), "inside of a page");
     let (_, pipe) = std::io::pipe().unwrap();
-    refused(&table(), with(pipe.into()), "neither a memfd nor a regular file");
-    refused(&table(), with(File::open("/dev/zero").unwrap().into()), "neither a memfd nor a regular file");
-    refused(&table(), with(File::open("/dev/shm").unwrap().into()), "neither a memfd nor a regular file");
+    bad_descriptor(&table(), with(pipe.into()), "no memfd and no regular file");
+    bad_descriptor(&table(), with(File::open("/dev/zero").unwrap().into()), "no memfd and no regular file");
+    bad_descriptor(&table(), with(File::open("/dev/shm").unwrap().into()), "no memfd and no regular file");
     let read_only = tempfile::NamedTempFile::new_in("/dev/shm").unwrap();
     read_only.as_file().set_len(BYTES).unwrap();
-    refused(&table(), with(File::open(read_only.path()).unwrap().into()), "reading and writing");
+    bad_descriptor(&table(), with(File::open(read_only.path()).unwrap().into()), "reading and writing");
     let other_pages =
         HandedOver::Block { name: "low".into(), len_bytes: BYTES, page_bytes: 2 << 20, offset: 0 };
-    let error = refused(
-        &[other_pages, entry("high", 0)],
-        with(memory(&theirs, 0)),
-        "in pages of 2097152 at the source",
-    );
-    assert_eq!(error.fault(), Some(Fault::PeerIncompatible));
+    let pages = differs(&[other_pages, entry("high", 0)], with(memory(&theirs, 0)));
+    assert!(matches!(pages, MemoryDifference::BlockSize { page: 2_097_152, .. }), "{pages}");
 }
 
 #[test]
 fn one_memory_for_two_blocks_is_refused() {
     let theirs = ram();
-    let error = refused(&table(), vec![memory(&theirs, 0), memory(&theirs, 0)], "are the same memory");
-    assert_eq!(error.fault(), Some(Fault::PeerMisbehaved));
+    let shared = misbehaved(&table(), vec![memory(&theirs, 0), memory(&theirs, 0)]);
+    assert!(matches!(shared, BadMemory::Shared { .. }), "{shared}");
 }
 
 fn three(theirs: &GuestRam) -> Vec<OwnedFd> {

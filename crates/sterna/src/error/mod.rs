@@ -1,5 +1,8 @@
 //! Errors of a migration: the cause, the side at fault, and the consequence for the guest.
 
+mod difference;
+mod misbehaviour;
+
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -15,6 +18,16 @@ use crate::rdma::StreamFailure;
 
 /// Which side has to change something before the migration can succeed.
 pub use sterna_wire::Fault;
+
+pub use difference::{
+    Difference, MachineDifference, MemoryDifference, ProtectionDifference, RdmaDifference, RefusedLane,
+    RemotePlace, SettingDifference, Tls12Use, UnknownDisk,
+};
+pub use misbehaviour::{
+    BadAnswer, BadChunk, BadComeback, BadConnection, BadGrant, BadLane, BadMemory, BadPackage, BadPage,
+    BadPayload, BadProtection, BadQuestion, BadRequest, BadRound, ChannelRole, Misbehaviour, Unproven,
+    Untimely, UntimelyCommand,
+};
 
 /// Why a migration failed. Cheap to clone, because several threads may report the same error.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -32,17 +45,11 @@ pub enum MigrationError {
     #[error("{0}")]
     Transport(String, #[source] Option<std::sync::Arc<TransportError>>),
     /// The peer broke the protocol in a way that no single message shows.
-    #[error("{what}; the peer broke the protocol")]
-    PeerMisbehaved {
-        /// The peer's action, and the broken rule.
-        what: String,
-    },
+    #[error("{0}; the peer broke the protocol")]
+    PeerMisbehaved(#[from] Misbehaviour),
     /// The two sides are set up differently.
-    #[error("{what}; the two sides are set up differently")]
-    PeerIncompatible {
-        /// The difference, and the setting to change.
-        what: String,
-    },
+    #[error("{0}; the two sides are set up differently")]
+    PeerIncompatible(#[from] Difference),
     /// The destination reported a failure, with this code of SHUT.
     #[error("{}", destination_failed(*.0))]
     DestinationFailed(u32),
@@ -199,8 +206,8 @@ impl MigrationError {
         match self {
             Self::Wire { error, .. } => Some(error.fault),
             Self::Kept { why, .. } => why.fault(),
-            Self::PeerMisbehaved { .. } | Self::Limit { .. } => Some(Fault::PeerMisbehaved),
-            Self::PeerIncompatible { .. } => Some(Fault::PeerIncompatible),
+            Self::PeerMisbehaved(_) | Self::Limit { .. } => Some(Fault::PeerMisbehaved),
+            Self::PeerIncompatible(_) => Some(Fault::PeerIncompatible),
             Self::Vm(_)
             | Self::Panicked { .. }
             | Self::Ram(_)

@@ -1,0 +1,68 @@
+//! How the two sides of a migration differ, and the setting to change.
+
+mod machine;
+mod memory;
+mod protection;
+mod rdma;
+mod settings;
+
+use std::sync::Arc;
+
+use sterna_wire::main::Command;
+
+use super::MigrationError;
+
+pub use machine::MachineDifference;
+pub use memory::MemoryDifference;
+pub use protection::{ProtectionDifference, UnknownDisk};
+pub use rdma::{RdmaDifference, RemotePlace};
+pub use settings::{RefusedLane, SettingDifference, Tls12Use};
+
+/// A difference between the two sides because of which the guest cannot move.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum Difference {
+    /// Capabilities and parameters.
+    #[error(transparent)]
+    Setting(#[from] SettingDifference),
+    /// Devices, firmware and RAM of the two machines.
+    #[error(transparent)]
+    Machine(#[from] MachineDifference),
+    /// Guest memory that moves as descriptors (mode `cpr-transfer`).
+    #[error(transparent)]
+    Memory(#[from] MemoryDifference),
+    /// Settings of `rdma:`.
+    #[error(transparent)]
+    Rdma(#[from] RdmaDifference),
+    /// A primary and its standby.
+    #[error(transparent)]
+    Protection(#[from] ProtectionDifference),
+    /// The source sent a command that this version does not support.
+    #[error("the source sent {0:?}, which this side does not support")]
+    Command(Box<Command>),
+    /// An error that an earlier refusal of a multifd channel may have caused.
+    #[error("{error}; a multifd channel had been refused: {why}")]
+    RefusedLane {
+        /// The error.
+        #[source]
+        error: Arc<MigrationError>,
+        /// The refusal.
+        why: Box<RefusedLane>,
+    },
+    /// Pages are missing at the end of RAM, and a refused multifd channel may have been the source's.
+    #[error("pages are missing, and a multifd channel had been refused: {0}")]
+    PagesMissing(Box<RefusedLane>),
+}
+
+/// Lets the area's enum become a [`MigrationError`].
+macro_rules! becomes_error {
+    ($($area:ty),*) => {
+        $(impl From<$area> for MigrationError {
+            fn from(why: $area) -> Self {
+                Self::PeerIncompatible(why.into())
+            }
+        })*
+    };
+}
+
+becomes_error!(SettingDifference, MachineDifference, MemoryDifference, RdmaDifference, ProtectionDifference);
