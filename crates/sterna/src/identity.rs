@@ -30,6 +30,6 @@ pub(crate) fn nonce() -> Result<[u8; 16], MigrationError> {
 
 fn fill(bytes: &mut [u8]) -> Result<(), MigrationError> {
     getrandom::fill(bytes).map_err(|error| {
-        MigrationError::System(format!("the operating system provides no random bytes: {error}"))
+        MigrationError::System(format!("the operating system provides no random bytes: {error}"), None)
     })
 }

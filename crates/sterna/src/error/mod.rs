@@ -1,8 +1,11 @@
 //! Errors of a migration: the cause, the side at fault, and the consequence for the guest.
 
 mod difference;
+mod ending;
 mod misbehaviour;
 
+use std::error::Error;
+use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -23,11 +26,15 @@ pub use difference::{
     Difference, MachineDifference, MemoryDifference, ProtectionDifference, RdmaDifference, RefusedLane,
     RemotePlace, SettingDifference, Tls12Use, UnknownDisk,
 };
+pub use ending::Ending;
 pub use misbehaviour::{
     BadAnswer, BadChunk, BadComeback, BadConnection, BadGrant, BadLane, BadMemory, BadPackage, BadPage,
     BadPayload, BadProtection, BadQuestion, BadRequest, BadRound, ChannelRole, Misbehaviour, Unproven,
     Untimely, UntimelyCommand,
 };
+
+/// The error of a lower layer, which an error of the migration names.
+pub type Cause = Arc<dyn Error + Send + Sync>;
 
 /// Why a migration failed. Cheap to clone, because several threads may report the same error.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -43,7 +50,10 @@ pub enum MigrationError {
     },
     /// A channel could not be opened, was closed, or made no progress.
     #[error("{0}")]
-    Transport(String, #[source] Option<std::sync::Arc<TransportError>>),
+    Transport(#[source] Arc<TransportError>),
+    /// A connection or the migration ended, and no side is known to be at fault.
+    #[error("{0}")]
+    Ended(#[from] Ending),
     /// The peer broke the protocol in a way that no single message shows.
     #[error("{0}; the peer broke the protocol")]
     PeerMisbehaved(#[from] Misbehaviour),
@@ -74,7 +84,7 @@ pub enum MigrationError {
     },
     /// Guest RAM could not be accessed.
     #[error("guest RAM: {0}")]
-    Ram(String),
+    Ram(#[source] Cause),
     /// Pages of guest RAM have failed (uncorrectable memory errors of this host): their content is lost.
     #[error(
         "memory of this host has failed under the guest (poisoned): {}. The content of these pages is lost and cannot \
@@ -89,10 +99,10 @@ pub enum MigrationError {
     },
     /// Dirty tracking failed.
     #[error("dirty tracking: {0}")]
-    Dirty(String),
+    Dirty(#[source] Cause),
     /// The operating system refused a request.
     #[error("{0}")]
-    System(String),
+    System(String, #[source] Option<Cause>),
     /// The machine arrived completely, but its image could not be renamed to its place. The source has completed.
     #[error(
         "{why}; the source believes that it has completed, so this may be the only copy of the guest: it is kept in \
@@ -103,7 +113,7 @@ pub enum MigrationError {
         place: std::path::PathBuf,
         /// Why the image could not be renamed to its place.
         #[source]
-        why: std::sync::Arc<MigrationError>,
+        why: Arc<MigrationError>,
     },
     /// The engine broke one of its own rules: a bug of Sterna.
     #[error("internal error, please report it: {0}")]
@@ -171,7 +181,7 @@ pub enum MigrationError {
     )]
     NotReconnected {
         /// The cause of the loss.
-        why: std::sync::Arc<MigrationError>,
+        why: Arc<MigrationError>,
         /// Time during which the source dialled, or the destination waited.
         window: std::time::Duration,
         /// How the last attempt failed; `None` at a destination.
@@ -214,13 +224,13 @@ impl MigrationError {
             | Self::Poisoned { .. }
             | Self::Dirty(_)
             | Self::RamChanged
-            | Self::System(_)
+            | Self::System(..)
             | Self::Internal(_)
             | Self::JournalFull { .. }
             | Self::DiskBufferFull { .. }
             | Self::NotConverging { .. } => Some(Fault::Local),
-            Self::Transport(_, Some(error)) => tls_fault(error).or_else(|| rdma_fault(error)),
-            Self::Transport(_, None)
+            Self::Transport(error) => tls_fault(error).or_else(|| rdma_fault(error)),
+            Self::Ended(_)
             | Self::NotReconnected { .. }
             // Unknown: the memory of either side, or the network between them, may have changed it.
             | Self::CheckpointDiffers { .. }
@@ -238,7 +248,7 @@ impl MigrationError {
     /// Whether the network or the peer was silent for too long.
     pub(crate) fn is_timeout(&self) -> bool {
         match self {
-            Self::Transport(_, Some(error)) => match &**error {
+            Self::Transport(error) => match &**error {
                 TransportError::Reset { source, .. } => source.kind() == std::io::ErrorKind::TimedOut,
                 error => matches!(error, TransportError::Stalled { .. }),
             },
@@ -251,7 +261,12 @@ impl MigrationError {
         if error.is_failed_memory() {
             return Self::failed_memory(error.failed_address());
         }
-        Self::System(error.to_string())
+        Self::system(error.to_string(), error)
+    }
+
+    /// The operating system refused a request because of `cause`, which `what` names.
+    pub(crate) fn system(what: String, cause: impl Error + Send + Sync + 'static) -> Self {
+        Self::System(what, Some(Arc::new(cause)))
     }
 
     /// Memory has failed. The page is found later, by a caller that has the guest's RAM.
@@ -339,7 +354,7 @@ impl From<TransportError> for MigrationError {
         if error.is_failed_memory() {
             return Self::failed_memory(error.failed_address());
         }
-        Self::Transport(error.to_string(), Some(std::sync::Arc::new(error)))
+        Self::Transport(Arc::new(error))
     }
 }
 
@@ -347,7 +362,7 @@ impl From<RamError> for MigrationError {
     fn from(error: RamError) -> Self {
         match error {
             RamError::Poisoned { page } => Self::Poisoned { pages: vec![page], address: None },
-            error => Self::Ram(error.to_string()),
+            error => Self::Ram(Arc::new(error)),
         }
     }
 }
@@ -390,18 +405,18 @@ pub(crate) fn name_pages(pages: &[PoisonedPage], address: Option<usize>) -> Stri
 
 impl From<DirtyError> for MigrationError {
     fn from(error: DirtyError) -> Self {
-        Self::Dirty(error.to_string())
+        Self::Dirty(Arc::new(error))
     }
 }
 
 impl From<RearmError> for MigrationError {
     fn from(error: RearmError) -> Self {
-        Self::Dirty(error.to_string())
+        Self::Dirty(Arc::new(error))
     }
 }
 
 impl From<sterna_image::ImageError> for MigrationError {
     fn from(error: sterna_image::ImageError) -> Self {
-        Self::System(error.to_string())
+        Self::system(error.to_string(), error)
     }
 }

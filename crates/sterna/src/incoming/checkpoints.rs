@@ -9,7 +9,7 @@ use sterna_wire::main::MainItem;
 use super::follower::Follower;
 use super::loader::{CHANNEL, Loader, Read};
 use super::reader::Filled;
-use crate::error::{BadRound, MigrationError};
+use crate::error::{BadRound, Ending, MigrationError};
 
 /// Interval at which the thread checks whether the migration is stopping.
 const PATIENCE: Duration = Duration::from_millis(50);
@@ -128,10 +128,7 @@ impl Loader<'_> {
             let piece = left.min(PIECE);
             if !self.reader.fill(piece)? {
                 let came = bytes - left as u64;
-                let what = format!(
-                    "the primary closed the main channel after {came} of {bytes} bytes of device state"
-                );
-                return Err(MigrationError::Transport(what, None));
+                return Err(Ending::InsideDeviceState { came, bytes }.into());
             }
             devices.extend_from_slice(&self.reader.bytes()[..piece]);
             self.consume(piece);
@@ -165,13 +162,10 @@ fn broken(error: OrderError) -> MigrationError {
 
 /// The error for a main channel that the primary has closed.
 fn gone(order: &StandbyOrder, is_first: bool) -> MigrationError {
-    let what = match order.due() {
-        _ if is_first && order.may_rest() => {
-            "the primary closed the connection and never asked for a checkpoint: if x-colo was off there, it has let go of \
-             its guest, and this standby has the only copy"
-        }
-        _ if order.may_rest() => "the primary closed the connection between two checkpoints",
-        _ => "the primary closed the connection inside a checkpoint, which is dropped",
+    let ending = match order.may_rest() {
+        true if is_first => Ending::NoCheckpoint,
+        true => Ending::BetweenCheckpoints,
+        false => Ending::InsideCheckpoint,
     };
-    MigrationError::Transport(what.to_owned(), None)
+    ending.into()
 }

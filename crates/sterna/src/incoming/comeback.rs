@@ -14,7 +14,7 @@ use super::greeting::Greeting;
 use super::postcopy::recovery;
 use super::shared::Shared;
 use crate::driver::Driver;
-use crate::error::{BadComeback, MigrationError, Misbehaviour, Unproven, Untimely};
+use crate::error::{BadComeback, Ending, MigrationError, Misbehaviour, Unproven, Untimely};
 use crate::interruption::Break;
 use crate::reconnect::{Admission, Assembled};
 
@@ -71,10 +71,7 @@ impl Shared {
             // While its connection is not lost, the source ends the migration by closing that connection.
             (Some((true, true)), Fed::StatusAsked(_)) | (Some((false, _)) | None, _) => {}
             (Some((true, _)), _) => {
-                self.note_error(MigrationError::Transport(
-                    "the source has given the migration up".to_owned(),
-                    None,
-                ));
+                self.note_error(Ending::GivenUp.into());
                 self.report(event);
             }
         }
@@ -179,10 +176,7 @@ fn resume(
 ) -> Result<(), BadComeback> {
     let Some(driver) = shared.driver() else { return Err(BadComeback::TooEarly) };
     if driver.inspect(Destination::would_suspend) {
-        shared.note_lost(MigrationError::Transport(
-            "the source has noticed that the connection is lost, and connects again".to_owned(),
-            None,
-        ));
+        shared.note_lost(Ending::SourceReconnects.into());
         shared.report(Fed::ConnectionLost);
     }
     let limit = shared.params.limits.setup;

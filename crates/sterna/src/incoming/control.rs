@@ -23,7 +23,7 @@ use super::follower::Follower;
 use super::shared::Shared;
 use super::{file, loader, memory_files, multifd_lane, streams};
 use crate::driver::{Driver, Waited};
-use crate::error::{MigrationError, Untimely};
+use crate::error::{Ending, MigrationError, Untimely};
 use crate::events::{Event, Status};
 use crate::hooks::Hook;
 use crate::interruption::Break;
@@ -501,9 +501,7 @@ impl Control {
                 MigrationError::Limit { what: format!("the end of {state:?}"), after: limits.prepare }
             }
             Cause::Abandoned => MigrationError::Cancelled,
-            Cause::ConnectionLost | Cause::NotResumed => {
-                MigrationError::Transport("the connection was lost".to_owned(), None)
-            }
+            Cause::ConnectionLost | Cause::NotResumed => Ending::Lost.into(),
             Cause::PeerMisbehaved => Untimely::Element.into(),
             Cause::LocalFailure | Cause::HookAcquire | Cause::GuestStart => {
                 MigrationError::Internal(format!("failed for an unrecorded reason: {cause:?}"))

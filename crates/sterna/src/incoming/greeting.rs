@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use sterna_transport::{Channel, TransportError};
 
-use crate::error::{BadConnection, MigrationError, Misbehaviour};
+use crate::error::{BadConnection, Ending, MigrationError, Misbehaviour};
 
 /// Most unidentified connections, in addition to a migration's channels. Beyond this number, a new connection
 /// replaces an old one.
@@ -169,8 +169,7 @@ impl<'a> Greeting<'a> {
         while !to.is_empty() {
             let got = self.waiting(|channel| channel.read_some(to))?;
             if got == 0 {
-                let what = format!("{}: closed before it identified itself", self.channel.peer());
-                return Err(MigrationError::Transport(what, None));
+                return Err(Ending::BeforeGreeting { peer: self.channel.peer().to_owned() }.into());
             }
             to = &mut to[got..];
         }

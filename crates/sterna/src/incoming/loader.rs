@@ -26,7 +26,7 @@ use super::postcopy;
 use super::reader::{Filled, Reader};
 use super::shared::Shared;
 use super::target::RamStart;
-use crate::error::{Difference, MigrationError, ProtectionDifference, Untimely, UntimelyCommand};
+use crate::error::{Difference, Ending, MigrationError, ProtectionDifference, Untimely, UntimelyCommand};
 use crate::events::Event;
 use crate::order::PageRun;
 
@@ -191,12 +191,11 @@ impl<'a> Loader<'a> {
         // No rule was broken as far as this side can tell: the source died, or cancelled (specs/stream.md
         // §5.2).
         self.decoder.end_of_file(self.reader.bytes().len()).map_err(|error| {
-            let what = match &self.shared.file {
-                Some(_) => format!("{} ends early", self.shared.address),
-                None => "the source closed the main channel early".to_owned(),
-            };
-            let text = format!("{what}: {}, byte {}", error.message, error.offset);
-            MigrationError::Transport(text, None)
+            let (message, offset) = (error.message, error.offset);
+            MigrationError::from(match &self.shared.file {
+                Some(_) => Ending::FileEndsEarly { file: self.shared.address.to_string(), message, offset },
+                None => Ending::EarlyEnd { message, offset },
+            })
         })
     }
 
@@ -430,10 +429,7 @@ impl<'a> Loader<'a> {
         let sink = shared.sink(self.lanes)?;
         let place = sink.prepare(run)?;
         if !self.reader.fill_ram(place)? {
-            return Err(MigrationError::Transport(
-                format!("the main channel ended inside a page, at byte {}", self.decoder.position()),
-                None,
-            ));
+            return Err(Ending::InsidePage { offset: self.decoder.position() }.into());
         }
         sink.commit(run)?;
         shared.rounds.came(run);

@@ -3,7 +3,7 @@
 //! A lane that has read SYNC number k waits until the main channel has reached flush number k. The main channel
 //! waits at flush k until every lane has read its k-th SYNC. Between two flushes a page may arrive only once.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use sterna_ram::{DirtyBitmaps, GuestRam};
 use sterna_transport::SilenceWatch;
 use sterna_wire::extension::Holds;
 
-use crate::error::{BadPage, BadRound, MigrationError};
+use crate::error::{BadPage, BadRound, Ending, MigrationError};
 use crate::interruption::Break;
 use crate::order::PageRun;
 use crate::reconnect::HeldPages;
@@ -235,10 +235,7 @@ impl Rounds {
         drop(state);
         self.changed.notify_all();
         match owes_pages {
-            true => {
-                let what = format!("multifd channel {lane} ended before its last SYNC in postcopy");
-                Err(MigrationError::Transport(what, None))
-            }
+            true => Err(Ending::NoLastSync { channel: lane }.into()),
             false => Ok(()),
         }
     }
@@ -282,7 +279,7 @@ impl Rounds {
     /// Treats the error of an ended or silent channel as a lost connection, if the source reconnects.
     fn broken(&self, error: MigrationError) -> MigrationError {
         match self.held.get() {
-            Some(_) => MigrationError::Transport(error.to_string(), None),
+            Some(_) => Ending::Round(Arc::new(error)).into(),
             None => error,
         }
     }

@@ -39,7 +39,7 @@ impl Shortage {
                 shortage_advice(why)
             );
             // If the migration has begun, all its channels are connected.
-            shared.end_before_it_began(MigrationError::System(what));
+            shared.end_before_it_began(MigrationError::System(what, None));
             self.has_ended_it = true;
         }
         None

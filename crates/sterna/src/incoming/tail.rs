@@ -17,7 +17,7 @@ use sterna_wire::main::{Command, Tail, TailEnd};
 
 use super::loader::{CHANNEL, Loader};
 use super::reader::More;
-use crate::error::{MigrationError, Untimely};
+use crate::error::{Ending, MigrationError, Untimely};
 use crate::events::Event;
 
 /// How long a source must be silent after an EOF, until this side assumes that no description follows.
@@ -70,8 +70,7 @@ impl Loader<'_> {
                 More::Bytes => {}
                 More::End if shared.stopping.load(Ordering::Acquire) => return Ok(()),
                 More::End if self.has_return_path => {
-                    let what = "the source closed the main channel before the acknowledgement";
-                    return Err(MigrationError::Transport(what.to_owned(), None));
+                    return Err(Ending::BeforeAcknowledgement.into());
                 }
                 More::End => {
                     let end = tail.closed().map_err(|error| closed_early(&error))?;
@@ -141,8 +140,7 @@ impl Loader<'_> {
                 // Without a return path the source waits for no answer, and may close after its last byte.
                 More::End if !self.has_return_path => return Ok(()),
                 More::End => {
-                    let what = "the source closed the main channel before the acknowledgement";
-                    return Err(MigrationError::Transport(what.to_owned(), None));
+                    return Err(Ending::BeforeAcknowledgement.into());
                 }
             }
         }
@@ -157,8 +155,7 @@ impl Loader<'_> {
                 if self.shared.stopping.load(Ordering::Acquire) {
                     return Ok(());
                 }
-                let what = "the source closed the main channel before it committed";
-                return Err(MigrationError::Transport(what.to_owned(), None));
+                return Err(Ending::BeforeCommit.into());
             }
             if self.reader.bytes()[0] == 0 {
                 break;
@@ -207,7 +204,5 @@ impl Loader<'_> {
 /// The error for a channel that closed early. No rule was broken as far as this side can tell: the source died,
 /// or cancelled (specs/stream.md §5.2).
 fn closed_early(error: &sterna_wire::WireError) -> MigrationError {
-    let text =
-        format!("the source closed the main channel early: {}, byte {} of it", error.message, error.offset);
-    MigrationError::Transport(text, None)
+    Ending::EarlyEnd { message: error.message, offset: error.offset }.into()
 }

@@ -95,7 +95,7 @@ fn open(image: Image, options: &SendOptions) -> Result<(Image, PageFile), Migrat
     let file = image.mapped().and_then(|pages| pages.source().file());
     let Some(file) = file else {
         let what = format!("{}: pages can be sent from files only", image.path_name());
-        return Err(MigrationError::System(what));
+        return Err(MigrationError::System(what, None));
     };
     // Opened again through the descriptor, because the path may name another file by now, or none.
     let file =

@@ -1,6 +1,6 @@
 //! The pages of one round. Each is taken by exactly one lane.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -8,6 +8,7 @@ use sterna_ram::{DirtyBitmaps, DirtyError, DirtySource, GuestRam, RamError};
 
 use super::geometry::{Geometry, Range};
 use super::{PageRun, SliceSize};
+use crate::error::Cause;
 use crate::threads::call;
 
 /// The pages to send, and which of them lanes have claimed.
@@ -37,17 +38,17 @@ pub(crate) struct RoundPages {
 /// Why a slice could not be prepared for reading.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{0}")]
-pub struct RearmError(String);
+pub struct RearmError(#[source] Cause);
 
 impl From<DirtyError> for RearmError {
     fn from(error: DirtyError) -> Self {
-        Self(error.to_string())
+        Self(Arc::new(error))
     }
 }
 
 impl From<RamError> for RearmError {
     fn from(error: RamError) -> Self {
-        Self(error.to_string())
+        Self(Arc::new(error))
     }
 }
 

@@ -12,7 +12,7 @@ use super::asking::Asking;
 use super::carrier;
 use super::carrier::transport::Question;
 use super::shared::Shared;
-use crate::error::{BadAnswer, MigrationError, SettingDifference, Tls12Use};
+use crate::error::{BadAnswer, Ending, MigrationError, SettingDifference, Tls12Use};
 use crate::events::Event;
 use crate::identity;
 use crate::limits::machine_limits;
@@ -24,15 +24,11 @@ const CHANNEL: &str = "status question";
 ///
 /// With a descriptor as the address, a second connection is impossible.
 pub(super) fn status(shared: &Shared) -> Result<Status, MigrationError> {
-    if !carrier::of(&shared.reconnection.recovery.to()).facts.can_ask {
-        let why = "a descriptor cannot be connected again: check whether the guest runs at the \
-                   destination, and decide";
-        return Err(MigrationError::Transport(why.to_owned(), None));
+    if shared.reconnection.recovery.to().is_descriptor() {
+        return Err(Ending::DescriptorNotAsked.into());
     }
     if shared.params().status_questions == StatusQuestions::Operator {
-        let why = "this side leaves the question to an operator: check whether the guest runs at the destination, and \
-                   decide";
-        return Err(MigrationError::Transport(why.to_owned(), None));
+        return Err(Ending::QuestionLeftToOperator.into());
     }
     // The migration's own flag is not used, because it is cancelled when its channels are given up.
     let question = Asking::default();
@@ -91,4 +87,37 @@ fn ask(shared: &Shared, asking: &Asking) -> Result<Status, MigrationError> {
         extension::Status::Never => Status::Never,
         extension::Status::Pending => Status::Pending,
     })
+}
+
+/// Opens a connection for the question at `rdma:` (specs/rdma.md §10).
+///
+/// It goes to the first of the host's addresses that accepts.
+fn over_rdma(
+    shared: &Shared,
+    (host, port): (&str, u16),
+    limit: Duration,
+    cancel: &CancelFlag,
+) -> Result<Channel, MigrationError> {
+    let params = shared.params();
+    let peer = || shared.session.to.to_string();
+    let introduction = Introduction {
+        version: Introduction::VERSION,
+        part: Part::Question,
+        lanes: 0,
+        chunk: params.rdma.chunk,
+        session: shared.handover.identity.id,
+        nonce: identity::nonce()?,
+    };
+    let request = ConnectRequest { pin_all: false, introduction: Some(introduction) };
+    let fabric = params.rdma.fabric();
+    let until = Instant::now().checked_add(limit);
+    let addresses = resolve(host, port, until, cancel).map_err(|error| Ending::NoAddress { peer: peer(), why: error.to_string() })?;
+    let mut failure = Ending::NoAddress { peer: peer(), why: "the host has no address".to_owned() };
+    for address in addresses {
+        match QuestionStream::ask(&*fabric, address, &request, limit, cancel) {
+            Ok(stream) => return Ok(Channel::over(Arc::new(stream), format!("rdma:{address}"))),
+            Err(error) => failure = Ending::Rdma { peer: peer(), error: Arc::new(error) },
+        }
+    }
+    Err(failure.into())
 }

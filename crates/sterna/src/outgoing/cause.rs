@@ -6,7 +6,7 @@ use sterna_proto::source::Cause;
 
 use super::limits::limit_of;
 use super::shared::Shared;
-use crate::error::{BadAnswer, MigrationError};
+use crate::error::{BadAnswer, Ending, MigrationError};
 
 impl Shared {
     /// Records the reason, unless a thread has recorded a better one. Gives the recorded error.
@@ -20,24 +20,16 @@ impl Shared {
     }
 
     fn explain(&self, cause: Cause) -> MigrationError {
-        let lost = || MigrationError::Transport("the connection was lost".to_owned(), None);
+        let lost = || Ending::Lost.into();
         match cause {
             Cause::TimedOut(state) => {
                 let what = format!("the end of {state:?}");
                 MigrationError::Limit { what, after: limit_of(state, &self.params().limits) }
             }
             Cause::DestinationFailed(code) => MigrationError::DestinationFailed(code),
-            Cause::DestinationNever => MigrationError::Transport(
-                "the destination answered that it does not run the guest and never will".to_owned(),
-                None,
-            ),
-            Cause::OperatorDecided => MigrationError::Transport(
-                "an operator decided that the source runs the guest".to_owned(),
-                None,
-            ),
-            Cause::OperatorPaused => {
-                MigrationError::Transport("an operator paused it (migrate-pause)".to_owned(), None)
-            }
+            Cause::DestinationNever => Ending::NeverThere.into(),
+            Cause::OperatorDecided => Ending::OperatorDecided.into(),
+            Cause::OperatorPaused => Ending::OperatorPaused.into(),
             Cause::NotReconnected => {
                 let why = self.reconnection.lost.lock().clone().unwrap_or_else(lost);
                 let (window, last) =

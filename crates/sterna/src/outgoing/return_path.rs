@@ -11,7 +11,7 @@ use sterna_wire::received_pages::ReceivedPages;
 use sterna_wire::return_path::ReturnMessage;
 
 use super::shared::Shared;
-use crate::error::{BadAnswer, BadGrant, MigrationError};
+use crate::error::{BadAnswer, BadGrant, Ending, MigrationError};
 use crate::events::Event;
 use crate::postcopy::answers::LOADED_PING;
 
@@ -54,15 +54,7 @@ impl Reader<'_> {
             };
             self.silent = 0;
             if count == 0 {
-                let why = match (position, self.channel.is_tls()) {
-                    (0, true) => {
-                        ": see its log for the reason, such as a certificate of this side that it refused"
-                    }
-                    (0, false) => ": see its log; if it expects TLS, set TLS credentials here too",
-                    _ => "",
-                };
-                let what = format!("the destination closed the return path after {position} bytes{why}");
-                return Err(MigrationError::Transport(what, None));
+                return Err(Ending::ReturnPath { offset: position, is_tls: self.channel.is_tls() }.into());
             }
             buffer.extend_from_slice(&chunk[..count]);
             while !self.is_colo
@@ -94,8 +86,7 @@ impl Reader<'_> {
         if self.silent < 2 {
             return Ok(());
         }
-        let what = "the destination answers no keep-alive, and the guest stands".to_owned();
-        Err(MigrationError::Transport(what, None))
+        Err(Ending::NoKeepAlive.into())
     }
 
     /// Takes one message or bitmap from the front of `bytes`. Gives its size; `None` if it is incomplete.

@@ -7,7 +7,7 @@ use sterna_wire::return_path::ReturnMessage;
 use super::answers::{Answer, LOADED_PING};
 use super::shared::{Shared, State};
 use super::statistics::Stage;
-use crate::error::{BadAnswer, MigrationError};
+use crate::error::{BadAnswer, Ending, MigrationError};
 
 const CHANNEL: &str = "return path";
 /// Bytes of one read: 16 KiB, some hundred requests.
@@ -33,8 +33,7 @@ fn read(shared: &Shared, channel: &Channel) -> Result<(), MigrationError> {
             other => other?,
         };
         if count == 0 {
-            let what = format!("{}: the destination closed the connection", channel.peer());
-            return Err(MigrationError::Transport(what, None));
+            return Err(Ending::ServedConnection { peer: channel.peer().to_owned() }.into());
         }
         // The buffer keeps less than one message, or the bitmap of one block.
         buffer.extend_from_slice(&piece[..count]);

@@ -436,5 +436,5 @@ impl Control {
 
 /// Whether the network or the destination's process broke the connection, as opposed to a violated rule.
 fn is_break(error: &MigrationError) -> bool {
-    matches!(error, MigrationError::Transport(..))
+    matches!(error, MigrationError::Transport(_) | MigrationError::Ended(_))
 }

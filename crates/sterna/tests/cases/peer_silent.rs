@@ -94,7 +94,7 @@ fn silent_behind(recording: &Recording, lanes: u8, main: usize) {
     let Arrival::Failed(why) = incoming.wait() else { panic!("completed") };
     drop(sent);
     assert_reset(&target);
-    let MigrationError::Transport(_, Some(end)) = &why else { panic!("{why}") };
+    let MigrationError::Transport(end) = &why else { panic!("{why}") };
     assert!(matches!(**end, TransportError::Stalled { .. }), "{why}");
 }
 

@@ -1,8 +1,8 @@
 //! A primary and its standby.
 
-use std::error::Error;
 use std::net::IpAddr;
-use std::sync::Arc;
+
+use crate::error::Cause;
 
 /// Why a primary and this side cannot protect a guest together.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -97,7 +97,7 @@ pub enum ProtectionDifference {
         peer: String,
         /// The arbiters' names, and why they differ.
         #[source]
-        why: Arc<dyn Error + Send + Sync>,
+        why: Cause,
     },
     /// The run state that the primary sent has another length.
     #[error("globalstate has {came} bytes, not {due}")]

@@ -1,10 +1,10 @@
 //! Connections that do not belong to the migration that waits for them.
 
-use std::error::Error;
 use std::fmt;
-use std::sync::Arc;
 
 use sterna_proto::destination::Refusal;
+
+use crate::error::Cause;
 
 /// Which channel of a migration a connection claims to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,7 +96,7 @@ pub enum BadConnection {
     },
     /// Primary and standby could not greet each other.
     #[error("{0}")]
-    Contact(#[source] Arc<dyn Error + Send + Sync>),
+    Contact(#[source] Cause),
 }
 
 /// Why a source that reconnects was refused.

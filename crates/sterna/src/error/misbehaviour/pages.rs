@@ -1,7 +1,6 @@
 //! Pages that must not arrive, and the rounds that contain them.
 
-use std::error::Error;
-use std::sync::Arc;
+use crate::error::Cause;
 
 /// A page of guest RAM that breaks a rule.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -135,7 +134,7 @@ pub enum BadRound {
 pub enum BadPayload {
     /// The decompressor's error.
     #[error("{0}")]
-    Corrupt(#[source] Arc<dyn Error + Send + Sync>),
+    Corrupt(#[source] Cause),
     /// It contains fewer bytes than its pages.
     #[error("{came} bytes where {due} are due")]
     Short {

@@ -28,8 +28,16 @@ const HALF_LARGE_PAGES: usize = 2;
 
 impl From<MissingPagesError> for MigrationError {
     fn from(error: MissingPagesError) -> Self {
-        Self::Ram(error.to_string())
+        Self::Ram(Arc::new(error))
     }
+}
+
+/// A missing page that another part of this process has written.
+#[derive(Debug, thiserror::Error)]
+#[error("page {offset:#x} of block {block:?} was missing, and another part of this process has filled it")]
+struct Occupied {
+    block: String,
+    offset: u64,
 }
 
 /// Which pages are missing, and where arriving pages are placed.
@@ -415,12 +423,8 @@ impl ArrivingPages {
         let error = match end {
             None => return Ok(()),
             Some(PlacedEnd::Occupied) => {
-                let (offset, name) = (page << PAGE_SHIFT, self.ram.block(block).name());
-                let what = format!(
-                    "page {offset:#x} of block {name:?} was missing, but it was filled by something else than the \
-                     migration"
-                );
-                MigrationError::Ram(what)
+                let block = self.ram.block(block).name().to_owned();
+                MigrationError::Ram(Arc::new(Occupied { block, offset: page << PAGE_SHIFT }))
             }
             Some(PlacedEnd::Failed(error)) => error.into(),
         };

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::Control;
-use crate::error::MigrationError;
+use crate::error::{Ending, MigrationError};
 use crate::events::Event;
 
 impl Control {
@@ -43,8 +43,8 @@ impl Control {
 
     /// The error for a source that did not reconnect in time.
     pub(super) fn not_resumed(&self) -> MigrationError {
-        let why = self.lost.as_ref().map_or("the connection was lost", |(_, why)| why).to_owned();
-        let (why, window) = (MigrationError::Transport(why, None), self.shared.comeback_limit());
-        MigrationError::NotReconnected { why: Arc::new(why), window, last: None }
+        let why = self.lost.as_ref().map_or(Ending::Lost, |(_, why)| Ending::LostBecause(why.clone()));
+        let (why, window) = (Arc::new(why.into()), self.shared.comeback_limit());
+        MigrationError::NotReconnected { why, window, last: None }
     }
 }

@@ -53,7 +53,7 @@ pub(super) fn load(
             std::thread::Builder::new()
                 .name(format!("lane {index}"))
                 .spawn_scoped(scope, work)
-                .map_err(|error| MigrationError::System(format!("thread of a lane: {error}")))
+                .map_err(|error| MigrationError::system(format!("thread of a lane: {error}"), error))
         };
         let others = (1..threads).map(spawn).collect::<Result<Vec<_>, _>>();
         let mut result = work();

@@ -6,7 +6,7 @@ use sterna_ram::PAGE_SIZE;
 use sterna_wire::main::Step;
 
 use super::{CHANNEL, Loader};
-use crate::error::{BadPackage, MigrationError};
+use crate::error::{BadPackage, Ending, MigrationError};
 use crate::incoming::postcopy;
 
 /// Bytes that a package may contain besides the devices' bodies: commands and section headers.
@@ -20,12 +20,8 @@ impl Loader<'_> {
         if bytes as u64 > most {
             return Err(BadPackage::TooLong { bytes, most }.into());
         }
-        let torn = |at| {
-            let what = format!("the main channel ended inside the package, at byte {at}");
-            Err(MigrationError::Transport(what, None))
-        };
         if !self.reader.fill(bytes)? {
-            return torn(self.decoder.position());
+            return Err(Ending::InsidePackage { offset: self.decoder.position() }.into());
         }
         let (mut items, mut left) = (Vec::new(), bytes);
         while left > 0 {
@@ -50,8 +46,7 @@ impl Loader<'_> {
     /// Reads a page that arrives while the guest runs.
     pub(super) fn following_page(&mut self, block: usize, offset: u64) -> Result<(), MigrationError> {
         if !self.reader.fill(PAGE_SIZE)? {
-            let what = format!("the main channel ended inside a page, at byte {}", self.decoder.position());
-            return Err(MigrationError::Transport(what, None));
+            return Err(Ending::InsidePage { offset: self.decoder.position() }.into());
         }
         let shared = self.shared;
         let content = &self.reader.bytes()[..PAGE_SIZE];

@@ -9,7 +9,7 @@ use sterna_transport::{Channel, TransportError};
 use sterna_wire::extension::PreemptHello;
 use sterna_wire::ram::{BareRecord, BareRecordReader};
 
-use crate::error::{BadConnection, ChannelRole, MigrationError, Misbehaviour};
+use crate::error::{BadConnection, ChannelRole, Ending, MigrationError, Misbehaviour};
 use crate::incoming::arriving::{ArrivingPages, Commands};
 use crate::incoming::greeting::Greeting;
 use crate::incoming::shared::Shared;
@@ -165,10 +165,7 @@ pub(super) fn receive(
             return match buffer.is_empty() {
                 // A later check finds out whether all requested pages have arrived.
                 true => Ok(()),
-                false => {
-                    let what = format!("the preempt channel ended inside a record, at byte {position}");
-                    Err(MigrationError::Transport(what, None))
-                }
+                false => Err(Ending::InsideRecord { offset: position }.into()),
             };
         }
         buffer.extend_from_slice(&piece[..count]);

@@ -14,7 +14,7 @@ use sterna_wire::extension::{Holds, MigrationSecret, ReconnectAnswer, ReconnectC
 use sterna_wire::return_path::ReturnMessage;
 
 use super::{preempt, receive_requested};
-use crate::error::{BadComeback, MigrationError, Untimely, UntimelyCommand};
+use crate::error::{BadComeback, Ending, MigrationError, Untimely, UntimelyCommand};
 use crate::incoming::comeback::refused;
 use crate::incoming::greeting::Greeting;
 use crate::incoming::shared::Shared;
@@ -37,9 +37,7 @@ impl Shared {
             return;
         }
         if !self.is_paused() {
-            let what =
-                "the source has noticed that the connection is lost, and asks what became of its guest";
-            self.note_error(MigrationError::Transport(what.to_owned(), None));
+            self.note_error(Ending::SourceAsks.into());
         }
         self.report(Fed::StatusAsked(id));
     }
@@ -116,8 +114,7 @@ fn take_main(
     }
     if !shared.is_paused() {
         // The source has abandoned a connection that this side may still consider open.
-        let what = "the source has noticed that the connection is lost, and connects again";
-        shared.note_error(MigrationError::Transport(what.to_owned(), None));
+        shared.note_error(Ending::SourceReconnects.into());
         shared.report(Fed::Superseded);
     }
     wait_until_free(shared, channel, Some(hello.session), until)?;

@@ -13,7 +13,7 @@ use super::super::questions;
 use super::super::shared::Shared;
 use super::state::Rdma;
 use super::writer_request::WriterRequest;
-use crate::error::{MigrationError, RdmaDifference};
+use crate::error::{Ending, MigrationError, RdmaDifference};
 use crate::rdma::{DestinationStream, LaneDestinationStream, QuestionStream};
 use crate::threads::{self, tried};
 
@@ -100,7 +100,7 @@ impl Admitted {
         let request =
             Box::new(WriterRequest { request: self.request, rdma: Arc::clone(rdma), source: self.source });
         let stream = DestinationStream::accept(request, &self.reply, limit, &shared.closing);
-        let stream = Arc::new(stream.map_err(|error| refused(&self.peer, &error))?);
+        let stream = Arc::new(stream.map_err(|error| refused(&self.peer, error))?);
         let channel = Arc::new(Channel::over(stream.clone(), self.peer));
         if !rdma.accepted_main(self.source, stream) {
             return Ok(());
@@ -123,7 +123,7 @@ impl Admitted {
         let request =
             Box::new(WriterRequest { request: self.request, rdma: Arc::clone(rdma), source: self.source });
         let stream = LaneDestinationStream::accept(request, &self.reply, limit, &shared.closing);
-        let stream = Arc::new(stream.map_err(|error| refused(&self.peer, &error))?);
+        let stream = Arc::new(stream.map_err(|error| refused(&self.peer, error))?);
         let channel = Arc::new(Channel::over(stream.clone(), self.peer));
         if !rdma.accepted_lane(self.source, stream) {
             return Ok(());
@@ -138,7 +138,7 @@ impl Admitted {
         let setup = shared.params.limits.setup;
         let limit = Greeting::limit_of(setup);
         let stream = QuestionStream::answer(self.request, &self.reply, limit, &shared.closing);
-        let stream = stream.map_err(|error| refused(&self.peer, &error))?;
+        let stream = stream.map_err(|error| refused(&self.peer, error))?;
         let channel = Arc::new(Channel::over(Arc::new(stream), self.peer));
         enter(shared, &channel);
         greet_with(shared, channel, |shared, channel| {
@@ -152,12 +152,12 @@ impl Admitted {
         let gone = || RdmaDifference::NoMainConnection { peer: self.peer.clone(), part: self.part };
         let stream = rdma.wait_for_main(self.source, limit).ok_or_else(gone)?;
         let accepted = stream.accept_return_path(self.request, &self.reply, limit, &shared.closing);
-        accepted.map_err(|error| refused(&self.peer, &error))?;
+        accepted.map_err(|error| refused(&self.peer, error))?;
         rdma.accepted_return_path();
         Ok(())
     }
 }
 
-fn refused(peer: &str, error: &sterna_transport::StreamError) -> MigrationError {
-    MigrationError::Transport(format!("{peer}: {error}"), None)
+fn refused(peer: &str, error: sterna_transport::StreamError) -> MigrationError {
+    Ending::Rdma { peer: peer.to_owned(), error: Arc::new(error) }.into()
 }

@@ -134,7 +134,7 @@ impl Phases<'_> {
         if let Some(limit) = limit.filter(|limit| wanted > *limit) {
             return Err(RdmaDifference::PinAll { wanted, limit }.into());
         }
-        check_room(adapter, wanted).map_err(|error| registration("all of RAM", 0, &error))
+        check_room(adapter, wanted).map_err(|error| registration("all of RAM", 0, error))
     }
 
     /// The key of a whole block, if the adapter supports on-demand paging instead of pinning. The block is
@@ -299,7 +299,7 @@ impl Phases<'_> {
         self.sink()?.open(own, start, length)?;
         let memory = Memory::of_block(block, start, length as usize)?;
         let window = register(adapter, memory, Access::REMOTE_WRITE);
-        let window = window.map_err(|error| registration(block.name(), start, &error))?;
+        let window = window.map_err(|error| registration(block.name(), start, error))?;
         let key = window.rkey();
         self.rdma.windows.lock().add((own, start), window);
         Ok(key)
@@ -353,6 +353,6 @@ fn check_room(adapter: &dyn Adapter, wanted: u64) -> Result<(), RdmaError> {
 }
 
 /// The error for memory of this side that could not be registered.
-fn registration(block: &str, offset: u64, error: &RdmaError) -> MigrationError {
-    MigrationError::System(format!("RAM block {block:?} from {offset:#x} on: {error}"))
+fn registration(block: &str, offset: u64, error: RdmaError) -> MigrationError {
+    MigrationError::system(format!("RAM block {block:?} from {offset:#x} on: {error}"), error)
 }

@@ -12,7 +12,7 @@ use super::interface::Carrier;
 use super::stream::{begin_ram, greet, main_channel, say_hello};
 use super::transport::{Opened, Question, Transport};
 use super::writers::{Writers, main_lane, multifd_lanes, multifd_shared, sends_zeros_on_main};
-use crate::error::MigrationError;
+use crate::error::{Ending, MigrationError};
 use crate::interruption::Break;
 use crate::outgoing::limits::CONNECTED_AT_ONCE;
 use crate::outgoing::main_channel::MainChannel;
@@ -165,10 +165,5 @@ pub(in crate::outgoing) fn ask(question: &Question<'_>) -> Result<Arc<Channel>, 
 
 /// The destination closed the main channel while the others were being connected.
 fn closed_meanwhile(lanes: usize, after: Duration) -> MigrationError {
-    let what = format!(
-        "the destination closed the main channel within {:.1} s, while {lanes} multifd channels were being connected: its log says \
-         why. If it did not wait long enough for the main channel's first bytes, use fewer multifd channels",
-        after.as_secs_f64()
-    );
-    MigrationError::Transport(what, None)
+    Ending::WhileConnecting { channels: lanes, after }.into()
 }

@@ -1,5 +1,6 @@
 //! State for a new connection in place of a lost one (specs/postcopy.md §5, specs/extension.md §14).
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -9,7 +10,7 @@ use sterna_wire::extension::{Holds, ReconnectAnswer, ReconnectAnswerHead, Reconn
 use sterna_wire::received_pages::ReceivedPages;
 use sterna_wire::return_path::ReturnMessage;
 
-use crate::error::{BadAnswer, MigrationError, SettingDifference, Tls12Use};
+use crate::error::{BadAnswer, Ending, MigrationError, SettingDifference, Tls12Use};
 use crate::identity::Identity;
 use crate::postcopy::answers::{Answer, Answers};
 
@@ -154,12 +155,8 @@ pub(in crate::outgoing) fn hear_answer(
 ) -> Result<(), MigrationError> {
     let mut head = [0; ReconnectAnswerHead::BYTES];
     channel.read_exact(&mut head).map_err(|error| {
-        let what = format!(
-            "{}: the destination did not let this side in ({error}); its log says why: it must be postcopy-paused and have \
-             taken part in this migration",
-            channel.peer()
-        );
-        MigrationError::Transport(what, None)
+        let (peer, error) = (channel.peer().to_owned(), Arc::new(error));
+        Ending::NotAdmitted { peer, error }
     })?;
     let decoded = ReconnectAnswerHead::decode(&head, 0).map_err(MigrationError::wire(CHANNEL))?;
     let Some((head, _)) = decoded else {

@@ -11,7 +11,7 @@ use sterna_wire::main::Command;
 use super::super::main_channel::MainChannel;
 use super::super::shared::Shared;
 use super::super::waits::Waits;
-use crate::error::{MemoryDifference, MigrationError};
+use crate::error::{Ending, MemoryDifference, MigrationError};
 use crate::interruption::Break;
 use crate::params::Parameters;
 use crate::same_host::check_peer;
@@ -89,8 +89,7 @@ fn answer(channel: &Channel) -> Result<MemoryAnswer, MigrationError> {
         let mut more = [0; 512];
         let count = channel.read_some(&mut more)?;
         if count == 0 {
-            let what = "the destination closed the memory connection without an answer: see its log";
-            return Err(MigrationError::Transport(what.to_owned(), None));
+            return Err(Ending::NoMemoryAnswer.into());
         }
         bytes.extend_from_slice(&more[..count]);
         if let Some((answer, _)) = MemoryAnswer::decode(&bytes).map_err(MigrationError::wire(CHANNEL))? {

@@ -245,6 +245,6 @@ impl Disk {
     }
 
     fn failed(&self, what: &str, error: &io::Error) -> MigrationError {
-        MigrationError::System(format!("disk {} could not be {what}: {error}", self.name))
+        MigrationError::System(format!("disk {} could not be {what}: {error}", self.name), None)
     }
 }

@@ -75,7 +75,7 @@ impl Disks {
         let thread = std::thread::Builder::new().name("disk".to_owned()).spawn(serve);
         thread.map(drop).map_err(|error| {
             self.strangers.fetch_sub(1, Ordering::AcqRel);
-            MigrationError::System(format!("the host refuses a thread: {error}"))
+            MigrationError::System(format!("the host refuses a thread: {error}"), Some(Arc::new(error)))
         })
     }
 

@@ -93,7 +93,9 @@ pub(super) fn serve(channel: &Channel, disk: &Disk) -> MigrationError {
         match serve_one(channel, disk, &mut buffer) {
             Ok(true) => {}
             Ok(false) => return lost(disk, "the primary has taken the disk out"),
-            Err(MigrationError::Transport(why, _)) => return lost(disk, &why),
+            Err(why @ (MigrationError::Transport(_) | MigrationError::Ended(_))) => {
+                return lost(disk, &why.to_string());
+            }
             Err(why) => return why,
         }
     }

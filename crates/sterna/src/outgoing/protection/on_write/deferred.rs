@@ -165,7 +165,7 @@ impl Deferred {
     /// checkpoint.
     pub(super) fn lose(&self, error: &WriteProtectionError) {
         self.is_lost.store(true, Ordering::SeqCst);
-        self.error.lock().get_or_insert_with(|| MigrationError::System(error.to_string()));
+        self.error.lock().get_or_insert_with(|| MigrationError::System(error.to_string(), None));
         self.protection.lift();
     }
 

@@ -60,7 +60,7 @@ impl CopyOnWrite {
     /// # Errors
     /// The host or this guest's memory does not support write protection, or a thread could not be started.
     pub(super) fn begin(ram: &GuestRam) -> Result<Self, MigrationError> {
-        let protection = WriteProtection::new(ram).map_err(|why| MigrationError::System(why.to_string()))?;
+        let protection = WriteProtection::new(ram).map_err(|why| MigrationError::system(why.to_string(), why))?;
         let shared = Arc::new(Shared {
             protection: Arc::new(protection),
             work: Mutex::default(),
@@ -140,7 +140,7 @@ impl CopyOnWrite {
         if let Err(error) = protected {
             // The guest is paused: the pages still have the content of the checkpoint.
             deferred.finish_all()?;
-            self.shared.abandon(MigrationError::System(error.to_string()));
+            self.shared.abandon(MigrationError::system(error.to_string(), error));
         }
         Ok(deferred)
     }
@@ -188,7 +188,7 @@ impl Shared {
             }
         });
         if let Err(error) = served {
-            self.abandon(MigrationError::System(error.to_string()));
+            self.abandon(MigrationError::system(error.to_string(), error));
         }
     }
 
