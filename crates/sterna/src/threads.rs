@@ -184,7 +184,8 @@ pub(crate) fn spawn(
     work: impl FnOnce() + Send + 'static,
     died: impl FnOnce(MigrationError) + Send + 'static,
 ) -> Result<JoinHandle<()>, MigrationError> {
-    let refused = |why: &dyn std::fmt::Display| MigrationError::System(format!("thread {name:?}: {why}"), None);
+    let refused =
+        |why: &dyn std::fmt::Display| MigrationError::System(format!("thread {name:?}: {why}"), None);
     #[cfg(feature = "planted-faults")]
     let planted = planted::of_this_thread();
     #[cfg(feature = "planted-faults")]

@@ -1,5 +1,6 @@
 //! Errors of a migration: the cause, the side at fault, and the consequence for the guest.
 
+mod awaited;
 mod difference;
 mod ending;
 mod misbehaviour;
@@ -22,6 +23,7 @@ use crate::rdma::StreamFailure;
 /// Which side has to change something before the migration can succeed.
 pub use sterna_wire::Fault;
 
+pub use awaited::Awaited;
 pub use difference::{
     Difference, MachineDifference, MemoryDifference, ProtectionDifference, RdmaDifference, RefusedLane,
     RemotePlace, SettingDifference, Tls12Use, UnknownDisk,
@@ -64,10 +66,10 @@ pub enum MigrationError {
     #[error("{}", destination_failed(*.0))]
     DestinationFailed(u32),
     /// The peer did not answer or act within the time limit.
-    #[error("waited {after:?} for {what}; is the peer alive, and is the network between?")]
+    #[error("waited {after:?} for {what}; check that the peer runs, and the network between")]
     Limit {
-        /// The awaited event.
-        what: String,
+        /// What the peer did not do.
+        what: Awaited,
         /// The time limit that has passed.
         after: Duration,
     },

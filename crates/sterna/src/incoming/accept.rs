@@ -33,7 +33,7 @@ use super::questions;
 use super::shared::Shared;
 use super::shortage::Shortage;
 use crate::error::{
-    BadConnection, ChannelRole, MigrationError, Misbehaviour, RefusedLane, SettingDifference,
+    Awaited, BadConnection, ChannelRole, MigrationError, Misbehaviour, RefusedLane, SettingDifference,
 };
 use crate::events::Event;
 use crate::interruption::Break;
@@ -374,11 +374,7 @@ fn refused(channel: &Channel, why: BadConnection) -> MigrationError {
 }
 
 fn too_late(channel: &Channel, missing: &str, after: Duration) -> MigrationError {
-    let what = format!(
-        "all channels; only {} connected, {missing} did not connect: use multifd on both sides or on neither, \
-         with the same number of channels",
-        channel.peer()
-    );
+    let what = Awaited::Channels { peer: channel.peer().to_owned(), missing: missing.to_owned() };
     MigrationError::Limit { what, after }
 }
 

@@ -23,7 +23,7 @@ use super::follower::Follower;
 use super::shared::Shared;
 use super::{file, loader, memory_files, multifd_lane, streams};
 use crate::driver::{Driver, Waited};
-use crate::error::{Ending, MigrationError, Untimely};
+use crate::error::{Awaited, Ending, MigrationError, Untimely};
 use crate::events::{Event, Status};
 use crate::hooks::Hook;
 use crate::interruption::Break;
@@ -495,10 +495,10 @@ impl Control {
         let limits = &self.shared.params.limits;
         match cause {
             Cause::TimedOut(State::Setup) => {
-                MigrationError::Limit { what: "the start of loading".to_owned(), after: limits.setup }
+                MigrationError::Limit { what: Awaited::Loading, after: limits.setup }
             }
             Cause::TimedOut(state) => {
-                MigrationError::Limit { what: format!("the end of {state:?}"), after: limits.prepare }
+                MigrationError::Limit { what: Awaited::Destination(state), after: limits.prepare }
             }
             Cause::Abandoned => MigrationError::Cancelled,
             Cause::ConnectionLost | Cause::NotResumed => Ending::Lost.into(),

@@ -3,8 +3,8 @@
 //! A lane that has read SYNC number k waits until the main channel has reached flush number k. The main channel
 //! waits at flush k until every lane has read its k-th SYNC. Between two flushes a page may arrive only once.
 
-use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
@@ -12,7 +12,7 @@ use sterna_ram::{DirtyBitmaps, GuestRam};
 use sterna_transport::SilenceWatch;
 use sterna_wire::extension::Holds;
 
-use crate::error::{BadPage, BadRound, Ending, MigrationError};
+use crate::error::{Awaited, BadPage, BadRound, Ending, MigrationError};
 use crate::interruption::Break;
 use crate::order::PageRun;
 use crate::reconnect::HeldPages;
@@ -255,7 +255,7 @@ impl Rounds {
             }
             let waited = self.changed.wait_for(&mut state, stall / 2);
             if waited.timed_out() && silence.silent_for() >= stall {
-                let what = format!("SYNC number {due} on multifd channel {late}");
+                let what = Awaited::Sync { number: due, channel: late };
                 return Err(self.broken(MigrationError::Limit { what, after: stall }));
             }
         }

@@ -17,7 +17,7 @@ use sterna_wire::main::{Command, Tail, TailEnd};
 
 use super::loader::{CHANNEL, Loader};
 use super::reader::More;
-use crate::error::{Ending, MigrationError, Untimely};
+use crate::error::{Awaited, Ending, MigrationError, Untimely};
 use crate::events::Event;
 
 /// How long a source must be silent after an EOF, until this side assumes that no description follows.
@@ -82,8 +82,7 @@ impl Loader<'_> {
                     }
                     let limit = shared.params.limits.stall;
                     if silence.silent_for() >= limit {
-                        let what = "the end of the devices' state, or the description after it".to_owned();
-                        return Err(MigrationError::Limit { what, after: limit });
+                        return Err(MigrationError::Limit { what: Awaited::Description, after: limit });
                     }
                 }
             }

@@ -1,7 +1,7 @@
 //! The pages of one round. Each is taken by exactly one lane.
 
-use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use sterna_ram::{DirtyBitmaps, DirtyError, DirtySource, GuestRam, RamError};

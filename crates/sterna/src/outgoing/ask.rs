@@ -111,7 +111,8 @@ fn over_rdma(
     let request = ConnectRequest { pin_all: false, introduction: Some(introduction) };
     let fabric = params.rdma.fabric();
     let until = Instant::now().checked_add(limit);
-    let addresses = resolve(host, port, until, cancel).map_err(|error| Ending::NoAddress { peer: peer(), why: error.to_string() })?;
+    let addresses = resolve(host, port, until, cancel)
+        .map_err(|error| Ending::NoAddress { peer: peer(), why: error.to_string() })?;
     let mut failure = Ending::NoAddress { peer: peer(), why: "the host has no address".to_owned() };
     for address in addresses {
         match QuestionStream::ask(&*fabric, address, &request, limit, cancel) {

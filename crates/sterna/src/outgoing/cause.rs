@@ -6,7 +6,7 @@ use sterna_proto::source::Cause;
 
 use super::limits::limit_of;
 use super::shared::Shared;
-use crate::error::{BadAnswer, Ending, MigrationError};
+use crate::error::{Awaited, BadAnswer, Ending, MigrationError};
 
 impl Shared {
     /// Records the reason, unless a thread has recorded a better one. Gives the recorded error.
@@ -23,8 +23,8 @@ impl Shared {
         let lost = || Ending::Lost.into();
         match cause {
             Cause::TimedOut(state) => {
-                let what = format!("the end of {state:?}");
-                MigrationError::Limit { what, after: limit_of(state, &self.params().limits) }
+                let after = limit_of(state, &self.params().limits);
+                MigrationError::Limit { what: Awaited::Source(state), after }
             }
             Cause::DestinationFailed(code) => MigrationError::DestinationFailed(code),
             Cause::DestinationNever => Ending::NeverThere.into(),

@@ -16,11 +16,10 @@ use super::served::ServedImage;
 use super::shared::{Shared, State};
 use super::statistics::{ServeStatistics, Silence, Stage};
 use super::stream;
-use crate::error::MigrationError;
+use crate::error::{Awaited, MigrationError};
 use crate::params::WaitLimits;
 use crate::threads;
 
-const LOADING: &str = "the destination to load the devices";
 /// Delay before each attempt to reconnect. A QEMU that has not detected the break refuses the connection as a
 /// surplus one.
 const RETRY: Duration = Duration::from_secs(1);
@@ -210,12 +209,12 @@ impl Control {
                 state.connection.answers.pinged(LISTED_PING);
             });
             main.write_all(&stream::opening(shape).map_err(&wire)?)?;
-            let what = "the destination to answer";
+            let what = Awaited::Answer;
             self.wait_silently(Silence::ReadsNothing, what, limits.setup, |state| {
                 state.connection.pongs.contains(&HELLO_PING)
             })?;
             // The destination has accepted machine and memory. Before that, no part of the guest is sent.
-            self.wait_for(LISTED_PING, "the destination to accept the machine's memory", limits.setup)?;
+            self.wait_for(LISTED_PING, Awaited::Blocks, limits.setup)?;
             let channels = self.channels(main)?;
             let package = stream::package(shape).map_err(&wire)?;
             self.shared.change(|state| {
@@ -259,7 +258,7 @@ impl Control {
                 state.connection.answers.resumed();
             });
             main.write_all(&stream::resume().map_err(MigrationError::wire("main channel"))?)?;
-            let what = "the destination to continue";
+            let what = Awaited::Recovery;
             self.shared.wait(what, limit, |state| state.connection.has_resumed)?;
             self.shared.change(|state| {
                 state.statistics.recoveries += 1;
@@ -315,18 +314,18 @@ impl Control {
         let limits = &self.options.limits;
         // The devices may need pages. These are sent on request while the devices load.
         let is_loaded = |state: &mut State| state.statistics.stage != Stage::Loading;
-        self.wait_silently(Silence::LoadsNothing, LOADING, limits.prepare, |state| {
+        self.wait_silently(Silence::LoadsNothing, Awaited::Devices, limits.prepare, |state| {
             let has_begun = state.statistics.requests > 0 || state.connection.pongs.contains(&DEVICES_PING);
             has_begun || is_loaded(state)
         })?;
         if self.options.preempt {
             self.wait_while_it_asks();
-            self.publish(Silence::LoadsNothing, LOADING, limits.prepare, limits.prepare, is_loaded)?;
+            self.publish(Silence::LoadsNothing, Awaited::Devices, limits.prepare, limits.prepare, is_loaded)?;
         } else {
-            self.shared.wait(LOADING, limits.prepare, is_loaded)?;
+            self.shared.wait(Awaited::Devices, limits.prepare, is_loaded)?;
         }
         sender::send_background(&self.shared, channels)?;
-        let what = "the last requested pages to be written";
+        let what = Awaited::RequestedPages;
         self.shared.wait(what, limits.stall, |state| {
             state.connection.on_their_way == 0 && sender::has_nothing_left(&mut state.order)
         })?;
@@ -334,8 +333,7 @@ impl Control {
         // use that channel, and a destination waits for them (specs/postcopy.md §4).
         self.shared.change(|state| state.connection.answers.ended());
         channels.write(&stream::ending(self.shared.image.shape().ram.section_id))?;
-        self.shared
-            .wait("the destination to confirm the end", limits.prepare, |state| state.connection.is_done)
+        self.shared.wait(Awaited::Confirmation, limits.prepare, |state| state.connection.is_done)
     }
 
     /// Asks which pages of each block the destination has.
@@ -352,7 +350,7 @@ impl Control {
             let _turn = main.turn();
             main.write_all(&question)?;
         }
-        let what = "the destination to say which pages it has";
+        let what = Awaited::ReceivedPages;
         self.shared.wait(what, limit, |state| state.connection.bitmaps.len() == blocks.len())?;
         Ok(self.shared.change(|state| std::mem::take(&mut state.connection.bitmaps)))
     }
@@ -361,12 +359,12 @@ impl Control {
     fn wait_silently(
         &self,
         silence: Silence,
-        what: &str,
+        what: Awaited,
         limit: Duration,
         mut is_so: impl FnMut(&mut State) -> bool,
     ) -> Result<(), MigrationError> {
         let first = SILENCE.min(limit);
-        match self.shared.wait(what, first, &mut is_so) {
+        match self.shared.wait(what.clone(), first, &mut is_so) {
             Err(MigrationError::Limit { .. }) => {}
             ended => return ended,
         }
@@ -377,7 +375,7 @@ impl Control {
     fn publish(
         &self,
         silence: Silence,
-        what: &str,
+        what: Awaited,
         limit: Duration,
         left: Duration,
         mut is_so: impl FnMut(&mut State) -> bool,
@@ -402,7 +400,7 @@ impl Control {
             let asks = |state: &mut State| {
                 state.statistics.stage != Stage::Loading || state.statistics.requests != seen
             };
-            if self.shared.wait(LOADING, SILENCE, asks).is_err() {
+            if self.shared.wait(Awaited::Devices, SILENCE, asks).is_err() {
                 return;
             }
             let state = self.shared.state.lock();
@@ -410,7 +408,7 @@ impl Control {
         }
     }
 
-    fn wait_for(&self, ping: u32, what: &str, limit: Duration) -> Result<(), MigrationError> {
+    fn wait_for(&self, ping: u32, what: Awaited, limit: Duration) -> Result<(), MigrationError> {
         self.shared.wait(what, limit, |state| state.connection.pongs.contains(&ping))
     }
 

@@ -12,7 +12,7 @@ use super::answers::Answers;
 use super::order::PageOrder;
 use super::served::ServedImage;
 use super::statistics::{ServeStatistics, Stage};
-use crate::error::MigrationError;
+use crate::error::{Awaited, MigrationError};
 
 /// State of one destination that is served.
 pub(crate) struct Shared {
@@ -137,7 +137,7 @@ impl Shared {
     /// The connection's error, or [`MigrationError::Limit`] about `what`.
     pub(crate) fn wait(
         &self,
-        what: &str,
+        what: Awaited,
         limit: Duration,
         mut is_so: impl FnMut(&mut State) -> bool,
     ) -> Result<(), MigrationError> {
@@ -151,7 +151,7 @@ impl Shared {
                 return Ok(());
             }
             if self.changed.wait_until(&mut state, deadline).timed_out() && Instant::now() >= deadline {
-                return Err(MigrationError::Limit { what: what.to_owned(), after: limit });
+                return Err(MigrationError::Limit { what, after: limit });
             }
         }
     }

@@ -115,8 +115,9 @@ fn check_counts(ram: &GuestRam, table: &[HandedOver], descriptors: usize) -> Res
 
 /// Checks that no byte of a file is memory of two blocks.
 fn check_apart(taken: &[TakenMemory], memory: &TakenMemory) -> Result<(), MigrationError> {
-    let place =
-        |memory: &TakenMemory| memory.place().map_err(|error| MigrationError::system(error.to_string(), error));
+    let place = |memory: &TakenMemory| {
+        memory.place().map_err(|error| MigrationError::system(error.to_string(), error))
+    };
     let (device, inode, bytes) = place(memory)?;
     for other in taken {
         let (other_device, other_inode, other_bytes) = place(other)?;

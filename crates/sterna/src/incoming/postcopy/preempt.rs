@@ -9,7 +9,7 @@ use sterna_transport::{Channel, TransportError};
 use sterna_wire::extension::PreemptHello;
 use sterna_wire::ram::{BareRecord, BareRecordReader};
 
-use crate::error::{BadConnection, ChannelRole, Ending, MigrationError, Misbehaviour};
+use crate::error::{Awaited, BadConnection, ChannelRole, Ending, MigrationError, Misbehaviour};
 use crate::incoming::arriving::{ArrivingPages, Commands};
 use crate::incoming::greeting::Greeting;
 use crate::incoming::shared::Shared;
@@ -128,8 +128,7 @@ pub(super) fn await_channel(shared: &Shared) -> Result<Arc<Channel>, MigrationEr
         }
         let now = Instant::now();
         if now >= until {
-            let what = "the preempt channel: set postcopy-preempt alike on both sides".to_owned();
-            return Err(MigrationError::Limit { what, after: limit });
+            return Err(MigrationError::Limit { what: Awaited::PreemptChannel, after: limit });
         }
         shared.postcopy.preempt_came.wait_for(&mut place, (until - now).min(Duration::from_millis(50)));
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use sterna_wire::return_path::ReturnMessage;
 
 use super::inbox::Inbox;
-use crate::error::{MachineDifference, MigrationError};
+use crate::error::{Awaited, MachineDifference, MigrationError};
 use crate::stats::StreamStatistics;
 use crate::streams::{Streamed, failed_in_parallel, in_parallel};
 
@@ -60,9 +60,12 @@ impl Inboxes {
     }
 
     /// Names a device that is not loaded yet, for an error message.
-    pub(crate) fn unloaded(&self) -> String {
+    pub(crate) fn unloaded(&self) -> Awaited {
         let late = self.boxes.iter().find(|inbox| !inbox.is_loaded());
-        late.map_or_else(String::new, |inbox| format!("the stream of {} to be loaded", inbox.device))
+        late.map_or(Awaited::Loading, |inbox| Awaited::DeviceStream {
+            device: inbox.device.name.clone(),
+            instance: inbox.device.instance,
+        })
     }
 
     pub(crate) fn statistics(&self) -> Vec<StreamStatistics> {

@@ -75,10 +75,7 @@ impl Reconnection for Enabled {
                 watch::closely(transfer, false);
                 Ok(())
             }
-            None => {
-                let what = "the destination to say that it waits for a lost connection".to_owned();
-                Err(MigrationError::Limit { what, after }.into())
-            }
+            None => Err(MigrationError::Limit { what: Awaited::Promise, after }.into()),
         }
     }
 

@@ -11,7 +11,7 @@ use sterna_wire::main::Command;
 use super::super::main_channel::MainChannel;
 use super::super::shared::Shared;
 use super::super::waits::Waits;
-use crate::error::{Ending, MemoryDifference, MigrationError};
+use crate::error::{Awaited, Ending, MemoryDifference, MigrationError};
 use crate::interruption::Break;
 use crate::params::Parameters;
 use crate::same_host::check_peer;
@@ -36,8 +36,7 @@ pub(in crate::outgoing) fn hand_memory_over(
     let is_expected = || shared.session.memory_is_expected.load(Ordering::Acquire).then_some(());
     let after = params.limits.setup;
     if waits.at_most(after, is_expected)?.is_none() {
-        let what = "the destination to wait for the guest's memory".to_owned();
-        return Err(MigrationError::Limit { what, after }.into());
+        return Err(MigrationError::Limit { what: Awaited::Memory, after }.into());
     }
     Ok(hand_over(shared, &params)?)
 }

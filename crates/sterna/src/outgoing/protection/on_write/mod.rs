@@ -60,7 +60,8 @@ impl CopyOnWrite {
     /// # Errors
     /// The host or this guest's memory does not support write protection, or a thread could not be started.
     pub(super) fn begin(ram: &GuestRam) -> Result<Self, MigrationError> {
-        let protection = WriteProtection::new(ram).map_err(|why| MigrationError::system(why.to_string(), why))?;
+        let protection =
+            WriteProtection::new(ram).map_err(|why| MigrationError::system(why.to_string(), why))?;
         let shared = Arc::new(Shared {
             protection: Arc::new(protection),
             work: Mutex::default(),
