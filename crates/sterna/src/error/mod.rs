@@ -422,3 +422,6 @@ impl From<sterna_image::ImageError> for MigrationError {
         Self::system(error.to_string(), error)
     }
 }
+
+#[cfg(test)]
+mod tests;

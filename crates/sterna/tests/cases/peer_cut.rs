@@ -9,7 +9,11 @@ use std::time::Duration;
 use crate::support;
 use crate::support::proxy::{Filter, Line, Proxy, Verdict, Way, at_answer_byte, at_byte, at_pattern};
 use crate::support::{TestVm, assert_next_works, assert_reset, case, eventually, vm, vms};
-use sterna::{Arrival, Capabilities, Incoming, Migration, Outcome, Parameters, Status, WaitLimits};
+use sterna::error::Awaited;
+use sterna::{
+    Arrival, Capabilities, Incoming, Migration, MigrationError, Outcome, Parameters, Status, WaitLimits,
+};
+use sterna_proto::destination::State;
 
 fn settings(channels: u8) -> (Parameters, Capabilities) {
     let (mut params, mut capabilities) = common::multifd(channels.max(1));
@@ -42,7 +46,7 @@ fn settle(source: &Arc<TestVm>, target: &Arc<TestVm>, migration: &Migration, inc
         return true;
     }
     let Outcome::Failed { error, held: false } = outcome else { panic!("{outcome:?}") };
-    assert!(!error.to_string().contains("internal"), "{error}");
+    assert!(!matches!(error, MigrationError::Internal(_)), "{error}");
     // A destination that no complete channel has reached still waits for one.
     if incoming.status() == Status::Setup {
         std::thread::sleep(support::SHORT.setup);
@@ -50,7 +54,7 @@ fn settle(source: &Arc<TestVm>, target: &Arc<TestVm>, migration: &Migration, inc
     }
     eventually("the destination's end", || incoming.status().is_terminal());
     let Arrival::Failed(why) = incoming.wait() else { panic!("both have it") };
-    assert!(!why.to_string().contains("internal"), "{why}");
+    assert!(!matches!(why, MigrationError::Internal(_)), "{why}");
     common::assert_lives_on(&source.guest);
     assert_reset(target);
     assert_eq!(*target.starts.lock().unwrap(), 0);
@@ -196,7 +200,8 @@ fn destination_prepared_and_forgotten_gives_the_guest_up() {
         let migration = vm::start(&source, &proxy.address(), &params, capabilities, Arc::new(()));
         eventually("the destination's end", || incoming.status().is_terminal());
         let Arrival::Failed(why) = incoming.wait() else { panic!("nobody committed") };
-        assert!(why.to_string().contains("Prepared"), "{why}");
+        let MigrationError::Limit { what, .. } = &why else { panic!("{why}") };
+        assert_eq!(*what, Awaited::Destination(State::Prepared));
         assert_reset(&target);
         // EOF was lost: the destination answers *never* to the source's question.
         let outcome = migration.wait();

@@ -56,6 +56,7 @@ pub enum BadAnswer {
         /// Number of bytes.
         length: u64,
         /// What is wrong with the range.
+        #[source]
         why: BadRequest,
     },
     /// A message of a recovery, and none is under way.

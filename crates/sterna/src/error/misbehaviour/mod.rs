@@ -28,6 +28,7 @@ pub enum Misbehaviour {
         /// Address of the peer.
         peer: String,
         /// The broken rule.
+        #[source]
         why: BadConnection,
     },
     /// A source that reconnects cannot be admitted.
@@ -36,6 +37,7 @@ pub enum Misbehaviour {
         /// Address of the source.
         peer: String,
         /// Why it is refused.
+        #[source]
         why: BadComeback,
     },
     /// A source that asks about the guest gets no answer.
@@ -44,6 +46,7 @@ pub enum Misbehaviour {
         /// Address of the source.
         peer: String,
         /// Why it gets no answer.
+        #[source]
         why: BadQuestion,
     },
     /// A connection that offers memory as descriptors does not come from the migration's source.
@@ -52,6 +55,7 @@ pub enum Misbehaviour {
         /// Address of the peer.
         peer: String,
         /// The missing proof.
+        #[source]
         why: Unproven,
     },
     /// A page of guest RAM that must not arrive, or not in this way.
@@ -66,6 +70,7 @@ pub enum Misbehaviour {
         /// Name of the compression method.
         codec: &'static str,
         /// What is wrong with the payload.
+        #[source]
         why: BadPayload,
     },
     /// The source sent an element at a wrong time.
@@ -73,7 +78,7 @@ pub enum Misbehaviour {
     Untimely(#[from] Untimely),
     /// The package of postcopy does not have its form.
     #[error("the package {0} (specs/postcopy.md §2)")]
-    Package(BadPackage),
+    Package(#[source] BadPackage),
     /// An answer or a request of the destination.
     #[error(transparent)]
     Answer(#[from] BadAnswer),
@@ -85,6 +90,7 @@ pub enum Misbehaviour {
         /// Its instance.
         instance: u32,
         /// What is wrong with the chunk, or with its stream.
+        #[source]
         why: BadChunk,
     },
     /// Room that the destination grants to a device's stream.

@@ -4,6 +4,7 @@ use super::*;
 use crate::common::{assert_lives_on, multifd};
 use crate::support::destination::HandMade;
 use crate::support::{assert_failed, assert_next_works, eventually, small, vms, warnings};
+use sterna::error::Ending;
 use sterna::{Arrival, MigrationError, Outcome, Status};
 
 /// Slow enough for the test to cut it.
@@ -28,10 +29,10 @@ fn window_that_ends_leaves_the_guest_at_the_source_and_nothing_at_the_destinatio
     let (outcome, arrival) = (bench.migration.wait(), bench.incoming.wait());
 
     let (ours, theirs) = assert_failed(&outcome, &arrival, &bench.source, &bench.target);
-    assert!(matches!(ours, MigrationError::NotReconnected { .. }), "{ours}");
+    let MigrationError::NotReconnected { window, .. } = &ours else { panic!("{ours}") };
+    assert_eq!(*window, Duration::from_millis(500));
     assert!(matches!(theirs, MigrationError::NotReconnected { .. }), "{theirs}");
     assert_eq!((ours.fault(), theirs.fault()), (None, None));
-    assert!(ours.to_string().contains("could be made again within 0.5 s"), "{ours}");
     assert_next_works(&bench.source, &bench.target);
 }
 
@@ -47,7 +48,7 @@ fn cancel_while_the_connection_is_lost_ends_both_sides_at_once() {
     let began = std::time::Instant::now();
     let Arrival::Failed(why) = bench.incoming.wait() else { panic!("arrived") };
     assert!(began.elapsed() < Duration::from_secs(20), "it need not wait for its source");
-    assert!(why.to_string().contains("given the migration up"), "{why}");
+    assert!(matches!(why, MigrationError::Ended(Ending::GivenUp)), "{why}");
     assert_next_works(&bench.source, &bench.target);
 }
 

@@ -1,0 +1,81 @@
+//! The errors of lower layers stay reachable, and the sentences are whole.
+
+use sterna_transport::Direction;
+
+use super::*;
+
+/// The texts of `error` and of its sources.
+fn chain(error: &MigrationError) -> Vec<String> {
+    let mut texts = vec![error.to_string()];
+    let mut next = error.source();
+    while let Some(source) = next {
+        texts.push(source.to_string());
+        next = source.source();
+    }
+    texts
+}
+
+fn told() -> std::io::Error {
+    std::io::Error::other("told to fail")
+}
+
+#[test]
+fn every_cause_keeps_the_error_of_the_layer_below() {
+    let peer = || "tcp:192.0.2.1:1".to_owned();
+    let vm = || VmError::new("loading", "told to fail");
+    let broken = || TransportError::Stalled {
+        channel: peer(),
+        direction: Direction::Read,
+        offset: 0,
+        after: Duration::ZERO,
+    };
+    for error in [
+        Misbehaviour::Payload { codec: "zstd", why: BadPayload::Corrupt(Arc::new(told())) }.into(),
+        Misbehaviour::Connection { peer: peer(), why: BadConnection::Contact(Arc::new(told())) }.into(),
+        BadProtection::Epoch { device: "disk".into(), instance: 0, why: vm() }.into(),
+        MachineDifference::Record(vm()).into(),
+        ProtectionDifference::Arbiters { peer: peer(), why: Arc::new(told()) }.into(),
+        MigrationError::system("thread: told to fail".to_owned(), told()),
+    ] {
+        let error: MigrationError = error;
+        let chain = chain(&error);
+        assert!(chain.len() > 1 && chain.last().unwrap().contains("told to fail"), "{chain:?}");
+        assert!(chain[0].contains("told to fail"), "the sentence names the cause: {chain:?}");
+    }
+    let lost = MigrationError::from(Ending::NotAdmitted { peer: peer(), error: Arc::new(broken()) });
+    assert!(chain(&lost).contains(&broken().to_string()), "{:?}", chain(&lost));
+    assert!(chain(&broken().into()).len() > 1);
+}
+
+#[test]
+fn area_of_a_cause_decides_whose_fault_it_is() {
+    assert_eq!(MigrationError::from(BadAnswer::Unasked).fault(), Some(Fault::PeerMisbehaved));
+    assert_eq!(MigrationError::from(RdmaDifference::ReturnPath).fault(), Some(Fault::PeerIncompatible));
+    assert_eq!(MigrationError::from(Ending::Lost).fault(), None);
+    let limit = MigrationError::Limit { what: Awaited::Loading, after: Duration::from_secs(1) };
+    assert_eq!(limit.fault(), Some(Fault::PeerMisbehaved));
+}
+
+#[test]
+fn sentences_are_whole_and_have_single_spaces() {
+    let late = MigrationError::from(Untimely::Postcopy(UntimelyCommand::Resume));
+    assert_eq!(
+        late.to_string(),
+        "the source sent POSTCOPY_RESUME at a wrong time: it comes first on a connection in place of one that was lost \
+         (specs/postcopy.md §5); the peer broke the protocol"
+    );
+    let taken = BadConnection::Taken { role: ChannelRole::Multifd(3) };
+    let taken = MigrationError::from(Misbehaviour::Connection { peer: "tcp:a:1".into(), why: taken });
+    assert_eq!(
+        taken.to_string(),
+        "tcp:a:1: it claims to be multifd channel 3, which is connected already; check whether another source migrates here; \
+         the peer broke the protocol"
+    );
+    let preempt = MigrationError::from(SettingDifference::Preempt { is_on_here: true });
+    assert_eq!(
+        preempt.to_string(),
+        "postcopy-preempt is on here and off at the destination: set it alike; the two sides are set up differently"
+    );
+    let parts = MigrationError::from(BadPage::TooManyParts { most: 3, are_large: true });
+    assert!(parts.to_string().contains("huge pages of more than 2 MiB came"), "{parts}");
+}
