@@ -221,7 +221,7 @@ fn failure_before_the_package_leaves_the_guest_running_at_the_source() {
     let Outcome::Failed { error: MigrationError::PeerMisbehaved(why), held: false } = &outcome else {
         panic!("{outcome:?}")
     };
-    assert!(matches!(why, Misbehaviour::Answer(BadAnswer::RequestWithoutPostcopy)), "{why}");
+    assert!(matches!(why, Misbehaviour::Answer(BadAnswer::EarlyRequest)), "{why}");
     assert_lives_on(&source);
 
     let (source, migration, mut destination) = in_precopy(false);
