@@ -11,7 +11,7 @@ use sterna_wire::main::Command;
 use super::dialling::{ATTEMPT, FAREWELL, dialling};
 use super::interface::Reconnection;
 use super::watch;
-use crate::error::MigrationError;
+use crate::error::{Awaited, MigrationError};
 use crate::events::Event;
 use crate::interruption::Break;
 use crate::outgoing::carrier::interface::Carrier as _;
