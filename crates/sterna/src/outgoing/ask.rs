@@ -24,7 +24,7 @@ const CHANNEL: &str = "status question";
 ///
 /// With a descriptor as the address, a second connection is impossible.
 pub(super) fn status(shared: &Shared) -> Result<Status, MigrationError> {
-    if shared.reconnection.recovery.to().is_descriptor() {
+    if !carrier::of(&shared.reconnection.recovery.to()).facts.can_ask {
         return Err(Ending::DescriptorNotAsked.into());
     }
     if shared.params().status_questions == StatusQuestions::Operator {
@@ -87,38 +87,4 @@ fn ask(shared: &Shared, asking: &Asking) -> Result<Status, MigrationError> {
         extension::Status::Never => Status::Never,
         extension::Status::Pending => Status::Pending,
     })
-}
-
-/// Opens a connection for the question at `rdma:` (specs/rdma.md §10).
-///
-/// It goes to the first of the host's addresses that accepts.
-fn over_rdma(
-    shared: &Shared,
-    (host, port): (&str, u16),
-    limit: Duration,
-    cancel: &CancelFlag,
-) -> Result<Channel, MigrationError> {
-    let params = shared.params();
-    let peer = || shared.session.to.to_string();
-    let introduction = Introduction {
-        version: Introduction::VERSION,
-        part: Part::Question,
-        lanes: 0,
-        chunk: params.rdma.chunk,
-        session: shared.handover.identity.id,
-        nonce: identity::nonce()?,
-    };
-    let request = ConnectRequest { pin_all: false, introduction: Some(introduction) };
-    let fabric = params.rdma.fabric();
-    let until = Instant::now().checked_add(limit);
-    let addresses = resolve(host, port, until, cancel)
-        .map_err(|error| Ending::NoAddress { peer: peer(), why: error.to_string() })?;
-    let mut failure = Ending::NoAddress { peer: peer(), why: "the host has no address".to_owned() };
-    for address in addresses {
-        match QuestionStream::ask(&*fabric, address, &request, limit, cancel) {
-            Ok(stream) => return Ok(Channel::over(Arc::new(stream), format!("rdma:{address}"))),
-            Err(error) => failure = Ending::Rdma { peer: peer(), error: Arc::new(error) },
-        }
-    }
-    Err(failure.into())
 }

@@ -30,6 +30,7 @@ use sterna_wire::main::MainItem;
 use super::load_file::LoadFile;
 use super::loader::{Loader, Read};
 use super::shared::Shared;
+use super::transport::interface::{Beginning, Waiting};
 use crate::error::{MigrationError, Misbehaviour};
 use crate::events::Event;
 use crate::start_error::StartError;

@@ -6,7 +6,7 @@ use std::time::Instant;
 use sterna_transport::{Address, Channel, resolve};
 use sterna_wire::rdma::{ConnectRequest, Introduction, Part};
 
-use crate::error::MigrationError;
+use crate::error::{Ending, MigrationError};
 use crate::identity;
 use crate::outgoing::carrier::transport::Question;
 use crate::rdma::QuestionStream;
@@ -18,9 +18,7 @@ pub(super) fn ask(question: &Question<'_>) -> Result<Arc<Channel>, MigrationErro
         return Err(MigrationError::Internal(format!("{to} is no address of RDMA")));
     };
     let params = shared.params();
-    let broken = |error: &dyn std::fmt::Display| {
-        MigrationError::Transport(format!("{}: {error}", shared.session.to), None)
-    };
+    let peer = || shared.session.to.to_string();
     let introduction = Introduction {
         version: Introduction::VERSION,
         part: Part::Question,
@@ -32,13 +30,14 @@ pub(super) fn ask(question: &Question<'_>) -> Result<Arc<Channel>, MigrationErro
     let request = ConnectRequest { pin_all: false, introduction: Some(introduction) };
     let fabric = params.rdma.fabric();
     let until = Instant::now().checked_add(*limit);
-    let addresses = resolve(host, *port, until, cancel).map_err(|error| broken(&error))?;
-    let mut failure = broken(&"the host has no address");
+    let addresses = resolve(host, *port, until, cancel)
+        .map_err(|error| Ending::NoAddress { peer: peer(), why: error.to_string() })?;
+    let mut failure = Ending::NoAddress { peer: peer(), why: "the host has no address".to_owned() };
     for address in addresses {
         match QuestionStream::ask(&*fabric, address, &request, *limit, cancel) {
             Ok(stream) => return Ok(adopt(Channel::over(Arc::new(stream), format!("rdma:{address}")))),
-            Err(error) => failure = broken(&error),
+            Err(error) => failure = Ending::Rdma { peer: peer(), error: Arc::new(error) },
         }
     }
-    Err(failure)
+    Err(failure.into())
 }
