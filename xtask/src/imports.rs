@@ -227,7 +227,7 @@ mod tests {
         let mut below = around;
         below[2].1 = "use super::shared::Shared;";
 
-        let names: Vec<Vec<String>> = found(&around)[0].iter().cloned().collect();
+        let names: Vec<Vec<String>> = found(&around)[0].to_vec();
         assert_eq!(names, [vec!["a"], vec!["a", "child"]]);
         assert!(found(&below).is_empty());
     }
