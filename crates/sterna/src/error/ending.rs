@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use sterna_transport::{StreamError, TransportError};
 
-use super::MigrationError;
+use crate::error::lower::Cause;
 
 /// Why a connection or a migration ended. The peer's process, the network or an operator may be the cause.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -19,7 +19,7 @@ pub enum Ending {
     LostBecause(String),
     /// A flush that the multifd channels do not complete, of a source that may reconnect.
     #[error("{0}")]
-    Round(#[source] Arc<MigrationError>),
+    Round(#[source] Cause),
     /// The source closed the main channel inside a message.
     #[error("the source closed the main channel early: {message}, byte {offset}")]
     EarlyEnd {

@@ -3,6 +3,8 @@
 mod awaited;
 mod difference;
 mod ending;
+mod from;
+mod lower;
 mod misbehaviour;
 
 use std::error::Error;
@@ -29,14 +31,12 @@ pub use difference::{
     RemotePlace, SettingDifference, Tls12Use, UnknownDisk,
 };
 pub use ending::Ending;
+pub use lower::{Cause, VmError};
 pub use misbehaviour::{
     BadAnswer, BadChunk, BadComeback, BadConnection, BadGrant, BadLane, BadMemory, BadPackage, BadPage,
     BadPayload, BadProtection, BadQuestion, BadRequest, BadRound, ChannelRole, Misbehaviour, Unproven,
     Untimely, UntimelyCommand,
 };
-
-/// The error of a lower layer, which an error of the migration names.
-pub type Cause = Arc<dyn Error + Send + Sync>;
 
 /// Why a migration failed. Cheap to clone, because several threads may report the same error.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -192,24 +192,6 @@ pub enum MigrationError {
     /// An operator cancelled the migration.
     #[error("cancelled")]
     Cancelled,
-}
-
-/// Why the VMM could not perform the engine's request. Its fault is always local.
-#[derive(Debug, Clone, thiserror::Error)]
-#[error("{what}: {why}")]
-#[non_exhaustive]
-pub struct VmError {
-    /// The attempted operation, with its device or vCPU.
-    pub what: String,
-    /// The cause, and the next step for the operator.
-    pub why: String,
-}
-
-impl VmError {
-    /// Creates the error: the operation `what` failed because of `why`.
-    pub fn new(what: impl Into<String>, why: impl ToString) -> Self {
-        Self { what: what.into(), why: why.to_string() }
-    }
 }
 
 impl MigrationError {

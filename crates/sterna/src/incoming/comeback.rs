@@ -132,7 +132,7 @@ pub(super) fn take(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), Break
 }
 
 /// The error for a source that reconnects and is not admitted.
-pub(in crate::incoming) fn refused(channel: &Channel, why: BadComeback) -> MigrationError {
+fn refused(channel: &Channel, why: BadComeback) -> MigrationError {
     Misbehaviour::Comeback { peer: channel.peer().to_owned(), why }.into()
 }
 

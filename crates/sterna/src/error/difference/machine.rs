@@ -1,6 +1,6 @@
 //! Devices, firmware and RAM.
 
-use crate::error::VmError;
+use crate::error::lower::VmError;
 
 /// A property that both machines must have.
 #[derive(Debug, Clone, thiserror::Error)]

@@ -6,11 +6,9 @@ mod protection;
 mod rdma;
 mod settings;
 
-use std::sync::Arc;
-
 use sterna_wire::main::Command;
 
-use super::MigrationError;
+use crate::error::lower::Cause;
 
 pub use machine::MachineDifference;
 pub use memory::MemoryDifference;
@@ -45,7 +43,7 @@ pub enum Difference {
     RefusedLane {
         /// The error.
         #[source]
-        error: Arc<MigrationError>,
+        error: Cause,
         /// The refusal.
         why: Box<RefusedLane>,
     },
@@ -53,16 +51,3 @@ pub enum Difference {
     #[error("pages are missing, and a multifd channel had been refused: {0}")]
     PagesMissing(Box<RefusedLane>),
 }
-
-/// Lets the area's enum become a [`MigrationError`].
-macro_rules! becomes_error {
-    ($($area:ty),*) => {
-        $(impl From<$area> for MigrationError {
-            fn from(why: $area) -> Self {
-                Self::PeerIncompatible(why.into())
-            }
-        })*
-    };
-}
-
-becomes_error!(SettingDifference, MachineDifference, MemoryDifference, RdmaDifference, ProtectionDifference);

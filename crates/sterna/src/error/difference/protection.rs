@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use crate::error::Cause;
+use crate::error::lower::Cause;
 
 /// Why a primary and this side cannot protect a guest together.
 #[derive(Debug, Clone, thiserror::Error)]

@@ -4,7 +4,7 @@ use std::fmt;
 
 use sterna_proto::destination::Refusal;
 
-use crate::error::Cause;
+use crate::error::lower::Cause;
 
 /// Which channel of a migration a connection claims to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -8,8 +8,6 @@ mod order;
 mod pages;
 mod protection;
 
-use super::MigrationError;
-
 pub use answers::{BadAnswer, BadRequest};
 pub use connections::{BadComeback, BadConnection, BadLane, BadQuestion, ChannelRole, Unproven};
 pub use devices::{BadChunk, BadGrant};
@@ -115,16 +113,3 @@ impl From<BadPackage> for Misbehaviour {
         Self::Package(why)
     }
 }
-
-/// Lets the area's enum become a [`MigrationError`].
-macro_rules! becomes_error {
-    ($($area:ty),*) => {
-        $(impl From<$area> for MigrationError {
-            fn from(why: $area) -> Self {
-                Self::PeerMisbehaved(why.into())
-            }
-        })*
-    };
-}
-
-becomes_error!(BadPage, BadRound, Untimely, BadPackage, BadAnswer, BadGrant, BadMemory, BadProtection);

@@ -1,6 +1,6 @@
 //! Pages that must not arrive, and the rounds that contain them.
 
-use crate::error::Cause;
+use crate::error::lower::Cause;
 
 /// A page of guest RAM that breaks a rule.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -1,6 +1,6 @@
 //! Checkpoints, and other messages between a primary and its standby.
 
-use crate::error::VmError;
+use crate::error::lower::VmError;
 
 /// A message of a primary or of its standby that breaks a rule.
 #[derive(Debug, Clone, thiserror::Error)]

@@ -14,8 +14,7 @@ use sterna_wire::extension::{Holds, MigrationSecret, ReconnectAnswer, ReconnectC
 use sterna_wire::return_path::ReturnMessage;
 
 use super::{preempt, receive_requested};
-use crate::error::{BadComeback, Ending, MigrationError, Untimely, UntimelyCommand};
-use crate::incoming::comeback::refused;
+use crate::error::{BadComeback, Ending, MigrationError, Misbehaviour, Untimely, UntimelyCommand};
 use crate::incoming::greeting::Greeting;
 use crate::incoming::shared::Shared;
 
@@ -95,6 +94,10 @@ fn await_session(shared: &Shared, session: u32) -> bool {
             None => std::thread::sleep(LOOK),
         }
     }
+}
+
+fn refused(channel: &Channel, why: BadComeback) -> MigrationError {
+    Misbehaviour::Comeback { peer: channel.peer().to_owned(), why }.into()
 }
 
 fn take_main(
