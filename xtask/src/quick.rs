@@ -7,7 +7,7 @@ use crate::suite::{Binary, Build, Job, Runner};
 use crate::test;
 
 /// Crates whose integration tests run too: formats, the protocol's machines and the engine.
-const WITH_INTEGRATION: [&str; 7] = [
+const WITH_INTEGRATION: [&str; 9] = [
     "sterna-wire",
     "sterna-proto",
     "sterna-arbiter",
@@ -15,6 +15,8 @@ const WITH_INTEGRATION: [&str; 7] = [
     "sterna-transport",
     "sterna-image",
     "sterna",
+    "sterna-opaque",
+    "sterna-standby",
 ];
 /// Jobs of these crates that are left out.
 ///

@@ -27,6 +27,8 @@ const ATTRIBUTES: &[(&str, &[&str])] = &[
     ("crates/sterna-arbiter/src/lib.rs", &["#![forbid(unsafe_code)]"]),
     ("crates/sterna-image/src/lib.rs", &["#![forbid(unsafe_code)]"]),
     ("crates/sterna/src/lib.rs", &["#![forbid(unsafe_code)]", "#![deny(unsafe_code)]"]),
+    ("crates/sterna-opaque/src/lib.rs", &["#![forbid(unsafe_code)]"]),
+    ("crates/sterna-standby/src/lib.rs", &["#![forbid(unsafe_code)]"]),
     ("crates/sterna-qmp/src/lib.rs", &["#![forbid(unsafe_code)]"]),
     ("crates/sterna-drive/src/lib.rs", &["#![forbid(unsafe_code)]"]),
     ("crates/sterna-cli/src/lib.rs", &["#![forbid(unsafe_code)]"]),

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use sterna::replica::machines::Ruling;
-use sterna::replica::{ArbiterIdentity, ArbiterStore, Claims, Protection};
 use sterna_arbiter::{Arbiter, Claim, Claimant, Generation, GuestName, Identity, Role};
+use sterna_standby::machines::Ruling;
+use sterna_standby::{ArbiterIdentity, ArbiterStore, Claims, Protection};
 
 /// The claim of `protection` by `role`. The claims of both sides have the same guest name and generation.
 pub fn claim(role: Role, protection: Protection) -> Claim {

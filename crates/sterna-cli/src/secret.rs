@@ -3,7 +3,7 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use sterna::replica::Secret;
+use sterna_standby::Secret;
 
 use crate::exit::Stop;
 use crate::terminal;

@@ -14,7 +14,6 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustix::ioctl::{Getter, Opcode, Updater, ioctl, opcode};
-use sterna::replica::Watchdog;
 
 const GROUP: u8 = b'W';
 const GET_SUPPORT: Opcode = opcode::read::<Support>(GROUP, 0);
@@ -94,8 +93,13 @@ impl WatchdogDevice {
     }
 }
 
-impl Watchdog for WatchdogDevice {
-    fn arm(&self, longest: Duration) -> Result<Duration, String> {
+impl WatchdogDevice {
+    /// Starts the watchdog with its longest timeout that is at most `longest`. Returns the timeout: the time from the
+    /// last feeding to the reset.
+    ///
+    /// # Errors
+    /// The watchdog cannot be used, or has no timeout that is short enough. It is then not running.
+    pub fn arm(&self, longest: Duration) -> Result<Duration, String> {
         let mut held = self.file.lock();
         let file = OpenOptions::new().write(true).open(&self.path);
         let file = file.map_err(|error| self.failed("cannot open", error))?;
@@ -111,13 +115,21 @@ impl Watchdog for WatchdogDevice {
         }
     }
 
-    fn feed(&self) -> Result<(), String> {
+    /// Restarts the timeout.
+    ///
+    /// # Errors
+    /// The watchdog was not fed, or does not run.
+    pub fn feed(&self) -> Result<(), String> {
         let held = self.file.lock();
         let mut file = held.as_ref().ok_or_else(|| format!("{} does not run", self.path.display()))?;
         file.write_all(b"\n").map_err(|error| self.failed("cannot feed", error))
     }
 
-    fn disarm(&self) -> Result<(), String> {
+    /// Stops the watchdog: the host is not reset any more.
+    ///
+    /// # Errors
+    /// The watchdog continues to run.
+    pub fn disarm(&self) -> Result<(), String> {
         let Some(mut file) = self.file.lock().take() else { return Ok(()) };
         file.write_all(MAGIC).map_err(|error| self.failed("cannot stop", error))
     }

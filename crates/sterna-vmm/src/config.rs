@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sterna::replica::ByteGate;
 use sterna_devices::vhost_user::VhostUserOptions;
 use sterna_disk::{Format as DiskFormat, ImageOptions};
 use sterna_ram::Backing;
+use sterna_standby::ByteGate;
 
 use crate::error::VmmError;
 use crate::layout::{PARAMETERS_MAX, RAM_MIN_BYTES, ranges};

@@ -10,14 +10,14 @@ const LONGEST_WAIT: Duration = Duration::from_millis(10);
 type Read = Box<dyn Fn() -> Duration + Send + Sync>;
 
 /// Time since a fixed moment.
-pub(crate) struct Clock {
+pub struct Clock {
     read: Read,
     longest_wait: Duration,
 }
 
 impl Clock {
     /// Counts while the host is awake (CLOCK_MONOTONIC). Limits for waits on a peer use this clock.
-    pub(crate) fn awake() -> Self {
+    pub fn awake() -> Self {
         let began = Instant::now();
         Self { read: Box::new(move || began.elapsed()), longest_wait: Duration::MAX }
     }
@@ -26,24 +26,23 @@ impl Clock {
     ///
     /// A thread that waits for a deadline sleeps by CLOCK_MONOTONIC. It therefore reads this clock every 10 ms, and
     /// notices an expired deadline within 10 ms after a suspend.
-    pub(crate) fn with_suspends() -> Self {
+    pub fn with_suspends() -> Self {
         let began = since_boot();
         Self { read: Box::new(move || since_boot().saturating_sub(began)), longest_wait: LONGEST_WAIT }
     }
 
-    /// Reads time from `read`, which may jump forward.
-    #[cfg(test)]
-    pub(crate) fn injected(read: impl Fn() -> Duration + Send + Sync + 'static) -> Self {
+    /// Reads time from `read`, which may jump forward. Tests use it.
+    pub fn injected(read: impl Fn() -> Duration + Send + Sync + 'static) -> Self {
         Self { read: Box::new(read), longest_wait: LONGEST_WAIT }
     }
 
     /// Time since this clock was created.
-    pub(crate) fn now(&self) -> Duration {
+    pub fn now(&self) -> Duration {
         (self.read)()
     }
 
     /// The longest that a waiting thread may sleep before it reads this clock again.
-    pub(crate) fn longest_wait(&self) -> Duration {
+    pub fn longest_wait(&self) -> Duration {
         self.longest_wait
     }
 }

@@ -5,33 +5,16 @@
 //! in a queue for the control thread.
 
 use std::collections::VecDeque;
-use std::fmt::{Debug, Display};
 use std::time::Duration;
 
 use parking_lot::Condvar;
+use sterna_proto::Machine;
 use sterna_ram::engine_lock::{EngineGuard, EngineLock};
 
 use crate::clock::Clock;
 
-/// Common interface of the source's and the destination's handover machine.
-pub(crate) trait Machine {
-    type Event: Copy + Debug;
-    type Action;
-    type Refusal: Display;
-    type State: Copy + PartialEq;
-    const TICK: Self::Event;
-    fn handle(&mut self, now: Duration, event: Self::Event) -> Result<Vec<Self::Action>, Self::Refusal>;
-    fn state(&self) -> Self::State;
-    fn deadline(&self) -> Option<Duration>;
-    /// Whether later events have no effect, so that a channel's end is no failure. Only a protection's machines
-    /// return true.
-    fn is_over(&self) -> bool {
-        false
-    }
-}
-
 /// A handover machine with its clock and its queue of actions. No callback of the VMM runs under its lock.
-pub(crate) struct Driver<M: Machine> {
+pub struct Driver<M: Machine> {
     inner: EngineLock<Inner<M>>,
     changed: Condvar,
     clock: Clock,
@@ -50,7 +33,7 @@ type Watch<M> = Box<dyn Fn(&M) + Send>;
 
 /// Why a wait ended.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Waited<T> {
+pub enum Waited<T> {
     /// The awaited value.
     Got(T),
     /// The machine has an action that must be performed first.
@@ -64,24 +47,24 @@ impl<M: Machine> Driver<M> {
     ///
     /// `watch` is called after every accepted event, before another thread can feed or inspect the machine. It runs
     /// under the driver's lock, so it must neither wait nor call the VMM.
-    pub(crate) fn new(machine: M, watch: impl Fn(&M) + Send + 'static) -> Self {
+    pub fn new(machine: M, watch: impl Fn(&M) + Send + 'static) -> Self {
         Self::with_clock(machine, Clock::awake(), watch)
     }
 
     /// As [`Driver::new`], with another clock.
-    pub(crate) fn with_clock(machine: M, clock: Clock, watch: impl Fn(&M) + Send + 'static) -> Self {
+    pub fn with_clock(machine: M, clock: Clock, watch: impl Fn(&M) + Send + 'static) -> Self {
         let watch: Watch<M> = Box::new(watch);
         let inner = Inner { machine, actions: VecDeque::new(), passed: VecDeque::new(), watch };
         Self { inner: EngineLock::new("driver", inner), changed: Condvar::new(), clock }
     }
 
     /// Time since the machine's time zero.
-    pub(crate) fn now(&self) -> Duration {
+    pub fn now(&self) -> Duration {
         self.clock.now()
     }
 
     /// Reports an event to the machine. Any thread may call it.
-    pub(crate) fn feed(&self, event: M::Event) -> Result<M::State, M::Refusal> {
+    pub fn feed(&self, event: M::Event) -> Result<M::State, M::Refusal> {
         let mut inner = self.inner.lock();
         let result = inner.feed(self.now(), event);
         let state = inner.machine.state();
@@ -91,18 +74,18 @@ impl<M: Machine> Driver<M> {
     }
 
     /// Reads from the machine, under the driver's lock.
-    pub(crate) fn inspect<T>(&self, inspect: impl FnOnce(&M) -> T) -> T {
+    pub fn inspect<T>(&self, inspect: impl FnOnce(&M) -> T) -> T {
         inspect(&self.inner.lock().machine)
     }
 
     /// Returns the states that were passed since the last call, oldest first.
-    pub(crate) fn take_passed(&self) -> Vec<M::State> {
+    pub fn take_passed(&self) -> Vec<M::State> {
         self.inner.lock().passed.drain(..).collect()
     }
 
     /// Waits for the next action, at most `patience`; ticks the machine when its deadline passes. Also returns `None`
     /// when a state was passed, so that the observer learns it immediately.
-    pub(crate) fn next_action(&self, patience: Duration) -> Option<M::Action> {
+    pub fn next_action(&self, patience: Duration) -> Option<M::Action> {
         let until = self.now() + patience;
         let mut inner = self.inner.lock();
         loop {
@@ -119,7 +102,7 @@ impl<M: Machine> Driver<M> {
     }
 
     /// Waits until `check` returns a value, at most `patience`. A queued action interrupts the wait.
-    pub(crate) fn wait<T>(&self, patience: Duration, mut check: impl FnMut() -> Option<T>) -> Waited<T> {
+    pub fn wait<T>(&self, patience: Duration, mut check: impl FnMut() -> Option<T>) -> Waited<T> {
         let until = self.now() + patience;
         let mut inner = self.inner.lock();
         loop {
@@ -151,12 +134,12 @@ impl<M: Machine> Driver<M> {
     }
 
     /// Number of actions that are queued for the control thread.
-    pub(crate) fn waiting_actions(&self) -> usize {
+    pub fn waiting_actions(&self) -> usize {
         self.inner.lock().actions.len()
     }
 
     /// Wakes waiting threads after a change of a value that a `check` of [`Driver::wait`] reads.
-    pub(crate) fn nudge(&self) {
+    pub fn nudge(&self) {
         // The lock is taken so that the change cannot fall between a check and its sleep.
         drop(self.inner.lock());
         self.changed.notify_all();
@@ -189,39 +172,5 @@ impl<M: Machine> Inner<M> {
         {
             tracing::error!(%refusal, "the handover machine refused a tick");
         }
-    }
-}
-
-impl Machine for sterna_proto::source::Source {
-    type Event = sterna_proto::source::Event;
-    type Action = sterna_proto::source::Action;
-    type Refusal = sterna_proto::source::Refusal;
-    type State = sterna_proto::source::State;
-    const TICK: Self::Event = sterna_proto::source::Event::Tick;
-    fn handle(&mut self, now: Duration, event: Self::Event) -> Result<Vec<Self::Action>, Self::Refusal> {
-        Self::handle(self, now, event)
-    }
-    fn state(&self) -> Self::State {
-        Self::state(self)
-    }
-    fn deadline(&self) -> Option<Duration> {
-        Self::deadline(self)
-    }
-}
-
-impl Machine for sterna_proto::destination::Destination {
-    type Event = sterna_proto::destination::Event;
-    type Action = sterna_proto::destination::Action;
-    type Refusal = sterna_proto::destination::Refusal;
-    type State = sterna_proto::destination::State;
-    const TICK: Self::Event = sterna_proto::destination::Event::Tick;
-    fn handle(&mut self, now: Duration, event: Self::Event) -> Result<Vec<Self::Action>, Self::Refusal> {
-        Self::handle(self, now, event)
-    }
-    fn state(&self) -> Self::State {
-        Self::state(self)
-    }
-    fn deadline(&self) -> Option<Duration> {
-        Self::deadline(self)
     }
 }

@@ -22,7 +22,7 @@ impl Identity {
 }
 
 /// 16 random bytes that are used once.
-pub(crate) fn nonce() -> Result<[u8; 16], MigrationError> {
+pub fn nonce() -> Result<[u8; 16], MigrationError> {
     let mut bytes = [0; 16];
     fill(&mut bytes)?;
     Ok(bytes)

@@ -12,8 +12,6 @@
 //! | [`forecast`], [`dirty_rate`] | forecasts of a migration |
 //! | [`outgoing`], [`incoming`] | the two sides |
 //! | [`rdma`] | the stream over RDMA connections |
-//! | [`opaque`] | opaque machines: received into images, and sent from images |
-//! | [`replica`] | a standby that holds the last checkpoint of a running guest |
 //!
 //! The guide `docs/embedding.md` in the repository describes in which order to implement the traits, what each
 //! callback costs, and which thread calls it. Its code is from `examples/vm-memory-vmm`, a VMM that is built on
@@ -43,19 +41,19 @@ pub mod free_page_hints;
 pub mod hooks;
 mod identity;
 pub mod incoming;
+#[doc(hidden)]
+pub mod internals;
 mod interruption;
 mod limits;
 mod machine_type;
-pub mod opaque;
 mod order;
 pub mod outgoing;
 mod pages;
 pub mod params;
-pub mod postcopy;
+mod postcopy;
 pub mod precopy;
 pub mod rdma;
 mod reconnect;
-pub mod replica;
 pub mod rules;
 mod same_host;
 mod settings_error;

@@ -7,7 +7,7 @@ pub(crate) fn acknowledges_in_old_form(machine_type: &str) -> bool {
 }
 
 /// Whether the end of each section is an implicit flush of multifd channels: machine types up to 8.0.
-pub(crate) fn flushes_silently(machine_type: &str) -> bool {
+pub fn flushes_silently(machine_type: &str) -> bool {
     version(machine_type).is_some_and(|version| version <= (8, 0))
 }
 

@@ -11,7 +11,7 @@ use crate::vm::Device;
 /// when it is sent, and when it is loaded.
 pub(crate) const CHUNK_BYTES: usize = 256 << 10;
 /// Most bytes of one chunk that are accepted on the main channel, from any source.
-pub(crate) const MOST_CHUNK_BYTES: usize = 1 << 20;
+pub const MOST_CHUNK_BYTES: usize = 1 << 20;
 /// Most bytes of a device's configuration.
 pub(crate) const CONFIGURATION_BYTES: usize = 64 << 10;
 
@@ -21,7 +21,7 @@ pub(crate) fn section_name(device: &str) -> String {
 }
 
 /// The device whose stream a section carries; `None` if the section carries no stream.
-pub(crate) fn device_of_section(section: &str) -> Option<&str> {
+pub fn device_of_section(section: &str) -> Option<&str> {
     section.strip_suffix(SECTION_SUFFIX)
 }
 
@@ -29,7 +29,8 @@ const SECTION_SUFFIX: &str = "/stream";
 
 /// A device with a stream, under its name on the wire.
 #[derive(Clone)]
-pub(crate) struct Streamed {
+#[doc(hidden)]
+pub struct Streamed {
     pub name: String,
     pub instance: u32,
     pub stream: Arc<dyn DeviceStream>,
@@ -37,7 +38,7 @@ pub(crate) struct Streamed {
 
 impl Streamed {
     /// The devices among `devices` that have a stream, in their order.
-    pub(crate) fn of(devices: &[Arc<dyn Device>]) -> Vec<Self> {
+    pub fn of(devices: &[Arc<dyn Device>]) -> Vec<Self> {
         let streamed = devices.iter().filter_map(|device| {
             let stream = device.stream()?;
             Some(Self { name: device.name(), instance: device.instance(), stream })
@@ -49,7 +50,7 @@ impl Streamed {
     ///
     /// # Errors
     /// The call's error or its panic. Both name the device.
-    pub(crate) fn call<T>(
+    pub fn call<T>(
         &self,
         doing: &str,
         act: impl FnOnce(&dyn DeviceStream) -> Result<T, VmError>,
@@ -59,7 +60,7 @@ impl Streamed {
     }
 
     /// Adds the device's name and the operation to `error`.
-    pub(crate) fn named(&self, doing: &str, error: VmError) -> MigrationError {
+    pub fn named(&self, doing: &str, error: VmError) -> MigrationError {
         VmError::new(format!("{self}: {doing}: {}", error.what), error.why).into()
     }
 }
@@ -72,7 +73,7 @@ impl std::fmt::Display for Streamed {
 
 /// Runs `act` for all `devices` in parallel and waits for all. Returns the first error in the devices' order; `act`
 /// is called for all devices anyway.
-pub(crate) fn in_parallel(
+pub fn in_parallel(
     devices: &[Streamed],
     doing: &str,
     act: impl Fn(&dyn DeviceStream) -> Result<(), VmError> + Sync,
@@ -81,7 +82,7 @@ pub(crate) fn in_parallel(
 }
 
 /// Like [`in_parallel`], but returns every error.
-pub(crate) fn failed_in_parallel(
+pub fn failed_in_parallel(
     devices: &[Streamed],
     doing: &str,
     act: impl Fn(&dyn DeviceStream) -> Result<(), VmError> + Sync,

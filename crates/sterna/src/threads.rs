@@ -46,7 +46,7 @@ impl Drop for Calling {
 }
 
 /// Calls the VMM and records the callback's name for a panic: `Device::save of "vga"`.
-pub(crate) fn call<T>(callback: impl Into<Cow<'static, str>>, act: impl FnOnce() -> T) -> T {
+pub fn call<T>(callback: impl Into<Cow<'static, str>>, act: impl FnOnce() -> T) -> T {
     let callback = callback.into();
     assert_none_held(&callback);
     let _inside = Calling(callback);
@@ -57,7 +57,7 @@ pub(crate) fn call<T>(callback: impl Into<Cow<'static, str>>, act: impl FnOnce()
 ///
 /// Code that continues after an error must not rely on the values that `act` was about to change. The engine's locks
 /// stay usable: a panic does not poison them, and each is held for whole changes only.
-pub(crate) fn caught<T>(place: &str, act: impl FnOnce() -> T) -> Result<T, MigrationError> {
+pub fn caught<T>(place: &str, act: impl FnOnce() -> T) -> Result<T, MigrationError> {
     assert_none_held(place);
     PANICKED.take();
     catch_unwind(AssertUnwindSafe(act)).map_err(|panic| {
@@ -74,7 +74,7 @@ pub(crate) fn caught<T>(place: &str, act: impl FnOnce() -> T) -> Result<T, Migra
 }
 
 /// Like [`caught`], for an `act` that returns a `Result`.
-pub(crate) fn tried<T, E: Into<MigrationError>>(
+pub fn tried<T, E: Into<MigrationError>>(
     place: &str,
     act: impl FnOnce() -> Result<T, E>,
 ) -> Result<T, MigrationError> {
@@ -82,7 +82,7 @@ pub(crate) fn tried<T, E: Into<MigrationError>>(
 }
 
 /// Calls `part` for ranges that together cover `0..pages`, in as many threads as are useful.
-pub(crate) fn copied_in_parts(
+pub fn copied_in_parts(
     pages: u64,
     part: impl Fn(Range<u64>) -> Result<(), MigrationError> + Sync,
 ) -> Result<(), MigrationError> {
@@ -149,7 +149,7 @@ pub(crate) fn side_by_side<T: Send, E: Send>(
 
 /// The items that overlap `pages`, when all items' pages are numbered one after the other. For each: the item, the
 /// number of its pages to skip, and the number of pages that follow.
-pub(crate) fn in_part<T>(
+pub fn in_part<T>(
     items: &[T],
     pages: Range<u64>,
     count_of: impl Fn(&T) -> u64,
@@ -179,7 +179,7 @@ pub(crate) fn tell(observer: &dyn Observer, event: &Event) {
 ///
 /// # Errors
 /// The operating system cannot create the thread.
-pub(crate) fn spawn(
+pub fn spawn(
     name: &str,
     work: impl FnOnce() + Send + 'static,
     died: impl FnOnce(MigrationError) + Send + 'static,

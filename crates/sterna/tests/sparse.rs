@@ -9,7 +9,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use common::*;
 use plain::{Plain, byte_of};
-use sterna::opaque::{ImagePlan, receive};
 use sterna::ram::{Backing, GuestRam, PAGE_SIZE, RamBlock};
 use sterna::{
     Address, Arrival, Capabilities, Incoming, Migration, Outcome, Parameters, SourceVm, TargetVm, Vm,
@@ -18,6 +17,7 @@ use sterna::{
 use sterna_guests::process::{ProcessConfig, ProcessGuest, Tracking};
 use sterna_guests::{Fill, Pattern};
 use sterna_image::MappedOptions;
+use sterna_opaque::{ImagePlan, receive};
 use sterna_wire::main::{Configuration, FileHeader, SectionHeader, encode_footer};
 use sterna_wire::ram::{BlockEntry, flags};
 

@@ -7,10 +7,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sterna::error::VmError;
-use sterna::replica::{
-    HeldDevice, HeldGuest, OperatorsWord, Standby, StandbyOptions, StandbyState, Survivor,
-};
 use sterna::{Address, Capabilities, Parameters};
+use sterna_standby::{HeldDevice, HeldGuest, OperatorsWord, Standby, StandbyOptions, StandbyState, Survivor};
 use sterna_wire::main::{
     Command, Configuration, FileHeader, SectionHeader, encode_end, encode_footer, encode_section_part,
 };

@@ -11,12 +11,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use sterna::opaque::ImagePlan;
-use sterna::replica::{OperatorsWord, Standby, StandbyOptions, StandbyState, TakenOver};
 use sterna::{Address, Capabilities, Compression, Parameters};
 use sterna_image::{Image, MappedOptions};
 use sterna_interop::qemu::PATIENCE;
 use sterna_interop::{Builder, Failure, Guest, Qemu, Ram, Root, sterna, sterna_does, unbroken};
+use sterna_opaque::ImagePlan;
+use sterna_standby::{OperatorsWord, Standby, StandbyOptions, StandbyState, TakenOver};
 
 const RAM_BYTES: usize = 32 << 20;
 

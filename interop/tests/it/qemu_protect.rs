@@ -13,12 +13,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use sterna::replica::Claims;
-use sterna::replica::machines::Ruling;
-use sterna::replica::machines::primary::{Because, Cause, Outcome};
 use sterna_arbiter::{Claim, Claimant, Generation, GuestName, Role, Spec};
 use sterna_drive::protect::ProtectRequest;
 use sterna_interop::{Failure, Guest, Qemu, Root};
+use sterna_standby::Claims;
+use sterna_standby::machines::Ruling;
+use sterna_standby::machines::primary::{Because, Cause, Outcome};
 use sterna_transport::{Tls, TlsCredentials, TlsEndpoint};
 
 use crate::certificates::good_directory;

@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
-use sterna::replica::{Protection, Secret};
 use sterna_arbiter::{Claim, Claimant, Generation, GuestName, Role, Ruling, Spec};
 use sterna_interop::qemu::PATIENCE;
 use sterna_interop::{Builder, Failure, Guest, Qemu, Ram, Root, sterna, sterna_does, unbroken};
+use sterna_standby::{Protection, Secret};
 
 use heart::{Heart, LEASE};
 use sterna_wire::replica::Message;

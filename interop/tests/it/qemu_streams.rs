@@ -1,20 +1,20 @@
 //! QEMU's streams into Sterna's images and out of them: every channel, codec, zero page detection and
 //! machine.
 //!
-//! A paused QEMU with its RAM in a file migrates to [`sterna::opaque::receive`]. The image's RAM must equal
+//! A paused QEMU with its RAM in a file migrates to [`sterna_opaque::receive`]. The image's RAM must equal
 //! the file. The RAM of a second QEMU that receives the image must equal it as well. Running guests must
 //! continue to count.
 
 use std::path::Path;
 use std::sync::Arc;
 
-use sterna::opaque::{ImagePlan, Receiving, SendOptions, Stored, receive, send};
 use sterna::{Address, Capabilities, Compression, Outcome, Parameters};
 use sterna_image::tools::diff::{DiffOptions, diff};
 use sterna_image::tools::state::State;
 use sterna_image::{Image, MappedOptions};
 use sterna_interop::qemu::PATIENCE;
 use sterna_interop::{Failure, Guest, Qemu, Ram, Root, fill, skip, unbroken};
+use sterna_opaque::{ImagePlan, Receiving, SendOptions, Stored, receive, send};
 
 /// The settings with which a machine is sent.
 #[derive(Clone, Copy, Debug)]

@@ -5,13 +5,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::certificates::{Authority, Wanted, directory_of, good_directory};
-use serde_json::json;
-use sterna::opaque::{ImagePlan, SendOptions, receive, send};
 use sterna::{
     Address, Capabilities, Compression, Event, Observer, Outcome, Parameters, Tls, TlsCredentials,
     TlsEndpoint,
 };
+use sterna_opaque::{ImagePlan, SendOptions, receive, send};
+
+use crate::certificates::{Authority, Wanted, directory_of, good_directory};
+use serde_json::json;
 use sterna_image::{Image, MappedOptions};
 use sterna_interop::{Failure, Guest, Qemu, Root, unbroken};
 

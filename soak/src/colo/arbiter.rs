@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use sterna::replica::Claims;
-use sterna::replica::machines::Ruling;
+use sterna_standby::Claims;
+use sterna_standby::machines::Ruling;
 
 /// Time for which the other side waits if the favoured side does not ask.
 const FAVOUR: Duration = Duration::from_millis(500);

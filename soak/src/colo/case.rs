@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use sterna::ram::Backing;
-use sterna::replica::{CheckpointCopy, CheckpointMode, Terms};
 use sterna::{Capabilities, Compression, Parameters};
 use sterna_guests::model::Acts;
 use sterna_guests::process::{ProcessConfig, StopPoint, Tracking};
 use sterna_guests::{Fill, Pattern};
+use sterna_standby::{CheckpointCopy, CheckpointMode, Terms};
 
 use super::arbiter::Side;
 use super::trouble::{Moment, Trouble};

@@ -1,9 +1,9 @@
 //! Properties that every disturbed protection must have at its end.
 
 use sterna::ram::Custody;
-use sterna::replica::machines::{primary::Outcome, standby};
 use sterna::{RunState, SourceVm, Vm};
 use sterna_guests::ProcessGuest;
+use sterna_standby::machines::{primary::Outcome, standby};
 
 use super::LONGEST;
 use super::arbiter::Side;

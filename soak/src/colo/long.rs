@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use sterna::Compression;
-use sterna::replica::CheckpointMode;
 use sterna_guests::process::ProcessConfig;
 use sterna_guests::{Fill, ProcessGuest};
+use sterna_standby::CheckpointMode;
 
 use super::LONGEST;
 use super::case::Case;

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use sterna::replica::machines::{primary, standby};
-use sterna::replica::{EpochGate, Standby};
 use sterna::{Arrival, Capabilities, Incoming, Migration, Outcome, RunState, SourceVm, TargetVm};
 use sterna_guests::ProcessGuest;
+use sterna_standby::machines::{primary, standby};
+use sterna_standby::{EpochGate, Standby};
 
 use super::LONGEST;
 use super::case::Case;

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use sterna::SourceVm;
-use sterna::replica::machines::{primary, standby};
-use sterna::replica::{EpochGate, Primary, Standby, StandbyContact, VmSurvivor};
 use sterna_guests::ProcessGuest;
+use sterna_standby::machines::{primary, standby};
+use sterna_standby::{EpochGate, Primary, Standby, StandbyContact, VmSurvivor};
 
 use super::LONGEST;
 use super::arbiter::{Arbiter, Side};

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use sterna::replica::{
+use sterna::{Address, SourceVm};
+use sterna_standby::{
     Claims, ContactRules, EpochGate, Guardians, Primary, PrimaryOptions, Protection, Secret, Standby,
     StandbyOptions, VmSurvivor,
 };
-use sterna::{Address, SourceVm};
 
 use super::case::Case;
 

@@ -6,9 +6,9 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use sterna::replica::ByteGate;
 use sterna::{RunState, SourceVm};
 use sterna_guests::ProcessGuest;
+use sterna_standby::ByteGate;
 
 /// While the guest runs, it prints its number of steps, line by line. Heard output can therefore be compared
 /// with the guest's state.

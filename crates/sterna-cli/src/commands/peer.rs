@@ -1,6 +1,6 @@
 //! Images and peers without a monitor: `sterna save listen:ADDRESS` and `sterna restore IMAGE send:ADDRESS`.
 //!
-//! The engine does the work (`sterna::opaque`). The protocol does not negotiate multifd, compression and TLS.
+//! The engine does the work (`sterna_opaque`). The protocol does not negotiate multifd, compression and TLS.
 //! Therefore the operator gives this command the same settings as the peer, under QEMU's names.
 
 use std::path::{Path, PathBuf};
@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value, json};
-use sterna::opaque::{ImagePlan, Receiving, SendOptions, Stored, receive, send};
 use sterna::{Address, Capabilities, MigrationError, Outcome, Parameters, StartError, Status as Stage};
 use sterna_drive::save::{Domain, newest_libvirt_format_here};
 use sterna_image::convert::ConvertOptions;
 use sterna_image::{Envelope, Form, Format, Image, MappedOptions};
+use sterna_opaque::{ImagePlan, Receiving, SendOptions, Stored, receive, send};
 use sterna_qmp::migration::{CapabilitySet, ParameterSet, from_uri};
 use sterna_transport::{CreateOptions, Direct, OpenOptions, TlsEndpoint};
 use uuid::Uuid;

@@ -15,11 +15,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sterna::Address;
-use sterna::replica::machines::primary::{Because, Cause, Outcome};
-use sterna::replica::{Claims, Protection, Secret, Terms, new_protection};
 use sterna_arbiter::{DEFAULT_LIMIT, Operator, Role, Spec};
 use sterna_drive::protect::{ProtectRequest, ProtectedDisk, ProtectionEnd, QemuProtection};
 use sterna_qmp::Endpoint;
+use sterna_standby::machines::primary::{Because, Cause, Outcome};
+use sterna_standby::{Claims, Protection, Secret, Terms, new_protection};
 use sterna_transport::{Tls, TlsEndpoint};
 
 pub use control::COMMANDS;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use sterna::postcopy::{
+use sterna_opaque::serve::{
     Access, Dial, GuestState, ImageOptions, Reception, ServeFailure, ServeOptions, ServeStatistics,
     ServedImage, Serving, Silence, Stage,
 };

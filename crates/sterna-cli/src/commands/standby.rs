@@ -12,12 +12,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sterna::StartError;
-use sterna::opaque::ImagePlan;
-use sterna::replica::{ImageSurvivor, Standby, StandbyOptions, Survivor as _};
 use sterna_drive::waiting::WaitingVm;
 use sterna_image::MappedOptions;
+use sterna_opaque::ImagePlan;
 use sterna_qmp::standby::StandbyMonitor;
 use sterna_qmp::{EventBus, Server};
+use sterna_standby::{ImageSurvivor, Standby, StandbyOptions, Survivor as _};
 use sterna_transport::{CreateOptions, TlsEndpoint};
 use tempfile::TempDir;
 

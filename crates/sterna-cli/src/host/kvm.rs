@@ -4,10 +4,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use sterna::VmError;
-use sterna::replica::EpochGate;
 use sterna_guests::tide::Tide;
 use sterna_guests::tide::boot::boot_sector;
 use sterna_qmp::{Announcing, BlockDevice};
+use sterna_standby::EpochGate;
 use sterna_vmm::{
     AnnounceOptions, DiskOptions, EndReason, GuestImage, KvmMachine, LinuxImage, MachineConfig,
 };

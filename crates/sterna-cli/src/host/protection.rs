@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sterna::replica::{ByteGate, EpochGate, JoinedGate, Secret, Terms, Watchdog};
 use sterna_arbiter::{DEFAULT_LIMIT, Opened, Role, Spec};
 use sterna_qmp::migration::{ProtectionMeans, Side};
+use sterna_standby::{ByteGate, EpochGate, JoinedGate, Secret, Terms, Watchdog};
 use sterna_vmm::{DiskMigration, MachineConfig, VhostUserOptions};
 
 use crate::claims::claims;

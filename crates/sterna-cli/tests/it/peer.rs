@@ -8,9 +8,9 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
-use sterna::opaque::{ImagePlan, receive};
 use sterna::{Address, Capabilities, Parameters};
 use sterna_image::{BlockShape, Image, MappedOptions, MappedWriter, Shape};
+use sterna_opaque::{ImagePlan, receive};
 
 pub fn image(path: &Path) {
     let mut shape = Shape { has_configuration: true, has_end: true, has_eof: true, ..Shape::empty() };

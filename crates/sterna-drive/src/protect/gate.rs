@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{PollFd, PollFlags, poll};
-use sterna::replica::LastTimes;
+use sterna_standby::LastTimes;
 
 /// Larger than any packet. A greater length means that the stream is damaged.
 const LONGEST_BYTES: usize = 1 << 20;

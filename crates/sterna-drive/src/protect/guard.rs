@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 use serde_json::{Value, json};
 use sterna::VmError;
-use sterna::replica::machines::primary::{Event, Refusal};
-use sterna::replica::{PrimaryContact, PrimaryGuest};
+use sterna_standby::machines::primary::{Event, Refusal};
+use sterna_standby::{PrimaryContact, PrimaryGuest};
 
 use super::disks::Disks;
 use super::gates::Gates;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Map, Value};
-use sterna::replica::{Protection, Secret, Terms, Watchdog};
+use sterna_standby::{Protection, Secret, Terms, Watchdog};
 use sterna_transport::{Address, CancelFlag, Tls};
 
 use crate::error::DriveError;

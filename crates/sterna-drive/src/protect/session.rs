@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use serde_json::json;
-use sterna::replica::machines::Ruling;
-use sterna::replica::machines::primary::{Because, Event, Outcome, Refusal, State};
-use sterna::replica::{
+use sterna_standby::machines::Ruling;
+use sterna_standby::machines::primary::{Because, Event, Outcome, Refusal, State};
+use sterna_standby::{
     ArbiterIdentity, Claims, ContactError, ContactState, PrimaryContact, Watchdog, checkpoints_hang,
 };
 use sterna_transport::Channel;
@@ -140,7 +140,7 @@ impl QemuProtection {
             // QEMU continues to run if this program is killed.
             true,
             &request.secret,
-            Arc::clone(&guard) as Arc<dyn sterna::replica::PrimaryGuest>,
+            Arc::clone(&guard) as Arc<dyn sterna_standby::PrimaryGuest>,
             Arc::new(ClaimsOfALivingGuest { guard: Arc::downgrade(&guard), claims }),
         )
         .map_err(|error| not_greeted(&request, error))?;

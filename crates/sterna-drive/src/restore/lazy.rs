@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value, json};
 use sterna::MigrationError;
-use sterna::postcopy::{
+use sterna_opaque::serve::{
     Dial, GuestState, ServeFailure, ServeOptions, ServeStatistics, ServedImage, Serving, Stage,
 };
 use sterna_qmp::ClientError;

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value, json};
 use sterna::MigrationError;
-use sterna::replica::HeldGuest;
-use sterna_image::{LegacyWriter, PageVisitor};
+use sterna_image::{ImageError, LegacyWriter, PageVisitor};
 use sterna_qmp::ClientError;
+use sterna_standby::HeldGuest;
 
 use crate::{Changed, DriveError, Settings, Vm, blocks, pipe, save};
 
@@ -122,13 +122,12 @@ fn stream(guest: &HeldGuest, is_in_file: &[bool]) -> Result<Vec<u8>, MigrationEr
         // The block of a memory backend has address 0. The addresses of other blocks are not read.
         block.address = Some(0);
     }
-    let mut writer = LegacyWriter::new(Vec::new(), "the guest's devices", &shape)?;
+    let failed = |error: ImageError| MigrationError::System(error.to_string());
+    let mut writer = LegacyWriter::new(Vec::new(), "the guest's devices", &shape).map_err(failed)?;
     for index in (0..shape.ram.blocks.len()).filter(|index| is_in_file.get(*index) != Some(&true)) {
-        guest.visit_pages(index, |page, content| {
-            writer.pages(index, page, content).map_err(MigrationError::from)
-        })?;
+        guest.visit_pages(index, |page, content| writer.pages(index, page, content).map_err(failed))?;
     }
-    Ok(writer.finish(&shape)?)
+    writer.finish(&shape).map_err(failed)
 }
 
 /// Starts the guest. An error with `true` means that the guest may run nevertheless.

@@ -21,8 +21,8 @@ use parking_lot::Mutex;
 use rustix::fs::{FallocateFlags, fallocate, fstatvfs};
 use rustix::io::Errno;
 use sterna::error::VmError;
-use sterna::replica::{HeldDevice, HeldGuest, Survivor};
 use sterna_image::Shape;
+use sterna_standby::{HeldDevice, HeldGuest, Survivor};
 
 use super::restore::launch::Launched;
 use super::{Changed, DriveError, Progress, Vm, Watch, Wish};

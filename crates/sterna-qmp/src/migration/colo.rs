@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
-use sterna::replica::{CheckpointMode, PrimaryOptions, StandbyOptions, Terms};
+use sterna_standby::{CheckpointMode, PrimaryOptions, StandbyOptions, Terms};
 
 use super::engine::{Outgoing, Receiving};
 use super::events::{COLO_EXIT, RESUME};

@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
-use sterna::replica::{PrimaryOptions, StandbyOptions};
 use sterna::{
     Address, Capabilities, IncomingStatistics, Observer, Parameters, Recording, SourceVm, StartError,
     Statistics, Status, TargetVm,
 };
+use sterna_standby::{PrimaryOptions, StandbyOptions};
 use sterna_transport::CancelFlag;
 
 use super::protection::{Protection, ProtectionMeans};

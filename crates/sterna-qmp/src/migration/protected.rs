@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use sterna::replica::machines::{primary, standby};
-use sterna::replica::{
+use sterna::{Address, IncomingStatistics, Migration, Parameters, Recording, Statistics, Status};
+use sterna_standby::machines::{primary, standby};
+use sterna_standby::{
     CheckpointCopy, CheckpointMode, ContactRules, Primary, Standby, StandbyContact, StandbyState,
     checkpoints_hang,
 };
-use sterna::{Address, IncomingStatistics, Migration, Parameters, Recording, Statistics, Status};
 
 use super::colo;
 use super::engine::{GuestAt, Outgoing, Receiving};

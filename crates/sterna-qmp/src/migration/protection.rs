@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::Value;
-use sterna::replica::{
+use sterna_standby::{
     CheckpointCopy, CheckpointMode, Claims, EpochGate, Protection as Name, Secret, Terms, Watchdog,
 };
 

@@ -2,13 +2,11 @@
 
 use std::sync::Arc;
 
-use sterna::replica::{
-    Guardians, Primary, ProtectError, Standby, StandbyOptions, VmSurvivor, new_protection,
-};
 use sterna::{
     Address, Capabilities, Decision, Incoming, IncomingStatistics, Migration, Observer, Parameters,
     Recording, SourceVm, StartError, Statistics, Status, TargetVm,
 };
+use sterna_standby::{Guardians, Primary, ProtectError, Standby, StandbyOptions, VmSurvivor, new_protection};
 
 use super::engine::{Engine, GuestAt, Outgoing, Protecting, Receiving};
 use super::protected::{self, ProtectedGuest, StandbyVm};

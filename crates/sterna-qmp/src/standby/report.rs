@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 use sterna::Address;
-use sterna::replica::machines::standby::{Because, Outcome, State};
-use sterna::replica::{Standby, StandbyContact, StandbyState, StandbyStatistics};
+use sterna_standby::machines::standby::{Because, Outcome, State};
+use sterna_standby::{Standby, StandbyContact, StandbyState, StandbyStatistics};
 
 const HANGS: &str = "no checkpoint has arrived for some intervals, although the primary is in contact: its guest, or \
                      the QEMU that runs it, hangs. The standby keeps the last checkpoint; `age` contains its age";

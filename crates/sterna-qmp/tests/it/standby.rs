@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use sterna::replica::{Standby, StandbyOptions};
 use sterna::{Capabilities, Parameters};
 use sterna_qmp::standby::{StandbyControl, StandbyMonitor, StandbyReport, Takeover};
 use sterna_qmp::{Client, ClientError, Endpoint, EventBus, Server};
+use sterna_standby::{Standby, StandbyOptions};
 
 struct Noted {
     standby: Standby,

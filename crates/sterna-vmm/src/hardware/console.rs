@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use sterna::replica::ByteGate;
+use sterna_standby::ByteGate;
 
 /// A clonable handle of the sink, one per console device.
 #[derive(Clone)]

@@ -12,11 +12,11 @@ use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 use sterna::VmError;
-use sterna::replica::EpochGate;
 use sterna_devices::vfio_user::Client;
 use sterna_devices::vhost_user::VhostUserDevice;
 use sterna_ram::GuestRam;
 use sterna_ram::dirty::KvmDirtyRing;
+use sterna_standby::EpochGate;
 
 use crate::config::MachineConfig;
 use crate::devices::Devices;
@@ -135,7 +135,7 @@ impl KvmMachine {
     }
 
     /// The gate for packets of the guest's network cards while a standby protects the guest. `None` without
-    /// cards. Join it with the console's gate ([`sterna::replica::JoinedGate`]).
+    /// cards. Join it with the console's gate ([`sterna_standby::JoinedGate`]).
     pub fn packet_gate(&self) -> Option<Arc<dyn EpochGate>> {
         self.hardware.virtio.packet_gate()
     }

@@ -225,12 +225,14 @@ impl MigrationError {
     }
 
     /// Checks that the VM's RAM is the same as when its migration began.
-    pub(crate) fn check_same_ram(now: &GuestRam, ram: &GuestRam) -> Result<(), Self> {
+    #[doc(hidden)]
+    pub fn check_same_ram(now: &GuestRam, ram: &GuestRam) -> Result<(), Self> {
         if now.same_as(ram) { Ok(()) } else { Err(Self::RamChanged) }
     }
 
     /// Whether the network or the peer was silent for too long.
-    pub(crate) fn is_timeout(&self) -> bool {
+    #[doc(hidden)]
+    pub fn is_timeout(&self) -> bool {
         match self {
             Self::Transport(error) => match &**error {
                 TransportError::Reset { source, .. } => source.kind() == std::io::ErrorKind::TimedOut,
@@ -241,7 +243,8 @@ impl MigrationError {
     }
 
     /// A file of this side failed: the peer is not at fault.
-    pub(crate) fn storage(error: TransportError) -> Self {
+    #[doc(hidden)]
+    pub fn storage(error: TransportError) -> Self {
         if error.is_failed_memory() {
             return Self::failed_memory(error.failed_address());
         }
@@ -262,7 +265,8 @@ impl MigrationError {
     ///
     /// A page of `ram` that failed under a copy or a scan is marked and named. Fast, because the guest may be paused
     /// until the failure is known.
-    pub(crate) fn note(mut self, place: &Mutex<Option<Self>>, ram: Option<&GuestRam>) {
+    #[doc(hidden)]
+    pub fn note(mut self, place: &Mutex<Option<Self>>, ram: Option<&GuestRam>) {
         if let (Self::Poisoned { pages, address }, Some(ram)) = (&mut self, ram)
             && pages.is_empty()
             && let Some(why) = address.and_then(|address| ram.why_failed_at(address))
@@ -280,7 +284,8 @@ impl MigrationError {
     /// kernel met the failure in a system call.
     ///
     /// This takes seconds for a large guest. Call it only when no thread waits for the result.
-    pub(crate) fn find_pages(place: &Mutex<Option<Self>>, ram: &GuestRam) {
+    #[doc(hidden)]
+    pub fn find_pages(place: &Mutex<Option<Self>>, ram: &GuestRam) {
         let lock = || place.lock();
         if !matches!(&*lock(), Some(Self::Poisoned { pages, .. }) if pages.is_empty()) {
             return;
@@ -294,12 +299,14 @@ impl MigrationError {
     }
 
     /// Refuses to hand a guest over while a page of its RAM is known to have failed.
-    pub(crate) fn check_memory(ram: &GuestRam) -> Result<(), Self> {
+    #[doc(hidden)]
+    pub fn check_memory(ram: &GuestRam) -> Result<(), Self> {
         let pages = ram.poisoned();
         if pages.is_empty() { Ok(()) } else { Err(Self::Poisoned { pages, address: None }) }
     }
 
-    pub(crate) fn wire(channel: &str) -> impl Fn(WireError) -> Self + '_ {
+    #[doc(hidden)]
+    pub fn wire(channel: &str) -> impl Fn(WireError) -> Self + '_ {
         move |error| Self::Wire { channel: channel.to_owned(), error }
     }
 }
@@ -396,12 +403,6 @@ impl From<DirtyError> for MigrationError {
 impl From<RearmError> for MigrationError {
     fn from(error: RearmError) -> Self {
         Self::Dirty(Arc::new(error))
-    }
-}
-
-impl From<sterna_image::ImageError> for MigrationError {
-    fn from(error: sterna_image::ImageError) -> Self {
-        Self::system(error.to_string(), error)
     }
 }
 

@@ -10,7 +10,7 @@ use crate::error::MigrationError;
 
 /// Stores checkpoints. The loader calls all methods except [`begin`](Self::begin), [`lost`](Self::lost) and
 /// [`wait_until_over`](Self::wait_until_over).
-pub(crate) trait Follower: Send + Sync {
+pub trait Follower: Send + Sync {
     /// SHUT 0 and READY are sent now: all later data are part of checkpoints.
     fn begin(&self);
     /// Waits at most `most` for [`begin`](Self::begin).

@@ -108,7 +108,8 @@ impl Incoming {
     }
 
     /// As [`Incoming::listen`], for any [`Target`] (a VM, an image or a stored stream).
-    pub(crate) fn listen_for(
+    #[doc(hidden)]
+    pub fn listen_for(
         target: Arc<dyn Target>,
         at: &Address,
         params: Parameters,
@@ -179,7 +180,8 @@ impl Incoming {
     }
 
     /// A weak handle for the parts that the migration itself keeps alive.
-    pub(crate) fn downgrade(&self) -> WeakIncoming {
+    #[doc(hidden)]
+    pub fn downgrade(&self) -> WeakIncoming {
         WeakIncoming(Arc::downgrade(&self.guard))
     }
 
@@ -300,11 +302,11 @@ impl Incoming {
 
 /// A handle that does not keep the migration alive.
 #[derive(Clone)]
-pub(crate) struct WeakIncoming(Weak<Guard>);
+pub struct WeakIncoming(Weak<Guard>);
 
 impl WeakIncoming {
     /// The migration, if another handle still exists.
-    pub(crate) fn upgrade(&self) -> Option<Incoming> {
+    pub fn upgrade(&self) -> Option<Incoming> {
         self.0.upgrade().map(|guard| Incoming { guard })
     }
 }

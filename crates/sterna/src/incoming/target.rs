@@ -27,7 +27,7 @@ use crate::params::Capabilities;
 use crate::vm::Device;
 
 /// Receives a guest. Loader and control thread call it, each only after the other's results are stored.
-pub(crate) trait Target: Send + Sync {
+pub trait Target: Send + Sync {
     /// Whether received pages can be kept while the connection is lost ([`Target::forget_devices`]).
     fn keeps_pages(&self) -> bool {
         false
@@ -163,7 +163,7 @@ pub(crate) trait Target: Send + Sync {
 }
 
 /// The blocks of RAM, and the places of their pages.
-pub(crate) struct Layout {
+pub struct Layout {
     /// Names and lengths of the blocks. The bytes may be stored elsewhere.
     pub ram: GuestRam,
     /// Finds blocks by the names in packets, with the same indices as `ram`.
@@ -173,7 +173,8 @@ pub(crate) struct Layout {
 }
 
 /// The START section of RAM, up to its block list.
-pub(crate) struct RamStart<'a> {
+#[doc(hidden)]
+pub struct RamStart<'a> {
     pub section_id: u32,
     pub blocks: &'a BlockList,
     /// The blocks with the indices that the stream's items use.
@@ -185,7 +186,7 @@ pub(crate) struct RamStart<'a> {
 
 /// The result of [`Target::ram_starts`].
 #[derive(Default)]
-pub(crate) struct RamStarted {
+pub struct RamStarted {
     /// The layout, unless it was known before.
     pub layout: Option<Layout>,
     /// A warning for the operator.
@@ -193,7 +194,8 @@ pub(crate) struct RamStarted {
 }
 
 /// A device's section as the decoder found it.
-pub(crate) struct Section<'a> {
+#[doc(hidden)]
+pub struct Section<'a> {
     pub id: u32,
     pub name: &'a str,
     pub instance: u32,

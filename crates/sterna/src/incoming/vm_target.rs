@@ -291,7 +291,7 @@ impl Target for VmTarget {
 }
 
 /// Gives the received memory back to the host, and forgets which pages were received. Returns the errors.
-pub(crate) fn emptied(sink: &RamSink, ram: &GuestRam) -> Vec<String> {
+pub fn emptied(sink: &RamSink, ram: &GuestRam) -> Vec<String> {
     let left = ram.blocks().iter().enumerate().filter_map(|(index, block)| {
         let name = block.name();
         match sink.empty(index) {

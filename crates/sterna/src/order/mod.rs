@@ -34,7 +34,7 @@ pub(crate) use slice_size::SliceSize;
 
 /// A run of neighbouring pages of one block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct PageRun {
+pub struct PageRun {
     /// Index of the block in [`sterna_ram::GuestRam`].
     pub block: usize,
     /// First page of the run, counted from the start of the block.
@@ -45,12 +45,12 @@ pub(crate) struct PageRun {
 
 impl PageRun {
     /// The page after the last page of the run.
-    pub(crate) fn end(self) -> u64 {
+    pub fn end(self) -> u64 {
         self.first + self.count
     }
 
     /// Splits the run after `count` pages. The second part is `None` if it would be empty.
-    pub(crate) fn split(self, count: u64) -> (Self, Option<Self>) {
+    pub fn split(self, count: u64) -> (Self, Option<Self>) {
         if count >= self.count {
             return (self, None);
         }

@@ -22,7 +22,7 @@ use crate::threads::call;
 use crate::vm::SourceVm;
 
 /// The guest that a migration sends.
-pub(crate) trait GuestSource: Send + Sync {
+pub trait GuestSource: Send + Sync {
     /// Whether the guest's RAM is memory of this process.
     ///
     /// Then it can be saved to a file without a copy.
@@ -66,7 +66,7 @@ pub(crate) trait GuestSource: Send + Sync {
 /// Reads pages for one lane.
 ///
 /// The content stays valid until at least a packet's worth of further pages were requested.
-pub(crate) trait PageReader: Send + Sync {
+pub trait PageReader: Send + Sync {
     /// How many of the first pages of `run` can be read in one call.
     fn together(&self, run: PageRun) -> u64 {
         run.count
@@ -80,7 +80,7 @@ pub(crate) trait PageReader: Send + Sync {
 }
 
 /// Reads guest RAM in place.
-pub(crate) struct RamReader(pub GuestRam);
+pub struct RamReader(pub GuestRam);
 
 impl PageReader for RamReader {
     fn content(&self, run: PageRun) -> Result<RamSlice<'_>, MigrationError> {

@@ -98,7 +98,7 @@ impl CollectedDevices {
 }
 
 /// The stream on the main channel. A thread that has locked it writes whole elements.
-pub(crate) struct MainStream {
+pub struct MainStream {
     channel: Arc<dyn Sink>,
     counters: Arc<Counters>,
     records: RamRecordWriter,
@@ -202,7 +202,7 @@ impl MainStream {
     }
 
     /// Writes whole elements, which `fill` appends.
-    pub(crate) fn send(
+    pub fn send(
         &mut self,
         fill: impl FnOnce(&mut Vec<u8>) -> Result<(), sterna_wire::WireError>,
     ) -> Result<(), MigrationError> {
@@ -221,12 +221,12 @@ impl MainStream {
     }
 
     /// Writes all commands in one call.
-    pub(crate) fn commands(&mut self, commands: &[Command]) -> Result<(), MigrationError> {
+    pub fn commands(&mut self, commands: &[Command]) -> Result<(), MigrationError> {
         self.send(|out| commands.iter().try_for_each(|command| command.encode(out)))
     }
 
     /// Writes one FULL section. Its body has a length field, or none.
-    pub(crate) fn full_section(
+    pub fn full_section(
         &mut self,
         header: (&str, u32, u32),
         body: &[u8],
@@ -421,7 +421,7 @@ impl MainStream {
     }
 
     /// The JSON description that follows EOF.
-    pub(crate) fn description(&self) -> String {
+    pub fn description(&self) -> String {
         vmdesc::build_for(&self.configuration, &self.described)
     }
 

@@ -297,7 +297,8 @@ impl Migration {
     }
 
     /// Ends the migration that seeds and feeds a protection, after the protection has ended.
-    pub(crate) fn end_protection(&self, guest_is_here: bool) {
+    #[doc(hidden)]
+    pub fn end_protection(&self, guest_is_here: bool) {
         let is_protected = self.shared.driver.inspect(|machine| machine.state() == State::Protected);
         if is_protected {
             self.shared.report(Fed::ProtectionEnded { guest_is_here });
@@ -308,12 +309,14 @@ impl Migration {
     }
 
     /// Stops the guest for the protection's machine, which decides which side runs it.
-    pub(crate) fn withhold_guest(&self) -> Result<(), VmError> {
+    #[doc(hidden)]
+    pub fn withhold_guest(&self) -> Result<(), VmError> {
         self.protecting(|shared, protecting| shared.withhold_guest(protecting, Withholder::Overseer))
     }
 
     /// Gives the guest back after [`Migration::withhold_guest`]. It resumes if it ran before.
-    pub(crate) fn give_guest_back(&self) -> Result<(), VmError> {
+    #[doc(hidden)]
+    pub fn give_guest_back(&self) -> Result<(), VmError> {
         self.protecting(|shared, protecting| shared.give_guest_back(protecting, Withholder::Overseer))
     }
 
@@ -325,12 +328,14 @@ impl Migration {
     }
 
     /// Shuts down the channels of a protection.
-    pub(crate) fn close_channels(&self) {
+    #[doc(hidden)]
+    pub fn close_channels(&self) {
         self.shared.interrupt();
     }
 
     /// Wakes the control thread so that it checks for changes.
-    pub(crate) fn nudge(&self) {
+    #[doc(hidden)]
+    pub fn nudge(&self) {
         self.shared.driver.nudge();
     }
 
@@ -342,7 +347,8 @@ impl Migration {
     }
 
     /// Starts to migrate the guest of `guest_source`.
-    pub(crate) fn begin(
+    #[doc(hidden)]
+    pub fn begin(
         guest_source: Arc<dyn GuestSource>,
         to: &Address,
         params: Parameters,
@@ -356,7 +362,8 @@ impl Migration {
     ///
     /// # Errors
     /// The reason why it cannot be protected.
-    pub(crate) fn check_protected(
+    #[doc(hidden)]
+    pub fn check_protected(
         to: &Address,
         params: &Parameters,
         capabilities: &Capabilities,
@@ -368,7 +375,8 @@ impl Migration {
     /// Starts to seed a standby at `to` with the guest of `vm`, which stays here. Checkpoints follow.
     ///
     /// The caller has called [`Migration::check_protected`] before.
-    pub(crate) fn begin_protected(
+    #[doc(hidden)]
+    pub fn begin_protected(
         vm: Arc<dyn SourceVm>,
         to: &Address,
         params: Parameters,

@@ -11,8 +11,8 @@ mod sink;
 mod tests;
 
 pub(crate) use file::{FileWriter, MappedFile};
-pub(crate) use ram_sink::RamSink;
-pub(crate) use sink::PageSink;
+pub use ram_sink::RamSink;
+pub use sink::PageSink;
 
 use sterna_transport::Channel;
 

@@ -24,7 +24,7 @@ use crate::order::PageRun;
 /// as zero, or at the end if it was not received. [`Record`] has the rule, and a simulator tests it.
 ///
 /// Read-only blocks are not written. Their pages are stored in other memory, and compared at the end.
-pub(crate) struct RamSink {
+pub struct RamSink {
     guest: GuestRam,
     /// The memory for the pages: the guest's blocks, and other memory for read-only blocks.
     ram: GuestRam,
@@ -50,7 +50,7 @@ impl RamSink {
     ///
     /// # Errors
     /// The memory for pages of read-only blocks cannot be allocated.
-    pub(crate) fn new(guest: &GuestRam, may_hold_bytes: Vec<bool>) -> Result<Self, RamError> {
+    pub fn new(guest: &GuestRam, may_hold_bytes: Vec<bool>) -> Result<Self, RamError> {
         let target = |block: &RamBlock| match block.is_read_only() {
             true => RamBlock::new(block.name(), block.len_bytes(), Backing::Anonymous),
             false => Ok(block.clone()),
@@ -75,12 +75,12 @@ impl RamSink {
 
     /// Closes the sink, because the source's own memory is mapped to the guest's blocks. From now on no page is
     /// stored, compared or cleared.
-    pub(crate) fn close(&self) {
+    pub fn close(&self) {
         self.is_closed.store(true, Ordering::Release);
     }
 
     /// Whether the sink is [closed](RamSink::close).
-    pub(crate) fn is_closed(&self) -> bool {
+    pub fn is_closed(&self) -> bool {
         self.is_closed.load(Ordering::Acquire)
     }
 
@@ -94,22 +94,22 @@ impl RamSink {
     }
 
     /// The memory for the pages: the guest's blocks, and other memory for read-only blocks.
-    pub(crate) fn ram(&self) -> &GuestRam {
+    pub fn ram(&self) -> &GuestRam {
         &self.ram
     }
 
     /// Pages that were received, with content or as zero.
-    pub(crate) fn received(&self) -> &DirtyBitmaps {
+    pub fn received(&self) -> &DirtyBitmaps {
         self.record.received()
     }
 
     /// Marks pages as not received, because the source has changed them since.
-    pub(crate) fn forget(&self, block: usize, first: u64, count: u64) {
+    pub fn forget(&self, block: usize, first: u64, count: u64) {
         self.record.forget(PageRun { block, first, count });
     }
 
     /// Number of zero pages that had to be read, and were cleared if they were not zero.
-    pub(crate) fn cleared_pages(&self) -> u64 {
+    pub fn cleared_pages(&self) -> u64 {
         self.cleared.load(Ordering::Relaxed)
     }
 
@@ -121,7 +121,7 @@ impl RamSink {
     /// # Errors
     /// [`MigrationError::Ram`]; [`MigrationError::PeerIncompatible`] if the bytes of a read-only block differ
     /// from the source's.
-    pub(crate) fn finish(&self) -> Result<(), MigrationError> {
+    pub fn finish(&self) -> Result<(), MigrationError> {
         if self.is_closed() {
             return Ok(());
         }
@@ -143,7 +143,7 @@ impl RamSink {
     ///
     /// # Errors
     /// Zeros cannot be stored.
-    pub(crate) fn empty(&self, index: usize) -> Result<Option<RamError>, MigrationError> {
+    pub fn empty(&self, index: usize) -> Result<Option<RamError>, MigrationError> {
         let block = self.guest.block(index);
         if block.is_read_only() || block.is_gone() || self.is_closed() {
             return Ok(None);

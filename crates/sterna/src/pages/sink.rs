@@ -7,7 +7,7 @@ use crate::order::PageRun;
 
 /// Stores pages of any number of receiving lanes in parallel. The page order ensures that a page belongs to at
 /// most one lane at a time.
-pub(crate) trait PageSink: Send + Sync {
+pub trait PageSink: Send + Sync {
     /// The place for the content of `run`. Call this just before the payload is read, because it populates
     /// fresh memory.
     fn prepare(&self, run: PageRun) -> Result<RamSlice<'_>, MigrationError>;

@@ -5,21 +5,21 @@ use sterna_wire::return_path::ReturnMessage;
 use crate::error::{BadAnswer, BadGrant, MigrationError};
 
 /// The first PING. Its PONG shows that the destination answers.
-pub(crate) const HELLO_PING: u32 = 1;
+pub const HELLO_PING: u32 = 1;
 /// The PING after the block list. Its PONG shows that the destination has accepted machine and memory.
-pub(crate) const LISTED_PING: u32 = 0x10;
+pub const LISTED_PING: u32 = 0x10;
 /// The PING before the package.
-pub(crate) const PACKAGE_PING: u32 = 2;
+pub const PACKAGE_PING: u32 = 2;
 /// The PING after the devices.
-pub(crate) const DEVICES_PING: u32 = 3;
+pub const DEVICES_PING: u32 = 3;
 /// The PING after loading. Its PONG shows that the devices are loaded: from then on a broken connection can be
 /// recovered.
-pub(crate) const LOADED_PING: u32 = 0x42;
+pub const LOADED_PING: u32 = 0x42;
 const PINGS: [u32; 5] = [HELLO_PING, LISTED_PING, PACKAGE_PING, DEVICES_PING, LOADED_PING];
 
 /// The meaning of a destination's message.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Answer {
+pub enum Answer {
     /// The answer to the PING with this value.
     Pong(u32),
     /// The destination needs these pages now.
@@ -46,7 +46,7 @@ pub(crate) enum Answer {
 
 /// The messages of one connection so far, in both directions.
 #[derive(Debug)]
-pub(crate) struct Answers {
+pub struct Answers {
     names: Vec<String>,
     /// The block of the previous request.
     last: Option<usize>,
@@ -64,7 +64,7 @@ pub(crate) struct Answers {
 
 impl Answers {
     /// The state of a new connection, for blocks with these names.
-    pub(crate) fn new(names: Vec<String>) -> Self {
+    pub fn new(names: Vec<String>) -> Self {
         Self {
             names,
             last: None,
@@ -77,33 +77,33 @@ impl Answers {
     }
 
     /// The name of the block with index `block`.
-    pub(crate) fn name(&self, block: usize) -> &str {
+    pub fn name(&self, block: usize) -> &str {
         &self.names[block]
     }
 
     /// A PING is sent.
-    pub(crate) fn pinged(&mut self, value: u32) {
+    pub fn pinged(&mut self, value: u32) {
         self.pings.push(value);
     }
 
     /// The package is sent, with LISTEN and its PINGs.
-    pub(crate) fn packaged(&mut self) {
+    pub fn packaged(&mut self) {
         self.pings.extend([DEVICES_PING, LOADED_PING]);
         self.may_request = true;
     }
 
     /// The bitmap of block `block` is requested.
-    pub(crate) fn asked_bitmap(&mut self, block: usize) {
+    pub fn asked_bitmap(&mut self, block: usize) {
         self.bitmaps.push(block);
     }
 
     /// POSTCOPY_RESUME is sent: its acknowledgement and requests are allowed.
-    pub(crate) fn resumed(&mut self) {
+    pub fn resumed(&mut self) {
         (self.awaits_resume, self.may_request) = (true, true);
     }
 
     /// EOF is sent: SHUT 0 is allowed from now on.
-    pub(crate) fn ended(&mut self) {
+    pub fn ended(&mut self) {
         self.has_ended = true;
     }
 
@@ -112,7 +112,7 @@ impl Answers {
     /// # Errors
     /// [`MigrationError::PeerMisbehaved`] for a message that was not requested or names an unknown block;
     /// [`MigrationError::DestinationFailed`] if the destination has failed.
-    pub(crate) fn take(&mut self, message: ReturnMessage) -> Result<Answer, MigrationError> {
+    pub fn take(&mut self, message: ReturnMessage) -> Result<Answer, MigrationError> {
         match message {
             ReturnMessage::Pong(value) => self.pong(value),
             ReturnMessage::RequestPages { block, start, length } => {

@@ -1,44 +1,15 @@
-//! Postcopy: a guest runs at its destination while pages are missing.
-//!
-//! An image is served to QEMUs, or to other programs that load as QEMU does (specs/postcopy.md).
-//! [`ServedImage`] gives random access to the pages of an image. Each [`Serving`] sends one destination the
-//! devices first, which starts the guest. Then it sends requested pages on demand, and all others in the
-//! background. A connection that breaks can be replaced: the destination then reports which pages it has.
+//! What both sides of a postcopy share: a guest runs at its destination while pages are missing.
 //!
 //! | module | contains |
 //! | --- | --- |
 //! | `order` | the order in which pages are sent. Pure |
 //! | `pace` | the rate of pages that were not requested |
 //! | `answers` | the destination's messages and their permitted order. Pure |
-//! | `commands` | the selection of the image's own commands. Pure |
-//! | `stream`, `records` | the encoded stream: everything except pages, and pages |
-//! | `store`, `cache`, `served` | random access to an image's pages, in bounded memory, for all destinations |
-//! | `link`, `reception` | outgoing connections, first and after a loss; destinations that connect to this side |
-//! | `shared`, `listener`, `sender`, `serving` | the threads of one destination |
-//! | `statistics` | the progress of one destination |
+//! | `advice` | page sizes that both sides must have in common |
 
 mod advice;
 pub(crate) mod answers;
-mod cache;
-mod commands;
-mod link;
-mod listener;
 pub(crate) mod order;
 pub(crate) mod pace;
-mod reception;
-mod records;
-mod sender;
-mod served;
-mod serving;
-mod shared;
-mod statistics;
-mod store;
-mod stream;
 
 pub(crate) use advice::page_sizes;
-pub use link::{Accepted, Dial, Link, Purpose};
-pub use reception::Reception;
-pub use served::{ImageOptions, ServedImage};
-pub use serving::{GuestState, ServeFailure, ServeOptions, Serving};
-pub use statistics::{ServeStatistics, Silence, Stage};
-pub use store::Access;

@@ -18,7 +18,7 @@ use sterna_wire::{PAGE_SHIFT, PAGE_SIZE};
 use crate::error::BadRequest;
 use crate::order::PageRun;
 pub(crate) use lane_pages::{LanePages, LanePlace};
-pub(crate) use pages::CHUNK_PAGES;
+pub use pages::CHUNK_PAGES;
 use pages::Pages;
 
 /// Most requests whose order is remembered. Beyond them only the pages are known, and are sent in ascending
@@ -28,7 +28,7 @@ const QUEUE: usize = 1024;
 const NEIGHBOURHOODS: usize = 16;
 
 /// The pages that the destination lacks, and their order.
-pub(crate) struct PageOrder {
+pub struct PageOrder {
     blocks: Arc<[Pages]>,
     /// Set if lanes send the background pages, and this side sends the requested ones.
     lanes: Option<Arc<LanePages>>,
@@ -49,7 +49,7 @@ pub(crate) struct PageOrder {
 impl PageOrder {
     /// Starts with blocks of these numbers of pages, of which none was sent. `sequence` names each block once,
     /// in the order of the background.
-    pub(crate) fn new(pages: &[u64], sequence: Vec<usize>) -> Self {
+    pub fn new(pages: &[u64], sequence: Vec<usize>) -> Self {
         debug_assert!(sequence.len() == pages.len());
         Self {
             blocks: pages.iter().map(|pages| Pages::unsent(*pages)).collect(),
@@ -63,7 +63,7 @@ impl PageOrder {
     }
 
     /// Starts with the pages whose bits are set in `unsent`. The background uses the order of the blocks.
-    pub(crate) fn of_unsent(unsent: &[PageBitmap]) -> Self {
+    pub fn of_unsent(unsent: &[PageBitmap]) -> Self {
         let pages: Vec<u64> = unsent.iter().map(PageBitmap::pages).collect();
         let order = Self::new(&pages, (0..pages.len()).collect());
         for (pages, bits) in order.blocks.iter().zip(unsent) {
@@ -86,7 +86,7 @@ impl PageOrder {
 
     /// Forgets requests and lanes after a lost connection, because pages on their way may be lost. Call
     /// [`received`](Self::received) for each block afterwards. The destination repeats its requests.
-    pub(crate) fn forget_requests(&mut self) {
+    pub fn forget_requests(&mut self) {
         self.queue.clear();
         self.near.clear();
         self.overflow = None;
@@ -96,7 +96,7 @@ impl PageOrder {
     }
 
     /// Sets the pages of block `block` that the destination has. It lacks all others.
-    pub(crate) fn received(&mut self, block: usize, received: &ReceivedPages) {
+    pub fn received(&mut self, block: usize, received: &ReceivedPages) {
         let unsent = &self.blocks[block].unsent;
         unsent.set_all();
         for (lacks, came) in unsent.words().iter().zip(received.words()) {
@@ -105,7 +105,7 @@ impl PageOrder {
     }
 
     /// A page in `received` that was never sent, which a correct destination cannot have.
-    pub(crate) fn unsent_among(&self, block: usize, received: &ReceivedPages) -> Option<u64> {
+    pub fn unsent_among(&self, block: usize, received: &ReceivedPages) -> Option<u64> {
         let unsent = self.blocks[block].unsent.words();
         let both =
             unsent.iter().zip(received.words()).map(|(unsent, came)| unsent.load(Ordering::Relaxed) & came);
@@ -114,12 +114,12 @@ impl PageOrder {
     }
 
     /// Queues a request of the destination. Pages that were sent or are already queued are ignored.
-    pub(crate) fn request(&mut self, block: usize, start: u64, length: u64) -> Result<(), BadRequest> {
+    pub fn request(&mut self, block: usize, start: u64, length: u64) -> Result<(), BadRequest> {
         self.request_at(block, start, length, Duration::ZERO)
     }
 
     /// As [`request`](Self::request), with the time at which the request arrived.
-    pub(crate) fn request_at(
+    pub fn request_at(
         &mut self,
         block: usize,
         start: u64,
@@ -158,18 +158,18 @@ impl PageOrder {
     }
 
     /// Whether requested pages wait.
-    pub(crate) fn has_requests(&self) -> bool {
+    pub fn has_requests(&self) -> bool {
         self.overflow.is_some() || !self.queue.is_empty()
     }
 
     /// Takes a run of up to `most` requested pages, to be sent now.
-    pub(crate) fn take_requested(&mut self, most: u64) -> Option<PageRun> {
+    pub fn take_requested(&mut self, most: u64) -> Option<PageRun> {
         self.take_requested_at(most).map(|(run, _)| run)
     }
 
     /// As [`take_requested`](Self::take_requested), with the time of the request. The time is given only with a
     /// request's last pages, and only if it is remembered.
-    pub(crate) fn take_requested_at(&mut self, most: u64) -> Option<(PageRun, Option<Duration>)> {
+    pub fn take_requested_at(&mut self, most: u64) -> Option<(PageRun, Option<Duration>)> {
         let run = self.take_first_requested(most);
         self.drop_sent_requests();
         run
@@ -222,7 +222,7 @@ impl PageOrder {
     }
 
     /// Takes the next pages when none is requested. All of them are in one chunk.
-    pub(crate) fn take_background(&mut self) -> Option<PageRun> {
+    pub fn take_background(&mut self) -> Option<PageRun> {
         while let Some((block, chunk)) = self.near.front().copied() {
             if let Some(run) = self.blocks[block].take_in(chunk) {
                 return Some(PageRun { block, first: run.first, count: run.count });
@@ -236,7 +236,7 @@ impl PageOrder {
 
     /// The next `count` chunks (block, number) of the background, in the present state. Moves the cursor to the
     /// first.
-    pub(crate) fn ahead(&mut self, count: usize) -> Vec<(usize, u64)> {
+    pub fn ahead(&mut self, count: usize) -> Vec<(usize, u64)> {
         let mut found = Vec::with_capacity(count);
         let (mut index, mut page) = self.cursor;
         while found.len() < count {
@@ -257,12 +257,12 @@ impl PageOrder {
     }
 
     /// Number of pages of block `block`.
-    pub(crate) fn pages(&self, block: usize) -> u64 {
+    pub fn pages(&self, block: usize) -> u64 {
         self.blocks[block].unsent.pages()
     }
 
     /// Number of pages that were not taken yet.
-    pub(crate) fn unsent_pages(&self) -> u64 {
+    pub fn unsent_pages(&self) -> u64 {
         self.blocks.iter().map(|pages| pages.unsent.count()).sum()
     }
 

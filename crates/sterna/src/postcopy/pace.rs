@@ -58,14 +58,14 @@ const LEAST: f64 = 0.8;
 
 /// The common pace of all lanes of a migration, or of its main channel.
 #[derive(Default)]
-pub(crate) struct Pace {
+pub struct Pace {
     pacer: Mutex<Pacer>,
 }
 
 impl Pace {
     /// Reads how the network delivers the bytes of `lane`'s channel, and sets the channel's rate. The thread
     /// that writes to the channel calls this repeatedly.
-    pub(crate) fn keep(&self, lane: usize, channel: &Channel) {
+    pub fn keep(&self, lane: usize, channel: &Channel) {
         let now = Instant::now();
         let mut pacer = self.pacer.lock();
         if pacer.is_due(now, lane)

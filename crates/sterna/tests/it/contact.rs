@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use sterna::error::VmError;
-use sterna::replica::machines::{Ruling, primary, standby};
-use sterna::replica::{
+use sterna_standby::machines::{Ruling, primary, standby};
+use sterna_standby::{
     ArbiterIdentity, ArbiterStore, Claims, ContactError, PrimaryContact, PrimaryGuest, Protection, Secret,
     StandbyContact, StandbyGuest, Terms,
 };

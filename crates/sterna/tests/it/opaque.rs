@@ -13,12 +13,12 @@ use std::time::Duration;
 use crate::common::*;
 use crate::support;
 use crate::support::destination::HandMade;
-use sterna::opaque::{ImagePlan, Receiving, SendOptions, receive, send};
 use sterna::{
     Address, Capabilities, Compression, MigrationError, Outcome, Parameters, StartError, Vm,
     ZeroPageDetection,
 };
 use sterna_image::{Image, MappedOptions};
+use sterna_opaque::{ImagePlan, Receiving, SendOptions, receive, send};
 use sterna_wire::extension::{KEEPALIVE_PING, PREPARE_PING};
 use sterna_wire::main::Command;
 use stream::{BLOCKS, Stream};
@@ -146,7 +146,7 @@ fn pages(image: &Image) -> Vec<Vec<u8>> {
 }
 
 /// Receives `stream` from a source that sends it, and then waits (with a return path) or closes.
-fn store(stream: &mut Stream) -> (TempDir, Result<sterna::opaque::Stored, MigrationError>, Vec<u8>) {
+fn store(stream: &mut Stream) -> (TempDir, Result<sterna_opaque::Stored, MigrationError>, Vec<u8>) {
     let directory = tempfile::tempdir().unwrap();
     let mut params = parameters();
     params.limits.stall = std::time::Duration::from_secs(3);

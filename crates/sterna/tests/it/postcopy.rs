@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use sterna::error::{BadAnswer, BadRequest, Misbehaviour};
-use sterna::postcopy::{
+use sterna::{MigrationError, StartError, WaitLimits};
+use sterna_image::{BlockShape, LegacyWriter, MappedOptions, MappedWriter, PageVisitor, RamShape, Shape};
+use sterna_opaque::serve::{
     Access, GuestState, ImageOptions, Link, Purpose, ServeFailure, ServeOptions, ServedImage, Serving,
     Silence, Stage,
 };
-use sterna::{MigrationError, StartError, WaitLimits};
-use sterna_image::{BlockShape, LegacyWriter, MappedOptions, MappedWriter, PageVisitor, RamShape, Shape};
 use sterna_transport::{CancelFlag, Channel, TransportError};
 use sterna_wire::received_pages::ReceivedPages;
 use sterna_wire::return_path::ReturnMessage;

@@ -17,13 +17,13 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use sterna::ram::Custody;
-use sterna::replica::machines::{primary, standby};
-use sterna::replica::{
+use sterna::{Address, Capabilities, Compression, Parameters, RunState, SourceVm, TargetVm, Vm};
+use sterna_guests::process::{ProcessConfig, ProcessGuest, Tracking};
+use sterna_standby::machines::{primary, standby};
+use sterna_standby::{
     ByteGate, CheckpointCopy, CheckpointMode, EpochGate, GateStatistics, MaySay, NoOutput, Primary,
     PrimaryOptions, Standby, Terms, VmSurvivor,
 };
-use sterna::{Address, Capabilities, Compression, Parameters, RunState, SourceVm, TargetVm, Vm};
-use sterna_guests::process::{ProcessConfig, ProcessGuest, Tracking};
 
 use crate::common::*;
 use crate::support::TestVm;

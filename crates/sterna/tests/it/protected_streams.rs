@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use sterna::ram::{DirtySource, GuestRam};
-use sterna::replica::machines::{primary, standby};
-use sterna::replica::{NoOutput, PacketGate, ProtectError, Terms};
 use sterna::{
     AskCheckpoint, Device, DeviceStream, EpochStream, Hook, RemainingState, RunState, SettingsError,
     SourceVm, StartError, TargetVm, Vm, VmError,
 };
 use sterna_guests::process::ProcessGuest;
+use sterna_standby::machines::{primary, standby};
+use sterna_standby::{NoOutput, PacketGate, ProtectError, Terms};
 
 use crate::common::{assert_lives_on, pair};
 use crate::protected::{PATIENCE, PLAIN, Pair, TERMS, Way, join, protect, wait_for, writer};

@@ -8,8 +8,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use sterna::opaque::MemoryMachine;
 use sterna::{Arrival, Event, Incoming, Outcome, Status};
+use sterna_opaque::MemoryMachine;
 
 use super::Scenario;
 use super::bench::{Load, Machines};

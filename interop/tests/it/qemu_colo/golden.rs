@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use sterna::Address;
-use sterna::replica::{Standby, StandbyOptions};
 use sterna_interop::{Failure, Guest, Qemu, Ram, Root};
+use sterna_standby::{Standby, StandbyOptions};
 
 use super::{PLAIN, json, wait_for_checkpoint};
 

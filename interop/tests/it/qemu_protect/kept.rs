@@ -1,8 +1,8 @@
 //! Checkpoints in flight to a standby that receives nothing. The guest runs, and its output waits.
 
-use sterna::replica::machines::primary::{Because, Outcome};
 use sterna_drive::protect::QemuProtection;
 use sterna_interop::{Failure, Root};
+use sterna_standby::machines::primary::{Because, Outcome};
 
 use super::lab::{Lab, Side, wait, wins};
 

@@ -8,12 +8,6 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use sterna::opaque::ImagePlan;
-use sterna::replica::machines::Ruling;
-use sterna::replica::{
-    ArbiterIdentity, ArbiterStore, Claims, OperatorsWord, Protection, Secret, Standby, StandbyContact,
-    StandbyGuest, StandbyOptions, Terms,
-};
 use sterna::{Address, Capabilities, Parameters, VmError};
 use sterna_arbiter::{Generation, GuestName, Identity, Spec};
 use sterna_drive::Vm;
@@ -21,7 +15,13 @@ use sterna_drive::protect::{ProtectRequest, QemuProtection};
 use sterna_image::{Image, MappedOptions};
 use sterna_interop::qemu::PATIENCE;
 use sterna_interop::{Builder, Failure, Guest, NUMBER_ADDRESS, NUMBER_IN_FRAME, Qemu, Root};
+use sterna_opaque::ImagePlan;
 use sterna_qmp::Endpoint;
+use sterna_standby::machines::Ruling;
+use sterna_standby::{
+    ArbiterIdentity, ArbiterStore, Claims, OperatorsWord, Protection, Secret, Standby, StandbyContact,
+    StandbyGuest, StandbyOptions, Terms,
+};
 use sterna_transport::{CancelFlag, Channel, Tls, TlsEndpoint};
 
 /// Limit of the last frames before a planned takeover that may be lost.

@@ -10,9 +10,9 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use sterna::replica::{Protection, Secret};
 use sterna_arbiter::{Generation, GuestName, Identity, Spec};
 use sterna_interop::Failure;
+use sterna_standby::{Protection, Secret};
 use sterna_wire::extension::ChannelBinding;
 use sterna_wire::replica::{ArbiterIdentity, ArbiterStore, Hello, Message, Role, Session, Terms, Welcome};
 

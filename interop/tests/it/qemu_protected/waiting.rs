@@ -6,17 +6,17 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use sterna::error::VmError;
-use sterna::opaque::ImagePlan;
-use sterna::replica::{
-    HeldDevice, HeldGuest, ImageSurvivor, OperatorsWord, Standby, StandbyOptions, StandbyState, Survivor,
-};
 use sterna::{Address, Capabilities, Parameters};
 use sterna_drive::waiting::WaitingVm;
 use sterna_image::{MappedOptions, Shape};
 use sterna_interop::qemu::PATIENCE;
 use sterna_interop::ticks::unbroken_serials;
 use sterna_interop::{Builder, Failure, Guest, Qemu, Ram, Root, sterna, sterna_does};
+use sterna_opaque::ImagePlan;
 use sterna_qmp::{Client, Endpoint};
+use sterna_standby::{
+    HeldDevice, HeldGuest, ImageSurvivor, OperatorsWord, Standby, StandbyOptions, StandbyState, Survivor,
+};
 
 use super::{Protected, wait};
 

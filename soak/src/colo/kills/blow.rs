@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sterna::replica::{CheckpointMode, Terms};
+use sterna_standby::{CheckpointMode, Terms};
 
 use crate::colo::case::{Case, Rulings};
 use crate::colo::trouble::{Moment, Trouble};

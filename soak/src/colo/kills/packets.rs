@@ -7,9 +7,9 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use sterna::replica::PacketGate;
 use sterna::{RunState, SourceVm};
 use sterna_guests::ProcessGuest;
+use sterna_standby::PacketGate;
 
 /// A packet's number, and the guest's steps when it was sent.
 pub(super) type Packet = (u64, u64);

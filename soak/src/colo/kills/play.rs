@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustix::process::Signal;
-use sterna::replica::machines::standby;
-use sterna::replica::{Standby, StandbyContact, VmSurvivor};
 use sterna_arbiter::Role;
 use sterna_guests::ProcessGuest;
+use sterna_standby::machines::standby;
+use sterna_standby::{Standby, StandbyContact, VmSurvivor};
 
 use super::Failure;
 use super::account::{self, Account};

@@ -10,11 +10,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use sterna::replica::machines::Ruling;
-use sterna::replica::{Claims, EpochGate, GateStatistics, JoinedGate, MaySay, PacketGate, Primary};
 use sterna::{Address, AskCheckpoint, RunState, SourceVm};
 use sterna_arbiter::{Claim, Claimant, Generation, GuestName, Role, Spec};
 use sterna_guests::ProcessGuest;
+use sterna_standby::machines::Ruling;
+use sterna_standby::{Claims, EpochGate, GateStatistics, JoinedGate, MaySay, PacketGate, Primary};
 
 use super::account::{self, Account};
 use super::blow::{Kill, Planted, When};

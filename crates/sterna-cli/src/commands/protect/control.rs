@@ -127,7 +127,7 @@ impl Handler for Control {
         _: &mut Context,
     ) -> Result<Value, QmpError> {
         let refused =
-            |refusal: sterna::replica::machines::primary::Refusal| QmpError::generic(refusal.to_string());
+            |refusal: sterna_standby::machines::primary::Refusal| QmpError::generic(refusal.to_string());
         match command {
             "query-colo-status" => Ok(match self.session.outcome() {
                 None => json!({"mode": "primary", "last-mode": "none", "reason": "none"}),

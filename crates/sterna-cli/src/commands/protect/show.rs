@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use sterna::replica::machines::primary::State;
 use sterna_drive::protect::{ProtectionEnd, ProtectionStatistics, QemuProtection};
 use sterna_qmp::Endpoint;
+use sterna_standby::machines::primary::{Outcome, State};
 
 use super::json::{End, Line};
 use super::words::{outcome, word};

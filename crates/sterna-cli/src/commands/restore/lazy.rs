@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use sterna::postcopy::{GuestState, ImageOptions};
 use sterna_drive::restore::launch::Launched;
 use sterna_drive::restore::lazy::{LazilyRestored, LazyFailure, LazyRequest, restore_lazily};
 use sterna_drive::restore::{Start, Subject};
 use sterna_drive::{DriveError, Vm};
+use sterna_opaque::serve::{GuestState, ImageOptions};
 use sterna_qmp::Endpoint;
 
 use super::{Arguments, place};

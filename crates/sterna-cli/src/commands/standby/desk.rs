@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use sterna::replica::machines::standby::State;
-use sterna::replica::{Standby, StandbyContact};
 use sterna_drive::waiting::WaitingVm;
 use sterna_qmp::standby::{StandbyControl, StandbyReport, Takeover};
+use sterna_standby::machines::standby::State;
+use sterna_standby::{Standby, StandbyContact};
 
 use super::judge::Judge;
 use super::place::Place;
@@ -75,7 +75,7 @@ impl Desk {
     }
 
     fn take_over_by_contact(&self, contact: &StandbyContact, wish: Takeover) -> Result<(), String> {
-        let text = |refusal: sterna::replica::machines::standby::Refusal| refusal.to_string();
+        let text = |refusal: sterna_standby::machines::standby::Refusal| refusal.to_string();
         match contact.state().state {
             State::Claiming if wish.without_arbiter => self.decide_without_arbiter(wish),
             _ if wish.without_arbiter => Err(

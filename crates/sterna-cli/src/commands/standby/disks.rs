@@ -6,8 +6,8 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use sterna::replica::{DiskFile, StandbyDisk};
 use sterna_disk::{Image, ImageOptions};
+use sterna_standby::{DiskFile, StandbyDisk};
 
 use crate::exit::Stop;
 use crate::units;

@@ -2,12 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use sterna::replica::machines::standby::{Because, Event, Outcome, State};
-use sterna::replica::{OperatorsWord, StandbyContact, StandbyState, StandbyStatistics};
 use sterna_drive::waiting::WaitingVm;
 use sterna_qmp::EventBus;
 use sterna_qmp::migration::events::COLO_EXIT;
 use sterna_qmp::standby::{StandbyControl, StandbyReport, Takeover};
+use sterna_standby::machines::standby::{Because, Event, Outcome, State};
+use sterna_standby::{OperatorsWord, StandbyContact, StandbyState, StandbyStatistics};
 
 use super::arguments::{Arguments, LINE, LOOK, OnLoss};
 use super::desk::Desk;

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
-use sterna::replica::machines::Ruling;
-use sterna::replica::{ArbiterIdentity, ArbiterStore, Claims, ContactRules, Protection, Secret};
 use sterna_arbiter::{Claim, CommandLine, DEFAULT_LIMIT, Fence, Opened, Role, Spec};
+use sterna_standby::machines::Ruling;
+use sterna_standby::{ArbiterIdentity, ArbiterStore, Claims, ContactRules, Protection, Secret};
 
 use super::arguments::Arguments;
 use crate::exit::Stop;

@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use sterna::error::VmError;
-use sterna::replica::{HeldCheckpoint, HeldDevice, HeldGuest, ImageSurvivor, StandbyDisk, Survivor};
 use sterna_drive::waiting::WaitingVm;
 use sterna_image::Shape;
+use sterna_standby::{HeldCheckpoint, HeldDevice, HeldGuest, ImageSurvivor, StandbyDisk, Survivor};
 
 /// The checkpoint that was made ready, for the output.
 #[derive(Debug, Clone)]

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use sterna::replica::machines::standby::State;
-use sterna::replica::{HeldCheckpoint, StandbyState, StandbyStatistics};
 use sterna_drive::waiting::Survived;
 use sterna_qmp::Endpoint;
 use sterna_qmp::standby::StandbyReport;
+use sterna_standby::machines::standby::State;
+use sterna_standby::{HeldCheckpoint, StandbyState, StandbyStatistics};
 
 use super::arguments::{Arguments, LINE};
 use super::place::Ready;

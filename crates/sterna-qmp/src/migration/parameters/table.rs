@@ -4,7 +4,7 @@
 //! default is the parameter's), and what it does. Everything else about a parameter follows from its row.
 
 use serde_json::Value;
-use sterna::replica::MOST_IN_FLIGHT;
+use sterna_standby::MOST_IN_FLIGHT;
 
 use super::spec::{Change, ParameterSpec, Range, Unit};
 use super::typed::{Field, field};

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use serde_json::Value;
-use sterna::replica::CheckpointCopy;
 use sterna::{
     ChunkSize, Compression, Direct, MigrationMode, NonConvergence, Parameters, StatusQuestions,
     ZeroPageDetection,
 };
+use sterna_standby::CheckpointCopy;
 
 use crate::migration::announcing::Announcing;
 

@@ -209,7 +209,7 @@ impl<'a> Session<'a> for ConsoleSession<'a> {
 
 #[cfg(test)]
 mod tests {
-    use sterna::replica::{ByteGate, EpochGate};
+    use sterna_standby::{ByteGate, EpochGate};
 
     use super::super::testing::{BUFFERS, Driver};
     use super::*;

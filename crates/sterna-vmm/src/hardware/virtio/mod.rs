@@ -39,11 +39,11 @@ mod worker;
 
 use std::sync::Arc;
 
-use sterna::replica::{EpochGate, PacketGate};
 use sterna::{FreePageHints, Hook, HostDescriptors};
 use sterna_devices::vhost_user::VhostUserDevice;
 use sterna_ram::DirtySource;
 use sterna_ram::dirty::AtomicBitmapLog;
+use sterna_standby::{EpochGate, PacketGate};
 
 use super::console::Console;
 use super::memory::VmRam;

@@ -22,7 +22,7 @@ const LONGEST: usize = PAGE_SIZE - 4;
 
 /// Counts of how pages of checkpoints were sent.
 #[derive(Debug, Default)]
-pub(crate) struct DeltaCounts {
+pub struct DeltaCounts {
     /// Pages that were sent as a difference.
     pub pages: AtomicU64,
     /// Bytes of the differences.

@@ -23,23 +23,23 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use sterna_wire::replica::Output;
 
-pub(crate) use delta::{Coded, DeltaCache, DeltaCounts, Scratch};
+pub use delta::DeltaCounts;
+pub(crate) use delta::{Coded, DeltaCache, Scratch};
 pub(crate) use inbox::Inbox;
-pub use pace::{CheckpointMode, MOST_IN_FLIGHT};
-pub(crate) use pace::{Pace, Seen, counts_from, typical};
+pub use pace::{CheckpointMode, MOST_IN_FLIGHT, Pace};
+pub(crate) use pace::{Seen, counts_from, typical};
 pub(crate) use sent::{SentPages, add_bytes, add_copied};
-pub(crate) use staging::Staging;
+pub use staging::Staging;
 pub(crate) use streams::EpochStreams;
 pub(crate) use switch::{GuestSwitch, Withholder};
-pub use ways::CheckpointCopy;
-pub(crate) use ways::CopyCounts;
+pub use ways::{CheckpointCopy, CopyCounts};
 
 use crate::error::MigrationError;
 
 /// Decides which side may run the guest, and keeps its output back.
 ///
 /// Output may leave after the checkpoint that includes it is held.
-pub(crate) trait Overseer: Send + Sync {
+pub trait Overseer: Send + Sync {
     /// Whether another checkpoint may be taken now.
     ///
     /// The standby must be in contact and hold enough of the earlier checkpoints. `is_last`: the guest stays
@@ -65,7 +65,7 @@ pub(crate) trait Overseer: Send + Sync {
 
 /// Counts of a protection.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Counts {
+pub struct Counts {
     /// Checkpoints that were taken.
     pub taken: u64,
     /// Checkpoints that the standby has promised to hold (RECEIVED).
@@ -90,15 +90,16 @@ pub(crate) struct Counts {
 pub(crate) const LAST_PAUSES: usize = 1024;
 
 /// Shared between a migration to a standby and the parts that protect the guest.
-pub(crate) struct Protecting {
+#[doc(hidden)]
+pub struct Protecting {
     pub overseer: Arc<dyn Overseer>,
-    pub inbox: Inbox,
+    pub(crate) inbox: Inbox,
     pub staging: Arc<Staging>,
-    pub switch: GuestSwitch,
+    pub(crate) switch: GuestSwitch,
     pub pace: Mutex<Pace>,
     pub counts: Mutex<Counts>,
     pub deltas: Arc<DeltaCounts>,
-    pub sent: Arc<SentPages>,
+    pub(crate) sent: Arc<SentPages>,
     /// Streams of devices, from the seeding on. Only the control thread reads them.
     streams: Mutex<Option<Arc<EpochStreams>>>,
     /// A checkpoint that was requested and not taken yet.
@@ -114,8 +115,9 @@ struct Wanted {
     last: bool,
 }
 
+#[doc(hidden)]
 impl Protecting {
-    pub(crate) fn new(overseer: Arc<dyn Overseer>, staging: Staging, pace: Pace) -> Self {
+    pub fn new(overseer: Arc<dyn Overseer>, staging: Staging, pace: Pace) -> Self {
         Self {
             overseer,
             inbox: Inbox::default(),
@@ -144,15 +146,20 @@ impl Protecting {
         self.streams.lock().take()
     }
 
+    /// Why no further checkpoint can be taken.
+    pub fn error(&self) -> Option<MigrationError> {
+        self.inbox.error()
+    }
+
     /// Requests a checkpoint immediately. With `is_last`, the guest stays stopped after it.
-    pub(crate) fn want(&self, is_last: bool) {
+    pub fn want(&self, is_last: bool) {
         let mut wanted = self.wanted.lock();
         wanted.now = true;
         wanted.last |= is_last;
     }
 
     /// Whether a checkpoint is requested, and whether it is the last.
-    pub(crate) fn wanted(&self) -> (bool, bool) {
+    pub fn wanted(&self) -> (bool, bool) {
         let wanted = *self.wanted.lock();
         (wanted.now, wanted.last)
     }

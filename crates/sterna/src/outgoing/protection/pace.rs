@@ -31,7 +31,8 @@ pub enum CheckpointMode {
 
 /// How often checkpoints are taken. The settings may change at any time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Pace {
+#[doc(hidden)]
+pub struct Pace {
     /// The time from the beginning of a checkpoint to the beginning of the next.
     pub delay: Duration,
     pub mode: CheckpointMode,
@@ -52,7 +53,7 @@ pub(crate) struct Seen {
 
 impl Pace {
     /// The time between the beginnings of two checkpoints, unless output waits.
-    pub(crate) fn interval(&self, pause: Option<Duration>) -> Duration {
+    pub fn interval(&self, pause: Option<Duration>) -> Duration {
         match (self.mode, pause) {
             (CheckpointMode::Load(percent), Some(pause)) => {
                 self.delay.max((pause * 100 / u32::from(percent.max(1))).min(LONGEST_BY_LOAD))

@@ -22,7 +22,7 @@ use crate::order::PageRun;
 use crate::outgoing::guest_source::PageReader;
 
 /// The memory that lanes read: guest RAM, or staged copies of its pages.
-pub(crate) struct Staging {
+pub struct Staging {
     ram: GuestRam,
     arena: RamBlock,
     limit_pages: u64,
@@ -58,7 +58,7 @@ struct Staged {
 
 impl Staging {
     /// An empty staging memory of at most `limit_bytes` (at least one page).
-    pub(crate) fn new(ram: &GuestRam, limit_bytes: u64) -> Result<Self, RamError> {
+    pub fn new(ram: &GuestRam, limit_bytes: u64) -> Result<Self, RamError> {
         let limit_pages = (limit_bytes / PAGE_SIZE as u64).max(1);
         let arena = RamBlock::new("staged checkpoint", bytes(limit_pages), Backing::Anonymous)?;
         let ways = Ways::new(ram, &arena);
@@ -66,7 +66,7 @@ impl Staging {
     }
 
     /// The limit of the staging memory in bytes.
-    pub(crate) fn limit_bytes(&self) -> u64 {
+    pub fn limit_bytes(&self) -> u64 {
         self.limit_pages * PAGE_SIZE as u64
     }
 
@@ -156,12 +156,12 @@ impl Staging {
     }
 
     /// Changes how pages are copied, from the next checkpoint on.
-    pub(crate) fn set_way(&self, way: CheckpointCopy) {
+    pub fn set_way(&self, way: CheckpointCopy) {
         self.ways.set(way);
     }
 
     /// Counts of how pages were copied.
-    pub(crate) fn copy_counts(&self) -> CopyCounts {
+    pub fn copy_counts(&self) -> CopyCounts {
         self.ways.counts()
     }
 

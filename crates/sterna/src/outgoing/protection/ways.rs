@@ -31,15 +31,15 @@ pub enum CheckpointCopy {
 
 /// Counts of how the pages of checkpoints were kept.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct CopyCounts {
+pub struct CopyCounts {
     /// Checkpoints with pages that were copied after the guest resumed.
-    pub(crate) on_write: u64,
+    pub on_write: u64,
     /// Guest writes that blocked until the page was copied.
-    pub(crate) held_writes: u64,
+    pub held_writes: u64,
     /// Pages that were copied before the pause, and not written afterwards.
-    pub(crate) ahead_pages: u64,
+    pub ahead_pages: u64,
     /// Why pages are copied during the pause although the setting asks for copy-on-write.
-    pub(crate) why_copied: Option<String>,
+    pub why_copied: Option<String>,
 }
 
 /// Copies pages to their places, in one of the two ways.

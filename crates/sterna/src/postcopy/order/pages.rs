@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use sterna_ram::{PageBitmap, Run};
 
 /// Pages that are read and sent together: 64 pages are 256 KiB.
-pub(crate) const CHUNK_PAGES: u64 = 64;
+pub const CHUNK_PAGES: u64 = 64;
 
 pub(super) struct Pages {
     /// Pages that were not sent yet.

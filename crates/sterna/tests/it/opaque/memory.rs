@@ -2,8 +2,8 @@
 
 use super::stream::{self, BLOCKS, RAM, Stream};
 use super::*;
-use sterna::opaque::MemoryMachine;
 use sterna::{Arrival, Incoming, Migration};
+use sterna_opaque::MemoryMachine;
 use sterna_ram::{Backing, GuestRam, RamBlock};
 
 fn place<'a>(blocks: impl Iterator<Item = (&'a str, u64)>) -> MemoryMachine {

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use sterna::replica::NoOutput;
-use sterna::replica::machines::{primary, standby};
-use sterna::replica::{Primary, VmSurvivor};
 use sterna::{
     Address, Capabilities, Compression, MigrationMode, SourceVm, TargetVm, TlsEndpoint, ZeroPageDetection,
 };
 use sterna_guests::process::ProcessGuest;
+use sterna_standby::NoOutput;
+use sterna_standby::machines::{primary, standby};
+use sterna_standby::{Primary, VmSurvivor};
 
 use super::at_once::{machines, throttled};
 use super::together::kinds;

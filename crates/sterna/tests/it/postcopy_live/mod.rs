@@ -18,7 +18,6 @@ mod whole;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sterna::postcopy::{Dial, ImageOptions, ServeOptions, ServedImage, Serving};
 use sterna::ram::missing_pages::MissingPages;
 use sterna::ram::{Backing, PAGE_SIZE};
 use sterna::{
@@ -27,6 +26,7 @@ use sterna::{
 };
 use sterna_guests::model::{Acts, Fill};
 use sterna_guests::process::{ProcessConfig, ProcessGuest};
+use sterna_opaque::serve::{Dial, ImageOptions, ServeOptions, ServedImage, Serving};
 
 use crate::common::{self, Log};
 use crate::support::{eventually, until_status};

@@ -7,10 +7,10 @@ use sterna::ram::write_protection::WriteProtection;
 use sterna::ram::{
     Backing, DirtyBitmaps, DirtyError, DirtySource, GuestRam, PageBitmap, RamError, SyncReport,
 };
-use sterna::replica::CheckpointCopy;
 use sterna::{Device, Hook, VmError};
 use sterna_guests::model::Pattern;
 use sterna_guests::process::Tracking;
+use sterna_standby::CheckpointCopy;
 
 use super::*;
 

@@ -1,7 +1,7 @@
 //! A guest whose writes and checkpoints are controlled by the test.
 
 use sterna::ram::{Backing, GuestRam, PAGE_SIZE, RamBlock};
-use sterna::replica::PrimaryStatistics;
+use sterna_standby::PrimaryStatistics;
 
 use super::link::Link;
 use super::*;

@@ -5,14 +5,14 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use sterna::replica::machines::{Ruling, standby};
-use sterna::replica::{
-    CheckpointCopy, CheckpointMode, Claims, ContactRules, EpochGate, Guardians, Primary, PrimaryOptions,
-    ProtectError, Protection, Secret, Standby, StandbyOptions, Terms, VmSurvivor,
-};
 use sterna::{Capabilities, Compression, Parameters, SourceVm, TargetVm};
 use sterna_guests::model::Fill;
 use sterna_guests::process::{ProcessConfig, ProcessGuest};
+use sterna_standby::machines::{Ruling, standby};
+use sterna_standby::{
+    CheckpointCopy, CheckpointMode, Claims, ContactRules, EpochGate, Guardians, Primary, PrimaryOptions,
+    ProtectError, Protection, Secret, Standby, StandbyOptions, Terms, VmSurvivor,
+};
 
 use super::link::Link;
 use crate::common::*;

@@ -1,7 +1,7 @@
 //! A standby that needs seconds for a checkpoint: the guest continues, its output waits, and no takeover happens.
 
-use sterna::replica::{JoinedGate, PacketGate};
 use sterna_guests::model::Pattern;
+use sterna_standby::{JoinedGate, PacketGate};
 
 use super::*;
 
@@ -30,7 +30,7 @@ impl Slow {
 /// Output that has left the gates of the console and of the network card.
 struct Outputs {
     console: Arc<ByteGate>,
-    lane: sterna::replica::PacketLane,
+    lane: sterna_standby::PacketLane,
     said: Arc<Mutex<Vec<u8>>>,
     sent: Arc<Mutex<Vec<u8>>>,
     gate: Arc<JoinedGate>,

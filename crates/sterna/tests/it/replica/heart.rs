@@ -5,7 +5,7 @@ use std::net::{Shutdown, TcpStream};
 use std::time::Duration;
 
 use sterna::Address;
-use sterna::replica::{Protection, Secret};
+use sterna_standby::{Protection, Secret};
 use sterna_wire::extension::ChannelBinding;
 use sterna_wire::replica::{ArbiterIdentity, Hello, Message, Role, Session, Terms, Welcome};
 

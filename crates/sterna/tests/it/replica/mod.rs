@@ -13,12 +13,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sterna::error::{Difference, Ending, ProtectionDifference};
-use sterna::opaque::ImagePlan;
-use sterna::replica::{
-    HeldCheckpoint, OperatorsWord, Standby, StandbyOptions, StandbyState, TakeoverError, TakeoverPermission,
-};
 use sterna::{Address, Capabilities, MigrationError, Parameters, SettingsError, StartError};
 use sterna_image::{Image, MappedOptions};
+use sterna_opaque::ImagePlan;
+use sterna_standby::{
+    HeldCheckpoint, OperatorsWord, Standby, StandbyOptions, StandbyState, TakeoverError, TakeoverPermission,
+};
 use sterna_wire::PAGE_SIZE;
 use sterna_wire::colo::Message;
 use tempfile::TempDir;

@@ -11,13 +11,13 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use rustix::net::{AddressFamily, SocketType};
 use sterna::error::VmError;
-use sterna::replica::machines::Ruling;
-use sterna::replica::machines::standby::{Because, Outcome, State};
-use sterna::replica::{
+use sterna::{Address, Event, Observer};
+use sterna_standby::machines::Ruling;
+use sterna_standby::machines::standby::{Because, Outcome, State};
+use sterna_standby::{
     Claims, ContactRules, HeldGuest, ImageSurvivor, OperatorsWord, Protection, Secret, Standby,
     StandbyOptions, StandbyState, Survivor, TakeoverError,
 };
-use sterna::{Address, Event, Observer};
 use sterna_wire::PAGE_SIZE;
 use sterna_wire::multifd::InitialPacket;
 use sterna_wire::replica::{Hello, Message};

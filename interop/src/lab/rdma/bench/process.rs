@@ -5,9 +5,9 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use sterna::opaque::MemoryMachine;
 use sterna::{Arrival, Incoming, Migration, Outcome};
 use sterna_image::Shape;
+use sterna_opaque::MemoryMachine;
 use sterna_ram::GuestRam;
 use sterna_transport::TransportError;
 

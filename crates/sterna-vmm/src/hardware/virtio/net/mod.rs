@@ -11,7 +11,8 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 
-use sterna::replica::PacketGate;
+use sterna_standby::PacketGate;
+
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 use virtio_bindings::virtio_net::{
     VIRTIO_NET_F_CSUM, VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_GUEST_ANNOUNCE, VIRTIO_NET_F_GUEST_CSUM,

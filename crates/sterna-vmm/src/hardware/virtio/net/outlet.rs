@@ -5,7 +5,8 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
-use sterna::replica::{PacketGate, PacketLane};
+use sterna_standby::{PacketGate, PacketLane};
+
 use vmm_sys_util::eventfd::EventFd;
 
 use super::format::PACKET_BYTES;

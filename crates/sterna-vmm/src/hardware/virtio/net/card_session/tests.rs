@@ -3,7 +3,8 @@
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixDatagram;
 
-use sterna::replica::{EpochGate, PacketGate};
+use sterna_standby::{EpochGate, PacketGate};
+
 use virtio_queue::QueueT;
 
 use super::*;
