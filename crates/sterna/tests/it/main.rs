@@ -13,27 +13,21 @@ mod support;
 
 mod delay;
 
-mod contact;
 mod dirty_rate;
 mod external_memory;
 mod free_page_hints;
 mod handover;
 mod migrate;
-mod opaque;
 mod page_order;
 mod pairs;
 mod poisoned;
-mod postcopy;
 mod postcopy_live;
-mod protected;
-mod protected_streams;
 mod rdma_destination;
 mod rdma_lanes;
 mod rdma_migrate;
 mod rdma_source;
 mod rdma_stream;
 mod reconnect;
-mod replica;
 mod same_host;
 mod save;
 mod stale;

@@ -8,6 +8,7 @@ pub mod bank;
 pub mod census;
 pub mod destination;
 pub mod hook;
+pub mod pairs;
 pub mod patience;
 pub mod proxy;
 pub mod recording;

@@ -120,6 +120,7 @@ fn session_is_recorded() -> Result<(), Failure> {
     packed.write_all(&file).map_err(words)?;
     let packed = packed.finish().map_err(words)?;
     assert!(packed.len() <= MOST_BYTES, "{} bytes of {}", packed.len(), file.len());
-    let place = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/sterna/tests/vectors/colo-session.gz");
+    let place =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/sterna-standby/tests/vectors/colo-session.gz");
     std::fs::write(place, packed).map_err(words)
 }

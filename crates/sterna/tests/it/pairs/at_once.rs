@@ -6,38 +6,16 @@ use sterna::{
     Address, Capabilities, Compression, Incoming, Migration, MigrationMode, Outcome, Parameters, Status,
     TlsEndpoint, ZeroPageDetection,
 };
-use sterna_guests::model::Fill;
-use sterna_guests::process::{ProcessConfig, ProcessGuest};
+use sterna_guests::process::ProcessGuest;
 use sterna_transport::rdma::double::{Network, Settings};
 
-use super::together::{kinds, postcopy, slow};
-use super::{asking_banks, pair, with_tls};
+use super::together::{postcopy, slow};
 use crate::common;
-use crate::support::vm::order;
+use crate::support::pairs::{kinds, machines, throttled, with_tls};
 use crate::support::{TestVm, until_status, vm};
 
 const DETECTIONS: [ZeroPageDetection; 3] =
     [ZeroPageDetection::None, ZeroPageDetection::Legacy, ZeroPageDetection::Multifd];
-
-/// Each of the two throttles in turn, with a pause for the operator before the switchover.
-pub(super) fn throttled(on: Capabilities) -> [Capabilities; 2] {
-    let on = Capabilities { pause_before_switchover: true, ..on };
-    [Capabilities { auto_converge: true, ..on }, Capabilities { dirty_limit: true, ..on }]
-}
-
-/// A guest that writes pages of every kind. With `has_streams`, it has devices with streams that require an
-/// acknowledgement.
-pub(super) fn machines(config: &ProcessConfig, has_streams: bool) -> Option<[Arc<TestVm>; 2]> {
-    let config = ProcessConfig { fill: Fill::Half(7), ..config.clone() };
-    let [saving, loading] = asking_banks(if has_streams { 2 } else { 0 });
-    let (source, target) = pair(&config)?;
-    let source = TestVm::with_banks(source, saving);
-    // The VM counts the dirty rate of its vCPU.
-    source.dirty_limits.lock().unwrap().push(None);
-    // Hints are used in precopy, except over RDMA.
-    order(&source.hints, true);
-    Some([source, TestVm::with_banks(target, loading)])
-}
 
 fn begin(source: &Arc<TestVm>, to: &Address, params: &Parameters, on: Capabilities) -> Migration {
     vm::start(source, to, params, on, Arc::new(()))

@@ -11,8 +11,8 @@ use sterna::{
 };
 use sterna_guests::process::ProcessGuest;
 
-use super::{banks, with_tls};
 use crate::common;
+use crate::support::pairs::{banks, with_tls};
 use crate::support::{TestVm, small};
 
 /// The side that refuses.

@@ -12,23 +12,13 @@ use sterna::{
 use sterna_guests::model::Fill;
 use sterna_guests::process::{ProcessConfig, ProcessGuest};
 
-use super::{banks, pair, with_tls};
 use crate::common;
+use crate::support::pairs::{banks, kinds, on_huge_pages, pair, with_tls};
 use crate::support::{TestVm, small, until_status, vm};
-
-/// A guest on three huge pages.
-fn on_huge_pages() -> ProcessConfig {
-    ProcessConfig { backing: Backing::Huge2M, blocks: vec![("ram".to_owned(), 6 << 20)], ..small() }
-}
 
 /// A guest on one huge page of the largest size.
 fn on_1_gib() -> ProcessConfig {
     ProcessConfig { backing: Backing::Huge1G, blocks: vec![("ram".to_owned(), 1 << 30)], ..small() }
-}
-
-/// Guests on each kind of memory of which a small amount is sufficient.
-pub(super) fn kinds() -> [ProcessConfig; 2] {
-    [small(), on_huge_pages()]
 }
 
 /// Guests on each kind of memory.

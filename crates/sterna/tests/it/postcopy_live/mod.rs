@@ -21,12 +21,11 @@ use std::time::Duration;
 use sterna::ram::missing_pages::MissingPages;
 use sterna::ram::{Backing, PAGE_SIZE};
 use sterna::{
-    Address, Arrival, Capabilities, Event, Incoming, Migration, NonConvergence, Outcome, Parameters,
-    RunState, SettingsError, StartError, Status, TargetVm, Tls, TlsCredentials, TlsEndpoint, Vm,
+    Arrival, Capabilities, Event, Incoming, Migration, NonConvergence, Outcome, Parameters, RunState,
+    SettingsError, StartError, Status, TargetVm, Tls, TlsCredentials, TlsEndpoint, Vm,
 };
 use sterna_guests::model::{Acts, Fill};
 use sterna_guests::process::{ProcessConfig, ProcessGuest};
-use sterna_opaque::serve::{Dial, ImageOptions, ServeOptions, ServedImage, Serving};
 
 use crate::common::{self, Log};
 use crate::support::{eventually, until_status};
@@ -355,31 +354,6 @@ fn switch_is_refused_without_the_capability_and_after_the_end() {
     let pair = Pair::begin(&config(), &slow(), capabilities).switch().arrives();
     assert!(pair.migration.start_postcopy().is_err());
     assert!(pair.migration.cancel().is_err());
-}
-
-/// In this repository both sides of QEMU's form exist: a source that serves an image, and a destination that is a VM.
-#[test]
-fn image_that_is_served_runs_in_a_vm_of_this_engine_at_once() {
-    for preempt in [false, true] {
-        let Some(on) = capabilities(preempt) else { return };
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("guest");
-        let (source, target) = common::pair(&config());
-        assert!(source.wait_progress(50, Duration::from_secs(20)));
-        let mapped = Capabilities { mapped_ram: true, ..Capabilities::default() };
-        let file = Address::File { path: path.clone(), offset: 0 };
-        let saved = common::start(&source, &file, &common::parameters(), mapped, Arc::new(())).wait();
-        assert!(matches!(saved, Outcome::Completed), "{saved:?}");
-
-        let incoming = common::listen(&target, &common::parameters(), on);
-        let image = Arc::new(ServedImage::open(&path, &ImageOptions::default()).unwrap());
-        let options = ServeOptions { preempt, limits: common::LIMITS, ..ServeOptions::default() };
-        let serving = Serving::start(image, Arc::new(Dial(incoming.address())), options).unwrap();
-        serving.wait().unwrap();
-        let arrival = incoming.wait();
-        assert!(matches!(arrival, Arrival::Completed(RunState::Running)), "{arrival:?}");
-        common::assert_lives_on(&target);
-    }
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //! byte.
 
 mod images;
+mod live;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -11,11 +11,9 @@ use sterna_standby::NoOutput;
 use sterna_standby::machines::{primary, standby};
 use sterna_standby::{Primary, VmSurvivor};
 
-use super::at_once::{machines, throttled};
-use super::together::kinds;
-use super::with_tls;
 use crate::common;
 use crate::protected::{Arbiter, PATIENCE, PLAIN, TERMS, Way, guardians, stand_by};
+use crate::support::pairs::{kinds, machines, throttled, with_tls};
 use crate::support::{TestVm, small};
 
 /// Checkpoints in each case.
