@@ -12,6 +12,8 @@
 //!   without an image in between. RDMA requires this form, because the peer writes into memory.
 //! - [`send`] is the way back: the image is the source of a paused guest, which is sent to a QEMU that waits with
 //!   `-incoming`, or to a Sterna. Rounds, lanes and the handover are shared with [`sterna::Migration`].
+//! - [`serve`] starts a guest out of an image before its pages have arrived: it sends pages that the guest touches
+//!   first (postcopy).
 //!
 //! | module | contains |
 //! | --- | --- |
@@ -24,6 +26,8 @@
 //! | `receive` | the handle of a reception |
 //! | `stored` | a machine in an image, as the source of a migration |
 //! | `window` | the buffer through which a sending lane reads the image |
+#![forbid(unsafe_code)]
+#![warn(unreachable_pub)]
 
 mod failure;
 mod gathered;
@@ -45,3 +49,8 @@ pub use image_plan::{ImagePlan, RAM_BYTES};
 pub use memory::MemoryMachine;
 pub use receive::{Receiving, Stored, receive};
 pub use send::{SendOptions, send};
+
+/// Compiles the README's example.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

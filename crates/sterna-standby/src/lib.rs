@@ -17,7 +17,7 @@
 //!
 //! | module | contains |
 //! | --- | --- |
-//! | `primary` | a guest of this process that a standby protects: seeding, checkpoints, output |
+//! | `primary` | a guest of this process that a standby protects: seeding, checkpoints and the copies of their pages, output |
 //! | `contact` | the separate connection between primary and standby, and which side may run the guest |
 //! | `standby` | the handle of a standby |
 //! | `protected` | the contact at the standby's address, joined with the held checkpoint |
@@ -31,6 +31,8 @@
 //! | `hang` | when missing checkpoints are a problem |
 //! | `last_times` | percentiles of the last delays |
 //! | `target` | the seeding |
+#![forbid(unsafe_code)]
+#![warn(unreachable_pub)]
 
 mod contact;
 mod disk;
@@ -60,12 +62,13 @@ pub use hang::checkpoints_hang;
 pub use held::{HeldCheckpoint, HeldDevice, HeldGuest};
 pub use last_times::LastTimes;
 pub use primary::{
-    ByteGate, DeltaStatistics, EpochGate, GateStatistics, Guardians, JoinedGate, LEAST_CHECKPOINT_DELAY,
-    MaySay, NoOutput, PacketGate, PacketLane, Primary, PrimaryOptions, PrimaryStatistics, ProtectError,
+    ByteGate, CheckpointCopy, DeltaStatistics, EpochGate, GateStatistics, Guardians, JoinedGate,
+    LEAST_CHECKPOINT_DELAY, MaySay, NoOutput, PacketGate, PacketLane, Primary, PrimaryOptions,
+    PrimaryStatistics, ProtectError,
 };
 pub use protected::ContactRules;
 pub use standby::{Standby, StandbyOptions, StandbyState, StandbyStatistics};
-pub use sterna::internals::{CheckpointCopy, CheckpointMode, MOST_IN_FLIGHT};
+pub use sterna::internals::{CheckpointMode, MOST_IN_FLIGHT};
 /// Machines that decide which side may run the guest: their states, events and outcomes.
 pub use sterna_proto::replica as machines;
 /// A side's statement about its arbiter in the greeting between primary and standby.

@@ -2,7 +2,8 @@
 //!
 //! Hidden from the documentation, because it changes with the engine, in any version. The engine knows neither crate.
 //! It calls them through traits that it declares: [`Target`] and [`Follower`] receive a guest, [`GuestSource`] and
-//! [`PageReader`] send one, and an [`Overseer`] decides when a protected guest may run.
+//! [`PageReader`] send one, an [`Overseer`] decides when a protected guest may run, and a [`Staging`] keeps the pages
+//! of checkpoints.
 
 pub use crate::clock::Clock;
 pub use crate::driver::Driver;
@@ -16,8 +17,7 @@ pub use crate::order::PageRun;
 pub use crate::outgoing::guest_source::{GuestSource, PageReader, RamReader};
 pub use crate::outgoing::main_stream::MainStream;
 pub use crate::outgoing::protection::{
-    CheckpointCopy, CheckpointMode, CopyCounts, Counts, DeltaCounts, MOST_IN_FLIGHT, Overseer, Pace,
-    Protecting, Staging,
+    CheckpointMode, Counts, DeltaCounts, MOST_IN_FLIGHT, Overseer, Pace, Protecting, Staging,
 };
 pub use crate::pages::{PageSink, RamSink};
 

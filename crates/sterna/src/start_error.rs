@@ -23,8 +23,7 @@ pub enum StartError {
     /// The image to send cannot be restored by any VMM.
     #[error("{0}")]
     Image(String),
-    /// The image to send is damaged. [`SendOptions::force_damaged`](crate::opaque::SendOptions::force_damaged) sends
-    /// it as it is.
+    /// The image to send is damaged. `SendOptions::force_damaged` of `sterna-opaque` sends it as it is.
     #[error("{0}")]
     DamagedImage(String),
     /// Pages of guest RAM have failed, and their content cannot be moved.

@@ -7,6 +7,7 @@
 mod gate;
 mod guest;
 mod overseer;
+mod staging;
 mod statistics;
 
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use sterna::SettingsError;
 use sterna::StartError;
 use sterna::events::Observer;
 use sterna::internals::threads;
-use sterna::internals::{CheckpointCopy, CheckpointMode, MOST_IN_FLIGHT, Pace, Protecting, Staging};
+use sterna::internals::{CheckpointMode, MOST_IN_FLIGHT, Pace, Protecting, Staging};
 use sterna::outgoing::Migration;
 use sterna::params::{Capabilities, Parameters};
 use sterna::vm::SourceVm;
@@ -24,6 +25,7 @@ use sterna_proto::replica::primary::{self, Event, Outcome, Refusal, State};
 use sterna_transport::{Address, CancelFlag, Channel};
 
 pub use gate::{ByteGate, EpochGate, GateStatistics, JoinedGate, MaySay, NoOutput, PacketGate, PacketLane};
+pub use staging::CheckpointCopy;
 pub use statistics::{DeltaStatistics, PrimaryStatistics};
 
 use super::contact::{
@@ -31,6 +33,7 @@ use super::contact::{
 };
 use guest::ProtectedGuest;
 use overseer::PrimaryOverseer;
+use staging::CopiedPages;
 
 /// The shortest interval between checkpoints.
 pub const LEAST_CHECKPOINT_DELAY: Duration = Duration::from_millis(1);
@@ -110,6 +113,7 @@ pub struct Primary {
     migration: Migration,
     contact: PrimaryContact,
     protecting: Arc<Protecting>,
+    staging: Arc<CopiedPages>,
     gate: Arc<dyn EpochGate>,
 }
 
@@ -176,8 +180,9 @@ impl Primary {
         let Guardians { protection, secret, claims, gate } = guardians;
         check(options)?;
         Migration::check_protected(to, &params, &capabilities, vm.as_ref())?;
-        let staging = Staging::new(&vm.ram(), options.buffer_bytes)
+        let staging = CopiedPages::new(&vm.ram(), options.buffer_bytes)
             .map_err(|error| StartError::System(error.to_string()))?;
+        let staging = Arc::new(staging);
         staging.set_way(options.checkpoint_copy);
         let guest = Arc::new(ProtectedGuest::new(Arc::clone(&gate)));
         let asked = Arc::downgrade(&guest);
@@ -200,7 +205,8 @@ impl Primary {
             mode: options.checkpoint_mode,
             in_flight: options.checkpoints_in_flight,
         };
-        let protecting = Arc::new(Protecting::new(Arc::new(overseer), staging, pace));
+        let protecting =
+            Arc::new(Protecting::new(Arc::new(overseer), Arc::clone(&staging) as Arc<dyn Staging>, pace));
         let seeded = Arc::clone(&protecting);
         let begun = Migration::begin_protected(vm, to, params, capabilities, observer, seeded);
         let migration = match begun {
@@ -211,7 +217,7 @@ impl Primary {
             }
         };
         guest.is_of(migration.clone(), Arc::clone(&protecting));
-        let this = Self { migration, contact, protecting, gate };
+        let this = Self { migration, contact, protecting, staging, gate };
         this.watch()?;
         Ok(this)
     }
@@ -230,7 +236,7 @@ impl Primary {
     pub fn statistics(&self) -> PrimaryStatistics {
         let (protecting, pace) = (&self.protecting, *self.protecting.pace.lock());
         let (held, output) = (self.contact.held(), self.gate.statistics());
-        let copies = protecting.staging.copy_counts();
+        let copies = self.staging.copy_counts();
         let counts = (&*protecting.counts.lock(), &*protecting.deltas, &copies);
         PrimaryStatistics::of(counts, &pace, held, output)
     }
@@ -266,13 +272,13 @@ impl Primary {
     /// Changes whether pages are copied while the guest is paused, or after it resumes. Takes effect at the next
     /// checkpoint.
     pub fn set_checkpoint_copy(&self, way: CheckpointCopy) {
-        self.protecting.staging.set_way(way);
+        self.staging.set_way(way);
     }
 
     /// Why pages are copied while the guest is paused, although the setting differs. `None` if the setting is
     /// followed.
     pub fn why_copied(&self) -> Option<String> {
-        self.protecting.staging.copy_counts().why_copied
+        self.staging.copy_counts().why_copied
     }
 
     /// Requests a checkpoint immediately.

@@ -3,9 +3,10 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use sterna::internals::{CopyCounts, Counts, DeltaCounts, Pace};
+use sterna::internals::{Counts, DeltaCounts, Pace};
 
 use super::gate::GateStatistics;
+use super::staging::CopyCounts;
 
 /// Counters and times of a primary. Later versions add fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

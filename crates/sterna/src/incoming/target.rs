@@ -1,5 +1,5 @@
 //! The interface to the place where a guest arrives. It is either a VM with a known machine and devices
-//! ([`super::vm_target`]), or a store that keeps unknown state unchanged ([`crate::opaque`]).
+//! ([`super::vm_target`]), or a store that keeps unknown state unchanged (`sterna-opaque`).
 //!
 //! Loader, lanes, rounds and control are the same for both. The differences are:
 //!

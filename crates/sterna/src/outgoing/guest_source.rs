@@ -1,7 +1,7 @@
 //! The guest that a migration sends: a live VM, or an image.
 //!
 //! The devices of a live VM are saved ([`LiveVm`]). The device state of an image is sent unchanged
-//! ([`crate::opaque`]).
+//! (`sterna-opaque`).
 //!
 //! Rounds, lanes and the handover are the same for both. The differences are the machine's sections in the
 //! stream, and the memory from which a lane reads a page.

@@ -54,7 +54,7 @@ struct Checkpoints {
 }
 
 /// Ends the copying of checkpoints, also in a panic.
-struct Ends<'a>(&'a Staging);
+struct Ends<'a>(&'a dyn Staging);
 
 impl Drop for Ends<'_> {
     fn drop(&mut self) {
@@ -70,7 +70,7 @@ pub(super) fn take(transfer: &mut Transfer) -> Result<(), Break> {
         return Err(MigrationError::Internal("a seeding without a protection".to_owned()).into());
     };
     // After the end of checkpoints, for any reason, no write of the guest may stay blocked.
-    let ends = Ends(&protecting.staging);
+    let ends = Ends(protecting.staging.as_ref());
     // The handover machine learns of no failure here. Without this, a panic would end checkpoints without a
     // message.
     let mut checkpointing = Checkpointing { transfer, protecting: &protecting };

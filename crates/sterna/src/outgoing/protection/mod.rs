@@ -3,19 +3,15 @@
 //! The guest stays here, and checkpoints follow the seeding.
 //!
 //! The control thread takes the checkpoints ([`super::control`], `checkpoints`). The [`Overseer`] decides which
-//! side may run the guest.
+//! side may run the guest. The pages of a checkpoint wait in a [`Staging`] until they are sent.
 
-mod copy;
 mod delta;
 mod inbox;
-mod on_write;
 mod pace;
-mod pieces;
 mod sent;
 mod staging;
 mod streams;
 mod switch;
-mod ways;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -32,7 +28,6 @@ pub(crate) use sent::{SentPages, add_bytes, add_copied};
 pub use staging::Staging;
 pub(crate) use streams::EpochStreams;
 pub(crate) use switch::{GuestSwitch, Withholder};
-pub use ways::{CheckpointCopy, CopyCounts};
 
 use crate::error::MigrationError;
 
@@ -94,7 +89,7 @@ pub(crate) const LAST_PAUSES: usize = 1024;
 pub struct Protecting {
     pub overseer: Arc<dyn Overseer>,
     pub(crate) inbox: Inbox,
-    pub staging: Arc<Staging>,
+    pub(crate) staging: Arc<dyn Staging>,
     pub(crate) switch: GuestSwitch,
     pub pace: Mutex<Pace>,
     pub counts: Mutex<Counts>,
@@ -117,11 +112,11 @@ struct Wanted {
 
 #[doc(hidden)]
 impl Protecting {
-    pub fn new(overseer: Arc<dyn Overseer>, staging: Staging, pace: Pace) -> Self {
+    pub fn new(overseer: Arc<dyn Overseer>, staging: Arc<dyn Staging>, pace: Pace) -> Self {
         Self {
             overseer,
             inbox: Inbox::default(),
-            staging: Arc::new(staging),
+            staging,
             switch: GuestSwitch::default(),
             pace: Mutex::new(pace),
             counts: Mutex::default(),

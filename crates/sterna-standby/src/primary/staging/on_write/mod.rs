@@ -14,6 +14,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
 use parking_lot::{Condvar, Mutex};
+use sterna::error::MigrationError;
+use sterna::internals::PageRun;
+use sterna::internals::threads;
 use sterna_ram::write_protection::WriteProtection;
 use sterna_ram::{GuestRam, RamBlock};
 
@@ -22,9 +25,6 @@ pub(super) use deferred::Deferred;
 use spans::{extent, spans};
 
 use super::pieces::Piece;
-use crate::error::MigrationError;
-use crate::order::PageRun;
-use crate::threads;
 
 /// Copies the pages of a checkpoint while the guest runs. Dropping it copies the rest and unblocks all writers.
 pub(super) struct CopyOnWrite {

@@ -1,10 +1,10 @@
 //! Copies pages to their places in the staging memory, with several threads.
 
+use sterna::error::MigrationError;
+use sterna::internals::threads::{copied_in_parts, in_part};
 use sterna_ram::{GuestRam, PAGE_SIZE, RamBlock};
 
 use super::pieces::{Piece, bytes, count};
-use crate::error::MigrationError;
-use crate::threads::{copied_in_parts, in_part};
 
 /// Copies all pieces to their places.
 pub(super) fn copy_all((ram, arena): (&GuestRam, &RamBlock), pieces: &[Piece]) -> Result<(), MigrationError> {

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use parking_lot::Mutex;
+use sterna::error::MigrationError;
 use sterna_ram::{GuestRam, RamBlock};
 
 use super::copy::copy_all;
 use super::on_write::{CopyOnWrite, Costs, Deferred};
 use super::pieces::{Piece, count};
-use crate::error::MigrationError;
 
 /// How the dirty pages of a checkpoint are kept until they are sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -31,7 +31,7 @@ pub enum CheckpointCopy {
 
 /// Counts of how the pages of checkpoints were kept.
 #[derive(Debug, Clone, Default)]
-pub struct CopyCounts {
+pub(crate) struct CopyCounts {
     /// Checkpoints with pages that were copied after the guest resumed.
     pub on_write: u64,
     /// Guest writes that blocked until the page was copied.

@@ -1,9 +1,10 @@
 //! Spans: runs of pages that one call protects. Grains: the parts of a span that are copied and unblocked
 //! together.
 
+use sterna::internals::PageRun;
+
 use super::super::pieces::Piece;
 use super::cost::Runs;
-use crate::order::PageRun;
 
 /// The largest number of pages that are copied and unblocked together.
 ///

@@ -1,8 +1,7 @@
 //! Places of a checkpoint's pages in the staging memory.
 
+use sterna::internals::PageRun;
 use sterna_ram::{DirtyBitmaps, PAGE_SIZE};
-
-use crate::order::PageRun;
 
 /// A run of pages and its place in the arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

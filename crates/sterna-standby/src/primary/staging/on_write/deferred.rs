@@ -9,13 +9,13 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use sterna::error::MigrationError;
+use sterna::internals::PageRun;
 use sterna_ram::write_protection::{WriteProtection, WriteProtectionError};
 use sterna_ram::{GuestRam, PinnedRam, RamBlock};
 
 use super::super::pieces::{Piece, bytes};
 use super::spans::{grain_of, grains};
-use crate::error::MigrationError;
-use crate::order::PageRun;
 
 /// No thread has begun to copy the grain.
 const PENDING: u8 = 0;

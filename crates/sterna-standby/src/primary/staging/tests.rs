@@ -20,7 +20,7 @@ fn staged_pages_are_those_of_the_moment_in_which_they_were_copied() {
         dirty.block(1).set(page * 7);
     }
     dirty.block(1).set_range(PAGES - 1000, 1000);
-    let staging = Staging::new(&ram, length).unwrap();
+    let staging = CopiedPages::new(&ram, length).unwrap();
 
     staging.stage(&dirty).unwrap();
     staging.send_next().unwrap();
@@ -46,7 +46,7 @@ fn staged_pages_are_those_of_the_moment_in_which_they_were_copied() {
 fn checkpoints_that_wait_share_the_room_and_are_read_in_order() {
     let block = RamBlock::new("m0", 64 * PAGE_SIZE as u64, Backing::Memfd).unwrap();
     let ram = GuestRam::new(vec![block]).unwrap();
-    let staging = Staging::new(&ram, 32 * PAGE_SIZE as u64).unwrap();
+    let staging = CopiedPages::new(&ram, 32 * PAGE_SIZE as u64).unwrap();
     let dirty = |first: u64, count: u64| {
         let pages = DirtyBitmaps::new(&ram);
         pages.block(0).set_range(first, count);
@@ -89,10 +89,10 @@ fn checkpoints_that_wait_share_the_room_and_are_read_in_order() {
 }
 
 /// Blocks `m0` and `m1` of 64 pages, and room for 96.
-fn small() -> (GuestRam, Staging) {
+fn small() -> (GuestRam, CopiedPages) {
     let blocks = ["m0", "m1"].map(|name| RamBlock::new(name, 64 * PAGE_SIZE as u64, Backing::Memfd).unwrap());
     let ram = GuestRam::new(blocks.to_vec()).unwrap();
-    let staging = Staging::new(&ram, 96 * PAGE_SIZE as u64).unwrap();
+    let staging = CopiedPages::new(&ram, 96 * PAGE_SIZE as u64).unwrap();
     (ram, staging)
 }
 
@@ -105,7 +105,7 @@ fn pages(ram: &GuestRam, runs: &[(usize, u64, u64)]) -> DirtyBitmaps {
 }
 
 /// The first byte of each page, read in the way that lanes read.
-fn read(staging: &Staging, run: PageRun) -> Vec<u8> {
+fn read(staging: &CopiedPages, run: PageRun) -> Vec<u8> {
     let (mut rest, mut bytes) = (Some(run), Vec::new());
     while let Some(run) = rest {
         let (run, others) = run.split(staging.together(run));
