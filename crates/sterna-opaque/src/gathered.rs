@@ -38,13 +38,15 @@ pub fn knowledge() -> Box<dyn SectionKnowledge + Send> {
     })
 }
 
-#[doc(hidden)]
-impl Gathered {
-    pub fn new() -> Self {
+impl Default for Gathered {
+    fn default() -> Self {
         let (shape, beside) = (Arc::new(Shape::empty()), Beside::default());
         Self { shape, early: Vec::new(), beside, has_ram: false }
     }
+}
 
+#[doc(hidden)]
+impl Gathered {
     /// The received part of the machine.
     pub fn shape(&self) -> &Arc<Shape> {
         &self.shape

@@ -83,7 +83,7 @@ impl ImageTarget {
 
 impl ReceivedImage {
     fn new() -> Self {
-        Self { machine: Gathered::new(), image: None, more_came: false }
+        Self { machine: Gathered::default(), image: None, more_came: false }
     }
 }
 

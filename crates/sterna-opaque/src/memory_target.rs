@@ -34,7 +34,7 @@ impl MemoryTarget {
     /// There is no memory for pages of blocks that cannot be written.
     pub(super) fn new(ram: GuestRam, here: Arc<Mutex<Option<Shape>>>) -> Result<Self, RamError> {
         let sink = Arc::new(RamSink::new(&ram, vec![false; ram.blocks().len()])?);
-        Ok(Self { ram, sink, gathered: Mutex::new(Gathered::new()), here })
+        Ok(Self { ram, sink, gathered: Mutex::new(Gathered::default()), here })
     }
 
     fn blocks(&self) -> impl Iterator<Item = (String, u64)> + '_ {
@@ -152,7 +152,7 @@ impl Target for MemoryTarget {
     }
 
     fn reset(&self) -> Vec<String> {
-        *self.gathered.lock() = Gathered::new();
+        *self.gathered.lock() = Gathered::default();
         *self.here.lock() = None;
         emptied(&self.sink, &self.ram)
     }

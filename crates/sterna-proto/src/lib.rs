@@ -77,14 +77,13 @@
 
 pub mod destination;
 mod limits;
-mod machine;
+pub mod machine;
 pub mod replica;
 #[cfg(any(test, feature = "sim"))]
 pub mod sim;
 pub mod source;
 
 pub use limits::Limits;
-pub use machine::Machine;
 
 /// Names one migration between two Sternas.
 ///

@@ -54,7 +54,7 @@ struct Seeding {
 
 impl Seeding {
     fn new() -> Self {
-        Self { machine: Gathered::new(), list: DeviceList::new(), pages: None, streams: Vec::new() }
+        Self { machine: Gathered::default(), list: DeviceList::new(), pages: None, streams: Vec::new() }
     }
 }
 

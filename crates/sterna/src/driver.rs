@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use parking_lot::Condvar;
-use sterna_proto::Machine;
+use sterna_proto::machine::Machine;
 use sterna_ram::engine_lock::{EngineGuard, EngineLock};
 
 use crate::clock::Clock;

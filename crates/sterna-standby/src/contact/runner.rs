@@ -9,7 +9,7 @@ use std::time::Duration;
 use sterna::internals::Clock;
 use sterna::internals::Driver;
 use sterna::internals::threads;
-use sterna_proto::Machine;
+use sterna_proto::machine::Machine;
 use sterna_proto::replica::Ruling;
 use sterna_wire::replica::ArbiterIdentity;
 
