@@ -5,5 +5,5 @@ use sterna_image::ImageError;
 
 /// The error of a migration whose image cannot be read or written.
 pub(crate) fn image_failed(error: ImageError) -> MigrationError {
-    MigrationError::System(error.to_string())
+    MigrationError::system(error.to_string(), error)
 }

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use sterna::error::{MachineDifference, Untimely};
 use sterna::error::MigrationError;
+use sterna::error::{MachineDifference, Untimely};
 use sterna::hooks::Hook;
 use sterna::internals::PageSink;
 use sterna::internals::{Layout, RamStart, RamStarted, Section, Target};
@@ -234,7 +234,7 @@ impl Target for ImageTarget {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Difference;
+    use sterna::error::Difference;
     use sterna_image::{Image, MappedOptions};
     use sterna_wire::main::{SectionHeader, encode_end, encode_footer};
     use sterna_wire::multifd::BlockTable;

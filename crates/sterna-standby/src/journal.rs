@@ -299,7 +299,7 @@ impl LaneNotes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Misbehaviour;
+    use sterna::error::Misbehaviour;
 
     const PAGES: u64 = 64;
 

@@ -38,6 +38,6 @@ pub mod postcopy {
     pub use crate::postcopy::answers::{
         Answer, Answers, DEVICES_PING, HELLO_PING, LISTED_PING, LOADED_PING, PACKAGE_PING,
     };
-    pub use crate::postcopy::order::{BadRequest, CHUNK_PAGES, PageOrder};
+    pub use crate::postcopy::order::{CHUNK_PAGES, PageOrder};
     pub use crate::postcopy::pace::Pace;
 }

@@ -170,7 +170,10 @@ fn drive_set_up(
         live.note(&format!("sterna: warning: {remark}"));
     }
     let begun = if interrupts.count() > 0 {
-        Err(Stop::with(Status::Cancelled, "cancelled before anything was sent; the guest runs at the source."))
+        Err(Stop::with(
+            Status::Cancelled,
+            "cancelled before anything was sent; the guest runs at the source.",
+        ))
     } else {
         source.execute("migrate", json!({ "uri": address }))
     };

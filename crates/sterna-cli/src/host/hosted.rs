@@ -79,7 +79,8 @@ impl Hosted {
     /// The guest, or the reason why it cannot be asked.
     pub fn guest(&self) -> Result<&dyn Guest, String> {
         self.guest.as_deref().ok_or_else(|| {
-            "this guest's writes cannot be checked, because they follow no known rule: use `--guest tide`".into()
+            "this guest's writes cannot be checked, because they follow no known rule: use `--guest tide`"
+                .into()
         })
     }
 }

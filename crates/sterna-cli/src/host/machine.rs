@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use sterna::replica::EpochGate;
 use sterna::{SourceVm, TargetVm, VmError};
 use sterna_qmp::{Announcing, BlockDevice};
+use sterna_standby::EpochGate;
 
 /// Counters that show the progress of a guest.
 #[derive(Debug, Clone, Default, PartialEq, serde::Serialize, serde::Deserialize)]

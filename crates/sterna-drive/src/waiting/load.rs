@@ -122,7 +122,7 @@ fn stream(guest: &HeldGuest, is_in_file: &[bool]) -> Result<Vec<u8>, MigrationEr
         // The block of a memory backend has address 0. The addresses of other blocks are not read.
         block.address = Some(0);
     }
-    let failed = |error: ImageError| MigrationError::System(error.to_string());
+    let failed = |error: ImageError| MigrationError::system(error.to_string(), error);
     let mut writer = LegacyWriter::new(Vec::new(), "the guest's devices", &shape).map_err(failed)?;
     for index in (0..shape.ram.blocks.len()).filter(|index| is_in_file.get(*index) != Some(&true)) {
         guest.visit_pages(index, |page, content| writer.pages(index, page, content).map_err(failed))?;

@@ -1,8 +1,7 @@
 //! Reads a destination's messages and acts on them.
 
-use sterna::error::{BadAnswer, Ending};
 use sterna::error::MigrationError;
-use sterna::internals::postcopy::BadRequest;
+use sterna::error::{BadAnswer, Ending};
 use sterna::internals::postcopy::{Answer, LOADED_PING};
 use sterna_transport::{Channel, TransportError};
 use sterna_wire::received_pages::ReceivedPages;

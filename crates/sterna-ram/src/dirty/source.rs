@@ -82,9 +82,11 @@ pub(super) fn check_bitmaps(
     let blocks = ram.blocks().len().max(bitmaps.blocks().len());
     match (0..blocks).find(|block| !same(*block)) {
         None => Ok(()),
-        Some(block) => {
-            Err(DirtyError::Range { origin, block, rule: "the bitmaps belong to other RAM than the tracked RAM" })
-        }
+        Some(block) => Err(DirtyError::Range {
+            origin,
+            block,
+            rule: "the bitmaps belong to other RAM than the tracked RAM",
+        }),
     }
 }
 

@@ -4,8 +4,8 @@ use std::io;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use sterna::error::{BadConnection, Misbehaviour, ProtectionDifference};
 use sterna::error::MigrationError;
+use sterna::error::{BadConnection, Misbehaviour, ProtectionDifference};
 use sterna_transport::Channel;
 
 use super::budget::Budget;

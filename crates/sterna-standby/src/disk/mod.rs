@@ -21,8 +21,8 @@ mod serve;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use sterna::error::{BadConnection, Misbehaviour, ProtectionDifference};
 use sterna::error::MigrationError;
+use sterna::error::{BadConnection, Misbehaviour, ProtectionDifference};
 use sterna_transport::Channel;
 
 use budget::Budget;

@@ -49,8 +49,10 @@ impl Channel {
         cancel: &CancelFlag,
     ) -> Result<(), TransportError> {
         if self.socket().is_none() {
-            let none =
-                io::Error::new(io::ErrorKind::Unsupported, "this channel is not a socket and does not support TLS");
+            let none = io::Error::new(
+                io::ErrorKind::Unsupported,
+                "this channel is not a socket and does not support TLS",
+            );
             return Err(self.system("start_tls", none));
         }
         if !self.is_unused() {

@@ -252,7 +252,8 @@ impl MigrationError {
     }
 
     /// The operating system refused a request because of `cause`, which `what` names.
-    pub(crate) fn system(what: String, cause: impl Error + Send + Sync + 'static) -> Self {
+    #[doc(hidden)]
+    pub fn system(what: String, cause: impl Error + Send + Sync + 'static) -> Self {
         Self::System(what, Some(Arc::new(cause)))
     }
 

@@ -157,9 +157,9 @@ pub(in crate::commands) fn address(text: &str) -> Result<String, String> {
 pub(super) fn rdma_address(text: &str) -> Result<Address, String> {
     let place = text.split(',').next().unwrap_or_default();
     match place.parse().map_err(|error: TransportError| error.to_string())? {
-        Address::Rdma { host, .. } if host.is_empty() => Err(format!(
-            "{text:?} is not an address: the host of the destination must follow rdma:"
-        )),
+        Address::Rdma { host, .. } if host.is_empty() => {
+            Err(format!("{text:?} is not an address: the host of the destination must follow rdma:"))
+        }
         address => Ok(address),
     }
 }

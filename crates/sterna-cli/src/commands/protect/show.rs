@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sterna_drive::protect::{ProtectionEnd, ProtectionStatistics, QemuProtection};
 use sterna_qmp::Endpoint;
-use sterna_standby::machines::primary::{Outcome, State};
+use sterna_standby::machines::primary::State;
 
 use super::json::{End, Line};
 use super::words::{outcome, word};

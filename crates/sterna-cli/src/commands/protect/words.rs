@@ -1,6 +1,6 @@
 //! The words for states and outcomes of a protection.
 
-use sterna::replica::machines::primary::{Outcome, State};
+use sterna_standby::machines::primary::{Outcome, State};
 
 /// The state as one word or two.
 pub(super) fn word(state: State) -> &'static str {

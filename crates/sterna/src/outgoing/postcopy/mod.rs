@@ -6,9 +6,9 @@
 //! The control thread asks a [`Postcopy`](interface::Postcopy) at each point at which postcopy differs. A
 //! migration without the capability has [`Off`](interface::Off). Threads share [`SharedPostcopy`](shared::SharedPostcopy).
 
+pub(super) mod background_lanes;
 mod enabled;
 pub(super) mod interface;
-pub(super) mod background_lanes;
 mod package;
 mod recovering;
 pub(super) mod recovery;

@@ -34,7 +34,9 @@ impl Enabled {
             (statistics.round, statistics.next_round_bytes) = (None, 0);
         }
         let Some(sender) = self.page_sender.clone() else {
-            return Err(MigrationError::Internal("pages must follow, but no lane sends them".to_owned()).into());
+            return Err(
+                MigrationError::Internal("pages must follow, but no lane sends them".to_owned()).into()
+            );
         };
         let has_lanes = shared.postcopy.has_lanes() && !transfer.carrier()?.multifd().is_empty();
         if has_lanes {
