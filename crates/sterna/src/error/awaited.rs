@@ -73,6 +73,6 @@ pub enum Awaited {
     #[error("the destination to say which pages it has")]
     ReceivedPages,
     /// The end of a recovery.
-    #[error("the destination to go on")]
+    #[error("the destination to continue")]
     Recovery,
 }

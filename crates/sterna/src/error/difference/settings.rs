@@ -56,7 +56,7 @@ pub enum Tls12Use {
     #[error("the guest's pages do not go over it")]
     Recovery,
     /// Continue precopy.
-    #[error("the migration does not go on over it")]
+    #[error("the migration cannot continue over it")]
     Reconnection,
 }
 

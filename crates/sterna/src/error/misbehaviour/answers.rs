@@ -31,7 +31,7 @@ pub enum BadAnswer {
     #[error("the return path carried a request for pages, which belongs to postcopy")]
     RequestWithoutPostcopy,
     /// A request for pages before LISTEN, or before the recovery is complete.
-    #[error("the destination wants pages before it was told to listen, or to go on (specs/postcopy.md §3)")]
+    #[error("the destination wants pages before LISTEN, or before the recovery (specs/postcopy.md §3)")]
     EarlyRequest,
     /// The first request of a connection names no block.
     #[error("the destination wants pages without naming a block first (specs/postcopy.md §3)")]

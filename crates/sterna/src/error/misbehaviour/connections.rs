@@ -140,7 +140,7 @@ pub enum BadComeback {
     #[error("went away before it was answered")]
     WentAway,
     /// A recovery of postcopy, and this side has no guest that waits for pages.
-    #[error("wants to go on in postcopy, and no guest lacks pages here")]
+    #[error("wants to continue in postcopy, but no guest lacks pages here")]
     LacksNoPages,
     /// A preempt channel without a session.
     #[error("brings a preempt channel that no session waits for")]

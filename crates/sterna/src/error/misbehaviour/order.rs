@@ -150,6 +150,6 @@ pub enum BadPackage {
         element: usize,
     },
     /// An element follows RUN.
-    #[error("goes on after POSTCOPY_RUN")]
+    #[error("continues after POSTCOPY_RUN")]
     AfterRun,
 }

@@ -66,7 +66,7 @@ pub enum BadProtection {
         instance: u32,
     },
     /// A section of checkpoints continues a stream that did not begin.
-    #[error("section {section:?} goes on with a stream that never began")]
+    #[error("section {section:?} continues a stream that did not begin")]
     EpochsWithoutStream {
         /// Name of the section.
         section: String,
