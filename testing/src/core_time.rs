@@ -46,6 +46,20 @@ impl CoreTime {
     }
 }
 
+/// A time limit that must expire in a test, for this machine at its present load.
+///
+/// On a quiet machine it is `quiet`. Where more than two threads wait for each core, on average over the last minute,
+/// it grows in proportion. Otherwise the limit would also end what is only slow.
+pub fn stretched(quiet: Duration) -> Duration {
+    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let load = text.split(' ').next().and_then(|load| load.parse::<f64>().ok()).unwrap_or(0.0);
+    quiet.mul_f64(growth(load, cores()))
+}
+
+fn growth(load: f64, cores: usize) -> f64 {
+    (load / (2.0 * cores as f64)).max(1.0)
+}
+
 /// The share of a core that one of `runnable` threads gets.
 fn share(cores: usize, runnable: usize) -> f64 {
     cores as f64 / runnable.max(cores) as f64
@@ -64,6 +78,12 @@ fn runnable() -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn limit_grows_only_on_a_busy_machine() {
+        assert!([0.0, 1.0, 4.0].iter().all(|load| growth(*load, 2) == 1.0));
+        assert_eq!(growth(16.0, 2), 4.0);
+    }
 
     #[test]
     fn time_on_a_busy_machine_counts_in_part() {

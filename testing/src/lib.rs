@@ -9,7 +9,7 @@ pub mod handover;
 mod log;
 mod small_disk;
 
-pub use core_time::CoreTime;
+pub use core_time::{CoreTime, stretched};
 pub use log::log_from_env;
 pub use small_disk::SmallDisk;
 

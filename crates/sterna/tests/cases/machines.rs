@@ -39,7 +39,7 @@ fn assert_refused_early(source: &Arc<TestVm>, target: &Arc<TestVm>, words: &[&st
 /// source.
 fn assert_turned_away(source: &Arc<TestVm>, target: &Arc<TestVm>, words: &[&str]) {
     let (mut params, capabilities) = common::multifd(2);
-    params.limits = support::SHORT;
+    params.limits = support::short_limits();
     let log = Arc::new(common::Log::default());
     let incoming = vm::listen_told(target, &params, capabilities, Arc::clone(&log) as _);
     let migration = vm::start(source, &incoming.address(), &params, capabilities, Arc::new(()));

@@ -15,7 +15,7 @@ use sterna_wire::return_path::ReturnMessage;
 fn settings(channels: u8) -> (Parameters, Capabilities) {
     let (mut params, mut capabilities) = common::multifd(channels.max(1));
     capabilities.multifd = channels > 0;
-    params.limits = support::SHORT;
+    params.limits = support::short_limits();
     (params, capabilities)
 }
 

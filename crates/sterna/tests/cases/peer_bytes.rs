@@ -15,7 +15,7 @@ const PACKET: usize = 1344;
 fn settings(lanes: u8) -> (Parameters, Capabilities) {
     let (mut params, mut capabilities) = common::multifd(lanes.max(1));
     capabilities.multifd = lanes > 0;
-    params.limits = support::SHORT;
+    params.limits = support::short_limits();
     (params, capabilities)
 }
 

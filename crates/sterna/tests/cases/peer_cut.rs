@@ -18,7 +18,7 @@ use sterna_proto::destination::State;
 fn settings(channels: u8) -> (Parameters, Capabilities) {
     let (mut params, mut capabilities) = common::multifd(channels.max(1));
     capabilities.multifd = channels > 0;
-    params.limits = support::SHORT;
+    params.limits = support::short_limits();
     (params, capabilities)
 }
 
@@ -49,7 +49,7 @@ fn settle(source: &Arc<TestVm>, target: &Arc<TestVm>, migration: &Migration, inc
     assert!(!matches!(error, MigrationError::Internal(_)), "{error}");
     // A destination that no complete channel has reached still waits for one.
     if incoming.status() == Status::Setup {
-        std::thread::sleep(support::SHORT.setup);
+        std::thread::sleep(support::short_limits().setup);
         let _ = incoming.cancel();
     }
     eventually("the destination's end", || incoming.status().is_terminal());
@@ -190,7 +190,7 @@ fn destination_prepared_and_forgotten_gives_the_guest_up() {
         let (source, target) = vms();
         let (mut params, capabilities) = settings(1);
         // Only the limit of the prepared state can end this wait.
-        params.limits = WaitLimits { stall: Duration::from_secs(120), ..support::SHORT };
+        params.limits = WaitLimits { stall: Duration::from_secs(120), ..support::short_limits() };
         let incoming = vm::listen(&target, &params, capabilities);
         let prepare: &[u8] = &[8, 0, 2, 0, 4, 0x53, 0x54, 0x4e, 3];
         let proxy = Proxy::new(

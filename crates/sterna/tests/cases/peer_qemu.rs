@@ -21,7 +21,7 @@ fn running(return_path: bool) -> Recording {
 
 fn settings(managed: bool) -> (Parameters, Capabilities) {
     let (mut params, mut capabilities) = common::multifd(2);
-    params.limits = support::SHORT;
+    params.limits = support::short_limits();
     capabilities.unmanaged = !managed;
     (params, capabilities)
 }

@@ -21,7 +21,7 @@ const OPEN: &[u8] = &[8, 0, 1, 0, 0];
 fn settings(lanes: u8) -> (Parameters, Capabilities) {
     let (mut params, mut capabilities) = common::multifd(lanes.max(1));
     capabilities.multifd = lanes > 0;
-    params.limits = support::SHORT;
+    params.limits = support::short_limits();
     (params, capabilities)
 }
 
@@ -34,7 +34,7 @@ fn recording(lanes: u8, return_path: bool) -> Recording {
 
 /// Several times the limit after which the destination treats silence as a failure.
 fn long() -> Duration {
-    support::SHORT.stall * 4
+    support::short_limits().stall * 4
 }
 
 #[test]

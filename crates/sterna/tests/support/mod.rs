@@ -28,15 +28,18 @@ pub use vm::TestVm;
 
 use crate::common;
 
-/// Limits for peers that are silent on purpose.
-pub const SHORT: WaitLimits = WaitLimits {
-    setup: Duration::from_millis(400),
-    stall: Duration::from_millis(400),
-    switchover: Duration::from_secs(10),
-    prepare: Duration::from_millis(400),
-    acknowledge: Duration::from_millis(400),
-    ask_interval: Duration::from_millis(50),
-};
+/// Limits for peers that are silent on purpose. On a busy machine they are longer, so that no other peer exceeds them.
+pub fn short_limits() -> WaitLimits {
+    let limit = sterna_testing::stretched(Duration::from_millis(400));
+    WaitLimits {
+        setup: limit,
+        stall: limit,
+        switchover: Duration::from_secs(10),
+        prepare: limit,
+        acknowledge: limit,
+        ask_interval: Duration::from_millis(50),
+    }
+}
 
 /// A guest that is small enough for a fast migration, with pages of every kind.
 pub fn small() -> ProcessConfig {
@@ -49,7 +52,7 @@ pub fn small() -> ProcessConfig {
 }
 
 pub fn short() -> Parameters {
-    Parameters { limits: SHORT, ..common::parameters() }
+    Parameters { limits: short_limits(), ..common::parameters() }
 }
 
 /// Two VMs of [`small`]; the first one runs.

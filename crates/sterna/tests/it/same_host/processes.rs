@@ -113,7 +113,7 @@ fn destination_process() {
     let moment = moment.to_string_lossy().into_owned();
     let dying = Arc::new(Dying { vm: Arc::clone(&vm), moment });
     let address = sterna::Address::Unix(path.clone().into());
-    let params = Parameters { limits: support::SHORT, ..common::parameters() };
+    let params = Parameters { limits: support::short_limits(), ..common::parameters() };
     let incoming =
         Incoming::listen(dying, &address, params, Capabilities::default(), Arc::new(())).expect("listening");
     std::fs::write(ready(Path::new(&path)), "").unwrap();
@@ -160,7 +160,7 @@ impl Source {
     }
 
     fn migrate(&self, place: &Place) -> Migration {
-        let params = Parameters { limits: support::SHORT, ..parameters() };
+        let params = Parameters { limits: support::short_limits(), ..parameters() };
         vm::start(&self.vm, &place.address(), &params, Capabilities::default(), Arc::new(()))
     }
 
