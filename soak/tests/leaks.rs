@@ -28,7 +28,7 @@ fn grown(leak: fn()) -> Vec<&'static str> {
 #[test]
 fn what_cases_leave_behind_is_found_and_named() {
     assert_eq!(grown(|| {}), [""; 0]);
-    assert_eq!(grown(|| drop(std::thread::spawn(forever))), ["threads"]);
+    assert_eq!(grown(leave_a_thread), ["threads"]);
     assert_eq!(grown(|| std::mem::forget(std::fs::File::open("/dev/null"))), ["descriptors"]);
     assert_eq!(grown(|| std::mem::forget(RamBlock::new("left", 1 << 20, Backing::Anonymous))), ["mappings"]);
     // 80 MiB in total, in pieces that are too small to be mappings.
@@ -40,8 +40,15 @@ fn what_cases_leave_behind_is_found_and_named() {
     assert_eq!(grown(pieces), ["resident memory"]);
 }
 
-fn forever() {
-    loop {
-        std::thread::park();
-    }
+/// Starts a thread that does not end, and waits until it has started: with its first allocation, the allocator opens a file
+/// for a moment.
+fn leave_a_thread() {
+    let (tell, started) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let _ = tell.send(Box::new(()));
+        loop {
+            std::thread::park();
+        }
+    });
+    let _ = started.recv();
 }
