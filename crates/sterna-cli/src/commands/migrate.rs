@@ -363,7 +363,7 @@ mod tests {
             ("rdma:host", "port"),
             ("rdma:host,ipv4=on", "port"),
             ("rdma:host:http", "number"),
-            ("rdma::4444", "a host"),
+            ("rdma::4444", "the host"),
             ("rdma", "rdma:HOST:PORT"),
         ] {
             let refused = address(bad).unwrap_err();

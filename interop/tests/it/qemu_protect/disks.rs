@@ -338,7 +338,7 @@ fn disk_that_cannot_go_to_the_standby_is_refused_in_one_sentence() -> Result<(),
     for (disk, word) in [
         ("--disk=p0=data", "quorum"),
         ("--disk=nothing=data", "no block node nothing"),
-        ("--disk=q0=other", "called other"),
+        ("--disk=q0=other", "the name other"),
     ] {
         let refused = sterna_does(&["protect", &qemu, &socket, disk, &arbiter]).unwrap_err();
         assert!(refused.contains(word), "{disk}: {refused}");

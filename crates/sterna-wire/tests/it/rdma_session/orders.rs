@@ -111,7 +111,7 @@ fn commander_refuses_messages_out_of_order() {
     twice.received(RegisterResult).unwrap();
     refused(twice.received(RegisterResult), RegisterResult, Fault::PeerMisbehaved, "no command was sent");
     assert!(twice.is_over());
-    refused(twice.send(File), File, Fault::Local, "over");
+    refused(twice.send(File), File, Fault::Local, "ended");
     // No receive was posted for the message, so the caller has counted wrongly.
     refused(Commander::new().received(Ready), Ready, Fault::Local, "no receive was posted");
 }
@@ -121,18 +121,18 @@ fn error_ends_a_session_and_is_not_answered() {
     let mut commander = ready();
     assert_eq!(commander.received(MessageType::Error), Ok(Heard::Failed));
     assert!(!commander.may_send());
-    refused(commander.say_error(), MessageType::Error, Fault::Local, "over");
+    refused(commander.say_error(), MessageType::Error, Fault::Local, "ended");
 
     let mut commander = ready();
     assert_eq!(commander.say_error(), Ok(()));
-    refused(commander.send(MessageType::File), MessageType::File, Fault::Local, "over");
-    refused(commander.say_error(), MessageType::Error, Fault::Local, "over");
+    refused(commander.send(MessageType::File), MessageType::File, Fault::Local, "ended");
+    refused(commander.say_error(), MessageType::Error, Fault::Local, "ended");
 
     let mut listener = invited();
     assert_eq!(listener.received(MessageType::Error), Ok(()));
     assert!(listener.is_over() && !listener.may_invite());
-    refused(listener.say_error(), MessageType::Error, Fault::Local, "over");
-    refused(listener.invite(), MessageType::Ready, Fault::Local, "over");
+    refused(listener.say_error(), MessageType::Error, Fault::Local, "ended");
+    refused(listener.invite(), MessageType::Ready, Fault::Local, "ended");
 
     // After the last command, the destination may fail, and a READY may be left over as well.
     let mut commander = ready();
@@ -165,7 +165,7 @@ fn listener_invites_one_command_and_answers_it_first() {
         "REGISTER_RESULT has not been sent yet",
     );
     assert_eq!(listener.answer(RegisterResult), Ok(Sending { receives: 0 }));
-    refused(listener.answer(RegisterResult), RegisterResult, Fault::Local, "no command was sent");
+    refused(listener.answer(RegisterResult), RegisterResult, Fault::Local, "no command was received");
     assert_eq!(listener.invite(), Ok(Sending { receives: 1 }));
 }
 
@@ -304,7 +304,7 @@ fn source_takes_as_many_results_as_it_asked_for() {
     let one = bytes(MessageType::RegisterResult);
     let answer = session.received(&Message::decode(&one).unwrap());
     refused(answer, MessageType::RegisterResult, Fault::PeerMisbehaved, "1 results, but 2 were requested");
-    refused(session.send(Command::Compress(1)), MessageType::Compress, Fault::Local, "over");
+    refused(session.send(Command::Compress(1)), MessageType::Compress, Fault::Local, "ended");
 }
 
 #[test]
@@ -315,7 +315,7 @@ fn source_is_done_when_all_is_sent_and_not_before() {
     let mut session = source(Peer::Qemu, 0);
     session.finish().unwrap();
     assert_eq!(session.disconnected(), Ok(()));
-    refused(session.send(STREAM), MessageType::File, Fault::Local, "over");
+    refused(session.send(STREAM), MessageType::File, Fault::Local, "ended");
 }
 
 /// A destination in the phase with this number, after it sent READY. The blocks were requested from the second
@@ -378,7 +378,7 @@ fn destination_takes_each_command_in_its_phase_only() {
     let _ = session.answer(RamBlocksResult).unwrap();
     let _ = session.invite().unwrap();
     refused(session.received(RamBlocksRequest), RamBlocksRequest, Fault::PeerMisbehaved, "exchanged once");
-    refused(session.invite(), Ready, Fault::Local, "over");
+    refused(session.invite(), Ready, Fault::Local, "ended");
 }
 
 #[test]
@@ -401,5 +401,5 @@ fn destination_is_done_when_all_has_come_and_not_before() {
     assert_eq!(session.disconnected(), Ok(()));
     let mut failed = destination(0);
     assert_eq!(failed.say_error(), Ok(()));
-    refused(failed.invite(), MessageType::Ready, Fault::Local, "over");
+    refused(failed.invite(), MessageType::Ready, Fault::Local, "ended");
 }
