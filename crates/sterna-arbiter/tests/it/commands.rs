@@ -52,7 +52,10 @@ fn fence_succeeds_only_by_0() {
     assert_eq!(fence("exit 0", PATIENCE), Ok(()));
     for (script, what) in [&[("exit 1", "exited with 1")], FAILURES].concat() {
         let error = fence(script, PATIENCE).expect_err(script).to_string();
-        assert!(error.contains(what) && error.contains("must not start on either side"), "{script}: {error}");
+        assert!(
+            error.contains(what) && error.contains("does not start here until the fence succeeds"),
+            "{script}: {error}"
+        );
         // A standby has no command that decides.
         assert!(!error.contains("decide"), "{script}: {error}");
     }

@@ -266,7 +266,7 @@ fn libvirt_header_that_lies_is_refused_in_one_sentence() {
             "version 3 of the save image is unknown",
         ),
         (|header| header.format = 7, "format 7"),
-        (|header| header.format = 6, "says sparse"),
+        (|header| header.format = 6, "is sparse"),
         (|header| header.format = 5, "zstd"),
         (|header| header.data_length = 0, "is 0"),
         (|header| header.data_length = 0x7fff_ffff, "are announced"),

@@ -60,7 +60,7 @@ fn answer_that_is_not_due_fails_with_the_peers_fault() {
         ("SHUT 0 early", early, message(&ReturnMessage::Shut(0)), ""),
         ("SHUT 0 at prepare", Seen::Ping(PREPARE_PING), message(&ReturnMessage::Shut(0)), ""),
         ("page request", early, message(&request), "request for pages"),
-        ("bitmap", early, message(&ReturnMessage::ReceivedBitmap { block: "ram.low".into() }), "bitmap"),
+        ("bitmap", early, message(&ReturnMessage::ReceivedBitmap { block: "ram.low".into() }), "Bitmap"),
         ("type 0", early, vec![0, 0, 0, 4, 0, 0, 0, 0], "type 0"),
         ("type 9", early, vec![0, 9, 0, 4, 0, 0, 0, 0], "type 9"),
         ("length", early, vec![0, 2, 0, 5, 0, 0, 0, 0, 0], "5 bytes"),

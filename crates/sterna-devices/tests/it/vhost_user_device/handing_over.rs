@@ -297,8 +297,8 @@ fn what_is_no_back_end_of_this_device_is_refused() {
     let file: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
     let ended: OwnedFd = UnixStream::pair().unwrap().0.into();
     let cases = [
-        (vec![], "0 descriptors came"),
-        (vec![heard().0, heard().0], "2 descriptors came"),
+        (vec![], "0 descriptors arrived"),
+        (vec![heard().0, heard().0], "2 descriptors arrived"),
         (vec![datagram], "not a connection over a Unix socket"),
         (vec![file], "not a connection over a Unix socket"),
         (vec![ended], "closed the connection"),

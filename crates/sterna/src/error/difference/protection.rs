@@ -58,15 +58,15 @@ pub enum ProtectionDifference {
     )]
     NoReturnPath,
     /// A primary's contact at a standby that takes checkpoints alone.
-    #[error("{peer}: a primary wants to be in contact, and this standby takes checkpoints alone")]
+    #[error("{peer}: a primary opens a contact, but this standby takes only checkpoints")]
     NoContactHere {
         /// Address of the primary.
         peer: String,
     },
     /// A primary's contact after its guest.
     #[error(
-        "{peer}: a primary wants to be in contact after the guest began to come: its contact comes first, so protect the \
-         guest again"
+        "{peer}: a primary opened its contact after the guest began to arrive: the contact must be opened first, so protect \
+         the guest again"
     )]
     LateContact {
         /// Address of the primary.
@@ -74,7 +74,7 @@ pub enum ProtectionDifference {
     },
     /// A guest without its primary's contact.
     #[error(
-        "a guest came without its primary's contact, which comes first: protect it with `sterna protect`, or let this standby \
+        "a guest arrived without its primary's contact, which must be opened first: protect it with `sterna protect`, or let this standby \
          do without an arbiter, a fence and a secret"
     )]
     NoContact,

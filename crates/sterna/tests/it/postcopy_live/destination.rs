@@ -174,7 +174,7 @@ fn source_that_breaks_a_rule_before_run_is_refused_by_name() {
 #[test]
 fn bad_record_on_the_preempt_channel_is_refused() {
     for (bytes, word) in
-        [(&b"\0\0\0\0\0\0\0\x40"[..], "no page"), (b"\0\0\0\0\0\0\0\x08\x02xx", "block list")]
+        [(&b"\0\0\0\0\0\0\0\x40"[..], "not a page record"), (b"\0\0\0\0\0\0\0\x08\x02xx", "block list")]
     {
         refused("preempt", word, true, |played| {
             played.open(PAGES);

@@ -118,6 +118,9 @@ fn address_where_nobody_listens_is_an_error_that_says_so() {
     let outcome = migration.wait();
     let Outcome::Failed { error, held: false } = outcome else { panic!("{outcome:?}") };
     let text = error.to_string();
-    assert!(text.contains("cannot connect to rdma:10.0.0.2:9") && text.contains("nobody listens"), "{text}");
+    assert!(
+        text.contains("cannot connect to rdma:10.0.0.2:9") && text.contains("no process listens"),
+        "{text}"
+    );
     lab.assert_empty();
 }

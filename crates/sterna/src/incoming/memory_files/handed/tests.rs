@@ -136,17 +136,25 @@ fn memory_of_another_size_kind_or_right_is_refused() {
     let theirs = ram();
     let with = |low: OwnedFd| vec![low, memory(&theirs, 1)];
     let short = file(BYTES - PAGE_SIZE as u64);
-    bad_descriptor(&table(), with(short.into()), "bytes, and 65536 from 0x0 on are needed");
+    bad_descriptor(&table(), with(short.into()), "bytes, but 65536 at 0x0 are needed");
     let beyond = [entry("low", PAGE_SIZE as u64), entry("high", 0)];
-    bad_descriptor(&beyond, with(memory(&theirs, 0)), "from 0x1000 on are needed");
+    bad_descriptor(&beyond, with(memory(&theirs, 0)), "at 0x1000 are needed");
     let overflow = [entry("low", u64::MAX - 4095), entry("high", 0)];
-    bad_descriptor(&overflow, with(memory(&theirs, 0)), "on are needed");
+    bad_descriptor(&overflow, with(memory(&theirs, 0)), "are needed");
     let odd = [entry("low", 512), entry("high", 0)];
-    bad_descriptor(&odd, with(file(2 * BYTES).into()), "inside of a page");
+    bad_descriptor(&odd, with(file(2 * BYTES).into()), "inside a page");
     let (_, pipe) = std::io::pipe().unwrap();
-    bad_descriptor(&table(), with(pipe.into()), "no memfd and no regular file");
-    bad_descriptor(&table(), with(File::open("/dev/zero").unwrap().into()), "no memfd and no regular file");
-    bad_descriptor(&table(), with(File::open("/dev/shm").unwrap().into()), "no memfd and no regular file");
+    bad_descriptor(&table(), with(pipe.into()), "neither a memfd nor a regular file");
+    bad_descriptor(
+        &table(),
+        with(File::open("/dev/zero").unwrap().into()),
+        "neither a memfd nor a regular file",
+    );
+    bad_descriptor(
+        &table(),
+        with(File::open("/dev/shm").unwrap().into()),
+        "neither a memfd nor a regular file",
+    );
     let read_only = tempfile::NamedTempFile::new_in("/dev/shm").unwrap();
     read_only.as_file().set_len(BYTES).unwrap();
     bad_descriptor(&table(), with(File::open(read_only.path()).unwrap().into()), "reading and writing");
