@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use sterna::error::MachineDifference;
-use sterna::error::MigrationError;
+use sterna::error::{MachineDifference, MigrationError};
 use sterna::internals::{RamStart, Section};
 use sterna_image::model::Beside;
 use sterna_image::{BlockShape, OPAQUE_BYTES, RamShape, Shape};

@@ -4,8 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use sterna::error::MigrationError;
-use sterna::error::{MachineDifference, Untimely};
+use sterna::error::{MachineDifference, MigrationError, Untimely};
 use sterna::hooks::Hook;
 use sterna::internals::PageSink;
 use sterna::internals::{Layout, RamStart, RamStarted, Section, Target};

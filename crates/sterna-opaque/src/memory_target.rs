@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use sterna::error::MigrationError;
-use sterna::error::Untimely;
+use sterna::error::{MigrationError, Untimely};
 use sterna::hooks::Hook;
 use sterna::internals::emptied;
 use sterna::internals::{Layout, RamStart, RamStarted, Section, Target};

@@ -3,8 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use sterna::error::MigrationError;
-use sterna::error::ProtectionDifference;
+use sterna::error::{MigrationError, ProtectionDifference};
 use sterna_image::Shape;
 use sterna_ram::{GuestRam, PAGE_SIZE};
 use sterna_wire::colo::DeviceList;

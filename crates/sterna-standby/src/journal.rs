@@ -9,8 +9,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use sterna::error::BadPage;
-use sterna::error::MigrationError;
+use sterna::error::{BadPage, MigrationError};
 use sterna::internals::PageRun;
 use sterna::internals::threads::{copied_in_parts, in_part};
 use sterna_ram::{Backing, DirtyBitmaps, GuestRam, PAGE_SIZE, RamBlock, RamError, RamSlice};

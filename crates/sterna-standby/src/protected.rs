@@ -5,8 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
-use sterna::error::{BadConnection, Misbehaviour, ProtectionDifference};
-use sterna::error::{Fault, MigrationError, VmError};
+use sterna::error::{BadConnection, Fault, MigrationError, Misbehaviour, ProtectionDifference, VmError};
 use sterna::events::Status;
 use sterna::internals::Follower;
 use sterna::internals::WeakIncoming;

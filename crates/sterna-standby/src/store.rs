@@ -4,8 +4,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use sterna::error::BadProtection;
-use sterna::error::MigrationError;
+use sterna::error::{BadProtection, MigrationError};
 use sterna::internals::Follower;
 use sterna::internals::RamSink;
 use sterna::internals::threads::call;

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use sterna::error::{BadProtection, MachineDifference, ProtectionDifference, Untimely};
-use sterna::error::{MigrationError, VmError};
+use sterna::error::{
+    BadProtection, MachineDifference, MigrationError, ProtectionDifference, Untimely, VmError,
+};
 use sterna::hooks::Hook;
 use sterna::internals::Follower;
 use sterna::internals::streams::{self, MOST_CHUNK_BYTES};

@@ -1,7 +1,6 @@
 //! Reads a destination's messages and acts on them.
 
-use sterna::error::MigrationError;
-use sterna::error::{BadAnswer, Ending};
+use sterna::error::{BadAnswer, Ending, MigrationError};
 use sterna::internals::postcopy::{Answer, LOADED_PING};
 use sterna_transport::{Channel, TransportError};
 use sterna_wire::received_pages::ReceivedPages;

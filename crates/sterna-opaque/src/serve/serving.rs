@@ -5,8 +5,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use sterna::error::Awaited;
-use sterna::error::MigrationError;
+use sterna::error::{Awaited, MigrationError};
 use sterna::internals::postcopy::{DEVICES_PING, HELLO_PING, LISTED_PING, PACKAGE_PING};
 use sterna::internals::threads;
 use sterna::params::WaitLimits;

@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
-use sterna::error::Awaited;
-use sterna::error::MigrationError;
+use sterna::error::{Awaited, MigrationError};
 use sterna::internals::postcopy::Answers;
 use sterna::internals::postcopy::PageOrder;
 use sterna_image::Shape;

@@ -4,8 +4,7 @@ use std::io;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use sterna::error::MigrationError;
-use sterna::error::{BadConnection, Misbehaviour, ProtectionDifference};
+use sterna::error::{BadConnection, MigrationError, Misbehaviour, ProtectionDifference};
 use sterna_transport::Channel;
 
 use super::budget::Budget;

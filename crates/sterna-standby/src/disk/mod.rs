@@ -21,8 +21,7 @@ mod serve;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use sterna::error::MigrationError;
-use sterna::error::{BadConnection, Misbehaviour, ProtectionDifference};
+use sterna::error::{BadConnection, MigrationError, Misbehaviour, ProtectionDifference};
 use sterna_transport::Channel;
 
 use budget::Budget;

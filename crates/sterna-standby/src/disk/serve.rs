@@ -3,8 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use sterna::error::MigrationError;
-use sterna::error::{BadConnection, Misbehaviour, ProtectionDifference, UnknownDisk};
+use sterna::error::{BadConnection, MigrationError, Misbehaviour, ProtectionDifference, UnknownDisk};
 use sterna_transport::{Channel, IoPart};
 use sterna_wire::nbd::{
     ClientOption, CommandKind, Export, GREETING, OptionReply, Request, client_flags, export_name_reply,
