@@ -17,14 +17,14 @@ pub const PACKAGE: &str = "sterna-interop";
 pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
     if let Some(option) = arguments.iter().find(|argument| argument.starts_with('-')) {
         return Err(Failure::Usage(format!(
-            "interop takes names of files in interop/tests/it, not `{option}`"
+            "interop takes names of files in interop/tests/interop, not `{option}`"
         )));
     }
     let targets = Metadata::of_members(None)?.targets();
     let tests = targets.iter().find(|target| target.package == PACKAGE && target.kind == "test");
     let is_subject = |name: &String| tests.is_some_and(|tests| tests.has_module(name));
     if let Some(unknown) = arguments.iter().find(|name| !is_subject(name)) {
-        return Err(Failure::Usage(format!("there is no interop/tests/it/{unknown}.rs")));
+        return Err(Failure::Usage(format!("there is no interop/tests/interop/{unknown}.rs")));
     }
     let mut parts = Parts::default();
     let mut runner = Runner::new()?;

@@ -63,7 +63,7 @@ usage: cargo xtask COMMAND
   lab rdma --reliability[=N] [--seed=S]   N migrations over RDMA cancelled, cut or killed (default 60)
   roots [NAME]                  Debian roots with QEMU and libvirt, for the part `interop`: qemu, libvirt (sid),
                                 qemu-bookworm, qemu-trixie, and guest for the lab's Linux guests
-  interop [SUBJECT…]            tests against real QEMU and libvirt alone (SUBJECT: a file in interop/tests/it)
+  interop [SUBJECT…]            tests against real QEMU and libvirt alone (SUBJECT: a file in interop/tests/interop)
   demo-loop N [--built] [-- ARGS]   N demo migrations in a row, every one checked
   release-check [PART…]         what must hold before crates are published; --list names the parts
   release-check --update-api    store the public interfaces as they are now (api/)

@@ -99,7 +99,7 @@ fn stalled_loaders(seed: Option<u64>) -> Result<Outcome> {
     let (test, rounds) = CEILING;
     let mut command = process::cargo();
     command
-        .args(["test", "--quiet", "--package", "sterna", "--test", "cases", test])
+        .args(["test", "--quiet", "--package", "sterna", "--test", "leaks", test])
         .env("STERNA_ROUNDS", rounds);
     if let Some(seed) = seed {
         command.env("STERNA_SEED", seed.to_string());

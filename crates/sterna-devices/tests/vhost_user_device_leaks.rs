@@ -3,7 +3,7 @@
 
 #[path = "support/back_end.rs"]
 mod back_end;
-#[path = "it/vhost_user_device/machine.rs"]
+#[path = "devices/vhost_user_device/machine.rs"]
 mod machine;
 #[path = "support/model.rs"]
 mod model;

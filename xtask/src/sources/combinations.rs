@@ -128,8 +128,8 @@ mod tests {
     use super::wrong;
 
     const SOUND: &str = "## Pairs\n| a (a) | = | | |\n| b, c (b) | x | = | |\n| postcopy (p) | T | + | = |\n\
-        ## Refused\n| f | w | s | c |\n| - | - | - | - |\n| a | b, c | no | `it t::one` |\n\
-        ## Tested together\n| f | t |\n| - | - |\n| a, postcopy | `it t::two` |\n";
+        ## Refused\n| f | w | s | c |\n| - | - | - | - |\n| a | b, c | no | `engine t::one` |\n\
+        ## Tested together\n| f | t |\n| - | - |\n| a, postcopy | `engine t::two` |\n";
 
     #[test]
     fn tables_that_agree_are_sound_and_each_difference_is_told() {

@@ -95,19 +95,19 @@ mod tests {
 
     /// The errors of a document with these rows, if every test exists.
     fn wrong_with(rows: &[&str]) -> Vec<String> {
-        let legend = "| evidence | is |\n| --- | --- |\n| `it` | tests |\n\n";
+        let legend = "| evidence | is |\n| --- | --- |\n| `engine` | tests |\n\n";
         let head = "| id | promise | evidence | details |\n| --- | --- | --- | --- |\n";
         wrong(&format!("{legend}{head}{}\n", rows.join("\n")), &["tls".to_owned()].into())
     }
 
     fn row(id: &str, promise: &str) -> String {
-        format!("| {id} | {promise} | `it tls::` | |")
+        format!("| {id} | {promise} | `engine tls::` | |")
     }
 
     #[test]
     fn evidence_that_does_not_exist_is_named() {
         let names = ["tls", "slow_handshake_has_the_setup_limit", "panics"].map(str::to_owned).into();
-        let document = "| a | `it tls::slow_handshake`, `cases panics::`, `sterna_x::y::z` |\n| b | `cargo test -p x --test it tls::gone` |";
+        let document = "| a | `engine tls::slow_handshake`, `leaks panics::`, `sterna_x::y::z` |\n| b | `cargo test -p x --test engine tls::gone` |";
 
         let wrong = missing_tests(document, &names);
 

@@ -144,7 +144,7 @@ mod tests {
         let text = "const A: &str = \"goes off\";\n\n#[cfg(test)]\nmod tests {\n    const B: &str = \"goes on\";\n}\n";
 
         assert!(in_source("crates/sterna-ram/src/lib.rs", text).is_empty());
-        assert!(in_source("crates/sterna-ram/tests/it/a.rs", "let a = \"goes on\";").is_empty());
+        assert!(in_source("crates/sterna-ram/tests/memory/a.rs", "let a = \"goes on\";").is_empty());
         assert!(in_source("crates/sterna-ram/src/a/tests.rs", "let a = \"goes on\";").is_empty());
     }
 

@@ -111,12 +111,12 @@ mod tests {
         let message = |test: bool| {
             serde_json::json!({"reason": "compiler-artifact", "profile": {"test": test},
                 "manifest_path": "/w/crates/sterna/Cargo.toml", "package_id": "path+file:///w/crates/sterna#0.1.0",
-                "target": {"kind": ["test"], "name": "it"}, "executable": "/w/target/debug/deps/it-1"})
+                "target": {"kind": ["test"], "name": "engine"}, "executable": "/w/target/debug/deps/engine-1"})
         };
 
         let binary = Binary::of(&message(true)).expect("a test program");
 
-        assert_eq!((binary.package.as_str(), binary.target.as_str()), ("sterna", "it"));
+        assert_eq!((binary.package.as_str(), binary.target.as_str()), ("sterna", "engine"));
         assert_eq!(binary.directory, Path::new("/w/crates/sterna"));
         assert_eq!(Binary::of(&message(false)), None);
     }

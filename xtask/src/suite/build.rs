@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn come_holds_tests_back_until_the_programs_of_their_package_are_linked() {
-        let (mut build, path) = build("programs", &[("a", "it"), ("b", "other")]);
+        let (mut build, path) = build("programs", &[("a", "engine"), ("b", "other")]);
 
         std::fs::write(&path, format!("{}\n", message("test", true))).expect("a file");
         assert_eq!(build.come(), Ok(Vec::new()));
@@ -145,6 +145,6 @@ mod tests {
     fn message(kind: &str, test: bool) -> Value {
         serde_json::json!({"reason": "compiler-artifact", "profile": {"test": test},
             "manifest_path": "/w/a/Cargo.toml", "package_id": "path+file:///w/a#0.1.0",
-            "target": {"kind": [kind], "name": "it"}, "executable": "/w/a-1"})
+            "target": {"kind": [kind], "name": "engine"}, "executable": "/w/a-1"})
     }
 }

@@ -28,18 +28,18 @@ pub const SEEDS: [(&str, &str); 2] = [("STERNA_SEED", "1"), ("PROPTEST_RNG_SEED"
 
 /// Jobs that run without any other job, and the reason.
 const ALONE: &[(&str, &str)] = &[(
-    "sterna-guests it throttle",
+    "sterna-guests guests throttle",
     "compares how fast a guest goes when it is throttled, and when it is free",
 )];
 
 /// Rough durations in seconds of the longest jobs, for a machine without stored durations.
 pub const LONG: &[(&str, f64)] = &[
-    ("sterna-vmm it ring", 50.0),
-    ("sterna-vmm it moving", 45.0),
+    ("sterna-vmm machine ring", 50.0),
+    ("sterna-vmm machine moving", 45.0),
     ("sterna-soak soak", 39.0),
-    ("sterna-ram it ring", 20.0),
-    ("sterna-cli it demo", 16.0),
-    ("sterna-cli it vfio_user", 12.0),
+    ("sterna-ram memory ring", 20.0),
+    ("sterna-cli command demo", 16.0),
+    ("sterna-cli command vfio_user", 12.0),
 ];
 
 /// Applies the special rules to a job.

@@ -3,7 +3,7 @@
 //! A *round* is a set of dirty pages that lanes send between two flushes of the wire (specs/stream.md §3.5).
 //! The following clauses apply within a round. Tests in this module check each clause. For each clause, another
 //! test violates it around the engine, and the guests' checker must detect the violation
-//! (`tests/it/page_order`):
+//! (`tests/engine/page_order`):
 //!
 //! 1. A page is sent at most once per round, over all lanes. Bits that a sync finds meanwhile belong to the
 //!    next round.
@@ -15,7 +15,7 @@
 //!    dropped that are unsent *after* the sync and will be read, because they are read later. A page that was
 //!    found absent is sent as zero without being read. A page that the guest does not use is not sent at all.
 //! 7. For a checkpoint of a protected guest, all slices are re-armed before the guest is resumed. By then every
-//!    page is copied, sent, or write-protected until it is copied (`tests/it/protected/copied`).
+//!    page is copied, sent, or write-protected until it is copied (`tests/engine/protected/copied`).
 //!
 //! Lanes claim chunks from the round's shared cursor. There is no thread that distributes pages to them.
 

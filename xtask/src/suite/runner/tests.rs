@@ -156,7 +156,7 @@ fn tests_whose_program_is_never_built_are_a_failure() {
     let (runner, aside) = runner();
     let message = serde_json::json!({"reason": "compiler-artifact", "profile": {"test": true},
         "manifest_path": "/w/a/Cargo.toml", "package_id": "path+file:///w/a#0.1.0",
-        "target": {"kind": ["test"], "name": "it"}, "executable": "/bin/true"});
+        "target": {"kind": ["test"], "name": "engine"}, "executable": "/bin/true"});
     let build = build(&aside, &[("a", "a")], &message);
 
     let done = runner.run(Some(build), |binary| binary.jobs()).expect("a report").into_jobs();

@@ -1,0 +1,30 @@
+//! The integration tests of this crate, one module per subject.
+//! They are one program, so that only one is linked. `cargo test -p sterna-cli --test command SUBJECT::` runs the
+//! tests of one subject.
+
+#[path = "../../../sterna-transport/tests/support/certificates.rs"]
+mod certificates;
+#[path = "../support/mod.rs"]
+mod support;
+
+mod convert;
+mod demo;
+mod dirty_limit;
+mod exit_statuses;
+mod interrupted;
+mod limits;
+mod migrate_settings;
+mod peer;
+mod postcopy;
+mod postcopy_devices;
+mod protect;
+mod protect_devices;
+mod qmp_reference;
+mod rdma;
+mod reconnect;
+mod same_host;
+mod same_host_devices;
+mod save;
+mod standby;
+mod vfio_user;
+mod vhost_user;
