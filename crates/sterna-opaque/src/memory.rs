@@ -5,7 +5,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use sterna::SettingsError;
 use sterna::StartError;
-use sterna::error::MigrationError;
+use sterna::error::{MigrationError, UnusableImage};
 use sterna::events::Observer;
 use sterna::incoming::Incoming;
 use sterna::internals::{PageReader, RamReader};
@@ -47,7 +47,7 @@ impl MemoryMachine {
         };
         let listed = &shape.ram.blocks;
         if listed.len() != ram.blocks().len() || !listed.iter().all(|b| has(&b.name, b.length_bytes)) {
-            return Err(StartError::Image("its RAM has other blocks than it lists".to_owned()));
+            return Err(UnusableImage::OtherBlocks.into());
         }
         Ok(Self { ram, shape: Arc::new(Mutex::new(Some(shape))) })
     }
@@ -81,7 +81,7 @@ impl MemoryMachine {
         // sent on.
         let capabilities = Capabilities { unmanaged: true, ..capabilities };
         let target = MemoryTarget::new(self.ram.clone(), Arc::clone(&self.shape));
-        let target = target.map_err(|error| StartError::System(error.to_string()))?;
+        let target = target.map_err(StartError::system)?;
         Incoming::listen_for(Arc::new(target), at, params, capabilities, observer)
     }
 
@@ -99,7 +99,7 @@ impl MemoryMachine {
         if matches!(to, Address::File { .. }) {
             return Err(SettingsError::ImageIntoFile.into());
         }
-        let mut shape = self.shape().ok_or_else(|| StartError::Image("no machine has come".to_owned()))?;
+        let mut shape = self.shape().ok_or_else(|| UnusableImage::NotArrived)?;
         // Lanes identify blocks by their index in RAM, so the shape must list them in the same order.
         shape.ram.blocks.sort_by_key(|block| self.ram.blocks().iter().position(|b| b.name() == block.name));
         let pages = MemoryPages(self.ram.clone());

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use sterna::SettingsError;
 use sterna::StartError;
-use sterna::error::MigrationError;
+use sterna::error::{MigrationError, SystemRefusal, UnusableImage};
 use sterna::events::Observer;
 use sterna::internals::flushes_silently;
 use sterna::outgoing::Migration;
@@ -58,27 +58,19 @@ pub fn send(
         return Err(SettingsError::FlushesSilently { machine_type: machine_type.clone() }.into());
     }
     if !image.shape().has_eof {
-        return Err(StartError::Image(format!(
-            "{} ends inside the devices' state: it cannot be restored",
-            image.path_name()
-        )));
+        return Err(UnusableImage::CutOff { image: image.path_name().to_owned() }.into());
     }
     if image.lacks_bitmaps() {
-        return Err(StartError::Image(format!(
-            "{} is a background snapshot whose bitmaps were never written; all of RAM would be zero: `sterna repair` \
-             repairs it",
-            image.path_name()
-        )));
+        return Err(UnusableImage::NoBitmaps { image: image.path_name().to_owned() }.into());
     }
-    let system = |error: &dyn std::fmt::Display| StartError::System(error.to_string());
     if !options.force_damaged {
         refuse_damage(&image).map_err(|error| match error {
-            ImageError::Damaged { .. } => StartError::DamagedImage(error.to_string()),
-            error => system(&error),
+            ImageError::Damaged { .. } => StartError::DamagedImage(Arc::new(error)),
+            error => SystemRefusal::Image(Arc::new(error)).into(),
         })?;
     }
-    let (image, file) = open(image, options).map_err(|error| system(&error))?;
-    let machine = stored_machine(Arc::new(image), file, options.uuid).map_err(|error| system(&error))?;
+    let (image, file) = open(image, options).map_err(StartError::system)?;
+    let machine = stored_machine(Arc::new(image), file, options.uuid).map_err(StartError::system)?;
     // Each page is read once and sent once, and no running guest waits. So there is nothing to optimize for the
     // downtime.
     Migration::begin(Arc::new(machine), to, params, capabilities, observer)

@@ -99,7 +99,7 @@ impl DirtyRateMeasurement {
             move |error| shared.end(Err(error))
         };
         threads::spawn("dirty-rate", move || its.measure((&*vm, &ram), interval, claim), died)
-            .map_err(|error| StartError::System(error.to_string()))?;
+            .map_err(StartError::system)?;
         Ok(Self { shared })
     }
 

@@ -184,13 +184,12 @@ pub fn spawn(
     work: impl FnOnce() + Send + 'static,
     died: impl FnOnce(MigrationError) + Send + 'static,
 ) -> Result<JoinHandle<()>, MigrationError> {
-    let refused =
-        |why: &dyn std::fmt::Display| MigrationError::System(format!("thread {name:?}: {why}"), None);
+    let refused = |why: std::io::Error| MigrationError::system(format!("thread {name:?}: {why}"), why);
     #[cfg(feature = "planted-faults")]
     let planted = planted::of_this_thread();
     #[cfg(feature = "planted-faults")]
     if planted.as_deref() == Some(name) {
-        return Err(refused(&"told to fail"));
+        return Err(refused(std::io::Error::other("told to fail")));
     }
     let place = format!("the engine's thread {name:?}");
     let thread = Builder::new().name(name.to_owned()).spawn(move || {
@@ -205,7 +204,7 @@ pub fn spawn(
             died(error);
         }
     });
-    thread.map_err(|error| refused(&error))
+    thread.map_err(refused)
 }
 
 #[cfg(feature = "planted-faults")]

@@ -283,8 +283,8 @@ pub fn send_to(sending: &Sending<'_>, interrupts: &Interrupts) -> Done {
 /// The error for an image that was not sent at all.
 fn not_sent(error: &StartError) -> Stop {
     match error {
-        StartError::Image(why) => Stop::unreadable(why),
-        StartError::DamagedImage(why) => Stop::unreadable(why).with_more(FORCE_DAMAGED),
+        StartError::Image(why) => Stop::unreadable(why.to_string()),
+        StartError::DamagedImage(why) => Stop::unreadable(why.to_string()).with_more(FORCE_DAMAGED),
         error => Stop::failed(sterna_qmp::migration::refusal_sentence(error)),
     }
 }

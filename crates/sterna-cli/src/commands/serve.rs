@@ -90,8 +90,10 @@ impl Reading {
         let options =
             ImageOptions { cache_limit_bytes: self.cache_limit, spool: self.spool.clone(), ..options };
         let served = ServedImage::open(image, &options).map_err(|error| match error {
-            sterna::StartError::DamagedImage(why) => Stop::unreadable(why).with_more(FORCE_DAMAGED),
-            sterna::StartError::Image(why) => Stop::unreadable(why),
+            sterna::StartError::DamagedImage(why) => {
+                Stop::unreadable(why.to_string()).with_more(FORCE_DAMAGED)
+            }
+            sterna::StartError::Image(why) => Stop::unreadable(why.to_string()),
             error => Stop::failed(error.to_string()),
         })?;
         if served.access() == Access::Spool {

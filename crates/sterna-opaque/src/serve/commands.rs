@@ -5,6 +5,7 @@
 //! and a QEMU fails when such a command is repeated. Therefore all sections of an image are sent, but only one
 //! of its commands, SWITCHOVER_START.
 
+use sterna::error::UnusableImage;
 use sterna_image::Shape;
 use sterna_image::tools::description::Description;
 use sterna_image::tools::sections::{ShapeWalk, Stop, Walk};
@@ -14,20 +15,23 @@ const REPLACED: [u16; 3] = [1, 2, 3];
 /// SWITCHOVER_START: devices load it, and the serving side does not send it itself.
 const KEPT: u16 = 11;
 
-/// Returns `shape`, which must have footers, without the commands that the serving side sends.
+/// Returns the shape of `image`, which must have footers, without the commands that the serving side sends.
 ///
 /// # Errors
-/// Why it cannot be served, as a clause about the image: it contains a command of a postcopy that had begun, or
-/// its sections cannot be separated.
-pub(super) fn served(shape: &Shape) -> Result<Shape, String> {
+/// It contains a command of a postcopy that had begun, or its sections cannot be separated.
+pub(super) fn served(shape: &Shape, image: &str) -> Result<Shape, UnusableImage> {
     let description = shape.description.as_ref().and_then(|text| Description::parse(text).ok());
     let walk = ShapeWalk::of(shape, description.as_ref());
     let before_devices =
         [(&walk.early, "before RAM"), (&walk.setup, "at RAM's start"), (&walk.between, "beside RAM")];
     if let Some((flaw, place)) = before_devices.iter().find_map(|(walk, place)| Some((lost(walk)?, place))) {
-        return Err(format!("its sections {place} cannot be told apart ({flaw}): restore it without --lazy"));
+        return Err(UnusableImage::Sections { image: image.to_owned(), place, flaw });
     }
     let mut served = shape.clone();
+    let sections = |bytes: &[u8], walk: &Walk| {
+        sections(bytes, walk)
+            .map_err(|number| UnusableImage::PostcopyHadBegun { image: image.to_owned(), number })
+    };
     served.early = sections(&shape.early, &walk.early)?;
     served.setup = sections(&shape.setup, &walk.setup)?;
     served.between = sections(&shape.between, &walk.between)?;
@@ -45,8 +49,9 @@ fn lost(walk: &Walk) -> Option<String> {
     Some(flaw.map_or_else(|| "an end of the stream stands there".to_owned(), |flaw| flaw.what.clone()))
 }
 
-/// Returns `bytes`, over which `walk` has run, without the replaced commands.
-fn sections(bytes: &[u8], walk: &Walk) -> Result<Vec<u8>, String> {
+/// Returns `bytes`, over which `walk` has run, without the replaced commands; or the number of a command of a postcopy
+/// that had begun.
+fn sections(bytes: &[u8], walk: &Walk) -> Result<Vec<u8>, u16> {
     let mut out = Vec::with_capacity(bytes.len());
     let mut at = 0;
     for command in &walk.commands {
@@ -55,11 +60,7 @@ fn sections(bytes: &[u8], walk: &Walk) -> Result<Vec<u8>, String> {
             out.extend_from_slice(&bytes[at..command.offset]);
             at = end;
         } else if command.number != KEPT {
-            return Err(format!(
-                "it has command {}, of a postcopy that had begun when it was saved: it does not hold all of RAM, and no VM \
-                 can load it",
-                command.number
-            ));
+            return Err(command.number);
         }
     }
     out.extend_from_slice(&bytes[at..]);
@@ -94,7 +95,7 @@ mod tests {
         image.between = [PART, ADVISE, SWITCHOVER, PART].concat();
         image.devices = [ADVISE, FULL, &[8, 0, 2, 0, 4, 0, 0, 0, 3]].concat();
 
-        let served = served(&image).unwrap();
+        let served = served(&image, "vm.img").unwrap();
 
         assert_eq!(served.early, b"");
         assert_eq!(served.setup, START);
@@ -109,7 +110,7 @@ mod tests {
         image.between = [PART, SWITCHOVER].concat();
         image.devices = FULL.to_vec();
 
-        assert_eq!(served(&image).unwrap(), image);
+        assert_eq!(served(&image, "vm.img").unwrap(), image);
     }
 
     #[test]
@@ -118,9 +119,10 @@ mod tests {
             let mut image = shape();
             image.between = [SWITCHOVER, &[8, 0, number, 0, 2, 1, 1]].concat();
 
-            let refused = served(&image).unwrap_err();
+            let refused = served(&image, "vm.img").unwrap_err();
 
-            assert!(refused.contains(&format!("command {number}")), "{refused}");
+            let UnusableImage::PostcopyHadBegun { number: named, .. } = refused else { panic!("{refused}") };
+            assert_eq!(named, u16::from(number));
         }
     }
 
@@ -128,11 +130,12 @@ mod tests {
     fn served_sections_that_cannot_be_told_apart_are_refused_and_damaged_devices_stay() {
         let mut image = shape();
         image.early = vec![FULL[0], 0, 0];
-        assert!(served(&image).unwrap_err().contains("before RAM"));
+        let refused = served(&image, "vm.img").unwrap_err();
+        assert!(matches!(refused, UnusableImage::Sections { place: "before RAM", .. }), "{refused}");
         image.early.clear();
         image.devices = [ADVISE, FULL, &[0x55, 1, 2]].concat();
 
-        let served = served(&image).unwrap();
+        let served = served(&image, "vm.img").unwrap();
 
         assert_eq!(served.devices, [FULL, &[0x55, 1, 2]].concat());
     }

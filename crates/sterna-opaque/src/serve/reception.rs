@@ -54,8 +54,7 @@ impl Reception {
         if options.preempt {
             return Err(StartError::Settings(SettingsError::PreemptNeedsDial));
         }
-        let system = |error: &dyn std::fmt::Display| StartError::System(error.to_string());
-        let listener = Listener::bind(address).map_err(|error| system(&error))?;
+        let listener = Listener::bind(address).map_err(StartError::system)?;
         let shared = Arc::new(Shared {
             image,
             listener,
@@ -67,7 +66,7 @@ impl Reception {
         let ours = Arc::clone(&shared);
         // If the thread dies, no new destination is served.
         let thread =
-            threads::spawn("reception", move || accept(&ours), |_| ()).map_err(|error| system(&error))?;
+            threads::spawn("reception", move || accept(&ours), |_| ()).map_err(StartError::system)?;
         Ok(Self { shared, thread: Mutex::new(Some(thread)) })
     }
 

@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
 use sterna::StartError;
-use sterna::error::MigrationError;
+use sterna::error::{SystemRefusal, UnusableImage};
 use sterna::internals::threads;
 use sterna_image::{Format, ImageError, LibvirtHeader, Shape};
 use sterna_transport::Direct;
@@ -64,14 +64,15 @@ impl ServedImage {
         let store =
             ImageStore::open(path, direct, options.spool.as_deref(), force_damaged).map_err(of_image)?;
         let shape = check(&store)?;
-        let system = |error: MigrationError| StartError::System(error.to_string());
-        let cache = Arc::new(ChunkCache::new(Arc::new(store), options.cache_limit_bytes).map_err(system)?);
+        let cache = Arc::new(
+            ChunkCache::new(Arc::new(store), options.cache_limit_bytes).map_err(StartError::system)?,
+        );
         let served = Self { cache, shape, path: path.to_owned(), readers: Mutex::default() };
         for number in 0..READERS {
             let cache = Arc::clone(&served.cache);
             // An image without readers is served as well, but is not read ahead.
             let reader = threads::spawn(&format!("reader {number}"), move || cache.work(), |_| ());
-            served.readers.lock().push(reader.map_err(system)?);
+            served.readers.lock().push(reader.map_err(StartError::system)?);
         }
         Ok(served)
     }
@@ -122,41 +123,31 @@ impl Drop for ServedImage {
 }
 
 /// Checks that the image can be served, and returns the machine as it is served.
-fn check(store: &ImageStore) -> Result<Shape, StartError> {
+fn check(store: &ImageStore) -> Result<Shape, UnusableImage> {
     let (image, shape) = (store.image(), store.shape());
-    let refuse = |why: &str| Err(StartError::Image(format!("{}: {why}", image.path_name())));
+    let name = || image.path_name().to_owned();
     if !shape.has_eof {
-        return refuse("it ends inside the devices' state: it cannot be restored");
+        return Err(UnusableImage::CutOff { image: name() });
     }
     if image.lacks_bitmaps() {
-        return refuse(
-            "it is a background snapshot whose bitmaps were never written; all of RAM would be zero: `sterna repair` \
-             repairs it",
-        );
+        return Err(UnusableImage::NoBitmaps { image: name() });
     }
     if shape.has_capability("x-ignore-shared") {
-        return refuse(
-            "it was saved with x-ignore-shared and does not hold all of RAM; QEMU excludes that from postcopy: restore it \
-             without --lazy",
-        );
+        return Err(UnusableImage::WithoutSharedMemory { image: name() });
     }
     if let Some(block) = shape.ram.blocks.iter().find(|block| block.host_page_bytes.is_some()) {
-        return refuse(&format!(
-            "its block {:?} was in huge pages, and QEMU's postcopy needs the same at the destination: restore it without \
-             --lazy",
-            block.name
-        ));
+        return Err(UnusableImage::HugePages { image: name(), block: block.name.clone() });
     }
     if !shape.ram.footers {
-        return refuse("its machine type is older than QEMU's postcopy: restore it without --lazy");
+        return Err(UnusableImage::OldMachineType { image: name() });
     }
-    commands::served(shape).or_else(|why| refuse(&why))
+    commands::served(shape, image.path_name())
 }
 
 fn of_image(error: ImageError) -> StartError {
     match error {
-        ImageError::Damaged { .. } => StartError::DamagedImage(error.to_string()),
-        error if error.is_image_at_fault() => StartError::Image(error.to_string()),
-        error => StartError::System(error.to_string()),
+        ImageError::Damaged { .. } => StartError::DamagedImage(Arc::new(error)),
+        error if error.is_image_at_fault() => UnusableImage::Unreadable(Arc::new(error)).into(),
+        error => SystemRefusal::Image(Arc::new(error)).into(),
     }
 }

@@ -17,7 +17,7 @@ use sterna::{
     Address, Capabilities, Compression, MigrationError, Outcome, Parameters, StartError, Vm,
     ZeroPageDetection,
 };
-use sterna_image::{Image, MappedOptions};
+use sterna_image::{Image, ImageError, MappedOptions};
 use sterna_opaque::{ImagePlan, Receiving, SendOptions, receive, send};
 use sterna_wire::extension::{KEEPALIVE_PING, PREPARE_PING};
 use sterna_wire::main::Command;
@@ -501,7 +501,10 @@ fn damaged_image_is_sent_only_if_that_is_forced() {
     let options = SendOptions::default();
     let refused = send(image, &to, &options, parameters(), Capabilities::default(), Arc::new(()));
 
-    assert!(matches!(&refused, Err(StartError::DamagedImage(why)) if why.contains("clear bits")));
+    let Err(StartError::DamagedImage(damage)) = refused else { panic!("{:?}", refused.err()) };
+    let Some(ImageError::Damaged { first, .. }) = damage.downcast_ref() else { panic!("{damage}") };
+    // The image's finding is a text of the verifier.
+    assert!(first.contains("clear bits"), "{first}");
     let target = tempfile::tempdir().unwrap();
     let receiving = reception(&target, &parameters(), Capabilities::default());
     let image = Image::open(&path).unwrap();

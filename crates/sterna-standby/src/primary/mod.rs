@@ -180,8 +180,7 @@ impl Primary {
         let Guardians { protection, secret, claims, gate } = guardians;
         check(options)?;
         Migration::check_protected(to, &params, &capabilities, vm.as_ref())?;
-        let staging = CopiedPages::new(&vm.ram(), options.buffer_bytes)
-            .map_err(|error| StartError::System(error.to_string()))?;
+        let staging = CopiedPages::new(&vm.ram(), options.buffer_bytes).map_err(StartError::system)?;
         let staging = Arc::new(staging);
         staging.set_way(options.checkpoint_copy);
         let guest = Arc::new(ProtectedGuest::new(Arc::clone(&gate)));
@@ -342,7 +341,7 @@ impl Primary {
         if let Err(error) = begun {
             self.contact.failed(&error, Event::LocalFailure);
             self.migration.end_protection(true);
-            return Err(StartError::System(error.to_string()).into());
+            return Err(StartError::system(error).into());
         }
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! Errors of a migration: the cause, the side at fault, and the consequence for the guest.
 
 mod awaited;
+mod convergence;
 mod difference;
 mod ending;
 mod from;
@@ -25,7 +26,9 @@ use crate::rdma::StreamFailure;
 /// Which side has to change something before the migration can succeed.
 pub use sterna_wire::Fault;
 
+pub use crate::start_error::{SystemRefusal, Unsharable, UnusableImage};
 pub use awaited::Awaited;
+pub use convergence::{NoConvergence, Remedy};
 pub use difference::{
     Difference, MachineDifference, MemoryDifference, ProtectionDifference, RdmaDifference, RefusedLane,
     RemotePlace, SettingDifference, Tls12Use, UnknownDisk,
@@ -171,8 +174,9 @@ pub enum MigrationError {
     /// The guest writes faster than the source can send, and the operator's setting makes that a failure.
     #[error("the migration does not converge: {why}")]
     NotConverging {
-        /// The measured rates, and the setting to change.
-        why: String,
+        /// The measured rates, and the settings to change.
+        #[source]
+        why: Arc<NoConvergence>,
     },
     /// The connection was lost, and no new one was established in time.
     #[error(
@@ -408,4 +412,4 @@ impl From<RearmError> for MigrationError {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

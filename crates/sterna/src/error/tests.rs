@@ -15,6 +15,13 @@ fn chain(error: &MigrationError) -> Vec<String> {
     texts
 }
 
+/// Asserts that `text` is a clause as the project writes it: without a full stop, question or gap.
+pub(crate) fn assert_whole(text: &str) {
+    assert!(!text.ends_with(['.', '?', '!', ' ', ':', ';']), "{text:?}");
+    assert!(!text.starts_with(' ') && !text.contains("  ") && !text.contains('?'), "{text:?}");
+    assert!(text.contains(' '), "one word: {text:?}");
+}
+
 fn told() -> std::io::Error {
     std::io::Error::other("told to fail")
 }
@@ -78,4 +85,46 @@ fn sentences_are_whole_and_have_single_spaces() {
     );
     let parts = MigrationError::from(BadPage::TooManyParts { most: 3, are_large: true });
     assert!(parts.to_string().contains("huge pages of more than 2 MiB came"), "{parts}");
+}
+
+#[test]
+fn migration_that_does_not_converge_names_rates_settings_and_this_side() {
+    use Remedy::*;
+    let why = NoConvergence {
+        dirtied_bytes_per_second: 900_000_000,
+        sendable_bytes_per_second: 17_000_000,
+        is_bandwidth_limited: true,
+        downtime: Duration::from_millis(4000),
+        downtime_limit: Duration::from_millis(50),
+        device_streams: Duration::ZERO,
+        remedies: vec![RaiseDowntimeLimit, RaiseBandwidthLimit, FewerWrites],
+    };
+    assert_eq!(
+        why.to_string(),
+        "the guest dirties 900 MB/s, 17 MB/s can be sent under the bandwidth limit, and the downtime would be 4000 ms where \
+         the downtime limit is 50 ms. Raise the downtime limit, raise the bandwidth limit, or reduce the guest's writes"
+    );
+    let streams = NoConvergence { device_streams: Duration::from_millis(70), ..why.clone() };
+    assert!(streams.to_string().contains("50 ms. Devices' state takes 70 ms of it"), "{streams}");
+    let remedies = vec![
+        RaiseDowntimeLimit,
+        RaiseBandwidthLimit,
+        MoreChannels,
+        Multifd,
+        LowerDirtyLimit,
+        AutoConverge,
+        RaiseThrottle,
+        FewerWrites,
+    ];
+    remedies.iter().for_each(|remedy| assert_whole(&remedy.to_string()));
+    for why in [
+        NoConvergence { remedies, ..why.clone() },
+        NoConvergence { is_bandwidth_limited: false, ..why },
+        streams,
+    ] {
+        let error = MigrationError::NotConverging { why: Arc::new(why) };
+        assert_whole(&error.to_string());
+        assert_eq!(error.fault(), Some(Fault::Local));
+        assert!(chain(&error).len() == 2);
+    }
 }

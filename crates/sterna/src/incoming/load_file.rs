@@ -19,7 +19,7 @@ impl LoadFile {
     pub(super) fn open(at: &Address, params: &Parameters) -> Result<Option<Self>, StartError> {
         let Address::File { path, offset } = at else { return Ok(None) };
         let options = OpenOptions { direct: params.direct_io };
-        let file = PageFile::open(path, options).map_err(|error| StartError::System(error.to_string()))?;
+        let file = PageFile::open(path, options).map_err(StartError::system)?;
         Ok(Some(LoadFile { file: Arc::new(file), offset: *offset }))
     }
 }

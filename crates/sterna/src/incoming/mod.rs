@@ -103,7 +103,7 @@ impl Incoming {
         capabilities: Capabilities,
         observer: Arc<dyn Observer>,
     ) -> Result<Self, StartError> {
-        let target = VmTarget::new(vm).map_err(|error| StartError::System(error.to_string()))?;
+        let target = VmTarget::new(vm).map_err(StartError::system)?;
         Self::listen_for(Arc::new(target), at, params, capabilities, observer)
     }
 
@@ -138,7 +138,7 @@ impl Incoming {
         control::spawn(&guard.shared)
             .and_then(|()| listen(&guard.shared))
             .map(|thread| guard.listening = thread)
-            .map_err(|error| StartError::System(error.to_string()))?;
+            .map_err(StartError::system)?;
         Ok(Self { guard: Arc::new(guard) })
     }
 
@@ -174,7 +174,7 @@ impl Incoming {
         observer: Arc<dyn Observer>,
         fault: SharingFault,
     ) -> Result<Self, StartError> {
-        let mut target = VmTarget::new(vm).map_err(|error| StartError::System(error.to_string()))?;
+        let mut target = VmTarget::new(vm).map_err(StartError::system)?;
         target.fault = Some(fault);
         Self::listen_for(Arc::new(target), at, params, capabilities, observer)
     }

@@ -1,12 +1,14 @@
 //! Checks whether a guest can be migrated with the given settings.
 
+use std::sync::Arc;
+
 use sterna_ram::GuestRam;
 use sterna_transport::{Address, Channel, TlsEndpoint};
 
 use crate::params::{Capabilities, Parameters};
 use crate::rules::{self, Feature, Features, Side};
 use crate::settings_error::SettingsError;
-use crate::start_error::StartError;
+use crate::start_error::Unsharable;
 use crate::vm::SourceVm;
 
 /// Checks whether settings fit together, and fit the features that `of_guest` adds.
@@ -61,22 +63,16 @@ pub(super) fn check_protected(
 }
 
 /// Checks whether the guest's memory can be handed to another process on this host.
-pub(super) fn check_sharable(vm: &dyn SourceVm, ram: &GuestRam) -> Result<(), StartError> {
+pub(super) fn check_sharable(vm: &dyn SourceVm, ram: &GuestRam) -> Result<(), Unsharable> {
     if let Some(device) = vm.cannot_follow() {
-        let why = format!(
-            "{device} has the guest's memory mapped and cannot follow it into another process: take it off the \
-             guest, or set mode to normal"
-        );
-        return Err(StartError::NotSharable(why));
+        return Err(Unsharable::MappedByDevice { device });
     }
     for block in ram.blocks() {
-        block.sharable().map_err(|error| StartError::NotSharable(error.to_string()))?;
+        block.sharable().map_err(|error| Unsharable::Block(Arc::new(error)))?;
     }
     if ram.blocks().len() > Channel::MOST_DESCRIPTORS {
         let (blocks, most) = (ram.blocks().len(), Channel::MOST_DESCRIPTORS);
-        return Err(StartError::NotSharable(format!(
-            "the guest has {blocks} RAM blocks, and {most} at most go at once"
-        )));
+        return Err(Unsharable::TooManyBlocks { blocks, most });
     }
     Ok(())
 }

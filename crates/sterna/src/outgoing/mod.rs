@@ -435,13 +435,13 @@ impl Migration {
                 ..machine_limits(&params.limits)
             },
         };
-        let identity = Identity::draw().map_err(|error| StartError::System(error.to_string()))?;
+        let identity = Identity::draw().map_err(StartError::system)?;
         let source = (Source::new(config, std::time::Duration::ZERO), identity, custody, tracking);
         let mut shared =
             Shared::new(guest_source, (to.clone(), facts), params, capabilities, observer, source);
         shared.protecting = protecting;
         let shared = Arc::new(shared);
-        control::spawn(&shared).map_err(|error| StartError::System(error.to_string()))?;
+        control::spawn(&shared).map_err(StartError::system)?;
         Ok(Self { shared })
     }
 }

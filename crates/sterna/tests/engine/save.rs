@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::common::*;
+use sterna::error::SystemRefusal;
 use sterna::{
     Address, Arrival, Capabilities, Direct, Event, Incoming, Migration, Outcome, Parameters, RunState,
     SettingsError, SourceVm, StartError, Status, TargetVm, Vm,
@@ -13,6 +14,7 @@ use sterna::{
 use sterna_guests::model::Fill;
 use sterna_guests::process::{ProcessConfig, ProcessGuest};
 use sterna_testing::SmallDisk;
+use sterna_transport::TransportError;
 
 /// A directory on a disk (the build's), where direct I/O is usually supported.
 fn on_disk() -> tempfile::TempDir {
@@ -397,8 +399,17 @@ fn settings_that_do_not_fit_a_file_are_refused() {
     }
     let target = ProcessGuest::waiting(config()).unwrap();
     let missing = try_load(&target, &at, &parameters(), mapped);
-    let Err(StartError::System(text)) = missing.map(|_| ()) else { panic!("there is no file") };
-    assert!(text.contains("image"), "{text}");
+    let refusal = of_file(missing.map(|_| ()));
+    let TransportError::System { channel, source, .. } = &*refusal else { panic!("{refusal}") };
+    assert_eq!((channel.as_str(), source.kind()), (at.to_string().as_str(), std::io::ErrorKind::NotFound));
+}
+
+/// The error because of which a file could not be opened.
+fn of_file(refused: Result<(), StartError>) -> Arc<TransportError> {
+    match refused {
+        Err(StartError::System(SystemRefusal::Transport(why))) => why,
+        other => panic!("{other:?}"),
+    }
 }
 
 #[test]
@@ -410,8 +421,8 @@ fn missing_direct_io_is_told_and_done_without_or_refused() {
     let mapped = Capabilities { mapped_ram: true, ..Capabilities::default() };
     let required = Parameters { direct_io: Direct::Required, ..parameters() };
     let refused = try_load(&target, &at, &required, mapped);
-    let Err(StartError::System(text)) = refused.map(|_| ()) else { panic!("it must be refused") };
-    assert!(text.contains("direct I/O"), "{text}");
+    let refusal = of_file(refused.map(|_| ()));
+    assert!(matches!(&*refusal, TransportError::NoDirect { .. }), "{refusal}");
 
     let log = Arc::new(Log::default());
     let wanted = Parameters { direct_io: Direct::Wanted, ..parameters() };

@@ -7,8 +7,8 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use sterna::ram::{Backing, Custody, CustodyClaim, DirtySource, GuestRam, RamBlock, dirty::SoftwareLog};
 use sterna::{
-    Address, Capabilities, Device, Event, Hook, IncomingStatistics, Observer, Parameters, RunState, SourceVm,
-    StartError, Statistics, Status, TargetVm, Throttle, Vm, VmError,
+    Address, Capabilities, Device, Event, Hook, IncomingStatistics, MigrationError, Observer, Parameters,
+    RunState, SourceVm, StartError, Statistics, Status, TargetVm, Throttle, Vm, VmError,
 };
 use sterna_qmp::migration::{Engine, GuestAt, Outgoing, Receiving};
 use sterna_qmp::{
@@ -308,7 +308,7 @@ impl Engine for FakeEngine {
         observer: Arc<dyn Observer>,
     ) -> Result<Arc<dyn Outgoing>, StartError> {
         if *self.refuses.lock().unwrap() {
-            return Err(StartError::System("told to refuse".into()));
+            return Err(StartError::system(MigrationError::System("told to refuse".into(), None)));
         }
         let leaving = Custody::Leaving { is_free: true };
         let custody = vm.ram().claim_custody(leaving, Custody::may_leave).map_err(StartError::Guest)?;
@@ -328,7 +328,7 @@ impl Engine for FakeEngine {
         observer: Arc<dyn Observer>,
     ) -> Result<Arc<dyn Receiving>, StartError> {
         if *self.refuses.lock().unwrap() {
-            return Err(StartError::System("told to refuse".into()));
+            return Err(StartError::system(MigrationError::System("told to refuse".into(), None)));
         }
         let migration = migration((Some(vm), None), at, parameters, capabilities, observer);
         *self.incoming.lock().unwrap() = Some(migration.clone());

@@ -55,7 +55,7 @@ pub(super) fn check(target: &dyn Target, capabilities: &Capabilities) -> Result<
     if let Some(device) = target.shares_ram_with() {
         return Err(SettingsError::PostcopyExcludesDevice { device }.into());
     }
-    let refused = |error: MissingPagesError| StartError::Postcopy(error.to_string());
+    let refused = |error: MissingPagesError| StartError::Postcopy(Arc::new(error));
     let Some(ram) = target.guest() else { return Ok(()) };
     MissingPages::probe().map_err(refused)?;
     MissingPages::check(ram).map_err(refused)

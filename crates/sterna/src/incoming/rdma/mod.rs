@@ -29,6 +29,7 @@ use sterna_transport::Address;
 
 use super::shared::Shared;
 use super::transport::interface::{Beginning, Waiting};
+use crate::error::MigrationError;
 use crate::start_error::StartError;
 use carrier::RdmaCarrier;
 use state::Rdma;
@@ -36,11 +37,12 @@ use state::Rdma;
 /// Waits for connect requests at `rdma:`.
 pub(super) fn wait(beginning: Beginning<'_>) -> Result<Waiting, StartError> {
     let Address::Rdma { host, port } = beginning.at else {
-        return Err(StartError::System(format!("{} is no address of RDMA", beginning.at)));
+        let why = format!("{} is no address of RDMA", beginning.at);
+        return Err(StartError::system(MigrationError::Internal(why)));
     };
     let custody = beginning.claim()?;
     let bound = listen::bind((host, *port), &beginning.params);
-    let (listener, port) = bound.map_err(|error| StartError::System(error.to_string()))?;
+    let (listener, port) = bound.map_err(StartError::system)?;
     let address = Address::Rdma { host: host.clone(), port };
     let rdma = Arc::new(Rdma::new(&beginning.params, &beginning.capabilities));
     let mut shared = beginning.shared(custody, address)?;

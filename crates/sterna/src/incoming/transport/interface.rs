@@ -37,7 +37,7 @@ impl Beginning<'_> {
         address: Address,
     ) -> Result<Shared, StartError> {
         Shared::new((self.target, custody), address, self.params, self.capabilities, self.observer)
-            .map_err(|error| StartError::System(error.to_string()))
+            .map_err(StartError::system)
     }
 }
 

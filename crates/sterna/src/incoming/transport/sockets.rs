@@ -8,7 +8,7 @@ use crate::start_error::StartError;
 
 pub(super) fn wait(beginning: Beginning<'_>) -> Result<Waiting, StartError> {
     let custody = beginning.claim()?;
-    let listener = Listener::bind(beginning.at).map_err(|error| StartError::System(error.to_string()))?;
+    let listener = Listener::bind(beginning.at).map_err(StartError::system)?;
     let (address, is_descriptor) = (listener.local_address(), beginning.at.is_descriptor());
     let mut shared = beginning.shared(custody, address)?;
     shared.can_be_dialled_again = !is_descriptor;

@@ -155,7 +155,7 @@ impl Control {
                 if self.postcopy.takes_over(&why) {
                     return Ok(None);
                 }
-                return Err(MigrationError::NotConverging { why }.into());
+                return Err(MigrationError::NotConverging { why: Arc::new(why) }.into());
             }
             Output::RequestSwitchover => {
                 // This is done before the pause, so that less of the streams is left for it.

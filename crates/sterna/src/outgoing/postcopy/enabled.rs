@@ -12,7 +12,7 @@ use sterna_wire::main::Command;
 use super::interface::Postcopy;
 use super::recovery::say_hello;
 use super::sender::PageSender;
-use crate::error::{MigrationError, SettingDifference};
+use crate::error::{MigrationError, NoConvergence, SettingDifference};
 use crate::events::Event;
 use crate::identity;
 use crate::interruption::Break;
@@ -87,7 +87,7 @@ impl Postcopy for Enabled {
         }
     }
 
-    fn takes_over(&self, why: &str) -> bool {
+    fn takes_over(&self, why: &NoConvergence) -> bool {
         let postcopy = &self.shared.postcopy;
         if self.shared.params().non_convergence != NonConvergence::Postcopy {
             return false;

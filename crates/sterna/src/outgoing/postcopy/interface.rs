@@ -2,7 +2,7 @@
 
 use sterna_proto::source::Cause;
 
-use crate::error::MigrationError;
+use crate::error::{MigrationError, NoConvergence};
 use crate::interruption::Break;
 use crate::outgoing::switchover::Switchover;
 use crate::outgoing::transfer::Transfer;
@@ -28,7 +28,7 @@ pub(in crate::outgoing) trait Postcopy: Send {
 
     /// Precopy does not converge, for the reason `why`. True: the switch was requested, so that the migration
     /// continues.
-    fn takes_over(&self, _why: &str) -> bool {
+    fn takes_over(&self, _why: &NoConvergence) -> bool {
         false
     }
 

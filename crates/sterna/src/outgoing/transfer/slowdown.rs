@@ -1,10 +1,10 @@
 //! Slows the guest down on the policy's request, and removes the limits at the end.
 //!
-//! It also explains why a migration does not converge.
+//! It also finds out why a migration does not converge.
 
 use std::sync::Arc;
 
-use crate::error::{MigrationError, VmError};
+use crate::error::{MigrationError, NoConvergence, Remedy, VmError};
 use crate::events::Event;
 use crate::outgoing::shared::Shared;
 use crate::params::{Capabilities, Parameters};
@@ -71,33 +71,25 @@ impl Slowdown {
     }
 }
 
-/// A text: why a migration does not converge, and possible remedies.
-pub(in crate::outgoing) fn why_not(shared: &Shared, standstill: Standstill) -> String {
+/// Why a migration does not converge, and possible remedies.
+pub(in crate::outgoing) fn why_not(shared: &Shared, standstill: Standstill) -> NoConvergence {
     let params = shared.params();
-    let megabytes = |bytes: u64| bytes as f64 / 1e6;
     let is_held = params.max_bandwidth_bytes > 0 && params.max_bandwidth_bytes < standstill.drained_bytes;
-    let (sent, held) = match is_held {
-        true => (params.max_bandwidth_bytes, " under the bandwidth limit"),
-        false => (standstill.drained_bytes, ""),
-    };
     let gains_by_multifd = shared.session.facts.gains_by_multifd;
     let can_throttle = shared.guest.vm.throttle().is_some();
-    let devices = match standstill.streams {
-        time if time.is_zero() => String::new(),
-        time => format!(
-            "Devices' state takes {} ms of it, which further rounds do not shorten: raise the downtime limit above that. ",
-            time.as_millis()
-        ),
-    };
-    format!(
-        "the guest dirties {:.0} MB/s, {:.0} MB/s can be sent{held}, and the downtime would be {:.0} ms where \
-         the downtime limit is {} ms. {devices}{}",
-        megabytes(standstill.dirtied_bytes),
-        megabytes(sent),
-        standstill.expected.as_secs_f64() * 1e3,
-        params.downtime_limit.as_millis(),
-        remedies(&params, &shared.capabilities, is_held, gains_by_multifd, can_throttle)
-    )
+    NoConvergence {
+        dirtied_bytes_per_second: standstill.dirtied_bytes,
+        sendable_bytes_per_second: if is_held {
+            params.max_bandwidth_bytes
+        } else {
+            standstill.drained_bytes
+        },
+        is_bandwidth_limited: is_held,
+        downtime: standstill.expected,
+        downtime_limit: params.downtime_limit,
+        device_streams: standstill.streams,
+        remedies: remedies(&params, &shared.capabilities, is_held, gains_by_multifd, can_throttle),
+    }
 }
 
 /// The dirty limits in force.
@@ -141,27 +133,28 @@ fn remedies(
     is_held: bool,
     gains_by_multifd: bool,
     can_throttle: bool,
-) -> String {
-    let mut remedies = vec!["Raise the downtime limit"];
+) -> Vec<Remedy> {
+    let mut remedies = vec![Remedy::RaiseDowntimeLimit];
     match (is_held, capabilities.multifd) {
-        (true, _) => remedies.push("raise the bandwidth limit"),
-        (false, true) => remedies.push("use more multifd channels if the link is not full"),
-        (false, false) if gains_by_multifd => remedies.push("switch multifd on if the link is not full"),
+        (true, _) => remedies.push(Remedy::RaiseBandwidthLimit),
+        (false, true) => remedies.push(Remedy::MoreChannels),
+        (false, false) if gains_by_multifd => remedies.push(Remedy::Multifd),
         (false, false) => {}
     }
     if capabilities.dirty_limit {
-        remedies.push("lower the dirty limit of the vCPUs");
+        remedies.push(Remedy::LowerDirtyLimit);
     } else if !capabilities.auto_converge && can_throttle {
-        remedies.push("switch automatic throttling on");
+        remedies.push(Remedy::AutoConverge);
     } else if capabilities.auto_converge && params.max_cpu_throttle < 99 {
-        remedies.push("raise the highest throttle");
+        remedies.push(Remedy::RaiseThrottle);
     }
-    remedies.push("or reduce the guest's writes");
-    remedies.join(", ")
+    remedies.push(Remedy::FewerWrites);
+    remedies
 }
 
 #[cfg(test)]
 mod tests {
+    use super::Remedy::*;
     use super::*;
 
     #[test]
@@ -170,16 +163,14 @@ mod tests {
         let capabilities = Capabilities { multifd: true, auto_converge: true, ..Capabilities::default() };
 
         let held = remedies(&params, &capabilities, true, true, true);
-        assert_eq!(held, "Raise the downtime limit, raise the bandwidth limit, or reduce the guest's writes");
+        assert_eq!(held, [RaiseDowntimeLimit, RaiseBandwidthLimit, FewerWrites]);
         let free = remedies(&params, &Capabilities::default(), false, true, true);
-        for part in ["switch multifd on", "switch automatic throttling on"] {
-            assert!(free.contains(part), "{free}");
-        }
+        assert_eq!(free, [RaiseDowntimeLimit, Multifd, AutoConverge, FewerWrites]);
         let plain = remedies(&params, &Capabilities::default(), false, false, false);
-        assert_eq!(plain, "Raise the downtime limit, or reduce the guest's writes");
+        assert_eq!(plain, [RaiseDowntimeLimit, FewerWrites]);
         let lower = Capabilities { dirty_limit: true, ..Capabilities::default() };
-        assert!(remedies(&params, &lower, false, true, true).contains("lower the dirty limit of the vCPUs"));
+        assert!(remedies(&params, &lower, false, true, true).contains(&LowerDirtyLimit));
         let more = Parameters { max_cpu_throttle: 50, ..params };
-        assert!(remedies(&more, &capabilities, true, true, true).contains("raise the highest throttle"));
+        assert!(remedies(&more, &capabilities, true, true, true).contains(&RaiseThrottle));
     }
 }

@@ -447,7 +447,8 @@ fn document_has_these_pairs_and_these_words() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/combinations.md");
     // A published crate does not contain the document.
     let Ok(document) = std::fs::read_to_string(path) else { return };
-    let row = |(one, other, words, _): &Pair| format!("| {one} | {other} | {words} | `engine pairs::refused` |");
+    let row =
+        |(one, other, words, _): &Pair| format!("| {one} | {other} | {words} | `engine pairs::refused` |");
     let mut rows: Vec<_> = PAIRS.iter().map(row).collect();
     rows.sort_unstable();
     rows.dedup();

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use sterna::error::{Difference, MemoryDifference, MigrationError};
-use sterna::ram::{Backing, Custody, GuestRam, RamBlock};
+use sterna::error::{Difference, MemoryDifference, MigrationError, Unsharable};
+use sterna::ram::{Backing, Custody, GuestRam, RamBlock, RamError};
 use sterna::{
     Address, Capabilities, Compression, Migration, MigrationMode, Outcome, Parameters, SettingsError,
     StartError, Vm,
@@ -52,8 +52,9 @@ fn private_memory_is_refused_at_the_source_with_the_cure() {
     guest.cont().unwrap();
     let source = TestVm::new(guest);
     let error = refused(&source, &Place::new().address(), parameters(), Capabilities::default());
-    let StartError::NotSharable(text) = &error else { panic!("{error}") };
-    assert!(text.contains("private memory") && text.contains("--backing memfd"), "{text}");
+    let StartError::NotSharable(Unsharable::Block(why)) = &error else { panic!("{error}") };
+    let RamError::NotSharable { block, .. } = &**why else { panic!("{error}") };
+    assert_eq!(block, "ram.low");
     common::assert_lives_on(&source.guest);
 }
 

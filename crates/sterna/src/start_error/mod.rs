@@ -1,8 +1,20 @@
 //! Why a migration cannot start, on either side.
 
+mod image;
+mod sharing;
+mod system;
+
+use std::sync::Arc;
+
+use sterna_ram::missing_pages::MissingPagesError;
 use sterna_ram::{Custody, PoisonedPage};
 
+use crate::error::Cause;
 use crate::settings_error::SettingsError;
+
+pub use image::UnusableImage;
+pub use sharing::Unsharable;
+pub use system::SystemRefusal;
 
 /// Why a migration cannot start. Nothing was changed.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -20,12 +32,14 @@ pub enum StartError {
     /// A parameter or capability is out of range, or excludes another.
     #[error(transparent)]
     Settings(#[from] SettingsError),
-    /// The image to send cannot be restored by any VMM.
-    #[error("{0}")]
-    Image(String),
+    /// The image to send cannot be restored by any VMM, or not in this way.
+    #[error(transparent)]
+    Image(#[from] UnusableImage),
     /// The image to send is damaged. `SendOptions::force_damaged` of `sterna-opaque` sends it as it is.
+    ///
+    /// The error is an `ImageError::Damaged` of `sterna-image`, which names the worst finding.
     #[error("{0}")]
-    DamagedImage(String),
+    DamagedImage(#[source] Cause),
     /// Pages of guest RAM have failed, and their content cannot be moved.
     #[error(
         "this guest has failed memory (poisoned): {}. Restart the guest, so that it gets other memory, then migrate it",
@@ -37,13 +51,21 @@ pub enum StartError {
     },
     /// The guest's memory cannot be handed to another process of this host.
     #[error("mode cpr-transfer: {0}")]
-    NotSharable(String),
+    NotSharable(#[from] Unsharable),
     /// This side cannot run a guest before its pages are present.
     #[error("postcopy_ram: {0}")]
-    Postcopy(String),
-    /// The operating system refused to create a thread or a socket.
-    #[error("{0}")]
-    System(String),
+    Postcopy(#[source] Arc<MissingPagesError>),
+    /// The operating system refused a thread, a socket, memory or a file.
+    #[error(transparent)]
+    System(#[from] SystemRefusal),
+}
+
+impl StartError {
+    /// The operating system refused a request, of which `error` tells.
+    #[doc(hidden)]
+    pub fn system(error: impl Into<SystemRefusal>) -> Self {
+        Self::System(error.into())
+    }
 }
 
 /// Why a guest cannot be migrated (or received), and the next step.
@@ -83,3 +105,6 @@ fn not_free(custody: Custody) -> &'static str {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
