@@ -4,6 +4,7 @@
 mod combinations;
 mod names;
 mod promises;
+mod threads;
 mod unsafety;
 mod untested;
 mod words;
@@ -117,6 +118,7 @@ pub fn check() -> Result<Outcome> {
         }
         unsafety.look(&name, &text);
         wrong.extend(words::in_source(&name, &text));
+        wrong.extend(threads::wrong(&name, &text));
         if name.starts_with("crates/") && name.contains("/src/") {
             own.extend(names::own_names(&text));
         }

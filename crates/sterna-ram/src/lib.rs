@@ -48,6 +48,7 @@ mod pinned;
 mod poison;
 mod slice;
 mod sys;
+pub mod threads;
 mod userfault;
 pub mod write_protection;
 pub mod zero;

@@ -11,6 +11,7 @@ use sterna::error::MigrationError;
 use sterna::events::{Observer, Status};
 use sterna::incoming::{Arrival, Incoming, Refusal};
 use sterna::internals::Follower as _;
+use sterna::internals::threads::{OnThreadStart, hooked};
 use sterna::params::{Capabilities, Parameters};
 use sterna::rules::{self, Feature, Features, Side};
 use sterna_opaque::ImagePlan;
@@ -53,6 +54,8 @@ pub struct Standby {
     target: Arc<StandbyTarget>,
     store: Arc<Store>,
     contacts: Arc<Contacts>,
+    /// The VMM's hook for threads of a takeover.
+    hook: Option<OnThreadStart>,
     /// Locked during a takeover, so that there is one at a time.
     taking_over: Arc<Mutex<()>>,
     _last: Arc<LastHandle>,
@@ -183,10 +186,11 @@ impl Standby {
         let _ = store.witness.set(contacts.clone());
         let target = StandbyTarget::new(Arc::clone(&store), options.journal_limit_bytes, contacts.clone());
         let target = Arc::new(target);
+        let hook = params.on_thread_start.clone();
         let incoming = Incoming::listen_for(target.clone(), at, params, capabilities, observer)?;
         contacts.listens(incoming.downgrade());
         let last = Arc::new(LastHandle(contacts.clone()));
-        Ok(Self { incoming, target, store, contacts, taking_over: Arc::default(), _last: last })
+        Ok(Self { incoming, target, store, contacts, hook, taking_over: Arc::default(), _last: last })
     }
 
     /// The bound address, with the port that the kernel chose.
@@ -257,7 +261,7 @@ impl Standby {
     ) -> Result<TakenOver, TakeoverError> {
         let _one = self.taking_over.lock();
         self.contacts.check_alone()?;
-        takeover::into_image(&self.store, &self.incoming, plan, permission)
+        hooked(self.hook.as_ref(), || takeover::into_image(&self.store, &self.incoming, plan, permission))
     }
 
     /// Like [`takeover`](Self::takeover), for a guest that continues as `survivor`.
@@ -271,7 +275,9 @@ impl Standby {
     ) -> Result<HeldCheckpoint, TakeoverError> {
         let _one = self.taking_over.lock();
         self.contacts.check_alone()?;
-        takeover::into_survivor(&self.store, &self.incoming, survivor, permission)
+        hooked(self.hook.as_ref(), || {
+            takeover::into_survivor(&self.store, &self.incoming, survivor, permission)
+        })
     }
 
     /// The contact with the primary, if there is or was one. It decides which side runs the guest, and accepts the

@@ -6,11 +6,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+use sterna_ram::threads::{HookPanicked, NewThread, ThreadRole};
 
 use crate::address::Address;
 use crate::cancel::CancelFlag;
@@ -134,7 +136,7 @@ fn connect(address: &Address, limit: Duration, cancel: &CancelFlag) -> Result<Ch
 ///
 /// # Errors
 /// `TimedOut` after the deadline and `Interrupted` after a cancel, both without an OS error number; errors of the
-/// resolver.
+/// resolver; [`HookPanicked`] as the cause of an error of the kind `Other`.
 pub fn resolve(
     host: &str,
     port: u16,
@@ -146,14 +148,14 @@ pub fn resolve(
     }
     let (answer, answered) = mpsc::channel();
     let name = host.to_owned();
-    std::thread::Builder::new().name("resolve".into()).spawn(move || {
+    let thread = NewThread::from(ThreadRole::Resolve).spawn(move || {
         let _ = answer.send((name.as_str(), port).to_socket_addrs().map(Vec::from_iter));
     })?;
     loop {
         let slice = Duration::from_millis(20);
         match answered.recv_timeout(slice) {
             Ok(addresses) => return addresses,
-            Err(RecvTimeoutError::Disconnected) => return Err(io::ErrorKind::BrokenPipe.into()),
+            Err(RecvTimeoutError::Disconnected) => return Err(panicked(thread)),
             Err(RecvTimeoutError::Timeout) if cancel.is_cancelled() => {
                 return Err(io::ErrorKind::Interrupted.into());
             }
@@ -163,6 +165,14 @@ pub fn resolve(
                 }
             }
         }
+    }
+}
+
+/// The reason why a resolving thread ended without an answer.
+fn panicked(thread: JoinHandle<()>) -> io::Error {
+    match thread.join().map_err(|panic| panic.downcast::<HookPanicked>()) {
+        Err(Ok(panic)) => io::Error::other(*panic),
+        _ => io::ErrorKind::BrokenPipe.into(),
     }
 }
 

@@ -8,6 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use sterna_ram::threads::{HookPanicked, NewThread, ThreadRole};
+
 use crate::error::TransportError;
 use crate::file::PageFile;
 
@@ -26,7 +28,7 @@ impl Flusher {
     pub fn start(file: &Arc<PageFile>) -> Self {
         let (is_ended, file) = (Arc::new(AtomicBool::new(false)), file.clone());
         let seen = is_ended.clone();
-        let thread = std::thread::Builder::new().name("flush".into()).spawn(move || {
+        let thread = NewThread::from(ThreadRole::Flush).spawn(move || {
             while !seen.load(Ordering::Acquire) {
                 std::thread::sleep(PAUSE);
                 file.sync()?;
@@ -40,11 +42,22 @@ impl Flusher {
     /// caller must not ignore it.
     ///
     /// # Errors
-    /// The error of the flush that failed.
+    /// The error of the flush that failed; the panic of the VMM's hook for new threads ([`HookPanicked`]).
     pub fn end(&mut self) -> Result<(), TransportError> {
         self.is_ended.store(true, Ordering::Release);
-        // The thread contains nothing that can panic, so a failed join needs no report.
-        self.thread.take().and_then(|thread| thread.join().ok()).unwrap_or(Ok(()))
+        match self.thread.take().map(JoinHandle::join) {
+            Some(Ok(flushed)) => flushed,
+            // Only the hook can panic there.
+            Some(Err(panic)) => match panic.downcast::<HookPanicked>() {
+                Ok(panic) => Err(TransportError::System {
+                    channel: "the thread that flushes a file".to_owned(),
+                    call: "the VMM's hook",
+                    source: std::io::Error::other(*panic),
+                }),
+                Err(_) => Ok(()),
+            },
+            None => Ok(()),
+        }
     }
 }
 

@@ -12,7 +12,7 @@ use sterna_ram::{DirtyBitmaps, DirtySource, GuestRam, PAGE_SIZE, PageBitmap, Tra
 
 use crate::error::MigrationError;
 use crate::start_error::StartError;
-use crate::threads::{self, call, tried};
+use crate::threads::{self, OnThreadStart, ThreadRole, call, hooked, tried};
 use crate::throttle::Throttle;
 use crate::vm::SourceVm;
 
@@ -89,6 +89,19 @@ impl DirtyRateMeasurement {
     /// [`StartError::Tracked`] if a migration or another measurement tracks the guest's writes, or if a guest is
     /// held.
     pub fn start(vm: Arc<dyn SourceVm>, interval: Duration) -> Result<Self, StartError> {
+        Self::start_with(vm, interval, None)
+    }
+
+    /// As [`DirtyRateMeasurement::start`], with a hook that runs first on the measurement's threads
+    /// ([`Parameters::on_thread_start`](crate::Parameters::on_thread_start)).
+    ///
+    /// # Errors
+    /// As [`DirtyRateMeasurement::start`].
+    pub fn start_with(
+        vm: Arc<dyn SourceVm>,
+        interval: Duration,
+        on_thread_start: Option<OnThreadStart>,
+    ) -> Result<Self, StartError> {
         let ram = vm.ram();
         let claim = ram.claim_tracking().ok_or(StartError::Tracked)?;
         let progress = Progress { state: MeasuringState::Measuring, is_cancelled: false, is_finished: false };
@@ -98,7 +111,8 @@ impl DirtyRateMeasurement {
             let shared = Arc::clone(&shared);
             move |error| shared.end(Err(error))
         };
-        threads::spawn("dirty-rate", move || its.measure((&*vm, &ram), interval, claim), died)
+        let measure = move || its.measure((&*vm, &ram), interval, claim);
+        hooked(on_thread_start.as_ref(), || threads::spawn(ThreadRole::DirtyRate, measure, died))
             .map_err(StartError::system)?;
         Ok(Self { shared })
     }

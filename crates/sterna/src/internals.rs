@@ -30,7 +30,9 @@ pub mod streams {
 
 /// Threads and calls of the VMM that may panic.
 pub mod threads {
-    pub use crate::threads::{call, caught, copied_in_parts, in_part, spawn, tried};
+    pub use crate::threads::{
+        NewThread, OnThreadStart, ThreadRole, call, caught, copied_in_parts, hooked, in_part, spawn, tried,
+    };
 }
 
 /// The order and the rate of pages in postcopy, and the destination's answers.

@@ -94,6 +94,7 @@ pub use sterna_transport::{
 pub use sterna_wire::rdma::ChunkSize;
 #[cfg(feature = "planted-faults")]
 pub use threads::planted::refuse_threads;
+pub use threads::{OnThreadStart, ThreadRole};
 pub use throttle::{DirtyLimitTimes, Throttle, VcpuDirtyRate};
 pub use throttle_clock::{ThrottleClock, ThrottleLimits};
 pub use vm::{Device, HostDescriptors, RunState, SourceVm, TargetVm, Vm};

@@ -10,6 +10,7 @@ use sterna_transport::{Direct, Tls};
 use sterna_wire::rdma::ChunkSize;
 
 use crate::settings_error::SettingsError;
+use crate::threads::OnThreadStart;
 
 /// Compression of multifd packets' payloads (`multifd-compression`; specs/stream.md §3.4).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
@@ -93,7 +94,7 @@ macro_rules! parameters {
         /// ([`Migration::set_live`](crate::Migration::set_live)); to change another is refused.
         ///
         /// Later versions add fields: write `Parameters { downtime_limit, ..Parameters::default() }`.
-        #[derive(Debug, Clone, PartialEq)]
+        #[derive(Clone)]
         pub struct Parameters {
             $($(#[$about])+ #[doc = parameters!(@note $change)] pub $field: $type,)+
         }
@@ -102,6 +103,20 @@ macro_rules! parameters {
             /// QEMU 11's defaults.
             fn default() -> Self {
                 Self { $($field: $default,)+ }
+            }
+        }
+
+        impl PartialEq for Parameters {
+            fn eq(&self, other: &Self) -> bool {
+                $(parameters!(@same $change self, other, $field))&&+
+            }
+        }
+
+        impl std::fmt::Debug for Parameters {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                let mut fields = f.debug_struct("Parameters");
+                $(parameters!(@show $change self, $field, fields);)+
+                fields.finish()
             }
         }
 
@@ -121,11 +136,25 @@ macro_rules! parameters {
     };
     (@note live) => { "\n\n*Live.*" };
     (@note fixed) => { "" };
+    (@note function) => { "" };
+    (@same function $one:ident, $other:ident, $field:ident) => {
+        match (&$one.$field, &$other.$field) {
+            (Some(ours), Some(theirs)) => Arc::ptr_eq(ours, theirs),
+            (ours, theirs) => ours.is_none() && theirs.is_none(),
+        }
+    };
+    (@same $change:ident $one:ident, $other:ident, $field:ident) => { $one.$field == $other.$field };
+    (@show function $one:ident, $field:ident, $fields:ident) => {
+        $fields.field(stringify!($field), &$one.$field.as_ref().map(Arc::as_ptr));
+    };
+    (@show $change:ident $one:ident, $field:ident, $fields:ident) => {
+        $fields.field(stringify!($field), &$one.$field);
+    };
     (@take live $to:ident, $from:ident, $field:ident) => { Clone::clone_from(&mut $to.$field, &$from.$field) };
-    (@take fixed $to:ident, $from:ident, $field:ident) => {};
+    (@take $change:ident $to:ident, $from:ident, $field:ident) => {};
     (@differs live $one:ident, $other:ident, $field:ident, $names:ident) => {};
-    (@differs fixed $one:ident, $other:ident, $field:ident, $names:ident) => {
-        if $one.$field != $other.$field {
+    (@differs $change:ident $one:ident, $other:ident, $field:ident, $names:ident) => {
+        if !(parameters!(@same $change $one, $other, $field)) {
             $names.push(stringify!($field));
         }
     };
@@ -203,6 +232,15 @@ parameters! {
     /// sides must set it. The source dials for this time; the destination waits for its source for this time plus
     /// `limits.stall`.
     fixed reconnect_window: Duration = Duration::ZERO,
+    /// Called first on every thread that this side of the migration starts, on that thread, with its role.
+    ///
+    /// Use it for seccomp filters, affinity, cgroups, scheduling and signal masks. Threads of a protection and of
+    /// its standby call it, too. Threads that belong to the kernel (`iou-wrk-…` of io_uring) do not.
+    ///
+    /// A panic of the hook has the effect of a panic of the thread before its first step:
+    /// [`MigrationError::Panicked`](crate::MigrationError::Panicked) names the thread, and the guest stays at its
+    /// side. The thread `greeter` refuses its connection with a warning instead.
+    function on_thread_start: Option<OnThreadStart> = None,
     /// Settings that apply only to migrations to and from `rdma:`.
     fixed rdma: RdmaParameters = RdmaParameters::default(),
     /// Time limits for each wait. QEMU has no such limits.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::device_stream::DeviceStream;
 use crate::error::{MigrationError, VmError};
-use crate::threads::caught;
+use crate::threads::{ThreadRole, caught, died};
 use crate::vm::Device;
 
 /// Most bytes of a stream in one chunk. A device occupies a lane for one chunk. A chunk should still be in the cache
@@ -88,14 +88,18 @@ pub fn failed_in_parallel(
     act: impl Fn(&dyn DeviceStream) -> Result<(), VmError> + Sync,
 ) -> Vec<MigrationError> {
     let one = &|device: &Streamed| device.call(doing, &act).err();
+    let named = |device: &Streamed| ThreadRole::CallDevice.of(&device.name);
     let Some((last, others)) = devices.split_last() else { return Vec::new() };
     std::thread::scope(|scope| {
-        let spawn = |device| std::thread::Builder::new().spawn_scoped(scope, move || one(device));
-        let others: Vec<_> = others.iter().map(|device| (device, spawn(device))).collect();
+        let mut begun = Vec::with_capacity(others.len());
+        for device in others {
+            begun.push((device, named(device).spawn_scoped(scope, move || one(device))));
+        }
         let last = one(last);
-        let panicked = || MigrationError::Internal(format!("{doing}: a device's thread panicked"));
-        let joined = others.into_iter().map(|(device, thread)| match thread {
-            Ok(thread) => thread.join().unwrap_or_else(|_| Some(panicked())),
+        let joined = begun.into_iter().map(|(device, thread)| match thread {
+            Ok(thread) => thread
+                .join()
+                .unwrap_or_else(|panic| Some(died(&format!("{doing}: a device's thread"), &*panic))),
             // The host refused a thread: this thread calls the device.
             Err(_) => one(device),
         });

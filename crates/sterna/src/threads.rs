@@ -8,15 +8,18 @@
 //! This needs a program that unwinds (`panic = "unwind"`). With `panic = "abort"` the process ends, and its guest
 //! with it.
 
+use std::any::Any;
 use std::borrow::Cow;
 use std::cell::RefCell;
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread::{Builder, JoinHandle};
+use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
 use sterna_ram::engine_lock::assert_none_held;
+use sterna_ram::threads::{HookPanicked, message_of};
+pub use sterna_ram::threads::{NewThread, OnThreadStart, ThreadRole, hooked};
 
 use crate::error::MigrationError;
 use crate::events::{Event, Observer};
@@ -62,15 +65,23 @@ pub fn caught<T>(place: &str, act: impl FnOnce() -> T) -> Result<T, MigrationErr
     PANICKED.take();
     catch_unwind(AssertUnwindSafe(act)).map_err(|panic| {
         let callback = PANICKED.take().map_or_else(|| place.to_owned(), Cow::into_owned);
-        let message = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-        let message = message.or_else(|| panic.downcast_ref::<String>().cloned());
-        let error = MigrationError::Panicked {
-            callback,
-            message: message.unwrap_or_else(|| "(no message)".to_owned()),
-        };
+        let error = of_hook(&*panic)
+            .unwrap_or_else(|| MigrationError::Panicked { callback, message: message_of(&*panic) });
         tracing::error!("{error}");
         error
     })
+}
+
+/// The error for a thread that ended because the VMM's hook for new threads panicked.
+fn of_hook(panic: &(dyn Any + Send)) -> Option<MigrationError> {
+    let HookPanicked { thread, message } = panic.downcast_ref()?;
+    let callback = format!("Parameters::on_thread_start on the thread {thread:?}");
+    Some(MigrationError::Panicked { callback, message: message.clone() })
+}
+
+/// The error for a thread whose join returned `panic`.
+pub(crate) fn died(thread: &str, panic: &(dyn Any + Send)) -> MigrationError {
+    of_hook(panic).unwrap_or_else(|| MigrationError::Internal(format!("{thread} panicked")))
 }
 
 /// Like [`caught`], for an `act` that returns a `Result`.
@@ -92,14 +103,16 @@ pub fn copied_in_parts(
     let part = &|thread: u64| part(thread * share..(thread + 1) * share);
     std::thread::scope(|scope| {
         // If the host refuses a thread, this thread copies its part.
-        let begun = |thread| Builder::new().spawn_scoped(scope, move || part(thread)).map_err(|_| thread);
+        let begun = |thread| {
+            ThreadRole::CopyPages.of(thread).spawn_scoped(scope, move || part(thread)).map_err(|_| thread)
+        };
         let others: Vec<_> = (1..threads).map(begun).collect();
         let mut done = part(0);
         for other in others {
             done = done.and(match other {
-                Ok(other) => other.join().unwrap_or_else(|_| {
-                    Err(MigrationError::Internal("a thread that copies pages panicked".to_owned()))
-                }),
+                Ok(other) => {
+                    other.join().unwrap_or_else(|panic| Err(died("a thread that copies pages", &*panic)))
+                }
                 Err(thread) => part(thread),
             });
         }
@@ -135,14 +148,17 @@ pub(crate) fn side_by_side<T: Send, E: Send>(
     };
     std::thread::scope(|scope| {
         // If the host refuses a thread, the other threads and this one do its work.
-        for _ in 1..most.min(count) {
-            let _ = Builder::new().spawn_scoped(scope, work);
-        }
+        let start = |number| ThreadRole::Connect.of(number).spawn_scoped(scope, work).ok();
+        let others: Vec<_> = (1..most.min(count)).filter_map(start).collect();
         work();
+        let panic = others.into_iter().filter_map(|other| other.join().err()).reduce(|first, _| first);
+        if let Some(panic) = panic {
+            resume_unwind(panic);
+        }
     });
     match first_error.into_inner() {
         Some(error) => Err(error),
-        // Every number has a result: without an error only a panic could skip one, and the scope propagates it.
+        // Every number has a result: without an error only a panic could skip one, and it was propagated.
         None => Ok(done.into_inner().into_iter().flatten().collect()),
     }
 }
@@ -175,28 +191,32 @@ pub(crate) fn tell(observer: &dyn Observer, event: &Event) {
     }
 }
 
-/// Starts a thread. If the thread panics, it calls `died` last.
+/// Starts a thread. If the thread or the VMM's hook panics, it calls `died` last.
 ///
 /// # Errors
 /// The operating system cannot create the thread.
 pub fn spawn(
-    name: &str,
+    thread: impl Into<NewThread>,
     work: impl FnOnce() + Send + 'static,
     died: impl FnOnce(MigrationError) + Send + 'static,
 ) -> Result<JoinHandle<()>, MigrationError> {
+    let thread = thread.into();
+    let name = thread.name().to_owned();
     let refused = |why: std::io::Error| MigrationError::system(format!("thread {name:?}: {why}"), why);
     #[cfg(feature = "planted-faults")]
     let planted = planted::of_this_thread();
     #[cfg(feature = "planted-faults")]
-    if planted.as_deref() == Some(name) {
+    if planted.as_deref() == Some(&*name) {
         return Err(refused(std::io::Error::other("told to fail")));
     }
     let place = format!("the engine's thread {name:?}");
-    let thread = Builder::new().name(name.to_owned()).spawn(move || {
+    let (builder, first) = thread.prepare();
+    let thread = builder.spawn(move || {
         #[cfg(feature = "planted-faults")]
         planted::refuse_threads(planted.as_deref());
-        #[cfg(feature = "planted-faults")]
         let work = || {
+            first.call();
+            #[cfg(feature = "planted-faults")]
             planted::die_if_told();
             work();
         };
@@ -275,10 +295,24 @@ mod tests {
     #[test]
     fn thread_that_dies_says_why() {
         let (sender, said) = std::sync::mpsc::channel();
-        let thread = spawn("tern", || panic!("told to"), move |error| sender.send(error).unwrap()).unwrap();
+        let panics = || panic!("told to");
+        let thread = spawn(ThreadRole::Lane.of(7), panics, move |error| sender.send(error).unwrap()).unwrap();
         thread.join().unwrap();
         let said = said.recv().unwrap().to_string();
-        assert!(said.contains("tern") && said.contains("told to"), "{said}");
+        assert!(said.contains("lane 7") && said.contains("told to"), "{said}");
+    }
+
+    #[test]
+    fn hook_that_panics_on_a_helper_is_the_error_of_the_work() {
+        let hook: OnThreadStart = std::sync::Arc::new(|_| panic!("told to"));
+        let in_parallel = || {
+            hooked(Some(&hook), || tried("the place", || side_by_side(2, 2, Ok::<_, MigrationError>, || ())))
+        };
+        let MigrationError::Panicked { callback, message } = in_parallel().unwrap_err() else {
+            panic!("another error")
+        };
+        assert!(callback.contains("on_thread_start") && callback.contains("connect 1"), "{callback}");
+        assert_eq!(message, "told to");
     }
 
     #[test]

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use sterna::SettingsError;
 use sterna::StartError;
 use sterna::error::MigrationError;
-use sterna::internals::threads;
+use sterna::internals::threads::{self, ThreadRole};
 use sterna_transport::{Address, CancelFlag, Channel, Listener, TransportError, shortage_advice};
 
 use super::link::Accepted;
@@ -43,6 +43,8 @@ impl Reception {
     /// Listens at `address`. While a destination's connection is broken, the next connection is assigned to
     /// that destination.
     ///
+    /// Its threads have the hook of the calling thread ([`sterna_ram::threads::hooked`]).
+    ///
     /// # Errors
     /// [`StartError::Settings`] with [`ServeOptions::preempt`], because a second connection could not be
     /// assigned to a destination; [`StartError::System`] if the address cannot be bound.
@@ -65,8 +67,8 @@ impl Reception {
         });
         let ours = Arc::clone(&shared);
         // If the thread dies, no new destination is served.
-        let thread =
-            threads::spawn("reception", move || accept(&ours), |_| ()).map_err(StartError::system)?;
+        let thread = threads::spawn(ThreadRole::Reception, move || accept(&ours), |_| ())
+            .map_err(StartError::system)?;
         Ok(Self { shared, thread: Mutex::new(Some(thread)) })
     }
 

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use parking_lot::Mutex;
 use sterna::StartError;
 use sterna::error::{SystemRefusal, UnusableImage};
-use sterna::internals::threads;
+use sterna::internals::threads::{self, ThreadRole};
 use sterna_image::{Format, ImageError, LibvirtHeader, Shape};
 use sterna_transport::Direct;
 
@@ -56,6 +56,8 @@ impl ServedImage {
     /// Opens the image at `path`. A legacy stream is read once. A stream that cannot be read at random is
     /// unpacked.
     ///
+    /// Its threads have the hook of the calling thread ([`sterna_ram::threads::hooked`]).
+    ///
     /// # Errors
     /// [`StartError::Image`] for an image that is truncated, has no bitmaps, or cannot be served;
     /// [`StartError::DamagedImage`] for a damaged one; [`StartError::System`] if the system refused a request.
@@ -71,7 +73,7 @@ impl ServedImage {
         for number in 0..READERS {
             let cache = Arc::clone(&served.cache);
             // An image without readers is served as well, but is not read ahead.
-            let reader = threads::spawn(&format!("reader {number}"), move || cache.work(), |_| ());
+            let reader = threads::spawn(ThreadRole::Reader.of(number), move || cache.work(), |_| ());
             served.readers.lock().push(reader.map_err(StartError::system)?);
         }
         Ok(served)

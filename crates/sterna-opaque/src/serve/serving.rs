@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use sterna::error::{Awaited, MigrationError};
 use sterna::internals::postcopy::{DEVICES_PING, HELLO_PING, LISTED_PING, PACKAGE_PING};
-use sterna::internals::threads;
+use sterna::internals::threads::{self, ThreadRole};
 use sterna::params::WaitLimits;
 use sterna_transport::{CancelFlag, Channel};
 use sterna_wire::received_pages::ReceivedPages;
@@ -87,6 +87,8 @@ pub struct Serving {
 impl Serving {
     /// Begins to serve `image` to the destination that `link` reaches.
     ///
+    /// Its threads have the hook of the calling thread ([`sterna_ram::threads::hooked`]).
+    ///
     /// # Errors
     /// [`MigrationError::System`] if the thread cannot be started.
     pub fn start(
@@ -99,7 +101,7 @@ impl Serving {
         let control = Control { shared: Arc::clone(&shared), link, options, cancel: cancel.clone() };
         let (end, died) = (Arc::clone(&result), (Arc::clone(&shared), Arc::clone(&result)));
         let thread = threads::spawn(
-            "serve",
+            ThreadRole::Serve,
             move || {
                 let result = control.run();
                 let stage = if result.is_ok() { Stage::Completed } else { Stage::Failed };
@@ -277,7 +279,7 @@ impl Control {
         let (shared, channel) = (Arc::clone(&self.shared), Arc::clone(&main));
         let died = Arc::clone(&self.shared);
         let hearing = threads::spawn(
-            "return path",
+            ThreadRole::ReturnPath,
             move || listener::listen(&shared, &channel),
             move |e| died.fail(e),
         )?;
@@ -297,7 +299,7 @@ impl Control {
         let (shared, theirs) = (Arc::clone(&self.shared), channels.clone());
         let died = Arc::clone(&self.shared);
         let answering = threads::spawn(
-            "requested pages",
+            ThreadRole::RequestedPages,
             move || sender::send_requested(&shared, &theirs),
             move |error| died.fail(error),
         )?;

@@ -5,6 +5,8 @@ use std::thread::{self, Builder};
 
 use parking_lot::Mutex;
 
+use crate::threads::{FirstCall, ThreadRole};
+
 /// Calls `work` for every part, on this thread and on helpers.
 ///
 /// At most `threads` threads work in all, and fewer if the system refuses threads. Each thread takes the next
@@ -12,18 +14,18 @@ use parking_lot::Mutex;
 /// order.
 ///
 /// # Panics
-/// If `work` panics, on whichever thread.
+/// If `work`, or the hook of a helper ([`crate::threads`]), panics.
 pub(crate) fn share<P: Send, R: Send>(
     threads: usize,
     parts: impl Iterator<Item = P> + Send,
     work: impl Fn(P) -> R + Sync,
 ) -> Vec<R> {
-    share_by(Builder::new, threads, parts, work)
+    share_by(|number| ThreadRole::MergeDirty.of(number).prepare(), threads, parts, work)
 }
 
 /// Distributes the work with a builder of helpers that tests can replace.
 fn share_by<P: Send, R: Send>(
-    helper: impl Fn() -> Builder,
+    helper: impl Fn(usize) -> (Builder, FirstCall),
     threads: usize,
     parts: impl Iterator<Item = P> + Send,
     work: impl Fn(P) -> R + Sync,
@@ -34,7 +36,15 @@ fn share_by<P: Send, R: Send>(
     let run = || -> Vec<R> { std::iter::from_fn(next).map(&work).collect() };
     thread::scope(|scope| {
         // If no helper starts, this thread does all the work.
-        let helpers: Vec<_> = (1..threads).map_while(|_| helper().spawn_scoped(scope, run).ok()).collect();
+        let start = |number| {
+            let (builder, first) = helper(number);
+            let work = move || {
+                first.call();
+                run()
+            };
+            builder.spawn_scoped(scope, work).ok()
+        };
+        let helpers: Vec<_> = (1..threads).map_while(start).collect();
         let mut all = run();
         for helper in helpers {
             // After a panic the bits of a part are missing, so the caller must not continue.
@@ -63,8 +73,11 @@ mod tests {
     #[test]
     fn share_without_helpers_is_done_by_this_thread() {
         // No system can allocate such a stack.
-        let none = || Builder::new().stack_size(1 << 60);
-        assert!(none().spawn(|| ()).is_err());
+        let none = |number| {
+            let (builder, first) = ThreadRole::MergeDirty.of(number).prepare();
+            (builder.stack_size(1 << 60), first)
+        };
+        assert!(none(1).0.spawn(|| ()).is_err());
         let here = thread::current().id();
 
         let done = share_by(none, 4, 0..3, |part| (part, thread::current().id()));

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 use sterna::error::VmError;
 use sterna::internals::Clock;
-use sterna::internals::threads;
+use sterna::internals::threads::{self, ThreadRole};
 use sterna_proto::replica::Answer;
 use sterna_proto::replica::primary::{self, Action, Cause, Event, Outcome, Primary, State};
 use sterna_transport::Channel;
@@ -135,11 +135,11 @@ impl PrimaryContact {
             is_guest_stopped: Arc::default(),
             held_at: Arc::default(),
         };
-        contact.spawn("protection", {
+        contact.spawn(ThreadRole::Protection, {
             let contact = contact.clone();
             move || contact.control(&guest)
         })?;
-        contact.spawn("protection's answers", {
+        contact.spawn(ThreadRole::ProtectionAnswers, {
             let runner = Arc::clone(&contact.runner);
             move || {
                 let said = |message| said(message, protection);
@@ -149,18 +149,13 @@ impl PrimaryContact {
         Ok(contact)
     }
 
-    fn spawn(&self, name: &str, act: impl FnOnce() + Send + 'static) -> Result<(), ContactError> {
+    fn spawn(&self, role: ThreadRole, act: impl FnOnce() + Send + 'static) -> Result<(), ContactError> {
         let runner = Arc::clone(&self.runner);
-        let thread = std::thread::Builder::new().name(name.to_owned()).spawn({
-            let name = name.to_owned();
-            move || {
-                if let Err(error) = threads::caught(&name, act) {
-                    runner.note(error);
-                    runner.tell(Event::LocalFailure);
-                }
-            }
-        });
-        let thread = thread.map_err(|error| {
+        let died = move |error| {
+            runner.note(error);
+            runner.tell(Event::LocalFailure);
+        };
+        let thread = self.runner.spawn(role.into(), act, died).map_err(|error| {
             self.runner.link.close();
             ContactError::Thread(error.to_string())
         })?;
@@ -182,7 +177,8 @@ impl PrimaryContact {
         let timeout = watchdog.arm(longest).map_err(refused)?;
         let contact = self.clone();
         let fed = Arc::clone(&watchdog);
-        let begun = self.spawn("watchdog", move || keep(&*fed, timeout, &|| contact.watched(timeout)));
+        let begun =
+            self.spawn(ThreadRole::Watchdog, move || keep(&*fed, timeout, &|| contact.watched(timeout)));
         begun.inspect_err(|_| drop(watchdog.disarm()))
     }
 

@@ -4,11 +4,13 @@ use std::collections::VecDeque;
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
+use sterna::error::MigrationError;
 use sterna::internals::Clock;
 use sterna::internals::Driver;
-use sterna::internals::threads;
+use sterna::internals::threads::{self, NewThread, OnThreadStart, ThreadRole, hooked};
 use sterna_proto::machine::Machine;
 use sterna_proto::replica::Ruling;
 use sterna_wire::replica::ArbiterIdentity;
@@ -87,6 +89,8 @@ pub(super) struct Runner<M: Machine> {
     has_ended: AtomicBool,
     /// Whether this side performs no further actions, as if its host had failed.
     is_abandoned: AtomicBool,
+    /// The VMM's hook of the thread that began the contact. Later threads have it, too.
+    hook: Option<OnThreadStart>,
 }
 
 impl<M> Runner<M>
@@ -100,7 +104,8 @@ where
     pub(super) fn new(machine: M, link: Link, claims: Arc<dyn Claims>, clock: Clock) -> Arc<Self> {
         let driver = Driver::with_clock(machine, clock, |_: &M| {});
         let (trouble, logged, has_ended, is_abandoned) = Default::default();
-        Arc::new(Self { driver, link, claims, trouble, logged, has_ended, is_abandoned })
+        let hook = sterna_ram::threads::hook();
+        Arc::new(Self { driver, link, claims, trouble, logged, has_ended, is_abandoned, hook })
     }
 
     /// From now on, this side sends nothing and performs no actions, as if its host had failed.
@@ -184,21 +189,35 @@ where
         failed: M::Event,
     ) {
         let this = Arc::clone(self);
-        let begun = std::thread::Builder::new().name(name.to_owned()).spawn({
-            let name = name.to_owned();
-            move || {
-                let ended = threads::caught(&name, act).map_err(|error| error.to_string());
-                let event = ended.and_then(|ended| ended).unwrap_or_else(|why| {
-                    this.note(format!("{name}: {why}"));
-                    failed
-                });
-                this.tell(event);
-            }
-        });
-        if let Err(error) = begun {
+        let told = name.to_owned();
+        let work = move || {
+            let ended = threads::caught(&told, act).map_err(|error| error.to_string());
+            let event = ended.and_then(|ended| ended).unwrap_or_else(|why| {
+                this.note(format!("{told}: {why}"));
+                failed
+            });
+            this.tell(event);
+        };
+        let (this, told) = (Arc::clone(self), name.to_owned());
+        // `work` catches its own panics, so only the VMM's hook for new threads can panic.
+        let died = move |error| {
+            this.note(format!("{told}: {error}"));
+            this.tell(failed);
+        };
+        if let Err(error) = self.spawn(ThreadRole::ProtectionStep.of(name), work, died) {
             self.note(format!("{name}: the host refuses a thread: {error}"));
             self.tell(failed);
         }
+    }
+
+    /// Starts a thread of this contact, which runs the VMM's hook first. `died` gets a panic.
+    pub(super) fn spawn(
+        &self,
+        thread: NewThread,
+        work: impl FnOnce() + Send + 'static,
+        died: impl FnOnce(MigrationError) + Send + 'static,
+    ) -> Result<JoinHandle<()>, MigrationError> {
+        hooked(self.hook.as_ref(), || threads::spawn(thread, work, died))
     }
 
     /// Reads the peer's messages until the connection ends.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 use sterna::error::VmError;
 use sterna::internals::Clock;
-use sterna::internals::threads;
+use sterna::internals::threads::{self, ThreadRole};
 use sterna_proto::replica::standby::{self, Action, Event, Outcome, Standby, State};
 use sterna_transport::Channel;
 use sterna_wire::replica::Message;
@@ -87,11 +87,11 @@ impl StandbyContact {
         let machine = Standby::new(standby::Config { protection, terms, needs_fence: greeting.needs_fence });
         let runner = Runner::new(machine, link, claims, Clock::with_suspends());
         let contact = Self { runner, protection, terms, greeting, ended: Arc::default() };
-        contact.spawn("standby", {
+        contact.spawn(ThreadRole::Standby, {
             let contact = contact.clone();
             move || contact.control(&guest)
         })?;
-        contact.spawn("primary's heartbeats", {
+        contact.spawn(ThreadRole::Heartbeats, {
             let runner = Arc::clone(&contact.runner);
             move || {
                 let said = |message| said(message, protection);
@@ -101,18 +101,13 @@ impl StandbyContact {
         Ok(contact)
     }
 
-    fn spawn(&self, name: &str, act: impl FnOnce() + Send + 'static) -> Result<(), ContactError> {
+    fn spawn(&self, role: ThreadRole, act: impl FnOnce() + Send + 'static) -> Result<(), ContactError> {
         let runner = Arc::clone(&self.runner);
-        let begun = std::thread::Builder::new().name(name.to_owned()).spawn({
-            let name = name.to_owned();
-            move || {
-                if let Err(error) = threads::caught(&name, act) {
-                    runner.note(error);
-                    runner.tell(Event::ConnectionLost);
-                }
-            }
-        });
-        begun.map(drop).map_err(|error| {
+        let died = move |error| {
+            runner.note(error);
+            runner.tell(Event::ConnectionLost);
+        };
+        self.runner.spawn(role.into(), act, died).map(drop).map_err(|error| {
             self.runner.link.close();
             ContactError::Thread(error.to_string())
         })

@@ -22,6 +22,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use sterna::error::{BadConnection, MigrationError, Misbehaviour, ProtectionDifference};
+use sterna::internals::threads::{self, ThreadRole};
 use sterna_transport::Channel;
 
 use budget::Budget;
@@ -71,11 +72,21 @@ impl Disks {
             return Err(Misbehaviour::Connection { peer, why }.into());
         }
         let (this, channel) = (Arc::clone(self), Arc::clone(channel));
-        let serve = move || this.shake_hands_and_serve(&channel);
-        let thread = std::thread::Builder::new().name("disk".to_owned()).spawn(serve);
-        thread.map(drop).map_err(|error| {
+        let died = {
+            let (this, channel) = (Arc::clone(&this), Arc::clone(&channel));
+            move |error| {
+                this.strangers.fetch_sub(1, Ordering::AcqRel);
+                tracing::warn!("connection for a disk: {error}");
+                channel.shutdown();
+            }
+        };
+        // A panic of the server is caught here, so `died` gets only a panic of the VMM's hook for new threads.
+        let serve = move || {
+            let _ = threads::caught("a disk's server", || this.shake_hands_and_serve(&channel));
+        };
+        let thread = threads::spawn(ThreadRole::StandbyDisk, serve, died);
+        thread.map(drop).inspect_err(|_| {
             self.strangers.fetch_sub(1, Ordering::AcqRel);
-            MigrationError::System(format!("the host refuses a thread: {error}"), Some(Arc::new(error)))
         })
     }
 

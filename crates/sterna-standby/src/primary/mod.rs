@@ -16,7 +16,7 @@ use std::time::Duration;
 use sterna::SettingsError;
 use sterna::StartError;
 use sterna::events::Observer;
-use sterna::internals::threads;
+use sterna::internals::threads::{self, ThreadRole, hooked};
 use sterna::internals::{CheckpointMode, MOST_IN_FLIGHT, Pace, Protecting, Staging};
 use sterna::outgoing::Migration;
 use sterna::params::{Capabilities, Parameters};
@@ -157,7 +157,8 @@ impl Primary {
         check(options)?;
         Migration::check_protected(to, &params, &capabilities, vm.as_ref())?;
         let (tls, limit) = (params.tls.as_ref(), params.limits.setup);
-        let contact = Channel::connect_with(to, tls, limit, cancel, Arc::new);
+        let connect = || Channel::connect_with(to, tls, limit, cancel, Arc::new);
+        let contact = hooked(params.on_thread_start.as_ref(), connect);
         let contact = contact.map_err(ContactError::from)?;
         Self::protect_over(&contact, vm, to, options, guardians, params, capabilities, observer)
     }
@@ -168,6 +169,22 @@ impl Primary {
     /// Like [`Primary::protect`].
     #[expect(clippy::too_many_arguments, reason = "those of `protect`, and the connection")]
     pub fn protect_over(
+        channel: &Arc<Channel>,
+        vm: Arc<dyn SourceVm>,
+        to: &Address,
+        options: &PrimaryOptions,
+        guardians: Guardians,
+        params: Parameters,
+        capabilities: Capabilities,
+        observer: Arc<dyn Observer>,
+    ) -> Result<Self, ProtectError> {
+        hooked(params.on_thread_start.clone().as_ref(), || {
+            Self::begin(channel, vm, to, options, guardians, params, capabilities, observer)
+        })
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "those of `protect_over`")]
+    fn begin(
         channel: &Arc<Channel>,
         vm: Arc<dyn SourceVm>,
         to: &Address,
@@ -332,12 +349,12 @@ impl Primary {
 
     /// Starts two threads, so that the end of the contact ends the migration, and vice versa.
     fn watch(&self) -> Result<(), ProtectError> {
-        let spawn = |name: &str, act: Box<dyn FnOnce(Self) + Send>| {
+        let spawn = |role: ThreadRole, act: Box<dyn FnOnce(Self) + Send>| {
             let this = self.clone();
-            threads::spawn(name, move || act(this), |_| {})
+            threads::spawn(role, move || act(this), |_| {})
         };
-        let begun = spawn("protection's end", Box::new(|this| this.end_with_contact()))
-            .and_then(|_| spawn("seeding's end", Box::new(|this| this.end_with_migration())));
+        let begun = spawn(ThreadRole::ProtectionEnd, Box::new(|this| this.end_with_contact()))
+            .and_then(|_| spawn(ThreadRole::SeedingEnd, Box::new(|this| this.end_with_migration())));
         if let Err(error) = begun {
             self.contact.failed(&error, Event::LocalFailure);
             self.migration.end_protection(true);

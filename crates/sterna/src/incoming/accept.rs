@@ -37,7 +37,7 @@ use crate::error::{
 };
 use crate::events::Event;
 use crate::interruption::Break;
-use crate::threads::{self, tried};
+use crate::threads::{self, ThreadRole, tried};
 
 const MAIN_MAGIC: [u8; 4] = *b"QEVM";
 const MULTIFD_MAGIC: [u8; 4] = [0x11, 0x22, 0x33, 0x44];
@@ -50,7 +50,7 @@ pub(super) const RETRY: Duration = Duration::from_millis(200);
 pub(super) fn spawn(shared: &Arc<Shared>, listener: Listener) -> Result<JoinHandle<()>, MigrationError> {
     let (died, cancel) = (unless_begun(shared), shared.closing.clone());
     let shared = Arc::clone(shared);
-    threads::spawn("listener", move || listen(&shared, &listener, &cancel), died)
+    threads::spawn(ThreadRole::Listener, move || listen(&shared, &listener, &cancel), died)
 }
 
 /// As [`spawn`], at an additional address, until `cancel`.
@@ -61,7 +61,7 @@ pub(super) fn spawn_beside(
 ) -> Result<JoinHandle<()>, MigrationError> {
     let (theirs, died) = (Arc::clone(shared), Arc::clone(shared));
     let died = move |error: MigrationError| warn(&died, &error.to_string());
-    threads::spawn("listener", move || listen(&theirs, &listener, &cancel), died)
+    threads::spawn(ThreadRole::Listener, move || listen(&theirs, &listener, &cancel), died)
 }
 
 /// The error handler of a listener thread: a thread that dies ends the migration.
@@ -108,8 +108,12 @@ fn greet(shared: &Arc<Shared>, channel: Arc<Channel>) {
         let (shared, channel) = (Arc::clone(shared), Arc::clone(&channel));
         move || greet_with(&shared, channel, sort)
     };
-    // A panic inside the greeter is caught by `greet_with`.
-    if let Err(error) = threads::spawn("greeter", greeter, |_| ()) {
+    // A panic inside the greeter is caught by `greet_with`, so only the VMM's hook for new threads can panic.
+    let died = {
+        let (shared, channel) = (Arc::clone(shared), Arc::clone(&channel));
+        move |error| end_greeting(&shared, channel, Some(error))
+    };
+    if let Err(error) = threads::spawn(ThreadRole::Greeter, greeter, died) {
         end_greeting(shared, channel, Some(error));
     }
 }

@@ -27,7 +27,7 @@ use crate::error::{Awaited, Ending, MigrationError, Untimely};
 use crate::events::{Event, Status};
 use crate::hooks::Hook;
 use crate::interruption::Break;
-use crate::threads::{self, caught};
+use crate::threads::{self, NewThread, ThreadRole, caught};
 use crate::vm::RunState;
 
 const PATIENCE: Duration = Duration::from_millis(50);
@@ -53,7 +53,7 @@ pub(super) fn spawn(shared: &Arc<Shared>) -> Result<(), MigrationError> {
             control.run(driver);
         }
     };
-    threads::spawn("incoming", work, move |error| at_death.end(Arrival::Failed(error))).map(drop)
+    threads::spawn(ThreadRole::Incoming, work, move |error| at_death.end(Arrival::Failed(error))).map(drop)
 }
 
 struct Control {
@@ -160,30 +160,30 @@ impl Control {
         }
         for inbox in self.shared.streams.all() {
             let shared = Arc::clone(&self.shared);
-            self.start(&format!("load {}", inbox.device.name), move || streams::load(&shared, &inbox));
+            self.start(ThreadRole::LoadDevice.of(&inbox.device.name), move || streams::load(&shared, &inbox));
         }
         let lanes = if self.shared.file.is_some() { 0 } else { self.shared.places.lanes() };
         for index in 0..lanes {
             let shared = Arc::clone(&self.shared);
-            self.start(&format!("lane {index}"), move || multifd_lane::receive(&shared, index));
+            self.start(ThreadRole::Lane.of(index), move || multifd_lane::receive(&shared, index));
         }
         if self.shared.file.is_some() {
             let shared = Arc::clone(&self.shared);
-            self.start("loader", move || file::load(&shared));
+            self.start(ThreadRole::Loader, move || file::load(&shared));
         }
         if let Some(channel) = self.shared.places.main() {
             let shared = Arc::clone(&self.shared);
-            self.start("loader", move || loader::load(&shared, &channel));
+            self.start(ThreadRole::Loader, move || loader::load(&shared, &channel));
         }
     }
 
-    fn start(&mut self, name: &str, work: impl FnOnce() + Send + 'static) {
+    fn start(&mut self, thread: impl Into<NewThread>, work: impl FnOnce() + Send + 'static) {
         let shared = Arc::clone(&self.shared);
         let died = move |error| {
             shared.fail(error);
             shared.nudge();
         };
-        match threads::spawn(name, work, died) {
+        match threads::spawn(thread, work, died) {
             Ok(thread) => self.threads.push(thread),
             Err(error) => self.shared.fail(error),
         }

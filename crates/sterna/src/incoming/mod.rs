@@ -61,6 +61,7 @@ use crate::rules::{self, Feature, Features, Side};
 use crate::settings_error::SettingsError;
 use crate::start_error::StartError;
 use crate::stats::IncomingStatistics;
+use crate::threads::hooked;
 use crate::vm::TargetVm;
 use postcopy::listening::Listening;
 use shared::Shared;
@@ -128,7 +129,9 @@ impl Incoming {
         rules::check(features, Side::Destination)?;
         postcopy::check(target.as_ref(), &capabilities)?;
         let wait = transport::of(at);
-        Self::begin(wait(Beginning { target, at, params, capabilities, observer })?)
+        hooked(params.on_thread_start.clone().as_ref(), || {
+            Self::begin(wait(Beginning { target, at, params, capabilities, observer })?)
+        })
     }
 
     /// Starts the control thread, and the thread that accepts connections.
@@ -214,10 +217,13 @@ impl Incoming {
             return Ok(());
         }
         let system = |error: &dyn std::fmt::Display| RecoverError::System(error.to_string());
-        let listener = Listener::bind(at).map_err(|error| system(&error))?;
-        let (address, cancel) = (listener.local_address(), CancelFlag::new());
-        let thread =
-            accept::spawn_beside(shared, listener, cancel.clone()).map_err(|error| system(&error))?;
+        let cancel = CancelFlag::new();
+        let (address, thread) = hooked(shared.params.on_thread_start.as_ref(), || {
+            let listener = Listener::bind(at).map_err(|error| system(&error))?;
+            let address = listener.local_address();
+            let thread = accept::spawn_beside(shared, listener, cancel.clone());
+            Ok::<_, RecoverError>((address, thread.map_err(|error| system(&error))?))
+        })?;
         self.guard.recovery.put(address, cancel, thread);
         Ok(())
     }

@@ -53,6 +53,7 @@ use crate::rules::Feature;
 use crate::settings_error::SettingsError;
 use crate::start_error::StartError;
 use crate::stats::Statistics;
+use crate::threads::hooked;
 use crate::vm::SourceVm;
 use check::{check, check_postcopy, check_protected, check_resume, check_sharable, check_throttle};
 use guest_source::{GuestSource, LiveVm};
@@ -249,7 +250,8 @@ impl Migration {
     /// * [`RetryError::System`]: no thread could be started. The guest is still held, and the call may be
     ///   repeated.
     pub fn retry(&self) -> Result<(), RetryError> {
-        control::retry(&self.shared)
+        let hook = self.shared.params.lock().on_thread_start.clone();
+        hooked(hook.as_ref(), || control::retry(&self.shared))
     }
 
     /// Whether the VMM may run the guest when its operator asks for it.
@@ -441,7 +443,8 @@ impl Migration {
             Shared::new(guest_source, (to.clone(), facts), params, capabilities, observer, source);
         shared.protecting = protecting;
         let shared = Arc::new(shared);
-        control::spawn(&shared).map_err(StartError::system)?;
+        let hook = shared.params.lock().on_thread_start.clone();
+        hooked(hook.as_ref(), || control::spawn(&shared)).map_err(StartError::system)?;
         Ok(Self { shared })
     }
 }

@@ -5,7 +5,7 @@ use std::thread::JoinHandle;
 
 use super::shared::Shared;
 use crate::error::MigrationError;
-use crate::threads;
+use crate::threads::{self, NewThread};
 
 /// The threads of lanes, of save threads and of the return path.
 pub(super) struct Workers {
@@ -21,7 +21,7 @@ impl Workers {
     /// Starts a thread. If it panics, the migration fails.
     pub(super) fn spawn(
         &mut self,
-        name: &str,
+        thread: impl Into<NewThread>,
         work: impl FnOnce() + Send + 'static,
     ) -> Result<(), MigrationError> {
         let shared = Arc::clone(&self.shared);
@@ -29,7 +29,7 @@ impl Workers {
             shared.fail(error);
             shared.driver.nudge();
         };
-        self.handles.push(threads::spawn(name, work, died)?);
+        self.handles.push(threads::spawn(thread, work, died)?);
         Ok(())
     }
 

@@ -27,5 +27,6 @@ mod peer_silent;
 mod streams;
 mod streams_file;
 mod switchover_ack;
+mod threads;
 mod tls;
 mod undecided;

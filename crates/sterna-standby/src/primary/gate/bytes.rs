@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
 use sterna::error::MigrationError;
+use sterna::internals::threads::ThreadRole;
 
 use super::epoch_gate::{EpochGate, GateStatistics, MaySay};
 use super::outlet::{Exit, Leaving, Outlet, State, gate_of_outlet};
@@ -61,7 +62,7 @@ impl ByteGate {
     /// The host cannot create a thread.
     pub fn new(limit_bytes: u64, write: impl FnMut(&[u8]) + Send + 'static) -> Result<Self, MigrationError> {
         let writes = Writes { write: Mutex::new(Box::new(write)), told: RwLock::default() };
-        let (outlet, _leaving) = Outlet::begin("gate", limit_bytes, writes)?;
+        let (outlet, _leaving) = Outlet::begin(ThreadRole::ByteGate, limit_bytes, writes)?;
         Ok(Self { outlet, _leaving })
     }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use sterna::error::MigrationError;
-use sterna::internals::threads;
+use sterna::internals::threads::{self, ThreadRole};
 
 use super::waiting::{LOOK, Piece, Waiting};
 
@@ -62,7 +62,7 @@ impl<E: Exit> Outlet<E> {
     /// # Errors
     /// The host cannot create a thread.
     pub(super) fn begin(
-        name: &'static str,
+        role: ThreadRole,
         limit_bytes: u64,
         exit: E,
     ) -> Result<(Arc<Self>, Leaving<E>), MigrationError> {
@@ -70,7 +70,7 @@ impl<E: Exit> Outlet<E> {
         let state = State { waiting, leaving: None, position: 0, is_awaited: false, has_ended: false };
         let outlet = Arc::new(Self { exit, state: Mutex::new(state), changed: Condvar::new() });
         let lets_out = Arc::clone(&outlet);
-        let thread = Some(threads::spawn(name, move || lets_out.let_out(), |_| {})?);
+        let thread = Some(threads::spawn(role, move || lets_out.let_out(), |_| {})?);
         Ok((Arc::clone(&outlet), Leaving { outlet, thread }))
     }
 

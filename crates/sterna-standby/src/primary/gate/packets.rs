@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 use sterna::error::MigrationError;
+use sterna::internals::threads::ThreadRole;
 
 use super::epoch_gate::{EpochGate, GateStatistics, MaySay};
 use super::outlet::{Exit, Leaving, Outlet, State, gate_of_outlet};
@@ -70,7 +71,7 @@ impl PacketGate {
     /// The host cannot create a thread.
     pub fn new(limit_bytes: u64) -> Result<Self, MigrationError> {
         let cards = Cards { lanes: RwLock::default(), is_open: AtomicBool::new(true) };
-        let (outlet, _leaving) = Outlet::begin("packet gate", limit_bytes, cards)?;
+        let (outlet, _leaving) = Outlet::begin(ThreadRole::PacketGate, limit_bytes, cards)?;
         Ok(Self { outlet, _leaving })
     }
 

@@ -12,6 +12,7 @@ use super::Control;
 use crate::driver::{Driver, Waited};
 use crate::error::BadPage;
 use crate::incoming::{loader, postcopy};
+use crate::threads::ThreadRole;
 
 /// How long a source may take to read the last message of a connection.
 const LAST_WORD: Duration = Duration::from_secs(1);
@@ -99,7 +100,7 @@ impl Control {
         self.shared.rounds.begin_recovery();
         self.shared.stopping.store(false, Ordering::Release);
         let shared = Arc::clone(&self.shared);
-        self.start("loader", move || loader::recover(&shared, &main));
+        self.start(ThreadRole::Loader, move || loader::recover(&shared, &main));
     }
 
     /// Pages arrive again. If the message cannot be sent, this connection is lost as well.

@@ -16,7 +16,7 @@ use crate::error::MigrationError;
 use crate::events::Event;
 use crate::incoming::postcopy;
 use crate::incoming::shared::Shared;
-use crate::threads::{self, tried};
+use crate::threads::{self, ThreadRole, tried};
 
 impl Control {
     pub(super) fn start_guest(&mut self) {
@@ -24,7 +24,8 @@ impl Control {
         if !self.shared.gets_pages_later() {
             return start(&self.shared, is_again);
         }
-        let begun = self.beside("start", move |shared| start(shared, is_again), Fed::GuestStartFailed);
+        let begun =
+            self.beside(ThreadRole::Start, move |shared| start(shared, is_again), Fed::GuestStartFailed);
         if let Err(error) = begun {
             has_failed(&self.shared, error);
         }
@@ -39,7 +40,7 @@ impl Control {
             shared.report(Fed::GuestStarted);
         };
         // The result does not matter: no other side has the guest.
-        if let Err(error) = self.beside("take over", work, Fed::GuestStarted) {
+        if let Err(error) = self.beside(ThreadRole::TakeOver, work, Fed::GuestStarted) {
             self.shared.tell(&Event::Warning(error.to_string()));
             self.shared.report(Fed::GuestStarted);
         }
@@ -62,7 +63,7 @@ impl Control {
         }
         let shared = Arc::clone(&self.shared);
         let work = move |_: &Arc<Shared>| announce(&shared);
-        let begun = self.spawn_beside("announce", work, |_, _| {});
+        let begun = self.spawn_beside(ThreadRole::Announce, work, |_, _| {});
         if let Err(error) = begun {
             self.shared.tell(&Event::Warning(error.to_string()));
         }
@@ -79,11 +80,11 @@ impl Control {
     /// As [`Control::spawn_beside`]. If the engine's own code panics there, the machine is fed `after_panic`.
     fn beside(
         &mut self,
-        name: &str,
+        role: ThreadRole,
         work: impl FnOnce(&Arc<Shared>) + Send + 'static,
         after_panic: Fed,
     ) -> Result<(), MigrationError> {
-        self.spawn_beside(name, work, move |shared, error| {
+        self.spawn_beside(role, work, move |shared, error| {
             shared.note_error(error);
             shared.report(after_panic);
         })
@@ -92,7 +93,7 @@ impl Control {
     /// Runs `work` on a separate thread, after the work that was begun before.
     fn spawn_beside(
         &mut self,
-        name: &str,
+        role: ThreadRole,
         work: impl FnOnce(&Arc<Shared>) + Send + 'static,
         died: impl FnOnce(&Shared, MigrationError) + Send + 'static,
     ) -> Result<(), MigrationError> {
@@ -102,7 +103,7 @@ impl Control {
             let _ = before.map(JoinHandle::join);
             work(&shared);
         };
-        self.beside = Some(threads::spawn(name, in_turn, move |error| died(&at_death, error))?);
+        self.beside = Some(threads::spawn(role, in_turn, move |error| died(&at_death, error))?);
         Ok(())
     }
 }

@@ -12,7 +12,7 @@ use crate::error::MigrationError;
 use crate::incoming::shared::Shared;
 use crate::order::PageRun;
 use crate::pages::PageSink;
-use crate::threads::tried;
+use crate::threads::{ThreadRole, died, tried};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
@@ -50,8 +50,8 @@ pub(super) fn load(
     let work = || tried("a thread that loads pages", load);
     std::thread::scope(|scope| {
         let spawn = |index: usize| {
-            std::thread::Builder::new()
-                .name(format!("lane {index}"))
+            ThreadRole::Lane
+                .of(index)
                 .spawn_scoped(scope, work)
                 .map_err(|error| MigrationError::system(format!("thread of a lane: {error}"), error))
         };
@@ -59,8 +59,7 @@ pub(super) fn load(
         let mut result = work();
         for other in others? {
             let ended = other.join();
-            let died = || Err(MigrationError::Internal("a loading thread panicked".to_owned()));
-            result = result.and(ended.unwrap_or_else(|_| died()));
+            result = result.and(ended.unwrap_or_else(|panic| Err(died("a loading thread", &*panic))));
         }
         result
     })

@@ -8,7 +8,7 @@ use crate::error::MigrationError;
 use crate::incoming::accept::warn;
 use crate::incoming::arriving::ArrivingPages;
 use crate::incoming::shared::Shared;
-use crate::threads;
+use crate::threads::{self, ThreadRole};
 
 /// Delay between two attempts to place a page for which the host has no memory.
 const RETRY: Duration = Duration::from_millis(50);
@@ -27,7 +27,7 @@ pub(super) fn spawn(
             theirs.fail(error);
         }
     };
-    threads::spawn("page faults", work, move |error| died.fail(error))
+    threads::spawn(ThreadRole::PageFaults, work, move |error| died.fail(error))
 }
 
 fn answer(shared: &Shared, arriving: &ArrivingPages) -> Result<(), MigrationError> {

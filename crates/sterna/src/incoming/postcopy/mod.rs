@@ -42,7 +42,7 @@ use crate::params::Capabilities;
 use crate::postcopy::page_sizes;
 use crate::settings_error::SettingsError;
 use crate::start_error::StartError;
-use crate::threads::{self, caught};
+use crate::threads::{self, ThreadRole, caught};
 
 /// Checks whether this side can take a guest whose pages arrive later.
 pub(super) fn check(target: &dyn Target, capabilities: &Capabilities) -> Result<(), StartError> {
@@ -142,7 +142,7 @@ fn receive_requested(
     channel: Arc<Channel>,
     arriving: Arc<ArrivingPages>,
 ) -> Result<(), MigrationError> {
-    spawn(shared, "preempt channel", move |shared| preempt::receive(shared, &channel, &arriving))
+    spawn(shared, ThreadRole::PreemptChannel, move |shared| preempt::receive(shared, &channel, &arriving))
 }
 
 /// Number of lanes that may carry pages while the guest runs: all lanes of a Sterna source that knows this
@@ -156,7 +156,7 @@ fn lanes_that_follow(shared: &Shared) -> usize {
 pub(super) fn take_package(shared: &Arc<Shared>, items: Vec<MainItem>) -> Result<(), MigrationError> {
     let items = package::check(items)?;
     listen(shared)?;
-    spawn(shared, "package", move |shared| package::load(shared, items))
+    spawn(shared, ThreadRole::Package, move |shared| package::load(shared, items))
 }
 
 /// The error for an element that the source must not send after LISTEN.
@@ -167,7 +167,7 @@ pub(super) fn unfit() -> MigrationError {
 /// Starts a thread that ends when loading ends.
 fn spawn(
     shared: &Arc<Shared>,
-    name: &str,
+    role: ThreadRole,
     work: impl FnOnce(&Arc<Shared>) -> Result<(), MigrationError> + Send + 'static,
 ) -> Result<(), MigrationError> {
     let (theirs, died) = (Arc::clone(shared), Arc::clone(shared));
@@ -177,7 +177,7 @@ fn spawn(
         }
         theirs.nudge();
     };
-    let thread = threads::spawn(name, work, move |error| died.fail(error))?;
+    let thread = threads::spawn(role, work, move |error| died.fail(error))?;
     shared.postcopy.keep_thread(thread);
     Ok(())
 }

@@ -15,7 +15,7 @@ use super::state::Rdma;
 use super::writer_request::WriterRequest;
 use crate::error::{Ending, MigrationError, RdmaDifference};
 use crate::rdma::{DestinationStream, LaneDestinationStream, QuestionStream};
-use crate::threads::{self, tried};
+use crate::threads::{self, ThreadRole, tried};
 
 /// Most questions that are answered in parallel, because anyone who reaches the port may ask.
 const QUESTIONS: usize = 32;
@@ -64,12 +64,18 @@ pub(super) fn take(shared: &Arc<Shared>, rdma: &Arc<Rdma>, request: Box<dyn Requ
             let admitted = Admitted { request, part, reply, source, peer };
             let (of_thread, of_rdma) = (Arc::clone(shared), Arc::clone(rdma));
             let connect = move || admitted.connect(&of_thread, &of_rdma);
-            if let Err(error) = threads::spawn("greeter", connect, |_| ()) {
+            let failed = move |shared: &Shared, rdma: &Rdma, error: &MigrationError| {
                 if part == Part::Question {
                     rdma.questions.fetch_sub(1, Ordering::SeqCst);
                 }
                 rdma.gone(part, source);
                 refuse(shared, rdma, &format!("connection refused: {error}"));
+            };
+            // `connect` catches its own panics, so only the VMM's hook for new threads can panic.
+            let (died_shared, died_rdma) = (Arc::clone(shared), Arc::clone(rdma));
+            let died = move |error: MigrationError| failed(&died_shared, &died_rdma, &error);
+            if let Err(error) = threads::spawn(ThreadRole::Greeter, connect, died) {
+                failed(shared, rdma, &error);
             }
         }
     }

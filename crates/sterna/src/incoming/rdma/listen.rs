@@ -15,7 +15,7 @@ use super::connect;
 use super::state::Rdma;
 use crate::error::MigrationError;
 use crate::params::Parameters;
-use crate::threads;
+use crate::threads::{self, ThreadRole};
 
 /// Connect requests that may wait for the listener thread.
 const BACKLOG: u32 = 64;
@@ -55,7 +55,7 @@ pub(in crate::incoming) fn spawn(
 ) -> Result<JoinHandle<()>, MigrationError> {
     let died = unless_begun(shared);
     let (shared, rdma) = (Arc::clone(shared), Arc::clone(rdma));
-    threads::spawn("listener", move || listen(&shared, &rdma, &*listener), died)
+    threads::spawn(ThreadRole::Listener, move || listen(&shared, &rdma, &*listener), died)
 }
 
 fn listen(shared: &Arc<Shared>, rdma: &Arc<Rdma>, listener: &dyn Listener) {

@@ -25,18 +25,16 @@ use crate::events::{Event, SwitchoverStep};
 use crate::identity::Identity;
 use crate::interruption::Break;
 use crate::params::StatusQuestions;
-use crate::threads::{self, call, caught, tried};
+use crate::threads::{self, ThreadRole, call, caught, tried};
 use crate::vm::RunState;
 
 /// The interval at which an idle control thread wakes.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-const NAME: &str = "migration";
-
 /// Starts the control thread of a new migration.
 pub(super) fn spawn(shared: &Arc<Shared>) -> Result<(), MigrationError> {
     let control = Control::new(Arc::clone(shared));
-    threads::spawn(NAME, move || control.run(), died(shared)).map(drop)
+    threads::spawn(ThreadRole::Migration, move || control.run(), died(shared)).map(drop)
 }
 
 /// Tries to free a held guest: feeds the machine, and starts a new control thread.
@@ -55,7 +53,8 @@ pub(super) fn retry(shared: &Arc<Shared>) -> Result<(), RetryError> {
             control.perform_all();
         }
     };
-    threads::spawn(NAME, performs, died(shared)).map_err(|error| RetryError::System(error.to_string()))?;
+    threads::spawn(ThreadRole::Migration, performs, died(shared))
+        .map_err(|error| RetryError::System(error.to_string()))?;
     let Some(before) = shared.begin_again() else { return Err(Refusal::NotHeld { state: state() }.into()) };
     if let Err(refusal) = shared.feed(Fed::OperatorRetry) {
         shared.end(before);

@@ -15,6 +15,7 @@ use crate::error::MigrationError;
 use crate::interruption::Break;
 use crate::outgoing::main_channel::MainChannel;
 use crate::outgoing::transfer::Transfer;
+use crate::threads::ThreadRole;
 
 /// The longest wait of the background before it checks for other work.
 const PATIENCE: Duration = Duration::from_millis(20);
@@ -72,7 +73,7 @@ impl Enabled {
         let counters = Arc::clone(&shared.measures.counters);
         let sender = PageSender::new(shared.guest.ram.clone(), counters, main, self.preempt.clone());
         self.page_sender = Some(sender.clone());
-        transfer.workers.spawn("requested pages", move || {
+        transfer.workers.spawn(ThreadRole::RequestedPages, move || {
             if let Err(error) = sender.answer(&shared.postcopy) {
                 shared.fail(error);
             }

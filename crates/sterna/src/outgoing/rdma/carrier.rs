@@ -20,6 +20,7 @@ use crate::outgoing::lanes::LaneEnds;
 use crate::outgoing::main_channel::MainChannel;
 use crate::outgoing::shared::Shared;
 use crate::outgoing::workers::Workers;
+use crate::threads::ThreadRole;
 
 /// A connected source, and once pages move what is registered.
 pub(in crate::outgoing) struct RdmaCarrier {
@@ -104,9 +105,9 @@ impl Carrier for RdmaCarrier {
         let Some(work) = &self.work else {
             return Err(MigrationError::Internal("there are no lanes to work for".to_owned()));
         };
-        for (name, run) in [("rdma windows", windows), ("rdma memory", memory)] {
+        for (role, run) in [(ThreadRole::RdmaWindows, windows), (ThreadRole::RdmaMemory, memory)] {
             let (shared, main, work) = (Arc::clone(&self.shared), Arc::clone(&self.main), Arc::clone(work));
-            workers.spawn(name, move || {
+            workers.spawn(role, move || {
                 if let Err(error) = run(&work, &main, &shared) {
                     shared.fail(error);
                 }

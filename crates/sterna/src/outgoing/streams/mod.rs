@@ -35,7 +35,7 @@ use crate::params::MigrationMode;
 use crate::precopy::{LONGEST, StreamsRemaining};
 use crate::stats::StreamStatistics;
 use crate::streams::{Streamed, failed_in_parallel, in_parallel};
-use crate::threads::caught;
+use crate::threads::{ThreadRole, caught};
 
 use direct::Channels;
 pub(super) use outbox::{Chunk, Outbox};
@@ -391,7 +391,7 @@ impl DeviceStreams {
         }
         for (index, device) in self.streams.devices.iter().cloned().enumerate() {
             let (shared, streams) = (Arc::clone(&self.shared), Arc::clone(&self.streams));
-            workers.spawn(&format!("save {}", device.name), move || {
+            workers.spawn(ThreadRole::SaveDevice.of(&device.name), move || {
                 saver::run(&shared, &streams, index, &device)
             })?;
         }

@@ -11,6 +11,7 @@ use crate::outgoing::postcopy::background_lanes::follow;
 use crate::outgoing::shared::Shared;
 use crate::outgoing::streams::{DeviceStreams, Streams};
 use crate::outgoing::workers::Workers;
+use crate::threads::ThreadRole;
 
 impl Transfer {
     /// Starts the save threads of device streams, the lanes and their helpers.
@@ -39,7 +40,7 @@ fn start(
     let Writers { lanes, detection, after_flush } = writers;
     for (index, LaneEnds { mut writer, reader }) in lanes.into_iter().enumerate() {
         let (shared, streams) = (Arc::clone(shared), streams.clone());
-        workers.spawn(&format!("lane {index}"), move || {
+        workers.spawn(ThreadRole::Lane.of(index), move || {
             let lane = Lane {
                 index,
                 lanes: &shared.session.lanes,

@@ -27,6 +27,7 @@ use super::waits::Waits;
 use super::workers::Workers;
 use crate::error::MigrationError;
 use crate::events::{Event, SwitchoverStep};
+use crate::threads::ThreadRole;
 
 pub(super) use hints::Hints;
 pub(super) use rounds::Rounds;
@@ -128,7 +129,8 @@ impl Transfer {
     pub(super) fn read_return_path(&mut self) -> Result<(), MigrationError> {
         let (channel, cause) = (self.main()?.channel.clone(), self.carrier()?.cause());
         let (Some(channel), shared) = (channel, Arc::clone(&self.shared)) else { return Ok(()) };
-        self.workers.spawn("return path", move || return_path::read(&shared, &channel, cause.as_ref()))
+        self.workers
+            .spawn(ThreadRole::ReturnPath, move || return_path::read(&shared, &channel, cause.as_ref()))
     }
 
     /// The guest's run state before the switchover, under QEMU's name (specs/stream.md §1.10).

@@ -16,7 +16,7 @@ use std::thread::JoinHandle;
 use parking_lot::{Condvar, Mutex};
 use sterna::error::MigrationError;
 use sterna::internals::PageRun;
-use sterna::internals::threads;
+use sterna::internals::threads::{self, ThreadRole};
 use sterna_ram::write_protection::WriteProtection;
 use sterna_ram::{GuestRam, RamBlock};
 
@@ -71,18 +71,18 @@ impl CopyOnWrite {
         });
         // If the other thread cannot be started, dropping `this` ends the first one.
         let mut this = Self { shared, threads: Vec::new() };
-        this.spawn("held writes", Shared::serve)?;
-        this.spawn("checkpoint copier", Shared::copy_in_order)?;
+        this.spawn(ThreadRole::HeldWrites, Shared::serve)?;
+        this.spawn(ThreadRole::CheckpointCopier, Shared::copy_in_order)?;
         Ok(this)
     }
 
     fn spawn(
         &mut self,
-        name: &str,
+        role: ThreadRole,
         act: impl FnOnce(&Shared) + Send + 'static,
     ) -> Result<(), MigrationError> {
         let [shared, dying] = [0, 1].map(|_| Arc::clone(&self.shared));
-        let thread = threads::spawn(name, move || act(&shared), move |error| dying.abandon(error))?;
+        let thread = threads::spawn(role, move || act(&shared), move |error| dying.abandon(error))?;
         self.threads.push(thread);
         Ok(())
     }
