@@ -11,6 +11,8 @@
 //!   absent.
 //! - Private mapping of a file on tmpfs: a page that is missing in the page table reads as the file, so both
 //!   are queried.
+//! - The page table cannot be read (no `/proc`, Landlock, another user, seccomp): no page of the memory that needs it is
+//!   reported. [`GuestRam::check_page_table`] tells the reason.
 //! - All others (files on disks, shared memory without a file, memory that is filled on demand): no page is
 //!   reported.
 
@@ -24,6 +26,8 @@ use linux_raw_sys::general::{PAGE_IS_PFNZERO, PAGE_IS_PRESENT, PAGE_IS_SWAPPED};
 use crate::bitmap::PageBitmap;
 use crate::block::RamBlock;
 use crate::error::RamError;
+use crate::guest::GuestRam;
+use crate::kept::pagemap;
 use crate::mapping::kind::Kind;
 use crate::mapping::{FileRange, Mapping, Under};
 use crate::page::{PAGE_BYTES, PAGE_SHIFT};
@@ -82,6 +86,30 @@ impl RamBlock {
     }
 }
 
+impl GuestRam {
+    /// Checks whether absent pages can be found in all blocks whose memory needs the page table for that.
+    ///
+    /// If they cannot be found, [`RamBlock::mark_absent`] reports no page of these blocks, and every page is read and sent.
+    /// Memory of a memfd on normal pages does not need the page table.
+    ///
+    /// # Errors
+    /// [`RamError::PageTable`] with the name of the first of these blocks.
+    pub fn check_page_table(&self) -> Result<(), RamError> {
+        let needs = |block: &&RamBlock| {
+            let kind = block.mapping.under().kind;
+            let is_asked = matches!(kind, Kind::Anonymous | Kind::PrivateTmpfs | Kind::Hugetlbfs);
+            is_asked && block.mapping.len() > 0 && !block.mapping.is_filled_on_demand()
+        };
+        let Some(block) = self.blocks().iter().find(needs) else { return Ok(()) };
+        match page_table(&block.mapping, 0, 1, &mut |_, _| {}) {
+            Err((call, source)) if is_unreachable(&source) => {
+                Err(RamError::PageTable { block: block.name().to_owned(), call, source })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
 /// The name of a failed system call, and its error.
 type Failed = (&'static str, io::Error);
 
@@ -98,7 +126,10 @@ pub(crate) fn holes(
         return Ok(());
     }
     let ours = |hole: &mut dyn FnMut(u64, u64)| {
-        gaps(first, count, hole, |data| page_table(&block.mapping, first, count, data))
+        match gaps(first, count, hole, |data| page_table(&block.mapping, first, count, data)) {
+            Err((_, error)) if is_unreachable(&error) => Ok(()),
+            result => result,
+        }
     };
     let Under { kind, file } = block.mapping.under();
     match (kind, &file) {
@@ -141,10 +172,14 @@ fn is_all_mapped(mapping: &Arc<Mapping>) -> Result<bool, Failed> {
     let mut mapped = 0;
     for part in &parts {
         let mut until = 0;
-        page_table(part, 0, part.len() as u64 >> PAGE_SHIFT, &mut |first, count| {
+        let read = page_table(part, 0, part.len() as u64 >> PAGE_SHIFT, &mut |first, count| {
             mapped += (first + count).saturating_sub(until.max(first));
             until = until.max(first + count);
-        })?;
+        });
+        match read {
+            Err((_, error)) if is_unreachable(&error) => return Ok(false),
+            result => result?,
+        }
     }
     let held = range.file.metadata().map_err(|error| ("fstat", error))?.blocks() * 512;
     Ok(held == mapped * PAGE_BYTES)
@@ -250,7 +285,9 @@ fn page_table(
         any_of: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
         report: PAGE_IS_PRESENT | PAGE_IS_SWAPPED | PAGE_IS_PFNZERO,
     };
-    let scanned = sys::pagemap_scan(start, count * PAGE_BYTES, scan, |from, bytes, categories| {
+    let pagemap = pagemap().map_err(|error| ("open(/proc/self/pagemap)", error))?;
+    let pagemap = pagemap.as_fd();
+    let scanned = sys::pagemap_scan(pagemap, start, count * PAGE_BYTES, scan, |from, bytes, categories| {
         if categories & PAGE_IS_PFNZERO == 0 {
             data(first + (from >> PAGE_SHIFT), bytes >> PAGE_SHIFT);
         }
@@ -258,17 +295,29 @@ fn page_table(
     match scanned {
         // Linux before 6.7 does not support the ioctl.
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENOTTY | libc::EINVAL)) => {
-            pagemap_entries(start, first, count, data)
+            pagemap_entries(pagemap, start, first, count, data)
         }
         result => result.map_err(|error| ("ioctl(PAGEMAP_SCAN)", error)),
     }
 }
 
+/// Whether the error means that this process may not read its page table.
+///
+/// ENOENT: no `/proc`. EACCES: Landlock, or the process has changed its user. EPERM and ENOSYS: a seccomp filter.
+pub(crate) fn is_unreachable(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EACCES | libc::EPERM | libc::ENOSYS))
+}
+
 /// Does the same by reading `/proc/self/pagemap`, eight bytes per page.
-fn pagemap_entries(start: u64, first: u64, count: u64, data: &mut dyn FnMut(u64, u64)) -> Result<(), Failed> {
+fn pagemap_entries(
+    pagemap: BorrowedFd<'_>,
+    start: u64,
+    first: u64,
+    count: u64,
+    data: &mut dyn FnMut(u64, u64),
+) -> Result<(), Failed> {
     /// Bit 63 of an entry: present; bit 62: swapped.
     const POPULATED: u64 = 3 << 62;
-    let pagemap = sys::pagemap().map_err(|error| ("open(/proc/self/pagemap)", error))?;
     let mut entries = [0u64; 1024];
     let mut done = 0;
     while done < count {

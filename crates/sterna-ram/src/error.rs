@@ -163,6 +163,19 @@ pub enum RamError {
         /// Number of bytes that could not be populated.
         len: u64,
     },
+    /// This process may not read its page table, so absent pages of private memory cannot be found.
+    #[error(
+        "RAM block {block:?}: this process cannot find out which pages were never written, so it reads all of them:          {call} failed ({source}); call sterna::ram::keep_pagemap before the sandbox makes /proc/self/pagemap \
+         unreachable"
+    )]
+    PageTable {
+        /// Name of the first affected RAM block.
+        block: String,
+        /// Name of the system call that failed.
+        call: &'static str,
+        /// The error that the kernel returned.
+        source: io::Error,
+    },
     /// A system call failed.
     #[error("RAM block {block:?}: {call} failed: {source}")]
     System {

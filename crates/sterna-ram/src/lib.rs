@@ -39,6 +39,7 @@ pub mod guard;
 mod guest;
 #[cfg(feature = "vm-memory")]
 mod guest_memory;
+mod kept;
 mod mapping;
 pub mod merge;
 pub mod missing_pages;
@@ -67,6 +68,7 @@ pub use guard::RamFault;
 pub use guest::{ChangeError, GuestRam, TrackingClaim};
 #[cfg(feature = "vm-memory")]
 pub use guest_memory::RegionPlan;
+pub use kept::{keep_pagemap, keep_userfaultfd};
 pub use mapping::Backing;
 pub use page::{PAGE_SHIFT, PAGE_SIZE};
 pub use pinned::PinnedRam;

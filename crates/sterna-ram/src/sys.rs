@@ -18,15 +18,6 @@ pub(crate) fn check(result: libc::c_long) -> io::Result<libc::c_long> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// Opens `/proc/self/pagemap` for one scan.
-///
-/// The file always shows the address space of the process that opened it, so the descriptor must not be kept.
-/// After a fork, a child would read its parent's page tables. A daemon that closes all descriptors would read
-/// another file with the same number. Opening takes some microseconds, less than most scans.
-pub(crate) fn pagemap() -> io::Result<File> {
-    File::open("/proc/self/pagemap")
-}
-
 /// The file system of a file, as far as it matters for finding holes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FileSystem {
@@ -170,18 +161,18 @@ pub(crate) struct Scan {
     pub report: u32,
 }
 
-/// Runs PAGEMAP_SCAN over `[start, start + len)` of this process.
+/// Runs PAGEMAP_SCAN over `[start, start + len)` of the process that opened `pagemap`.
 ///
 /// Every matching region is passed to `each(first byte relative to start, bytes, categories)`. The kernel's
 /// `walk_end` may be before the end of the last reported region, so a page can be reported twice. Callers must
 /// treat regions as sets (OR them into a bitmap) and never add up their lengths.
 pub(crate) fn pagemap_scan(
+    pagemap: BorrowedFd<'_>,
     start: u64,
     len: u64,
     scan: Scan,
     mut each: impl FnMut(u64, u64, u32),
 ) -> io::Result<()> {
-    let pagemap = pagemap()?;
     let end = start + len;
     let mut from = start;
     let mut regions = [page_region { start: 0, end: 0, categories: 0 }; 512];

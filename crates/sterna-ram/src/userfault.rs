@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{self, Read};
 use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use linux_raw_sys::general::{
     UFFD_API, UFFD_EVENT_PAGEFAULT, uffd_msg, uffdio_api, uffdio_copy, uffdio_range, uffdio_register,
@@ -14,6 +14,7 @@ use linux_raw_sys::ioctl::{
     UFFDIO_ZEROPAGE,
 };
 
+use crate::kept::with_userfaultfd_device;
 use crate::sys;
 
 /// `_IO(0xAA, 0)`: the request to `/dev/userfaultfd` for a new descriptor. linux-raw-sys lacks it.
@@ -237,9 +238,10 @@ fn new_descriptor() -> io::Result<OwnedFd> {
     let fd = match sys::check(unsafe { libc::syscall(libc::SYS_userfaultfd, flags) }) {
         Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
             // The permissions of this file decide who may block the kernel's writes.
-            let device =
-                File::options().read(true).write(true).open("/dev/userfaultfd").map_err(|_| error)?;
-            sys::ioctl_value(device.as_fd(), USERFAULTFD_IOC_NEW, flags as libc::c_ulong)?
+            let new = |device: BorrowedFd<'_>| {
+                sys::ioctl_value(device, USERFAULTFD_IOC_NEW, flags as libc::c_ulong)
+            };
+            with_userfaultfd_device(new).map_err(|_| error)?
         }
         other => other? as libc::c_int,
     };

@@ -44,7 +44,19 @@ impl UnixPath {
         let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else { return Err(too_long()) };
         let directory =
             rustix::fs::open(directory, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-        let short = Path::new("/proc/self/fd").join(directory.as_raw_fd().to_string()).join(name);
+        let short = Path::new("/proc/self/fd").join(directory.as_raw_fd().to_string());
+        if let Err(error) = rustix::fs::stat(&short) {
+            return Err(io::Error::new(
+                io::Error::from(error).kind(),
+                format!(
+                    "the path has {} bytes; one of more than {LONGEST_UNIX_PATH} is reached through {}, which fails \
+                     ({error}): give the socket a shorter path, or make /proc visible",
+                    path.as_os_str().len(),
+                    short.display()
+                ),
+            ));
+        }
+        let short = short.join(name);
         if short.as_os_str().len() > LONGEST_UNIX_PATH {
             return Err(too_long());
         }

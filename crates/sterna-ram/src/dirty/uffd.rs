@@ -17,7 +17,7 @@
 //! [`crate::RamBlock::mark_absent`] still finds absent pages in the same page table.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
@@ -37,6 +37,7 @@ use crate::bitmap::PageBitmap;
 use crate::block::RamBlock;
 use crate::error::DirtyError;
 use crate::guest::GuestRam;
+use crate::kept::{OpenPagemap, pagemap};
 use crate::mapping::kind::Kind;
 use crate::page::PAGE_SHIFT;
 use crate::sys::{self, Scan};
@@ -50,11 +51,19 @@ const MODE_WP: u64 = 1;
 #[derive(Debug)]
 pub struct UffdDirtyLog {
     ram: GuestRam,
-    running: RwLock<Option<OwnedFd>>,
+    running: RwLock<Option<Running>>,
     /// Pages that were found while re-arming others, and not reported by a sync yet.
     kept: DirtyBitmaps,
     /// Whether `kept` contains pages.
     keeps: AtomicBool,
+}
+
+/// The descriptors of a running log.
+#[derive(Debug)]
+struct Running {
+    userfaultfd: OwnedFd,
+    /// The page table of the process that started the log. The userfaultfd is of this process, too.
+    pagemap: OpenPagemap,
 }
 
 impl UffdDirtyLog {
@@ -66,7 +75,7 @@ impl UffdDirtyLog {
 
     /// Whether this machine's kernel supports the log.
     pub fn is_supported() -> bool {
-        open().is_ok() && scan_exists()
+        open().is_ok() && open_pagemap().is_ok()
     }
 
     /// Makes only the system calls of a sync, so that benches can measure the rest.
@@ -78,16 +87,16 @@ impl UffdDirtyLog {
     #[cfg(feature = "bench")]
     pub fn system_calls_alone(&self) -> Result<(), DirtyError> {
         let running = self.running.read();
-        if running.is_none() {
+        let Some(running) = &*running else {
             return Err(DirtyError::NotStarted { origin: NAME });
-        }
-        self.scan(|_, _, _| {})
+        };
+        self.scan(running, |_, _, _| {})
     }
 
     /// Scans all blocks and protects the written pages again. Calls `each(block, first page, pages)`.
-    fn scan(&self, mut each: impl FnMut(usize, u64, u64)) -> Result<(), DirtyError> {
+    fn scan(&self, running: &Running, mut each: impl FnMut(usize, u64, u64)) -> Result<(), DirtyError> {
         for (index, block) in self.ram.blocks().iter().enumerate() {
-            self.scan_pages(index, 0, block.pages(), |first, count| each(index, first, count))?;
+            self.scan_pages(running, index, 0, block.pages(), |first, count| each(index, first, count))?;
         }
         Ok(())
     }
@@ -95,6 +104,7 @@ impl UffdDirtyLog {
     /// Scans and protects pages of one block, which must contain them. Calls `each(first page, pages)`.
     fn scan_pages(
         &self,
+        running: &Running,
         index: usize,
         first: u64,
         count: u64,
@@ -103,7 +113,7 @@ impl UffdDirtyLog {
         let block = self.ram.block(index);
         let scan = if needs_markers(block) { WRITTEN_SHARED } else { WRITTEN_ANONYMOUS };
         let start = block.host_address() as u64 + (first << PAGE_SHIFT);
-        sys::pagemap_scan(start, count << PAGE_SHIFT, scan, |at, bytes, _| {
+        sys::pagemap_scan(running.pagemap.as_fd(), start, count << PAGE_SHIFT, scan, |at, bytes, _| {
             each(first + (at >> PAGE_SHIFT), bytes >> PAGE_SHIFT);
         })
         .map_err(|source| failed("ioctl(PAGEMAP_SCAN)", index, source))
@@ -139,14 +149,14 @@ impl UffdDirtyLog {
         newly_dirty
     }
 
-    fn register(&self, fd: &OwnedFd) -> Result<(), DirtyError> {
+    fn register(&self, fd: &OwnedFd, pagemap: BorrowedFd<'_>) -> Result<(), DirtyError> {
         for (index, block) in self.ram.blocks().iter().enumerate() {
             let mut register =
                 uffdio_register { range: range(block), mode: u64::from(UFFDIO_REGISTER_MODE_WP), ioctls: 0 };
             // SAFETY: the request expects this structure; registering changes no byte of the block.
             unsafe { sys::ioctl(fd.as_fd(), UFFDIO_REGISTER, &mut register) }
                 .map_err(|source| failed("UFFDIO_REGISTER", index, source))?;
-            protect(fd, block).map_err(|(call, source)| failed(call, index, source))?;
+            protect(fd, pagemap, block).map_err(|(call, source)| failed(call, index, source))?;
         }
         Ok(())
     }
@@ -175,24 +185,20 @@ impl DirtySource for UffdDirtyLog {
             let action = "register with userfaultfd";
             return Err(DirtyError::NotPermitted { origin: NAME, action, block: block.name().to_owned() });
         }
-        let fd = open()?;
-        if !scan_exists() {
-            return Err(unsupported("ioctl(PAGEMAP_SCAN), Linux 6.7")(io::Error::from_raw_os_error(
-                libc::ENOTTY,
-            )));
-        }
+        let userfaultfd = open()?;
+        let pagemap = open_pagemap()?;
         // On failure the descriptor is closed, which undoes the registrations.
-        self.register(&fd)?;
+        self.register(&userfaultfd, pagemap.as_fd())?;
         self.kept.clear_all();
         self.keeps.store(false, Ordering::Release);
-        *running = Some(fd);
+        *running = Some(Running { userfaultfd, pagemap });
         Ok(())
     }
 
     fn stop(&self) -> Result<(), DirtyError> {
         let mut running = self.running.write();
         match running.take() {
-            Some(fd) => self.unregister(&fd),
+            Some(running) => self.unregister(&running.userfaultfd),
             None => Ok(()),
         }
     }
@@ -200,13 +206,13 @@ impl DirtySource for UffdDirtyLog {
     fn sync(&self, into: &mut DirtyBitmaps) -> Result<SyncReport, DirtyError> {
         // Locked during the scan: stop() must not remove the protection meanwhile.
         let running = self.running.read();
-        if running.is_none() {
+        let Some(running) = &*running else {
             return Err(DirtyError::NotStarted { origin: NAME });
-        }
+        };
         check_bitmaps(NAME, &self.ram, into)?;
         let began = Instant::now();
         let mut report = SyncReport::default();
-        self.scan(|index, first, count| report.newly_dirty += into.block_mut(index).add_range(first, count))?;
+        self.scan(running, |index, first, count| report.newly_dirty += into.block_mut(index).add_range(first, count))?;
         if self.keeps.swap(false, Ordering::AcqRel) {
             report.newly_dirty += self.take_kept(into);
         }
@@ -219,14 +225,14 @@ impl DirtySource for UffdDirtyLog {
     fn rearm(&self, block: usize, first: u64, count: u64, synced: &PageBitmap) -> Result<(), DirtyError> {
         // Locked during the scan, as in a sync.
         let running = self.running.read();
-        if running.is_none() {
+        let Some(running) = &*running else {
             return Err(DirtyError::NotStarted { origin: NAME });
-        }
+        };
         let pages = self.ram.blocks().get(block).map(|block| block.pages());
         check_rearm(NAME, block, pages, first, count, synced)?;
         let mut keeps = false;
         let found = |page: u64, count: u64| keeps |= self.keep_others(block, page, count, synced);
-        let scanned = self.scan_pages(block, first, count, found);
+        let scanned = self.scan_pages(running, block, first, count, found);
         // Pages that were found before a failure are reported by no other scan.
         if keeps {
             self.keeps.store(true, Ordering::Release);
@@ -265,10 +271,10 @@ fn needs_markers(block: &RamBlock) -> bool {
 }
 
 /// Protects a newly registered block.
-fn protect(fd: &OwnedFd, block: &RamBlock) -> Result<(), (&'static str, io::Error)> {
+fn protect(fd: &OwnedFd, pagemap: BorrowedFd<'_>, block: &RamBlock) -> Result<(), (&'static str, io::Error)> {
     if !needs_markers(block) {
         let scan = Scan { all_of: 0, report: PAGE_IS_PRESENT, ..WRITTEN_ANONYMOUS };
-        return sys::pagemap_scan(block.host_address() as u64, block.len_bytes(), scan, |_, _, _| {})
+        return sys::pagemap_scan(pagemap, block.host_address() as u64, block.len_bytes(), scan, |_, _, _| {})
             .map_err(|error| ("ioctl(PAGEMAP_SCAN)", error));
     }
     let mut protect = uffdio_writeprotect { range: range(block), mode: MODE_WP };
@@ -297,11 +303,18 @@ fn open() -> Result<OwnedFd, DirtyError> {
     Ok(fd)
 }
 
-fn scan_exists() -> bool {
+/// Opens the page table, and checks that it can be scanned.
+fn open_pagemap() -> Result<OpenPagemap, DirtyError> {
+    let pagemap = pagemap().map_err(unsupported(
+        "it needs /proc/self/pagemap; call sterna::ram::keep_pagemap before the sandbox makes the file unreachable",
+    ))?;
     let page = [0u8; 1];
     let start = page.as_ptr() as u64 >> PAGE_SHIFT << PAGE_SHIFT;
     let look = Scan { flags: 0, all_of: 0, any_of: 0, report: PAGE_IS_PRESENT };
-    sys::pagemap_scan(start, 1 << PAGE_SHIFT, look, |_, _, _| {}).is_ok()
+    match sys::pagemap_scan(pagemap.as_fd(), start, 1 << PAGE_SHIFT, look, |_, _, _| {}) {
+        Ok(()) => Ok(pagemap),
+        Err(error) => Err(unsupported("ioctl(PAGEMAP_SCAN), Linux 6.7")(error)),
+    }
 }
 
 fn range(block: &RamBlock) -> uffdio_range {

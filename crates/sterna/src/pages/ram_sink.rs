@@ -165,10 +165,12 @@ impl RamSink {
     /// The state of the pages. The first call asks the kernel which pages may hold bytes.
     fn looked(&self) -> &Record {
         self.looked.call_once(|| {
+            let mut is_asked = false;
             for (index, block) in self.ram.blocks().iter().enumerate() {
                 if block.take_fresh() && !self.may_hold_bytes[index] {
                     continue;
                 }
+                is_asked = true;
                 let absent = PageBitmap::new(block.pages());
                 if let Err(error) = block.mark_absent(0, block.pages(), &absent) {
                     // All pages count as populated then, and are read.
@@ -176,6 +178,10 @@ impl RamSink {
                     absent.clear_all();
                 }
                 self.record.found(index, &absent);
+            }
+            // Pages that may be populated are compared with zero, which takes time and has no other effect.
+            if is_asked && let Err(unknown) = self.ram.check_page_table() {
+                tracing::warn!("{unknown}");
             }
         });
         &self.record

@@ -58,7 +58,12 @@ fn is_left(path: &Path, process: &str) -> bool {
     }
     // An empty file may be so new that it is not locked yet.
     let is_new = file.metadata().is_ok_and(|file| file.len() == 0);
-    !(is_new && Path::new("/proc").join(process).exists())
+    !(is_new && may_live(process))
+}
+
+/// Whether the process may exist. Without `/proc` every process may.
+fn may_live(process: &str) -> bool {
+    !Path::new("/proc/self").exists() || Path::new("/proc").join(process).exists()
 }
 
 #[cfg(test)]

@@ -56,8 +56,15 @@ impl Control {
         let all = DirtyBitmaps::new(&shared.guest.ram);
         all.set_all();
         shared.guest.source.leave_out(&all);
-        let look_for_absent = shared.guest.source.knows_absent()
-            || shared.params().zero_page_detection != ZeroPageDetection::None;
+        let knows_absent = shared.guest.source.knows_absent();
+        let look_for_absent =
+            knows_absent || shared.params().zero_page_detection != ZeroPageDetection::None;
+        if look_for_absent && !knows_absent {
+            // The migration works without this knowledge, but takes longer.
+            if let Err(unknown) = shared.guest.ram.check_page_table() {
+                shared.tell(&Event::Warning(unknown.to_string()));
+            }
+        }
         let takes_hints = self.postcopy.takes_hints() && Hints::of(&shared).is_some();
         let round = Rounds::first(&shared, all, look_for_absent, takes_hints);
         let (mut slice, until) = (0, Instant::now() + LONGEST_WAIT);
