@@ -11,8 +11,8 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Both sides: from the start until all channels are connected. The source waits as long again
-    /// until the peer is identified, and again until the peer has accepted the compatibility
-    /// record.
+    /// until the peer is identified, again until the peer has made its VM from this side's
+    /// configuration, and again until the peer has accepted the compatibility record.
     pub setup: Duration,
     /// Source: stopping the guest. The same limit applies again to releasing the hooks.
     pub stop: Duration,

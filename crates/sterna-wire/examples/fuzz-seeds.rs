@@ -6,10 +6,10 @@ use std::io::Read;
 use std::path::Path;
 use sterna_wire::colo::Message;
 use sterna_wire::extension::{
-    Features, HandedOver, Handover, Holds, KEEPALIVE_PING, MemoryAnswer, MemoryOffer, MigrationSecret,
-    POSTCOPY_STARTED_PING, PREPARE_PING, PreemptHello, RECONNECT_PING, ROUND_PING, ReconnectAnswer,
-    ReconnectChannel, ReconnectHello, SHUT_PAGE_FAILED, SHUT_PAUSED, Status, StatusAnswer, StatusQuestion,
-    encode_held,
+    ConfigurationRefusal, Features, HandedOver, Handover, Holds, KEEPALIVE_PING, MemoryAnswer, MemoryOffer,
+    MigrationSecret, POSTCOPY_STARTED_PING, PREPARE_PING, PreemptHello, RECONNECT_PING, ROUND_PING,
+    ReconnectAnswer, ReconnectChannel, ReconnectHello, SHUT_PAGE_FAILED, SHUT_PAUSED, SourceConfiguration,
+    Status, StatusAnswer, StatusQuestion, encode_held,
 };
 use sterna_wire::global_state::GlobalState;
 use sterna_wire::main::{
@@ -385,6 +385,11 @@ fn small_messages(seeds: &Seeds) -> Result<(), Failure> {
         ReturnMessage::ResumeAck(1),
         ReturnMessage::SwitchoverAck,
         ReturnMessage::Grant { device: "bank".into(), instance: 1, bytes: 1 << 20 },
+        ReturnMessage::ConfigurationRefused(ConfigurationRefusal::Vm("no memory".into())),
+        ReturnMessage::ConfigurationRefused(ConfigurationRefusal::Setting {
+            name: "multifd-channels".into(),
+            limit: "at most 4".into(),
+        }),
         ReturnMessage::Pong(Features::OURS.union(Features::RECONNECT).to_pong()),
         ReturnMessage::Shut(SHUT_PAUSED),
         ReturnMessage::Shut(SHUT_PAGE_FAILED),
@@ -425,6 +430,9 @@ fn extension(seeds: &Seeds) -> Result<(), Failure> {
     let handover = Handover { migration_id: [5; 16], secret: Some(secret) };
     seeds.put("extension", "handover", &[&handover.encode().1])?;
     seeds.put("extension", "handover-1", &[&[5; 16]])?;
+    let settings = [("multifd-channels".into(), "4".into()), ("postcopy-ram".into(), "on".into())].into();
+    let from_source = SourceConfiguration { settings, configuration: b"vcpus=2".to_vec() };
+    seeds.put("extension", "configuration", &[&from_source.encode()?])?;
     let state = GlobalState { run_state: "running".into(), suspended: Some(false) };
     seeds.put("extension", "globalstate", &[&state.encode()?])?;
     let features = Features::OURS.union(Features::POSTCOPY).union(Features::POSTCOPY_LANES);

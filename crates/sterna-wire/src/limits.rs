@@ -41,5 +41,7 @@ pub const ZSTD_WINDOW_LOG: u32 = 27;
 /// [`Step::NeedMore`](crate::main::Step::NeedMore) of [`MainDecoder::next`](crate::main::MainDecoder::next)
 /// never asks for more.
 pub const MAIN_STEP_BYTES: usize = 32 << 10;
+/// Most bytes of the configuration from which a destination makes its VM.
+pub const CONFIGURATION_BYTES: usize = 1 << 20;
 /// Most bytes of a compatibility record.
 pub const COMPATIBILITY_BYTES: usize = 4 << 20;

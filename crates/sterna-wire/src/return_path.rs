@@ -1,6 +1,7 @@
 //! Messages of the return path, from the destination to the source (`specs/stream.md §1.9`).
 
 use crate::error::WireError;
+use crate::extension::ConfigurationRefusal;
 use crate::limits::RETURN_MESSAGE_BYTES;
 use crate::reader::{self, Reader, Stop};
 
@@ -8,6 +9,8 @@ const MESSAGE: &str = "return path message";
 const SPEC: &str = "specs/stream.md §1.9";
 /// The type of [`ReturnMessage::Grant`], which is not a type of QEMU.
 const GRANT: u16 = 0x5301;
+/// The type of [`ReturnMessage::ConfigurationRefused`], which is not a type of QEMU.
+const CONFIGURATION_REFUSED: u16 = 0x5302;
 
 /// One message of the return path.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,6 +48,8 @@ pub enum ReturnMessage {
         /// Payload bytes that the source may have sent since the migration began, in total.
         bytes: u64,
     },
+    /// Between two Sternas: no VM was made from the source's configuration (`specs/extension.md §15`).
+    ConfigurationRefused(ConfigurationRefusal),
 }
 
 impl ReturnMessage {
@@ -54,7 +59,8 @@ impl ReturnMessage {
     /// Appends the bytes on the wire.
     ///
     /// # Errors
-    /// [`Fault::Local`](crate::Fault::Local) when a block name is not 1 to 255 bytes without NUL.
+    /// [`Fault::Local`](crate::Fault::Local) when a block name is not 1 to 255 bytes without NUL, or when a
+    /// refusal has a name or a text of another form.
     pub fn encode(&self, out: &mut Vec<u8>) -> Result<(), WireError> {
         match self {
             ReturnMessage::Shut(value) => put(out, 1, &[&value.to_be_bytes()]),
@@ -76,6 +82,13 @@ impl ReturnMessage {
                 let name = named(device)?;
                 put(out, GRANT, &[&bytes.to_be_bytes(), &instance.to_be_bytes(), &[name], device.as_bytes()]);
             }
+            ReturnMessage::ConfigurationRefused(refusal) => {
+                refusal.check()?;
+                let (kind, name, text) = refusal.parts();
+                let length = [name.len() as u8];
+                let length = &length[usize::from(name.is_empty())..];
+                put(out, CONFIGURATION_REFUSED, &[&[kind], length, name.as_bytes(), text.as_bytes()]);
+            }
         }
         Ok(())
     }
@@ -87,13 +100,13 @@ impl ReturnMessage {
     pub fn decode(buf: &[u8]) -> Result<Option<(Self, usize)>, WireError> {
         reader::decode(buf, MESSAGE, |r| {
             let kind = r.u16()?;
-            if !(1..=7).contains(&kind) && kind != GRANT {
+            if !(1..=7).contains(&kind) && ![GRANT, CONFIGURATION_REFUSED].contains(&kind) {
                 return Err(r.bad(SPEC, format!("type {kind} is not 1 to 7")));
             }
             let length = usize::from(r.u16()?);
             check_length(r, kind, length)?;
             let end = r.at() + length;
-            let message = body(r, kind)?;
+            let message = body(r, kind, length)?;
             if r.at() != end {
                 return Err(r.bad(SPEC, format!("type {kind} does not fill its {length} bytes")));
             }
@@ -109,12 +122,13 @@ fn check_length(r: &Reader<'_>, kind: u16, length: usize) -> Result<(), Stop> {
         3 | GRANT => (14..=13 + 255).contains(&length),
         4 => length == 12,
         5 => (2..=1 + 255).contains(&length),
+        CONFIGURATION_REFUSED => ConfigurationRefusal::LENGTHS.contains(&length),
         _ => length == 0,
     };
     if fits { Ok(()) } else { Err(r.bad(SPEC, format!("type {kind} cannot have {length} bytes"))) }
 }
 
-fn body(r: &mut Reader<'_>, kind: u16) -> Result<ReturnMessage, Stop> {
+fn body(r: &mut Reader<'_>, kind: u16, length: usize) -> Result<ReturnMessage, Stop> {
     Ok(match kind {
         1 => ReturnMessage::Shut(r.u32()?),
         2 => ReturnMessage::Pong(r.u32()?),
@@ -132,6 +146,7 @@ fn body(r: &mut Reader<'_>, kind: u16) -> Result<ReturnMessage, Stop> {
             let (bytes, instance) = (r.u64()?, r.u32()?);
             ReturnMessage::Grant { device: r.name()?.to_owned(), instance, bytes }
         }
+        CONFIGURATION_REFUSED => ReturnMessage::ConfigurationRefused(ConfigurationRefusal::read(r, length)?),
         _ => ReturnMessage::SwitchoverAck,
     })
 }
@@ -149,7 +164,7 @@ fn named(block: &str) -> Result<u8, WireError> {
 fn put(out: &mut Vec<u8>, kind: u16, parts: &[&[u8]]) {
     let length: usize = parts.iter().map(|part| part.len()).sum();
     out.extend_from_slice(&kind.to_be_bytes());
-    // At most 13 + 255 bytes, so the length fits a u16.
+    // At most 512 bytes, so the length fits a u16.
     out.extend_from_slice(&(length as u16).to_be_bytes());
     for part in parts {
         out.extend_from_slice(part);

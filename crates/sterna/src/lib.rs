@@ -57,6 +57,7 @@ mod reconnect;
 pub mod rules;
 mod same_host;
 mod settings_error;
+mod shared_settings;
 mod start_error;
 pub mod stats;
 mod streams;
@@ -80,6 +81,7 @@ pub use params::{
 };
 pub use precopy::Recording;
 pub use settings_error::SettingsError;
+pub use shared_settings::{SettingLimits, SharedSettings};
 pub use start_error::StartError;
 pub use stats::{
     IncomingRdmaStatistics, IncomingStatistics, LaneTimes, RdmaStatistics, Reconnection, ReconnectionTotals,

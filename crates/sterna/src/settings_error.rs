@@ -13,6 +13,12 @@ pub enum SettingsError {
         /// Names of these settings.
         fields: Vec<&'static str>,
     },
+    /// A VM that is made from the source's configuration, where no source can send one.
+    #[error(
+        "a VM is made from the source's configuration only over tcp:, unix: and descriptors: make the VM first and use \
+         Incoming::listen"
+    )]
+    ConfigurationNeedsSocket,
     /// Multifd is on with 0 channels.
     #[error("multifd_channels is 0: give 1 to 255, or switch multifd off")]
     NoChannels,

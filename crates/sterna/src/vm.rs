@@ -123,6 +123,14 @@ pub trait SourceVm: Vm {
     fn may_hold_writes(&self) -> bool {
         false
     }
+    /// The configuration from which the destination makes its VM, in a form of the VMM's own: at most 1 MiB.
+    ///
+    /// Called at most once in a migration, before [`Vm::compatibility`] is saved, and only if the destination asks for
+    /// it ([`crate::Incoming::listen_with`]). It must describe the machine whose memory [`Vm::ram`] has returned. With
+    /// `None`, such a destination is refused.
+    fn configuration(&self) -> Option<Vec<u8>> {
+        None
+    }
     /// Asks the guest for free page hints. `None` if the guest cannot give hints now. Not `None` between
     /// [`FreePageHints::begin`] and [`FreePageHints::end`], whatever the guest does meanwhile.
     fn free_page_hints(&self) -> Option<&dyn FreePageHints> {

@@ -2,8 +2,8 @@
 
 use sterna_wire::extension::{
     ChannelBinding, Features, HandedOver, Handover, MemoryAnswer, MemoryOffer, MigrationSecret, PreemptHello,
-    ReconnectAnswerHead, ReconnectHello, StatusAnswer, StatusQuestion, decode_held, encode_held,
-    most_held_bytes,
+    ReconnectAnswerHead, ReconnectHello, SourceConfiguration, StatusAnswer, StatusQuestion, decode_held,
+    encode_held, most_held_bytes,
 };
 use sterna_wire::global_state::GlobalState;
 
@@ -41,6 +41,10 @@ pub fn target(data: &[u8]) {
     }
     reconnect(data);
     for version in 0..4 {
+        if let Ok(configuration) = SourceConfiguration::decode(version, data) {
+            assert_eq!(version, SourceConfiguration::SECTION_VERSION);
+            assert_eq!(configuration.encode().unwrap(), data);
+        }
         if let Ok(handover) = Handover::decode(version, data) {
             assert_eq!(handover.encode(), (version, data.to_vec()));
         }

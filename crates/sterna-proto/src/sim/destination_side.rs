@@ -293,7 +293,11 @@ impl World<'_> {
         if self.destination.machine.is_none() {
             return self.qemu_destination_reads(message);
         }
+        if self.schedule.configures && !self.facts.has_vm {
+            return self.reads_without_vm(message);
+        }
         match message {
+            Message::Configuration => self.violate("invariant 1: one migration made a second VM"),
             Message::Connected => self.destination_event(Event::ChannelsReady),
             Message::OpenReturnPath => {
                 self.destination_event(Event::ReturnPathOpened);
@@ -326,6 +330,21 @@ impl World<'_> {
             Message::Resume => self.destination_event(Event::ResumeRead),
             Message::Eof => self.destination_event(Event::EofRead),
             _ => self.destination_event(Event::PeerMisbehaved),
+        }
+    }
+
+    /// Handles a message that arrives before there is a VM.
+    fn reads_without_vm(&mut self, message: Message) {
+        match message {
+            Message::Connected | Message::OpenReturnPath => {}
+            Message::Hello => self.send(Side::Source, Message::WantsConfiguration),
+            Message::Configuration => {
+                self.facts.has_vm = true;
+                // The machine exists only from now on.
+                self.destination_event(Event::ChannelsReady);
+                self.send(Side::Source, Message::Configured);
+            }
+            _ => self.violate("invariant 2: a part of the guest was sent to a side without a VM"),
         }
     }
 

@@ -73,6 +73,8 @@ pub enum Planted {
     ResumeAfterCommit,
     /// Source: resumes the guest when SHUT does not arrive in time.
     ResumeAfterSilence,
+    /// Source: sends its configuration twice.
+    ConfigureTwice,
     /// Source: cancels after EOF.
     CancelAfterCommit,
     /// Source: treats "unknown migration" as "never".
@@ -95,7 +97,7 @@ pub enum Planted {
 
 impl Planted {
     /// Every planted bug, in the order of the type.
-    pub const ALL: [Self; 37] = [
+    pub const ALL: [Self; 38] = [
         Self::AcknowledgeBeforeLoad,
         Self::AcknowledgeBeforeHooks,
         Self::AnswerNeverThenCommit,
@@ -124,6 +126,7 @@ impl Planted {
         Self::ResumeAfterRun,
         Self::ResumeAfterCommit,
         Self::ResumeAfterSilence,
+        Self::ConfigureTwice,
         Self::CancelAfterCommit,
         Self::UnknownMeansNever,
         Self::PendingMeansNever,
@@ -157,6 +160,7 @@ impl Planted {
                 actions.extend(machine.handle(now, source::Event::PrepareAcknowledged)?);
             }
             Self::ResumeTwice if actions.contains(&S::ResumeGuest) => actions.push(S::ResumeGuest),
+            Self::ConfigureTwice if actions.contains(&S::Configure) => actions.push(S::Configure),
             Self::ResumeBeforeHooks if remove(&mut actions, S::ReacquireHooks) => {
                 actions.extend(machine.handle(now, source::Event::HooksReacquired)?);
                 actions.push(S::ReacquireHooks);

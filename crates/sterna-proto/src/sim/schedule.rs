@@ -179,6 +179,8 @@ pub struct Schedule {
     pub locks: bool,
     /// The source reconnects by itself after a loss, before and after a switch to postcopy.
     pub reconnects: bool,
+    /// The destination makes its VM from the source's configuration.
+    pub configures: bool,
     /// The faults of this run.
     pub faults: Vec<Fault>,
     /// A bug planted in one of the two sides.
@@ -219,6 +221,7 @@ impl Schedule {
             operator_decides: rng.percent(50),
             locks: rng.percent(75),
             reconnects: false,
+            configures: false,
             faults: Vec::new(),
             planted: None,
         };
@@ -239,6 +242,7 @@ impl Schedule {
         if loses {
             schedule.draw_losses(&mut rng);
         }
+        schedule.configures = pairing == Pairing::Sternas && rng.percent(30);
         schedule
     }
 

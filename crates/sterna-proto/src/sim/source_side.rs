@@ -50,6 +50,7 @@ impl World<'_> {
                 self.send(Side::Destination, Message::Hello);
                 return;
             }
+            Action::Configure => return self.send(Side::Destination, Message::Configuration),
             Action::SendHandoverId => {
                 self.send(Side::Destination, Message::HandoverId);
                 if self.schedule.reconnects {
@@ -285,6 +286,8 @@ impl World<'_> {
                 let features = u16::from(sterna);
                 self.source_event(Event::PeerIdentified(Peer { sterna, features }));
             }
+            Message::WantsConfiguration => self.source_event(Event::ConfigurationWanted),
+            Message::Configured => self.source_event(Event::ConfigurationAccepted),
             Message::ReconnectsPong => self.source_event(Event::MayReconnect),
             Message::CompatibilityPong => self.source_event(Event::CompatibilityAccepted),
             Message::Ack => self.source_event(Event::SwitchoverAck),

@@ -40,6 +40,7 @@ pub(super) enum Message {
     Connected,
     OpenReturnPath,
     Hello,
+    Configuration,
     HandoverId,
     Reconnects,
     Compatibility,
@@ -56,6 +57,8 @@ pub(super) enum Message {
     HelloPong {
         sterna: bool,
     },
+    WantsConfiguration,
+    Configured,
     CompatibilityPong,
     ReconnectsPong,
     Ack,
@@ -157,6 +160,8 @@ pub(super) struct Process<M, Q> {
 /// Facts about the run that the checks compare with the machines.
 #[derive(Debug, Default)]
 pub(super) struct Facts {
+    /// The destination has made its VM from the source's configuration.
+    pub(super) has_vm: bool,
     /// The destination answered the PREPARE ping.
     pub(super) prepared: bool,
     /// The first byte of EOF was handed to the network.

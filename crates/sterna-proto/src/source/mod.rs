@@ -18,6 +18,9 @@
 //!      Cancelled/Failed   Held ──cont──► again           asks again
 //! ```
 //!
+//! A peer that makes its VM from the source's configuration is identified twice: Identifying ─►
+//! Configuring ─► Identifying. It asks for the configuration once.
+//!
 //! A connection that is lost before the PONG does not end the migration if both sides can continue
 //! over another one. The source goes from any state of Active to Preparing to Suspending (channels
 //! closed, hooks re-acquired, guest resumed), then to Reconnecting, then to Active again.
@@ -64,6 +67,8 @@ pub struct Source {
     state: State,
     deadline: Option<Duration>,
     peer: Peer,
+    /// The peer has made its VM from this side's configuration.
+    is_configured: bool,
     acks_due: u32,
     acks_arrived: u32,
     /// Both sides can continue over another connection if this one is lost.
@@ -82,6 +87,7 @@ impl Source {
             state: State::Setup,
             deadline: after(now, config.limits.setup),
             peer: Peer::default(),
+            is_configured: false,
             acks_due: first_acks(&config),
             acks_arrived: 0,
             reconnects: false,
@@ -167,7 +173,7 @@ impl Source {
     fn enter(&mut self, now: Duration, state: State) {
         let limits = &self.config.limits;
         let limit = match state {
-            State::Setup | State::Identifying | State::Comparing => limits.setup,
+            State::Setup | State::Identifying | State::Configuring | State::Comparing => limits.setup,
             State::Stopping | State::Releasing => limits.stop,
             State::Switchover => limits.switchover,
             State::Preparing => limits.prepare,

@@ -36,6 +36,15 @@ impl Source {
             }
             (S::Setup, E::ChannelsReady) => self.start_precopy(now, &[]),
             (S::Identifying, E::PeerIdentified(peer)) => self.identified(now, peer),
+            (S::Identifying, E::ConfigurationWanted) if !self.is_configured => {
+                self.go(now, S::Configuring, &[A::Configure])
+            }
+            (S::Configuring, E::ConfigurationAccepted) => {
+                self.is_configured = true;
+                self.go(now, S::Identifying, &[A::Identify])
+            }
+            // A second VM would be made for one guest.
+            (S::Identifying, E::ConfigurationWanted) => self.fail(now, Cause::PeerMisbehaved),
             (S::Comparing, E::CompatibilityAccepted) => self.start_precopy(now, &[]),
             (S::Active, E::SwitchoverRequested { guest_running }) => self.switch_over(now, guest_running),
             (S::Active, E::PostcopyRequested { guest_running }) => {

@@ -52,6 +52,8 @@ pub enum State {
     Setup,
     /// Waits for the peer's answers to the extension pings.
     Identifying,
+    /// The peer makes its VM from this side's configuration; waits until that is done.
+    Configuring,
     /// Waits for a Sterna peer to accept the compatibility record.
     Comparing,
     /// Precopy: RAM moves while the guest runs.
@@ -109,9 +111,10 @@ pub enum State {
 
 impl State {
     /// Every state, in the order of the type.
-    pub const ALL: [Self; 25] = [
+    pub const ALL: [Self; 26] = [
         Self::Setup,
         Self::Identifying,
+        Self::Configuring,
         Self::Comparing,
         Self::Active,
         Self::Stopping,
@@ -141,7 +144,7 @@ impl State {
     #[must_use]
     pub fn qemu_status(self) -> &'static str {
         match self {
-            Self::Setup | Self::Identifying | Self::Comparing => "setup",
+            Self::Setup | Self::Identifying | Self::Configuring | Self::Comparing => "setup",
             Self::Active | Self::Stopping | Self::Suspending | Self::Reconnecting => "active",
             Self::PreSwitchover => "pre-switchover",
             Self::Releasing
@@ -209,6 +212,10 @@ pub enum Event {
     ChannelsReady,
     /// [`Action::Identify`] succeeded with this result.
     PeerIdentified(Peer),
+    /// [`Action::Identify`] found a peer that waits for a configuration to make its VM from.
+    ConfigurationWanted,
+    /// [`Action::Configure`] succeeded: the peer has a VM.
+    ConfigurationAccepted,
     /// [`Action::Compare`] succeeded: the PONG of the compatibility ping arrived.
     CompatibilityAccepted,
     /// A local device requires that the destination acknowledge the switchover.
@@ -323,8 +330,11 @@ pub enum Event {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
     /// Open the return path, send the extension pings and the fence, wait for
-    /// the fence's PONG. Ends in [`Event::PeerIdentified`].
+    /// the fence's PONG. Ends in [`Event::PeerIdentified`] or [`Event::ConfigurationWanted`]. After
+    /// [`Event::ConfigurationAccepted`] the stream begins again, and this action is repeated.
     Identify,
+    /// Send the VM's configuration and its ping. Ends in [`Event::ConfigurationAccepted`].
+    Configure,
     /// Send the handover section: the peer is a Sterna.
     SendHandoverId,
     /// Send the compatibility record and its ping. Ends in

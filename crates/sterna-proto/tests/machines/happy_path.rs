@@ -40,6 +40,24 @@ fn source_with_sterna_peer_prepares_commits_and_completes() {
 }
 
 #[test]
+fn source_identifies_again_a_peer_that_has_made_its_vm_and_configures_it_once() {
+    use src::{Action as A, Event as E};
+    let mut machine = Source::new(src::Config { return_path: true, ..Default::default() }, NOW);
+    let mut tell = |event| machine.handle(NOW, event).expect("not refused");
+    assert_eq!(tell(E::ChannelsReady), [A::Identify]);
+    assert_eq!(tell(E::ConfigurationWanted), [A::Configure]);
+    assert_eq!(tell(E::ConfigurationAccepted), [A::Identify]);
+    let mut again = machine.clone();
+    let peer = src::Peer { sterna: true, features: 1 };
+    let begun = machine.handle(NOW, E::PeerIdentified(peer));
+    assert_eq!(begun.expect("not refused"), [A::SendHandoverId, A::StartPrecopy]);
+
+    let refused = again.handle(NOW, E::ConfigurationWanted).expect("not refused");
+    assert_eq!(refused.first(), Some(&A::CloseChannels));
+    assert_eq!(again.failure(), Some(src::Cause::PeerMisbehaved));
+}
+
+#[test]
 fn source_without_return_path_completes_when_eof_is_sent() {
     use src::{Action as A, Event as E};
     let mut tell = source(src::Config::default());

@@ -27,6 +27,8 @@ fn source_events() -> Vec<src::Event> {
         E::ChannelsReady,
         E::PeerIdentified(peer(true)),
         E::PeerIdentified(peer(false)),
+        E::ConfigurationWanted,
+        E::ConfigurationAccepted,
         E::CompatibilityAccepted,
         E::DeviceAsksAck,
         E::SwitchoverAck,
@@ -120,6 +122,7 @@ fn source_path(state: src::State) -> Vec<src::Event> {
             let until_stopped = until(S::PreSwitchover);
             [&until_stopped[..], &[E::FinalStateSent, E::Shut(0)]].concat()
         }
+        S::Configuring => vec![E::ChannelsReady, E::ConfigurationWanted],
         S::Suspending => then(S::Preparing, &[E::MayReconnect, E::ConnectionLost]),
         S::Reconnecting => {
             let back = [E::HooksReacquired, E::GuestResumed];

@@ -5,6 +5,7 @@
 //! sends an additional PONG before the fence's echo, which [`Features::from_pong`] recognises. The fence's echo
 //! therefore ends the wait: without that PONG before it, the destination is not a Sterna.
 
+mod configuration;
 mod handover;
 mod memory;
 mod preempt;
@@ -12,6 +13,7 @@ mod reconnect;
 mod secret;
 mod status;
 
+pub use configuration::{ConfigurationRefusal, SourceConfiguration};
 pub use handover::Handover;
 pub use memory::{HandedOver, MemoryAnswer, MemoryOffer};
 pub use preempt::PreemptHello;
@@ -55,6 +57,11 @@ pub const STREAMS_ANEW_PING: u32 = 0x5354_4e0b;
 /// The echo means that the destination waits for that connection (§11).
 pub const MEMORY_PING: u32 = 0x5354_4e10;
 
+/// Sent after the section with the source's configuration.
+///
+/// The echo means that the destination has made its VM from it (§15).
+pub const CONFIGURATION_PING: u32 = 0x5354_4e11;
+
 /// Sent after RUN in postcopy. Its echo means: guest started, or taken over paused (§12).
 pub const POSTCOPY_STARTED_PING: u32 = 0x5354_4e20;
 
@@ -85,6 +92,10 @@ impl Features {
     pub const HANDOVER: Features = Features(0x0004);
     /// Guest memory as file descriptors (§11).
     pub const MEMORY: Features = Features(0x0100);
+    /// The destination has no VM yet, and makes it from the source's configuration (§15).
+    ///
+    /// It sets no other bit then. The source asks again when the VM exists.
+    pub const CONFIGURATION: Features = Features(0x0200);
     /// `postcopy-ram` is on: the guest may run before all pages have arrived (§12).
     ///
     /// A destination sets this bit per migration, from its capabilities.

@@ -3,9 +3,10 @@
 use std::collections::BTreeSet;
 
 use sterna_wire::extension::{
-    COMPATIBILITY_PING, DEVICE_STREAMS_PING, EXTENSION_PING, FENCE_PING, Features, KEEPALIVE_PING,
-    MEMORY_PING, MemoryOffer, POSTCOPY_STARTED_PING, PREPARE_PING, PreemptHello, RECONNECT_PING, ROUND_PING,
-    ReconnectHello, SHUT_PAGE_FAILED, SHUT_PAUSED, STREAMS_ANEW_PING, StatusQuestion,
+    COMPATIBILITY_PING, CONFIGURATION_PING, ConfigurationRefusal, DEVICE_STREAMS_PING, EXTENSION_PING,
+    FENCE_PING, Features, KEEPALIVE_PING, MEMORY_PING, MemoryOffer, POSTCOPY_STARTED_PING, PREPARE_PING,
+    PreemptHello, RECONNECT_PING, ROUND_PING, ReconnectHello, SHUT_PAGE_FAILED, SHUT_PAUSED,
+    STREAMS_ANEW_PING, StatusQuestion,
 };
 use sterna_wire::nbd::DiskHello;
 use sterna_wire::replica;
@@ -40,6 +41,7 @@ fn every_ping_stands_in_the_table_and_no_other() {
         ROUND_PING,
         STREAMS_ANEW_PING,
         MEMORY_PING,
+        CONFIGURATION_PING,
         POSTCOPY_STARTED_PING,
     ];
     let known: BTreeSet<_> = pings.iter().map(|ping| format!("{ping:08x}")).collect();
@@ -78,6 +80,7 @@ fn every_feature_bit_stands_in_the_table_and_no_other() {
         Features::RECONNECT,
         Features::POSTCOPY_LANES,
         Features::MEMORY,
+        Features::CONFIGURATION,
     ];
     // An older Sterna uses bit 0.
     let mut known = BTreeSet::from([0]);
@@ -94,11 +97,15 @@ fn every_feature_bit_stands_in_the_table_and_no_other() {
 #[test]
 fn every_word_of_the_return_path_stands_in_the_table() {
     let section = section();
-    let mut grant = Vec::new();
-    ReturnMessage::Grant { device: "d".into(), instance: 0, bytes: 0 }.encode(&mut grant).unwrap();
-    let number = format!("{:02x}{:02x}", grant[0], grant[1]);
+    let number = |message: ReturnMessage| {
+        let mut bytes = Vec::new();
+        message.encode(&mut bytes).unwrap();
+        format!("{:02x}{:02x}", bytes[0], bytes[1])
+    };
+    let grant = number(ReturnMessage::Grant { device: "d".into(), instance: 0, bytes: 0 });
+    let refusal = number(ReturnMessage::ConfigurationRefused(ConfigurationRefusal::Other("o".into())));
     let pong = format!("{:04x}", Features::OURS.to_pong() >> 16);
-    assert_eq!(numbers(&section, "return path"), BTreeSet::from([number, pong]));
+    assert_eq!(numbers(&section, "return path"), BTreeSet::from([grant, refusal, pong]));
     for value in [SHUT_PAUSED, SHUT_PAGE_FAILED] {
         assert!(section.contains(&format!("\n| type 1 (SHUT) with {value} |")), "{value}");
     }

@@ -7,7 +7,10 @@
 use crate::common::{expectations, informed, opaque, read_all, vector};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
-use sterna_wire::extension::{Handover, MigrationSecret, Status, StatusAnswer, StatusQuestion};
+use sterna_wire::extension::{
+    ConfigurationRefusal, Handover, MigrationSecret, SourceConfiguration, Status, StatusAnswer,
+    StatusQuestion,
+};
 use sterna_wire::global_state::GlobalState;
 use sterna_wire::main::{
     BodyKind, Command, Configuration, Expectations, FileHeader, MainDecoder, SectionHeader, SectionKind,
@@ -130,11 +133,21 @@ fn small_messages_changed_or_cut_are_refused_or_other_values() {
         ReturnMessage::ResumeAck(1),
         ReturnMessage::SwitchoverAck,
         ReturnMessage::Grant { device: "bank".into(), instance: 1, bytes: 1 << 20 },
+        ReturnMessage::ConfigurationRefused(ConfigurationRefusal::Vm("no memory".into())),
+        ReturnMessage::ConfigurationRefused(ConfigurationRefusal::Setting {
+            name: "multifd-channels".into(),
+            limit: "at most 4".into(),
+        }),
     ] {
         add("return path", &|out| message.encode(out).unwrap(), |b| {
             let _ = ReturnMessage::decode(b);
         });
     }
+    let settings = [("multifd-channels".into(), "4".into()), ("postcopy-ram".into(), "on".into())].into();
+    let from_source = SourceConfiguration { settings, configuration: b"vcpus=2".to_vec() };
+    add("source configuration", &|out| out.extend(from_source.encode().unwrap()), |b| {
+        let _ = SourceConfiguration::decode(1, b);
+    });
     let kind = DeviceChunkKind::Configuration { total_bytes: Some(1 << 20) };
     add("device chunk", &|out| DeviceChunk { index: 3, kind }.encode(out), |b| {
         let _ = DeviceChunk::decode(b);
@@ -198,7 +211,7 @@ fn small_messages_changed_or_cut_are_refused_or_other_values() {
     for (what, bytes, decode) in &samples {
         assault(what, bytes, decode);
     }
-    assert_eq!(samples.len(), 24);
+    assert_eq!(samples.len(), 27);
 }
 
 fn connect() -> ConnectRequest {

@@ -3,11 +3,14 @@
 //! The seed is printed, and `STERNA_SEED` sets it.
 
 use crate::common::{self, seeded};
-use proptest::collection::vec;
+use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
 use std::collections::HashSet;
 use sterna_wire::PAGE_SIZE;
-use sterna_wire::extension::{Features, Handover, MigrationSecret, Status, StatusAnswer, StatusQuestion};
+use sterna_wire::extension::{
+    ConfigurationRefusal, Features, Handover, MigrationSecret, SourceConfiguration, Status, StatusAnswer,
+    StatusQuestion,
+};
 use sterna_wire::global_state::GlobalState;
 use sterna_wire::main::{
     BodyKind, Command, Configuration, Expectations, FileHeader, MainDecoder, MainItem, SectionHeader,
@@ -42,8 +45,18 @@ fn return_message() -> impl Strategy<Value = ReturnMessage> {
             instance,
             bytes
         }),
+        refusal().prop_map(ReturnMessage::ConfigurationRefused),
         Just(ReturnMessage::ResumeAck(1)),
         Just(ReturnMessage::SwitchoverAck),
+    ]
+}
+
+fn refusal() -> impl Strategy<Value = ConfigurationRefusal> {
+    let text = || "[ -~äöü]{0,200}".prop_map(|text| text);
+    prop_oneof![
+        text().prop_map(ConfigurationRefusal::Vm),
+        ("[a-z0-9.-]{1,63}", text()).prop_map(|(name, limit)| ConfigurationRefusal::Setting { name, limit }),
+        text().prop_map(ConfigurationRefusal::Other),
     ]
 }
 
@@ -76,6 +89,17 @@ fn return_message_encoded_decodes_to_itself() {
 
         prop_assert_eq!(decoded, messages);
         prop_assert!(rest.is_empty());
+        Ok(())
+    });
+}
+
+#[test]
+fn source_configuration_encoded_decodes_to_itself() {
+    let settings = btree_map("[a-z0-9.-]{1,63}", "[a-z0-9.-]{1,63}", 0..=64);
+    seeded("source_configuration", &(settings, vec(any::<u8>(), 0..5000)), |(settings, configuration)| {
+        let whole = SourceConfiguration { settings, configuration };
+        let body = whole.encode().unwrap();
+        prop_assert_eq!(SourceConfiguration::decode(SourceConfiguration::SECTION_VERSION, &body), Ok(whole));
         Ok(())
     });
 }

@@ -1,8 +1,9 @@
 //! Causes become errors without the name of their area.
 
 use super::{
-    BadAnswer, BadGrant, BadMemory, BadPackage, BadPage, BadProtection, BadRound, MachineDifference,
-    MemoryDifference, MigrationError, ProtectionDifference, RdmaDifference, SettingDifference, Untimely,
+    BadAnswer, BadGrant, BadMemory, BadPackage, BadPage, BadProtection, BadRound, ConfigurationDifference,
+    MachineDifference, MemoryDifference, MigrationError, ProtectionDifference, RdmaDifference,
+    SettingDifference, Untimely,
 };
 
 macro_rules! becomes {
@@ -16,4 +17,4 @@ macro_rules! becomes {
 }
 
 becomes!(PeerMisbehaved: BadPage, BadRound, Untimely, BadPackage, BadAnswer, BadGrant, BadMemory, BadProtection);
-becomes!(PeerIncompatible: SettingDifference, MachineDifference, MemoryDifference, RdmaDifference, ProtectionDifference);
+becomes!(PeerIncompatible: ConfigurationDifference, SettingDifference, MachineDifference, MemoryDifference, RdmaDifference, ProtectionDifference);

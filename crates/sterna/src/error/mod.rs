@@ -30,8 +30,8 @@ pub use crate::start_error::{SystemRefusal, Unsharable, UnusableImage};
 pub use awaited::Awaited;
 pub use convergence::{NoConvergence, Remedy};
 pub use difference::{
-    Difference, MachineDifference, MemoryDifference, ProtectionDifference, RdmaDifference, RefusedLane,
-    RemotePlace, SettingDifference, Tls12Use, UnknownDisk,
+    ConfigurationDifference, Difference, MachineDifference, MemoryDifference, ProtectionDifference,
+    RdmaDifference, RefusedLane, RemotePlace, SettingDifference, Tls12Use, UnknownDisk,
 };
 pub use ending::Ending;
 pub use lower::{Cause, VmError};
@@ -75,6 +75,12 @@ pub enum MigrationError {
         what: Awaited,
         /// The time limit that has passed.
         after: Duration,
+    },
+    /// The destination made no VM from this VM's configuration.
+    #[error("the destination could not make its VM from this VM's configuration: {why}")]
+    NotConfigured {
+        /// The destination's reason, usually the error of its VMM.
+        why: String,
     },
     /// The VMM could not perform the engine's request.
     #[error("{0}")]
@@ -224,6 +230,7 @@ impl MigrationError {
             | Self::CheckpointDiffers { .. }
             | Self::DiskLost { .. }
             | Self::DestinationFailed(_)
+            | Self::NotConfigured { .. }
             | Self::Cancelled => None,
         }
     }

@@ -25,6 +25,7 @@ use sterna_wire::nbd::DiskHello;
 use sterna_wire::replica::Hello;
 
 use super::comeback;
+use super::configuring;
 use super::greeting::Greeting;
 use super::memory_files;
 use super::places::{Fate, Offer};
@@ -68,6 +69,7 @@ pub(super) fn spawn_beside(
 pub(super) fn unless_begun(shared: &Arc<Shared>) -> impl Fn(MigrationError) + Send + 'static {
     let shared = Arc::clone(shared);
     move |error: MigrationError| {
+        let shared = shared.current();
         if !shared.end_before_it_began(error.clone()) {
             shared.fail(error);
         }
@@ -77,7 +79,9 @@ pub(super) fn unless_begun(shared: &Arc<Shared>) -> impl Fn(MigrationError) + Se
 fn listen(shared: &Arc<Shared>, listener: &Listener, cancel: &CancelFlag) {
     let mut shortage = Shortage::default();
     loop {
-        match listener.accept(None, cancel) {
+        let accepted = listener.accept(None, cancel);
+        let shared = shared.current();
+        match accepted {
             Ok(channel) => {
                 shortage.is_over();
                 greet(shared, Arc::new(channel));
@@ -152,6 +156,10 @@ fn end_greeting(shared: &Shared, channel: Arc<Channel>, error: Option<MigrationE
 
 /// Fails the migration if the last connection was refused and no further one is possible.
 fn give_up_if_alone(shared: &Shared, error: Option<MigrationError>) {
+    if shared.successor().is_some() {
+        // The VM was made, and its own connections decide.
+        return;
+    }
     let mut last = shared.last_refusal.lock();
     if error.is_some() {
         *last = error;
@@ -160,10 +168,11 @@ fn give_up_if_alone(shared: &Shared, error: Option<MigrationError>) {
         && shared.greetings.is_empty()
         && !shared.places.is_complete()
         && !shared.places.has_candidates();
-    if let Some(error) = last.take_if(|_| is_alone)
-        && shared.begin().is_some()
-    {
-        drop(last);
+    let Some(error) = last.take_if(|_| is_alone) else { return };
+    drop(last);
+    if shared.configuring.is_some() {
+        shared.end_before_it_began(error);
+    } else if shared.begin().is_some() {
         shared.fail(error);
     }
 }
@@ -182,7 +191,7 @@ fn sort(shared: &Arc<Shared>, channel: &Arc<Channel>) -> Result<(), Break> {
         }
     }
     let greeting = match shared.places.lanes() {
-        0 => Greeting::new(channel, setup),
+        0 if shared.configuring.is_none() => Greeting::new(channel, setup),
         _ => Greeting::among(channel, setup, &shared.greetings),
     };
     if preempt::takes_any(shared) {
@@ -209,6 +218,13 @@ fn sort(shared: &Arc<Shared>, channel: &Arc<Channel>) -> Result<(), Break> {
     }
     if magic == ReconnectHello::MAGIC {
         return comeback::take(shared, &greeting);
+    }
+    if let Some(waiting) = &shared.configuring {
+        match magic.first_chunk() {
+            Some(&MAIN_MAGIC) => return configuring::main_channel(shared, waiting, &greeting),
+            Some(&MULTIFD_MAGIC) => return configuring::multifd(shared, waiting, &greeting),
+            _ => {}
+        }
     }
     if magic == MAIN_MAGIC {
         return main_channel(shared, &greeting);
@@ -243,6 +259,7 @@ fn disk(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), Break> {
 pub(super) fn main_channel(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), Break> {
     let channel = greeting.channel;
     shared.target.admits_stream(channel)?;
+    shared.check_only_main(channel)?;
     read_configuration(shared, greeting)?;
     shared.begin_waiting_for(channel);
     let others = || shared.greetings.has_others_than(channel);

@@ -16,6 +16,7 @@ mod carrier;
 mod checkpoints;
 mod comeback;
 mod coming_memory;
+mod configuring;
 mod control;
 #[cfg(feature = "planted-faults")]
 mod fault;
@@ -117,12 +118,7 @@ impl Incoming {
         capabilities: Capabilities,
         observer: Arc<dyn Observer>,
     ) -> Result<Self, StartError> {
-        if capabilities.multifd && params.multifd_channels == 0 {
-            return Err(SettingsError::NoChannels.into());
-        }
-        if params.tls.as_ref().is_some_and(|tls| tls.credentials.endpoint() != TlsEndpoint::Server) {
-            return Err(SettingsError::WrongCredentials { needed: TlsEndpoint::Server }.into());
-        }
+        check_settings(&params, &capabilities)?;
         let features = Features::of(at, &params, &capabilities)
             .with(Feature::Image, !target.is_in_memory())
             .with(Feature::StoredImage, target.ram_sink().is_none());
@@ -142,6 +138,16 @@ impl Incoming {
             .and_then(|()| listen(&guard.shared))
             .map(|thread| guard.listening = thread)
             .map_err(StartError::system)?;
+        Ok(Self { guard: Arc::new(guard) })
+    }
+
+    /// As [`Incoming::begin`], without a control thread: it starts with the VM.
+    fn begin_without_vm(
+        waiting: Shared,
+        listen: impl FnOnce(&Arc<Shared>) -> transport::interface::Listening,
+    ) -> Result<Self, StartError> {
+        let mut guard = Guard { shared: Arc::new(waiting), listening: None, recovery: Listening::default() };
+        guard.listening = listen(&guard.shared).map_err(|error| StartError::System(error.to_string()))?;
         Ok(Self { guard: Arc::new(guard) })
     }
 
@@ -203,7 +209,7 @@ impl Incoming {
     /// [`RecoverError`] unless the status is [`Status::PostcopyPaused`], if the address cannot be bound, or if
     /// no source can connect to it. An error changes nothing.
     pub fn recover_at(&self, at: &Address) -> Result<(), RecoverError> {
-        let shared = &self.guard.shared;
+        let shared = self.guard.now();
         let state = shared.driver().map_or(State::Setup, |driver| driver.inspect(Destination::state));
         if state != State::PostcopyPaused {
             return Err(Refusal::NotPostcopyPaused { state }.into());
@@ -234,7 +240,7 @@ impl Incoming {
     /// # Errors
     /// [`Refusal`] unless the status is [`Status::PostcopyActive`] or [`Status::PostcopyRecover`].
     pub fn pause(&self) -> Result<(), Refusal> {
-        let shared = &self.guard.shared;
+        let shared = self.guard.now();
         let state = shared.driver().map_or(State::Setup, |driver| driver.inspect(Destination::state));
         if !matches!(state, State::Postcopy | State::PostcopyRecover) {
             return Err(Refusal::NotPostcopyActive { state });
@@ -292,7 +298,7 @@ impl Incoming {
     /// # Errors
     /// [`Refusal`] when no guest is held.
     pub fn release(&self) -> Result<(), Refusal> {
-        self.guard.shared.feed(Fed::OperatorCont)
+        self.guard.now().feed(Fed::OperatorCont)
     }
 
     /// The result of the migration, or `None` while it runs.
@@ -304,6 +310,17 @@ impl Incoming {
     pub fn wait(&self) -> Arrival {
         self.guard.shared.wait()
     }
+}
+
+/// Checks settings that no rule between two features covers.
+fn check_settings(params: &Parameters, capabilities: &Capabilities) -> Result<(), SettingsError> {
+    if capabilities.multifd && params.multifd_channels == 0 {
+        return Err(SettingsError::NoChannels);
+    }
+    if params.tls.as_ref().is_some_and(|tls| tls.credentials.endpoint() != TlsEndpoint::Server) {
+        return Err(SettingsError::WrongCredentials { needed: TlsEndpoint::Server });
+    }
+    Ok(())
 }
 
 /// A handle that does not keep the migration alive.
@@ -324,6 +341,13 @@ struct Guard {
     listening: Option<JoinHandle<()>>,
     /// The additional address where a source that lost its connection may reconnect.
     recovery: Listening,
+}
+
+impl Guard {
+    /// The state of the migration itself. After [`Incoming::listen_with`], another than before the VM was made.
+    fn now(&self) -> &Arc<Shared> {
+        self.shared.current()
+    }
 }
 
 impl Drop for Guard {

@@ -10,7 +10,7 @@ use parking_lot::{Condvar, Mutex};
 use sterna_proto::MigrationId;
 use sterna_proto::destination::{Config, Destination, Event as Fed, Refusal, State};
 use sterna_ram::{Custody, CustodyClaim};
-use sterna_transport::{Address, CancelFlag, ChannelGroup};
+use sterna_transport::{Address, CancelFlag, Channel, ChannelGroup};
 use sterna_wire::extension::{Features, MigrationSecret};
 use sterna_wire::main::Expectations;
 
@@ -19,6 +19,7 @@ use super::arriving::Postcopy;
 use super::autostart::Autostart;
 use super::carrier::{Carrier, Plain};
 use super::coming_memory::ComingMemory;
+use super::configuring::Configuring;
 use super::greeting::Greetings;
 use super::load_file::LoadFile;
 use super::places::Places;
@@ -26,7 +27,7 @@ use super::rounds::Rounds;
 use super::streams::inboxes::Inboxes;
 use super::target::{Layout, Target};
 use crate::driver::Driver;
-use crate::error::{Difference, Fault, MigrationError, RefusedLane};
+use crate::error::{ConfigurationDifference, Difference, Fault, MigrationError, RefusedLane};
 use crate::events::{Event, Observer, Status};
 use crate::limits::machine_limits;
 use crate::pages::PageSink;
@@ -46,6 +47,10 @@ pub(super) struct Shared {
     pub carrier: Arc<dyn Carrier>,
     /// Another connection can arrive at the address, so a lost one can be replaced.
     pub can_be_dialled_again: bool,
+    /// `Some` in the state that waits for the source's configuration, without a VM. The migration itself has another.
+    pub configuring: Option<Configuring>,
+    /// The only connection that may become the main channel: the one whose configuration made the VM.
+    only_main: OnceLock<Arc<Channel>>,
     pub params: Parameters,
     pub capabilities: Capabilities,
     pub observer: Arc<dyn Observer>,
@@ -65,7 +70,7 @@ pub(super) struct Shared {
     /// Connections that have not identified themselves yet.
     pub greetings: Greetings,
     /// No further connection is possible.
-    pub no_more_come: AtomicBool,
+    pub no_more_come: Arc<AtomicBool>,
     /// Why the last connection was refused.
     pub last_refusal: Mutex<Option<MigrationError>>,
     /// All channels of the migration. Silence is measured over all of them together.
@@ -89,7 +94,7 @@ pub(super) struct Shared {
     /// Locked while whole messages of the return path are written.
     pub returning: Mutex<()>,
     /// The decision whether the guest starts when it has arrived.
-    pub autostart: Autostart,
+    pub autostart: Arc<Autostart>,
     pub received_bytes: AtomicU64,
     pub normal_pages: AtomicU64,
     pub zero_pages: AtomicU64,
@@ -117,13 +122,15 @@ impl Shared {
             file: None,
             carrier: Arc::new(Plain),
             can_be_dialled_again: false,
+            configuring: None,
+            only_main: OnceLock::new(),
             rounds: Rounds::new(lanes),
             streams: Inboxes::new(Streamed::of(&target.devices()), params.max_queued_stream_bytes),
             driver: OnceLock::new(),
             closing: CancelFlag::new(),
             stopping: AtomicBool::new(false),
             greetings: Greetings::beside(1 + lanes + usize::from(capabilities.postcopy_preempt)),
-            no_more_come: AtomicBool::new(false),
+            no_more_come: Arc::default(),
             last_refusal: Mutex::default(),
             places: Places::new(lanes),
             lobby: Lobby::new(lanes),
@@ -135,7 +142,7 @@ impl Shared {
             secret: Mutex::default(),
             group: ChannelGroup::new(),
             returning: Mutex::new(()),
-            autostart: Autostart::default(),
+            autostart: Arc::default(),
             received_bytes: AtomicU64::new(0),
             normal_pages: AtomicU64::new(0),
             zero_pages: AtomicU64::new(0),
@@ -153,6 +160,54 @@ impl Shared {
             shared.set_layout(layout);
         }
         Ok(shared)
+    }
+
+    /// The state of the migration itself: this one, or the one that was made with the VM.
+    pub(super) fn current(self: &Arc<Self>) -> &Arc<Self> {
+        self.successor().unwrap_or(self)
+    }
+
+    /// The state that was made with the VM from the source's configuration.
+    pub(super) fn successor(&self) -> Option<&Arc<Self>> {
+        self.configuring.as_ref().and_then(Configuring::made)
+    }
+
+    /// Takes over from `waiting` what belongs to the listener and the operator.
+    pub(super) fn follow(&mut self, waiting: &Self) {
+        self.can_be_dialled_again = waiting.can_be_dialled_again;
+        self.closing = waiting.closing.clone();
+        self.no_more_come = Arc::clone(&waiting.no_more_come);
+        self.autostart = Arc::clone(&waiting.autostart);
+    }
+
+    /// Makes `made` the state of the migration. False: the migration was given up before.
+    pub(super) fn hand_over_to(&self, made: &Arc<Self>) -> bool {
+        let Some(configuring) = &self.configuring else { return false };
+        // Decided under the same lock as `end_before_it_began`.
+        let arrival = self.arrival.lock();
+        if arrival.is_some() || self.closing.is_cancelled() {
+            return false;
+        }
+        configuring.set_made(Arc::clone(made));
+        drop(arrival);
+        configuring.wake(false);
+        self.changed.notify_all();
+        true
+    }
+
+    /// Accepts no other main channel than `channel`.
+    pub(super) fn set_only_main(&self, channel: &Arc<Channel>) {
+        let _ = self.only_main.set(Arc::clone(channel));
+    }
+
+    /// Refuses a main channel of a source that is not the one for which the VM was made.
+    pub(super) fn check_only_main(&self, channel: &Arc<Channel>) -> Result<(), MigrationError> {
+        match self.only_main.get() {
+            Some(only) if !Arc::ptr_eq(only, channel) => {
+                Err(ConfigurationDifference::Taken { peer: channel.peer().to_owned() }.into())
+            }
+            _ => Ok(()),
+        }
     }
 
     /// This side's features beyond QEMU's format, under the present settings.
@@ -242,7 +297,7 @@ impl Shared {
     /// Ends a migration that has not begun, because of `why`. False: it has begun.
     pub(super) fn end_before_it_began(&self, why: MigrationError) -> bool {
         let mut arrival = self.arrival.lock();
-        if self.driver.get().is_some() {
+        if self.driver.get().is_some() || self.successor().is_some() {
             return false;
         }
         if arrival.is_none() {
@@ -255,6 +310,9 @@ impl Shared {
         self.note_error(why);
         self.places.end();
         self.carrier.close();
+        if let Some(configuring) = &self.configuring {
+            configuring.wake(true);
+        }
         self.changed.notify_all();
         true
     }
@@ -507,6 +565,9 @@ impl Shared {
     }
 
     pub(super) fn status(&self) -> Status {
+        if let Some(made) = self.successor() {
+            return made.status();
+        }
         match (self.driver(), &*self.arrival.lock()) {
             (Some(driver), Some(_)) => status_of(driver.inspect(Destination::state)),
             (Some(driver), None) => self.unfinished(driver.inspect(Destination::state)),
@@ -516,6 +577,9 @@ impl Shared {
     }
 
     pub(super) fn statistics(&self) -> IncomingStatistics {
+        if let Some(made) = self.successor() {
+            return made.statistics();
+        }
         let status = self.status();
         IncomingStatistics {
             status,
@@ -537,6 +601,9 @@ impl Shared {
         if self.end_before_it_began(MigrationError::Cancelled) {
             return Ok(());
         }
+        if let Some(made) = self.successor() {
+            return made.abandon(held);
+        }
         // Recorded only if the machine accepts: a refused request must not hide another error.
         self.feed(if held { Fed::Discard } else { Fed::Abandon })
             .map(|()| self.note_error(MigrationError::Cancelled))
@@ -556,6 +623,9 @@ impl Shared {
         }
         self.greetings.end();
         self.changed.notify_all();
+        if let Some(made) = self.successor() {
+            made.close();
+        }
     }
 
     pub(super) fn end(&self, arrival: Arrival) {
@@ -564,7 +634,10 @@ impl Shared {
     }
 
     pub(super) fn arrival(&self) -> Option<Arrival> {
-        self.arrival.lock().clone()
+        match self.successor() {
+            Some(made) => made.arrival(),
+            None => self.arrival.lock().clone(),
+        }
     }
 
     pub(super) fn wait(&self) -> Arrival {
@@ -572,6 +645,10 @@ impl Shared {
         loop {
             if let Some(arrival) = &*arrival {
                 return arrival.clone();
+            }
+            if let Some(made) = self.successor() {
+                drop(arrival);
+                return made.wait();
             }
             self.changed.wait(&mut arrival);
         }

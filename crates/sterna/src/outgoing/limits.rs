@@ -25,7 +25,11 @@ pub(super) fn ack_form(capabilities: &Capabilities, machine_type: &str) -> Switc
 pub(super) fn limit_of(state: State, limits: &WaitLimits) -> std::time::Duration {
     let limits = machine_limits(limits);
     match state {
-        State::Setup | State::Identifying | State::Comparing | State::PostcopyRecover => limits.setup,
+        State::Setup
+        | State::Identifying
+        | State::Configuring
+        | State::Comparing
+        | State::PostcopyRecover => limits.setup,
         State::PostcopyPaused => limits.reconnect,
         State::Stopping | State::Releasing => limits.stop,
         State::Switchover => limits.switchover,
@@ -38,7 +42,7 @@ pub(super) fn limit_of(state: State, limits: &WaitLimits) -> std::time::Duration
 /// The status that an operator sees in `state`.
 pub(super) fn status_of(state: State) -> Status {
     match state {
-        State::Setup | State::Identifying | State::Comparing => Status::Setup,
+        State::Setup | State::Identifying | State::Configuring | State::Comparing => Status::Setup,
         State::Active | State::Stopping | State::Suspending | State::Reconnecting => Status::Active,
         State::PreSwitchover => Status::PreSwitchover,
         State::Releasing | State::Switchover | State::Preparing | State::Committing | State::AwaitingAck => {

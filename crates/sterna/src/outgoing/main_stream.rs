@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use sterna_transport::{Channel, IoPart};
-use sterna_wire::extension::Handover;
+use sterna_wire::extension::{Handover, SourceConfiguration};
 use sterna_wire::main::{
     Command, Configuration, FileHeader, SectionHeader, encode_end, encode_footer, encode_length_prefixed,
     encode_section_part,
@@ -239,8 +239,9 @@ impl MainStream {
         if length_prefixed {
             fields.insert(0, vmdesc::Field::new("length", "uint32", 4));
         }
-        // The migration's name is no device state. A receiver that stores the description must not store it.
-        if name != Handover::SECTION_NAME {
+        // The migration's name and the VM's configuration are no device state. A receiver that stores the description
+        // must not store them.
+        if ![Handover::SECTION_NAME, SourceConfiguration::SECTION_NAME].contains(&name) {
             self.described.push(vmdesc::Device { name: name.to_owned(), instance, version, fields });
         }
         self.send(|out| {

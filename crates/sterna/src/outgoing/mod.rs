@@ -10,6 +10,7 @@ mod carrier;
 mod cause;
 mod check;
 mod checkpoints;
+mod configuration;
 mod control;
 mod course;
 mod file;

@@ -10,6 +10,7 @@ use sterna_wire::extension::{self, Features};
 use sterna_wire::received_pages::ReceivedPages;
 use sterna_wire::return_path::ReturnMessage;
 
+use super::configuration;
 use super::shared::Shared;
 use crate::error::{BadAnswer, BadGrant, Ending, MigrationError};
 use crate::events::Event;
@@ -174,12 +175,30 @@ impl Reader<'_> {
                 Some(streams) => streams.grant(&device, instance, bytes),
                 None => Err(BadGrant::NoStreams.into()),
             },
+            ReturnMessage::ConfigurationRefused(refusal) => {
+                match self.shared.driver.inspect(sterna_proto::source::Source::state) {
+                    State::Configuring => Err(configuration::refused(self.shared, refusal)),
+                    _ => Err(BadAnswer::Unasked.into()),
+                }
+            }
         }
+    }
+
+    fn wants_configuration(&self) -> bool {
+        self.features.is_some_and(|features| features.contains(Features::CONFIGURATION))
     }
 
     fn pong(&mut self, value: u32) -> Result<(), MigrationError> {
         let state = self.shared.driver.inspect(sterna_proto::source::Source::state);
         match value {
+            extension::FENCE_PING if state == State::Identifying && self.wants_configuration() => {
+                // The destination names its features again when it has its VM.
+                self.features = None;
+                self.shared.report(Fed::ConfigurationWanted);
+            }
+            extension::CONFIGURATION_PING if state == State::Configuring => {
+                self.shared.report(Fed::ConfigurationAccepted);
+            }
             extension::FENCE_PING if state == State::Identifying => {
                 let features = self.features.unwrap_or_default();
                 let peer = Peer { sterna: features.contains(Features::HANDOVER), features: features.0 };

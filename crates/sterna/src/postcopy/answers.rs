@@ -141,6 +141,7 @@ impl Answers {
             // serving side does not wait for it.
             ReturnMessage::SwitchoverAck => Ok(Answer::Nothing),
             ReturnMessage::Grant { .. } => Err(BadGrant::NoStreams.into()),
+            ReturnMessage::ConfigurationRefused(_) => Err(BadAnswer::Unasked.into()),
         }
     }
 

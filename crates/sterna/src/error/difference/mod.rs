@@ -1,5 +1,6 @@
 //! How the two sides of a migration differ, and the setting to change.
 
+mod configuration;
 mod machine;
 mod memory;
 mod protection;
@@ -10,6 +11,7 @@ use sterna_wire::main::Command;
 
 use crate::error::lower::Cause;
 
+pub use configuration::ConfigurationDifference;
 pub use machine::MachineDifference;
 pub use memory::MemoryDifference;
 pub use protection::{ProtectionDifference, UnknownDisk};
@@ -23,6 +25,9 @@ pub enum Difference {
     /// Capabilities and parameters.
     #[error(transparent)]
     Setting(#[from] SettingDifference),
+    /// A destination that makes its VM from the source's configuration.
+    #[error(transparent)]
+    Configuration(#[from] ConfigurationDifference),
     /// Devices, firmware and RAM of the two machines.
     #[error(transparent)]
     Machine(#[from] MachineDifference),

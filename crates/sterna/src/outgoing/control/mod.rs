@@ -19,7 +19,7 @@ use super::reconnection::interface::Reconnection;
 use super::shared::Shared;
 use super::switchover::{Complete, Switchover};
 use super::transfer::Transfer;
-use super::{ask, carrier, checkpoints, postcopy, reconnection};
+use super::{ask, carrier, checkpoints, configuration, postcopy, reconnection};
 use crate::error::MigrationError;
 use crate::events::{Event, SwitchoverStep};
 use crate::identity::Identity;
@@ -92,6 +92,8 @@ pub(super) struct Control {
     reconnection: Box<dyn Reconnection>,
     /// The switchover without postcopy.
     complete: Complete,
+    /// The destination was sent the configuration from which it makes its VM.
+    is_configured: bool,
 }
 
 impl Control {
@@ -101,6 +103,7 @@ impl Control {
             postcopy: postcopy::of(&shared),
             reconnection: reconnection::of(&shared),
             complete: Complete,
+            is_configured: false,
             shared,
         }
     }
@@ -160,6 +163,7 @@ impl Control {
         }
         match action {
             Action::Identify => self.identify()?,
+            Action::Configure => self.configure()?,
             Action::SendHandoverId => self.send_handover_id()?,
             Action::Compare => self.compare()?,
             Action::StartPrecopy => self.precopy()?,
@@ -212,7 +216,12 @@ impl Control {
 
     fn identify(&mut self) -> Result<(), MigrationError> {
         let main = self.transfer.main()?;
-        self.transfer.read_return_path()?;
+        if self.is_configured {
+            // The destination has its VM now, and reads the stream from its beginning.
+            self.transfer.carrier()?.greet()?;
+        } else {
+            self.transfer.read_return_path()?;
+        }
         self.transfer.round_trip.sent = Some(Instant::now());
         let mut commands = vec![Command::OpenReturnPath, Command::Ping(1)];
         if self.transfer.course.announces_handover() {
@@ -220,6 +229,11 @@ impl Control {
         }
         commands.push(Command::Ping(extension::FENCE_PING));
         main.commands(&commands)
+    }
+
+    fn configure(&mut self) -> Result<(), MigrationError> {
+        self.is_configured = true;
+        configuration::send(&self.shared, &*self.transfer.main()?)
     }
 
     fn send_handover_id(&mut self) -> Result<(), MigrationError> {

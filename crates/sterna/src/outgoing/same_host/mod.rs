@@ -170,6 +170,10 @@ impl SourceVm for Untracked {
     fn throttle(&self) -> Option<&dyn Throttle> {
         self.vm.throttle()
     }
+
+    fn configuration(&self) -> Option<Vec<u8>> {
+        self.vm.configuration()
+    }
 }
 
 /// A dirty source that never reports a page.
