@@ -62,6 +62,8 @@ roles! {
     Listener = "listener",
     /// Destination: identifies one connection, with its TLS handshake.
     Greeter = "greeter",
+    /// Destination: makes the VM from the source's configuration.
+    Configure = "configure",
     /// Destination: reads the main channel or a file.
     Loader = "loader",
     /// Destination in postcopy: requests missing pages that were touched.

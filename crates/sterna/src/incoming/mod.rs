@@ -147,7 +147,7 @@ impl Incoming {
         listen: impl FnOnce(&Arc<Shared>) -> transport::interface::Listening,
     ) -> Result<Self, StartError> {
         let mut guard = Guard { shared: Arc::new(waiting), listening: None, recovery: Listening::default() };
-        guard.listening = listen(&guard.shared).map_err(|error| StartError::System(error.to_string()))?;
+        guard.listening = listen(&guard.shared).map_err(StartError::system)?;
         Ok(Self { guard: Arc::new(guard) })
     }
 

@@ -16,6 +16,7 @@ use crate::rules::{self, Features, Side};
 use crate::settings_error::SettingsError;
 use crate::shared_settings::SharedSettings;
 use crate::start_error::StartError;
+use crate::threads::hooked;
 use crate::vm::TargetVm;
 
 /// Most channels of a migration: multifd, the main channel, and the preempt channel.
@@ -52,8 +53,7 @@ impl Incoming {
         }
         check_settings(&params, &capabilities)?;
         rules::check(Features::of(at, &params, &capabilities), Side::Destination)?;
-        let system = |error: &dyn std::fmt::Display| StartError::System(error.to_string());
-        let listener = Listener::bind(at).map_err(|error| system(&error))?;
+        let listener = Listener::bind(at).map_err(StartError::system)?;
         let (jobs, work) = mpsc::channel();
         let own = (params.clone(), capabilities);
         // The channels of the migration are known with the source's settings.
@@ -61,12 +61,15 @@ impl Incoming {
             Capabilities { multifd: false, postcopy_ram: false, postcopy_preempt: false, ..capabilities };
         let address = listener.local_address();
         let mut waiting = Shared::new((Arc::new(NoVm), None), address, params, alone, observer)
-            .map_err(|error| system(&error))?;
+            .map_err(StartError::system)?;
         waiting.can_be_dialled_again = !at.is_descriptor();
         waiting.greetings = Greetings::beside(MOST_CHANNELS);
         waiting.configuring = Some(Configuring::new(shared, own, at.clone(), jobs));
-        making::spawn(work, Box::new(make)).map_err(|error| system(&error))?;
-        Self::begin_without_vm(waiting, |shared| accept::spawn(shared, listener).map(Some))
+        let hook = waiting.params.on_thread_start.clone();
+        hooked(hook.as_ref(), || {
+            making::spawn(work, Box::new(make)).map_err(StartError::system)?;
+            Self::begin_without_vm(waiting, |shared| accept::spawn(shared, listener).map(Some))
+        })
     }
 
     /// The settings of the migration. After [`Incoming::listen_with`] they are known when the VM is made: `None` until

@@ -17,7 +17,7 @@ use crate::params::{Capabilities, Parameters};
 use crate::rules::{self, Features, Side};
 use crate::shared_settings::Settings;
 use crate::start_error::StartError;
-use crate::threads::{self, call, tried};
+use crate::threads::{self, ThreadRole, call, tried};
 use crate::vm::TargetVm;
 
 /// The callback's name in errors.
@@ -46,7 +46,7 @@ pub(super) fn spawn(jobs: Receiver<Job>, make: Make) -> Result<JoinHandle<()>, M
             let _ = answer.send(made);
         }
     };
-    threads::spawn("configure", work, |_| ())
+    threads::spawn(ThreadRole::Configure, work, |_| ())
 }
 
 /// The settings for a source with the shared settings `theirs`. An error leaves the VM to another source.
@@ -56,7 +56,7 @@ pub(super) fn settings(configuring: &Configuring, theirs: &Settings) -> Result<A
     rules::check(Features::of(&configuring.at, &params, &capabilities), Side::Destination)
         .map_err(|error| excluded(error.into()))?;
     if capabilities.postcopy_ram {
-        MissingPages::probe().map_err(|error| excluded(StartError::Postcopy(error.to_string())))?;
+        MissingPages::probe().map_err(|error| excluded(StartError::Postcopy(Arc::new(error))))?;
     }
     Ok((params, capabilities))
 }
