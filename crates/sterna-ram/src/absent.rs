@@ -125,11 +125,11 @@ pub(crate) fn holes(
     if count == 0 || block.mapping.is_filled_on_demand() {
         return Ok(());
     }
-    let ours = |hole: &mut dyn FnMut(u64, u64)| {
-        match gaps(first, count, hole, |data| page_table(&block.mapping, first, count, data)) {
-            Err((_, error)) if is_unreachable(&error) => Ok(()),
-            result => result,
-        }
+    let ours = |hole: &mut dyn FnMut(u64, u64)| match gaps(first, count, hole, |data| {
+        page_table(&block.mapping, first, count, data)
+    }) {
+        Err((_, error)) if is_unreachable(&error) => Ok(()),
+        result => result,
     };
     let Under { kind, file } = block.mapping.under();
     match (kind, &file) {

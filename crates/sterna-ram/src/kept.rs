@@ -33,7 +33,8 @@ pub fn keep_pagemap() -> io::Result<()> {
     if kept_pagemap().is_some() {
         return Ok(());
     }
-    let new = Pagemap { kept: Kept::open(File::options().read(true), PAGEMAP)?, is_ours: flag_without_forks()? };
+    let new =
+        Pagemap { kept: Kept::open(File::options().read(true), PAGEMAP)?, is_ours: flag_without_forks()? };
     keep(&KEPT_PAGEMAP, earlier, new);
     Ok(())
 }

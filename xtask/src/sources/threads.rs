@@ -38,7 +38,8 @@ mod tests {
 
     #[test]
     fn thread_that_is_started_without_the_hook_is_named_with_its_line() {
-        let text = "// thread::spawn(\nstd::thread::spawn(|| ());\n#[cfg(test)]\nstd::thread::spawn(|| ());\n";
+        let text =
+            "// thread::spawn(\nstd::thread::spawn(|| ());\n#[cfg(test)]\nstd::thread::spawn(|| ());\n";
 
         assert_eq!(wrong("crates/sterna/src/a.rs", text).len(), 1);
         assert!(wrong("crates/sterna/src/a.rs", text)[0].starts_with("crates/sterna/src/a.rs:2 "));

@@ -187,7 +187,9 @@ fn planned_takeover_without_an_arbiter_fails_and_the_guest_goes_on_protected() {
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert_eq!(refused.status.code(), Some(1), "{said}");
     assert!(said.contains("the arbiter cannot be reached") && said.contains("protected"), "{said}");
-    assert!(pair.is_running("a") && !pair.is_running("b"));
+    // The refusal reaches the primary's operator before its guest runs again.
+    wait("the guest at the primary", || pair.is_running("a"));
+    assert!(!pair.is_running("b"));
     wait("checkpoints", || pair.checkpoints("b") > before + 5);
 
     std::fs::rename(pair.path("away"), pair.path("arbiter")).unwrap();

@@ -212,7 +212,9 @@ impl DirtySource for UffdDirtyLog {
         check_bitmaps(NAME, &self.ram, into)?;
         let began = Instant::now();
         let mut report = SyncReport::default();
-        self.scan(running, |index, first, count| report.newly_dirty += into.block_mut(index).add_range(first, count))?;
+        self.scan(running, |index, first, count| {
+            report.newly_dirty += into.block_mut(index).add_range(first, count)
+        })?;
         if self.keeps.swap(false, Ordering::AcqRel) {
             report.newly_dirty += self.take_kept(into);
         }
@@ -274,8 +276,14 @@ fn needs_markers(block: &RamBlock) -> bool {
 fn protect(fd: &OwnedFd, pagemap: BorrowedFd<'_>, block: &RamBlock) -> Result<(), (&'static str, io::Error)> {
     if !needs_markers(block) {
         let scan = Scan { all_of: 0, report: PAGE_IS_PRESENT, ..WRITTEN_ANONYMOUS };
-        return sys::pagemap_scan(pagemap, block.host_address() as u64, block.len_bytes(), scan, |_, _, _| {})
-            .map_err(|error| ("ioctl(PAGEMAP_SCAN)", error));
+        return sys::pagemap_scan(
+            pagemap,
+            block.host_address() as u64,
+            block.len_bytes(),
+            scan,
+            |_, _, _| {},
+        )
+        .map_err(|error| ("ioctl(PAGEMAP_SCAN)", error));
     }
     let mut protect = uffdio_writeprotect { range: range(block), mode: MODE_WP };
     loop {

@@ -8,7 +8,9 @@ use landlock::{
 };
 use sterna::ram::dirty::{DirtySource, UffdDirtyLog};
 use sterna::ram::missing_pages::MissingPages;
-use sterna::ram::{Backing, DirtyError, GuestRam, PAGE_SIZE, RamBlock, RamError, keep_pagemap, keep_userfaultfd};
+use sterna::ram::{
+    Backing, DirtyError, GuestRam, PAGE_SIZE, RamBlock, RamError, keep_pagemap, keep_userfaultfd,
+};
 use sterna::{Address, Capabilities, Direct, Incoming, TargetVm};
 use sterna_guests::process::ProcessGuest;
 
@@ -246,7 +248,10 @@ fn user_without_rights_moves_guests_and_is_refused_postcopy_by_name() {
     let stage = Stage::new();
     let is_privileged = is_userfaultfd_privileged();
     if !is_root() {
-        return skipped("user_without_rights_moves_guests_and_is_refused_postcopy_by_name", "this needs root");
+        return skipped(
+            "user_without_rights_moves_guests_and_is_refused_postcopy_by_name",
+            "this needs root",
+        );
     }
     become_nobody(&stage);
     // A process that has changed its user owns none of its files in /proc.

@@ -57,8 +57,7 @@ impl Control {
         all.set_all();
         shared.guest.source.leave_out(&all);
         let knows_absent = shared.guest.source.knows_absent();
-        let look_for_absent =
-            knows_absent || shared.params().zero_page_detection != ZeroPageDetection::None;
+        let look_for_absent = knows_absent || shared.params().zero_page_detection != ZeroPageDetection::None;
         if look_for_absent && !knows_absent {
             // The migration works without this knowledge, but takes longer.
             if let Err(unknown) = shared.guest.ram.check_page_table() {
