@@ -32,12 +32,17 @@ use machine::Machine;
 use migrator::Migrator;
 
 const USAGE: &str = "usage: vm-memory-vmm --control SOCKET [--memory MIB] [--disk FILE] \
-                     [--incoming ADDRESS|defer | --restore FILE]";
+                     [--incoming ADDRESS|defer | --from-source ADDRESS | --restore FILE]";
 
 fn main() -> Result<(), Box<dyn Error>> {
     let options = Options::parse(std::env::args().skip(1))?;
-    let machine = Arc::new(Machine::new(options.memory_mib << 20)?);
     let disk = options.disk.as_deref().map(Disk::open).transpose()?.map(Arc::new);
+    if let Some(address) = &options.from_source {
+        // Without a machine there is nothing to serve, so this waits for the source.
+        let (machine, mut migrator) = Migrator::from_source(address, disk)?;
+        return control::run(&options.control, &machine, &mut migrator);
+    }
+    let machine = Arc::new(Machine::new(options.memory_mib << 20)?);
     let mut migrator = Migrator::new(machine.clone(), disk.clone())?;
     // The control socket is created last, so that a client that finds it finds a complete VMM.
     match (&options.incoming, &options.restore) {
@@ -58,14 +63,21 @@ struct Options {
     memory_mib: usize,
     disk: Option<PathBuf>,
     incoming: Option<String>,
+    from_source: Option<String>,
     restore: Option<PathBuf>,
 }
 
 impl Options {
     fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Self, Box<dyn Error>> {
         let mut control = None;
-        let mut options =
-            Self { control: PathBuf::new(), memory_mib: 64, disk: None, incoming: None, restore: None };
+        let mut options = Self {
+            control: PathBuf::new(),
+            memory_mib: 64,
+            disk: None,
+            incoming: None,
+            from_source: None,
+            restore: None,
+        };
         while let Some(name) = arguments.next() {
             let value = arguments.next().ok_or(USAGE)?;
             match name.as_str() {
@@ -73,6 +85,7 @@ impl Options {
                 "--memory" => options.memory_mib = value.parse()?,
                 "--disk" => options.disk = Some(value.into()),
                 "--incoming" => options.incoming = Some(value),
+                "--from-source" => options.from_source = Some(value),
                 "--restore" => options.restore = Some(value.into()),
                 _ => return Err(USAGE.into()),
             }

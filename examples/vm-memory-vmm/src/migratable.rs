@@ -7,7 +7,7 @@ use sterna::ram::dirty::{AtomicBitmapLog, Combined, KvmDirtyLog, KvmSlot, Replac
 use sterna::ram::{DirtySource, GuestRam, MemoryPermissions, RamBlock, RegionPlan};
 use sterna::{Device, Hook, RunState, SourceVm, TargetVm, Vm, VmError};
 use vm_memory::bitmap::AtomicBitmap;
-use vm_memory::{ByteValued, GuestMemoryRegion, GuestRegionMmap};
+use vm_memory::{ByteValued, GuestMemoryBackend, GuestMemoryRegion, GuestRegionMmap};
 
 use crate::disk::Disk;
 use crate::machine::{Machine, Memory};
@@ -44,6 +44,24 @@ impl Migratable {
         // `with_blocks` moved the custody of the guest to `plugged`; if nothing was plugged it goes back.
         *ram = if done.is_ok() { plugged } else { plugged.with_blocks(ram.blocks().to_vec())? };
         done
+    }
+
+    /// Makes the machine that [`SourceVm::configuration`] of the source describes.
+    pub fn from_configuration(configuration: &[u8], disk: Option<Arc<Disk>>) -> Result<Self, Box<dyn Error>> {
+        // The bytes are the source's. A host that serves many tenants limits the sum here.
+        let size = |bytes: &[u8]| -> Result<usize, Box<dyn Error>> {
+            Ok(usize::try_from(u64::from_le_bytes(bytes.try_into()?))?)
+        };
+        let sizes = configuration.chunks(8).map(size).collect::<Result<Vec<_>, _>>()?;
+        let (boot, plugged) = sizes.split_first().ok_or("the configuration is empty")?;
+        let vm = Self::new(Arc::new(Machine::new(*boot)?), disk)?;
+        plugged.iter().try_for_each(|bytes| vm.plug(*bytes))?;
+        Ok(vm)
+    }
+
+    /// The machine without its migrations.
+    pub fn machine(&self) -> &Arc<Machine> {
+        &self.machine
     }
 
     fn locked_ram(&self) -> MutexGuard<'_, GuestRam> {
@@ -110,6 +128,12 @@ impl SourceVm for Migratable {
     fn resume(&self) -> Result<(), VmError> {
         self.machine.resume();
         Ok(())
+    }
+    fn configuration(&self) -> Option<Vec<u8>> {
+        // The regions below and above the hole are mapped together, and each of the others was plugged.
+        let sizes: Vec<u64> = self.machine.memory().iter().map(|region| region.len()).collect();
+        let sizes = [sizes[0] + sizes[1]].into_iter().chain(sizes[2..].iter().copied());
+        Some(sizes.flat_map(u64::to_le_bytes).collect())
     }
 }
 

@@ -2,9 +2,12 @@
 
 use std::error::Error;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 
-use sterna::{Address, Capabilities, Event, Incoming, Migration, Observer, Parameters};
+use sterna::{
+    Address, Capabilities, Event, Incoming, Migration, Observer, Parameters, SettingLimits, SharedSettings,
+    TargetVm, VmError,
+};
 
 use crate::disk::Disk;
 use crate::machine::Machine;
@@ -28,6 +31,29 @@ impl Migrator {
     pub fn new(machine: Arc<Machine>, disk: Option<Arc<Disk>>) -> Result<Self, Box<dyn Error>> {
         let vm = Arc::new(Migratable::new(machine, disk)?);
         Ok(Self { vm, parameters: Parameters::default(), outgoing: None, incoming: None })
+    }
+
+    /// Waits at `address` for a source, whose configuration says how to make the machine. Returns when it is made.
+    pub fn from_source(
+        address: &str,
+        disk: Option<Arc<Disk>>,
+    ) -> Result<(Arc<Machine>, Self), Box<dyn Error>> {
+        let (made, is_made) = mpsc::channel();
+        let make = move |configuration: &[u8]| -> Result<Arc<dyn TargetVm>, VmError> {
+            let vm = Migratable::from_configuration(configuration, disk);
+            let vm = Arc::new(vm.map_err(|error| VmError::new("make the machine", error))?);
+            let _ = made.send(vm.clone());
+            Ok(vm)
+        };
+        let limits = SettingLimits { multifd_channels: 8, ..SettingLimits::default() };
+        let settings = SharedSettings::AsSource(limits);
+        let (parameters, at) = (Parameters::default(), address.parse()?);
+        let observer = tell("incoming");
+        let incoming =
+            Incoming::listen_with(&at, parameters.clone(), Capabilities::default(), settings, observer, make)?;
+        let Ok(vm) = is_made.recv() else { return Err(format!("no machine: {:?}", incoming.wait()).into()) };
+        let machine = vm.machine().clone();
+        Ok((machine, Self { vm, parameters, outgoing: None, incoming: Some(incoming) }))
     }
 
     /// Waits for a guest at `address`. The guest starts by itself after its arrival.

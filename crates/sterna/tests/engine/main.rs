@@ -11,6 +11,7 @@ mod plain;
 #[path = "../support/mod.rs"]
 mod support;
 
+mod configuration;
 mod delay;
 
 mod dirty_rate;

@@ -10,6 +10,7 @@ mod common;
 mod support;
 
 mod cancel;
+mod configuration;
 mod convergence;
 mod custody;
 mod endings;

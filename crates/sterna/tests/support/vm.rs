@@ -35,6 +35,10 @@ pub struct TestVm {
     pub resumes: Mutex<u32>,
     /// Whether the guest gives hints for its zero pages when it is asked.
     pub hints: AtomicBool,
+    /// The configuration for a destination that makes its VM from it.
+    pub configuration: Mutex<Option<Vec<u8>>>,
+    /// How often the engine has asked for it.
+    pub configured: AtomicU32,
     /// Devices with large state, in addition to the guest's own devices.
     pub banks: Vec<Arc<Bank>>,
 }
@@ -61,6 +65,8 @@ impl TestVm {
             starts: Mutex::new(0),
             resumes: Mutex::new(0),
             hints: AtomicBool::new(false),
+            configuration: Mutex::default(),
+            configured: AtomicU32::new(0),
         })
     }
 
@@ -127,6 +133,10 @@ impl SourceVm for TestVm {
     }
     fn throttle(&self) -> Option<&dyn Throttle> {
         Some(self)
+    }
+    fn configuration(&self) -> Option<Vec<u8>> {
+        self.configured.fetch_add(1, Ordering::SeqCst);
+        self.configuration.lock().unwrap().clone()
     }
     fn free_page_hints(&self) -> Option<&dyn FreePageHints> {
         self.hints.load(Ordering::SeqCst).then_some(self)

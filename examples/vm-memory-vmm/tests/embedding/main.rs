@@ -163,6 +163,39 @@ fn memory_that_was_plugged_between_migrations_moves_with_the_guest() {
 }
 
 #[test]
+fn machine_that_is_made_from_the_source_has_its_plugged_memory() {
+    if !kvm_or_skip("machine_that_is_made_from_the_source_has_its_plugged_memory") {
+        return;
+    }
+    let home = tempfile::tempdir().unwrap();
+    let path = home.path();
+    let address = format!("unix:{}", path.join("migration").display());
+    let plugged = 35u64 << 20; // Plugged memory begins at 34 MiB.
+    let mut source = Vmm::start(path, "source", &["--memory", "32"]);
+    source.wait_for_numbers(3);
+    source.ask("plug", "2");
+    source.ask("write", &format!("{plugged} 4711"));
+    // Its control socket exists when its machine does.
+    let destination = {
+        let (path, address) = (path.to_owned(), address.clone());
+        std::thread::spawn(move || Vmm::start(&path, "destination", &["--from-source", &address]))
+    };
+    let socket = path.join("migration");
+    while !socket.exists() {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    source.ask("migrate", &address);
+    let mut destination = destination.join().unwrap();
+    source.wait_for("outgoing completed");
+    destination.wait_for("incoming completed");
+    destination.wait_for_numbers(3);
+    assert_eq!(destination.answer("read", &plugged.to_string()), "ok 4711");
+    source.quit();
+    destination.quit();
+    assert_unbroken(&[source.numbers(), destination.numbers()]);
+}
+
+#[test]
 fn disk_that_another_vmm_has_fails_the_migration_and_the_guest_runs_on() {
     if !kvm_or_skip("disk_that_another_vmm_has_fails_the_migration_and_the_guest_runs_on") {
         return;
