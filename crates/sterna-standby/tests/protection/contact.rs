@@ -324,10 +324,6 @@ fn planned_takeover_without_an_arbiter_is_refused_before_the_guest_is_stopped() 
 
         let refused = standby.take_over(true).expect_err("without an arbiter");
         assert_eq!(refused, standby::Refusal::ArbiterOutOfReach);
-        assert!(
-            refused.to_string().contains("the guest continues to run at the primary, protected"),
-            "{refused}"
-        );
         let refused = primary.hand_over().expect_err("without an arbiter");
         assert_eq!(refused, primary::Refusal::ArbiterOutOfReach);
 
@@ -403,7 +399,6 @@ fn stranger_is_refused_by_either_side() {
         assert!(matches!(greeted, Err(ContactError::Transport(_))), "{greeted:?}");
         let refused = answered.join().expect("no panic").expect_err("a stranger");
         assert!(matches!(refused, ContactError::Stranger { .. }), "{refused}");
-        assert!(refused.to_string().contains("give both sides the same one"));
     }
 }
 
@@ -494,11 +489,11 @@ fn arbiter_that_cannot_be_asked_begins_nothing_and_is_named_at_both_sides() {
     let away = || Err::<ArbiterIdentity, _>("the arbiter etcd:http://e is out of reach".to_owned());
     let (primary, standby, _) = greetings(found("file:/a", token("1")), away());
     let (primary, standby) = (primary.expect_err("refused"), standby.expect_err("refused"));
-    assert!(
-        primary.to_string().contains("the standby cannot ask its arbiter: the arbiter etcd:http://e"),
-        "{primary}"
-    );
-    assert!(standby.to_string().contains("etcd:http://e is out of reach; nothing has begun"), "{standby}");
+    let ContactError::Arbiter(there) = &primary else { panic!("{primary}") };
+    // The arbiter's own sentence is the subject: an operator finds it at both sides.
+    assert!(there.contains("the standby cannot ask its arbiter: the arbiter etcd:http://e"), "{there}");
+    let ContactError::Arbiter(here) = &standby else { panic!("{standby}") };
+    assert_eq!(here, "the arbiter etcd:http://e is out of reach");
 
     // The primary finds this out before it sends a byte.
     let (near, _far) = Channel::pair().expect("a pair of sockets");

@@ -104,3 +104,19 @@ fn every_cause_keeps_the_error_of_the_layer_below() {
         assert!(error.to_string().contains(&source.to_string()), "{error}: {source}");
     }
 }
+
+#[test]
+fn refusal_of_an_occupied_place_names_the_call_that_frees_it() {
+    for (custody, call) in [
+        (Custody::Arrived, "GuestRam::has_no_guest"),
+        (Custody::NoGuest, "GuestRam::has_new_guest"),
+        (Custody::Undecided, "Migration::decide"),
+        (Custody::Held, "Migration::retry"),
+        (Custody::Saved, "Migration::resume_saved"),
+        (Custody::Arriving { is_free: false }, "Incoming::release"),
+    ] {
+        let text = StartError::Guest(custody).to_string();
+        assert_whole(&text);
+        assert!(text.contains(call), "{text}");
+    }
+}

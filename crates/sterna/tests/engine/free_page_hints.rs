@@ -10,8 +10,8 @@ use sterna::ram::{
     Backing, DirtyBitmaps, DirtyError, DirtySource, GuestRam, PAGE_SIZE, PageBitmap, RamBlock, SyncReport,
 };
 use sterna::{
-    Address, Arrival, Capabilities, Device, FreePageHints, FreePages, Incoming, Migration, Outcome,
-    Parameters, RunState, SourceVm, Vm, VmError,
+    Address, Arrival, Capabilities, Device, FreePageHints, FreePages, Incoming, Migration, MigrationError,
+    Outcome, Parameters, RunState, SourceVm, Vm, VmError,
 };
 
 /// The pages of eight chunks.
@@ -255,7 +255,8 @@ fn panic_in_the_question_fails_the_migration_and_the_guest_is_told() {
     let migration = begin(&source, &incoming.address(), &parameters(), Capabilities::default());
 
     let Outcome::Failed { error, held: false } = migration.wait() else { panic!("it did not fail") };
-    assert!(error.to_string().contains("FreePageHints::begin"), "{error}");
+    let MigrationError::Panicked { callback, .. } = &error else { panic!("{error:?}") };
+    assert_eq!(callback, "FreePageHints::begin");
     assert_eq!(*source.calls.lock().unwrap(), ["begin", "stop", "end"]);
 }
 

@@ -256,8 +256,7 @@ fn failing_that_is_wanted_only_after_the_warning_ends_it_too() {
         let incoming = listen(&target, &params, capabilities);
         let log = Arc::new(Log::default());
         let migration = start(&source, &incoming.address(), &params, capabilities, Arc::clone(&log) as _);
-        let is_warning = |event: &Event| matches!(event, Event::Warning(text) if text.contains("converge"));
-        while !log.events().iter().any(is_warning) {
+        while !support::has_warning(&log.events(), &["converge"]) {
             assert!(migration.outcome().is_none(), "{:?}", migration.outcome());
             std::thread::sleep(Duration::from_millis(20));
         }

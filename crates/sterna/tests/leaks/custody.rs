@@ -112,8 +112,6 @@ fn guest_that_has_left_is_not_migrated_again_and_goes_on_from_where_it_is() {
 fn assert_no_place(target: &Arc<TestVm>) {
     let refused = listen(target).err();
     assert!(matches!(refused, Some(StartError::Guest(Custody::Arrived))), "{refused:?}");
-    let text = refused.map(|why| why.to_string()).unwrap_or_default();
-    assert!(text.contains("has_no_guest"), "{text}");
 }
 
 #[test]

@@ -135,10 +135,7 @@ fn wrong_header_or_configuration_is_turned_away_with_the_reason_and_the_migratio
             let mut bad = good.clone();
             bad.main[*at..at + bytes.len()].copy_from_slice(bytes);
             let sent = bad.send(&incoming.address(), true);
-            let told = || support::warnings(&log.events());
-            eventually(words, || {
-                told().iter().any(|text| text.contains("main channel") && text.contains(words))
-            });
+            eventually(words, || support::has_warning(&log.events(), &["main channel", words]));
             drop(sent);
             assert_eq!(incoming.status(), Status::Setup);
             drop(good.send(&incoming.address(), false).returned());

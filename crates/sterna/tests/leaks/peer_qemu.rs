@@ -130,6 +130,7 @@ fn only_copy_without_its_disk_is_kept_until_it_has_it() {
         let sent = running(false).send(&incoming.address(), false);
         eventually("held", || incoming.status() == Status::Held);
         drop(sent);
+        // A held guest has no typed error: the statistics have the sentence for the operator.
         assert!(incoming.statistics().error.is_some_and(|why| why.contains("disk")));
         sterna::Hook::release(ours.as_ref()).unwrap();
         incoming.release().expect("held");

@@ -5,6 +5,7 @@
 #![allow(dead_code, unused_imports, reason = "each test binary uses its part")]
 
 pub mod bank;
+pub mod causes;
 pub mod census;
 pub mod destination;
 pub mod hook;
@@ -22,6 +23,7 @@ use sterna::{Address, Arrival, Event, Incoming, Migration, Outcome, Parameters, 
 use sterna_guests::model::Fill;
 use sterna_guests::process::ProcessConfig;
 
+pub use causes::{cause, has_warning, vm_error};
 pub use census::case;
 pub use patience::{PATIENCE, wait_for};
 pub use vm::TestVm;

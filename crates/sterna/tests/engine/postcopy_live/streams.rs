@@ -20,7 +20,7 @@ use crate::common::{self, Log};
 use crate::support::bank::{Bank, Calls};
 use crate::support::proxy::{Filter, Line, Proxy, Verdict, Way};
 use crate::support::vm::GUEST_STOPS;
-use crate::support::{TestVm, eventually, until_status, vm};
+use crate::support::{TestVm, eventually, until_status, vm, vm_error};
 
 /// Instance, seed, bytes, and the bytes that can be read while the device runs.
 const BANKS: [(u32, u64, u64, u64); 2] = [(0, 7, 12 << 20, 8 << 20), (1, 8, 3 << 20, 0)];
@@ -265,8 +265,11 @@ fn call_that_fails_leaves_the_guest_and_its_devices_at_the_source() {
             let (outcome, arrival) = (switched.migration.wait(), switched.incoming.wait());
             assert!(matches!(outcome, Outcome::Failed { held: false, .. }), "{call}: {outcome:?}");
             assert!(matches!(arrival, Arrival::Failed(_)), "{call}: {arrival:?}");
-            let named = [format!("{outcome:?}"), format!("{arrival:?}")][side].contains("instance 1");
-            assert!(named, "{call}: {outcome:?} {arrival:?}");
+            let (Outcome::Failed { error: ours, .. }, Arrival::Failed(theirs)) = (&outcome, &arrival) else {
+                unreachable!("both are asserted above")
+            };
+            let why = vm_error([ours, theirs][side]);
+            assert!(why.what.starts_with("device \"bank\", instance 1: "), "{call}: {why}");
             assert_eq!(machines.source.guest.run_state(), RunState::Running, "{call}");
             assert!(machines.source.banks.iter().all(|bank| bank.runs()), "{call}");
 

@@ -23,7 +23,7 @@ use super::recovery::{Cable, Split};
 use super::{capabilities, config, slow};
 use crate::common::{self, Log};
 use crate::plain::Plain;
-use crate::support::{eventually, until_status};
+use crate::support::{eventually, has_warning, until_status};
 
 const PAGES: u64 = 8192;
 /// The last page that the background sends.
@@ -268,8 +268,8 @@ fn start_that_fails_after_the_recovery_leaves_the_guest_paused_at_the_destinatio
     assert_eq!(calls, [1, 1]);
     assert_eq!(begun.source.ram.custody(), Custody::Gone);
     assert_eq!(begun.target.plain.ram.custody(), Custody::Arrived, "an operator may start it");
-    let says = |event: &Event| matches!(event, Event::Warning(text) if text.contains("told to fail") && text.contains("cont"));
-    assert!(begun.log.events().iter().any(says), "{:#?}", begun.log.events());
+    let events = begun.log.events();
+    assert!(has_warning(&events, &["told to fail", "cont"]), "{events:#?}");
 }
 
 #[test]

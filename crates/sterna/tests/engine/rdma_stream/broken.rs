@@ -2,13 +2,17 @@
 
 use std::time::Duration;
 
+use sterna::rdma::StreamFailure;
 use sterna_transport::rdma::RdmaError;
 use sterna_transport::rdma::double::{Fault, Settings, Trigger};
 use sterna_transport::{ByteStream, StreamError, TransportError};
 use sterna_wire::rdma::session::Command;
 use sterna_wire::rdma::{MessageType, encode_file};
 
+use sterna_wire::WireError;
+
 use super::{LIMIT, Lab, empty};
+use crate::support::cause;
 
 #[test]
 fn error_of_the_peer_ends_the_stream_and_is_not_answered() {
@@ -22,14 +26,14 @@ fn error_of_the_peer_ends_the_stream_and_is_not_answered() {
     source.say_error();
 
     for failed in [written, read] {
-        assert!(failed.to_string().contains("it has failed (ERROR)"), "{failed}");
+        assert!(matches!(cause(&failed), Some(StreamFailure::PeerFailed)), "{failed}");
     }
     assert!(main.receive(Some(Duration::from_millis(30))).unwrap().is_none(), "an ERROR goes back");
 
     let (source, destination) = lab.with_plain_source();
     source.send(&[&empty(MessageType::Error)], LIMIT).unwrap();
     let read = destination.read(&mut [0; 4], LIMIT).unwrap_err();
-    assert!(read.to_string().contains("it has failed (ERROR)"), "{read}");
+    assert!(matches!(cause(&read), Some(StreamFailure::PeerFailed)), "{read}");
 }
 
 #[test]
@@ -75,7 +79,8 @@ fn messages_that_break_a_rule_are_named() {
     let (source, destination) = lab.with_plain_source();
     source.send(&[&empty(MessageType::RegisterFinished)], LIMIT).unwrap();
     let read = destination.read(&mut [0; 4], LIMIT).unwrap_err();
-    assert!(read.to_string().contains("no phase is open"), "{read}");
+    let Some(WireError { rule, .. }) = cause(&read) else { panic!("{read:?}") };
+    assert_eq!(rule, "no phase is open");
 }
 
 #[test]
@@ -96,8 +101,9 @@ fn ready_before_the_answer_is_named() {
             .and_then(|()| source.command(Command::RamBlocks, &empty(MessageType::RamBlocksRequest), LIMIT))
     });
 
-    let Err(StreamError::Protocol(error)) = &asked else { panic!("{asked:?}") };
-    assert!(error.to_string().contains("it arrived before RAM_BLOCKS_RESULT"), "{error}");
+    let asked = asked.map(drop).unwrap_err();
+    let Some(WireError { rule, .. }) = cause(&asked) else { panic!("{asked:?}") };
+    assert_eq!(rule, "it arrived before RAM_BLOCKS_RESULT");
 }
 
 #[test]

@@ -10,7 +10,10 @@ use sterna_wire::rdma::{
     BlockPlace, Message, MessageType, RegisterRequest, RegisterResult, ZeroRange, encode_file, encode_records,
 };
 
+use sterna_wire::WireError;
+
 use super::{LIMIT, Lab, MIB, empty};
+use crate::support::cause;
 
 const HOOK: [u8; 8] = 0x80u64.to_be_bytes();
 
@@ -141,7 +144,8 @@ fn memory_travels_in_phases_and_the_stream_around_them() {
 
             source.begin_phase(&HOOK, LIMIT).unwrap();
             let refused = source.write(b"stream", LIMIT).unwrap_err();
-            assert!(refused.to_string().contains("a phase is open"), "{refused}");
+            let Some(WireError { rule, .. }) = cause(&refused) else { panic!("{refused:?}") };
+            assert_eq!(rule, "a phase is open, in which stream data is not permitted");
             let zeros = ZeroRange { value: 0, block: 0, start: 6 * MIB as u64, length: 5000 };
             source.command(Command::Compress(1), &records(&[zeros]), LIMIT).unwrap();
             let rkey = register(source);
@@ -191,7 +195,8 @@ fn phase_does_not_end_before_its_writes_are_complete() {
         let refused =
             source.command(Command::Finished, &empty(MessageType::RegisterFinished), LIMIT).unwrap_err();
 
-        assert!(refused.to_string().contains("1 WRITEs are not complete"), "{refused}");
+        let Some(WireError { rule, .. }) = cause(&refused) else { panic!("{refused:?}") };
+        assert_eq!(rule, "1 WRITEs are not complete");
         source.flush_memory(LIMIT).unwrap();
         finish(source);
         destination.join().unwrap();

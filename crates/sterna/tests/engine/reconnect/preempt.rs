@@ -6,7 +6,7 @@ use std::net::TcpStream;
 
 use super::*;
 use crate::common::parameters;
-use crate::support::{eventually, port, warnings};
+use crate::support::{eventually, has_warning, port, warnings};
 use sterna::TargetVm;
 use sterna::ram::missing_pages::MissingPages;
 use sterna_guests::process::ProcessGuest;
@@ -199,5 +199,5 @@ fn preempt_channel_that_overtakes_the_last_lane_of_its_session_is_taken() {
 
     let (outcome, arrival) = (slow.migration.wait(), slow.incoming.wait());
     common::assert_arrived(&outcome, &arrival, &slow.target);
-    assert!(!warnings(&slow.warned.events()).iter().any(|text| text.contains("preempt channel")));
+    assert!(!has_warning(&slow.warned.events(), &["preempt channel"]));
 }

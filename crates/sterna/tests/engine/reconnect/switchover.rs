@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use sterna::{Hook, RunState, VmError};
+use sterna_proto::source::Refusal;
 
 use super::*;
 use crate::common::{multifd, parameters};
@@ -124,8 +125,8 @@ fn hook_that_fails_after_the_loss_is_not_the_reason_of_anything_later() {
     // The thread that reports the loss waits for the hook. The refusal of an operator's call contains the migration's
     // status.
     let is_lost = || {
-        let refused = bench.migration.continue_switchover().unwrap_err().to_string();
-        refused.contains("the state is active")
+        let refused = bench.migration.continue_switchover().unwrap_err();
+        matches!(refused, Refusal::NotPreSwitchover { state } if state.qemu_status() == "active")
     };
     crate::support::eventually("the loss", is_lost);
     done.send(()).unwrap();

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use sterna::ram::{Backing, GuestRam, RamBlock};
+use sterna::ram::{Backing, GuestRam, RamBlock, RamError};
 use sterna::{Arrival, Capabilities, HostDescriptors, Incoming, Migration, Outcome, Status, Vm, VmError};
 
 use super::{Place, Scribbler, contents, inodes, listen, migrate, parameters};
@@ -14,7 +14,7 @@ use crate::common;
 use crate::plain::{Plain, byte_of};
 use crate::support::hook::{Call, Journal, LeaseHook};
 use crate::support::vm::TestDevice;
-use crate::support::{self, PATIENCE, TestVm, until_status, vm, vms};
+use crate::support::{self, PATIENCE, TestVm, until_status, vm, vm_error, vms};
 
 /// A paused guest, so that its memory can be compared byte for byte.
 fn standing() -> (Arc<TestVm>, Arc<TestVm>, Vec<Vec<u8>>) {
@@ -90,7 +90,8 @@ fn device_that_writes_memory_as_it_is_loaded_is_refused_and_changes_no_byte() {
 
     assert!(matches!(moved.outcome, Outcome::Failed { held: false, .. }), "{:?}", moved.outcome);
     let sterna::Arrival::Failed(error) = &moved.arrival else { panic!("{:?}", moved.arrival) };
-    assert!(error.to_string().contains("read-only"), "{error}");
+    let read_only = RamError::ReadOnly { block: "ram.low".into() };
+    assert_eq!(vm_error(error).why, read_only.to_string());
     assert_taken_back(&source, &target, &before, &memory);
 }
 

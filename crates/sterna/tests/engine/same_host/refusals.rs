@@ -73,8 +73,11 @@ fn machine_that_cannot_take_the_memory_says_why_to_the_source() {
     else {
         panic!("{error}")
     };
-    assert!(why.contains("--backing memfd"), "{error}");
-    support::ended(&incoming);
+    let sterna::Arrival::Failed(theirs) = support::ended(&incoming) else { panic!("{why}") };
+    let MigrationError::PeerIncompatible(Difference::Memory(there)) = &theirs else { panic!("{theirs}") };
+    assert!(matches!(there, MemoryDifference::NotReplaceable(_)), "{theirs}");
+    // The destination sends its sentence.
+    assert!(theirs.to_string().contains(why), "{why} is not {theirs}");
     common::assert_lives_on(&source.guest);
     support::assert_reset(&target);
 }
