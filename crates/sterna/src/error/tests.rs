@@ -26,6 +26,57 @@ fn told() -> std::io::Error {
     std::io::Error::other("told to fail")
 }
 
+/// The texts of `#[error("…")]` in `source`, with an X for each placeholder.
+fn sentences(source: &str) -> Vec<String> {
+    let begins = source.split("#[error(").skip(1).filter_map(|rest| rest.trim_start().strip_prefix('"'));
+    begins.map(sentence).collect()
+}
+
+/// The literal with which `rest` begins, up to its closing quote.
+fn sentence(rest: &str) -> String {
+    let (mut text, mut depth) = (String::new(), 0);
+    let mut letters = rest.chars().peekable();
+    while let Some(letter) = letters.next() {
+        match letter {
+            '"' => break,
+            '\\' if letters.peek() == Some(&'\n') => while letters.next_if(|c| c.is_whitespace()).is_some() {},
+            '\\' => text.extend(letters.next()),
+            '{' => {
+                text.push('X');
+                depth += 1;
+            }
+            '}' => depth -= 1,
+            _ if depth == 0 => text.push(letter),
+            _ => {}
+        }
+    }
+    text
+}
+
+fn sources(directory: &std::path::Path) -> Vec<std::path::PathBuf> {
+    let entries = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+    let files = entries.flat_map(|path| if path.is_dir() { sources(&path) } else { vec![path] });
+    files.filter(|path| !path.ends_with("tests.rs")).collect()
+}
+
+/// The declarations are read, so that no cause is forgotten.
+#[test]
+fn every_sentence_of_a_cause_is_a_clause_that_another_one_may_follow() {
+    let mut count = 0;
+    for area in ["error", "start_error"] {
+        for path in sources(&std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src").join(area)) {
+            for text in sentences(&std::fs::read_to_string(&path).unwrap()) {
+                count += 1;
+                let place = path.display();
+                assert!(!text.ends_with(['.', '!', ' ', ';']) && !text.starts_with(' '), "{place}: {text:?}");
+                assert!(!text.contains("  ") && !text.contains('?'), "{place}: {text:?}");
+            }
+        }
+    }
+    assert!(count > 150, "{count} sentences");
+    assert_eq!(sentences("#[error(\n    \"a {b:?}, \\\n     c \\\"d\\\"\",\n e)] #[error(transparent)]"), ["a X, c \"d\""]);
+}
+
 #[test]
 fn every_cause_keeps_the_error_of_the_layer_below() {
     let peer = || "tcp:192.0.2.1:1".to_owned();

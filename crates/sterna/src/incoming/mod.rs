@@ -222,13 +222,12 @@ impl Incoming {
         if *at == shared.address || Some(at) == self.guard.recovery.address().as_ref() {
             return Ok(());
         }
-        let system = |error: &dyn std::fmt::Display| RecoverError::System(error.to_string());
         let cancel = CancelFlag::new();
         let (address, thread) = hooked(shared.params.on_thread_start.as_ref(), || {
-            let listener = Listener::bind(at).map_err(|error| system(&error))?;
+            let listener = Listener::bind(at).map_err(|error| RecoverError::System(error.into()))?;
             let address = listener.local_address();
             let thread = accept::spawn_beside(shared, listener, cancel.clone());
-            Ok::<_, RecoverError>((address, thread.map_err(|error| system(&error))?))
+            Ok::<_, RecoverError>((address, thread.map_err(|error| RecoverError::System(error.into()))?))
         })?;
         self.guard.recovery.put(address, cancel, thread);
         Ok(())

@@ -2,7 +2,7 @@
 
 use sterna_proto::source::Refusal;
 
-use crate::error::MigrationError;
+use crate::error::{MigrationError, SystemRefusal};
 use crate::settings_error::SettingsError;
 
 /// How a migration ended at the source.
@@ -44,5 +44,5 @@ pub enum RetryError {
     Refused(#[from] Refusal),
     /// The operating system refused a thread.
     #[error("{0}; try again")]
-    System(String),
+    System(#[source] SystemRefusal),
 }

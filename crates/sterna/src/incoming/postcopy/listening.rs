@@ -6,10 +6,11 @@ use parking_lot::Mutex;
 use sterna_proto::destination::Refusal;
 use sterna_transport::{Address, CancelFlag};
 
+use crate::error::SystemRefusal;
 use crate::settings_error::SettingsError;
 
 /// Why no additional address could be bound. Nothing has changed.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum RecoverError {
     /// The migration is not in a state that needs a recovery.
@@ -18,9 +19,9 @@ pub enum RecoverError {
     /// The source of this migration cannot connect to that address.
     #[error(transparent)]
     Settings(#[from] SettingsError),
-    /// The system refused to bind the address. Contains its message.
-    #[error("{0}")]
-    System(String),
+    /// The system refused to bind the address.
+    #[error(transparent)]
+    System(#[from] SystemRefusal),
 }
 
 /// The address that an operator has named most recently, with its listener thread.

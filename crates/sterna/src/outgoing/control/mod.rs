@@ -54,7 +54,7 @@ pub(super) fn retry(shared: &Arc<Shared>) -> Result<(), RetryError> {
         }
     };
     threads::spawn(ThreadRole::Migration, performs, died(shared))
-        .map_err(|error| RetryError::System(error.to_string()))?;
+        .map_err(|error| RetryError::System(error.into()))?;
     let Some(before) = shared.begin_again() else { return Err(Refusal::NotHeld { state: state() }.into()) };
     if let Err(refusal) = shared.feed(Fed::OperatorRetry) {
         shared.end(before);
