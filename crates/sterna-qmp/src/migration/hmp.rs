@@ -8,15 +8,16 @@ mod numbers;
 
 use std::fmt::Write as _;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
+pub(in crate::migration) use numbers::parse_switch;
 pub use numbers::{parse_number, parse_size};
 
 use super::address;
 use super::control::MigrationControl;
 use super::declared::declared;
 use super::dirty_rate::Order;
-use super::parameters::{ParameterSpec, Range, Unit, parameter};
+use super::parameters::parameter;
 use crate::error::QmpError;
 use crate::server::Context;
 
@@ -93,7 +94,7 @@ fn execute(control: &MigrationControl, line: &str, context: &mut Context) -> Res
         ["calc_dirty_rate", arguments @ ..] => calc_dirty_rate(control, arguments),
         ["migrate_set_parameter", name, value] => set_parameter(control, name, value).map(nothing),
         ["migrate_set_capability", name, state] => {
-            let state = on_off(state).ok_or_else(|| {
+            let state = parse_switch(state).ok_or_else(|| {
                 QmpError::generic(format!("Parameter 'state' expects 'on' or 'off', not '{state}'"))
             })?;
             control.set_capabilities(&[((*name).to_owned(), state)]).map(nothing)
@@ -213,31 +214,8 @@ fn set_parameter(control: &MigrationControl, name: &str, text: &str) -> Result<(
         QmpError::generic(format!("'{name}' is not a migration parameter; see info migrate_parameters"))
     })?;
     let mut changes = Map::new();
-    changes.insert(name.to_owned(), value_of(spec, text)?);
+    changes.insert(name.to_owned(), spec.parse(text, 1 << 20)?);
     control.set_parameters(&changes)
-}
-
-fn value_of(spec: &ParameterSpec, text: &str) -> Result<Value, QmpError> {
-    match (spec.range, spec.unit) {
-        (Range::Integer { .. } | Range::PowerOfTwo { .. } | Range::Limit { .. }, unit) => {
-            let number = match unit {
-                Unit::BytesPerSecond => parse_size(text, 1 << 20),
-                Unit::Bytes | Unit::BytesPerSecondBare => parse_size(text, 1),
-                Unit::None | Unit::Milliseconds | Unit::Megabytes | Unit::Percent => parse_number(text),
-            };
-            let sizes = matches!(unit, Unit::Bytes | Unit::BytesPerSecond | Unit::BytesPerSecondBare);
-            number.map(Value::from).ok_or_else(|| {
-                let what = if sizes { "a size, such as 64M or 1.5G" } else { "an integer" };
-                QmpError::expects(spec.name, format!("{what}, not '{text}'"))
-            })
-        }
-        (Range::Boolean, _) => on_off(text)
-            .map(Value::from)
-            .ok_or_else(|| QmpError::expects(spec.name, format!("'on' or 'off', not '{text}'"))),
-        // In the human monitor, a quoted empty string means "none".
-        (Range::Text, _) if text == "\"\"" || text == "''" => Ok(json!("")),
-        (Range::Word(_) | Range::Text, _) => Ok(text.into()),
-    }
 }
 
 /// Parses `TYPE,id=ID,PROPERTY=VALUE,…`. A comma in a value is doubled.
@@ -251,7 +229,7 @@ fn object(options: &str) -> Result<Map<String, Value>, QmpError> {
             None if index == 0 => ("qom-type", part.to_owned()),
             None => return Err(QmpError::generic(format!("'{part}' is not an option: write NAME=VALUE"))),
         };
-        let value = match (name, on_off(&value)) {
+        let value = match (name, parse_switch(&value)) {
             ("verify-peer" | "sanity-check", Some(flag)) => flag.into(),
             _ => value.into(),
         };
@@ -259,12 +237,4 @@ fn object(options: &str) -> Result<Map<String, Value>, QmpError> {
     }
     declared("object-add").map_or(Ok(()), |command| command.check(&arguments))?;
     Ok(arguments)
-}
-
-fn on_off(text: &str) -> Option<bool> {
-    match text {
-        "on" | "yes" | "true" | "y" => Some(true),
-        "off" | "no" | "false" | "n" => Some(false),
-        _ => None,
-    }
 }

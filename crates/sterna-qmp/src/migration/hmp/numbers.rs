@@ -56,3 +56,12 @@ fn fraction_of(fraction: &str, unit: u64) -> Option<u64> {
     let part = u128::from(digits.parse::<u64>().ok()?) * u128::from(unit) / scale;
     u64::try_from(part).ok()
 }
+
+/// Parses a switch: `on`, `yes`, `true`, `y`, or `off`, `no`, `false`, `n`.
+pub(in crate::migration) fn parse_switch(text: &str) -> Option<bool> {
+    match text {
+        "on" | "yes" | "true" | "y" => Some(true),
+        "off" | "no" | "false" | "n" => Some(false),
+        _ => None,
+    }
+}

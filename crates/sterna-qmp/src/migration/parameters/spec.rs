@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use super::typed::{Field, Typed};
 use crate::error::QmpError;
+use crate::migration::hmp::{parse_number, parse_size, parse_switch};
 
 /// Longer than any id or host name.
 const TEXT_BYTES: usize = 255;
@@ -92,6 +93,43 @@ impl ParameterSpec {
     /// QEMU's default.
     pub fn default_value(&self) -> Value {
         (self.field.read)(&Typed::default())
+    }
+
+    /// Whether the parameter changes the engine's [`Parameters`](sterna::Parameters). The others steer a monitor or
+    /// a protection.
+    pub fn is_of_engine(&self) -> bool {
+        self.field.part == "engine"
+    }
+
+    /// The value that `text` writes, unchecked: [`ParameterSpec::check`] checks its range.
+    ///
+    /// Sizes and bandwidths may have a suffix (`64M`, `1.5G`), switches are `on` and `off`. A bandwidth without a
+    /// suffix counts `rate_unit_bytes` bytes per second: 1 as in QMP, `1 << 20` as in the human monitor. Only
+    /// `max-bandwidth` and `avail-switchover-bandwidth` depend on it; `max-postcopy-bandwidth` always counts bytes.
+    ///
+    /// # Errors
+    /// The text is no number, no size or no switch.
+    pub fn parse(&self, text: &str, rate_unit_bytes: u64) -> Result<Value, QmpError> {
+        match (self.range, self.unit) {
+            (Range::Integer { .. } | Range::PowerOfTwo { .. } | Range::Limit { .. }, unit) => {
+                let number = match unit {
+                    Unit::BytesPerSecond => parse_size(text, rate_unit_bytes),
+                    Unit::Bytes | Unit::BytesPerSecondBare => parse_size(text, 1),
+                    Unit::None | Unit::Milliseconds | Unit::Megabytes | Unit::Percent => parse_number(text),
+                };
+                let sizes = matches!(unit, Unit::Bytes | Unit::BytesPerSecond | Unit::BytesPerSecondBare);
+                number.map(Value::from).ok_or_else(|| {
+                    let what = if sizes { "a size, such as 64M or 1.5G" } else { "an integer" };
+                    QmpError::expects(self.name, format!("{what}, not '{text}'"))
+                })
+            }
+            (Range::Boolean, _) => parse_switch(text)
+                .map(Value::from)
+                .ok_or_else(|| QmpError::expects(self.name, format!("'on' or 'off', not '{text}'"))),
+            // In the human monitor, a quoted empty string means "none".
+            (Range::Text, _) if text == "\"\"" || text == "''" => Ok("".into()),
+            (Range::Word(_) | Range::Text, _) => Ok(text.into()),
+        }
     }
 
     /// `value` if the parameter takes it, normalised.

@@ -15,7 +15,7 @@ use Unit::{Bytes, BytesPerSecond, BytesPerSecondBare, Megabytes, Milliseconds, P
 /// No field, and this default.
 macro_rules! nothing {
     ($default:literal) => {
-        Field { read: |_| Value::from($default), write: |_, _| {} }
+        Field { part: "", read: |_| Value::from($default), write: |_, _| {} }
     };
 }
 
@@ -131,6 +131,7 @@ const HOUR_MS: u64 = 3_600_000;
 
 /// Bytes per second in the engine. What is more than 2^64 bytes limits nothing.
 const MEGABYTES: Field = Field {
+    part: "engine",
     read: |typed| (typed.engine.vcpu_dirty_limit_bytes >> 20).into(),
     write: |typed, value| {
         typed.engine.vcpu_dirty_limit_bytes = value.as_u64().unwrap_or(1).saturating_mul(1 << 20);

@@ -68,6 +68,8 @@ impl Default for Checkpoints {
 /// Where the value of a parameter is.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Field {
+    /// The field of [`Typed`] that contains it; empty if none does.
+    pub(super) part: &'static str,
     pub(super) read: fn(&Typed) -> Value,
     /// The value has passed the parameter's check.
     pub(super) write: fn(&mut Typed, &Value),
@@ -75,10 +77,11 @@ pub(super) struct Field {
 
 /// A field of [`Typed`] by its path, such as `field!(engine.downtime_limit)`.
 macro_rules! field {
-    ($($path:ident).+) => {
+    ($part:ident $(.$path:ident)+) => {
         $crate::migration::parameters::typed::Field {
-            read: |typed| $crate::migration::parameters::typed::Setting::value(&typed.$($path).+),
-            write: |typed, value| $crate::migration::parameters::typed::Setting::set(&mut typed.$($path).+, value),
+            part: stringify!($part),
+            read: |typed| $crate::migration::parameters::typed::Setting::value(&typed.$part$(.$path)+),
+            write: |typed, value| $crate::migration::parameters::typed::Setting::set(&mut typed.$part$(.$path)+, value),
         }
     };
 }
