@@ -19,7 +19,7 @@ const LAYERS: &[&[&str]] = &[
     &["sterna-opaque"],
     &["sterna-standby"],
     &["sterna-qmp"],
-    &["sterna-drive"],
+    &["sterna-drive", "sterna-capi"],
     &["sterna-devices", "sterna-disk"],
     &["sterna-vmm", "sterna-guests"],
     &["sterna-cli", "sterna-fuzz", "minimal-vmm", "vm-memory-vmm"],

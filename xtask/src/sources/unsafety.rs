@@ -16,6 +16,7 @@ const PLACES: &[&str] = &[
     "crates/sterna-ram/src/",
     "crates/sterna-transport/src/",
     "crates/sterna-vmm/src/",
+    "crates/sterna-capi/src/",
     "crates/sterna-disk/src/files.rs",
     "crates/sterna-devices/src/statebank/dma/map.rs",
     "crates/sterna-devices/src/vfio/kernel/system.rs",

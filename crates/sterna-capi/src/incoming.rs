@@ -1,0 +1,212 @@
+//! The destination's side.
+
+use std::ffi::c_char;
+use std::sync::Arc;
+
+use sterna::{Arrival, Incoming, RunState, Status, TlsEndpoint};
+
+use crate::boundary::{borrow, enter, hand_out, new_text, quietly, text, writable};
+use crate::callbacks::{is_inside, may_wait};
+use crate::error::{Failure, STERNA_ERROR_FAILED, STERNA_ERROR_STATE, STERNA_ERROR_TIMED_OUT, sterna_error};
+use crate::events::{STERNA_STATUS_NONE, Teller, status_code, sterna_observer};
+use crate::migration::{address_of, json, not_started, refused};
+use crate::parameters::{Settings, sterna_parameters};
+use crate::vm::sterna_vm;
+use crate::waiting::Bell;
+
+/// An incoming migration, or a restore from a file.
+pub struct sterna_incoming {
+    incoming: Incoming,
+    bell: Arc<Bell>,
+}
+
+/// Waits at an address for a guest, and returns immediately; the address is bound then. "file:PATH" restores a saved guest.
+///
+/// The settings must be equal on both sides. `parameters` may be NULL for the defaults, `observer` may be NULL. If the call
+/// fails, the observer's `destroy` is not called.
+///
+/// Keep the handle after success: a source that lost the acknowledgement asks here whether the guest has started.
+///
+/// Errors: as sterna_migration_start. Threads: any.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sterna_incoming_listen(
+    vm: *mut sterna_vm,
+    address: *const c_char,
+    parameters: *const sterna_parameters,
+    observer: *const sterna_observer,
+    incoming: *mut *mut sterna_incoming,
+    error: *mut *mut sterna_error,
+) -> i32 {
+    // SAFETY: the header has these contracts.
+    unsafe {
+        enter(error, || {
+            writable(incoming, "incoming")?;
+            let vm = borrow(vm, "vm")?;
+            let address = address_of(text(address, "address")?)?;
+            let (values, capabilities) = Settings::of(parameters)?.for_engine(TlsEndpoint::Server)?;
+            let machine = vm.machine()?;
+            let bell = Arc::new(Bell::default());
+            let teller = Teller::new(observer, Arc::clone(&bell))?;
+            let listening = teller.watch(|teller| Incoming::listen(machine, &address, values, capabilities, teller));
+            hand_out(incoming, sterna_incoming { incoming: listening.map_err(not_started)?, bell });
+            Ok(())
+        })
+    }
+}
+
+/// The address at which the guest is expected, with the port that the system chose. The caller frees it with
+/// sterna_string_free. NULL for NULL.
+///
+/// Threads: any.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sterna_incoming_address(incoming: *const sterna_incoming) -> *mut c_char {
+    quietly(std::ptr::null_mut(), || {
+        // SAFETY: the header has these contracts.
+        let address = unsafe { incoming.as_ref() }.map(|this| this.incoming.address().to_string());
+        address.map_or(std::ptr::null_mut(), |text| new_text(&text).into_raw())
+    })
+}
+
+/// Waits for the end of the migration: STERNA_OK if the guest has arrived. `*is_running` is then whether it runs; NULL is allowed.
+/// `timeout_ms` is as in sterna_migration_wait.
+///
+/// Errors: STERNA_ERROR_TIMED_OUT, STERNA_ERROR_FAILED, also after a cancel. Threads: any, several at a time, but not in a
+/// callback.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sterna_incoming_wait(
+    incoming: *mut sterna_incoming,
+    timeout_ms: i64,
+    is_running: *mut bool,
+    error: *mut *mut sterna_error,
+) -> i32 {
+    // SAFETY: the header has these contracts.
+    unsafe {
+        enter(error, || {
+            may_wait("sterna_incoming_wait")?;
+            let this = borrow(incoming, "incoming")?;
+            match this.bell.wait(timeout_ms, || this.incoming.arrival()) {
+                Some(Arrival::Completed(state)) => {
+                    if !is_running.is_null() {
+                        is_running.write(state == RunState::Running);
+                    }
+                    Ok(())
+                }
+                Some(Arrival::Failed(error)) => Err(Failure::of_migration(STERNA_ERROR_FAILED, &error)),
+                // `Arrival` is non-exhaustive.
+                _ => Err(Failure::new(STERNA_ERROR_TIMED_OUT, "no guest has arrived within the time-out")),
+            }
+        })
+    }
+}
+
+/// Cancels the migration on this side and discards the guest.
+///
+/// Errors: STERNA_ERROR_STATE after the guest was handed over to this side, or if it is held. Threads: any.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sterna_incoming_cancel(incoming: *mut sterna_incoming, error: *mut *mut sterna_error) -> i32 {
+    // SAFETY: the header has these contracts.
+    unsafe { enter(error, || borrow(incoming, "incoming")?.incoming.cancel().map_err(refused)) }
+}
+
+/// As sterna_incoming_cancel, but a held guest is discarded as well. It may be the only copy.
+///
+/// Errors: STERNA_ERROR_STATE after the guest was handed over to this side and started. Threads: any.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sterna_incoming_discard(incoming: *mut sterna_incoming, error: *mut *mut sterna_error) -> i32 {
+    // SAFETY: the header has these contracts.
+    unsafe { enter(error, || borrow(incoming, "incoming")?.incoming.discard().map_err(refused)) }
+}
+
+/// Starts a guest that is held until its QEMU source has completed (STERNA_STATUS_HELD).
+///
+/// Errors: STERNA_ERROR_STATE if no guest is held. Threads: any.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sterna_incoming_release(incoming: *mut sterna_incoming, error: *mut *mut sterna_error) -> i32 {
+    // SAFETY: the header has these contracts.
+    unsafe { enter(error, || borrow(incoming, "incoming")?.incoming.release().map_err(refused)) }
+}
+
+/// Sets whether a guest that ran at the source starts when it has arrived (default: true). Otherwise it arrives paused.
+///
+/// Errors: STERNA_ERROR_STATE if it is too late. Threads: any.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sterna_incoming_set_autostart(
+    incoming: *mut sterna_incoming,
+    on: bool,
+    error: *mut *mut sterna_error,
+) -> i32 {
+    // SAFETY: the header has these contracts.
+    unsafe {
+        enter(error, || {
+            if borrow(incoming, "incoming")?.incoming.set_autostart(on) {
+                return Ok(());
+            }
+            Err(Failure::new(STERNA_ERROR_STATE, "the handover of the guest has begun: pause or resume it after it has arrived"))
+        })
+    }
+}
+
+/// Listens at `address` as well, for the source of a postcopy that lost its connection.
+///
+/// Errors: STERNA_ERROR_STATE unless the status is STERNA_STATUS_POSTCOPY_PAUSED, STERNA_ERROR_ARGUMENT. Threads: any.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sterna_incoming_recover_at(
+    incoming: *mut sterna_incoming,
+    address: *const c_char,
+    error: *mut *mut sterna_error,
+) -> i32 {
+    // SAFETY: the header has these contracts.
+    unsafe {
+        enter(error, || {
+            let this = borrow(incoming, "incoming")?;
+            let address = address_of(text(address, "address")?)?;
+            this.incoming.recover_at(&address).map_err(refused)
+        })
+    }
+}
+
+/// The status now, STERNA_STATUS_…; STERNA_STATUS_NONE for NULL.
+///
+/// Threads: any.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sterna_incoming_status(incoming: *const sterna_incoming) -> i32 {
+    // SAFETY: the header has these contracts.
+    let status = || unsafe { incoming.as_ref() }.map_or(STERNA_STATUS_NONE, |this| status_code(this.incoming.status()));
+    quietly(STERNA_STATUS_NONE, status)
+}
+
+/// The statistics now, as a JSON object, which the caller frees with sterna_string_free. NULL for NULL.
+///
+/// Threads: any.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sterna_incoming_statistics(incoming: *const sterna_incoming) -> *mut c_char {
+    quietly(std::ptr::null_mut(), || {
+        // SAFETY: the header has these contracts.
+        let statistics = unsafe { incoming.as_ref() }.map(|this| this.incoming.statistics());
+        json(statistics)
+    })
+}
+
+/// Frees the handle, and releases the address. A migration that is not committed is cancelled, and the call waits for its end. A
+/// postcopy whose pages have not all arrived cannot be cancelled: the call waits until they have, also while its connection is
+/// lost, because the guest runs here and needs them. A held guest stays loaded in its VM.
+///
+/// In a callback the call cancels and does not wait. NULL is allowed. Threads: any, once, and no other call with this handle
+/// runs.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sterna_incoming_free(incoming: *mut sterna_incoming) {
+    if incoming.is_null() {
+        return;
+    }
+    quietly((), || {
+        // SAFETY: `sterna_incoming_listen` has made the box, and the caller gives it back once.
+        let this = unsafe { Box::from_raw(incoming) };
+        if this.incoming.arrival().is_none() {
+            let _ = this.incoming.cancel();
+        }
+        if !is_inside() {
+            let is_held = || this.incoming.status() == Status::Held;
+            let _ = this.bell.wait(-1, || (this.incoming.arrival().is_some() || is_held()).then_some(()));
+        }
+    });
+}
