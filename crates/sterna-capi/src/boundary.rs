@@ -4,9 +4,7 @@ use std::ffi::{CStr, CString, c_char};
 use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::error::{
-    Failure, STERNA_ERROR_ARGUMENT, STERNA_ERROR_NULL, STERNA_OK, sterna_error,
-};
+use crate::error::{Failure, STERNA_ERROR_ARGUMENT, STERNA_ERROR_NULL, STERNA_OK, sterna_error};
 
 /// The result of an entry's body.
 pub(crate) type Done<T = ()> = Result<T, Failure>;
@@ -90,7 +88,9 @@ pub(crate) unsafe fn text<'a>(text: *const c_char, name: &str) -> Done<&'a str> 
     }
     // SAFETY: not null, so it is a text by the contract.
     let bytes = unsafe { CStr::from_ptr(text) };
-    bytes.to_str().map_err(|error| Failure::new(STERNA_ERROR_ARGUMENT, format!("{name} is not UTF-8: {error}")))
+    bytes
+        .to_str()
+        .map_err(|error| Failure::new(STERNA_ERROR_ARGUMENT, format!("{name} is not UTF-8: {error}")))
 }
 
 /// A copy of a text for the caller. A NUL inside ends the copy.

@@ -30,7 +30,11 @@ pub struct sterna_device {
     pub body_limit: u32,
     /// Source, guest stopped: writes the state with sterna_state_write. Returns 0, or fails with sterna_failure_set.
     pub save: Option<
-        unsafe extern "C" fn(user: *mut c_void, state: *mut sterna_state, failure: *mut sterna_failure) -> i32,
+        unsafe extern "C" fn(
+            user: *mut c_void,
+            state: *mut sterna_state,
+            failure: *mut sterna_failure,
+        ) -> i32,
     >,
     /// Destination, guest not started: loads `length` bytes that the peer sent. Check them: they may have any content.
     /// Starts nothing, and does not write guest memory. May be called again after the VM's `reset`.

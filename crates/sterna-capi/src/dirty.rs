@@ -6,12 +6,16 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use sterna::VmError;
-use sterna::ram::dirty::{Combined, DirtySource, ExternalLog, FoundPages, KvmDirtyLog, KvmSlot, UffdDirtyLog, VmmLog};
+use sterna::ram::dirty::{
+    Combined, DirtySource, ExternalLog, FoundPages, KvmDirtyLog, KvmSlot, UffdDirtyLog, VmmLog,
+};
 use sterna::ram::{DirtyError, GuestRam};
 
 use crate::boundary::{Done, Versioned, enter, is_null, read};
 use crate::callbacks::{Owned, User, attempt, run, sterna_step};
-use crate::error::{Failure, STERNA_ERROR_NULL, STERNA_ERROR_STATE, STERNA_ERROR_SYSTEM, sterna_error, sterna_failure};
+use crate::error::{
+    Failure, STERNA_ERROR_NULL, STERNA_ERROR_STATE, STERNA_ERROR_SYSTEM, sterna_error, sterna_failure,
+};
 use crate::vm::sterna_vm;
 
 /// A memory slot of a KVM machine, and the part of guest memory that it maps.
@@ -47,7 +51,11 @@ pub struct sterna_dirty_log {
     /// Reports the pages written since the last call, with sterna_dirty_pages_add and …_add_bitmap, and logs their next
     /// write again. The last call is made with the guest stopped. More pages may be reported than were written.
     pub read: Option<
-        unsafe extern "C" fn(user: *mut c_void, found: *mut sterna_dirty_pages, failure: *mut sterna_failure) -> i32,
+        unsafe extern "C" fn(
+            user: *mut c_void,
+            found: *mut sterna_dirty_pages,
+            failure: *mut sterna_failure,
+        ) -> i32,
     >,
 }
 
@@ -66,7 +74,12 @@ pub struct sterna_dirty_pages {
 ///
 /// Threads: that of `read`, before it returns.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn sterna_dirty_pages_add(found: *mut sterna_dirty_pages, block: u64, first: u64, count: u64) {
+pub unsafe extern "C" fn sterna_dirty_pages_add(
+    found: *mut sterna_dirty_pages,
+    block: u64,
+    first: u64,
+    count: u64,
+) {
     // SAFETY: `found` is the argument of `read`, whose pages live until it returns.
     if let Some(found) = unsafe { found.as_ref() } {
         let block = usize::try_from(block).unwrap_or(usize::MAX);
@@ -119,10 +132,14 @@ pub unsafe extern "C" fn sterna_vm_use_kvm_dirty_log(
             }
             let slots = std::slice::from_raw_parts(slots, slots_count).iter().map(kvm_slot).collect();
             if vm_fd < 0 {
-                return Err(Failure::new(STERNA_ERROR_SYSTEM, format!("vm_fd is {vm_fd}, and no descriptor")));
+                return Err(Failure::new(
+                    STERNA_ERROR_SYSTEM,
+                    format!("vm_fd is {vm_fd}, and no descriptor"),
+                ));
             }
             let fd = BorrowedFd::borrow_raw(vm_fd).try_clone_to_owned();
-            let fd = fd.map_err(|error| Failure::new(STERNA_ERROR_SYSTEM, format!("duplicating vm_fd: {error}")))?;
+            let fd =
+                fd.map_err(|error| Failure::new(STERNA_ERROR_SYSTEM, format!("duplicating vm_fd: {error}")))?;
             sterna_vm::change(vm, |parts| {
                 parts.dirty.push(Tracking::Kvm(fd, slots));
                 Ok(())
@@ -183,7 +200,9 @@ pub(crate) enum Tracking {
 pub(crate) fn join(trackings: Vec<Tracking>, ram: &GuestRam) -> Result<Combined, DirtyError> {
     let sources = trackings.into_iter().map(|tracking| {
         Ok(match tracking {
-            Tracking::Kvm(vm, slots) => Arc::new(KvmDirtyLog::new(vm, slots, ram.clone())?) as Arc<dyn DirtySource>,
+            Tracking::Kvm(vm, slots) => {
+                Arc::new(KvmDirtyLog::new(vm, slots, ram.clone())?) as Arc<dyn DirtySource>
+            }
             Tracking::Userfaultfd => Arc::new(UffdDirtyLog::new(ram.clone())),
             Tracking::Log(log) => Arc::new(ExternalLog::new(ram, log)),
         })

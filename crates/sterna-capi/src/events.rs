@@ -199,13 +199,18 @@ fn described(event: &Event) -> (i32, i32, String, Value) {
             of(STERNA_EVENT_CONNECTION_LOST, why, json!({"event": "connection-lost", "why": why}))
         }
         Event::Reconnected { took, resent_bytes } => {
-            let json = json!({"event": "reconnected", "took": milliseconds(*took), "resent-bytes": resent_bytes});
+            let json =
+                json!({"event": "reconnected", "took": milliseconds(*took), "resent-bytes": resent_bytes});
             of(STERNA_EVENT_RECONNECTED, "a new connection replaces the lost one", json)
         }
         Event::Warning(text) => of(STERNA_EVENT_WARNING, text, json!({"event": "warning", "text": text})),
         Event::Peer { sterna, features } => {
             let json = json!({"event": "peer", "sterna": sterna, "features": features});
-            of(STERNA_EVENT_OTHER, if *sterna { "the peer is a Sterna" } else { "the peer is no Sterna" }, json)
+            of(
+                STERNA_EVENT_OTHER,
+                if *sterna { "the peer is a Sterna" } else { "the peer is no Sterna" },
+                json,
+            )
         }
         Event::Prepared => of(STERNA_EVENT_OTHER, "prepared", json!({"event": "prepared"})),
         Event::SwitchoverStep { step, took } => {

@@ -47,7 +47,8 @@ pub unsafe extern "C" fn sterna_incoming_listen(
             let machine = vm.machine()?;
             let bell = Arc::new(Bell::default());
             let teller = Teller::new(observer, Arc::clone(&bell))?;
-            let listening = teller.watch(|teller| Incoming::listen(machine, &address, values, capabilities, teller));
+            let listening =
+                teller.watch(|teller| Incoming::listen(machine, &address, values, capabilities, teller));
             hand_out(incoming, sterna_incoming { incoming: listening.map_err(not_started)?, bell });
             Ok(())
         })
@@ -103,7 +104,10 @@ pub unsafe extern "C" fn sterna_incoming_wait(
 ///
 /// Errors: STERNA_ERROR_STATE after the guest was handed over to this side, or if it is held. Threads: any.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn sterna_incoming_cancel(incoming: *mut sterna_incoming, error: *mut *mut sterna_error) -> i32 {
+pub unsafe extern "C" fn sterna_incoming_cancel(
+    incoming: *mut sterna_incoming,
+    error: *mut *mut sterna_error,
+) -> i32 {
     // SAFETY: the header has these contracts.
     unsafe { enter(error, || borrow(incoming, "incoming")?.incoming.cancel().map_err(refused)) }
 }
@@ -112,7 +116,10 @@ pub unsafe extern "C" fn sterna_incoming_cancel(incoming: *mut sterna_incoming, 
 ///
 /// Errors: STERNA_ERROR_STATE after the guest was handed over to this side and started. Threads: any.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn sterna_incoming_discard(incoming: *mut sterna_incoming, error: *mut *mut sterna_error) -> i32 {
+pub unsafe extern "C" fn sterna_incoming_discard(
+    incoming: *mut sterna_incoming,
+    error: *mut *mut sterna_error,
+) -> i32 {
     // SAFETY: the header has these contracts.
     unsafe { enter(error, || borrow(incoming, "incoming")?.incoming.discard().map_err(refused)) }
 }
@@ -121,7 +128,10 @@ pub unsafe extern "C" fn sterna_incoming_discard(incoming: *mut sterna_incoming,
 ///
 /// Errors: STERNA_ERROR_STATE if no guest is held. Threads: any.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn sterna_incoming_release(incoming: *mut sterna_incoming, error: *mut *mut sterna_error) -> i32 {
+pub unsafe extern "C" fn sterna_incoming_release(
+    incoming: *mut sterna_incoming,
+    error: *mut *mut sterna_error,
+) -> i32 {
     // SAFETY: the header has these contracts.
     unsafe { enter(error, || borrow(incoming, "incoming")?.incoming.release().map_err(refused)) }
 }
@@ -141,7 +151,10 @@ pub unsafe extern "C" fn sterna_incoming_set_autostart(
             if borrow(incoming, "incoming")?.incoming.set_autostart(on) {
                 return Ok(());
             }
-            Err(Failure::new(STERNA_ERROR_STATE, "the handover of the guest has begun: pause or resume it after it has arrived"))
+            Err(Failure::new(
+                STERNA_ERROR_STATE,
+                "the handover of the guest has begun: pause or resume it after it has arrived",
+            ))
         })
     }
 }
@@ -171,7 +184,9 @@ pub unsafe extern "C" fn sterna_incoming_recover_at(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sterna_incoming_status(incoming: *const sterna_incoming) -> i32 {
     // SAFETY: the header has these contracts.
-    let status = || unsafe { incoming.as_ref() }.map_or(STERNA_STATUS_NONE, |this| status_code(this.incoming.status()));
+    let status = || {
+        unsafe { incoming.as_ref() }.map_or(STERNA_STATUS_NONE, |this| status_code(this.incoming.status()))
+    };
     quietly(STERNA_STATUS_NONE, status)
 }
 

@@ -12,7 +12,10 @@
 //!
 //! The types have their names in C, so that a search finds both. cbindgen writes the header; a test compares it.
 #![allow(non_camel_case_types, reason = "the types have their names in C")]
-#![allow(clippy::missing_safety_doc, reason = "the comments are those of sterna.h, which states each contract for C")]
+#![allow(
+    clippy::missing_safety_doc,
+    reason = "the comments are those of sterna.h, which states each contract for C"
+)]
 #![warn(unreachable_pub)]
 
 mod boundary;
@@ -30,12 +33,14 @@ mod ram;
 mod vm;
 mod waiting;
 
-pub use callbacks::{sterna_notice, sterna_step};
 pub use boundary::{sterna_string_free, sterna_version};
-pub use device::{sterna_device, sterna_state, sterna_state_write, sterna_vm_add_device, sterna_vm_set_compatibility};
+pub use callbacks::{sterna_notice, sterna_step};
+pub use device::{
+    sterna_device, sterna_state, sterna_state_write, sterna_vm_add_device, sterna_vm_set_compatibility,
+};
 pub use dirty::{
-    sterna_dirty_log, sterna_dirty_pages, sterna_dirty_pages_add, sterna_dirty_pages_add_bitmap, sterna_kvm_slot,
-    sterna_vm_use_dirty_log, sterna_vm_use_kvm_dirty_log, sterna_vm_use_userfaultfd,
+    sterna_dirty_log, sterna_dirty_pages, sterna_dirty_pages_add, sterna_dirty_pages_add_bitmap,
+    sterna_kvm_slot, sterna_vm_use_dirty_log, sterna_vm_use_kvm_dirty_log, sterna_vm_use_userfaultfd,
 };
 pub use error::*;
 pub use events::*;

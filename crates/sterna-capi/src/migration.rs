@@ -9,8 +9,9 @@ use sterna::{Address, Decision, Migration, Outcome, StartError, Status, TlsEndpo
 use crate::boundary::{Done, borrow, enter, hand_out, new_text, quietly, text, writable};
 use crate::callbacks::{is_inside, may_wait};
 use crate::error::{
-    Failure, STERNA_ERROR_ARGUMENT, STERNA_ERROR_CANCELLED, STERNA_ERROR_FAILED, STERNA_ERROR_HELD, STERNA_ERROR_SETTINGS,
-    STERNA_ERROR_STATE, STERNA_ERROR_SYSTEM, STERNA_ERROR_TIMED_OUT, STERNA_ERROR_UNDECIDED, sterna_error,
+    Failure, STERNA_ERROR_ARGUMENT, STERNA_ERROR_CANCELLED, STERNA_ERROR_FAILED, STERNA_ERROR_HELD,
+    STERNA_ERROR_SETTINGS, STERNA_ERROR_STATE, STERNA_ERROR_SYSTEM, STERNA_ERROR_TIMED_OUT,
+    STERNA_ERROR_UNDECIDED, sterna_error,
 };
 use crate::events::{STERNA_STATUS_NONE, Teller, status_code, sterna_observer};
 use crate::parameters::{Settings, sterna_parameters};
@@ -58,9 +59,13 @@ pub unsafe extern "C" fn sterna_migration_start(
             let machine = vm.source()?;
             let bell = Arc::new(Bell::default());
             let teller = Teller::new(observer, Arc::clone(&bell))?;
-            let started = teller.watch(|teller| Migration::start(machine, &address, values, capabilities, teller));
+            let started =
+                teller.watch(|teller| Migration::start(machine, &address, values, capabilities, teller));
             let settings = Mutex::new(settings);
-            hand_out(migration, sterna_migration { migration: started.map_err(not_started)?, settings, bell });
+            hand_out(
+                migration,
+                sterna_migration { migration: started.map_err(not_started)?, settings, bell },
+            );
             Ok(())
         })
     }
@@ -84,17 +89,25 @@ pub unsafe extern "C" fn sterna_migration_wait(
             let this = borrow(migration, "migration")?;
             match this.bell.wait(timeout_ms, || this.migration.outcome()) {
                 Some(Outcome::Completed) => Ok(()),
-                Some(Outcome::Cancelled) => Err(Failure::new(STERNA_ERROR_CANCELLED, "the migration was cancelled")),
+                Some(Outcome::Cancelled) => {
+                    Err(Failure::new(STERNA_ERROR_CANCELLED, "the migration was cancelled"))
+                }
                 Some(Outcome::Failed { error, held }) => {
                     let code = if held { STERNA_ERROR_HELD } else { STERNA_ERROR_FAILED };
                     Err(Failure::of_migration(code, &error))
                 }
                 None if this.migration.status() == Status::Undecided => Err(Failure::new(
                     STERNA_ERROR_UNDECIDED,
-                    this.migration.statistics().error.unwrap_or_else(|| "the migration is undecided".to_owned()),
+                    this.migration
+                        .statistics()
+                        .error
+                        .unwrap_or_else(|| "the migration is undecided".to_owned()),
                 )),
                 // `Outcome` is non-exhaustive.
-                _ => Err(Failure::new(STERNA_ERROR_TIMED_OUT, "the migration has not ended within the time-out")),
+                _ => Err(Failure::new(
+                    STERNA_ERROR_TIMED_OUT,
+                    "the migration has not ended within the time-out",
+                )),
             }
         })
     }
@@ -148,7 +161,9 @@ pub unsafe extern "C" fn sterna_migration_continue(
     error: *mut *mut sterna_error,
 ) -> i32 {
     // SAFETY: the header has these contracts.
-    unsafe { enter(error, || borrow(migration, "migration")?.migration.continue_switchover().map_err(refused)) }
+    unsafe {
+        enter(error, || borrow(migration, "migration")?.migration.continue_switchover().map_err(refused))
+    }
 }
 
 /// Switches to postcopy: the guest resumes at the destination before its pages are there. Needs the capability "postcopy-ram"
@@ -211,7 +226,12 @@ pub unsafe extern "C" fn sterna_migration_decide(
             let decision = match runs_at {
                 STERNA_SOURCE_RUNS => Decision::SourceRuns,
                 STERNA_DESTINATION_RUNS => Decision::DestinationRuns,
-                other => return Err(Failure::new(STERNA_ERROR_ARGUMENT, format!("runs_at is {other}: use 0 or 1"))),
+                other => {
+                    return Err(Failure::new(
+                        STERNA_ERROR_ARGUMENT,
+                        format!("runs_at is {other}: use 0 or 1"),
+                    ));
+                }
             };
             this.migration.decide(decision).map_err(refused)
         })
@@ -222,7 +242,10 @@ pub unsafe extern "C" fn sterna_migration_decide(
 ///
 /// Errors: STERNA_ERROR_STATE if no guest is held. Threads: any, but not in a callback.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn sterna_migration_retry(migration: *mut sterna_migration, error: *mut *mut sterna_error) -> i32 {
+pub unsafe extern "C" fn sterna_migration_retry(
+    migration: *mut sterna_migration,
+    error: *mut *mut sterna_error,
+) -> i32 {
     // SAFETY: the header has these contracts.
     unsafe {
         enter(error, || {
@@ -255,7 +278,9 @@ pub unsafe extern "C" fn sterna_migration_resume_saved(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sterna_migration_status(migration: *const sterna_migration) -> i32 {
     // SAFETY: the header has these contracts.
-    let status = || unsafe { migration.as_ref() }.map_or(STERNA_STATUS_NONE, |this| status_code(this.migration.status()));
+    let status = || {
+        unsafe { migration.as_ref() }.map_or(STERNA_STATUS_NONE, |this| status_code(this.migration.status()))
+    };
     quietly(STERNA_STATUS_NONE, status)
 }
 

@@ -12,7 +12,9 @@ use sterna::{Authorization, Capabilities, Parameters, Tls, TlsCredentials, TlsEn
 use sterna_qmp::migration::{CAPABILITIES, CapabilitySet, ParameterSet, parameter};
 
 use crate::boundary::{Done, borrow, enter, hand_out, new_text, quietly, text, writable};
-use crate::error::{Failure, STERNA_ERROR_CREDENTIALS, STERNA_ERROR_NAME, STERNA_ERROR_SETTINGS, sterna_error};
+use crate::error::{
+    Failure, STERNA_ERROR_CREDENTIALS, STERNA_ERROR_NAME, STERNA_ERROR_SETTINGS, sterna_error,
+};
 
 /// The settings of a migration: QEMU's parameters and capabilities, and TLS. A migration copies them when it starts.
 pub struct sterna_parameters {
@@ -63,11 +65,15 @@ pub unsafe extern "C" fn sterna_parameters_set(
 ///
 /// Threads: any.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn sterna_parameters_get(parameters: *const sterna_parameters, name: *const c_char) -> *mut c_char {
+pub unsafe extern "C" fn sterna_parameters_get(
+    parameters: *const sterna_parameters,
+    name: *const c_char,
+) -> *mut c_char {
     quietly(std::ptr::null_mut(), || {
         // SAFETY: the header has these contracts.
         let (parameters, name) = unsafe { (parameters.as_ref(), text(name, "name")) };
-        let value = parameters.zip(name.ok()).and_then(|(parameters, name)| parameters.settings.lock().get(name));
+        let value =
+            parameters.zip(name.ok()).and_then(|(parameters, name)| parameters.settings.lock().get(name));
         value.map_or(std::ptr::null_mut(), |value| new_text(&value).into_raw())
     })
 }
@@ -110,7 +116,8 @@ pub unsafe extern "C" fn sterna_parameters_set_tls_directory(
     unsafe {
         enter(error, || {
             let parameters = borrow(parameters, "parameters")?;
-            let directory = if directory.is_null() { None } else { Some(text(directory, "directory")?.into()) };
+            let directory =
+                if directory.is_null() { None } else { Some(text(directory, "directory")?.into()) };
             parameters.settings.lock().tls_directory = directory;
             Ok(())
         })
@@ -165,7 +172,8 @@ impl Settings {
     /// `parameters` is null or a handle that was not freed.
     pub(crate) unsafe fn of(parameters: *const sterna_parameters) -> Done<Self> {
         // SAFETY: as the contract says.
-        unsafe { parameters.as_ref() }.map_or_else(Self::new, |parameters| Ok(parameters.settings.lock().clone()))
+        unsafe { parameters.as_ref() }
+            .map_or_else(Self::new, |parameters| Ok(parameters.settings.lock().clone()))
     }
 
     fn new() -> Done<Self> {
@@ -183,8 +191,16 @@ impl Settings {
             return refuse(format!("there is no parameter '{name}'; docs/qmp.md lists them"));
         };
         match name {
-            "tls-creds" => return refuse("tls-creds names an object of a monitor: call sterna_parameters_set_tls_directory".into()),
-            "tls-authz" => return refuse("tls-authz names an object of a monitor: call sterna_parameters_set_tls_client".into()),
+            "tls-creds" => {
+                return refuse(
+                    "tls-creds names an object of a monitor: call sterna_parameters_set_tls_directory".into(),
+                );
+            }
+            "tls-authz" => {
+                return refuse(
+                    "tls-authz names an object of a monitor: call sterna_parameters_set_tls_client".into(),
+                );
+            }
             "tls-hostname" => {}
             _ if !spec.is_of_engine() => {
                 return refuse(format!("the parameter '{name}' has no effect in this library: leave it out"));
@@ -216,8 +232,10 @@ impl Settings {
             return Err(Failure::new(STERNA_ERROR_NAME, text));
         }
         let change = [(name.to_owned(), on)];
-        self.capabilities =
-            self.capabilities.with(&change).map_err(|error| Failure::new(STERNA_ERROR_SETTINGS, error.desc))?;
+        self.capabilities = self
+            .capabilities
+            .with(&change)
+            .map_err(|error| Failure::new(STERNA_ERROR_SETTINGS, error.desc))?;
         Ok(())
     }
 

@@ -97,11 +97,13 @@ unsafe fn block_of(given: &sterna_ram_block, parts: &Parts) -> Done<(RamBlock, b
     let name = unsafe { text(given.name, "sterna_ram_block.name") }?;
     let has = |flag| given.flags & flag != 0;
     if given.flags & !ALL_FLAGS != 0 {
-        let text = format!("block {name}: flags {:#x} are unknown: use a newer libsterna", given.flags & !ALL_FLAGS);
+        let text =
+            format!("block {name}: flags {:#x} are unknown: use a newer libsterna", given.flags & !ALL_FLAGS);
         return Err(Failure::new(STERNA_ERROR_ARGUMENT, text));
     }
     let owner = Arc::clone(&parts.vm);
-    let mut memory = ExternalMemory::new(given.address.cast(), given.length, owner).permit(permissions(given.flags));
+    let mut memory =
+        ExternalMemory::new(given.address.cast(), given.length, owner).permit(permissions(given.flags));
     if has(STERNA_RAM_SHARED) {
         memory = memory.shared();
     }
@@ -109,7 +111,10 @@ unsafe fn block_of(given: &sterna_ram_block, parts: &Parts) -> Done<(RamBlock, b
         // SAFETY: the caller keeps the descriptor open during the call.
         let file = unsafe { BorrowedFd::borrow_raw(given.fd) }.try_clone_to_owned();
         let file = file.map_err(|error| {
-            Failure::new(STERNA_ERROR_SYSTEM, format!("block {name}: duplicating descriptor {}: {error}", given.fd))
+            Failure::new(
+                STERNA_ERROR_SYSTEM,
+                format!("block {name}: duplicating descriptor {}: {error}", given.fd),
+            )
         })?;
         memory = memory.file(Arc::new(File::from(file)), given.fd_offset);
     }
@@ -130,7 +135,10 @@ unsafe fn block_of(given: &sterna_ram_block, parts: &Parts) -> Done<(RamBlock, b
     let block = unsafe { RamBlock::from_external(name, memory) };
     let block = block.map_err(|error| Failure::new(STERNA_ERROR_ARGUMENT, error))?;
     let placed = has(STERNA_RAM_AT_GUEST_ADDRESS);
-    Ok((if placed { block.at_guest_address(given.guest_address) } else { block }, has(STERNA_RAM_KEEPS_BYTES)))
+    Ok((
+        if placed { block.at_guest_address(given.guest_address) } else { block },
+        has(STERNA_RAM_KEEPS_BYTES),
+    ))
 }
 
 fn permissions(flags: u32) -> MemoryPermissions {

@@ -244,7 +244,10 @@ impl sterna_vm {
             State::Ready(machine) => return Ok(Arc::clone(machine)),
             State::Broken(why) => return Err(broken(why)),
             State::Open(parts) if parts.blocks.is_empty() => {
-                return Err(Failure::new(STERNA_ERROR_STATE, "this VM has no memory: call sterna_vm_add_ram first"));
+                return Err(Failure::new(
+                    STERNA_ERROR_STATE,
+                    "this VM has no memory: call sterna_vm_add_ram first",
+                ));
             }
             State::Open(_) => std::mem::replace(&mut *state, State::Broken(String::new())),
         };
@@ -282,7 +285,10 @@ pub(crate) fn ram_of(blocks: Vec<RamBlock>) -> Result<GuestRam, String> {
 }
 
 fn broken(why: &str) -> Failure {
-    Failure::new(STERNA_ERROR_ARGUMENT, format!("the parts of this VM do not fit together: {why}. Make another VM"))
+    Failure::new(
+        STERNA_ERROR_ARGUMENT,
+        format!("the parts of this VM do not fit together: {why}. Make another VM"),
+    )
 }
 
 fn not_free(custody: Custody) -> Failure {

@@ -22,7 +22,9 @@ impl Bell {
 
     /// Waits until `look` returns a value; `None` after `time_out`, which is in milliseconds; negative: no limit.
     pub(crate) fn wait<T>(&self, time_out: i64, mut look: impl FnMut() -> Option<T>) -> Option<T> {
-        let until = u64::try_from(time_out).ok().and_then(|limit| Instant::now().checked_add(Duration::from_millis(limit)));
+        let until = u64::try_from(time_out)
+            .ok()
+            .and_then(|limit| Instant::now().checked_add(Duration::from_millis(limit)));
         loop {
             let before = *self.rung.lock();
             if let Some(seen) = look() {
