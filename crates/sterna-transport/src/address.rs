@@ -4,11 +4,12 @@
 //! [`crate::PageFile`].
 
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::str::FromStr;
 
 use crate::error::TransportError;
-use crate::handed::HandedFd;
+use crate::handed::{self, HandedFd};
 use crate::unix_path::LONGEST_UNIX_PATH;
 
 /// A migration address as QEMU writes it.
@@ -52,9 +53,37 @@ pub enum Address {
 }
 
 impl Address {
-    /// Whether the address is a descriptor: a single channel, which cannot be connected again.
+    /// The address of a listening TCP or Unix socket that this process was given or made itself (systemd's socket
+    /// activation, a jail).
+    ///
+    /// The listener accepts any number of channels. `fd` is closed with it; the file of a Unix socket stays.
+    /// [`Listener::local_address`](crate::Listener::local_address) is the address to which a source connects.
+    ///
+    /// # Errors
+    /// [`TransportError::Descriptor`] if `fd` is not a listening stream socket; `fd` is then closed.
+    pub fn from_listener(fd: OwnedFd) -> Result<Address, TransportError> {
+        HandedFd::listener(fd).map(Address::Handed)
+    }
+
+    /// The address of a connected TCP or Unix socket, for either side of a migration. It is one channel, so multifd
+    /// and `postcopy-preempt` are refused with it.
+    ///
+    /// `fd` is closed with the channel.
+    ///
+    /// # Errors
+    /// [`TransportError::Descriptor`] if `fd` is not a connected stream socket; `fd` is then closed.
+    pub fn from_connected(fd: OwnedFd) -> Result<Address, TransportError> {
+        HandedFd::connected(fd).map(Address::Handed)
+    }
+
+    /// Whether the address is a descriptor that is a single channel, which cannot be connected again. A listening
+    /// socket is not.
     pub fn is_descriptor(&self) -> bool {
-        matches!(self, Address::Fd(_) | Address::Handed(_))
+        match self {
+            Address::Fd(name) => !handed::is_listening(name),
+            Address::Handed(fd) => !fd.is_listening(),
+            _ => false,
+        }
     }
 
     /// Takes ownership of the inherited descriptor that this address names by its number (`fd:7`).

@@ -20,6 +20,7 @@ use crate::cancel::{Waited, wait};
 use crate::channel::Channel;
 use crate::error::TransportError;
 use crate::handed;
+use crate::listener::name_of;
 use crate::socket;
 use crate::tls::Tls;
 use crate::tls::endpoint::TlsEndpoint;
@@ -111,7 +112,8 @@ fn connect(address: &Address, limit: Duration, cancel: &CancelFlag) -> Result<Ch
         // Taken even if it is too late, so that it is closed: it has no other owner.
         let socket = handed::take(fd).map_err(|error| attempt.failed(error))?;
         attempt.check()?;
-        return Channel::adopt(socket, address.to_string());
+        let peer = name_of(address, socket.as_fd());
+        return Channel::adopt(socket, peer);
     }
     attempt.check()?;
     match address {

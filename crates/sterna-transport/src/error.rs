@@ -36,6 +36,39 @@ fn make_room(error: &io::Error) -> &'static str {
     }
 }
 
+/// Why a descriptor is not the needed socket.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DescriptorProblem {
+    /// It is a file, a pipe or another object.
+    #[error("it is not a socket")]
+    NotSocket,
+    /// It is a datagram socket.
+    #[error("it is a datagram socket, which can lose bytes")]
+    Datagram,
+    /// It is a socket of another type than stream.
+    #[error("it is not a stream socket")]
+    NotStream,
+    /// It is a socket of another family than IPv4, IPv6 and Unix.
+    #[error("it is neither a TCP nor a Unix socket")]
+    OtherFamily,
+    /// It accepts no connections.
+    #[error("it is not listening: call listen() on it first")]
+    NotListening,
+    /// It is connected to a peer.
+    #[error("it is already connected: use Address::from_connected")]
+    Connected,
+    /// It has no peer.
+    #[error("it is not connected")]
+    NotConnected,
+    /// It is a listening socket.
+    #[error("it is listening: use Address::from_listener, or accept a connection first")]
+    Listening,
+    /// The kernel refused to describe it.
+    #[error("the kernel does not describe it: {0}")]
+    System(#[source] io::Error),
+}
+
 /// Failure of a channel, a listener or a page file.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -47,6 +80,15 @@ pub enum TransportError {
         text: String,
         /// The rule of addresses that the text breaks.
         rule: &'static str,
+    },
+    /// A descriptor of the VMM cannot be used as an address.
+    #[error("the descriptor is not {needed}: {why}")]
+    Descriptor {
+        /// The object that is needed.
+        needed: &'static str,
+        /// The difference.
+        #[source]
+        why: DescriptorProblem,
     },
     /// No connection could be established: refused, unreachable, unknown host.
     #[error("cannot connect to {address}: {source}")]

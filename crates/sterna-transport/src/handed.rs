@@ -4,12 +4,17 @@
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use rustix::io::FdFlags;
-use rustix::net::sockopt;
+use rustix::net::{AddressFamily, SocketAddrAny, SocketType, getpeername, getsockname, sockopt};
+
+use crate::address::Address;
+use crate::error::{DescriptorProblem, TransportError};
+use crate::socket;
 
 /// A descriptor that an address owns until a channel or listener takes it.
 ///
@@ -20,12 +25,53 @@ use rustix::net::sockopt;
 pub struct HandedFd {
     name: String,
     fd: Arc<Mutex<Option<OwnedFd>>>,
+    is_listening: bool,
 }
 
 impl HandedFd {
     /// Makes an address part that owns `fd`. `name` is its name in messages.
     pub fn new(fd: OwnedFd, name: impl Into<String>) -> Self {
-        Self { name: name.into(), fd: Arc::new(Mutex::new(Some(fd))) }
+        let is_listening = socket::is_listening(fd.as_fd()).unwrap_or(false);
+        Self { name: name.into(), fd: Arc::new(Mutex::new(Some(fd))), is_listening }
+    }
+
+    /// As [`HandedFd::new`], for a listening stream socket. Its name is the address at which it listens.
+    ///
+    /// # Errors
+    /// [`TransportError::Descriptor`]; `fd` is then closed.
+    pub(crate) fn listener(fd: OwnedFd) -> Result<Self, TransportError> {
+        let refused = |why| TransportError::Descriptor { needed: "a listening stream socket", why };
+        check_stream(fd.as_fd()).map_err(refused)?;
+        if !socket::is_listening(fd.as_fd()).map_err(|error| refused(DescriptorProblem::System(error)))? {
+            let is_connected = getpeername(&fd).is_ok();
+            let why =
+                if is_connected { DescriptorProblem::Connected } else { DescriptorProblem::NotListening };
+            return Err(refused(why));
+        }
+        let name = spelled(getsockname(&fd), fd.as_fd());
+        Ok(Self::new(fd, name))
+    }
+
+    /// As [`HandedFd::new`], for a connected stream socket. Its name is the peer's address.
+    ///
+    /// # Errors
+    /// [`TransportError::Descriptor`]; `fd` is then closed.
+    pub(crate) fn connected(fd: OwnedFd) -> Result<Self, TransportError> {
+        let refused = |why| TransportError::Descriptor { needed: "a connected stream socket", why };
+        check_stream(fd.as_fd()).map_err(refused)?;
+        if socket::is_listening(fd.as_fd()).map_err(|error| refused(DescriptorProblem::System(error)))? {
+            return Err(refused(DescriptorProblem::Listening));
+        }
+        if getpeername(&fd).is_err() {
+            return Err(refused(DescriptorProblem::NotConnected));
+        }
+        let name = peer_of(fd.as_fd());
+        Ok(Self::new(fd, name))
+    }
+
+    /// Whether the descriptor is a listening socket, which accepts any number of connections.
+    pub fn is_listening(&self) -> bool {
+        self.is_listening
     }
 
     /// The name in messages.
@@ -82,12 +128,64 @@ impl Hash for HandedFd {
     }
 }
 
+/// The address at which a listening socket accepts connections; `None` if no address can name it.
+pub(crate) fn listening_at(socket: BorrowedFd<'_>) -> Option<Address> {
+    let name = getsockname(socket).ok()?;
+    if let Ok(ip) = std::net::SocketAddr::try_from(name.clone()) {
+        // An unspecified address means every address, which has an empty host.
+        let host = if ip.ip().is_unspecified() { String::new() } else { ip.ip().to_string() };
+        return Some(Address::Tcp { host, port: ip.port() });
+    }
+    let unix = rustix::net::SocketAddrUnix::try_from(name).ok()?;
+    let path = unix.path()?.to_bytes().to_vec();
+    Some(Address::Unix(std::ffi::OsString::from_vec(path).into()))
+}
+
+/// The peer of a connected socket, or this side's address if the peer has none: a Unix socket's client.
+pub(crate) fn peer_of(socket: BorrowedFd<'_>) -> String {
+    match spelled(getpeername(socket), socket) {
+        peer if peer == UNNAMED => spelled(getsockname(socket), socket),
+        peer => peer,
+    }
+}
+
+const UNNAMED: &str = "unix:";
+
+fn spelled<A: Into<Option<SocketAddrAny>>>(name: rustix::io::Result<A>, socket: BorrowedFd<'_>) -> String {
+    match name.map(Into::into) {
+        Ok(Some(address)) => socket::spell(&address),
+        _ => format!("descriptor {}", socket.as_raw_fd()),
+    }
+}
+
+fn check_stream(fd: BorrowedFd<'_>) -> Result<(), DescriptorProblem> {
+    match sockopt::socket_type(fd) {
+        Ok(SocketType::STREAM) => {}
+        Ok(SocketType::DGRAM) => return Err(DescriptorProblem::Datagram),
+        Ok(_) => return Err(DescriptorProblem::NotStream),
+        Err(rustix::io::Errno::NOTSOCK) => return Err(DescriptorProblem::NotSocket),
+        Err(error) => return Err(DescriptorProblem::System(error.into())),
+    }
+    match sockopt::socket_domain(fd) {
+        Ok(AddressFamily::INET | AddressFamily::INET6 | AddressFamily::UNIX) => Ok(()),
+        Ok(_) => Err(DescriptorProblem::OtherFamily),
+        Err(error) => Err(DescriptorProblem::System(error.into())),
+    }
+}
+
 /// Duplicates the socket whose descriptor number is `name`. The original stays with its owner.
 pub(crate) fn duplicate(name: &str) -> io::Result<OwnedFd> {
     // SAFETY: borrowed only for the two calls below. If the number is not open, they return EBADF.
     let named = unsafe { BorrowedFd::borrow_raw(number(name)?) };
     check(named)?;
     Ok(rustix::io::fcntl_dupfd_cloexec(named, 3)?)
+}
+
+/// Whether the descriptor with this number is a listening socket.
+pub(crate) fn is_listening(name: &str) -> bool {
+    // SAFETY: borrowed only for the call. If the number is not open, it returns EBADF.
+    number(name)
+        .is_ok_and(|number| socket::is_listening(unsafe { BorrowedFd::borrow_raw(number) }).unwrap_or(false))
 }
 
 /// Takes the descriptor and checks that it is a socket.

@@ -46,7 +46,7 @@ pub use channel::descriptors::PeerCredentials;
 pub use channel::piece::Piece;
 pub use connect::{connect_socket, is_abandoned, resolve};
 pub use delivery::Delivery;
-pub use error::{Direction, TransportError};
+pub use error::{DescriptorProblem, Direction, TransportError};
 pub use file::{
     CreateOptions, DIRECT_ALIGN, Direct, OpenOptions, PageFile, PageQueue, QueueOptions, RangeReader,
 };

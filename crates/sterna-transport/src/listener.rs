@@ -1,7 +1,7 @@
 //! Accepts channels at an address, with a time limit and cancellation from another thread.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -67,7 +67,14 @@ impl Listener {
                 (Kind::Listening(socket), address.clone())
             }
             Address::Fd(name) => (kind_of(handed::duplicate(name)?)?, address.clone()),
-            Address::Handed(fd) => (kind_of(handed::take(fd)?)?, address.clone()),
+            Address::Handed(fd) => {
+                let kind = kind_of(handed::take(fd)?)?;
+                let address = match &kind {
+                    Kind::Listening(socket) => handed::listening_at(socket.as_fd()),
+                    Kind::Connected(_) => None,
+                };
+                (kind, address.unwrap_or_else(|| Address::Handed(fd.clone())))
+            }
             // A file has no connections; an RDMA fabric has its own listener.
             _ => return Err(io::ErrorKind::Unsupported.into()),
         };
@@ -114,9 +121,15 @@ impl Listener {
         }
     }
 
-    /// The address, with the port that the kernel chose if the given one was 0.
+    /// The address, with the port that the kernel chose if the given one was 0. For a descriptor that was handed over:
+    /// the address at which it listens, if an [`Address`] can name it.
     pub fn local_address(&self) -> Address {
         self.address.clone()
+    }
+
+    /// Whether this is a connected descriptor, which is accepted once.
+    pub fn is_one_channel(&self) -> bool {
+        matches!(self.kind, Kind::Connected(_))
     }
 
     /// Ends every `accept` call, from any thread. The socket itself is closed when the listener is dropped.
@@ -127,7 +140,10 @@ impl Listener {
     fn take_connected(&self, socket: &Mutex<Option<OwnedFd>>) -> Result<Channel, TransportError> {
         let socket = socket.lock().take();
         match socket {
-            Some(socket) => Channel::adopt(socket, self.address.to_string()),
+            Some(socket) => {
+                let peer = name_of(&self.address, socket.as_fd());
+                Channel::adopt(socket, peer)
+            }
             None => Err(self.system(
                 "accept",
                 io::Error::other("an inherited connection is one channel and cannot accept a second"),
@@ -148,6 +164,14 @@ impl Drop for Listener {
                 let _ = std::fs::remove_file(path);
             }
         }
+    }
+}
+
+/// A connected descriptor's name: its peer's address, after the number or name by which the descriptor was given.
+pub(crate) fn name_of(address: &Address, socket: BorrowedFd<'_>) -> String {
+    match (address.to_string(), handed::peer_of(socket)) {
+        (given, peer) if given == format!("fd:{peer}") => peer,
+        (given, _) => given,
     }
 }
 

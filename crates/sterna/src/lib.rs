@@ -90,8 +90,8 @@ pub use stats::{
 pub use sterna_forecast::forecast;
 pub use sterna_ram as ram;
 pub use sterna_transport::{
-    Address, Authorization, AuthorizationRule, CredentialsError, Direct, HandedFd, Tls, TlsCredentials,
-    TlsEndpoint, TlsFiles,
+    Address, Authorization, AuthorizationRule, CredentialsError, DescriptorProblem, Direct, HandedFd, Tls,
+    TlsCredentials, TlsEndpoint, TlsFiles, TransportError,
 };
 pub use sterna_wire::rdma::ChunkSize;
 #[cfg(feature = "planted-faults")]

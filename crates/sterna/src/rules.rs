@@ -22,7 +22,7 @@ pub enum Feature {
     Rdma,
     /// A Unix socket as the transport (`unix:`).
     UnixSocket,
-    /// A descriptor that was passed to this process (`fd:`, or through the API).
+    /// A connected descriptor that was passed to this process (`fd:`, or through the API). A listening one is not.
     Descriptor,
     /// Separate channels for pages (`multifd`).
     Multifd,
@@ -248,7 +248,7 @@ pub static RULES: &[Rule] = &[
     both(Feature::Rdma, Excludes, Feature::Compression, SettingsError::RdmaIsUncompressed),
     both(Feature::MappedRam, Needs, Feature::File, SettingsError::MappedNeedsFile),
     both(Feature::MappedRam, Excludes, Feature::Compression, SettingsError::MappedIsUncompressed),
-    source(Feature::Descriptor, Excludes, Feature::Multifd, SettingsError::DescriptorIsOneChannel),
+    both(Feature::Descriptor, Excludes, Feature::Multifd, SettingsError::DescriptorIsOneChannel),
     source(Feature::SameHost, Needs, Feature::UnixSocket, SettingsError::CprNeedsUnix),
     // TLS protects nothing here: the destination is on this host, and a process that can read the socket can read its
     // memory.
@@ -298,7 +298,7 @@ pub static RULES: &[Rule] = &[
     both(Feature::Recovery, Excludes, Feature::PreemptOverDescriptor, SettingsError::NoWayToRecover),
     postcopy(Feature::File, "a file"),
     postcopy(Feature::Rdma, "rdma:"),
-    source(
+    both(
         Feature::Postcopy,
         Excludes,
         Feature::PreemptOverDescriptor,

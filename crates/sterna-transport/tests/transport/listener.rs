@@ -6,7 +6,8 @@ use std::os::unix::net::UnixListener;
 use std::time::Duration;
 
 use sterna_transport::{
-    Address, CancelFlag, Channel, HandedFd, Listener, TransportError, connect_socket, is_abandoned,
+    Address, CancelFlag, Channel, DescriptorProblem, HandedFd, Listener, TransportError, connect_socket,
+    is_abandoned,
 };
 
 const LONG: Duration = Duration::from_secs(30);
@@ -283,5 +284,105 @@ fn fd_that_is_no_socket_is_refused_and_left_open() {
     for name in ["0", "2", "-1", "987654", "migration"] {
         assert!(Channel::connect(&Address::Fd(name.into()), LONG, &flag).is_err(), "{name}");
         assert!(Listener::bind(&Address::Fd(name.into())).is_err(), "{name}");
+    }
+}
+
+#[test]
+fn handed_listener_of_tcp_accepts_many_and_names_real_addresses() {
+    let std_listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = std_listener.local_addr().unwrap().port();
+    let there = Address::Tcp { host: "127.0.0.1".into(), port };
+    let given = Address::from_listener(std_listener.into()).unwrap();
+    assert!(!given.is_descriptor(), "it is no single channel");
+    assert!(given.to_string().contains(&format!("127.0.0.1:{port}")), "{given}");
+    let listener = Listener::bind(&given).unwrap();
+    assert!(!listener.is_one_channel());
+    assert_eq!(listener.local_address(), there, "a source can connect to it");
+    for _ in 0..3 {
+        let (one, other) = meet(&listener, &listener.local_address());
+        assert_eq!(one.peer(), there.to_string());
+        assert!(other.peer().starts_with("tcp:127.0.0.1:") && other.peer() != there.to_string());
+    }
+}
+
+#[test]
+fn handed_listener_of_unix_accepts_many_and_its_file_stays_with_its_owner() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("sock");
+    let given = Address::from_listener(UnixListener::bind(&path).unwrap().into()).unwrap();
+    let listener = Listener::bind(&given).unwrap();
+    assert_eq!(listener.local_address(), Address::Unix(path.clone()));
+    for _ in 0..3 {
+        let (one, other) = meet(&listener, &listener.local_address());
+        assert_eq!((one.peer(), other.peer()), (&*format!("unix:{}", path.display()), one.peer()));
+    }
+    drop(listener);
+    assert!(path.exists(), "the VMM made it");
+}
+
+#[test]
+fn handed_connection_is_one_channel_with_its_peers_address() {
+    let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let client = std::net::TcpStream::connect(server.local_addr().unwrap()).unwrap();
+    let (accepted, peer) = server.accept().unwrap();
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+    let flag = CancelFlag::new();
+    for (one, other, name) in [
+        (accepted.into(), client.into(), Some(format!("tcp:{peer}"))),
+        (ours.into(), std::os::fd::OwnedFd::from(theirs), None),
+    ] {
+        let given = Address::from_connected(one).unwrap();
+        assert!(given.is_descriptor());
+        let listener = Listener::bind(&given).unwrap();
+        assert!(listener.is_one_channel());
+        let here = listener.accept(Some(LONG), &flag).unwrap();
+        assert!(name.is_none_or(|name| here.peer() == name), "{}", here.peer());
+        let there = Channel::connect(&Address::from_connected(other).unwrap(), LONG, &flag).unwrap();
+        there.write_all(b"hi").unwrap();
+        assert_eq!(here.peek(2).unwrap(), b"hi");
+    }
+}
+
+#[test]
+fn handed_descriptor_of_another_kind_is_refused_by_name() {
+    use DescriptorProblem as P;
+    use std::os::fd::OwnedFd;
+    type Make = fn() -> OwnedFd;
+    type Is = fn(&P) -> bool;
+    let file: Make = || std::fs::File::open("/dev/null").unwrap().into();
+    let datagram: Make = || std::net::UdpSocket::bind("127.0.0.1:0").unwrap().into();
+    let sequenced: Make = || {
+        use rustix::net::{AddressFamily, SocketType, socket};
+        socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap()
+    };
+    let fresh: Make = || {
+        use rustix::net::{AddressFamily, SocketType, socket};
+        socket(AddressFamily::INET, SocketType::STREAM, None).unwrap()
+    };
+    let connected: Make = || std::os::unix::net::UnixStream::pair().unwrap().0.into();
+    let listening: Make = || std::net::TcpListener::bind("127.0.0.1:0").unwrap().into();
+    let for_listener: [(Make, Is); 5] = [
+        (file, |why| matches!(why, P::NotSocket)),
+        (datagram, |why| matches!(why, P::Datagram)),
+        (sequenced, |why| matches!(why, P::NotStream)),
+        (fresh, |why| matches!(why, P::NotListening)),
+        (connected, |why| matches!(why, P::Connected)),
+    ];
+    let for_connection: [(Make, Is); 5] = [
+        (file, |why| matches!(why, P::NotSocket)),
+        (datagram, |why| matches!(why, P::Datagram)),
+        (sequenced, |why| matches!(why, P::NotStream)),
+        (fresh, |why| matches!(why, P::NotConnected)),
+        (listening, |why| matches!(why, P::Listening)),
+    ];
+    let refused = |made: Result<Address, TransportError>, is: Is| match made {
+        Err(TransportError::Descriptor { why, .. }) => assert!(is(&why), "{why:?}"),
+        other => panic!("{other:?}"),
+    };
+    for (make, is) in for_listener {
+        refused(Address::from_listener(make()), is);
+    }
+    for (make, is) in for_connection {
+        refused(Address::from_connected(make()), is);
     }
 }

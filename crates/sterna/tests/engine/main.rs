@@ -17,6 +17,7 @@ mod delay;
 mod dirty_rate;
 mod external_memory;
 mod free_page_hints;
+mod handed;
 mod handover;
 mod migrate;
 mod page_order;

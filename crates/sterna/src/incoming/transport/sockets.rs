@@ -9,8 +9,8 @@ use crate::start_error::StartError;
 pub(super) fn wait(beginning: Beginning<'_>) -> Result<Waiting, StartError> {
     let custody = beginning.claim()?;
     let listener = Listener::bind(beginning.at).map_err(StartError::system)?;
-    let (address, is_descriptor) = (listener.local_address(), beginning.at.is_descriptor());
+    let address = listener.local_address();
     let mut shared = beginning.shared(custody, address)?;
-    shared.can_be_dialled_again = !is_descriptor;
+    shared.can_be_dialled_again = !listener.is_one_channel();
     Ok(Waiting { shared, listen: Box::new(|shared| accept::spawn(shared, listener).map(Some)) })
 }
