@@ -49,9 +49,10 @@ pub enum Status {
 }
 
 impl Status {
-    /// Whether the status can change only through a new call.
+    /// Whether the migration has ended. False for [`Status::None`], because no migration has begun, and for
+    /// [`Status::Undecided`] and [`Status::Held`], which still end.
     pub fn is_terminal(self) -> bool {
-        matches!(self, Self::None | Self::Cancelled | Self::Completed | Self::Failed)
+        matches!(self, Self::Cancelled | Self::Completed | Self::Failed)
     }
 }
 
@@ -162,5 +163,20 @@ impl Observer for () {
 impl<F: Fn(&Event) + Send + Sync> Observer for F {
     fn event(&self, event: &Event) {
         self(event);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn migration_that_has_not_begun_or_is_undecided_has_not_ended() {
+        for status in [Status::None, Status::Undecided, Status::Held, Status::Failing] {
+            assert!(!status.is_terminal(), "{status}");
+        }
+        for status in [Status::Completed, Status::Cancelled, Status::Failed] {
+            assert!(status.is_terminal(), "{status}");
+        }
     }
 }

@@ -30,6 +30,7 @@
 #![deny(unsafe_code)]
 #![warn(unreachable_pub)]
 
+mod bell;
 mod clock;
 mod codec;
 pub mod device_stream;
@@ -66,6 +67,7 @@ pub mod throttle;
 mod throttle_clock;
 pub mod vm;
 
+pub use bell::EventFd;
 pub use device_stream::{AskCheckpoint, DeviceStream, EpochStream, RemainingState};
 pub use error::{Difference, Fault, MigrationError, Misbehaviour, VmError};
 pub use events::{Event, Observer, Status, SwitchoverStep};
@@ -74,7 +76,7 @@ pub use hooks::Hook;
 #[cfg(feature = "planted-faults")]
 pub use incoming::SharingFault;
 pub use incoming::{Arrival, Incoming, RecoverError};
-pub use outgoing::{Decision, Migration, Outcome, ResumeError, RetryError};
+pub use outgoing::{Decision, Migration, Outcome, ResumeError, RetryError, Waited};
 pub use params::{
     Capabilities, Compression, MigrationMode, NonConvergence, Parameters, RdmaParameters, StatusQuestions,
     WaitLimits, ZeroPageDetection,

@@ -46,6 +46,7 @@ pub(crate) mod vm_target;
 
 use std::sync::{Arc, Weak};
 use std::thread::{JoinHandle, current};
+use std::time::{Duration, Instant};
 
 use sterna_proto::destination::{Destination, Event as Fed, State};
 use sterna_transport::{Address, CancelFlag, Listener, TlsEndpoint};
@@ -56,6 +57,7 @@ pub use fault::SharingFault;
 pub use postcopy::listening::RecoverError;
 pub use sterna_proto::destination::Refusal;
 
+use crate::bell::EventFd;
 use crate::events::{Observer, Status};
 use crate::params::{Capabilities, Parameters};
 use crate::rules::{self, Feature, Features, Side};
@@ -70,6 +72,9 @@ use target::Target;
 use transport::interface::{Beginning, Waiting};
 use vm_target::VmTarget;
 
+/// Interval at which [`Incoming::settle`] checks whether every thread has ended.
+const RELEASE_STEP: Duration = Duration::from_millis(1);
+
 /// The destination's handle of a migration.
 ///
 /// A connection that does not fit this side is refused with a warning ([`crate::Event::Warning`]), and this
@@ -83,7 +88,7 @@ use vm_target::VmTarget;
 /// not drop the last handle while you hold a lock that the observer takes.
 ///
 /// Keep the handle after success: a source that lost the acknowledgement asks here whether the guest has
-/// started.
+/// started. [`Incoming::settle`] keeps it as long as needed.
 #[derive(Clone)]
 pub struct Incoming {
     guard: Arc<Guard>,
@@ -308,6 +313,48 @@ impl Incoming {
     /// Blocks until the migration has ended, and returns its result.
     pub fn wait(&self) -> Arrival {
         self.guard.shared.wait()
+    }
+
+    /// As [`Incoming::wait`], at most for `limit`. `None` if the migration has not ended within that time.
+    pub fn wait_timeout(&self, limit: Duration) -> Option<Arrival> {
+        self.guard.shared.wait_timeout(limit)
+    }
+
+    /// A descriptor that becomes readable at each event and at the end, for a VMM with an event loop.
+    ///
+    /// # Errors
+    /// The kernel gives no further eventfd.
+    pub fn event_fd(&self) -> std::io::Result<EventFd> {
+        self.guard.shared.bell.listener()
+    }
+
+    /// Waits for the end of the migration, answers the source's questions until none has arrived for `quiet`, and
+    /// then releases everything.
+    ///
+    /// A source that lost the acknowledgement first asks within its `limits.acknowledge`, and then once in
+    /// `limits.ask_interval` ([`WaitLimits`](crate::WaitLimits)). With the default limits, 60 s are enough. After the
+    /// release a source that asks stays undecided until its operator decides.
+    ///
+    /// On return the port can be bound again, no thread of the migration runs, and the engine holds no clone of the
+    /// guest's memory. Call it on the last handle: if another clone of this handle exists, the call releases nothing.
+    /// A callback must not call it.
+    pub fn settle(self, quiet: Duration) -> Arrival {
+        let arrival = self.wait();
+        let mut due = Instant::now() + quiet;
+        while let Some(rest) = due.checked_duration_since(Instant::now()).filter(|rest| !rest.is_zero()) {
+            std::thread::sleep(rest);
+            let asked = *self.guard.shared.asked.lock();
+            due = due.max(asked.map_or(due, |asked| asked + quiet));
+        }
+        let shared = Arc::downgrade(&self.guard.shared);
+        if let Some(guard) = Arc::into_inner(self.guard) {
+            drop(guard);
+            // The threads have been ended; each holds the shared state until its last step.
+            while shared.strong_count() > 0 {
+                std::thread::sleep(RELEASE_STEP);
+            }
+        }
+        arrival
     }
 }
 

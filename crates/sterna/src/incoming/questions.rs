@@ -3,6 +3,8 @@
 //! Only a source that proves that it knows the migration's secret gets an answer. Any other peer receives no
 //! data.
 
+use std::time::Instant;
+
 use sterna_proto::destination::Event as Fed;
 use sterna_proto::{MigrationId, Status};
 use sterna_wire::extension::{self, StatusAnswer, StatusQuestion};
@@ -48,6 +50,7 @@ pub(super) fn answer(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), Mig
     // A source that asks does not reconnect.
     shared.comes_no_more(Fed::StatusAsked(id));
     shared.is_asked_while_starting(id);
+    *shared.asked.lock() = Some(Instant::now());
     let status = match shared.answer(id) {
         Status::Committed => extension::Status::Committed,
         Status::Incomplete => extension::Status::Incomplete,

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use sterna_proto::MigrationId;
@@ -26,6 +26,7 @@ use super::places::Places;
 use super::rounds::Rounds;
 use super::streams::inboxes::Inboxes;
 use super::target::{Layout, Target};
+use crate::bell::Bell;
 use crate::driver::Driver;
 use crate::error::{ConfigurationDifference, Difference, Fault, MigrationError, RefusedLane};
 use crate::events::{Event, Observer, Status};
@@ -103,6 +104,10 @@ pub(super) struct Shared {
     error: Mutex<Option<MigrationError>>,
     arrival: Mutex<Option<Arrival>>,
     changed: Condvar,
+    /// The eventfds of VMMs that have an event loop.
+    pub bell: Bell,
+    /// When a source last asked for the result.
+    pub asked: Mutex<Option<Instant>>,
 }
 
 impl Shared {
@@ -150,6 +155,8 @@ impl Shared {
             error: Mutex::default(),
             arrival: Mutex::default(),
             changed: Condvar::new(),
+            bell: Bell::default(),
+            asked: Mutex::default(),
             target,
             address,
             params,
@@ -314,6 +321,7 @@ impl Shared {
             configuring.wake(true);
         }
         self.changed.notify_all();
+        self.bell.ring();
         true
     }
 
@@ -529,6 +537,7 @@ impl Shared {
 
     pub(super) fn tell(&self, event: &Event) {
         threads::tell(self.observer.as_ref(), event);
+        self.bell.ring();
     }
 
     /// Reports the passed states to the observer. Called only by the control thread, so that the order is
@@ -631,6 +640,7 @@ impl Shared {
     pub(super) fn end(&self, arrival: Arrival) {
         self.arrival.lock().get_or_insert(arrival);
         self.changed.notify_all();
+        self.bell.ring();
     }
 
     pub(super) fn arrival(&self) -> Option<Arrival> {
@@ -652,5 +662,11 @@ impl Shared {
             }
             self.changed.wait(&mut arrival);
         }
+    }
+
+    pub(super) fn wait_timeout(&self, limit: Duration) -> Option<Arrival> {
+        let mut arrival = self.arrival.lock();
+        self.changed.wait_while_for(&mut arrival, |arrival| arrival.is_none(), limit);
+        arrival.clone()
     }
 }

@@ -36,14 +36,16 @@ mod waits;
 mod workers;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use sterna_proto::source::{Config, Event as Fed, Source, State};
 use sterna_ram::Custody;
 use sterna_transport::Address;
 
-pub use outcome::{Outcome, ResumeError, RetryError};
+pub use outcome::{Outcome, ResumeError, RetryError, Waited};
 pub use sterna_proto::source::{Decision, Refusal};
 
+use crate::bell::EventFd;
 use crate::error::VmError;
 use crate::events::{Observer, Status};
 use crate::identity::Identity;
@@ -347,6 +349,22 @@ impl Migration {
     /// An undecided migration ends only when the destination answers or an operator decides.
     pub fn wait(&self) -> Outcome {
         self.shared.wait()
+    }
+
+    /// Waits for the end of the migration, at most for `limit`.
+    ///
+    /// If the migration becomes undecided meanwhile, the call returns [`Waited::Undecided`] immediately. If it was
+    /// undecided before, the call returns that after `limit`.
+    pub fn wait_timeout(&self, limit: Duration) -> Waited {
+        self.shared.wait_timeout(limit)
+    }
+
+    /// A descriptor that becomes readable at each event and at the end, for a VMM with an event loop.
+    ///
+    /// # Errors
+    /// The kernel gives no further eventfd.
+    pub fn event_fd(&self) -> std::io::Result<EventFd> {
+        self.shared.bell.listener()
     }
 
     /// Starts to migrate the guest of `guest_source`.

@@ -23,6 +23,19 @@ pub enum Outcome {
     },
 }
 
+/// What a VMM that waits for a migration learns ([`Migration::wait_timeout`](crate::Migration::wait_timeout)).
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum Waited {
+    /// The migration has ended.
+    Ended(Outcome),
+    /// The acknowledgement was lost: the guest stays stopped here until the destination answers or an operator
+    /// decides ([`Migration::decide`](crate::Migration::decide)). The migration ends then.
+    Undecided,
+    /// The migration has not ended within the time.
+    TimedOut,
+}
+
 /// Why a paused postcopy does not resume. Nothing was changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use sterna_proto::source::{Event as Fed, Refusal, Source, State};
@@ -16,13 +17,14 @@ use super::lanes::limiter::Limiter;
 use super::lanes::state::Lanes;
 use super::limits::status_of;
 use super::measure::{Counters, LiveStatistics, Probes};
-use super::outcome::Outcome;
+use super::outcome::{Outcome, Waited};
 use super::postcopy::shared::SharedPostcopy;
 use super::protection::Protecting;
 use super::rdma::counts::RdmaCounts;
 use super::reconnection::shared::SharedReconnection;
 use super::running_streams::RunningStreams;
 use super::same_host;
+use crate::bell::Bell;
 use crate::driver::Driver;
 use crate::error::{Fault, MigrationError};
 use crate::events::{Event, Observer, Status};
@@ -47,6 +49,8 @@ pub(super) struct Shared {
     pub reconnection: SharedReconnection,
     /// `Some` if the destination is a standby: checkpoints follow the seeding.
     pub protecting: Option<Arc<Protecting>>,
+    /// The eventfds of VMMs that have an event loop.
+    pub bell: Bell,
     ending: Ending,
 }
 
@@ -180,6 +184,7 @@ impl Shared {
             params: Mutex::new(params),
             driver: Driver::new(source, watch),
             protecting: None,
+            bell: Bell::default(),
             ending: Ending::default(),
             guest: Guest { source: guest_source, vm, ram },
             capabilities,
@@ -328,6 +333,12 @@ impl Shared {
 
     pub(super) fn tell(&self, event: &Event) {
         threads::tell(self.observer.as_ref(), event);
+        if matches!(event, Event::Status(_)) {
+            // With the lock, so that a thread that has just read the old status is already waiting.
+            let _outcome = self.ending.outcome.lock();
+            self.ending.changed.notify_all();
+        }
+        self.bell.ring();
     }
 
     /// Reports passed states to the observer. Only the control thread calls it, so that the order is kept.
@@ -361,6 +372,7 @@ impl Shared {
     pub(super) fn end(&self, outcome: Outcome) {
         *self.ending.outcome.lock() = Some(outcome);
         self.ending.changed.notify_all();
+        self.bell.ring();
     }
 
     /// Clears the outcome of a held guest that is to be freed.
@@ -383,6 +395,29 @@ impl Shared {
                 return outcome.clone();
             }
             self.ending.changed.wait(&mut outcome);
+        }
+    }
+
+    pub(super) fn wait_timeout(&self, limit: Duration) -> Waited {
+        let deadline = Instant::now().checked_add(limit);
+        let is_undecided = || self.measures.statistics.lock().status() == Status::Undecided;
+        let was_undecided = is_undecided();
+        let mut outcome = self.ending.outcome.lock();
+        loop {
+            if let Some(outcome) = &*outcome {
+                return Waited::Ended(outcome.clone());
+            }
+            let is_over = deadline.is_some_and(|deadline| Instant::now() >= deadline);
+            match is_undecided() {
+                true if is_over || !was_undecided => return Waited::Undecided,
+                false if is_over => return Waited::TimedOut,
+                _ => {}
+            }
+            match deadline {
+                Some(deadline) => drop(self.ending.changed.wait_until(&mut outcome, deadline)),
+                // Longer than the clock can count.
+                None => self.ending.changed.wait(&mut outcome),
+            }
         }
     }
 }

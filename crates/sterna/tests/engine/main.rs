@@ -15,6 +15,7 @@ mod configuration;
 mod delay;
 
 mod dirty_rate;
+mod event_loop;
 mod external_memory;
 mod free_page_hints;
 mod handed;

@@ -34,7 +34,7 @@ impl Watch {
             while !over.load(Ordering::SeqCst) {
                 let new = tasks().into_iter().filter(|(id, _)| !before.contains(id) && *id != own);
                 theirs.lock().unwrap().extend(new);
-                std::thread::sleep(Duration::from_micros(200));
+                std::thread::sleep(Duration::from_millis(2));
             }
         };
         let watcher = std::thread::Builder::new().name("test::watcher".to_owned()).spawn(watch).unwrap();
@@ -89,7 +89,9 @@ fn tasks() -> BTreeMap<String, String> {
 }
 
 fn hooked(params: &Parameters, hook: &OnThreadStart) -> Parameters {
-    Parameters { on_thread_start: Some(Arc::clone(hook)), ..params.clone() }
+    // So long that a busy machine ends the precopy, too.
+    let downtime_limit = Duration::from_secs(10);
+    Parameters { on_thread_start: Some(Arc::clone(hook)), downtime_limit, ..params.clone() }
 }
 
 fn pair() -> (Arc<TestVm>, Arc<TestVm>) {
@@ -175,7 +177,7 @@ fn every_thread_of_a_postcopy_runs_the_hook_first() {
             Capabilities { postcopy_ram: true, postcopy_preempt: true, ..Capabilities::default() };
         let watch = Watch::begin();
         // Slow enough that precopy does not end by itself.
-        let slow = Parameters { max_bandwidth_bytes: 2 << 20, ..common::parameters() };
+        let slow = Parameters { max_bandwidth_bytes: 512 << 10, ..common::parameters() };
         let params = hooked(&slow, &watch.hook());
         let machines = {
             let (source, target) = common::pair(&small());

@@ -14,7 +14,7 @@ use crate::support::proxy::{Line, Proxy, Verdict, Way, at_pattern};
 use crate::support::{TestVm, assert_failed, assert_next_works, assert_reset, case, until_status, vm, vms};
 use sterna::{
     Arrival, Capabilities, Decision, Event, Incoming, Migration, Outcome, Parameters, Status,
-    StatusQuestions, Vm,
+    StatusQuestions, Vm, Waited,
 };
 use sterna_proto::source::Refusal;
 use sterna_wire::extension::{Handover, MigrationSecret, StatusAnswer, StatusQuestion};
@@ -53,6 +53,49 @@ fn lost_acknowledgement_is_asked_for_and_completes() {
         assert_eq!(migration.statistics().error, None, "it succeeded");
         assert!(!migration.may_guest_run());
         assert_eq!(*source.resumes.lock().unwrap(), 0);
+    });
+}
+
+#[test]
+fn waiting_vmm_learns_that_the_migration_is_undecided_and_then_how_it_ended() {
+    case("waiting while undecided", || {
+        let (source, target) = vms();
+        let (params, capabilities) = settings();
+        let params = Parameters { status_questions: StatusQuestions::Operator, ..params };
+        let incoming = vm::listen(&target, &params, capabilities);
+        let filter = at_pattern(Line::Main, Way::Back, SHUT, false, Verdict::Cut);
+        let proxy = Proxy::new(&incoming.address(), filter);
+        let migration = vm::start(&source, &proxy.address(), &params, capabilities, Arc::new(()));
+        let waited = migration.wait_timeout(support::PATIENCE);
+        assert!(matches!(waited, Waited::Undecided), "{waited:?}");
+        let began = std::time::Instant::now();
+        let waited = migration.wait_timeout(Duration::from_millis(30));
+        assert!(matches!(waited, Waited::Undecided), "{waited:?}");
+        assert!(began.elapsed() >= Duration::from_millis(30), "a VMM that waits in a loop sleeps");
+        migration.decide(Decision::DestinationRuns).expect("undecided");
+        let waited = migration.wait_timeout(support::PATIENCE);
+        let Waited::Ended(outcome) = waited else { panic!("{waited:?}") };
+        common::assert_arrived(&outcome, &incoming.wait(), &target.guest);
+    });
+}
+
+#[test]
+fn destination_that_settles_answers_the_question_and_releases_everything() {
+    case("settling", || {
+        let (source, target) = vms();
+        let log = Arc::default();
+        let (incoming, _proxy, migration) = lose_acknowledgement(&source, &target, &log);
+        let at = incoming.address();
+        let arrival = incoming.settle(Duration::from_secs(3));
+        common::assert_arrived(&migration.wait(), &arrival, &target.guest);
+        assert!(log.events().contains(&Event::Status(Status::Undecided)), "{:?}", log.events());
+        drop(sterna_transport::Listener::bind(&at).expect("the port is free"));
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+        let names = tasks.map(|task| std::fs::read_to_string(task.path().join("comm")).unwrap_or_default());
+        let names: Vec<_> = names.map(|name| name.trim().to_owned()).collect();
+        for role in ["incoming", "listener", "loader", "greeter"] {
+            assert!(!names.iter().any(|name| name == role), "{names:?}");
+        }
     });
 }
 
