@@ -11,7 +11,8 @@ use crate::error::VmError;
 pub trait Hook: Send + Sync {
     /// Name in messages, for example `disk vda`, `lease` or `network`.
     fn name(&self) -> String;
-    /// Source, guest stopped: releases the resource. On error the migration fails, and the hooks released so far are
+    /// Source, guest stopped: releases the resource. Writes to the guest's RAM in this call still reach the
+    /// destination, because the last sync follows. On error the migration fails, and the hooks released so far are
     /// taken back.
     fn release(&self) -> Result<(), VmError> {
         Ok(())

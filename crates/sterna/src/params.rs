@@ -232,6 +232,13 @@ parameters! {
     /// sides must set it. The source dials for this time; the destination waits for its source for this time plus
     /// `limits.stall`.
     fixed reconnect_window: Duration = Duration::ZERO,
+    /// Whether a source compares the paused guest's memory at the last sync with its memory after the devices were
+    /// saved. For tests of a VMM: it reads all memory twice while the guest is paused.
+    ///
+    /// A write in between does not reach the destination. If one is found, the migration fails with
+    /// [`MigrationError::ChangedAfterLastSync`](crate::MigrationError::ChangedAfterLastSync), and the guest continues
+    /// at the source. Checkpoints of a protection are compared, too.
+    fixed check_last_sync: bool = false,
     /// Called first on every thread that this side of the migration starts, on that thread, with its role.
     ///
     /// Use it for seccomp filters, affinity, cgroups, scheduling and signal masks. Threads of a protection and of

@@ -104,9 +104,23 @@ pub trait SourceVm: Vm {
     /// Whether the guest runs now.
     fn run_state(&self) -> RunState;
     /// Stops the guest. When this returns, no vCPU runs, pending I/O is completed, no device writes RAM, and every
-    /// write made so far is visible to [`SourceVm::dirty_source`]. Idempotent. After an error the guest runs as
+    /// write made so far is visible to [`SourceVm::dirty_source`]. Writes to RAM during this call still reach the
+    /// destination. Idempotent. After an error the guest runs as
     /// before; after a panic [`SourceVm::resume`] is called.
     fn stop(&self) -> Result<(), VmError>;
+    /// Lets stopped devices write to RAM for the last time: requests in flight that are completed now, rings of a
+    /// vhost-user device whose process is stopped only here. The engine calls this after the hooks are released and
+    /// immediately before the last sync.
+    ///
+    /// On return no device writes RAM any more, and every write is visible to [`SourceVm::dirty_source`]. No write
+    /// to RAM after this call reaches the destination: neither [`Device::save`] nor [`DeviceStream::read`] may cause one.
+    /// [`Parameters::check_last_sync`](crate::Parameters::check_last_sync) finds such writes.
+    ///
+    /// Its time is downtime. [`SourceVm::resume`] undoes it, too. After a lost connection or for the next checkpoint
+    /// it is called again. On error the migration fails, and the guest resumes. The default does nothing.
+    fn quiesce(&self) -> Result<(), VmError> {
+        Ok(())
+    }
     /// Undoes [`SourceVm::stop`]: the guest resumes. The engine has already started its devices with a stream.
     fn resume(&self) -> Result<(), VmError>;
     /// Throttles the guest if it dirties memory too fast. With `None`, `auto-converge` and `dirty-limit` are refused.
@@ -192,7 +206,9 @@ pub trait Device: Send + Sync {
     fn oldest_version(&self) -> u32 {
         1
     }
-    /// Saves the device's state. The guest is stopped.
+    /// Saves the device's state. The guest is stopped, and the last sync is over: writes to the guest's RAM do not
+    /// reach the destination any more. A device that completes requests when it is saved completes them in
+    /// [`SourceVm::stop`] or [`SourceVm::quiesce`].
     fn save(&self) -> Result<Vec<u8>, VmError>;
     /// Loads the state that [`Device::save`] wrote on the other side.
     ///

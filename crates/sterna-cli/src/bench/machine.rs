@@ -72,6 +72,9 @@ impl SourceVm for Machine {
     fn stop(&self) -> Result<(), VmError> {
         self.guest.stop()
     }
+    fn quiesce(&self) -> Result<(), VmError> {
+        self.guest.quiesce()
+    }
     fn resume(&self) -> Result<(), VmError> {
         self.guest.resume()
     }

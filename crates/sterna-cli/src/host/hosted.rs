@@ -125,6 +125,9 @@ impl SourceVm for Hosted {
     fn stop(&self) -> Result<(), VmError> {
         self.machine.stop()
     }
+    fn quiesce(&self) -> Result<(), VmError> {
+        self.machine.quiesce()
+    }
     fn resume(&self) -> Result<(), VmError> {
         self.machine.resume()
     }

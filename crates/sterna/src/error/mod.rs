@@ -135,6 +135,20 @@ pub enum MigrationError {
          after it (GuestRam::with_blocks says when it can be)"
     )]
     RamChanged,
+    /// Guest memory changed after the last sync ([`crate::Parameters::check_last_sync`]).
+    #[error(
+        "guest memory changed after the last sync: {pages} pages of block {block:?}, the first is page {first_page}. The \
+         destination would lack the change. A device of this side's VMM still writes: complete its requests in \
+         SourceVm::stop or SourceVm::quiesce, not in Device::save"
+    )]
+    ChangedAfterLastSync {
+        /// The first block with a change.
+        block: String,
+        /// Index of its first changed page.
+        first_page: u64,
+        /// Number of its changed pages.
+        pages: u64,
+    },
     /// A checkpoint is larger than this standby's journal allows.
     #[error(
         "a checkpoint is larger than the journal's limit of {limit_bytes} bytes and was dropped; the one before it is held. \
@@ -218,6 +232,7 @@ impl MigrationError {
             | Self::Poisoned { .. }
             | Self::Dirty(_)
             | Self::RamChanged
+            | Self::ChangedAfterLastSync { .. }
             | Self::System(..)
             | Self::Internal(_)
             | Self::JournalFull { .. }

@@ -16,6 +16,7 @@ mod course;
 mod file;
 pub(crate) mod guest_source;
 mod lanes;
+mod last_sync;
 mod limits;
 mod main_channel;
 pub(crate) mod main_stream;

@@ -47,7 +47,7 @@ impl Switchover for Complete {
         if let Some(streams) = &transfer.streams {
             streams.finish();
         }
-        transfer.sync()?;
+        transfer.last_sync()?;
         transfer.step(SwitchoverStep::LastSync);
         let has_end = main.with(|stream| shared.guest.source.send_switchover_start(stream))?;
         send_last_round(transfer)?;
@@ -81,6 +81,7 @@ impl Switchover for Complete {
             transfer.step(SwitchoverStep::Prepare);
         }
         MigrationError::check_same_ram(&call("Vm::ram", || shared.guest.vm.ram()), &shared.guest.ram)?;
+        transfer.check_last_sync()?;
         // Without a return path this is the commit.
         MigrationError::check_memory(&shared.guest.ram)?;
         shared.report(Fed::FinalStateSent);

@@ -20,6 +20,7 @@ mod external_memory;
 mod free_page_hints;
 mod handed;
 mod handover;
+mod last_sync;
 mod migrate;
 mod page_order;
 mod pairs;

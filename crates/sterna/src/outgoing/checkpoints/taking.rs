@@ -76,7 +76,7 @@ impl Checkpointing<'_> {
 
     fn take_if_room(&mut self, number: u64, devices: &mut DeviceCollector) -> Result<Paused, MigrationError> {
         let protecting = self.protecting;
-        self.transfer.sync()?;
+        self.transfer.last_sync()?;
         if !protecting.staging.has_room(self.transfer.rounds()?.found_since()) {
             return Ok(Paused::NoRoom);
         }
@@ -91,7 +91,7 @@ impl Checkpointing<'_> {
         devices: &mut DeviceCollector,
     ) -> Result<Taken, MigrationError> {
         self.drop_ahead()?;
-        self.transfer.sync()?;
+        self.transfer.last_sync()?;
         self.take_synced(number, (is_last, false), devices)
     }
 
@@ -115,6 +115,7 @@ impl Checkpointing<'_> {
         let unsaid = protecting.overseer.end_epoch(number);
         let devices = devices
             .collect(|stream| write_checkpoint(&shared, protecting, stream, (run_state, &unsaid, false)))?;
+        self.transfer.check_last_sync()?;
         protecting.overseer.taken(number, is_last)?;
         Ok(Taken { number, round, late_pages, devices, is_copied, at: Instant::now() })
     }

@@ -42,7 +42,7 @@ impl Switchover for Enabled {
             streams.finish();
         }
         flush_rounds(transfer)?;
-        transfer.sync()?;
+        transfer.last_sync()?;
         transfer.step(SwitchoverStep::LastSync);
         // Pages that were not sent, or were written since.
         let unsent = transfer.rounds()?.unsent();
@@ -68,6 +68,7 @@ impl Switchover for Enabled {
         shared.postcopy.begin(&shared.guest.ram, &unsent);
         self.answer_requests(transfer, &main)?;
         MigrationError::check_same_ram(&call("Vm::ram", || shared.guest.vm.ram()), &shared.guest.ram)?;
+        transfer.check_last_sync()?;
         // For a QEMU this is the commit.
         MigrationError::check_memory(&shared.guest.ram)?;
         shared.report(Fed::FinalStateSent);

@@ -163,6 +163,10 @@ impl SourceVm for Untracked {
         self.vm.stop()
     }
 
+    fn quiesce(&self) -> Result<(), VmError> {
+        self.vm.quiesce()
+    }
+
     fn resume(&self) -> Result<(), VmError> {
         self.vm.resume()
     }

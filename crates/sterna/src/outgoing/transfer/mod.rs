@@ -19,6 +19,7 @@ use sterna_transport::Channel;
 use super::carrier::interface::Carrier;
 use super::course::choice;
 use super::course::interface::Course;
+use super::last_sync::Sums;
 use super::main_channel::MainChannel;
 use super::return_path;
 use super::shared::Shared;
@@ -72,6 +73,8 @@ pub(super) struct GuestState {
     pub stopping: Option<bool>,
     /// Whether the guest ran before it was stopped for the switchover.
     pub ran_before: bool,
+    /// Memory at the last sync, if changes after it are to be found.
+    pub memory_after_sync: Option<Sums>,
     /// The error because of which it could not be resumed afterwards.
     pub not_resumed: Option<MigrationError>,
     /// The beginning of the present step of the switchover.
@@ -96,7 +99,13 @@ impl Transfer {
             },
             streams: None,
             round_trip: RoundTrip::default(),
-            guest: GuestState { stopping: None, ran_before: false, not_resumed: None, step_began: now },
+            guest: GuestState {
+                stopping: None,
+                ran_before: false,
+                not_resumed: None,
+                step_began: now,
+                memory_after_sync: None,
+            },
             shared,
         }
     }
