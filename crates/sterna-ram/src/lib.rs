@@ -70,7 +70,7 @@ pub use guest::{ChangeError, GuestRam, TrackingClaim};
 pub use guest_memory::RegionPlan;
 pub use kept::{keep_pagemap, keep_userfaultfd};
 pub use mapping::Backing;
-pub use page::{PAGE_SHIFT, PAGE_SIZE};
+pub use page::{PAGE_BYTES, PAGE_SHIFT, PAGE_SIZE};
 pub use pinned::PinnedRam;
 pub use poison::PoisonedPage;
 pub use slice::RamSlice;

@@ -99,6 +99,24 @@ impl FoundPages<'_> {
         }
     }
 
+    /// Reports every page that has at least one of the `bytes` bytes from `guest_address` on.
+    ///
+    /// Address and length need not be multiples of a page. The bytes must be in one block, whose address was stated
+    /// ([`RamBlock::at_guest_address`](crate::RamBlock::at_guest_address)). 0 bytes report no page.
+    pub fn pages_at(&mut self, guest_address: u64, bytes: u64) {
+        if bytes == 0 {
+            return;
+        }
+        let before = guest_address % PAGE_BYTES;
+        match self.place(guest_address - before) {
+            Some((block, first)) => match before.checked_add(bytes) {
+                Some(length) => self.pages(block, first, length.div_ceil(PAGE_BYTES)),
+                None => self.refuse(block, "a page after the block's end was found dirty"),
+            },
+            None => self.refuse(0, "no block has the guest address of a page that was found dirty"),
+        }
+    }
+
     fn place(&self, guest_address: u64) -> Option<(usize, u64)> {
         self.ram.blocks().iter().enumerate().find_map(|(index, block)| {
             let offset = guest_address.checked_sub(block.guest_address()?)?;

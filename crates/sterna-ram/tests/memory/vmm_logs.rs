@@ -164,6 +164,13 @@ fn vmm_that_reads_its_log_itself_feeds_the_engine() {
     assert_eq!(found(&ram, &source), [(0, 30), (0, 33), (0, 94), (0, 98), (0, 99), (1, 69)]);
     assert!(found(&ram, &source).is_empty());
 
+    // One byte at the end of a page, and two bytes across the border of two others.
+    source.log().feed(|found| found.pages_at((1 << 32) + 3 * PAGE - 1, 1));
+    source.log().feed(|found| found.pages_at((1 << 32) + 8 * PAGE - 1, 2));
+    source.log().feed(|found| found.pages_at((1 << 32) + 66 * PAGE, 4 * PAGE));
+    source.log().feed(|found| found.pages_at(7, 0));
+    assert_eq!(found(&ram, &source), [(1, 2), (1, 7), (1, 8), (1, 66), (1, 67), (1, 68), (1, 69)]);
+
     source.stop().unwrap();
     assert!(!source.log().logs.load(Ordering::SeqCst));
 }
@@ -173,13 +180,16 @@ fn page_that_the_ram_does_not_have_is_an_error_and_not_lost() {
     let ram = two_blocks();
     let source = ExternalLog::new(&ram, Fed::default());
     source.start().unwrap();
-    let feeds: [fn(&mut FoundPages<'_>); 6] = [
+    let feeds: [fn(&mut FoundPages<'_>); 9] = [
         |found| found.words(0, 99, &[0b10]),
         |found| found.words(0, 36, &[0, 1 << 63]),
         |found| found.words(2, 0, &[1]),
         |found| found.words_at(5 << 12, &[1]),
         |found| found.words_at((1 << 32) + 70 * PAGE, &[1]),
         |found| found.pages(1, 70, 1),
+        |found| found.pages_at((1 << 32) - 1, 1),
+        |found| found.pages_at((1 << 32) + 69 * PAGE, PAGE + 1),
+        |found| found.pages_at((1 << 32) + 1, u64::MAX),
     ];
     for feed in feeds {
         source.log().feed(feed);
