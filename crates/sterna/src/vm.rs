@@ -42,7 +42,7 @@ pub trait Vm: Send + Sync {
     }
     /// The guest's RAM as it is now: every block that migrates. Both sides have the same names and lengths. A
     /// migration calls this once, when it starts, and keeps the result. Cheap: clones of a [`GuestRam`] share the
-    /// memory.
+    /// memory. After a guest has arrived, return the same object: the next migration from here needs its custody.
     fn ram(&self) -> GuestRam;
     /// The devices. The source saves them in this order; the destination loads them in the stream's order. The stream
     /// must contain each of the destination's devices.
@@ -156,7 +156,8 @@ pub trait SourceVm: Vm {
 pub trait TargetVm: Vm {
     /// Whether block `block` (index in [`GuestRam`]) contains data of the VMM that must stay. Examples are ROMs and
     /// preloaded memory: they stay unless the source sends a page for them. In all other blocks, a page that is
-    /// populated when the first page arrives reads as zero at the end unless the source sends it.
+    /// populated when the first page arrives reads as zero at the end unless the source sends it. Such a block must not be
+    /// declared fresh ([`sterna_ram::RamBlock::declare_fresh`]), because then its bytes count as zero.
     fn may_hold_bytes(&self, block: usize) -> bool {
         let _ = block;
         false
@@ -172,8 +173,9 @@ pub trait TargetVm: Vm {
     /// Starts the guest from the loaded state. An error or a panic means that the guest did not run. The source may
     /// then run it, so no vCPU may have started, and guest memory must be unchanged.
     fn start(&self) -> Result<(), VmError>;
-    /// Accepts the loaded state without starting the guest, because the guest was paused at the source. The default
-    /// does nothing, which is correct if [`Device::load`] has done everything.
+    /// Accepts the loaded state without starting the guest, because the guest was paused at the source. Called in place
+    /// of [`TargetVm::start`]; no vCPU may run. The default does nothing, which is correct if [`Device::load`] has done
+    /// everything.
     fn take_over_paused(&self) -> Result<(), VmError> {
         Ok(())
     }
@@ -182,7 +184,8 @@ pub trait TargetVm: Vm {
     fn threads_of_vcpus(&self) -> Vec<u32> {
         Vec::new()
     }
-    /// Discards all loaded state, so that another migration may arrive. The engine discards RAM itself.
+    /// Discards what the devices have loaded, so that the VM is as before [`crate::Incoming::listen`] and another
+    /// migration may arrive. The engine discards RAM itself.
     ///
     /// Also called if the connection was lost after devices had arrived, and the source reconnects. The devices are
     /// then loaded again, and RAM stays.

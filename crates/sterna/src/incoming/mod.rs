@@ -340,11 +340,15 @@ impl Incoming {
     /// A callback must not call it.
     pub fn settle(self, quiet: Duration) -> Arrival {
         let arrival = self.wait();
-        let mut due = Instant::now() + quiet;
-        while let Some(rest) = due.checked_duration_since(Instant::now()).filter(|rest| !rest.is_zero()) {
-            std::thread::sleep(rest);
+        let ended = Instant::now();
+        loop {
             let asked = *self.guard.shared.asked.lock();
-            due = due.max(asked.map_or(due, |asked| asked + quiet));
+            let last = asked.map_or(ended, |asked| asked.max(ended));
+            let rest = quiet.saturating_sub(last.elapsed());
+            if rest.is_zero() {
+                break;
+            }
+            std::thread::sleep(rest);
         }
         let shared = Arc::downgrade(&self.guard.shared);
         if let Some(guard) = Arc::into_inner(self.guard) {

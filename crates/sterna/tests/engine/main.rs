@@ -22,6 +22,7 @@ mod handed;
 mod handover;
 mod last_sync;
 mod migrate;
+mod ownership;
 mod page_order;
 mod pairs;
 mod poisoned;
