@@ -62,7 +62,7 @@ impl Incoming {
         let address = listener.local_address();
         let mut waiting = Shared::new((Arc::new(NoVm), None), address, params, alone, observer)
             .map_err(StartError::system)?;
-        waiting.can_be_dialled_again = !at.is_descriptor();
+        waiting.can_be_dialled_again = !listener.is_one_channel();
         waiting.greetings = Greetings::beside(MOST_CHANNELS);
         waiting.configuring = Some(Configuring::new(shared, own, at.clone(), jobs));
         let hook = waiting.params.on_thread_start.clone();
