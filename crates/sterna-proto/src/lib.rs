@@ -78,6 +78,7 @@
 pub mod destination;
 mod limits;
 pub mod machine;
+#[cfg(feature = "standby")]
 pub mod replica;
 #[cfg(any(test, feature = "sim"))]
 pub mod sim;

@@ -3,7 +3,6 @@
 use std::fmt::{Debug, Display};
 use std::time::Duration;
 
-use crate::replica::{primary, standby};
 use crate::{destination, source};
 
 /// A state machine that takes events and returns actions.
@@ -77,53 +76,5 @@ impl Machine for destination::Destination {
 
     fn deadline(&self) -> Option<Duration> {
         Self::deadline(self)
-    }
-}
-
-impl Machine for primary::Primary {
-    type Event = primary::Event;
-    type Action = primary::Action;
-    type Refusal = primary::Refusal;
-    type State = primary::State;
-    const TICK: Self::Event = primary::Event::Tick;
-
-    fn handle(&mut self, now: Duration, event: Self::Event) -> Result<Vec<Self::Action>, Self::Refusal> {
-        Self::handle(self, now, event)
-    }
-
-    fn state(&self) -> Self::State {
-        Self::state(self)
-    }
-
-    fn deadline(&self) -> Option<Duration> {
-        Self::deadline(self)
-    }
-
-    fn is_over(&self) -> bool {
-        Self::state(self).is_final()
-    }
-}
-
-impl Machine for standby::Standby {
-    type Event = standby::Event;
-    type Action = standby::Action;
-    type Refusal = standby::Refusal;
-    type State = standby::State;
-    const TICK: Self::Event = standby::Event::Tick;
-
-    fn handle(&mut self, now: Duration, event: Self::Event) -> Result<Vec<Self::Action>, Self::Refusal> {
-        Self::handle(self, now, event)
-    }
-
-    fn state(&self) -> Self::State {
-        Self::state(self)
-    }
-
-    fn deadline(&self) -> Option<Duration> {
-        Self::deadline(self)
-    }
-
-    fn is_over(&self) -> bool {
-        Self::state(self).is_final()
     }
 }

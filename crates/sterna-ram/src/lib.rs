@@ -27,6 +27,7 @@
 #![warn(unreachable_pub)]
 
 mod absent;
+mod atomic;
 mod bitmap;
 mod block;
 mod custody;

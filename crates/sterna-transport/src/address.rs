@@ -27,7 +27,7 @@ pub enum Address {
         port: u16,
     },
     /// A host with an RDMA adapter, and a port of the connection manager (specs/rdma.md §1). [`crate::Channel`] and
-    /// [`crate::Listener`] refuse it: see [`crate::rdma`].
+    /// [`crate::Listener`] refuse it: the module `rdma` (feature `rdma`) connects.
     Rdma {
         /// Host name or IP address; IPv6 without brackets. Empty means every address when listening.
         host: String,
@@ -219,6 +219,17 @@ fn place(f: &mut fmt::Formatter<'_>, kind: &str, host: &str, port: u16) -> fmt::
     match host.contains(':') {
         true => write!(f, "{kind}:[{host}]:{port}"),
         false => write!(f, "{kind}:{host}:{port}"),
+    }
+}
+
+impl Address {
+    /// The host in the address, which a server's certificate must bear. `None` for other addresses than TCP.
+    pub fn host(&self) -> Option<&str> {
+        match self {
+            Address::Tcp { host, .. } if host.is_empty() => Some("localhost"),
+            Address::Tcp { host, .. } => Some(host),
+            _ => None,
+        }
     }
 }
 

@@ -6,6 +6,8 @@ mod peeked;
 pub(crate) mod piece;
 mod silence;
 mod tcp;
+#[cfg(feature = "tls")]
+mod underlying;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -15,20 +17,16 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
-use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use sterna_ram::{RamFault, RamSlice};
 
-use crate::cancel::timespec;
 use crate::error::{Direction, TransportError};
 use crate::group::{ChannelGroup, Wait};
 use crate::parts::IoPart;
 use crate::parts::{Part, Place, Remaining, own};
 use crate::socket;
 use crate::stream::{ByteStream, StreamError};
-use crate::tls::problem::TlsProblem;
 use crate::tls::session::Session;
-use crate::tls::underlying::Underlying;
 use medium::{Medium, Unmoved};
 
 /// One connected stream socket, or a [`ByteStream`] in its place.
@@ -60,19 +58,6 @@ pub struct Channel {
 }
 
 impl Channel {
-    /// Whether no byte has moved yet.
-    pub(crate) fn is_unused(&self) -> bool {
-        self.bytes_read() + self.bytes_written() == 0 && !self.has_peeked.load(Ordering::Acquire)
-    }
-
-    /// Makes all later bytes use `session`.
-    pub(crate) fn encrypt(&self, session: Session) -> Result<(), TransportError> {
-        self.tls.set(session).map_err(|_| {
-            let twice = io::Error::new(io::ErrorKind::AlreadyExists, "the channel already uses TLS");
-            self.system("start_tls", twice)
-        })
-    }
-
     /// Bytes that were written and have not left this host.
     ///
     /// The cause is the network, or a peer that does not read. Bytes in flight do not count. Over a Unix socket
@@ -168,14 +153,15 @@ impl Channel {
                 let after = self.stall_limit().unwrap_or_default();
                 TransportError::Stalled { channel: name, direction, offset, after }
             }
-            StreamError::Rdma(error) if error.is_cancelled() => self.cancelled(),
-            StreamError::Rdma(error) if error.is_end() => {
-                let source = io::Error::new(io::ErrorKind::ConnectionReset, error);
-                TransportError::Reset { channel: name, direction, offset, source }
-            }
-            StreamError::Rdma(error) => {
-                TransportError::Rdma { channel: name, direction, offset, source: error }
-            }
+            #[cfg(feature = "rdma")]
+            StreamError::Rdma(error) => match error {
+                error if error.is_cancelled() => self.cancelled(),
+                error if error.is_end() => {
+                    let source = io::Error::new(io::ErrorKind::ConnectionReset, error);
+                    TransportError::Reset { channel: name, direction, offset, source }
+                }
+                error => TransportError::Rdma { channel: name, direction, offset, source: error },
+            },
             StreamError::Protocol(source) => {
                 TransportError::Protocol { channel: name, direction, offset, source }
             }
@@ -494,77 +480,12 @@ impl Channel {
     }
 }
 
-impl Underlying for Channel {
-    /// Sends bytes on the socket itself: TLS records.
-    fn send_raw(&self, bytes: &[u8]) -> Result<(), TransportError> {
-        let parts = [IoPart::Bytes(bytes)];
-        let mut left = Remaining::new(&parts);
-        while left.bytes() > 0 {
-            let moved = self.once(Direction::Write, &left, true)?;
-            left.advance(moved);
-        }
-        Ok(())
-    }
-
-    /// Receives TLS records from the socket, without waiting.
-    fn receive_now(&self, to: &mut [u8]) -> io::Result<usize> {
-        let socket = self.socket().ok_or(rustix::io::Errno::NOTSOCK)?;
-        Ok(rustix::net::recv(socket, to, rustix::net::RecvFlags::DONTWAIT)?.0)
-    }
-
-    /// Waits until the socket is readable or at its end; at most the stall limit.
-    fn wait_readable(&self) -> Result<(), TransportError> {
-        let mut wait = Wait::default();
-        let Some(socket) = self.socket() else { return Ok(()) };
-        loop {
-            let mut fds = [PollFd::from_borrowed_fd(socket, PollFlags::IN)];
-            match poll(&mut fds, self.look().map(timespec).as_ref()) {
-                Ok(0) => self.judge(Direction::Read, rustix::io::Errno::AGAIN.into(), &mut wait)?,
-                Ok(_) => return Ok(()),
-                Err(rustix::io::Errno::INTR) => {
-                    self.judge(Direction::Read, rustix::io::Errno::INTR.into(), &mut wait)?;
-                }
-                Err(error) => return Err(self.system("poll", error.into())),
-            }
-        }
-    }
-
-    fn judge(&self, direction: Direction, error: io::Error, wait: &mut Wait) -> Result<(), TransportError> {
-        Channel::judge(self, direction, error, wait)
-    }
-
-    fn is_shut_down(&self) -> bool {
-        Channel::is_shut_down(self)
-    }
-
-    fn bytes_read(&self) -> u64 {
-        Channel::bytes_read(self)
-    }
-
-    fn cancelled(&self) -> TransportError {
-        Channel::cancelled(self)
-    }
-
-    fn failed_memory(&self, fault: RamFault) -> TransportError {
-        Channel::failed_memory(self, fault)
-    }
-
-    fn tls_error(&self, problem: TlsProblem) -> TransportError {
-        TransportError::Tls { channel: self.peer.clone(), problem }
-    }
-}
-
 impl Drop for Channel {
     fn drop(&mut self) {
         // A TLS server may have sent session tickets, which this side never reads. If unread bytes remain, the
         // kernel answers the close with a reset, and the reset could overtake the last bytes that were written.
-        if self.is_tls() {
-            let mut scratch = [0; 4096];
-            for _ in 0..64 {
-                if !matches!(self.receive_now(&mut scratch), Ok(1..)) {
-                    break;
-                }
-            }
+        if let Some(session) = self.tls.get() {
+            session.discard_unread(self);
         }
     }
 }

@@ -159,6 +159,7 @@ pub enum TransportError {
         problem: crate::tls::problem::TlsProblem,
     },
     /// An RDMA connection, its adapter or its memory failed.
+    #[cfg(feature = "rdma")]
     #[error("{channel}: {direction} failed at byte {offset}: {source}")]
     Rdma {
         /// Name of the channel.

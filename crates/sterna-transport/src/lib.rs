@@ -17,7 +17,8 @@
 //! A [`CancelFlag`] ends waits that have no socket to shut down yet (connecting, accepting).
 //!
 //! A [`Listener`] accepts channels. A [`PageFile`] is a file for pages with direct I/O; it appears at its path
-//! complete or not at all. [`rdma`] contains the operations of RDMA adapters that the engine uses.
+//! complete or not at all. The module `rdma` (feature `rdma`) contains the operations of RDMA adapters that the
+//! engine uses.
 #![warn(unreachable_pub)]
 
 mod address;
@@ -32,10 +33,15 @@ mod group;
 mod handed;
 mod listener;
 mod parts;
+#[cfg(feature = "rdma")]
 pub mod rdma;
 mod shortage;
 mod socket;
 mod stream;
+#[cfg(feature = "tls")]
+mod tls;
+#[cfg(not(feature = "tls"))]
+#[path = "tls/off.rs"]
 mod tls;
 mod unix_path;
 
@@ -57,8 +63,7 @@ pub use listener::Listener;
 pub use parts::IoPart;
 pub use shortage::shortage_advice;
 pub use stream::{ByteStream, StreamError};
-pub use tls::{
-    Authorization, AuthorizationRule, CredentialsError, Tls, TlsCredentials, TlsEndpoint, TlsFault, TlsFiles,
-    TlsProblem,
-};
+#[cfg(feature = "tls")]
+pub use tls::{Authorization, AuthorizationRule, CryptoProvider, TlsCredentials, TlsFiles};
+pub use tls::{CredentialsError, Tls, TlsEndpoint, TlsFault, TlsProblem};
 pub use unix_path::{LONGEST_UNIX_PATH, UnixPath};

@@ -4,6 +4,7 @@ use std::error::Error;
 use std::fmt::Debug;
 use std::time::Duration;
 
+#[cfg(feature = "rdma")]
 use crate::rdma::RdmaError;
 
 /// Two directions of bytes over a transport other than a socket, for [`crate::Channel::over`].
@@ -50,6 +51,7 @@ pub enum StreamError {
     #[error("nothing moved")]
     Quiet,
     /// The connection, its adapter or its memory failed.
+    #[cfg(feature = "rdma")]
     #[error(transparent)]
     Rdma(#[from] RdmaError),
     /// A message broke a rule of the protocol. The error names the rule and the responsible side.

@@ -29,12 +29,14 @@ mod broken;
 #[allow(dead_code, reason = "made for several tests")]
 mod certificates;
 mod credentials;
+mod credentials_error;
 pub(crate) mod endpoint;
 #[cfg(test)]
 mod exhausted;
 #[cfg(test)]
 mod exported;
 mod exporter;
+mod fault;
 mod handshake;
 mod name;
 pub(crate) mod problem;
@@ -47,12 +49,13 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::address::Address;
-
-pub use credentials::{CredentialsError, TlsCredentials, TlsFiles};
+pub use credentials::{TlsCredentials, TlsFiles};
+pub use credentials_error::CredentialsError;
 pub use endpoint::TlsEndpoint;
+pub use fault::TlsFault;
 pub use name::{Authorization, AuthorizationRule};
-pub use problem::{TlsFault, TlsProblem};
+pub use problem::TlsProblem;
+pub use rustls::crypto::CryptoProvider;
 
 /// TLS settings for the channels of one migration.
 #[derive(Clone)]
@@ -73,6 +76,11 @@ impl Tls {
         Tls { credentials, hostname: None, authorization: None }
     }
 
+    /// The role that the credentials are for.
+    pub fn endpoint(&self) -> TlsEndpoint {
+        self.credentials.endpoint()
+    }
+
     /// As [`Tls::new`], with the files of `directory`; peers must present valid certificates.
     ///
     /// # Errors
@@ -80,17 +88,6 @@ impl Tls {
     pub fn from_directory(directory: &Path, endpoint: TlsEndpoint) -> Result<Tls, CredentialsError> {
         let credentials = TlsCredentials::from_directory(directory, endpoint, true)?;
         Ok(Tls::new(Arc::new(credentials)))
-    }
-}
-
-impl Address {
-    /// The host in the address, which a server's certificate must bear. `None` for other addresses than TCP.
-    pub fn host(&self) -> Option<&str> {
-        match self {
-            Address::Tcp { host, .. } if host.is_empty() => Some("localhost"),
-            Address::Tcp { host, .. } => Some(host),
-            _ => None,
-        }
     }
 }
 

@@ -8,18 +8,18 @@
 //! | module | contents |
 //! | --- | --- |
 //! | [`main`] | the main channel: header, configuration, sections, commands, the incremental decoder |
-//! | [`nbd`] | the NBD protocol, with which a standby serves a guest's disk |
+//! | `nbd` (feature `standby`) | the NBD protocol, with which a standby serves a guest's disk |
 //! | [`ram`] | records inside the RAM section: words, block list, writers |
 //! | [`multifd`] | the multifd channels: initial packet, RAM packets, device-state packets |
-//! | [`rdma`] | private data and control messages of the transport `rdma:` |
-//! | [`replica`] | messages between primary and standby of a protected guest, in addition to its state |
+//! | `rdma` (feature `rdma`) | private data and control messages of the transport `rdma:` |
+//! | `replica` (feature `standby`) | messages between primary and standby of a protected guest, in addition to its state |
 //! | [`return_path`] | messages from the destination to the source |
 //! | [`received_pages`] | the pages that a destination has after an interrupted postcopy |
 //! | [`xbzrle`] | pages sent as a difference to their older content |
 //! | [`vmdesc`] | the JSON after the end of the stream, which contains the lengths of device bodies |
 //! | [`global_state`] | the run state of the guest before the migration |
 //! | [`mapped_ram`] | the place of each page in an image |
-//! | [`colo`] | checkpoints after the end of a migration: messages, their order, device state |
+//! | `colo` (feature `standby`) | checkpoints after the end of a migration: messages, their order, device state |
 //! | [`libvirt`] | the header of libvirt's save images |
 //! | [`extension`] | messages between two Sternas beyond QEMU's format |
 //!
@@ -30,6 +30,7 @@
 // The module `main` is the main channel, not the root of a program.
 #![allow(special_module_name)]
 
+#[cfg(feature = "standby")]
 pub mod colo;
 pub mod error;
 pub mod extension;
@@ -39,10 +40,13 @@ pub mod limits;
 pub mod main;
 pub mod mapped_ram;
 pub mod multifd;
+#[cfg(feature = "standby")]
 pub mod nbd;
 pub mod ram;
+#[cfg(feature = "rdma")]
 pub mod rdma;
 pub mod received_pages;
+#[cfg(feature = "standby")]
 pub mod replica;
 pub mod return_path;
 pub mod vmdesc;

@@ -1,6 +1,8 @@
 //! Identity of one migration: its public id, and the secret with which its sides authenticate later
 //! (specs/extension.md §2).
 
+use rustix::io::Errno;
+use rustix::rand::{GetRandomFlags, getrandom};
 use sterna_wire::extension::MigrationSecret;
 
 use crate::error::MigrationError;
@@ -29,7 +31,16 @@ pub fn nonce() -> Result<[u8; 16], MigrationError> {
 }
 
 fn fill(bytes: &mut [u8]) -> Result<(), MigrationError> {
-    getrandom::fill(bytes).map_err(|error| {
-        MigrationError::System(format!("the operating system provides no random bytes: {error}"), None)
-    })
+    let mut filled = 0;
+    while filled < bytes.len() {
+        match getrandom(&mut bytes[filled..], GetRandomFlags::empty()) {
+            Ok(count) => filled += count,
+            Err(Errno::INTR) => {}
+            Err(error) => {
+                let text = format!("the operating system provides no random bytes: {error}");
+                return Err(MigrationError::System(text, None));
+            }
+        }
+    }
+    Ok(())
 }

@@ -16,6 +16,7 @@ pub use crate::machine_type::flushes_silently;
 pub use crate::order::PageRun;
 pub use crate::outgoing::guest_source::{GuestSource, PageReader, RamReader};
 pub use crate::outgoing::main_stream::MainStream;
+#[cfg(feature = "standby")]
 pub use crate::outgoing::protection::{
     CheckpointMode, Counts, DeltaCounts, MOST_IN_FLIGHT, Overseer, Pace, Protecting, Staging,
 };

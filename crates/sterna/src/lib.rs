@@ -11,7 +11,7 @@
 //! | [`params`], [`events`], [`stats`], [`error`] | what an operator sets and sees |
 //! | [`forecast`], [`dirty_rate`] | forecasts of a migration |
 //! | [`outgoing`], [`incoming`] | the two sides |
-//! | [`rdma`] | the stream over RDMA connections |
+//! | `rdma` (feature `rdma`) | the stream over RDMA connections |
 //!
 //! The guide `docs/embedding.md` in the repository describes in which order to implement the traits, what each
 //! callback costs, and which thread calls it. Its code is from `examples/vm-memory-vmm`, a VMM that is built on
@@ -26,8 +26,21 @@
 //!
 //! # Features
 //!
-//! `aws-lc-rs` (default) or `ring` selects TLS's cryptographic library; if both are on, `aws-lc-rs` is used.
+//! By default the engine has precopy over TCP and Unix sockets with multifd, files, and `mode` `cpr-transfer`. Features
+//! add the rest; a setting that needs another one is refused ([`SettingsError::NotCompiled`]).
+//!
+//! | feature | adds |
+//! | --- | --- |
+//! | `tls` | TLS, with the VMM's own provider |
+//! | `aws-lc-rs`, `ring` | `tls`, and the library for its arithmetic; if both are on, `aws-lc-rs` is used |
+//! | `multifd-compression` | zlib and zstd |
+//! | `postcopy`, `reconnect`, `standby`, `rdma` | the mode |
+//! | `log` | events for the crate `log` |
+//! | `vm-memory` | guest memory of the crate `vm-memory` |
+//! | `full` | every mode |
 #![deny(unsafe_code)]
+// What both sides know of a mode is compiled without the mode, too. Nothing calls it then, and the linker drops it.
+#![cfg_attr(not(all(feature = "postcopy", feature = "reconnect")), allow(dead_code))]
 #![warn(unreachable_pub)]
 
 mod bell;
@@ -53,7 +66,11 @@ mod pages;
 pub mod params;
 mod postcopy;
 pub mod precopy;
+#[cfg(feature = "rdma")]
 pub mod rdma;
+#[cfg(not(feature = "rdma"))]
+#[path = "rdma/off.rs"]
+mod rdma;
 mod reconnect;
 pub mod rules;
 mod same_host;
@@ -78,10 +95,11 @@ pub use incoming::SharingFault;
 pub use incoming::{Arrival, Incoming, RecoverError};
 pub use outgoing::{Decision, Migration, Outcome, ResumeError, RetryError, Waited};
 pub use params::{
-    Capabilities, Compression, MigrationMode, NonConvergence, Parameters, RdmaParameters, StatusQuestions,
-    WaitLimits, ZeroPageDetection,
+    Capabilities, Compression, MigrationMode, NonConvergence, Parameters, StatusQuestions, WaitLimits,
+    ZeroPageDetection,
 };
 pub use precopy::Recording;
+pub use rdma::RdmaParameters;
 pub use settings_error::SettingsError;
 pub use shared_settings::{SettingLimits, SharedSettings};
 pub use start_error::StartError;
@@ -92,9 +110,11 @@ pub use stats::{
 pub use sterna_forecast::forecast;
 pub use sterna_ram as ram;
 pub use sterna_transport::{
-    Address, Authorization, AuthorizationRule, CredentialsError, DescriptorProblem, Direct, HandedFd, Tls,
-    TlsCredentials, TlsEndpoint, TlsFiles, TransportError,
+    Address, CredentialsError, DescriptorProblem, Direct, HandedFd, Tls, TlsEndpoint, TransportError,
 };
+#[cfg(feature = "tls")]
+pub use sterna_transport::{Authorization, AuthorizationRule, CryptoProvider, TlsCredentials, TlsFiles};
+#[cfg(feature = "rdma")]
 pub use sterna_wire::rdma::ChunkSize;
 #[cfg(feature = "planted-faults")]
 pub use threads::planted::refuse_threads;

@@ -2,13 +2,11 @@
 //!
 //! `sterna-qmp` contains QEMU's spelling, ranges and refusals; this module contains the meaning.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use sterna_transport::rdma::{Fabric, VerbsFabric};
 use sterna_transport::{Direct, Tls};
-use sterna_wire::rdma::ChunkSize;
 
+use crate::rdma::RdmaParameters;
 use crate::settings_error::SettingsError;
 use crate::threads::OnThreadStart;
 
@@ -87,7 +85,7 @@ pub enum StatusQuestions {
     Operator,
 }
 
-/// Declares [`Parameters`]: for each field its type, its default (QEMU 11's), and whether it is live.
+/// Declares [`Parameters`]: for each field its type, its default (QEMU 11's, except the bandwidth), and whether it is live.
 macro_rules! parameters {
     ($($(#[$about:meta])+ $change:ident $field:ident: $type:ty = $default:expr,)+) => {
         /// The parameters of one migration. Those marked *live* may change while it runs
@@ -100,7 +98,7 @@ macro_rules! parameters {
         }
 
         impl Default for Parameters {
-            /// QEMU 11's defaults.
+            /// QEMU 11's defaults, except that nothing limits the bandwidth.
             fn default() -> Self {
                 Self { $($field: $default,)+ }
             }
@@ -161,8 +159,9 @@ macro_rules! parameters {
 }
 
 parameters! {
-    /// `max-bandwidth`, bytes per second over all channels, 0 for no limit.
-    live max_bandwidth_bytes: u64 = 128 << 20,
+    /// `max-bandwidth`, bytes per second over all channels, 0 for no limit. QEMU's default, 128 MiB/s, is the monitor's
+    /// (`sterna-qmp`).
+    live max_bandwidth_bytes: u64 = 0,
     /// `max-postcopy-bandwidth`, bytes per second of background pages after the switch to postcopy, 0 for no limit.
     /// Requested pages are not limited.
     live max_postcopy_bandwidth_bytes: u64 = 0,
@@ -252,40 +251,6 @@ parameters! {
     fixed rdma: RdmaParameters = RdmaParameters::default(),
     /// Time limits for each wait. QEMU has no such limits.
     fixed limits: WaitLimits = WaitLimits::default(),
-}
-
-/// Settings for RDMA alone (specs/rdma.md §6). Later versions add fields, as with [`Parameters`].
-#[derive(Debug, Clone, Default)]
-pub struct RdmaParameters {
-    /// `x-rdma-chunk-size`. At the source: the longest WRITE, and the smallest piece of memory that is registered in
-    /// one call. At the destination: only the latter. The two sides may differ unless both are QEMUs.
-    pub chunk: ChunkSize,
-    /// `x-sterna-rdma-pinned-limit`: most bytes of guest memory that are registered at the same time, if registration
-    /// pins them. `None`: no limit.
-    ///
-    /// A source's limit applies to both sides, but allows at least two of the destination's chunks. A destination's
-    /// limit applies to the destination. The limit has an effect only between two Sternas, because a QEMU never
-    /// unregisters memory.
-    pub pinned_limit_bytes: Option<u64>,
-    /// The RDMA adapters to use; `None` for the adapters of this host.
-    pub fabric: Option<Arc<dyn Fabric>>,
-}
-
-impl RdmaParameters {
-    /// The adapters to use: the given ones, or those of this host.
-    pub(crate) fn fabric(&self) -> Arc<dyn Fabric> {
-        self.fabric.clone().unwrap_or_else(|| Arc::new(VerbsFabric::new()))
-    }
-}
-
-impl PartialEq for RdmaParameters {
-    fn eq(&self, other: &Self) -> bool {
-        let is_same_fabric = match (&self.fabric, &other.fabric) {
-            (Some(ours), Some(theirs)) => Arc::ptr_eq(ours, theirs),
-            (ours, theirs) => ours.is_none() && theirs.is_none(),
-        };
-        is_same_fabric && self.chunk == other.chunk && self.pinned_limit_bytes == other.pinned_limit_bytes
-    }
 }
 
 impl Parameters {
@@ -403,6 +368,12 @@ impl Default for Capabilities {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn library_limits_no_bandwidth_unless_the_vmm_asks_for_it() {
+        assert_eq!(Parameters::default().max_bandwidth_bytes, 0);
+        assert_eq!(sterna_forecast::precopy::Settings::default().max_bandwidth_bytes, 0);
+    }
 
     #[test]
     fn running_migration_follows_live_settings_and_refuses_all_others_by_name() {

@@ -4,6 +4,8 @@
 //! they claim the guest or open a connection. docs/combinations.md lists the rules; a test compares the page with
 //! this table.
 
+mod compiled;
+
 use sterna_transport::Address;
 
 use crate::params::{Capabilities, Compression, MigrationMode, NonConvergence, Parameters};
@@ -66,6 +68,8 @@ pub enum Feature {
     PostcopyAfterRounds,
     /// A new connection for a paused postcopy.
     Recovery,
+    /// A new connection for a lost one (`x-sterna-reconnect-window`).
+    Reconnect,
 }
 
 impl Feature {
@@ -98,6 +102,7 @@ impl Feature {
             Self::PostcopyAfter => "postcopy after a time",
             Self::PostcopyAfterRounds => "postcopy after rounds",
             Self::Recovery => "recovery",
+            Self::Reconnect => "reconnect",
         }
     }
 }
@@ -128,6 +133,7 @@ impl Features {
             (Feature::Preempt, capabilities.postcopy_preempt),
             (Feature::PreemptOverDescriptor, capabilities.postcopy_preempt && is_descriptor),
             (Feature::Blocktime, capabilities.postcopy_blocktime),
+            (Feature::Reconnect, !params.reconnect_window.is_zero()),
             (Feature::PostcopyAtStandstill, params.non_convergence == NonConvergence::Postcopy),
             (Feature::PostcopyAfter, !params.postcopy_after.is_zero()),
             (Feature::PostcopyAfterRounds, params.postcopy_after_rounds > 0),
@@ -204,8 +210,10 @@ impl Rule {
 /// Checks a set of features against all rules.
 ///
 /// # Errors
-/// The error of the first broken rule, in the order of [`RULES`].
+/// [`SettingsError::NotCompiled`] for a feature that this build of the engine lacks. Otherwise the error of the
+/// first broken rule, in the order of [`RULES`].
 pub fn check(features: Features, side: Side) -> Result<(), SettingsError> {
+    compiled::check(features, compiled::NEEDS)?;
     match RULES.iter().find(|rule| rule.is_broken(features, side)) {
         Some(rule) => Err(rule.why.clone()),
         None => Ok(()),

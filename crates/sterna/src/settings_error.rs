@@ -19,6 +19,17 @@ pub enum SettingsError {
          Incoming::listen"
     )]
     ConfigurationNeedsSocket,
+    /// A feature that this build of the engine lacks.
+    #[error(
+        "{what} needs the Cargo feature {cargo_feature:?} of the crate sterna, which this program was built without: \
+         build the program with that feature, or do without"
+    )]
+    NotCompiled {
+        /// The refused setting or address.
+        what: &'static str,
+        /// The Cargo feature that adds it.
+        cargo_feature: &'static str,
+    },
     /// Multifd is on with 0 channels.
     #[error("multifd_channels is 0: give 1 to 255, or switch multifd off")]
     NoChannels,

@@ -38,10 +38,10 @@ pub struct Settings {
 }
 
 impl Default for Settings {
-    /// QEMU 11's defaults. The guest is not slowed down.
+    /// QEMU 11's defaults, except that nothing limits the bandwidth. The guest is not slowed down.
     fn default() -> Self {
         Self {
-            max_bandwidth_bytes: 128 << 20,
+            max_bandwidth_bytes: 0,
             avail_switchover_bandwidth_bytes: 0,
             downtime_limit: Duration::from_millis(300),
             cpu_throttle_initial: 20,

@@ -45,6 +45,7 @@
 //! freeze, messages that are lost, and an arbiter that either side may be unable to reach.
 
 mod claim;
+mod machine;
 pub mod primary;
 #[cfg(any(test, feature = "sim"))]
 pub mod sim;

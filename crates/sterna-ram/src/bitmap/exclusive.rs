@@ -3,11 +3,8 @@
 //! They use plain loads and stores, in vectors and on several threads, instead of one atomic instruction per
 //! word.
 
-#[cfg(not(loom))]
-use super::AtomicU64;
-#[cfg(loom)]
-use super::Ordering;
 use super::{PageBitmap, staged};
+use crate::atomic;
 use crate::merge::{self, Method, Shifted};
 
 impl PageBitmap {
@@ -75,22 +72,7 @@ impl PageBitmap {
     }
 
     /// Calls `work` with the words as plain integers. `work` must not set bits after the last page.
-    #[cfg(not(loom))]
     pub(crate) fn with_words<T>(&mut self, work: impl FnOnce(&mut [u64]) -> T) -> T {
-        let words: *mut [AtomicU64] = &raw mut *self.words;
-        // SAFETY: an AtomicU64 has the size, the alignment and the valid values of a u64. `self` is borrowed
-        // exclusively while the slice lives, so no other code reads or writes the words.
-        work(unsafe { &mut *(words as *mut [u64]) })
-    }
-
-    /// Calls `work` with a copy of the words. Loom's atomics are larger than eight bytes.
-    #[cfg(loom)]
-    pub(crate) fn with_words<T>(&mut self, work: impl FnOnce(&mut [u64]) -> T) -> T {
-        let mut copy: Vec<u64> = self.words.iter().map(|word| word.load(Ordering::Acquire)).collect();
-        let result = work(&mut copy);
-        for (word, new) in self.words.iter().zip(copy) {
-            word.store(new, Ordering::Release);
-        }
-        result
+        atomic::with_words(&mut self.words, work)
     }
 }

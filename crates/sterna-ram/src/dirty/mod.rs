@@ -48,6 +48,4 @@ pub use software::SoftwareLog;
 pub use source::DirtySource;
 pub use sync_report::{SyncReport, SyncTimes};
 pub use uffd::UffdDirtyLog;
-#[cfg(loom)]
-pub use vhost::{LogWord, drain_words};
 pub use vhost::{LoggedRange, VhostLog};

@@ -1,7 +1,7 @@
 //! The integration tests of this crate: one module per subject, all linked into one program.
 //!
-//! `cargo test -p sterna-ram --test memory SUBJECT::` runs the tests of one subject. `loom` is a separate program,
-//! because it is built with another configuration.
+//! `cargo test -p sterna-ram --test memory SUBJECT::` runs the tests of one subject. `testing/loom` explores the
+//! schedules of the bitmaps with loom.
 
 #[path = "../support/broken.rs"]
 mod broken;

@@ -12,6 +12,7 @@ use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKey
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::{ClientConfig, Error, InconsistentKeys, RootCertStore, ServerConfig};
 
+use super::credentials_error::CredentialsError;
 use super::endpoint::TlsEndpoint;
 use super::problem::certificate;
 use super::provider::provider;
@@ -50,16 +51,6 @@ impl TlsFiles {
             revocations: there("ca-crl.pem"),
         }
     }
-}
-
-/// Error for credentials that cannot be used.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{file}: {problem}")]
-pub struct CredentialsError {
-    /// Path of the file or directory.
-    pub file: String,
-    /// The problem and a remedy.
-    pub problem: String,
 }
 
 /// One side's certificate files, read and checked.
@@ -103,15 +94,28 @@ impl TlsCredentials {
     /// # Errors
     /// [`CredentialsError`] for a file that is missing, unreadable or not valid PEM, and for a key that does not
     /// match the certificate. Also for a certificate that has expired, is for another purpose, or was not issued
-    /// by one of the authorities.
+    /// by one of the authorities; and without one of the Cargo features `aws-lc-rs` and `ring`.
     pub fn load(
         files: &TlsFiles,
         endpoint: TlsEndpoint,
         verify_peer: bool,
     ) -> Result<TlsCredentials, CredentialsError> {
-        let named = files.certificate.as_ref().or(files.authorities.as_ref());
-        let origin = named.map_or_else(|| "no file".to_owned(), |path| path.display().to_string());
-        Self::read(files, endpoint, verify_peer, origin)
+        Self::read(files, endpoint, verify_peer, origin(files))
+    }
+
+    /// As [`TlsCredentials::load`], with the embedder's cryptographic library and ciphers.
+    ///
+    /// It is used for these credentials alone, and does not become the process's default.
+    ///
+    /// # Errors
+    /// As [`TlsCredentials::load`].
+    pub fn load_with_provider(
+        files: &TlsFiles,
+        endpoint: TlsEndpoint,
+        verify_peer: bool,
+        provider: Arc<CryptoProvider>,
+    ) -> Result<TlsCredentials, CredentialsError> {
+        Self::read_with(files, endpoint, verify_peer, origin(files), provider)
     }
 
     /// As [`TlsCredentials::from_directory`], with a test's ciphers.
@@ -122,9 +126,7 @@ impl TlsCredentials {
         provider: Arc<CryptoProvider>,
     ) -> Result<TlsCredentials, CredentialsError> {
         let origin = directory.display().to_string();
-        let read = Read { endpoint, verify_peer: true, origin: &origin, provider };
-        let config = read.config(&TlsFiles::in_directory(directory, endpoint))?;
-        Ok(TlsCredentials { config, origin, verify_peer: true })
+        Self::read_with(&TlsFiles::in_directory(directory, endpoint), endpoint, true, origin, provider)
     }
 
     /// The role that the credentials are for.
@@ -146,7 +148,20 @@ impl TlsCredentials {
         verify_peer: bool,
         origin: String,
     ) -> Result<TlsCredentials, CredentialsError> {
-        let read = Read { endpoint, verify_peer, origin: &origin, provider: provider() };
+        match provider() {
+            Some(provider) => Self::read_with(files, endpoint, verify_peer, origin, provider),
+            None => Err(CredentialsError { file: origin, problem: NO_PROVIDER.to_owned() }),
+        }
+    }
+
+    fn read_with(
+        files: &TlsFiles,
+        endpoint: TlsEndpoint,
+        verify_peer: bool,
+        origin: String,
+        provider: Arc<CryptoProvider>,
+    ) -> Result<TlsCredentials, CredentialsError> {
+        let read = Read { endpoint, verify_peer, origin: &origin, provider };
         let config = read.config(files)?;
         Ok(TlsCredentials { config, origin, verify_peer })
     }
@@ -161,6 +176,16 @@ impl fmt::Debug for TlsCredentials {
             .field("origin", &self.origin)
             .finish()
     }
+}
+
+/// Why credentials cannot be read without a provider.
+const NO_PROVIDER: &str = "this program was built without a cryptographic library for TLS: build the crate sterna with the \
+                           Cargo feature \"aws-lc-rs\" or \"ring\", or use TlsCredentials::load_with_provider";
+
+/// The name of credentials that are not a directory's.
+fn origin(files: &TlsFiles) -> String {
+    let named = files.certificate.as_ref().or(files.authorities.as_ref());
+    named.map_or_else(|| "no file".to_owned(), |path| path.display().to_string())
 }
 
 /// A certificate with its intermediate certificates, and its key.

@@ -15,7 +15,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 
 /// TLS 1.2 with AES-GCM and a limit of `records` records per key.
 fn with_records(records: u64) -> Arc<CryptoProvider> {
-    let all = provider();
+    let all = provider().expect("a provider");
     let wanted = CipherSuite::TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256;
     let found = all.cipher_suites.iter().find(|suite| suite.suite() == wanted);
     let Some(SupportedCipherSuite::Tls12(suite)) = found else { panic!("no TLS 1.2") };

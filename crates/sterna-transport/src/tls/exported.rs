@@ -19,7 +19,7 @@ fn binding_is_what_rustls_exports_under_the_label_of_rfc_9266() {
     for suite in
         [rustls::CipherSuite::TLS13_AES_128_GCM_SHA256, rustls::CipherSuite::TLS13_AES_256_GCM_SHA384]
     {
-        let mut provider = super::provider::provider().as_ref().clone();
+        let mut provider = super::provider::provider().expect("a provider").as_ref().clone();
         provider.cipher_suites.retain(|known| known.suite() == suite);
         let credentials =
             TlsCredentials::with_ciphers(directory.path(), TlsEndpoint::Client, Arc::new(provider));

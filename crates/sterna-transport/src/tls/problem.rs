@@ -3,18 +3,7 @@
 use rustls::pki_types::ServerName;
 use rustls::{AlertDescription, CertificateError, Error};
 
-/// The side that must change something.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TlsFault {
-    /// The settings or files of this side.
-    Ours,
-    /// The two sides do not match, or the peer's files are wrong.
-    Setup,
-    /// The peer sends bytes that are not valid TLS.
-    Peer,
-    /// This side cannot tell which side is responsible.
-    Nobody,
-}
+use super::fault::TlsFault;
 
 /// Reason why a channel has no TLS session, or lost it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -183,6 +183,16 @@ impl Session {
         self.send(channel, sealed)
     }
 
+    /// Reads bytes that came after the last read, at most 256 KiB, and drops them.
+    pub(crate) fn discard_unread(&self, channel: &impl Underlying) {
+        let mut scratch = [0; 4096];
+        for _ in 0..64 {
+            if !matches!(channel.receive_now(&mut scratch), Ok(1..)) {
+                break;
+            }
+        }
+    }
+
     /// Sends the TLS messages that reading produced. If a writer holds the lock, it sends them with its next records.
     fn send_answers(&self, channel: &impl Underlying, are_there: bool) {
         if !are_there {

@@ -33,4 +33,5 @@ pub use element::{
 pub use expect::{BodyKind, Expectations, SectionKnowledge};
 pub use item::{MainItem, Step};
 pub use tail::{Tail, TailEnd};
+#[cfg(feature = "standby")]
 pub(crate) use walk::{full_section, sections};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use sterna_transport::{StreamError, TransportError};
+use sterna_transport::TransportError;
 
 use crate::error::lower::Cause;
 
@@ -167,15 +167,17 @@ pub enum Ending {
     )]
     QuestionLeftToOperator,
     /// A connection over RDMA could not be established.
+    #[cfg(feature = "rdma")]
     #[error("{peer}: {error}")]
     Rdma {
         /// Address of the peer.
         peer: String,
         /// The adapter's or the protocol's error.
         #[source]
-        error: Arc<StreamError>,
+        error: Arc<sterna_transport::StreamError>,
     },
     /// The destination's name could not be resolved for a question over RDMA.
+    #[cfg(feature = "rdma")]
     #[error("{peer}: {why}")]
     NoAddress {
         /// Address of the destination.

@@ -1,9 +1,8 @@
 //! Causes become errors without the name of their area.
 
 use super::{
-    BadAnswer, BadGrant, BadMemory, BadPackage, BadPage, BadProtection, BadRound, ConfigurationDifference,
-    MachineDifference, MemoryDifference, MigrationError, ProtectionDifference, RdmaDifference,
-    SettingDifference, Untimely,
+    BadAnswer, BadGrant, BadMemory, BadPackage, BadPage, BadRound, ConfigurationDifference, MachineDifference,
+    MemoryDifference, MigrationError, ProtectionDifference, SettingDifference, Untimely,
 };
 
 macro_rules! becomes {
@@ -16,5 +15,9 @@ macro_rules! becomes {
     };
 }
 
-becomes!(PeerMisbehaved: BadPage, BadRound, Untimely, BadPackage, BadAnswer, BadGrant, BadMemory, BadProtection);
-becomes!(PeerIncompatible: ConfigurationDifference, SettingDifference, MachineDifference, MemoryDifference, RdmaDifference, ProtectionDifference);
+becomes!(PeerMisbehaved: BadPage, BadRound, Untimely, BadPackage, BadAnswer, BadGrant, BadMemory);
+#[cfg(feature = "standby")]
+becomes!(PeerMisbehaved: super::BadProtection);
+becomes!(PeerIncompatible: ConfigurationDifference, SettingDifference, MachineDifference, MemoryDifference, ProtectionDifference);
+#[cfg(feature = "rdma")]
+becomes!(PeerIncompatible: super::RdmaDifference);

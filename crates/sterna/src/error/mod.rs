@@ -14,14 +14,12 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use sterna_ram::{DirtyError, GuestRam, PoisonedPage, RamError, RamFault};
-use sterna_transport::rdma::RdmaError;
-use sterna_transport::{StreamError, TlsFault, TransportError};
+use sterna_transport::{TlsFault, TransportError};
 use sterna_wire::WireError;
 use sterna_wire::extension;
-use sterna_wire::replica::SummaryDifference;
 
 use crate::order::RearmError;
-use crate::rdma::StreamFailure;
+use crate::rdma;
 
 /// Which side has to change something before the migration can succeed.
 pub use sterna_wire::Fault;
@@ -31,14 +29,18 @@ pub use awaited::Awaited;
 pub use convergence::{NoConvergence, Remedy};
 pub use difference::{
     ConfigurationDifference, Difference, MachineDifference, MemoryDifference, ProtectionDifference,
-    RdmaDifference, RefusedLane, RemotePlace, SettingDifference, Tls12Use, UnknownDisk,
+    RefusedLane, SettingDifference, Tls12Use, UnknownDisk,
 };
+#[cfg(feature = "rdma")]
+pub use difference::{RdmaDifference, RemotePlace};
 pub use ending::Ending;
 pub use lower::{Cause, VmError};
+#[cfg(feature = "standby")]
+pub use misbehaviour::BadProtection;
 pub use misbehaviour::{
     BadAnswer, BadChunk, BadComeback, BadConnection, BadGrant, BadLane, BadMemory, BadPackage, BadPage,
-    BadPayload, BadProtection, BadQuestion, BadRequest, BadRound, ChannelRole, Misbehaviour, Unproven,
-    Untimely, UntimelyCommand,
+    BadPayload, BadQuestion, BadRequest, BadRound, ChannelRole, Misbehaviour, Unproven, Untimely,
+    UntimelyCommand,
 };
 
 /// Why a migration failed. Cheap to clone, because several threads may report the same error.
@@ -159,6 +161,7 @@ pub enum MigrationError {
         limit_bytes: u64,
     },
     /// A checkpoint arrived different from the one that its primary sent.
+    #[cfg(feature = "standby")]
     #[error(
         "checkpoint {number}: {difference} (specs/replica.md §7). It changed on the way or a side has a bug; it was \
          dropped, and the one before it is held. Look for errors of memory and network on both hosts, then protect \
@@ -168,7 +171,7 @@ pub enum MigrationError {
         /// Number of the checkpoint.
         number: u64,
         /// The first difference between the summary and the received checkpoint.
-        difference: SummaryDifference,
+        difference: sterna_wire::replica::SummaryDifference,
     },
     /// A protected guest's disk writes of one epoch exceed this standby's buffer.
     #[error(
@@ -238,15 +241,16 @@ impl MigrationError {
             | Self::JournalFull { .. }
             | Self::DiskBufferFull { .. }
             | Self::NotConverging { .. } => Some(Fault::Local),
-            Self::Transport(error) => tls_fault(error).or_else(|| rdma_fault(error)),
+            Self::Transport(error) => tls_fault(error).or_else(|| rdma::fault(error)),
             Self::Ended(_)
             | Self::NotReconnected { .. }
-            // Unknown: the memory of either side, or the network between them, may have changed it.
-            | Self::CheckpointDiffers { .. }
             | Self::DiskLost { .. }
             | Self::DestinationFailed(_)
             | Self::NotConfigured { .. }
             | Self::Cancelled => None,
+            // Unknown: the memory of either side, or the network between them, may have changed it.
+            #[cfg(feature = "standby")]
+            Self::CheckpointDiffers { .. } => None,
         }
     }
 
@@ -345,25 +349,6 @@ fn tls_fault(error: &TransportError) -> Option<Fault> {
         TlsFault::Ours => Some(Fault::Local),
         TlsFault::Setup => Some(Fault::PeerIncompatible),
         TlsFault::Peer | TlsFault::Nobody => None,
-    }
-}
-
-/// The side at fault for an RDMA error. A message may break a rule, or the adapter or kernel may refuse a request.
-fn rdma_fault(error: &TransportError) -> Option<Fault> {
-    let source: &(dyn std::error::Error + 'static) = match error {
-        TransportError::Protocol { source, .. } => &**source,
-        TransportError::Rdma { source, .. } => source,
-        TransportError::Connect { source, .. } => match source.get_ref()?.downcast_ref()? {
-            StreamError::Rdma(error) => error,
-            StreamError::Protocol(error) => &**error,
-            _ => return None,
-        },
-        _ => return None,
-    };
-    match (source.downcast_ref::<StreamFailure>(), source.downcast_ref::<RdmaError>()) {
-        (Some(failure), _) => failure.fault(),
-        (_, Some(error)) if error.is_local() => Some(Fault::Local),
-        _ => None,
     }
 }
 

@@ -90,6 +90,7 @@ fn every_cause_keeps_the_error_of_the_layer_below() {
     for error in [
         Misbehaviour::Payload { codec: "zstd", why: BadPayload::Corrupt(Arc::new(told())) }.into(),
         Misbehaviour::Connection { peer: peer(), why: BadConnection::Contact(Arc::new(told())) }.into(),
+        #[cfg(feature = "standby")]
         BadProtection::Epoch { device: "disk".into(), instance: 0, why: vm() }.into(),
         MachineDifference::Record(vm()).into(),
         ProtectionDifference::Arbiters { peer: peer(), why: Arc::new(told()) }.into(),
@@ -108,7 +109,7 @@ fn every_cause_keeps_the_error_of_the_layer_below() {
 #[test]
 fn area_of_a_cause_decides_whose_fault_it_is() {
     assert_eq!(MigrationError::from(BadAnswer::Unasked).fault(), Some(Fault::PeerMisbehaved));
-    assert_eq!(MigrationError::from(RdmaDifference::ReturnPath).fault(), Some(Fault::PeerIncompatible));
+    assert_eq!(MigrationError::from(MemoryDifference::ToQemu).fault(), Some(Fault::PeerIncompatible));
     assert_eq!(MigrationError::from(Ending::Lost).fault(), None);
     let limit = MigrationError::Limit { what: Awaited::Loading, after: Duration::from_secs(1) };
     assert_eq!(limit.fault(), Some(Fault::PeerMisbehaved));

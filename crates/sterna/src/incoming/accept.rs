@@ -21,9 +21,8 @@ use sterna_transport::{CancelFlag, Channel, Listener, TlsEndpoint, TransportErro
 use sterna_wire::extension::{MemoryOffer, PreemptHello, ReconnectHello, StatusQuestion};
 use sterna_wire::main::{MainDecoder, MainItem, Step};
 use sterna_wire::multifd::{HEADER_BYTES, InitialPacket, PacketHeader};
-use sterna_wire::nbd::DiskHello;
-use sterna_wire::replica::Hello;
 
+use super::checkpoints;
 use super::comeback;
 use super::configuring;
 use super::greeting::Greeting;
@@ -207,11 +206,8 @@ fn sort(shared: &Arc<Shared>, channel: &Arc<Channel>) -> Result<(), Break> {
     if magic == StatusQuestion::MAGIC {
         return Ok(questions::answer(shared, &greeting)?);
     }
-    if magic == Hello::MAGIC {
-        return contact(shared, &greeting);
-    }
-    if magic == DiskHello::MAGIC {
-        return disk(shared, &greeting);
+    if let Some(take) = checkpoints::contact_of(&magic) {
+        return take(shared, &greeting);
     }
     if magic == MemoryOffer::MAGIC {
         return Ok(memory_files::take(shared, &greeting)?);
@@ -237,23 +233,6 @@ fn sort(shared: &Arc<Shared>, channel: &Arc<Channel>) -> Result<(), Break> {
         return Err(MigrationError::from(SettingDifference::NoTlsHere { peer }).into());
     }
     Err(refused(channel, BadConnection::UnknownMagic { first: magic.to_vec() }).into())
-}
-
-/// Gives the connection to the contact between primary and standby of a protected guest (specs/replica.md).
-fn contact(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), Break> {
-    // The whole hello must arrive within the greeting's limit. Afterwards the contact uses its own limits.
-    greeting.peek(4, Hello::BYTES)?;
-    greeting.channel.set_stall_limit(None);
-    Ok(shared.target.contact(greeting.channel)?)
-}
-
-/// Gives the connection to the writes to a protected guest's disk (specs/replica.md §6).
-fn disk(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), Break> {
-    let mut hello = DiskHello::BYTES;
-    greeting.read_exact(&mut hello)?;
-    DiskHello::decode(&hello).map_err(MigrationError::wire("disk"))?;
-    greeting.channel.set_stall_limit(None);
-    Ok(shared.target.disk(greeting.channel)?)
 }
 
 pub(super) fn main_channel(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), Break> {

@@ -12,16 +12,14 @@ use std::time::{Duration, Instant};
 
 use sterna_proto::destination::{Action, Cause, Destination, Event as Fed, Held, Outcome, State};
 use sterna_ram::Custody;
-use sterna_wire::colo::Message;
 use sterna_wire::extension;
 use sterna_wire::return_path::ReturnMessage;
 
 use super::accept::warn;
 use super::arrival::Arrival;
 use super::arriving::LastWord;
-use super::follower::Follower;
 use super::shared::Shared;
-use super::{file, loader, memory_files, multifd_lane, streams};
+use super::{checkpoints, file, loader, memory_files, multifd_lane, streams};
 use crate::driver::{Driver, Waited};
 use crate::error::{Awaited, Ending, MigrationError, Untimely};
 use crate::events::{Event, Status};
@@ -210,7 +208,7 @@ impl Control {
                     self.take_over_if_paused(driver);
                 }
                 match self.shared.target.follower().filter(|_| code == 0) {
-                    Some(follower) => self.begin_following(follower),
+                    Some(follower) => checkpoints::begin(&self.shared, follower),
                     None => self.send(&ReturnMessage::Shut(code)),
                 }
             }
@@ -307,18 +305,6 @@ impl Control {
     fn send(&mut self, message: &ReturnMessage) {
         if let Err(error) = self.shared.say(message) {
             tracing::debug!(%error, ?message, "return path");
-        }
-    }
-
-    /// Sends SHUT 0 and READY in one write, because the primary's guest is paused between them.
-    fn begin_following(&self, follower: &dyn Follower) {
-        follower.begin();
-        let mut bytes = Vec::new();
-        let encoded = ReturnMessage::Shut(0).encode(&mut bytes);
-        let encoded = encoded.and_then(|()| Message::CheckpointReady.encode(&mut bytes));
-        let said = encoded.map_err(MigrationError::wire("return path"));
-        if let Err(error) = said.and_then(|()| self.shared.write_main(&bytes)) {
-            follower.lost(error);
         }
     }
 

@@ -169,6 +169,7 @@ impl<'a> Loader<'a> {
     }
 
     /// Prepares the decoder for a checkpoint's RAM at byte `position` of the channel.
+    #[cfg(feature = "standby")]
     pub(super) fn begin_checkpoint(&mut self, position: u64) -> Result<(), MigrationError> {
         self.decoder.begin_checkpoint(position).map_err(MigrationError::wire(CHANNEL))
     }

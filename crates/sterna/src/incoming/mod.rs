@@ -13,6 +13,10 @@ mod arrival;
 mod arriving;
 mod autostart;
 mod carrier;
+#[cfg(feature = "standby")]
+mod checkpoints;
+#[cfg(not(feature = "standby"))]
+#[path = "checkpoints/off.rs"]
 mod checkpoints;
 mod comeback;
 mod coming_memory;
@@ -30,6 +34,7 @@ mod multifd_lane;
 mod places;
 mod postcopy;
 mod questions;
+#[cfg(feature = "rdma")]
 mod rdma;
 mod reader;
 mod receiver;
@@ -367,7 +372,7 @@ fn check_settings(params: &Parameters, capabilities: &Capabilities) -> Result<()
     if capabilities.multifd && params.multifd_channels == 0 {
         return Err(SettingsError::NoChannels);
     }
-    if params.tls.as_ref().is_some_and(|tls| tls.credentials.endpoint() != TlsEndpoint::Server) {
+    if params.tls.as_ref().is_some_and(|tls| tls.endpoint() != TlsEndpoint::Server) {
         return Err(SettingsError::WrongCredentials { needed: TlsEndpoint::Server });
     }
     Ok(())

@@ -6,8 +6,8 @@ use sterna_wire::extension::{COMPATIBILITY_SECTION, Handover};
 use sterna_wire::global_state;
 use sterna_wire::main::{BodyKind, SectionKind, SectionKnowledge};
 use sterna_wire::multifd::DeviceChunk;
-use sterna_wire::replica::{CheckpointSummary, Output};
 
+use super::checkpoints;
 use crate::error::{MachineDifference, MigrationError};
 use crate::streams::{self, MOST_CHUNK_BYTES};
 use crate::vm::{Device, TargetVm};
@@ -43,8 +43,7 @@ impl Sections {
         (bodies
             + Handover::BODY_BYTES
             + global_state::BODY_BYTES
-            + Output::MOST_BYTES
-            + CheckpointSummary::BODY_BYTES) as u64
+            + checkpoints::SECTIONS.iter().map(|(_, most)| most).sum::<usize>()) as u64
     }
 }
 
@@ -66,11 +65,8 @@ impl SectionKnowledge for Sections {
         if name == Handover::SECTION_NAME {
             return BodyKind::LengthPrefixed { most: Handover::BODY_BYTES };
         }
-        if name == Output::SECTION_NAME {
-            return BodyKind::LengthPrefixed { most: Output::MOST_BYTES };
-        }
-        if name == CheckpointSummary::SECTION_NAME {
-            return BodyKind::LengthPrefixed { most: CheckpointSummary::BODY_BYTES };
+        if let Some((_, most)) = checkpoints::section(name) {
+            return BodyKind::LengthPrefixed { most: *most };
         }
         match self.find(name, instance) {
             None => BodyKind::Refuse(format!(

@@ -9,8 +9,8 @@ use sterna_wire::extension::{COMPATIBILITY_SECTION, HandedOver};
 use sterna_wire::global_state::{self, GlobalState};
 use sterna_wire::main::{Configuration, Expectations, SectionKind, SectionKnowledge};
 use sterna_wire::multifd::BlockTable;
-use sterna_wire::replica::{CheckpointSummary, Output};
 
+use super::checkpoints;
 use super::memory_files::handed::{self, Taken};
 use super::sections::{Sections, all_came};
 use super::target::{Layout, RamStart, RamStarted, Section, Target};
@@ -210,7 +210,7 @@ impl Target for VmTarget {
             self.loaded.lock().run = Some(state.wants_to_run());
             return Ok(());
         }
-        if [Output::SECTION_NAME, CheckpointSummary::SECTION_NAME].contains(&name) {
+        if checkpoints::section(name).is_some() {
             // These sections are in an image of a checkpoint. They describe output and pages of that time, and
             // are not needed now.
             return Ok(());

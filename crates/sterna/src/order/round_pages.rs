@@ -246,6 +246,7 @@ impl RoundPages {
 
     /// Re-arms exactly `pages`, of this round or not, and marks every slice as prepared. Pages of the round
     /// that are not in `pages` must have been re-armed before.
+    #[cfg(feature = "standby")]
     pub(crate) fn rearmed_with(
         self,
         pages: &DirtyBitmaps,

@@ -21,7 +21,7 @@ pub(super) fn check(
     if capabilities.multifd && params.multifd_channels == 0 {
         return Err(SettingsError::NoChannels);
     }
-    if params.tls.as_ref().is_some_and(|tls| tls.credentials.endpoint() != TlsEndpoint::Client) {
+    if params.tls.as_ref().is_some_and(|tls| tls.endpoint() != TlsEndpoint::Client) {
         return Err(SettingsError::WrongCredentials { needed: TlsEndpoint::Client });
     }
     rules::check(of_guest(Features::of(to, params, capabilities)), Side::Source)
@@ -42,24 +42,6 @@ pub(super) fn check_resume(to: &Address, capabilities: &Capabilities) -> Result<
     let features = Features::of_address(to).with(Feature::Recovery, true);
     let over_descriptor = capabilities.postcopy_preempt && to.is_descriptor();
     rules::check(features.with(Feature::PreemptOverDescriptor, over_descriptor), Side::Source)
-}
-
-/// Checks for settings that a standby as the destination does not support.
-pub(super) fn check_protected(
-    to: &Address,
-    params: &Parameters,
-    capabilities: &Capabilities,
-    vm: &dyn SourceVm,
-) -> Result<(), SettingsError> {
-    check(to, params, capabilities, |features| features.with(Feature::Protection, true))?;
-    let with_stream = vm
-        .devices()
-        .into_iter()
-        .find(|device| device.stream().is_some_and(|stream| stream.epochs().is_none()));
-    match with_stream {
-        Some(device) => Err(SettingsError::DeviceCannotBeProtected { device: device.name() }),
-        None => Ok(()),
-    }
 }
 
 /// Checks whether the guest's memory can be handed to another process on this host.

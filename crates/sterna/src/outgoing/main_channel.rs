@@ -1,5 +1,8 @@
 //! The main channel of a migration, after it is connected.
 
+#[cfg(feature = "rdma")]
+mod phases;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -19,7 +22,7 @@ const PATIENCE: Duration = Duration::from_millis(50);
 /// The stream, and its channel.
 ///
 /// Over RDMA a lane opens phases, in which nothing else may be written. A thread that wants to write waits until
-/// the phase ends. The lane sees that with [`MainChannel::is_wanted`], and ends the phase as soon as it can.
+/// the phase ends. The lane sees that, and ends the phase as soon as it can.
 pub(super) struct MainChannel {
     /// `None` if the guest is saved into a file.
     pub channel: Option<Arc<Channel>>,
@@ -59,39 +62,5 @@ impl MainChannel {
     /// Writes all commands in one call.
     pub(super) fn commands(&self, commands: &[Command]) -> Result<(), MigrationError> {
         self.with(|stream| stream.commands(commands))
-    }
-
-    /// Opens a phase of RDMA. `write` writes its beginning.
-    ///
-    /// Threads that waited for the end of the last phase write first.
-    pub(super) fn begin_phase(
-        &self,
-        write: impl FnOnce(&mut MainStream) -> Result<(), MigrationError>,
-    ) -> Result<(), MigrationError> {
-        let mut stream = self.stream.lock();
-        self.phase_changed.wait_while(&mut stream, |stream| {
-            stream.is_in_phase() || self.waiting.load(Ordering::Relaxed) > 0
-        });
-        write(&mut stream)?;
-        stream.set_in_phase(true);
-        Ok(())
-    }
-
-    /// Ends a phase, or gives it up. `write` writes the data that follows it. Then other threads may write.
-    pub(super) fn end_phase(
-        &self,
-        write: impl FnOnce(&mut MainStream) -> Result<(), MigrationError>,
-    ) -> Result<(), MigrationError> {
-        let mut stream = self.stream.lock();
-        stream.set_in_phase(false);
-        let written = write(&mut stream);
-        drop(stream);
-        self.phase_changed.notify_all();
-        written
-    }
-
-    /// Whether a thread waits for the end of a phase.
-    pub(super) fn is_wanted(&self) -> bool {
-        self.waiting.load(Ordering::Relaxed) > 0
     }
 }

@@ -2,17 +2,25 @@
 //!
 //! Only one thread writes at a time.
 
+#[cfg(feature = "standby")]
+mod checkpoints;
+mod collector;
+#[cfg(feature = "rdma")]
+mod phases;
+
 use std::sync::Arc;
 
 use sterna_transport::{Channel, IoPart};
 use sterna_wire::extension::{Handover, SourceConfiguration};
 use sterna_wire::main::{
-    Command, Configuration, FileHeader, SectionHeader, encode_end, encode_footer, encode_length_prefixed,
+    Command, Configuration, FileHeader, SectionHeader, encode_footer, encode_length_prefixed,
     encode_section_part,
 };
 use sterna_wire::ram::RamRecordWriter;
-use sterna_wire::replica::{CheckpointSummary, Output, PageSums};
 use sterna_wire::vmdesc;
+
+#[cfg(feature = "standby")]
+pub(super) use collector::{CollectedDevices, DeviceCollector};
 
 use super::measure::Counters;
 use crate::error::MigrationError;
@@ -29,71 +37,6 @@ pub(crate) trait Sink: Send + Sync {
 impl Sink for Channel {
     fn write_parts(&self, parts: &[IoPart<'_>]) -> Result<(), MigrationError> {
         Ok(Channel::write_parts(self, parts)?)
-    }
-}
-
-/// Keeps all bytes that are written.
-#[derive(Default)]
-struct Collected(parking_lot::Mutex<Vec<u8>>);
-
-impl Sink for Collected {
-    fn write_parts(&self, parts: &[IoPart<'_>]) -> Result<(), MigrationError> {
-        let mut collected = self.0.lock();
-        for part in parts {
-            match part {
-                IoPart::Bytes(bytes) => collected.extend_from_slice(bytes),
-                IoPart::Ram(_) => {
-                    return Err(MigrationError::Internal("a device's section with pages".to_owned()));
-                }
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Collects the devices' sections of checkpoints, without waiting for data that is being sent.
-pub(super) struct DeviceCollector {
-    stream: MainStream,
-    collected: Arc<Collected>,
-    /// The id of the first section.
-    first: u32,
-}
-
-impl DeviceCollector {
-    /// Collects the sections that `write` writes.
-    pub(super) fn collect(
-        &mut self,
-        write: impl FnOnce(&mut MainStream) -> Result<(), MigrationError>,
-    ) -> Result<CollectedDevices, MigrationError> {
-        self.stream.next_section = self.first;
-        let written = write(&mut self.stream);
-        self.stream.described.clear();
-        let sections = std::mem::take(&mut *self.collected.0.lock());
-        written?;
-        Ok(CollectedDevices { sections, next_section: self.stream.next_section })
-    }
-}
-
-/// The devices of a checkpoint, without the checkpoint's end.
-pub(super) struct CollectedDevices {
-    /// All sections except the last.
-    pub(super) sections: Vec<u8>,
-    next_section: u32,
-}
-
-impl CollectedDevices {
-    /// The end of the checkpoint, for after its pages: the summary, and EOF.
-    pub(super) fn end(&self, number: u64, pages: PageSums) -> Result<Vec<u8>, MigrationError> {
-        let body = CheckpointSummary::of(number, pages, &self.sections).encode();
-        let (name, id) = (CheckpointSummary::SECTION_NAME, self.next_section);
-        let (instance, version) = (CheckpointSummary::SECTION_INSTANCE, CheckpointSummary::SECTION_VERSION);
-        let mut end = Vec::new();
-        let header = SectionHeader { id, name, instance, version }.encode_full(&mut end);
-        let framed = header.and_then(|()| encode_length_prefixed(&body, &mut end));
-        framed.map_err(MigrationError::wire(CHANNEL))?;
-        encode_footer(id, &mut end);
-        encode_end(&mut end);
-        Ok(end)
     }
 }
 
@@ -142,51 +85,6 @@ impl MainStream {
         self.first_device = Some(self.next_section);
     }
 
-    /// Writes the section with output of the guest that has not left yet.
-    pub(super) fn output(&mut self, output: &Output) -> Result<(), MigrationError> {
-        let header = (Output::SECTION_NAME, Output::SECTION_INSTANCE, Output::SECTION_VERSION);
-        self.full_section(header, &output.encode(), true)
-    }
-
-    /// Writes the seeding's section of summaries: each checkpoint ends with a summary.
-    pub(super) fn announce_summaries(&mut self) -> Result<(), MigrationError> {
-        let (instance, version) = (CheckpointSummary::SECTION_INSTANCE, CheckpointSummary::SECTION_VERSION);
-        let header = (CheckpointSummary::SECTION_NAME, instance, version);
-        self.full_section(header, &CheckpointSummary::default().encode(), true)
-    }
-
-    /// A collector for the devices of checkpoints, with the section ids of the seeding.
-    pub(super) fn device_collector(&self) -> DeviceCollector {
-        let collected = Arc::<Collected>::default();
-        let first = self.first_device.unwrap_or(self.next_section);
-        // The bytes are counted when they are sent.
-        let mut stream = Self::new(collected.clone(), Arc::default(), (self.ram_section, first));
-        stream.configuration = self.configuration.clone();
-        DeviceCollector { stream, collected, first }
-    }
-
-    /// Begins RAM of a checkpoint.
-    pub(super) fn begin_checkpoint(&mut self) -> Result<(), MigrationError> {
-        self.is_in_checkpoint = true;
-        self.checkpoints += 1;
-        let id = self.ram_section;
-        self.send(|out| {
-            encode_section_part(id, true, out);
-            Ok(())
-        })
-    }
-
-    /// Ends RAM of a checkpoint.
-    pub(super) fn end_checkpoint(&mut self, flush: bool) -> Result<(), MigrationError> {
-        self.is_in_checkpoint = false;
-        let id = self.ram_section;
-        self.send(|out| {
-            end_of_ram(id, flush, out);
-            encode_end(out);
-            Ok(())
-        })
-    }
-
     /// The number of the checkpoint to which pages belong now; `None` in the seeding.
     pub(super) fn checkpoint(&self) -> Option<u64> {
         self.is_in_checkpoint.then_some(self.checkpoints)
@@ -195,10 +93,6 @@ impl MainStream {
     /// Whether a phase of RDMA is open.
     pub(super) fn is_in_phase(&self) -> bool {
         self.is_in_phase
-    }
-
-    pub(super) fn set_in_phase(&mut self, is_in_phase: bool) {
-        self.is_in_phase = is_in_phase;
     }
 
     /// Writes whole elements, which `fill` appends.
@@ -256,32 +150,6 @@ impl MainStream {
         })
     }
 
-    /// Writes one FULL section with a length field. `fill` appends its body, which may be long and is not copied.
-    pub(super) fn long_section(
-        &mut self,
-        header: (&str, u32, u32),
-        fill: impl FnOnce(&mut Vec<u8>) -> Result<(), MigrationError>,
-    ) -> Result<(), MigrationError> {
-        let (name, instance, version) = header;
-        let id = self.next_section;
-        self.next_section += 1;
-        let mut out = Vec::new();
-        let encoded = SectionHeader { id, name, instance, version }.encode_full(&mut out);
-        encoded.map_err(MigrationError::wire(CHANNEL))?;
-        let at = out.len();
-        out.extend_from_slice(&[0; 4]);
-        fill(&mut out)?;
-        let length = out.len() - at - 4;
-        let framed = u32::try_from(length)
-            .map_err(|_| MigrationError::Internal(format!("{length} bytes in one section")))?;
-        out[at..at + 4].copy_from_slice(&framed.to_be_bytes());
-        encode_footer(id, &mut out);
-        let fields = [("length", "uint32", 4), ("data", "buffer", length as u64)];
-        let fields = fields.map(|(name, kind, bytes)| vmdesc::Field::new(name, kind, bytes)).to_vec();
-        self.described.push(vmdesc::Device { name: name.to_owned(), instance, version, fields });
-        self.write(&[IoPart::Bytes(&out)], out.len())
-    }
-
     /// Writes the START section of RAM: the block list, and with multifd the first flush.
     pub(crate) fn ram_start(
         &mut self,
@@ -300,31 +168,6 @@ impl MainStream {
     /// The id of RAM's section.
     pub(super) fn ram_section(&self) -> u32 {
         self.ram_section
-    }
-
-    /// The beginning of RAM's START section over RDMA: the block list and a hook. Counts as written.
-    pub(super) fn ram_start_before_phase(
-        &self,
-        blocks: &sterna_wire::ram::BlockList,
-    ) -> Result<Vec<u8>, MigrationError> {
-        let mut out = Vec::new();
-        let header = SectionHeader { id: self.ram_section, name: "ram", instance: 0, version: 4 };
-        header.encode_start(&mut out).map_err(MigrationError::wire(CHANNEL))?;
-        blocks.encode(&mut out).map_err(MigrationError::wire(CHANNEL))?;
-        Ok(self.before_phase(out))
-    }
-
-    /// The beginning of a PART (or the END) of RAM over RDMA. Counts as written.
-    pub(super) fn ram_part_before_phase(&self, last: bool) -> Vec<u8> {
-        let mut out = Vec::new();
-        encode_section_part(self.ram_section, last, &mut out);
-        self.before_phase(out)
-    }
-
-    fn before_phase(&self, mut out: Vec<u8>) -> Vec<u8> {
-        RamRecordWriter::hook(&mut out);
-        self.counters.main(out.len() as u64);
-        out
     }
 
     /// Ends a section of RAM: after a block list in pieces, or after a phase.

@@ -9,6 +9,10 @@ mod asking;
 mod carrier;
 mod cause;
 mod check;
+#[cfg(feature = "standby")]
+mod checkpoints;
+#[cfg(not(feature = "standby"))]
+#[path = "checkpoints/off.rs"]
 mod checkpoints;
 mod configuration;
 mod control;
@@ -23,7 +27,14 @@ pub(crate) mod main_stream;
 mod measure;
 mod outcome;
 mod postcopy;
+#[cfg(feature = "standby")]
+mod protected;
+#[cfg(feature = "standby")]
 pub(crate) mod protection;
+#[cfg(not(feature = "standby"))]
+#[path = "protection/off.rs"]
+pub(crate) mod protection;
+#[cfg(feature = "rdma")]
 mod rdma;
 mod reconnection;
 mod return_path;
@@ -59,10 +70,10 @@ use crate::start_error::StartError;
 use crate::stats::Statistics;
 use crate::threads::hooked;
 use crate::vm::SourceVm;
-use check::{check, check_postcopy, check_protected, check_resume, check_sharable, check_throttle};
+use check::{check, check_postcopy, check_resume, check_sharable, check_throttle};
 use guest_source::{GuestSource, LiveVm};
 use limits::ack_form;
-use protection::{Protecting, Withholder};
+use protection::Protecting;
 use same_host::SharedMemory;
 use shared::Shared;
 
@@ -302,37 +313,6 @@ impl Migration {
         self.shared.outcome()
     }
 
-    /// Ends the migration that seeds and feeds a protection, after the protection has ended.
-    #[doc(hidden)]
-    pub fn end_protection(&self, guest_is_here: bool) {
-        let is_protected = self.shared.driver.inspect(|machine| machine.state() == State::Protected);
-        if is_protected {
-            self.shared.report(Fed::ProtectionEnded { guest_is_here });
-        } else if let Err(refusal) = self.cancel() {
-            // The migration has ended by itself.
-            tracing::debug!(%refusal, "a seeding");
-        }
-    }
-
-    /// Stops the guest for the protection's machine, which decides which side runs it.
-    #[doc(hidden)]
-    pub fn withhold_guest(&self) -> Result<(), VmError> {
-        self.protecting(|shared, protecting| shared.withhold_guest(protecting, Withholder::Overseer))
-    }
-
-    /// Gives the guest back after [`Migration::withhold_guest`]. It resumes if it ran before.
-    #[doc(hidden)]
-    pub fn give_guest_back(&self) -> Result<(), VmError> {
-        self.protecting(|shared, protecting| shared.give_guest_back(protecting, Withholder::Overseer))
-    }
-
-    fn protecting(
-        &self,
-        act: impl FnOnce(&Shared, &Protecting) -> Result<(), VmError>,
-    ) -> Result<(), VmError> {
-        self.shared.protecting.as_ref().map_or(Ok(()), |protecting| act(&self.shared, protecting))
-    }
-
     /// Shuts down the channels of a protection.
     #[doc(hidden)]
     pub fn close_channels(&self) {
@@ -378,36 +358,6 @@ impl Migration {
         observer: Arc<dyn Observer>,
     ) -> Result<Self, StartError> {
         Self::begin_as(guest_source, to, params, capabilities, observer, None)
-    }
-
-    /// Checks whether the guest can be protected with these settings, before any connection is made.
-    ///
-    /// # Errors
-    /// The reason why it cannot be protected.
-    #[doc(hidden)]
-    pub fn check_protected(
-        to: &Address,
-        params: &Parameters,
-        capabilities: &Capabilities,
-        vm: &dyn SourceVm,
-    ) -> Result<(), StartError> {
-        Ok(check_protected(to, params, capabilities, vm)?)
-    }
-
-    /// Starts to seed a standby at `to` with the guest of `vm`, which stays here. Checkpoints follow.
-    ///
-    /// The caller has called [`Migration::check_protected`] before.
-    #[doc(hidden)]
-    pub fn begin_protected(
-        vm: Arc<dyn SourceVm>,
-        to: &Address,
-        params: Parameters,
-        capabilities: Capabilities,
-        observer: Arc<dyn Observer>,
-        protecting: Arc<Protecting>,
-    ) -> Result<Self, StartError> {
-        let source = Arc::new(LiveVm::new(vm));
-        Self::begin_as(source, to, params, capabilities, observer, Some(protecting))
     }
 
     fn begin_as(

@@ -5,7 +5,6 @@ use std::sync::atomic::Ordering;
 
 use sterna_proto::source::{Event as Fed, Peer, State};
 use sterna_transport::{Channel, TransportError};
-use sterna_wire::colo::Message;
 use sterna_wire::extension::{self, Features};
 use sterna_wire::received_pages::ReceivedPages;
 use sterna_wire::return_path::ReturnMessage;
@@ -64,8 +63,12 @@ impl Reader<'_> {
                 buffer.drain(..used);
                 position += used as u64;
             }
-            if self.is_colo {
-                position += self.take_colo(&mut buffer, position)?;
+            if let Some(protecting) = self.shared.protecting.as_ref().filter(|_| self.is_colo) {
+                let taken = protecting.take_messages(&mut buffer, position)?;
+                position += taken;
+                if taken > 0 {
+                    self.shared.driver.nudge();
+                }
             }
         }
     }
@@ -106,25 +109,6 @@ impl Reader<'_> {
         let Some((message, used)) = ReturnMessage::decode(bytes).map_err(wire)? else { return Ok(None) };
         self.take(message)?;
         Ok(Some(used))
-    }
-
-    /// After the acknowledgement of a seeding the standby sends only COLO's messages. Gives the number of bytes
-    /// that were taken.
-    fn take_colo(&self, buffer: &mut Vec<u8>, position: u64) -> Result<u64, MigrationError> {
-        let mut taken = 0;
-        while let Some((message, used)) = Message::decode(buffer)
-            .map_err(|error| MigrationError::wire(CHANNEL)(error.at(position + taken)))?
-        {
-            buffer.drain(..used);
-            taken += used as u64;
-            if let Some(protecting) = &self.shared.protecting {
-                protecting.inbox.push(&message)?;
-            }
-        }
-        if taken > 0 {
-            self.shared.driver.nudge();
-        }
-        Ok(taken)
     }
 
     fn take(&mut self, message: ReturnMessage) -> Result<(), MigrationError> {
@@ -255,6 +239,21 @@ impl Reader<'_> {
                 }
             }
         }
+        Ok(())
+    }
+}
+
+impl Shared {
+    /// Handles the destination's report that it has started the guest.
+    ///
+    /// A Sterna reports it when asked, a QEMU when the devices are loaded.
+    fn destination_started(&self) -> Result<(), MigrationError> {
+        let is_due = self.driver.inspect(|machine| machine.is_postcopy() && machine.state().is_committed());
+        if !is_due {
+            return Err(BadAnswer::Started.into());
+        }
+        self.measures.statistics.lock().acknowledged.get_or_insert_with(std::time::Instant::now);
+        self.report(Fed::DestinationStarted);
         Ok(())
     }
 }

@@ -16,11 +16,11 @@ use super::guest_source::{GuestSource, PageReader};
 use super::lanes::limiter::Limiter;
 use super::lanes::state::Lanes;
 use super::limits::status_of;
+use super::measure::rdma_counts::RdmaCounts;
 use super::measure::{Counters, LiveStatistics, Probes};
 use super::outcome::{Outcome, Waited};
 use super::postcopy::shared::SharedPostcopy;
 use super::protection::Protecting;
-use super::rdma::counts::RdmaCounts;
 use super::reconnection::shared::SharedReconnection;
 use super::running_streams::RunningStreams;
 use super::same_host;
@@ -195,7 +195,7 @@ impl Shared {
     /// A reader of pages for one lane.
     pub(super) fn reader(&self) -> Result<Arc<dyn PageReader>, MigrationError> {
         match &self.protecting {
-            Some(protecting) => Ok(protecting.staging.clone()),
+            Some(protecting) => Ok(protecting.reader()),
             None => self.guest.source.reader(),
         }
     }
@@ -237,7 +237,7 @@ impl Shared {
         }
         if let (Some(protecting), State::Protected) = (&self.protecting, state) {
             // The protection's machine, not this one, decides which side runs the guest now.
-            protecting.inbox.fail(error);
+            protecting.fail(error);
             return self.driver.nudge();
         }
         let event = match error.fault() {

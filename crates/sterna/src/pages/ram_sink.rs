@@ -1,6 +1,7 @@
 //! Stores received pages in guest RAM, in place.
 
 mod record;
+#[cfg(feature = "rdma")]
 mod remote;
 
 use std::sync::Once;
@@ -77,6 +78,10 @@ impl RamSink {
     /// stored, compared or cleared.
     pub fn close(&self) {
         self.is_closed.store(true, Ordering::Release);
+    }
+
+    fn is_followed(&self, block: usize) -> bool {
+        self.is_followed[block].load(Ordering::Acquire)
     }
 
     /// Whether the sink is [closed](RamSink::close).

@@ -19,9 +19,11 @@
 
 mod commands;
 mod destination;
+mod fault;
 mod lane_streams;
 mod leftover;
 mod on_demand;
+mod parameters;
 mod question;
 mod return_path;
 mod sizes;
@@ -29,7 +31,9 @@ mod source;
 
 pub use commands::StreamFailure;
 pub use destination::DestinationStream;
+pub(crate) use fault::fault;
 pub use lane_streams::{LaneDestinationStream, LaneSourceStream};
 pub(crate) use on_demand::{register, register_on_demand};
+pub use parameters::RdmaParameters;
 pub use question::QuestionStream;
 pub use source::{SourceStream, Written};

@@ -29,6 +29,7 @@
 
 use std::time::Duration;
 
+#[cfg(feature = "reconnect")]
 mod dial;
 mod held;
 mod lobby;
@@ -40,7 +41,10 @@ mod unconfirmed;
 /// on the old connection.
 pub(crate) const SILENCE: Duration = Duration::from_secs(4);
 
+#[cfg(feature = "reconnect")]
 pub(crate) use dial::{DialError, Dialled, Dialling, give_up};
-pub(crate) use held::{HeldPages, block_pages};
+pub(crate) use held::HeldPages;
+#[cfg(feature = "reconnect")]
+pub(crate) use held::block_pages;
 pub(crate) use lobby::{Admission, Assembled, Lobby};
 pub(crate) use unconfirmed::{Missing, Unconfirmed};

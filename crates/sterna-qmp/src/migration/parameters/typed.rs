@@ -12,7 +12,7 @@ use sterna_standby::CheckpointCopy;
 use crate::migration::announcing::Announcing;
 
 /// The meaning of a [`ParameterSet`](super::ParameterSet).
-#[derive(Debug, Clone, PartialEq, Default)]
+#[derive(Debug, Clone, PartialEq)]
 pub(in crate::migration) struct Typed {
     /// The engine's; `tls` is missing, because the monitor keeps the objects that it names.
     pub(in crate::migration) engine: Parameters,
@@ -48,6 +48,20 @@ pub(in crate::migration) struct TlsNames {
     pub(in crate::migration) creds: String,
     pub(in crate::migration) hostname: String,
     pub(in crate::migration) authz: String,
+}
+
+/// QEMU's default of `max-bandwidth`, bytes per second. The engine has none.
+const MAX_BANDWIDTH: u64 = 128 << 20;
+
+impl Default for Typed {
+    fn default() -> Self {
+        Self {
+            engine: Parameters { max_bandwidth_bytes: MAX_BANDWIDTH, ..Parameters::default() },
+            announcing: Announcing::default(),
+            checkpoints: Checkpoints::default(),
+            tls: TlsNames::default(),
+        }
+    }
 }
 
 impl Default for Checkpoints {
@@ -254,6 +268,12 @@ mod tests {
             Range::Word(words) => words.iter().map(|word| Value::from(*word)).collect(),
             Range::Text => vec!["text".into(), "".into()],
         }
+    }
+
+    #[test]
+    fn monitor_keeps_qemus_bandwidth_where_the_library_has_no_limit() {
+        let monitor = super::super::ParameterSet::default().to_engine();
+        assert_eq!((monitor.max_bandwidth_bytes, Parameters::default().max_bandwidth_bytes), (128 << 20, 0));
     }
 
     #[test]

@@ -1,7 +1,6 @@
 //! Takes bits out of a log that other threads, processes or devices fill meanwhile.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
+use crate::atomic::{AtomicU64, Ordering};
 use crate::merge::Method;
 
 /// A word of a log that others change meanwhile. Bit 0 is the lowest bit of the word's first byte.
@@ -19,31 +18,22 @@ pub(crate) trait LogWord {
     fn take_part(&self, mask: u64) -> u64;
 }
 
-/// Implements `LogWord` for an atomic type.
-macro_rules! log_word {
-    ($word:ty, $ordering:ty) => {
-        impl LogWord for $word {
-            #[inline]
-            fn peek(&self) -> u64 {
-                u64::from_le(self.load(<$ordering>::Relaxed))
-            }
+impl LogWord for AtomicU64 {
+    #[inline]
+    fn peek(&self) -> u64 {
+        u64::from_le(self.load(Ordering::Relaxed))
+    }
 
-            #[inline]
-            fn take(&self) -> u64 {
-                u64::from_le(self.swap(0, <$ordering>::AcqRel))
-            }
+    #[inline]
+    fn take(&self) -> u64 {
+        u64::from_le(self.swap(0, Ordering::AcqRel))
+    }
 
-            #[inline]
-            fn take_part(&self, mask: u64) -> u64 {
-                u64::from_le(self.fetch_and(!mask.to_le(), <$ordering>::AcqRel)) & mask
-            }
-        }
-    };
+    #[inline]
+    fn take_part(&self, mask: u64) -> u64 {
+        u64::from_le(self.fetch_and(!mask.to_le(), Ordering::AcqRel)) & mask
+    }
 }
-
-log_word!(AtomicU64, Ordering);
-#[cfg(loom)]
-log_word!(loom::sync::atomic::AtomicU64, loom::sync::atomic::Ordering);
 
 /// The index and the bits of a word that was not zero.
 pub(crate) type Found = (usize, u64);
@@ -86,9 +76,9 @@ pub(super) fn drain(log: &[AtomicU64], first: usize, found: &mut Vec<Found>) {
 mod x86 {
     use std::arch::x86_64::{__m256i, __m512i, _mm256_or_si256, _mm256_testz_si256, _mm512_test_epi64_mask};
     use std::ptr;
-    use std::sync::atomic::AtomicU64;
 
-    use crate::dirty::vhost::drain::{Found, LogWord, drain_words};
+    use super::{Found, LogWord, drain_words};
+    use crate::atomic::AtomicU64;
 
     /// # Safety
     /// The machine has AVX-512 F; `log` is aligned to 64 bytes and has a multiple of 8 words.

@@ -26,8 +26,6 @@ use std::sync::atomic::AtomicU64;
 
 use parking_lot::Mutex;
 
-#[cfg(loom)]
-pub use drain::{LogWord, drain_words};
 pub use range::LoggedRange;
 
 use super::bitmaps::DirtyBitmaps;
@@ -38,7 +36,6 @@ use crate::error::DirtyError;
 use crate::guest::GuestRam;
 use crate::mapping::{Backing, FileRange, Mapping};
 use crate::page::PAGE_BYTES;
-#[cfg(not(loom))]
 use drain::LogWord;
 
 const NAME: &str = "vhost-log";

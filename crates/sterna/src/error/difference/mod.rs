@@ -4,6 +4,7 @@ mod configuration;
 mod machine;
 mod memory;
 mod protection;
+#[cfg(feature = "rdma")]
 mod rdma;
 mod settings;
 
@@ -15,6 +16,7 @@ pub use configuration::ConfigurationDifference;
 pub use machine::MachineDifference;
 pub use memory::MemoryDifference;
 pub use protection::{ProtectionDifference, UnknownDisk};
+#[cfg(feature = "rdma")]
 pub use rdma::{RdmaDifference, RemotePlace};
 pub use settings::{RefusedLane, SettingDifference, Tls12Use};
 
@@ -35,6 +37,7 @@ pub enum Difference {
     #[error(transparent)]
     Memory(#[from] MemoryDifference),
     /// Settings of `rdma:`.
+    #[cfg(feature = "rdma")]
     #[error(transparent)]
     Rdma(#[from] RdmaDifference),
     /// A primary and its standby.

@@ -6,6 +6,7 @@ mod devices;
 mod memory;
 mod order;
 mod pages;
+#[cfg(feature = "standby")]
 mod protection;
 
 pub use answers::{BadAnswer, BadRequest};
@@ -14,6 +15,7 @@ pub use devices::{BadChunk, BadGrant};
 pub use memory::BadMemory;
 pub use order::{BadPackage, Untimely, UntimelyCommand};
 pub use pages::{BadPage, BadPayload, BadRound};
+#[cfg(feature = "standby")]
 pub use protection::BadProtection;
 
 /// A peer's action that no single message shows to be wrong, and the rule that it broke.
@@ -98,6 +100,7 @@ pub enum Misbehaviour {
     #[error(transparent)]
     Memory(#[from] BadMemory),
     /// A checkpoint, or another part of the protection by a standby.
+    #[cfg(feature = "standby")]
     #[error(transparent)]
     Protection(#[from] BadProtection),
     /// The image file was changed while it was loaded.

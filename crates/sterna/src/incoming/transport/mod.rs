@@ -14,6 +14,7 @@ use interface::{Beginning, Waiting};
 pub(super) fn of(address: &Address) -> fn(Beginning<'_>) -> Result<Waiting, StartError> {
     match address {
         Address::File { .. } => crate::incoming::file::wait,
+        #[cfg(feature = "rdma")]
         Address::Rdma { .. } => crate::incoming::rdma::wait,
         _ => sockets::wait,
     }

@@ -78,14 +78,14 @@ pub(in crate::outgoing) fn main_lane(
 
 /// The sums of checkpoints' pages, for a migration to a standby.
 fn sent_pages(shared: &Shared) -> Option<Arc<SentPages>> {
-    shared.protecting.as_ref().map(|protecting| Arc::clone(&protecting.sent))
+    shared.protecting.as_ref().map(|protecting| protecting.sent())
 }
 
 /// The cache for differences, if checkpoints send them.
 fn delta_cache(shared: &Shared) -> Option<DeltaCache> {
     let protecting = shared.protecting.as_ref().filter(|_| shared.capabilities.xbzrle)?;
     let limit_bytes = shared.params.lock().xbzrle_cache_bytes;
-    Some(DeltaCache::new(&shared.guest.ram, limit_bytes, Arc::clone(&protecting.deltas)))
+    protecting.delta_cache(&shared.guest.ram, limit_bytes)
 }
 
 pub(super) fn multifd_lanes(

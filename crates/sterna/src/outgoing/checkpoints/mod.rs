@@ -7,6 +7,7 @@
 
 mod ahead;
 mod checkpointing;
+mod seeding;
 mod service;
 mod standing;
 mod taking;
@@ -16,6 +17,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sterna_wire::colo::MessageKind;
+
+pub(super) use seeding::course;
 
 use super::transfer::Transfer;
 use crate::device_stream::AskCheckpoint;

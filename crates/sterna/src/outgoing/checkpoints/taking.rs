@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use sterna_ram::PAGE_SIZE;
 
 use super::checkpointing::Checkpointing;
+use super::seeding::write_checkpoint;
 use super::travel::Taken;
 use crate::error::MigrationError;
 use crate::events::Event;
-use crate::outgoing::course::seeding::write_checkpoint;
 use crate::outgoing::main_stream::DeviceCollector;
 use crate::outgoing::protection::{LAST_PAUSES, Protecting, typical};
 use crate::threads::{call, tried};

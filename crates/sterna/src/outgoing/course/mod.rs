@@ -5,4 +5,3 @@
 pub(super) mod choice;
 mod handover;
 pub(super) mod interface;
-pub(super) mod seeding;

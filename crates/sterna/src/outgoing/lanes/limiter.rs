@@ -48,6 +48,7 @@ impl Limiter {
     /// The bytes that may be sent in one window; `None` without a limit.
     ///
     /// More bytes in one step would delay the following ones for longer than a window.
+    #[cfg(feature = "rdma")]
     pub(crate) fn burst(&self) -> Option<u64> {
         let state = self.state.lock();
         state.budget.filter(|_| !state.open)

@@ -6,13 +6,12 @@ use parking_lot::Mutex;
 use sterna_ram::{GuestRam, PAGE_SIZE, RamSlice};
 use sterna_wire::extension::ROUND_PING;
 use sterna_wire::main::Command;
-use sterna_wire::replica::PageSums;
 
 use super::super::guest_source::PageReader;
 use super::super::main_stream::MainStream;
 use super::super::main_stream::PagesPart;
 use super::super::measure::Counters;
-use super::super::protection::{Coded, DeltaCache, Scratch, SentPages};
+use super::super::protection::{Coded, DeltaCache, PageSums, Scratch, SentPages};
 use super::limiter::Limiter;
 use crate::error::MigrationError;
 use crate::order::PageRun;

@@ -10,12 +10,11 @@ use sterna_ram::{GuestRam, PAGE_SIZE};
 use sterna_transport::{Channel, IoPart};
 use sterna_wire::limits::PACKET_PAGES;
 use sterna_wire::multifd::{RAM_PACKET_BYTES, RamPacketEncoder};
-use sterna_wire::replica::PageSums;
 
 use super::super::guest_source::PageReader;
 use super::super::main_stream::MainStream;
 use super::super::measure::Counters;
-use super::super::protection::{Coded, SentPages, add_bytes, add_copied};
+use super::super::protection::{Coded, PageSums, SentPages, add_bytes, add_copied};
 use super::changes::{Changes, DifferencePacket, SharedDeltas};
 use super::limiter::Limiter;
 use crate::codec::Encoder;

@@ -86,11 +86,13 @@ impl Counters {
     }
 
     /// Adds time in which bytes moved while the lane did other work.
+    #[cfg(feature = "rdma")]
     pub(crate) fn moved(&self, time: Duration) {
         add(&self.moving_nanos, time);
     }
 
     /// Runs `wait`, in which a lane waits for bytes in flight. [`Counters::moved`] counts that time.
+    #[cfg(feature = "rdma")]
     pub(crate) fn waiting<T>(&self, wait: impl FnOnce() -> T) -> T {
         let began = Instant::now();
         let result = wait();

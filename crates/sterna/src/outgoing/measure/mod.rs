@@ -2,6 +2,7 @@
 
 mod counters;
 mod probe;
+pub(super) mod rdma_counts;
 mod statistics;
 mod throughput;
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use sterna_ram::PAGE_SIZE;
 
-use super::super::rdma::counts::RdmaCounts;
+use super::rdma_counts::RdmaCounts;
 use super::throughput::Throughput;
 use crate::events::{Status, SwitchoverStep};
 use crate::order::RoundPages;

@@ -10,7 +10,7 @@ use sterna_wire::main::Command;
 
 use super::enabled::Enabled;
 use super::package::{discards, package, round_up};
-use crate::error::{BadAnswer, MigrationError};
+use crate::error::MigrationError;
 use crate::events::SwitchoverStep;
 use crate::interruption::Break;
 use crate::outgoing::shared::Shared;
@@ -216,19 +216,4 @@ fn collect_devices(transfer: &mut Transfer) -> Result<Vec<u8>, MigrationError> {
     let mut collector = transfer.main()?.with(|stream| Ok(stream.device_collector()))?;
     let collected = collector.collect(|stream| shared.guest.source.send_devices(stream, run_state))?;
     Ok(collected.sections)
-}
-
-impl Shared {
-    /// Handles the destination's report that it has started the guest.
-    ///
-    /// A Sterna reports it when asked, a QEMU when the devices are loaded.
-    pub(in crate::outgoing) fn destination_started(&self) -> Result<(), MigrationError> {
-        let is_due = self.driver.inspect(|machine| machine.is_postcopy() && machine.state().is_committed());
-        if !is_due {
-            return Err(BadAnswer::Started.into());
-        }
-        self.measures.statistics.lock().acknowledged.get_or_insert_with(std::time::Instant::now);
-        self.report(Fed::DestinationStarted);
-        Ok(())
-    }
 }

@@ -17,6 +17,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use sterna_ram::GuestRam;
+use sterna_wire::colo::Message;
 use sterna_wire::replica::Output;
 
 pub use delta::DeltaCounts;
@@ -26,10 +28,14 @@ pub use pace::{CheckpointMode, MOST_IN_FLIGHT, Pace};
 pub(crate) use pace::{Seen, counts_from, typical};
 pub(crate) use sent::{SentPages, add_bytes, add_copied};
 pub use staging::Staging;
+pub(crate) use sterna_wire::replica::PageSums;
 pub(crate) use streams::EpochStreams;
 pub(crate) use switch::{GuestSwitch, Withholder};
 
 use crate::error::MigrationError;
+use crate::outgoing::guest_source::PageReader;
+
+const RETURN_PATH: &str = "return path";
 
 /// Decides which side may run the guest, and keeps its output back.
 ///
@@ -139,6 +145,41 @@ impl Protecting {
     /// Takes the streams out. Later calls of [`Protecting::streams`] give `None`.
     pub(crate) fn take_streams(&self) -> Option<Arc<EpochStreams>> {
         self.streams.lock().take()
+    }
+
+    /// A reader of the pages that a lane sends.
+    pub(crate) fn reader(&self) -> Arc<dyn PageReader> {
+        self.staging.clone()
+    }
+
+    /// The transport of the checkpoints has failed because of `error`.
+    pub(crate) fn fail(&self, error: MigrationError) {
+        self.inbox.fail(error);
+    }
+
+    /// The sums of checkpoints' pages.
+    pub(crate) fn sent(&self) -> Arc<SentPages> {
+        Arc::clone(&self.sent)
+    }
+
+    /// A cache of at most `limit_bytes` for the differences that checkpoints of `ram` send.
+    pub(crate) fn delta_cache(&self, ram: &GuestRam, limit_bytes: u64) -> Option<DeltaCache> {
+        Some(DeltaCache::new(ram, limit_bytes, Arc::clone(&self.deltas)))
+    }
+
+    /// Takes the messages that `buffer` begins with from byte `position` of the return path. Gives their bytes.
+    ///
+    /// After the acknowledgement of a seeding the standby sends only COLO's messages.
+    pub(crate) fn take_messages(&self, buffer: &mut Vec<u8>, position: u64) -> Result<u64, MigrationError> {
+        let mut taken = 0;
+        while let Some((message, used)) = Message::decode(buffer)
+            .map_err(|error| MigrationError::wire(RETURN_PATH)(error.at(position + taken)))?
+        {
+            buffer.drain(..used);
+            taken += used as u64;
+            self.inbox.push(&message)?;
+        }
+        Ok(taken)
     }
 
     /// Why no further checkpoint can be taken.

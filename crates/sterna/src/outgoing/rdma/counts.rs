@@ -1,46 +1,10 @@
-//! Counters of a source over RDMA.
+//! What a source over RDMA counts.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
-use crate::stats::RdmaStatistics;
-
-/// Totals since the migration began, and present values. They outlive the connection.
-#[derive(Debug, Default)]
-pub(in crate::outgoing) struct RdmaCounts {
-    writes: AtomicU64,
-    written_bytes: AtomicU64,
-    in_flight_bytes: AtomicU64,
-    queued_bytes: AtomicU64,
-    registrations: AtomicU64,
-    pinned_bytes: AtomicU64,
-    windows: AtomicU64,
-    destination_pinned_bytes: AtomicU64,
-    exchanges: AtomicU64,
-    receiver_not_ready: AtomicU64,
-}
+use crate::outgoing::measure::rdma_counts::RdmaCounts;
 
 impl RdmaCounts {
-    /// The totals and values at this moment.
-    pub(in crate::outgoing) fn now(&self) -> RdmaStatistics {
-        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        RdmaStatistics {
-            writes: get(&self.writes),
-            written_bytes: get(&self.written_bytes),
-            in_flight_bytes: get(&self.in_flight_bytes),
-            registrations: get(&self.registrations),
-            pinned_bytes: get(&self.pinned_bytes),
-            windows: get(&self.windows),
-            destination_pinned_bytes: get(&self.destination_pinned_bytes),
-            exchanges: get(&self.exchanges),
-            receiver_not_ready: get(&self.receiver_not_ready),
-        }
-    }
-
-    /// Bytes of pages that lanes have taken and not posted yet.
-    pub(in crate::outgoing) fn queued_bytes(&self) -> u64 {
-        self.queued_bytes.load(Ordering::Relaxed)
-    }
-
     pub(super) fn posted(&self, writes: u64, bytes: u64) {
         self.writes.fetch_add(writes, Ordering::Relaxed);
         self.written_bytes.fetch_add(bytes, Ordering::Relaxed);

@@ -28,7 +28,7 @@
 mod blocks;
 pub(super) mod carrier;
 mod connect;
-pub(super) mod counts;
+mod counts;
 mod gather;
 mod packet_lane;
 mod question;

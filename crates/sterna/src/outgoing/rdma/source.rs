@@ -8,8 +8,8 @@ use sterna_transport::{ByteStream, Channel, Direction, StreamError};
 use sterna_wire::rdma::session::Command;
 use sterna_wire::rdma::{BlockPlaces, ChunkSize, Registration};
 
-use super::counts::RdmaCounts;
 use crate::error::{MigrationError, RdmaDifference, RemotePlace};
+use crate::outgoing::measure::rdma_counts::RdmaCounts;
 use crate::rdma::{LaneSourceStream, SourceStream, Written};
 
 /// The most WRITEs in flight.

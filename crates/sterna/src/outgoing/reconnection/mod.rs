@@ -4,7 +4,9 @@
 //! connect again differs. Every other migration has [`Off`](interface::Off). Threads share
 //! [`SharedReconnection`](shared::SharedReconnection).
 
+#[cfg(feature = "reconnect")]
 mod dialling;
+#[cfg(feature = "reconnect")]
 mod enabled;
 pub(super) mod interface;
 pub(super) mod shared;
@@ -14,7 +16,6 @@ use std::sync::Arc;
 
 use super::shared::Shared;
 use crate::params::MigrationMode;
-use enabled::Enabled;
 use interface::{Off, Reconnection};
 
 /// Reconnection as an operator has set it for `shared`'s migration.
@@ -25,7 +26,8 @@ pub(super) fn of(shared: &Arc<Shared>) -> Box<dyn Reconnection> {
         && shared.protecting.is_none()
         && params.mode == MigrationMode::Normal;
     match can_dial_again && !params.reconnect_window.is_zero() {
-        true => Box::new(Enabled::new(Arc::clone(shared))),
-        false => Box::new(Off),
+        #[cfg(feature = "reconnect")]
+        true => Box::new(enabled::Enabled::new(Arc::clone(shared))),
+        _ => Box::new(Off),
     }
 }

@@ -50,6 +50,7 @@ impl Record {
     }
 
     /// Whether a page may hold other bytes than zeros.
+    #[cfg(feature = "rdma")]
     pub(super) fn may_hold(&self, block: usize, page: u64) -> bool {
         self.may_hold.block(block).get(page)
     }

@@ -35,10 +35,6 @@ impl RamSink {
         Ok(())
     }
 
-    pub(super) fn is_followed(&self, block: usize) -> bool {
-        self.is_followed[block].load(Ordering::Acquire)
-    }
-
     /// Makes `length` bytes from `start` zero. The range may begin and end inside a page. Returns the number of
     /// whole pages in the range. Populates no page.
     pub(crate) fn zero_range(&self, block: usize, start: u64, length: u64) -> Result<u64, MigrationError> {

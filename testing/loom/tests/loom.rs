@@ -1,12 +1,10 @@
 //! Tests of concurrent taking and setting of bits, under every schedule and memory order that loom explores.
 //!
-//! Run them with `RUSTFLAGS="--cfg loom" cargo test -p sterna-ram --test loom --release`.
-#![cfg(loom)]
+//! Run them with `cargo test --release --manifest-path testing/loom/Cargo.toml`.
 
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering};
-use sterna_ram::PageBitmap;
-use sterna_ram::dirty::drain_words;
+use sterna_loom::{PageBitmap, drain_words};
 
 /// Explores every schedule with up to three preemptions; with more, the number of schedules grows too large.
 fn model(test: impl Fn() + Send + Sync + 'static) {
@@ -85,8 +83,7 @@ fn drain_against_devices_that_log_loses_no_write() {
         };
         let mut copy = [0; 2];
         let mut sync = || {
-            let mut found = Vec::new();
-            drain_words(std::slice::from_ref(&*word), 0, &mut found);
+            let found = drain_words(std::slice::from_ref(&*word));
             let bits = found.first().map_or(0, |(_, bits)| *bits);
             for (page, copy) in copy.iter_mut().enumerate() {
                 if bits >> page & 1 == 1 {

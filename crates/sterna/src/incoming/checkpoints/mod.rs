@@ -1,14 +1,21 @@
 //! The main channel after the seeding: COLO's messages, and the checkpoints between them (`specs/colo.md`).
 
+mod contacts;
+
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use sterna_wire::colo::{Due, Message, MessageKind, OrderError, StandbyOrder};
 use sterna_wire::main::MainItem;
+use sterna_wire::replica::{CheckpointSummary, Output};
+use sterna_wire::return_path::ReturnMessage;
+
+pub(super) use contacts::contact_of;
 
 use super::follower::Follower;
 use super::loader::{CHANNEL, Loader, Read};
 use super::reader::Filled;
+use super::shared::Shared;
 use crate::error::{BadRound, Ending, MigrationError};
 
 /// Interval at which the thread checks whether the migration is stopping.
@@ -16,6 +23,30 @@ const PATIENCE: Duration = Duration::from_millis(50);
 /// Bytes of a checkpoint's devices that one read takes. Buffers grow in pieces because the peer chooses the
 /// total length.
 const PIECE: usize = 256 << 10;
+
+/// Sections that only images of checkpoints have: names, and the most bytes of a body. They describe output and pages
+/// of that time.
+pub(super) static SECTIONS: &[(&str, usize)] = &[
+    (Output::SECTION_NAME, Output::MOST_BYTES),
+    (CheckpointSummary::SECTION_NAME, CheckpointSummary::BODY_BYTES),
+];
+
+/// The row of [`SECTIONS`] for `name`.
+pub(super) fn section(name: &str) -> Option<&'static (&'static str, usize)> {
+    SECTIONS.iter().find(|(known, _)| *known == name)
+}
+
+/// Sends SHUT 0 and READY in one write, because the primary's guest is paused between them.
+pub(super) fn begin(shared: &Shared, follower: &dyn Follower) {
+    follower.begin();
+    let mut bytes = Vec::new();
+    let encoded = ReturnMessage::Shut(0).encode(&mut bytes);
+    let encoded = encoded.and_then(|()| Message::CheckpointReady.encode(&mut bytes));
+    let said = encoded.map_err(MigrationError::wire("return path"));
+    if let Err(error) = said.and_then(|()| shared.write_main(&bytes)) {
+        follower.lost(error);
+    }
+}
 
 impl Loader<'_> {
     /// Receives checkpoints until the primary closes the connection or this side stops.

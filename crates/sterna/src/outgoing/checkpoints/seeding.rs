@@ -8,10 +8,10 @@ use sterna_transport::Channel;
 use sterna_wire::extension::COMPATIBILITY_SECTION;
 use sterna_wire::replica::Output;
 
-use super::interface::{BeforePiece, Course};
 use crate::error::MigrationError;
 use crate::interruption::Break;
 use crate::outgoing::carrier::interface::Carrier;
+use crate::outgoing::course::interface::{BeforePiece, Course};
 use crate::outgoing::main_channel::MainChannel;
 use crate::outgoing::main_stream::MainStream;
 use crate::outgoing::protection::{EpochStreams, Protecting};
@@ -21,9 +21,14 @@ use crate::params::{NonConvergence, Parameters};
 use crate::streams::Streamed;
 use crate::threads::call;
 
-pub(super) struct Seeding {
-    pub(super) shared: Arc<Shared>,
-    pub(super) protecting: Arc<Protecting>,
+struct Seeding {
+    shared: Arc<Shared>,
+    protecting: Arc<Protecting>,
+}
+
+/// The course of `shared`'s migration, which seeds the standby of `protecting`.
+pub(in crate::outgoing) fn course(shared: Arc<Shared>, protecting: Arc<Protecting>) -> Box<dyn Course> {
+    Box::new(Seeding { shared, protecting })
 }
 
 impl Course for Seeding {

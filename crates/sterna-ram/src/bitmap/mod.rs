@@ -9,12 +9,8 @@ mod exclusive;
 
 use std::fmt;
 
+use crate::atomic::{AtomicU64, Ordering, zeroed};
 use crate::merge::Method;
-
-#[cfg(loom)]
-use loom::sync::atomic::{AtomicU64, Ordering};
-#[cfg(not(loom))]
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A range of neighbouring pages of one block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -39,23 +35,6 @@ impl Run {
 pub struct PageBitmap {
     words: Box<[AtomicU64]>,
     pages: u64,
-}
-
-/// Returns zero words. The kernel allocates their memory on the first write.
-///
-/// This matters because a peer may name a block of many TiB of which no page ever arrives.
-#[cfg(not(loom))]
-fn zeroed(words: usize) -> Box<[AtomicU64]> {
-    const { assert!(align_of::<u64>() == align_of::<AtomicU64>()) };
-    let words = Box::into_raw(vec![0u64; words].into_boxed_slice());
-    // SAFETY: the pointer comes from a box and is used once. `AtomicU64` has the size and the valid values of
-    // `u64`, and its alignment as asserted above. The box is therefore freed with the layout of its allocation.
-    unsafe { Box::from_raw(words as *mut [AtomicU64]) }
-}
-
-#[cfg(loom)]
-fn zeroed(words: usize) -> Box<[AtomicU64]> {
-    (0..words).map(|_| AtomicU64::new(0)).collect()
 }
 
 impl PageBitmap {
