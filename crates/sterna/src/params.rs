@@ -2,6 +2,7 @@
 //!
 //! `sterna-qmp` contains QEMU's spelling, ranges and refusals; this module contains the meaning.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use sterna_transport::{Direct, Tls};

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use sterna_ram::RamError;
 use sterna_transport::TransportError;
+#[cfg(feature = "rdma")]
 use sterna_transport::rdma::RdmaError;
 
 use crate::error::{Cause, MigrationError};
@@ -16,6 +17,7 @@ pub enum SystemRefusal {
     #[error("{0}")]
     Transport(#[source] Arc<TransportError>),
     /// An address cannot be bound at an RDMA adapter.
+    #[cfg(feature = "rdma")]
     #[error("{0}")]
     Rdma(#[source] Arc<RdmaError>),
     /// Memory of this side cannot be allocated or accessed.
@@ -35,6 +37,7 @@ impl From<TransportError> for SystemRefusal {
     }
 }
 
+#[cfg(feature = "rdma")]
 impl From<RdmaError> for SystemRefusal {
     fn from(error: RdmaError) -> Self {
         Self::Rdma(Arc::new(error))
