@@ -49,8 +49,14 @@ impl Migrator {
         let settings = SharedSettings::AsSource(limits);
         let (parameters, at) = (Parameters::default(), address.parse()?);
         let observer = tell("incoming");
-        let incoming =
-            Incoming::listen_with(&at, parameters.clone(), Capabilities::default(), settings, observer, make)?;
+        let incoming = Incoming::listen_with(
+            &at,
+            parameters.clone(),
+            Capabilities::default(),
+            settings,
+            observer,
+            make,
+        )?;
         let Ok(vm) = is_made.recv() else { return Err(format!("no machine: {:?}", incoming.wait()).into()) };
         let machine = vm.machine().clone();
         Ok((machine, Self { vm, parameters, outgoing: None, incoming: Some(incoming) }))

@@ -154,7 +154,8 @@ pub(super) fn main_channel(
             let begun = tried("the main channel of a VM that was just made", || {
                 Break::failure(prologue.accept().map_err(Break::from).and_then(|()| begin(&made, channel)))
             });
-            if made.driver().is_none() {
+            // The greeter of the last channel begins the migration, perhaps after this.
+            if !made.places.is_complete() {
                 // The VM exists and belongs to this source, so that no other can follow.
                 made.end_before_it_began(begun.err().unwrap_or_else(|| Ending::Lost.into()));
             }

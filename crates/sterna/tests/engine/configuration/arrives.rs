@@ -63,14 +63,17 @@ fn unix_socket_carries_the_configuration() {
 #[test]
 fn connected_socket_carries_the_configuration() {
     let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
-    let handed = |socket: std::os::unix::net::UnixStream| Address::Handed(sterna::HandedFd::new(socket.into(), "socket"));
+    let handed = |socket: std::os::unix::net::UnixStream| {
+        Address::Handed(sterna::HandedFd::new(socket.into(), "socket"))
+    };
     let (source, host) = (source(&unusual()), Arc::new(Host::default()));
     let (params, capabilities) = own();
     let making = Arc::clone(&host);
     let make = move |configuration: &[u8]| making.make(configuration);
     let observer = host.told.clone();
     let at = handed(theirs);
-    let incoming = Incoming::listen_with(&at, params.clone(), capabilities, as_source(), observer, make).unwrap();
+    let incoming =
+        Incoming::listen_with(&at, params.clone(), capabilities, as_source(), observer, make).unwrap();
     let migration = vm::start(&source, &handed(ours), &params, capabilities, Arc::new(()));
     assert_arrives(&migration, &incoming, &host);
 }

@@ -119,7 +119,8 @@ fn destination_that_is_cancelled_during_the_callback_ends_at_once() {
     // The VM may wait for another guest.
     let vm: Arc<dyn TargetVm> = host.vm();
     let (params, capabilities) = own();
-    let incoming = Incoming::listen(vm, &LOOPBACK.parse().unwrap(), params, capabilities, Arc::new(())).unwrap();
+    let incoming =
+        Incoming::listen(vm, &LOOPBACK.parse().unwrap(), params, capabilities, Arc::new(())).unwrap();
     assert_arrives(&start(&source, &incoming, &own()), &incoming, &host);
 }
 

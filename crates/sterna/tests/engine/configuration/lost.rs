@@ -61,10 +61,8 @@ fn connection_lost_after_the_machine_is_made_ends_the_migration_at_both_sides() 
 
 #[test]
 fn session_that_replaces_a_lost_one_makes_no_second_machine() {
-    let config = sterna_guests::process::ProcessConfig {
-        fill: sterna_guests::model::Fill::Random(3),
-        ..small()
-    };
+    let config =
+        sterna_guests::process::ProcessConfig { fill: sterna_guests::model::Fill::Random(3), ..small() };
     let (source, host) = (source(&config), Arc::new(Host::default()));
     let incoming = host.wait();
     let (mut passed, mut left) = (0, 2);
