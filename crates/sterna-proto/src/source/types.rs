@@ -52,7 +52,7 @@ pub enum State {
     Setup,
     /// Waits for the peer's answers to the extension pings.
     Identifying,
-    /// The peer makes its VM from this side's configuration; waits until that is done.
+    /// Waits until the peer has made its VM from this side's configuration.
     Configuring,
     /// Waits for a Sterna peer to accept the compatibility record.
     Comparing,
@@ -212,7 +212,7 @@ pub enum Event {
     ChannelsReady,
     /// [`Action::Identify`] succeeded with this result.
     PeerIdentified(Peer),
-    /// [`Action::Identify`] found a peer that waits for a configuration to make its VM from.
+    /// [`Action::Identify`] found a peer that makes its VM from a configuration.
     ConfigurationWanted,
     /// [`Action::Configure`] succeeded: the peer has a VM.
     ConfigurationAccepted,
@@ -330,10 +330,9 @@ pub enum Event {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
     /// Open the return path, send the extension pings and the fence, wait for
-    /// the fence's PONG. Ends in [`Event::PeerIdentified`] or [`Event::ConfigurationWanted`]. After
-    /// [`Event::ConfigurationAccepted`] the stream begins again, and this action is repeated.
+    /// the fence's PONG. Ends in [`Event::PeerIdentified`] or [`Event::ConfigurationWanted`].
     Identify,
-    /// Send the VM's configuration and its ping. Ends in [`Event::ConfigurationAccepted`].
+    /// Send the VM's configuration and ping; ends in [`Event::ConfigurationAccepted`].
     Configure,
     /// Send the handover section: the peer is a Sterna.
     SendHandoverId,
@@ -345,8 +344,7 @@ pub enum Action {
     StartPrecopy,
     /// Stop the guest. Ends in [`Event::GuestStopped`] or `GuestStopFailed`.
     StopGuest,
-    /// Release disks and locks. Ends in [`Event::HooksReleased`] or
-    /// `HookReleaseFailed`.
+    /// Release disks and locks. Ends in [`Event::HooksReleased`] or `HookReleaseFailed`.
     ReleaseHooks,
     /// SWITCHOVER_START, last RAM, devices. Ends in [`Event::FinalStateSent`]
     /// (or `ConnectionLost`, `LocalFailure`).

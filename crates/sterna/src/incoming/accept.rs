@@ -217,8 +217,16 @@ fn sort(shared: &Arc<Shared>, channel: &Arc<Channel>) -> Result<(), Break> {
     }
     if let Some(waiting) = &shared.configuring {
         match magic.first_chunk() {
-            Some(&MAIN_MAGIC) => return configuring::main_channel(shared, waiting, &greeting),
-            Some(&MULTIFD_MAGIC) => return configuring::multifd(shared, waiting, &greeting),
+            Some(&MAIN_MAGIC) => {
+                return configuring::main_channel(shared, waiting, &greeting, &|made| {
+                    greet_again(made, channel, main_channel)
+                });
+            }
+            Some(&MULTIFD_MAGIC) => {
+                return configuring::multifd(shared, waiting, &greeting, &|made| {
+                    greet_again(made, channel, multifd)
+                });
+            }
             _ => {}
         }
     }
@@ -233,6 +241,18 @@ fn sort(shared: &Arc<Shared>, channel: &Arc<Channel>) -> Result<(), Break> {
         return Err(MigrationError::from(SettingDifference::NoTlsHere { peer }).into());
     }
     Err(refused(channel, BadConnection::UnknownMagic { first: magic.to_vec() }).into())
+}
+
+/// Greets a connection of the migration whose VM was made meanwhile.
+fn greet_again(
+    made: &Arc<Shared>,
+    channel: &Arc<Channel>,
+    greet: fn(&Shared, &Greeting<'_>) -> Result<(), Break>,
+) -> Result<(), Break> {
+    enter(made, channel);
+    let greeted = greet(made, &Greeting::among(channel, made.params.limits.setup, &made.greetings));
+    made.greetings.leave(channel);
+    greeted
 }
 
 pub(super) fn main_channel(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), Break> {

@@ -9,9 +9,11 @@
 
 mod accept;
 mod acks;
+mod announced;
 mod arrival;
 mod arriving;
 mod autostart;
+mod awaited_vm;
 mod carrier;
 #[cfg(feature = "standby")]
 mod checkpoints;

@@ -11,15 +11,15 @@ use sterna_proto::MigrationId;
 use sterna_proto::destination::{Config, Destination, Event as Fed, Refusal, State};
 use sterna_ram::{Custody, CustodyClaim};
 use sterna_transport::{Address, CancelFlag, Channel, ChannelGroup};
-use sterna_wire::extension::{Features, MigrationSecret};
+use sterna_wire::extension::MigrationSecret;
 use sterna_wire::main::Expectations;
 
 use super::arrival::{Arrival, status_of};
 use super::arriving::Postcopy;
 use super::autostart::Autostart;
+use super::awaited_vm::Configuring;
 use super::carrier::{Carrier, Plain};
 use super::coming_memory::ComingMemory;
-use super::configuring::Configuring;
 use super::greeting::Greetings;
 use super::load_file::LoadFile;
 use super::places::Places;
@@ -28,7 +28,7 @@ use super::streams::inboxes::Inboxes;
 use super::target::{Layout, Target};
 use crate::bell::Bell;
 use crate::driver::Driver;
-use crate::error::{ConfigurationDifference, Difference, Fault, MigrationError, RefusedLane};
+use crate::error::{Difference, Fault, MigrationError, RefusedLane};
 use crate::events::{Event, Observer, Status};
 use crate::limits::machine_limits;
 use crate::pages::PageSink;
@@ -49,9 +49,9 @@ pub(super) struct Shared {
     /// Another connection can arrive at the address, so a lost one can be replaced.
     pub can_be_dialled_again: bool,
     /// `Some` in the state that waits for the source's configuration, without a VM. The migration itself has another.
-    pub configuring: Option<Configuring>,
+    pub configuring: Option<Configuring<Self>>,
     /// The only connection that may become the main channel: the one whose configuration made the VM.
-    only_main: OnceLock<Arc<Channel>>,
+    pub only_main: OnceLock<Arc<Channel>>,
     pub params: Parameters,
     pub capabilities: Capabilities,
     pub observer: Arc<dyn Observer>,
@@ -102,8 +102,8 @@ pub(super) struct Shared {
     /// Why the last start of the guest failed.
     pub start_error: Mutex<Option<MigrationError>>,
     error: Mutex<Option<MigrationError>>,
-    arrival: Mutex<Option<Arrival>>,
-    changed: Condvar,
+    pub arrival: Mutex<Option<Arrival>>,
+    pub changed: Condvar,
     /// The eventfds of VMMs that have an event loop.
     pub bell: Bell,
     /// When a source last asked for the result.
@@ -167,72 +167,6 @@ impl Shared {
             shared.set_layout(layout);
         }
         Ok(shared)
-    }
-
-    /// The state of the migration itself: this one, or the one that was made with the VM.
-    pub(super) fn current(self: &Arc<Self>) -> &Arc<Self> {
-        self.successor().unwrap_or(self)
-    }
-
-    /// The state that was made with the VM from the source's configuration.
-    pub(super) fn successor(&self) -> Option<&Arc<Self>> {
-        self.configuring.as_ref().and_then(Configuring::made)
-    }
-
-    /// Takes over from `waiting` what belongs to the listener and the operator.
-    pub(super) fn follow(&mut self, waiting: &Self) {
-        self.can_be_dialled_again = waiting.can_be_dialled_again;
-        self.closing = waiting.closing.clone();
-        self.no_more_come = Arc::clone(&waiting.no_more_come);
-        self.autostart = Arc::clone(&waiting.autostart);
-    }
-
-    /// Makes `made` the state of the migration. False: the migration was given up before.
-    pub(super) fn hand_over_to(&self, made: &Arc<Self>) -> bool {
-        let Some(configuring) = &self.configuring else { return false };
-        // Decided under the same lock as `end_before_it_began`.
-        let arrival = self.arrival.lock();
-        if arrival.is_some() || self.closing.is_cancelled() {
-            return false;
-        }
-        configuring.set_made(Arc::clone(made));
-        drop(arrival);
-        configuring.wake(false);
-        self.changed.notify_all();
-        true
-    }
-
-    /// Accepts no other main channel than `channel`.
-    pub(super) fn set_only_main(&self, channel: &Arc<Channel>) {
-        let _ = self.only_main.set(Arc::clone(channel));
-    }
-
-    /// Refuses a main channel of a source that is not the one for which the VM was made.
-    pub(super) fn check_only_main(&self, channel: &Arc<Channel>) -> Result<(), MigrationError> {
-        match self.only_main.get() {
-            Some(only) if !Arc::ptr_eq(only, channel) => {
-                Err(ConfigurationDifference::Taken { peer: channel.peer().to_owned() }.into())
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// This side's features beyond QEMU's format, under the present settings.
-    pub(super) fn features(&self) -> Features {
-        let mut features = Features::OURS;
-        if self.capabilities.postcopy_ram {
-            features = features.union(Features::POSTCOPY);
-            if self.places.lanes() > 0 {
-                features = features.union(Features::POSTCOPY_LANES);
-            }
-        }
-        if self.capabilities.postcopy_preempt {
-            features = features.union(Features::PREEMPT);
-        }
-        if self.can_wait() {
-            features = features.union(Features::RECONNECT);
-        }
-        features
     }
 
     /// The properties that the main channel must match.

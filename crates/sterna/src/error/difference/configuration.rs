@@ -1,6 +1,6 @@
 //! A destination that makes its VM from the source's configuration.
 
-use crate::start_error::StartError;
+use crate::settings_error::SettingsError;
 
 /// Why a destination that has no VM yet does not take a source's configuration, or gets none.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -21,7 +21,7 @@ pub enum ConfigurationDifference {
     },
     /// The settings that would result at the destination exclude each other, or do not fit its address.
     #[error("with the source's settings this side cannot receive the guest: {0}")]
-    Excluded(#[source] Box<StartError>),
+    Excluded(#[source] SettingsError),
     /// The source sends no configuration, and this side has no VM without one.
     #[error(
         "{peer}: the source sent no configuration, and this side makes its VM from one: the source must be a Sterna \

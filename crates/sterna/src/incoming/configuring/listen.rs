@@ -4,10 +4,11 @@ use std::sync::{Arc, mpsc};
 
 use sterna_transport::{Address, Listener};
 
+use super::making;
 use super::no_vm::NoVm;
-use super::{Configuring, making};
 use crate::error::VmError;
 use crate::events::Observer;
+use crate::incoming::awaited_vm::Configuring;
 use crate::incoming::greeting::Greetings;
 use crate::incoming::shared::Shared;
 use crate::incoming::{Incoming, accept, check_settings};

@@ -1,21 +1,16 @@
 //! Makes the VM, and the state of its migration, on a thread of its own.
 
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::mpsc::Receiver;
 use std::thread::JoinHandle;
 
-use sterna_ram::missing_pages::MissingPages;
-
-use super::Configuring;
 use crate::error::{ConfigurationDifference, MigrationError, VmError};
+use crate::incoming::awaited_vm::{Agreed, Job, no_postcopy};
 use crate::incoming::control;
 use crate::incoming::postcopy;
 use crate::incoming::shared::Shared;
 use crate::incoming::transport::interface::Beginning;
 use crate::incoming::vm_target::VmTarget;
-use crate::params::{Capabilities, Parameters};
-use crate::rules::{self, Features, Side};
-use crate::shared_settings::Settings;
 use crate::start_error::StartError;
 use crate::threads::{self, ThreadRole, call, tried};
 use crate::vm::TargetVm;
@@ -26,19 +21,8 @@ const CALLBACK: &str = "the callback of Incoming::listen_with";
 /// The VMM's callback.
 pub(super) type Make = Box<dyn FnOnce(&[u8]) -> Result<Arc<dyn TargetVm>, VmError> + Send>;
 
-/// The settings of a migration after both sides have agreed.
-pub(super) type Agreed = (Parameters, Capabilities);
-
-/// A configuration from which the VM is to be made.
-pub(super) struct Job {
-    shared: Arc<Shared>,
-    agreed: Agreed,
-    configuration: Vec<u8>,
-    answer: Sender<Result<Arc<Shared>, MigrationError>>,
-}
-
 /// Starts the thread `configure`. It waits for one configuration, and ends if none can come any more.
-pub(super) fn spawn(jobs: Receiver<Job>, make: Make) -> Result<JoinHandle<()>, MigrationError> {
+pub(super) fn spawn(jobs: Receiver<Job<Shared>>, make: Make) -> Result<JoinHandle<()>, MigrationError> {
     let work = move || {
         if let Ok(Job { shared, agreed, configuration, answer }) = jobs.recv() {
             let made = tried("making the VM", || perform(&shared, agreed, &configuration, make));
@@ -47,32 +31,6 @@ pub(super) fn spawn(jobs: Receiver<Job>, make: Make) -> Result<JoinHandle<()>, M
         }
     };
     threads::spawn(ThreadRole::Configure, work, |_| ())
-}
-
-/// The settings for a source with the shared settings `theirs`. An error leaves the VM to another source.
-pub(super) fn settings(configuring: &Configuring, theirs: &Settings) -> Result<Agreed, MigrationError> {
-    let (params, capabilities) = configuring.own.clone();
-    let (params, capabilities) = configuring.settings.agree(theirs, params, capabilities)?;
-    rules::check(Features::of(&configuring.at, &params, &capabilities), Side::Destination)
-        .map_err(|error| excluded(error.into()))?;
-    if capabilities.postcopy_ram {
-        MissingPages::probe().map_err(|error| excluded(StartError::Postcopy(Arc::new(error))))?;
-    }
-    Ok((params, capabilities))
-}
-
-/// Lets the thread `configure` make the VM, and waits for it.
-pub(super) fn make(
-    shared: &Arc<Shared>,
-    jobs: &Sender<Job>,
-    agreed: Agreed,
-    configuration: Vec<u8>,
-) -> Result<Arc<Shared>, MigrationError> {
-    let (answer, answered) = mpsc::channel();
-    let job = Job { shared: Arc::clone(shared), agreed, configuration, answer };
-    let ended = || MigrationError::Internal("the thread that makes the VM has ended".to_owned());
-    jobs.send(job).map_err(|_| ended())?;
-    answered.recv().map_err(|_| ended())?
 }
 
 fn perform(
@@ -103,6 +61,10 @@ fn perform(
     Err(MigrationError::Cancelled)
 }
 
+/// The error for settings with which the VM that was made cannot receive a guest.
 fn excluded(error: StartError) -> MigrationError {
-    ConfigurationDifference::Excluded(Box::new(error)).into()
+    match error {
+        StartError::Settings(error) => ConfigurationDifference::Excluded(error).into(),
+        error => no_postcopy(&error).into(),
+    }
 }

@@ -5,19 +5,21 @@ use std::time::{Duration, Instant};
 
 use sterna_transport::Channel;
 use sterna_wire::WireError;
-use sterna_wire::extension::{CONFIGURATION_PING, EXTENSION_PING, Features, SourceConfiguration};
+use sterna_wire::extension::{
+    CONFIGURATION_PING, ConfigurationRefusal, EXTENSION_PING, Features, SourceConfiguration,
+};
 use sterna_wire::main::{
     BodyKind, Command, Expectations, MainDecoder, MainItem, SectionKind, SectionKnowledge, Step,
 };
 use sterna_wire::return_path::ReturnMessage;
 
 use crate::error::{
-    BadConnection, ConfigurationDifference, Ending, Fault, MigrationError, Misbehaviour, Untimely,
+    BadConnection, ConfigurationDifference, Difference, Ending, Fault, MigrationError, Misbehaviour, Untimely,
 };
-use crate::incoming::loader::CHANNEL;
 use crate::incoming::reader::{More, Reader};
 use crate::interruption::Break;
 
+const CHANNEL: &str = "main channel";
 /// How long a source that does not read may delay the answer that it is refused.
 const LAST_WORD: Duration = Duration::from_secs(1);
 
@@ -120,7 +122,7 @@ impl Prologue {
 
     /// Tells the source that the VM is made.
     pub(super) fn accept(&self) -> Result<(), MigrationError> {
-        self.say(&super::ACCEPTED)
+        self.say(&ACCEPTED)
     }
 
     /// Tells the source why no VM is made, if it can be told.
@@ -130,7 +132,7 @@ impl Prologue {
             return;
         }
         let message = match self.is_configured {
-            true => ReturnMessage::ConfigurationRefused(super::refusal(error)),
+            true => ReturnMessage::ConfigurationRefused(refusal(error)),
             // A QEMU, or a source that sends something else.
             false => ReturnMessage::Shut(1),
         };
@@ -178,6 +180,23 @@ impl Prologue {
 
     fn none_sent(&self) -> MigrationError {
         ConfigurationDifference::NoneSent { peer: self.channel.peer().to_owned() }.into()
+    }
+}
+
+/// The answer to a configuration from which the VM was made.
+const ACCEPTED: ReturnMessage = ReturnMessage::Pong(CONFIGURATION_PING);
+
+/// The text of a refusal for the source.
+fn refusal(error: &MigrationError) -> ConfigurationRefusal {
+    let text = |error: &dyn std::fmt::Display| error.to_string().replace('\0', "\u{fffd}");
+    match error {
+        MigrationError::PeerIncompatible(Difference::Configuration(ConfigurationDifference::Setting {
+            setting,
+            limit,
+            ..
+        })) => ConfigurationRefusal::Setting { name: setting.clone(), limit: limit.clone() },
+        MigrationError::Vm(_) | MigrationError::Panicked { .. } => ConfigurationRefusal::Vm(text(error)),
+        error => ConfigurationRefusal::Other(text(error)),
     }
 }
 
