@@ -51,7 +51,13 @@ pub(super) fn spawn(shared: &Arc<Shared>) -> Result<(), MigrationError> {
             control.run(driver);
         }
     };
-    threads::spawn(ThreadRole::Incoming, work, move |error| at_death.end(Arrival::Failed(error))).map(drop)
+    let died = move |error: MigrationError| {
+        // No thread performs the machine's actions. If none has begun, the VM and its custody are as before.
+        if !at_death.end_before_it_began(error.clone()) {
+            at_death.end(Arrival::Failed(error));
+        }
+    };
+    threads::spawn(ThreadRole::Incoming, work, died).map(drop)
 }
 
 struct Control {
