@@ -2,6 +2,7 @@
 
 mod copied;
 mod delta;
+mod hooked;
 mod in_flight;
 mod led;
 mod link;
