@@ -39,7 +39,9 @@ fn sentence(rest: &str) -> String {
     while let Some(letter) = letters.next() {
         match letter {
             '"' => break,
-            '\\' if letters.peek() == Some(&'\n') => while letters.next_if(|c| c.is_whitespace()).is_some() {},
+            '\\' if letters.peek() == Some(&'\n') => {
+                while letters.next_if(|c| c.is_whitespace()).is_some() {}
+            }
             '\\' => text.extend(letters.next()),
             '{' => {
                 text.push('X');
@@ -74,7 +76,10 @@ fn every_sentence_of_a_cause_is_a_clause_that_another_one_may_follow() {
         }
     }
     assert!(count > 150, "{count} sentences");
-    assert_eq!(sentences("#[error(\n    \"a {b:?}, \\\n     c \\\"d\\\"\",\n e)] #[error(transparent)]"), ["a X, c \"d\""]);
+    assert_eq!(
+        sentences("#[error(\n    \"a {b:?}, \\\n     c \\\"d\\\"\",\n e)] #[error(transparent)]"),
+        ["a X, c \"d\""]
+    );
 }
 
 #[test]
