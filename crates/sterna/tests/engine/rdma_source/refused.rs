@@ -4,7 +4,7 @@ use sterna::error::{Difference, MigrationError, RdmaDifference};
 use sterna::{Compression, SettingsError};
 use sterna_transport::TransportError;
 use sterna_transport::rdma::{CompletionStatus, RdmaError, RejectReason};
-use sterna_wire::{Fault, WireError};
+use sterna_wire::Fault;
 
 use super::*;
 use crate::support::cause;
@@ -79,8 +79,8 @@ fn block_list_that_lies_is_refused_before_anything_is_written() {
 
         let Outcome::Failed { error, held: false } = outcome else { panic!("{outcome:?}") };
         assert_eq!(error.fault(), Some(Fault::PeerIncompatible), "{error}");
-        let Some(WireError { message, .. }) = cause(&error) else { panic!("{error:?}") };
-        assert_eq!(*message, "RAM_BLOCKS_RESULT", "{error}");
+        let MigrationError::Wire { error: broken, .. } = &error else { panic!("{error:?}") };
+        assert_eq!(broken.message, "RAM_BLOCKS_RESULT", "{error}");
         assert_eq!(lab.network.counts_of(&lab.source).writes, 0);
         lab.assert_empty();
     }
