@@ -2,6 +2,7 @@
 //! from the tests, because it installs tools and another toolchain, and takes long.
 
 mod api;
+mod embedding;
 mod manifests;
 mod mutants;
 mod tools;
@@ -16,8 +17,9 @@ use crate::parts::{Outcome, Parts};
 use crate::process::{self, Failure, Result};
 use crate::workspace::{Metadata, target_directory};
 
-const PARTS: [&str; 8] = ["manifests", "package", "msrv", "features", "docs", "api", "deny", "mutants"];
-/// Features of which a crate with TLS needs one.
+const PARTS: [&str; 9] =
+    ["manifests", "package", "msrv", "features", "embedding", "docs", "api", "deny", "mutants"];
+/// Features that choose the library of TLS.
 const TLS_LIBRARIES: [&str; 2] = ["aws-lc-rs", "ring"];
 /// Text that cargo-deny prints when it has no network.
 const NO_NETWORK: &str = "failed to fetch advisory database";
@@ -44,6 +46,7 @@ pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
     parts.part("package", || package(&crates, &names));
     parts.part("msrv", || msrv(&crates));
     parts.part("features", || features(&crates));
+    parts.part("embedding", embedding::check);
     parts.part("docs", || docs(&names));
     parts.part("api", || api::check(&crates));
     parts.part("deny", deny);
@@ -64,6 +67,14 @@ impl Published {
     fn features(&self) -> Vec<String> {
         let features = self.package["features"].as_object();
         features.into_iter().flat_map(|map| map.keys()).filter(|name| *name != "default").cloned().collect()
+    }
+}
+
+impl Published {
+    /// Whether no feature switches TLS off, so that each set of features needs a library for it.
+    fn always_speaks_tls(&self) -> bool {
+        let uses = self.package["dependencies"].as_array().into_iter().flatten();
+        uses.filter(|used| used["name"] == "rustls").any(|used| used["optional"] == false)
     }
 }
 
@@ -158,14 +169,22 @@ fn msrv(crates: &[Published]) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// Checks each crate without features, and with each feature alone. A crate with TLS needs a TLS
-/// library in every set.
+/// Checks each crate without features, with each feature alone, and with all. A crate that always
+/// speaks TLS needs a library for it in every set.
 fn features(crates: &[Published]) -> Result<Outcome> {
     let mut count = 0;
     for each in crates {
-        for set in sets(&each.features()) {
+        for set in sets(&each.features(), each.always_speaks_tls()) {
             let mut command = process::cargo();
-            command.args(["check", "--quiet", "--locked", "--no-default-features", "--package", &each.name]);
+            command.args([
+                "check",
+                "--lib",
+                "--quiet",
+                "--locked",
+                "--no-default-features",
+                "--package",
+                &each.name,
+            ]);
             command.args(["--features", &set.join(",")]);
             command.arg("--target-dir").arg(target_directory().join("release-check"));
             process::run(&mut command)?;
@@ -176,16 +195,19 @@ fn features(crates: &[Published]) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// The smallest sets of features that build, and each set with one more feature.
-fn sets(features: &[String]) -> Vec<Vec<&str>> {
+/// The smallest sets of features that build, each set with one more feature, and all features.
+fn sets(features: &[String], needs_library: bool) -> Vec<Vec<&str>> {
     let (libraries, others): (Vec<&str>, Vec<&str>) =
         features.iter().map(String::as_str).partition(|name| TLS_LIBRARIES.contains(name));
     let mut sets: Vec<Vec<&str>> = libraries.iter().map(|library| vec![*library]).collect();
-    let least = sets.first().cloned().unwrap_or_default();
-    if sets.is_empty() {
-        sets.push(Vec::new());
+    let least = if needs_library { sets.first().cloned().unwrap_or_default() } else { Vec::new() };
+    if !needs_library {
+        sets.insert(0, Vec::new());
     }
     sets.extend(others.iter().map(|other| least.iter().copied().chain([*other]).collect()));
+    if features.len() > 1 {
+        sets.push(features.iter().map(String::as_str).collect());
+    }
     sets
 }
 
@@ -193,7 +215,7 @@ fn sets(features: &[String]) -> Vec<Vec<&str>> {
 fn docs(names: &[String]) -> Result<Outcome> {
     let mut command = process::cargo();
     command
-        .args(["doc", "--quiet", "--locked", "--no-deps"])
+        .args(["doc", "--quiet", "--locked", "--no-deps", "--all-features"])
         .env("RUSTDOCFLAGS", "-D rustdoc::broken-intra-doc-links");
     select(&mut command, names);
     command.arg("--target-dir").arg(target_directory().join("release-check"));
@@ -230,12 +252,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_set_of_a_crate_with_tls_has_a_library_for_it() {
+    fn sets_are_the_least_each_feature_alone_and_all() {
         let of = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
 
-        assert_eq!(sets(&[]), [Vec::<&str>::new()]);
-        assert_eq!(sets(&of(&["statebank"])), [vec![], vec!["statebank"]]);
+        assert_eq!(sets(&[], false), [Vec::<&str>::new()]);
+        assert_eq!(sets(&of(&["statebank"]), false), [vec![], vec!["statebank"]]);
         let with_tls = of(&["ring", "vm-memory", "aws-lc-rs"]);
-        assert_eq!(sets(&with_tls), [vec!["ring"], vec!["aws-lc-rs"], vec!["ring", "vm-memory"]]);
+        let all = vec!["ring", "vm-memory", "aws-lc-rs"];
+        let alone = [vec![], vec!["ring"], vec!["aws-lc-rs"], vec!["vm-memory"], all.clone()];
+        assert_eq!(sets(&with_tls, false), alone);
+        assert_eq!(sets(&with_tls, true), [vec!["ring"], vec!["aws-lc-rs"], vec!["ring", "vm-memory"], all]);
     }
 }

@@ -62,6 +62,7 @@ fn interface(tool: &Path, each: &Published) -> Result<String> {
         "--quiet",
         "--locked",
         "--lib",
+        "--all-features",
         "--package",
         &each.name,
     ]);

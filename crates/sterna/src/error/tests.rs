@@ -114,7 +114,7 @@ fn every_cause_keeps_the_error_of_the_layer_below() {
 #[test]
 fn area_of_a_cause_decides_whose_fault_it_is() {
     assert_eq!(MigrationError::from(BadAnswer::Unasked).fault(), Some(Fault::PeerMisbehaved));
-    assert_eq!(MigrationError::from(MemoryDifference::ToQemu).fault(), Some(Fault::PeerIncompatible));
+    assert_eq!(MigrationError::from(MemoryDifference::CopiesThere).fault(), Some(Fault::PeerIncompatible));
     assert_eq!(MigrationError::from(Ending::Lost).fault(), None);
     let limit = MigrationError::Limit { what: Awaited::Loading, after: Duration::from_secs(1) };
     assert_eq!(limit.fault(), Some(Fault::PeerMisbehaved));

@@ -1,4 +1,4 @@
-//! Connections of a primary beside its guest's: the contact, and the writes to disks (specs/replica.md).
+//! Connections of a primary that bring no guest: the contact, and the writes to disks (specs/replica.md).
 
 use sterna_wire::nbd::DiskHello;
 use sterna_wire::replica::Hello;
