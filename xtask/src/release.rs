@@ -176,15 +176,7 @@ fn features(crates: &[Published]) -> Result<Outcome> {
     for each in crates {
         for set in sets(&each.features(), each.always_speaks_tls()) {
             let mut command = process::cargo();
-            command.args([
-                "check",
-                "--lib",
-                "--quiet",
-                "--locked",
-                "--no-default-features",
-                "--package",
-                &each.name,
-            ]);
+            command.args(["check", "--quiet", "--locked", "--no-default-features", "--package", &each.name]);
             command.args(["--features", &set.join(",")]);
             command.arg("--target-dir").arg(target_directory().join("release-check"));
             process::run(&mut command)?;
