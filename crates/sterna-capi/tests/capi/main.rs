@@ -1,0 +1,16 @@
+//! The C interface: from Rust through the same functions, and from C, Go and Python through the installed library.
+//!
+//! `cargo test -p sterna-capi --test capi SUBJECT::` runs the tests of one subject.
+#![allow(clippy::print_stderr, reason = "a skipped test says so")]
+
+#[path = "../../../sterna-transport/tests/support/certificates.rs"]
+mod certificates;
+mod installed;
+mod plain;
+
+mod c_vmm;
+mod header;
+mod languages;
+mod lifetime;
+mod migrate;
+mod wrong_input;

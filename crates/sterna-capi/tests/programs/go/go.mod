@@ -1,0 +1,3 @@
+module sterna.example/save-restore
+
+go 1.19
