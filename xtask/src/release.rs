@@ -5,7 +5,7 @@ mod api;
 mod embedding;
 mod manifests;
 mod mutants;
-mod tools;
+pub mod tools;
 
 use std::io::ErrorKind;
 use std::path::PathBuf;

@@ -5,6 +5,7 @@ use std::process::Command;
 
 use crate::parts::{Outcome, Parts};
 use crate::process::{self, Failure, Result};
+use crate::release::tools;
 
 /// A program that a part needs, and the Debian package that contains it.
 #[derive(Debug, Clone, Copy)]
@@ -21,6 +22,12 @@ pub const C_COMPILER: Tool = Tool { program: "cc", package: "gcc" };
 pub const CXX_COMPILER: Tool = Tool { program: "c++", package: "g++" };
 /// Needed for a test that drives the control socket with PyPI's qemu.qmp.
 pub const PYTHON: Tool = Tool { program: "python3", package: "python3-venv" };
+/// Needed for tests that call the C interface from Go and Python, and that build against its pkg-config file.
+pub const CALLERS_OF_C: [Tool; 3] = [
+    Tool { program: "go", package: "golang-go" },
+    Tool { program: "/usr/lib/python3/dist-packages/cffi/__init__.py", package: "python3-cffi" },
+    Tool { program: "pkg-config", package: "pkg-config" },
+];
 /// Needed for the test that compares Rust's RDMA structures with those in C. The build does not
 /// need them.
 pub const RDMA_HEADERS: [Tool; 2] = [
@@ -43,13 +50,22 @@ pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
 pub fn everything() -> Result<Outcome> {
     rust_components()?;
     let mut lacking = Vec::new();
-    for tools in
-        [&[C_COMPILER, CXX_COMPILER, PYTHON][..], crate::lab::TOOLS, &[crate::roots::BUILDER], &RDMA_HEADERS]
-    {
+    for tools in [
+        &[C_COMPILER, CXX_COMPILER, PYTHON][..],
+        crate::lab::TOOLS,
+        &[crate::roots::BUILDER],
+        &RDMA_HEADERS,
+        &CALLERS_OF_C,
+    ] {
         if let Err(why) = ensure(tools) {
             println!("{why}");
             lacking.push(why);
         }
+    }
+    // A test compares the header of the C interface with its output.
+    if let Err(why) = tools::installed(&tools::CBINDGEN) {
+        println!("{why}");
+        lacking.push(why);
     }
     if process::installed(C_COMPILER.program) { Ok(Outcome::Passed) } else { Err(lacking.join("; ")) }
 }

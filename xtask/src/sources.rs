@@ -54,6 +54,7 @@ const DOCUMENTS: &[&str] = &[
     "PROMISES.md",
     "CHANGELOG.md",
     "SECURITY.md",
+    "docs/c-api.md",
     "docs/cli.md",
     "docs/combinations.md",
     "docs/compatibility.md",

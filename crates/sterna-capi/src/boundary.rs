@@ -142,3 +142,35 @@ pub(crate) unsafe fn read<T: Versioned>(given: *const T) -> Done<T> {
 pub(crate) fn is_null(name: &str) -> Failure {
     Failure::new(STERNA_ERROR_NULL, format!("{name} is NULL"))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::CStr;
+    use std::ptr::null_mut;
+
+    use super::*;
+    use crate::error::{STERNA_ERROR_INTERNAL, sterna_error_free, sterna_error_message};
+
+    #[test]
+    fn panic_ends_at_the_boundary_as_an_error_with_its_text() {
+        let mut error = null_mut();
+
+        // SAFETY: valid for a write.
+        let code = unsafe { enter(&raw mut error, || panic!("the {}", "text")) };
+
+        assert_eq!(code, STERNA_ERROR_INTERNAL);
+        // SAFETY: the error from above, which is freed once.
+        unsafe {
+            let text = CStr::from_ptr(sterna_error_message(error)).to_str().expect("UTF-8");
+            assert_eq!(text, "internal error, please report it: the text");
+            sterna_error_free(error);
+            assert_eq!(enter(null_mut(), || panic!("again")), STERNA_ERROR_INTERNAL);
+        }
+        assert_eq!(quietly(3, || panic!("and again")), 3);
+    }
+
+    #[test]
+    fn text_with_a_nul_ends_there() {
+        assert_eq!(new_text("a\0b").as_bytes(), b"a");
+    }
+}

@@ -22,6 +22,9 @@ pub const PUBLIC_API: Tool = Tool { name: "cargo-public-api", version: "0.52.0" 
 /// Changes a program in places where a test should notice.
 pub const MUTANTS: Tool = Tool { name: "cargo-mutants", version: "27.1.0" };
 
+/// Writes the header of the C interface. Another version writes another text.
+pub const CBINDGEN: Tool = Tool { name: "cbindgen", version: "0.29.4" };
+
 /// The path of the tool, which is built first if necessary. The error text explains why it is
 /// unavailable.
 pub fn installed(tool: &Tool) -> Result<PathBuf> {

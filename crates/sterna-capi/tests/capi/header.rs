@@ -13,11 +13,14 @@ const CBINDGEN: &str = "cbindgen-0.29.4";
 #[test]
 fn header_is_what_cbindgen_writes() {
     let Some(cbindgen) = cbindgen() else {
-        eprintln!("SKIPPED header_is_what_cbindgen_writes: there is no cbindgen; `cargo xtask setup` installs it");
+        eprintln!(
+            "SKIPPED header_is_what_cbindgen_writes: there is no cbindgen; `cargo xtask setup` installs it"
+        );
         return;
     };
     let mut command = Command::new(cbindgen);
-    let written = run(command.current_dir(crate_directory()).args(["--quiet", "--config", "cbindgen.toml", "."]));
+    let written =
+        run(command.current_dir(crate_directory()).args(["--quiet", "--config", "cbindgen.toml", "."]));
     let file = crate_directory().join("sterna.h");
     if std::env::var_os("STERNA_BLESS").is_some() {
         std::fs::write(&file, &written).expect("written");
@@ -45,7 +48,9 @@ fn header_has_the_version_of_the_crate() {
 
 #[test]
 fn library_exports_the_functions_under_their_version_and_nothing_else() {
-    let Some(installed) = installed::or_skip("library_exports_the_functions_under_their_version_and_nothing_else") else {
+    let Some(installed) =
+        installed::or_skip("library_exports_the_functions_under_their_version_and_nothing_else")
+    else {
         return;
     };
     let path = CString::new(installed.library().to_str().expect("UTF-8")).expect("no NUL");
@@ -74,8 +79,25 @@ fn header_is_valid_c_and_cxx() {
             continue;
         }
         let mut command = Command::new(compiler);
-        run(command.args(["-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-x", language]).arg(installed.header()));
+        run(command
+            .args(["-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-x", language])
+            .arg(installed.header()));
     }
+}
+
+#[test]
+fn code_of_the_guide_compiles() {
+    let Some(installed) = installed::or_skip("code_of_the_guide_compiles") else { return };
+    let guide = std::fs::read_to_string(crate_directory().join("../../docs/c-api.md")).expect("a guide");
+    let code = guide.split_once("\n```c\n").and_then(|(_, rest)| rest.split_once("\n```\n")).expect("code").0;
+    let home = tempfile::tempdir().expect("a directory");
+    std::fs::write(home.path().join("guide.c"), format!("{code}\n")).expect("written");
+
+    let mut command = Command::new("cc");
+    command
+        .args(["-fsyntax-only", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-I"])
+        .arg(installed.include());
+    run(command.arg(home.path().join("guide.c")));
 }
 
 fn cbindgen() -> Option<PathBuf> {

@@ -34,7 +34,12 @@ pub(crate) fn exists(program: &str) -> bool {
 pub(crate) fn run(command: &mut Command) -> String {
     let done = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     let text = String::from_utf8_lossy(&done.stdout).into_owned();
-    assert!(done.status.success(), "{command:?}: {}\n{text}{}", done.status, String::from_utf8_lossy(&done.stderr));
+    assert!(
+        done.status.success(),
+        "{command:?}: {}\n{text}{}",
+        done.status,
+        String::from_utf8_lossy(&done.stderr)
+    );
     text
 }
 

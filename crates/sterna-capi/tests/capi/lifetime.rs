@@ -54,9 +54,15 @@ fn running_migration_follows_live_parameters_and_refuses_others() {
     assert_eq!(failed.code, STERNA_ERROR_SETTINGS, "{failed:?}");
     assert_eq!(migration.set(c"max-bandwith", c"1").expect_err("unknown").code, STERNA_ERROR_NAME);
     // SAFETY: the handle is valid.
-    assert_eq!(tried(|e| unsafe { sterna_migration_start_postcopy(migration.0, e) }).expect_err("off").code, STERNA_ERROR_STATE);
+    assert_eq!(
+        tried(|e| unsafe { sterna_migration_start_postcopy(migration.0, e) }).expect_err("off").code,
+        STERNA_ERROR_STATE
+    );
     // SAFETY: as above.
-    assert_eq!(tried(|e| unsafe { sterna_migration_decide(migration.0, 5, e) }).expect_err("5").code, STERNA_ERROR_ARGUMENT);
+    assert_eq!(
+        tried(|e| unsafe { sterna_migration_decide(migration.0, 5, e) }).expect_err("5").code,
+        STERNA_ERROR_ARGUMENT
+    );
     // SAFETY: as above.
     assert_eq!(tried(|e| unsafe { sterna_migration_continue(migration.0, e) }), Ok(()));
 
@@ -162,7 +168,8 @@ fn observer_sees_every_status_and_is_destroyed_once() {
     let (source, target) = (Machine::new(), Machine::new());
     let incoming = target.listen("tcp:127.0.0.1:0", &Settings::new());
     source.boot();
-    let migration = source.try_start(&incoming.address(), &Settings::new(), &observer(seen)).expect("started");
+    let migration =
+        source.try_start(&incoming.address(), &Settings::new(), &observer(seen)).expect("started");
 
     migration.wait(-1).expect("completed");
     drop(migration);
@@ -209,7 +216,8 @@ fn wait_in_a_callback_is_refused() {
 fn restore_from_a_file_that_does_not_exist_fails_and_leaves_the_vm_usable() {
     let target = Machine::new();
     let home = tempfile::tempdir().expect("a directory");
-    let address = std::ffi::CString::new(format!("file:{}", home.path().join("none").display())).expect("no NUL");
+    let address =
+        std::ffi::CString::new(format!("file:{}", home.path().join("none").display())).expect("no NUL");
     let mut incoming = null_mut();
 
     // SAFETY: valid pointers.

@@ -39,7 +39,8 @@ fn precopy_moves_memory_and_device() {
 
 #[test]
 fn multifd_with_compression_moves_the_guest_over_its_channels() {
-    let settings = Settings::new().on("multifd").set("multifd-channels", "3").set("multifd-compression", "zstd");
+    let settings =
+        Settings::new().on("multifd").set("multifd-channels", "3").set("multifd-compression", "zstd");
 
     let statistics = migrate(&settings);
 

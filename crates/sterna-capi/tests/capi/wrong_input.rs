@@ -26,17 +26,31 @@ fn null_is_refused_by_its_name() {
             ("sterna_vm_callbacks", tried(|e| sterna_vm_new(c"m".as_ptr(), null(), null(), &raw mut vm, e))),
             ("vm", tried(|e| sterna_vm_add_ram(null_mut(), null(), e))),
             ("slots", tried(|e| sterna_vm_use_kvm_dirty_log(machine.vm, 0, null(), 1, e))),
-            ("address", tried(|e| {
-                sterna_migration_start(machine.vm, null(), null(), null(), &raw mut migration, e)
-            })),
+            (
+                "address",
+                tried(|e| sterna_migration_start(machine.vm, null(), null(), null(), &raw mut migration, e)),
+            ),
             ("migration", tried(|e| sterna_migration_wait(null_mut(), 0, e))),
-            ("vm", tried(|e| {
-                sterna_incoming_listen(null_mut(), c"tcp:h:1".as_ptr(), null(), null(), &raw mut incoming, e)
-            })),
+            (
+                "vm",
+                tried(|e| {
+                    sterna_incoming_listen(
+                        null_mut(),
+                        c"tcp:h:1".as_ptr(),
+                        null(),
+                        null(),
+                        &raw mut incoming,
+                        e,
+                    )
+                }),
+            ),
             ("incoming", tried(|e| sterna_incoming_wait(null_mut(), 0, null_mut(), e))),
-            ("incoming", tried(|e| {
-                sterna_incoming_listen(machine.vm, c"tcp:h:1".as_ptr(), null(), null(), null_mut(), e)
-            })),
+            (
+                "incoming",
+                tried(|e| {
+                    sterna_incoming_listen(machine.vm, c"tcp:h:1".as_ptr(), null(), null(), null_mut(), e)
+                }),
+            ),
         ];
         for (name, result) in calls {
             let failed = result.expect_err(name);
@@ -187,8 +201,9 @@ fn machine_without_memory_or_dirty_source_does_not_migrate() {
     // SAFETY: valid pointers.
     unsafe {
         done(|e| sterna_vm_new(c"m".as_ptr(), null(), &raw const given, &raw mut vm, e));
-        let mut start =
-            || tried(|e| sterna_migration_start(vm, c"tcp:h:1".as_ptr(), null(), null(), &raw mut migration, e));
+        let mut start = || {
+            tried(|e| sterna_migration_start(vm, c"tcp:h:1".as_ptr(), null(), null(), &raw mut migration, e))
+        };
 
         let failed = start().expect_err("no memory");
         assert!(failed.code == STERNA_ERROR_STATE && failed.text.contains("sterna_vm_add_ram"), "{failed:?}");
