@@ -369,6 +369,9 @@ typedef struct sterna_vm_callbacks {
   // Source: stops the guest. On return no vCPU runs, I/O is complete, and no device writes guest memory. Idempotent.
   // After a failure the guest runs as before.
   sterna_step stop;
+  // Source, guest stopped, hooks released: lets stopped devices write guest memory for the last time. On return none writes
+  // it. Undone by `resume`. May be NULL.
+  sterna_step quiesce;
   // Source: undoes `stop`. Idempotent.
   sterna_step resume;
   // Source: makes each vCPU sleep `percent` percent of the time; 0 removes the throttle. NULL refuses `auto-converge`.
@@ -540,6 +543,13 @@ int32_t sterna_incoming_wait(struct sterna_incoming *incoming,
                              bool *is_running,
                              struct sterna_error **error);
 
+// A descriptor that becomes readable at each event and at the end; see sterna_migration_event_fd.
+//
+// Errors: STERNA_ERROR_SYSTEM. Threads: any.
+int32_t sterna_incoming_event_fd(struct sterna_incoming *incoming,
+                                 int32_t *fd,
+                                 struct sterna_error **error);
+
 // Cancels the migration on this side and discards the guest.
 //
 // Errors: STERNA_ERROR_STATE after the guest was handed over to this side, or if it is held. Threads: any.
@@ -609,11 +619,20 @@ int32_t sterna_migration_start(struct sterna_vm *vm,
 // Waits for the end of the migration: STERNA_OK if the destination has the guest or the file is complete. `timeout_ms` is in
 // milliseconds; 0 asks without waiting, a negative value waits without limit. May be called again.
 //
-// Errors: STERNA_ERROR_TIMED_OUT, STERNA_ERROR_UNDECIDED instead if the migration is undecided then; STERNA_ERROR_CANCELLED,
-// STERNA_ERROR_FAILED, STERNA_ERROR_HELD. Threads: any, several at a time, but not in a callback.
+// Errors: STERNA_ERROR_TIMED_OUT. STERNA_ERROR_UNDECIDED when the migration becomes undecided, or after the time-out if it was
+// undecided before; without a time-out the call waits until that has ended. STERNA_ERROR_CANCELLED, STERNA_ERROR_FAILED,
+// STERNA_ERROR_HELD. Threads: any, several at a time, but not in a callback.
 int32_t sterna_migration_wait(struct sterna_migration *migration,
                               int64_t timeout_ms,
                               struct sterna_error **error);
+
+// A descriptor that becomes readable at each event and at the end, for poll and epoll. When it is readable, read 8 bytes from it,
+// then ask for the status or call sterna_migration_wait with the time-out 0. It belongs to the handle: do not close it.
+//
+// Errors: STERNA_ERROR_SYSTEM. Threads: any.
+int32_t sterna_migration_event_fd(struct sterna_migration *migration,
+                                  int32_t *fd,
+                                  struct sterna_error **error);
 
 // Cancels the migration; the guest continues to run here. Returns without waiting.
 //
@@ -744,6 +763,18 @@ int32_t sterna_parameters_set_tls_directory(struct sterna_parameters *parameters
 int32_t sterna_parameters_set_tls_client(struct sterna_parameters *parameters,
                                          const char *name,
                                          struct sterna_error **error);
+
+// Sets a function that each thread of a migration with these settings calls first, with the thread's role, such as "lane 3": for
+// seccomp filters, affinity, cgroups and signal masks. `destroy` is called when neither the settings nor a migration need
+// `user` any more; it may be NULL. A NULL `hook` removes the function.
+//
+// Errors: STERNA_ERROR_NULL; `destroy` is not called then. Threads: any. The hook runs on each thread, several at a time.
+int32_t sterna_parameters_set_thread_hook(struct sterna_parameters *parameters,
+                                          void (*hook)(void *user,
+                                                       const char *role),
+                                          void *user,
+                                          sterna_notice destroy,
+                                          struct sterna_error **error);
 
 // Frees the settings. Migrations have copies. NULL is allowed.
 //

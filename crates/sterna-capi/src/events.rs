@@ -8,7 +8,6 @@ use sterna::{Event, Observer, StartError, Status};
 
 use crate::boundary::{Done, Versioned, new_text, read};
 use crate::callbacks::{Owned, inside, sterna_notice};
-use crate::waiting::Bell;
 
 /// No migration was started.
 pub const STERNA_STATUS_NONE: i32 = 0;
@@ -130,10 +129,9 @@ pub(crate) fn status_code(status: Status) -> i32 {
     NAMES.iter().find(|(_, known, _)| *known == status).map_or(STERNA_STATUS_OTHER, |(code, ..)| *code)
 }
 
-/// The observer of a migration: wakes waiting calls, and calls the program.
+/// The observer of a migration: calls the program.
 pub(crate) struct Teller {
     given: Option<(sterna_observer, Owned)>,
-    bell: Arc<Bell>,
 }
 
 // SAFETY: the callbacks may be called on any thread, by their contract.
@@ -144,13 +142,13 @@ unsafe impl Sync for Teller {}
 impl Teller {
     /// # Safety
     /// `observer` is as the header says.
-    pub(crate) unsafe fn new(observer: *const sterna_observer, bell: Arc<Bell>) -> Done<Self> {
+    pub(crate) unsafe fn new(observer: *const sterna_observer) -> Done<Self> {
         if observer.is_null() {
-            return Ok(Self { given: None, bell });
+            return Ok(Self { given: None });
         }
         // SAFETY: as the contract says.
         let given = unsafe { read(observer) }?;
-        Ok(Self { given: Some((given, Owned::offered(given.user, given.destroy))), bell })
+        Ok(Self { given: Some((given, Owned::offered(given.user, given.destroy))) })
     }
 
     /// Starts a migration with this observer. Only if that succeeds, the library ends the use of the program's pointer.
@@ -176,7 +174,6 @@ impl Observer for Teller {
             // SAFETY: the program gave the callback for this pointer, which `owned` keeps from being destroyed.
             inside(|| unsafe { tell(owned.user.0, &raw const told) });
         }
-        self.bell.ring();
     }
 }
 

@@ -1,7 +1,6 @@
 //! The destination's side.
 
 use std::ffi::c_char;
-use std::sync::Arc;
 
 use sterna::{Arrival, Incoming, RunState, Status, TlsEndpoint};
 
@@ -12,12 +11,12 @@ use crate::events::{STERNA_STATUS_NONE, Teller, status_code, sterna_observer};
 use crate::migration::{address_of, json, not_started, refused};
 use crate::parameters::{Settings, sterna_parameters};
 use crate::vm::sterna_vm;
-use crate::waiting::Bell;
+use crate::waiting::{Descriptor, LOOK, limit};
 
 /// An incoming migration, or a restore from a file.
 pub struct sterna_incoming {
     incoming: Incoming,
-    bell: Arc<Bell>,
+    descriptor: Descriptor,
 }
 
 /// Waits at an address for a guest, and returns immediately; the address is bound then. "file:PATH" restores a saved guest.
@@ -45,11 +44,16 @@ pub unsafe extern "C" fn sterna_incoming_listen(
             let address = address_of(text(address, "address")?)?;
             let (values, capabilities) = Settings::of(parameters)?.for_engine(TlsEndpoint::Server)?;
             let machine = vm.machine()?;
-            let bell = Arc::new(Bell::default());
-            let teller = Teller::new(observer, Arc::clone(&bell))?;
+            let teller = Teller::new(observer)?;
             let listening =
                 teller.watch(|teller| Incoming::listen(machine, &address, values, capabilities, teller));
-            hand_out(incoming, sterna_incoming { incoming: listening.map_err(not_started)?, bell });
+            hand_out(
+                incoming,
+                sterna_incoming {
+                    incoming: listening.map_err(not_started)?,
+                    descriptor: Descriptor::default(),
+                },
+            );
             Ok(())
         })
     }
@@ -85,7 +89,11 @@ pub unsafe extern "C" fn sterna_incoming_wait(
         enter(error, || {
             may_wait("sterna_incoming_wait")?;
             let this = borrow(incoming, "incoming")?;
-            match this.bell.wait(timeout_ms, || this.incoming.arrival()) {
+            let arrival = match limit(timeout_ms) {
+                Some(limit) => this.incoming.wait_timeout(limit),
+                None => Some(this.incoming.wait()),
+            };
+            match arrival {
                 Some(Arrival::Completed(state)) => {
                     if !is_running.is_null() {
                         is_running.write(state == RunState::Running);
@@ -96,6 +104,26 @@ pub unsafe extern "C" fn sterna_incoming_wait(
                 // `Arrival` is non-exhaustive.
                 _ => Err(Failure::new(STERNA_ERROR_TIMED_OUT, "no guest has arrived within the time-out")),
             }
+        })
+    }
+}
+
+/// A descriptor that becomes readable at each event and at the end; see sterna_migration_event_fd.
+///
+/// Errors: STERNA_ERROR_SYSTEM. Threads: any.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sterna_incoming_event_fd(
+    incoming: *mut sterna_incoming,
+    fd: *mut i32,
+    error: *mut *mut sterna_error,
+) -> i32 {
+    // SAFETY: the header has these contracts.
+    unsafe {
+        enter(error, || {
+            writable(fd, "fd")?;
+            let this = borrow(incoming, "incoming")?;
+            fd.write(this.descriptor.number(|| this.incoming.event_fd())?);
+            Ok(())
         })
     }
 }
@@ -219,9 +247,10 @@ pub unsafe extern "C" fn sterna_incoming_free(incoming: *mut sterna_incoming) {
         if this.incoming.arrival().is_none() {
             let _ = this.incoming.cancel();
         }
-        if !is_inside() {
-            let is_held = || this.incoming.status() == Status::Held;
-            let _ = this.bell.wait(-1, || (this.incoming.arrival().is_some() || is_held()).then_some(()));
+        while !is_inside() && this.incoming.status() != Status::Held {
+            if this.incoming.wait_timeout(LOOK).is_some() {
+                break;
+            }
         }
     });
 }

@@ -91,6 +91,10 @@ impl SourceVm for Machine {
         self.step("stop the guest", self.vm().given.stop)
     }
 
+    fn quiesce(&self) -> Result<(), VmError> {
+        self.step("let devices write for the last time", self.vm().given.quiesce)
+    }
+
     fn resume(&self) -> Result<(), VmError> {
         self.step("resume the guest", self.vm().given.resume)
     }

@@ -1,10 +1,9 @@
 //! The source's side.
 
 use std::ffi::c_char;
-use std::sync::Arc;
 
 use parking_lot::Mutex;
-use sterna::{Address, Decision, Migration, Outcome, StartError, Status, TlsEndpoint};
+use sterna::{Address, Decision, Migration, Outcome, StartError, Status, TlsEndpoint, Waited};
 
 use crate::boundary::{Done, borrow, enter, hand_out, new_text, quietly, text, writable};
 use crate::callbacks::{is_inside, may_wait};
@@ -16,7 +15,7 @@ use crate::error::{
 use crate::events::{STERNA_STATUS_NONE, Teller, status_code, sterna_observer};
 use crate::parameters::{Settings, sterna_parameters};
 use crate::vm::sterna_vm;
-use crate::waiting::Bell;
+use crate::waiting::{Descriptor, LOOK, limit};
 
 /// The source runs the guest: the operator vouches that the destination does not run it and never will.
 pub const STERNA_SOURCE_RUNS: i32 = 0;
@@ -27,7 +26,7 @@ pub const STERNA_DESTINATION_RUNS: i32 = 1;
 pub struct sterna_migration {
     migration: Migration,
     settings: Mutex<Settings>,
-    bell: Arc<Bell>,
+    descriptor: Descriptor,
 }
 
 /// Starts to migrate the guest of `vm` to an address, and returns immediately. The address is "tcp:HOST:PORT", "unix:PATH",
@@ -57,14 +56,17 @@ pub unsafe extern "C" fn sterna_migration_start(
             let settings = Settings::of(parameters)?;
             let (values, capabilities) = settings.for_engine(TlsEndpoint::Client)?;
             let machine = vm.source()?;
-            let bell = Arc::new(Bell::default());
-            let teller = Teller::new(observer, Arc::clone(&bell))?;
+            let teller = Teller::new(observer)?;
             let started =
                 teller.watch(|teller| Migration::start(machine, &address, values, capabilities, teller));
             let settings = Mutex::new(settings);
             hand_out(
                 migration,
-                sterna_migration { migration: started.map_err(not_started)?, settings, bell },
+                sterna_migration {
+                    migration: started.map_err(not_started)?,
+                    settings,
+                    descriptor: Descriptor::default(),
+                },
             );
             Ok(())
         })
@@ -74,8 +76,9 @@ pub unsafe extern "C" fn sterna_migration_start(
 /// Waits for the end of the migration: STERNA_OK if the destination has the guest or the file is complete. `timeout_ms` is in
 /// milliseconds; 0 asks without waiting, a negative value waits without limit. May be called again.
 ///
-/// Errors: STERNA_ERROR_TIMED_OUT, STERNA_ERROR_UNDECIDED instead if the migration is undecided then; STERNA_ERROR_CANCELLED,
-/// STERNA_ERROR_FAILED, STERNA_ERROR_HELD. Threads: any, several at a time, but not in a callback.
+/// Errors: STERNA_ERROR_TIMED_OUT. STERNA_ERROR_UNDECIDED when the migration becomes undecided, or after the time-out if it was
+/// undecided before; without a time-out the call waits until that has ended. STERNA_ERROR_CANCELLED, STERNA_ERROR_FAILED,
+/// STERNA_ERROR_HELD. Threads: any, several at a time, but not in a callback.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sterna_migration_wait(
     migration: *mut sterna_migration,
@@ -87,28 +90,45 @@ pub unsafe extern "C" fn sterna_migration_wait(
         enter(error, || {
             may_wait("sterna_migration_wait")?;
             let this = borrow(migration, "migration")?;
-            match this.bell.wait(timeout_ms, || this.migration.outcome()) {
-                Some(Outcome::Completed) => Ok(()),
-                Some(Outcome::Cancelled) => {
-                    Err(Failure::new(STERNA_ERROR_CANCELLED, "the migration was cancelled"))
-                }
-                Some(Outcome::Failed { error, held }) => {
-                    let code = if held { STERNA_ERROR_HELD } else { STERNA_ERROR_FAILED };
-                    Err(Failure::of_migration(code, &error))
-                }
-                None if this.migration.status() == Status::Undecided => Err(Failure::new(
+            let waited = match limit(timeout_ms) {
+                Some(limit) => this.migration.wait_timeout(limit),
+                None => Waited::Ended(this.migration.wait()),
+            };
+            match waited {
+                Waited::Ended(outcome) => ended(outcome),
+                Waited::Undecided => Err(Failure::new(
                     STERNA_ERROR_UNDECIDED,
                     this.migration
                         .statistics()
                         .error
                         .unwrap_or_else(|| "the migration is undecided".to_owned()),
                 )),
-                // `Outcome` is non-exhaustive.
                 _ => Err(Failure::new(
                     STERNA_ERROR_TIMED_OUT,
                     "the migration has not ended within the time-out",
                 )),
             }
+        })
+    }
+}
+
+/// A descriptor that becomes readable at each event and at the end, for poll and epoll. When it is readable, read 8 bytes from it,
+/// then ask for the status or call sterna_migration_wait with the time-out 0. It belongs to the handle: do not close it.
+///
+/// Errors: STERNA_ERROR_SYSTEM. Threads: any.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sterna_migration_event_fd(
+    migration: *mut sterna_migration,
+    fd: *mut i32,
+    error: *mut *mut sterna_error,
+) -> i32 {
+    // SAFETY: the header has these contracts.
+    unsafe {
+        enter(error, || {
+            writable(fd, "fd")?;
+            let this = borrow(migration, "migration")?;
+            fd.write(this.descriptor.number(|| this.migration.event_fd())?);
+            Ok(())
         })
     }
 }
@@ -314,12 +334,23 @@ pub unsafe extern "C" fn sterna_migration_free(migration: *mut sterna_migration)
         if this.migration.outcome().is_none() {
             let _ = this.migration.cancel();
         }
-        if !is_inside() {
-            let is_stuck = || matches!(this.migration.status(), Status::Undecided | Status::PostcopyPaused);
-            let ended = || (this.migration.outcome().is_some() || is_stuck()).then_some(());
-            let _ = this.bell.wait(-1, ended);
+        let can_end = || !matches!(this.migration.status(), Status::Undecided | Status::PostcopyPaused);
+        while !is_inside() && can_end() {
+            if let Waited::Ended(_) | Waited::Undecided = this.migration.wait_timeout(LOOK) {
+                break;
+            }
         }
     });
+}
+
+fn ended(outcome: Outcome) -> Done {
+    match outcome {
+        Outcome::Completed => Ok(()),
+        Outcome::Cancelled => Err(Failure::new(STERNA_ERROR_CANCELLED, "the migration was cancelled")),
+        Outcome::Failed { error, held: true } => Err(Failure::of_migration(STERNA_ERROR_HELD, &error)),
+        Outcome::Failed { error, .. } => Err(Failure::of_migration(STERNA_ERROR_FAILED, &error)),
+        other => Err(Failure::new(STERNA_ERROR_FAILED, format!("{other:?}"))),
+    }
 }
 
 pub(crate) fn address_of(text: &str) -> Done<Address> {

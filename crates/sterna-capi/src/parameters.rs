@@ -2,16 +2,19 @@
 //!
 //! Names, ranges and conversions are the monitor's (`sterna-qmp`), so that this interface does not grow with each of them.
 
-use std::ffi::c_char;
+use std::ffi::{c_char, c_void};
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use serde_json::Map;
-use sterna::{Authorization, Capabilities, Parameters, Tls, TlsCredentials, TlsEndpoint};
+use sterna::{
+    Authorization, Capabilities, OnThreadStart, Parameters, ThreadRole, Tls, TlsCredentials, TlsEndpoint,
+};
 use sterna_qmp::migration::{CAPABILITIES, CapabilitySet, ParameterSet, parameter};
 
 use crate::boundary::{Done, borrow, enter, hand_out, new_text, quietly, text, writable};
+use crate::callbacks::{Owned, inside, sterna_notice};
 use crate::error::{
     Failure, STERNA_ERROR_CREDENTIALS, STERNA_ERROR_NAME, STERNA_ERROR_SETTINGS, sterna_error,
 };
@@ -145,6 +148,37 @@ pub unsafe extern "C" fn sterna_parameters_set_tls_client(
     }
 }
 
+/// Sets a function that each thread of a migration with these settings calls first, with the thread's role, such as "lane 3": for
+/// seccomp filters, affinity, cgroups and signal masks. `destroy` is called when neither the settings nor a migration need
+/// `user` any more; it may be NULL. A NULL `hook` removes the function.
+///
+/// Errors: STERNA_ERROR_NULL; `destroy` is not called then. Threads: any. The hook runs on each thread, several at a time.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sterna_parameters_set_thread_hook(
+    parameters: *mut sterna_parameters,
+    hook: Option<unsafe extern "C" fn(user: *mut c_void, role: *const c_char)>,
+    user: *mut c_void,
+    destroy: sterna_notice,
+    error: *mut *mut sterna_error,
+) -> i32 {
+    // SAFETY: the header has these contracts.
+    unsafe {
+        enter(error, || {
+            let parameters = borrow(parameters, "parameters")?;
+            let hook = hook.map(|hook| {
+                let owned = Owned::new(user, destroy);
+                Arc::new(move |role: ThreadRole| {
+                    let role = new_text(&role.to_string());
+                    // The program gave the function for this pointer, which `owned` keeps from being destroyed.
+                    inside(|| hook(owned.user.0, role.as_ptr()));
+                }) as OnThreadStart
+            });
+            parameters.settings.lock().thread_hook = hook;
+            Ok(())
+        })
+    }
+}
+
 /// Frees the settings. Migrations have copies. NULL is allowed.
 ///
 /// Threads: any, once, and no other call with this handle runs.
@@ -163,6 +197,7 @@ pub(crate) struct Settings {
     capabilities: CapabilitySet,
     tls_directory: Option<PathBuf>,
     tls_client: Option<String>,
+    thread_hook: Option<OnThreadStart>,
 }
 
 impl Settings {
@@ -178,7 +213,8 @@ impl Settings {
 
     fn new() -> Done<Self> {
         let (parameters, capabilities) = (ParameterSet::default(), CapabilitySet::default());
-        let mut settings = Self { parameters, capabilities, tls_directory: None, tls_client: None };
+        let mut settings =
+            Self { parameters, capabilities, tls_directory: None, tls_client: None, thread_hook: None };
         // QEMU's default is for its monitor. A library limits nothing that its user has not limited.
         settings.set("max-bandwidth", "0", false)?;
         Ok(settings)
@@ -242,6 +278,7 @@ impl Settings {
     /// In the engine's types, for a side that is this end of TLS.
     pub(crate) fn for_engine(&self, endpoint: TlsEndpoint) -> Done<(Parameters, Capabilities)> {
         let mut parameters = self.live();
+        parameters.on_thread_start = self.thread_hook.clone();
         if let Some(directory) = &self.tls_directory {
             let credentials = TlsCredentials::from_directory(directory, endpoint, true)
                 .map_err(|error| Failure::new(STERNA_ERROR_CREDENTIALS, error))?;

@@ -33,6 +33,9 @@ pub struct sterna_vm_callbacks {
     /// Source: stops the guest. On return no vCPU runs, I/O is complete, and no device writes guest memory. Idempotent.
     /// After a failure the guest runs as before.
     pub stop: sterna_step,
+    /// Source, guest stopped, hooks released: lets stopped devices write guest memory for the last time. On return none writes
+    /// it. Undone by `resume`. May be NULL.
+    pub quiesce: sterna_step,
     /// Source: undoes `stop`. Idempotent.
     pub resume: sterna_step,
     /// Source: makes each vCPU sleep `percent` percent of the time; 0 removes the throttle. NULL refuses `auto-converge`.

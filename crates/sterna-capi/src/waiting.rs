@@ -1,43 +1,36 @@
-//! Waits for the end of a migration, with a time-out.
+//! Descriptors for event loops, and the last wait before a handle is freed.
 
-use std::time::{Duration, Instant};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
+use sterna::EventFd;
 
-/// Longest time between two looks at a migration. Events wake a waiting call earlier.
-const LOOK: Duration = Duration::from_millis(50);
+use crate::boundary::Done;
+use crate::error::{Failure, STERNA_ERROR_SYSTEM};
 
-/// Rings at each event of a migration.
+/// Time between two looks whether a freed migration can still end by itself.
+pub(crate) const LOOK: Duration = Duration::from_millis(50);
+
+/// A handle's eventfd, made when the program asks for it.
 #[derive(Default)]
-pub(crate) struct Bell {
-    rung: Mutex<u64>,
-    changed: Condvar,
+pub(crate) struct Descriptor(Mutex<Option<EventFd>>);
+
+impl Descriptor {
+    /// The number of the descriptor, which belongs to the handle.
+    pub(crate) fn number(&self, make: impl FnOnce() -> io::Result<EventFd>) -> Done<i32> {
+        let mut made = self.0.lock();
+        let fd = match made.take() {
+            Some(fd) => fd,
+            None => make()
+                .map_err(|error| Failure::new(STERNA_ERROR_SYSTEM, format!("making an eventfd: {error}")))?,
+        };
+        Ok(made.insert(fd).as_fd().as_raw_fd())
+    }
 }
 
-impl Bell {
-    pub(crate) fn ring(&self) {
-        *self.rung.lock() += 1;
-        self.changed.notify_all();
-    }
-
-    /// Waits until `look` returns a value; `None` after `time_out`, which is in milliseconds; negative: no limit.
-    pub(crate) fn wait<T>(&self, time_out: i64, mut look: impl FnMut() -> Option<T>) -> Option<T> {
-        let until = u64::try_from(time_out)
-            .ok()
-            .and_then(|limit| Instant::now().checked_add(Duration::from_millis(limit)));
-        loop {
-            let before = *self.rung.lock();
-            if let Some(seen) = look() {
-                return Some(seen);
-            }
-            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-            if left == Some(Duration::ZERO) {
-                return None;
-            }
-            let mut rung = self.rung.lock();
-            if *rung == before {
-                self.changed.wait_for(&mut rung, left.unwrap_or(LOOK).min(LOOK));
-            }
-        }
-    }
+/// The limit of a wait; `None` for a negative number of milliseconds: without limit.
+pub(crate) fn limit(timeout_ms: i64) -> Option<Duration> {
+    u64::try_from(timeout_ms).ok().map(Duration::from_millis)
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use parking_lot::Mutex;
 use sterna_capi::*;
 
-use crate::plain::{Failed, Incoming, Machine, Migration, Settings, tried};
+use crate::plain::{Failed, Incoming, Machine, Migration, Settings, done, tried};
 
 /// A source whose guest is stopped and which waits for its operator, and the destination.
 fn waiting() -> (Machine, Migration, Machine, Incoming) {
@@ -232,4 +232,68 @@ fn restore_from_a_file_that_does_not_exist_fails_and_leaves_the_vm_usable() {
     let again = target.listen("tcp:127.0.0.1:0", &Settings::new());
     source.start(&again.address(), &Settings::new()).wait(-1).expect("completed");
     assert_eq!(again.wait(-1), Ok(true));
+}
+
+#[test]
+fn descriptor_of_a_migration_is_readable_after_its_events() {
+    let (_source, migration, _target, incoming) = waiting();
+    let (mut fd, mut same, mut other) = (-1, -1, -1);
+    // SAFETY: valid pointers.
+    unsafe {
+        done(|e| sterna_migration_event_fd(migration.0, &raw mut fd, e));
+        done(|e| sterna_migration_event_fd(migration.0, &raw mut same, e));
+        done(|e| sterna_incoming_event_fd(incoming.0, &raw mut other, e));
+    }
+    assert!(fd >= 0 && fd == same && other >= 0 && other != fd);
+    read_events(fd);
+
+    migration.cancel().expect("it runs");
+
+    loop {
+        let mut polled = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        // SAFETY: one descriptor.
+        assert_eq!(unsafe { libc::poll(&raw mut polled, 1, -1) }, 1);
+        read_events(fd);
+        match migration.wait(0).expect_err("it ends cancelled").code {
+            STERNA_ERROR_TIMED_OUT => {}
+            code => return assert_eq!(code, STERNA_ERROR_CANCELLED),
+        }
+    }
+}
+
+/// Makes an eventfd unreadable until the next event.
+fn read_events(fd: i32) {
+    let mut count = 0u64;
+    // SAFETY: eight bytes of this function.
+    let read = unsafe { libc::read(fd, (&raw mut count).cast(), 8) };
+    assert!(read == 8 && count > 0);
+}
+
+#[test]
+fn thread_hook_runs_on_each_thread_with_its_role_and_is_destroyed_at_the_end() {
+    unsafe extern "C" fn hook(user: *mut c_void, role: *const std::ffi::c_char) {
+        // SAFETY: the record of this test, and a text.
+        let (seen, role) = unsafe { (&*user.cast::<Seen>(), CStr::from_ptr(role)) };
+        seen.statuses.lock().push(role.to_str().expect("UTF-8").to_owned());
+    }
+    let seen: &'static Seen = Box::leak(Box::default());
+    let (source, target) = (Machine::new(), Machine::new());
+    let settings = Settings::new().on("multifd").set("multifd-channels", "2");
+    let incoming = target.listen("tcp:127.0.0.1:0", &settings);
+    source.boot();
+    let user = std::ptr::from_ref(seen).cast_mut().cast();
+    // SAFETY: valid pointers; the record is never freed.
+    done(|e| unsafe { sterna_parameters_set_thread_hook(settings.0, Some(hook), user, Some(destroyed), e) });
+
+    source.start(&incoming.address(), &settings).wait(-1).expect("completed");
+
+    let roles = seen.statuses.lock().clone();
+    for role in ["migration", "lane 0", "lane 1"] {
+        assert!(roles.iter().any(|seen| seen == role), "{role}: {roles:?}");
+    }
+    assert_eq!(seen.destroyed.load(SeqCst), 0, "the settings still have the hook");
+    drop(settings);
+    while seen.destroyed.load(SeqCst) == 0 {
+        std::thread::yield_now();
+    }
 }

@@ -169,6 +169,7 @@ pub(crate) fn callbacks(plain: &Arc<Plain>) -> sterna_vm_callbacks {
         destroy: Some(destroy),
         is_running: Some(is_running),
         stop: Some(stop),
+        quiesce: None,
         resume: Some(resume),
         set_cpu_throttle: None,
         prepare_start: None,

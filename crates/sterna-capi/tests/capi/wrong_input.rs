@@ -126,7 +126,7 @@ fn values_are_text_in_qmp_units() {
 fn texts_that_are_not_utf8_and_wrong_addresses_are_refused() {
     let machine = Machine::new();
     let mut migration = null_mut();
-    for address in [&c"carrier-pigeon:coop"[..], c"tcp:host", c"tcp:\xff:1"] {
+    for address in [c"carrier-pigeon:coop", c"tcp:host", c"tcp:\xff:1"] {
         // SAFETY: valid pointers.
         let failed = tried(|e| unsafe {
             sterna_migration_start(machine.vm, address.as_ptr(), null(), null(), &raw mut migration, e)
