@@ -168,6 +168,8 @@ pub unsafe extern "C" fn sterna_parameters_set_thread_hook(
             let hook = hook.map(|hook| {
                 let owned = Owned::new(user, destroy);
                 Arc::new(move |role: ThreadRole| {
+                    // The whole of it is captured: its pointer alone cannot be shared between threads.
+                    let owned = &owned;
                     let role = new_text(&role.to_string());
                     // The program gave the function for this pointer, which `owned` keeps from being destroyed.
                     inside(|| hook(owned.user.0, role.as_ptr()));

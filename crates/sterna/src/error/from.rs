@@ -1,8 +1,8 @@
 //! Causes become errors without the name of their area.
 
 use super::{
-    BadAnswer, BadGrant, BadMemory, BadPackage, BadPage, BadRound, ConfigurationDifference, MachineDifference,
-    MemoryDifference, MigrationError, ProtectionDifference, SettingDifference, Untimely,
+    BadAnswer, BadGrant, BadMemory, BadPackage, BadPage, BadRound, ConfigurationDifference,
+    MachineDifference, MemoryDifference, MigrationError, ProtectionDifference, SettingDifference, Untimely,
 };
 
 macro_rules! becomes {

@@ -239,7 +239,10 @@ fn every_block_of_rust_in_the_guide_stands_in_the_example() {
 
     assert!(blocks.len() >= 5, "{} blocks", blocks.len());
     for block in &blocks {
-        assert!(guide::stands_in(block, &sources), "not in examples/vm-memory-vmm/src or in ownership.rs:\n{block}");
+        assert!(
+            guide::stands_in(block, &sources),
+            "not in examples/vm-memory-vmm/src or in ownership.rs:\n{block}"
+        );
     }
 }
 

@@ -161,5 +161,5 @@ fn tests_whose_program_is_never_built_are_a_failure() {
 
     let done = runner.run(Some(build), |binary| binary.jobs()).expect("a report").into_jobs();
 
-    assert!(named(&done, "a it").result.as_ref().is_err_and(|why| why.contains("did not come")));
+    assert!(named(&done, "a engine").result.as_ref().is_err_and(|why| why.contains("did not come")));
 }
