@@ -128,7 +128,7 @@ fn moves(setup: &Setup, count: u64) -> Result<(), Failure> {
     console.wait_for_tick(&here, TICKS)?;
     let pings = setup.has_network.then(network::Pings::start).transpose()?;
     let mut random = setup.disturbed.map(fastrand::Rng::with_seed);
-    let (mut longest_gap, mut pauses) = (LONGEST_GAP, Duration::ZERO);
+    let (mut longest_gap, mut longest_move, mut pauses) = (LONGEST_GAP, Duration::ZERO, Duration::ZERO);
     for round in 1..=count {
         let ways = setup.ways;
         let way = ways.get(round as usize % ways.len().max(1)).copied().unwrap_or(Way::Plain);
@@ -149,6 +149,7 @@ fn moves(setup: &Setup, count: u64) -> Result<(), Failure> {
         let arrived = moved.and_then(|moved| {
             println!("LAB move {round}, {way:?}: {moved}");
             pauses += moved.pause;
+            longest_move = longest_move.max(moved.total);
             if way.is_file() {
                 longest_gap = longest_gap.max(LONGEST_GAP + moved.pause);
             }
@@ -179,6 +180,8 @@ fn moves(setup: &Setup, count: u64) -> Result<(), Failure> {
         println!("LAB the guest's peer: {} numbers, longest gap {:?}", seen.numbers, seen.longest_gap);
         let sent = console.of(guest::SENT);
         ensure(sent == [[seen.numbers, 0]], || format!("{seen:?}, and the guest says {sent:?}"))?;
+        // On a host that is too busy for the move itself, TCP of the guest repeats lost segments at growing intervals.
+        let longest_gap = longest_gap.max(longest_move);
         ensure(seen.longest_gap < longest_gap, || format!("{seen:?}"))?;
     }
     drop(here);

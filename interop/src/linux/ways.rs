@@ -67,7 +67,7 @@ impl Way {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Moved {
     /// Total time, on both sides.
-    total: Duration,
+    pub(super) total: Duration,
     rounds: u64,
     pub(super) sent_bytes: u64,
     /// Bytes that were not sent because the guest reported them as free.

@@ -20,8 +20,12 @@ use super::greeting::{Greeting, Protection, Secret, Terms, greet};
 use super::runner::{Claims, ContactState, Runner};
 use super::watchdog::{Watchdog, keep};
 
-/// How long this side waits for the standby's last message after the other connections were closed.
-const LAST_WORD_LIMIT: Duration = Duration::from_secs(2);
+/// How long this side waits for the standby's last message after the other connections were closed. The end of the
+/// contact's own connection, or a silent standby, ends this wait earlier. The limit is long, because a busy host may
+/// delay the message by seconds, and an end that an operator requested would then be reported as a loss.
+const LAST_WORD_LIMIT: Duration = Duration::from_secs(20);
+/// How long this side waits until the standby was informed of the guest's end.
+const INFORMED_LIMIT: Duration = Duration::from_secs(2);
 /// Interval between two checks for that message.
 const LOOK: Duration = Duration::from_millis(2);
 
@@ -214,7 +218,7 @@ impl PrimaryContact {
     /// Whether the protection is over when a connection other than the contact's ends.
     ///
     /// A standby that sends its last message closes all connections, and that message arrives on the contact's own.
-    /// If the standby was asked for it, this waits for the message, at most two seconds.
+    /// If the standby was asked for it, this waits for the message, at most 20 seconds.
     pub fn is_over_after_last_word(&self) -> bool {
         let until = Instant::now() + LAST_WORD_LIMIT;
         let state = || self.runner.driver.inspect(Primary::state);
@@ -232,7 +236,7 @@ impl PrimaryContact {
     pub fn guest_gone(&self, why: impl ToString) {
         self.runner.note_end(why);
         self.runner.tell(Event::GuestGone);
-        let until = Instant::now() + LAST_WORD_LIMIT;
+        let until = Instant::now() + INFORMED_LIMIT;
         while self.ended.outcome.lock().is_none() && Instant::now() < until {
             std::thread::sleep(LOOK);
         }
