@@ -3,18 +3,37 @@
 //! `cargo test --manifest-path testing/embedder/Cargo.toml --features tls --test providers`, and the same with
 //! `--features two-providers`.
 
-#[path = "../../../crates/sterna-transport/tests/support/certificates.rs"]
-#[allow(dead_code, reason = "made for several tests")]
-mod certificates;
-
 use std::path::Path;
 use std::sync::Arc;
 
+use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 use rustls::crypto::{CryptoProvider, ring};
 use sterna::{
     Capabilities, Incoming, Migration, Outcome, Parameters, Tls, TlsCredentials, TlsEndpoint, TlsFiles,
 };
 use sterna_embedder::Machine;
+
+/// A directory with an authority, and both sides' certificates and keys.
+fn certificates() -> tempfile::TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: String| std::fs::write(directory.path().join(name), text).unwrap();
+    let mut params = CertificateParams::new(Vec::new()).unwrap();
+    params.distinguished_name.push(DnType::CommonName, "authority");
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let key = KeyPair::generate().unwrap();
+    write("ca-cert.pem", params.self_signed(&key).unwrap().pem());
+    let issuer = Issuer::new(params, key);
+    let sides =
+        [("server", ExtendedKeyUsagePurpose::ServerAuth), ("client", ExtendedKeyUsagePurpose::ClientAuth)];
+    for (side, purpose) in sides {
+        let mut params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
+        params.extended_key_usages = vec![purpose];
+        let key = KeyPair::generate().unwrap();
+        write(&format!("{side}-cert.pem"), params.signed_by(&key, &issuer).unwrap().pem());
+        write(&format!("{side}-key.pem"), key.serialize_pem());
+    }
+    directory
+}
 
 fn credentials(directory: &Path, endpoint: TlsEndpoint) -> Tls {
     let files = TlsFiles::in_directory(directory, endpoint);
@@ -42,7 +61,7 @@ fn migrate(tls: impl Fn(TlsEndpoint) -> Tls) {
 /// One test, because rustls's choice for `builder` is the process's default from then on.
 #[test]
 fn engine_uses_the_provider_that_it_is_handed_and_leaves_the_default_to_the_vmm() {
-    let directory = certificates::good_directory();
+    let directory = certificates();
     migrate(|endpoint| credentials(directory.path(), endpoint));
     assert!(CryptoProvider::get_default().is_none(), "the engine installed a default");
 
@@ -56,7 +75,7 @@ fn engine_uses_the_provider_that_it_is_handed_and_leaves_the_default_to_the_vmm(
 
 #[test]
 fn credentials_without_a_provider_are_refused_by_the_names_of_the_features() {
-    let directory = certificates::good_directory();
+    let directory = certificates();
     let loaded = TlsCredentials::from_directory(directory.path(), TlsEndpoint::Client, true);
     match cfg!(feature = "two-providers") {
         true => drop(loaded.expect("aws-lc-rs is compiled in")),
@@ -71,6 +90,6 @@ fn credentials_without_a_provider_are_refused_by_the_names_of_the_features() {
 #[test]
 #[cfg_attr(not(feature = "two-providers"), ignore = "needs the engine's feature aws-lc-rs")]
 fn engine_with_aws_lc_rs_beside_a_vmm_with_ring_migrates() {
-    let directory = certificates::good_directory();
+    let directory = certificates();
     migrate(|endpoint| Tls::from_directory(directory.path(), endpoint).expect("credentials"));
 }
