@@ -49,7 +49,8 @@
 // The time-out passed. The migration continues.
 #define STERNA_ERROR_TIMED_OUT 8
 
-// The time-out passed, and the migration is undecided: its destination may run the guest. See sterna_migration_decide.
+// The time-out passed, and the migration is undecided: its destination may run the guest. See
+// sterna_migration_decide.
 #define STERNA_ERROR_UNDECIDED 9
 
 // The migration was cancelled. The guest is at the source, as before.
@@ -233,8 +234,8 @@ typedef struct sterna_device {
   int32_t (*save)(void *user,
                   struct sterna_state *state,
                   struct sterna_failure *failure);
-  // Destination, guest not started: loads `length` bytes that the peer sent. Check them: they may have any content.
-  // Starts nothing, and does not write guest memory. May be called again after the VM's `reset`.
+  // Destination, guest not started: loads `length` bytes that the peer sent. Check them: they may have any
+  // content. Starts nothing, and does not write guest memory. May be called again after the VM's `reset`.
   int32_t (*load)(void *user,
                   uint32_t version,
                   const uint8_t *body,
@@ -272,8 +273,9 @@ typedef struct sterna_dirty_log {
   sterna_step start;
   // Ends logging. Also called after a failed `read`.
   sterna_step stop;
-  // Reports the pages written since the last call, with sterna_dirty_pages_add and …_add_bitmap, and logs their next
-  // write again. The last call is made with the guest stopped. More pages may be reported than were written.
+  // Reports the pages written since the last call, with sterna_dirty_pages_add and …_add_bitmap, and logs
+  // their next write again. The last call is made with the guest stopped. More pages may be reported than
+  // were written.
   int32_t (*read)(void *user,
                   struct sterna_dirty_pages *found,
                   struct sterna_failure *failure);
@@ -282,8 +284,8 @@ typedef struct sterna_dirty_log {
 // A callback without a result.
 typedef void (*sterna_notice)(void *user);
 
-// A resource that only one host may have: disk locks, leases, network addresses. The two sides never hold it at the same
-// time. Each callback may be NULL.
+// A resource that only one host may have: disk locks, leases, network addresses. The two sides never hold it at
+// the same time. Each callback may be NULL.
 typedef struct sterna_hook {
   // sizeof(sterna_hook).
   size_t size;
@@ -315,8 +317,8 @@ typedef struct sterna_event {
   const char *json;
 } sterna_event;
 
-// Receives the events of a migration, in order, on threads of the library. The callback returns soon, because the migration
-// waits for it. It calls no function of this migration.
+// Receives the events of a migration, in order, on threads of the library. The callback returns soon, because
+// the migration waits for it. It calls no function of this migration.
 typedef struct sterna_observer {
   // sizeof(sterna_observer).
   size_t size;
@@ -351,8 +353,8 @@ typedef struct sterna_ram_block {
   uint64_t huge_page_bytes;
 } sterna_ram_block;
 
-// The functions of a virtual machine. They run on threads of the library, never on the caller's. None may call a function
-// that waits for a migration. `is_running`, `stop`, `resume` and `start` must not be NULL.
+// The functions of a virtual machine. They run on threads of the library, never on the caller's. None may call
+// a function that waits for a migration. `is_running`, `stop`, `resume` and `start` must not be NULL.
 //
 // A function that returns int32_t returns 0 for success. Otherwise it fails, after it has set a text with
 // sterna_failure_set.
@@ -361,20 +363,22 @@ typedef struct sterna_vm_callbacks {
   size_t size;
   // Passed to the callbacks.
   void *user;
-  // Called once, when the library uses `user`, the VM's memory, its devices, hooks and logs for the last time. This is
-  // after sterna_vm_free, when every migration of the VM has ended and was freed. It runs on any thread.
+  // Called once, when the library uses `user`, the VM's memory, its devices, hooks and logs for the last
+  // time. This is after sterna_vm_free, when every migration of the VM has ended and was freed. It runs on
+  // any thread.
   sterna_notice destroy;
   // Source: whether the vCPUs run now. Must not wait for a vCPU.
   bool (*is_running)(void *user);
-  // Source: stops the guest. On return no vCPU runs, I/O is complete, and no device writes guest memory. Idempotent.
-  // After a failure the guest runs as before.
+  // Source: stops the guest. On return no vCPU runs, I/O is complete, and no device writes guest memory.
+  // Idempotent. After a failure the guest runs as before.
   sterna_step stop;
-  // Source, guest stopped, hooks released: lets stopped devices write guest memory for the last time. On return none writes
-  // it. Undone by `resume`. May be NULL.
+  // Source, guest stopped, hooks released: lets stopped devices write guest memory for the last time. On
+  // return none writes it. Undone by `resume`. May be NULL.
   sterna_step quiesce;
   // Source: undoes `stop`. Idempotent.
   sterna_step resume;
-  // Source: makes each vCPU sleep `percent` percent of the time; 0 removes the throttle. NULL refuses `auto-converge`.
+  // Source: makes each vCPU sleep `percent` percent of the time; 0 removes the throttle. NULL refuses
+  // `auto-converge`.
   void (*set_cpu_throttle)(void *user,
                            uint8_t percent);
   // Destination: checks all that can prevent `start`. May be NULL.
@@ -409,16 +413,16 @@ void sterna_state_write(struct sterna_state *state,
                         const void *bytes,
                         size_t length);
 
-// Adds a device. Devices are added before the VM's first migration. The source saves them in this order. The source must
-// send each device that the destination has.
+// Adds a device. Devices are added before the VM's first migration. The source saves them in this order. The
+// source must send each device that the destination has.
 //
 // Threads: any. The callbacks run on threads of the library, one after the other.
 int32_t sterna_vm_add_device(struct sterna_vm *vm,
                              const struct sterna_device *device,
                              struct sterna_error **error);
 
-// Sets the record of properties that both machines must share, such as CPUID. The source saves it before any memory is sent,
-// and the destination loads and checks it. Its name and instance have no effect.
+// Sets the record of properties that both machines must share, such as CPUID. The source saves it before any
+// memory is sent, and the destination loads and checks it. Its name and instance have no effect.
 //
 // Threads: any.
 int32_t sterna_vm_set_compatibility(struct sterna_vm *vm,
@@ -433,8 +437,8 @@ void sterna_dirty_pages_add(struct sterna_dirty_pages *found,
                             uint64_t first,
                             uint64_t count);
 
-// Reports the set bits of `words` as pages of a block from page `first` on; the lowest bit is the first page. This is the
-// format of KVM_GET_DIRTY_LOG. Bits after the block's last page must be clear.
+// Reports the set bits of `words` as pages of a block from page `first` on; the lowest bit is the first page.
+// This is the format of KVM_GET_DIRTY_LOG. Bits after the block's last page must be clear.
 //
 // Threads: that of `read`, before it returns.
 void sterna_dirty_pages_add_bitmap(struct sterna_dirty_pages *found,
@@ -443,8 +447,9 @@ void sterna_dirty_pages_add_bitmap(struct sterna_dirty_pages *found,
                                    const uint64_t *words,
                                    size_t words_count);
 
-// Uses KVM's dirty log for the writes of vCPUs. `vm_fd` is the descriptor of the virtual machine; it is duplicated. The library
-// sets and clears KVM_MEM_LOG_DIRTY_PAGES of the slots, which must not change during a migration.
+// Uses KVM's dirty log for the writes of vCPUs. `vm_fd` is the descriptor of the virtual machine; it is
+// duplicated. The library sets and clears KVM_MEM_LOG_DIRTY_PAGES of the slots, which must not change during a
+// migration.
 //
 // Sources of dirty pages add up. Together they must cover every thread and device that writes guest memory.
 //
@@ -455,8 +460,8 @@ int32_t sterna_vm_use_kvm_dirty_log(struct sterna_vm *vm,
                                     size_t slots_count,
                                     struct sterna_error **error);
 
-// Uses userfaultfd for the writes of all threads of this process, of the kernel on their behalf, and of KVM. Needs Linux 6.7,
-// and STERNA_RAM_MAY_USERFAULTFD on every block. It does not see other processes.
+// Uses userfaultfd for the writes of all threads of this process, of the kernel on their behalf, and of KVM.
+// Needs Linux 6.7, and STERNA_RAM_MAY_USERFAULTFD on every block. It does not see other processes.
 //
 // Threads: any.
 int32_t sterna_vm_use_userfaultfd(struct sterna_vm *vm,
@@ -512,12 +517,14 @@ int32_t sterna_vm_add_hook(struct sterna_vm *vm,
                            const struct sterna_hook *hook,
                            struct sterna_error **error);
 
-// Waits at an address for a guest, and returns immediately; the address is bound then. "file:PATH" restores a saved guest.
+// Waits at an address for a guest, and returns immediately; the address is bound then. "file:PATH" restores a
+// saved guest.
 //
-// The settings must be equal on both sides. `parameters` may be NULL for the defaults, `observer` may be NULL. If the call
-// fails, the observer's `destroy` is not called.
+// The settings must be equal on both sides. `parameters` may be NULL for the defaults, `observer` may be NULL.
+// If the call fails, the observer's `destroy` is not called.
 //
-// Keep the handle after success: a source that lost the acknowledgement asks here whether the guest has started.
+// Keep the handle after success: a source that lost the acknowledgement asks here whether the guest has
+// started.
 //
 // Errors: as sterna_migration_start. Threads: any.
 int32_t sterna_incoming_listen(struct sterna_vm *vm,
@@ -533,11 +540,11 @@ int32_t sterna_incoming_listen(struct sterna_vm *vm,
 // Threads: any.
 char *sterna_incoming_address(const struct sterna_incoming *incoming);
 
-// Waits for the end of the migration: STERNA_OK if the guest has arrived. `*is_running` is then whether it runs; NULL is allowed.
-// `timeout_ms` is as in sterna_migration_wait.
+// Waits for the end of the migration: STERNA_OK if the guest has arrived. `*is_running` is then whether it
+// runs; NULL is allowed. `timeout_ms` is as in sterna_migration_wait.
 //
-// Errors: STERNA_ERROR_TIMED_OUT, STERNA_ERROR_FAILED, also after a cancel. Threads: any, several at a time, but not in a
-// callback.
+// Errors: STERNA_ERROR_TIMED_OUT, STERNA_ERROR_FAILED, also after a cancel. Threads: any, several at a time,
+// but not in a callback.
 int32_t sterna_incoming_wait(struct sterna_incoming *incoming,
                              int64_t timeout_ms,
                              bool *is_running,
@@ -568,7 +575,8 @@ int32_t sterna_incoming_discard(struct sterna_incoming *incoming,
 int32_t sterna_incoming_release(struct sterna_incoming *incoming,
                                 struct sterna_error **error);
 
-// Sets whether a guest that ran at the source starts when it has arrived (default: true). Otherwise it arrives paused.
+// Sets whether a guest that ran at the source starts when it has arrived (default: true). Otherwise it arrives
+// paused.
 //
 // Errors: STERNA_ERROR_STATE if it is too late. Threads: any.
 int32_t sterna_incoming_set_autostart(struct sterna_incoming *incoming,
@@ -577,7 +585,8 @@ int32_t sterna_incoming_set_autostart(struct sterna_incoming *incoming,
 
 // Listens at `address` as well, for the source of a postcopy that lost its connection.
 //
-// Errors: STERNA_ERROR_STATE unless the status is STERNA_STATUS_POSTCOPY_PAUSED, STERNA_ERROR_ARGUMENT. Threads: any.
+// Errors: STERNA_ERROR_STATE unless the status is STERNA_STATUS_POSTCOPY_PAUSED, STERNA_ERROR_ARGUMENT.
+// Threads: any.
 int32_t sterna_incoming_recover_at(struct sterna_incoming *incoming,
                                    const char *address,
                                    struct sterna_error **error);
@@ -592,23 +601,24 @@ int32_t sterna_incoming_status(const struct sterna_incoming *incoming);
 // Threads: any.
 char *sterna_incoming_statistics(const struct sterna_incoming *incoming);
 
-// Frees the handle, and releases the address. A migration that is not committed is cancelled, and the call waits for its end. A
-// postcopy whose pages have not all arrived cannot be cancelled: the call waits until they have, also while its connection is
-// lost, because the guest runs here and needs them. A held guest stays loaded in its VM.
+// Frees the handle, and releases the address. A migration that is not committed is cancelled, and the call
+// waits for its end. A postcopy whose pages have not all arrived cannot be cancelled: the call waits until they
+// have, also while its connection is lost, because the guest runs here and needs them. A held guest stays
+// loaded in its VM.
 //
-// In a callback the call cancels and does not wait. NULL is allowed. Threads: any, once, and no other call with this handle
-// runs.
+// In a callback the call cancels and does not wait. NULL is allowed. Threads: any, once, and no other call with
+// this handle runs.
 void sterna_incoming_free(struct sterna_incoming *incoming);
 
-// Starts to migrate the guest of `vm` to an address, and returns immediately. The address is "tcp:HOST:PORT", "unix:PATH",
-// "fd:NUMBER", "rdma:HOST:PORT", or "file:PATH", which saves the guest.
+// Starts to migrate the guest of `vm` to an address, and returns immediately. The address is "tcp:HOST:PORT",
+// "unix:PATH", "fd:NUMBER", "rdma:HOST:PORT", or "file:PATH", which saves the guest.
 //
-// The guest runs until the switchover. If anything fails before the commit, it continues to run here. After a save it stays
-// stopped; see sterna_migration_resume_saved. `parameters` may be NULL for the defaults, `observer` may be NULL. If the call
-// fails, the observer's `destroy` is not called.
+// The guest runs until the switchover. If anything fails before the commit, it continues to run here. After a
+// save it stays stopped; see sterna_migration_resume_saved. `parameters` may be NULL for the defaults,
+// `observer` may be NULL. If the call fails, the observer's `destroy` is not called.
 //
-// Errors: STERNA_ERROR_ARGUMENT for the address, STERNA_ERROR_SETTINGS, STERNA_ERROR_CREDENTIALS, STERNA_ERROR_STATE if another
-// migration has the guest, STERNA_ERROR_SYSTEM. Threads: any.
+// Errors: STERNA_ERROR_ARGUMENT for the address, STERNA_ERROR_SETTINGS, STERNA_ERROR_CREDENTIALS,
+// STERNA_ERROR_STATE if another migration has the guest, STERNA_ERROR_SYSTEM. Threads: any.
 int32_t sterna_migration_start(struct sterna_vm *vm,
                                const char *address,
                                const struct sterna_parameters *parameters,
@@ -616,18 +626,21 @@ int32_t sterna_migration_start(struct sterna_vm *vm,
                                struct sterna_migration **migration,
                                struct sterna_error **error);
 
-// Waits for the end of the migration: STERNA_OK if the destination has the guest or the file is complete. `timeout_ms` is in
-// milliseconds; 0 asks without waiting, a negative value waits without limit. May be called again.
+// Waits for the end of the migration: STERNA_OK if the destination has the guest or the file is complete.
+// `timeout_ms` is in milliseconds; 0 asks without waiting, a negative value waits without limit. May be called
+// again.
 //
-// Errors: STERNA_ERROR_TIMED_OUT. STERNA_ERROR_UNDECIDED when the migration becomes undecided, or after the time-out if it was
-// undecided before; without a time-out the call waits until that has ended. STERNA_ERROR_CANCELLED, STERNA_ERROR_FAILED,
-// STERNA_ERROR_HELD. Threads: any, several at a time, but not in a callback.
+// Errors: STERNA_ERROR_TIMED_OUT. STERNA_ERROR_UNDECIDED when the migration becomes undecided, or after the
+// time-out if it was undecided before; without a time-out the call waits until that has ended.
+// STERNA_ERROR_CANCELLED, STERNA_ERROR_FAILED, STERNA_ERROR_HELD. Threads: any, several at a time, but not in a
+// callback.
 int32_t sterna_migration_wait(struct sterna_migration *migration,
                               int64_t timeout_ms,
                               struct sterna_error **error);
 
-// A descriptor that becomes readable at each event and at the end, for poll and epoll. When it is readable, read 8 bytes from it,
-// then ask for the status or call sterna_migration_wait with the time-out 0. It belongs to the handle: do not close it.
+// A descriptor that becomes readable at each event and at the end, for poll and epoll. When it is readable,
+// read 8 bytes from it, then ask for the status or call sterna_migration_wait with the time-out 0. It belongs
+// to the handle: do not close it.
 //
 // Errors: STERNA_ERROR_SYSTEM. Threads: any.
 int32_t sterna_migration_event_fd(struct sterna_migration *migration,
@@ -654,8 +667,8 @@ int32_t sterna_migration_set(struct sterna_migration *migration,
 int32_t sterna_migration_continue(struct sterna_migration *migration,
                                   struct sterna_error **error);
 
-// Switches to postcopy: the guest resumes at the destination before its pages are there. Needs the capability "postcopy-ram"
-// on both sides.
+// Switches to postcopy: the guest resumes at the destination before its pages are there. Needs the capability
+// "postcopy-ram" on both sides.
 //
 // Errors: STERNA_ERROR_STATE. Threads: any.
 int32_t sterna_migration_start_postcopy(struct sterna_migration *migration,
@@ -663,7 +676,8 @@ int32_t sterna_migration_start_postcopy(struct sterna_migration *migration,
 
 // Resumes a postcopy that lost its connection, over a new connection to `address`.
 //
-// Errors: STERNA_ERROR_STATE unless the status is STERNA_STATUS_POSTCOPY_PAUSED, STERNA_ERROR_ARGUMENT. Threads: any.
+// Errors: STERNA_ERROR_STATE unless the status is STERNA_STATUS_POSTCOPY_PAUSED, STERNA_ERROR_ARGUMENT.
+// Threads: any.
 int32_t sterna_migration_recover(struct sterna_migration *migration,
                                  const char *address,
                                  struct sterna_error **error);
@@ -698,18 +712,18 @@ int32_t sterna_migration_resume_saved(struct sterna_migration *migration,
 // Threads: any.
 int32_t sterna_migration_status(const struct sterna_migration *migration);
 
-// The statistics now, as a JSON object, which the caller frees with sterna_string_free. NULL for NULL. docs/c-api.md names
-// the members.
+// The statistics now, as a JSON object, which the caller frees with sterna_string_free. NULL for NULL.
+// docs/c-api.md names the members.
 //
 // Threads: any.
 char *sterna_migration_statistics(const struct sterna_migration *migration);
 
-// Frees the handle. A migration that runs is cancelled, and the call waits for its end. From the commit on it cannot be cancelled; the
-// call then waits until it has ended. It does not wait for a migration that is undecided, or a postcopy that lost its connection:
-// these continue without a handle, and keep the VM.
+// Frees the handle. A migration that runs is cancelled, and the call waits for its end. From the commit on it
+// cannot be cancelled; the call then waits until it has ended. It does not wait for a migration that is
+// undecided, or a postcopy that lost its connection: these continue without a handle, and keep the VM.
 //
-// In a callback the call cancels and does not wait. NULL is allowed. Threads: any, once, and no other call with this handle
-// runs.
+// In a callback the call cancels and does not wait. NULL is allowed. Threads: any, once, and no other call with
+// this handle runs.
 void sterna_migration_free(struct sterna_migration *migration);
 
 // Makes settings with QEMU's defaults, but without a limit of the bandwidth.
@@ -718,18 +732,21 @@ void sterna_migration_free(struct sterna_migration *migration);
 int32_t sterna_parameters_new(struct sterna_parameters **parameters,
                               struct sterna_error **error);
 
-// Sets a parameter by its name in docs/qmp.md, such as "multifd-channels". The value is text: a number in the parameter's unit,
-// a size such as "64M", a word, or "on" and "off". A bandwidth without a suffix is in bytes per second.
+// Sets a parameter by its name in docs/qmp.md, such as "multifd-channels". The value is text: a number in the
+// parameter's unit, a size such as "64M", a word, or "on" and "off". A bandwidth without a suffix is in bytes
+// per second.
 //
 // Both sides must agree on the parameters that docs/qmp.md marks.
 //
-// Errors: STERNA_ERROR_NAME, STERNA_ERROR_SETTINGS for a value out of range. Then nothing has changed. Threads: any.
+// Errors: STERNA_ERROR_NAME, STERNA_ERROR_SETTINGS for a value out of range. Then nothing has changed. Threads:
+// any.
 int32_t sterna_parameters_set(struct sterna_parameters *parameters,
                               const char *name,
                               const char *value,
                               struct sterna_error **error);
 
-// The present value of a parameter as text, which the caller frees with sterna_string_free. NULL for an unknown name.
+// The present value of a parameter as text, which the caller frees with sterna_string_free. NULL for an unknown
+// name.
 //
 // Threads: any.
 char *sterna_parameters_get(const struct sterna_parameters *parameters,
@@ -744,31 +761,32 @@ int32_t sterna_parameters_set_capability(struct sterna_parameters *parameters,
                                          bool on,
                                          struct sterna_error **error);
 
-// Makes every channel speak TLS with the certificates in `directory`: ca-cert.pem, and client-cert.pem and client-key.pem
-// at the source, server-cert.pem and server-key.pem at the destination (QEMU's names). The files are read when the
-// migration starts. Both sides verify each other. NULL switches TLS off.
+// Makes every channel speak TLS with the certificates in `directory`: ca-cert.pem, and client-cert.pem and
+// client-key.pem at the source, server-cert.pem and server-key.pem at the destination (QEMU's names). The files
+// are read when the migration starts. Both sides verify each other. NULL switches TLS off.
 //
-// The parameter "tls-hostname" sets the name that the destination's certificate must have. The default is the host of the
-// address.
+// The parameter "tls-hostname" sets the name that the destination's certificate must have. The default is the
+// host of the address.
 //
 // Errors: STERNA_ERROR_NULL. Threads: any.
 int32_t sterna_parameters_set_tls_directory(struct sterna_parameters *parameters,
                                             const char *directory,
                                             struct sterna_error **error);
 
-// Accepts only the client whose certificate has this distinguished name, such as "CN=host-a,O=Example". Destination only.
-// NULL accepts every client with a valid certificate.
+// Accepts only the client whose certificate has this distinguished name, such as "CN=host-a,O=Example".
+// Destination only. NULL accepts every client with a valid certificate.
 //
 // Errors: STERNA_ERROR_NULL. Threads: any.
 int32_t sterna_parameters_set_tls_client(struct sterna_parameters *parameters,
                                          const char *name,
                                          struct sterna_error **error);
 
-// Sets a function that each thread of a migration with these settings calls first, with the thread's role, such as "lane 3": for
-// seccomp filters, affinity, cgroups and signal masks. `destroy` is called when neither the settings nor a migration need
-// `user` any more; it may be NULL. A NULL `hook` removes the function.
+// Sets a function that each thread of a migration with these settings calls first, with the thread's role, such
+// as "lane 3": for seccomp filters, affinity, cgroups and signal masks. `destroy` is called when neither the
+// settings nor a migration need `user` any more; it may be NULL. A NULL `hook` removes the function.
 //
-// Errors: STERNA_ERROR_NULL; `destroy` is not called then. Threads: any. The hook runs on each thread, several at a time.
+// Errors: STERNA_ERROR_NULL; `destroy` is not called then. Threads: any. The hook runs on each thread, several
+// at a time.
 int32_t sterna_parameters_set_thread_hook(struct sterna_parameters *parameters,
                                           void (*hook)(void *user,
                                                        const char *role),
@@ -781,44 +799,48 @@ int32_t sterna_parameters_set_thread_hook(struct sterna_parameters *parameters,
 // Threads: any, once, and no other call with this handle runs.
 void sterna_parameters_free(struct sterna_parameters *parameters);
 
-// Adds a block of guest memory. All blocks are added before the VM's first migration, in the same order on both sides.
+// Adds a block of guest memory. All blocks are added before the VM's first migration, in the same order on both
+// sides.
 //
-// From this call until `destroy` of the VM's callbacks was called: the whole range is mapped, readable, and writable unless
-// STERNA_RAM_READ_ONLY is set. Nothing else is mapped in its place. The description is true. The guest, devices and
-// other threads may write the memory at any time.
+// From this call until `destroy` of the VM's callbacks was called: the whole range is mapped, readable, and
+// writable unless STERNA_RAM_READ_ONLY is set. Nothing else is mapped in its place. The description is true.
+// The guest, devices and other threads may write the memory at any time.
 //
-// Errors: STERNA_ERROR_ARGUMENT for a description that contradicts itself, STERNA_ERROR_STATE after the first migration
-// began. Threads: any.
+// Errors: STERNA_ERROR_ARGUMENT for a description that contradicts itself, STERNA_ERROR_STATE after the first
+// migration began. Threads: any.
 int32_t sterna_vm_add_ram(struct sterna_vm *vm,
                           const struct sterna_ram_block *block,
                           struct sterna_error **error);
 
-// Makes a virtual machine. Add its memory, devices, hooks and sources of dirty pages, then start a migration or listen for one.
+// Makes a virtual machine. Add its memory, devices, hooks and sources of dirty pages, then start a migration or
+// listen for one.
 //
-// `machine_type` and `uuid` must be equal on both sides. `uuid` is NULL or has 16 bytes. All arguments are copied.
-// After an error `destroy` is not called. Threads: any.
+// `machine_type` and `uuid` must be equal on both sides. `uuid` is NULL or has 16 bytes. All arguments are
+// copied. After an error `destroy` is not called. Threads: any.
 int32_t sterna_vm_new(const char *machine_type,
                       const uint8_t *uuid,
                       const struct sterna_vm_callbacks *callbacks,
                       struct sterna_vm **vm,
                       struct sterna_error **error);
 
-// Names other processes that have the guest's memory mapped, such as devices in processes of their own. Postcopy is then refused.
+// Names other processes that have the guest's memory mapped, such as devices in processes of their own.
+// Postcopy is then refused.
 //
 // Threads: any.
 int32_t sterna_vm_set_shares_ram_with(struct sterna_vm *vm,
                                       const char *names,
                                       struct sterna_error **error);
 
-// Whether the VMM may run the guest when its operator asks for it. False from the stop for the switchover on until it is
-// undone, and while the guest is elsewhere, undecided, held, or saved. To act on the answer use sterna_vm_while_free.
+// Whether the VMM may run the guest when its operator asks for it. False from the stop for the switchover on
+// until it is undone, and while the guest is elsewhere, undecided, held, or saved. To act on the answer use
+// sterna_vm_while_free.
 //
 // Threads: any.
 bool sterna_vm_may_run(const struct sterna_vm *vm);
 
-// Runs `act`, the operator's pause or resume of the guest, on this thread, unless a migration has the guest. No migration stops
-// or resumes the guest before `act` has returned. Wrap every pause and resume in it: otherwise an operator could start a
-// guest that runs elsewhere.
+// Runs `act`, the operator's pause or resume of the guest, on this thread, unless a migration has the guest. No
+// migration stops or resumes the guest before `act` has returned. Wrap every pause and resume in it: otherwise
+// an operator could start a guest that runs elsewhere.
 //
 // Errors: STERNA_ERROR_STATE, and `act` was not called. Threads: any, but not in a callback or in `act`.
 int32_t sterna_vm_while_free(struct sterna_vm *vm,
@@ -838,8 +860,8 @@ int32_t sterna_vm_has_new_guest(struct sterna_vm *vm,
 int32_t sterna_vm_has_no_guest(struct sterna_vm *vm,
                                struct sterna_error **error);
 
-// Frees the handle. Migrations of the VM continue; `destroy` is called when the last of them has ended and was freed. NULL is
-// allowed.
+// Frees the handle. Migrations of the VM continue; `destroy` is called when the last of them has ended and was
+// freed. NULL is allowed.
 //
 // Threads: any, once, and no other call with this handle runs.
 void sterna_vm_free(struct sterna_vm *vm);

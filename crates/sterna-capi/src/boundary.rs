@@ -110,11 +110,11 @@ pub(crate) unsafe trait Versioned: Copy {
     const LEAST_BYTES: usize;
 }
 
-/// Reads a structure that a program may have compiled with an older or newer header. Members that an older header lacks are
-/// zero. Members that only a newer one has must be zero, because this library would ignore them.
+/// Reads a structure that a program may have compiled with an older or newer header. Members that an older
+/// header lacks are zero. Members that only a newer one has must be zero, because this library would ignore
+/// them.
 ///
-/// # Safety
-/// `given` is null, or points to as many bytes as its `size` says.
+/// # Safety `given` is null, or points to as many bytes as its `size` says.
 pub(crate) unsafe fn read<T: Versioned>(given: *const T) -> Done<T> {
     if given.is_null() {
         return Err(is_null(T::NAME));

@@ -36,8 +36,8 @@ pub struct sterna_device {
             failure: *mut sterna_failure,
         ) -> i32,
     >,
-    /// Destination, guest not started: loads `length` bytes that the peer sent. Check them: they may have any content.
-    /// Starts nothing, and does not write guest memory. May be called again after the VM's `reset`.
+    /// Destination, guest not started: loads `length` bytes that the peer sent. Check them: they may have any
+    /// content. Starts nothing, and does not write guest memory. May be called again after the VM's `reset`.
     pub load: Option<
         unsafe extern "C" fn(
             user: *mut c_void,
@@ -72,8 +72,8 @@ pub unsafe extern "C" fn sterna_state_write(state: *mut sterna_state, bytes: *co
     }
 }
 
-/// Adds a device. Devices are added before the VM's first migration. The source saves them in this order. The source must
-/// send each device that the destination has.
+/// Adds a device. Devices are added before the VM's first migration. The source saves them in this order. The
+/// source must send each device that the destination has.
 ///
 /// Threads: any. The callbacks run on threads of the library, one after the other.
 #[unsafe(no_mangle)]
@@ -94,8 +94,8 @@ pub unsafe extern "C" fn sterna_vm_add_device(
     }
 }
 
-/// Sets the record of properties that both machines must share, such as CPUID. The source saves it before any memory is sent,
-/// and the destination loads and checks it. Its name and instance have no effect.
+/// Sets the record of properties that both machines must share, such as CPUID. The source saves it before any
+/// memory is sent, and the destination loads and checks it. Its name and instance have no effect.
 ///
 /// Threads: any.
 #[unsafe(no_mangle)]

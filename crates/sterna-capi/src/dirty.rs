@@ -48,8 +48,9 @@ pub struct sterna_dirty_log {
     pub start: sterna_step,
     /// Ends logging. Also called after a failed `read`.
     pub stop: sterna_step,
-    /// Reports the pages written since the last call, with sterna_dirty_pages_add and …_add_bitmap, and logs their next
-    /// write again. The last call is made with the guest stopped. More pages may be reported than were written.
+    /// Reports the pages written since the last call, with sterna_dirty_pages_add and …_add_bitmap, and logs
+    /// their next write again. The last call is made with the guest stopped. More pages may be reported than
+    /// were written.
     pub read: Option<
         unsafe extern "C" fn(
             user: *mut c_void,
@@ -88,8 +89,8 @@ pub unsafe extern "C" fn sterna_dirty_pages_add(
     }
 }
 
-/// Reports the set bits of `words` as pages of a block from page `first` on; the lowest bit is the first page. This is the
-/// format of KVM_GET_DIRTY_LOG. Bits after the block's last page must be clear.
+/// Reports the set bits of `words` as pages of a block from page `first` on; the lowest bit is the first page.
+/// This is the format of KVM_GET_DIRTY_LOG. Bits after the block's last page must be clear.
 ///
 /// Threads: that of `read`, before it returns.
 #[unsafe(no_mangle)]
@@ -110,8 +111,9 @@ pub unsafe extern "C" fn sterna_dirty_pages_add_bitmap(
     }
 }
 
-/// Uses KVM's dirty log for the writes of vCPUs. `vm_fd` is the descriptor of the virtual machine; it is duplicated. The library
-/// sets and clears KVM_MEM_LOG_DIRTY_PAGES of the slots, which must not change during a migration.
+/// Uses KVM's dirty log for the writes of vCPUs. `vm_fd` is the descriptor of the virtual machine; it is
+/// duplicated. The library sets and clears KVM_MEM_LOG_DIRTY_PAGES of the slots, which must not change during a
+/// migration.
 ///
 /// Sources of dirty pages add up. Together they must cover every thread and device that writes guest memory.
 ///
@@ -148,8 +150,8 @@ pub unsafe extern "C" fn sterna_vm_use_kvm_dirty_log(
     }
 }
 
-/// Uses userfaultfd for the writes of all threads of this process, of the kernel on their behalf, and of KVM. Needs Linux 6.7,
-/// and STERNA_RAM_MAY_USERFAULTFD on every block. It does not see other processes.
+/// Uses userfaultfd for the writes of all threads of this process, of the kernel on their behalf, and of KVM.
+/// Needs Linux 6.7, and STERNA_RAM_MAY_USERFAULTFD on every block. It does not see other processes.
 ///
 /// Threads: any.
 #[unsafe(no_mangle)]

@@ -25,7 +25,8 @@ pub const STERNA_ERROR_SYSTEM: i32 = 6;
 pub const STERNA_ERROR_CREDENTIALS: i32 = 7;
 /// The time-out passed. The migration continues.
 pub const STERNA_ERROR_TIMED_OUT: i32 = 8;
-/// The time-out passed, and the migration is undecided: its destination may run the guest. See sterna_migration_decide.
+/// The time-out passed, and the migration is undecided: its destination may run the guest. See
+/// sterna_migration_decide.
 pub const STERNA_ERROR_UNDECIDED: i32 = 9;
 /// The migration was cancelled. The guest is at the source, as before.
 pub const STERNA_ERROR_CANCELLED: i32 = 10;

@@ -76,8 +76,8 @@ pub struct sterna_event {
     pub json: *const c_char,
 }
 
-/// Receives the events of a migration, in order, on threads of the library. The callback returns soon, because the migration
-/// waits for it. It calls no function of this migration.
+/// Receives the events of a migration, in order, on threads of the library. The callback returns soon, because
+/// the migration waits for it. It calls no function of this migration.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct sterna_observer {
@@ -151,7 +151,8 @@ impl Teller {
         Ok(Self { given: Some((given, Owned::offered(given.user, given.destroy))) })
     }
 
-    /// Starts a migration with this observer. Only if that succeeds, the library ends the use of the program's pointer.
+    /// Starts a migration with this observer. Only if that succeeds, the library ends the use of the program's
+    /// pointer.
     pub(crate) fn watch<T>(
         self,
         start: impl FnOnce(Arc<dyn Observer>) -> Result<T, StartError>,

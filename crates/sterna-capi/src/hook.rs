@@ -10,8 +10,8 @@ use crate::callbacks::{Owned, User, notify, run, sterna_notice, sterna_step};
 use crate::error::sterna_error;
 use crate::vm::sterna_vm;
 
-/// A resource that only one host may have: disk locks, leases, network addresses. The two sides never hold it at the same
-/// time. Each callback may be NULL.
+/// A resource that only one host may have: disk locks, leases, network addresses. The two sides never hold it at
+/// the same time. Each callback may be NULL.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct sterna_hook {

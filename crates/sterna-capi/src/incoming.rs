@@ -19,12 +19,14 @@ pub struct sterna_incoming {
     descriptor: Descriptor,
 }
 
-/// Waits at an address for a guest, and returns immediately; the address is bound then. "file:PATH" restores a saved guest.
+/// Waits at an address for a guest, and returns immediately; the address is bound then. "file:PATH" restores a
+/// saved guest.
 ///
-/// The settings must be equal on both sides. `parameters` may be NULL for the defaults, `observer` may be NULL. If the call
-/// fails, the observer's `destroy` is not called.
+/// The settings must be equal on both sides. `parameters` may be NULL for the defaults, `observer` may be NULL.
+/// If the call fails, the observer's `destroy` is not called.
 ///
-/// Keep the handle after success: a source that lost the acknowledgement asks here whether the guest has started.
+/// Keep the handle after success: a source that lost the acknowledgement asks here whether the guest has
+/// started.
 ///
 /// Errors: as sterna_migration_start. Threads: any.
 #[unsafe(no_mangle)]
@@ -72,11 +74,11 @@ pub unsafe extern "C" fn sterna_incoming_address(incoming: *const sterna_incomin
     })
 }
 
-/// Waits for the end of the migration: STERNA_OK if the guest has arrived. `*is_running` is then whether it runs; NULL is allowed.
-/// `timeout_ms` is as in sterna_migration_wait.
+/// Waits for the end of the migration: STERNA_OK if the guest has arrived. `*is_running` is then whether it
+/// runs; NULL is allowed. `timeout_ms` is as in sterna_migration_wait.
 ///
-/// Errors: STERNA_ERROR_TIMED_OUT, STERNA_ERROR_FAILED, also after a cancel. Threads: any, several at a time, but not in a
-/// callback.
+/// Errors: STERNA_ERROR_TIMED_OUT, STERNA_ERROR_FAILED, also after a cancel. Threads: any, several at a time,
+/// but not in a callback.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sterna_incoming_wait(
     incoming: *mut sterna_incoming,
@@ -164,7 +166,8 @@ pub unsafe extern "C" fn sterna_incoming_release(
     unsafe { enter(error, || borrow(incoming, "incoming")?.incoming.release().map_err(refused)) }
 }
 
-/// Sets whether a guest that ran at the source starts when it has arrived (default: true). Otherwise it arrives paused.
+/// Sets whether a guest that ran at the source starts when it has arrived (default: true). Otherwise it arrives
+/// paused.
 ///
 /// Errors: STERNA_ERROR_STATE if it is too late. Threads: any.
 #[unsafe(no_mangle)]
@@ -189,7 +192,8 @@ pub unsafe extern "C" fn sterna_incoming_set_autostart(
 
 /// Listens at `address` as well, for the source of a postcopy that lost its connection.
 ///
-/// Errors: STERNA_ERROR_STATE unless the status is STERNA_STATUS_POSTCOPY_PAUSED, STERNA_ERROR_ARGUMENT. Threads: any.
+/// Errors: STERNA_ERROR_STATE unless the status is STERNA_STATUS_POSTCOPY_PAUSED, STERNA_ERROR_ARGUMENT.
+/// Threads: any.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sterna_incoming_recover_at(
     incoming: *mut sterna_incoming,
@@ -230,12 +234,13 @@ pub unsafe extern "C" fn sterna_incoming_statistics(incoming: *const sterna_inco
     })
 }
 
-/// Frees the handle, and releases the address. A migration that is not committed is cancelled, and the call waits for its end. A
-/// postcopy whose pages have not all arrived cannot be cancelled: the call waits until they have, also while its connection is
-/// lost, because the guest runs here and needs them. A held guest stays loaded in its VM.
+/// Frees the handle, and releases the address. A migration that is not committed is cancelled, and the call
+/// waits for its end. A postcopy whose pages have not all arrived cannot be cancelled: the call waits until they
+/// have, also while its connection is lost, because the guest runs here and needs them. A held guest stays
+/// loaded in its VM.
 ///
-/// In a callback the call cancels and does not wait. NULL is allowed. Threads: any, once, and no other call with this handle
-/// runs.
+/// In a callback the call cancels and does not wait. NULL is allowed. Threads: any, once, and no other call with
+/// this handle runs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sterna_incoming_free(incoming: *mut sterna_incoming) {
     if incoming.is_null() {

@@ -29,15 +29,15 @@ pub struct sterna_migration {
     descriptor: Descriptor,
 }
 
-/// Starts to migrate the guest of `vm` to an address, and returns immediately. The address is "tcp:HOST:PORT", "unix:PATH",
-/// "fd:NUMBER", "rdma:HOST:PORT", or "file:PATH", which saves the guest.
+/// Starts to migrate the guest of `vm` to an address, and returns immediately. The address is "tcp:HOST:PORT",
+/// "unix:PATH", "fd:NUMBER", "rdma:HOST:PORT", or "file:PATH", which saves the guest.
 ///
-/// The guest runs until the switchover. If anything fails before the commit, it continues to run here. After a save it stays
-/// stopped; see sterna_migration_resume_saved. `parameters` may be NULL for the defaults, `observer` may be NULL. If the call
-/// fails, the observer's `destroy` is not called.
+/// The guest runs until the switchover. If anything fails before the commit, it continues to run here. After a
+/// save it stays stopped; see sterna_migration_resume_saved. `parameters` may be NULL for the defaults,
+/// `observer` may be NULL. If the call fails, the observer's `destroy` is not called.
 ///
-/// Errors: STERNA_ERROR_ARGUMENT for the address, STERNA_ERROR_SETTINGS, STERNA_ERROR_CREDENTIALS, STERNA_ERROR_STATE if another
-/// migration has the guest, STERNA_ERROR_SYSTEM. Threads: any.
+/// Errors: STERNA_ERROR_ARGUMENT for the address, STERNA_ERROR_SETTINGS, STERNA_ERROR_CREDENTIALS,
+/// STERNA_ERROR_STATE if another migration has the guest, STERNA_ERROR_SYSTEM. Threads: any.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sterna_migration_start(
     vm: *mut sterna_vm,
@@ -73,12 +73,14 @@ pub unsafe extern "C" fn sterna_migration_start(
     }
 }
 
-/// Waits for the end of the migration: STERNA_OK if the destination has the guest or the file is complete. `timeout_ms` is in
-/// milliseconds; 0 asks without waiting, a negative value waits without limit. May be called again.
+/// Waits for the end of the migration: STERNA_OK if the destination has the guest or the file is complete.
+/// `timeout_ms` is in milliseconds; 0 asks without waiting, a negative value waits without limit. May be called
+/// again.
 ///
-/// Errors: STERNA_ERROR_TIMED_OUT. STERNA_ERROR_UNDECIDED when the migration becomes undecided, or after the time-out if it was
-/// undecided before; without a time-out the call waits until that has ended. STERNA_ERROR_CANCELLED, STERNA_ERROR_FAILED,
-/// STERNA_ERROR_HELD. Threads: any, several at a time, but not in a callback.
+/// Errors: STERNA_ERROR_TIMED_OUT. STERNA_ERROR_UNDECIDED when the migration becomes undecided, or after the
+/// time-out if it was undecided before; without a time-out the call waits until that has ended.
+/// STERNA_ERROR_CANCELLED, STERNA_ERROR_FAILED, STERNA_ERROR_HELD. Threads: any, several at a time, but not in a
+/// callback.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sterna_migration_wait(
     migration: *mut sterna_migration,
@@ -112,8 +114,9 @@ pub unsafe extern "C" fn sterna_migration_wait(
     }
 }
 
-/// A descriptor that becomes readable at each event and at the end, for poll and epoll. When it is readable, read 8 bytes from it,
-/// then ask for the status or call sterna_migration_wait with the time-out 0. It belongs to the handle: do not close it.
+/// A descriptor that becomes readable at each event and at the end, for poll and epoll. When it is readable,
+/// read 8 bytes from it, then ask for the status or call sterna_migration_wait with the time-out 0. It belongs
+/// to the handle: do not close it.
 ///
 /// Errors: STERNA_ERROR_SYSTEM. Threads: any.
 #[unsafe(no_mangle)]
@@ -186,8 +189,8 @@ pub unsafe extern "C" fn sterna_migration_continue(
     }
 }
 
-/// Switches to postcopy: the guest resumes at the destination before its pages are there. Needs the capability "postcopy-ram"
-/// on both sides.
+/// Switches to postcopy: the guest resumes at the destination before its pages are there. Needs the capability
+/// "postcopy-ram" on both sides.
 ///
 /// Errors: STERNA_ERROR_STATE. Threads: any.
 #[unsafe(no_mangle)]
@@ -201,7 +204,8 @@ pub unsafe extern "C" fn sterna_migration_start_postcopy(
 
 /// Resumes a postcopy that lost its connection, over a new connection to `address`.
 ///
-/// Errors: STERNA_ERROR_STATE unless the status is STERNA_STATUS_POSTCOPY_PAUSED, STERNA_ERROR_ARGUMENT. Threads: any.
+/// Errors: STERNA_ERROR_STATE unless the status is STERNA_STATUS_POSTCOPY_PAUSED, STERNA_ERROR_ARGUMENT.
+/// Threads: any.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sterna_migration_recover(
     migration: *mut sterna_migration,
@@ -304,8 +308,8 @@ pub unsafe extern "C" fn sterna_migration_status(migration: *const sterna_migrat
     quietly(STERNA_STATUS_NONE, status)
 }
 
-/// The statistics now, as a JSON object, which the caller frees with sterna_string_free. NULL for NULL. docs/c-api.md names
-/// the members.
+/// The statistics now, as a JSON object, which the caller frees with sterna_string_free. NULL for NULL.
+/// docs/c-api.md names the members.
 ///
 /// Threads: any.
 #[unsafe(no_mangle)]
@@ -317,12 +321,12 @@ pub unsafe extern "C" fn sterna_migration_statistics(migration: *const sterna_mi
     })
 }
 
-/// Frees the handle. A migration that runs is cancelled, and the call waits for its end. From the commit on it cannot be cancelled; the
-/// call then waits until it has ended. It does not wait for a migration that is undecided, or a postcopy that lost its connection:
-/// these continue without a handle, and keep the VM.
+/// Frees the handle. A migration that runs is cancelled, and the call waits for its end. From the commit on it
+/// cannot be cancelled; the call then waits until it has ended. It does not wait for a migration that is
+/// undecided, or a postcopy that lost its connection: these continue without a handle, and keep the VM.
 ///
-/// In a callback the call cancels and does not wait. NULL is allowed. Threads: any, once, and no other call with this handle
-/// runs.
+/// In a callback the call cancels and does not wait. NULL is allowed. Threads: any, once, and no other call with
+/// this handle runs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sterna_migration_free(migration: *mut sterna_migration) {
     if migration.is_null() {

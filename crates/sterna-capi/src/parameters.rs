@@ -1,6 +1,7 @@
 //! Settings of a migration by QEMU's names.
 //!
-//! Names, ranges and conversions are the monitor's (`sterna-qmp`), so that this interface does not grow with each of them.
+//! Names, ranges and conversions are the monitor's (`sterna-qmp`), so that this interface does not grow with each of
+//! them.
 
 use std::ffi::{c_char, c_void};
 use std::path::PathBuf;
@@ -42,12 +43,14 @@ pub unsafe extern "C" fn sterna_parameters_new(
     }
 }
 
-/// Sets a parameter by its name in docs/qmp.md, such as "multifd-channels". The value is text: a number in the parameter's unit,
-/// a size such as "64M", a word, or "on" and "off". A bandwidth without a suffix is in bytes per second.
+/// Sets a parameter by its name in docs/qmp.md, such as "multifd-channels". The value is text: a number in the
+/// parameter's unit, a size such as "64M", a word, or "on" and "off". A bandwidth without a suffix is in bytes
+/// per second.
 ///
 /// Both sides must agree on the parameters that docs/qmp.md marks.
 ///
-/// Errors: STERNA_ERROR_NAME, STERNA_ERROR_SETTINGS for a value out of range. Then nothing has changed. Threads: any.
+/// Errors: STERNA_ERROR_NAME, STERNA_ERROR_SETTINGS for a value out of range. Then nothing has changed. Threads:
+/// any.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sterna_parameters_set(
     parameters: *mut sterna_parameters,
@@ -64,7 +67,8 @@ pub unsafe extern "C" fn sterna_parameters_set(
     }
 }
 
-/// The present value of a parameter as text, which the caller frees with sterna_string_free. NULL for an unknown name.
+/// The present value of a parameter as text, which the caller frees with sterna_string_free. NULL for an unknown
+/// name.
 ///
 /// Threads: any.
 #[unsafe(no_mangle)]
@@ -101,12 +105,12 @@ pub unsafe extern "C" fn sterna_parameters_set_capability(
     }
 }
 
-/// Makes every channel speak TLS with the certificates in `directory`: ca-cert.pem, and client-cert.pem and client-key.pem
-/// at the source, server-cert.pem and server-key.pem at the destination (QEMU's names). The files are read when the
-/// migration starts. Both sides verify each other. NULL switches TLS off.
+/// Makes every channel speak TLS with the certificates in `directory`: ca-cert.pem, and client-cert.pem and
+/// client-key.pem at the source, server-cert.pem and server-key.pem at the destination (QEMU's names). The files
+/// are read when the migration starts. Both sides verify each other. NULL switches TLS off.
 ///
-/// The parameter "tls-hostname" sets the name that the destination's certificate must have. The default is the host of the
-/// address.
+/// The parameter "tls-hostname" sets the name that the destination's certificate must have. The default is the
+/// host of the address.
 ///
 /// Errors: STERNA_ERROR_NULL. Threads: any.
 #[unsafe(no_mangle)]
@@ -127,8 +131,8 @@ pub unsafe extern "C" fn sterna_parameters_set_tls_directory(
     }
 }
 
-/// Accepts only the client whose certificate has this distinguished name, such as "CN=host-a,O=Example". Destination only.
-/// NULL accepts every client with a valid certificate.
+/// Accepts only the client whose certificate has this distinguished name, such as "CN=host-a,O=Example".
+/// Destination only. NULL accepts every client with a valid certificate.
 ///
 /// Errors: STERNA_ERROR_NULL. Threads: any.
 #[unsafe(no_mangle)]
@@ -148,11 +152,12 @@ pub unsafe extern "C" fn sterna_parameters_set_tls_client(
     }
 }
 
-/// Sets a function that each thread of a migration with these settings calls first, with the thread's role, such as "lane 3": for
-/// seccomp filters, affinity, cgroups and signal masks. `destroy` is called when neither the settings nor a migration need
-/// `user` any more; it may be NULL. A NULL `hook` removes the function.
+/// Sets a function that each thread of a migration with these settings calls first, with the thread's role, such
+/// as "lane 3": for seccomp filters, affinity, cgroups and signal masks. `destroy` is called when neither the
+/// settings nor a migration need `user` any more; it may be NULL. A NULL `hook` removes the function.
 ///
-/// Errors: STERNA_ERROR_NULL; `destroy` is not called then. Threads: any. The hook runs on each thread, several at a time.
+/// Errors: STERNA_ERROR_NULL; `destroy` is not called then. Threads: any. The hook runs on each thread, several
+/// at a time.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sterna_parameters_set_thread_hook(
     parameters: *mut sterna_parameters,

@@ -63,14 +63,15 @@ unsafe impl Versioned for sterna_ram_block {
     const LEAST_BYTES: usize = size_of::<Self>();
 }
 
-/// Adds a block of guest memory. All blocks are added before the VM's first migration, in the same order on both sides.
+/// Adds a block of guest memory. All blocks are added before the VM's first migration, in the same order on both
+/// sides.
 ///
-/// From this call until `destroy` of the VM's callbacks was called: the whole range is mapped, readable, and writable unless
-/// STERNA_RAM_READ_ONLY is set. Nothing else is mapped in its place. The description is true. The guest, devices and
-/// other threads may write the memory at any time.
+/// From this call until `destroy` of the VM's callbacks was called: the whole range is mapped, readable, and
+/// writable unless STERNA_RAM_READ_ONLY is set. Nothing else is mapped in its place. The description is true.
+/// The guest, devices and other threads may write the memory at any time.
 ///
-/// Errors: STERNA_ERROR_ARGUMENT for a description that contradicts itself, STERNA_ERROR_STATE after the first migration
-/// began. Threads: any.
+/// Errors: STERNA_ERROR_ARGUMENT for a description that contradicts itself, STERNA_ERROR_STATE after the first
+/// migration began. Threads: any.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sterna_vm_add_ram(
     vm: *mut sterna_vm,
@@ -130,8 +131,8 @@ unsafe fn block_of(given: &sterna_ram_block, parts: &Parts) -> Done<(RamBlock, b
     if has(STERNA_RAM_FRESH) {
         memory = memory.fresh();
     }
-    // SAFETY: sterna_vm_add_ram has this contract. `owner` calls `destroy` when it is dropped. No Rust code but the engine
-    // knows the memory.
+    // SAFETY: sterna_vm_add_ram has this contract. `owner` calls `destroy` when it is dropped. No Rust code but the
+    // engine knows the memory.
     let block = unsafe { RamBlock::from_external(name, memory) };
     let block = block.map_err(|error| Failure::new(STERNA_ERROR_ARGUMENT, error))?;
     let placed = has(STERNA_RAM_AT_GUEST_ADDRESS);

@@ -13,8 +13,8 @@ use crate::dirty::{self, Tracking};
 use crate::error::{Failure, STERNA_ERROR_ARGUMENT, STERNA_ERROR_NULL, STERNA_ERROR_STATE, sterna_error};
 use crate::machine::Machine;
 
-/// The functions of a virtual machine. They run on threads of the library, never on the caller's. None may call a function
-/// that waits for a migration. `is_running`, `stop`, `resume` and `start` must not be NULL.
+/// The functions of a virtual machine. They run on threads of the library, never on the caller's. None may call
+/// a function that waits for a migration. `is_running`, `stop`, `resume` and `start` must not be NULL.
 ///
 /// A function that returns int32_t returns 0 for success. Otherwise it fails, after it has set a text with
 /// sterna_failure_set.
@@ -25,20 +25,22 @@ pub struct sterna_vm_callbacks {
     pub size: usize,
     /// Passed to the callbacks.
     pub user: *mut c_void,
-    /// Called once, when the library uses `user`, the VM's memory, its devices, hooks and logs for the last time. This is
-    /// after sterna_vm_free, when every migration of the VM has ended and was freed. It runs on any thread.
+    /// Called once, when the library uses `user`, the VM's memory, its devices, hooks and logs for the last
+    /// time. This is after sterna_vm_free, when every migration of the VM has ended and was freed. It runs on
+    /// any thread.
     pub destroy: sterna_notice,
     /// Source: whether the vCPUs run now. Must not wait for a vCPU.
     pub is_running: Option<unsafe extern "C" fn(user: *mut c_void) -> bool>,
-    /// Source: stops the guest. On return no vCPU runs, I/O is complete, and no device writes guest memory. Idempotent.
-    /// After a failure the guest runs as before.
+    /// Source: stops the guest. On return no vCPU runs, I/O is complete, and no device writes guest memory.
+    /// Idempotent. After a failure the guest runs as before.
     pub stop: sterna_step,
-    /// Source, guest stopped, hooks released: lets stopped devices write guest memory for the last time. On return none writes
-    /// it. Undone by `resume`. May be NULL.
+    /// Source, guest stopped, hooks released: lets stopped devices write guest memory for the last time. On
+    /// return none writes it. Undone by `resume`. May be NULL.
     pub quiesce: sterna_step,
     /// Source: undoes `stop`. Idempotent.
     pub resume: sterna_step,
-    /// Source: makes each vCPU sleep `percent` percent of the time; 0 removes the throttle. NULL refuses `auto-converge`.
+    /// Source: makes each vCPU sleep `percent` percent of the time; 0 removes the throttle. NULL refuses
+    /// `auto-converge`.
     pub set_cpu_throttle: Option<unsafe extern "C" fn(user: *mut c_void, percent: u8)>,
     /// Destination: checks all that can prevent `start`. May be NULL.
     pub prepare_start: sterna_step,
@@ -61,10 +63,11 @@ pub struct sterna_vm {
     state: Mutex<State>,
 }
 
-/// Makes a virtual machine. Add its memory, devices, hooks and sources of dirty pages, then start a migration or listen for one.
+/// Makes a virtual machine. Add its memory, devices, hooks and sources of dirty pages, then start a migration or
+/// listen for one.
 ///
-/// `machine_type` and `uuid` must be equal on both sides. `uuid` is NULL or has 16 bytes. All arguments are copied.
-/// After an error `destroy` is not called. Threads: any.
+/// `machine_type` and `uuid` must be equal on both sides. `uuid` is NULL or has 16 bytes. All arguments are
+/// copied. After an error `destroy` is not called. Threads: any.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sterna_vm_new(
     machine_type: *const c_char,
@@ -108,7 +111,8 @@ pub unsafe extern "C" fn sterna_vm_new(
     }
 }
 
-/// Names other processes that have the guest's memory mapped, such as devices in processes of their own. Postcopy is then refused.
+/// Names other processes that have the guest's memory mapped, such as devices in processes of their own.
+/// Postcopy is then refused.
 ///
 /// Threads: any.
 #[unsafe(no_mangle)]
@@ -129,8 +133,9 @@ pub unsafe extern "C" fn sterna_vm_set_shares_ram_with(
     }
 }
 
-/// Whether the VMM may run the guest when its operator asks for it. False from the stop for the switchover on until it is
-/// undone, and while the guest is elsewhere, undecided, held, or saved. To act on the answer use sterna_vm_while_free.
+/// Whether the VMM may run the guest when its operator asks for it. False from the stop for the switchover on
+/// until it is undone, and while the guest is elsewhere, undecided, held, or saved. To act on the answer use
+/// sterna_vm_while_free.
 ///
 /// Threads: any.
 #[unsafe(no_mangle)]
@@ -139,9 +144,9 @@ pub unsafe extern "C" fn sterna_vm_may_run(vm: *const sterna_vm) -> bool {
     quietly(false, || unsafe { vm.as_ref() }.is_some_and(|vm| vm.custody().may_run()))
 }
 
-/// Runs `act`, the operator's pause or resume of the guest, on this thread, unless a migration has the guest. No migration stops
-/// or resumes the guest before `act` has returned. Wrap every pause and resume in it: otherwise an operator could start a
-/// guest that runs elsewhere.
+/// Runs `act`, the operator's pause or resume of the guest, on this thread, unless a migration has the guest. No
+/// migration stops or resumes the guest before `act` has returned. Wrap every pause and resume in it: otherwise
+/// an operator could start a guest that runs elsewhere.
 ///
 /// Errors: STERNA_ERROR_STATE, and `act` was not called. Threads: any, but not in a callback or in `act`.
 #[unsafe(no_mangle)]
@@ -179,8 +184,8 @@ pub unsafe extern "C" fn sterna_vm_has_no_guest(vm: *mut sterna_vm, error: *mut 
     unsafe { enter(error, || borrow(vm, "vm")?.machine()?.ram.has_no_guest().map_err(not_free)) }
 }
 
-/// Frees the handle. Migrations of the VM continue; `destroy` is called when the last of them has ended and was freed. NULL is
-/// allowed.
+/// Frees the handle. Migrations of the VM continue; `destroy` is called when the last of them has ended and was
+/// freed. NULL is allowed.
 ///
 /// Threads: any, once, and no other call with this handle runs.
 #[unsafe(no_mangle)]

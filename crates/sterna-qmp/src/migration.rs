@@ -38,6 +38,7 @@ mod dirty_rate;
 mod engine;
 pub mod events;
 mod hmp;
+mod numbers;
 mod objects;
 mod parameters;
 mod protected;

@@ -4,19 +4,18 @@
 //! without a suffix, `max-bandwidth` counts MiB and other sizes count bytes.
 
 mod info;
-mod numbers;
 
 use std::fmt::Write as _;
 
 use serde_json::{Map, Value};
 
-pub(in crate::migration) use numbers::parse_switch;
-pub use numbers::{parse_number, parse_size};
+pub use super::numbers::{parse_number, parse_size};
 
 use super::address;
 use super::control::MigrationControl;
 use super::declared::declared;
 use super::dirty_rate::Order;
+use super::numbers::parse_switch;
 use super::parameters::parameter;
 use crate::error::QmpError;
 use crate::server::Context;

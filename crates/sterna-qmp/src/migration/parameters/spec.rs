@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::typed::{Field, Typed};
 use crate::error::QmpError;
-use crate::migration::hmp::{parse_number, parse_size, parse_switch};
+use crate::migration::numbers::{parse_number, parse_size, parse_switch};
 
 /// Longer than any id or host name.
 const TEXT_BYTES: usize = 255;
