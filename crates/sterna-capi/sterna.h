@@ -773,7 +773,7 @@ int32_t sterna_parameters_set_tls_directory(struct sterna_parameters *parameters
                                             const char *directory,
                                             struct sterna_error **error);
 
-// Accepts only the client whose certificate has this distinguished name, such as "CN=host-a,O=Example".
+// Accepts only the client whose certificate has this distinguished name, such as "C=GB,O=Example,CN=host-a".
 // Destination only. NULL accepts every client with a valid certificate.
 //
 // Errors: STERNA_ERROR_NULL. Threads: any.
@@ -841,6 +841,8 @@ bool sterna_vm_may_run(const struct sterna_vm *vm);
 // Runs `act`, the operator's pause or resume of the guest, on this thread, unless a migration has the guest. No
 // migration stops or resumes the guest before `act` has returned. Wrap every pause and resume in it: otherwise
 // an operator could start a guest that runs elsewhere.
+//
+// As a migration does, the call fixes the VM's parts: add them before.
 //
 // Errors: STERNA_ERROR_STATE, and `act` was not called. Threads: any, but not in a callback or in `act`.
 int32_t sterna_vm_while_free(struct sterna_vm *vm,

@@ -131,7 +131,7 @@ pub unsafe extern "C" fn sterna_parameters_set_tls_directory(
     }
 }
 
-/// Accepts only the client whose certificate has this distinguished name, such as "CN=host-a,O=Example".
+/// Accepts only the client whose certificate has this distinguished name, such as "C=GB,O=Example,CN=host-a".
 /// Destination only. NULL accepts every client with a valid certificate.
 ///
 /// Errors: STERNA_ERROR_NULL. Threads: any.

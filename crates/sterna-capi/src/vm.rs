@@ -148,6 +148,8 @@ pub unsafe extern "C" fn sterna_vm_may_run(vm: *const sterna_vm) -> bool {
 /// migration stops or resumes the guest before `act` has returned. Wrap every pause and resume in it: otherwise
 /// an operator could start a guest that runs elsewhere.
 ///
+/// As a migration does, the call fixes the VM's parts: add them before.
+///
 /// Errors: STERNA_ERROR_STATE, and `act` was not called. Threads: any, but not in a callback or in `act`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sterna_vm_while_free(

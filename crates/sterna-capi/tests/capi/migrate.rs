@@ -56,7 +56,7 @@ fn tls_with_the_files_of_a_directory_moves_the_guest() {
     // SAFETY: the handle and the texts are valid.
     unsafe {
         done(|e| sterna_parameters_set_tls_directory(settings.0, path.as_ptr(), e));
-        done(|e| sterna_parameters_set_tls_client(settings.0, c"CN=client,O=Example,C=GB".as_ptr(), e));
+        done(|e| sterna_parameters_set_tls_client(settings.0, c"C=GB,O=Example,CN=client".as_ptr(), e));
     }
 
     migrate(&settings);
