@@ -25,7 +25,7 @@ unsafe impl Sync for User {}
 
 /// A pointer with the callback that ends its use, which is called when the last clone of an `Arc` of it is dropped.
 pub(crate) struct Owned {
-    pub(crate) user: User,
+    user: User,
     destroy: sterna_notice,
     /// Whether the library has taken the pointer over: only then does it end its use.
     is_taken: AtomicBool,
@@ -40,6 +40,11 @@ impl Owned {
     /// A pointer that the library takes over with [`Owned::take`], after the call that brought it has succeeded.
     pub(crate) fn offered(user: *mut c_void, destroy: sterna_notice) -> Self {
         Self { user: User(user), destroy, is_taken: false.into() }
+    }
+
+    /// The pointer. A closure that calls this method keeps the whole object, and not only a copy of the pointer.
+    pub(crate) fn pointer(&self) -> *mut c_void {
+        self.user.0
     }
 
     pub(crate) fn take(&self) {

@@ -173,7 +173,7 @@ impl Observer for Teller {
             let (text, json) = (new_text(&text), new_text(&json.to_string()));
             let told = sterna_event { kind, status, text: text.as_ptr(), json: json.as_ptr() };
             // SAFETY: the program gave the callback for this pointer, which `owned` keeps from being destroyed.
-            inside(|| unsafe { tell(owned.user.0, &raw const told) });
+            inside(|| unsafe { tell(owned.pointer(), &raw const told) });
         }
     }
 }

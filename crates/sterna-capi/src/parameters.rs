@@ -177,7 +177,7 @@ pub unsafe extern "C" fn sterna_parameters_set_thread_hook(
                     let owned = &owned;
                     let role = new_text(&role.to_string());
                     // The program gave the function for this pointer, which `owned` keeps from being destroyed.
-                    inside(|| hook(owned.user.0, role.as_ptr()));
+                    inside(|| hook(owned.pointer(), role.as_ptr()));
                 }) as OnThreadStart
             });
             parameters.settings.lock().thread_hook = hook;
