@@ -74,6 +74,8 @@ mod rdma;
 mod reconnect;
 pub mod rules;
 mod same_host;
+#[cfg(target_arch = "x86_64")]
+pub mod sandbox;
 mod settings_error;
 mod shared_settings;
 mod start_error;

@@ -9,6 +9,10 @@ mod common;
 #[path = "../support/mod.rs"]
 mod support;
 
+mod calls;
 mod child;
+mod page;
 mod paths;
+mod recorder;
 mod scenes;
+mod vm;

@@ -1,12 +1,12 @@
 //! Small migrations, one for each feature.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use sterna::ram::Backing;
 use sterna::{
-    Address, Arrival, Capabilities, Compression, Direct, Event, Incoming, Migration, MigrationMode, Outcome,
-    Parameters, SourceVm, TargetVm, TlsEndpoint,
+    Address, Capabilities, Compression, Direct, Event, Incoming, Migration, MigrationMode, OnThreadStart,
+    Outcome, Parameters, SourceVm, StartError, TargetVm, TlsEndpoint,
 };
 use sterna_guests::model::Fill;
 use sterna_guests::process::{ProcessConfig, ProcessGuest};
@@ -92,6 +92,17 @@ impl Scene {
         self
     }
 
+    /// So slow that the migration can be disturbed.
+    pub fn limited(mut self) -> Self {
+        self.params.max_bandwidth_bytes = 4 << 20;
+        self
+    }
+
+    pub fn reconnect(mut self) -> Self {
+        self.params.reconnect_window = std::time::Duration::from_secs(20);
+        self
+    }
+
     fn config(&self) -> ProcessConfig {
         ProcessConfig { backing: self.backing, fill: Fill::Half(7), ..small() }
     }
@@ -101,6 +112,10 @@ impl Scene {
 pub trait Sides {
     fn at_source<T: Send>(&self, act: impl FnOnce() -> T + Send) -> T;
     fn at_destination<T: Send>(&self, act: impl FnOnce() -> T + Send) -> T;
+    /// The hook of the threads of the source, and of the destination.
+    fn hooks(&self) -> [Option<OnThreadStart>; 2] {
+        [None, None]
+    }
 }
 
 /// Both sides are started by the calling thread.
@@ -137,104 +152,71 @@ impl Stage {
         self.directory = "/".into();
     }
 
-    fn params(&self, scene: &Scene, side: usize) -> Parameters {
+    pub fn params(&self, scene: &Scene, sides: &impl Sides, side: usize) -> Parameters {
         let tls = scene.is_tls.then(|| self.tls[side].tls.clone()).flatten();
-        Parameters { tls, ..scene.params.clone() }
+        let [source, destination] = sides.hooks();
+        let on_thread_start = if side == 0 { source } else { destination };
+        Parameters { tls, on_thread_start, ..scene.params.clone() }
     }
 }
 
-/// A guest that was moved.
-pub struct Moved {
-    pub source: Arc<ProcessGuest>,
-    pub target: Arc<ProcessGuest>,
-    pub migration: Migration,
-    /// Warnings of the source and of the destination.
-    pub warnings: [Vec<String>; 2],
-}
-
-/// Moves a guest, and checks that it arrives complete.
-pub fn moved(scene: &Scene, stage: &Stage, sides: &impl Sides) -> Moved {
+/// Moves a guest, and checks that it arrives complete. Returns the warnings of the source and of the destination.
+pub fn moved(scene: &Scene, stage: &Stage) -> [Vec<String>; 2] {
     common::trace();
     let config = scene.config();
     let source = ProcessGuest::boot(config.clone()).unwrap();
     let target = ProcessGuest::waiting(config).unwrap();
     source.cont().unwrap();
     let [saving, loading] = banks(if scene.has_streams { 2 } else { 0 });
-    let vms =
-        [TestVm::with_banks(Arc::clone(&source), saving), TestVm::with_banks(Arc::clone(&target), loading)];
+    let vms = [TestVm::with_banks(source, saving), TestVm::with_banks(Arc::clone(&target), loading)];
     let logs = [Arc::new(Log::default()), Arc::new(Log::default())];
-    let (migration, outcome, arrival) = if scene.place == Place::File {
-        through_file(scene, stage, sides, &vms, &logs)
+    let at = address(scene, stage);
+    let listening = || listen((scene, stage, &Here), vms[1].clone(), &at, &logs[1]).unwrap();
+    let (outcome, arrival) = if scene.place == Place::File {
+        let outcome = start((scene, stage, &Here), vms[0].clone(), &at, &logs[0]).wait();
+        (outcome, listening().wait())
     } else {
-        over_sockets(scene, stage, sides, &vms, &logs)
+        let incoming = listening();
+        let migration = start((scene, stage, &Here), vms[0].clone(), &incoming.address(), &logs[0]);
+        if scene.capabilities.postcopy_ram {
+            migration.start_postcopy().unwrap();
+        }
+        (migration.wait(), incoming.wait())
     };
     assert!(matches!(outcome, Outcome::Completed), "{}: {outcome:?}; {arrival:?}", scene.name);
     common::assert_arrived(&outcome, &arrival, &target);
-    Moved { source, target, migration, warnings: logs.map(|log| warnings(&log)) }
+    logs.map(|log| warnings(&log))
 }
 
-fn address(scene: &Scene, stage: &Stage) -> Address {
+pub fn address(scene: &Scene, stage: &Stage) -> Address {
+    let path = stage.directory.join(scene.name.replace(' ', "-"));
     match scene.place {
         Place::Tcp => "tcp:127.0.0.1:0".parse().unwrap(),
-        Place::Unix => Address::Unix(stage.directory.join(scene.name.replace(' ', "-"))),
-        Place::File => Address::File { path: stage.directory.join(scene.name.replace(' ', "-")), offset: 0 },
+        Place::Unix => Address::Unix(path),
+        Place::File => Address::File { path, offset: 0 },
     }
 }
 
-/// Starts a destination in that sandbox.
-pub fn listen(
-    scene: &Scene,
-    stage: &Stage,
-    sides: &impl Sides,
-    vm: &Arc<TestVm>,
+/// Starts a destination in its sandbox.
+pub fn listen<S: Sides>(
+    (scene, stage, sides): (&Scene, &Stage, &S),
+    vm: Arc<dyn TargetVm>,
+    at: &Address,
     log: &Arc<Log>,
-) -> Result<Incoming, sterna::StartError> {
-    let (params, at) = (stage.params(scene, 1), address(scene, stage));
-    let vm: Arc<dyn TargetVm> = Arc::clone(vm) as _;
-    sides.at_destination(|| Incoming::listen(vm, &at, params, scene.capabilities, log.clone()))
+) -> Result<Incoming, StartError> {
+    let params = stage.params(scene, sides, 1);
+    sides.at_destination(|| Incoming::listen(vm, at, params, scene.capabilities, log.clone()))
 }
 
-/// Starts a source in that sandbox.
-pub fn start(
-    scene: &Scene,
-    stage: &Stage,
-    sides: &impl Sides,
-    (vm, to): (&Arc<TestVm>, &Address),
+/// Starts a source in its sandbox.
+pub fn start<S: Sides>(
+    (scene, stage, sides): (&Scene, &Stage, &S),
+    vm: Arc<dyn SourceVm>,
+    to: &Address,
     log: &Arc<Log>,
 ) -> Migration {
-    let params = stage.params(scene, 0);
-    let vm: Arc<dyn SourceVm> = Arc::clone(vm) as _;
+    let params = stage.params(scene, sides, 0);
     sides.at_source(|| Migration::start(vm, to, params, scene.capabilities, log.clone()).unwrap())
-}
-
-fn over_sockets(
-    scene: &Scene,
-    stage: &Stage,
-    sides: &impl Sides,
-    [source, target]: &[Arc<TestVm>; 2],
-    logs: &[Arc<Log>; 2],
-) -> (Migration, Outcome, Arrival) {
-    let incoming = listen(scene, stage, sides, target, &logs[1]).unwrap();
-    let migration = start(scene, stage, sides, (source, &incoming.address()), &logs[0]);
-    if scene.capabilities.postcopy_ram {
-        migration.start_postcopy().unwrap();
-    }
-    let (outcome, arrival) = (migration.wait(), incoming.wait());
-    (migration, outcome, arrival)
-}
-
-fn through_file(
-    scene: &Scene,
-    stage: &Stage,
-    sides: &impl Sides,
-    [source, target]: &[Arc<TestVm>; 2],
-    logs: &[Arc<Log>; 2],
-) -> (Migration, Outcome, Arrival) {
-    let migration = start(scene, stage, sides, (source, &address(scene, stage)), &logs[0]);
-    let outcome = migration.wait();
-    let incoming = listen(scene, stage, sides, target, &logs[1]).unwrap();
-    let arrival = incoming.wait();
-    (migration, outcome, arrival)
 }
 
 fn warnings(log: &Log) -> Vec<String> {
@@ -243,11 +225,4 @@ fn warnings(log: &Log) -> Vec<String> {
         _ => None,
     };
     log.events().into_iter().filter_map(warning).collect()
-}
-
-/// Removes what a scene leaves in the directory.
-pub fn clean(directory: &Path) {
-    for entry in std::fs::read_dir(directory).unwrap().flatten() {
-        let _ = std::fs::remove_file(entry.path());
-    }
 }

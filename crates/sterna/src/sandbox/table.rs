@@ -1,0 +1,180 @@
+//! The table. `cargo test -p sterna --test sandbox calls::` runs every feature under exactly these rules, and fails if a line
+//! is missing or unused.
+
+use sterna_ram::threads::ThreadRole;
+
+use super::Argument::Any;
+use super::Thread::DestinationCaller;
+use super::{Argument, Feature, Syscall, Thread, When};
+
+const MIGRATION: Thread = Thread::Engine(ThreadRole::Migration);
+const LANE: Thread = Thread::Engine(ThreadRole::Lane);
+const CONNECT: Thread = Thread::Engine(ThreadRole::Connect);
+const INCOMING: Thread = Thread::Engine(ThreadRole::Incoming);
+const LISTENER: Thread = Thread::Engine(ThreadRole::Listener);
+const GREETER: Thread = Thread::Engine(ThreadRole::Greeter);
+const LOADER: Thread = Thread::Engine(ThreadRole::Loader);
+const FAULTS: Thread = Thread::Engine(ThreadRole::PageFaults);
+const CONFIGURE: Thread = Thread::Engine(ThreadRole::Configure);
+
+/// Memory that a program may execute is never mapped.
+const NOT_EXECUTABLE: Argument = Argument::Lacks { index: 2, bits: 4, name: "PROT_EXEC" };
+/// Files are opened for reading, and none is created.
+const READ_ONLY: Argument = Argument::Lacks { index: 2, bits: 0o103, name: "O_WRONLY | O_RDWR | O_CREAT" };
+
+const fn is(index: u8, value: u32, name: &'static str) -> Argument {
+    Argument::Is { index, value, name }
+}
+
+macro_rules! table {
+    ($($feature:ident { $($name:ident $number:ident, $argument:expr, [$($thread:expr),*], $when:ident;)* })*) => {
+        /// All calls, in groups by their feature. Groups and lines are sorted by name.
+        pub const TABLE: &[Syscall] = &[$($(Syscall {
+            name: stringify!($name),
+            number: libc::$number,
+            argument: $argument,
+            threads: &[$($thread),*],
+            when: When::$when,
+            feature: Feature::$feature,
+        },)*)*];
+    };
+}
+
+table! {
+    Runtime {
+        brk SYS_brk, Any, [], Any;
+        clock_nanosleep SYS_clock_nanosleep, Any, [], Any;
+        clone3 SYS_clone3, Any, [], Any;
+        close SYS_close, Any, [], Any;
+        exit SYS_exit, Any, [], Any;
+        fcntl SYS_fcntl, is(1, 1, "F_GETFD"), [], Any;
+        futex SYS_futex, Any, [], Any;
+        getrandom SYS_getrandom, Any, [], Any;
+        gettid SYS_gettid, Any, [], Any;
+        madvise SYS_madvise, is(2, 4, "MADV_DONTNEED"), [], Any;
+        mmap SYS_mmap, NOT_EXECUTABLE, [], Any;
+        mprotect SYS_mprotect, NOT_EXECUTABLE, [], Any;
+        mremap SYS_mremap, Any, [], Any;
+        munmap SYS_munmap, Any, [], Any;
+        openat SYS_openat, READ_ONLY, [], Any;
+        prctl SYS_prctl, is(0, 15, "PR_SET_NAME"), [], Any;
+        read SYS_read, Any, [], Any;
+        rseq SYS_rseq, Any, [], Any;
+        rt_sigprocmask SYS_rt_sigprocmask, Any, [], Any;
+        sched_getaffinity SYS_sched_getaffinity, Any, [], Any;
+        sched_yield SYS_sched_yield, Any, [], Any;
+        set_robust_list SYS_set_robust_list, Any, [], Any;
+        sigaltstack SYS_sigaltstack, Any, [], Any;
+    }
+    Always {
+        fallocate SYS_fallocate, is(1, 3, "FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE"), [INCOMING], End;
+        lseek SYS_lseek, is(2, 3, "SEEK_DATA"), [LANE, LOADER], Pages;
+        lseek SYS_lseek, is(2, 4, "SEEK_HOLE"), [LANE], Pages;
+        madvise SYS_madvise, is(2, 0x17, "MADV_POPULATE_WRITE"), [LOADER], Pages;
+        statx SYS_statx, Any, [CONFIGURE, DestinationCaller, LANE, LOADER], Any;
+    }
+    PrivateMemory {
+        ioctl SYS_ioctl, is(1, 0xc0606610, "PAGEMAP_SCAN"), [LANE, LOADER, MIGRATION], Pages;
+    }
+    Sockets {
+        accept4 SYS_accept4, Any, [LISTENER], Begin;
+        bind SYS_bind, Any, [DestinationCaller], Begin;
+        connect SYS_connect, Any, [MIGRATION], Begin;
+        eventfd2 SYS_eventfd2, Any, [], Begin;
+        getpeername SYS_getpeername, Any, [LISTENER, MIGRATION], Begin;
+        getsockopt SYS_getsockopt, Any, [], Any;
+        ioctl SYS_ioctl, is(1, 0x5411, "TIOCOUTQ"), [MIGRATION], Pages;
+        ioctl SYS_ioctl, is(1, 0x5421, "FIONBIO"), [LISTENER, MIGRATION], Begin;
+        ioctl SYS_ioctl, is(1, 0x894b, "SIOCOUTQNSD"), [MIGRATION], Pages;
+        listen SYS_listen, Any, [DestinationCaller], Begin;
+        ppoll SYS_ppoll, Any, [], Any;
+        recvmsg SYS_recvmsg, Any, [], Any;
+        sendmsg SYS_sendmsg, Any, [], Any;
+        setsockopt SYS_setsockopt, Any, [], Any;
+        shutdown SYS_shutdown, Any, [], End;
+        socket SYS_socket, Any, [CONNECT, DestinationCaller, MIGRATION], Begin;
+    }
+    Tcp {
+        getsockname SYS_getsockname, Any, [DestinationCaller], Begin;
+    }
+    Unix {
+        statx SYS_statx, Any, [LISTENER], Any;
+        unlink SYS_unlink, Any, [LISTENER], End;
+    }
+    Multifd {
+        connect SYS_connect, Any, [CONNECT], Begin;
+        getpeername SYS_getpeername, Any, [CONNECT], Begin;
+        ioctl SYS_ioctl, is(1, 0x5421, "FIONBIO"), [CONNECT], Begin;
+        madvise SYS_madvise, is(2, 0x17, "MADV_POPULATE_WRITE"), [LANE], Pages;
+    }
+    Tls {
+        recvfrom SYS_recvfrom, Any, [], Any;
+    }
+    File {
+        flock SYS_flock, Any, [MIGRATION], Begin;
+        fsync SYS_fsync, Any, [MIGRATION], End;
+        getdents64 SYS_getdents64, Any, [MIGRATION], Begin;
+        getpid SYS_getpid, Any, [MIGRATION], Any;
+        newfstatat SYS_newfstatat, Any, [MIGRATION], Any;
+        openat SYS_openat, Any, [MIGRATION], Any;
+        preadv SYS_preadv, Any, [LOADER], Pages;
+        pwritev SYS_pwritev, Any, [LANE, MIGRATION], Pages;
+        renameat2 SYS_renameat2, Any, [MIGRATION], End;
+        statx SYS_statx, Any, [MIGRATION], Any;
+        unlink SYS_unlink, Any, [MIGRATION], End;
+    }
+    DirectIo {
+        io_uring_enter SYS_io_uring_enter, Any, [LANE, LOADER], Pages;
+        io_uring_register SYS_io_uring_register, Any, [LOADER, MIGRATION], Begin;
+        io_uring_setup SYS_io_uring_setup, Any, [LANE, LOADER, MIGRATION], Begin;
+    }
+    Postcopy {
+        fallocate SYS_fallocate, is(1, 3, "FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE"), [LOADER], Switchover;
+        ioctl SYS_ioctl, is(1, 0x8010aa01, "UFFDIO_UNREGISTER"), [INCOMING], End;
+        ioctl SYS_ioctl, is(1, 0x8010aa02, "UFFDIO_WAKE"), [INCOMING], Pages;
+        ioctl SYS_ioctl, is(1, 0xc018aa3f, "UFFDIO_API"), [DestinationCaller, LOADER], Begin;
+        ioctl SYS_ioctl, is(1, 0xc020aa00, "UFFDIO_REGISTER"), [LOADER], Switchover;
+        ioctl SYS_ioctl, is(1, 0xc020aa04, "UFFDIO_ZEROPAGE"), [LANE, LOADER], Pages;
+        ioctl SYS_ioctl, is(1, 0xc028aa03, "UFFDIO_COPY"), [LANE, LOADER], Pages;
+        poll SYS_poll, Any, [FAULTS], Any;
+        userfaultfd SYS_userfaultfd, Any, [DestinationCaller, LOADER], Begin;
+        write SYS_write, Any, [INCOMING], Any;
+    }
+    PostcopyByDevice {
+        ioctl SYS_ioctl, is(1, 0xaa00, "USERFAULTFD_IOC_NEW"), [DestinationCaller, LOADER], Begin;
+        openat SYS_openat, Any, [DestinationCaller, LOADER], Begin;
+    }
+    SameHost {
+        fcntl SYS_fcntl, is(1, 0x409, "F_ADD_SEALS"), [INCOMING, MIGRATION], Switchover;
+        fcntl SYS_fcntl, is(1, 0x40a, "F_GET_SEALS"), [GREETER], Switchover;
+        fcntl SYS_fcntl, is(1, 3, "F_GETFL"), [GREETER], Switchover;
+        fstatfs SYS_fstatfs, Any, [GREETER], Switchover;
+        ftruncate SYS_ftruncate, Any, [INCOMING, MIGRATION], Switchover;
+        geteuid SYS_geteuid, Any, [GREETER, MIGRATION], Begin;
+        memfd_create SYS_memfd_create, Any, [INCOMING, MIGRATION], Begin;
+        statx SYS_statx, Any, [GREETER], Any;
+    }
+    KvmDirtyLog {
+        ioctl SYS_ioctl, is(1, 0x4010ae42, "KVM_GET_DIRTY_LOG"), [MIGRATION], Pages;
+        ioctl SYS_ioctl, is(1, 0x4020ae46, "KVM_SET_USER_MEMORY_REGION"), [MIGRATION], Begin;
+        ioctl SYS_ioctl, is(1, 0x4068aea3, "KVM_ENABLE_CAP"), [MIGRATION], Begin;
+        ioctl SYS_ioctl, is(1, 0xae03, "KVM_CHECK_EXTENSION"), [MIGRATION], Begin;
+        ioctl SYS_ioctl, is(1, 0xc018aec0, "KVM_CLEAR_DIRTY_LOG"), [LANE], Pages;
+    }
+    KvmDirtyRing {
+        ioctl SYS_ioctl, is(1, 0x4020ae46, "KVM_SET_USER_MEMORY_REGION"), [MIGRATION], Begin;
+        ioctl SYS_ioctl, is(1, 0xaec7, "KVM_RESET_DIRTY_RINGS"), [MIGRATION], Pages;
+    }
+    UffdDirtyLog {
+        ioctl SYS_ioctl, is(1, 0x8010aa01, "UFFDIO_UNREGISTER"), [MIGRATION], End;
+        ioctl SYS_ioctl, is(1, 0xc018aa06, "UFFDIO_WRITEPROTECT"), [MIGRATION], Begin;
+        ioctl SYS_ioctl, is(1, 0xc018aa3f, "UFFDIO_API"), [MIGRATION], Begin;
+        ioctl SYS_ioctl, is(1, 0xc020aa00, "UFFDIO_REGISTER"), [MIGRATION], Begin;
+        ioctl SYS_ioctl, is(1, 0xc0606610, "PAGEMAP_SCAN"), [LANE, MIGRATION], Pages;
+        userfaultfd SYS_userfaultfd, Any, [MIGRATION], Begin;
+    }
+    FilterPerThread {
+        prctl SYS_prctl, is(0, 38, "PR_SET_NO_NEW_PRIVS"), [], Begin;
+        seccomp SYS_seccomp, Any, [], Begin;
+    }
+}

@@ -1,0 +1,46 @@
+//! Which thread starts which.
+
+use sterna_ram::threads::ThreadRole as Role;
+
+use super::Thread;
+
+/// Returns the roles of the threads that a thread starts itself.
+///
+/// They inherit its seccomp filters. Threads of protected guests, served images and RDMA are not listed.
+pub fn started_by(thread: Thread) -> &'static [Role] {
+    match thread {
+        Thread::SourceCaller => &[Role::Migration],
+        Thread::DestinationCaller => &[Role::Incoming, Role::Listener, Role::Configure],
+        Thread::Engine(Role::Migration) => &[
+            Role::Lane,
+            Role::ReturnPath,
+            Role::SaveDevice,
+            Role::CallDevice,
+            Role::RequestedPages,
+            Role::Connect,
+            Role::Resolve,
+            Role::MergeDirty,
+        ],
+        Thread::Engine(Role::Connect) => &[Role::Resolve],
+        Thread::Engine(Role::Listener) => &[Role::Greeter],
+        Thread::Engine(Role::Configure) => &[Role::Incoming],
+        Thread::Engine(Role::Incoming) => &[
+            Role::LoadDevice,
+            Role::CallDevice,
+            Role::Lane,
+            Role::Loader,
+            Role::Listener,
+            Role::Start,
+            Role::TakeOver,
+            Role::Announce,
+            Role::PageFaults,
+            Role::Package,
+            Role::PreemptChannel,
+        ],
+        Thread::Engine(Role::Loader) => {
+            &[Role::Lane, Role::PageFaults, Role::Package, Role::PreemptChannel, Role::CallDevice]
+        }
+        Thread::Engine(Role::Lane) => &[Role::PageFaults],
+        Thread::Engine(_) => &[],
+    }
+}
