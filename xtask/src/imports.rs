@@ -129,7 +129,28 @@ fn code(text: &str) -> String {
         let end = code[at..].find(')').map_or(code.len(), |end| at + end + 1);
         code.replace_range(at..end, "pub");
     }
+    inline_modules_as_their_file(&mut code);
     code
+}
+
+/// In a module inside the file, `super` is the file itself.
+fn inline_modules_as_their_file(code: &mut String) {
+    let begins: Vec<usize> = after(code, "mod ").map(|(at, _)| at).collect();
+    // The last module first, so that places before it stay valid.
+    for at in begins.into_iter().rev() {
+        let is_inline = code[at..].find(['{', ';']).filter(|end| code[at + end..].starts_with('{'));
+        let Some(open) = is_inline.map(|end| at + end) else { continue };
+        let mut depth = 0;
+        let close = code[open..].find(|c: char| {
+            depth += i32::from(c == '{') - i32::from(c == '}');
+            depth == 0
+        });
+        let body = open..close.map_or(code.len(), |length| open + length);
+        const OUTER: &str = "super::super::";
+        let parts: Vec<String> =
+            code[body.clone()].split(OUTER).map(|part| part.replace("super::", "self::")).collect();
+        code.replace_range(body, &parts.join("super::"));
+    }
 }
 
 /// Each place where `word` occurs as a separate word, with the text after it.
@@ -211,6 +232,8 @@ mod tests {
             ("b", "mod c;\nuse c::C;\npub struct B;"),
             ("b::c", "use crate::{d::D, a::inner::{X, Y as Z}};"),
             ("d", "use serde::{Serialize, a::B};"),
+            ("e", "mod deep;\nmod inline {\n    use super::F;\n    fn f() { super::g(); }\n}\nfn h() {}"),
+            ("e::deep", "use super::super::e::F;"),
         ]);
 
         let names: Vec<Vec<String>> =

@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use sterna::SettingsError;
 use sterna::StartError;
-use sterna::error::{MigrationError, SystemRefusal, UnusableImage};
+use sterna::error::MigrationError;
 use sterna::events::Observer;
 use sterna::internals::flushes_silently;
 use sterna::outgoing::Migration;
 use sterna::params::{Capabilities, Parameters};
+use sterna::{SystemRefusal, UnusableImage};
 use sterna_image::tools::verify::refuse_damage;
 use sterna_image::{Image, ImageError};
 use sterna_transport::{Address, OpenOptions, PageFile};

@@ -5,14 +5,12 @@ use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::os::unix::ffi::OsStringExt;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use rustix::io::FdFlags;
 use rustix::net::{AddressFamily, SocketAddrAny, SocketType, getpeername, getsockname, sockopt};
 
-use crate::address::Address;
 use crate::error::{DescriptorProblem, TransportError};
 use crate::socket;
 
@@ -126,19 +124,6 @@ impl Hash for HandedFd {
     fn hash<H: Hasher>(&self, state: &mut H) {
         Arc::as_ptr(&self.fd).hash(state);
     }
-}
-
-/// The address at which a listening socket accepts connections; `None` if no address can name it.
-pub(crate) fn listening_at(socket: BorrowedFd<'_>) -> Option<Address> {
-    let name = getsockname(socket).ok()?;
-    if let Ok(ip) = std::net::SocketAddr::try_from(name.clone()) {
-        // An unspecified address means every address, which has an empty host.
-        let host = if ip.ip().is_unspecified() { String::new() } else { ip.ip().to_string() };
-        return Some(Address::Tcp { host, port: ip.port() });
-    }
-    let unix = rustix::net::SocketAddrUnix::try_from(name).ok()?;
-    let path = unix.path()?.to_bytes().to_vec();
-    Some(Address::Unix(std::ffi::OsString::from_vec(path).into()))
 }
 
 /// The peer of a connected socket, or this side's address if the peer has none: a Unix socket's client.

@@ -37,6 +37,7 @@ mod parts;
 pub mod rdma;
 mod shortage;
 mod socket;
+mod socket_names;
 mod stream;
 #[cfg(feature = "tls")]
 mod tls;

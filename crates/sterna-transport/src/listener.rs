@@ -1,7 +1,7 @@
 //! Accepts channels at an address, with a time limit and cancellation from another thread.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -17,6 +17,7 @@ use crate::cancel::{Waited, wait};
 use crate::channel::Channel;
 use crate::connect::{is_abandoned, resolve};
 use crate::error::TransportError;
+use crate::socket_names::{listening_at, name_of};
 use crate::unix_path::UnixPath;
 use crate::{handed, socket};
 
@@ -70,7 +71,7 @@ impl Listener {
             Address::Handed(fd) => {
                 let kind = kind_of(handed::take(fd)?)?;
                 let address = match &kind {
-                    Kind::Listening(socket) => handed::listening_at(socket.as_fd()),
+                    Kind::Listening(socket) => listening_at(socket.as_fd()),
                     Kind::Connected(_) => None,
                 };
                 (kind, address.unwrap_or_else(|| Address::Handed(fd.clone())))
@@ -164,14 +165,6 @@ impl Drop for Listener {
                 let _ = std::fs::remove_file(path);
             }
         }
-    }
-}
-
-/// A connected descriptor's name: its peer's address, after the number or name by which the descriptor was given.
-pub(crate) fn name_of(address: &Address, socket: BorrowedFd<'_>) -> String {
-    match (address.to_string(), handed::peer_of(socket)) {
-        (given, peer) if given == format!("fd:{peer}") => peer,
-        (given, _) => given,
     }
 }
 

@@ -32,8 +32,6 @@ mod credentials;
 mod credentials_error;
 pub(crate) mod endpoint;
 #[cfg(test)]
-mod exhausted;
-#[cfg(test)]
 mod exported;
 mod exporter;
 mod fault;
@@ -42,6 +40,8 @@ mod name;
 pub(crate) mod problem;
 mod provider;
 pub(crate) mod session;
+#[cfg(test)]
+mod tests;
 pub(crate) mod underlying;
 mod verify;
 

@@ -104,7 +104,7 @@ pub use precopy::Recording;
 pub use rdma::RdmaParameters;
 pub use settings_error::SettingsError;
 pub use shared_settings::{SettingLimits, SharedSettings};
-pub use start_error::StartError;
+pub use start_error::{StartError, SystemRefusal, Unsharable, UnusableImage};
 pub use stats::{
     IncomingRdmaStatistics, IncomingStatistics, LaneTimes, RdmaStatistics, Reconnection, ReconnectionTotals,
     Round, Sample, Statistics, StreamStatistics, SyncParts,

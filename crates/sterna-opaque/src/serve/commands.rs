@@ -5,7 +5,7 @@
 //! and a QEMU fails when such a command is repeated. Therefore all sections of an image are sent, but only one
 //! of its commands, SWITCHOVER_START.
 
-use sterna::error::UnusableImage;
+use sterna::UnusableImage;
 use sterna_image::Shape;
 use sterna_image::tools::description::Description;
 use sterna_image::tools::sections::{ShapeWalk, Stop, Walk};

@@ -6,8 +6,8 @@ use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
 use sterna::StartError;
-use sterna::error::{SystemRefusal, UnusableImage};
 use sterna::internals::threads::{self, ThreadRole};
+use sterna::{SystemRefusal, UnusableImage};
 use sterna_image::{Format, ImageError, LibvirtHeader, Shape};
 use sterna_transport::Direct;
 

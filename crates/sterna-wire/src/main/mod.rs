@@ -23,6 +23,8 @@ mod footer;
 mod item;
 mod tail;
 mod walk;
+#[cfg(feature = "standby")]
+mod whole_sections;
 
 pub use command::Command;
 pub use configuration::{Configuration, FileHeader};
@@ -34,4 +36,6 @@ pub use expect::{BodyKind, Expectations, SectionKnowledge};
 pub use item::{MainItem, Step};
 pub use tail::{Tail, TailEnd};
 #[cfg(feature = "standby")]
-pub(crate) use walk::{full_section, sections};
+pub(crate) use walk::full_section;
+#[cfg(feature = "standby")]
+pub(crate) use whole_sections::sections;

@@ -2,13 +2,8 @@
 //!
 //! Tails and checkpoints use it, because their sections are searched after all bytes have arrived.
 
-#[cfg(feature = "standby")]
-mod whole;
-
 use super::element::{self, SectionHeader};
 use crate::reader::{Reader, Stop};
-#[cfg(feature = "standby")]
-pub(crate) use whole::sections;
 
 /// Header of a FULL section, with the position of the body.
 pub(crate) struct FullSection<'a> {

@@ -24,7 +24,6 @@ use crate::rdma;
 /// Which side has to change something before the migration can succeed.
 pub use sterna_wire::Fault;
 
-pub use crate::start_error::{SystemRefusal, Unsharable, UnusableImage};
 pub use awaited::Awaited;
 pub use convergence::{NoConvergence, Remedy};
 pub use difference::{

@@ -25,6 +25,7 @@ mod coming_memory;
 mod configuring;
 mod control;
 #[cfg(feature = "planted-faults")]
+mod ending;
 mod fault;
 mod file;
 pub(crate) mod follower;
@@ -357,11 +358,12 @@ impl Incoming {
             }
             std::thread::sleep(rest);
         }
-        let shared = Arc::downgrade(&self.guard.shared);
+        // A VM that was made from a configuration has a state of its own.
+        let states = [Arc::downgrade(&self.guard.shared), Arc::downgrade(self.guard.now())];
         if let Some(guard) = Arc::into_inner(self.guard) {
             drop(guard);
             // The threads have been ended; each holds the shared state until its last step.
-            while shared.strong_count() > 0 {
+            while states.iter().any(|state| state.strong_count() > 0) {
                 std::thread::sleep(RELEASE_STEP);
             }
         }

@@ -105,9 +105,9 @@ pub(super) struct Shared {
     pub arrival: Mutex<Option<Arrival>>,
     pub changed: Condvar,
     /// The eventfds of VMMs that have an event loop.
-    pub bell: Bell,
+    pub bell: Arc<Bell>,
     /// When a source last asked for the result.
-    pub asked: Mutex<Option<Instant>>,
+    pub asked: Arc<Mutex<Option<Instant>>>,
 }
 
 impl Shared {
@@ -155,8 +155,8 @@ impl Shared {
             error: Mutex::default(),
             arrival: Mutex::default(),
             changed: Condvar::new(),
-            bell: Bell::default(),
-            asked: Mutex::default(),
+            bell: Arc::default(),
+            asked: Arc::default(),
             target,
             address,
             params,
@@ -536,71 +536,5 @@ impl Shared {
             rdma: self.carrier.statistics(),
             postcopy: self.postcopy.statistics(),
         }
-    }
-
-    /// Cancels the migration on an operator's request, before or after it has begun. With `held` a held guest
-    /// is discarded as well.
-    pub(super) fn abandon(&self, held: bool) -> Result<(), Refusal> {
-        if self.end_before_it_began(MigrationError::Cancelled) {
-            return Ok(());
-        }
-        if let Some(made) = self.successor() {
-            return made.abandon(held);
-        }
-        // Recorded only if the machine accepts: a refused request must not hide another error.
-        self.feed(if held { Fed::Discard } else { Fed::Abandon })
-            .map(|()| self.note_error(MigrationError::Cancelled))
-    }
-
-    /// Closes everything when the last handle is dropped.
-    pub(super) fn close(&self) {
-        self.closing.cancel();
-        // A held guest may be the only copy, so it stays loaded and the VMM can start it. The machine refuses
-        // the event after the end, which is correct.
-        let is_held = |driver: &Driver<Destination>| driver.inspect(Destination::state) == State::Held;
-        if !self.end_before_it_began(MigrationError::Cancelled) && !self.driver().is_some_and(is_held) {
-            let _ = self.feed(Fed::Abandon);
-        }
-        if let Some(follower) = self.target.follower() {
-            follower.end();
-        }
-        self.greetings.end();
-        self.changed.notify_all();
-        if let Some(made) = self.successor() {
-            made.close();
-        }
-    }
-
-    pub(super) fn end(&self, arrival: Arrival) {
-        self.arrival.lock().get_or_insert(arrival);
-        self.changed.notify_all();
-        self.bell.ring();
-    }
-
-    pub(super) fn arrival(&self) -> Option<Arrival> {
-        match self.successor() {
-            Some(made) => made.arrival(),
-            None => self.arrival.lock().clone(),
-        }
-    }
-
-    pub(super) fn wait(&self) -> Arrival {
-        let mut arrival = self.arrival.lock();
-        loop {
-            if let Some(arrival) = &*arrival {
-                return arrival.clone();
-            }
-            if let Some(made) = self.successor() {
-                drop(arrival);
-                return made.wait();
-            }
-            self.changed.wait(&mut arrival);
-        }
-    }
-
-    pub(super) fn wait_timeout(&self, limit: Duration) -> Option<Arrival> {
-        let mut arrival = self.arrival.lock();
-        self.changed.wait_while_for(&mut arrival, |arrival| arrival.is_none(), limit);
-        arrival.clone()
     }
 }

@@ -4,7 +4,7 @@
 
 #[cfg(feature = "standby")]
 mod checkpoints;
-mod collector;
+pub(super) mod collector;
 #[cfg(feature = "rdma")]
 mod phases;
 
@@ -20,8 +20,6 @@ use sterna_wire::ram::RamRecordWriter;
 use sterna_wire::vmdesc;
 
 #[cfg(feature = "standby")]
-pub(super) use collector::{CollectedDevices, DeviceCollector};
-
 use super::measure::Counters;
 use crate::error::MigrationError;
 use crate::streams;

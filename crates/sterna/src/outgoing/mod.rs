@@ -25,6 +25,7 @@ mod limits;
 mod main_channel;
 pub(crate) mod main_stream;
 mod measure;
+mod memory_sums;
 mod outcome;
 mod postcopy;
 #[cfg(feature = "standby")]

@@ -2,8 +2,9 @@
 
 use sterna_proto::source::Refusal;
 
-use crate::error::{MigrationError, SystemRefusal};
+use crate::error::MigrationError;
 use crate::settings_error::SettingsError;
+use crate::start_error::SystemRefusal;
 
 /// How a migration ended at the source.
 #[derive(Debug, Clone)]

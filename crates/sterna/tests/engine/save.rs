@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::common::*;
 use crate::support::{cause, has_warning};
-use sterna::error::SystemRefusal;
+use sterna::SystemRefusal;
 use sterna::{
     Address, Arrival, Capabilities, Direct, Incoming, Migration, MigrationError, Outcome, Parameters,
     RunState, SettingsError, SourceVm, StartError, Status, TargetVm, Vm,

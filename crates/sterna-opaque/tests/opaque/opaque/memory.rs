@@ -2,7 +2,7 @@
 
 use super::stream::{self, BLOCKS, RAM, Stream};
 use super::*;
-use sterna::error::UnusableImage;
+use sterna::UnusableImage;
 use sterna::{Arrival, Incoming, Migration};
 use sterna_opaque::MemoryMachine;
 use sterna_ram::{Backing, GuestRam, RamBlock};

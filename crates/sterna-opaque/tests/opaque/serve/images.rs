@@ -1,7 +1,7 @@
 //! Contents of an image besides pages, and images that are not served.
 
 use super::*;
-use sterna::error::UnusableImage;
+use sterna::UnusableImage;
 
 /// A save with dirty bitmaps has ADVISE, a section with parts between RAM's, and its END after RAM's.
 #[test]

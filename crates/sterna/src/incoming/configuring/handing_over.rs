@@ -25,6 +25,8 @@ impl Shared {
         self.closing = waiting.closing.clone();
         self.no_more_come = Arc::clone(&waiting.no_more_come);
         self.autostart = Arc::clone(&waiting.autostart);
+        self.bell = Arc::clone(&waiting.bell);
+        self.asked = Arc::clone(&waiting.asked);
     }
 
     /// Makes `made` the state of the migration. False: the migration was given up before.

@@ -6,8 +6,8 @@ use parking_lot::Mutex;
 use sterna_proto::destination::Refusal;
 use sterna_transport::{Address, CancelFlag};
 
-use crate::error::SystemRefusal;
 use crate::settings_error::SettingsError;
+use crate::start_error::SystemRefusal;
 
 /// Why no additional address could be bound. Nothing has changed.
 #[derive(Debug, Clone, thiserror::Error)]

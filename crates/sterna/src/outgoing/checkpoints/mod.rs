@@ -7,7 +7,7 @@
 
 mod ahead;
 mod checkpointing;
-mod seeding;
+pub(super) mod seeding;
 mod service;
 mod standing;
 mod taking;
@@ -18,14 +18,12 @@ use std::time::{Duration, Instant};
 
 use sterna_wire::colo::MessageKind;
 
-pub(super) use seeding::course;
-
 use super::transfer::Transfer;
 use crate::device_stream::AskCheckpoint;
 use crate::error::MigrationError;
 use crate::events::Event;
 use crate::interruption::Break;
-use crate::outgoing::main_stream::DeviceCollector;
+use crate::outgoing::main_stream::collector::DeviceCollector;
 use crate::outgoing::protection::{Protecting, Seen, Staging, Withholder, counts_from};
 use crate::threads::{call, caught};
 use crate::vm::RunState;

@@ -10,7 +10,7 @@ use super::seeding::write_checkpoint;
 use super::travel::Taken;
 use crate::error::MigrationError;
 use crate::events::Event;
-use crate::outgoing::main_stream::DeviceCollector;
+use crate::outgoing::main_stream::collector::DeviceCollector;
 use crate::outgoing::protection::{LAST_PAUSES, Protecting, typical};
 use crate::threads::{call, tried};
 use crate::vm::RunState;

@@ -14,7 +14,7 @@ use super::checkpointing::Checkpointing;
 use super::service::Service;
 use crate::error::MigrationError;
 use crate::order::RoundPages;
-use crate::outgoing::main_stream::CollectedDevices;
+use crate::outgoing::main_stream::collector::CollectedDevices;
 use crate::outgoing::protection::Protecting;
 use crate::outgoing::shared::Shared;
 

@@ -7,7 +7,8 @@ use sterna_wire::main::{
 use sterna_wire::replica::{CheckpointSummary, Output, PageSums};
 use sterna_wire::vmdesc;
 
-use super::{CHANNEL, CollectedDevices, MainStream, end_of_ram};
+use super::collector::CollectedDevices;
+use super::{CHANNEL, MainStream, end_of_ram};
 use crate::error::MigrationError;
 
 impl CollectedDevices {

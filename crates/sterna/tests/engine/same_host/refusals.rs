@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use sterna::error::{Difference, MemoryDifference, MigrationError, Unsharable};
+use sterna::Unsharable;
+use sterna::error::{Difference, MemoryDifference, MigrationError};
 use sterna::ram::{Backing, Custody, GuestRam, RamBlock, RamError};
 use sterna::{
     Address, Capabilities, Compression, Migration, MigrationMode, Outcome, Parameters, SettingsError,

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::ops::Range;
 
-use super::full_section;
+use super::walk::full_section;
 use crate::main::element::{FOOTER, FOOTER_BYTES};
 use crate::main::footer;
 
