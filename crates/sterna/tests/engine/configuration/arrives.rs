@@ -55,6 +55,33 @@ fn source_settings_are_taken_over() {
 }
 
 #[test]
+fn destination_with_an_event_loop_waits_for_the_machine_that_is_made_later() {
+    let (source, host) = (source(&unusual()), Arc::new(Host::default()));
+    let incoming = host.wait_at(super::LOOPBACK, own(), as_source());
+    let events = incoming.event_fd().unwrap();
+    assert!(incoming.wait_timeout(Duration::from_millis(1)).is_none(), "before a source has come");
+    let (waiting, news) = (
+        incoming.clone(),
+        std::thread::spawn(move || {
+            let mut seen = 0;
+            while seen < 2 {
+                let mut ready = [rustix::event::PollFd::new(&events, rustix::event::PollFlags::IN)];
+                rustix::event::poll(&mut ready, None).unwrap();
+                seen += events.clear().unwrap();
+            }
+        }),
+    );
+    let waits = std::thread::spawn(move || waiting.wait_timeout(Duration::from_secs(3600)));
+
+    let migration = start(&source, &incoming, &own());
+    assert_arrives(&migration, &incoming, &host);
+
+    assert!(matches!(waits.join().unwrap(), Some(Arrival::Running)));
+    news.join().unwrap();
+    assert!(matches!(incoming.settle(Duration::ZERO), Arrival::Running));
+}
+
+#[test]
 fn unix_socket_carries_the_configuration() {
     let directory = tempfile::tempdir().unwrap();
     arrives(&multifd(2), &format!("unix:{}/socket", directory.path().display()));
