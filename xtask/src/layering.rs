@@ -22,7 +22,7 @@ const LAYERS: &[&[&str]] = &[
     &["sterna-drive", "sterna-capi"],
     &["sterna-devices", "sterna-disk"],
     &["sterna-vmm", "sterna-guests"],
-    &["sterna-cli", "sterna-fuzz", "minimal-vmm", "vm-memory-vmm"],
+    &["sterna-cli", "sterna-fuzz", "minimal-vmm", "vm-memory-vmm", "sandboxed-vmm"],
     &["sterna-interop", "sterna-soak"],
     &["sterna-benches"],
 ];

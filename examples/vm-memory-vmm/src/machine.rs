@@ -54,8 +54,13 @@ pub struct Machine {
 impl Machine {
     /// A machine without a guest. [`Machine::boot`] starts one, or a migration delivers one.
     pub fn new(memory_bytes: usize) -> Result<Self, Box<dyn Error>> {
+        Self::on(&Kvm::new()?, memory_bytes)
+    }
+
+    /// As [`Machine::new`], where `/dev/kvm` was opened before.
+    pub fn on(kvm: &Kvm, memory_bytes: usize) -> Result<Self, Box<dyn Error>> {
         let memory = map_memory(memory_bytes)?;
-        let vm = Kvm::new()?.create_vm()?;
+        let vm = kvm.create_vm()?;
         vm.set_tss_address(0xfffb_d000)?; // Real mode on Intel needs three pages that are not memory.
         for (slot, region) in (0..).zip(memory.iter()) {
             // SAFETY: the machine keeps the region, and the vCPU's last run is over before that is dropped: see `drop`.

@@ -6,6 +6,9 @@ use std::sync::Arc;
 use landlock::{
     ABI, Access, AccessFs, Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetStatus, path_beneath_rules,
 };
+use seccompiler::{
+    SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
+};
 use sterna::ram::dirty::{DirtySource, UffdDirtyLog};
 use sterna::ram::missing_pages::MissingPages;
 use sterna::ram::{
@@ -225,6 +228,35 @@ fn chroot_with_a_kept_pagemap_finds_absent_pages() {
 
     assert_not_warned(every_way_works(&stage));
     assert_page_table_is_kept();
+}
+
+/// Refuses PAGEMAP_SCAN and io_uring with EPERM to this thread and the threads that it starts, and permits all other calls.
+fn refuse_what_only_saves_time() {
+    const PAGEMAP_SCAN: u64 = 0xc060_6610;
+    let scan = SeccompCondition::new(1, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, PAGEMAP_SCAN).unwrap();
+    let rules = [
+        (libc::SYS_ioctl, vec![SeccompRule::new(vec![scan]).unwrap()]),
+        (libc::SYS_io_uring_setup, Vec::new()),
+    ];
+    let (others, these) = (SeccompAction::Allow, SeccompAction::Errno(libc::EPERM as u32));
+    let arch = std::env::consts::ARCH.try_into().unwrap();
+    let filter = SeccompFilter::new(rules.into_iter().collect(), others, these, arch).unwrap();
+    let program: seccompiler::BpfProgram = filter.try_into().unwrap();
+    seccompiler::apply_filter(&program).unwrap();
+}
+
+#[test]
+fn seccomp_that_refuses_with_eperm_moves_guests_every_way_and_warns_once() {
+    if !is_child() {
+        return;
+    }
+    let stage = Stage::new();
+    refuse_what_only_saves_time();
+
+    assert_warned_once(every_way_works(&stage));
+    let ram = private_ram();
+    assert_eq!(absent_pages(&ram), 0);
+    assert!(matches!(UffdDirtyLog::new(ram).start(), Err(DirtyError::Unsupported { .. })));
 }
 
 /// Whether a user without rights may not block the kernel's accesses, as Linux sets it.
