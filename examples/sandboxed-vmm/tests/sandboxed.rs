@@ -184,8 +184,8 @@ fn guest_moves_between_jails_into_a_machine_that_its_configuration_describes() {
 }
 
 #[test]
-fn cancelled_and_failed_migrations_leave_the_guest_running_in_its_jail() {
-    if !kvm_or_skip("cancelled_and_failed_migrations_leave_the_guest_running_in_its_jail") {
+fn cancelled_migration_leaves_the_guest_running_in_its_jail() {
+    if !kvm_or_skip("cancelled_migration_leaves_the_guest_running_in_its_jail") {
         return;
     }
     let jail = Jail::new();
@@ -199,14 +199,6 @@ fn cancelled_and_failed_migrations_leave_the_guest_running_in_its_jail() {
     source.ask("cancel");
     source.wait_for("outgoing: Status(Cancelled)");
     destination.wait_for("incoming: Status(Failed)");
-    source.wait_for_numbers(3);
-
-    // The destination dies in the middle.
-    let mut next = jail.destination("second");
-    source.ask(&format!("migrate {}", jail.address("second", &source)));
-    source.wait_for("outgoing: Status(Active)");
-    next.child.kill().unwrap();
-    source.wait_for("outgoing: Status(Failed)");
     source.wait_for_numbers(3);
 
     assert!(source.ask("status").contains("running true"));
