@@ -215,11 +215,11 @@ pub unsafe extern "C" fn sterna_incoming_recover_at(
 /// Threads: any.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sterna_incoming_status(incoming: *const sterna_incoming) -> i32 {
-    // SAFETY: the header has these contracts.
-    let status = || {
-        unsafe { incoming.as_ref() }.map_or(STERNA_STATUS_NONE, |this| status_code(this.incoming.status()))
-    };
-    quietly(STERNA_STATUS_NONE, status)
+    quietly(STERNA_STATUS_NONE, || {
+        // SAFETY: the header has these contracts.
+        let this = unsafe { incoming.as_ref() };
+        this.map_or(STERNA_STATUS_NONE, |this| status_code(this.incoming.status()))
+    })
 }
 
 /// The statistics now, as a JSON object, which the caller frees with sterna_string_free. NULL for NULL.

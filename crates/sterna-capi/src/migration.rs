@@ -301,11 +301,11 @@ pub unsafe extern "C" fn sterna_migration_resume_saved(
 /// Threads: any.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sterna_migration_status(migration: *const sterna_migration) -> i32 {
-    // SAFETY: the header has these contracts.
-    let status = || {
-        unsafe { migration.as_ref() }.map_or(STERNA_STATUS_NONE, |this| status_code(this.migration.status()))
-    };
-    quietly(STERNA_STATUS_NONE, status)
+    quietly(STERNA_STATUS_NONE, || {
+        // SAFETY: the header has these contracts.
+        let this = unsafe { migration.as_ref() };
+        this.map_or(STERNA_STATUS_NONE, |this| status_code(this.migration.status()))
+    })
 }
 
 /// The statistics now, as a JSON object, which the caller frees with sterna_string_free. NULL for NULL.
