@@ -54,15 +54,11 @@ fn running_migration_follows_live_parameters_and_refuses_others() {
     assert_eq!(failed.code, STERNA_ERROR_SETTINGS, "{failed:?}");
     assert_eq!(migration.set(c"max-bandwith", c"1").expect_err("unknown").code, STERNA_ERROR_NAME);
     // SAFETY: the handle is valid.
-    assert_eq!(
-        tried(|e| unsafe { sterna_migration_start_postcopy(migration.0, e) }).expect_err("off").code,
-        STERNA_ERROR_STATE
-    );
+    let switched = tried(|e| unsafe { sterna_migration_start_postcopy(migration.0, e) });
+    assert_eq!(switched.expect_err("off").code, STERNA_ERROR_STATE);
     // SAFETY: as above.
-    assert_eq!(
-        tried(|e| unsafe { sterna_migration_decide(migration.0, 5, e) }).expect_err("5").code,
-        STERNA_ERROR_ARGUMENT
-    );
+    let decided = tried(|e| unsafe { sterna_migration_decide(migration.0, 5, e) });
+    assert_eq!(decided.expect_err("5").code, STERNA_ERROR_ARGUMENT);
     // SAFETY: as above.
     assert_eq!(tried(|e| unsafe { sterna_migration_continue(migration.0, e) }), Ok(()));
 
