@@ -6,7 +6,7 @@ use sterna_transport::rdma::RdmaError;
 use sterna_transport::{StreamError, TransportError};
 use sterna_wire::Fault;
 
-use super::StreamFailure;
+use super::commands::StreamFailure;
 
 /// The side at fault for an RDMA error. A message may break a rule, or the adapter or kernel may refuse a request.
 pub(crate) fn fault(error: &TransportError) -> Option<Fault> {

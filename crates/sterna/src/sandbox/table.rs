@@ -3,9 +3,9 @@
 
 use sterna_ram::threads::ThreadRole;
 
-use super::Argument::Any;
-use super::Thread::DestinationCaller;
-use super::{Argument, Feature, Syscall, Thread, When};
+use super::types::Argument::Any;
+use super::types::Thread::DestinationCaller;
+use super::types::{Argument, Feature, Syscall, Thread, When};
 
 const MIGRATION: Thread = Thread::Engine(ThreadRole::Migration);
 const LANE: Thread = Thread::Engine(ThreadRole::Lane);

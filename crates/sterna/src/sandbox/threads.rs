@@ -2,7 +2,7 @@
 
 use sterna_ram::threads::ThreadRole as Role;
 
-use super::Thread;
+use super::types::Thread;
 
 /// Returns the roles of the threads that a thread starts itself.
 ///

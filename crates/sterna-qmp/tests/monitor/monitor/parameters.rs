@@ -178,7 +178,10 @@ fn defaults_are_those_of_qemu_11() {
         }
     }
     assert!(expected.as_object().unwrap().keys().all(|name| shown.get(name).is_some()));
-    assert_eq!(ParameterSet::default().to_engine(), sterna::Parameters::default());
+    // The library limits no bandwidth.
+    let max_bandwidth_bytes = 128 << 20;
+    let expected = sterna::Parameters { max_bandwidth_bytes, ..sterna::Parameters::default() };
+    assert_eq!(ParameterSet::default().to_engine(), expected);
 }
 
 impl Monitor {
