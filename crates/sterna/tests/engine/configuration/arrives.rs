@@ -193,3 +193,25 @@ fn machine_made_for_it_maps_the_memory_of_a_guest_of_this_host() {
     let migration = start(&source, &incoming, &(params, Capabilities::default()));
     assert_arrives(&migration, &incoming, &host);
 }
+
+/// Connections of the second migration may reach the destination before its machine is made.
+#[test]
+fn guest_arrives_after_a_cancelled_migration() {
+    for _ in 0..10 {
+        let source = source(&unusual());
+        let (first, host) = (Arc::new(Host::default()), Arc::new(Host::default()));
+        let settings = multifd(4);
+        let incoming = first.wait();
+        let cancelled = start(&source, &incoming, &settings);
+        super::eventually("the first machine is made", || first.calls() == 1);
+        // The migration may be complete already.
+        if cancelled.cancel().is_err() || !matches!(cancelled.wait(), super::Outcome::Failed { .. }) {
+            continue;
+        }
+        let incoming = host.wait();
+
+        let migration = start(&source, &incoming, &settings);
+
+        assert_arrives(&migration, &incoming, &host);
+    }
+}
