@@ -24,6 +24,7 @@ const CRATES: &[&str] = &[
     "crates/sterna-proto",
     "crates/sterna-qmp",
     "crates/sterna-ram",
+    "crates/sterna-relay",
     "crates/sterna-standby",
     "crates/sterna-transport",
     "crates/sterna-vmm",

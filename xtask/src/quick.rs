@@ -7,12 +7,13 @@ use crate::suite::{Binary, Build, Job, Runner};
 use crate::test;
 
 /// Crates whose integration tests run too: formats, the protocol's machines and the engine.
-const WITH_INTEGRATION: [&str; 9] = [
+const WITH_INTEGRATION: [&str; 10] = [
     "sterna-wire",
     "sterna-proto",
     "sterna-arbiter",
     "sterna-ram",
     "sterna-transport",
+    "sterna-relay",
     "sterna-image",
     "sterna",
     "sterna-opaque",

@@ -26,6 +26,7 @@ const ATTRIBUTES: &[(&str, &[&str])] = &[
     ("crates/sterna-proto/src/lib.rs", &["#![forbid(unsafe_code)]"]),
     ("crates/sterna-forecast/src/lib.rs", &["#![forbid(unsafe_code)]"]),
     ("crates/sterna-arbiter/src/lib.rs", &["#![forbid(unsafe_code)]"]),
+    ("crates/sterna-relay/src/lib.rs", &["#![forbid(unsafe_code)]"]),
     ("crates/sterna-image/src/lib.rs", &["#![forbid(unsafe_code)]"]),
     ("crates/sterna/src/lib.rs", &["#![forbid(unsafe_code)]", "#![deny(unsafe_code)]"]),
     ("crates/sterna-opaque/src/lib.rs", &["#![forbid(unsafe_code)]"]),
@@ -43,7 +44,14 @@ const ATTRIBUTES: &[(&str, &[&str])] = &[
 
 /// Directories whose code does no I/O and reads no clock. `IMPURE` lists the words that would do
 /// either.
-const PURE: &[&str] = &["crates/sterna-wire/src", "crates/sterna-proto/src", "crates/sterna-forecast/src"];
+const PURE: &[&str] = &[
+    "crates/sterna-wire/src",
+    "crates/sterna-proto/src",
+    "crates/sterna-forecast/src",
+    "crates/sterna-relay/src/frame",
+    "crates/sterna-relay/src/session",
+    "crates/sterna-relay/src/phase",
+];
 const IMPURE: &[&str] =
     &["std::fs", "std::net", "std::process", "std::thread", "std::os", "Instant", "SystemTime", "std::env"];
 

@@ -1,0 +1,13 @@
+//! A relay for the migrations of unmodified VMMs over connections that break.
+//!
+//! A VMM opens connections to the relay on its own host; each is a *flow*. All flows of a migration share a
+//! *session* between two relays. The session runs over one or more *carriers*, which are connections between the
+//! relays. If a carrier breaks, the relays connect again and send the bytes that did not arrive.
+//!
+//! | module | contents |
+//! | --- | --- |
+//! | [`frame`] | encoders and decoders of the protocol (`specs/relay.md`), without I/O |
+#![forbid(unsafe_code)]
+#![warn(unreachable_pub)]
+
+pub mod frame;
