@@ -7,7 +7,9 @@
 //! | module | contents |
 //! | --- | --- |
 //! | [`frame`] | encoders and decoders of the protocol (`specs/relay.md`), without I/O |
+//! | [`session`] | the state of one session, without I/O and without a clock |
 #![forbid(unsafe_code)]
 #![warn(unreachable_pub)]
 
 pub mod frame;
+pub mod session;

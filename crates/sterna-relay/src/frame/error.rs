@@ -43,7 +43,9 @@ pub enum Rule {
     #[error("the magic is {0:08x}: the peer is not a relay of Sterna")]
     Magic(u32),
     /// Another version of the protocol.
-    #[error("version {0} of the protocol, this side has {VERSION}: use the same version of Sterna on both hosts")]
+    #[error(
+        "version {0} of the protocol, this side has {VERSION}: use the same version of Sterna on both hosts"
+    )]
     Version(u32),
     /// A purpose other than open and join.
     #[error("purpose {0} is not 0 (open) or 1 (join)")]

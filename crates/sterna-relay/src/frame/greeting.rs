@@ -121,8 +121,7 @@ impl Hello {
         }
         let route_bytes = length - Self::HEAD_BYTES - MAC_BYTES;
         let Some(route) = rest.get(..route_bytes) else { return Ok(None) };
-        let route =
-            RouteName::from_bytes(route).ok_or_else(|| bad(Self::HEAD_BYTES, Rule::Route))?;
+        let route = RouteName::from_bytes(route).ok_or_else(|| bad(Self::HEAD_BYTES, Rule::Route))?;
         let Some(mac) = rest[route_bytes..].first_chunk() else { return Ok(None) };
         let session = SessionId(array(head, 8));
         let nonce = array(head, 32);

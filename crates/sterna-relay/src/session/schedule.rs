@@ -1,0 +1,217 @@
+//! Which frame a carrier sends next.
+
+use std::time::Duration;
+
+use super::carriers::{CarrierId, Ping};
+use super::flow::{Flow, Open};
+use super::outgoing::{End, Priority};
+use super::piece::Piece;
+use super::settings::has_bug;
+use super::{Event, Session};
+use crate::frame::{DATA_BYTES, Frame};
+
+/// A frame to send, with the payload of DATA.
+#[derive(Debug, Clone)]
+pub struct Outgoing {
+    /// The frame.
+    pub frame: Frame,
+    /// The bytes that follow it.
+    pub payload: Option<Piece>,
+}
+
+impl From<Frame> for Outgoing {
+    fn from(frame: Frame) -> Self {
+        Self { frame, payload: None }
+    }
+}
+
+impl Session {
+    /// A new carrier of this number has finished its greeting. An older carrier of the same number is closed.
+    pub fn carrier_up(&mut self, lane: u8, now: Duration) -> CarrierId {
+        let (id, older) = self.carriers.add(lane, self.flows.keys().copied().collect(), now);
+        if let Some(older) = older {
+            self.events.push(Event::Close(older));
+            self.carrier_down(older, now);
+        }
+        self.events.push(Event::Send);
+        id
+    }
+
+    /// A carrier is lost. Its flows continue on another one, at the acknowledged offsets.
+    pub fn carrier_down(&mut self, id: CarrierId, now: Duration) {
+        if !self.carriers.remove(id) {
+            return;
+        }
+        self.counters.lost_carriers += 1;
+        if self.carriers.len() == 0 {
+            self.rate.interrupted(now);
+        }
+        let skips = (has_bug!(self.settings, ContinuesAfterLoss), has_bug!(self.settings, ForgetsEnd));
+        for flow in self.flows.values_mut() {
+            if flow.outgoing.carrier == Some(id) {
+                flow.outgoing.rewind(skips);
+                if flow.open == Open::Sent && !has_bug!(self.settings, ForgetsOpen) {
+                    flow.open = Open::Due;
+                }
+            }
+            // An ACK or a STOP may have been lost with it.
+            flow.incoming.is_ack_due = true;
+            flow.incoming.is_stop_due |= flow.incoming.stop.is_some() && !flow.incoming.is_stop_acknowledged;
+        }
+        self.events.push(Event::Send);
+    }
+
+    /// Number of carriers that exist.
+    pub fn carriers(&self) -> usize {
+        self.carriers.len()
+    }
+
+    /// Whether the peer has ever sent SYNC: it knows the session.
+    pub fn was_connected(&self) -> bool {
+        self.has_synced
+    }
+
+    /// The next frame for this carrier; `None` if there is nothing to send now. The frame counts as sent.
+    pub fn next_frame(&mut self, id: CarrierId, now: Duration) -> Option<Outgoing> {
+        if let Some(greeting) = self.next_greeting(id, now) {
+            return greeting;
+        }
+        if self.carriers.ready().next() == Some(id)
+            && let Some(frame) = self.next_acknowledgement()
+        {
+            return Some(frame.into());
+        }
+        if !self.carriers.ready().any(|ready| ready == id) {
+            return None;
+        }
+        self.next_of_flows(id)
+    }
+
+    /// What a carrier sends before flows: OVER, greetings, PONG and PING. The inner `None`: nothing may follow.
+    fn next_greeting(&mut self, id: CarrierId, now: Duration) -> Option<Option<Outgoing>> {
+        let over = self.over.clone();
+        let Some(carrier) = self.carriers.get(id) else { return Some(None) };
+        if let Some((verdict, text)) = over {
+            let is_first = !std::mem::replace(&mut carrier.is_over_sent, true);
+            return Some(is_first.then(|| Frame::Over { verdict, text }.into()));
+        }
+        if !carrier.is_sync_sent {
+            while let Some(number) = carrier.greetings.pop_front() {
+                // A flow whose OPEN is on the way has nothing to acknowledge.
+                let flow = self.flows.get_mut(&number).filter(|flow| flow.is_known());
+                if let Some(flow) = flow {
+                    return Some(Some(acknowledgement(number, flow).into()));
+                }
+            }
+            carrier.is_sync_sent = true;
+            self.events.push(Event::Send);
+            return Some(Some(Frame::Sync.into()));
+        }
+        if let Some(value) = carrier.pongs.pop_front() {
+            return Some(Some(Frame::Pong(value).into()));
+        }
+        if let Ping::Due(_) = carrier.ping {
+            let value = now.as_micros() as u64;
+            carrier.ping = Ping::Sent(now, value);
+            return Some(Some(Frame::Ping(value).into()));
+        }
+        None
+    }
+
+    fn next_acknowledgement(&mut self) -> Option<Frame> {
+        if let Some((flow, received, has_end, has_stop)) = self.late.pop() {
+            return Some(Frame::Ack {
+                flow,
+                received,
+                delivered: received,
+                credit: received,
+                has_end,
+                has_stop,
+            });
+        }
+        for (number, flow) in &mut self.flows {
+            // The frame must not overtake OPEN on another carrier.
+            if !flow.is_known() {
+                continue;
+            }
+            if std::mem::take(&mut flow.incoming.is_stop_due)
+                && let Some(reason) = flow.incoming.stop
+            {
+                return Some(Frame::Stop { flow: *number, reason });
+            }
+            if flow.incoming.is_ack_due {
+                return Some(acknowledgement(*number, flow));
+            }
+        }
+        None
+    }
+
+    fn next_of_flows(&mut self, id: CarrierId) -> Option<Outgoing> {
+        let urgent = self.pick(id, Priority::Urgent);
+        let number = urgent.or_else(|| self.pick(id, Priority::Bulk))?;
+        let flow = self.flows.get_mut(&number)?;
+        flow.outgoing.carrier = Some(id);
+        if flow.open == Open::Due {
+            (flow.open, flow.was_opened) = (Open::Sent, true);
+            // The credit is granted from now on.
+            return Some(Frame::Open { flow: number, credit: flow.incoming.credit() }.into());
+        }
+        if let Some((offset, piece, again)) = flow.outgoing.next_piece(DATA_BYTES) {
+            self.counters.resent += again;
+            let frame = Frame::Data { flow: number, offset, length: piece.len() };
+            return Some(Outgoing { frame, payload: Some(piece) });
+        }
+        let end = flow.outgoing.end?;
+        flow.outgoing.end_is_sent();
+        let offset = flow.outgoing.taken;
+        Some(match end {
+            End::Finish => Frame::Finish { flow: number, offset }.into(),
+            End::Reset(reason) => Frame::Reset { flow: number, offset, reason }.into(),
+        })
+    }
+
+    /// A flow that has a frame for this carrier. Flows take turns.
+    fn pick(&mut self, id: CarrierId, priority: Priority) -> Option<u32> {
+        let after = self.turn;
+        let wanted = |(number, flow): (&u32, &Flow)| {
+            let fits = flow.outgoing.priority == priority && flow.has_work();
+            (fits && self.carrier_of(*number, flow) == Some(id)).then_some(*number)
+        };
+        let found = self
+            .flows
+            .range(after.saturating_add(1)..)
+            .find_map(wanted)
+            .or_else(|| self.flows.range(..=after).find_map(wanted))?;
+        self.turn = found;
+        Some(found)
+    }
+
+    /// The carrier on which this direction sends now.
+    fn carrier_of(&self, number: u32, flow: &Flow) -> Option<CarrierId> {
+        let bound = flow.outgoing.carrier.filter(|_| flow.is_bound());
+        if let Some(bound) = bound
+            && !has_bug!(self.settings, ChangesCarrierAtOnce)
+        {
+            return Some(bound);
+        }
+        let ready: Vec<CarrierId> = self.carriers.ready().collect();
+        match (ready.as_slice(), flow.outgoing.priority) {
+            ([first, ..], Priority::Urgent) | ([first], _) => Some(*first),
+            ([_, rest @ ..], _) => rest.get(number as usize % rest.len().max(1)).copied(),
+            ([], _) => None,
+        }
+    }
+}
+
+fn acknowledgement(number: u32, flow: &mut Flow) -> Frame {
+    let incoming = &mut flow.incoming;
+    incoming.is_ack_due = false;
+    Frame::Ack {
+        flow: number,
+        received: incoming.received,
+        delivered: incoming.delivered,
+        credit: incoming.credit(),
+        has_end: incoming.end.is_some(),
+        has_stop: incoming.has_stop_received,
+    }
+}
