@@ -1,4 +1,5 @@
 //! Tests of the relay: its pure machines in simulators, and whole relays over loopback.
 
+mod phases;
 mod rate;
 mod sessions;
