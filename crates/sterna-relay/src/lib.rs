@@ -9,9 +9,11 @@
 //! | [`frame`] | encoders and decoders of the protocol (`specs/relay.md`), without I/O |
 //! | [`session`] | the state of one session, without I/O and without a clock |
 //! | [`phase`] | how far a migration is, and whether a relay may close its VMM's connections |
+//! | [`relay`] | sockets and threads |
 #![forbid(unsafe_code)]
 #![warn(unreachable_pub)]
 
 pub mod frame;
 pub mod phase;
+pub mod relay;
 pub mod session;

@@ -3,3 +3,4 @@
 mod phases;
 mod rate;
 mod sessions;
+mod whole;

@@ -1,0 +1,24 @@
+//! Relays that run: sockets and threads around the machines of [`session`](crate::session) and
+//! [`phase`](crate::phase).
+//!
+//! # Threads
+//! A session has these threads, on each side: two for each carrier (one reads, one writes), two for each flow, and one
+//! for time. The acceptor has one more, which connects to the VMM in the order of the flows. All of them lock the
+//! session's state for short times only, never while they wait for a socket.
+//!
+//! A connection of a stranger has one thread until its greeting ends; there are at most 256 of them.
+
+mod acceptor;
+mod carrier;
+mod dialer;
+mod error;
+mod greeting;
+mod live;
+mod main_flow;
+mod options;
+mod vmm;
+
+pub use acceptor::Acceptor;
+pub use dialer::Dialer;
+pub use error::RelayError;
+pub use options::{Notice, Notices, Options, Routes, Security};

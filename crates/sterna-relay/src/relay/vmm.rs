@@ -1,0 +1,119 @@
+//! The threads of one flow at its VMM's connection: one reads, one writes.
+
+use std::io;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use sterna_transport::Channel;
+
+use super::error::RelayError;
+use super::live::Live;
+use super::main_flow::Refusal;
+use super::options::Notice;
+use crate::frame::{DATA_BYTES, ResetReason};
+use crate::session::{Delivery, Piece};
+
+/// From so many bytes on, a read's buffer is kept instead of copied.
+const KEPT_BYTES: usize = DATA_BYTES / 2;
+/// How often a reader looks whether the flow is over.
+const LOOK_MS: i64 = 200;
+
+/// Starts the threads of a flow whose connection is registered.
+pub(super) fn start(live: &Arc<Live>, flow: u32, channel: &Arc<Channel>) -> Result<(), RelayError> {
+    let (reading, writing) = (Arc::clone(live), Arc::clone(live));
+    let (from, to) = (Arc::clone(channel), Arc::clone(channel));
+    spawn("flow out", move || read(&reading, flow, &from))?;
+    spawn("flow in", move || write(&writing, flow, &to))?;
+    Ok(())
+}
+
+/// Starts a named thread.
+pub(super) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, RelayError> {
+    let builder = std::thread::Builder::new().name(name.to_owned()).stack_size(256 << 10);
+    builder.spawn(body).map_err(|source| RelayError::System { what: "a thread", source })
+}
+
+/// Whether both directions of the connection are closed by the VMM.
+pub(super) fn is_hung_up(channel: &Channel) -> bool {
+    let events = events(channel, PollFlags::empty(), 0);
+    events.is_ok_and(|events| events.intersects(PollFlags::HUP | PollFlags::ERR))
+}
+
+/// Waits until the connection has bytes or an end, at most `limit_ms`.
+pub(super) fn is_readable(channel: &Channel, limit_ms: i64) -> bool {
+    events(channel, PollFlags::IN, limit_ms).is_ok_and(|events| !events.is_empty())
+}
+
+fn events(channel: &Channel, wanted: PollFlags, limit_ms: i64) -> io::Result<PollFlags> {
+    let socket = channel.socket().ok_or(io::ErrorKind::Unsupported)?;
+    let mut fds = [PollFd::from_borrowed_fd(socket, wanted)];
+    let limit = Timespec { tv_sec: limit_ms / 1000, tv_nsec: limit_ms % 1000 * 1_000_000 };
+    match poll(&mut fds, Some(&limit)) {
+        Ok(_) => Ok(fds[0].revents()),
+        Err(rustix::io::Errno::INTR) => Ok(PollFlags::empty()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn read(live: &Live, flow: u32, channel: &Channel) {
+    let mut buffer = vec![0; DATA_BYTES];
+    loop {
+        // Bytes are taken only when they are there, so that no flow reserves room that another one could use.
+        let is_there = is_readable(channel, LOOK_MS);
+        let room = match live.wait_for_room(flow) {
+            Some(0) => return,
+            Some(room) if is_there => buffer.len().min(usize::try_from(room).unwrap_or(usize::MAX)),
+            _ => continue,
+        };
+        match channel.read_some(&mut buffer[..room]) {
+            Ok(0) => return live.with(|state| state.session.finish(flow)),
+            Ok(count) => {
+                let piece = if count >= KEPT_BYTES {
+                    Piece::new(std::mem::replace(&mut buffer, vec![0; DATA_BYTES]), count)
+                } else {
+                    Piece::from(buffer[..count].to_vec())
+                };
+                if let Err(refusal) = live.take(flow, piece) {
+                    return refuse(live, flow, channel, refusal);
+                }
+            }
+            Err(_) => return live.with(|state| state.session.reset(flow, ResetReason::Broken)),
+        }
+    }
+}
+
+fn write(live: &Live, flow: u32, channel: &Channel) {
+    loop {
+        match live.next_delivery(flow) {
+            Ok(None) => return,
+            Ok(Some(Delivery::Bytes(piece))) => match channel.write_all(&piece) {
+                Ok(()) => live.delivered(flow, &piece),
+                Err(_) => return live.with(|state| state.session.stop(flow, ResetReason::Broken)),
+            },
+            Ok(Some(Delivery::Finish)) => {
+                let _ = channel.finish_writing();
+                return live.with(|state| {
+                    if live.role == crate::session::Role::Dialer {
+                        state.main.answers_arrived(flow, None);
+                    }
+                    state.session.end_delivered(flow);
+                });
+            }
+            Ok(Some(Delivery::Reset(reason))) => {
+                channel.shutdown();
+                return live.with(|state| {
+                    state.session.end_delivered(flow);
+                    state.session.reset(flow, reason);
+                });
+            }
+            Err(refusal) => return refuse(live, flow, channel, refusal),
+        }
+    }
+}
+
+fn refuse(live: &Live, flow: u32, channel: &Channel, refusal: Refusal) {
+    channel.shutdown();
+    live.options.notices.send(Notice::Refused { session: Some(live.id), why: refusal.to_string() });
+    live.with(|state| state.session.reset(flow, ResetReason::Refused));
+}
