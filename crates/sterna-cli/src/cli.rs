@@ -4,7 +4,7 @@ use clap::{Parser, Subcommand};
 
 use crate::commands::{
     bench, cancel, convert, decide, demo, diff, extract, info, inspect, migrate, plan, protect, rdma,
-    recover, repair, report, restore, run, save, serve, standby, takeover, unprotect, upgrade, verify,
+    recover, relay, repair, report, restore, run, save, serve, standby, takeover, unprotect, upgrade, verify,
 };
 use crate::exit;
 
@@ -59,6 +59,8 @@ pub enum Command {
     Restore(restore::Arguments),
     /// Serve an image to waiting QEMUs: their guests start immediately and get their memory when they need it
     Serve(serve::Arguments),
+    /// Relay migrations of other VMMs to a relay on another host, over connections that may break
+    Relay(Box<relay::Arguments>),
     /// Extract a guest's memory from an image: a block, a range of addresses, or a core file for gdb and crash
     Extract(extract::Arguments),
     /// Compare two images: pages, devices by their fields, configuration
@@ -96,6 +98,7 @@ impl Command {
             Self::Takeover(arguments) => takeover::execute(arguments),
             Self::Restore(arguments) => restore::execute(arguments),
             Self::Serve(arguments) => serve::execute(arguments),
+            Self::Relay(arguments) => relay::execute(arguments),
             Self::Extract(arguments) => extract::execute(arguments),
             Self::Diff(arguments) => diff::execute(arguments),
             Self::Repair(arguments) => repair::execute(arguments),

@@ -15,6 +15,7 @@ pub mod plan;
 pub mod protect;
 pub mod rdma;
 pub mod recover;
+pub mod relay;
 pub mod repair;
 pub mod report;
 pub mod restore;

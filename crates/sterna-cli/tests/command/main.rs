@@ -22,6 +22,7 @@ mod protect_devices;
 mod qmp_reference;
 mod rdma;
 mod reconnect;
+mod relay;
 mod same_host;
 mod same_host_devices;
 mod save;
