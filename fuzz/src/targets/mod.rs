@@ -14,6 +14,9 @@ pub mod nbd_request;
 pub mod rdma_control;
 pub mod rdma_private_data;
 pub mod received_pages;
+pub mod relay_frame;
+pub mod relay_greeting;
+pub mod relay_session;
 pub mod replica;
 pub mod replica_epoch;
 pub mod return_path;
@@ -44,7 +47,7 @@ const MESSAGE: usize = 16 << 10;
 const IMAGE: usize = 64 << 10;
 
 /// All targets, sorted by name.
-pub const TARGETS: [Target; 22] = [
+pub const TARGETS: [Target; 25] = [
     Target { name: "bare_records", run: bare_records::target, longest: MESSAGE, inputs: 300_000 },
     Target { name: "colo_message", run: colo_message::target, longest: MESSAGE, inputs: 200_000 },
     Target { name: "configuration", run: configuration::target, longest: MESSAGE, inputs: 400_000 },
@@ -59,6 +62,9 @@ pub const TARGETS: [Target; 22] = [
     Target { name: "rdma_control", run: rdma_control::target, longest: MESSAGE, inputs: 300_000 },
     Target { name: "rdma_private_data", run: rdma_private_data::target, longest: 256, inputs: 400_000 },
     Target { name: "received_pages", run: received_pages::target, longest: MESSAGE, inputs: 300_000 },
+    Target { name: "relay_frame", run: relay_frame::target, longest: 2 << 10, inputs: 300_000 },
+    Target { name: "relay_greeting", run: relay_greeting::target, longest: 512, inputs: 100_000 },
+    Target { name: "relay_session", run: relay_session::target, longest: 2 << 10, inputs: 50_000 },
     Target { name: "replica", run: replica::target, longest: 1 << 10, inputs: 100_000 },
     Target { name: "replica_epoch", run: replica_epoch::target, longest: IMAGE, inputs: 60 },
     Target { name: "return_path", run: return_path::target, longest: MESSAGE, inputs: 400_000 },
