@@ -10,6 +10,8 @@ use sterna_wire::{PAGE_SIZE, WireError};
 
 use super::end_scan::EndScan;
 
+/// Most bytes before RAM that are kept until its START shows whether there are multifd channels.
+const SETUP_BYTES: usize = 4 << 20;
 /// Most bytes of sections before RAM that are kept, one at a time.
 const EARLY_BYTES: u64 = 64 << 20;
 /// The PING that a QEMU of 10.2 and later puts into a package; it resumes its guest until the answer.
@@ -68,6 +70,8 @@ pub struct StreamReader {
     /// Offset of the last byte of the package.
     package_end: Option<u64>,
     pages: u64,
+    /// The bytes so far, until RAM's START is over.
+    setup: Option<Vec<u8>>,
 }
 
 enum Mode {
@@ -81,25 +85,10 @@ enum Mode {
 }
 
 impl StreamReader {
-    /// A reader of a stream that begins with the header. `has_multifd`: the session has multifd channels.
-    pub fn new(has_multifd: bool, requires_return_path: bool) -> Self {
-        let expect = Expectations {
-            multifd: has_multifd,
-            accept_legacy_flush: true,
-            postcopy: true,
-            opaque_tail: true,
-            device_state_bytes: EARLY_BYTES,
-            ..Expectations::default()
-        };
-        let body = |name: &str, instance: u32, _: u32, _: SectionKind| {
-            if name == ram::SECTION_NAME && instance == ram::SECTION_INSTANCE {
-                BodyKind::Ram
-            } else {
-                BodyKind::OpaqueByFooter
-            }
-        };
+    /// A reader of a stream that begins with the header.
+    pub fn new(requires_return_path: bool) -> Self {
         Self {
-            decoder: MainDecoder::new(Box::new(body), expect),
+            decoder: decoder(true),
             mode: Mode::Elements,
             phase: Phase::Setup,
             at: 0,
@@ -112,19 +101,20 @@ impl StreamReader {
             has_package_ping: false,
             package_end: None,
             pages: 0,
+            setup: Some(Vec::new()),
         }
     }
 
     /// A reader of a recovered main channel, which has no header: the guest runs at the destination.
     pub fn recovered() -> Self {
-        let mut reader = Self::new(false, false);
+        let mut reader = Self::new(false);
         (reader.mode, reader.phase) = (Mode::Deaf, Phase::Postcopy);
         reader
     }
 
     /// A reader of a stream that cannot be read.
     pub fn unread(why: &str) -> Self {
-        let mut reader = Self::new(false, false);
+        let mut reader = Self::new(false);
         (reader.mode, reader.phase) = (Mode::Deaf, Phase::Unread { why: why.to_owned() });
         reader
     }
@@ -162,6 +152,12 @@ impl StreamReader {
     /// RAM begins and there is no return path.
     pub fn feed(&mut self, mut bytes: &[u8]) -> Result<(), Unconfirmed> {
         let until = self.at + bytes.len() as u64;
+        if let Some(setup) = &mut self.setup {
+            setup.extend_from_slice(bytes);
+            if setup.len() > SETUP_BYTES {
+                self.setup = None;
+            }
+        }
         loop {
             match &mut self.mode {
                 Mode::Deaf => break,
@@ -276,6 +272,7 @@ impl StreamReader {
             MainItem::Zero { block, offset } | MainItem::Xbzrle { block, offset, .. } => {
                 self.page((block, offset));
             }
+            MainItem::RamEnd { kind: SectionKind::Start } => return self.after_start(next),
             MainItem::RamEnd { kind: SectionKind::End } if self.phase != Phase::Postcopy => {
                 self.phase = Phase::Devices;
             }
@@ -287,6 +284,24 @@ impl StreamReader {
             MainItem::Eof => self.mode = Mode::Deaf,
             _ => {}
         }
+        Ok(())
+    }
+
+    /// RAM's START is over. Without MULTIFD_FLUSH in it, no later section has one, and pages may be differences. The
+    /// decoder that permits those reads the same bytes.
+    fn after_start(&mut self, next: u64) -> Result<(), Stop> {
+        let Some(setup) = self.setup.take().filter(|_| self.decoder.flushes_silently()) else {
+            return Ok(());
+        };
+        let mut plain = decoder(false);
+        let mut rest = &setup[..setup.len().min(usize::try_from(next).unwrap_or(usize::MAX))];
+        while !rest.is_empty() {
+            match plain.next(rest).map_err(Stop::Unreadable)? {
+                Step::Partial { consumed } | Step::Item { consumed, .. } => rest = &rest[consumed..],
+                Step::NeedMore(_) | Step::End => return Ok(()),
+            }
+        }
+        self.decoder = plain;
         Ok(())
     }
 
@@ -332,6 +347,26 @@ impl StreamReader {
             self.phase = Phase::Unread { why: error.to_string() };
         }
     }
+}
+
+/// A decoder that takes device bodies as they come.
+fn decoder(multifd: bool) -> MainDecoder {
+    let expect = Expectations {
+        multifd,
+        accept_legacy_flush: true,
+        postcopy: true,
+        opaque_tail: true,
+        device_state_bytes: EARLY_BYTES,
+        ..Expectations::default()
+    };
+    let body = |name: &str, instance: u32, _: u32, _: SectionKind| {
+        if name == ram::SECTION_NAME && instance == ram::SECTION_INSTANCE {
+            BodyKind::Ram
+        } else {
+            BodyKind::OpaqueByFooter
+        }
+    };
+    MainDecoder::new(Box::new(body), expect)
 }
 
 enum Stop {

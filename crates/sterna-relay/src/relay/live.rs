@@ -19,6 +19,8 @@ const TICK: Duration = Duration::from_millis(50);
 const LINGER: Duration = Duration::from_secs(2);
 /// How long OVER may take to be sent.
 const FAREWELL: Duration = Duration::from_secs(2);
+const OVER: &str = "all flows are over";
+const GONE: &str = "the source's VMM has closed its connections while the other relay was away";
 /// Frames and bytes that one write of a carrier may have.
 const BATCH_FRAMES: usize = 16;
 const BATCH_BYTES: usize = 128 << 10;
@@ -191,11 +193,14 @@ impl Live {
                 }
                 frames.push(frame);
             }
-            self.settle(&mut state);
+            let has_changed = self.settle(&mut state);
             if !frames.is_empty() {
                 return true;
             }
-            self.to_carriers.wait(&mut state);
+            // What this thread has settled may be work for it, and its own notification would be lost.
+            if !has_changed {
+                self.to_carriers.wait(&mut state);
+            }
         }
     }
 
@@ -388,27 +393,33 @@ impl Live {
         }
     }
 
-    /// Ends a session whose flows are over, or whose source has gone while there is no carrier.
+    /// Ends a session whose flows are over, or whose VMMs have gone while there is no carrier.
     fn look_for_the_end(&self, state: &mut State) {
+        if state.status != LiveStatus::Running {
+            return;
+        }
+        let is_lost = state.lost.is_some();
+        let is_answered = state.main.state() == StreamState::Answered;
         if state.session.open_flows() > 0 {
             state.idle_since = None;
-            // Other VMMs may close their connections before their bytes have arrived.
-            let is_lost = state.lost.is_some() && self.role == Role::Dialer && state.main.has_main();
-            if is_lost
-                && state.vmms.keys().all(|flow| self.is_hung_up(state, *flow))
-                && !state.vmms.is_empty()
-            {
-                self.close(
-                    state,
-                    "the source's VMM has closed its connections while the other relay was away",
-                    false,
-                );
+            // A source that has its answer needs nothing more, and its destination neither. A source without an answer
+            // has failed. Other VMMs may close their connections before their bytes have arrived.
+            let may_end = is_answered || (self.role == Role::Dialer && state.main.has_main());
+            let have_gone =
+                !state.vmms.is_empty() && state.vmms.keys().all(|flow| self.is_hung_up(state, *flow));
+            if is_lost && may_end && have_gone {
+                let why = if is_answered { OVER } else { GONE };
+                self.close(state, why, is_answered);
             }
             return;
         }
         let since = *state.idle_since.get_or_insert_with(Instant::now);
-        if self.role == Role::Dialer && since.elapsed() > LINGER && state.status == LiveStatus::Running {
-            self.close(state, "all flows are over", true);
+        if since.elapsed() <= LINGER {
+            return;
+        }
+        // The acceptor waits for the dialer's OVER, unless it cannot arrive any more.
+        if self.role == Role::Dialer || (is_lost && is_answered) {
+            self.close(state, OVER, true);
         }
     }
 
@@ -474,13 +485,15 @@ impl Live {
         self.options.notices.send(Notice::Ended { session: self.id, how, in_order });
     }
 
-    /// Acts on the news of the session.
-    fn settle(&self, state: &mut State) {
+    /// Acts on the news of the session. Returns whether there were any.
+    fn settle(&self, state: &mut State) -> bool {
+        let mut has_changed = false;
         loop {
             let events = state.session.take_events();
             if events.is_empty() {
-                return;
+                return has_changed;
             }
+            has_changed = true;
             for event in events {
                 match event {
                     Event::Send => {

@@ -124,9 +124,8 @@ impl MainFlow {
     }
 
     fn begin(&mut self, flow: u32, kind: StreamKind) {
-        let has_multifd = self.watched.values().any(|watch| watch.kind == Some(StreamKind::Multifd));
         let stream = match kind {
-            StreamKind::Main => StreamReader::new(has_multifd, !self.unconfirmed),
+            StreamKind::Main => StreamReader::new(!self.unconfirmed),
             StreamKind::Recovered => StreamReader::recovered(),
             StreamKind::Opaque => StreamReader::unread("it is encrypted, or not a QEMU migration stream"),
             _ => return,

@@ -211,6 +211,11 @@ impl Session {
         if is_over && let Some(flow) = self.flows.remove(&number) {
             self.grown -= flow.incoming.grown();
             self.stored -= flow.outgoing.stored();
+            // The peer still waits for the acknowledgement of its end.
+            if flow.incoming.is_ack_due {
+                self.late.push((number, flow.incoming.received, true, flow.incoming.has_stop_received));
+                self.events.push(Event::Send);
+            }
             self.events.push(Event::Gone(number));
         }
     }

@@ -73,7 +73,7 @@ impl Stream {
 
 /// Feeds the stream in pieces. Returns the phases in their order.
 fn phases(bytes: &[u8], piece: usize) -> (StreamReader, Vec<Phase>) {
-    let mut reader = StreamReader::new(false, true);
+    let mut reader = StreamReader::new(true);
     let mut seen = vec![reader.phase().clone()];
     for part in bytes.chunks(piece) {
         reader.feed(part).unwrap();
@@ -110,6 +110,36 @@ fn stream_of_precopy_is_followed_to_its_end_in_pieces_of_any_size() -> Result<()
 }
 
 #[test]
+fn stream_with_multifd_and_one_with_differences_are_read() -> Result<(), WireError> {
+    let mut stream = Stream::default();
+    let out = &mut stream.bytes;
+    FileHeader.encode(out);
+    Configuration { machine_type: "pc".into(), ..Configuration::default() }.encode(out)?;
+    Command::OpenReturnPath.encode(out)?;
+    SectionHeader { id: RAM, name: "ram", instance: 0, version: 4 }.encode_start(out)?;
+    BlockList { blocks: vec![BlockEntry::new(BLOCK, PAGES * PAGE_SIZE as u64)] }.encode(out)?;
+    RamRecordWriter::multifd_flush(out);
+    RamRecordWriter::eos(out);
+    encode_footer(RAM, out);
+    encode_section_part(RAM, true, out);
+    RamRecordWriter::multifd_flush(out);
+    RamRecordWriter::eos(out);
+    encode_footer(RAM, out);
+    assert_eq!(phases(&stream.bytes, 9).0.phase(), &Phase::Devices);
+
+    let mut stream = Stream::begin(true)?;
+    stream.ram(0..PAGES, false)?;
+    encode_section_part(RAM, true, &mut stream.bytes);
+    // A delta that keeps a byte and changes the next one.
+    stream.records.xbzrle(0, BLOCK, 0, &[1, 1, 7], &mut stream.bytes)?;
+    RamRecordWriter::eos(&mut stream.bytes);
+    encode_footer(RAM, &mut stream.bytes);
+    let (reader, seen) = phases(&stream.bytes, 11);
+    assert_eq!((reader.phase(), reader.pages()), (&Phase::Devices, PAGES + 1), "{seen:?}");
+    Ok(())
+}
+
+#[test]
 fn stream_of_postcopy_states_the_last_byte_of_its_package() -> Result<(), WireError> {
     for has_ping in [true, false] {
         let mut stream = Stream::begin(true)?;
@@ -141,8 +171,8 @@ fn stream_of_postcopy_states_the_last_byte_of_its_package() -> Result<(), WireEr
 #[test]
 fn stream_without_return_path_is_refused_before_ram_unless_it_is_permitted() -> Result<(), WireError> {
     let stream = Stream::begin(false)?;
-    assert_eq!(StreamReader::new(false, true).feed(&stream.bytes), Err(Unconfirmed));
-    let mut permitted = StreamReader::new(false, false);
+    assert_eq!(StreamReader::new(true).feed(&stream.bytes), Err(Unconfirmed));
+    let mut permitted = StreamReader::new(false);
     assert_eq!(permitted.feed(&stream.bytes), Ok(()));
     assert_eq!(permitted.phase(), &Phase::Ram { round: 1 });
     Ok(())

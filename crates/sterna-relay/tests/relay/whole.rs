@@ -25,6 +25,8 @@ struct Proxy {
     port: u16,
     connections: Arc<Mutex<Vec<TcpStream>>>,
     is_blocked: Arc<AtomicBool>,
+    /// Bytes are read and not passed on.
+    swallows: Arc<AtomicBool>,
     /// After so many bytes of all connections, all of them are cut. 0: never.
     cut_after: Arc<AtomicU64>,
     cuts: Arc<AtomicU64>,
@@ -37,10 +39,12 @@ impl Proxy {
             port: listener.local_addr().unwrap().port(),
             connections: Arc::default(),
             is_blocked: Arc::default(),
+            swallows: Arc::default(),
             cut_after: Arc::default(),
             cuts: Arc::default(),
         };
-        let Self { connections, is_blocked, cut_after, cuts, .. } = &proxy;
+        let Self { connections, is_blocked, swallows, cut_after, cuts, .. } = &proxy;
+        let swallows = Arc::clone(swallows);
         let (connections, is_blocked) = (Arc::clone(connections), Arc::clone(is_blocked));
         let (cut_after, cuts) = (Arc::clone(cut_after), Arc::clone(cuts));
         std::thread::spawn(move || {
@@ -53,9 +57,9 @@ impl Proxy {
                 all.extend([one.try_clone().unwrap(), other.try_clone().unwrap()]);
                 drop(all);
                 for (from, to) in [(one.try_clone().unwrap(), other.try_clone().unwrap()), (other, one)] {
-                    let (connections, cut_after, cuts) =
-                        (Arc::clone(&connections), Arc::clone(&cut_after), Arc::clone(&cuts));
-                    std::thread::spawn(move || pump(from, to, &connections, &cut_after, &cuts));
+                    let (connections, swallows) = (Arc::clone(&connections), Arc::clone(&swallows));
+                    let (cut_after, cuts) = (Arc::clone(&cut_after), Arc::clone(&cuts));
+                    std::thread::spawn(move || pump(from, to, &connections, &swallows, &cut_after, &cuts));
                 }
             }
         });
@@ -84,11 +88,15 @@ fn pump(
     mut from: TcpStream,
     mut to: TcpStream,
     connections: &Mutex<Vec<TcpStream>>,
+    swallows: &AtomicBool,
     cut_after: &AtomicU64,
     cuts: &AtomicU64,
 ) {
     let mut buffer = vec![0; 65_536];
     while let Ok(count @ 1..) = from.read(&mut buffer) {
+        if swallows.load(Ordering::SeqCst) {
+            continue;
+        }
         let left = cut_after.load(Ordering::SeqCst);
         let passes = if left == 0 { count } else { count.min(left as usize) };
         if to.write_all(&buffer[..passes]).is_err() {
@@ -411,6 +419,36 @@ fn migration_whose_end_was_passed_on_keeps_its_source_waiting_and_gets_shut() {
     pair.proxy.block(false);
     source.set_read_timeout(Some(PATIENCE)).unwrap();
     assert_eq!(read_all(&source), shut, "{}", pair.said());
+}
+
+#[test]
+fn migration_whose_end_did_not_arrive_is_closed_at_the_source_when_the_relays_meet() {
+    let pair = Pair::start(|options, _| {
+        options.is_raw = false;
+        options.reconnect_window = Duration::from_millis(400);
+    });
+    let (mut source, mut target) = pair.flow();
+    let mut stream = precopy(true);
+    source.write_all(&stream.bytes).unwrap();
+    let begun = stream.bytes.len();
+    target.read_exact(&mut vec![0; begun]).unwrap();
+    pair.proxy.swallows.store(true, Ordering::SeqCst);
+    stream.ram(0..1, true).unwrap();
+    stream.end().unwrap();
+    source.write_all(&stream.bytes[begun..]).unwrap();
+    let ended =
+        |notice: &Notice| matches!(notice, Notice::Phase { phase, .. } if phase == "end of the stream");
+    pair.wait_for("the end at the source's relay", ended);
+    // The bytes are given to a carrier at once, and disappear.
+    std::thread::sleep(Duration::from_millis(100));
+    pair.proxy.block(true);
+    pair.wait_for("the wait", |notice| matches!(notice, Notice::Waiting { .. }));
+    pair.wait_for("the destination's promise", |notice| matches!(notice, Notice::Ended { .. }));
+    assert_eq!(read_all(&target), b"", "the destination fails");
+    pair.proxy.swallows.store(false, Ordering::SeqCst);
+    pair.proxy.block(false);
+    assert_eq!(read_all(&source), b"", "the source resumes");
+    until("the reason", || pair.said().contains("The guest runs at the source"));
 }
 
 #[test]
