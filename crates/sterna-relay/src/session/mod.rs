@@ -212,7 +212,7 @@ impl Session {
             self.grown -= flow.incoming.grown();
             self.stored -= flow.outgoing.stored();
             // The peer still waits for the acknowledgement of its end.
-            if flow.incoming.is_ack_due {
+            if flow.incoming.is_ack_due && !settings::has_bug!(self.settings, ForgetsLastAcknowledgement) {
                 self.late.push((number, flow.incoming.received, true, flow.incoming.has_stop_received));
                 self.events.push(Event::Send);
             }

@@ -58,6 +58,8 @@ pub enum Planted {
     ForgetsOpen,
     /// A flow changes its carrier while frames are on the way.
     ChangesCarrierAtOnce,
+    /// The acknowledgement of an end is forgotten with its flow.
+    ForgetsLastAcknowledgement,
     /// Credit is granted without a limit.
     GrantsWithoutLimit,
 }
@@ -65,12 +67,13 @@ pub enum Planted {
 #[cfg(feature = "sim")]
 impl Planted {
     /// Every bug.
-    pub const ALL: [Planted; 6] = [
+    pub const ALL: [Planted; 7] = [
         Planted::ContinuesAfterLoss,
         Planted::DeliversTwice,
         Planted::ForgetsEnd,
         Planted::ForgetsOpen,
         Planted::ChangesCarrierAtOnce,
+        Planted::ForgetsLastAcknowledgement,
         Planted::GrantsWithoutLimit,
     ];
 }
