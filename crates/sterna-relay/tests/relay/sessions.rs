@@ -166,7 +166,7 @@ impl World {
                         plug.ended = true;
                     }
                 }
-                Event::Over(..) => panic!("nobody ended the session"),
+                Event::Over(..) => panic!("no side ended the session"),
                 Event::Deliver(_) | Event::Room | Event::Send => {}
             }
         }
