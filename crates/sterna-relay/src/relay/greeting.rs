@@ -1,7 +1,7 @@
 //! The greeting of a carrier over its channel (`specs/relay.md §2`).
 
-use std::io;
-
+use rustix::io::Errno;
+use rustix::rand::{GetRandomFlags, getrandom};
 use sterna_transport::{Channel, TransportError};
 
 use super::error::RelayError;
@@ -101,8 +101,14 @@ pub(super) fn say(channel: &Channel, answer: &Answer) -> Result<(), RelayError> 
 /// Random bytes of the operating system, not all zero.
 pub(super) fn random<const N: usize>() -> Result<[u8; N], RelayError> {
     let mut bytes = [0; N];
-    getrandom::fill(&mut bytes)
-        .map_err(|error| RelayError::System { what: "random bytes", source: io::Error::other(error) })?;
+    let mut filled = 0;
+    while filled < N {
+        match getrandom(&mut bytes[filled..], GetRandomFlags::empty()) {
+            Ok(count) => filled += count,
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(RelayError::System { what: "random bytes", source: error.into() }),
+        }
+    }
     Ok(bytes)
 }
 
