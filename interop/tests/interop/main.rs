@@ -25,6 +25,7 @@ mod qemu_plan;
 mod qemu_postcopy;
 mod qemu_protect;
 mod qemu_protected;
+mod qemu_relay;
 mod qemu_releases;
 mod qemu_restore;
 mod qemu_save;

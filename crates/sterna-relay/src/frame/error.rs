@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{DATA_BYTES, LANES, OFFSETS, TEXT_BYTES, VERSION};
+use super::limits::{DATA_BYTES, LANES, OFFSETS, TEXT_BYTES, VERSION};
 
 /// A frame that breaks a rule of the protocol. The peer is at fault, except where the rule says otherwise.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -1,6 +1,7 @@
 //! The frames of a carrier after its greeting (`specs/relay.md §3`).
 
-use super::{DATA_BYTES, FrameError, OFFSETS, Rule, TEXT_BYTES};
+use super::error::{FrameError, Rule};
+use super::limits::{DATA_BYTES, OFFSETS, TEXT_BYTES};
 
 /// The kind of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

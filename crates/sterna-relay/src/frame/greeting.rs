@@ -3,8 +3,10 @@
 //! Decoding proves nothing. `is_authentic` does, with the session's key. A hello alone may be an old one that
 //! another process sends again; only [`Confirm`] proves that the peer sent it now.
 
+use super::error::{FrameError, Rule};
 use super::key::{Binding, SessionId, SessionKey};
-use super::{FrameError, LANES, RouteName, Rule, VERSION};
+use super::limits::{LANES, VERSION};
+use super::route::RouteName;
 
 const MAGIC: u32 = 0x5354_4e54;
 const HELLO: &str = "HELLO";

@@ -12,6 +12,7 @@ use super::error::RelayError;
 use super::greeting::{self, Introduction};
 use super::live::Live;
 use super::options::{Notice, Options};
+use super::readiness::is_readable;
 use super::{carrier, vmm};
 use crate::frame::{Purpose, ResetReason, RouteName, SessionId, SessionKey, Status};
 use crate::phase::Heard;
@@ -199,7 +200,7 @@ fn shows_main(channel: &Channel) -> bool {
     let mut first = [0; MAIN.len()];
     while Instant::now() < until {
         let left = until.saturating_duration_since(Instant::now()).as_millis() as i64;
-        let Some(socket) = channel.socket().filter(|_| vmm::is_readable(channel, left.max(1))) else { break };
+        let Some(socket) = channel.socket().filter(|_| is_readable(channel, left.max(1))) else { break };
         match rustix::net::recv(socket, &mut first, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
             Ok((count, _)) if first[..count] != MAIN[..count] || count == 0 => return false,
             Ok((count, _)) if count == MAIN.len() => return true,

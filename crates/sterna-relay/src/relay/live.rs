@@ -9,6 +9,7 @@ use sterna_transport::{CancelFlag, Channel};
 
 use super::main_flow::{MainFlow, Refusal};
 use super::options::{Notice, Options};
+use super::readiness::is_hung_up;
 use crate::frame::{Frame, ResetReason, RouteName, SessionId, SessionKey, Verdict};
 use crate::phase::{Closing, Heard, Phase, StreamKind, StreamState};
 use crate::session::{CarrierId, Event, OutgoingFrame, Piece, Role, Session, SessionError, Settings};
@@ -424,7 +425,7 @@ impl Live {
     }
 
     fn is_hung_up(&self, state: &State, flow: u32) -> bool {
-        state.vmms.get(&flow).is_none_or(|channel| super::vmm::is_hung_up(channel))
+        state.vmms.get(&flow).is_none_or(|channel| is_hung_up(channel))
     }
 
     fn give_up(&self, state: &mut State, why: &str) {

@@ -16,6 +16,7 @@ mod greeting;
 mod live;
 mod main_flow;
 mod options;
+mod readiness;
 mod vmm;
 
 pub use acceptor::Acceptor;

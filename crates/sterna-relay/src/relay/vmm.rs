@@ -1,16 +1,15 @@
 //! The threads of one flow at its VMM's connection: one reads, one writes.
 
-use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sterna_transport::Channel;
 
 use super::error::RelayError;
 use super::live::Live;
 use super::main_flow::Refusal;
 use super::options::Notice;
+use super::readiness::is_readable;
 use crate::frame::{DATA_BYTES, ResetReason};
 use crate::session::{Delivery, Piece};
 
@@ -32,28 +31,6 @@ pub(super) fn start(live: &Arc<Live>, flow: u32, channel: &Arc<Channel>) -> Resu
 pub(super) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, RelayError> {
     let builder = std::thread::Builder::new().name(name.to_owned()).stack_size(256 << 10);
     builder.spawn(body).map_err(|source| RelayError::System { what: "a thread", source })
-}
-
-/// Whether both directions of the connection are closed by the VMM.
-pub(super) fn is_hung_up(channel: &Channel) -> bool {
-    let events = events(channel, PollFlags::empty(), 0);
-    events.is_ok_and(|events| events.intersects(PollFlags::HUP | PollFlags::ERR))
-}
-
-/// Waits until the connection has bytes or an end, at most `limit_ms`.
-pub(super) fn is_readable(channel: &Channel, limit_ms: i64) -> bool {
-    events(channel, PollFlags::IN, limit_ms).is_ok_and(|events| !events.is_empty())
-}
-
-fn events(channel: &Channel, wanted: PollFlags, limit_ms: i64) -> io::Result<PollFlags> {
-    let socket = channel.socket().ok_or(io::ErrorKind::Unsupported)?;
-    let mut fds = [PollFd::from_borrowed_fd(socket, wanted)];
-    let limit = Timespec { tv_sec: limit_ms / 1000, tv_nsec: limit_ms % 1000 * 1_000_000 };
-    match poll(&mut fds, Some(&limit)) {
-        Ok(_) => Ok(fds[0].revents()),
-        Err(rustix::io::Errno::INTR) => Ok(PollFlags::empty()),
-        Err(error) => Err(error.into()),
-    }
 }
 
 fn read(live: &Live, flow: u32, channel: &Channel) {

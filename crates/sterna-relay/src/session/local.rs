@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::flow::{Flow, Open};
 use super::incoming::Delivery;
+use super::opening::Opening;
 use super::outgoing::{End, Priority};
 use super::piece::Piece;
 use super::settings::{LARGEST_WINDOW, MOST_FLOWS, PRIORITY_BYTES, RESERVED, has_bug};
@@ -12,15 +13,6 @@ use crate::frame::ResetReason;
 
 /// Time without progress after which a flow counts as one whose VMM does not read.
 const STALLED: Duration = Duration::from_millis(100);
-
-/// Whether the session accepted a connection of a VMM.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Opening {
-    /// The number of the flow.
-    Flow(u32),
-    /// The session has as many flows as it may have, is over, or is the acceptor's.
-    Refused,
-}
 
 impl Session {
     /// A VMM has connected. Only the dialer opens flows.

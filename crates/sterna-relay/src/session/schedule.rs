@@ -5,25 +5,10 @@ use std::time::Duration;
 use super::carriers::{CarrierId, Ping};
 use super::flow::{Flow, Open};
 use super::outgoing::{End, Priority};
-use super::piece::Piece;
+use super::outgoing_frame::OutgoingFrame;
 use super::settings::has_bug;
 use super::{Event, Session};
 use crate::frame::{DATA_BYTES, Frame};
-
-/// A frame to send, with the payload of DATA.
-#[derive(Debug, Clone)]
-pub struct Outgoing {
-    /// The frame.
-    pub frame: Frame,
-    /// The bytes that follow it.
-    pub payload: Option<Piece>,
-}
-
-impl From<Frame> for Outgoing {
-    fn from(frame: Frame) -> Self {
-        Self { frame, payload: None }
-    }
-}
 
 impl Session {
     /// A new carrier of this number has finished its greeting. An older carrier of the same number is closed.
@@ -72,7 +57,7 @@ impl Session {
     }
 
     /// The next frame for this carrier; `None` if there is nothing to send now. The frame counts as sent.
-    pub fn next_frame(&mut self, id: CarrierId, now: Duration) -> Option<Outgoing> {
+    pub fn next_frame(&mut self, id: CarrierId, now: Duration) -> Option<OutgoingFrame> {
         if let Some(greeting) = self.next_greeting(id, now) {
             return greeting;
         }
@@ -88,7 +73,7 @@ impl Session {
     }
 
     /// What a carrier sends before flows: OVER, greetings, PONG and PING. The inner `None`: nothing may follow.
-    fn next_greeting(&mut self, id: CarrierId, now: Duration) -> Option<Option<Outgoing>> {
+    fn next_greeting(&mut self, id: CarrierId, now: Duration) -> Option<Option<OutgoingFrame>> {
         let over = self.over.clone();
         let Some(carrier) = self.carriers.get(id) else { return Some(None) };
         if let Some((verdict, text)) = over {
@@ -146,7 +131,7 @@ impl Session {
         None
     }
 
-    fn next_of_flows(&mut self, id: CarrierId) -> Option<Outgoing> {
+    fn next_of_flows(&mut self, id: CarrierId) -> Option<OutgoingFrame> {
         let urgent = self.pick(id, Priority::Urgent);
         let number = urgent.or_else(|| self.pick(id, Priority::Bulk))?;
         let flow = self.flows.get_mut(&number)?;
@@ -159,7 +144,7 @@ impl Session {
         if let Some((offset, piece, again)) = flow.outgoing.next_piece(DATA_BYTES) {
             self.counters.resent += again;
             let frame = Frame::Data { flow: number, offset, length: piece.len() };
-            return Some(Outgoing { frame, payload: Some(piece) });
+            return Some(OutgoingFrame { frame, payload: Some(piece) });
         }
         let end = flow.outgoing.end?;
         flow.outgoing.end_is_sent();

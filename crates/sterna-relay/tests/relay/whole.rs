@@ -411,7 +411,7 @@ fn migration_whose_end_was_passed_on_keeps_its_source_waiting_and_gets_shut() {
     source.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
     let waiting = source.read(&mut [0; 1]).unwrap_err();
     assert_eq!(waiting.kind(), ErrorKind::WouldBlock, "the source waits: {}", pair.said());
-    // The guest runs at the destination, which says so. The answer arrives when the network is back.
+    // The guest runs at the destination, which sends SHUT. That arrives when the network is back.
     let mut shut = Vec::new();
     ReturnMessage::Shut(0).encode(&mut shut).unwrap();
     target.write_all(&shut).unwrap();

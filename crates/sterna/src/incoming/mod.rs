@@ -24,8 +24,8 @@ mod comeback;
 mod coming_memory;
 mod configuring;
 mod control;
-#[cfg(feature = "planted-faults")]
 mod ending;
+#[cfg(feature = "planted-faults")]
 mod fault;
 mod file;
 pub(crate) mod follower;

@@ -19,7 +19,6 @@ use sterna_wire::main::{
 use sterna_wire::ram::RamRecordWriter;
 use sterna_wire::vmdesc;
 
-#[cfg(feature = "standby")]
 use super::measure::Counters;
 use crate::error::MigrationError;
 use crate::streams;
