@@ -298,8 +298,8 @@ static sterna_vm *describe(struct machine *machine) {
 
 /* Waits until the guest has printed `more` numbers. */
 static void watch(struct machine *machine, unsigned more) {
-    unsigned until = atomic_load(&machine->printed) + more;
-    while (atomic_load(&machine->printed) < until)
+    unsigned before = atomic_load(&machine->printed);
+    while (atomic_load(&machine->printed) - before < more)
         usleep(10000);
 }
 
