@@ -3,6 +3,7 @@
 use std::ffi::{CStr, c_void};
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use sterna_capi::*;
@@ -79,6 +80,10 @@ fn free_of_a_running_migration_cancels_it_and_waits() {
     let plain = source.plain.clone();
     assert_eq!(plain.destroyed.load(SeqCst), 0);
     drop(source);
+    // A thread of the migration may still be at its last step.
+    while plain.destroyed.load(SeqCst) == 0 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
     assert_eq!(plain.destroyed.load(SeqCst), 1);
 }
 

@@ -5,8 +5,8 @@ mod hooks;
 mod lost;
 mod starting;
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -33,9 +33,16 @@ const PATIENCE: Duration = Duration::from_millis(50);
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// Starts the control thread. It waits until the last channel has connected.
+///
+/// # Errors
+/// The operating system refuses the thread, or the VMM's hook for new threads panics on it.
 pub(super) fn spawn(shared: &Arc<Shared>) -> Result<(), MigrationError> {
     let (shared, at_death) = (Arc::clone(shared), Arc::clone(shared));
+    let (begun, has_begun) = mpsc::channel();
+    let at_begin = begun.clone();
     let work = move || {
+        // The caller does not wait any more if it has panicked.
+        let _ = at_begin.send(Ok(()));
         if let Some(driver) = shared.wait_for_migration() {
             let mut control = Control {
                 shared: Arc::clone(&shared),
@@ -52,12 +59,15 @@ pub(super) fn spawn(shared: &Arc<Shared>) -> Result<(), MigrationError> {
         }
     };
     let died = move |error: MigrationError| {
+        let _ = begun.send(Err(error.clone()));
         // No thread performs the machine's actions. If none has begun, the VM and its custody are as before.
         if !at_death.end_before_it_began(error.clone()) {
             at_death.end(Arrival::Failed(error));
         }
     };
-    threads::spawn(ThreadRole::Incoming, work, died).map(drop)
+    threads::spawn(ThreadRole::Incoming, work, died)?;
+    // The hook runs first. A thread that it ends must not leave a source waiting, so no source can come before.
+    has_begun.recv().unwrap_or(Ok(()))
 }
 
 struct Control {
