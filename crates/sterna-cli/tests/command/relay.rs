@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::Shutdown;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -123,6 +124,7 @@ fn relay_with_a_secret_refuses_a_relay_without_one() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("secret");
     std::fs::write(&file, [7; 32]).unwrap();
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
     let (dialer, acceptor, _target) = pair(directory.path(), &[], &["--secret", file.to_str().unwrap()]);
 
     let mut source = UnixStream::connect(directory.path().join("source")).unwrap();
