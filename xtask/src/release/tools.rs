@@ -12,18 +12,20 @@ pub struct Tool {
     pub name: &'static str,
     /// The version that is installed.
     pub version: &'static str,
+    /// The profile with which it is compiled.
+    pub profile: &'static str,
 }
 
 /// Checks licences, sources, duplicates and advisories.
-pub const DENY: Tool = Tool { name: "cargo-deny", version: "0.20.2" };
+pub const DENY: Tool = Tool { name: "cargo-deny", version: "0.20.2", profile: "release" };
 /// Prints the public interface as text. This version must read the JSON of the pinned toolchain's
 /// rustdoc.
-pub const PUBLIC_API: Tool = Tool { name: "cargo-public-api", version: "0.52.0" };
+pub const PUBLIC_API: Tool = Tool { name: "cargo-public-api", version: "0.52.0", profile: "release" };
 /// Changes a program in places where a test should notice.
-pub const MUTANTS: Tool = Tool { name: "cargo-mutants", version: "27.1.0" };
+pub const MUTANTS: Tool = Tool { name: "cargo-mutants", version: "27.1.0", profile: "release" };
 
 /// Writes the header of the C interface. Another version writes another text.
-pub const CBINDGEN: Tool = Tool { name: "cbindgen", version: "0.29.4" };
+pub const CBINDGEN: Tool = Tool { name: "cbindgen", version: "0.29.4", profile: "dev" };
 
 /// The path of the tool, which is built first if necessary. The error text explains why it is
 /// unavailable.
@@ -36,6 +38,7 @@ pub fn installed(tool: &Tool) -> Result<PathBuf> {
     println!("installing {} {}", tool.name, tool.version);
     let mut command = process::cargo();
     command.args(["install", "--quiet", "--locked", "--version", tool.version, "--root"]).arg(&place);
+    command.args(["--profile", tool.profile]);
     command.arg("--target-dir").arg(target_directory().join("tools/build")).arg(tool.name);
     process::run(&mut command)
         .map_err(|why| format!("{} {} cannot be installed: {why}", tool.name, tool.version))?;
