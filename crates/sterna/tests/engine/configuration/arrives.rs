@@ -166,6 +166,7 @@ fn destination_that_has_its_vm_does_not_ask() {
 }
 
 #[test]
+#[allow(clippy::print_stdout, reason = "says why it is skipped")]
 fn guest_that_is_switched_to_postcopy_runs_in_the_machine_made_for_it() {
     if let Err(error) = MissingPages::probe() {
         println!("SKIPPED guest_that_is_switched_to_postcopy_runs_in_the_machine_made_for_it: {error}");
