@@ -175,6 +175,7 @@ fn every_thread_of_a_migration_over_sockets_runs_the_hook_first() {
 }
 
 #[test]
+#[allow(clippy::print_stdout, reason = "says why it is skipped")]
 fn every_thread_of_a_postcopy_runs_the_hook_first() {
     if let Err(error) = MissingPages::probe() {
         assert!(std::env::var_os("CI").is_none(), "{error}");
