@@ -197,7 +197,7 @@ pub unsafe extern "C" fn sterna_parameters_free(parameters: *mut sterna_paramete
     }
 }
 
-/// What a program has set.
+/// The settings behind one handle `sterna_parameters`.
 #[derive(Clone)]
 pub(crate) struct Settings {
     parameters: ParameterSet,

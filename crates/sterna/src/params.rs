@@ -246,7 +246,8 @@ parameters! {
     ///
     /// A panic of the hook has the effect of a panic of the thread before its first step:
     /// [`MigrationError::Panicked`](crate::MigrationError::Panicked) names the thread, and the guest stays at its
-    /// side. The thread `greeter` refuses its connection with a warning instead.
+    /// side. The thread `greeter` refuses its connection with a warning instead, and on the thread `incoming` the
+    /// destination does not begin to listen ([`StartError::System`](crate::StartError::System)).
     function on_thread_start: Option<OnThreadStart> = None,
     /// Settings that apply only to migrations to and from `rdma:`.
     fixed rdma: RdmaParameters = RdmaParameters::default(),

@@ -108,6 +108,8 @@ impl Incoming {
     /// # Errors
     /// [`StartError`] if the address cannot be bound or the settings contradict each other.
     ///
+    /// [`StartError::System`] also if [`Parameters::on_thread_start`] panics on the thread `incoming`.
+    ///
     /// [`StartError::Guest`] while another migration uses the VM's guest, or if an earlier migration's guest is
     /// still loaded ([`Custody::Arrived`](sterna_ram::Custody::Arrived)). A guest that the VMM
     /// itself has put there is the VMM's responsibility.

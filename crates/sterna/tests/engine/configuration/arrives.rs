@@ -203,12 +203,13 @@ fn guest_arrives_after_a_cancelled_migration() {
         let (first, host) = (Arc::new(Host::default()), Arc::new(Host::default()));
         let settings = multifd(4);
         let incoming = first.wait();
-        let cancelled = start(&source, &incoming, &settings);
+        // It waits for its operator before the switchover, so it cannot complete before it is cancelled.
+        let (params, capabilities) = settings.clone();
+        let waiting = (params, Capabilities { pause_before_switchover: true, ..capabilities });
+        let cancelled = start(&source, &incoming, &waiting);
         super::eventually("the first machine is made", || first.calls() == 1);
-        // The migration may be complete already.
-        if cancelled.cancel().is_err() || !matches!(cancelled.wait(), super::Outcome::Failed { .. }) {
-            continue;
-        }
+        cancelled.cancel().unwrap();
+        assert!(matches!(cancelled.wait(), super::Outcome::Cancelled));
         let incoming = host.wait();
 
         let migration = start(&source, &incoming, &settings);
