@@ -209,6 +209,34 @@ fn cancelled_migration_leaves_the_guest_running_in_its_jail() {
 }
 
 #[test]
+fn guest_moves_after_a_cancelled_migration() {
+    if !kvm_or_skip("guest_moves_after_a_cancelled_migration") {
+        return;
+    }
+    let jail = Jail::new();
+    let mut source = Vmm::start(jail.path(), "--boot", "24");
+    let mut first = jail.destination("first");
+    source.ask("limit 65536");
+    source.ask(&format!("migrate {}", jail.address("first", &source)));
+    source.wait_for("outgoing: Status(Active)");
+    source.ask("cancel");
+    source.wait_for("outgoing: Status(Cancelled)");
+    first.wait_for("incoming: Status(Failed)");
+    first.quit();
+
+    let mut second = jail.destination("second");
+    source.ask("limit 0");
+    source.ask(&format!("migrate {}", jail.address("second", &source)));
+    source.wait_for("outgoing: Status(");
+    source.wait_for("outgoing: Status(Completed)");
+    second.wait_for("incoming: Status(Completed)");
+    second.wait_for_numbers(5);
+    source.quit();
+    second.quit();
+    assert_unbroken(&[&source.numbers, &second.numbers]);
+}
+
+#[test]
 fn modules_that_name_the_engine_have_at_most_500_lines() {
     let files = std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("src")).unwrap();
     let texts = files.map(|file| std::fs::read_to_string(file.unwrap().path()).unwrap());
