@@ -3,6 +3,7 @@
 
 pub mod before;
 pub mod clock;
+pub mod forwarder;
 pub mod goal;
 pub mod link;
 pub mod machines;

@@ -28,6 +28,7 @@
 //!
 //! The other half of the crate is the lab VM with real KVM: [`lab`], [`scenarios`], [`guests`].
 
+pub mod certificates;
 mod content;
 mod etcd;
 pub mod guests;

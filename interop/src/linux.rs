@@ -2,7 +2,6 @@
 #![allow(clippy::print_stdout)]
 
 pub(crate) mod bench;
-mod certificates;
 mod console;
 mod days;
 mod disturbed;

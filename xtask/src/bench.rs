@@ -13,6 +13,7 @@
 //! * `cuts`: the data that is sent again after a network outage.
 //! * `network`: the rate of postcopy on a path with jitter, and the time until pages resume after a
 //!   silence.
+//! * `relay`: migrations of QEMU through two relays, whose network breaks.
 //! * `rdma`: Sterna and QEMU over soft-RoCE, in the lab VM.
 //! * `linux`: a Linux guest in the reference machine and in QEMU's microvm, in the lab VM.
 
@@ -35,6 +36,7 @@ pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
         [one] if one == "lazy" => return with_qemu("lazy-bench", theirs),
         [one] if one == "postcopy" => return with_qemu("postcopy-bench", theirs),
         [one] if one == "same-host" => return with_qemu("same-host-bench", theirs),
+        [one] if one == "relay" => return with_qemu("relay-bench", theirs),
         [one] if one == "cuts" => return with_sterna("cuts-bench", theirs),
         [one] if one == "network" => vec!["network-bench"],
         [one] if one == "converge" => return with_qemu("converge", theirs),
@@ -42,7 +44,7 @@ pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
         [one] if BENCHES.contains(&one.as_str()) => vec![one],
         [other, ..] => {
             return Err(Failure::Usage(format!(
-                "there is no bench `{other}`: micro, sync, e2e, disk, converge, qemu, colo, lazy, postcopy, same-host, cuts, network, rdma or linux"
+                "there is no bench `{other}`: micro, sync, e2e, disk, converge, qemu, colo, lazy, postcopy, same-host, cuts, network, relay, rdma or linux"
             )));
         }
     };

@@ -3,15 +3,13 @@
 //!
 //! - The guest is threads in two VMs of `sterna run`. All of its RAM is random bytes, and it writes random
 //!   pages at a known rate.
-//! - All connections go through a relay. After a given share of RAM, the relay closes them and accepts none
+//! - All connections pass a network that can be cut. After a given share of RAM, it closes them and accepts none
 //!   for some seconds.
 //! - **Sent again** is the source's count of pages that were sent before and had not arrived
-//!   ([`sterna::stats::Reconnection`]). The table also shows all bytes that the relay carried, RAM once, and
+//!   ([`sterna::stats::Reconnection`]). The table also shows all bytes that it carried, RAM once, and
 //!   the guest's writes since the start of the migration.
 //! - At the end, the guest checks all of its memory.
 #![allow(clippy::print_stdout, reason = "a bench prints its figures")]
-
-mod relay;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -19,12 +17,11 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use serde_json::{Value, json};
 use sterna::Statistics;
+use sterna_benches::forwarder::Forwarder;
 use sterna_benches::goal::{Bound, Goal};
 use sterna_benches::machines::Lab;
 use sterna_benches::markdown::{self, Measured};
 use sterna_benches::{Failure, goal};
-
-use relay::Relay;
 
 const PAGE_BYTES: u64 = 4096;
 const MIB: f64 = 1048576.0;
@@ -133,12 +130,12 @@ fn once(lab: &Lab, args: &Args, percent: u64, channels: u64) -> Result<Row, Fail
     }
     let to = destination.listen()?;
     let port = to.rsplit(':').next().and_then(|port| port.parse().ok()).ok_or("no port")?;
-    let relay = Relay::to(port)?;
+    let network = Forwarder::to(port)?;
     let began = Instant::now();
-    source.execute("migrate", json!({"uri": relay.address()}))?;
+    source.execute("migrate", json!({"uri": network.address()}))?;
     let ram_bytes = args.ram << 20;
-    wait_for(|| Ok(relay.carried() >= ram_bytes / 100 * percent))?;
-    relay.cut(Duration::from_secs_f64(args.seconds));
+    wait_for(|| Ok(network.carried() >= ram_bytes / 100 * percent))?;
+    network.cut(Duration::from_secs_f64(args.seconds));
     source.wait_until_over(PATIENCE)?;
     let took = began.elapsed();
     let statistics = source.execute("x-sterna-migration-statistics", Value::Null)?["outgoing"].take();
@@ -158,7 +155,7 @@ fn once(lab: &Lab, args: &Args, percent: u64, channels: u64) -> Result<Row, Fail
         away: lost.took.as_secs_f64(),
         again: lost.resent_bytes as f64 / MIB,
         written_meanwhile: written(lost.took),
-        carried: relay.carried() as f64 / MIB,
+        carried: network.carried() as f64 / MIB,
         ram: ram_bytes as f64 / MIB,
         written: written(took),
     })

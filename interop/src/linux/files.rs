@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::certificates;
+use crate::certificates;
 use crate::kernel::output;
 use crate::scenarios::Failure;
 use crate::{Root, kernel, root};

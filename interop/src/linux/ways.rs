@@ -10,7 +10,8 @@ use sterna_transport::TlsEndpoint;
 use sterna_vmm::KvmMachine;
 
 use super::files::Files;
-use super::{certificates, said};
+use super::said;
+use crate::certificates;
 use crate::scenarios::{Failure, ensure};
 
 /// How a guest moves.

@@ -1,4 +1,4 @@
-//! Certificates for moves over TLS. They are made on the host, which has the time and the random bytes.
+//! Certificates for moves over TLS, made where they are needed. The lab's are made on the host, which has the time and the random bytes.
 
 use std::path::Path;
 
@@ -7,14 +7,16 @@ use rcgen::{
 };
 use sterna_transport::{Tls, TlsEndpoint};
 
-use super::said;
-use crate::scenarios::Failure;
+use crate::Failure;
 
 /// The name in the destination's certificate.
 const HOST: &str = "localhost";
 
-/// Writes new certificates under QEMU's names.
-pub(super) fn make(directory: &Path) -> Result<(), Failure> {
+/// Writes new certificates for the host `localhost` under QEMU's names.
+///
+/// # Errors
+/// The file that cannot be written.
+pub fn make(directory: &Path) -> Result<(), Failure> {
     std::fs::create_dir_all(directory).map_err(said)?;
     let write = |name: &str, text: String| std::fs::write(directory.join(name), text).map_err(said);
     let mut authority = CertificateParams::default();
@@ -39,10 +41,17 @@ pub(super) fn make(directory: &Path) -> Result<(), Failure> {
 }
 
 /// TLS settings of one side.
-pub(super) fn of(directory: &Path, endpoint: TlsEndpoint) -> Result<Tls, Failure> {
+///
+/// # Errors
+/// The file that is missing or wrong.
+pub fn of(directory: &Path, endpoint: TlsEndpoint) -> Result<Tls, Failure> {
     let mut tls = Tls::from_directory(directory, endpoint).map_err(said)?;
     if endpoint == TlsEndpoint::Client {
         tls.hostname = Some(HOST.to_owned());
     }
     Ok(tls)
+}
+
+fn said(error: impl std::fmt::Display) -> Failure {
+    error.to_string()
 }

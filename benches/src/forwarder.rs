@@ -6,14 +6,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::Failure;
 use parking_lot::Mutex;
-use sterna_benches::Failure;
 
 /// Size of a read, in bytes.
 const PIECE: usize = 256 << 10;
 
 /// Its pump threads end with their connections. The accepting thread ends with the process.
-pub(crate) struct Relay {
+pub struct Forwarder {
     port: u16,
     shared: Arc<Shared>,
 }
@@ -31,10 +31,10 @@ struct State {
     away_until: Option<Instant>,
 }
 
-impl Relay {
-    /// Makes a relay to that port.
-    pub(crate) fn to(port: u16) -> Result<Self, Failure> {
-        let failed = |error: std::io::Error| format!("the relay: {error}");
+impl Forwarder {
+    /// Listens on a free port, and forwards its connections to that port.
+    pub fn to(port: u16) -> Result<Self, Failure> {
+        let failed = |error: std::io::Error| format!("the network that can be cut: {error}");
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(failed)?;
         let own = listener.local_addr().map_err(failed)?.port();
         let shared = Arc::<Shared>::default();
@@ -49,17 +49,27 @@ impl Relay {
     }
 
     /// The address to which the source connects.
-    pub(crate) fn address(&self) -> String {
+    pub fn address(&self) -> String {
         format!("tcp:127.0.0.1:{}", self.port)
     }
 
     /// Bytes received from the source so far.
-    pub(crate) fn carried(&self) -> u64 {
+    pub fn carried(&self) -> u64 {
         self.shared.carried.load(Ordering::Relaxed)
     }
 
+    /// Closes the connection that was made first of those that are open.
+    pub fn cut_one(&self) {
+        let mut state = self.shared.state.lock();
+        // Both ends of a connection were added together.
+        let count = state.connections.len().min(2);
+        for connection in state.connections.splice(..count, []) {
+            let _ = connection.shutdown(Shutdown::Both);
+        }
+    }
+
     /// Closes every connection, and refuses new ones for this time.
-    pub(crate) fn cut(&self, away: Duration) {
+    pub fn cut(&self, away: Duration) {
         let mut state = self.shared.state.lock();
         state.away_until = Some(Instant::now() + away);
         for connection in state.connections.drain(..) {

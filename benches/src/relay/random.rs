@@ -1,0 +1,150 @@
+//! Migrations that are cut at random bytes. Each ends with exactly one running guest.
+
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use sterna_benches::Failure;
+use sterna_benches::forwarder::Forwarder;
+use sterna_benches::goal::{Bound, Goal};
+use sterna_benches::machines::Lab;
+use sterna_benches::peer::Peer;
+
+use crate::Args;
+use crate::pair::{Pair, relays};
+
+/// RAM of the guests, bytes: little, so that many cuts lie in the handover.
+const RAM_BYTES: u64 = 48 << 20;
+/// `--reconnect-window`, seconds. Some outages are longer.
+const WINDOW: u64 = 2;
+const PATIENCE: Duration = Duration::from_secs(60);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Moved,
+    Stayed,
+}
+
+pub(crate) fn measure(args: &Args) -> Result<Vec<Goal>, Failure> {
+    let lab = args.lab(None)?;
+    let (mut moved, mut stayed, mut wrong) = (0, 0, 0);
+    for number in 0..u64::from(args.count) {
+        let seed = args.seed + number;
+        match once(&lab, &mut fastrand::Rng::with_seed(seed)) {
+            Ok(End::Moved) => moved += 1,
+            Ok(End::Stayed) => stayed += 1,
+            Err(why) => {
+                wrong += 1;
+                println!("seed {seed}: {why}");
+            }
+        }
+    }
+    println!("\n{} migrations with random cuts: {moved} moved, {stayed} stayed, {wrong} wrong", args.count);
+    Ok(vec![Goal::of(
+        &format!(
+            "{} migrations with random cuts, seed {}: without exactly one running guest",
+            args.count, args.seed
+        ),
+        f64::from(wrong),
+        &format!("{moved} moved, {stayed} stayed"),
+        Bound::AtMost(0.0),
+    )])
+}
+
+fn once(lab: &Lab, random: &mut fastrand::Rng) -> Result<End, Failure> {
+    let mut pair = Pair::begin(lab, RAM_BYTES)?;
+    let target = pair.listen_on_unix()?;
+    let mut network = None;
+    let window = ["--reconnect-window".to_owned(), WINDOW.to_string()];
+    let place = pair.source.directory().to_owned();
+    let (source, destination) = relays(lab, &place, &target, (&window, &window), |address| {
+        let port = address.rsplit(':').next().and_then(|port| port.parse().ok()).ok_or("no port")?;
+        let made = Forwarder::to(port)?;
+        let address = made.address();
+        network = Some(made);
+        Ok(address)
+    })?;
+    let network = network.ok_or("no network")?;
+    pair.source.execute("migrate-set-parameters", json!({"max-bandwidth": 60_000_000}))?;
+    pair.source.execute("cont", Value::Null)?;
+    pair.source.wait_for_ticks(1)?;
+    let said = || format!("source: {}destination: {}", source.said(), destination.said());
+    pair.source.execute("migrate", json!({ "uri": source.address }))?;
+    cut(&network, random, &mut pair.source)?;
+    verdict(pair).map_err(|why| format!("{why}\n{}", said()))
+}
+
+/// Cuts one to five times. The guest does not start by itself at the destination, so that its RAM can be compared.
+fn cut(network: &Forwarder, random: &mut fastrand::Rng, source: &mut Peer) -> Result<(), Failure> {
+    let mut cuts: Vec<u64> = (0..random.u32(1..=5)).map(|_| random.u64(..RAM_BYTES * 11 / 10)).collect();
+    cuts.sort_unstable();
+    for at in cuts {
+        let began = Instant::now();
+        while network.carried() < at && began.elapsed() < PATIENCE {
+            let query = source.execute("query-migrate", Value::Null)?;
+            if matches!(query["status"].as_str(), Some("completed" | "failed")) {
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_micros(500));
+        }
+        let away = if random.u8(..10) == 0 { 3000 } else { random.u64(..300) };
+        if random.bool() { network.cut_one() } else { network.cut(Duration::from_millis(away)) }
+    }
+    Ok(())
+}
+
+fn verdict(mut pair: Pair) -> Result<End, Failure> {
+    let began = Instant::now();
+    loop {
+        let source = state(&mut pair.source)?;
+        // A QEMU whose incoming migration fails may end.
+        let destination = state(&mut pair.destination).unwrap_or_else(|_| "ended".to_owned());
+        match (source.as_str(), destination.as_str()) {
+            ("postmigrate", "paused") => break,
+            ("running", "ended") => {
+                let lines = 2;
+                pair.source.wait_for_ticks(lines)?;
+                return Ok(End::Stayed);
+            }
+            ("running", _) if is_failed(&mut pair.source)? => {
+                pair.source.wait_for_ticks(2)?;
+                return if destination == "running" {
+                    Err("two guests run".to_owned())
+                } else {
+                    Ok(End::Stayed)
+                };
+            }
+            ("running" | "finish-migrate" | "postmigrate", "inmigrate" | "paused" | "ended") => {}
+            other => return Err(format!("the guests are {other:?}")),
+        }
+        if began.elapsed() > PATIENCE {
+            return Err(format!("no end: source {source}, destination {destination}"));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    compare(&pair.source, &pair.destination)?;
+    pair.destination.execute("cont", Value::Null)?;
+    pair.destination.wait_for_ticks(1)?;
+    Ok(End::Moved)
+}
+
+fn state(peer: &mut Peer) -> Result<String, Failure> {
+    let status = peer.execute("query-status", Value::Null)?;
+    Ok(status["status"].as_str().unwrap_or_default().to_owned())
+}
+
+fn is_failed(peer: &mut Peer) -> Result<bool, Failure> {
+    Ok(peer.execute("query-migrate", Value::Null)?["status"] == "failed")
+}
+
+fn compare(one: &Peer, other: &Peer) -> Result<(), Failure> {
+    let read = |peer: &Peer| -> Result<Vec<u8>, Failure> {
+        let ram = peer.ram()?.into_iter().next().ok_or("a machine without memory files")?;
+        let mut bytes = vec![0; RAM_BYTES as usize];
+        ram.read_exact_at(&mut bytes, 0).map_err(|error| format!("guest RAM: {error}"))?;
+        Ok(bytes)
+    };
+    let (one, other) = (read(one)?, read(other)?);
+    let differing = one.chunks(4096).zip(other.chunks(4096)).filter(|(one, other)| one != other).count();
+    if differing == 0 { Ok(()) } else { Err(format!("{differing} pages of RAM differ")) }
+}
