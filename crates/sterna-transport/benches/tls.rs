@@ -151,7 +151,7 @@ fn raw(directory: &Path, streams: usize, packets: usize) -> Spent {
     let key = |name| PrivateKeyDer::from_pem_file(read(name)).expect("a key");
     let mut roots = RootCertStore::empty();
     roots.add(chain("ca-cert.pem").remove(0)).expect("an authority");
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
     // Use the same cipher as the channels.
     let mut provider = Arc::unwrap_or_clone(provider);
     provider

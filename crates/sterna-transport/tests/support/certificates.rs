@@ -4,8 +4,8 @@ use std::path::Path;
 
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateRevocationListParams, DnType, DnValue,
-    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose, PKCS_RSA_SHA256,
-    RevokedCertParams, RsaKeySize, SerialNumber, date_time_ymd,
+    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose, RevokedCertParams,
+    SerialNumber, date_time_ymd,
 };
 
 /// A certificate authority of a test.
@@ -50,7 +50,7 @@ impl Authority {
     /// An authority with an RSA key.
     #[allow(dead_code)]
     pub(crate) fn rsa(name: &str) -> Authority {
-        Self::with_key(name, rsa_key())
+        Self::with_key(name, stored_key(include_str!("rsa-authority.pem")))
     }
 
     fn with_key(name: &str, key: KeyPair) -> Authority {
@@ -96,7 +96,10 @@ impl Authority {
         params.not_before = date_time_ymd(2020, 1, 1);
         params.not_after =
             if wanted.is_expired { date_time_ymd(2021, 1, 1) } else { date_time_ymd(2090, 1, 1) };
-        let key = if wanted.is_rsa { rsa_key() } else { KeyPair::generate().expect("a key") };
+        let key = match wanted.is_rsa {
+            true => stored_key(include_str!("rsa-end.pem")),
+            false => KeyPair::generate().expect("a key"),
+        };
         let certificate = params.signed_by(&key, &self.issuer).expect("signed");
         std::fs::write(directory.join(format!("{word}-cert.pem")), certificate.pem() + &self.chain)
             .expect("written");
@@ -133,8 +136,9 @@ fn authority_params(name: &str) -> CertificateParams {
     params
 }
 
-fn rsa_key() -> KeyPair {
-    KeyPair::generate_rsa_for(&PKCS_RSA_SHA256, RsaKeySize::_2048).expect("a key")
+/// RSA keys are stored, because ring makes none. They protect nothing.
+fn stored_key(pem: &str) -> KeyPair {
+    KeyPair::from_pem(pem).expect("a key")
 }
 
 /// A directory with an authority and a good certificate for each end.

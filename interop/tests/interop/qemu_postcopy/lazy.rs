@@ -161,6 +161,11 @@ fn wait_for_postcopy(target: &mut Qemu) -> Result<(), Failure> {
         assert!(begin.elapsed() < NOTICED, "postcopy does not begin");
         std::thread::sleep(Duration::from_millis(1));
     }
+    // Until it has loaded its devices, a QEMU that loses the connection ends.
+    while target.status()? == "inmigrate" {
+        assert!(begin.elapsed() < NOTICED, "the devices are not loaded");
+        std::thread::sleep(Duration::from_millis(1));
+    }
     Ok(())
 }
 
