@@ -1,0 +1,118 @@
+//! The side of the carriers: connections that come and are lost, frames.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use sterna_transport::Channel;
+
+use super::{Live, LiveStatus};
+use crate::frame::Frame;
+use crate::relay::options::Notice;
+use crate::session::{CarrierId, OutgoingFrame, Piece, Role, SessionError};
+
+/// Frames and bytes that one write of a carrier may have.
+const BATCH_FRAMES: usize = 16;
+const BATCH_BYTES: usize = 128 << 10;
+
+impl Live {
+    /// A carrier has finished its greeting. `None`: its attempt is not newer than another one of its lane.
+    pub(in crate::relay) fn attach(
+        &self,
+        lane: u8,
+        attempt: u32,
+        channel: &Arc<Channel>,
+    ) -> Option<CarrierId> {
+        let mut state = self.lock();
+        let last = state.attempts.entry(lane).or_default();
+        if attempt <= *last {
+            return None;
+        }
+        *last = attempt;
+        let id = state.session.carrier_up(lane, self.now());
+        state.carriers.insert(id, Arc::clone(channel));
+        if state.status == LiveStatus::Waiting && !state.session.is_over() {
+            state.status = LiveStatus::Running;
+        }
+        if let Some((since, _)) = state.lost.take()
+            && state.session.counters().lost_carriers > 0
+        {
+            self.options.notices.send(Notice::Back { session: self.id, after: since.elapsed() });
+        }
+        self.settle(&mut state);
+        Some(id)
+    }
+
+    /// A carrier is lost.
+    pub(in crate::relay) fn detach(&self, id: CarrierId, why: &str) {
+        let mut state = self.lock();
+        if let Some(channel) = state.carriers.remove(&id) {
+            channel.shutdown();
+        }
+        state.session.carrier_down(id, self.now());
+        if state.carriers.is_empty() && state.lost.is_none() {
+            state.lost = Some((Instant::now(), why.to_owned()));
+            if state.status == LiveStatus::Running && !state.session.is_over() {
+                self.options.notices.send(Notice::Lost { session: self.id, why: why.to_owned() });
+            }
+        }
+        self.settle(&mut state);
+    }
+
+    /// Waits for frames of this carrier. False: the carrier is closed.
+    pub(in crate::relay) fn next_frames(&self, id: CarrierId, frames: &mut Vec<OutgoingFrame>) -> bool {
+        frames.clear();
+        let mut state = self.lock();
+        loop {
+            if !state.carriers.contains_key(&id) {
+                return false;
+            }
+            let mut bytes = 0;
+            while frames.len() < BATCH_FRAMES && bytes < BATCH_BYTES {
+                let Some(frame) = state.session.next_frame(id, self.now()) else { break };
+                bytes += frame.payload.as_ref().map_or(0, |payload| payload.len());
+                if let Frame::Data { flow, .. } = frame.frame {
+                    // Before the bytes leave: from now on they may arrive.
+                    let (sent, delivered) = state.session.progress(flow).unwrap_or_default();
+                    state.main.sent(flow, sent, delivered);
+                }
+                frames.push(frame);
+            }
+            let has_changed = self.settle(&mut state);
+            if !frames.is_empty() {
+                return true;
+            }
+            // What this thread has settled may be work for it, and its own notification would be lost.
+            if !has_changed {
+                self.to_carriers.wait(&mut state);
+            }
+        }
+    }
+
+    /// Takes a frame of a carrier.
+    pub(in crate::relay) fn receive(
+        &self,
+        id: CarrierId,
+        frame: Frame,
+        payload: Option<Piece>,
+    ) -> Result<(), SessionError> {
+        let mut state = self.lock();
+        let acknowledged =
+            if let Frame::Ack { flow, delivered, .. } = frame { Some((flow, delivered)) } else { None };
+        let result = state.session.receive(id, frame, payload, self.now());
+        if let Some((flow, delivered)) = acknowledged {
+            let (sent, _) = state.session.progress(flow).unwrap_or_default();
+            state.main.sent(flow, sent, delivered);
+            if self.role == Role::Acceptor {
+                state.main.answers_arrived(flow, Some(delivered));
+            }
+        }
+        if let Err(error) = &result {
+            let text = error.to_string();
+            self.give_up(&mut state, &text);
+            let verdict = state.main.verdict();
+            state.session.end(verdict, &text);
+        }
+        self.settle(&mut state);
+        result
+    }
+}

@@ -1,0 +1,145 @@
+//! A session that runs: its state, and what its threads wait for.
+//!
+//! | file | contents |
+//! | --- | --- |
+//! | `carriers` | carriers that come and are lost, frames |
+//! | `vmms` | the VMMs' connections, bytes |
+//! | `time` | what the thread for time looks at |
+//! | `ends` | the end of the session |
+//! | `news` | what the session's machine and the operator need to learn |
+
+mod carriers;
+mod ends;
+mod news;
+mod time;
+mod vmms;
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use sterna_transport::{CancelFlag, Channel};
+
+use super::main_flow::MainFlow;
+use super::options::{Notice, Options};
+use crate::frame::{RouteName, SessionId, SessionKey};
+use crate::phase::Phase;
+use crate::session::{CarrierId, Role, Session, Settings};
+
+/// One session, shared by its threads.
+pub(in crate::relay) struct Live {
+    pub(in crate::relay) id: SessionId,
+    pub(in crate::relay) role: Role,
+    pub(in crate::relay) route: RouteName,
+    pub(in crate::relay) key: SessionKey,
+    pub(in crate::relay) options: Arc<Options>,
+    /// Ends connects that wait.
+    pub(in crate::relay) cancel: CancelFlag,
+    began: Instant,
+    state: Mutex<State>,
+    /// Carriers wait for frames, VMMs' readers for room, VMMs' writers and the connector for deliveries.
+    to_carriers: Condvar,
+    room: Condvar,
+    to_vmms: Condvar,
+}
+
+pub(in crate::relay) struct State {
+    pub(in crate::relay) session: Session,
+    pub(in crate::relay) main: MainFlow,
+    vmms: HashMap<u32, Arc<Channel>>,
+    carriers: HashMap<CarrierId, Arc<Channel>>,
+    /// Flows to connect, at the acceptor.
+    connects: VecDeque<u32>,
+    /// The number of the last attempt of each lane.
+    attempts: HashMap<u8, u32>,
+    /// When the last carrier was lost, and why.
+    lost: Option<(Instant, String)>,
+    pub(in crate::relay) status: LiveStatus,
+    over_at: Option<Instant>,
+    idle_since: Option<Instant>,
+    phase: Option<Phase>,
+}
+
+impl State {
+    /// An attempt to connect failed: the reason why there is still no carrier.
+    pub(in crate::relay) fn note_failure(&mut self, why: &str) {
+        if let Some((_, reason)) = &mut self.lost {
+            why.clone_into(reason);
+        }
+    }
+}
+
+/// Whether a session relays.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::relay) enum LiveStatus {
+    Running,
+    /// The VMM is kept waiting.
+    Waiting,
+    /// The VMMs' connections are closed.
+    Over,
+}
+
+impl Live {
+    pub(in crate::relay) fn new(
+        id: SessionId,
+        role: Role,
+        route: RouteName,
+        key: SessionKey,
+        options: Arc<Options>,
+    ) -> Arc<Self> {
+        let session = Session::new(id, role, Settings::new(options.buffer_bytes));
+        let state = State {
+            session,
+            main: MainFlow::new(role, &options),
+            vmms: HashMap::new(),
+            carriers: HashMap::new(),
+            connects: VecDeque::new(),
+            attempts: HashMap::new(),
+            lost: Some((Instant::now(), "it has not been reached yet".to_owned())),
+            status: LiveStatus::Running,
+            over_at: None,
+            idle_since: Some(Instant::now()),
+            phase: None,
+        };
+        options.notices.send(Notice::Began { session: id, route: route.clone() });
+        Arc::new(Self {
+            id,
+            role,
+            route,
+            key,
+            options,
+            cancel: CancelFlag::new(),
+            began: Instant::now(),
+            state: Mutex::new(state),
+            to_carriers: Condvar::new(),
+            room: Condvar::new(),
+            to_vmms: Condvar::new(),
+        })
+    }
+
+    pub(in crate::relay) fn now(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    pub(in crate::relay) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    pub(in crate::relay) fn is_over(&self) -> bool {
+        self.lock().status == LiveStatus::Over
+    }
+
+    /// Whether the session takes no more flows.
+    pub(in crate::relay) fn is_closed(&self) -> bool {
+        let state = self.lock();
+        state.status != LiveStatus::Running || state.session.is_over()
+    }
+
+    /// Runs `change` on the session, and acts on what follows.
+    pub(in crate::relay) fn with(&self, change: impl FnOnce(&mut State)) {
+        let mut state = self.lock();
+        change(&mut state);
+        self.settle(&mut state);
+    }
+}
