@@ -8,12 +8,14 @@
 //! | --- | --- |
 //! | [`frame`] | encoders and decoders of the protocol (`specs/relay.md`), without I/O |
 //! | [`session`] | the state of one session, without I/O and without a clock |
+//! | [`pack`] | compression, and references to pages that the other relay has |
 //! | [`phase`] | how far a migration is, and whether a relay may close its VMM's connections |
 //! | [`relay`] | sockets and threads |
 #![forbid(unsafe_code)]
 #![warn(unreachable_pub)]
 
 pub mod frame;
+pub mod pack;
 pub mod phase;
 pub mod relay;
 pub mod session;

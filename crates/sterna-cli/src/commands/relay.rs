@@ -1,10 +1,14 @@
 //! `sterna relay`: carries the migrations of other VMMs over connections that may break.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use sterna_relay::frame::{LANES, RouteName, SharedSecret};
-use sterna_relay::relay::{Acceptor, Dialer, Notice, Notices, Options, RelayError, Routes, Security};
+use sterna_relay::pack::{Cache, Dictionary, Mode};
+use sterna_relay::relay::{
+    Acceptor, Compress, Dialer, ImageDictionary, Notice, Notices, Options, RelayError, Routes, Security,
+};
 use sterna_relay::session::Settings;
 use sterna_transport::{Address, Authorization, TlsEndpoint};
 
@@ -61,6 +65,18 @@ pub struct Arguments {
     /// Limit of the memory of each session, in each direction: bytes that the other relay has not acknowledged. At least 32M
     #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = buffer)]
     pub buffer: u64,
+    /// Compress what the source sends: off, zstd, zstd:LEVEL (1 to 19), or auto, which compresses only while this helps.
+    /// Default: off at the source. The destination accepts compression unless it has `off`
+    #[arg(long, value_name = "MODE", value_parser = mode)]
+    pub compress: Option<Mode>,
+    /// Memory for pages that came before, at the destination, for all migrations together: the source sends references to
+    /// them. 0: none. At the source, the limit of the pages to which it refers
+    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = units::parse_size)]
+    pub cache: u64,
+    /// File whose 4 KiB pages the destination has: a raw image of disk or memory; repeatable. The source sends references to
+    /// them
+    #[arg(long, value_name = "FILE", requires = "listen", conflicts_with = "to")]
+    pub dictionary: Vec<PathBuf>,
     /// Relay a QEMU migration without the capability return-path. If the relays lose each other at its end, the guest can be
     /// lost
     #[arg(long)]
@@ -82,10 +98,14 @@ pub enum Kind {
 const HELP: &str = "\
 Examples:
   dst$ sterna relay listen:tcp:0.0.0.0:4450 --route web1=unix:/run/mig/web1.sock --tls-dir /etc/pki/qemu
-  src$ sterna relay listen:unix:/run/mig/web1.sock --to tcp:dst:4450/web1 --tls-dir /etc/pki/qemu
+  src$ sterna relay listen:unix:/run/mig/web1.sock --to tcp:dst:4450/web1 --tls-dir /etc/pki/qemu --compress auto
 
 Ctrl-C or SIGTERM: the command takes no more migrations, and ends when none is open. A second one ends the open ones
 where that cannot make two guests run: until the end of the stream was sent, the guest then runs at the source.";
+
+fn mode(text: &str) -> Result<Mode, String> {
+    text.parse().map_err(|error: sterna_relay::pack::BadMode| error.to_string())
+}
 
 /// Parses `--buffer` and checks its minimum.
 fn buffer(text: &str) -> Result<u64, String> {
@@ -207,8 +227,23 @@ fn options(arguments: &Arguments, endpoint: TlsEndpoint) -> Result<Options, Stop
         buffer_bytes: arguments.buffer,
         unconfirmed: arguments.unconfirmed,
         is_raw: arguments.kind == Kind::Raw,
+        compress: compress(arguments, endpoint)?,
         notices: Notices::new(|notice: Notice| terminal::note(&format!("sterna: {notice}"))),
     })
+}
+
+fn compress(arguments: &Arguments, endpoint: TlsEndpoint) -> Result<Compress, Stop> {
+    let is_source = endpoint == TlsEndpoint::Client;
+    let usual = if is_source { Mode::Off } else { Mode::Auto };
+    let mut dictionaries: Vec<Arc<dyn Dictionary>> = Vec::new();
+    for path in arguments.dictionary.iter().filter(|_| !is_source) {
+        let dictionary =
+            ImageDictionary::open(path).map_err(|error| Stop::cannot_read(path, &error.source))?;
+        terminal::note(&format!("sterna: dictionary {}: {} pages", path.display(), dictionary.pages()));
+        dictionaries.push(Arc::new(dictionary));
+    }
+    let cache = Arc::new(Cache::new(arguments.cache, dictionaries));
+    Ok(Compress { mode: arguments.compress.unwrap_or(usual), cache })
 }
 
 fn secret(path: &Path) -> Result<SharedSecret, Stop> {

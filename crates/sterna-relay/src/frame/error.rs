@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::limits::{DATA_BYTES, LANES, OFFSETS, TEXT_BYTES, VERSION};
+use super::limits::{DATA_BYTES, LANES, OFFSETS, PACKED_PAGES, TEXT_BYTES, VERSION};
 
 /// A frame that breaks a rule of the protocol. The peer is at fault, except where the rule says otherwise.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -184,6 +184,60 @@ pub enum Rule {
     /// A frame after the end of the session.
     #[error("it comes after OVER")]
     AfterOver,
+    /// An offer that no version makes, or an answer to an offer that was not made.
+    #[error("the offer {0:#x} is unknown, or answers none")]
+    Offer(u32),
+    /// PACKED, MISS or HAVE in a session whose greeting did not agree on compression, or from the wrong side.
+    #[error("the relays have not agreed on compression in this direction")]
+    NotAgreed,
+    /// A PACKED frame of a number of bytes that is not allowed.
+    #[error("it unpacks to {0} bytes; a frame has 1 to {DATA_BYTES}")]
+    Unpacked(usize),
+    /// A PACKED frame with more pages than fit.
+    #[error("it names {0} pages; at most {PACKED_PAGES} fit")]
+    Pages(usize),
+    /// A method of compression that this version does not know.
+    #[error("method {0} is unknown")]
+    Method(u32),
+    /// A payload that ends before what it must have.
+    #[error("the payload is too short")]
+    Short,
+    /// A page outside of the frame's bytes.
+    #[error("a page ends at byte {ends}, but the frame unpacks to {length} bytes")]
+    PageOutside {
+        /// Byte after the page.
+        ends: usize,
+        /// Unpacked bytes of the frame.
+        length: usize,
+    },
+    /// Compressed bytes that are no zstd stream of this protocol.
+    #[error("the compressed bytes cannot be read: {0}")]
+    Compressed(String),
+    /// Compressed bytes that become more bytes than the frame states.
+    #[error("the compressed bytes expand to more than the stated {0} bytes")]
+    Expands(usize),
+    /// Bytes that unpack to others than were packed.
+    #[error("the unpacked bytes have the check sum {found:016x}, not {stated:016x}")]
+    Content {
+        /// The check sum in the frame.
+        stated: u64,
+        /// The check sum of the unpacked bytes.
+        found: u64,
+    },
+    /// A reference in bytes that were asked for without references.
+    #[error("it refers to a page that is missing, though MISS asked for these bytes without references")]
+    ReferenceAgain,
+    /// MISS at an offset that is not between the acknowledged and the sent bytes.
+    #[error("it asks for bytes from {offset}, but only {sent} were sent")]
+    NeverSentMiss {
+        /// The offset.
+        offset: u64,
+        /// Bytes that were sent.
+        sent: u64,
+    },
+    /// More announced pages than a relay may have.
+    #[error("more than {0} pages are announced")]
+    TooManyHashes(usize),
 }
 
 impl Rule {
@@ -217,6 +271,19 @@ impl Rule {
             | Self::EndNeverSent => "§6",
             Self::SyncTwice | Self::BeforeSync | Self::Pong(_) => "§7",
             Self::AfterOver => "§9",
+            Self::Offer(_) => "§2",
+            Self::NotAgreed
+            | Self::Unpacked(_)
+            | Self::Pages(_)
+            | Self::Method(_)
+            | Self::Short
+            | Self::PageOutside { .. }
+            | Self::Compressed(_)
+            | Self::Expands(_)
+            | Self::Content { .. }
+            | Self::ReferenceAgain
+            | Self::NeverSentMiss { .. }
+            | Self::TooManyHashes(_) => "§10",
         }
     }
 }

@@ -1,7 +1,8 @@
 //! The frames of a carrier after its greeting (`specs/relay.md §3`).
 
 use super::error::{FrameError, Rule};
-use super::limits::{DATA_BYTES, OFFSETS, TEXT_BYTES};
+use super::limits::{DATA_BYTES, HAVE_HASHES, OFFSETS, PACKED_BYTES, PACKED_PAGES, TEXT_BYTES};
+use super::packed::{Method, PackedHead};
 
 /// The kind of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -26,10 +27,16 @@ pub enum Kind {
     Pong,
     /// The session is over.
     Over,
+    /// Bytes of a flow, compressed, or with references to pages that the peer has.
+    Packed,
+    /// A page of a PACKED frame is missing: bytes of the flow must come again.
+    Miss,
+    /// Pages that the sender of this frame has.
+    Have,
 }
 
 /// Kind, its number, its name, the shortest and the longest body, and whether it has a flow.
-const KINDS: [(Kind, u8, &str, usize, usize, bool); 10] = [
+const KINDS: [(Kind, u8, &str, usize, usize, bool); 13] = [
     (Kind::Open, 1, "OPEN", 8, 8, true),
     (Kind::Data, 2, "DATA", 9, 8 + DATA_BYTES, true),
     (Kind::Finish, 3, "FINISH", 8, 8, true),
@@ -40,12 +47,15 @@ const KINDS: [(Kind, u8, &str, usize, usize, bool); 10] = [
     (Kind::Ping, 8, "PING", 8, 8, false),
     (Kind::Pong, 9, "PONG", 8, 8, false),
     (Kind::Over, 10, "OVER", 4, 4 + TEXT_BYTES, false),
+    (Kind::Packed, 11, "PACKED", PackedHead::BYTES + 1, PackedHead::BYTES + PACKED_BYTES, true),
+    (Kind::Miss, 12, "MISS", 8, 8, true),
+    (Kind::Have, 13, "HAVE", 12, 4 + 8 * HAVE_HASHES, false),
 ];
 
 impl Kind {
     /// Every kind, in the order of their numbers.
-    pub const ALL: [Kind; 10] = {
-        let mut all = [Kind::Open; 10];
+    pub const ALL: [Kind; 13] = {
+        let mut all = [Kind::Open; 13];
         let mut at = 0;
         while at < all.len() {
             all[at] = KINDS[at].0;
@@ -110,7 +120,7 @@ pub enum Verdict {
     Passed,
 }
 
-/// A frame. The payload of DATA follows the frame on the wire.
+/// A frame. The payload of DATA and PACKED follows the frame on the wire.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Frame {
     /// The flow begins.
@@ -180,6 +190,29 @@ pub enum Frame {
         /// The reason, for the operator.
         text: String,
     },
+    /// Bytes of the flow, compressed, or with references to pages that the peer has.
+    Packed {
+        /// Number of the flow.
+        flow: u32,
+        /// The place of the bytes, and how to unpack them.
+        head: PackedHead,
+        /// Bytes of the payload that follows, 1 to [`PACKED_BYTES`].
+        payload: usize,
+    },
+    /// A page of a PACKED frame is missing here.
+    Miss {
+        /// Number of the flow.
+        flow: u32,
+        /// Bytes that were received in order: the peer continues here, without references.
+        offset: u64,
+    },
+    /// Pages that the sender of this frame has.
+    Have {
+        /// Whether they stay for the whole session.
+        stay: bool,
+        /// The first 8 bytes of the pages' hashes, 1 to [`HAVE_HASHES`].
+        hashes: Vec<u64>,
+    },
 }
 
 impl Frame {
@@ -196,6 +229,9 @@ impl Frame {
             Frame::Ping(_) => Kind::Ping,
             Frame::Pong(_) => Kind::Pong,
             Frame::Over { .. } => Kind::Over,
+            Frame::Packed { .. } => Kind::Packed,
+            Frame::Miss { .. } => Kind::Miss,
+            Frame::Have { .. } => Kind::Have,
         }
     }
 
@@ -207,12 +243,14 @@ impl Frame {
             | Frame::Finish { flow, .. }
             | Frame::Reset { flow, .. }
             | Frame::Stop { flow, .. }
-            | Frame::Ack { flow, .. } => *flow,
-            Frame::Sync | Frame::Ping(_) | Frame::Pong(_) | Frame::Over { .. } => 0,
+            | Frame::Ack { flow, .. }
+            | Frame::Packed { flow, .. }
+            | Frame::Miss { flow, .. } => *flow,
+            Frame::Sync | Frame::Ping(_) | Frame::Pong(_) | Frame::Over { .. } | Frame::Have { .. } => 0,
         }
     }
 
-    /// Appends the bytes on the wire, without the payload of DATA.
+    /// Appends the bytes on the wire, without the payload of DATA and PACKED.
     ///
     /// # Errors
     /// A field that the protocol does not allow: flow 0, an offset that is too large, too much payload or text.
@@ -249,6 +287,22 @@ impl Frame {
                 }
                 body.extend_from_slice(&(*verdict as u32).to_be_bytes());
                 body.extend_from_slice(text.as_bytes());
+            }
+            Frame::Packed { head, payload: bytes, .. } => {
+                if !(1..=PACKED_BYTES).contains(bytes) {
+                    return Err(bad(1, Rule::Payload(*bytes)));
+                }
+                payload = *bytes;
+                put_offset(&mut body, head.offset);
+                put_offset(&mut body, head.check);
+                body.extend_from_slice(&(head.length as u32).to_be_bytes());
+                body.extend_from_slice(&(head.pages as u16).to_be_bytes());
+                body.extend_from_slice(&(head.method as u16).to_be_bytes());
+            }
+            Frame::Miss { offset, .. } => put_offset(&mut body, *offset),
+            Frame::Have { stay, hashes } => {
+                body.extend_from_slice(&u32::from(*stay).to_be_bytes());
+                hashes.iter().for_each(|hash| put_offset(&mut body, *hash));
             }
         }
         let head = Head { kind, flow, body_bytes: body.len() + payload };
@@ -299,9 +353,14 @@ impl Head {
         self.kind
     }
 
-    /// Number of bytes that [`body`](Self::body) needs: the whole body, but of DATA only the offset.
+    /// Number of bytes that [`body`](Self::body) needs: the whole body, but of DATA and PACKED what precedes the
+    /// payload.
     pub fn fixed_bytes(&self) -> usize {
-        if self.kind == Kind::Data { 8 } else { self.body_bytes }
+        match self.kind {
+            Kind::Data => 8,
+            Kind::Packed => PackedHead::BYTES,
+            _ => self.body_bytes,
+        }
     }
 
     /// Number of bytes of payload after these.
@@ -356,6 +415,32 @@ impl Head {
                 };
                 let text = std::str::from_utf8(&body[4..]).map_err(|_| bad(4, Rule::Text))?;
                 Frame::Over { verdict, text: text.to_owned() }
+            }
+            Kind::Packed => {
+                let (length, pages, code) = (u32_at(16) as usize, u32_at(20) >> 16, u32_at(20) & 0xffff);
+                if !(1..=DATA_BYTES).contains(&length) {
+                    return Err(bad(16, Rule::Unpacked(length)));
+                }
+                let pages = pages as usize;
+                if pages > PACKED_PAGES {
+                    return Err(bad(20, Rule::Pages(pages)));
+                }
+                let method = Method::from_code(code).ok_or_else(|| bad(22, Rule::Method(code)))?;
+                let head = PackedHead { offset: offset_at(0)?, check: u64_at(8), length, pages, method };
+                Frame::Packed { flow, head, payload: self.payload_bytes() }
+            }
+            Kind::Miss => Frame::Miss { flow, offset: offset_at(0)? },
+            Kind::Have => {
+                if body.len() % 8 != 4 {
+                    let bytes = body.len();
+                    return Err(bad(0, Rule::Length { bytes, least: 12, most: 4 + 8 * HAVE_HASHES }));
+                }
+                let flags = u32_at(0);
+                if flags > 1 {
+                    return Err(bad(0, Rule::Flags(flags)));
+                }
+                let hashes = (4..body.len()).step_by(8).map(u64_at).collect();
+                Frame::Have { stay: flags == 1, hashes }
             }
         })
     }

@@ -5,7 +5,7 @@
 
 use super::error::{FrameError, Rule};
 use super::key::{Binding, SessionId, SessionKey};
-use super::limits::{LANES, VERSION};
+use super::limits::{LANES, OLDEST_VERSION, VERSION};
 use super::route::RouteName;
 
 const MAGIC: u32 = 0x5354_4e54;
@@ -15,6 +15,8 @@ const HELLO_LABEL: &str = "sterna relay hello";
 const ANSWER_LABEL: &str = "sterna relay answer";
 const CONFIRM_LABEL: &str = "sterna relay confirm";
 const MAC_BYTES: usize = 32;
+/// Bytes between the head and the route in version 2.
+const OFFER_BYTES: usize = 4;
 
 /// The purpose of a carrier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,6 +25,27 @@ pub enum Purpose {
     Open,
     /// It belongs to a session that has begun.
     Join,
+}
+
+/// What a relay offers or accepts beyond the first version of the protocol.
+///
+/// The offer of the relay that connects has no cache. The answer accepts at most what was offered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Offer {
+    /// Whether bulk data may come in PACKED frames.
+    pub packs: bool,
+    /// Pages that the relay that accepts keeps, below 2^31: to these, frames may refer.
+    pub cache_pages: u32,
+}
+
+impl Offer {
+    fn code(self) -> u32 {
+        u32::from(self.packs) | self.cache_pages << 1
+    }
+
+    fn from_code(code: u32) -> Self {
+        Self { packs: code & 1 != 0, cache_pages: code >> 1 }
+    }
 }
 
 /// The first message of a carrier, from the relay that connects.
@@ -44,6 +67,8 @@ pub struct Hello {
     pub share: [u8; SessionKey::SHARE_BYTES],
     /// The destination at the other relay.
     pub route: RouteName,
+    /// The offer of version 2. `None`: a hello of version 1, which every relay understands.
+    pub offer: Option<Offer>,
     mac: [u8; MAC_BYTES],
 }
 
@@ -51,7 +76,7 @@ impl Hello {
     /// Length of the part whose length does not depend on the route, in bytes.
     pub const HEAD_BYTES: usize = 80;
     /// Longest hello, in bytes.
-    pub const MAX_BYTES: usize = Self::HEAD_BYTES + RouteName::MAX_BYTES + MAC_BYTES;
+    pub const MAX_BYTES: usize = Self::HEAD_BYTES + OFFER_BYTES + RouteName::MAX_BYTES + MAC_BYTES;
 
     /// A hello with a MAC made with `key`, bound to `binding`.
     #[allow(clippy::too_many_arguments, reason = "the fields of one message")]
@@ -63,11 +88,12 @@ impl Hello {
         nonce: [u8; 16],
         share: [u8; SessionKey::SHARE_BYTES],
         route: RouteName,
+        offer: Option<Offer>,
         key: &SessionKey,
         binding: &Binding,
     ) -> Self {
         let mut hello =
-            Self { session, purpose, lane, lanes, attempt, nonce, share, route, mac: [0; MAC_BYTES] };
+            Self { session, purpose, lane, lanes, attempt, nonce, share, route, offer, mac: [0; MAC_BYTES] };
         hello.mac = key.mac(HELLO_LABEL, &[&hello.signed()], binding);
         hello
     }
@@ -89,9 +115,9 @@ impl Hello {
     /// # Errors
     /// A wrong magic or version; a route of another length than 1 to 64.
     pub fn length(head: &[u8; Self::HEAD_BYTES]) -> Result<usize, FrameError> {
-        open(HELLO, head)?;
+        let offer = if open(HELLO, head)? >= 2 { OFFER_BYTES } else { 0 };
         match usize::from(head[27]) {
-            bytes @ 1..=RouteName::MAX_BYTES => Ok(Self::HEAD_BYTES + bytes + MAC_BYTES),
+            bytes @ 1..=RouteName::MAX_BYTES => Ok(Self::HEAD_BYTES + offer + bytes + MAC_BYTES),
             _ => Err(FrameError::new(HELLO, 0, 27, Rule::Route)),
         }
     }
@@ -121,19 +147,34 @@ impl Hello {
         if (share == [0; SessionKey::SHARE_BYTES]) != (purpose == Purpose::Join) {
             return Err(bad(48, Rule::Share));
         }
-        let route_bytes = length - Self::HEAD_BYTES - MAC_BYTES;
+        let route_bytes = usize::from(head[27]);
+        let (mut offer, mut rest) = (None, rest);
+        if length > Self::HEAD_BYTES + route_bytes + MAC_BYTES {
+            let Some((code, behind)) = rest.split_first_chunk() else { return Ok(None) };
+            let code = u32::from_be_bytes(*code);
+            if code > 1 {
+                return Err(bad(Self::HEAD_BYTES, Rule::Offer(code)));
+            }
+            (offer, rest) = (Some(Offer::from_code(code)), behind);
+        }
         let Some(route) = rest.get(..route_bytes) else { return Ok(None) };
-        let route = RouteName::from_bytes(route).ok_or_else(|| bad(Self::HEAD_BYTES, Rule::Route))?;
+        let at = length - MAC_BYTES - route_bytes;
+        let route = RouteName::from_bytes(route).ok_or_else(|| bad(at, Rule::Route))?;
         let Some(mac) = rest[route_bytes..].first_chunk() else { return Ok(None) };
         let session = SessionId(array(head, 8));
         let nonce = array(head, 32);
-        Ok(Some((Self { session, purpose, lane, lanes, attempt, nonce, share, route, mac: *mac }, length)))
+        let hello = Self { session, purpose, lane, lanes, attempt, nonce, share, route, offer, mac: *mac };
+        Ok(Some((hello, length)))
+    }
+
+    fn version(&self) -> u32 {
+        if self.offer.is_some() { VERSION } else { OLDEST_VERSION }
     }
 
     fn signed(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(Self::MAX_BYTES);
         out.extend_from_slice(&MAGIC.to_be_bytes());
-        out.extend_from_slice(&VERSION.to_be_bytes());
+        out.extend_from_slice(&self.version().to_be_bytes());
         out.extend_from_slice(&self.session.0);
         out.push(match self.purpose {
             Purpose::Open => 0,
@@ -143,6 +184,9 @@ impl Hello {
         out.extend_from_slice(&self.attempt.to_be_bytes());
         out.extend_from_slice(&self.nonce);
         out.extend_from_slice(&self.share);
+        if let Some(offer) = self.offer {
+            out.extend_from_slice(&u32::from(offer.packs).to_be_bytes());
+        }
         out.extend_from_slice(self.route.as_str().as_bytes());
         out
     }
@@ -185,6 +229,8 @@ const STATUSES: [(Status, u32); 8] = [
 pub struct Answer {
     /// Whether the carrier is accepted.
     pub status: Status,
+    /// What is accepted of the offer of version 2. `None`: an answer of version 1.
+    pub accepts: Option<Offer>,
     /// Drawn for this carrier.
     pub nonce: [u8; 16],
     mac: [u8; MAC_BYTES],
@@ -194,16 +240,24 @@ impl Answer {
     /// Length on the wire, in bytes.
     pub const BYTES: usize = 64;
 
-    /// The answer to `hello`, with a MAC made with `key`.
-    pub fn new(status: Status, nonce: [u8; 16], hello: &Hello, key: &SessionKey, binding: &Binding) -> Self {
-        let mut answer = Self { status, nonce, mac: [0; MAC_BYTES] };
+    /// The answer to `hello`, with a MAC made with `key`. It accepts at most what the hello offers.
+    pub fn new(
+        status: Status,
+        accepts: Offer,
+        nonce: [u8; 16],
+        hello: &Hello,
+        key: &SessionKey,
+        binding: &Binding,
+    ) -> Self {
+        let accepts = hello.offer.map(|offer| if offer.packs { accepts } else { Offer::default() });
+        let mut answer = Self { status, accepts, nonce, mac: [0; MAC_BYTES] };
         answer.mac = key.mac(ANSWER_LABEL, &[&hello.signed(), &answer.signed()], binding);
         answer
     }
 
     /// An answer without proof, from a side that has no key of the session.
     pub fn without_proof(status: Status) -> Self {
-        Self { status, nonce: [0; 16], mac: [0; MAC_BYTES] }
+        Self { status, accepts: None, nonce: [0; 16], mac: [0; MAC_BYTES] }
     }
 
     /// Whether a peer with `key` answered `hello` with this.
@@ -224,22 +278,29 @@ impl Answer {
     /// A wrong magic or version; an unknown status; a reserved field that is not 0.
     pub fn decode(buf: &[u8; Self::BYTES]) -> Result<Self, FrameError> {
         let bad = |offset, rule| FrameError::new(ANSWER, 0, offset, rule);
-        open(ANSWER, buf)?;
+        let version = open(ANSWER, buf)?;
         let number = u32_at(buf, 8);
         let status = STATUSES.iter().find(|(_, code)| *code == number);
         let (status, _) = *status.ok_or_else(|| bad(8, Rule::Status(number)))?;
-        match u32_at(buf, 12) {
-            0 => Ok(Self { status, nonce: array(buf, 16), mac: array(buf, 32) }),
-            other => Err(bad(12, Rule::Reserved(other))),
+        let accepts = match (version, u32_at(buf, 12)) {
+            (OLDEST_VERSION, 0) => None,
+            (OLDEST_VERSION, other) => return Err(bad(12, Rule::Reserved(other))),
+            (_, code) => Some(Offer::from_code(code)),
+        };
+        if accepts.is_some_and(|accepts| !accepts.packs && accepts.cache_pages > 0) {
+            return Err(bad(12, Rule::Offer(u32_at(buf, 12))));
         }
+        Ok(Self { status, accepts, nonce: array(buf, 16), mac: array(buf, 32) })
     }
 
     fn signed(&self) -> [u8; 32] {
         let code = STATUSES.iter().find(|(status, _)| *status == self.status).map_or(0, |(_, code)| *code);
         let mut out = [0; 32];
         out[..4].copy_from_slice(&MAGIC.to_be_bytes());
-        out[4..8].copy_from_slice(&VERSION.to_be_bytes());
+        let version = if self.accepts.is_some() { VERSION } else { OLDEST_VERSION };
+        out[4..8].copy_from_slice(&version.to_be_bytes());
         out[8..12].copy_from_slice(&code.to_be_bytes());
+        out[12..16].copy_from_slice(&self.accepts.map_or(0, Offer::code).to_be_bytes());
         out[16..].copy_from_slice(&self.nonce);
         out
     }
@@ -275,15 +336,16 @@ impl Confirm {
     }
 }
 
-fn open(message: &'static str, buf: &[u8]) -> Result<(), FrameError> {
+/// Checks magic and version. Returns the version.
+fn open(message: &'static str, buf: &[u8]) -> Result<u32, FrameError> {
     let (magic, version) = (u32_at(buf, 0), u32_at(buf, 4));
     if magic != MAGIC {
         return Err(FrameError::new(message, 0, 0, Rule::Magic(magic)));
     }
-    if version != VERSION {
+    if !(OLDEST_VERSION..=VERSION).contains(&version) {
         return Err(FrameError::new(message, 0, 4, Rule::Version(version)));
     }
-    Ok(())
+    Ok(version)
 }
 
 fn u32_at(buf: &[u8], at: usize) -> u32 {

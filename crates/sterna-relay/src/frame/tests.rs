@@ -14,7 +14,14 @@ fn frames() -> Vec<Frame> {
         Frame::Ping(u64::MAX),
         Frame::Pong(2),
         Frame::Over { verdict: Verdict::Passed, text: "é".into() },
+        Frame::Packed { flow: 6, head: packed_head(), payload: 9 },
+        Frame::Miss { flow: 7, offset: 12 },
+        Frame::Have { stay: true, hashes: vec![u64::MAX, 0] },
     ]
+}
+
+fn packed_head() -> PackedHead {
+    PackedHead { offset: 5, check: u64::MAX, length: 8200, pages: 2, method: Method::Zstd }
 }
 
 fn encoded(frame: &Frame) -> Vec<u8> {
@@ -47,9 +54,18 @@ fn frame_of_data_has_the_specifications_bytes() {
 
 #[test]
 fn head_with_a_length_that_the_kind_does_not_have_is_refused_before_the_body_is_read() {
-    for (kind, bytes) in [(1, 7), (1, 9), (2, 8), (2, 9 + DATA_BYTES), (7, 1), (10, 5 + TEXT_BYTES)] {
+    for (kind, bytes) in [
+        (1, 7),
+        (1, 9),
+        (2, 8),
+        (2, 9 + DATA_BYTES),
+        (7, 1),
+        (10, 5 + TEXT_BYTES),
+        (11, 25 + PACKED_BYTES),
+        (12, 9),
+    ] {
         let [_, length @ ..] = (bytes as u32).to_be_bytes();
-        let flow = u8::from(kind < 7);
+        let flow = u8::from(kind < 7 || kind > 10);
         let error = Head::decode(&[kind, length[0], length[1], length[2], 0, 0, 0, flow]).unwrap_err();
         assert!(matches!(error.rule, Rule::Length { bytes: b, .. } if b == bytes), "{error}");
     }
@@ -73,6 +89,11 @@ fn field_that_breaks_a_rule_is_named_with_its_frame_flow_and_byte() {
         (5, 35, 4, Rule::Flags(4)),
         (9, 11, 2, Rule::Verdict(2)),
         (9, 12, 0xff, Rule::Text),
+        (10, 8, 0x40, Rule::Offset(OFFSETS + 5)),
+        (10, 25, 0xff, Rule::Unpacked(0x00ff_2008)),
+        (10, 29, 65, Rule::Pages(65)),
+        (10, 31, 2, Rule::Method(2)),
+        (12, 11, 2, Rule::Flags(2)),
     ] {
         assert_eq!(changed(&all[at], byte, to).rule, rule);
     }
@@ -102,16 +123,23 @@ fn key(secret: Option<u8>) -> SessionKey {
 }
 
 fn hello(purpose: Purpose, key: &SessionKey, binding: &Binding) -> Hello {
+    hello_with(None, purpose, key, binding)
+}
+
+fn hello_with(offer: Option<Offer>, purpose: Purpose, key: &SessionKey, binding: &Binding) -> Hello {
     let share = if purpose == Purpose::Open { [2; 32] } else { [0; 32] };
     let route = "web1".parse().unwrap();
-    Hello::new(SessionId([1; 16]), purpose, (1, 2), 3, [4; 16], share, route, key, binding)
+    Hello::new(SessionId([1; 16]), purpose, (1, 2), 3, [4; 16], share, route, offer, key, binding)
 }
 
 #[test]
 fn hello_comes_back_and_proves_the_key_and_the_connection() {
-    for (purpose, binding) in [(Purpose::Open, None), (Purpose::Join, Some([9; 32]))] {
+    let offer = Some(Offer { packs: true, cache_pages: 0 });
+    for (offer, purpose, binding) in
+        [(None, Purpose::Open, None), (offer, Purpose::Join, Some([9; 32])), (offer, Purpose::Open, None)]
+    {
         let key = key(Some(5));
-        let hello = hello(purpose, &key, &binding);
+        let hello = hello_with(offer, purpose, &key, &binding);
         let mut bytes = Vec::new();
         hello.encode(&mut bytes);
         for length in 0..bytes.len() {
@@ -132,7 +160,7 @@ fn hello_with_a_wrong_field_is_refused() {
     hello(Purpose::Open, &key(None), &None).encode(&mut good);
     for (at, to, rule) in [
         (0, 0, Rule::Magic(0x0054_4e54)),
-        (7, 2, Rule::Version(2)),
+        (7, 3, Rule::Version(3)),
         (24, 2, Rule::Purpose(2)),
         (24, 1, Rule::Share),
         (25, 2, Rule::Lane { lane: 2, lanes: 2 }),
@@ -155,7 +183,7 @@ fn answer_and_confirm_fit_one_hello_only() {
     let ours = hello(Purpose::Open, &key, &None);
     let other = hello(Purpose::Open, &key, &Some([1; 32]));
     for status in [Status::Welcome, Status::OverNever, Status::RouteBusy] {
-        let answer = Answer::new(status, [7; 16], &ours, &key, &None);
+        let answer = Answer::new(status, Offer::default(), [7; 16], &ours, &key, &None);
         let mut bytes = Vec::new();
         answer.encode(&mut bytes);
         let back = Answer::decode(&bytes.try_into().unwrap()).unwrap();
@@ -164,12 +192,54 @@ fn answer_and_confirm_fit_one_hello_only() {
         assert!(!back.is_authentic(&ours, &key, &Some([1; 32])), "moved to another connection");
         let confirm = Confirm::new(&ours, &answer, &key, &None);
         assert!(Confirm::from_bytes(confirm.to_bytes()).is_authentic(&ours, &answer, &key, &None));
-        let again = Answer::new(status, [8; 16], &ours, &key, &None);
+        let again = Answer::new(status, Offer::default(), [8; 16], &ours, &key, &None);
         assert!(!confirm.is_authentic(&ours, &again, &key, &None), "replayed to another answer");
         assert!(!confirm.is_authentic(&other, &answer, &key, &Some([1; 32])));
     }
     let claim = Answer::without_proof(Status::OverNever);
     assert!(!claim.is_authentic(&ours, &key, &None));
+}
+
+#[test]
+fn answer_accepts_no_more_than_the_hello_offers() {
+    let key = key(None);
+    let accepts = Offer { packs: true, cache_pages: 77 };
+    for (offer, agreed) in [
+        (None, None),
+        (Some(Offer::default()), Some(Offer::default())),
+        (Some(Offer { packs: true, cache_pages: 0 }), Some(accepts)),
+    ] {
+        let hello = hello_with(offer, Purpose::Open, &key, &None);
+        let answer = Answer::new(Status::Welcome, accepts, [7; 16], &hello, &key, &None);
+        let mut bytes = Vec::new();
+        answer.encode(&mut bytes);
+        let back = Answer::decode(&bytes.clone().try_into().unwrap()).unwrap();
+        assert_eq!((back, back.accepts), (answer, agreed));
+        // A relay of version 1 understands the answer to a hello of version 1.
+        assert_eq!(bytes[7], if offer.is_some() { 2 } else { 1 });
+        bytes[15] = 2;
+        let error = Answer::decode(&bytes.try_into().unwrap()).unwrap_err();
+        assert!(matches!(error.rule, Rule::Reserved(2) | Rule::Offer(2)), "{error}");
+    }
+    let mut bytes = Vec::new();
+    hello_with(Some(Offer::default()), Purpose::Open, &key, &None).encode(&mut bytes);
+    bytes[83] = 2;
+    assert_eq!(Hello::decode(&bytes).unwrap_err().rule, Rule::Offer(2));
+}
+
+#[test]
+fn page_that_does_not_fit_the_frame_is_refused() {
+    let mut payload = Vec::new();
+    let (page, reference) = (NamedPage { gap: 8, hash: None }, NamedPage { gap: 0, hash: Some([3; 32]) });
+    [page, reference].iter().for_each(|page| page.encode(&mut payload));
+    assert_eq!(NamedPage::decode_all(6, &packed_head(), &payload), Ok((vec![page, reference], 40)));
+    for length in 0..40 {
+        let error = NamedPage::decode_all(6, &packed_head(), &payload[..length]).unwrap_err();
+        assert_eq!((error.rule, error.flow), (Rule::Short, 6));
+    }
+    let short = PackedHead { length: 8199, ..packed_head() };
+    let error = NamedPage::decode_all(6, &short, &payload).unwrap_err();
+    assert_eq!(error.rule, Rule::PageOutside { ends: 8200, length: 8199 });
 }
 
 #[test]

@@ -7,10 +7,12 @@
 mod end_scan;
 mod keeper;
 mod kind;
+mod multifd_pages;
 mod reader;
 mod return_reader;
 
 pub use keeper::{Closing, DestinationKeeper, Heard, SourceKeeper, StreamState};
 pub use kind::StreamKind;
+pub use multifd_pages::MultifdPages;
 pub use reader::{Phase, StreamReader, Unconfirmed};
 pub use return_reader::ReturnReader;

@@ -72,6 +72,8 @@ pub struct StreamReader {
     pages: u64,
     /// The bytes so far, until RAM's START is over.
     setup: Option<Vec<u8>>,
+    /// Offsets at which pages begin, since the last call of [`take_pages`](Self::take_pages).
+    starts: Option<Vec<u64>>,
 }
 
 enum Mode {
@@ -102,6 +104,7 @@ impl StreamReader {
             package_end: None,
             pages: 0,
             setup: Some(Vec::new()),
+            starts: None,
         }
     }
 
@@ -127,6 +130,16 @@ impl StreamReader {
     /// Pages that the main channel carried so far.
     pub fn pages(&self) -> u64 {
         self.pages
+    }
+
+    /// Collects the offsets at which pages begin.
+    pub fn collect_pages(&mut self) {
+        self.starts = Some(Vec::new());
+    }
+
+    /// The offsets at which pages begin, since the last call. Empty without [`collect_pages`](Self::collect_pages).
+    pub fn take_pages(&mut self) -> Vec<u64> {
+        self.starts.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     /// Offset of the byte with which the stream may have ended, in precopy. From this byte on the destination's VMM
@@ -267,6 +280,7 @@ impl StreamReader {
             }
             MainItem::PagePayloadFollows { block, offset } => {
                 self.mode = Mode::Page(PAGE_SIZE);
+                self.starts.iter_mut().for_each(|starts| starts.push(next));
                 self.page((block, offset));
             }
             MainItem::Zero { block, offset } | MainItem::Xbzrle { block, offset, .. } => {

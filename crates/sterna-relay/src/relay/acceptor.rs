@@ -11,7 +11,7 @@ use sterna_transport::{Address, CancelFlag, Channel, Listener, TlsEndpoint, Tran
 use super::error::RelayError;
 use super::live::Live;
 use super::options::{Notice, Options, Routes};
-use super::{carrier, greeting, vmm};
+use super::{carrier, greeting, packing, vmm};
 use crate::frame::{Answer, Hello, Purpose, ResetReason, RouteName, SessionId, SessionKey, Status, Verdict};
 use crate::phase::StreamState;
 use crate::session::Role;
@@ -171,9 +171,10 @@ impl Shared {
         }
         let Some(hello) = greeting::read_hello(channel)? else { return Ok(()) };
         let judgement = self.judge(&hello, channel);
+        let accepts = self.options.compress.accepts();
         let (key, address) = match judgement {
             Judgement::Join(live) => {
-                greeting::answer(channel, &hello, Status::Welcome, &live.key)?;
+                greeting::answer(channel, &hello, Status::Welcome, accepts, &live.key)?;
                 self.greeted(channel);
                 return self.attach(&live, &hello, channel);
             }
@@ -186,14 +187,14 @@ impl Shared {
                     hello.route
                 );
                 self.refuse(Some(hello.session), why);
-                return greeting::answer(channel, &hello, status, &key);
+                return greeting::answer(channel, &hello, status, accepts, &key);
             }
             Judgement::Unknown => {
                 return greeting::say(channel, &Answer::without_proof(Status::UnknownSession));
             }
             Judgement::Stranger => return Err(RelayError::Unproved { peer: channel.peer().to_owned() }),
         };
-        greeting::answer(channel, &hello, Status::Welcome, &key)?;
+        greeting::answer(channel, &hello, Status::Welcome, accepts, &key)?;
         self.greeted(channel);
         let live = self.begin(&hello, key, address)?;
         self.attach(&live, &hello, channel)
@@ -262,8 +263,11 @@ impl Shared {
 
     fn attach(&self, live: &Arc<Live>, hello: &Hello, channel: &Arc<Channel>) -> Result<(), RelayError> {
         channel.set_stall_limit(None);
+        let agreed =
+            hello.offer.map(|offer| if offer.packs { self.options.compress.accepts() } else { offer });
+        let codec = packing::codec(live, agreed)?;
         if let Some(id) = live.attach(hello.lane, hello.attempt, channel) {
-            let error = carrier::run(live, id, hello.lane, channel);
+            let error = carrier::run(live, id, hello.lane, channel, codec);
             if let RelayError::Session(_) = error {
                 return Err(error);
             }

@@ -6,18 +6,27 @@ use sterna_transport::{Channel, IoPart, TransportError};
 
 use super::error::RelayError;
 use super::live::Live;
+use super::packing::Codec;
 use crate::frame::{Frame, FrameError, Head};
-use crate::session::{CarrierId, Piece, SessionError};
+use crate::pack::{Packed, Packer, Unpacked, Unpacker};
+use crate::session::{CarrierId, OutgoingFrame, Piece};
 
 /// Bytes that one read takes in addition to payloads. Payloads are read directly to their place.
 const READ_BYTES: usize = 4096;
 
 /// Runs a carrier that has finished its greeting until it is lost or the session is over. Returns the reason.
-pub(super) fn run(live: &Arc<Live>, id: CarrierId, lane: u8, channel: &Arc<Channel>) -> RelayError {
+pub(super) fn run(
+    live: &Arc<Live>,
+    id: CarrierId,
+    lane: u8,
+    channel: &Arc<Channel>,
+    codec: Codec,
+) -> RelayError {
+    let Codec { packer, unpacker } = codec;
     let writer = {
         let (live, channel) = (Arc::clone(live), Arc::clone(channel));
         let write = move || {
-            if let Err(error) = write(&live, id, &channel) {
+            if let Err(error) = write(&live, id, &channel, packer) {
                 tracing::debug!("carrier {lane}: {error}");
             }
             // The reader notices, and reports the loss.
@@ -27,7 +36,7 @@ pub(super) fn run(live: &Arc<Live>, id: CarrierId, lane: u8, channel: &Arc<Chann
     };
     let error = match writer {
         Ok(writer) => {
-            let error = read(live, id, lane, channel);
+            let error = read(live, id, lane, channel, unpacker);
             live.detach(id, &error.to_string());
             let _ = writer.join();
             error
@@ -38,9 +47,17 @@ pub(super) fn run(live: &Arc<Live>, id: CarrierId, lane: u8, channel: &Arc<Chann
     error
 }
 
-fn write(live: &Live, id: CarrierId, channel: &Channel) -> Result<(), RelayError> {
+fn write(
+    live: &Live,
+    id: CarrierId,
+    channel: &Channel,
+    mut packer: Option<Packer>,
+) -> Result<(), RelayError> {
     let (mut frames, mut heads) = (Vec::new(), Vec::new());
     while live.next_frames(id, &mut frames) {
+        if let Some(packer) = &mut packer {
+            pack(live, packer, &mut frames)?;
+        }
         heads.clear();
         let mut ends = Vec::with_capacity(frames.len());
         for frame in &frames {
@@ -65,6 +82,29 @@ fn write(live: &Live, id: CarrierId, channel: &Channel) -> Result<(), RelayError
     Ok(())
 }
 
+/// Packs the bulk data among the frames.
+fn pack(live: &Live, packer: &mut Packer, frames: &mut [OutgoingFrame]) -> Result<(), RelayError> {
+    for frame in frames {
+        let (Some(hint), Some(bytes), &Frame::Data { flow, offset, .. }) =
+            (&frame.packing, &frame.payload, &frame.frame)
+        else {
+            continue;
+        };
+        let clock = || live.now();
+        let packed = packer
+            .pack(flow, offset, bytes, &hint.pages, hint.is_again, &clock)
+            .map_err(|source| RelayError::System { what: "compression", source })?;
+        if let Some(Packed { frame: head, payload }) = packed {
+            *frame = OutgoingFrame { frame: head, payload: Some(Piece::from(payload)), packing: None };
+        }
+    }
+    let figures = packer.take_figures();
+    if figures.plain > 0 {
+        live.lock().packing.add(figures);
+    }
+    Ok(())
+}
+
 /// Leaves the connection open, so that the kernel does not discard OVER because unread bytes arrive.
 fn wait_for_the_peer(live: &Live, id: CarrierId, channel: &Channel) -> Result<(), RelayError> {
     let mut none = Vec::new();
@@ -73,7 +113,13 @@ fn wait_for_the_peer(live: &Live, id: CarrierId, channel: &Channel) -> Result<()
     Ok(())
 }
 
-fn read(live: &Live, id: CarrierId, lane: u8, channel: &Channel) -> RelayError {
+fn read(
+    live: &Live,
+    id: CarrierId,
+    lane: u8,
+    channel: &Channel,
+    mut unpacker: Option<Unpacker>,
+) -> RelayError {
     let mut buffer = vec![0; READ_BYTES];
     let (mut from, mut to) = (0, 0);
     loop {
@@ -94,15 +140,13 @@ fn read(live: &Live, id: CarrierId, lane: u8, channel: &Channel) -> RelayError {
                 continue;
             }
             Err(source) => {
-                // The session ends: a peer with proof does not follow the protocol.
-                let error = SessionError { session: live.id, lane, source };
-                live.stop(&error.to_string());
-                return error.into();
+                return live.broken(lane, source).into();
             }
         };
         from += used;
-        let payload = match frame {
-            Frame::Data { length, .. } => {
+        let payload = match &frame {
+            Frame::Data { length, .. } | Frame::Packed { payload: length, .. } => {
+                let length = *length;
                 let mut bytes = vec![0; length];
                 let here = length.min(to - from);
                 bytes[..here].copy_from_slice(&buffer[from..from + here]);
@@ -110,10 +154,26 @@ fn read(live: &Live, id: CarrierId, lane: u8, channel: &Channel) -> RelayError {
                 if let Err(error) = channel.read_exact(&mut bytes[here..]) {
                     return error.into();
                 }
-                Some(Piece::from(bytes))
+                Some(bytes)
             }
             _ => None,
         };
+        let (frame, payload) = match (frame, payload, &mut unpacker) {
+            (Frame::Packed { flow, head, .. }, Some(bytes), Some(unpacker)) => {
+                match unpacker.unpack(flow, &head, &bytes) {
+                    Ok(Unpacked::Bytes(bytes)) => {
+                        (Frame::Data { flow, offset: head.offset, length: head.length }, Some(bytes))
+                    }
+                    Ok(Unpacked::Missing) => match live.missing(id, flow, head.offset, head.length) {
+                        Ok(()) => continue,
+                        Err(error) => return error.into(),
+                    },
+                    Err(source) => return live.broken(lane, source).into(),
+                }
+            }
+            (frame, payload, _) => (frame, payload),
+        };
+        let payload = payload.map(Piece::from);
         let is_over = matches!(frame, Frame::Over { .. });
         if let Err(error) = live.receive(id, frame, payload) {
             return error.into();

@@ -13,8 +13,8 @@ use super::greeting::{self, Introduction};
 use super::live::Live;
 use super::options::{Notice, Options};
 use super::readiness::is_readable;
-use super::{carrier, vmm};
-use crate::frame::{Purpose, ResetReason, RouteName, SessionId, SessionKey, Status};
+use super::{carrier, packing, vmm};
+use crate::frame::{Offer, Purpose, ResetReason, RouteName, SessionId, SessionKey, Status};
 use crate::phase::Heard;
 use crate::session::{Opening, Role};
 
@@ -45,6 +45,8 @@ struct Shared {
     cancel: CancelFlag,
     /// No session begins any more.
     is_closing: AtomicBool,
+    /// The other relay has answered that it does not know the version that offers compression.
+    is_older: AtomicBool,
 }
 
 impl Dialer {
@@ -73,6 +75,7 @@ impl Dialer {
             live: Mutex::new(None),
             cancel: CancelFlag::new(),
             is_closing: AtomicBool::new(false),
+            is_older: AtomicBool::new(false),
         });
         let accepting = Arc::clone(&shared);
         vmm::spawn("relay", move || accepting.accept())?;
@@ -175,6 +178,8 @@ impl Shared {
         if current.as_ref().is_some_and(|live| !live.is_over()) {
             return Ok(None);
         }
+        // The other relay may be another version by now.
+        self.is_older.store(false, Ordering::Release);
         let (id, share) = (SessionId(greeting::random()?), greeting::random()?);
         let key = SessionKey::new(self.options.security.secret.as_ref(), id, &share);
         let live = Live::new(id, Role::Dialer, self.route.clone(), key, Arc::clone(&self.options));
@@ -276,16 +281,25 @@ impl Lane {
             attempt,
             share: self.share,
             route: live.route.clone(),
+            offer: (live.options.compress.is_on() && !shared.is_older.load(Ordering::Acquire))
+                .then_some(Offer { packs: true, cache_pages: 0 }),
         };
-        let status = greeting::introduce(&channel, who, &live.key)?;
+        let has_offered = who.offer.is_some();
+        let (status, accepted) = greeting::introduce(&channel, who, &live.key)?;
+        // An older relay does not know the version that has offers. The next attempt makes none.
+        if status == Status::OtherVersion && has_offered {
+            shared.is_older.store(true, Ordering::Release);
+            return Ok(());
+        }
         if status != Status::Welcome {
             let (peer, route) = (channel.peer().to_owned(), live.route.clone());
             return Err(RelayError::Refused { peer, route, status });
         }
         // The session's machine judges silence.
         channel.set_stall_limit(None);
+        let codec = packing::codec(live, accepted)?;
         if let Some(id) = live.attach(*lane, attempt, &channel) {
-            let error = carrier::run(live, id, *lane, &channel);
+            let error = carrier::run(live, id, *lane, &channel, codec);
             tracing::debug!("carrier {lane}: lost: {error}");
         }
         Ok(())

@@ -5,7 +5,9 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use sterna_transport::{Channel, TransportError};
 
 use super::error::RelayError;
-use crate::frame::{Answer, Binding, Confirm, Hello, Purpose, RouteName, SessionId, SessionKey, Status};
+use crate::frame::{
+    Answer, Binding, Confirm, Hello, Offer, Purpose, RouteName, SessionId, SessionKey, Status,
+};
 
 /// What the dialer says about itself.
 #[derive(Debug, Clone)]
@@ -17,19 +19,22 @@ pub(super) struct Introduction {
     pub(super) attempt: u32,
     pub(super) share: [u8; SessionKey::SHARE_BYTES],
     pub(super) route: RouteName,
+    /// Whether compression is offered.
+    pub(super) offer: Option<Offer>,
 }
 
-/// The dialer's side. Returns the status; after *welcome* the carrier is accepted.
+/// The dialer's side. Returns the status, and what is accepted; after *welcome* the carrier is accepted.
 pub(super) fn introduce(
     channel: &Channel,
     who: Introduction,
     key: &SessionKey,
-) -> Result<Status, RelayError> {
+) -> Result<(Status, Option<Offer>), RelayError> {
     let binding: Binding = channel.tls_binding();
-    let Introduction { session, purpose, lane, lanes, attempt, share, route } = who;
+    let Introduction { session, purpose, lane, lanes, attempt, share, route, offer } = who;
     let share = if purpose == Purpose::Open { share } else { [0; SessionKey::SHARE_BYTES] };
     let nonce = random()?;
-    let hello = Hello::new(session, purpose, (lane, lanes), attempt, nonce, share, route, key, &binding);
+    let hello =
+        Hello::new(session, purpose, (lane, lanes), attempt, nonce, share, route, offer, key, &binding);
     let mut bytes = Vec::new();
     hello.encode(&mut bytes);
     channel.write_all(&bytes)?;
@@ -48,7 +53,11 @@ pub(super) fn introduce(
     if answer.status == Status::Welcome {
         channel.write_all(&Confirm::new(&hello, &answer, key, &binding).to_bytes())?;
     }
-    Ok(answer.status)
+    // An acceptor answers in the version of the hello.
+    match offer.is_some() == answer.accepts.is_some() || answer.status != Status::Welcome {
+        true => Ok((answer.status, answer.accepts)),
+        false => Err(RelayError::Unproved { peer: channel.peer().to_owned() }),
+    }
 }
 
 /// The acceptor's side: reads a hello. `None`: the peer has another version, which it was told.
@@ -76,10 +85,11 @@ pub(super) fn answer(
     channel: &Channel,
     hello: &Hello,
     status: Status,
+    accepts: Offer,
     key: &SessionKey,
 ) -> Result<(), RelayError> {
     let binding: Binding = channel.tls_binding();
-    let answer = Answer::new(status, random()?, hello, key, &binding);
+    let answer = Answer::new(status, accepts, random()?, hello, key, &binding);
     say(channel, &answer)?;
     if status != Status::Welcome {
         return Ok(());

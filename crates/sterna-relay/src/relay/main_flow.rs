@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use super::options::Options;
 use crate::frame::Verdict;
 use crate::phase::{
-    Closing, DestinationKeeper, Heard, Phase, ReturnReader, SourceKeeper, StreamKind, StreamReader,
-    StreamState, Unconfirmed,
+    Closing, DestinationKeeper, Heard, MultifdPages, Phase, ReturnReader, SourceKeeper, StreamKind,
+    StreamReader, StreamState, Unconfirmed,
 };
 use crate::session::Role;
 
@@ -15,6 +15,8 @@ pub(super) struct MainFlow {
     keeper: Keeper,
     is_raw: bool,
     unconfirmed: bool,
+    /// Whether the places of pages are noted.
+    finds_pages: bool,
     watched: HashMap<u32, Watch>,
     main: Option<Main>,
 }
@@ -31,6 +33,8 @@ struct Watch {
     kind: Option<StreamKind>,
     /// The destination's side has sent bytes.
     has_answered: bool,
+    /// Of a multifd channel: finds its pages.
+    pages: Option<MultifdPages>,
 }
 
 struct Main {
@@ -65,7 +69,8 @@ impl MainFlow {
             Role::Acceptor => Keeper::Destination(DestinationKeeper::new()),
         };
         let (is_raw, unconfirmed) = (options.is_raw, options.unconfirmed);
-        Self { keeper, is_raw, unconfirmed, watched: HashMap::new(), main: None }
+        let finds_pages = role == Role::Dialer && options.compress.is_on();
+        Self { keeper, is_raw, unconfirmed, finds_pages, watched: HashMap::new(), main: None }
     }
 
     /// Whether a main channel is open.
@@ -83,7 +88,13 @@ impl MainFlow {
     }
 
     /// Reads bytes that pass from the source's VMM to the destination's. Returns the kind when it becomes known.
-    pub(super) fn stream(&mut self, flow: u32, bytes: &[u8]) -> Result<Option<StreamKind>, Refusal> {
+    /// Appends the offsets at which pages begin to `pages`.
+    pub(super) fn stream(
+        &mut self,
+        flow: u32,
+        bytes: &[u8],
+        pages: &mut Vec<u64>,
+    ) -> Result<Option<StreamKind>, Refusal> {
         let has_main = self.main.is_some();
         let watch = self.watched.entry(flow).or_default();
         let mut found = None;
@@ -103,6 +114,9 @@ impl MainFlow {
                 return Err(Refusal::SecondMain);
             }
             watch.kind = Some(kind);
+            if kind == StreamKind::Multifd && self.finds_pages {
+                watch.pages = Some(MultifdPages::default());
+            }
             found = Some(kind);
             let mut all = std::mem::take(&mut watch.first);
             let earlier = all.len().saturating_sub(bytes.len().min(StreamKind::BYTES));
@@ -112,9 +126,13 @@ impl MainFlow {
             bytes = &first;
             self.begin(flow, kind);
         }
+        if let Some(finder) = self.watched.get_mut(&flow).and_then(|watch| watch.pages.as_mut()) {
+            finder.feed(bytes, pages);
+        }
         match self.main.as_mut().filter(|main| main.flow == flow) {
             Some(main) => {
                 main.stream.feed(bytes)?;
+                pages.extend(main.stream.take_pages());
                 main.read += bytes.len() as u64;
             }
             None => return Ok(found),
@@ -124,7 +142,7 @@ impl MainFlow {
     }
 
     fn begin(&mut self, flow: u32, kind: StreamKind) {
-        let stream = match kind {
+        let mut stream = match kind {
             StreamKind::Main => StreamReader::new(!self.unconfirmed),
             StreamKind::Recovered => StreamReader::recovered(),
             StreamKind::Opaque => StreamReader::unread("it is encrypted, or not a QEMU migration stream"),
@@ -135,6 +153,9 @@ impl MainFlow {
                 Keeper::Source(keeper) => keeper.in_postcopy(),
                 Keeper::Destination(keeper) => keeper.in_postcopy(),
             }
+        }
+        if self.finds_pages {
+            stream.collect_pages();
         }
         self.main =
             Some(Main { flow, stream, answers: ReturnReader::new(), read: 0, answered: 0, shut_at: None });

@@ -11,15 +11,18 @@
 mod acceptor;
 mod carrier;
 mod dialer;
+mod dictionary;
 mod error;
 mod greeting;
 mod live;
 mod main_flow;
 mod options;
+mod packing;
 mod readiness;
 mod vmm;
 
 pub use acceptor::Acceptor;
 pub use dialer::Dialer;
+pub use dictionary::{DictionaryError, ImageDictionary};
 pub use error::RelayError;
-pub use options::{Notice, Notices, Options, Routes, Security};
+pub use options::{Compress, Notice, Notices, Options, Routes, Security};

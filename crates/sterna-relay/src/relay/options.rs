@@ -10,7 +10,8 @@ use std::time::Duration;
 use sterna_transport::{Address, Tls};
 
 use super::error::RelayError;
-use crate::frame::{RouteName, SessionId, SharedSecret};
+use crate::frame::{Offer, RouteName, SessionId, SharedSecret};
+use crate::pack::{Cache, Figures, Mode};
 
 /// Settings of a relay.
 #[derive(Debug, Clone)]
@@ -27,8 +28,39 @@ pub struct Options {
     pub unconfirmed: bool,
     /// Whether streams are relayed without reading them.
     pub is_raw: bool,
+    /// Compression.
+    pub compress: Compress,
     /// Receives what an operator should know.
     pub notices: Notices,
+}
+
+/// How a relay compresses.
+#[derive(Debug, Clone)]
+pub struct Compress {
+    /// Of the relay that connects: how it sends. Of the relay that accepts: anything but `Off` accepts compression.
+    pub mode: Mode,
+    /// The pages that the relay at the destination keeps, for all its sessions. The one at the source only uses the limit.
+    pub cache: Arc<Cache>,
+}
+
+impl Compress {
+    /// No compression.
+    pub fn off() -> Self {
+        Self { mode: Mode::Off, cache: Arc::new(Cache::new(0, Vec::new())) }
+    }
+
+    /// Whether bytes may be compressed.
+    pub fn is_on(&self) -> bool {
+        self.mode != Mode::Off
+    }
+
+    /// What the relay accepts of an offer.
+    pub(super) fn accepts(&self) -> Offer {
+        match self.mode {
+            Mode::Off => Offer::default(),
+            _ => Offer { packs: true, cache_pages: self.cache.most_pages() },
+        }
+    }
 }
 
 /// How the relays prove who they are.
@@ -125,6 +157,20 @@ pub enum Notice {
         /// The reason.
         why: String,
     },
+    /// The other relay does not take compressed bytes.
+    NotCompressed {
+        /// The session.
+        session: SessionId,
+        /// The reason.
+        why: &'static str,
+    },
+    /// What compression has saved, at the end of a session at the source.
+    Compressed {
+        /// The session.
+        session: SessionId,
+        /// Sums over the bulk data.
+        figures: Figures,
+    },
     /// The source is kept waiting: an operator has to look at the destination.
     Waiting {
         /// The session.
@@ -156,6 +202,19 @@ impl fmt::Display for Notice {
             }
             Notice::Refused { session: Some(session), why } => write!(f, "session {session}: refused: {why}"),
             Notice::Refused { session: None, why } => write!(f, "refused: {why}"),
+            Notice::NotCompressed { session, why } => {
+                write!(f, "session {session}: relayed without compression: {why}")
+            }
+            Notice::Compressed { session, figures } => write!(
+                f,
+                "session {session}: {} bytes went as {}, {} pages of them as references; compressing took {:.2} s, and {} \
+                 frames went twice because a page was missing",
+                figures.plain,
+                figures.sent,
+                figures.references,
+                figures.spent.as_secs_f64(),
+                figures.misses
+            ),
             Notice::Waiting { session, advice } => write!(f, "session {session}: {advice}"),
             Notice::Ended { session, how, .. } => write!(f, "session {session}: ended: {how}"),
         }

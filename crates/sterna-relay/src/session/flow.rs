@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::carriers::CarrierId;
 use super::incoming::Incoming;
-use super::outgoing::Outgoing;
+use super::outgoing::{Outgoing, Priority};
 
 /// The state of one flow at one side.
 #[derive(Debug)]
@@ -49,8 +49,9 @@ impl Flow {
     }
 
     /// Whether this direction has a frame for its carrier.
-    pub(super) fn has_work(&self) -> bool {
-        self.open == Open::Due || self.outgoing.has_work()
+    pub(super) fn has_work(&self, packs: bool, now: Duration) -> bool {
+        let packs = packs && self.outgoing.priority == Priority::Bulk;
+        self.open == Open::Due || self.outgoing.has_work(packs, now)
     }
 
     /// Whether its carrier may not change, because frames may be on the way.

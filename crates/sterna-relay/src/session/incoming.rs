@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use super::carriers::CarrierId;
 use super::outgoing::End;
 use super::piece::Piece;
 use super::settings::FIRST_WINDOW;
@@ -38,6 +39,12 @@ pub(super) struct Incoming {
     pub(super) has_stop_received: bool,
     /// An ACK has to be sent.
     pub(super) is_ack_due: bool,
+    /// A MISS has to be sent.
+    pub(super) is_miss_due: bool,
+    /// Carriers that brought a reference to a missing page. Until they bring the bytes again, later bytes are ignored.
+    missed_on: Vec<CarrierId>,
+    /// Offset up to which bytes were asked for without references.
+    missed_to: u64,
 }
 
 impl Incoming {
@@ -56,6 +63,9 @@ impl Incoming {
             is_stop_acknowledged: false,
             has_stop_received: false,
             is_ack_due: false,
+            is_miss_due: false,
+            missed_on: Vec::new(),
+            missed_to: 0,
         }
     }
 
@@ -72,28 +82,17 @@ impl Incoming {
     pub(super) fn data(
         &mut self,
         flow: u32,
+        carrier: CarrierId,
         offset: u64,
         piece: Piece,
         twice: bool,
     ) -> Result<(), FrameError> {
-        let bad = |rule| FrameError::new(Kind::Data.name(), flow, 8, rule);
         let ends = offset + piece.len() as u64;
-        if ends > self.credit {
-            return Err(bad(Rule::BeyondCredit { ends, credit: self.credit }));
-        }
-        if let Some((_, end)) = self.end
-            && ends > end
-        {
-            return Err(bad(Rule::End { offset: ends, end }));
-        }
-        self.is_ack_due = true;
-        if self.stop.is_some() {
-            self.skip_to(ends);
+        if !self.is_next(Kind::Data, flow, carrier, (offset, ends))? {
             return Ok(());
         }
-        if offset > self.received {
-            return Err(bad(Rule::Gap { begins: offset, received: self.received }));
-        }
+        self.missed_on.retain(|other| *other != carrier);
+        self.is_miss_due &= !self.missed_on.is_empty();
         if twice && ends > self.received {
             self.received = ends;
             self.pieces.push_back(piece);
@@ -105,8 +104,74 @@ impl Incoming {
         Ok(())
     }
 
+    /// Bytes from `offset` to `ends` came with a reference to a page that is not here.
+    pub(super) fn missing(
+        &mut self,
+        flow: u32,
+        carrier: CarrierId,
+        (offset, ends): (u64, u64),
+    ) -> Result<(), FrameError> {
+        if !self.is_next(Kind::Packed, flow, carrier, (offset, ends))? || ends <= self.received {
+            return Ok(());
+        }
+        if offset < self.missed_to {
+            return Err(FrameError::new(Kind::Packed.name(), flow, 8, Rule::ReferenceAgain));
+        }
+        self.missed_to = ends;
+        if !self.missed_on.contains(&carrier) {
+            self.missed_on.push(carrier);
+        }
+        self.is_miss_due = true;
+        Ok(())
+    }
+
+    /// Checks the place of bytes. False: they are ignored.
+    fn is_next(
+        &mut self,
+        kind: Kind,
+        flow: u32,
+        carrier: CarrierId,
+        (offset, ends): (u64, u64),
+    ) -> Result<bool, FrameError> {
+        let bad = |rule| FrameError::new(kind.name(), flow, 8, rule);
+        if ends > self.credit {
+            return Err(bad(Rule::BeyondCredit { ends, credit: self.credit }));
+        }
+        if let Some((_, end)) = self.end
+            && ends > end
+        {
+            return Err(bad(Rule::End { offset: ends, end }));
+        }
+        self.is_ack_due = true;
+        if self.stop.is_some() {
+            self.skip_to(ends);
+            return Ok(false);
+        }
+        if offset > self.received {
+            let is_expected = self.missed_on.contains(&carrier);
+            return if is_expected {
+                Ok(false)
+            } else {
+                Err(bad(Rule::Gap { begins: offset, received: self.received }))
+            };
+        }
+        Ok(true)
+    }
+
+    /// A carrier is lost. A MISS may have been lost with it.
+    pub(super) fn lost(&mut self, carrier: CarrierId) {
+        self.missed_on.retain(|other| *other != carrier);
+        self.is_miss_due = !self.missed_on.is_empty();
+    }
+
     /// Takes the end of the direction.
-    pub(super) fn take_end(&mut self, flow: u32, end: End, offset: u64) -> Result<(), FrameError> {
+    pub(super) fn take_end(
+        &mut self,
+        flow: u32,
+        carrier: CarrierId,
+        end: End,
+        offset: u64,
+    ) -> Result<(), FrameError> {
         let name = match end {
             End::Finish => Kind::Finish.name(),
             End::Reset(_) => Kind::Reset.name(),
@@ -126,6 +191,8 @@ impl Incoming {
         if self.stop.is_some() {
             self.skip_to(offset);
             self.is_end_delivered = true;
+        } else if offset > self.received && self.missed_on.contains(&carrier) {
+            return Ok(());
         } else if offset > self.received {
             return Err(bad(Rule::Gap { begins: offset, received: self.received }));
         }

@@ -66,10 +66,18 @@ impl Session {
             outgoing.progress_at = now;
         }
         let stamp = (outgoing.priority == Priority::Bulk).then(|| self.rate.taken(now, in_flight));
-        outgoing.take(piece, stamp);
+        outgoing.take(piece, stamp, now);
         self.stored += bytes;
         self.counters.taken += bytes;
         self.events.push(Event::Send);
+    }
+
+    /// Pages of guest memory begin at these offsets of the flow. Precedes [`take`](Self::take) with their first bytes.
+    pub fn note_pages(&mut self, flow: u32, pages: &[u64]) {
+        let Some(Flow { outgoing, .. }) = self.flows.get_mut(&flow) else { return };
+        if self.packs && outgoing.end.is_none() && !outgoing.is_stopped {
+            outgoing.note_pages(pages);
+        }
     }
 
     /// The VMM has closed its connection for writing.

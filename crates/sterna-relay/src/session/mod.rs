@@ -12,6 +12,7 @@
 //! | bytes for the VMM | [`Event::Deliver`], [`Session::next_delivery`], [`Session::delivered`]; [`Session::stop`] if it broke |
 //! | a carrier is there, or lost | [`Session::carrier_up`], [`Session::carrier_down`] |
 //! | frames | [`Session::next_frame`], [`Session::receive`] |
+//! | PACKED frames | the caller packs DATA and unpacks it ([`pack`](crate::pack)); [`Session::missing`] |
 //! | time | [`Session::tick`], [`Session::next_tick`] |
 //!
 //! Memory: at most [`Settings::buffer_bytes`] that wait to be sent or acknowledged, and as many that were received
@@ -31,17 +32,17 @@ mod receive;
 mod schedule;
 mod settings;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use crate::frame::{SessionId, Verdict};
+use crate::frame::{Frame, SessionId, Verdict};
 
 pub use carriers::CarrierId;
 pub use error::SessionError;
 pub use incoming::Delivery;
 pub use opening::Opening;
 pub use outgoing::{End, Priority};
-pub use outgoing_frame::OutgoingFrame;
+pub use outgoing_frame::{OutgoingFrame, PackingHint};
 pub use piece::Piece;
 pub use rate::{RateEstimator, Stamp};
 #[cfg(feature = "sim")]
@@ -81,6 +82,9 @@ pub enum Event {
     Over(Verdict, String),
 }
 
+/// The acknowledgement for a forgotten flow: flow, length, whether of FINISH, whether of STOP.
+type Late = (u32, u64, bool, bool);
+
 /// The state of one session at one relay.
 #[derive(Debug)]
 pub struct Session {
@@ -96,10 +100,16 @@ pub struct Session {
     stored: u64,
     /// By how much the windows of flows have grown, in bytes.
     grown: u64,
-    /// Acknowledgements for flows that are forgotten: flow, length, whether FINISH, whether STOP.
-    late: Vec<(u32, u64, bool, bool)>,
+    /// Acknowledgements for flows that are forgotten.
+    late: Vec<Late>,
+    /// The last acknowledgement of each of the last forgotten flows. No flow is left that would send it again after a loss.
+    parted: VecDeque<Late>,
     /// The flow that sent last.
     turn: u32,
+    /// The relays have agreed on PACKED frames.
+    packs: bool,
+    /// HAVE frames that wait.
+    announcements: VecDeque<Frame>,
     /// The peer has sent SYNC on some carrier.
     has_synced: bool,
     over: Option<(Verdict, String)>,
@@ -122,6 +132,8 @@ pub struct Counters {
     pub lost_carriers: u64,
     /// Flows that were opened.
     pub flows: u64,
+    /// Frames that came without a page to which they refer, or that the peer asked for because of that.
+    pub misses: u64,
 }
 
 impl Session {
@@ -137,7 +149,10 @@ impl Session {
             stored: 0,
             grown: 0,
             late: Vec::new(),
+            parted: VecDeque::new(),
             turn: 0,
+            packs: false,
+            announcements: VecDeque::new(),
             has_synced: false,
             over: None,
             peer_over: None,
@@ -213,10 +228,15 @@ impl Session {
         if is_over && let Some(flow) = self.flows.remove(&number) {
             self.grown -= flow.incoming.grown();
             self.stored -= flow.outgoing.stored();
-            // The peer still waits for the acknowledgement of its end.
-            if flow.incoming.is_ack_due && !settings::has_bug!(self.settings, ForgetsLastAcknowledgement) {
-                self.late.push((number, flow.incoming.received, true, flow.incoming.has_stop_received));
-                self.events.push(Event::Send);
+            // The peer waits for the acknowledgement of its end.
+            if !settings::has_bug!(self.settings, ForgetsLastAcknowledgement) {
+                let late = (number, flow.incoming.received, true, flow.incoming.has_stop_received);
+                self.parted.push_back(late);
+                self.parted.drain(..self.parted.len().saturating_sub(MOST_FLOWS));
+                if flow.incoming.is_ack_due {
+                    self.late.push(late);
+                    self.events.push(Event::Send);
+                }
             }
             self.events.push(Event::Gone(number));
         }

@@ -4,10 +4,14 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::carriers::CarrierId;
+use super::outgoing_frame::PackingHint;
 use super::piece::Piece;
 use super::rate::Stamp;
 use super::settings::FIRST_WINDOW;
-use crate::frame::ResetReason;
+use crate::frame::{PAGE_BYTES, ResetReason};
+
+/// How long the begin of a page waits for its end, so that the page goes in one frame.
+const HOLD: Duration = Duration::from_millis(2);
 
 /// How a direction of a flow ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,6 +58,20 @@ pub(super) struct Outgoing {
     pub(super) carrier: Option<CarrierId>,
     pub(super) priority: Priority,
     stamps: VecDeque<(u64, Stamp)>,
+    /// Offsets at which pages of guest memory begin.
+    pages: VecDeque<u64>,
+    /// When bytes were taken the last time.
+    taken_at: Duration,
+}
+
+/// Bytes to send next.
+#[derive(Debug)]
+pub(super) struct Chunk {
+    pub(super) offset: u64,
+    pub(super) bytes: Piece,
+    /// How many of them are sent again.
+    pub(super) again: u64,
+    pub(super) packing: Option<PackingHint>,
 }
 
 impl Outgoing {
@@ -75,6 +93,8 @@ impl Outgoing {
             carrier: None,
             priority: Priority::Bulk,
             stamps: VecDeque::new(),
+            pages: VecDeque::new(),
+            taken_at: now,
         }
     }
 
@@ -93,12 +113,18 @@ impl Outgoing {
         self.acknowledged > self.delivered
     }
 
-    pub(super) fn take(&mut self, piece: Piece, stamp: Option<Stamp>) {
+    pub(super) fn take(&mut self, piece: Piece, stamp: Option<Stamp>, now: Duration) {
+        self.taken_at = now;
         self.taken += piece.len() as u64;
         self.pieces.push_back(piece);
         if let Some(stamp) = stamp {
             self.stamps.push_back((self.taken, stamp));
         }
+    }
+
+    /// Pages begin at these offsets. Precedes the call of [`take`](Self::take) with their first bytes.
+    pub(super) fn note_pages(&mut self, pages: &[u64]) {
+        self.pages.extend(pages);
     }
 
     /// Whether the end may be stated: no end is stated yet.
@@ -113,9 +139,31 @@ impl Outgoing {
         is_first
     }
 
-    /// Whether there is something to send within the credit.
-    pub(super) fn has_work(&self) -> bool {
-        self.sendable() > 0 || self.has_end_to_send()
+    /// Whether there is something to send within the credit. `packs`: the begin of a page waits for its end.
+    pub(super) fn has_work(&self, packs: bool, now: Duration) -> bool {
+        let due = if packs { self.sendable_whole(now) } else { self.sendable() };
+        due > 0 || self.has_end_to_send()
+    }
+
+    /// Whether bytes wait for the rest of their page.
+    pub(super) fn holds(&self, now: Duration) -> bool {
+        self.sendable_whole(now) < self.sendable()
+    }
+
+    /// As [`sendable`](Self::sendable), without the begin of a page whose end was not taken yet.
+    fn sendable_whole(&self, now: Duration) -> u64 {
+        let all = self.sendable();
+        match self.pages.back() {
+            Some(begin)
+                if begin + PAGE_BYTES as u64 > self.taken
+                    && *begin >= self.next
+                    && self.end.is_none()
+                    && now < self.taken_at + HOLD =>
+            {
+                all.min(begin - self.next)
+            }
+            _ => all,
+        }
     }
 
     fn sendable(&self) -> u64 {
@@ -126,8 +174,36 @@ impl Outgoing {
         self.end.is_some() && !self.end_sent && self.next == self.taken
     }
 
-    /// The next bytes, at most `most`: offset, bytes, and how many of them are sent again.
-    pub(super) fn next_piece(&mut self, most: usize) -> Option<(u64, Piece, u64)> {
+    /// The next bytes as one frame that may be packed: whole pages, from several pieces. At most `most`.
+    pub(super) fn next_whole(&mut self, most: usize, now: Duration) -> Option<Chunk> {
+        let due = self.sendable_whole(now).min(most as u64);
+        let mut ends = self.next + due;
+        // The page that the end of the frame would cut goes into the next one.
+        let first = self.pages.partition_point(|begin| *begin < self.next);
+        let cut = self.pages.partition_point(|begin| *begin < ends);
+        if cut > first && self.pages[cut - 1] + PAGE_BYTES as u64 > ends && self.pages[cut - 1] > self.next {
+            ends = self.pages[cut - 1];
+        }
+        let pages = self.pages.range(first..cut).filter(|begin| **begin + PAGE_BYTES as u64 <= ends);
+        let pages = pages.map(|begin| (begin - self.next) as usize).collect();
+        let mut chunk = self.next_piece((ends - self.next) as usize)?;
+        while self.next < ends {
+            let Some(more) = self.next_piece((ends - self.next) as usize) else { break };
+            let mut bytes = match chunk.bytes.into_owned() {
+                Ok(bytes) => bytes,
+                Err(piece) => piece.to_vec(),
+            };
+            bytes.reserve((ends - chunk.offset) as usize - bytes.len());
+            bytes.extend_from_slice(&more.bytes);
+            chunk.bytes = Piece::from(bytes);
+            chunk.again += more.again;
+        }
+        chunk.packing = Some(PackingHint { pages, is_again: chunk.again > 0 });
+        Some(chunk)
+    }
+
+    /// The next bytes of one piece, at most `most`.
+    pub(super) fn next_piece(&mut self, most: usize) -> Option<Chunk> {
         let most = self.sendable().min(most as u64) as usize;
         if most == 0 {
             return None;
@@ -144,7 +220,7 @@ impl Outgoing {
         self.next += piece.len() as u64;
         let again = self.sent.min(self.next) - self.sent.min(offset);
         self.sent = self.sent.max(self.next);
-        Some((offset, piece, again))
+        Some(Chunk { offset, bytes: piece, again, packing: None })
     }
 
     pub(super) fn end_is_sent(&mut self) {
@@ -172,6 +248,19 @@ impl Outgoing {
         }
     }
 
+    /// Sends the end again unless it is acknowledged.
+    pub(super) fn repeat_end(&mut self) {
+        self.end_sent = self.end_acknowledged;
+    }
+
+    /// The peer lacks a page: continues at its offset, if bytes after it were sent.
+    pub(super) fn rewind_to(&mut self, offset: u64) {
+        if offset >= self.acknowledged && offset <= self.next && !self.is_stopped {
+            self.next = offset;
+            self.end_sent = self.end_acknowledged;
+        }
+    }
+
     /// The peer has received so many bytes. Returns how many are no longer stored.
     pub(super) fn acknowledge(&mut self, received: u64) -> u64 {
         if received <= self.acknowledged {
@@ -180,6 +269,8 @@ impl Outgoing {
         let mut left = received - self.acknowledged;
         self.acknowledged = received;
         self.next = self.next.max(received);
+        let over = self.pages.partition_point(|begin| *begin < received);
+        self.pages.drain(..over);
         let freed = left;
         while left > 0 {
             let Some(first) = self.pieces.front_mut() else { break };
@@ -211,6 +302,7 @@ impl Outgoing {
         let freed = self.stored();
         self.pieces.clear();
         self.stamps.clear();
+        self.pages.clear();
         // An end that the peer may have seen keeps its offset.
         if !self.end_ever_sent {
             self.end = Some(End::Reset(reason));

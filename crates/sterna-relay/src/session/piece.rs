@@ -24,6 +24,15 @@ impl Piece {
         Self { buffer: Arc::clone(&self.buffer), from: (self.from + from).min(to), to }
     }
 
+    /// The bytes as a vector, if no other piece shares the buffer and this one has all of it.
+    pub(super) fn into_owned(self) -> Result<Vec<u8>, Self> {
+        let Self { buffer, from, to } = self;
+        if from > 0 || to < buffer.len() {
+            return Err(Self { buffer, from, to });
+        }
+        Arc::try_unwrap(buffer).map_err(|buffer| Self { buffer, from, to })
+    }
+
     /// The buffer, if no other piece shares it.
     pub fn into_buffer(self) -> Option<Vec<u8>> {
         Arc::try_unwrap(self.buffer).ok()

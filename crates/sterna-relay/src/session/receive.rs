@@ -79,11 +79,60 @@ impl Session {
             Frame::Ack { flow, received, delivered, credit, has_end, has_stop } => {
                 self.acknowledged(flow, (received, delivered, credit), (has_end, has_stop), now)?;
             }
-            Frame::Data { flow, offset, .. } => self.data(flow, offset, payload)?,
-            Frame::Finish { flow, offset } => self.ended(flow, End::Finish, offset)?,
-            Frame::Reset { flow, offset, reason } => self.ended(flow, End::Reset(reason), offset)?,
+            Frame::Data { flow, offset, .. } => self.data(id, flow, offset, payload)?,
+            Frame::Finish { flow, offset } => self.ended(id, flow, End::Finish, offset)?,
+            Frame::Reset { flow, offset, reason } => self.ended(id, flow, End::Reset(reason), offset)?,
             Frame::Stop { flow, reason } => self.stopped(flow, reason)?,
+            // The caller unpacks PACKED where it is agreed.
+            Frame::Packed { .. } => return Err(bad(Rule::NotAgreed)),
+            Frame::Miss { .. } | Frame::Have { .. } if !self.packs || self.role == Role::Acceptor => {
+                return Err(bad(Rule::NotAgreed));
+            }
+            Frame::Miss { flow, offset } => self.missed(flow, offset)?,
+            // The caller notes the pages.
+            Frame::Have { .. } => {}
         }
+        Ok(())
+    }
+
+    /// Bytes of a flow came on this carrier with a reference to a page that is not here. The peer sends them again.
+    ///
+    /// # Errors
+    /// The frame breaks a rule. The session must end.
+    pub fn missing(
+        &mut self,
+        id: CarrierId,
+        number: u32,
+        offset: u64,
+        length: usize,
+        now: Duration,
+    ) -> Result<(), SessionError> {
+        let (session, lane) = (self.id, self.carriers.lane(id));
+        let Some(carrier) = self.carriers.get(id) else { return Ok(()) };
+        carrier.read_at = now;
+        if !carrier.is_sync_received {
+            let source = FrameError::new(Kind::Packed.name(), number, 0, Rule::BeforeSync);
+            return Err(SessionError { session, lane, source });
+        }
+        self.counters.misses += 1;
+        self.events.push(Event::Send);
+        let result = self.known(number, Kind::Packed).and_then(|flow| match flow {
+            Some(flow) => flow.incoming.missing(number, id, (offset, offset + length as u64)),
+            None => Ok(()),
+        });
+        result.map_err(|source| SessionError { session, lane, source })
+    }
+
+    /// The peer lacks a page.
+    fn missed(&mut self, number: u32, offset: u64) -> Result<(), FrameError> {
+        let Some(flow) = self.known(number, Kind::Miss)? else { return Ok(()) };
+        let sent = flow.outgoing.sent;
+        if offset > sent && !flow.outgoing.is_stopped {
+            return Err(FrameError::new(Kind::Miss.name(), number, 8, Rule::NeverSentMiss { offset, sent }));
+        }
+        flow.outgoing.rewind_to(offset);
+        self.counters.misses += 1;
+        self.events.push(Event::Send);
         Ok(())
     }
 
@@ -127,24 +176,30 @@ impl Session {
         Ok(())
     }
 
-    fn data(&mut self, number: u32, offset: u64, payload: Option<Piece>) -> Result<(), FrameError> {
+    fn data(
+        &mut self,
+        id: CarrierId,
+        number: u32,
+        offset: u64,
+        payload: Option<Piece>,
+    ) -> Result<(), FrameError> {
         let twice = has_bug!(self.settings, DeliversTwice);
         let Some(piece) = payload else {
             return Err(FrameError::new(Kind::Data.name(), number, 8, Rule::Payload(0)));
         };
         let Some(flow) = self.known(number, Kind::Data)? else { return Ok(()) };
-        flow.incoming.data(number, offset, piece, twice)?;
+        flow.incoming.data(number, id, offset, piece, twice)?;
         self.events.extend([Event::Deliver(number), Event::Send]);
         Ok(())
     }
 
-    fn ended(&mut self, number: u32, end: End, offset: u64) -> Result<(), FrameError> {
+    fn ended(&mut self, id: CarrierId, number: u32, end: End, offset: u64) -> Result<(), FrameError> {
         let kind = if end == End::Finish { Kind::Finish } else { Kind::Reset };
         let Some(flow) = self.known(number, kind)? else {
             self.acknowledge_late(number, offset, true, false);
             return Ok(());
         };
-        flow.incoming.take_end(number, end, offset)?;
+        flow.incoming.take_end(number, id, end, offset)?;
         self.events.extend([Event::Deliver(number), Event::Send]);
         self.forget_if_over(number);
         Ok(())

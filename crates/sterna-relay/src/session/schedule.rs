@@ -4,11 +4,15 @@ use std::time::Duration;
 
 use super::carriers::{CarrierId, Ping};
 use super::flow::{Flow, Open};
-use super::outgoing::{End, Priority};
+use super::outgoing::{Chunk, End, Priority};
 use super::outgoing_frame::OutgoingFrame;
 use super::settings::has_bug;
-use super::{Event, Session};
-use crate::frame::{DATA_BYTES, Frame};
+use super::{Event, Role, Session};
+use crate::frame::{DATA_BYTES, Frame, HAVE_HASHES};
+
+/// Bytes that are packed as one frame: with several carriers, and with one, where frames of priority wait for it.
+const PACKED_AT_ONCE: usize = 128 << 10;
+const PACKED_BETWEEN: usize = 64 << 10;
 
 impl Session {
     /// A new carrier of this number has finished its greeting. An older carrier of the same number is closed.
@@ -31,6 +35,9 @@ impl Session {
         if self.carriers.len() == 0 {
             self.rate.interrupted(now);
         }
+        // The last acknowledgements of forgotten flows may have been lost with it.
+        let again: Vec<_> = self.parted.iter().filter(|late| !self.late.contains(late)).copied().collect();
+        self.late.extend(again);
         let skips = (has_bug!(self.settings, ContinuesAfterLoss), has_bug!(self.settings, ForgetsEnd));
         for flow in self.flows.values_mut() {
             if flow.outgoing.carrier == Some(id) {
@@ -38,9 +45,15 @@ impl Session {
                 if flow.open == Open::Sent && !has_bug!(self.settings, ForgetsOpen) {
                     flow.open = Open::Due;
                 }
+            } else if !skips.1 {
+                // The peer may have forgotten the flow, and its last acknowledgement may have been lost with this carrier.
+                flow.outgoing.repeat_end();
             }
-            // An ACK or a STOP may have been lost with it.
+            // An ACK, a MISS or a STOP may have been lost with it.
             flow.incoming.is_ack_due = true;
+            if !has_bug!(self.settings, ForgetsMiss) {
+                flow.incoming.lost(id);
+            }
             flow.incoming.is_stop_due |= flow.incoming.stop.is_some() && !flow.incoming.is_stop_acknowledged;
         }
         self.events.push(Event::Send);
@@ -69,7 +82,31 @@ impl Session {
         if !self.carriers.ready().any(|ready| ready == id) {
             return None;
         }
-        self.next_of_flows(id)
+        self.next_of_flows(id, now).or_else(|| self.next_announcement(id))
+    }
+
+    /// The peer may get PACKED frames, or this side may get them.
+    pub fn agree(&mut self) {
+        self.packs = true;
+    }
+
+    /// Announces pages that this side has. Announcements may be lost with a carrier.
+    pub fn announce(&mut self, stay: bool, hashes: &[u64]) {
+        let frames = hashes.chunks(HAVE_HASHES).map(|hashes| Frame::Have { stay, hashes: hashes.to_vec() });
+        self.announcements.extend(frames);
+        self.events.push(Event::Send);
+    }
+
+    /// Whether bytes wait for the rest of their page, and [`next_frame`](Self::next_frame) has to be called again soon.
+    pub fn holds(&self, now: Duration) -> bool {
+        let holds = |flow: &Flow| flow.outgoing.priority == Priority::Bulk && flow.outgoing.holds(now);
+        self.packs && self.flows.values().any(holds)
+    }
+
+    /// What this side has is told after everything else, and not where answers are sent.
+    fn next_announcement(&mut self, id: CarrierId) -> Option<OutgoingFrame> {
+        let is_last = self.carriers.ready().next_back() == Some(id);
+        is_last.then(|| self.announcements.pop_front()).flatten().map(Into::into)
     }
 
     /// What a carrier sends before flows: OVER, greetings, PONG and PING. The inner `None`: nothing may follow.
@@ -124,6 +161,9 @@ impl Session {
             {
                 return Some(Frame::Stop { flow: *number, reason });
             }
+            if std::mem::take(&mut flow.incoming.is_miss_due) {
+                return Some(Frame::Miss { flow: *number, offset: flow.incoming.received });
+            }
             if flow.incoming.is_ack_due {
                 return Some(acknowledgement(*number, flow));
             }
@@ -131,9 +171,9 @@ impl Session {
         None
     }
 
-    fn next_of_flows(&mut self, id: CarrierId) -> Option<OutgoingFrame> {
-        let urgent = self.pick(id, Priority::Urgent);
-        let number = urgent.or_else(|| self.pick(id, Priority::Bulk))?;
+    fn next_of_flows(&mut self, id: CarrierId, now: Duration) -> Option<OutgoingFrame> {
+        let urgent = self.pick(id, Priority::Urgent, now);
+        let number = urgent.or_else(|| self.pick(id, Priority::Bulk, now))?;
         let flow = self.flows.get_mut(&number)?;
         flow.outgoing.carrier = Some(id);
         if flow.open == Open::Due {
@@ -141,10 +181,16 @@ impl Session {
             // The credit is granted from now on.
             return Some(Frame::Open { flow: number, credit: flow.incoming.credit() }.into());
         }
-        if let Some((offset, piece, again)) = flow.outgoing.next_piece(DATA_BYTES) {
+        let packs = self.packs && self.role == Role::Dialer && flow.outgoing.priority == Priority::Bulk;
+        let most = if self.carriers.len() > 1 { PACKED_AT_ONCE } else { PACKED_BETWEEN };
+        let chunk = match packs {
+            true => flow.outgoing.next_whole(most, now),
+            false => flow.outgoing.next_piece(DATA_BYTES),
+        };
+        if let Some(Chunk { offset, bytes, again, packing }) = chunk {
             self.counters.resent += again;
-            let frame = Frame::Data { flow: number, offset, length: piece.len() };
-            return Some(OutgoingFrame { frame, payload: Some(piece) });
+            let frame = Frame::Data { flow: number, offset, length: bytes.len() };
+            return Some(OutgoingFrame { frame, payload: Some(bytes), packing });
         }
         let end = flow.outgoing.end?;
         flow.outgoing.end_is_sent();
@@ -156,10 +202,10 @@ impl Session {
     }
 
     /// A flow that has a frame for this carrier. Flows take turns.
-    fn pick(&mut self, id: CarrierId, priority: Priority) -> Option<u32> {
-        let after = self.turn;
+    fn pick(&mut self, id: CarrierId, priority: Priority, now: Duration) -> Option<u32> {
+        let (after, packs) = (self.turn, self.packs && self.role == Role::Dialer);
         let wanted = |(number, flow): (&u32, &Flow)| {
-            let fits = flow.outgoing.priority == priority && flow.has_work();
+            let fits = flow.outgoing.priority == priority && flow.has_work(packs, now);
             (fits && self.carrier_of(*number, flow) == Some(id)).then_some(*number)
         };
         let found = self

@@ -62,12 +62,14 @@ pub enum Planted {
     ForgetsLastAcknowledgement,
     /// Credit is granted without a limit.
     GrantsWithoutLimit,
+    /// MISS is not sent again after a loss.
+    ForgetsMiss,
 }
 
 #[cfg(feature = "sim")]
 impl Planted {
     /// Every bug.
-    pub const ALL: [Planted; 7] = [
+    pub const ALL: [Planted; 8] = [
         Planted::ContinuesAfterLoss,
         Planted::DeliversTwice,
         Planted::ForgetsEnd,
@@ -75,6 +77,7 @@ impl Planted {
         Planted::ChangesCarrierAtOnce,
         Planted::ForgetsLastAcknowledgement,
         Planted::GrantsWithoutLimit,
+        Planted::ForgetsMiss,
     ];
 }
 

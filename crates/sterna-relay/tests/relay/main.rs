@@ -1,5 +1,6 @@
 //! Tests of the relay: its pure machines in simulators, and whole relays over loopback.
 
+mod compressed;
 mod phases;
 mod rate;
 mod sessions;

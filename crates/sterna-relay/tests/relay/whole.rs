@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use sterna_relay::frame::{RouteName, SharedSecret};
-use sterna_relay::relay::{Acceptor, Dialer, Notice, Notices, Options, Routes, Security};
+use sterna_relay::relay::{Acceptor, Compress, Dialer, Notice, Notices, Options, Routes, Security};
 use sterna_relay::session::Settings;
 use sterna_transport::Address;
 use sterna_wire::return_path::ReturnMessage;
@@ -134,6 +134,7 @@ fn options(notices: &Arc<Mutex<Vec<Notice>>>) -> Options {
         buffer_bytes: Settings::LEAST_BUFFER,
         unconfirmed: false,
         is_raw: true,
+        compress: Compress::off(),
         notices: Notices::new(move |notice| notices.lock().unwrap().push(notice)),
     }
 }

@@ -1,18 +1,20 @@
 //! The side of the carriers: connections that come and are lost, frames.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use sterna_transport::Channel;
 
-use super::{Live, LiveStatus};
-use crate::frame::Frame;
+use super::{Live, LiveStatus, State};
+use crate::frame::{Frame, FrameError, Kind};
 use crate::relay::options::Notice;
 use crate::session::{CarrierId, OutgoingFrame, Piece, Role, SessionError};
 
 /// Frames and bytes that one write of a carrier may have.
 const BATCH_FRAMES: usize = 16;
 const BATCH_BYTES: usize = 128 << 10;
+/// How long a carrier waits for the rest of a page.
+const HOLD: Duration = Duration::from_millis(1);
 
 impl Live {
     /// A carrier has finished its greeting. `None`: its attempt is not newer than another one of its lane.
@@ -82,8 +84,10 @@ impl Live {
                 return true;
             }
             // What this thread has settled may be work for it, and its own notification would be lost.
-            if !has_changed {
-                self.to_carriers.wait(&mut state);
+            match state.session.holds(self.now()) {
+                _ if has_changed => {}
+                true => drop(self.to_carriers.wait_for(&mut state, HOLD)),
+                false => self.to_carriers.wait(&mut state),
             }
         }
     }
@@ -98,7 +102,21 @@ impl Live {
         let mut state = self.lock();
         let acknowledged =
             if let Frame::Ack { flow, delivered, .. } = frame { Some((flow, delivered)) } else { None };
-        let result = state.session.receive(id, frame, payload, self.now());
+        let announced =
+            if let Frame::Have { stay, hashes } = &frame { Some((*stay, hashes.clone())) } else { None };
+        let is_miss = matches!(frame, Frame::Miss { .. });
+        let mut result = state.session.receive(id, frame, payload, self.now());
+        if let (Ok(()), Some(known)) = (&result, state.packing.known()) {
+            if is_miss {
+                known.lock().missed();
+            }
+            if let Some((stay, hashes)) = announced {
+                result = known.lock().announced(stay, &hashes).map_err(|rule| {
+                    let source = FrameError::new(Kind::Have.name(), 0, 12, rule);
+                    SessionError { session: self.id, lane: 0, source }
+                });
+            }
+        }
         if let Some((flow, delivered)) = acknowledged {
             let (sent, _) = state.session.progress(flow).unwrap_or_default();
             state.main.sent(flow, sent, delivered);
@@ -106,13 +124,38 @@ impl Live {
                 state.main.answers_arrived(flow, Some(delivered));
             }
         }
-        if let Err(error) = &result {
+        self.check(&mut state, &result);
+        result
+    }
+
+    /// Bytes of a flow came with a reference to a page that is not here.
+    pub(in crate::relay) fn missing(
+        &self,
+        id: CarrierId,
+        flow: u32,
+        offset: u64,
+        length: usize,
+    ) -> Result<(), SessionError> {
+        let mut state = self.lock();
+        let result = state.session.missing(id, flow, offset, length, self.now());
+        self.check(&mut state, &result);
+        result
+    }
+
+    /// A frame breaks a rule: the session ends, because a peer with proof does not follow the protocol.
+    pub(in crate::relay) fn broken(&self, lane: u8, source: FrameError) -> SessionError {
+        let error = SessionError { session: self.id, lane, source };
+        self.check(&mut self.lock(), &Err(error.clone()));
+        error
+    }
+
+    fn check(&self, state: &mut State, result: &Result<(), SessionError>) {
+        if let Err(error) = result {
             let text = error.to_string();
-            self.give_up(&mut state, &text);
+            self.give_up(state, &text);
             let verdict = state.main.verdict();
             state.session.end(verdict, &text);
         }
-        self.settle(&mut state);
-        result
+        self.settle(state);
     }
 }

@@ -79,6 +79,11 @@ impl Live {
             }
             _ => why.to_owned(),
         };
+        if state.packing.known().is_some() {
+            let mut figures = state.packing.figures();
+            figures.misses = state.session.counters().misses;
+            self.options.notices.send(Notice::Compressed { session: self.id, figures });
+        }
         self.options.notices.send(Notice::Ended { session: self.id, how, in_order });
     }
 

@@ -23,6 +23,7 @@ use sterna_transport::{CancelFlag, Channel};
 
 use super::main_flow::MainFlow;
 use super::options::{Notice, Options};
+use super::packing::Packing;
 use crate::frame::{RouteName, SessionId, SessionKey};
 use crate::phase::Phase;
 use crate::session::{CarrierId, Role, Session, Settings};
@@ -47,6 +48,7 @@ pub(in crate::relay) struct Live {
 pub(in crate::relay) struct State {
     pub(in crate::relay) session: Session,
     pub(in crate::relay) main: MainFlow,
+    pub(in crate::relay) packing: Packing,
     vmms: HashMap<u32, Arc<Channel>>,
     carriers: HashMap<CarrierId, Arc<Channel>>,
     /// Flows to connect, at the acceptor.
@@ -92,6 +94,7 @@ impl Live {
         let state = State {
             session,
             main: MainFlow::new(role, &options),
+            packing: Packing::default(),
             vmms: HashMap::new(),
             carriers: HashMap::new(),
             connects: VecDeque::new(),

@@ -57,11 +57,13 @@ impl Live {
         let mut state = self.lock();
         match self.role {
             Role::Dialer => {
-                let kind = state.main.stream(flow, &piece)?;
+                let mut pages = Vec::new();
+                let kind = state.main.stream(flow, &piece, &mut pages)?;
                 if let Some(kind) = kind {
                     state.session.set_priority(flow, kind.priority());
                     self.note_kind(kind);
                 }
+                state.session.note_pages(flow, &pages);
             }
             Role::Acceptor => state.main.answers(flow, &piece),
         }
@@ -82,7 +84,7 @@ impl Live {
                 if let Delivery::Bytes(piece) = &delivery {
                     if self.role == Role::Acceptor {
                         // Before the bytes are written: from then on the VMM may act on them.
-                        state.main.stream(flow, piece)?;
+                        state.main.stream(flow, piece, &mut Vec::new())?;
                     }
                     self.note_phase(&mut state);
                 }
