@@ -239,7 +239,6 @@ fn compress(arguments: &Arguments, endpoint: TlsEndpoint) -> Result<Compress, St
     for path in arguments.dictionary.iter().filter(|_| !is_source) {
         let dictionary =
             ImageDictionary::open(path).map_err(|error| Stop::cannot_read(path, &error.source))?;
-        terminal::note(&format!("sterna: dictionary {}: {} pages", path.display(), dictionary.pages()));
         dictionaries.push(Arc::new(dictionary));
     }
     let cache = Arc::new(Cache::new(arguments.cache, dictionaries));

@@ -20,6 +20,11 @@ pub(crate) struct Stream {
 
 impl Stream {
     pub(crate) fn begin(has_return_path: bool) -> Result<Self, WireError> {
+        Self::of(has_return_path, PAGES)
+    }
+
+    /// A stream of a guest with so many pages.
+    pub(crate) fn of(has_return_path: bool, pages: u64) -> Result<Self, WireError> {
         let mut stream = Self::default();
         let out = &mut stream.bytes;
         FileHeader.encode(out);
@@ -29,7 +34,7 @@ impl Stream {
             Command::Ping(1).encode(out)?;
         }
         SectionHeader { id: RAM, name: "ram", instance: 0, version: 4 }.encode_start(out)?;
-        BlockList { blocks: vec![BlockEntry::new(BLOCK, PAGES * PAGE_SIZE as u64)] }.encode(out)?;
+        BlockList { blocks: vec![BlockEntry::new(BLOCK, pages * PAGE_SIZE as u64)] }.encode(out)?;
         RamRecordWriter::eos(out);
         encode_footer(RAM, out);
         Ok(stream)
@@ -48,6 +53,18 @@ impl Stream {
                 let like_an_end = [0x7e, 0, 0, 0, 2, 0, 6, 0];
                 self.bytes.extend(like_an_end.iter().cycle().take(PAGE_SIZE));
             }
+        }
+        RamRecordWriter::eos(&mut self.bytes);
+        encode_footer(RAM, &mut self.bytes);
+        Ok(())
+    }
+
+    /// A section of RAM with these pages from `first` on.
+    pub(crate) fn contents(&mut self, first: u64, pages: &[Vec<u8>]) -> Result<(), WireError> {
+        encode_section_part(RAM, false, &mut self.bytes);
+        for (at, page) in (first..).zip(pages) {
+            self.records.page_header(0, BLOCK, at * PAGE_SIZE as u64, &mut self.bytes)?;
+            self.bytes.extend_from_slice(page);
         }
         RamRecordWriter::eos(&mut self.bytes);
         encode_footer(RAM, &mut self.bytes);

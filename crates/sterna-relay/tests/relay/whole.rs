@@ -21,15 +21,17 @@ use crate::phases::Stream;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A proxy for carriers, which cuts its connections when the test asks.
-struct Proxy {
-    port: u16,
-    connections: Arc<Mutex<Vec<TcpStream>>>,
-    is_blocked: Arc<AtomicBool>,
+pub(crate) struct Proxy {
+    pub(crate) port: u16,
+    pub(crate) connections: Arc<Mutex<Vec<TcpStream>>>,
+    pub(crate) is_blocked: Arc<AtomicBool>,
     /// Bytes are read and not passed on.
-    swallows: Arc<AtomicBool>,
+    pub(crate) swallows: Arc<AtomicBool>,
     /// After so many bytes of all connections, all of them are cut. 0: never.
-    cut_after: Arc<AtomicU64>,
-    cuts: Arc<AtomicU64>,
+    pub(crate) cut_after: Arc<AtomicU64>,
+    pub(crate) cuts: Arc<AtomicU64>,
+    /// Bytes of all connections, in both directions.
+    pub(crate) carried: Arc<AtomicU64>,
 }
 
 impl Proxy {
@@ -42,11 +44,12 @@ impl Proxy {
             swallows: Arc::default(),
             cut_after: Arc::default(),
             cuts: Arc::default(),
+            carried: Arc::default(),
         };
-        let Self { connections, is_blocked, swallows, cut_after, cuts, .. } = &proxy;
+        let Self { connections, is_blocked, swallows, cut_after, cuts, carried, .. } = &proxy;
         let swallows = Arc::clone(swallows);
         let (connections, is_blocked) = (Arc::clone(connections), Arc::clone(is_blocked));
-        let (cut_after, cuts) = (Arc::clone(cut_after), Arc::clone(cuts));
+        let (cut_after, cuts, carried) = (Arc::clone(cut_after), Arc::clone(cuts), Arc::clone(carried));
         std::thread::spawn(move || {
             for one in listener.incoming().map_while(Result::ok) {
                 if is_blocked.load(Ordering::SeqCst) {
@@ -58,8 +61,11 @@ impl Proxy {
                 drop(all);
                 for (from, to) in [(one.try_clone().unwrap(), other.try_clone().unwrap()), (other, one)] {
                     let (connections, swallows) = (Arc::clone(&connections), Arc::clone(&swallows));
-                    let (cut_after, cuts) = (Arc::clone(&cut_after), Arc::clone(&cuts));
-                    std::thread::spawn(move || pump(from, to, &connections, &swallows, &cut_after, &cuts));
+                    let (cut_after, cuts, carried) =
+                        (Arc::clone(&cut_after), Arc::clone(&cuts), Arc::clone(&carried));
+                    std::thread::spawn(move || {
+                        pump(from, to, &connections, &swallows, &cut_after, &cuts, &carried)
+                    });
                 }
             }
         });
@@ -91,12 +97,14 @@ fn pump(
     swallows: &AtomicBool,
     cut_after: &AtomicU64,
     cuts: &AtomicU64,
+    carried: &AtomicU64,
 ) {
     let mut buffer = vec![0; 65_536];
     while let Ok(count @ 1..) = from.read(&mut buffer) {
         if swallows.load(Ordering::SeqCst) {
             continue;
         }
+        carried.fetch_add(count as u64, Ordering::SeqCst);
         let left = cut_after.load(Ordering::SeqCst);
         let passes = if left == 0 { count } else { count.min(left as usize) };
         if to.write_all(&buffer[..passes]).is_err() {
@@ -116,16 +124,16 @@ fn pump(
 }
 
 /// Two relays with a proxy between them: a socket for the source's VMM and one where the destination's listens.
-struct Pair {
-    directory: TempDir,
-    proxy: Proxy,
-    dialer: Dialer,
-    acceptor: Acceptor,
-    notices: Arc<Mutex<Vec<Notice>>>,
-    target: UnixListener,
+pub(crate) struct Pair {
+    pub(crate) directory: TempDir,
+    pub(crate) proxy: Proxy,
+    pub(crate) dialer: Dialer,
+    pub(crate) acceptor: Acceptor,
+    pub(crate) notices: Arc<Mutex<Vec<Notice>>>,
+    pub(crate) target: UnixListener,
 }
 
-fn options(notices: &Arc<Mutex<Vec<Notice>>>) -> Options {
+pub(crate) fn options(notices: &Arc<Mutex<Vec<Notice>>>) -> Options {
     let notices = Arc::clone(notices);
     Options {
         security: Security::default(),
@@ -139,16 +147,16 @@ fn options(notices: &Arc<Mutex<Vec<Notice>>>) -> Options {
     }
 }
 
-fn secret(byte: u8) -> Option<SharedSecret> {
+pub(crate) fn secret(byte: u8) -> Option<SharedSecret> {
     SharedSecret::from_file(&[byte; 32])
 }
 
-fn route() -> RouteName {
+pub(crate) fn route() -> RouteName {
     "web1".parse().unwrap()
 }
 
 impl Pair {
-    fn start(change: impl Fn(&mut Options, bool)) -> Self {
+    pub(crate) fn start(change: impl Fn(&mut Options, bool)) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let notices = Arc::default();
         let target_path = directory.path().join("target");
@@ -166,12 +174,12 @@ impl Pair {
         Self { directory, proxy, dialer, acceptor, notices, target }
     }
 
-    fn source(&self) -> PathBuf {
+    pub(crate) fn source(&self) -> PathBuf {
         self.directory.path().join("source")
     }
 
     /// Connects a VMM at the source; returns it and the connection that arrives at the destination.
-    fn flow(&self) -> (UnixStream, UnixStream) {
+    pub(crate) fn flow(&self) -> (UnixStream, UnixStream) {
         let source = UnixStream::connect(self.source()).unwrap();
         let (target, _) = self.target.accept().unwrap();
         for end in [&source, &target] {
@@ -181,16 +189,16 @@ impl Pair {
         (source, target)
     }
 
-    fn wait_for(&self, what: &str, wanted: impl Fn(&Notice) -> bool) {
+    pub(crate) fn wait_for(&self, what: &str, wanted: impl Fn(&Notice) -> bool) {
         until(what, || self.notices.lock().unwrap().iter().any(&wanted));
     }
 
-    fn said(&self) -> String {
+    pub(crate) fn said(&self) -> String {
         self.notices.lock().unwrap().iter().map(|notice| format!("{notice}\n")).collect()
     }
 }
 
-fn until(what: &str, is_done: impl Fn() -> bool) {
+pub(crate) fn until(what: &str, is_done: impl Fn() -> bool) {
     let began = Instant::now();
     while !is_done() {
         assert!(began.elapsed() < PATIENCE, "{what} did not happen");
@@ -198,18 +206,18 @@ fn until(what: &str, is_done: impl Fn() -> bool) {
     }
 }
 
-fn pattern(seed: u8, length: usize) -> Vec<u8> {
+pub(crate) fn pattern(seed: u8, length: usize) -> Vec<u8> {
     (0..length).map(|at| (at as u32).wrapping_mul(2_654_435_761).to_be_bytes()[0] ^ seed).collect()
 }
 
-fn send(mut to: UnixStream, bytes: Vec<u8>) -> JoinHandle<()> {
+pub(crate) fn send(mut to: UnixStream, bytes: Vec<u8>) -> JoinHandle<()> {
     std::thread::spawn(move || {
         to.write_all(&bytes).unwrap();
         to.shutdown(Shutdown::Write).unwrap();
     })
 }
 
-fn read_all(mut from: &UnixStream) -> Vec<u8> {
+pub(crate) fn read_all(mut from: &UnixStream) -> Vec<u8> {
     let mut bytes = Vec::new();
     from.read_to_end(&mut bytes).unwrap();
     bytes
