@@ -28,6 +28,7 @@ pub mod host;
 pub mod interrupts;
 mod limits;
 mod linux_guest;
+pub mod metrics;
 pub mod monitor;
 mod net;
 pub mod plan;

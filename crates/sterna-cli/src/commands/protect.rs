@@ -27,6 +27,7 @@ pub use control::COMMANDS;
 use super::{pair, peer};
 use crate::exit::{Done, Status, Stop};
 use crate::interrupts::{Interrupts, until_interrupted};
+use crate::metrics::{self, Board, MetricsServer};
 use crate::monitor::Monitor;
 use crate::protection_record::{GuestAt, Look, Recorder};
 use crate::record::Report;
@@ -115,6 +116,9 @@ pub struct Arguments {
     /// the disk's name at the standby, if it differs. The content is copied first, while the guest runs
     #[arg(long, value_name = "NODE[=NAME]", value_parser = disks::parse)]
     pub disk: Vec<ProtectedDisk>,
+    /// Serve the figures for Prometheus at http://ADDRESS/metrics: HOST:PORT or unix:PATH
+    #[arg(long, value_name = "ADDRESS")]
+    pub metrics: Option<String>,
     /// Print JSON, one line per second
     #[arg(long)]
     pub json: bool,
@@ -132,6 +136,10 @@ pub fn execute(arguments: &Arguments) -> Done {
     let report = arguments.report.as_deref().map(Report::begin).transpose()?;
     let delay = Duration::from_millis(arguments.checkpoint_delay.into());
     let mut recorder = Recorder::new(&arguments.socket.to_string(), &arguments.standby, delay);
+    let board = Board::new(Look::default());
+    recorder.show_on(board.clone());
+    let _metrics =
+        MetricsServer::start_if(arguments.metrics.as_deref(), move || metrics::of_protection(&board.get()))?;
     let done = protect(arguments, &interrupts, &mut recorder);
     let Some(report) = report.filter(|_| recorder.has_begun()) else { return done };
     if let (Err(stop), None) = (&done, &recorder.record().end) {

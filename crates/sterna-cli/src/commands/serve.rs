@@ -14,6 +14,7 @@ use crate::commands::peer;
 use crate::commands::save::direct;
 use crate::exit::{Done, FORCE_DAMAGED, Status, Stop};
 use crate::interrupts::Interrupts;
+use crate::metrics::{self, Board, MetricsServer};
 use crate::monitor::Progress;
 use crate::terminal::{self, Live, Shown};
 use crate::units;
@@ -46,6 +47,9 @@ pub struct Arguments {
     /// Only with listen:. End when N guests have all of their memory [default: end at Ctrl-C]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub guests: Option<u32>,
+    /// Serve the figures for Prometheus at http://ADDRESS/metrics: HOST:PORT or unix:PATH
+    #[arg(long, value_name = "ADDRESS")]
+    pub metrics: Option<String>,
     /// How the image is read.
     #[command(flatten)]
     pub reading: Reading,
@@ -151,11 +155,17 @@ pub fn execute(arguments: &Arguments) -> Done {
         ..ServeOptions::default()
     };
     let live = Live::new(arguments.shown, arguments.json);
+    let board = Board::new(Vec::new());
+    let _metrics = {
+        let board = board.clone();
+        MetricsServer::start_if(arguments.metrics.as_deref(), move || metrics::of_serving(&board.get()))?
+    };
+    let watch = Watch { preempt: arguments.preempt, interrupts: &interrupts, live: &live, board };
     let guests = if listens.is_some() {
         let reception = Reception::listen(Arc::clone(&image), &addresses[0], options)
             .map_err(|error| Stop::failed(sterna_qmp::migration::refusal_sentence(&error)))?;
         live.note(&format!("listening at {}", reception.address()));
-        watch(&|| reception.served(), Some(arguments.guests), arguments.preempt, &interrupts, &live);
+        watch.run(&|| reception.served(), Some(arguments.guests));
         reception.close();
         // A connection that never answered like a VM is no guest, but for example a port scanner or a
         // monitoring check.
@@ -173,7 +183,7 @@ pub fn execute(arguments: &Arguments) -> Done {
         let begin = |address| Serving::start(Arc::clone(&image), Arc::new(Dial(address)), options.clone());
         let begin = |address| begin(address).map(Arc::new).map_err(|error| Stop::failed(error.to_string()));
         let guests: Vec<_> = addresses.into_iter().map(begin).collect::<Result<_, _>>()?;
-        watch(&|| guests.clone(), None, arguments.preempt, &interrupts, &live);
+        watch.run(&|| guests.clone(), None);
         guests
     };
     live.end();
@@ -188,64 +198,72 @@ fn ran(image: &ServedImage) -> bool {
     }
 }
 
-/// Waits until all guests are served.
-/// `comes`: guests may still connect. Then it waits until the given number of guests have all of their
-/// memory, or without a number until Ctrl-C. If a guest needs the image, the first Ctrl-C only prints a
-/// warning.
-fn watch(
-    guests: &dyn Fn() -> Vec<Arc<Serving>>,
-    comes: Option<Option<u32>>,
+/// How the guests are watched until they are served.
+struct Watch<'a> {
     preempt: bool,
-    interrupts: &Interrupts,
-    live: &Live,
-) {
-    let mut seen = 0;
-    let mut was_warned = false;
-    let mut seen_stages: Vec<(Stage, Option<Silence>)> = Vec::new();
-    // Guests are numbered in the order in which they answer, because a connection to the listener may not be
-    // a guest.
-    let mut numbers: Vec<Option<usize>> = Vec::new();
-    let is_counted = |guest: &ServeStatistics| comes.is_none() || guest.has_answered;
-    loop {
-        let guests = guests();
-        seen_stages.resize(guests.len(), (Stage::Connecting, None));
-        numbers.resize(guests.len(), None);
-        let mut statistics: Vec<_> = guests.iter().map(|guest| guest.statistics()).collect();
-        for (index, (now, before)) in statistics.iter().zip(&mut seen_stages).enumerate() {
-            if numbers[index].is_none() && is_counted(now) {
-                numbers[index] = Some(1 + numbers.iter().flatten().count());
+    interrupts: &'a Interrupts,
+    live: &'a Live,
+    /// Where metrics read the guests' statistics.
+    board: Board<Vec<ServeStatistics>>,
+}
+
+impl Watch<'_> {
+    /// Waits until all guests are served.
+    /// `comes`: guests may still connect. Then it waits until the given number of guests have all of their
+    /// memory, or without a number until Ctrl-C. If a guest needs the image, the first Ctrl-C only prints a
+    /// warning.
+    fn run(&self, guests: &dyn Fn() -> Vec<Arc<Serving>>, comes: Option<Option<u32>>) {
+        let Self { preempt, interrupts, live, board } = self;
+        let mut seen = 0;
+        let mut was_warned = false;
+        let mut seen_stages: Vec<(Stage, Option<Silence>)> = Vec::new();
+        // Guests are numbered in the order in which they answer, because a connection to the listener may not be
+        // a guest.
+        let mut numbers: Vec<Option<usize>> = Vec::new();
+        let is_counted = |guest: &ServeStatistics| comes.is_none() || guest.has_answered;
+        loop {
+            let guests = guests();
+            seen_stages.resize(guests.len(), (Stage::Connecting, None));
+            numbers.resize(guests.len(), None);
+            let mut statistics: Vec<_> = guests.iter().map(|guest| guest.statistics()).collect();
+            for (index, (now, before)) in statistics.iter().zip(&mut seen_stages).enumerate() {
+                if numbers[index].is_none() && is_counted(now) {
+                    numbers[index] = Some(1 + numbers.iter().flatten().count());
+                }
+                let name =
+                    numbers[index].map_or("a connection".to_owned(), |number| format!("guest {number}"));
+                if now.stage != before.0
+                    && let Some(text) = news(now.stage)
+                {
+                    live.note(&format!("{name}: {text}"));
+                }
+                if let Some(silence) = now.silence.filter(|_| now.silence != before.1) {
+                    live.note(&format!("{name}: {}", silence_means(silence, *preempt)));
+                }
+                *before = (now.stage, now.silence);
             }
-            let name = numbers[index].map_or("a connection".to_owned(), |number| format!("guest {number}"));
-            if now.stage != before.0
-                && let Some(text) = news(now.stage)
-            {
-                live.note(&format!("{name}: {text}"));
+            statistics.retain(is_counted);
+            board.set(statistics.clone());
+            let all_are_over = statistics.iter().all(ServeStatistics::is_over);
+            let complete = statistics.iter().filter(|guest| guest.stage == Stage::Completed).count();
+            match comes {
+                None if all_are_over => return,
+                Some(Some(wanted)) if complete >= wanted as usize && all_are_over => return,
+                _ => {}
             }
-            if let Some(silence) = now.silence.filter(|_| now.silence != before.1) {
-                live.note(&format!("{name}: {}", silence_means(silence, preempt)));
-            }
-            *before = (now.stage, now.silence);
-        }
-        statistics.retain(is_counted);
-        let all_are_over = statistics.iter().all(ServeStatistics::is_over);
-        let complete = statistics.iter().filter(|guest| guest.stage == Stage::Completed).count();
-        match comes {
-            None if all_are_over => return,
-            Some(Some(wanted)) if complete >= wanted as usize && all_are_over => return,
-            _ => {}
-        }
-        live.show(&progress(&statistics));
-        interrupts.sleep(LOOK, seen);
-        if interrupts.count() > seen {
-            seen = interrupts.count();
-            if statistics.iter().any(needs_image) && !was_warned {
-                was_warned = true;
-                live.note(WARNING);
-                continue;
-            }
-            guests.iter().for_each(|guest| guest.stop());
-            if comes.is_some() {
-                return;
+            live.show(&progress(&statistics));
+            interrupts.sleep(LOOK, seen);
+            if interrupts.count() > seen {
+                seen = interrupts.count();
+                if statistics.iter().any(needs_image) && !was_warned {
+                    was_warned = true;
+                    live.note(WARNING);
+                    continue;
+                }
+                guests.iter().for_each(|guest| guest.stop());
+                if comes.is_some() {
+                    return;
+                }
             }
         }
     }

@@ -15,7 +15,7 @@ use sterna::StartError;
 use sterna_drive::waiting::WaitingVm;
 use sterna_image::MappedOptions;
 use sterna_opaque::ImagePlan;
-use sterna_qmp::standby::StandbyMonitor;
+use sterna_qmp::standby::{StandbyControl as _, StandbyMonitor};
 use sterna_qmp::{EventBus, Server};
 use sterna_standby::{ImageSurvivor, Standby, StandbyOptions, Survivor as _};
 use sterna_transport::{CreateOptions, TlsEndpoint};
@@ -25,6 +25,7 @@ use crate::commands::peer;
 use crate::commands::save::direct;
 use crate::exit::{Done, Stop};
 use crate::interrupts::Interrupts;
+use crate::metrics::{self, MetricsServer};
 use crate::terminal;
 pub use arguments::{Arguments, OnLoss};
 use desk::Desk;
@@ -96,6 +97,10 @@ pub fn execute(arguments: &Arguments) -> Done {
             Some(bound.map_err(|error| Stop::failed(format!("the monitor cannot listen: {error}")))?)
         }
         None => None,
+    };
+    let _metrics = {
+        let desk = Arc::clone(&desk);
+        MetricsServer::start_if(arguments.metrics.as_deref(), move || metrics::of_standby(&desk.report()))?
     };
     terminal::note(&format!("listening at {}", desk.standby.address()));
     let done = Following::new(&desk, arguments, &bus).run();

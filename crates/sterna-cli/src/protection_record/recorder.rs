@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::format::{Change, GuestAt, Part, ProtectionRecord};
 use super::look::Look;
+use crate::metrics::Board;
 
 /// Initial length of a part, seconds. If there are too many parts, each two are merged.
 const FIRST_PART: f64 = 0.1;
@@ -20,6 +21,8 @@ pub struct Recorder {
     began: Instant,
     part: f64,
     last: Look,
+    /// Where metrics read the last look.
+    board: Option<Board<Look>>,
 }
 
 impl Recorder {
@@ -30,6 +33,7 @@ impl Recorder {
             began: Instant::now(),
             part: FIRST_PART,
             last: Look::default(),
+            board: None,
         }
     }
 
@@ -38,7 +42,15 @@ impl Recorder {
         self.look_at(self.began.elapsed(), look);
     }
 
+    /// Also shows each sample on this board.
+    pub fn show_on(&mut self, board: Board<Look>) {
+        self.board = Some(board);
+    }
+
     fn look_at(&mut self, at: Duration, look: Look) {
+        if let Some(board) = &self.board {
+            board.set(look.clone());
+        }
         let at = seconds(at);
         if look.state != self.last.state {
             self.change(at, &look);

@@ -67,6 +67,9 @@ pub struct Arguments {
     /// Listen here for `sterna takeover` and `sterna info`: unix:PATH
     #[arg(long, value_name = "ADDRESS")]
     pub qmp: Option<Endpoint>,
+    /// Serve the figures for Prometheus at http://ADDRESS/metrics: HOST:PORT or unix:PATH
+    #[arg(long, value_name = "ADDRESS")]
+    pub metrics: Option<String>,
     /// Reaction when the connection to a primary without `sterna protect` breaks
     #[arg(long, value_enum, default_value = "hold")]
     pub on_loss: OnLoss,
