@@ -1,4 +1,4 @@
-//! A record as one HTML page, of a migration or of a protection.
+//! A record as one HTML page, of a migration, of a protection or of a relayed migration.
 //! The page has a timeline as a picture, and the values as tables.
 //!
 //! The page is self-contained: styles and SVG are inline, there is no script. It follows the reader's light
@@ -11,6 +11,7 @@
 //! - [`switchover`]: the downtime, split into its parts.
 //! - [`postcopy`]: page faults, their latencies, channels; and lost connections.
 //! - [`protection`]: the page of a protection.
+//! - [`relay`]: the page of a relayed migration.
 //! - [`layout`], [`keys`], [`table`]: shared by pictures, their legends and tables.
 //! - [`tables`]: the values as tables.
 
@@ -20,6 +21,7 @@ mod keys;
 mod layout;
 mod postcopy;
 mod protection;
+mod relay;
 mod series;
 pub(crate) mod svg;
 mod switchover;
@@ -33,6 +35,7 @@ use crate::units;
 
 use document::document;
 pub use protection::page as protection_page;
+pub use relay::page as relay_page;
 
 /// The page of a migration.
 pub fn page(record: &Record) -> String {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::plan::Plan;
 use crate::protection_record::{Change, GuestAt, Part, ProtectionRecord};
 use crate::record::{Check, Cpu, Guest, Record};
+use crate::relay_record::{self, RelayRecord};
 use sterna::forecast::{DirtyModel, Fixed, Inputs, Point, PostcopyInputs};
 use sterna::stats::{
     FaultSeries, IncomingPostcopy, Latencies, PostcopyChannel, PostcopyStatistics, PostcopyTimes,
@@ -269,4 +270,49 @@ fn plan() -> Plan {
     };
     // The plan is written and read again, because the file format rounds times.
     serde_json::from_str(&Plan::new(inputs, Vec::new(), None).to_json()).expect("a plan is read again")
+}
+
+/// A relayed migration of 4 GiB, compressed to the half, with an outage of two seconds.
+pub fn relay_record() -> RelayRecord {
+    let parts = (0..200u32).map(|tenth| {
+        let is_lost = (80..100).contains(&tenth);
+        relay_record::Part {
+            at_seconds: f64::from(tenth) / 10.0,
+            took_seconds: 0.1,
+            processed_bytes: if is_lost { 0 } else { 24 << 20 },
+            remaining_bytes: Some((4 << 30) - u64::from(tenth) * (20 << 20)),
+            dirty_rate_bytes: (tenth > 150).then_some(30 << 20),
+            is_lost,
+        }
+    });
+    let change = |at_seconds, what: &str| relay_record::Change { at_seconds, what: what.to_owned() };
+    RelayRecord {
+        schema: relay_record::SCHEMA.into(),
+        version: relay_record::VERSION,
+        session: "0123456789abcdef".into(),
+        route: "web1".into(),
+        role: "source".into(),
+        peer: Some("tcp:dst:4450".into()),
+        end: "all flows are over".into(),
+        in_order: true,
+        phase: "ended".into(),
+        rounds: 3,
+        total_seconds: 20.0,
+        downtime_seconds: Some(0.12),
+        ram_bytes: Some(4 << 30),
+        processed_bytes: 180 * (24 << 20),
+        answered_bytes: 48,
+        sent_bytes: 4 << 30,
+        sent_payload_bytes: 2 << 30,
+        resent_bytes: 1 << 20,
+        lost_carriers: 2,
+        reconnections: 2,
+        parts: parts.collect(),
+        changes: vec![
+            change(0.1, "RAM, round 1"),
+            change(8.0, "no connection to the other relay: it <broke>"),
+            change(10.0, "connected again after 2.0 s"),
+        ],
+        ..RelayRecord::default()
+    }
 }

@@ -214,11 +214,11 @@ impl Drop for Live {
 }
 
 /// Interval between two plain lines in the first minute; the later interval follows.
-const LINE_INTERVAL: Duration = Duration::from_secs(5);
+pub(crate) const LINE_INTERVAL: Duration = Duration::from_secs(5);
 const LATER_LINE_INTERVAL: Duration = Duration::from_secs(30);
 
 /// When the line after one at `now` is due.
-fn after(now: Duration) -> Duration {
+pub(crate) fn after(now: Duration) -> Duration {
     now + if now < Duration::from_secs(60) { LINE_INTERVAL } else { LATER_LINE_INTERVAL }
 }
 

@@ -1,4 +1,6 @@
-//! `sterna info`: shows the state of a VM, of its migration, or of its protection.
+//! `sterna info`: shows the state of a VM, of its migration, of its protection, or of a relay.
+
+mod relay;
 
 use serde_json::{Value, json};
 use sterna_drive::protect::LeftProtection;
@@ -14,7 +16,7 @@ use crate::{summary, terminal, units};
 #[derive(Debug, clap::Args)]
 #[command(after_help = SECOND_MONITOR)]
 pub struct Arguments {
-    /// QMP socket of the VM, of `sterna protect` or of `sterna standby`: unix:PATH, a path, or tcp:HOST:PORT
+    /// QMP socket of the VM, of `sterna protect`, of `sterna standby` or of `sterna relay`: unix:PATH, a path, or tcp:HOST:PORT
     pub socket: Endpoint,
     /// Print JSON
     #[arg(long)]
@@ -30,6 +32,12 @@ pub fn execute(arguments: &Arguments) -> Done {
         && protection["schema"].is_string()
     {
         terminal::print(&protection_of(&protection, arguments.json));
+        return Ok(Status::Done);
+    }
+    if monitor.is_sterna()
+        && let Ok(relay) = monitor.try_execute("query-relay", Value::Null)
+    {
+        terminal::print(&relay::text(&relay, arguments.json));
         return Ok(Status::Done);
     }
     let info = Info::ask(&mut monitor)?;

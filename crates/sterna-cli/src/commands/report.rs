@@ -1,16 +1,17 @@
-//! `sterna report`: writes the record of a migration or of a protection as an HTML page.
+//! `sterna report`: writes the record of a migration, of a protection or of a relayed migration as an HTML page.
 
 use std::path::{Path, PathBuf};
 
 use crate::exit::{Done, Status, Stop};
 use crate::protection_record::{self, ProtectionRecord};
 use crate::record::{self, Record};
+use crate::relay_record::{self, RelayRecord};
 use crate::{report, terminal};
 
 /// Which record, and where the page goes.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// Record that `--report` of `sterna migrate`, `sterna demo` or `sterna protect` wrote, or the `--json` output of a migration
+    /// Record that `--report` of `sterna migrate`, `sterna demo`, `sterna protect` or `sterna relay` wrote, or the `--json` output of a migration
     pub file: PathBuf,
     /// HTML page to write [default: the record's name with .html]
     #[arg(short, long, value_name = "FILE.html")]
@@ -36,6 +37,7 @@ fn page(file: &Path) -> Result<String, Stop> {
         Some(protection_record::SCHEMA) => {
             ProtectionRecord::from_json(&text).map(|record| report::protection_page(&record))
         }
+        Some(relay_record::SCHEMA) => RelayRecord::from_json(&text).map(|record| report::relay_page(&record)),
         _ => Record::from_json(&text).map(|record| report::page(&record)),
     });
     page.map_err(|why| Stop::unreadable(format!("{name} {why}. Give a file that `--report` wrote.")))
@@ -54,6 +56,7 @@ mod tests {
         for (text, title) in [
             (samples::record().to_json(), "<h1>Migration</h1>"),
             (samples::protection_record().to_json(), "<h1>Protection</h1>"),
+            (samples::relay_record().to_json(), "<h1>Relayed migration</h1>"),
         ] {
             record::Report::begin(&file).unwrap().write_text(&text).unwrap();
 

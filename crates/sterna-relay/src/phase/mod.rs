@@ -8,11 +8,13 @@ mod end_scan;
 mod keeper;
 mod kind;
 mod multifd_pages;
+mod progress;
 mod reader;
 mod return_reader;
 
 pub use keeper::{Closing, DestinationKeeper, Heard, SourceKeeper, StreamState};
 pub use kind::StreamKind;
 pub use multifd_pages::MultifdPages;
+pub use progress::RamProgress;
 pub use reader::{Phase, StreamReader, Unconfirmed};
 pub use return_reader::ReturnReader;

@@ -3,12 +3,15 @@
 //! No page is copied: the decoder says where a page's bytes are, and the reader skips them. The bytes of devices
 //! after RAM are scanned and not kept ([`EndScan`]).
 
+use std::fmt;
+
 use sterna_wire::limits::MAIN_STEP_BYTES;
 use sterna_wire::main::{BodyKind, Command, Expectations, MainDecoder, MainItem, SectionKind, Step};
 use sterna_wire::ram;
 use sterna_wire::{PAGE_SIZE, WireError};
 
 use super::end_scan::EndScan;
+use super::progress::RamProgress;
 
 /// Most bytes before RAM that are kept until its START shows whether there are multifd channels.
 const SETUP_BYTES: usize = 4 << 20;
@@ -42,6 +45,40 @@ pub enum Phase {
     },
 }
 
+impl Phase {
+    /// The phase in one word.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Phase::Setup => "setup",
+            Phase::Ram { .. } => "ram",
+            Phase::Switchover => "switchover",
+            Phase::Devices => "devices",
+            Phase::Ended => "ended",
+            Phase::Postcopy => "postcopy",
+            Phase::Unread { .. } => "unread",
+        }
+    }
+
+    /// Whether the guest is stopped in this phase, because it changes hands.
+    pub fn is_switchover(&self) -> bool {
+        matches!(self, Phase::Switchover | Phase::Devices | Phase::Ended)
+    }
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Phase::Setup => f.write_str("setup"),
+            Phase::Ram { round } => write!(f, "RAM, round {round}"),
+            Phase::Switchover => f.write_str("switchover: the guest is stopped"),
+            Phase::Devices => f.write_str("devices"),
+            Phase::Ended => f.write_str("end of the stream"),
+            Phase::Postcopy => f.write_str("postcopy: the guest runs at the destination"),
+            Phase::Unread { why } => write!(f, "the stream is relayed without phases: {why}"),
+        }
+    }
+}
+
 /// The stream reached RAM and has no return path: its source would not learn whether the destination has the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
@@ -69,7 +106,7 @@ pub struct StreamReader {
     has_package_ping: bool,
     /// Offset of the last byte of the package.
     package_end: Option<u64>,
-    pages: u64,
+    progress: RamProgress,
     /// The bytes so far, until RAM's START is over.
     setup: Option<Vec<u8>>,
     /// Offsets at which pages begin, since the last call of [`take_pages`](Self::take_pages).
@@ -102,7 +139,7 @@ impl StreamReader {
             window: [0; PACKAGE_PING.len()],
             has_package_ping: false,
             package_end: None,
-            pages: 0,
+            progress: RamProgress::default(),
             setup: Some(Vec::new()),
             starts: None,
         }
@@ -129,7 +166,12 @@ impl StreamReader {
 
     /// Pages that the main channel carried so far.
     pub fn pages(&self) -> u64 {
-        self.pages
+        self.progress.pages()
+    }
+
+    /// How much RAM has passed, and how much is left.
+    pub fn progress(&self) -> &RamProgress {
+        &self.progress
     }
 
     /// Collects the offsets at which pages begin.
@@ -272,11 +314,18 @@ impl StreamReader {
                 self.phase = Phase::Devices;
                 self.mode = Mode::Package(u64::from(length));
             }
-            MainItem::RamStart(_) => {
+            MainItem::Command(Command::PostcopyDiscard { ranges, .. }) => self.progress.discard(&ranges),
+            MainItem::RamStart(list) => {
                 if self.requires_return_path && !self.has_return_path {
                     return Err(Stop::Unconfirmed);
                 }
+                self.progress.begin(&list);
                 self.phase = Phase::Ram { round: 1 };
+            }
+            // Up to QEMU 8.0 every section is also a flush.
+            MainItem::MultifdFlush if self.setup.is_none() && !self.decoder.flushes_silently() => {
+                self.place = (0, 0);
+                self.next_round();
             }
             MainItem::PagePayloadFollows { block, offset } => {
                 self.mode = Mode::Page(PAGE_SIZE);
@@ -287,8 +336,12 @@ impl StreamReader {
                 self.page((block, offset));
             }
             MainItem::RamEnd { kind: SectionKind::Start } => return self.after_start(next),
-            MainItem::RamEnd { kind: SectionKind::End } if self.phase != Phase::Postcopy => {
-                self.phase = Phase::Devices;
+            MainItem::RamEnd { kind: SectionKind::Part } => self.progress.part_is_over(),
+            MainItem::RamEnd { kind: SectionKind::End } => {
+                self.progress.end();
+                if self.phase != Phase::Postcopy {
+                    self.phase = Phase::Devices;
+                }
             }
             MainItem::Tail if self.phase == Phase::Postcopy => self.mode = Mode::Deaf,
             MainItem::Tail => {
@@ -321,12 +374,19 @@ impl StreamReader {
 
     /// Counts a page. A page before the last one begins a round: a source sends a round in the order of addresses.
     fn page(&mut self, place: (usize, u64)) {
-        self.pages += 1;
-        if let Phase::Ram { round } = &mut self.phase {
+        if matches!(self.phase, Phase::Ram { .. }) {
             if place < self.place {
-                *round += 1;
+                self.next_round();
             }
             self.place = place;
+        }
+        self.progress.page(place);
+    }
+
+    fn next_round(&mut self) {
+        if let Phase::Ram { round } = &mut self.phase {
+            *round += 1;
+            self.progress.next_round();
         }
     }
 
@@ -346,6 +406,7 @@ impl StreamReader {
     /// The package is over. The decoder learns it from the command that the package contained.
     fn in_postcopy(&mut self) {
         (self.mode, self.phase) = (Mode::Elements, Phase::Postcopy);
+        self.progress.in_postcopy();
         let mut listen = Vec::new();
         let known = Command::PostcopyListen.encode(&mut listen).and_then(|()| self.decoder.next(&listen));
         if let Err(error) = known {

@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use sterna_transport::{Address, CancelFlag, Channel, Listener, TlsEndpoint, TransportError};
 
 use super::error::RelayError;
+use super::figures::Figures;
 use super::live::Live;
 use super::options::{Notice, Options, Routes};
 use super::{carrier, greeting, packing, vmm};
@@ -78,6 +79,8 @@ impl Acceptor {
         }
         let listener = Listener::bind(listen)?;
         let address = listener.local_address();
+        // A socket that this process was given shows its address only now.
+        options.security.check(&address)?;
         let shared = Arc::new(Shared {
             listener,
             routes,
@@ -102,6 +105,21 @@ impl Acceptor {
         let mut sessions = self.shared.sessions.lock();
         sessions.sweep();
         sessions.open.len()
+    }
+
+    /// The figures of the open sessions.
+    pub fn figures(&self) -> Vec<Figures> {
+        let mut sessions = self.shared.sessions.lock();
+        sessions.sweep();
+        let open: Vec<_> = sessions.open.values().cloned().collect();
+        drop(sessions);
+        open.iter().map(|live| live.figures()).collect()
+    }
+
+    /// Ends this session as at the end of its window; see [`stop`](Self::stop). False: it is not open here.
+    pub fn end_session(&self, session: SessionId, why: &str) -> bool {
+        let live = self.shared.sessions.lock().open.get(&session).cloned();
+        live.filter(|live| !live.is_over()).inspect(|live| live.stop(why)).is_some()
     }
 
     /// Begins no more sessions. Those that are open continue, and their carriers may come back.

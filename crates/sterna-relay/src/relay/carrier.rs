@@ -37,13 +37,13 @@ pub(super) fn run(
     let error = match writer {
         Ok(writer) => {
             let error = read(live, id, lane, channel, unpacker);
-            live.detach(id, &error.to_string());
+            live.detach(id, lane, &error.to_string());
             let _ = writer.join();
             error
         }
         Err(error) => error,
     };
-    live.detach(id, &error.to_string());
+    live.detach(id, lane, &error.to_string());
     error
 }
 
@@ -72,6 +72,9 @@ fn write(
             parts.extend(frame.payload.as_deref().map(IoPart::Bytes));
             from = *end;
         }
+        let payloads: usize =
+            frames.iter().filter_map(|frame| frame.payload.as_ref()).map(|it| it.len()).sum();
+        live.share.sent((heads.len() + payloads) as u64);
         channel.write_parts(&parts)?;
         if frames.iter().any(|frame| matches!(frame.frame, Frame::Over { .. })) {
             channel.finish_writing()?;

@@ -9,6 +9,7 @@ use rustix::net::RecvFlags;
 use sterna_transport::{Address, CancelFlag, Channel, Listener, TransportError};
 
 use super::error::RelayError;
+use super::figures::Figures;
 use super::greeting::{self, Introduction};
 use super::live::Live;
 use super::options::{Notice, Options};
@@ -67,6 +68,8 @@ impl Dialer {
         own.check(listen)?;
         let listener = Listener::bind(listen)?;
         let address = listener.local_address();
+        // A socket that this process was given shows its address only now.
+        own.check(&address)?;
         let shared = Arc::new(Shared {
             listener,
             to,
@@ -90,6 +93,19 @@ impl Dialer {
     /// Whether a session is open.
     pub fn is_busy(&self) -> bool {
         self.shared.live.lock().as_ref().is_some_and(|live| !live.is_over())
+    }
+
+    /// The figures of the open session.
+    pub fn figures(&self) -> Option<Figures> {
+        let live = self.shared.live.lock().clone();
+        live.filter(|live| !live.is_over()).map(|live| live.figures())
+    }
+
+    /// Ends this session as at the end of its window; see [`stop`](Self::stop). False: it is not open here.
+    pub fn end_session(&self, session: SessionId, why: &str) -> bool {
+        let live = self.shared.live.lock().clone();
+        let live = live.filter(|live| live.id == session && !live.is_over());
+        live.inspect(|live| live.stop(why)).is_some()
     }
 
     /// Begins no more sessions. A session that is open continues and takes further connections of its VMM.

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use super::options::Options;
 use crate::frame::Verdict;
 use crate::phase::{
-    Closing, DestinationKeeper, Heard, MultifdPages, Phase, ReturnReader, SourceKeeper, StreamKind,
-    StreamReader, StreamState, Unconfirmed,
+    Closing, DestinationKeeper, Heard, MultifdPages, Phase, RamProgress, ReturnReader, SourceKeeper,
+    StreamKind, StreamReader, StreamState, Unconfirmed,
 };
 use crate::session::Role;
 
@@ -85,6 +85,21 @@ impl MainFlow {
 
     pub(super) fn phase(&self) -> Option<&Phase> {
         self.main.as_ref().map(|main| main.stream.phase())
+    }
+
+    /// How much RAM has passed.
+    pub(super) fn progress(&self) -> Option<&RamProgress> {
+        self.main.as_ref().map(|main| main.stream.progress())
+    }
+
+    /// Whether the destination has the guest: it has answered, or the package of postcopy has passed.
+    pub(super) fn has_arrived(&self) -> bool {
+        self.main.as_ref().is_some_and(|main| {
+            main.answers.shut() == Some(0)
+                || main.answers.is_package_loaded()
+                // Without the answer that newer sources wait for, the package itself counts.
+                || main.stream.package().is_some_and(|(_, resumes)| !resumes)
+        })
     }
 
     /// Reads bytes that pass from the source's VMM to the destination's. Returns the kind when it becomes known.

@@ -10,8 +10,11 @@ use std::time::Duration;
 use sterna_transport::{Address, Tls};
 
 use super::error::RelayError;
+use super::figures::Figures;
+use super::limit::Limit;
 use crate::frame::{Offer, RouteName, SessionId, SharedSecret};
-use crate::pack::{Cache, Figures, Mode};
+use crate::pack::{Cache, Figures as Packed, Mode};
+use crate::phase::Phase;
 
 /// Settings of a relay.
 #[derive(Debug, Clone)]
@@ -30,6 +33,8 @@ pub struct Options {
     pub is_raw: bool,
     /// Compression.
     pub compress: Compress,
+    /// Limit for the bytes that all sessions with a clone of it send.
+    pub limit: Limit,
     /// Receives what an operator should know.
     pub notices: Notices,
 }
@@ -133,8 +138,24 @@ pub enum Notice {
     Phase {
         /// The session.
         session: SessionId,
-        /// The phase, as text.
-        phase: String,
+        /// The phase.
+        phase: Phase,
+    },
+    /// One of several carriers is lost; others remain.
+    CarrierLost {
+        /// The session.
+        session: SessionId,
+        /// Number of the carrier.
+        carrier: u8,
+        /// The reason.
+        why: String,
+    },
+    /// A carrier that was lost is back, while others remained.
+    CarrierBack {
+        /// The session.
+        session: SessionId,
+        /// Number of the carrier.
+        carrier: u8,
     },
     /// All carriers are lost.
     Lost {
@@ -169,7 +190,7 @@ pub enum Notice {
         /// The session.
         session: SessionId,
         /// Sums over the bulk data.
-        figures: Figures,
+        figures: Packed,
     },
     /// The source is kept waiting: an operator has to look at the destination.
     Waiting {
@@ -186,6 +207,8 @@ pub enum Notice {
         how: String,
         /// Whether it ended in order.
         in_order: bool,
+        /// The figures at the end.
+        figures: Box<Figures>,
     },
 }
 
@@ -194,6 +217,12 @@ impl fmt::Display for Notice {
         match self {
             Notice::Began { session, route } => write!(f, "session {session}: began, route {route}"),
             Notice::Phase { session, phase } => write!(f, "session {session}: {phase}"),
+            Notice::CarrierLost { session, carrier, why } => {
+                write!(f, "session {session}: connection {carrier} to the other relay is lost: {why}")
+            }
+            Notice::CarrierBack { session, carrier } => {
+                write!(f, "session {session}: connection {carrier} to the other relay is back")
+            }
             Notice::Lost { session, why } => {
                 write!(f, "session {session}: no connection to the other relay: {why}")
             }

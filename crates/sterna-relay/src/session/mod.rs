@@ -128,6 +128,8 @@ pub struct Counters {
     pub delivered: u64,
     /// Bytes of flows that were sent a second time.
     pub resent: u64,
+    /// Bytes of flows in the frames that were sent, repetitions included.
+    pub sent: u64,
     /// Carriers that were lost.
     pub lost_carriers: u64,
     /// Flows that were opened.
@@ -190,6 +192,15 @@ impl Session {
     /// Bytes that this side keeps: not acknowledged, and not delivered.
     pub fn held_bytes(&self) -> (u64, u64) {
         (self.stored, self.flows.values().map(|flow| flow.incoming.waiting()).sum())
+    }
+
+    /// Whether a flow without priority has something to send on this carrier now.
+    pub fn has_bulk(&self, id: CarrierId, now: Duration) -> bool {
+        let packs = self.packs && self.role == Role::Dialer;
+        self.flows.iter().any(|(number, flow)| {
+            let is_bulk = flow.outgoing.priority == Priority::Bulk && flow.has_work(packs, now);
+            is_bulk && self.carrier_of(*number, flow) == Some(id)
+        })
     }
 
     /// Ends the session: every carrier sends OVER as its last frame.

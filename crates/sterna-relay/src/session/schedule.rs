@@ -71,6 +71,11 @@ impl Session {
 
     /// The next frame for this carrier; `None` if there is nothing to send now. The frame counts as sent.
     pub fn next_frame(&mut self, id: CarrierId, now: Duration) -> Option<OutgoingFrame> {
+        self.next_frame_of(id, now, Priority::Bulk)
+    }
+
+    /// As [`next_frame`](Self::next_frame), for flows of at least this priority.
+    pub fn next_frame_of(&mut self, id: CarrierId, now: Duration, least: Priority) -> Option<OutgoingFrame> {
         if let Some(greeting) = self.next_greeting(id, now) {
             return greeting;
         }
@@ -82,7 +87,7 @@ impl Session {
         if !self.carriers.ready().any(|ready| ready == id) {
             return None;
         }
-        self.next_of_flows(id, now).or_else(|| self.next_announcement(id))
+        self.next_of_flows(id, now, least).or_else(|| self.next_announcement(id))
     }
 
     /// The peer may get PACKED frames, or this side may get them.
@@ -171,9 +176,12 @@ impl Session {
         None
     }
 
-    fn next_of_flows(&mut self, id: CarrierId, now: Duration) -> Option<OutgoingFrame> {
+    fn next_of_flows(&mut self, id: CarrierId, now: Duration, least: Priority) -> Option<OutgoingFrame> {
         let urgent = self.pick(id, Priority::Urgent, now);
-        let number = urgent.or_else(|| self.pick(id, Priority::Bulk, now))?;
+        let bulk = |session: &mut Self| {
+            if least == Priority::Bulk { session.pick(id, Priority::Bulk, now) } else { None }
+        };
+        let number = urgent.or_else(|| bulk(self))?;
         let flow = self.flows.get_mut(&number)?;
         flow.outgoing.carrier = Some(id);
         if flow.open == Open::Due {
@@ -189,6 +197,7 @@ impl Session {
         };
         if let Some(Chunk { offset, bytes, again, packing }) = chunk {
             self.counters.resent += again;
+            self.counters.sent += bytes.len() as u64;
             let frame = Frame::Data { flow: number, offset, length: bytes.len() };
             return Some(OutgoingFrame { frame, payload: Some(bytes), packing });
         }
@@ -218,7 +227,7 @@ impl Session {
     }
 
     /// The carrier on which this direction sends now.
-    fn carrier_of(&self, number: u32, flow: &Flow) -> Option<CarrierId> {
+    pub(super) fn carrier_of(&self, number: u32, flow: &Flow) -> Option<CarrierId> {
         let bound = flow.outgoing.carrier.filter(|_| flow.is_bound());
         if let Some(bound) = bound
             && !has_bug!(self.settings, ChangesCarrierAtOnce)

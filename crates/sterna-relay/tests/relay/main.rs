@@ -1,6 +1,8 @@
 //! Tests of the relay: its pure machines in simulators, and whole relays over loopback.
 
 mod compressed;
+mod figures;
+mod limit;
 mod phases;
 mod rate;
 mod sessions;

@@ -9,7 +9,7 @@ use sterna_wire::{PAGE_SIZE, WireError, vmdesc};
 
 const RAM: u32 = 2;
 const BLOCK: &str = "pc.ram";
-const PAGES: u64 = 8;
+pub(crate) const PAGES: u64 = 8;
 
 /// A stream, and its length at the places that a test names.
 #[derive(Default)]

@@ -10,7 +10,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use sterna_relay::frame::{RouteName, SharedSecret};
-use sterna_relay::relay::{Acceptor, Compress, Dialer, Notice, Notices, Options, Routes, Security};
+use sterna_relay::phase::Phase;
+use sterna_relay::relay::{Acceptor, Compress, Dialer, Limit, Notice, Notices, Options, Routes, Security};
 use sterna_relay::session::Settings;
 use sterna_transport::Address;
 use sterna_wire::return_path::ReturnMessage;
@@ -72,7 +73,7 @@ impl Proxy {
         proxy
     }
 
-    fn cut(&self) {
+    pub(crate) fn cut(&self) {
         cut(&self.connections);
     }
 
@@ -143,6 +144,7 @@ pub(crate) fn options(notices: &Arc<Mutex<Vec<Notice>>>) -> Options {
         unconfirmed: false,
         is_raw: true,
         compress: Compress::off(),
+        limit: Limit::default(),
         notices: Notices::new(move |notice| notices.lock().unwrap().push(notice)),
     }
 }
@@ -381,7 +383,7 @@ fn relay_without_proof_listens_only_where_no_other_host_reaches_it() {
 }
 
 /// A QEMU's source: it writes a stream and waits for SHUT.
-fn precopy(has_return_path: bool) -> Stream {
+pub(crate) fn precopy(has_return_path: bool) -> Stream {
     let mut stream = Stream::begin(has_return_path).unwrap();
     stream.ram(0..8, false).unwrap();
     stream
@@ -445,8 +447,7 @@ fn migration_whose_end_did_not_arrive_is_closed_at_the_source_when_the_relays_me
     stream.ram(0..1, true).unwrap();
     stream.end().unwrap();
     source.write_all(&stream.bytes[begun..]).unwrap();
-    let ended =
-        |notice: &Notice| matches!(notice, Notice::Phase { phase, .. } if phase == "end of the stream");
+    let ended = |notice: &Notice| matches!(notice, Notice::Phase { phase: Phase::Ended, .. });
     pair.wait_for("the end at the source's relay", ended);
     // The bytes are given to a carrier at once, and disappear.
     std::thread::sleep(Duration::from_millis(100));

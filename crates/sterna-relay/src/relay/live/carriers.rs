@@ -8,7 +8,7 @@ use sterna_transport::Channel;
 use super::{Live, LiveStatus, State};
 use crate::frame::{Frame, FrameError, Kind};
 use crate::relay::options::Notice;
-use crate::session::{CarrierId, OutgoingFrame, Piece, Role, SessionError};
+use crate::session::{CarrierId, OutgoingFrame, Piece, Priority, Role, SessionError};
 
 /// Frames and bytes that one write of a carrier may have.
 const BATCH_FRAMES: usize = 16;
@@ -29,7 +29,10 @@ impl Live {
         if attempt <= *last {
             return None;
         }
+        let is_back = *last > 0;
         *last = attempt;
+        state.meter.reconnections += u64::from(is_back);
+        state.peer = Some(channel.peer().to_owned());
         let id = state.session.carrier_up(lane, self.now());
         state.carriers.insert(id, Arc::clone(channel));
         if state.status == LiveStatus::Waiting && !state.session.is_over() {
@@ -39,21 +42,29 @@ impl Live {
             && state.session.counters().lost_carriers > 0
         {
             self.options.notices.send(Notice::Back { session: self.id, after: since.elapsed() });
+        } else if is_back {
+            self.options.notices.send(Notice::CarrierBack { session: self.id, carrier: lane });
         }
         self.settle(&mut state);
         Some(id)
     }
 
     /// A carrier is lost.
-    pub(in crate::relay) fn detach(&self, id: CarrierId, why: &str) {
+    pub(in crate::relay) fn detach(&self, id: CarrierId, lane: u8, why: &str) {
         let mut state = self.lock();
-        if let Some(channel) = state.carriers.remove(&id) {
+        let removed = state.carriers.remove(&id);
+        if let Some(channel) = &removed {
             channel.shutdown();
         }
         state.session.carrier_down(id, self.now());
+        let is_relaying = state.status == LiveStatus::Running && !state.session.is_over();
+        if removed.is_some() && is_relaying && !state.carriers.is_empty() {
+            let why = why.to_owned();
+            self.options.notices.send(Notice::CarrierLost { session: self.id, carrier: lane, why });
+        }
         if state.carriers.is_empty() && state.lost.is_none() {
             state.lost = Some((Instant::now(), why.to_owned()));
-            if state.status == LiveStatus::Running && !state.session.is_over() {
+            if is_relaying {
                 self.options.notices.send(Notice::Lost { session: self.id, why: why.to_owned() });
             }
         }
@@ -69,8 +80,10 @@ impl Live {
                 return false;
             }
             let mut bytes = 0;
+            let wait = self.wait_for_limit(&state, id);
+            let least = if wait.is_some() { Priority::Urgent } else { Priority::Bulk };
             while frames.len() < BATCH_FRAMES && bytes < BATCH_BYTES {
-                let Some(frame) = state.session.next_frame(id, self.now()) else { break };
+                let Some(frame) = state.session.next_frame_of(id, self.now(), least) else { break };
                 bytes += frame.payload.as_ref().map_or(0, |payload| payload.len());
                 if let Frame::Data { flow, .. } = frame.frame {
                     // Before the bytes leave: from now on they may arrive.
@@ -84,12 +97,27 @@ impl Live {
                 return true;
             }
             // What this thread has settled may be work for it, and its own notification would be lost.
-            match state.session.holds(self.now()) {
+            let held = state.session.holds(self.now()).then_some(HOLD);
+            match wait.into_iter().chain(held).min() {
                 _ if has_changed => {}
-                true => drop(self.to_carriers.wait_for(&mut state, HOLD)),
-                false => self.to_carriers.wait(&mut state),
+                Some(wait) => {
+                    self.to_carriers.wait_for(&mut state, wait);
+                }
+                None => self.to_carriers.wait(&mut state),
             }
         }
+    }
+
+    /// How long the limit of all sessions holds this carrier's pages up; `None`: it does not, or there are none.
+    fn wait_for_limit(&self, state: &State, id: CarrierId) -> Option<Duration> {
+        if self.options.limit.bytes_per_second() == 0 {
+            return None;
+        }
+        if !state.session.has_bulk(id, self.now()) {
+            self.share.rest();
+            return None;
+        }
+        self.share.ask(Instant::now()).err()
     }
 
     /// Takes a frame of a carrier.

@@ -84,7 +84,8 @@ impl Live {
             figures.misses = state.session.counters().misses;
             self.options.notices.send(Notice::Compressed { session: self.id, figures });
         }
-        self.options.notices.send(Notice::Ended { session: self.id, how, in_order });
+        let figures = Box::new(self.figures_of(state));
+        self.options.notices.send(Notice::Ended { session: self.id, how, in_order, figures });
     }
 
     pub(super) fn peer_is_over(&self, state: &mut State, verdict: Verdict, text: &str) {

@@ -21,12 +21,15 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use sterna_transport::{CancelFlag, Channel};
 
+use super::figures::{Figures, SessionStatus};
+use super::limit::Share;
 use super::main_flow::MainFlow;
+use super::meter::Meter;
 use super::options::{Notice, Options};
 use super::packing::Packing;
 use crate::frame::{RouteName, SessionId, SessionKey};
 use crate::phase::Phase;
-use crate::session::{CarrierId, Role, Session, Settings};
+use crate::session::{CarrierId, Counters, Role, Session, Settings};
 
 /// One session, shared by its threads.
 pub(in crate::relay) struct Live {
@@ -37,6 +40,7 @@ pub(in crate::relay) struct Live {
     pub(in crate::relay) options: Arc<Options>,
     /// Ends connects that wait.
     pub(in crate::relay) cancel: CancelFlag,
+    pub(in crate::relay) share: Share,
     began: Instant,
     state: Mutex<State>,
     /// Carriers wait for frames, VMMs' readers for room, VMMs' writers and the connector for deliveries.
@@ -61,6 +65,9 @@ pub(in crate::relay) struct State {
     over_at: Option<Instant>,
     idle_since: Option<Instant>,
     phase: Option<Phase>,
+    meter: Meter,
+    /// The other relay.
+    peer: Option<String>,
 }
 
 impl State {
@@ -104,6 +111,8 @@ impl Live {
             over_at: None,
             idle_since: Some(Instant::now()),
             phase: None,
+            meter: Meter::default(),
+            peer: None,
         };
         options.notices.send(Notice::Began { session: id, route: route.clone() });
         Arc::new(Self {
@@ -111,6 +120,7 @@ impl Live {
             role,
             route,
             key,
+            share: options.limit.share(),
             options,
             cancel: CancelFlag::new(),
             began: Instant::now(),
@@ -137,6 +147,60 @@ impl Live {
     pub(in crate::relay) fn is_closed(&self) -> bool {
         let state = self.lock();
         state.status != LiveStatus::Running || state.session.is_over()
+    }
+
+    /// What is known about the session now.
+    pub(in crate::relay) fn figures(&self) -> Figures {
+        self.figures_of(&self.lock())
+    }
+
+    fn figures_of(&self, state: &State) -> Figures {
+        let (now, counters) = (self.now(), state.session.counters());
+        let (processed, answered) = self.passed(&counters);
+        let (downtime, is_downtime_over) = state.meter.downtime(now);
+        let (stored, waiting) = state.session.held_bytes();
+        let packed = state.packing.figures();
+        let is_over = state.status == LiveStatus::Over;
+        Figures {
+            session: self.id,
+            role: self.role,
+            route: self.route.clone(),
+            peer: state.peer.clone(),
+            status: match state.status {
+                LiveStatus::Running => SessionStatus::Running,
+                LiveStatus::Waiting => SessionStatus::Waiting,
+                LiveStatus::Over => SessionStatus::Over,
+            },
+            phase: state.phase.clone(),
+            round: state.meter.round,
+            age: now,
+            ram_bytes: state.meter.ram_bytes,
+            remaining_bytes: state.meter.remaining_bytes,
+            dirty_rate: state.meter.dirty_rate,
+            processed_bytes: processed,
+            rate: if is_over { 0 } else { state.meter.rate(now, processed) },
+            answered_bytes: answered,
+            downtime,
+            is_downtime_over,
+            sent_bytes: counters.sent,
+            sent_payload_bytes: counters.sent.saturating_sub(packed.plain) + packed.sent,
+            resent_bytes: counters.resent,
+            lost_carriers: counters.lost_carriers,
+            reconnections: state.meter.reconnections,
+            carriers: if is_over { 0 } else { state.carriers.len() as u32 },
+            lost_for: state.lost.as_ref().filter(|_| !is_over).map(|(since, _)| since.elapsed()),
+            open_flows: state.session.open_flows() as u32,
+            flows: counters.flows,
+            held_bytes: stored + waiting,
+        }
+    }
+
+    /// Bytes from the source's VMM, and bytes to it.
+    fn passed(&self, counters: &Counters) -> (u64, u64) {
+        match self.role {
+            Role::Dialer => (counters.taken, counters.delivered),
+            Role::Acceptor => (counters.delivered, counters.taken),
+        }
     }
 
     /// Runs `change` on the session, and acts on what follows.

@@ -3,7 +3,6 @@
 use std::time::Instant;
 
 use super::{Live, State};
-use crate::phase::{Phase, StreamKind};
 use crate::relay::options::Notice;
 use crate::session::Event;
 
@@ -63,33 +62,18 @@ impl Live {
         }
     }
 
-    pub(super) fn note_kind(&self, kind: StreamKind) {
-        if kind == StreamKind::Opaque {
-            let phase = "the stream cannot be read (encrypted, or not QEMU's): it is relayed without phases"
-                .to_owned();
-            self.options.notices.send(Notice::Phase { session: self.id, phase });
-        }
-    }
-
     pub(super) fn note_phase(&self, state: &mut State) {
-        let Some(phase) = state.main.phase() else { return };
+        let now = self.now();
+        let State { meter, main, .. } = state;
+        meter.look(now, main);
+        let Some(phase) = main.phase() else { return };
         if state.phase.as_ref() == Some(phase) {
             return;
         }
         let phase = phase.clone();
-        let text = match &phase {
-            Phase::Setup => "setup".to_owned(),
-            Phase::Ram { round } => format!("RAM, round {round}"),
-            Phase::Switchover => "switchover: the guest is stopped".to_owned(),
-            Phase::Devices => "devices".to_owned(),
-            Phase::Ended => "end of the stream".to_owned(),
-            Phase::Postcopy => "postcopy: the guest runs at the destination".to_owned(),
-            Phase::Unread { why } => {
-                format!("the stream cannot be read any more, and is relayed without phases: {why}")
-            }
-        };
+        self.share.set_first(phase.is_switchover());
+        self.options.notices.send(Notice::Phase { session: self.id, phase: phase.clone() });
         state.phase = Some(phase);
-        self.options.notices.send(Notice::Phase { session: self.id, phase: text });
     }
 
     pub(super) fn wake(&self) {

@@ -22,7 +22,10 @@ impl Live {
         loop {
             std::thread::sleep(TICK);
             let mut state = self.lock();
-            state.session.tick(self.now());
+            let now = self.now();
+            let (passed, _) = self.passed(&state.session.counters());
+            state.meter.note(now, passed);
+            state.session.tick(now);
             self.settle(&mut state);
             if let Some(over_at) = state.over_at {
                 if over_at.elapsed() > FAREWELL || state.carriers.is_empty() {

@@ -61,7 +61,6 @@ impl Live {
                 let kind = state.main.stream(flow, &piece, &mut pages)?;
                 if let Some(kind) = kind {
                     state.session.set_priority(flow, kind.priority());
-                    self.note_kind(kind);
                 }
                 state.session.note_pages(flow, &pages);
             }
@@ -99,6 +98,7 @@ impl Live {
         let mut state = self.lock();
         if self.role == Role::Dialer {
             state.main.answers(flow, piece);
+            self.note_phase(&mut state);
         }
         state.session.delivered(flow, piece.len() as u64);
         self.settle(&mut state);
