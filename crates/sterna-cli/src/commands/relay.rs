@@ -108,7 +108,7 @@ pub struct Arguments {
     /// Serve the figures for Prometheus at http://ADDRESS/metrics: HOST:PORT or unix:PATH
     #[arg(long, value_name = "ADDRESS")]
     pub metrics: Option<String>,
-    /// Directory in which each session leaves its record, for `sterna report`: ROUTE-SESSION.json
+    /// Directory in which each session leaves its record, for `sterna report`: ROUTE-SESSION-ROLE.json
     #[arg(long, value_name = "DIR")]
     pub report: Option<PathBuf>,
     /// After the first Ctrl-C or SIGTERM, end the open migrations after this time in seconds, as a second one does

@@ -11,6 +11,7 @@ mod convert;
 mod demo;
 mod dirty_limit;
 mod exit_statuses;
+mod exposition;
 mod interrupted;
 mod limits;
 mod migrate_settings;

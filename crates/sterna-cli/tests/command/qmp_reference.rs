@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use serde_json::Value;
-use sterna_cli::commands::protect;
+use sterna_cli::commands::{protect, relay};
 use sterna_cli::host::GUEST_COMMANDS;
 use sterna_qmp::migration::events::EVENTS;
 use sterna_qmp::migration::{
@@ -194,7 +194,11 @@ fn is_parameters(members: &[MemberSpec]) -> bool {
 fn events(page: &mut String) {
     line(page, "\n## Events\n");
     line(page, "Monitors of VMs send all of them, that of a standby only `COLO_EXIT`.");
-    for EventSpec { name, about, members: data, only_with, since } in EVENTS {
+    events_of(page, EVENTS);
+}
+
+fn events_of(page: &mut String, of: &[EventSpec]) {
+    for EventSpec { name, about, members: data, only_with, since } in of {
         let only =
             only_with.map_or(String::new(), |only| format!(" Sent only with the capability `{only}`."));
         line(page, &format!("\n### `{name}`\n\n{about}{only} Since {since}."));
@@ -234,6 +238,13 @@ fn page() -> String {
         line(&mut page, &format!("\n## {title}"));
         commands(&mut page, of);
     }
+    line(
+        &mut page,
+        "\n## Commands of `sterna relay`\n\nA relay has no VM, and no QEMU has such a monitor. Therefore its names have no prefix.",
+    );
+    commands(&mut page, relay::COMMANDS);
+    line(&mut page, "\n## Events of `sterna relay`");
+    events_of(&mut page, relay::EVENTS);
     human(&mut page);
     page
 }
@@ -256,13 +267,14 @@ fn page_says_what_is_declared() {
 #[test]
 fn every_declaration_has_a_sentence_that_fits_into_a_table() {
     let commands =
-        [BUILTIN_COMMANDS, COMMANDS, GUEST_COMMANDS, standby::COMMANDS, protect::COMMANDS].concat();
+        [BUILTIN_COMMANDS, COMMANDS, GUEST_COMMANDS, standby::COMMANDS, protect::COMMANDS, relay::COMMANDS]
+            .concat();
     let sentences = PARAMETERS
         .iter()
         .map(|spec| (spec.name, spec.about))
         .chain(CAPABILITIES.iter().map(|spec| (spec.name, spec.about)))
         .chain(commands.iter().map(|spec| (spec.name, spec.about)))
-        .chain(EVENTS.iter().map(|spec| (spec.name, spec.about)));
+        .chain(EVENTS.iter().chain(relay::EVENTS).map(|spec| (spec.name, spec.about)));
     for (name, about) in sentences {
         assert!(about.ends_with(['.', ')']) && !about.contains(['|', '\n']), "{name}: {about}");
         assert!(about.split_whitespace().count() <= 30, "{name}: {about}");

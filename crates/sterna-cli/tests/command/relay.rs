@@ -1,4 +1,8 @@
-//! `sterna relay` as two processes over loopback: bytes, TLS, refusals, signals.
+//! `sterna relay` as two processes over loopback: bytes, TLS, refusals, signals; its control, its figures, and systemd.
+
+mod control;
+mod guest;
+mod service;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::Shutdown;
@@ -24,17 +28,42 @@ fn sterna(arguments: &[&str]) -> Command {
 struct Relay {
     process: Child,
     address: String,
+    metrics: Option<u16>,
     lines: BufReader<std::process::ChildStderr>,
 }
 
 impl Relay {
     fn start(arguments: &[&str]) -> Self {
-        let mut process = sterna(arguments).spawn().unwrap();
+        Self::of_command(sterna(arguments))
+    }
+
+    /// Another command that listens.
+    fn of(arguments: &[&str]) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sterna"));
+        command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        Self::of_command(command)
+    }
+
+    fn of_command(mut command: Command) -> Self {
+        let mut process = command.spawn().unwrap();
         let mut lines = BufReader::new(process.stderr.take().unwrap());
-        let mut first = String::new();
-        lines.read_line(&mut first).unwrap();
-        let address = first.trim_end().strip_prefix("sterna: listening at ").expect(&first).to_owned();
-        Self { process, address, lines }
+        let mut metrics = None;
+        loop {
+            let mut line = String::new();
+            assert!(lines.read_line(&mut line).unwrap() > 0, "it has ended: {:?}", process.wait());
+            let line = line.trim_end();
+            if let Some(at) = line.strip_prefix("sterna: metrics at tcp:127.0.0.1:") {
+                metrics = Some(at.parse().unwrap());
+            }
+            if let Some((_, address)) = line.split_once("listening at ") {
+                let address = address.to_owned();
+                return Self { process, address, metrics, lines };
+            }
+        }
+    }
+
+    fn metrics(&self) -> u16 {
+        self.metrics.expect("--metrics was given")
     }
 
     fn signal(&self) {

@@ -133,7 +133,7 @@ impl Book {
     fn write(&self, records: &[RelayRecord]) {
         let Some(directory) = &self.directory else { return };
         for record in records {
-            let file = directory.join(format!("{}-{}.json", record.route, record.session));
+            let file = directory.join(format!("{}-{}-{}.json", record.route, record.session, record.role));
             if let Err(error) = record::write_whole(&file, &record.to_json()) {
                 // The migration itself is not affected.
                 terminal::note(&format!("sterna: warning: {error}"));
