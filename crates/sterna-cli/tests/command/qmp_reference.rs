@@ -18,7 +18,8 @@ const HEAD: &str = "# QMP reference
 Everything that Sterna's monitors answer. This page is generated from the declarations in the code: change those, then run
 `STERNA_BLESS=1 cargo test --workspace --test command page_says_what_is_declared`.
 
-Names that begin with `x-sterna-` or `X_STERNA_` are Sterna's own. All others are QEMU 11's, with QEMU's types and units.
+Names that begin with `x-sterna-` or `X_STERNA_` are Sterna's own, and so are those of `sterna relay`. All others are QEMU 11's, with QEMU's
+types and units.
 specs/stream.md §8 describes the differences in behaviour. *Since* is a version of Sterna.
 ";
 

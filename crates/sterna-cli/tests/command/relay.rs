@@ -46,20 +46,21 @@ impl Relay {
 
     fn of_command(mut command: Command) -> Self {
         let mut process = command.spawn().unwrap();
-        let mut lines = BufReader::new(process.stderr.take().unwrap());
-        let mut metrics = None;
-        loop {
+        let lines = BufReader::new(process.stderr.take().unwrap());
+        // From here on a panic kills the process.
+        let mut relay = Self { process, address: String::new(), metrics: None, lines };
+        while relay.address.is_empty() {
             let mut line = String::new();
-            assert!(lines.read_line(&mut line).unwrap() > 0, "it has ended: {:?}", process.wait());
+            assert!(relay.lines.read_line(&mut line).unwrap() > 0, "it has ended");
             let line = line.trim_end();
             if let Some(at) = line.strip_prefix("sterna: metrics at tcp:127.0.0.1:") {
-                metrics = Some(at.parse().unwrap());
+                relay.metrics = Some(at.parse().unwrap());
             }
             if let Some((_, address)) = line.split_once("listening at ") {
-                let address = address.to_owned();
-                return Self { process, address, metrics, lines };
+                address.clone_into(&mut relay.address);
             }
         }
+        relay
     }
 
     fn metrics(&self) -> u16 {
