@@ -16,6 +16,7 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 
 pub mod bench;
 mod bitmaps;
+mod board;
 pub mod children;
 mod claims;
 pub mod cli;

@@ -25,9 +25,10 @@ use sterna_transport::{Tls, TlsEndpoint};
 pub use control::COMMANDS;
 
 use super::{pair, peer};
+use crate::board::Board;
 use crate::exit::{Done, Status, Stop};
 use crate::interrupts::{Interrupts, until_interrupted};
-use crate::metrics::{self, Board, MetricsServer};
+use crate::metrics::{self, MetricsServer};
 use crate::monitor::Monitor;
 use crate::protection_record::{GuestAt, Look, Recorder};
 use crate::record::Report;

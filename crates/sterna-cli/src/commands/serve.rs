@@ -10,11 +10,12 @@ use sterna_opaque::serve::{
     ServedImage, Serving, Silence, Stage,
 };
 
+use crate::board::Board;
 use crate::commands::peer;
 use crate::commands::save::direct;
 use crate::exit::{Done, FORCE_DAMAGED, Status, Stop};
 use crate::interrupts::Interrupts;
-use crate::metrics::{self, Board, MetricsServer};
+use crate::metrics::{self, MetricsServer};
 use crate::monitor::Progress;
 use crate::terminal::{self, Live, Shown};
 use crate::units;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::format::{Change, GuestAt, Part, ProtectionRecord};
 use super::look::Look;
-use crate::metrics::Board;
+use crate::board::Board;
 
 /// Initial length of a part, seconds. If there are too many parts, each two are merged.
 const FIRST_PART: f64 = 0.1;

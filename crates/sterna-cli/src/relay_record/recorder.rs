@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use sterna_relay::relay::Figures;
 
-use super::{Change, Part, RelayRecord, SCHEMA, VERSION, units};
+use super::format::{Change, Part, RelayRecord, SCHEMA, VERSION, units};
 
 /// Initial length of a part, seconds. If there are too many parts, each two are merged.
 const FIRST_PART: f64 = 0.1;

@@ -13,7 +13,7 @@ use sterna_relay::relay::{
 };
 use sterna_transport::{Address, Authorization, TlsEndpoint};
 
-use super::{Arguments, Kind};
+use super::arguments::{Arguments, Kind};
 use crate::exit::Stop;
 use crate::service::Listeners;
 use crate::terminal;
