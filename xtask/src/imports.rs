@@ -20,6 +20,7 @@ const CRATES: &[&str] = &[
     "crates/sterna-drive",
     "crates/sterna-forecast",
     "crates/sterna-image",
+    "crates/sterna-libvirt",
     "crates/sterna-opaque",
     "crates/sterna-proto",
     "crates/sterna-qmp",

@@ -15,7 +15,7 @@ const LAYERS: &[&[&str]] = &[
     &["sterna-arbiter"],
     &["sterna-ram"],
     &["sterna-transport"],
-    &["sterna-image", "sterna-relay", "sterna"],
+    &["sterna-image", "sterna-libvirt", "sterna-relay", "sterna"],
     &["sterna-opaque"],
     &["sterna-standby"],
     &["sterna-qmp"],

@@ -27,6 +27,7 @@ mod disk;
 pub mod exit;
 pub mod host;
 pub mod interrupts;
+mod libvirt;
 mod limits;
 mod linux_guest;
 pub mod metrics;

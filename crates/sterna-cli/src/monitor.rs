@@ -6,7 +6,8 @@ use serde_json::{Map, Value};
 use sterna::Statistics;
 use sterna::stats::IncomingPostcopy;
 pub use sterna_drive::Progress;
-use sterna_drive::{ANSWER_LIMIT, DriveError, Settings, Temporary, Vm};
+use sterna_drive::{ANSWER_LIMIT, DriveError, MonitorAddress, Settings, Temporary, Vm};
+use sterna_libvirt::LibvirtError;
 use sterna_qmp::migration::Unit;
 use sterna_qmp::{ClientError, Endpoint};
 
@@ -48,33 +49,85 @@ pub fn unreachable(endpoint: &Endpoint, error: &ClientError) -> Stop {
     Stop::failed(format!("{}. {hint}", sentence(error)))
 }
 
+/// An address that a command has: of a socket, or of any monitor.
+#[derive(Debug, Clone, Copy)]
+pub enum MonitorRef<'a> {
+    /// A QMP socket.
+    Socket(&'a Endpoint),
+    /// A domain of libvirt.
+    Domain(&'a MonitorAddress),
+}
+
+impl<'a> From<&'a Endpoint> for MonitorRef<'a> {
+    fn from(endpoint: &'a Endpoint) -> Self {
+        Self::Socket(endpoint)
+    }
+}
+
+impl<'a> From<&'a MonitorAddress> for MonitorRef<'a> {
+    fn from(address: &'a MonitorAddress) -> Self {
+        match address {
+            MonitorAddress::Socket(endpoint) => Self::Socket(endpoint),
+            MonitorAddress::Domain(_) => Self::Domain(address),
+        }
+    }
+}
+
 /// A negotiated connection to a monitor.
 pub struct Monitor {
     vm: Vm,
-    endpoint: Endpoint,
+    endpoint: MonitorAddress,
 }
 
 impl Monitor {
-    /// Connects to `endpoint`. Ctrl-C cancels the connection.
-    pub fn connect(endpoint: &Endpoint) -> Result<Self, Stop> {
-        let connected = until_interrupted(|cancel| Vm::connect_unless(endpoint, cancel));
-        Self::of(endpoint, connected)
+    /// Connects to `address`. Ctrl-C cancels the connection.
+    pub fn connect<'a>(address: impl Into<MonitorRef<'a>>) -> Result<Self, Stop> {
+        match address.into() {
+            MonitorRef::Socket(endpoint) => {
+                let connected = until_interrupted(|cancel| Vm::connect_unless(endpoint, cancel));
+                Self::of(endpoint, connected)
+            }
+            MonitorRef::Domain(address) => {
+                let vm = until_interrupted(|cancel| Vm::connect_to(address, cancel));
+                let vm = vm.map_err(|error| match error {
+                    DriveError::Libvirt { error: LibvirtError::Cancelled, .. } => {
+                        Stop::with(Status::Cancelled, format!("{}; nothing was changed", sentence(&error)))
+                    }
+                    error => error.into(),
+                })?;
+                Ok(Self { vm, endpoint: address.clone() })
+            }
+        }
+    }
+
+    /// Whether the VM is a domain of libvirt.
+    pub fn is_libvirt(&self) -> bool {
+        self.endpoint.domain().is_some()
     }
 
     /// As [`connect`](Self::connect), with out-of-band execution if the monitor supports it.
     /// For a machine that may be blocked while it waits for memory.
-    pub fn connect_oob(endpoint: &Endpoint) -> Result<Self, Stop> {
+    ///
+    /// # Errors
+    /// Those of [`connect`](Self::connect). No command needs this for a domain of libvirt, which is refused.
+    pub fn connect_oob<'a>(address: impl Into<MonitorRef<'a>>) -> Result<Self, Stop> {
+        let endpoint = match address.into() {
+            MonitorRef::Socket(endpoint) => endpoint,
+            MonitorRef::Domain(address) => {
+                return Err(Stop::usage(format!("{address} is a domain of libvirt: give a QMP socket")));
+            }
+        };
         let connected = until_interrupted(|cancel| Vm::connect_oob_unless(endpoint, cancel));
         Self::of(endpoint, connected)
     }
 
     fn of(endpoint: &Endpoint, connected: Result<Vm, ClientError>) -> Result<Self, Stop> {
         let vm = connected.map_err(|error| unreachable(endpoint, &error))?;
-        Ok(Self { vm, endpoint: endpoint.clone() })
+        Ok(Self { vm, endpoint: endpoint.clone().into() })
     }
 
     /// The address of the monitor.
-    pub fn endpoint(&self) -> &Endpoint {
+    pub fn endpoint(&self) -> &MonitorAddress {
         &self.endpoint
     }
 

@@ -8,6 +8,7 @@
 //! identify it, times are seconds, rates bytes per second.
 
 mod format;
+mod link;
 pub mod live;
 mod measured;
 mod picture;

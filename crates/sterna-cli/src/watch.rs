@@ -10,8 +10,7 @@ use serde::de::value::Error;
 use serde_json::Value;
 use sterna::stats::PostcopyStatistics;
 use sterna::{Reconnection, Round, Sample, Statistics, Status as Stage};
-use sterna_drive::{DriveError, Reconnect, Trace, Vm, Watch, Wish};
-use sterna_qmp::Endpoint;
+use sterna_drive::{DriveError, MonitorAddress, Reconnect, Trace, Vm, Watch, Wish};
 
 use crate::exit::{Status, Stop};
 use crate::interrupts::Interrupts;
@@ -421,7 +420,7 @@ pub fn end(record: &Record, source: &mut Monitor) -> Result<Status, Stop> {
 }
 
 /// The message about a paused postcopy, with advice.
-fn paused(at: &Endpoint, address: &str, why: &str, is_sterna: bool) -> String {
+fn paused(at: &MonitorAddress, address: &str, why: &str, is_sterna: bool) -> String {
     // QEMU has no command that releases the source's memory; only the end of the process does.
     let give_up = match is_sterna {
         true => format!("`sterna decide {at} destination` releases the source's memory"),

@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use sterna_image::ImageError;
+use sterna_libvirt::LibvirtError;
 use sterna_qmp::ClientError;
 use sterna_transport::TransportError;
 
@@ -19,6 +20,15 @@ pub enum DriveError {
         /// The refusal, or the reason why the connection broke.
         #[source]
         error: ClientError,
+    },
+    /// libvirt refused a call, or cannot be reached.
+    #[error("{at}: {error}")]
+    Libvirt {
+        /// The address of the domain.
+        at: String,
+        /// The refusal, or the reason why libvirt cannot be reached.
+        #[source]
+        error: LibvirtError,
     },
     /// The request cannot work with these machines or this file. Nothing was changed.
     #[error("{0}")]

@@ -25,6 +25,7 @@ mod convergence;
 mod error;
 pub mod handover;
 mod launch_line;
+mod monitor_address;
 mod pipe;
 mod progress;
 pub mod protect;
@@ -43,6 +44,7 @@ mod wait;
 pub mod waiting;
 
 pub use error::DriveError;
+pub use monitor_address::MonitorAddress;
 use pipe::pipe;
 pub use progress::{Progress, Reconnect};
 pub use schema::Schema;

@@ -50,6 +50,8 @@ pub struct Survey {
     pub max_postcopy_bandwidth_bytes: Option<u64>,
     /// The reason why these settings exclude postcopy, as a clause.
     pub postcopy_excluded: Option<String>,
+    /// Whether the VM has the capability `postcopy-ram`, on or off.
+    pub has_postcopy: bool,
 }
 
 /// A measurement of the guest's writes over one interval.
@@ -84,9 +86,22 @@ impl Survey {
             downtime_limit: Duration::from_millis(number("downtime-limit").unwrap_or(300)),
             max_postcopy_bandwidth_bytes: rate("max-postcopy-bandwidth"),
             postcopy_excluded: postcopy_excluded(&settings, vm.is_sterna()),
+            has_postcopy: settings.capability("postcopy-ram").is_some(),
         })
     }
 }
+
+impl Survey {
+    /// The settings of a migration that libvirt starts: it sets the limit of the bandwidth and the capabilities itself, so those
+    /// that a QEMU has between migrations do not count.
+    pub fn under_libvirt(self) -> Self {
+        let has_postcopy = self.has_postcopy;
+        let excluded = (!has_postcopy).then(|| NO_POSTCOPY.to_owned());
+        Self { max_bandwidth_bytes: None, postcopy_excluded: excluded, ..self }
+    }
+}
+
+const NO_POSTCOPY: &str = "this VM has no capability postcopy-ram";
 
 /// Capabilities that exclude `postcopy-ram`.
 const NOT_WITH_POSTCOPY: [&str; 4] = ["mapped-ram", "x-ignore-shared", "background-snapshot", "x-colo"];
@@ -94,7 +109,7 @@ const NOT_WITH_POSTCOPY: [&str; 4] = ["mapped-ram", "x-ignore-shared", "backgrou
 fn postcopy_excluded(settings: &Settings, is_sterna: bool) -> Option<String> {
     let is_on = |name: &str| settings.capability(name) == Some(true);
     if settings.capability("postcopy-ram").is_none() {
-        return Some("this VM has no capability postcopy-ram".into());
+        return Some(NO_POSTCOPY.into());
     }
     let of_engine = ["xbzrle"].into_iter().filter(|_| is_sterna);
     if let Some(name) = NOT_WITH_POSTCOPY.into_iter().chain(of_engine).find(|name| is_on(name)) {
@@ -290,6 +305,26 @@ mod tests {
         let reading = read(&answer, Duration::from_secs(1), "page-sampling");
 
         assert_eq!((reading.interval, reading.distinct_bytes), (Duration::from_secs(2), 14 << 20));
+    }
+
+    #[test]
+    fn settings_between_migrations_do_not_count_under_libvirt() {
+        let stands = Survey {
+            run_state: "running".into(),
+            ram_bytes: 1 << 30,
+            max_bandwidth_bytes: Some(128 << 20),
+            switchover_bandwidth_bytes: None,
+            downtime_limit: Duration::from_millis(300),
+            max_postcopy_bandwidth_bytes: None,
+            postcopy_excluded: Some("the capability mapped-ram is on".into()),
+            has_postcopy: true,
+        };
+
+        let under = stands.clone().under_libvirt();
+
+        assert_eq!((under.max_bandwidth_bytes, under.postcopy_excluded), (None, None));
+        let without = Survey { has_postcopy: false, ..stands }.under_libvirt();
+        assert_eq!(without.postcopy_excluded.as_deref(), Some(NO_POSTCOPY));
     }
 
     #[test]

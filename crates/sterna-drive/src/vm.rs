@@ -4,10 +4,12 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use sterna_libvirt::{DomainAddress, Door};
 use sterna_qmp::{Client, ClientError, Endpoint, QmpEvent};
 use sterna_transport::CancelFlag;
 
 use super::error::DriveError;
+use super::monitor_address::MonitorAddress;
 use super::progress::Progress;
 use super::schema::Schema;
 
@@ -50,6 +52,8 @@ pub struct Vm {
     /// The connection was closed by [`let_go`](Vm::let_go), so that another client can use the monitor.
     is_let_go: bool,
     schema: Option<Schema>,
+    /// The way through libvirt. It is dropped after the client.
+    door: Option<Door>,
 }
 
 /// A RAM block of the machine, as listed by `info ramblock`.
@@ -102,9 +106,39 @@ impl Vm {
         Ok(Self { endpoint: Some(endpoint.clone()), wants_oob: true, ..vm })
     }
 
+    /// Connects to the monitor at `address`, until `cancel` is cancelled. A domain of libvirt gets a monitor of its own if its
+    /// QEMU is 11.1 or later. It is removed when the returned value is dropped.
+    ///
+    /// # Errors
+    /// [`DriveError::Monitor`] and [`DriveError::Libvirt`].
+    pub fn connect_to(address: &MonitorAddress, cancel: &CancelFlag) -> Result<Self, DriveError> {
+        match address {
+            MonitorAddress::Socket(endpoint) => Self::connect_unless(endpoint, cancel)
+                .map_err(|error| DriveError::Monitor { at: endpoint.to_string(), error }),
+            MonitorAddress::Domain(domain) => Self::connect_domain(domain, cancel),
+        }
+    }
+
+    fn connect_domain(domain: &DomainAddress, cancel: &CancelFlag) -> Result<Self, DriveError> {
+        let at = domain.to_string();
+        let opened = Door::open(domain, cancel);
+        let (door, socket) = opened.map_err(|error| DriveError::Libvirt { at: at.clone(), error })?;
+        let client = Client::from_socket(socket, ANSWER_LIMIT)
+            .map_err(|error| DriveError::Monitor { at: at.clone(), error })?;
+        Ok(Self { door: Some(door), ..Self::new(client, at) })
+    }
+
     /// Uses an existing connection. `at` is its name in messages.
     pub fn new(client: Client, at: impl Into<String>) -> Self {
-        Self { client, at: at.into(), endpoint: None, wants_oob: false, is_let_go: false, schema: None }
+        Self {
+            client,
+            at: at.into(),
+            endpoint: None,
+            wants_oob: false,
+            is_let_go: false,
+            schema: None,
+            door: None,
+        }
     }
 
     /// Closes the connection, so that another client can use the monitor: QEMU's monitor serves one client at a time.
@@ -309,10 +343,11 @@ impl Vm {
     }
 
     fn check_takes_descriptors(&self) -> Result<(), DriveError> {
-        if self.at.starts_with("tcp:") {
+        let is_elsewhere = self.door.as_ref().is_some_and(|door| !door.passes_files());
+        if is_elsewhere || self.at.starts_with("tcp:") {
             return Err(DriveError::Unfit(format!(
-                "files are passed to the VM as descriptors, which {} cannot transfer: give a unix socket of its \
-                 monitor on this host",
+                "files are passed to the VM as descriptors, which {} cannot transfer: run this command on the VM's host, \
+                 with a unix socket of its monitor or the domain's name",
                 self.at
             )));
         }

@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use sterna_drive::MonitorAddress;
 use sterna_qmp::Endpoint;
 
 use super::migrate::wait_until_over;
 use crate::exit::{Done, Status, Stop};
+use crate::libvirt;
 use crate::monitor::{Monitor, Progress, SECOND_MONITOR};
 use crate::terminal;
 use crate::units;
@@ -19,7 +21,7 @@ const END_LIMIT: Duration = Duration::from_secs(60);
 #[command(after_help = SECOND_MONITOR)]
 pub struct Arguments {
     /// QMP socket of the VM: unix:PATH, a path, or tcp:HOST:PORT
-    pub socket: Endpoint,
+    pub socket: MonitorAddress,
 
     /// QMP socket of the destination, which then stops waiting. Needed if the connection was lost
     /// (x-sterna-reconnect-window): otherwise the destination does not learn of the cancellation, and refuses other
@@ -39,8 +41,11 @@ pub struct Arguments {
 
 /// Cancels the migration, first at the source, then at the destination if its monitor is known.
 pub fn execute(arguments: &Arguments) -> Done {
+    if let Some(domain) = arguments.socket.domain() {
+        return Err(libvirt::cancel(domain));
+    }
     let mut monitor = Monitor::connect(&arguments.socket)?;
-    let mut destination = arguments.dest_qmp.as_ref().map(Monitor::connect).transpose()?;
+    let mut destination = arguments.dest_qmp.as_ref().map(|socket| Monitor::connect(socket)).transpose()?;
     let query = monitor.execute("query-migrate", Value::Null)?;
     let progress = Progress::from_query(&query);
     // Without a migration, a monitor ignores `migrate_cancel` and reports no error. A destination that holds

@@ -3,21 +3,22 @@
 mod relay;
 
 use serde_json::{Value, json};
+use sterna_drive::MonitorAddress;
 use sterna_drive::protect::LeftProtection;
-use sterna_qmp::Endpoint;
 
 use super::unprotect::described;
 use crate::exit::{Done, Status, Stop};
 use crate::monitor::{Monitor, Progress, SECOND_MONITOR};
 use crate::record::Record;
-use crate::{summary, terminal, units};
+use crate::{libvirt, summary, terminal, units};
 
 /// Which VM.
 #[derive(Debug, clap::Args)]
-#[command(after_help = SECOND_MONITOR)]
+#[command(after_help = SECOND_MONITOR, after_long_help = format!("{SECOND_MONITOR}\n\n{}", libvirt::HELP))]
 pub struct Arguments {
-    /// QMP socket of the VM, of `sterna protect`, of `sterna standby` or of `sterna relay`: unix:PATH, a path, or tcp:HOST:PORT
-    pub socket: Endpoint,
+    /// QMP socket of the VM, of `sterna protect`, of `sterna standby` or of `sterna relay`: unix:PATH, a path, or
+    /// tcp:HOST:PORT. Or a domain of libvirt: libvirt:NAME
+    pub socket: MonitorAddress,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -306,7 +307,7 @@ fn how_to_go_on(guest: &str, migration: &str) -> String {
 }
 
 /// The commands that an operator can use on an interrupted migration, at the VM `at`.
-fn how_to_recover(at: &Endpoint, is_source: bool, is_sterna: bool, migration: &str) -> String {
+fn how_to_recover(at: &MonitorAddress, is_source: bool, is_sterna: bool, migration: &str) -> String {
     let what = match (migration, is_source) {
         ("postcopy-paused", true) => format!(
             "The guest is at the destination, and waits when it needs a page that only this VM has: keep this VM. \
@@ -336,7 +337,7 @@ mod tests {
 
     #[test]
     fn how_to_recover_names_the_command_for_the_side_that_was_asked() {
-        let at: Endpoint = "unix:/run/a".parse().unwrap();
+        let at: MonitorAddress = "unix:/run/a".parse().unwrap();
         let how = |is_source, status| how_to_recover(&at, is_source, true, status);
 
         assert!(how(true, "postcopy-paused").contains("`sterna recover unix:/run/a ADDRESS`"));

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use sterna::{Statistics, Status as Stage};
 use sterna_drive::handover::{self, Arrived, Handover, OnArrival, ReturnPath, StaysPaused};
 use sterna_drive::rdma::{self, Needs};
-use sterna_drive::{DriveError, Settings, Trace, Wanted, agree, readiness};
+use sterna_drive::{DriveError, MonitorAddress, Settings, Trace, Wanted, agree, readiness};
 
 use self::sides::Sides;
 pub(super) use self::sides::wait_until_over;
@@ -24,16 +24,20 @@ use crate::monitor::Monitor;
 use crate::plan::{self, Plan, live::Stated};
 use crate::record::{Record, Report};
 use crate::terminal::{self, Live};
-use crate::{bitmaps, summary, watch};
+use crate::{bitmaps, libvirt, summary, watch};
 pub use arguments::{Arguments, PostcopyWhen};
 use arguments::{RECONNECT_WINDOW, rdma_address};
 pub(super) use arguments::{address, postcopy_when};
 
 /// Migrates the guest, prints the result, and writes the report.
 pub fn execute(arguments: &Arguments) -> Done {
+    let addresses = [Some(&arguments.socket), arguments.dest_qmp.as_ref()];
+    if let Some(domain) = addresses.into_iter().flatten().find_map(MonitorAddress::domain) {
+        return Err(libvirt::migrate(domain, &arguments.destination, arguments.postcopy.is_some()));
+    }
     let interrupts = Interrupts::catch()?;
     let mut source = Monitor::connect(&arguments.socket)?;
-    let mut destination = arguments.dest_qmp.as_ref().map(Monitor::connect_oob).transpose()?;
+    let mut destination = arguments.dest_qmp.as_ref().map(|at| Monitor::connect_oob(at)).transpose()?;
     let live = Live::new(arguments.shown, arguments.json);
     let report = arguments.report.as_deref().map(Report::begin).transpose()?;
     let record = drive(arguments, &mut source, destination.as_mut(), &live, &interrupts)?;

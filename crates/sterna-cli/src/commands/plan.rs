@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use sterna_drive::survey;
-use sterna_qmp::Endpoint;
+use sterna_drive::{MonitorAddress, survey};
 
 use crate::exit::{Done, Status, Stop};
+use crate::libvirt;
 use crate::monitor::Monitor;
 use crate::plan::{self, Plan, live::Stated};
 use crate::record::write_whole;
@@ -15,10 +15,11 @@ use crate::units::{parse_bandwidth, parse_ram, parse_rate, parse_size, parse_tim
 
 /// Rates, or a VM to measure.
 #[derive(Debug, clap::Args)]
+#[command(after_long_help = libvirt::HELP)]
 pub struct Arguments {
     /// QMP socket of a running Sterna VM or QEMU, whose writes are measured: unix:PATH, a path, or tcp:HOST:PORT.
-    /// Without a socket, --bandwidth, --dirty-rate and --sync are required
-    pub socket: Option<Endpoint>,
+    /// Or a domain of libvirt, libvirt:NAME: the plan then assumes the settings of `virsh migrate`. Without a socket, --bandwidth, --dirty-rate and --sync are required
+    pub socket: Option<MonitorAddress>,
     #[command(flatten)]
     figures: Figures,
     /// Print the plan as JSON

@@ -10,6 +10,7 @@ use serde_json::json;
 use sterna_drive::Vm;
 use sterna_drive::restore::launch::Launched;
 use sterna_drive::restore::{RestoreRequest, Restored, Start, Subject, restore};
+use sterna_libvirt::DomainAddress;
 use sterna_qmp::Endpoint;
 
 use crate::commands::peer::{self, SendWire, Sending};
@@ -17,6 +18,7 @@ use crate::commands::save::direct;
 use crate::commands::serve::Reading;
 use crate::exit::{Done, Status, Stop};
 use crate::interrupts::Interrupts;
+use crate::libvirt;
 use crate::monitor::Monitor;
 use crate::terminal::{self, Live, Shown};
 use crate::units;
@@ -111,6 +113,10 @@ pub fn execute(arguments: &Arguments) -> Done {
             shown: arguments.shown,
         };
         return peer::send_to(&sending, &interrupts);
+    }
+    if let Some(target) = arguments.target.as_ref().filter(|target| DomainAddress::is_meant_by(target)) {
+        let domain: DomainAddress = target.parse().map_err(Stop::usage)?;
+        return Err(libvirt::restore(&domain, &arguments.image));
     }
     arguments.wire.check_unused()?;
     if arguments.force_damaged {

@@ -4,15 +4,15 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::json;
-use sterna_drive::Settings;
 use sterna_drive::save::{Domain, SaveRequest, Saved, newest_format, newest_libvirt_format, save};
+use sterna_drive::{MonitorAddress, Settings};
 use sterna_image::{Compression, Format};
-use sterna_qmp::Endpoint;
 use sterna_transport::{Direct, PageFile};
 
 use crate::commands::peer::{self, Listening, Wire};
 use crate::exit::{Done, Status, Stop};
-use crate::interrupts::Interrupts;
+use crate::interrupts::{Interrupts, until_interrupted};
+use crate::libvirt;
 use crate::monitor::Monitor;
 use crate::terminal::{self, Live, Shown};
 use crate::watch::Watcher;
@@ -20,8 +20,10 @@ use crate::{bitmaps, units};
 
 /// Which guest, where to, and how.
 #[derive(Debug, clap::Args)]
+#[command(after_long_help = libvirt::HELP)]
 pub struct Arguments {
-    /// QMP socket of a QEMU or Sterna VM: unix:PATH, a path, or qmp:PATH. Or listen:tcp:HOST:PORT or listen:unix:PATH:
+    /// QMP socket of a QEMU or Sterna VM: unix:PATH, a path, or qmp:PATH. Or a domain of libvirt: libvirt:NAME, which is saved in
+    /// a format for `virsh restore`, with its XML, unless --format names another one. Or listen:tcp:HOST:PORT or listen:unix:PATH:
     /// wait there for a VM whose operator starts a migration to this address
     pub source: String,
     /// Image to write
@@ -90,14 +92,20 @@ pub fn execute(arguments: &Arguments) -> Done {
         return peer::listen(&listening, &interrupts);
     }
     arguments.wire.check_unused()?;
-    let endpoint: Endpoint =
+    let address: MonitorAddress =
         arguments.source.strip_prefix("qmp:").unwrap_or(&arguments.source).parse().map_err(Stop::usage)?;
-    let mut monitor = Monitor::connect(&endpoint)?;
+    let mut monitor = Monitor::connect(&address)?;
     let state = monitor.run_state()?;
     for left in PageFile::stale_staging_files(&arguments.image) {
-        terminal::note(&broken_off(&left, &endpoint.to_string(), &state));
+        terminal::note(&broken_off(&left, &address, &state));
     }
-    let format = format(arguments, &mut monitor, domain.is_some())?;
+    let format = format(arguments, &mut monitor, domain.is_some() || address.domain().is_some())?;
+    let domain = match (domain, address.domain()) {
+        (None, Some(address)) if format.is_libvirt() => {
+            Some(until_interrupted(|cancel| Domain::ask(address, cancel))?)
+        }
+        (domain, _) => domain,
+    };
     let request = SaveRequest {
         path: arguments.image.clone(),
         format,
@@ -118,11 +126,16 @@ pub fn execute(arguments: &Arguments) -> Done {
     if let Some(warning) = &saved.warning {
         terminal::note(&format!("sterna: warning: {warning}"));
     }
-    terminal::print(&if arguments.json { to_json(&request, &saved) } else { table(&request, &saved) });
+    terminal::print(&if arguments.json {
+        to_json(&request, &saved)
+    } else {
+        table(&request, &saved, &address)
+    });
     if arguments.resume_after && saved.was_running && !saved.is_running {
         return Err(Stop::failed(format!(
-            "the image is complete, but the guest was not resumed: see the warning above, and resume it with `cont` \
-             at {endpoint}"
+            "the image is complete, but the guest was not resumed: see the warning above, and resume it with {} at \
+             {address}",
+            libvirt::resume(&address)
         )));
     }
     Ok(Status::Done)
@@ -143,12 +156,13 @@ fn format_help() -> String {
 }
 
 /// What to do about a file that a save which was killed left behind, in front of the VM that it may have stopped.
-fn broken_off(left: &Path, vm: &str, state: &str) -> String {
+fn broken_off(left: &Path, vm: &MonitorAddress, state: &str) -> String {
     let mut text = terminal::stale(left);
     if state == "paused" {
         text += &format!(
-            ". The guest at {vm} is paused: if that save stopped it, `cont` resumes it (until then it would be saved as a \
-             paused guest)"
+            ". The guest at {vm} is paused: if that save stopped it, {} resumes it (until then it would be saved as a paused \
+             guest)",
+            libvirt::resume(vm)
         );
     }
     text
@@ -186,23 +200,29 @@ fn format(arguments: &Arguments, monitor: &mut Monitor, has_xml: bool) -> Result
     Ok(if has_xml { newest_libvirt_format(&settings) } else { newest_format(&settings) })
 }
 
-fn guest(saved: &Saved) -> &'static str {
+fn guest(saved: &Saved, address: &MonitorAddress) -> String {
+    let resume = libvirt::resume(address);
     match (saved.was_running, saved.is_running) {
-        (true, true) => "was running, and continues to run",
-        (true, false) => "was running, and is stopped now; `cont` resumes it",
+        (true, true) => "was running, and continues to run".to_owned(),
+        (true, false) if address.domain().is_some() => {
+            format!("was running; libvirt shows it as paused now, and {resume} resumes it")
+        }
+        (true, false) => format!("was running, and is stopped now; {resume} resumes it"),
         (false, _) => {
-            "was not running, and is stopped (`postmigrate` in a QEMU: `cont` first, to save it again)"
+            format!(
+                "was not running, and is stopped (`postmigrate` in a QEMU: {resume} first, to save it again)"
+            )
         }
     }
 }
 
-fn table(request: &SaveRequest, saved: &Saved) -> String {
+fn table(request: &SaveRequest, saved: &Saved, address: &MonitorAddress) -> String {
     let progress = saved.trace.last();
     let mut text = String::new();
     let mut row = |name: &str, value: String| text += &format!("{name:<12} {value}\n");
     row("saved", request.path.display().to_string());
     row("form", request.format.to_string());
-    row("guest", guest(saved).to_owned());
+    row("guest", guest(saved, address));
     row("guest RAM", units::bytes(progress.total_bytes));
     row(
         "file",
@@ -260,13 +280,16 @@ mod tests {
     fn broken_off_names_the_file_and_says_how_a_paused_guest_goes_on() {
         let file = tempfile::NamedTempFile::new().unwrap();
 
-        let paused = broken_off(file.path(), "unix:/vm", "paused");
-        let running = broken_off(file.path(), "unix:/vm", "running");
+        let vm = "unix:/vm".parse().unwrap();
+        let paused = broken_off(file.path(), &vm, "paused");
+        let running = broken_off(file.path(), &vm, "running");
 
         for text in [&paused, &running] {
             assert!(text.contains(&file.path().display().to_string()) && text.contains("verify"), "{text}");
         }
         assert!(paused.contains("`cont`") && paused.contains("unix:/vm"), "{paused}");
         assert!(!running.contains("`cont`"), "{running}");
+        let domain = broken_off(file.path(), &"libvirt+qemu:///system:web1".parse().unwrap(), "paused");
+        assert!(domain.contains("`virsh -c qemu:///system resume web1` resumes it"), "{domain}");
     }
 }

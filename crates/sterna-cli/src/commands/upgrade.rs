@@ -170,7 +170,7 @@ fn not_started(new: &mut Monitor) -> Option<String> {
 
 fn order(arguments: &Arguments, new: &NewProcess) -> migrate::Arguments {
     migrate::Arguments {
-        socket: arguments.socket.clone(),
+        socket: arguments.socket.clone().into(),
         destination: new.address(),
         dest_qmp: None,
         paused: false,

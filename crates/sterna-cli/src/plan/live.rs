@@ -6,6 +6,7 @@ use sterna::forecast::{DirtyModel, FIXED_DOWNTIME, Fixed, Inputs, Point, Postcop
 use sterna_drive::survey::{self, Reading, Survey};
 
 use super::format::Plan;
+use super::link;
 use super::measured::Measured;
 use crate::exit::Stop;
 use crate::monitor::Monitor;
@@ -117,7 +118,7 @@ impl Stated {
     /// A plan for the VM of `monitor`. Measures the guest's writes for a second or two, unless they are
     /// stated.
     pub fn plan_for(&self, monitor: &mut Monitor) -> Result<Plan, Stop> {
-        let survey = Survey::ask(monitor.vm())?;
+        let mut survey = Survey::ask(monitor.vm())?;
         if survey.run_state == "inmigrate" {
             return Err(Stop::failed(format!(
                 "{} waits for a migration and has no guest: give the QMP socket of the source",
@@ -125,7 +126,17 @@ impl Stated {
             )));
         }
         let mut assumed = Vec::new();
-        let bandwidth = self.bandwidth(&survey, &mut assumed).ok_or_else(|| {
+        let mut stated = self.clone();
+        if monitor.is_libvirt() {
+            survey = survey.under_libvirt();
+            assumed.push("settings of `virsh migrate`: no limit of the bandwidth".to_owned());
+            if stated.bandwidth_bytes.is_none() && stated.max_bandwidth_bytes.is_none() {
+                let (bandwidth, why) = link::of_this_host();
+                assumed.push(format!("bandwidth: {why}; --bandwidth overrides it"));
+                stated.bandwidth_bytes = Some(bandwidth);
+            }
+        }
+        let bandwidth = stated.bandwidth(&survey, &mut assumed).ok_or_else(|| {
             Stop::usage(format!(
                 "{} has no max-bandwidth, so only the link limits it: give the link's bandwidth, such as --bandwidth \
                  10Gbit/s",
@@ -271,6 +282,7 @@ mod tests {
             downtime_limit: DOWNTIME_LIMIT,
             max_postcopy_bandwidth_bytes: None,
             postcopy_excluded: None,
+            has_postcopy: true,
         };
         let mut assumed = Vec::new();
         let given = Stated { bandwidth_bytes: link, ..Stated::default() }.bandwidth(&survey, &mut assumed);

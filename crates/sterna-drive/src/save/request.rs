@@ -2,9 +2,11 @@
 
 use std::path::PathBuf;
 
-use sterna_transport::Direct;
-
 use sterna_image::Format;
+use sterna_libvirt::{Access, DomainAddress};
+use sterna_transport::{CancelFlag, Direct};
+
+use crate::DriveError;
 
 /// The options of a save.
 #[derive(Debug, Clone)]
@@ -32,4 +34,16 @@ pub struct Domain {
     pub xml: Vec<u8>,
     /// libvirt's cookie, if known.
     pub cookie: Option<Vec<u8>>,
+}
+
+impl Domain {
+    /// The description that libvirt has of the domain at `address`, without a cookie.
+    ///
+    /// # Errors
+    /// [`DriveError::Libvirt`].
+    pub fn ask(address: &DomainAddress, cancel: &CancelFlag) -> Result<Self, DriveError> {
+        let xml = Access::open(address, cancel).and_then(|mut access| access.xml());
+        let xml = xml.map_err(|error| DriveError::Libvirt { at: address.to_string(), error })?;
+        Ok(Self { xml: xml.into_bytes(), cookie: None })
+    }
 }

@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 /// A monitor's address: `unix:PATH` (or a bare path) or `tcp:HOST:PORT` with a numeric host.
+///
+/// A bare path cannot begin with `libvirt:` or `libvirt+`, because these are addresses of libvirt's domains.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Endpoint {
     /// The path of a socket file.
@@ -26,6 +28,11 @@ impl FromStr for Endpoint {
             return address.parse().map(Self::Tcp).map_err(|error| {
                 format!("'{text}' is not a monitor address ({error}); write tcp:127.0.0.1:PORT")
             });
+        }
+        if ["libvirt:", "libvirt+"].iter().any(|head| text.starts_with(head)) {
+            return Err(format!(
+                "'{text}' is a domain of libvirt, and this needs a QMP socket; for a socket of that name, write unix:{text}"
+            ));
         }
         let path = text.strip_prefix("unix:").unwrap_or(text);
         if path.is_empty() {

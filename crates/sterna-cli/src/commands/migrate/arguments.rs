@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use sterna::Address;
-use sterna_qmp::Endpoint;
+use sterna_drive::MonitorAddress;
 use sterna_transport::TransportError;
 
 use crate::commands::{CapabilityState, capability, pair};
@@ -19,14 +19,14 @@ pub(super) const RECONNECT_WINDOW: &str = "x-sterna-reconnect-window";
 #[command(after_help = SECOND_MONITOR)]
 pub struct Arguments {
     /// QMP socket of the source: unix:PATH, a path, or tcp:HOST:PORT
-    pub socket: Endpoint,
+    pub socket: MonitorAddress,
     /// Address at which the destination listens: tcp:HOST:PORT, rdma:HOST:PORT, unix:PATH or fd:NAME
     #[arg(value_parser = address)]
     pub destination: String,
     /// QMP socket of the destination. This command applies the migration's settings there, too, and makes the
     /// destination listen unless it listens already
     #[arg(long, value_name = "SOCKET")]
-    pub dest_qmp: Option<Endpoint>,
+    pub dest_qmp: Option<MonitorAddress>,
     /// Leave the guest paused at the destination until `cont` there. Without this option the destination resumes a
     /// guest that was running, unless the destination was started with -S. (Sterna can detect -S only if this command
     /// runs on the destination's host)
