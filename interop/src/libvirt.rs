@@ -6,7 +6,7 @@
 //! and all other processes end with it. Therefore no process remains even if the test is killed. Domains run
 //! under TCG.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
@@ -124,12 +124,36 @@ impl Libvirt {
         self.directory.path()
     }
 
+    /// The daemon's socket.
+    pub fn socket(&self) -> PathBuf {
+        self.directory().join("run/libvirt-sock")
+    }
+
+    /// A program that takes virsh's arguments, and uses this daemon in place of that of `--quiet --connect URI`.
+    ///
+    /// # Errors
+    /// The program cannot be written.
+    pub fn virsh_program(&self) -> Result<String, Failure> {
+        let (path, virsh) = (self.directory().join("virsh"), self.root.command("virsh"));
+        let words = std::iter::once(virsh.get_program()).chain(virsh.get_args());
+        let words: Vec<String> = words.map(|word| format!("'{}'", word.display())).collect();
+        let uri = format!("qemu:///system?socket={}", self.socket().display());
+        let text = format!("#!/bin/sh\nshift 3\nexec {} --quiet --connect '{uri}' \"$@\"\n", words.join(" "));
+        // Another process writes it: a program that a thread's new process still has open for writing cannot be run.
+        let mut writer = Command::new("sh");
+        writer.args(["-c", "printf %s \"$1\" > \"$0\" && chmod 755 \"$0\""]).arg(&path).arg(text);
+        match writer.status() {
+            Ok(status) if status.success() => Ok(path.display().to_string()),
+            other => Err(format!("{}: {other:?}", path.display())),
+        }
+    }
+
     /// Runs virsh and returns its output.
     ///
     /// # Errors
     /// The message of virsh.
     pub fn virsh(&self, arguments: &[&str]) -> Result<String, Failure> {
-        let socket = self.directory().join("run/libvirt-sock");
+        let socket = self.socket();
         let mut command = self.root.command("virsh");
         command.arg("--connect").arg(format!("qemu:///system?socket={}", socket.display())).args(arguments);
         let output = command.stdin(Stdio::null()).output().map_err(|error| format!("virsh: {error}"))?;
@@ -171,7 +195,7 @@ impl Libvirt {
     }
 
     /// Socket of a second monitor of the domain's QEMU, without a client: for `sterna save`.
-    pub fn operator_socket(&self, name: &str) -> std::path::PathBuf {
+    pub fn operator_socket(&self, name: &str) -> PathBuf {
         self.directory().join(format!("{name}.operator"))
     }
 
@@ -211,7 +235,7 @@ impl Libvirt {
         std::fs::read_to_string(self.directory().join("log")).unwrap_or_default()
     }
 
-    fn serial_file(&self, name: &str) -> std::path::PathBuf {
+    fn serial_file(&self, name: &str) -> PathBuf {
         self.directory().join(format!("{name}.serial"))
     }
 }

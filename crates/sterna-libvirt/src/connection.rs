@@ -157,6 +157,11 @@ impl Connection {
         }
     }
 
+    /// Changes the limit of every later wait.
+    pub fn set_limit(&mut self, limit: Duration) {
+        self.limit = limit;
+    }
+
     /// The socket, for `poll`. Do not read from it or write to it.
     pub fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()

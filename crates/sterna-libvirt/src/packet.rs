@@ -13,7 +13,7 @@ pub const PING: i32 = 1;
 /// Procedure of a keep-alive answer.
 pub const PONG: i32 = 2;
 /// Largest packet, with its length field, in bytes. libvirt closes a connection that announces a larger one.
-pub const PACKET_BYTES: usize = 32 << 20;
+pub const PACKET_BYTES: usize = (32 << 20) + 4;
 
 /// What a packet is, and to which call it belongs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,6 +7,7 @@ pub mod extension;
 pub mod image;
 pub mod image_tools;
 pub mod libvirt_header;
+pub mod libvirt_rpc;
 pub mod main_channel;
 pub mod mapped_ram;
 pub mod multifd_packet;
@@ -47,7 +48,7 @@ const MESSAGE: usize = 16 << 10;
 const IMAGE: usize = 64 << 10;
 
 /// All targets, sorted by name.
-pub const TARGETS: [Target; 25] = [
+pub const TARGETS: [Target; 26] = [
     Target { name: "bare_records", run: bare_records::target, longest: MESSAGE, inputs: 300_000 },
     Target { name: "colo_message", run: colo_message::target, longest: MESSAGE, inputs: 200_000 },
     Target { name: "configuration", run: configuration::target, longest: MESSAGE, inputs: 400_000 },
@@ -55,6 +56,7 @@ pub const TARGETS: [Target; 25] = [
     Target { name: "image", run: image::target, longest: IMAGE, inputs: 50_000 },
     Target { name: "image_tools", run: image_tools::target, longest: IMAGE, inputs: 40_000 },
     Target { name: "libvirt_header", run: libvirt_header::target, longest: MESSAGE, inputs: 400_000 },
+    Target { name: "libvirt_rpc", run: libvirt_rpc::target, longest: MESSAGE, inputs: 400_000 },
     Target { name: "main_channel", run: main_channel::target, longest: MESSAGE, inputs: 200_000 },
     Target { name: "mapped_ram", run: mapped_ram::target, longest: MESSAGE, inputs: 400_000 },
     Target { name: "multifd_packet", run: multifd_packet::target, longest: MESSAGE, inputs: 300_000 },

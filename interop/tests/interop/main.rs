@@ -13,6 +13,7 @@ mod etcd;
 mod host;
 mod library;
 mod libvirt_baseline;
+mod libvirt_domains;
 mod libvirt_images;
 mod qemu_baseline;
 mod qemu_colo;
