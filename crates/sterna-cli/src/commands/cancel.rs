@@ -45,7 +45,7 @@ pub fn execute(arguments: &Arguments) -> Done {
         return Err(libvirt::cancel(domain));
     }
     let mut monitor = Monitor::connect(&arguments.socket)?;
-    let mut destination = arguments.dest_qmp.as_ref().map(|socket| Monitor::connect(socket)).transpose()?;
+    let mut destination = arguments.dest_qmp.as_ref().map(Monitor::connect).transpose()?;
     let query = monitor.execute("query-migrate", Value::Null)?;
     let progress = Progress::from_query(&query);
     // Without a migration, a monitor ignores `migrate_cancel` and reports no error. A destination that holds

@@ -37,7 +37,7 @@ pub fn execute(arguments: &Arguments) -> Done {
     }
     let interrupts = Interrupts::catch()?;
     let mut source = Monitor::connect(&arguments.socket)?;
-    let mut destination = arguments.dest_qmp.as_ref().map(|at| Monitor::connect_oob(at)).transpose()?;
+    let mut destination = arguments.dest_qmp.as_ref().map(Monitor::connect_oob).transpose()?;
     let live = Live::new(arguments.shown, arguments.json);
     let report = arguments.report.as_deref().map(Report::begin).transpose()?;
     let record = drive(arguments, &mut source, destination.as_mut(), &live, &interrupts)?;

@@ -4,6 +4,7 @@
 //! and [`DestinationKeeper`] decide, from that and from the carriers, whether a relay may close its VMM's
 //! connections (`specs/relay.md §9`). All of them are pure: they do no I/O and read no clock.
 
+mod control;
 mod end_scan;
 mod keeper;
 mod kind;
@@ -12,6 +13,7 @@ mod progress;
 mod reader;
 mod return_reader;
 
+pub use control::{Control, PONG, is_control};
 pub use keeper::{Closing, DestinationKeeper, Heard, SourceKeeper, StreamState};
 pub use kind::StreamKind;
 pub use multifd_pages::MultifdPages;

@@ -5,6 +5,7 @@ use std::thread::JoinHandle;
 
 use sterna_transport::Channel;
 
+use super::control_flow::ControlFlow;
 use super::error::RelayError;
 use super::live::Live;
 use super::main_flow::Refusal;
@@ -22,8 +23,10 @@ const LOOK_MS: i64 = 200;
 pub(super) fn start(live: &Arc<Live>, flow: u32, channel: &Arc<Channel>) -> Result<(), RelayError> {
     let (reading, writing) = (Arc::clone(live), Arc::clone(live));
     let (from, to) = (Arc::clone(channel), Arc::clone(channel));
-    spawn("flow out", move || read(&reading, flow, &from))?;
-    spawn("flow in", move || write(&writing, flow, &to))?;
+    let control = Arc::new(ControlFlow::new(live.role));
+    let shared = Arc::clone(&control);
+    spawn("flow out", move || read(&reading, flow, &from, &shared))?;
+    spawn("flow in", move || write(&writing, flow, &to, &control))?;
     Ok(())
 }
 
@@ -33,7 +36,7 @@ pub(super) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<
     builder.spawn(body).map_err(|source| RelayError::System { what: "a thread", source })
 }
 
-fn read(live: &Live, flow: u32, channel: &Channel) {
+fn read(live: &Live, flow: u32, channel: &Channel, control: &ControlFlow) {
     let mut buffer = vec![0; DATA_BYTES];
     loop {
         // Bytes are taken only when they are there, so that no flow reserves room that another one could use.
@@ -44,13 +47,19 @@ fn read(live: &Live, flow: u32, channel: &Channel) {
             _ => continue,
         };
         match channel.read_some(&mut buffer[..room]) {
-            Ok(0) => return live.with(|state| state.session.finish(flow)),
+            Ok(0) => {
+                if let Some(Err(refusal)) = control.rest().map(|rest| live.take(flow, rest)) {
+                    return refuse(live, flow, channel, refusal);
+                }
+                return live.with(|state| state.session.finish(flow));
+            }
             Ok(count) => {
                 let piece = if count >= KEPT_BYTES {
                     Piece::new(std::mem::replace(&mut buffer, vec![0; DATA_BYTES]), count)
                 } else {
                     Piece::from(buffer[..count].to_vec())
                 };
+                let Some(piece) = control.taken(channel, piece, || live.is_away()) else { continue };
                 if let Err(refusal) = live.take(flow, piece) {
                     return refuse(live, flow, channel, refusal);
                 }
@@ -60,15 +69,16 @@ fn read(live: &Live, flow: u32, channel: &Channel) {
     }
 }
 
-fn write(live: &Live, flow: u32, channel: &Channel) {
+fn write(live: &Live, flow: u32, channel: &Channel, control: &ControlFlow) {
     loop {
         match live.next_delivery(flow) {
             Ok(None) => return,
-            Ok(Some(Delivery::Bytes(piece))) => match channel.write_all(&piece) {
+            Ok(Some(Delivery::Bytes(piece))) => match control.write(channel, &piece) {
                 Ok(()) => live.delivered(flow, &piece),
                 Err(_) => return live.with(|state| state.session.stop(flow, ResetReason::Broken)),
             },
             Ok(Some(Delivery::Finish)) => {
+                control.write_rest(channel);
                 let _ = channel.finish_writing();
                 return live.with(|state| {
                     if live.role == crate::session::Role::Dialer {

@@ -1,6 +1,7 @@
 //! Tests of the relay: its pure machines in simulators, and whole relays over loopback.
 
 mod compressed;
+mod control;
 mod figures;
 mod limit;
 mod phases;

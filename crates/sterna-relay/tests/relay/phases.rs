@@ -215,6 +215,8 @@ fn kinds_are_told_by_the_first_bytes() {
         (&[8, 0, 10, 0], false, StreamKind::Recovered),
         (&[0x16, 3, 1, 2], false, StreamKind::Opaque),
         (&[0x16, 3, 1, 2], true, StreamKind::Opaque),
+        (b"\0\0\0\x1c\x20\x00\x80\x86", false, StreamKind::Control),
+        (b"\0\0\0\x1c\x20\x00\x80\x86", true, StreamKind::Control),
         (b"GET ", false, StreamKind::Opaque),
         (b"GET ", true, StreamKind::Raw),
     ] {

@@ -77,7 +77,7 @@ impl Proxy {
         cut(&self.connections);
     }
 
-    fn block(&self, is_blocked: bool) {
+    pub fn block(&self, is_blocked: bool) {
         self.is_blocked.store(is_blocked, Ordering::SeqCst);
         if is_blocked {
             self.cut();
@@ -189,6 +189,18 @@ impl Pair {
             end.set_write_timeout(Some(PATIENCE)).unwrap();
         }
         (source, target)
+    }
+
+    /// As [`flow`](Self::flow), with the first bytes of the source's VMM, if the destination waits for them.
+    pub(crate) fn flow_with(&self, first: &[u8]) -> (UnixStream, UnixStream) {
+        let (mut source, target) = self.flow();
+        source.write_all(first).unwrap();
+        (source, target)
+    }
+
+    /// Waits until both relays have said it.
+    pub(crate) fn wait_for_both(&self, what: &str, wanted: impl Fn(&Notice) -> bool) {
+        until(what, || self.notices.lock().unwrap().iter().filter(|notice| wanted(notice)).count() >= 2);
     }
 
     pub(crate) fn wait_for(&self, what: &str, wanted: impl Fn(&Notice) -> bool) {

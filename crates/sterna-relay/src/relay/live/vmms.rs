@@ -35,6 +35,11 @@ impl Live {
         }
     }
 
+    /// Whether there is no carrier.
+    pub(in crate::relay) fn is_away(&self) -> bool {
+        self.lock().lost.is_some()
+    }
+
     /// Waits until the flow may take bytes. 0: it is over. Returns at least every 100 ms, with `None`.
     pub(in crate::relay) fn wait_for_room(&self, flow: u32) -> Option<u64> {
         let mut state = self.lock();
