@@ -27,6 +27,7 @@ const CRATES: &[&str] = &[
     "crates/sterna-ram",
     "crates/sterna-relay",
     "crates/sterna-standby",
+    "crates/sterna-store",
     "crates/sterna-transport",
     "crates/sterna-vmm",
     "crates/sterna-wire",

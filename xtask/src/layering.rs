@@ -15,6 +15,7 @@ const LAYERS: &[&[&str]] = &[
     &["sterna-arbiter"],
     &["sterna-ram"],
     &["sterna-transport"],
+    &["sterna-store"],
     &["sterna-image", "sterna-libvirt", "sterna-relay", "sterna"],
     &["sterna-opaque"],
     &["sterna-standby"],

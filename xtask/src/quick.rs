@@ -7,13 +7,14 @@ use crate::suite::{Binary, Build, Job, Runner};
 use crate::test;
 
 /// Crates whose integration tests run too: formats, the protocol's machines and the engine.
-const WITH_INTEGRATION: [&str; 10] = [
+const WITH_INTEGRATION: [&str; 11] = [
     "sterna-wire",
     "sterna-proto",
     "sterna-arbiter",
     "sterna-ram",
     "sterna-transport",
     "sterna-relay",
+    "sterna-store",
     "sterna-image",
     "sterna",
     "sterna-opaque",
