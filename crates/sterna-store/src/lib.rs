@@ -2,15 +2,33 @@
 //!
 //! | module | contains |
 //! | --- | --- |
+//! | `layout` | header, index and footer: bytes and rules |
+//! | `frame`, `key` | frames: compression, encryption, digests |
+//! | `recipe` | [`Recipe`]: how a VMM's file is put together from pages and other bytes |
+//! | `write` | [`ImageWriter`]: writes extents from several threads |
+//! | `read` | [`StoredImage`]: pages and files at random, layers, the check of all frames |
 //! | `blob` | [`Blob`]: random access to a file, an object, or memory |
 //! | `objects` | [`Objects`]: the interface of an object storage |
 #![forbid(unsafe_code)]
 #![warn(unreachable_pub)]
 
 mod blob;
+mod digest;
 mod error;
+mod frame;
+mod key;
+mod layout;
 mod objects;
+mod read;
+mod recipe;
+mod write;
 
 pub use blob::{Blob, FileBlob, MemoryBlob};
+pub use digest::Digest;
 pub use error::StoreError;
+pub use key::Key;
+pub use layout::{Block, EXTENT_LEAST, EXTENT_MOST, PAGE_BYTES, StoredFile};
 pub use objects::{Condition, Listed, Objects, Tag, Upload};
+pub use read::{Bases, Checked, Damage, FileBases, FileReader, NoBases, PagePlace, StoredImage};
+pub use recipe::{Piece, Recipe};
+pub use write::{ImageWriter, WriteLane, WriteOptions, Written};

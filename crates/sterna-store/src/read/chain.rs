@@ -1,0 +1,147 @@
+//! Opens a layer with the chain of its bases (`specs/image.md §9`).
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::StoredImage;
+use crate::blob::{Blob, FileBlob};
+use crate::digest::Digest;
+use crate::error::StoreError;
+use crate::key::Key;
+
+/// The largest number of layers in a chain, including the complete image at its end.
+pub(crate) const LAYERS_MOST: usize = 64;
+
+/// Finds the bases of layers.
+pub trait Bases {
+    /// Opens the blob of the image with `digest`; none if it is not there. `hint` is the name that its layer remembers.
+    ///
+    /// The caller checks the digest.
+    ///
+    /// # Errors
+    /// The errors of opening a blob that is there.
+    fn find(&self, digest: &Digest, hint: &str) -> Result<Option<Arc<dyn Blob>>, StoreError>;
+
+    /// Opens the image with `digest`, without its base; none if it is not there.
+    ///
+    /// # Errors
+    /// The errors of opening an image.
+    fn open(
+        &self,
+        digest: &Digest,
+        hint: &str,
+        key: Option<&Key>,
+    ) -> Result<Option<StoredImage>, StoreError> {
+        self.find(digest, hint)?.map(|blob| StoredImage::open_one(blob, key)).transpose()
+    }
+}
+
+/// Bases are files: those that the caller names, or in the directory of the layer.
+#[derive(Debug, Clone, Default)]
+pub struct FileBases {
+    directory: Option<PathBuf>,
+    named: Vec<PathBuf>,
+}
+
+impl FileBases {
+    /// Searches in the directory of the layer at `path`.
+    pub fn beside(path: &Path) -> Self {
+        Self { directory: path.parent().map(Path::to_owned), named: Vec::new() }
+    }
+
+    /// Also takes the file at `path`, for whichever layer it fits.
+    #[must_use]
+    pub fn and(mut self, path: &Path) -> Self {
+        self.named.push(path.to_owned());
+        self
+    }
+}
+
+impl Bases for FileBases {
+    fn find(&self, digest: &Digest, hint: &str) -> Result<Option<Arc<dyn Blob>>, StoreError> {
+        for path in &self.named {
+            let blob = Arc::new(FileBlob::open(path)?);
+            if footer_digest(&*blob)? == Some(*digest) {
+                return Ok(Some(blob));
+            }
+        }
+        let Some(directory) = self.directory.as_ref().filter(|_| is_plain(hint)) else { return Ok(None) };
+        match FileBlob::open(&directory.join(hint)) {
+            Ok(blob) => Ok(Some(Arc::new(blob))),
+            Err(StoreError::Missing { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// No base is found: for images that are complete.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct NoBases;
+
+impl Bases for NoBases {
+    fn find(&self, _: &Digest, _: &str) -> Result<Option<Arc<dyn Blob>>, StoreError> {
+        Ok(None)
+    }
+}
+
+/// Opens the image in `blob`, and its bases.
+pub(super) fn open(
+    blob: Arc<dyn Blob>,
+    key: Option<&Key>,
+    bases: &dyn Bases,
+) -> Result<Arc<StoredImage>, StoreError> {
+    link(StoredImage::open_one(blob, key)?, key, bases)
+}
+
+/// Opens the bases of `top`.
+pub(crate) fn link(
+    top: StoredImage,
+    key: Option<&Key>,
+    bases: &dyn Bases,
+) -> Result<Arc<StoredImage>, StoreError> {
+    let name = top.name().to_owned();
+    let mut chain = vec![top];
+    while let Some((digest, hint)) = chain[chain.len() - 1].named_base() {
+        let upper = &chain[chain.len() - 1];
+        if chain.iter().any(|image| image.digest == digest) {
+            return Err(StoreError::BaseLoop { name, digest });
+        }
+        if chain.len() == LAYERS_MOST {
+            return Err(StoreError::ChainTooLong { name, limit: LAYERS_MOST, digest });
+        }
+        let Some(base) = bases.open(&digest, hint, key)? else {
+            return Err(StoreError::BaseMissing {
+                name: upper.name().to_owned(),
+                digest,
+                hint: hint.to_owned(),
+            });
+        };
+        if base.digest != digest {
+            let (base, found) = (base.name().to_owned(), base.digest);
+            return Err(StoreError::BaseWrong { name: upper.name().to_owned(), digest, base, found });
+        }
+        base.check_alike(upper.name(), upper.blocks())?;
+        chain.push(base);
+    }
+    let mut below: Option<Arc<StoredImage>> = None;
+    while let Some(mut image) = chain.pop() {
+        image.base = below.take();
+        below = Some(Arc::new(image));
+    }
+    // The chain has at least the image itself.
+    below.ok_or_else(|| StoreError::Request(format!("{name} has no layer")))
+}
+
+/// A hint names a file in the layer's directory. A layer must not lead to another directory.
+fn is_plain(hint: &str) -> bool {
+    !hint.is_empty() && hint != "." && hint != ".." && !hint.contains('/')
+}
+
+/// The digest that the image's footer names; none if the blob has no footer.
+fn footer_digest(blob: &dyn Blob) -> Result<Option<Digest>, StoreError> {
+    use crate::layout::{FOOTER_BYTES, Footer};
+    let mut footer = [0; FOOTER_BYTES];
+    let Some(at) = blob.len_bytes().checked_sub(FOOTER_BYTES as u64) else { return Ok(None) };
+    blob.read_exact_at(at, &mut footer)?;
+    Ok(Footer::decode(&footer).ok().map(|footer| footer.digest))
+}

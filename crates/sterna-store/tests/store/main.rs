@@ -1,0 +1,6 @@
+//! Tests of Sterna's image format and of stores.
+
+mod common;
+mod damage;
+mod layers;
+mod round_trips;
