@@ -3,6 +3,7 @@
 use std::io;
 
 use sterna_ram::RamError;
+use sterna_store::StoreError;
 use sterna_transport::TransportError;
 use sterna_wire::WireError;
 
@@ -155,6 +156,9 @@ pub enum ImageError {
     /// The page file could not be created, read or written.
     #[error("image: {0}")]
     File(#[from] TransportError),
+    /// An image in Sterna's own format, or a store, could not be read or written.
+    #[error("{0}")]
+    Store(#[from] StoreError),
     /// Guest RAM could not be reached.
     #[error("image: {0}")]
     Ram(#[from] RamError),
@@ -179,10 +183,14 @@ impl ImageError {
                 | Self::HalfRepaired { .. }
                 | Self::TooLarge { .. }
                 | Self::Compression { .. }
-        )
+        ) || matches!(self, Self::Store(error) if error.is_image_at_fault())
     }
 
+    /// Makes [`ImageError::Io`], or restores the error of an image in Sterna's format that is inside of `source`.
     pub(crate) fn io(file: &str, call: &'static str, source: io::Error) -> Self {
-        Self::Io { file: file.to_owned(), call, source }
+        match source.downcast::<StoreError>() {
+            Ok(error) => Self::Store(error),
+            Err(source) => Self::Io { file: file.to_owned(), call, source },
+        }
     }
 }

@@ -15,7 +15,7 @@ pub(crate) const SEAL_BYTES: usize = NONCE_BYTES + 16;
 const NONCE_BYTES: usize = 24;
 
 /// The secret of encrypted images. Images with the same key can share frames.
-#[derive(Clone)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Key(Zeroizing<[u8; 32]>);
 
 impl fmt::Debug for Key {

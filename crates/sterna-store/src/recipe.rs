@@ -58,6 +58,11 @@ impl Piece {
             Self::ZeroRecords { count, .. } => count.checked_mul(ZERO_RECORD),
         }
     }
+
+    /// This piece and `next` as one piece; none if `next` does not continue it.
+    pub fn joined(self, next: Piece) -> Option<Piece> {
+        merge(self, next)
+    }
 }
 
 /// The pieces of a file, in the file's order.

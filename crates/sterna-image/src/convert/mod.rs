@@ -19,6 +19,7 @@
 //! until the check has passed. A stream without its end cannot be loaded. See [`structure`] for the limits of these
 //! checks.
 
+mod framed;
 mod out;
 mod relayout;
 mod spread;
@@ -27,8 +28,10 @@ use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use sterna_store::ImageWriter;
 use sterna_transport::{CreateOptions, Direct};
 use sterna_wire::PAGE_SIZE;
 use sterna_wire::mapped_ram::PAGES_ALIGNMENT;
@@ -36,16 +39,18 @@ use sterna_wire::mapped_ram::PAGES_ALIGNMENT;
 use crate::ImageError;
 use crate::format::{Form, Format};
 use crate::model::{Domain, DomainMachine, IGNORE_SHARED, LibvirtHeader, Shape};
-use crate::read::Image;
 use crate::read::begun::Begun;
 use crate::read::body::{End, RecordSink};
+use crate::read::framed::Framed;
 use crate::read::image::check_unchanged;
-use crate::read::open::open_file;
+use crate::read::open::{open_stored, open_with};
 use crate::read::tee::Tee;
 use crate::read::visitor::PageVisitor;
+use crate::read::{Access, Image, ReadAt, Stamp};
 use crate::tools::finding::Finding;
 use crate::tools::verify::{self, structure, structure_of_stream};
 use crate::write::{Envelope, LegacyWriter, MappedOptions, MappedWriter};
+pub use framed::FrameOptions;
 use out::{Out, Shared};
 
 /// The source image of a conversion.
@@ -85,6 +90,10 @@ pub struct ConvertOptions {
     ///
     /// Damaged parts are copied unchanged, except a truncated description, which is left out.
     pub force_damaged: bool,
+    /// The key of an encrypted source, and the bases of a source that is a layer.
+    pub access: Access,
+    /// Options of a target in Sterna's own format.
+    pub frames: FrameOptions,
 }
 
 impl Default for ConvertOptions {
@@ -98,6 +107,8 @@ impl Default for ConvertOptions {
             threads: 0,
             alignment: PAGES_ALIGNMENT,
             force_damaged: false,
+            access: Access::default(),
+            frames: FrameOptions::default(),
         }
     }
 }
@@ -138,7 +149,7 @@ pub fn convert(from: Input, to: Output, options: &ConvertOptions) -> Result<Conv
     let tee = Tee::default();
     let (begun, source) = match from {
         Input::File(path) => {
-            let source = open_file(&path)?;
+            let source = open_with(&path, &options.access)?;
             let file = path.display().to_string();
             let stamp = source.stamp().map_err(|error| ImageError::io(&file, "fstat", error))?;
             (Begun::of_source(&source, &file, Some(tee.clone()))?, Some((source, stamp, file)))
@@ -150,6 +161,8 @@ pub fn convert(from: Input, to: Output, options: &ConvertOptions) -> Result<Conv
         options.target.unwrap_or(if format.is_libvirt() { Format::LibvirtSparse } else { Format::MappedRam });
     let envelope = envelope(header.as_ref(), target, options)?;
     check_domain(header.as_ref(), &begun.head.shape, options)?;
+    let is_stored = source.as_ref().is_some_and(|(source, ..)| source.stored().is_some());
+    let (begun, source, format) = as_stream(begun, source, target, &tee)?;
     let counts = Counts::default();
     let job = Job { to, name, target, envelope, options, counts: &counts };
     let (shape, damage) = match (format.form(), source) {
@@ -186,7 +199,7 @@ pub fn convert(from: Input, to: Output, options: &ConvertOptions) -> Result<Conv
         }
     };
     Ok(Converted {
-        from: format,
+        from: if is_stored { Format::Sterna } else { format },
         to: target,
         ram_bytes: shape.ram_bytes(),
         data_pages: counts.data.load(Ordering::Relaxed),
@@ -195,6 +208,34 @@ pub fn convert(from: Input, to: Output, options: &ConvertOptions) -> Result<Conv
         target_bytes: counts.target_bytes.load(Ordering::Relaxed),
         damage,
     })
+}
+
+/// A source: its bytes, its stamp, and its name.
+type Source = (Arc<dyn ReadAt>, Stamp, String);
+
+/// Takes the legacy stream of an image in Sterna's format in place of its view, if the target is a stream, too.
+///
+/// The result then has the bytes of the stream that the image was made from.
+fn as_stream(
+    begun: Begun,
+    source: Option<Source>,
+    target: Format,
+    tee: &Tee,
+) -> Result<(Begun, Option<Source>, Format), ImageError> {
+    let format = begun.format;
+    let Some((view, stamp, name)) = source else { return Ok((begun, None, format)) };
+    let is_wanted = target.form() == Form::Legacy;
+    let stream = if is_wanted { Framed::stream_of(&view, &name)? } else { None };
+    match stream {
+        Some(stream) => {
+            tee.restart();
+            let mut again = Begun::of_source(&stream, &name, Some(tee.clone()))?;
+            again.header = begun.header;
+            let format = again.format;
+            Ok((again, Some((stream, stamp, name)), format))
+        }
+        None => Ok((begun, Some((view, stamp, name)), format)),
+    }
 }
 
 /// Counts of the pages and bytes that were written so far.
@@ -222,6 +263,16 @@ struct Job<'a> {
 impl Job<'_> {
     fn take_mapped(mut self, image: &Image) -> Result<Vec<Finding>, ImageError> {
         let damage = self.examine(image)?;
+        if self.target == Format::Sterna {
+            let writer = self.image_writer(image.shape(), image.stored().map(|stored| stored.kind()))?;
+            let threads = threads(self.options.threads);
+            let bytes = match image.stored().filter(|_| self.options.xml.is_none()) {
+                Some(stored) => framed::of_stored(stored, writer, threads, self.counts)?,
+                None => framed::of_mapped(image, writer, threads, self.counts)?,
+            };
+            self.counts.target_bytes.store(bytes, Ordering::Relaxed);
+            return Ok(damage);
+        }
         if self.target.form() == Form::Mapped {
             let writer = self.mapped_writer(image.shape())?;
             relayout::copy(image, &writer, self.options, self.counts)?;
@@ -263,6 +314,17 @@ impl Job<'_> {
         check: &Check<'_>,
     ) -> Result<(Shape, Vec<Finding>), ImageError> {
         let file = begun.file_name().to_owned();
+        if self.target == Format::Sterna {
+            let head = known.unwrap_or(&begun.head.shape).clone();
+            let writer = self.image_writer(&head, None)?;
+            let checked = |shape: &Shape, end: End| self.damage(&file, check(shape, end)?);
+            let threads = threads(self.options.threads);
+            let envelope = self.envelope.as_ref();
+            let (shape, damage, bytes) =
+                framed::of_legacy(begun, tee, envelope, writer, threads, self.counts, &checked)?;
+            self.counts.target_bytes.store(bytes, Ordering::Relaxed);
+            return Ok((shape, damage));
+        }
         if self.target.form() == Form::Legacy {
             let out = Shared::new(self.out()?, &self.name);
             tee.to(Box::new(out.clone())).map_err(|error| crate::write::failed(&self.name, error))?;
@@ -283,6 +345,20 @@ impl Job<'_> {
         shape.ram.blocks = head.ram.blocks;
         self.complete_mapped(&writer, &shape)?;
         Ok((shape, damage))
+    }
+
+    /// The writer of an image in Sterna's own format.
+    fn image_writer(&self, shape: &Shape, kind: Option<&str>) -> Result<ImageWriter, ImageError> {
+        let Output::File(path) = &self.to else {
+            let text =
+                "an image in Sterna's format needs a file, not a pipe: use --format legacy or give a file";
+            return Err(ImageError::Request(text.to_owned()));
+        };
+        let access =
+            Access { key: self.options.frames.key.clone(), bases: self.options.access.bases.clone() };
+        let base = self.options.frames.base.as_ref().map(|base| open_stored(base, &access)).transpose()?;
+        let options = framed::options(self.options, base, kind.unwrap_or("qemu"));
+        Ok(ImageWriter::create(path, framed::blocks(shape), options)?)
     }
 
     fn mapped_writer(&self, shape: &Shape) -> Result<MappedWriter, ImageError> {
@@ -356,7 +432,11 @@ fn envelope(
     target: Format,
     options: &ConvertOptions,
 ) -> Result<Option<Envelope>, ImageError> {
-    if !target.is_libvirt() {
+    // An image in Sterna's format keeps a container: its view is libvirt's sparse image.
+    if target == Format::Sterna && header.is_none() && options.xml.is_none() {
+        return Ok(None);
+    }
+    if !target.is_libvirt() && target != Format::Sterna {
         if options.xml.is_some() || options.cookie.is_some() {
             let text = format!("only libvirt images contain XML and cookie, {target} does not");
             return Err(ImageError::Request(text));

@@ -35,6 +35,10 @@ pub(crate) trait RecordSink {
     }
     /// A page that contains only zeros.
     fn zero(&mut self, block: usize, page: u64) -> Result<(), ImageError>;
+    /// Like [`zero`](Self::zero), with the offset after its record in the stream.
+    fn zero_at(&mut self, _end: u64, block: usize, page: u64) -> Result<(), ImageError> {
+        self.zero(block, page)
+    }
     /// A page whose previous content changes by a delta. The delta's encoding was checked.
     fn delta(&mut self, block: usize, page: u64, delta: &[u8]) -> Result<(), ImageError>;
 }
@@ -164,7 +168,7 @@ impl Records {
                     if fill != 0 {
                         return Err(cursor.broken(1, RECORDS, format!("a zero page of bytes {fill:02x}")));
                     }
-                    sink.zero(block, page)?;
+                    sink.zero_at(cursor.position(), block, page)?;
                 }
                 flags::XBZRLE => self.delta(cursor, shape, flag, offset, sink)?,
                 _ => {

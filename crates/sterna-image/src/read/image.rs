@@ -6,11 +6,13 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
+use sterna_store::StoredImage;
 use sterna_transport::{self as transport, Direct, PageFile};
 use sterna_wire::PAGE_SIZE;
 
 use super::begun::Begun;
 use super::body::{End, RecordSink};
+use super::framed::{self, Access};
 use super::mapped::MappedPages;
 use super::places::PagePlaces;
 use super::regions;
@@ -51,6 +53,10 @@ impl Image {
     /// # Errors
     /// The errors of [`open`](Self::open).
     pub fn open_source(source: Arc<dyn ReadAt>, name: &str) -> Result<Image, ImageError> {
+        Self::open_unwrapped(framed::unwrapped(source, name, &Access::default())?, name)
+    }
+
+    pub(super) fn open_unwrapped(source: Arc<dyn ReadAt>, name: &str) -> Result<Image, ImageError> {
         let stamp = source.stamp().map_err(|error| ImageError::io(name, "fstat", error))?;
         let begun = Begun::of_source(&source, name, None)?;
         Self::finish(begun, source, stamp, false)
@@ -107,7 +113,14 @@ impl Image {
 
     /// The format: container, form and compression.
     pub fn format(&self) -> Format {
-        self.format
+        if self.stored().is_some() { Format::Sterna } else { self.format }
+    }
+
+    /// The image in Sterna's own format behind this one; none for other formats.
+    ///
+    /// Then this image is the mapped-ram image that it stands for: offsets are those of that image.
+    pub fn stored(&self) -> Option<&Arc<StoredImage>> {
+        self.source.stored()
     }
 
     /// The header and the texts of libvirt's container; none for a bare image.

@@ -8,6 +8,7 @@ pub(crate) mod begun;
 pub(crate) mod body;
 mod cursor;
 mod device;
+pub(crate) mod framed;
 pub(crate) mod half_repaired;
 pub(crate) mod head;
 pub(crate) mod image;
@@ -23,6 +24,7 @@ mod tail;
 pub(crate) mod tee;
 pub(crate) mod visitor;
 
+pub use framed::Access;
 pub use image::Image;
 pub use mapped::{MappedBlock, MappedPages};
 pub use places::PagePlaces;

@@ -6,10 +6,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rustix::fs::OFlags;
+use sterna_store::StoredImage;
 
 use crate::error::ImageError;
 use crate::read::begun::Begun;
 use crate::read::device;
+use crate::read::framed::{self, Access};
 use crate::read::image::Image;
 use crate::read::source::ReadAt;
 
@@ -22,8 +24,15 @@ impl Image {
     /// # Errors
     /// [`ImageError`]: the file is not an image, breaks a rule (with its place), or is still being written.
     pub fn open(path: &Path) -> Result<Image, ImageError> {
-        let name = path.display().to_string();
-        Self::open_source(open_file(path)?, &name)
+        Self::open_with(path, &Access::default())
+    }
+
+    /// Like [`open`](Self::open), with the key of an encrypted image, or with the places of a layer's bases.
+    ///
+    /// # Errors
+    /// The errors of [`open`](Self::open).
+    pub fn open_with(path: &Path, access: &Access) -> Result<Image, ImageError> {
+        Self::open_unwrapped(open_with(path, access)?, &path.display().to_string())
     }
 
     /// Like [`open`](Self::open), and records the place of each page of a legacy stream ([`places`](Self::places)).
@@ -31,11 +40,21 @@ impl Image {
     /// # Errors
     /// The errors of [`open`](Self::open).
     pub fn open_indexed(path: &Path) -> Result<Image, ImageError> {
-        let (name, source) = (path.display().to_string(), open_file(path)?);
+        let (name, source) = (path.display().to_string(), open_with(path, &Access::default())?);
         let stamp = source.stamp().map_err(|error| ImageError::io(&name, "fstat", error))?;
         let begun = Begun::of_source(&source, &name, None)?;
         Self::finish(begun, source, stamp, true)
     }
+}
+
+/// Opens the image at `path`. An image in Sterna's own format becomes the mapped-ram image that it stands for.
+pub(crate) fn open_with(path: &Path, access: &Access) -> Result<Arc<dyn ReadAt>, ImageError> {
+    framed::unwrapped(open_file(path)?, &path.display().to_string(), access)
+}
+
+/// Opens an image in Sterna's own format with its bases.
+pub(crate) fn open_stored(path: &Path, access: &Access) -> Result<Arc<StoredImage>, ImageError> {
+    framed::stored(&open_file(path)?, &path.display().to_string(), access)
 }
 
 /// Opens a regular file, or a block device, which ends where its image ends.

@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use super::begun::Begun;
-use super::open::open_file;
+use super::framed::Access;
+use super::open::open_with;
 use crate::error::ImageError;
 use crate::format::Format;
 use crate::model::{LibvirtHeader, Shape};
@@ -30,9 +31,10 @@ impl Preview {
     /// # Errors
     /// [`ImageError`]: the file is not an image, or its head breaks a rule.
     pub fn open(path: &Path) -> Result<Preview, ImageError> {
-        let begun = Begun::of_source(&open_file(path)?, &path.display().to_string(), None)?;
+        let source = open_with(path, &Access::default())?;
+        let begun = Begun::of_source(&source, &path.display().to_string(), None)?;
         Ok(Preview {
-            format: begun.format,
+            format: if source.stored().is_some() { Format::Sterna } else { begun.format },
             libvirt_header: begun.header,
             stream_offset: begun.stream_offset,
             shape: begun.head.shape,

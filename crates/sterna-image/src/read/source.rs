@@ -6,6 +6,8 @@ use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
 
+use sterna_store::StoredImage;
+
 /// Random access to bytes. Short reads are allowed; 0 means that the offset is at or after the end.
 pub trait ReadAt: Send + Sync {
     /// Reads into `to` from byte `offset`.
@@ -29,6 +31,11 @@ pub trait ReadAt: Send + Sync {
     /// Whether unrelated bytes can follow the image, as on a longer device.
     fn ends_anywhere(&self) -> bool {
         false
+    }
+
+    /// The image in Sterna's own format that makes these bytes; none for other formats.
+    fn stored(&self) -> Option<&Arc<StoredImage>> {
+        None
     }
 
     /// The underlying file, for reflinks and holes; none without a file.

@@ -45,6 +45,11 @@ impl Tee {
         *self.0.lock() = To::Off;
     }
 
+    /// Drops the bytes so far, because the stream begins again.
+    pub(crate) fn restart(&self) {
+        *self.0.lock() = To::default();
+    }
+
     /// Holds further bytes back until [`release`](Self::release).
     pub(super) fn hold(&self) {
         let mut to = self.0.lock();

@@ -4,6 +4,7 @@
 //! stream has no index. It is read to its end, and [`Inspection::was_streamed`] is true.
 
 use serde::Serialize;
+use sterna_store::StoredImage;
 
 use super::coverage::Coverage;
 use super::memory_map::Split;
@@ -12,6 +13,7 @@ use crate::ImageError;
 use crate::format::{Form, Format};
 use crate::model::LibvirtHeader;
 use crate::read::Image;
+use crate::read::framed::STREAM;
 
 /// The description of an image, as `sterna inspect` reports it.
 #[derive(Debug, Clone, Serialize)]
@@ -79,6 +81,36 @@ pub struct Inspection {
     pub processors: usize,
     /// Whether the inspection had to read the whole file.
     pub was_streamed: bool,
+    /// The frames of an image in Sterna's own format.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub frames: Option<FramesPart>,
+}
+
+/// The frames of an image in Sterna's own format. The offsets of its blocks are those of its view.
+#[derive(Debug, Clone, Serialize)]
+#[non_exhaustive]
+pub struct FramesPart {
+    /// Digest of the image, which names it as a base.
+    pub digest: String,
+    /// Bytes of an extent.
+    pub extent_bytes: u32,
+    /// Number of frames of the image itself.
+    pub frames: u32,
+    /// Bytes of these frames.
+    pub frame_bytes: u64,
+    /// Pages of RAM that the image itself holds.
+    pub held_pages: u64,
+    /// Whether the image is encrypted.
+    pub is_encrypted: bool,
+    /// Seconds since 1970 when the image was made.
+    pub made: u64,
+    /// Number of layers, including the image itself.
+    pub layers: usize,
+    /// Digest of the base; none for a complete image.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub base: Option<String>,
+    /// Whether the image can write the stream again that it was made from, byte for byte.
+    pub has_stream: bool,
 }
 
 /// The content of libvirt's container.
@@ -158,8 +190,13 @@ pub struct DevicePart {
 pub fn inspect(image: &Image, coverage: &Coverage) -> Result<Inspection, ImageError> {
     let (shape, format) = (image.shape(), image.format());
     let state = State::of(image);
-    let file_bytes =
-        image.source().len_bytes().map_err(|error| ImageError::io(image.path_name(), "fstat", error))?;
+    let file_bytes = match image.stored() {
+        Some(stored) => stored.stored_bytes(),
+        None => {
+            let length = image.source().len_bytes();
+            length.map_err(|error| ImageError::io(image.path_name(), "fstat", error))?
+        }
+    };
     Ok(Inspection {
         schema: "sterna-image",
         version: 1,
@@ -169,7 +206,7 @@ pub fn inspect(image: &Image, coverage: &Coverage) -> Result<Inspection, ImageEr
         kind: format.to_string(),
         form: format.form().name(),
         compression: if format.is_compressed() { format.compression().name() } else { "none" },
-        libvirt: image.libvirt_header().map(|header| libvirt(header, format)),
+        libvirt: image.libvirt_header().map(|header| libvirt(header)),
         stream_offset: image.stream_offset(),
         machine_type: shape.configuration.machine_type.clone(),
         capabilities: shape.configuration.capabilities.clone(),
@@ -189,7 +226,23 @@ pub fn inspect(image: &Image, coverage: &Coverage) -> Result<Inspection, ImageEr
         split: state.memory_map(&[], None).split,
         processors: state.registers().map_or(0, |registers| registers.len()),
         was_streamed: format.form() == Form::Legacy,
+        frames: image.stored().map(|stored| frames(stored)),
     })
+}
+
+fn frames(stored: &StoredImage) -> FramesPart {
+    FramesPart {
+        digest: stored.digest().to_string(),
+        extent_bytes: stored.extent_bytes(),
+        frames: stored.frames(),
+        frame_bytes: stored.frame_bytes(),
+        held_pages: stored.held_pages(),
+        is_encrypted: stored.is_encrypted(),
+        made: stored.made(),
+        layers: stored.layers(),
+        base: stored.named_base().map(|(digest, _)| digest.to_string()),
+        has_stream: stored.files().iter().any(|file| file.name == STREAM),
+    }
 }
 
 fn allocated(image: &Image) -> Option<u64> {
@@ -243,7 +296,8 @@ fn devices(state: &State<'_>) -> Vec<DevicePart> {
     state.sections.iter().map(part).chain(state.live.iter().map(live)).collect()
 }
 
-fn libvirt(header: &LibvirtHeader, format: Format) -> LibvirtPart {
+fn libvirt(header: &LibvirtHeader) -> LibvirtPart {
+    let format = Format::of_number(header.format).unwrap_or(Format::LibvirtRaw);
     let xml = String::from_utf8_lossy(&header.xml);
     let domain = xml.split_once("<name>").and_then(|(_, rest)| rest.split_once("</name>"));
     let cookie = header.cookie.as_ref().map(|cookie| cookie.len() as u64);

@@ -220,9 +220,9 @@ impl MappedWriter {
 }
 
 /// Parts before the pages with their offsets; the blocks' headers; the stream's offset after START.
-type Layout = (Vec<(u64, Vec<u8>)>, Vec<MappedHeader>, u64);
+pub(super) type Layout = (Vec<(u64, Vec<u8>)>, Vec<MappedHeader>, u64);
 
-fn layout(shape: &Shape, start: u64, alignment: u64) -> Result<Layout, ImageError> {
+pub(super) fn layout(shape: &Shape, start: u64, alignment: u64) -> Result<Layout, ImageError> {
     let (mut pieces, mut headers) = (Vec::new(), Vec::new());
     let (mut at, mut bytes) = (start, Vec::new());
     encode::head(shape, &mut bytes)?;

@@ -12,6 +12,7 @@ mod mapped;
 mod mapped_file;
 mod mapped_lane;
 mod sink;
+pub(crate) mod view;
 
 pub use legacy::LegacyWriter;
 pub(crate) use legacy::failed;

@@ -52,11 +52,8 @@ impl ExtentTable {
     /// Makes a table without any page: all pages are zero, or in a layer the base's.
     pub(crate) fn new(extents: u64, extent_bytes: u32, is_layer: bool) -> Self {
         let mut table = Self::of(Vec::new(), extent_bytes, is_layer);
+        // Zeros take no memory before they are written.
         table.bytes = vec![0; extents as usize * table.entry_bytes()];
-        for extent in 0..extents {
-            let at = table.at(extent);
-            table.bytes[at..at + 4].copy_from_slice(&NO_FRAME.to_le_bytes());
-        }
         table
     }
 
@@ -94,8 +91,14 @@ impl ExtentTable {
         let entry = &self.bytes[self.at(extent)..][..self.entry_bytes()];
         let (frame, masks) = entry.split_at(4);
         let (held, zero) = masks.split_at(self.mask_bytes);
-        let frame = u32::from_le_bytes([frame[0], frame[1], frame[2], frame[3]]);
+        // The number is one larger in the index, so that an extent without a frame is all zeros.
+        let frame = u32::from_le_bytes([frame[0], frame[1], frame[2], frame[3]]).wrapping_sub(1);
         Extent { frame, held, zero }
+    }
+
+    /// Number of held pages of all extents.
+    pub(crate) fn held_pages(&self) -> u64 {
+        (0..self.extents()).map(|extent| self.get(extent).count() as u64).sum()
     }
 
     /// Sets an extent. `zero` counts only in a layer.
@@ -103,7 +106,7 @@ impl ExtentTable {
         let (at, mask_bytes, is_layer) = (self.at(extent), self.mask_bytes, self.is_layer);
         let entry_bytes = self.entry_bytes();
         let entry = &mut self.bytes[at..at + entry_bytes];
-        entry[..4].copy_from_slice(&frame.to_le_bytes());
+        entry[..4].copy_from_slice(&frame.wrapping_add(1).to_le_bytes());
         entry[4..4 + mask_bytes].copy_from_slice(&held[..mask_bytes]);
         if is_layer {
             entry[4 + mask_bytes..].copy_from_slice(&zero[..mask_bytes]);
@@ -113,7 +116,7 @@ impl ExtentTable {
     /// Replaces the frame of an extent.
     pub(crate) fn set_frame(&mut self, extent: u64, frame: u32) {
         let at = self.at(extent);
-        self.bytes[at..at + 4].copy_from_slice(&frame.to_le_bytes());
+        self.bytes[at..at + 4].copy_from_slice(&frame.wrapping_add(1).to_le_bytes());
     }
 
     /// Checks the entry of an extent with `pages` pages; `frame_pages` gives the number of pages of a frame.

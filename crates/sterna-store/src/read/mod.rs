@@ -22,14 +22,12 @@ use crate::frame;
 use crate::key::{Crypt, Key};
 use crate::layout::header::HeaderError;
 use crate::layout::{
-    Block, Extent, FOOTER_BYTES, Footer, FrameEntry, HEADER_BYTES, Header, Index, PAGE_BYTES, Rule,
-    StoredFile, features,
+    Block, Extent, FOOTER_BYTES, Footer, FrameEntry, HEADER_BYTES, Header, INDEX_MOST, Index, PAGE_BYTES,
+    Rule, StoredFile, features,
 };
 use crate::recipe::Recipe;
 use cache::FrameCache;
 
-/// Limit of an index in bytes: that of 1 TiB in extents of 64 KiB.
-const INDEX_MOST: u64 = 1 << 30;
 /// Bytes of the end of a remote image that are read first, because they contain footer and index of a small image.
 const TAIL_BYTES: u64 = 256 << 10;
 /// Limit of a file's recipe in bytes.
@@ -206,10 +204,7 @@ impl StoredImage {
     /// Number of pages of RAM that this layer holds itself.
     pub fn held_pages(&self) -> u64 {
         let tables = &self.index.extents[..self.index.extents.len() - 1];
-        let of = |table: &crate::layout::ExtentTable| -> u64 {
-            (0..table.extents()).map(|extent| table.get(extent).count() as u64).sum()
-        };
-        tables.iter().map(of).sum()
+        tables.iter().map(crate::layout::ExtentTable::held_pages).sum()
     }
 
     /// Length of the blob in bytes; in a store, of the index object.

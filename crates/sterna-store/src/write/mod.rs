@@ -1,5 +1,6 @@
 //! Writes images: extents from several threads, then files and the index.
 
+mod copy;
 mod sink;
 
 use std::collections::HashMap;
@@ -16,8 +17,8 @@ use crate::error::StoreError;
 use crate::frame::{self, Packer};
 use crate::key::{Crypt, Key};
 use crate::layout::{
-    Block, EXTENT_LEAST, EXTENT_MOST, ExtentTable, FOOTER_BYTES, Footer, FrameEntry, HEADER_BYTES, Header,
-    Index, PAGE_BYTES, StoredFile, features,
+    Block, EXTENT_LEAST, EXTENT_MOST, ExtentTable, FOOTER_BYTES, FRAME_BYTES, Footer, FrameEntry,
+    HEADER_BYTES, Header, INDEX_MOST, Index, PAGE_BYTES, StoredFile, features,
 };
 use crate::read::StoredImage;
 use crate::recipe::{Piece, Recipe};
@@ -60,8 +61,10 @@ pub struct Written {
     pub digest: Digest,
     /// Number of frames.
     pub frames: u64,
-    /// Pages that the frames hold.
+    /// Pages that the frames hold: RAM's, and those of the files' bytes.
     pub held_pages: u64,
+    /// Pages of RAM that the image holds; equal ones count each time.
+    pub ram_pages: u64,
     /// Bytes of the index.
     pub index_bytes: u64,
 }
@@ -117,6 +120,13 @@ impl ImageWriter {
                 format!("compression level {} is refused: choose 1 to 22, or 0 for none", options.level);
             return Err(StoreError::Request(text));
         }
+        let entry = ExtentTable::entry_bytes_of(extent, true) as u64 + FRAME_BYTES as u64;
+        let extents = blocks.iter().map(|block| Index::extents_of(block, extent));
+        if extents.fold(0u64, u64::saturating_add).saturating_mul(entry) > INDEX_MOST {
+            let text =
+                format!("{}: the index of this RAM is above 1 GiB: choose longer extents", sink.name());
+            return Err(StoreError::Request(text));
+        }
         if let Some(base) = &options.base {
             base.check_alike(sink.name(), &blocks)?;
         }
@@ -143,6 +153,11 @@ impl ImageWriter {
     /// Bytes of an extent.
     pub fn extent_bytes(&self) -> u32 {
         self.header.extent_bytes
+    }
+
+    /// Whether the image becomes a layer over a base.
+    pub fn is_layer(&self) -> bool {
+        self.options.base.is_some()
     }
 
     /// The blocks of RAM.
@@ -205,7 +220,7 @@ impl ImageWriter {
     ///
     /// # Errors
     /// [`StoreError`]: nothing is visible, and an existing image is unchanged.
-    pub fn complete(mut self, files: &[(&str, Recipe)]) -> Result<Written, StoreError> {
+    pub fn complete(self, files: &[(&str, Recipe)]) -> Result<Written, StoreError> {
         let files: Vec<StoredFile> = files
             .iter()
             .map(|(name, recipe)| {
@@ -216,12 +231,19 @@ impl ImageWriter {
                 StoredFile { name: (*name).to_owned(), length_bytes: recipe_length(files, name), recipe }
             })
             .collect();
+        self.complete_with(files)
+    }
+
+    /// Completes the image with files whose recipes are in the bytes already.
+    fn complete_with(mut self, files: Vec<StoredFile>) -> Result<Written, StoreError> {
         self.store_bytes()?;
         let packs = self.sink.flush()?;
         let mut state = self.state.into_inner();
         sort(&mut state);
         let made = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let base = self.options.base.as_ref().map(|base| (base.digest(), base.base_hint()));
+        let ram = &state.extents[..state.extents.len() - 1];
+        let ram_pages = ram.iter().map(ExtentTable::held_pages).sum();
         let held_pages = state.frames.iter().map(|frame| u64::from(frame.pages)).sum();
         let index = Index {
             kind: self.options.kind,
@@ -241,7 +263,7 @@ impl ImageWriter {
         let tail = [&stored[..], &footer.encode()].concat();
         let bytes = self.sink.complete(&header, &tail)?;
         let index_bytes = (tail.len() - FOOTER_BYTES) as u64;
-        Ok(Written { bytes, digest, frames: index.frames.len() as u64, held_pages, index_bytes })
+        Ok(Written { bytes, digest, frames: index.frames.len() as u64, held_pages, ram_pages, index_bytes })
     }
 
     /// Stores the block of bytes as the last block.

@@ -18,6 +18,7 @@
 mod blocks;
 mod container;
 mod content;
+mod framed;
 mod head;
 mod judge;
 mod legacy;
@@ -39,7 +40,7 @@ use crate::ImageError;
 use crate::format::Form;
 use crate::read::half_repaired::{self, WithMagic};
 use crate::read::open::open_file;
-use crate::read::{Image, MappedBlock, ReadAt};
+use crate::read::{Access, Image, MappedBlock, ReadAt};
 use mapped::{Depth, examine_mapped};
 use report::Report;
 pub use report::{Verdict, VerifyOptions};
@@ -51,7 +52,19 @@ use window::Window;
 /// The function fails if no verdict is possible: the file cannot be opened, is not an image, or has an unknown
 /// version. Damage is not an error but a finding.
 pub fn verify(path: &Path, options: &VerifyOptions) -> Result<Verdict, ImageError> {
-    verify_source(open_file(path)?, &path.display().to_string(), options)
+    verify_with(path, options, &Access::default())
+}
+
+/// Like [`verify`], with the key of an encrypted image, or with the places of a layer's bases.
+///
+/// # Errors
+/// The errors of [`verify`].
+pub fn verify_with(path: &Path, options: &VerifyOptions, access: &Access) -> Result<Verdict, ImageError> {
+    let (source, name) = (open_file(path)?, path.display().to_string());
+    match framed::examine(&source, &name, options, access)? {
+        Some(verdict) => Ok(verdict),
+        None => verify_source(source, &name, options),
+    }
 }
 
 /// Verifies the image in `source`; `name` appears in the report.
@@ -63,6 +76,9 @@ pub fn verify_source(
     name: &str,
     options: &VerifyOptions,
 ) -> Result<Verdict, ImageError> {
+    if let Some(verdict) = framed::examine(&source, name, options, &Access::default())? {
+        return Ok(verdict);
+    }
     let broken_off =
         half_repaired::broken_off(&*source).map_err(|error| ImageError::io(name, "read", error))?;
     let source = match broken_off {

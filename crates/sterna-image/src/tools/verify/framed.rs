@@ -1,0 +1,80 @@
+//! Checks images in Sterna's own format: header, index and every frame, then the view like any other image.
+
+use std::sync::Arc;
+
+use sterna_store::{Checked, StoreError, StoredImage};
+
+use super::report::{Report, Verdict, VerifyOptions};
+use crate::ImageError;
+use crate::format::Format;
+use crate::read::framed::{self, Access, VIEW};
+use crate::read::{ReadAt, Stamp};
+use crate::tools::finding::{Finding, Place};
+
+/// Damaged frames that a report lists one by one.
+const LISTED: usize = 100;
+
+/// The verdict about an image in Sterna's own format; none if `source` has another format.
+pub(super) fn examine(
+    source: &Arc<dyn ReadAt>,
+    name: &str,
+    options: &VerifyOptions,
+    access: &Access,
+) -> Result<Option<Verdict>, ImageError> {
+    let mut magic = [0; 8];
+    let count = source.read_at(0, &mut magic).map_err(|error| ImageError::io(name, "read", error))?;
+    if source.stored().is_some() || !StoredImage::is_magic(&magic[..count]) {
+        return Ok(None);
+    }
+    let stamp = |source: &dyn ReadAt| source.stamp().map_err(|error| ImageError::io(name, "fstat", error));
+    let before: Stamp = stamp(&**source)?;
+    let length = source.len_bytes().map_err(|error| ImageError::io(name, "fstat", error))?;
+    let mut report = Report::new(name, length);
+    report.verdict.kind = Format::Sterna.name().to_owned();
+    let stored = match framed::stored(source, name, access) {
+        Ok(stored) => stored,
+        Err(ImageError::Store(error)) if is_damage(&error) => {
+            report.add(finding("index", &error, Place::default()));
+            return Ok(Some(report.finish()));
+        }
+        Err(error) => return Err(error),
+    };
+    let checked = stored.check(options.threads)?;
+    add_damage(&mut report, &checked);
+    report.verdict.read_bytes = checked.bytes;
+    report.verdict.ram_bytes = stored.blocks().iter().map(|block| block.length_bytes).sum();
+    let has_view = stored.files().iter().any(|file| file.name == VIEW);
+    if !report.is_sound() || !has_view {
+        return Ok(Some(report.finish()));
+    }
+    let view = framed::unwrapped(Arc::clone(source), name, access)?;
+    let mut verdict = super::verify_source(view, name, options)?;
+    verdict.kind = Format::Sterna.name().to_owned();
+    (verdict.file_bytes, verdict.read_bytes) = (length, checked.bytes);
+    if stamp(&**source)? != before {
+        return Err(ImageError::Changed { file: name.to_owned() });
+    }
+    Ok(Some(verdict))
+}
+
+/// Whether the image is damaged. An image of a later version may be sound.
+fn is_damage(error: &StoreError) -> bool {
+    error.is_image_at_fault() && !matches!(error, StoreError::Unsupported { .. })
+}
+
+fn add_damage(report: &mut Report, checked: &Checked) {
+    for damage in checked.damage.iter().take(LISTED) {
+        report.add(finding("frame", &damage.error, Place::byte(damage.offset)));
+    }
+    let more = checked.damage.len().saturating_sub(LISTED);
+    if more > 0 {
+        let what = format!("{more} further frames are damaged");
+        report.add(Finding::error("frame", "specs/image.md §7", Place::default(), what));
+    }
+}
+
+fn finding(code: &'static str, error: &StoreError, place: Place) -> Finding {
+    Finding::error(code, "specs/image.md", place, error.to_string())
+        .effect("Every reader refuses these pages")
+        .remedy("Take another copy of the image")
+}
