@@ -25,6 +25,7 @@ pub mod cpio;
 pub mod derived;
 mod disk;
 pub mod exit;
+mod frames;
 pub mod host;
 pub mod interrupts;
 mod libvirt;

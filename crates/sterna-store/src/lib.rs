@@ -31,4 +31,4 @@ pub use layout::{Block, EXTENT_LEAST, EXTENT_MOST, PAGE_BYTES, StoredFile};
 pub use objects::{Condition, Listed, Objects, Tag, Upload};
 pub use read::{Bases, Checked, Damage, FileBases, FileReader, NoBases, PagePlace, StoredImage};
 pub use recipe::{Piece, Recipe};
-pub use write::{ImageWriter, WriteLane, WriteOptions, Written};
+pub use write::{ImageWriter, WriteLane, WriteOptions, Written, publish};

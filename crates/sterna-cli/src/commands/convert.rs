@@ -9,9 +9,10 @@ use std::time::Instant;
 use serde_json::json;
 use sterna_drive::save::newest_libvirt_format_here;
 use sterna_image::convert::{ConvertOptions, Converted, Input, Output, convert};
-use sterna_image::{Direct, Form, Format};
+use sterna_image::{Access, Direct, Form, Format};
 
 use crate::exit::{Done, Status, Stop};
+use crate::frames::{self, Frames};
 use crate::interrupts::Interrupts;
 use crate::{terminal, units};
 
@@ -30,7 +31,7 @@ pub struct Arguments {
     /// Image to write; `-`: a legacy stream without container on standard output
     #[arg(value_name = "TARGET")]
     pub to: PathBuf,
-    /// Format of the target [default: mapped-ram; for a source in libvirt's container libvirt-sparse if both the QEMU
+    /// Format of the target [default: sterna if the target ends with .sterna, else mapped-ram; for a source in libvirt's container libvirt-sparse if both the QEMU
     /// and the libvirt on this machine support it, else libvirt-raw]
     #[arg(short, long)]
     pub format: Option<Format>,
@@ -58,6 +59,12 @@ pub struct Arguments {
     /// Alignment of the pages in a mapped-ram image: a multiple of 4k
     #[arg(long, default_value = "1M", value_name = "SIZE", value_parser = units::parse_size)]
     pub alignment: u64,
+    /// How an image in Sterna's own format is written.
+    #[command(flatten, next_help_heading = "Sterna's own format")]
+    pub frames: Frames,
+    /// File with the key of an encrypted source
+    #[arg(long, value_name = "FILE")]
+    pub source_key: Option<PathBuf>,
     /// Print the result as JSON, on standard error if the target is `-`
     #[arg(long)]
     pub json: bool,
@@ -97,6 +104,11 @@ impl Arguments {
             threads: self.threads,
             alignment: self.alignment,
             force_damaged: self.force_damaged,
+            access: Access {
+                key: self.source_key.as_deref().map(frames::key).transpose()?,
+                bases: Vec::new(),
+            },
+            frames: self.frames.options()?,
         })
     }
 
@@ -107,6 +119,9 @@ impl Arguments {
         }
         if is_pipe(&self.to) {
             return Some(Format::Legacy);
+        }
+        if frames::is_place(&self.to) {
+            return Some(Format::Sterna);
         }
         if !is_in_libvirts_container(&self.from) {
             return None;

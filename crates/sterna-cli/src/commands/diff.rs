@@ -1,14 +1,15 @@
 //! `sterna diff`: compares two images.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde_json::json;
-use sterna_image::Image;
 use sterna_image::tools::diff::{BlockDifference, DiffOptions, Difference, SectionDifference, diff};
 use sterna_image::tools::spool;
+use sterna_image::{Access, Image, StoredImage};
 
 use super::verify::{stop, warn_of_damage};
 use crate::exit::{Done, Status, Stop};
+use crate::frames::Opened;
 use crate::{terminal, units};
 
 /// Which images.
@@ -20,6 +21,9 @@ pub struct Arguments {
     pub a: PathBuf,
     /// Second image
     pub b: PathBuf,
+    /// How images in Sterna's own format are read.
+    #[command(flatten)]
+    pub opened: Opened,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -33,8 +37,8 @@ pub struct Arguments {
 
 /// Compares the images and prints the differences.
 pub fn execute(arguments: &Arguments) -> Done {
-    let a = Image::open(&arguments.a).map_err(stop)?;
-    let b = Image::open(&arguments.b).map_err(stop)?;
+    let open = |path| Image::open_with(path, &access_of(path, arguments)?).map_err(stop);
+    let (a, b) = (open(&arguments.a)?, open(&arguments.b)?);
     warn_of_damage(&a)?;
     warn_of_damage(&b)?;
     let directory = arguments.spool.clone().unwrap_or_else(spool::default_directory);
@@ -42,6 +46,14 @@ pub fn execute(arguments: &Arguments) -> Done {
     let difference = diff(&a, &b, &directory, &options).map_err(stop)?;
     terminal::print(&if arguments.json { json(&difference)? } else { text(&difference) });
     Ok(if difference.is_same() { Status::Done } else { Status::Failed })
+}
+
+/// The key is for the images in Sterna's own format.
+fn access_of(path: &Path, arguments: &Arguments) -> Result<Access, Stop> {
+    let mut access = arguments.opened.access()?;
+    let is_encrypted = StoredImage::is_encrypted_at(path).unwrap_or(false);
+    access.key = access.key.filter(|_| is_encrypted);
+    Ok(access)
 }
 
 fn json(difference: &Difference) -> Result<String, Stop> {

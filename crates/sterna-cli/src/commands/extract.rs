@@ -8,6 +8,7 @@ use sterna_image::{Image, ImageError};
 
 use super::verify::warn_of_damage;
 use crate::exit::{Done, Status, Stop};
+use crate::frames::Opened;
 use crate::interrupts::Interrupts;
 use crate::{terminal, units};
 
@@ -22,6 +23,9 @@ The file is written under a temporary name and renamed: it is complete or absent
 pub struct Arguments {
     /// Image of a guest: mapped-ram, legacy stream, compressed, or a save image of libvirt
     pub image: PathBuf,
+    /// How an image in Sterna's own format is read.
+    #[command(flatten)]
+    pub opened: Opened,
     /// File to write
     pub output: PathBuf,
     /// Write one RAM block as raw bytes (`sterna inspect` lists the names)
@@ -61,7 +65,7 @@ pub struct Arguments {
 /// Extracts the memory and prints a summary.
 pub fn execute(arguments: &Arguments) -> Done {
     let stop = |error: ImageError| Stop::of_image(&error, &[&arguments.image]);
-    let image = Image::open(&arguments.image).map_err(stop)?;
+    let image = Image::open_with(&arguments.image, &arguments.opened.access()?).map_err(stop)?;
     warn_of_damage(&image)?;
     let part = match (&arguments.block, arguments.range) {
         (Some(name), _) => Part::Block(name.clone()),

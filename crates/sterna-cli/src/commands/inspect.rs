@@ -9,6 +9,7 @@ use sterna_image::{Image, ImageError};
 
 use super::verify::warn_of_damage;
 use crate::exit::{Done, Status, Stop};
+use crate::frames::Opened;
 use crate::record::write_whole;
 use crate::{terminal, units};
 
@@ -17,6 +18,9 @@ use crate::{terminal, units};
 pub struct Arguments {
     /// Image of a guest: mapped-ram, legacy stream, compressed, or a save image of libvirt
     pub image: PathBuf,
+    /// How an image in Sterna's own format is read.
+    #[command(flatten)]
+    pub opened: Opened,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -28,7 +32,7 @@ pub struct Arguments {
 /// Reads the image and prints its contents.
 pub fn execute(arguments: &Arguments) -> Done {
     let stop = |error: ImageError| Stop::of_image(&error, &[&arguments.image]);
-    let image = Image::open(&arguments.image).map_err(stop)?;
+    let image = Image::open_with(&arguments.image, &arguments.opened.access()?).map_err(stop)?;
     warn_of_damage(&image)?;
     if let Some(file) = arguments.svg.as_ref().filter(|file| image.is_at(file)) {
         return Err(Stop::usage(format!(

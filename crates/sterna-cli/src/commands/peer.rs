@@ -156,7 +156,7 @@ pub fn listen(listening: &Listening<'_>, interrupts: &Interrupts) -> Done {
             listening.image.display()
         )));
     }
-    let is_mapped = format.form() == Form::Mapped;
+    let is_mapped = format.form() == Form::Mapped && format != Format::Sterna;
     let file =
         CreateOptions { direct: listening.direct, replace: listening.replace, ..CreateOptions::default() };
     let options =

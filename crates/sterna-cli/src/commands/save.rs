@@ -11,6 +11,7 @@ use sterna_transport::{Direct, PageFile};
 
 use crate::commands::peer::{self, Listening, Wire};
 use crate::exit::{Done, Status, Stop};
+use crate::frames::{self, Frames};
 use crate::interrupts::{Interrupts, until_interrupted};
 use crate::libvirt;
 use crate::monitor::Monitor;
@@ -57,6 +58,9 @@ pub struct Arguments {
     /// Resume the guest after the save
     #[arg(long, conflicts_with = "stop")]
     pub resume_after: bool,
+    /// How an image in Sterna's own format is written.
+    #[command(flatten, next_help_heading = "Sterna's own format")]
+    pub frames: Frames,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -114,6 +118,7 @@ pub fn execute(arguments: &Arguments) -> Done {
         domain,
         replace: arguments.force,
         resume_after: arguments.resume_after,
+        frames: arguments.frames.options()?,
     };
     let settings = Settings::read(monitor.vm())?;
     let advice = "switch the capability `dirty-bitmaps` on in the QEMU before the save";
@@ -145,10 +150,11 @@ pub fn execute(arguments: &Arguments) -> Done {
 fn format_help() -> String {
     let mut names: Vec<&str> = Compression::all().map(Compression::name).collect();
     let last = names.pop().unwrap_or_default();
-    let [mapped, legacy, raw, sparse] =
-        [Format::MappedRam, Format::Legacy, Format::LibvirtRaw, Format::LibvirtSparse];
+    let [mapped, own, legacy, raw, sparse] =
+        [Format::MappedRam, Format::Sterna, Format::Legacy, Format::LibvirtRaw, Format::LibvirtSparse];
     format!(
-        "{mapped}, {legacy}, {raw}, {sparse}, or libvirt- or legacy- followed by {} or {last}. auto: {mapped}, or {legacy} \
+        "{mapped}, {own}, {legacy}, {raw}, {sparse}, or libvirt- or legacy- followed by {} or {last}. auto: {own} if the image \
+         ends with .sterna, else {mapped}, or {legacy} \
          if the VM does not support it. With --xml, auto is {sparse} if both the VM (with listen: the QEMU on this \
          machine) and the libvirt on this machine support it, else {raw}",
         names.join(", ")
@@ -195,6 +201,9 @@ fn without_nul(mut text: Vec<u8>) -> Vec<u8> {
 fn format(arguments: &Arguments, monitor: &mut Monitor, has_xml: bool) -> Result<Format, Stop> {
     if arguments.format != "auto" {
         return arguments.format.parse().map_err(Stop::usage);
+    }
+    if frames::is_place(&arguments.image) {
+        return Ok(Format::Sterna);
     }
     let settings = Settings::read(monitor.vm())?;
     Ok(if has_xml { newest_libvirt_format(&settings) } else { newest_format(&settings) })

@@ -5,10 +5,11 @@ use std::time::Instant;
 
 use serde_json::json;
 use sterna_image::tools::finding::Severity;
-use sterna_image::tools::verify::{Verdict, VerifyOptions, structure, verify};
+use sterna_image::tools::verify::{Verdict, VerifyOptions, structure, verify_with};
 use sterna_image::{Image, ImageError};
 
 use crate::exit::{Done, Status, Stop};
+use crate::frames::Opened;
 use crate::{terminal, units};
 
 /// Which image, and how to look.
@@ -16,6 +17,9 @@ use crate::{terminal, units};
 pub struct Arguments {
     /// Image of a guest: mapped-ram, legacy stream, compressed, or a save image of libvirt
     pub image: PathBuf,
+    /// How an image in Sterna's own format is read.
+    #[command(flatten)]
+    pub opened: Opened,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -37,7 +41,7 @@ pub fn execute(arguments: &Arguments) -> Done {
         options.threads = usize::from(threads);
     }
     let begin = Instant::now();
-    let verdict = verify(&arguments.image, &options).map_err(stop)?;
+    let verdict = verify_with(&arguments.image, &options, &arguments.opened.access()?).map_err(stop)?;
     let seconds = begin.elapsed().as_secs_f64();
     terminal::print(&if arguments.json {
         json(&verdict, seconds)?
@@ -116,7 +120,14 @@ mod tests {
     use super::*;
 
     fn arguments(image: PathBuf) -> Arguments {
-        Arguments { image, json: true, threads: Some(1), digest: false, verbose: false }
+        Arguments {
+            image,
+            opened: Opened::default(),
+            json: true,
+            threads: Some(1),
+            digest: false,
+            verbose: false,
+        }
     }
 
     #[test]

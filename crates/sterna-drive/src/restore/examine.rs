@@ -75,6 +75,11 @@ impl Subject {
         self.preview.format
     }
 
+    /// Where the VM finds the pages: an image in Sterna's own format goes to it as a stream.
+    pub fn form(&self) -> Form {
+        if self.preview.format == Format::Sterna { Form::Legacy } else { self.preview.format.form() }
+    }
+
     /// The structure of the image: its head only, or all of a mapped-ram image.
     pub fn shape(&self) -> &Shape {
         &self.preview.shape
@@ -101,7 +106,7 @@ impl Subject {
     /// # Errors
     /// [`DriveError::Unfit`]: another machine type, or a RAM block that is missing or has another size.
     pub fn compare(&self, vm: &mut Vm) -> Result<Vec<String>, DriveError> {
-        self.compare_in(self.preview.format.form(), vm)
+        self.compare_in(self.form(), vm)
     }
 
     /// Does the same as [`compare`](Self::compare), for a VM that gets any image as a stream.

@@ -58,8 +58,10 @@ impl Feed {
         subject: &Subject,
         request: &RestoreRequest,
     ) -> Result<Self, DriveError> {
-        let (is_mapped, is_plain) =
-            (subject.format().form() == Form::Mapped, !subject.format().is_compressed());
+        let (is_mapped, is_plain) = (
+            subject.form() == Form::Mapped,
+            !subject.format().is_compressed() && subject.format() != Format::Sterna,
+        );
         let mut direct = request.direct;
         if direct == Direct::Wanted {
             let file = PageFile::open(&request.path, PageOptions::default())?.reopened()?;
@@ -187,7 +189,7 @@ impl Feed {
         let out = Counted { pipe: File::from(ours), count: fed.clone() };
         let is_direct = file.is_direct();
         let (tell, path, direct) = (failure.clone(), request.path.clone(), request.direct);
-        let is_compressed = subject.format().is_compressed();
+        let is_compressed = subject.format().is_compressed() || subject.format() == Format::Sterna;
         let offset = subject.stream_offset();
         let feeding = std::thread::Builder::new().name("feeding".into()).spawn(move || {
             // If the thread fails, it closes the pipe before the end of the stream, so the VM's load fails.

@@ -35,7 +35,7 @@ pub(super) fn check_waits(vm: &mut Vm, settings: &Settings) -> Result<(), DriveE
 
 /// Number of threads that read pages.
 pub(super) fn channels(subject: &Subject, request: &RestoreRequest) -> u32 {
-    save::channels(subject.format().form(), request.channels, save::READERS)
+    save::channels(subject.form(), request.channels, save::READERS)
 }
 
 /// Changes the VM's settings for the restore.
@@ -46,7 +46,7 @@ pub(super) fn change(
     request: &RestoreRequest,
     is_direct: bool,
 ) -> Result<Changed, DriveError> {
-    let is_mapped = subject.format().form() == Form::Mapped;
+    let is_mapped = subject.form() == Form::Mapped;
     if is_mapped && settings.capability("mapped-ram").is_none() {
         return Err(DriveError::Unfit(format!(
             "{} ({}) does not support mapped-ram: convert the image to the legacy format (`sterna convert`)",

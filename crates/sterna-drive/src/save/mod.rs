@@ -16,6 +16,7 @@
 //! to the image's path. `cont` resumes the guest.
 
 mod check;
+mod frames;
 mod head;
 mod newest;
 mod piped;
@@ -30,6 +31,8 @@ pub(super) use check::{description, stream as check_stream};
 pub use newest::{newest_format, newest_libvirt_format, newest_libvirt_format_here};
 pub use request::{Domain, SaveRequest};
 pub(super) use setup::{OFF, READERS, channels};
+
+use sterna_image::Format;
 
 use super::{Changed, DriveError, Progress, Settings, Trace, Vm, Watch, watch};
 
@@ -115,7 +118,7 @@ pub fn save(vm: &mut Vm, request: &SaveRequest, watcher: &mut dyn Watch) -> Resu
         file_bytes: file.file_bytes,
         allocated_bytes: file.allocated_bytes,
         is_direct: file.is_direct,
-        channels: channels(request.format.form(), request.channels, setup::WRITERS),
+        channels: channels(setup::form(request), request.channels, setup::WRITERS),
         total: began.elapsed(),
         settling,
         trace,
@@ -143,7 +146,7 @@ impl Road {
         request: &SaveRequest,
         state: &str,
     ) -> Result<Self, DriveError> {
-        if request.format.is_compressed() {
+        if request.format.is_compressed() || request.format == Format::Sterna {
             return Ok(Self::Piped(piped::Piped::begin(vm, request, state)?));
         }
         Ok(Self::Written(written::Written::begin(vm, settings, request, state == RUNNING)?))

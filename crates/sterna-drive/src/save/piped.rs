@@ -11,22 +11,33 @@ use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use serde_json::json;
-use sterna_image::ImageError;
 use sterna_image::compression::Compressor;
+use sterna_image::{Format, ImageError};
 use sterna_transport::{CreateOptions, IoPart, PageFile, PageQueue, QueueOptions};
 
 use super::check::is_whole_tail;
 use super::head::Head;
-use super::{NAME, RUNNING, SaveRequest, Settled, run_state};
+use super::{NAME, RUNNING, SaveRequest, Settled, frames, run_state};
 use crate::pipe::pipe;
 use crate::{DriveError, Vm};
+
+/// What the thread does with the VM's stream.
+type Work = Box<dyn FnOnce(Stream) -> Result<(), ImageError> + Send>;
 
 /// Bytes at the end of the stream that are held back, because they contain the run state.
 const TAIL_BYTES: usize = 4 << 20;
 
+/// The file that is written.
+enum Target {
+    /// A compressed stream.
+    Stream(Arc<PageFile>),
+    /// An image in Sterna's own format.
+    Frames(frames::Frames),
+}
+
 /// A pipe from the VM, and the thread that compresses its data.
 pub(super) struct Piped {
-    file: Arc<PageFile>,
+    file: Target,
     head: Option<Head>,
     compressing: Option<JoinHandle<Result<(), ImageError>>>,
     /// The save was given up, so that the rest of the stream is not needed.
@@ -48,24 +59,21 @@ impl Piped {
             None => None,
             Some(domain) => Some(Head::new(request.format, domain, state == RUNNING)?),
         };
-        let options =
-            CreateOptions { direct: request.direct, replace: request.replace, ..CreateOptions::default() };
-        let file = Arc::new(PageFile::create(&request.path, options)?);
-        let mut position = 0;
-        if let Some(head) = &head {
-            file.write_at(0, &[IoPart::Bytes(&head.bytes(false))])?;
-            position = head.stream_offset();
-        }
-        let threads = std::thread::available_parallelism().map_or(1, |count| count.get());
-        let sink = Sink { queue: PageQueue::new(&file, QueueOptions::default()), position };
-        let compressor = Compressor::new(sink, request.format.compression(), threads);
+        let (file, work) = match request.format {
+            Format::Sterna => {
+                let frames = frames::Frames::new(request);
+                let work = frames.work();
+                (Target::Frames(frames), work)
+            }
+            _ => Self::stream(request, head.as_ref())?,
+        };
         let (ours, theirs) = pipe()?;
         vm.send_fd(NAME, theirs.as_fd())?;
         let failure = Arc::new(Mutex::new(None));
         let (tell, path) = (failure.clone(), request.path.display().to_string());
         let compressing = std::thread::Builder::new().name("compression".into());
         let is_ended = Arc::new(AtomicBool::new(false));
-        let mut stream = Stream {
+        let stream = Stream {
             pipe: File::from(ours),
             is_ended: is_ended.clone(),
             path: path.clone(),
@@ -74,8 +82,7 @@ impl Piped {
         };
         let compressing = compressing.spawn(move || {
             // If the thread fails, it closes the pipe, so the VM's migration fails.
-            let compressed = stream.compress(compressor);
-            drop(stream);
+            let compressed = work(stream);
             if let Err(error) = &compressed {
                 *tell.lock() = Some(error.to_string());
             }
@@ -83,6 +90,23 @@ impl Piped {
         });
         let thread_failed = |error| DriveError::Failed(format!("cannot start a thread: {error}"));
         Ok(Self { file, head, compressing: Some(compressing.map_err(thread_failed)?), is_ended, failure })
+    }
+
+    /// Creates the file of a compressed stream, and the work of its thread.
+    fn stream(request: &SaveRequest, head: Option<&Head>) -> Result<(Target, Work), DriveError> {
+        let options =
+            CreateOptions { direct: request.direct, replace: request.replace, ..CreateOptions::default() };
+        let file = Arc::new(PageFile::create(&request.path, options)?);
+        let mut position = 0;
+        if let Some(head) = head {
+            file.write_at(0, &[IoPart::Bytes(&head.bytes(false))])?;
+            position = head.stream_offset();
+        }
+        let threads = std::thread::available_parallelism().map_or(1, |count| count.get());
+        let sink = Sink { queue: PageQueue::new(&file, QueueOptions::default()), position };
+        let compressor = Compressor::new(sink, request.format.compression(), threads);
+        let work = move |mut stream: Stream| stream.compress(compressor);
+        Ok((Target::Stream(file), Box::new(work)))
     }
 
     /// The address for `migrate`.
@@ -101,17 +125,21 @@ impl Piped {
         compressed
             .unwrap_or(Ok(Ok(())))
             .map_err(|_| DriveError::Failed("the compressing thread has panicked".into()))??;
-        self.file.sync()?;
+        let file = match &mut self.file {
+            Target::Stream(file) => file,
+            Target::Frames(frames) => return frames.settle(),
+        };
+        file.sync()?;
         if let Some(head) = &self.head {
-            self.file.write_at(0, &[IoPart::Bytes(&head.bytes(true))])?;
-            self.file.sync()?;
+            file.write_at(0, &[IoPart::Bytes(&head.bytes(true))])?;
+            file.sync()?;
         }
         let settled = Settled {
-            file_bytes: self.file.len_bytes()?,
-            allocated_bytes: self.file.allocated_bytes()?,
-            is_direct: self.file.is_direct(),
+            file_bytes: file.len_bytes()?,
+            allocated_bytes: file.allocated_bytes()?,
+            is_direct: file.is_direct(),
         };
-        self.file.publish()?;
+        file.publish()?;
         Ok(settled)
     }
 
@@ -150,7 +178,7 @@ impl Write for Sink {
 }
 
 /// Reads the stream from the pipe.
-struct Stream {
+pub(super) struct Stream {
     pipe: File,
     is_ended: Arc<AtomicBool>,
     path: String,
@@ -159,8 +187,15 @@ struct Stream {
 }
 
 impl Stream {
-    /// Compresses the whole stream. Its last bytes are held back until its end, because they contain the run state.
+    /// Compresses the whole stream.
     fn compress(&mut self, mut compressor: Compressor<Sink>) -> Result<(), ImageError> {
+        self.pass(&mut |bytes| compressor.write_all(bytes))?;
+        let mut sink = compressor.finish().map_err(|error| self.io("write", error))?;
+        sink.flush().map_err(|error| self.io("write", error))
+    }
+
+    /// Passes the whole stream on. Its last bytes are held back until its end, because they contain the run state.
+    pub(super) fn pass(&mut self, to: &mut dyn FnMut(&[u8]) -> io::Result<()>) -> Result<(), ImageError> {
         let (mut before, mut now, mut filled) = (Vec::new(), vec![0; TAIL_BYTES], 0);
         loop {
             let room = &mut now[filled..];
@@ -170,7 +205,7 @@ impl Stream {
             }
             filled += count;
             if filled == TAIL_BYTES {
-                compressor.write_all(&before).map_err(|error| self.io("write", error))?;
+                to(&before).map_err(|error| self.io("write", error))?;
                 std::mem::swap(&mut before, &mut now);
                 now.resize(TAIL_BYTES, 0);
                 filled = 0;
@@ -185,9 +220,7 @@ impl Stream {
         {
             tail[place].copy_from_slice(&run_state::encode(state));
         }
-        compressor.write_all(&tail).map_err(|error| self.io("write", error))?;
-        let mut sink = compressor.finish().map_err(|error| self.io("write", error))?;
-        sink.flush().map_err(|error| self.io("write", error))
+        to(&tail).map_err(|error| self.io("write", error))
     }
 
     /// Reads the available bytes; 0 at the end. Checks every 50 ms whether the save was given up.

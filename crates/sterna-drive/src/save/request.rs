@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use sterna_image::Format;
+use sterna_image::convert::FrameOptions;
 use sterna_libvirt::{Access, DomainAddress};
 use sterna_transport::{CancelFlag, Direct};
 
@@ -23,6 +24,8 @@ pub struct SaveRequest {
     pub domain: Option<Domain>,
     /// Whether an existing file is replaced, and XML of another machine is accepted.
     pub replace: bool,
+    /// Options of an image in Sterna's own format.
+    pub frames: FrameOptions,
     /// Whether the guest resumes after the save.
     pub resume_after: bool,
 }

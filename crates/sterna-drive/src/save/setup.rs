@@ -1,8 +1,8 @@
 //! Checks the requirements of a save, and changes the VM's settings for it.
 
 use serde_json::{Map, Value, json};
-use sterna_image::Form;
 use sterna_image::model::{Domain, DomainMachine};
+use sterna_image::{Form, Format};
 
 use super::request::SaveRequest;
 use crate::{Changed, DriveError, Settings, Vm, readiness};
@@ -29,10 +29,15 @@ pub(crate) const OFF: [&str; 16] = [
     "dirty-limit",
 ];
 
+/// Where the VM writes the pages: an image in Sterna's own format is made here, from a stream.
+pub(super) fn form(request: &SaveRequest) -> Form {
+    if request.format == Format::Sterna { Form::Legacy } else { request.format.form() }
+}
+
 /// Refuses a VM that cannot be saved, before anything is changed. Returns the run state.
 pub(super) fn check(vm: &mut Vm, settings: &Settings, request: &SaveRequest) -> Result<String, DriveError> {
     let unfit = |text: String| Err(DriveError::Unfit(text));
-    if request.format.form() == Form::Mapped && settings.capability("mapped-ram").is_none() {
+    if form(request) == Form::Mapped && settings.capability("mapped-ram").is_none() {
         return unfit(format!(
             "{} ({}) does not support mapped-ram; save as legacy or libvirt-raw",
             vm.at(),
@@ -93,7 +98,7 @@ pub(super) fn change(
     request: &SaveRequest,
     is_direct: bool,
 ) -> Result<Changed, DriveError> {
-    let is_mapped = request.format.form() == Form::Mapped;
+    let is_mapped = form(request) == Form::Mapped;
     let mut capabilities: Vec<(&str, bool)> = OFF.iter().map(|name| (*name, false)).collect();
     capabilities.extend([("events", true), ("mapped-ram", is_mapped), ("multifd", is_mapped)]);
     let mut parameters = Map::new();
@@ -101,7 +106,7 @@ pub(super) fn change(
     set("max-bandwidth", json!(0));
     set("tls-creds", json!(""));
     if is_mapped {
-        set("multifd-channels", json!(channels(request.format.form(), request.channels, WRITERS)));
+        set("multifd-channels", json!(channels(form(request), request.channels, WRITERS)));
         set("multifd-compression", json!("none"));
         set("zero-page-detection", json!("multifd"));
     }

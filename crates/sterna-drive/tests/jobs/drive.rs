@@ -464,6 +464,7 @@ fn save_that_failed_lets_the_guest_run_on_even_if_cont_is_refused_at_first() {
         direct: Direct::Off,
         domain: None,
         replace: false,
+        frames: Default::default(),
         resume_after: false,
     };
 

@@ -273,6 +273,15 @@ impl Job<'_> {
             self.counts.target_bytes.store(bytes, Ordering::Relaxed);
             return Ok(damage);
         }
+        if image.stored().is_some() && self.target == image.view_format() && self.is_layout_kept() {
+            let threads = threads(self.options.threads);
+            if let Output::File(path) = &self.to {
+                let bytes =
+                    framed::verbatim::write(image, path, self.options.create(), threads, self.counts)?;
+                self.counts.target_bytes.store(bytes, Ordering::Relaxed);
+                return Ok(damage);
+            }
+        }
         if self.target.form() == Form::Mapped {
             let writer = self.mapped_writer(image.shape())?;
             relayout::copy(image, &writer, self.options, self.counts)?;
@@ -287,6 +296,12 @@ impl Job<'_> {
         image.check_unchanged()?;
         self.complete_out(writer.finish(shape)?, shape)?;
         Ok(damage)
+    }
+
+    /// Whether the options ask for nothing that changes the bytes of a mapped-ram image.
+    fn is_layout_kept(&self) -> bool {
+        let options = self.options;
+        options.alignment == PAGES_ALIGNMENT && options.xml.is_none() && options.cookie.is_none()
     }
 
     /// Returns the damage of `image`. Refuses the image if it has damage, unless that is forced.

@@ -57,10 +57,14 @@ pub(super) fn copy(
     options: &ConvertOptions,
     counts: &Counts,
 ) -> Result<(), ImageError> {
-    let (Some(mapped), Some(file)) = (image.mapped(), image.page_file(options.direct)?) else {
-        let mut lane = writer.lane();
-        image.visit_pages(&mut super::Counted { to: &mut lane, counts })?;
-        return lane.drain();
+    let (mapped, file) = match (image.mapped(), image.page_file(options.direct)?) {
+        (Some(mapped), Some(file)) => (mapped, file),
+        (Some(mapped), None) => return copy_frames(mapped, writer, options, counts),
+        (None, _) => {
+            let mut lane = writer.lane();
+            image.visit_pages(&mut super::Counted { to: &mut lane, counts })?;
+            return lane.drain();
+        }
     };
     let units: Vec<(usize, Range<u64>)> = mapped.blocks().iter().enumerate().flat_map(units).collect();
     let next = AtomicUsize::new(0);
@@ -75,6 +79,48 @@ pub(super) fn copy(
             done?;
         }
         copier.lane.drain()
+    })
+}
+
+/// Copies pages that are not in a file, such as those of frames: several threads decompress them.
+fn copy_frames(
+    mapped: &MappedPages,
+    writer: &MappedWriter,
+    options: &ConvertOptions,
+    counts: &Counts,
+) -> Result<(), ImageError> {
+    /// Pages that are read at once: a multiple of every extent.
+    const STRIDE: u64 = 512;
+    let units: Vec<(usize, Range<u64>)> = mapped.blocks().iter().enumerate().flat_map(units).collect();
+    let next = AtomicUsize::new(0);
+    crew::share(super::threads(options.threads).min(units.len()), || {
+        let (mut lane, mut content) = (writer.lane(), vec![0; (STRIDE as usize) << PAGE_SHIFT]);
+        let mut unit = |block: usize, pages: Range<u64>| -> Result<(), ImageError> {
+            let bitmap = &mapped.blocks()[block].bitmap;
+            let held = bitmap.count_range(pages.start, pages.end - pages.start);
+            counts.data.fetch_add(held, Ordering::Relaxed);
+            counts.zero.fetch_add(pages.end - pages.start - held, Ordering::Relaxed);
+            for start in pages.clone().step_by(STRIDE as usize) {
+                let end = (start + STRIDE).min(pages.end);
+                let mut at = start;
+                while let Some(run) = bitmap.next_run(at, end, end - at) {
+                    let content = &mut content[..(run.count as usize) << PAGE_SHIFT];
+                    mapped.read(block, run.first, content)?;
+                    lane.pages(block, run.first, content)?;
+                    at = run.end();
+                }
+            }
+            Ok(())
+        };
+        while let Some((block, pages)) = units.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let done = unit(*block, pages.clone());
+            if done.is_err() {
+                // After an error, the other threads claim no further units.
+                next.store(units.len(), Ordering::Relaxed);
+            }
+            done?;
+        }
+        lane.drain()
     })
 }
 

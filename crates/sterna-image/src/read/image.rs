@@ -116,6 +116,11 @@ impl Image {
         if self.stored().is_some() { Format::Sterna } else { self.format }
     }
 
+    /// The format of the bytes that are read; for an image in Sterna's format, that of its view.
+    pub(crate) fn view_format(&self) -> Format {
+        self.format
+    }
+
     /// The image in Sterna's own format behind this one; none for other formats.
     ///
     /// Then this image is the mapped-ram image that it stands for: offsets are those of that image.

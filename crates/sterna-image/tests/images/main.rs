@@ -8,6 +8,7 @@ mod common;
 
 mod convert;
 mod formats;
+mod framed;
 mod golden;
 mod hostile;
 mod of_0_1;

@@ -27,7 +27,8 @@ pub enum Access {
 /// An image whose pages can be read in any order.
 pub(crate) struct ImageStore {
     image: Image,
-    file: PageFile,
+    /// The file with the pages; none for an image in Sterna's own format, whose pages are in frames.
+    file: Option<PageFile>,
     access: Access,
     shape: Shape,
 }
@@ -57,14 +58,9 @@ impl ImageStore {
             let beside = path.parent().filter(|beside| !beside.as_os_str().is_empty());
             image = image.spool(spool.or(beside).unwrap_or(Path::new(".")))?;
         }
-        let source = image.mapped().map_or(image.source(), |mapped| mapped.source());
-        let Some(file) = source.file() else {
-            return Err(ImageError::Request(format!("{} is not in a file", path.display())));
-        };
         // Pages of a stream have arbitrary offsets, which direct I/O does not support.
         let direct = if access == Access::Index { Direct::Off } else { direct };
-        // Opened through the descriptor, because the path may name another file by now.
-        let file = PageFile::open_again(file, image.path_name(), OpenOptions { direct })?;
+        let file = if image.stored().is_some() { None } else { Some(page_file(&image, direct)?) };
         let shape = image.shape().for_form(Form::Legacy);
         Ok(Self { image, file, access, shape })
     }
@@ -81,7 +77,7 @@ impl ImageStore {
 
     /// Whether reads of pages bypass the page cache.
     pub(crate) fn is_direct(&self) -> bool {
-        self.file.is_direct()
+        self.file.as_ref().is_some_and(PageFile::is_direct)
     }
 
     /// The opened image, which is the unpacked one if it was spooled.
@@ -125,19 +121,42 @@ impl ImageStore {
     }
 
     fn read_held(&self, block: usize, first: u64, to: RamSlice<'_>) -> Result<(), MigrationError> {
+        let Some(file) = &self.file else { return self.read_frames(block, first, to) };
         if let Some(mapped) = self.image.mapped() {
             let place = mapped.blocks()[block].pages_offset + (first << PAGE_SHIFT);
-            return self.file.read_at(place, &[to]).map_err(MigrationError::storage);
+            return file.read_at(place, &[to]).map_err(MigrationError::storage);
         }
         for index in 0..to.len() / PAGE_SIZE {
             let place = self.image.places().and_then(|places| places.offset(block, first + index as u64));
             let place =
                 place.ok_or_else(|| MigrationError::Internal("a held page without a place".into()))?;
             let to = part(to, index * PAGE_SIZE, PAGE_SIZE)?;
-            self.file.read_at(place, &[to]).map_err(MigrationError::storage)?;
+            file.read_at(place, &[to]).map_err(MigrationError::storage)?;
         }
         Ok(())
     }
+
+    /// Reads pages of frames. Each frame is checked before any of its pages arrives in `to`.
+    fn read_frames(&self, block: usize, first: u64, to: RamSlice<'_>) -> Result<(), MigrationError> {
+        let Some(mapped) = self.image.mapped() else {
+            return Err(MigrationError::Internal("frames without a view".into()));
+        };
+        let mut content = vec![0; to.len()];
+        mapped.read(block, first, &mut content).map_err(image_failed)?;
+        let copied = to.copy_from(&content);
+        copied
+            .map_err(|fault| MigrationError::Internal(format!("the page buffer cannot be written: {fault}")))
+    }
+}
+
+/// Opens the image's file for queued or direct reads.
+fn page_file(image: &Image, direct: Direct) -> Result<PageFile, ImageError> {
+    let source = image.mapped().map_or(image.source(), |mapped| mapped.source());
+    let Some(file) = source.file() else {
+        return Err(ImageError::Request(format!("{} is not in a file", image.path_name())));
+    };
+    // Opened through the descriptor, because the path may name another file by now.
+    Ok(PageFile::open_again(file, image.path_name(), OpenOptions { direct })?)
 }
 
 fn part(of: RamSlice<'_>, offset: usize, bytes: usize) -> Result<RamSlice<'_>, MigrationError> {

@@ -75,6 +75,19 @@ impl StoredImage {
         bytes.starts_with(crate::layout::header::MAGIC)
     }
 
+    /// Whether the file at `path` is an encrypted image. False for another file.
+    ///
+    /// # Errors
+    /// [`StoreError::Missing`], [`StoreError::Io`].
+    pub fn is_encrypted_at(path: &Path) -> Result<bool, StoreError> {
+        let (blob, mut bytes) = (FileBlob::open(path)?, [0; HEADER_BYTES]);
+        if blob.len_bytes() < HEADER_BYTES as u64 {
+            return Ok(false);
+        }
+        blob.read_exact_at(0, &mut bytes)?;
+        Ok(Header::decode(&bytes).is_ok_and(|header| header.incompatible & features::ENCRYPTED != 0))
+    }
+
     /// Opens the image in the file at `path`. Bases are searched next to it, under the names that the layers contain.
     ///
     /// # Errors

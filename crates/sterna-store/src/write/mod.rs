@@ -10,6 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
 
+pub use sink::publish;
 pub(crate) use sink::{FileSink, FrameSink};
 
 use crate::digest::Digest;

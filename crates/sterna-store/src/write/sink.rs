@@ -113,7 +113,10 @@ impl Drop for FileSink {
 }
 
 /// Gives a synced file its name, and syncs the directory.
-pub(crate) fn publish(temporary: &Path, path: &Path, replace: bool) -> Result<(), StoreError> {
+///
+/// # Errors
+/// [`StoreError::Conflict`] if `path` exists and may not be replaced; [`StoreError::Io`].
+pub fn publish(temporary: &Path, path: &Path, replace: bool) -> Result<(), StoreError> {
     let name = path.display().to_string();
     let flags = match replace {
         true => rustix::fs::RenameFlags::empty(),

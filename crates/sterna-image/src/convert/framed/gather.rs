@@ -212,7 +212,7 @@ impl<'a> Gather<'a> {
         let _ = if is_held { self.held[block].set(page) } else { self.held[block].clear(page) };
         let extent = page / self.extent_pages;
         let count = self.pages_of(block, extent);
-        if !self.seen[block].set(page) {
+        if self.seen[block].set(page) {
             if !self.is_live {
                 self.recorder.give_up();
             }

@@ -8,6 +8,7 @@
 
 mod gather;
 mod record;
+pub(super) mod verbatim;
 
 use std::path::PathBuf;
 use std::sync::Arc;
