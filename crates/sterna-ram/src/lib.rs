@@ -45,6 +45,7 @@ mod mapping;
 pub mod merge;
 pub mod missing_pages;
 mod page;
+pub mod peer_memory;
 mod permissions;
 mod pinned;
 mod poison;

@@ -112,6 +112,10 @@ roles! {
     Reception = "reception",
     /// Served image: reads ahead.
     Reader = "reader",
+    /// Served image: answers page faults of other VMMs.
+    ServeFaults = "serve faults",
+    /// Served image: fills the memory of other VMMs in the background.
+    Fill = "fill",
 }
 
 impl fmt::Display for ThreadRole {
