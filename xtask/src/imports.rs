@@ -22,6 +22,7 @@ const CRATES: &[&str] = &[
     "crates/sterna-image",
     "crates/sterna-libvirt",
     "crates/sterna-opaque",
+    "crates/sterna-pager",
     "crates/sterna-proto",
     "crates/sterna-qmp",
     "crates/sterna-ram",

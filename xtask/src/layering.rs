@@ -8,7 +8,7 @@ use crate::workspace::Metadata;
 /// The layers, the lowest first. Crates in one row may not use each other.
 const LAYERS: &[&[&str]] = &[
     &["sterna-testing"],
-    &["sterna-link"],
+    &["sterna-link", "sterna-uffd-peer"],
     &["sterna-wire"],
     &["sterna-proto"],
     &["sterna-forecast"],
@@ -17,7 +17,7 @@ const LAYERS: &[&[&str]] = &[
     &["sterna-transport"],
     &["sterna-store"],
     &["sterna-image", "sterna-libvirt", "sterna-relay", "sterna"],
-    &["sterna-opaque"],
+    &["sterna-opaque", "sterna-pager"],
     &["sterna-standby"],
     &["sterna-qmp"],
     &["sterna-drive", "sterna-capi"],

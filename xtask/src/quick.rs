@@ -18,6 +18,7 @@ const WITH_INTEGRATION: [&str; 11] = [
     "sterna-image",
     "sterna",
     "sterna-opaque",
+    "sterna-pager",
     "sterna-standby",
 ];
 /// Jobs of these crates that are left out.

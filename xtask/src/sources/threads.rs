@@ -4,6 +4,7 @@
 const CRATES: &[&str] = &[
     "crates/sterna/src/",
     "crates/sterna-opaque/src/",
+    "crates/sterna-pager/src/",
     "crates/sterna-ram/src/",
     "crates/sterna-standby/src/",
     "crates/sterna-transport/src/",

@@ -27,6 +27,7 @@ const PLACES: &[&str] = &[
     "interop/src/linux/network.rs",
     "interop/src/workload/boot.rs",
     "testing/link/src/host.rs",
+    "testing/uffd-peer/src/memory.rs",
     "benches/src/clock.rs",
     "examples/minimal-vmm/src/main.rs",
     "examples/vm-memory-vmm/src/machine.rs",

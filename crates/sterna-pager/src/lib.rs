@@ -1,0 +1,52 @@
+//! Answers the page faults of guests that another VMM runs, out of a memory image (specs/uffd.md).
+//!
+//! The VMM (Firecracker with the memory backend `Uffd`) maps the guest's memory empty, registers it with a
+//! userfaultfd, and sends the descriptor to a Unix socket. A [`Pager`] listens at the sockets of any number of guests
+//! of one image. It answers each fault with the image's page, and fills the remaining memory in the background. A guest
+//! whose memory is complete does not need the pager any more.
+//!
+//! A guest that cannot be served any more would wait without end. The pager therefore kills its VMM, and reports why.
+//!
+//! | module | contains |
+//! | --- | --- |
+//! | `source` | [`PageSource`]: random access to a guest's memory |
+//! | `sources` | [`RawMemory`], [`ImageMemory`] |
+//! | `handshake` | the VMM's message, decoded and checked. Pure |
+//! | `receive`, `peer` | the message and its descriptor on the socket; the process that sent it |
+//! | `guest` | the memory of one guest: placed, missing and removed pages |
+//! | `cache`, `content` | frames of the source: read once for all guests, in bounded memory |
+//! | `fetch` | faults that wait for a frame |
+//! | `answer` | answers faults |
+//! | `pace`, `fill` | the background fill: its speed, its order |
+//! | `working_set` | recorded pages, and their file |
+//! | `reception`, `pager` | the sockets; the threads, and the handle of all |
+#![forbid(unsafe_code)]
+#![warn(unreachable_pub)]
+
+mod answer;
+mod cache;
+mod content;
+mod error;
+mod fetch;
+mod fill;
+mod guest;
+pub mod handshake;
+mod load;
+mod options;
+mod pace;
+mod pager;
+mod peer;
+mod receive;
+mod reception;
+mod source;
+mod sources;
+mod statistics;
+mod working_set;
+
+pub use error::{GuestError, PagerError};
+pub use options::{FillRate, PagerOptions, SocketPlan};
+pub use pager::Pager;
+pub use source::{PageSource, SourceError};
+pub use sources::{ImageMemory, RawMemory};
+pub use statistics::{GuestEnd, GuestStage, GuestStatistics};
+pub use working_set::{WorkingSet, WorkingSetError};
