@@ -100,6 +100,7 @@ const DOCUMENTS: &[&str] = &[
     "specs/rdma.md",
     "specs/replica.md",
     "specs/stream.md",
+    "specs/uffd.md",
     "specs/vfio-user.md",
     "specs/vhost-user.md",
 ];

@@ -57,7 +57,8 @@ pub enum Command {
     Unprotect(unprotect::Arguments),
     /// Restore a guest from an image into a waiting VM, or into a VM that this command starts
     Restore(restore::Arguments),
-    /// Serve an image to waiting QEMUs: their guests start immediately and get their memory when they need it
+    /// Serve an image to waiting QEMUs or Firecrackers: their guests start immediately and get their memory when they
+    /// need it
     Serve(serve::Arguments),
     /// Relay migrations of other VMMs to a relay on another host, over connections that may break
     Relay(Box<relay::Arguments>),

@@ -22,6 +22,7 @@ pub mod replica;
 pub mod replica_epoch;
 pub mod return_path;
 mod stream;
+pub mod uffd_handshake;
 pub mod unpack;
 pub mod vfio_user;
 pub mod virtio_queues;
@@ -70,6 +71,7 @@ pub const TARGETS: [Target; 26] = [
     Target { name: "replica", run: replica::target, longest: 1 << 10, inputs: 100_000 },
     Target { name: "replica_epoch", run: replica_epoch::target, longest: IMAGE, inputs: 60 },
     Target { name: "return_path", run: return_path::target, longest: MESSAGE, inputs: 400_000 },
+    Target { name: "uffd_handshake", run: uffd_handshake::target, longest: MESSAGE, inputs: 200_000 },
     Target { name: "unpack", run: unpack::target, longest: MESSAGE, inputs: 30_000 },
     Target { name: "vfio_user", run: vfio_user::target, longest: MESSAGE, inputs: 300_000 },
     Target { name: "virtio_queues", run: virtio_queues::target, longest: 4 << 10, inputs: 500 },

@@ -1,4 +1,7 @@
-//! `sterna serve`: starts guests of QEMUs from an image, and sends their memory while they run.
+//! `sterna serve`: starts guests of QEMUs from an image, and sends their memory while they run. `uffd` does so for
+//! Firecracker.
+
+mod uffd;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -31,7 +34,8 @@ pub struct Arguments {
     pub image: PathBuf,
     /// Address at which a QEMU waits with `-incoming` and the capability postcopy-ram: tcp:HOST:PORT or unix:PATH; one
     /// address per QEMU. Or a single listen:ADDRESS: every connection to that address gets the image (for a manager
-    /// that passes the connection to its QEMU as fd:NAME, or for a relay)
+    /// that passes the connection to its QEMU as fd:NAME, or for a relay). Or a single uffd:SOCKET: the page faults of
+    /// Firecracker's guests (memory backend `Uffd`) are answered; %i in the name is the guest's number, from 0
     #[arg(required = true, value_name = "ADDRESS")]
     pub addresses: Vec<String>,
     /// Use a separate connection for requested pages. Give this option if, and only if, the QEMUs have the capability
@@ -45,7 +49,8 @@ pub struct Arguments {
     /// Time in seconds to try to connect again if a connection breaks
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     pub reconnect_window: u64,
-    /// Only with listen:. End when N guests have all of their memory [default: end at Ctrl-C]
+    /// With listen:, end when N guests have all of their memory [default: end at Ctrl-C]. With uffd:, the number of
+    /// guests [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub guests: Option<u32>,
     /// Serve the figures for Prometheus at http://ADDRESS/metrics: HOST:PORT or unix:PATH
@@ -54,6 +59,9 @@ pub struct Arguments {
     /// How the image is read.
     #[command(flatten)]
     pub reading: Reading,
+    /// How guests of uffd: are served.
+    #[command(flatten)]
+    pub paging: uffd::Paging,
     /// Serve the image even if its devices or its description are damaged (see `sterna verify`)
     #[arg(long)]
     pub force_damaged: bool,
@@ -122,6 +130,12 @@ pub fn access_name(access: Access) -> &'static str {
 
 /// Serves the image to all guests and reports the result.
 pub fn execute(arguments: &Arguments) -> Done {
+    if arguments.addresses.iter().any(|text| text.starts_with(uffd::SCHEME)) {
+        return page_faults(arguments);
+    }
+    if let Some(option) = arguments.paging.given() {
+        return Err(Stop::usage(format!("{option} is only for uffd: addresses")));
+    }
     let interrupts = Interrupts::catch()?;
     let listens = match &arguments.addresses[..] {
         [one] => one.strip_prefix("listen:"),
@@ -189,6 +203,33 @@ pub fn execute(arguments: &Arguments) -> Done {
     };
     live.end();
     tell(arguments, &image, &guests)
+}
+
+/// Serves guests of Firecracker.
+fn page_faults(arguments: &Arguments) -> Done {
+    let [address] = &arguments.addresses[..] else {
+        return Err(Stop::usage(
+            "uffd: cannot be combined with other addresses: give one address, with %i and --guests",
+        ));
+    };
+    let of_qemu = [
+        (arguments.preempt, "--preempt"),
+        (arguments.recover, "--recover"),
+        (arguments.force_damaged, "--force-damaged"),
+    ];
+    if let Some((_, option)) = of_qemu.iter().find(|(is_given, _)| *is_given) {
+        return Err(Stop::usage(format!("{option} is not for uffd: addresses")));
+    }
+    uffd::execute(&uffd::Plan {
+        image: &arguments.image,
+        address,
+        guests: arguments.guests.unwrap_or(1),
+        cache_limit: arguments.reading.cache_limit,
+        spool: arguments.reading.spool.as_deref(),
+        paging: &arguments.paging,
+        json: arguments.json,
+        shown: arguments.shown,
+    })
 }
 
 /// Whether the guest was running when it was saved, from libvirt's header or from the guest's state.

@@ -27,6 +27,7 @@ mod relay;
 mod same_host;
 mod same_host_devices;
 mod save;
+mod serve_uffd;
 mod standby;
 mod vfio_user;
 mod vhost_user;

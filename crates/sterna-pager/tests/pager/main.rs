@@ -4,6 +4,7 @@ mod common;
 mod ends;
 mod fill;
 mod handshakes;
+mod images;
 mod pages;
 
 /// The other process: [`common::guest`] starts this program again with this test alone.

@@ -1,0 +1,133 @@
+//! `sterna serve IMAGE uffd:SOCKET`, with guests in other processes that have a real userfaultfd.
+
+#![allow(clippy::print_stderr, reason = "a test that cannot run says why")]
+
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use serde_json::Value;
+use sterna_uffd_peer::{Peer, memory, sum};
+
+const BYTES: u64 = 4 << 20;
+
+/// The other process of these tests.
+#[test]
+#[ignore = "it is the guest of other tests"]
+fn guest_process() {
+    sterna_uffd_peer::child();
+}
+
+fn guest(test: &str) -> Option<Peer> {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "serve_uffd::guest_process", "--ignored", "--nocapture"]);
+    let mut peer = Peer::start(&mut command).unwrap();
+    match peer.map(4096, &[BYTES]) {
+        Ok(()) => Some(peer),
+        Err(why) => {
+            eprintln!("SKIPPED {test}: userfaultfd: {why}");
+            None
+        }
+    }
+}
+
+/// Starts the command, and waits until it listens.
+fn serve(image: &Path, address: &Path, more: &[&str]) -> Child {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sterna"));
+    command.arg("serve").arg(image).arg(format!("uffd:{}", address.display())).args(more);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    let mut errors = BufReader::new(child.stderr.take().unwrap());
+    errors.read_line(&mut line).unwrap();
+    assert!(line.contains("listening at"), "{line}");
+    // The rest is read, so that the command is never blocked.
+    std::thread::spawn(move || errors.lines().for_each(drop));
+    child
+}
+
+#[test]
+fn guests_are_served_until_each_has_all_of_its_memory() {
+    let name = "guests_are_served_until_each_has_all_of_its_memory";
+    let directory = tempfile::tempdir().unwrap();
+    let (image, content) = (directory.path().join("memory"), memory(BYTES));
+    std::fs::write(&image, &content).unwrap();
+    let more = ["--guests", "2", "--json", "--fill-rate", "max"];
+    let served = serve(&image, &directory.path().join("%i.sock"), &more);
+    for number in 0..2 {
+        let Some(mut guest) = guest(name) else { return };
+        guest.hand_over(&directory.path().join(format!("{number}.sock")), "whole").unwrap();
+        assert_eq!(guest.sum(0, BYTES), Ok(sum(&content)));
+        if number == 1 {
+            let output = served.wait_with_output().unwrap();
+            assert_eq!(output.status.code(), Some(0));
+            let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+            assert_eq!(report["guests"].as_array().unwrap().len(), 2);
+            assert_eq!(report["guests"][1]["end"], "completed");
+            assert_eq!(guest.sum(0, BYTES), Ok(sum(&content)), "without the command");
+            return;
+        }
+    }
+}
+
+#[test]
+fn recorded_pages_are_written_when_the_command_ends() {
+    let directory = tempfile::tempdir().unwrap();
+    let (image, recorded) = (directory.path().join("memory"), directory.path().join("touched"));
+    std::fs::write(&image, memory(BYTES)).unwrap();
+    let socket = directory.path().join("sock");
+    let record = recorded.display().to_string();
+    let mut served = serve(&image, &socket, &["--record", &record]);
+    let Some(mut guest) = guest("recorded_pages_are_written_when_the_command_ends") else {
+        let _ = served.kill();
+        return;
+    };
+    guest.hand_over(&socket, "whole").unwrap();
+    guest.sum(1 << 20, 8192).unwrap();
+    guest.kill();
+
+    assert_eq!(served.wait().unwrap().code(), Some(0));
+    let text = std::fs::read_to_string(&recorded).unwrap();
+    assert_eq!(text, "sterna-working-set 1\nmemory 4194304\n1048576 8192\n");
+}
+
+/// A command that is asked to end kills guests that would hang.
+#[test]
+fn guest_that_lacks_pages_is_killed_when_the_command_is_terminated() {
+    let directory = tempfile::tempdir().unwrap();
+    let (image, socket) = (directory.path().join("memory"), directory.path().join("sock"));
+    std::fs::write(&image, memory(BYTES)).unwrap();
+    let mut served = serve(&image, &socket, &["--fill-rate", "off"]);
+    let Some(mut guest) = guest("guest_that_lacks_pages_is_killed_when_the_command_is_terminated") else {
+        let _ = served.kill();
+        return;
+    };
+    guest.hand_over(&socket, "whole").unwrap();
+    guest.sum(0, 4096).unwrap();
+
+    let pid = rustix::process::Pid::from_raw(served.id() as i32).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+
+    assert_eq!(guest.wait().unwrap().signal(), Some(9));
+    assert_eq!(served.wait().unwrap().code(), Some(130));
+    assert!(!socket.exists());
+}
+
+#[test]
+fn options_of_the_other_protocol_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let image = directory.path().join("memory");
+    std::fs::write(&image, memory(BYTES)).unwrap();
+    let refused = |arguments: &[&str]| {
+        let command =
+            Command::new(env!("CARGO_BIN_EXE_sterna")).arg("serve").arg(&image).args(arguments).output();
+        let output = command.unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+
+    assert!(refused(&["uffd:/s", "--preempt"]).contains("--preempt is not for uffd:"));
+    assert!(refused(&["uffd:/s", "unix:/t"]).contains("cannot be combined"));
+    assert!(refused(&["unix:/t", "--fill-rate", "off"]).contains("--fill-rate is only for uffd:"));
+    assert!(refused(&["uffd:/s", "--working-set", "/nonexistent"]).contains("cannot read"));
+}
