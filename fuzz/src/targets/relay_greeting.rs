@@ -18,7 +18,8 @@ pub fn target(data: &[u8]) {
         Ok(None) => return assert!(data.len() < Hello::MAX_BYTES),
         Err(error) => return assert_eq!(Hello::decode(data), Err(error)),
     };
-    let answer = Answer::new(Status::Welcome, Offer { packs: true, cache_pages: 9 }, [3; 16], &hello, &key, &None);
+    let answer =
+        Answer::new(Status::Welcome, Offer { packs: true, cache_pages: 9 }, [3; 16], &hello, &key, &None);
     for chunk in data.windows(Answer::BYTES).take(4) {
         let Some(chunk) = chunk.first_chunk() else { return };
         if let Ok(answer) = Answer::decode(chunk) {

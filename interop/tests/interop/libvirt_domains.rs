@@ -210,6 +210,7 @@ fn domain_is_saved_through_libvirts_monitor_and_through_virsh() -> Result<(), Fa
             channels: None,
             direct: Direct::Off,
             domain: Some(domain.clone()),
+            frames: Default::default(),
             replace: false,
             resume_after: false,
         };

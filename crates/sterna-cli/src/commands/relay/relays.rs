@@ -16,7 +16,6 @@ use sterna_transport::{Address, Authorization, TlsEndpoint};
 use super::arguments::{Arguments, Kind};
 use crate::exit::Stop;
 use crate::service::Listeners;
-use crate::terminal;
 
 /// The relays of one command.
 pub(super) struct Relays {
