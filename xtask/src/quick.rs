@@ -7,7 +7,7 @@ use crate::suite::{Binary, Build, Job, Runner};
 use crate::test;
 
 /// Crates whose integration tests run too: formats, the protocol's machines and the engine.
-const WITH_INTEGRATION: [&str; 11] = [
+const WITH_INTEGRATION: [&str; 12] = [
     "sterna-wire",
     "sterna-proto",
     "sterna-arbiter",

@@ -201,6 +201,12 @@ impl Live {
         if self.bar.is_hidden() { note(text) } else { self.bar.suspend(|| note(text)) }
     }
 
+    /// As [`note`](Self::note), for other threads.
+    pub fn notes(&self) -> impl Fn(&str) + Send + Sync + 'static {
+        let bar = self.bar.clone();
+        move |text| if bar.is_hidden() { note(text) } else { bar.suspend(|| note(text)) }
+    }
+
     /// Removes the bar from the terminal.
     pub fn end(&self) {
         self.bar.finish_and_clear();

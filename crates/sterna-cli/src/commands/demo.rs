@@ -207,6 +207,7 @@ fn order(arguments: &Arguments, source: &Monitor, destination: &Monitor) -> migr
         set,
         cap,
         keep_settings: false,
+        via: None,
         forecast: arguments.forecast,
         bandwidth: arguments.bandwidth,
         json: arguments.json,

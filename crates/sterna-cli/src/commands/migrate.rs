@@ -6,6 +6,7 @@
 
 mod arguments;
 mod sides;
+mod via;
 
 use std::time::Duration;
 
@@ -17,6 +18,8 @@ use sterna_drive::{DriveError, MonitorAddress, Settings, Trace, Wanted, agree, r
 
 use self::sides::Sides;
 pub(super) use self::sides::wait_until_over;
+use self::via::OwnRelay;
+pub use self::via::Via;
 
 use crate::exit::{Done, Status, Stop};
 use crate::interrupts::Interrupts;
@@ -165,6 +168,10 @@ fn drive_set_up(
     if let Some(destination) = destination.as_deref_mut() {
         address = sides.listen(arguments, needs, destination, live)?;
     }
+    let own_relay = OwnRelay::start(arguments.via.as_ref(), source, live)?;
+    if let Some(own) = &own_relay {
+        address = own.address();
+    }
     let on_arrival = if arguments.paused { OnArrival::Paused } else { OnArrival::AsStarted };
     let handover = {
         let destination = destination.as_deref_mut().map(Monitor::vm);
@@ -186,7 +193,9 @@ fn drive_set_up(
         return Err(refused);
     }
     let ran = handover.ran();
-    let patience = Duration::from_secs(arguments.undecided_wait);
+    // While relays are without a connection, no answer can come.
+    let lost = arguments.via.as_ref().map_or(0, |via| via.via_reconnect_window);
+    let patience = Duration::from_secs(arguments.undecided_wait + lost);
     let mut destination = destination.map(Monitor::vm);
     let window = Settings::read(source.vm())?;
     let window = window.parameter(RECONNECT_WINDOW).and_then(Value::as_u64).unwrap_or(0);
@@ -203,7 +212,10 @@ fn drive_set_up(
         Err(error) if error.is_disconnect() => return Err(handover.lost(source.vm(), destination).into()),
         Err(error) => {
             let stop = match error {
-                DriveError::Detached(what) => watch::detached(source, &what),
+                DriveError::Detached(what) => {
+                    let stop = watch::detached(source, &what);
+                    if own_relay.is_some() { stop.with_more(OwnRelay::GOES_WITH_IT) } else { stop }
+                }
                 error => error.into(),
             };
             // With postcopy, the destination's guest was started at the switch.
@@ -266,6 +278,9 @@ fn drive_set_up(
         }
         // Undecided: the operator decides, and the settings stay until then.
         _ => {}
+    }
+    if let Some(own) = own_relay {
+        own.end(figures.status == Stage::Undecided, live, interrupts);
     }
     match channels(source) {
         Ok(count) => figures.channels = figures.channels.max(count),

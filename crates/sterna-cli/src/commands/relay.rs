@@ -18,12 +18,14 @@ use crate::interrupts::Interrupts;
 use crate::metrics::{self, MetricsServer};
 use crate::service::{Listeners, Notifier};
 use crate::terminal;
+pub(super) use arguments::mode;
 pub use arguments::{Arguments, Kind};
 use book::Book;
 use control::Control;
 pub use control::{COMMANDS, EVENTS};
 use ending::Ending;
 use relays::Relays;
+pub(super) use relays::{secret, split_route, stop};
 use show::Bars;
 
 /// Interval between two looks at the sessions.

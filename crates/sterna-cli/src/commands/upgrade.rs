@@ -180,6 +180,7 @@ fn order(arguments: &Arguments, new: &NewProcess) -> migrate::Arguments {
         set: arguments.set.clone(),
         cap: Vec::new(),
         keep_settings: false,
+        via: None,
         forecast: false,
         bandwidth: None,
         tls_dir: None,

@@ -34,6 +34,9 @@ impl Settings {
     /// Smallest buffer, in bytes: twice the first credit of all flows.
     pub const LEAST_BUFFER: u64 = 2 * RESERVED;
 
+    /// Buffer that suits most links, in bytes.
+    pub const USUAL_BUFFER: u64 = 64 << 20;
+
     /// Settings with a buffer of so many bytes, at least [`LEAST_BUFFER`](Self::LEAST_BUFFER).
     pub fn new(buffer_bytes: u64) -> Self {
         Self {

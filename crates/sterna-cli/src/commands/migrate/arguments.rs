@@ -7,6 +7,7 @@ use sterna::Address;
 use sterna_drive::MonitorAddress;
 use sterna_transport::TransportError;
 
+use super::via::Via;
 use crate::commands::{CapabilityState, capability, pair};
 use crate::monitor::SECOND_MONITOR;
 use crate::terminal::Shown;
@@ -71,6 +72,9 @@ pub struct Arguments {
     /// both hosts
     #[arg(long, value_name = "DIR")]
     pub tls_dir: Option<PathBuf>,
+    /// Relays between source and destination.
+    #[command(flatten)]
+    pub via: Option<Via>,
     /// Print the record as JSON instead of a table
     #[arg(long)]
     pub json: bool,

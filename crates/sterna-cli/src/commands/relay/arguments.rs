@@ -115,7 +115,8 @@ Examples:
 Ctrl-C or SIGTERM: the command takes no more migrations, and ends when none is open. A second one, or the end of --drain,
 ends the open ones where that cannot make two guests run: until the end of the stream was sent, the guest then runs at the source.";
 
-fn mode(text: &str) -> Result<Mode, String> {
+/// Parses a mode of compression.
+pub(in crate::commands) fn mode(text: &str) -> Result<Mode, String> {
     text.parse().map_err(|error: sterna_relay::pack::BadMode| error.to_string())
 }
 

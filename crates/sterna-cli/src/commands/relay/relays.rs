@@ -58,13 +58,9 @@ impl Relays {
         to: &str,
         notices: &Notices,
     ) -> Result<(), Stop> {
-        let Some((place, route)) = to.rsplit_once('/') else {
-            return Err(Stop::usage(format!(
-                "{to:?} names no route: write tcp:HOST:PORT/ROUTE or unix:PATH/ROUTE"
-            )));
-        };
+        let (to, route) = split_route(to)?;
         let options = self.options(arguments, TlsEndpoint::Client, notices)?;
-        self.dialers.push(Dialer::start(listen, address(place)?, name(route)?, options).map_err(stop)?);
+        self.dialers.push(Dialer::start(listen, to, route, options).map_err(stop)?);
         Ok(())
     }
 
@@ -149,7 +145,17 @@ fn compress(arguments: &Arguments, endpoint: TlsEndpoint) -> Result<Compress, St
     Ok(Compress { mode: arguments.compress.unwrap_or(usual), cache })
 }
 
-fn secret(path: &Path) -> Result<SharedSecret, Stop> {
+/// Splits `ADDRESS/ROUTE`, which names another relay and one of its destinations.
+pub(in crate::commands) fn split_route(to: &str) -> Result<(Address, RouteName), Stop> {
+    let Some((place, route)) = to.rsplit_once('/') else {
+        return Err(Stop::usage(format!(
+            "{to:?} names no route: write tcp:HOST:PORT/ROUTE or unix:PATH/ROUTE"
+        )));
+    };
+    Ok((address(place)?, name(route)?))
+}
+
+pub(in crate::commands) fn secret(path: &Path) -> Result<SharedSecret, Stop> {
     // The reader of protections checks the file's mode and content, and keeps its bytes to itself.
     crate::secret::read(path)?;
     let content = std::fs::read(path).map_err(|error| Stop::cannot_read(path, &error))?;
@@ -213,7 +219,7 @@ fn name(text: &str) -> Result<RouteName, Stop> {
     text.parse().map_err(|error: sterna_relay::frame::BadRouteName| Stop::usage(error.to_string()))
 }
 
-fn stop(error: RelayError) -> Stop {
+pub(in crate::commands) fn stop(error: RelayError) -> Stop {
     match error {
         RelayError::Open { .. } | RelayError::RouteDirectory { .. } => Stop::usage(error.to_string()),
         error => Stop::failed(error.to_string()),

@@ -105,3 +105,47 @@ fn relays_show_the_migration_of_a_guest() {
     roles.sort_unstable();
     assert_eq!(roles, ["destination", "source"]);
 }
+
+#[test]
+fn migrate_through_a_relay_inside_the_command_moves_the_guest() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = directory.path().to_str().unwrap();
+    let secret = directory.path().join("secret");
+    std::fs::write(&secret, [7; 32]).unwrap();
+    std::fs::set_permissions(&secret, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    let secret = ["--secret", secret.to_str().unwrap()];
+    let acceptor = Relay::start(&[&["listen:tcp:127.0.0.1:0", "--route-dir", at][..], &secret].concat());
+    let (a, b) =
+        (Vm::start(directory.path(), "a", &[]), Vm::start(directory.path(), "b", &["--incoming=defer"]));
+    let (mut source, mut target) = (a.client(), b.client());
+    let migrate = |route: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sterna"));
+        command.args(["migrate", &a.1, &format!("unix:{at}/web1.sock"), "--dest-qmp", &b.1]);
+        command.args([
+            "--via",
+            &format!("{}/{route}", acceptor.address),
+            "--via-secret",
+            secret[1],
+            "--json",
+        ]);
+        command.args(["--via-compress", "auto", "--via-reconnect-window", "5"]);
+        command.output().unwrap()
+    };
+
+    let refused = migrate("other");
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && said.contains("route"), "{said}");
+    assert_eq!(source.execute("query-status", json!({})).unwrap()["status"], "running");
+
+    let moved = migrate("web1");
+
+    let said = String::from_utf8_lossy(&moved.stderr).into_owned();
+    assert!(moved.status.success(), "{said}");
+    let record: Value = serde_json::from_slice(&moved.stdout).unwrap();
+    assert_eq!(record["status"], "completed", "{record}");
+    assert_eq!(target.execute("query-status", json!({})).unwrap()["status"], "running");
+    assert_eq!(source.execute("query-status", json!({})).unwrap()["status"], "postmigrate");
+    acceptor.signal();
+    let (status, said) = acceptor.end();
+    assert_eq!(status, Some(0), "{said}");
+}
