@@ -287,7 +287,11 @@ fn drive_set_up(
         Err(error) => live.note(&format!("the number of channels is unknown: {error}")),
     }
     let precopy = source.recording();
-    let record = Record::new(&source.endpoint().to_string(), &address, figures);
+    let to = match arguments.via.as_ref().and_then(|via| via.via.as_ref()) {
+        Some(relay) => format!("{} via {relay}", arguments.destination),
+        None => address,
+    };
+    let record = Record::new(&source.endpoint().to_string(), &to, figures);
     Ok(Record { forecast, precopy, unconfirmed, ..record })
 }
 

@@ -142,7 +142,8 @@ fn migrate_through_a_relay_inside_the_command_moves_the_guest() {
     let said = String::from_utf8_lossy(&moved.stderr).into_owned();
     assert!(moved.status.success(), "{said}");
     let record: Value = serde_json::from_slice(&moved.stdout).unwrap();
-    assert_eq!(record["status"], "completed", "{record}");
+    assert_eq!(record["statistics"]["status"], "completed", "{record}");
+    assert!(record["destination"].as_str().is_some_and(|text| text.contains("via tcp:")), "{record}");
     assert_eq!(target.execute("query-status", json!({})).unwrap()["status"], "running");
     assert_eq!(source.execute("query-status", json!({})).unwrap()["status"], "postmigrate");
     acceptor.signal();
