@@ -21,12 +21,13 @@ use crate::workspace::root;
 
 /// Programs that create the first inputs, most of them from the golden vectors. They are examples
 /// of these packages.
-const SEEDS: [(&str, &str); 5] = [
+const SEEDS: [(&str, &str); 6] = [
     ("fuzz-seeds", "sterna-wire"),
     ("image-seeds", "sterna-image"),
     ("vfio-user-seeds", "sterna-devices"),
     ("virtio-seeds", "sterna-fuzz"),
     ("replica-seeds", "sterna-fuzz"),
+    ("relay-seeds", "sterna-fuzz"),
 ];
 
 /// The parsed arguments of `cargo xtask fuzz`.

@@ -15,8 +15,10 @@ pub mod nbd_request;
 pub mod rdma_control;
 pub mod rdma_private_data;
 pub mod received_pages;
+pub mod relay_dictionary;
 pub mod relay_frame;
 pub mod relay_greeting;
+pub mod relay_packed;
 pub mod relay_session;
 pub mod replica;
 pub mod replica_epoch;
@@ -65,8 +67,10 @@ pub const TARGETS: [Target; 27] = [
     Target { name: "rdma_control", run: rdma_control::target, longest: MESSAGE, inputs: 300_000 },
     Target { name: "rdma_private_data", run: rdma_private_data::target, longest: 256, inputs: 400_000 },
     Target { name: "received_pages", run: received_pages::target, longest: MESSAGE, inputs: 300_000 },
+    Target { name: "relay_dictionary", run: relay_dictionary::target, longest: 256, inputs: 20_000 },
     Target { name: "relay_frame", run: relay_frame::target, longest: 2 << 10, inputs: 300_000 },
     Target { name: "relay_greeting", run: relay_greeting::target, longest: 512, inputs: 100_000 },
+    Target { name: "relay_packed", run: relay_packed::target, longest: MESSAGE, inputs: 5_000 },
     Target { name: "relay_session", run: relay_session::target, longest: 2 << 10, inputs: 50_000 },
     Target { name: "replica", run: replica::target, longest: 1 << 10, inputs: 100_000 },
     Target { name: "replica_epoch", run: replica_epoch::target, longest: IMAGE, inputs: 60 },

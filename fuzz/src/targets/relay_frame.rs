@@ -1,6 +1,6 @@
 //! Frames between two relays. The first byte chooses the kind, or that the head is taken as it is.
 
-use sterna_relay::frame::{DATA_BYTES, Frame, Head, Kind};
+use sterna_relay::frame::{Frame, Head, Kind, PACKED_BYTES, PackedHead};
 
 /// Decodes one frame of the chosen kind; a decoded frame encodes to the same bytes, and errors are stable.
 pub fn target(data: &[u8]) {
@@ -23,7 +23,10 @@ pub fn target(data: &[u8]) {
         Ok(head) => head,
         Err(error) => return assert_eq!(Head::decode(head), Err(error)),
     };
-    assert!(head.fixed_bytes() + head.payload_bytes() <= 8 + DATA_BYTES, "the kind limits the body");
+    assert!(
+        head.fixed_bytes() + head.payload_bytes() <= PackedHead::BYTES + PACKED_BYTES,
+        "the kind limits the body"
+    );
     let Some(body) = rest.get(..head.fixed_bytes()) else { return };
     match head.body(body) {
         Ok(frame) => {
@@ -31,10 +34,38 @@ pub fn target(data: &[u8]) {
             frame.encode(&mut again).expect("a decoded frame keeps the rules");
             assert_eq!(again, bytes[..Head::BYTES + body.len()]);
             assert_eq!(frame.kind(), head.kind());
-            if let Frame::Data { length, .. } = frame {
-                assert_eq!(length, head.payload_bytes());
+            if let Frame::Data { length: payload, .. } | Frame::Packed { payload, .. } = frame {
+                assert_eq!(payload, head.payload_bytes());
             }
         }
         Err(error) => assert_eq!(head.body(body), Err(error)),
     }
+}
+
+/// First inputs, with their names: a frame of every kind.
+pub fn seeds() -> Vec<(String, Vec<u8>)> {
+    use sterna_relay::frame::{Method, ResetReason, Verdict};
+    let head = PackedHead { offset: 5, check: 6, length: 8200, pages: 2, method: Method::Zstd };
+    let frames = [
+        Frame::Open { flow: 1, credit: 65_536 },
+        Frame::Data { flow: 1, offset: 7, length: 3 },
+        Frame::Finish { flow: 2, offset: 10 },
+        Frame::Reset { flow: 3, offset: 11, reason: ResetReason::Broken },
+        Frame::Stop { flow: 4, reason: ResetReason::Refused },
+        Frame::Ack { flow: 5, received: 3, delivered: 2, credit: 9, has_end: true, has_stop: true },
+        Frame::Sync,
+        Frame::Ping(1),
+        Frame::Pong(2),
+        Frame::Over { verdict: Verdict::Passed, text: "over".into() },
+        Frame::Packed { flow: 6, head, payload: 9 },
+        Frame::Miss { flow: 7, offset: 12 },
+        Frame::Have { stay: true, hashes: vec![1, 2] },
+    ];
+    let mut seeds = Vec::new();
+    for frame in &frames {
+        let mut bytes = vec![255];
+        frame.encode(&mut bytes).expect("the frame keeps the rules");
+        seeds.push((frame.kind().name().to_ascii_lowercase(), bytes));
+    }
+    seeds
 }

@@ -1,6 +1,8 @@
 //! The greeting between two relays: hello, answer, confirmation.
 
-use sterna_relay::frame::{Answer, Confirm, Hello, Offer, SessionId, SessionKey, SharedSecret, Status};
+use sterna_relay::frame::{
+    Answer, Confirm, Hello, Offer, Purpose, SessionId, SessionKey, SharedSecret, Status,
+};
 
 /// Decodes one input as each message; none of them proves anything without the key.
 pub fn target(data: &[u8]) {
@@ -34,4 +36,27 @@ pub fn target(data: &[u8]) {
     answer.encode(&mut own);
     let own = Answer::decode(own.first_chunk().expect("a whole answer")).expect("its own answer");
     assert!(own.is_authentic(&hello, &key, &None));
+}
+
+/// First inputs, with their names: a hello of each version, with an answer and a confirmation.
+pub fn seeds() -> Vec<(String, Vec<u8>)> {
+    let key = SessionKey::new(None, SessionId([1; 16]), &[2; 32]);
+    let offer = Offer { packs: true, cache_pages: 0 };
+    let mut seeds = Vec::new();
+    for (name, offer) in [("first", None), ("second", Some(offer))] {
+        for purpose in [Purpose::Open, Purpose::Join] {
+            let share = if purpose == Purpose::Open { [2; 32] } else { [0; 32] };
+            let route = "web1".parse().expect("a name");
+            let id = SessionId([1; 16]);
+            let hello = Hello::new(id, purpose, (1, 2), 3, [4; 16], share, route, offer, &key, &None);
+            let accepts = Offer { packs: true, cache_pages: 9 };
+            let answer = Answer::new(Status::Welcome, accepts, [3; 16], &hello, &key, &None);
+            let mut bytes = Vec::new();
+            hello.encode(&mut bytes);
+            answer.encode(&mut bytes);
+            bytes.extend(Confirm::new(&hello, &answer, &key, &None).to_bytes());
+            seeds.push((format!("{name}-{purpose:?}").to_ascii_lowercase(), bytes));
+        }
+    }
+    seeds
 }

@@ -237,3 +237,64 @@ fn relay_carries_a_postcopy_migration_with_a_preempt_channel() -> Result<(), Fai
     unbroken(&[&source, &target])?;
     Ok(())
 }
+
+/// The bytes before and after compression, and the references, of the session that ended last.
+fn compressed(relay: &Relay) -> Result<[u64; 3], Failure> {
+    relay.wait_until_it_says(" as references")?;
+    let said = relay.said();
+    let line = said.lines().rfind(|line| line.contains(" as references")).unwrap_or_default();
+    // "session ID: 123 bytes went as 45, 6 pages of them as references; …"
+    let numbers: Vec<u64> =
+        line.split([' ', ',']).skip(3).filter_map(|word| word.parse().ok()).take(3).collect();
+    numbers.try_into().map_err(|_| format!("the relay said {line:?}"))
+}
+
+#[test]
+fn relay_compresses_and_sends_the_second_guest_of_an_image_as_references() -> Result<(), Failure> {
+    let test = "relay_compresses_and_sends_the_second_guest_of_an_image_as_references";
+    let Some(root) = Root::qemu_for(test) else { return Ok(()) };
+    for capabilities in [&[][..], &["multifd"]] {
+        let directory = tempfile::tempdir().map_err(|error| error.to_string())?;
+        let routes = directory.path().display().to_string();
+        let destination = Relay::start(&["listen:tcp:127.0.0.1:0", "--route-dir", &routes])?;
+        let network = Network::default();
+        let port = network.start(&destination.address)?;
+        let mut figures = Vec::new();
+        for number in 1..=2 {
+            let mut source = builder(&root).spawn()?;
+            source.wait_for_ticks(2)?;
+            let mut target = builder(&root).incoming_defer().spawn()?;
+            ready(&mut target, capabilities)?;
+            ready(&mut source, capabilities)?;
+            let address = target.listen_on_unix()?;
+            let socket = address.strip_prefix("unix:").ok_or_else(|| address.clone())?;
+            let route = directory.path().join(format!("web{number}"));
+            std::fs::hard_link(socket, &route).map_err(|error| format!("{socket}: {error}"))?;
+            let listen = format!("listen:unix:{}/relay", source.directory().display());
+            let to = format!("tcp:127.0.0.1:{port}/web{number}");
+            let relay = Relay::start(&[&listen, "--to", &to, "--compress", "auto"])?;
+            source.parameters(json!({"max-bandwidth": 20 << 20, "downtime-limit": 10_000}))?;
+
+            source.start_migration(&relay.address)?;
+            wait_for_bytes(&mut source, 4 << 20)?;
+            network.away(true);
+            std::thread::sleep(Duration::from_millis(300));
+            network.away(false);
+            source.parameters(json!({"max-bandwidth": 0}))?;
+            let state = source.wait_for_migration();
+
+            let said = format!("source: {}destination: {}", relay.said(), destination.said());
+            let state = state.map_err(|why| format!("{why}\n{said}"))?;
+            assert_eq!(state["status"], "completed");
+            assert!(said.contains("connected again"), "{said}");
+            target.wait_for_status("running")?;
+            target.wait_for_ticks(2)?;
+            unbroken(&[&source, &target])?;
+            figures.push(compressed(&relay)?);
+        }
+        let [[plain, sent, _], [_, again, references]] = figures[..] else { unreachable!() };
+        assert!(sent < plain, "{figures:?}");
+        assert!(references > 0 && again < sent, "{figures:?}");
+    }
+    Ok(())
+}
