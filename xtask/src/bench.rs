@@ -11,6 +11,7 @@
 //! * `postcopy`: a guest that runs before its memory has arrived, QEMU's and Sterna's.
 //! * `same-host`: moves to another process of the same host, QEMU's and Sterna's.
 //! * `cuts`: the data that is sent again after a network outage.
+//! * `compress`: what compression between two relays saves on a slow link.
 //! * `network`: the rate of postcopy on a path with jitter, and the time until pages resume after a
 //!   silence.
 //! * `relay`: migrations of QEMU through two relays, whose network breaks.
@@ -38,13 +39,14 @@ pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
         [one] if one == "same-host" => return with_qemu("same-host-bench", theirs),
         [one] if one == "relay" => return with_qemu("relay-bench", theirs),
         [one] if one == "cuts" => return with_sterna("cuts-bench", theirs),
+        [one] if one == "compress" => return with_sterna("compress-bench", theirs),
         [one] if one == "network" => vec!["network-bench"],
         [one] if one == "converge" => return with_qemu("converge", theirs),
         [one] if one == "rdma" || one == "linux" => return in_lab(one, theirs),
         [one] if BENCHES.contains(&one.as_str()) => vec![one],
         [other, ..] => {
             return Err(Failure::Usage(format!(
-                "there is no bench `{other}`: micro, sync, e2e, disk, converge, qemu, colo, lazy, postcopy, same-host, cuts, network, relay, rdma or linux"
+                "there is no bench `{other}`: micro, sync, e2e, disk, converge, qemu, colo, lazy, postcopy, same-host, cuts, compress, network, relay, rdma or linux"
             )));
         }
     };

@@ -55,6 +55,7 @@ usage: cargo xtask COMMAND
   bench lazy [-- ARGS]          a guest's first instruction out of an image, `restore --lazy` beside QEMU's load (--help: its options)
   bench postcopy [-- ARGS]      page faults, the link's use, a guest that writes faster than it: QEMU's way beside Sterna's (--help: its options)
   bench same-host [-- ARGS]     moves to another process of the same host, QEMU's `cpr-transfer` beside Sterna's (--help: its options)
+  bench compress [-- ARGS]      what compression between two relays saves on a slow link (--help: its options)
   bench cuts [-- ARGS]          what is sent again when the network is away for seconds in a precopy (--help: its options)
   lab [KIND]                    tests that need real KVM (kvm) or an RDMA device (rdma), inside a VM that has it (default:
                                 both); rdma-pair: from one such VM to another

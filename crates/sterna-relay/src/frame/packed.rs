@@ -8,7 +8,7 @@ const REFERENCE: u32 = 1 << 31;
 /// Offset of the payload in the frame.
 const PAYLOAD_AT: usize = super::Head::BYTES + PackedHead::BYTES;
 
-/// How the bytes are stored that no reference stands for.
+/// How the bytes outside of referenced pages are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Method {
     /// As they are.

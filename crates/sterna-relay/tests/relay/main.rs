@@ -4,6 +4,7 @@ mod compressed;
 mod control;
 mod figures;
 mod limit;
+mod missing;
 mod phases;
 mod rate;
 mod sessions;
