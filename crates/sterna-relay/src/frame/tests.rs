@@ -65,7 +65,7 @@ fn head_with_a_length_that_the_kind_does_not_have_is_refused_before_the_body_is_
         (12, 9),
     ] {
         let [_, length @ ..] = (bytes as u32).to_be_bytes();
-        let flow = u8::from(kind < 7 || kind > 10);
+        let flow = u8::from(!(7..=10).contains(&kind));
         let error = Head::decode(&[kind, length[0], length[1], length[2], 0, 0, 0, flow]).unwrap_err();
         assert!(matches!(error.rule, Rule::Length { bytes: b, .. } if b == bytes), "{error}");
     }

@@ -23,7 +23,7 @@ fn noise(seed: u64, length: usize) -> Vec<u8> {
 fn stream(pages: impl IntoIterator<Item = u64>) -> (Vec<u8>, Vec<usize>) {
     let (mut bytes, mut places) = (Vec::new(), Vec::new());
     for (at, number) in pages.into_iter().enumerate() {
-        bytes.extend_from_slice(&(at as u64 * 4096 | 0x28).to_be_bytes());
+        bytes.extend_from_slice(&((at as u64 * 4096) | 0x28).to_be_bytes());
         places.push(bytes.len());
         bytes.extend(page(number));
     }
