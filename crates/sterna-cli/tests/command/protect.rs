@@ -140,6 +140,20 @@ fn what_only_a_sterna_vm_has_is_refused_for_a_qemu() {
 }
 
 #[test]
+fn metrics_of_a_protection_are_those_of_its_last_look() {
+    let pair = Pair::new(&["--metrics=127.0.0.1:0"]);
+    let said = pair.protect_said();
+    let port = said.split_once("metrics at tcp:127.0.0.1:").expect(&said).1.lines().next().unwrap();
+
+    let page = crate::exposition::fetch(port.parse().unwrap());
+
+    let state = [("state", "protected"), ("role", "primary")];
+    assert_eq!(page.value("sterna_protection_state", &state), Some(1.0), "{:?}", page.names());
+    assert!(page.value("sterna_protection_checkpoints_total", &[]) >= Some(1.0));
+    assert!(page.value("sterna_migration_data_processed_bytes", &[]) > Some(0.0));
+}
+
+#[test]
 fn primary_of_a_killed_standby_goes_on_alone() {
     let mut pair = Pair::new(&[]);
 

@@ -57,6 +57,8 @@ fn figures_show_a_migration_at_both_relays() {
     source.write_all(&stream.bytes).unwrap();
     target.read_exact(&mut vec![0; stream.bytes.len()]).unwrap();
 
+    // The second carrier may still be in its greeting.
+    until("both carriers", || ours(&pair).carriers == 2);
     let now = ours(&pair);
     assert_eq!((now.role_word(), now.phase.clone(), now.round), ("source", Some(Phase::Ram { round: 1 }), 1));
     assert_eq!((now.ram_bytes, now.route.as_str()), (Some(PAGES * PAGE), "web1"));

@@ -114,7 +114,10 @@ fn metrics_of_a_relay_are_what_a_strict_parser_accepts() {
         }
         let phase = |phase| page.value("sterna_migration_phase", &[("role", role), ("phase", phase)]);
         assert_eq!((phase("none"), phase("ram")), (Some(1.0), Some(0.0)));
-        assert_eq!(page.value("sterna_migration_carriers", &of), Some(2.0));
+        // The second one may still be in its greeting.
+        until("both carriers", || {
+            exposition::fetch(relay.metrics()).value("sterna_migration_carriers", &of) == Some(2.0)
+        });
     }
     [&source, &ours].into_iter().for_each(|end| end.shutdown(Shutdown::Both).unwrap());
     // The figures of a session that has ended stay for a while.
@@ -123,6 +126,47 @@ fn metrics_of_a_relay_are_what_a_strict_parser_accepts() {
         page.value("sterna_migration_status", &[("status", "over")]) == Some(1.0)
             && page.value("sterna_relay_sessions", &[]) == Some(0.0)
     });
+}
+
+#[test]
+fn compression_ratio_is_that_of_the_bytes_that_were_sent() {
+    let directory = tempfile::tempdir().unwrap();
+    let ours = ["--metrics", "127.0.0.1:0", "--compress", "zstd"];
+    let (dialer, _acceptor, target) = pair(directory.path(), &ours, &[]);
+    let (mut source, mut target) = connect(directory.path(), &target);
+    let bytes = vec![9; 8 << 20];
+    let sender = std::thread::spawn(move || source.write_all(&bytes).map(|()| source));
+    target.read_exact(&mut vec![0; 8 << 20]).unwrap();
+    let _source = sender.join().unwrap().unwrap();
+
+    let page = exposition::fetch(dialer.metrics());
+
+    let ratio = page.value("sterna_migration_compression_ratio", &[("role", "source")]);
+    assert!(ratio > Some(10.0), "{ratio:?}");
+    // The bytes themselves are counted before compression.
+    let processed = page.value("sterna_migration_data_processed_bytes", &[("role", "source")]);
+    assert_eq!(processed, Some(f64::from(8 << 20)));
+}
+
+#[test]
+fn metrics_of_an_image_that_is_served() {
+    let directory = tempfile::tempdir().unwrap();
+    let image = directory.path().join("image");
+    let vm = crate::save::Process::start(directory.path().join("a"), &["--rate=1000"]);
+    run(&["save", &vm.socket(), image.to_str().unwrap()]);
+    let serve = super::Relay::of(&[
+        "serve",
+        image.to_str().unwrap(),
+        "listen:tcp:127.0.0.1:0",
+        "--metrics",
+        "127.0.0.1:0",
+        "--guests",
+        "1",
+    ]);
+    assert_eq!(exposition::fetch(serve.metrics()).value("sterna_serve_guests", &[]), Some(0.0));
+    serve.signal();
+    let (_, said) = serve.end();
+    assert!(said.is_empty() || !said.contains("panicked"), "{said}");
 }
 
 #[test]
