@@ -11,6 +11,11 @@ use sterna::stats::{
     FaultSeries, IncomingPostcopy, Latencies, PostcopyChannel, PostcopyStatistics, PostcopyTimes,
     Reconnection,
 };
+use sterna_relay::frame::SessionId;
+use sterna_relay::phase::Phase;
+use sterna_relay::relay::Figures;
+use sterna_relay::session::Role;
+
 use sterna::{LaneTimes, RdmaStatistics, Round, Sample, Statistics, Status, SwitchoverStep, SyncParts};
 
 /// A migration of 4 GiB in three rounds with a downtime of 48 ms.
@@ -315,4 +320,16 @@ pub fn relay_record() -> RelayRecord {
         ],
         ..RelayRecord::default()
     }
+}
+
+/// A session of a relay in its second round.
+pub fn relay_figures() -> Figures {
+    let route = "web1".parse().expect("a name of a route");
+    let mut figures = Figures::begun(SessionId([0x2a; 16]), Role::Dialer, route);
+    (figures.phase, figures.round) = (Some(Phase::Ram { round: 2 }), 2);
+    (figures.ram_bytes, figures.remaining_bytes, figures.dirty_rate) =
+        (Some(4 << 30), Some(1 << 30), Some(30 << 20));
+    (figures.processed_bytes, figures.rate, figures.carriers) = (5 << 30, 110 << 20, 2);
+    (figures.sent_bytes, figures.sent_payload_bytes, figures.reconnections) = (5 << 30, 2 << 30, 1);
+    figures
 }

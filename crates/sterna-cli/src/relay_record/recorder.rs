@@ -137,3 +137,50 @@ impl Part {
 fn whole_micros(seconds: f64) -> f64 {
     (seconds * 1e6).round() / 1e6
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::samples;
+
+    #[test]
+    fn record_of_a_long_session_keeps_every_byte_in_few_parts() {
+        let mut recorder = RelayRecorder::begin();
+        let mut figures = samples::relay_figures();
+        figures.processed_bytes = 0;
+        for tenth in 0..20_000_u32 {
+            figures.age = Duration::from_millis(100) * tenth;
+            figures.processed_bytes += 1000;
+            figures.lost_for = (tenth == 12_345).then_some(Duration::from_secs(1));
+            recorder.look(&figures);
+        }
+        (0..1000).for_each(|at| recorder.change(&format!("change {at}")));
+
+        let record = recorder.end(&figures, "the end", true);
+
+        assert!(record.parts.len() <= PARTS && record.changes.len() <= CHANGES);
+        assert_eq!(record.parts.iter().map(|part| part.processed_bytes).sum::<u64>(), 20_000_000);
+        assert_eq!(record.parts.iter().filter(|part| part.is_lost).count(), 1);
+        assert_eq!((record.changes[0].what.as_str(), record.end.as_str()), ("change 0", "the end"));
+        assert_eq!(record.changes.last().map(|change| change.what.as_str()), Some("change 999"));
+        assert!(
+            record
+                .parts
+                .windows(2)
+                .all(|pair| pair[0].at_seconds + pair[0].took_seconds <= pair[1].at_seconds + 1e-6)
+        );
+    }
+
+    #[test]
+    fn record_of_a_session_that_is_cut_off_has_its_last_figures() {
+        let mut recorder = RelayRecorder::begin();
+        recorder.look(&samples::relay_figures());
+
+        let record = recorder.cut_off("ended").unwrap();
+
+        assert_eq!((record.processed_bytes, record.in_order, record.end.as_str()), (5 << 30, false, "ended"));
+        assert!(RelayRecorder::begin().cut_off("ended").is_none());
+    }
+}

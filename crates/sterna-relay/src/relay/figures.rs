@@ -71,6 +71,38 @@ pub struct Figures {
 }
 
 impl Figures {
+    /// The figures of a session that has just begun. The fields are public, for tests of programs that show figures.
+    pub fn begun(session: SessionId, role: Role, route: RouteName) -> Self {
+        Self {
+            session,
+            role,
+            route,
+            peer: None,
+            status: SessionStatus::Running,
+            phase: None,
+            round: 0,
+            age: Duration::ZERO,
+            ram_bytes: None,
+            remaining_bytes: None,
+            dirty_rate: None,
+            processed_bytes: 0,
+            rate: 0,
+            answered_bytes: 0,
+            downtime: None,
+            is_downtime_over: false,
+            sent_bytes: 0,
+            sent_payload_bytes: 0,
+            resent_bytes: 0,
+            lost_carriers: 0,
+            reconnections: 0,
+            carriers: 0,
+            lost_for: None,
+            open_flows: 0,
+            flows: 0,
+            held_bytes: 0,
+        }
+    }
+
     /// How many bytes of connections one sent byte carried: 1.0 without compression.
     pub fn compression_ratio(&self) -> f64 {
         match self.sent_payload_bytes {

@@ -40,11 +40,11 @@ impl<'a> Ending<'a> {
             self.notifier.stopping(&status(&figures));
             if !figures.is_empty() {
                 let until = match self.drain {
-                    Some(drain) => format!("at most {} s (--drain), then it ends them", drain.as_secs()),
-                    None => "without limit. Interrupt it again to end them".to_owned(),
+                    Some(drain) => format!("at most {} s (--drain)", drain.as_secs()),
+                    None => "without limit. Interrupt it again to end what is open".to_owned(),
                 };
                 bars.note(&format!(
-                    "sterna: {} open: the relay begins no more, and waits for them {until}",
+                    "sterna: {} open: the relay begins no more, and waits {until}",
                     sessions(figures.len())
                 ));
                 self.say(&figures, bars);

@@ -147,3 +147,27 @@ pub(super) fn line(now: &Figures) -> String {
     }
     parts.join("  ·  ")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::samples;
+
+    #[test]
+    fn line_has_phase_round_rate_remaining_ram_ratio_and_reconnections() {
+        let mut figures = samples::relay_figures();
+
+        assert_eq!(
+            line(&figures),
+            "ram  ·  round 2  ·  110 MiB/s  ·  1.00 GiB remaining  ·  compressed 2.50 to 1  ·  1 reconnection"
+        );
+        figures.lost_for = Some(Duration::from_secs(7));
+        assert!(line(&figures).contains("no connection to the other relay for 7 s"), "{}", line(&figures));
+        (figures.status, figures.remaining_bytes) = (SessionStatus::Waiting, None);
+        let waiting = line(&figures);
+        assert!(
+            waiting.contains("look at the destination") && waiting.contains("5.00 GiB passed"),
+            "{waiting}"
+        );
+    }
+}

@@ -162,9 +162,6 @@ impl Live {
         let packed = state.packing.figures();
         let is_over = state.status == LiveStatus::Over;
         Figures {
-            session: self.id,
-            role: self.role,
-            route: self.route.clone(),
             peer: state.peer.clone(),
             status: match state.status {
                 LiveStatus::Running => SessionStatus::Running,
@@ -192,6 +189,7 @@ impl Live {
             open_flows: state.session.open_flows() as u32,
             flows: counters.flows,
             held_bytes: stored + waiting,
+            ..Figures::begun(self.id, self.role, self.route.clone())
         }
     }
 
